@@ -1,0 +1,95 @@
+"""Spec → build folder, as values: plan, programs, proofs, emitted segments and stages, and a manifest.
+
+Pure: the same spec gives the same bytes. `write_build` is the only function here that touches files.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.emit.files import manifest, plan_json, plan_text, program_json, train_py
+from compiler.emit.stages import emit_rank
+from compiler.graph import emit
+from compiler.ir import Body, Program, SegmentCode
+from compiler.pipeline import lower_spec, uses
+from compiler.report.build import report_of
+from compiler.report.page import report_html
+from dsl.format import canonical
+from dsl.schema import Spec
+
+Files = tuple[tuple[str, str], ...]  # (path in the build folder, text)
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Build:
+    files: Files
+    summary: str
+
+
+def compile_spec(
+    spec: Spec, progress: Progress = lambda _: None, codes: dict[object, SegmentCode] | None = None
+) -> Build:
+    """Everything that `dsc compile` writes. Raises ProofError before anything is emitted.
+
+    `codes`: segments traced before, by key; what is traced here is added.
+    """
+    codes = {} if codes is None else codes
+    progress("plan, schedules, proofs")
+    lowered = lower_spec(spec)
+    plan = lowered.plan
+    for use in uses(plan):
+        if use.segment.key not in codes:
+            progress(f"trace {use.segment.kind}")
+            codes[use.segment.key] = emit(use.segment)
+    modules = {use.site: codes[use.segment.key].name for use in uses(plan)}
+    summary = plan_text(spec, lowered)
+    files = {
+        "spec.resolved": canonical(spec),
+        "plan.json": plan_json(spec, lowered),
+        "plan.txt": summary,
+        "schedule.txt": lowered.main_schedule.to_text(),
+        "report.html": report_html(report_of(spec, lowered)),
+        "train.py": train_py(spec),
+    }
+    files |= {f"program/{name}.json": program_json(p) for name, p in lowered.programs.items()}
+    files |= {f"segments/{code.name}.py": code.source for code in {codes[u.segment.key] for u in uses(plan)}}
+    for rank, bodies in enumerate(_all_bodies(lowered.programs, plan.mesh.pp)):
+        files[f"stages/rank_{rank}.py"] = emit_rank(rank, bodies, modules)
+    return Build(files=(*sorted(files.items()), ("manifest.json", manifest(files))), summary=summary)
+
+
+def _all_bodies(programs: Mapping[str, Program], num_ranks: int) -> list[list[Body]]:
+    """The bodies of each pipeline rank over all programs; one name is one body."""
+    result = []
+    for rank in range(num_ranks):
+        table: dict[str, Body] = {}
+        for program in programs.values():
+            for body in program.bodies[rank]:
+                assert table.setdefault(body.name, body) == body, f"{body.name} differs between programs"
+        result.append([table[name] for name in sorted(table)])
+    return result
+
+
+def write_build(folder: Path, files: Files) -> None:
+    """Replace `folder` by the build: written beside it, then moved into place, so a reader never sees half of it.
+
+    Refuses (FileExistsError) a folder that holds anything but an earlier build.
+    """
+    if folder.exists() and any(folder.iterdir()) and not (folder / "manifest.json").is_file():
+        raise FileExistsError(f"{folder} is not empty and holds no build of dsc: choose another folder with -o")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+        new, old = Path(scratch) / "new", Path(scratch) / "old"
+        for name, text in files:
+            path = new / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+        if folder.exists():
+            folder.replace(old)
+        new.replace(folder)
+        shutil.rmtree(old, ignore_errors=True)

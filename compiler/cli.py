@@ -1,0 +1,49 @@
+"""`dsc`: one command line, one lazily imported module per command.
+
+Exit codes: 0 done · 1 a run failed, or a check found that files differ · 2 the spec or the command line is wrong ·
+3 an error of dsc itself · 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+# command → one line of help; the module is compiler.commands.<command>, with add_arguments(parser) and run(args) -> int
+COMMANDS = {
+    "check": "check a spec and report every mistake in it",
+    "compile": "turn a spec into a build folder: plan, schedule, proof, segments, kernels",
+    "schedule": "print a pipeline schedule of any size, without a spec",
+    "train": "train a spec or a build folder on this machine's processes",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and run one command. Returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="dsc", description="A declarative compiler for training programs.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    wanted = next((a for a in arguments if not a.startswith("-")), None)
+    for name, line in COMMANDS.items():
+        command = commands.add_parser(name, help=line, description=line)
+        if name == wanted:  # only the command that runs is imported
+            module = importlib.import_module(f"compiler.commands.{name}")
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    args = parser.parse_args(arguments)
+    try:
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader of our output has left, `dsc schedule … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""`dsc train [SPEC[:RUN] | BUILD] [--steps N] [--out RUN]`: compile what is stale, then run the ranks.
+
+This process imports no torch: it starts the compiler and the ranks, and writes the report when they have ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, load_spec
+from compiler.emit.files import versions
+from compiler.report.run import write_run_report
+from dsl.format import canonical
+from dsl.rules import train_refusals
+from runtime.options import add_options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add_spec_arguments(parser, "a spec file, SPEC:RUN, or a build folder; default: the spec in the current folder")
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; the exit code of the ranks (see runtime/outcome.py), or 2 where there is nothing that could be trained."""
+    build, data, name = Path(args.spec or ""), args.data, None
+    if not (args.spec and (build / "manifest.json").is_file()):
+        chosen = load_spec(args.spec, args.set)
+        if chosen is None:
+            return EXIT_SPEC
+        if refusals := train_refusals(chosen.spec):
+            print("\n\n".join(map(str, refusals)), file=sys.stderr)
+            return EXIT_SPEC
+        build, name = Path("build") / chosen.spec.name, chosen.spec.name
+        data = data or chosen.path.parent
+        if _stale(build, chosen) and (code := _compile(args, chosen, build)):
+            return code
+    out = args.out or Path("runs") / (name or json.loads((build / "plan.json").read_text("utf-8"))["run"])
+    command = [sys.executable, "-P", "-m", "runtime.train", str(build), "--out", str(out)]
+    command += ["--data", str(data or Path.cwd()), "--hang-timeout", str(args.hang_timeout)]
+    command += ["--steps", str(args.steps)] if args.steps is not None else []
+    command += ["--resume"] if args.resume else []
+    code = _call(command)
+    if (out / "metrics.jsonl").is_file():
+        report = write_run_report(out)
+        print(f"report: {report}")
+        print(f"run: {out}")
+    return code
+
+
+def _stale(build: Path, chosen: Chosen) -> bool:
+    """Whether the build folder is of another spec, or was emitted by other versions than are installed."""
+    try:
+        text = (build / "spec.resolved").read_text("utf-8")
+        made_by = json.loads((build / "manifest.json").read_text("utf-8"))["versions"]
+    except (OSError, ValueError, KeyError):
+        return True
+    return text != canonical(chosen.spec) or made_by != versions()
+
+
+def _compile(args: argparse.Namespace, chosen: Chosen, build: Path) -> int:
+    command = [sys.executable, "-P", "-m", "compiler.cli", "compile", args.spec or str(chosen.path), "-o", str(build)]
+    return _call([*command, *(word for override in args.set for word in ("-s", override))])
+
+
+def _call(command: Sequence[str]) -> int:
+    """Run a process that ends with this one, pass signals on to it, and give its exit code."""
+    process = subprocess.Popen(
+        command,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        preexec_fn=_die_with_parent,
+    )
+
+    def forward(number: int, _: FrameType | None) -> None:
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -1,0 +1,194 @@
+"""The files of a build that are not code: plan.json, plan.txt, programs, manifest, and the launcher."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from compiler.ir import Bucket, Buffer, Communication, Plan, Program, Replica, Stage, Use
+from compiler.layers.build import TORCH_DTYPE
+from compiler.pipeline import Lowered
+from compiler.schedules.placement import stages_of
+from dsl.schema import Moe, Precision, Spec
+
+ROLES = ("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine")
+PACKAGES = ("torch", "triton")  # whose versions decide what is emitted
+
+
+def plan_json(spec: Spec, lowered: Lowered) -> str:
+    """All the runtime needs to know: mesh, replica table, recipe, and which program serves which step."""
+    plan, mesh = lowered.plan, lowered.plan.mesh
+    table = {r.name: r for r in plan.replicas}
+    data: dict[str, Any] = {
+        "run": spec.name,
+        "mesh": {axis: getattr(mesh, axis) for axis in ("pp", "dp", "ep", "tp", "cp")},
+        "placement": plan.placement,
+        "zero": spec.parallel.zero,
+        "precision": _dtypes(spec.precision),
+        "model": spec.model.model_dump(mode="json"),
+        "train": spec.train.model_dump(mode="json"),
+        "data": spec.data.model_dump(mode="json"),
+        "steps": lowered.steps.total,
+        "batches": lowered.steps.batches,
+        "mtp_weight": [p.model_dump(mode="json") for p in spec.model.mtp.weight] if spec.model.mtp else None,
+        "message": _message(plan),
+        "records": [metric for stage in plan.stages for metric, _ in stage.records],
+        "moe_layers": [_moe_layer(spec, stage, step) for stage in plan.stages for step in _routers(stage)],
+        "stages": [[s.site for s in stage.steps if isinstance(s, Use)] for stage in plan.stages],
+        "buckets": [_bucket(b, table) for b in plan.buckets],
+        "biases": [{"name": r.name, "shape": r.shape, "holders": r.holders} for r in plan.replicas if r.role == "bias"],
+    }
+    return _pretty(data)
+
+
+def _dtypes(precision: Precision) -> dict[str, str]:
+    return {role: TORCH_DTYPE[getattr(precision, role)] for role in ROLES}
+
+
+def _message(plan: Plan) -> dict[str, Any] | None:
+    output: Buffer | None = next((s.output for s in plan.stages if s.output), None)
+    return {"shape": output.shape, "dtype": output.dtype} if output else None
+
+
+def _routers(stage: Stage) -> list[Use]:
+    return [s for s in stage.steps if isinstance(s, Use) and s.segment.kind == "router"]
+
+
+def _moe_layer(spec: Spec, stage: Stage, router: Use) -> dict[str, Any]:
+    site = router.site.partition(".")[0]
+    bias = dict(router.params)["bias"]
+    name = bias.removesuffix(".ffn.router.bias")
+    index = int(site[1:])
+    ffn = spec.model.ffn(index) if site.startswith("L") else spec.model.ffn(spec.model.num_layers - 1)
+    assert isinstance(ffn, Moe)
+    balanced = any(metric == f"sequence_loss {site}" for metric, _ in stage.records)
+    return {
+        "site": site,
+        "name": name,
+        "experts": ffn.experts,
+        "sequence_loss": ffn.balance.sequence_loss if balanced else 0.0,
+        "bias": bias,
+        "bias_rate": [p.model_dump(mode="json") for p in ffn.balance.bias_rate],
+    }
+
+
+def _bucket(bucket: Bucket, table: Mapping[str, Replica]) -> dict[str, Any]:
+    rows = [
+        {"name": r.name, "tensor": r.tensor, "shape": r.shape, "init": r.init, "decay": r.decay}
+        for r in (table[name] for name in bucket.replicas)
+    ]
+    return {"name": bucket.name, "holders": bucket.holders, "parameters": rows}
+
+
+def program_json(program: Program) -> str:
+    """One line an invocation: [body, micro-batches, posts, releases]."""
+    ranks = [
+        ",\n".join(
+            "   "
+            + json.dumps(
+                [
+                    i.body,
+                    list(i.micro_batches),
+                    [[rank, str(message)] for rank, message in i.posts],
+                    [[rank, str(message)] for rank, message in i.releases],
+                ]
+            )
+            for i in invocations
+        )
+        for invocations in program.invocations
+    ]
+    rows = ",\n".join(f"  [\n{text}\n  ]" for text in ranks)
+    head = f'"schedule": {json.dumps(program.name)}, "micro_batches": {program.num_micro_batches}'
+    return f'{{\n {head},\n "placement": {json.dumps(program.placement)},\n "ranks": [\n{rows}\n ]\n}}\n'
+
+
+def plan_text(spec: Spec, lowered: Lowered) -> str:
+    """The plan as one would paste it into an issue."""
+    plan, mesh = lowered.plan, lowered.plan.mesh
+    trained = [r for r in plan.replicas if r.role == "parameter"]
+    lines = [
+        f"{spec.name}: {spec.model.name}, {sum(r.num_elements for r in trained):,} parameters",
+        f"mesh: {mesh.world} ranks = pipeline {mesh.pp} · data {mesh.dp} · tensor {mesh.tp} · context {mesh.cp},"
+        f" expert {mesh.ep}, zero {spec.parallel.zero}",
+        f"steps: {lowered.steps.total}, sequences a step: "
+        + ", ".join(f"{n} from {s}" for s, n in lowered.steps.batches),
+        "",
+    ]
+    lines += [_stage_line(plan, stage) for stage in plan.stages]
+    for name, certificate in lowered.certificates.items():
+        lines += [
+            "",
+            f"{name}: {lowered.programs[name].name}",
+            *(f"  {line}" for line in str(certificate).splitlines()),
+        ]
+    lines += ["", *(f"assumed: {a}" for a in plan.assumptions)]
+    return "\n".join(lines) + "\n"
+
+
+def _stage_line(plan: Plan, stage: Stage) -> str:
+    ranks = [r for r in range(plan.mesh.pp) if stage.index in stages_of(plan.placement, plan.mesh.pp, r)]
+    return f"stage {stage.index} on pipeline rank {' and '.join(map(str, ranks))}: {', '.join(layers_of(stage))}"
+
+
+def layers_of(stage: Stage) -> list[str]:
+    """What a stage holds, in order and in few words: embed, layers 0–2, head."""
+    places = list(dict.fromkeys(_place(s) for s in stage.steps))
+    words: list[str] = []
+    run: list[int] = []
+    for place in [*places, ""]:
+        if place.startswith("L") and place[1:].isdigit():
+            run.append(int(place[1:]))
+            continue
+        if run:
+            words.append(f"layer {run[0]}" if len(run) == 1 else f"layers {run[0]}–{run[-1]}")
+            run = []
+        if place:
+            words.append(place)
+    return words
+
+
+def _place(step: Use | Communication) -> str:
+    head = step.site.partition(".")[0]
+    return "mtp" if head.startswith("M") and head[1:].isdigit() else head
+
+
+def train_py(spec: Spec) -> str:
+    world = spec.parallel.pipeline * spec.parallel.data
+    return f'''"""Trains this build, constructed by dsc.
+
+torchrun --nproc-per-node {world} train.py --out RUN
+"""
+
+from pathlib import Path
+
+from runtime.train import main
+
+if __name__ == "__main__":
+    raise SystemExit(main(build=Path(__file__).resolve().parent))
+'''
+
+
+def manifest(files: Mapping[str, str]) -> str:
+    """sha256 of every file, and the public versions of what emitted them."""
+    sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
+    return _pretty({"versions": versions(), "files": sums})
+
+
+def versions() -> dict[str, str]:
+    """Public versions of the packages that decide what is emitted: 2.13.0, not 2.13.0+cpu."""
+    return {name: metadata.version(name).partition("+")[0] for name in PACKAGES}
+
+
+def _pretty(data: Any, depth: int = 0) -> str:
+    """JSON for reading: a value that fits a line is on one line, others a line an item; keys in the order given."""
+    line = json.dumps(data)
+    if len(line) + depth <= 110 or not isinstance(data, (dict, list, tuple)):
+        return line + ("" if depth else "\n")
+    pad, close = " " * (depth + 1), "\n" + " " * depth
+    if isinstance(data, dict):
+        items = [f"{pad}{json.dumps(k)}: {_pretty(v, depth + 1)}" for k, v in data.items()]
+        return "{\n" + ",\n".join(items) + close + "}" + ("" if depth else "\n")
+    return "[\n" + ",\n".join(pad + _pretty(v, depth + 1) for v in data) + close + "]" + ("" if depth else "\n")

@@ -1,0 +1,139 @@
+"""Program → `stages/rank_<r>.py`: the bodies of one pipeline rank as straight-line Python, a statement an instruction.
+
+What is written is parsed back and its statements compared with the program's before it leaves this module.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.ir import Body, Instruction
+
+MICRO_BATCHES = ("a", "b")  # parameters of a body, one per slot
+WIDTH = 120  # of an emitted line
+NAMESPACES = ("v", "w")  # the values of each slot's (stage, micro-batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """`targets = callee(args)`; a `del` has the callee "del" and its names as args."""
+
+    callee: str
+    args: tuple[str, ...]
+    targets: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.callee == "del":
+            return "del " + ", ".join(self.args)
+        assign = f"{', '.join(self.targets)} = " if self.targets else ""
+        return f"{assign}{self.callee}({', '.join(self.args)})"
+
+
+def statement(i: Instruction, modules: Mapping[str, str]) -> Statement:
+    """`modules`: segment module by site of use."""
+    v, a = NAMESPACES[i.slot], MICRO_BATCHES[i.slot]
+    reads = tuple(f"{v}.{name}" for name in i.reads)
+    writes = tuple(f"{v}.{b.name}" for b in i.writes)
+    stage = int(i.action[1:])
+    if i.kind == "run":
+        space = "g" if i.phase == "W" else "p"
+        params = tuple(f"{space}.{identifier(name)}" for name in i.params)
+        return Statement(f"{modules[i.site]}.{i.phase}", params + reads, writes)
+    if i.kind == "free":
+        return Statement("del", reads)
+    if i.kind == "load":
+        return Statement("c.load", (repr(i.site), a), writes)
+    if i.kind == "constant":
+        return Statement("c.constant", (repr(i.site),), writes)
+    if i.kind == "record":
+        return Statement("c.record", (repr(i.site), *reads))
+    if i.kind == "receive":
+        producer = f"F{stage - 1}" if i.phase == "F" else f"B{stage + 1}"
+        return Statement("c.receive", (repr(i.peer), repr(producer), a), writes)
+    producer = f"{'F' if i.phase == 'F' else 'B'}{stage}"
+    if i.kind == "send":
+        return Statement("c.send", (repr(i.peer), repr(producer), a, *reads))
+    place = (repr(f"{i.phase}{stage}"), a, repr(i.site))
+    if i.kind == "wait":
+        return Statement(f"c.wait_{i.wait}", place, writes)
+    return Statement(f"c.{i.kind}", (*place, *reads))
+
+
+def identifier(tensor: str) -> str:
+    """A tensor's name as an attribute: layers.3.ffn.up → layers_3_ffn_up."""
+    return tensor.replace(".", "_")
+
+
+def emit_rank(rank: int, bodies: Sequence[Body], modules: Mapping[str, str]) -> str:
+    """The module of one pipeline rank. `modules`: segment module by site of use."""
+    sites = {i.site for b in bodies for i in b.instructions if i.kind == "run"}
+    imports = sorted({modules[s] for s in sites})
+    parts = [
+        f'"""Bodies of pipeline rank {rank}, constructed by dsc: what each action does, in order.\n\n'
+        "c: the executor · p: parameters · g: gradient accumulators · v, w: values of one stage and micro-batch\n"
+        '"""\n',
+        *([f"from ..segments import {name}" for name in imports] or []),
+        *(_function(b, modules) for b in bodies),
+        "\n\nBODIES = {\n" + "".join(f"    {b.name!r}: {b.name},\n" for b in bodies) + "}\n",
+    ]
+    source = "\n".join(parts)
+    _check(source, bodies, modules)
+    return source
+
+
+def _function(body: Body, modules: Mapping[str, str]) -> str:
+    names = ", ".join(MICRO_BATCHES[: len(body.actions)])
+    spaces = [
+        f"    {NAMESPACES[k]} = c.values({int(action[1:])}, {MICRO_BATCHES[k]})"
+        for k, action in enumerate(body.actions)
+    ]
+    lines = [_wrapped(str(statement(i, modules))) for i in body.instructions]
+    return f"\n\ndef {body.name}(c, p, g, {names}):\n" + "\n".join(spaces + lines)
+
+
+def _wrapped(text: str) -> str:
+    """A statement that is too long breaks after commas, its parts inside parentheses."""
+    if len(text) + 4 <= WIDTH:
+        return "    " + text
+    if text.startswith("del "):
+        return f"    del {_block(text[4:])}"
+    targets, equals, call = text.rpartition(" = ")
+    callee, _, args = call.partition("(")
+    head = f"    {targets}{equals}{callee}("
+    if len(head) > WIDTH:
+        head = f"    {_block(targets)} = {callee}("
+    return f"{head.removesuffix('(')}{_block(args[:-1])}"
+
+
+def _block(names: str) -> str:
+    """Names in parentheses, as many on a line as fit."""
+    filled = textwrap.fill(names, WIDTH - 8, break_long_words=False, break_on_hyphens=False)
+    return "(\n" + textwrap.indent(filled, " " * 8) + "\n    )"
+
+
+def _check(source: str, bodies: Iterable[Body], modules: Mapping[str, str]) -> None:
+    """The emitted text, parsed, is the program: the same statements in the same order."""
+    functions = {f.name: f for f in ast.parse(source).body if isinstance(f, ast.FunctionDef)}
+    for body in bodies:
+        written = [_read(node) for node in functions.pop(body.name).body[len(body.actions) :]]
+        meant = [statement(i, modules) for i in body.instructions]
+        assert written == meant, f"emitted body {body.name} is not the program's"
+    assert not functions, sorted(functions)
+
+
+def _read(node: ast.stmt) -> Statement:
+    if isinstance(node, ast.Delete):
+        return Statement("del", tuple(name for t in node.targets for name in _names(t)))
+    targets: tuple[str, ...] = ()
+    if isinstance(node, ast.Assign):
+        (target,) = node.targets
+        targets = _names(target)
+    assert isinstance(node, (ast.Assign, ast.Expr)) and isinstance(node.value, ast.Call), ast.unparse(node)
+    return Statement(ast.unparse(node.value.func), tuple(map(ast.unparse, node.value.args)), targets)
+
+
+def _names(target: ast.expr) -> tuple[str, ...]:
+    return tuple(map(ast.unparse, target.elts if isinstance(target, ast.Tuple) else [target]))

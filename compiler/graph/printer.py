@@ -1,0 +1,132 @@
+"""A split joint graph → the text of a Python module with the plain functions F, I and W. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import keyword
+from textwrap import wrap
+
+from compiler import ir
+from compiler.graph.joint import COLUMNS, Joint, Node
+from compiler.graph.split import Split
+from compiler.oprules import Tensor
+
+WIDTH = 120
+
+PURPOSE = {
+    "F": "Forward: the outputs, then what the backward will read.",
+    "I": "Backward for the inputs: their gradients, then what W will read.",
+    "W": "Backward for the weights: adds to the gradients in the g_ buffers.",
+}
+
+
+def runtime_ops(parts: Split) -> tuple[str, ...]:
+    """Names the module imports from `runtime.ops`, sorted."""
+    used = {node.op for nodes in parts.functions.values() for node in nodes}
+    return tuple(sorted(used - {"add", "cat2", COLUMNS}))
+
+
+def letters(segment: ir.Segment) -> dict[str, int]:
+    """Static extents of the inputs by the letters of the layer's argument names: T=512, D=256 of an `h_TD`."""
+    names = [name for name in inspect.signature(segment.function).parameters if name not in ("ops", "p")]
+    extents: dict[str, int] = {}
+    for name, argument in zip(names, segment.inputs, strict=False):
+        suffix = name.rpartition("_")[2]
+        if suffix.isupper() and len(suffix) == len(argument.shape):
+            extents |= {k: n for k, n in zip(suffix, argument.shape, strict=True) if isinstance(n, int)}
+    return extents
+
+
+def module_name(segment: ir.Segment) -> str:
+    """`attention_T512_D256_1f3a5c`: the last part tells segments apart that differ in anything else."""
+    digest = hashlib.sha256(repr(segment.key).encode()).hexdigest()[:6]
+    return "_".join([segment.kind, *(f"{letter}{extent}" for letter, extent in letters(segment).items()), digest])
+
+
+def module(joint: Joint, parts: Split) -> str:
+    segment, ops = joint.segment, runtime_ops(parts)
+    clashes = {name for name in joint.tensors if name in (*ops, "torch") or keyword.iskeyword(name)}
+    assert not clashes and all(name.isidentifier() and name.isascii() for name in joint.tensors), clashes
+    sizes = [f"{letter}={extent}" for letter, extent in letters(segment).items()]
+    dtype = next(b.dtype for b in parts.cut.outputs)
+    constants = " ".join(f"{name}={value!r}" for name, value in segment.constants)
+    lines = [f"# constructed by dsc: segment {segment.kind}, {' '.join(sizes)}, {dtype}"]
+    if any("R" in argument.shape for argument in segment.inputs):
+        lines.append("# R: rows received, any number")
+    if constants:
+        lines.append(f"# {constants}")
+    if any(node.op in ("add", "cat2") for nodes in parts.functions.values() for node in nodes):
+        lines += ["", "import torch"]
+    lines += ["", *_imports(ops)] if ops else []
+    for name, nodes in parts.functions.items():
+        lines += ["", "", *function(joint, parts, name, nodes)]
+    return "\n".join(lines) + "\n"
+
+
+def _imports(ops: tuple[str, ...]) -> list[str]:
+    line = f"from runtime.ops import {', '.join(ops)}"
+    if len(line) <= WIDTH:
+        return [line]
+    return ["from runtime.ops import (", *(f"    {op}," for op in ops), ")"]
+
+
+def function(joint: Joint, parts: Split, name: str, nodes: tuple[Node, ...]) -> list[str]:
+    """One of F, I and W, with the shape of every argument and value beside it."""
+    signature: ir.Signature = getattr(parts.cut, name)
+
+    def shape(value: str) -> str:
+        return describe(joint.tensors[value.removeprefix("g_") if value not in joint.tensors else value])
+
+    if not signature.args:
+        return [f"def {name}():", f'    """{PURPOSE[name]} There are none."""']
+    lines = [f"def {name}("]
+    lines += [f"    {arg},  # {shape(arg)}" for arg in signature.args]
+    lines += ["):", f'    """{PURPOSE[name]}"""']
+    for node in nodes:
+        comment = f"  # {', '.join(shape(value) for value in node.outputs)}" if node.outputs else ""
+        lines += wrapped(print_node(node), comment)
+    returned = returned_values(joint, parts, name)
+    if returned:
+        lines += _returned(returned)
+    return lines
+
+
+def wrapped(statement: str, comment: str) -> list[str]:
+    """A statement of a function; the arguments of a long call on a line of their own."""
+    line = f"    {statement}{comment}"
+    if len(line) <= WIDTH:
+        return [line]
+    head, _, args = statement.partition("(")
+    return [f"    {head}(", *(f"        {line}" for line in wrap(args[:-1], WIDTH - 8)), f"    ){comment}"]
+
+
+def _returned(values: tuple[str, ...]) -> list[str]:
+    line = f"    return {', '.join(values)}"
+    if len(line) <= WIDTH:
+        return [line]
+    return ["    return (", *(f"        {value}," for value in values), "    )"]
+
+
+def returned_values(joint: Joint, parts: Split, name: str) -> tuple[str, ...]:
+    """Values in the order of the signature's returns: an alias returns the value it is."""
+    values = dict(joint.outputs) if name == "F" else {f"d_{given}": value for given, value in joint.gradients}
+    return tuple(values.get(returned, returned) for returned in getattr(parts.cut, name).returns)
+
+
+def print_node(node: Node) -> str:
+    args = [arg if isinstance(arg, str) else repr(arg) for arg in node.args]
+    call = f"{node.op}({', '.join(args)})"
+    if node.op == "add":
+        call = f"torch.add({', '.join(args)})"
+    elif node.op == "cat2":
+        call = f"torch.cat(({', '.join(args)}), dim=-1)"
+    elif node.op == COLUMNS:
+        call = f"{args[0]}[:, {args[1]}:{args[2]}]"
+    return f"{', '.join(node.outputs)} = {call}" if node.outputs else call
+
+
+def describe(tensor: Tensor) -> str:
+    """`[512, 256]`, with the dtype of integers."""
+    shape = f"[{', '.join(map(str, tensor.shape))}]"
+    return f"{shape} {tensor.dtype}" if tensor.dtype.startswith("int") else shape

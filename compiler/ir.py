@@ -1,0 +1,328 @@
+"""Every value that crosses between the compiler's stages, on one page. Frozen, tuples only, no torch.
+
+Segment --cut--> Cut        what F saves for I and W, what I defers to W      (compiler/shapes.py)
+Spec    --plan-> Plan       mesh, stages, replica table                       (compiler/plan)
+Plan + Schedule --lower--> Program    what each pipeline rank executes        (compiler/lower)
+
+The schedule itself is in compiler/schedules/schedule.py, its alphabet in runtime/actions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "int64": 8, "int32": 4}
+
+# ---------------------------------------------------------------- tensors and segments
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """An abstract tensor: `shape` holds ints, or "R" (rows an expert rank receives) in dimension 0.
+
+    `alias` names the value of the same segment in whose storage this one lives ("" = its own storage).
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    alias: str = ""
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes if the shape is static and owns its storage, else 0."""
+        return 0 if self.alias or "R" in self.shape else self._bytes()
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes per received row if dimension 0 is R and the storage is its own, else 0."""
+        return 0 if self.alias or "R" not in self.shape else self._bytes()
+
+    def _bytes(self) -> int:
+        size = ITEMSIZE[self.dtype]
+        for extent in self.shape:
+            size *= extent if isinstance(extent, int) else 1
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An activation a segment takes. `grad`: the backward returns `d_<name>` for it."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    grad: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An activation a segment returns. `grad`: the backward takes the tangent `d_<name>` for it."""
+
+    name: str
+    grad: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A weight a segment reads, by its local name. `stack` > 0: that many experts stacked in dimension 0."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    stack: int = 0
+    grad: bool = True  # False: a buffer such as the balancing bias
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A pure function of parameters and inputs, cut at communication. `function(ops, p, *inputs) -> tuple`.
+
+    `p` has one attribute per parameter. Two segments with equal `key` are traced once.
+    """
+
+    kind: str
+    function: Callable[..., tuple[Any, ...]]
+    params: tuple[Param, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    constants: tuple[tuple[str, int | float | bool], ...] = ()  # whatever else the function closes over
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.kind, self.params, self.inputs, self.outputs, self.constants)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Argument and return names of one emitted function, in order.
+
+    Names: parameter `w`, its gradient accumulator `g_w` (W only), input `x`, output `y`, tangent `d_y`,
+    input gradient `d_x`, saved and deferred buffers by the names the cut gives them.
+    """
+
+    args: tuple[str, ...] = ()
+    returns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Work of one call: floating point operations, and bytes read plus written; `_row` per received row."""
+
+    flops: int = 0
+    bytes: int = 0
+    flops_row: int = 0
+    bytes_row: int = 0
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A segment cut into F, I and W. I or W without returns and accumulators has an empty signature."""
+
+    F: Signature  # args: params then inputs; returns: outputs then saved
+    I: Signature  # args: params, inputs, outputs, saved (those needed), tangents; returns: d_<input> then deferred
+    W: Signature  # args: g_<param>, then inputs, outputs, saved, tangents, deferred (those needed); returns: none
+    outputs: tuple[Buffer, ...]
+    saved: tuple[Buffer, ...]  # made by F for I or W, beyond inputs and outputs
+    gradients: tuple[Buffer, ...]  # d_<input>
+    deferred: tuple[Buffer, ...]  # made by I for W, beyond tangents
+    costs: tuple[tuple[str, Cost], ...]  # for "F", "I", "W"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCode:
+    """An emitted segment: module `name` (shape-suffixed) with plain functions F, I, W as in its cut."""
+
+    name: str
+    source: str
+    ops: tuple[str, ...]  # runtime.ops functions it calls, sorted
+    kernels: tuple[str, ...] = ()
+
+
+# ---------------------------------------------------------------- stages
+
+
+@dataclass(frozen=True)
+class Use:
+    """A segment at a place: local names bound to the stage's values and to logical parameters."""
+
+    site: str  # "L3.attention"; unique in the model
+    segment: Segment
+    params: tuple[tuple[str, str], ...]  # (local name, tensor name), e.g. ("up", "layers.3.ffn.experts.up")
+    inputs: tuple[str, ...]  # stage values, in the segment's order
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Communication:
+    """An all-to-all between segments.
+
+    dispatch: (rows, gate, counts) -> (rows_R, gate_R, offsets_G); combine: y_R -> y.
+    """
+
+    kind: Literal["dispatch", "combine"]
+    site: str  # "L17"
+    axis: str  # mesh axis, "ep"
+    inputs: tuple[str, ...]
+    outputs: tuple[Buffer, ...]
+    sizes: tuple[Buffer, ...]  # the inputs' buffers, for memory and cost
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A list of segments and communications. `loads` are data tensors, `input`/`output` what neighbours exchange."""
+
+    index: int
+    steps: tuple[Use | Communication, ...]
+    loads: tuple[Buffer, ...]  # tokens, targets, mtp_tokens, mtp_targets
+    input: Buffer | None  # None on the first stage
+    output: Buffer | None  # None on the last stage
+    records: tuple[tuple[str, str], ...]  # (metric, value): ("loss", …), ("mtp_loss", …), ("load L3", …), …
+    tangents: tuple[tuple[str, str], ...]  # (value, constant): the gradient of a loss output is a constant of the step
+
+
+# ---------------------------------------------------------------- plan
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Axes pp dp ep tp cp. world = pp·dp·tp·cp; ep divides dp. World ranks are pp-major, ep innermost."""
+
+    pp: int
+    dp: int
+    ep: int
+    tp: int = 1
+    cp: int = 1
+
+    @property
+    def world(self) -> int:
+        return self.pp * self.dp * self.tp * self.cp
+
+    def rank(self, pp: int, dp: int) -> int:
+        return pp * self.dp + dp
+
+    def coordinates(self, rank: int) -> tuple[int, int]:
+        """(pipeline rank, data rank); the expert coordinate is data rank % ep."""
+        return divmod(rank, self.dp)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One row of the replica table: a logical parameter and who holds it."""
+
+    name: str  # layers.3.ffn.experts.17.up
+    tensor: str  # layers.3.ffn.experts.up: what segments take; experts of a rank are stacked in it
+    shape: tuple[int, ...]
+    role: Literal["parameter", "bias"]  # bias: a router's balancing bias, not trained by the optimizer
+    init: float | None  # standard deviation; None: ones; a bias starts at zero
+    decay: bool
+    holders: tuple[int, ...]  # world ranks, ascending
+
+    @property
+    def num_elements(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters with the same holders: one flat buffer, one reduction. Named by its first parameter."""
+
+    name: str
+    holders: tuple[int, ...]
+    replicas: tuple[str, ...]  # logical names, decayed ones first, experts of one tensor adjacent
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who holds what, and which segments each stage runs."""
+
+    mesh: Mesh
+    placement: str  # of the schedule: bidirectional, loop(1), …
+    stages: tuple[Stage, ...]
+    replicas: tuple[Replica, ...]
+    buckets: tuple[Bucket, ...]
+    assumptions: tuple[str, ...] = ()
+
+
+# ---------------------------------------------------------------- program
+
+Kind = Literal["load", "receive", "run", "counts", "dispatch", "combine", "wait", "send", "record", "constant", "free"]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One statement of a body. `slot` says which of the body's actions it belongs to (0, or 1 in a pair).
+
+    run: segment function `phase` of `site`; counts, dispatch, combine: start an exchange on the communication lane;
+    wait: end it (`wait` names what it waits for: counts, dispatch or combine; it reads what the start read, so that
+    the exchange's inputs live until then, and writes its results); send never waits; receive awaits a message whose
+    buffer an earlier `post` offered; free drops the names it reads. The results of counts are the route of the
+    layer (who sends how many rows to whom), which every later exchange of the layer reads, and the offsets.
+    """
+
+    kind: Kind
+    slot: int
+    action: str  # of the slot, without micro-batch: "F3", "B4", "I4", "W4"
+    phase: str  # F, I or W
+    site: str = ""  # "L3.attention" of a run, "L17" of an exchange, the metric of a record
+    wait: str = ""
+    reads: tuple[str, ...] = ()
+    writes: tuple[Buffer, ...] = ()
+    params: tuple[str, ...] = ()  # tensor names (run only); W reads their gradient accumulators
+    peer: int = -1  # pipeline rank of a send or receive
+
+
+@dataclass(frozen=True)
+class Body:
+    """The instructions of one distinct action or pair on one pipeline rank."""
+
+    name: str  # "F0", "I1", "F0_B1", "E0" (forward of evaluation)
+    actions: tuple[str, ...]  # ("F0",), ("F0", "B1")
+    instructions: tuple[Instruction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A tensor between neighbouring stages, named by its producer: `F2.5` the output of stage 2, `B3.1` the input
+    gradient of stage 3 (whether a B or an I action made it)."""
+
+    action: str
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.action}.{self.micro_batch}"
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """One body on its micro-batches. Before it: `posts` (source rank, message), in the sender's order.
+
+    After it: `releases` (destination rank, message): buffers of sends that are known to have arrived. Sends that no
+    invocation releases are drained after the last one, before the reductions.
+    """
+
+    body: str
+    micro_batches: tuple[int, ...]
+    posts: tuple[tuple[int, Message], ...] = ()
+    releases: tuple[tuple[int, Message], ...] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """What every pipeline rank executes in one step (or one evaluation) of `num_micro_batches`.
+
+    A column (one data coordinate) runs one program; `reduces` are world-level, in order, after the last body.
+    """
+
+    name: str  # the schedule's name, or "evaluate"
+    num_micro_batches: int
+    placement: str
+    bodies: tuple[tuple[Body, ...], ...]  # per pipeline rank
+    invocations: tuple[tuple[Invocation, ...], ...]  # per pipeline rank
+    message: Buffer | None  # shape and dtype of every pipeline message
+    reduces: tuple[Bucket, ...] = ()

@@ -1,0 +1,66 @@
+"""Grouped linear layers: when the Triton kernels apply and how they launch. Their text is grouped_linear.py.j2."""
+
+from __future__ import annotations
+
+from compiler.kernels.kernel import BYTES, FUSION, Choice, power_of_two
+
+
+def choose(experts: int, out: int, inner: int, groups: int, dtype: str, num_sms: int) -> Choice | None:
+    """Weights [experts, out, inner], rows in `groups` (source, expert)."""
+    if dtype not in BYTES:
+        return None
+    return Choice(
+        name=f"grouped_linear_g{groups}_e{experts}_n{out}_k{inner}_{dtype}",
+        template="grouped_linear",
+        values=(
+            ("E", experts),
+            ("N", out),
+            ("K", inner),
+            ("G", groups),
+            ("PROGRAMS", num_sms),
+            ("BLOCK_G", power_of_two(groups)),
+            ("BLOCK_E", power_of_two(experts)),
+            ("SWIZZLE", 16),
+            ("ORDER", {"num_warps": 4, **FUSION}),
+            ("FORWARD", _rows_by_weight(out, inner, dtype)),
+            ("DGRAD", _rows_by_weight(inner, out, dtype)),
+            ("WGRAD", _weight_gradient(out, inner, dtype)),
+        ),
+    )
+
+
+def _rows_by_weight(out: int, inner: int, dtype: str) -> dict[str, int]:
+    """The launch of y[rows, out] = x[rows, inner] · w: eight warps of 64 × 256 / 4 outputs each where `out` is wide."""
+    if dtype == "float32":
+        tile = {"BLOCK_R": 64, "BLOCK_OUT": _extent(out, 128), "BLOCK_IN": 16}
+        return tile | {"num_warps": 8, "num_stages": 3, **FUSION}
+    if _ragged(out, inner, dtype):
+        return {"BLOCK_R": 64, "BLOCK_OUT": 64, "BLOCK_IN": 32, "num_warps": 4, "num_stages": 2, **FUSION}
+    block = _extent(out, 256)
+    tile = {"BLOCK_R": 128, "BLOCK_OUT": block, "BLOCK_IN": 64}
+    return tile | {"num_warps": 8 if block == 256 else 4, "num_stages": 4, **FUSION}
+
+
+def _weight_gradient(out: int, inner: int, dtype: str) -> dict[str, int]:
+    """The launch of acc[out, inner] += dyᵀ · x. A row is looked up, then loaded, and each takes a stage."""
+    if dtype == "float32":
+        tile = {"BLOCK_N": 64, "BLOCK_K": _extent(inner, 128), "BLOCK_R": 16}
+        return tile | {"num_warps": 4, "num_stages": 3, **FUSION}
+    if _ragged(out, inner, dtype):
+        return {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_R": 32, "num_warps": 4, "num_stages": 2, **FUSION}
+    block = _extent(inner, 256)
+    tile = {"BLOCK_N": 128, "BLOCK_K": block, "BLOCK_R": 64}
+    return tile | {"num_warps": 8 if block == 256 else 4, "num_stages": 7, **FUSION}
+
+
+def _ragged(out: int, inner: int, dtype: str) -> bool:
+    """Whether rows do not begin at 16 bytes: copies of single elements want many addresses, so tiles must be small."""
+    return bool(out * BYTES[dtype] % 16 or inner * BYTES[dtype] % 16)
+
+
+def _extent(size: int, largest: int) -> int:
+    """The largest tile extent, halved while that saves more than an eighth of the computed columns."""
+    extent = largest
+    while extent > 32 and -(-size // (extent // 2)) * (extent // 2) * 8 < -(-size // extent) * extent * 7:
+        extent //= 2
+    return extent

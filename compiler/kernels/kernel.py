@@ -1,0 +1,58 @@
+"""What a kernel file is made of, and how its template becomes source text. No torch, no triton."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+BYTES = {"float32": 4, "bfloat16": 2}  # what the kernels take; other dtypes run on the reference ops
+FUSION = {"enable_fp_fusion": True}  # a·b + c rounds once; Triton 3.10 is to change the default
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A template with everything it leaves open. `name` tells any two choices of one build apart."""
+
+    name: str
+    template: str  # rmsnorm: the file rmsnorm.py.j2 in this folder
+    values: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFile:
+    """An emitted module: Triton kernels, and around them functions named and called like the ops they stand for."""
+
+    name: str  # of kernels/<name>.py in the build folder
+    source: str
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that holds `size` ≥ 1 things, as `tl.arange` wants."""
+    return 1 << (size - 1).bit_length()
+
+
+def render(choice: Choice) -> KernelFile:
+    """The source text of a choice. Values enter it as Python literals and in no other way."""
+    assert choice.name.isidentifier(), choice.name
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        line_statement_prefix="#%",
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        finalize=_literal,
+        autoescape=False,
+    )
+    source = environment.get_template(f"{choice.template}.py.j2").render(dict(choice.values))
+    ast.parse(source)
+    return KernelFile(choice.name, source)
+
+
+def _literal(value: Any) -> str:
+    assert not isinstance(value, jinja2.Undefined), f"no value for {value._undefined_name}"
+    text = repr(value)
+    assert ast.literal_eval(text) == value, text
+    return text

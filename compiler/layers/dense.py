@@ -1,0 +1,30 @@
+"""The dense feed-forward part of a layer, a pre-norm residual block. T tokens of a micro-batch · D hidden."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compiler import ir
+from compiler.layers.build import Place, segment
+from dsl.schema import Dense
+
+PARAMETERS = {"norm": "ffn.norm", "up": "ffn.up", "down": "ffn.down"}
+
+
+def dense(ops: Any, p: Any, h_TD: Any, *, eps: float) -> tuple[Any, ...]:
+    """h + down(swiglu(up(rmsnorm(h))))"""
+    x_TD = ops.rmsnorm(h_TD, p.norm, eps)
+    return (ops.add(h_TD, ops.linear(ops.swiglu(ops.linear(x_TD, p.up)), p.down)),)
+
+
+def build(place: Place) -> ir.Segment:
+    ffn, D = place.ffn, place.D
+    assert isinstance(ffn, Dense), "a segment of a dense layer"
+    return segment(
+        "dense",
+        dense,
+        (place.param("norm", D), place.param("up", 2 * ffn.inner, D), place.param("down", D, ffn.inner)),
+        (place.input("h", place.T, D),),
+        ("y",),
+        eps=place.model.norm_eps,
+    )

@@ -1,0 +1,122 @@
+"""The mixture of experts of a layer, cut at its two all-to-alls: router | experts | join, and the shared experts apart.
+
+T tokens of a micro-batch · D hidden · E experts · K chosen by a token · S = T·K routed rows · R rows an expert rank
+receives · G groups of received rows, one for each (source rank, local expert).
+Sources: DeepSeekMoE, arXiv 2401.06066; DeepSeek-V3, arXiv 2412.19437, §2.1.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compiler import ir
+from compiler.layers.build import Place, index, segment
+
+ROUTER_PARAMETERS = {"norm": "ffn.norm", "weight": "ffn.router.weight", "bias": "ffn.router.bias"}
+SHARED_PARAMETERS = {"up": "ffn.shared.up", "down": "ffn.shared.down"}
+EXPERTS_PARAMETERS = {"up": "ffn.experts.up", "down": "ffn.experts.down"}
+
+
+def router(
+    ops: Any,
+    p: Any,
+    h_TD: Any,
+    *,
+    eps: float,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
+    sequence: int,
+    shared: bool,
+    balance: bool,
+) -> tuple[Any, ...]:
+    """Chooses experts and puts the rows in their order. `h` is handed through to the join, the normed `x` to the shared
+    experts; with `balance` there is the sequence-wise loss, without its weight."""
+    x_TD = ops.rmsnorm(h_TD, p.norm, eps)
+    logits_TE = ops.linear(x_TD, p.weight)
+    gate_TK, expert_TK = ops.route(logits_TE, p.bias, groups, top_groups, top_k, normalize, scale)
+    rows_SD, gate_S, order_S, counts_E = ops.permute(x_TD, gate_TK, expert_TK, p.bias.shape[0])
+    x = (x_TD,) if shared else ()
+    loss = (ops.sequence_balance(logits_TE, expert_TK, sequence),) if balance else ()
+    return (h_TD, *x, rows_SD, gate_S, order_S, counts_E, *loss)
+
+
+def build_router(place: Place) -> ir.Segment:
+    moe, D = place.moe, place.D
+    shared, balance = moe.shared > 0, moe.balance.sequence_loss > 0 and not place.mtp
+    return segment(
+        "router",
+        router,
+        (place.param("norm", D), place.param("weight", moe.experts, D), place.param("bias", moe.experts, grad=False)),
+        (place.input("h", place.T, D),),
+        (
+            "residual",
+            *(("x",) if shared else ()),
+            "rows",
+            "gate",
+            ir.Output("order", grad=False),
+            ir.Output("counts", grad=False),
+            *(("sequence_loss",) if balance else ()),
+        ),
+        eps=place.model.norm_eps,
+        groups=moe.groups,
+        top_groups=moe.top_groups,
+        top_k=moe.top_k,
+        normalize=moe.normalize,
+        scale=moe.scale,
+        sequence=place.spec.train.sequence,
+        shared=shared,
+        balance=balance,
+    )
+
+
+def shared(ops: Any, p: Any, x_TD: Any) -> tuple[Any, ...]:
+    """The experts every token goes to, as one."""
+    return (ops.linear(ops.swiglu(ops.linear(x_TD, p.up)), p.down),)
+
+
+def build_shared(place: Place) -> ir.Segment:
+    inner, D = place.moe.inner * place.moe.shared, place.D
+    params = (place.param("up", 2 * inner, D), place.param("down", D, inner))
+    return segment("shared", shared, params, (place.input("x", place.T, D),), ("y",))
+
+
+def experts(ops: Any, p: Any, rows_RD: Any, gate_R: Any, offsets_G: Any) -> tuple[Any, ...]:
+    """The routed experts of this rank. The gate weight comes before `down`, so that their outputs need not be kept."""
+    h_RM = ops.grouped_linear(rows_RD, p.up, offsets_G)
+    return (ops.grouped_linear(ops.gated_swiglu(h_RM, gate_R), p.down, offsets_G),)
+
+
+def build_experts(place: Place) -> ir.Segment:
+    moe, D, stack = place.moe, place.D, place.experts_local
+    groups = place.spec.parallel.expert * stack
+    return segment(
+        "experts",
+        experts,
+        (place.param("up", 2 * moe.inner, D, stack=stack), place.param("down", D, moe.inner, stack=stack)),
+        (place.input("rows", "R", D), place.input("gate", "R"), index("offsets", groups, dtype="int32")),
+        ("y",),
+    )
+
+
+def join(ops: Any, p: Any, h_TD: Any, *rest: Any, top_k: int) -> tuple[Any, ...]:
+    """h + shared + the rows that came back, summed over each token's experts."""
+    *shared_TD, y_SD, order_S = rest
+    for x_TD in shared_TD:
+        h_TD = ops.add(h_TD, x_TD)
+    return (ops.add(h_TD, ops.unpermute(y_SD, order_S, top_k)),)
+
+
+def build_join(place: Place) -> ir.Segment:
+    T, S, D = place.T, place.S, place.D
+    shared_input = (place.input("shared", T, D),) if place.moe.shared else ()
+    return segment(
+        "join",
+        join,
+        (),
+        (place.input("h", T, D), *shared_input, place.input("rows", S, D), index("order", S)),
+        ("y",),
+        top_k=place.moe.top_k,
+    )

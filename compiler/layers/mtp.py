@@ -1,0 +1,42 @@
+"""What multi-token prediction adds in front of its block. Source: DeepSeek-V3, arXiv 2412.19437, §2.2.
+
+T tokens of a micro-batch · D hidden.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compiler import ir
+from compiler.layers.build import Place, index, segment
+
+PARAMETERS = {
+    "table": "embedding",  # the main model's
+    "embedding_norm": "embedding_norm",
+    "hidden_norm": "hidden_norm",
+    "projection": "projection",
+}
+
+
+def mtp_input(ops: Any, p: Any, tokens_T: Any, h_TD: Any, *, eps: float) -> tuple[Any, ...]:
+    """projection([rmsnorm(embedding of the next token) | rmsnorm(hidden state)])"""
+    next_TD = ops.rmsnorm(ops.embedding(tokens_T, p.table), p.embedding_norm, eps)
+    hidden_TD = ops.rmsnorm(h_TD, p.hidden_norm, eps)
+    return (ops.linear(ops.cat2(next_TD, hidden_TD), p.projection),)
+
+
+def build(place: Place) -> ir.Segment:
+    D = place.D
+    return segment(
+        "mtp_input",
+        mtp_input,
+        (
+            place.param("table", place.model.vocab, D),
+            place.param("embedding_norm", D),
+            place.param("hidden_norm", D),
+            place.param("projection", D, 2 * D),
+        ),
+        (index("tokens", place.T), place.input("h", place.T, D)),
+        ("y",),
+        eps=place.model.norm_eps,
+    )

@@ -1,0 +1,155 @@
+"""A stage → the chains of instructions of its actions: F, I, W, B (I and W together).
+
+A chain is in base order, without waits and frees: `order.py` interleaves chains over two lanes and inserts both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from compiler.ir import Buffer, Communication, Cost, Cut, Instruction, Stage, Use
+
+
+@dataclass(frozen=True)
+class Node:
+    """An instruction to be ordered: its lane, its cost in seconds, and what it writes (an exchange: at its wait)."""
+
+    instruction: Instruction
+    lane: str  # "compute" or "communication"
+    cost_s: float
+    writes: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Nominal rates of a device: only their ratios matter here, for they order instructions and promise nothing."""
+
+    flops: float = 1e11
+    memory_bytes: float = 3e10
+    link_bytes: float = 3e9
+
+
+@dataclass(frozen=True)
+class Names:
+    """Local names of a segment at a place → values of the stage."""
+
+    values: Mapping[str, str]
+    buffers: Mapping[str, Buffer]
+
+    @staticmethod
+    def of(use: Use, cut: Cut) -> Names:
+        prefix = use.site.replace(".", "_")
+        inputs = {i.name: value for i, value in zip(use.segment.inputs, use.inputs, strict=True)}
+        outputs = {o.name: value for o, value in zip(use.segment.outputs, use.outputs, strict=True)}
+        assert not inputs.keys() & outputs.keys(), (use.site, "an input and an output share a name")
+        values = inputs | outputs
+        values |= {f"d_{local}": f"d_{value}" for local, value in values.items()}
+        made = (*cut.outputs, *cut.saved, *cut.gradients, *cut.deferred)
+        values |= {b.name: f"{prefix}_{b.name}" for b in (*cut.saved, *cut.deferred)}
+        buffers = {b.name: replace(b, name=values[b.name], alias=values[b.alias] if b.alias else "") for b in made}
+        return Names(values, buffers)
+
+
+@dataclass(frozen=True)
+class Chains:
+    """The chains of one stage on one pipeline rank; `peers` are the pipeline ranks of the stages before and after."""
+
+    stage: Stage
+    cuts: Mapping[str, Cut]  # by site
+    rates: Rates
+    rows: int  # received rows of a balanced layer, for costs
+    before: int
+    after: int
+
+    def forward(self) -> list[Node]:
+        stage = self.stage
+        nodes = [self._plain("load", "F", writes=(b,), site=b.name) for b in stage.loads]
+        if stage.input:
+            nodes.append(self._plain("receive", "F", writes=(stage.input,), peer=self.before))
+        for step in stage.steps:
+            nodes += self._exchange_forward(step) if isinstance(step, Communication) else [self._run(step, "F")]
+        nodes += [self._plain("record", "F", reads=(value,), site=metric) for metric, value in stage.records]
+        if stage.output:
+            nodes.append(self._plain("send", "F", reads=(stage.output.name,), peer=self.after))
+        return nodes
+
+    def backward(self, kinds: str) -> list[Node]:
+        """`kinds` "I", "W" or "IW" (a full backward: the W of each segment right behind its I)."""
+        stage, nodes = self.stage, []
+        if "I" in kinds and stage.output:
+            nodes.append(self._plain("receive", "I", writes=(self._gradient(stage.output),), peer=self.after))
+        if "I" in kinds:
+            nodes += [
+                self._plain("constant", "I", writes=(Buffer(f"d_{value}", (), self._dtype(value)),), site=constant)
+                for value, constant in stage.tangents
+            ]
+        for step in reversed(stage.steps):
+            if isinstance(step, Communication):
+                nodes += self._exchange_backward(step) if "I" in kinds else []
+                continue
+            nodes += [self._run(step, k) for k in kinds if self._signature(step, k) != ((), ())]
+        if "I" in kinds and stage.input:
+            nodes.append(self._plain("send", "I", reads=(f"d_{stage.input.name}",), peer=self.before))
+        return nodes
+
+    def _plain(self, kind: str, phase: str, **fields: object) -> Node:
+        writes = fields.pop("writes", ())
+        instruction = Instruction(kind, 0, "", phase, writes=writes, **fields)  # type: ignore[arg-type]
+        return Node(instruction, "compute", 0.0, writes)  # type: ignore[arg-type]
+
+    def _signature(self, use: Use, phase: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        signature = getattr(self.cuts[use.site], phase)
+        return signature.args, signature.returns
+
+    def _run(self, use: Use, phase: str) -> Node:
+        cut, tensors = self.cuts[use.site], dict(use.params)
+        names = Names.of(use, cut)
+        args, returns = self._signature(use, phase)
+        accumulators = {f"g_{p.name}": tensors[p.name] for p in use.segment.params}
+        params = tuple((tensors | accumulators)[a] for a in args if a in tensors or a in accumulators)
+        reads = tuple(names.values[a] for a in args if a not in tensors and a not in accumulators)
+        writes = tuple(names.buffers[r] for r in returns)
+        cost = dict(cut.costs)[phase]
+        instruction = Instruction("run", 0, "", phase, use.site, reads=reads, writes=writes, params=params)
+        return Node(instruction, "compute", self._seconds(cost), writes)
+
+    def _seconds(self, cost: Cost) -> float:
+        flops = cost.flops + cost.flops_row * self.rows
+        moved = cost.bytes + cost.bytes_row * self.rows
+        return max(flops / self.rates.flops, moved / self.rates.memory_bytes)
+
+    def _exchange(self, kind: str, phase: str, site: str, reads: tuple[str, ...], writes: tuple[Buffer, ...]) -> Node:
+        moved = sum(b.fixed_bytes + b.row_bytes * self.rows for b in writes)
+        instruction = Instruction(kind, 0, "", phase, site, reads=reads)  # type: ignore[arg-type]
+        return Node(instruction, "communication", moved / self.rates.link_bytes, writes)
+
+    def _exchange_forward(self, step: Communication) -> list[Node]:
+        route = f"{step.site}_route"
+        if step.kind == "combine":
+            return [self._exchange("combine", "F", step.site, (*step.inputs, route), step.outputs)]
+        *rows, counts = step.inputs
+        *received, offsets = step.outputs
+        known = (Buffer(route, (2, step.sizes[-1].shape[0]), "int64"), offsets)
+        return [
+            self._exchange("counts", "F", step.site, (counts,), known),
+            self._exchange("dispatch", "F", step.site, (*rows, route), tuple(received)),
+        ]
+
+    def _exchange_backward(self, step: Communication) -> list[Node]:
+        """The gradient of an exchange goes the other way: from its outputs' gradients to its inputs'."""
+        moved = step.outputs if step.kind == "combine" else step.outputs[:-1]  # offsets have no gradient
+        given = step.sizes if step.kind == "combine" else step.sizes[:-1]  # neither have counts
+        reads = (*(f"d_{b.name}" for b in moved), f"{step.site}_route")
+        writes = tuple(self._gradient(b) for b in given)
+        return [self._exchange(step.kind, "I", step.site, reads, writes)]
+
+    def _gradient(self, buffer: Buffer) -> Buffer:
+        return Buffer(f"d_{buffer.name}", buffer.shape, buffer.dtype)
+
+    def _dtype(self, value: str) -> str:
+        for step in self.stage.steps:
+            if isinstance(step, Use) and value in step.outputs:
+                local = step.segment.outputs[step.outputs.index(value)].name
+                return Names.of(step, self.cuts[step.site]).buffers[local].dtype
+        raise AssertionError(f"no segment of stage {self.stage.index} makes {value}")

@@ -1,0 +1,175 @@
+"""Schedule → Program: one body per distinct action or pair and rank, then posts and releases around their invocations.
+
+Receives are posted in the sender's order, one invocation before they are awaited. A send is never waited for: its
+buffer is released where the rank has since received something that the peer sent after taking this message.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from compiler.ir import Body, Cut, Invocation, Message, Plan, Program, Stage, Use
+from compiler.lower.chains import Chains, Rates
+from compiler.lower.order import finish, interleave
+from compiler.schedules.placement import rank_of
+from compiler.schedules.schedule import Schedule
+from runtime.actions import Action, Step, actions_of
+
+Event = tuple[int, int, Message]  # (invocation, position in it, message)
+Channel = tuple[int, int]  # (source, destination) pipeline ranks
+
+
+def lower(
+    plan: Plan, schedule: Schedule, cuts: Mapping[str, Cut], rates: Rates | None = None, evaluate: bool = False
+) -> Program:
+    """The program of `schedule` on the plan's stages. `cuts`: by site of use. `evaluate`: forwards keep nothing."""
+    rates = rates or Rates()
+    bodies = tuple(_bodies(plan, schedule, cuts, rates, rank, evaluate) for rank in range(schedule.num_ranks))
+    tables = [{b.name: b for b in ranks} for ranks in bodies]
+    calls = [[_call(step, evaluate) for step in steps] for steps in schedule.actions]
+    output = next((s.output for s in plan.stages if s.output), None)
+    return Program(
+        name="evaluate" if evaluate else schedule.name,
+        num_micro_batches=schedule.num_micro_batches,
+        placement=schedule.placement,
+        bodies=bodies,
+        invocations=_with_channels(tables, calls),
+        message=output,
+        reduces=() if evaluate else tuple(b for b in plan.buckets if len(b.holders) > 1),
+    )
+
+
+def body_name(step: Step, evaluate: bool = False) -> str:
+    names = [f"{a.kind}{a.stage}" for a in actions_of(step)]
+    return "_".join(n.replace("F", "E") if evaluate else n for n in names)
+
+
+def _call(step: Step, evaluate: bool) -> tuple[str, tuple[int, ...]]:
+    return body_name(step, evaluate), tuple(a.micro_batch for a in actions_of(step))
+
+
+def _bodies(
+    plan: Plan, schedule: Schedule, cuts: Mapping[str, Cut], rates: Rates, rank: int, evaluate: bool
+) -> tuple[Body, ...]:
+    made: dict[str, Body] = {}
+    neighbours: dict[str, list[tuple[int, int]]] = {}
+    for step in schedule.actions[rank]:
+        name = body_name(step, evaluate)
+        peers = [_neighbours(schedule, a) for a in actions_of(step)]
+        assert neighbours.setdefault(name, peers) == peers, f"{name} on rank {rank} has more than one pair of peers"
+        if name in made:
+            continue
+        actions = tuple(f"{a.kind}{a.stage}" for a in actions_of(step))
+        chains = [_chains(plan.stages[a.stage], cuts, rates, p) for a, p in zip(actions_of(step), peers, strict=True)]
+        order = interleave([_nodes(c, a[0]) for c, a in zip(chains, actions, strict=True)])
+        kept = [frozenset() if evaluate else _kept(c, a[0]) for c, a in zip(chains, actions, strict=True)]
+        made[name] = Body(name, actions, finish(order, actions, kept))
+    return tuple(made[name] for name in sorted(made))
+
+
+def _neighbours(schedule: Schedule, action: Action) -> tuple[int, int]:
+    num_stages = max(a.stage for steps in schedule.actions for s in steps for a in actions_of(s)) + 1
+
+    def rank(stage: int) -> int:
+        if not 0 <= stage < num_stages:
+            return -1
+        return rank_of(schedule.placement, schedule.num_ranks, schedule.num_micro_batches, stage, action.micro_batch)
+
+    return rank(action.stage - 1), rank(action.stage + 1)
+
+
+def _chains(stage: Stage, cuts: Mapping[str, Cut], rates: Rates, peers: tuple[int, int]) -> Chains:
+    exchanged = [s.sizes[0].shape[0] for s in stage.steps if not isinstance(s, Use) and s.kind == "dispatch"]
+    rows = int(exchanged[0]) if exchanged else 0  # balanced: a rank receives as many rows as it sends
+    return Chains(stage, cuts, rates, rows, before=peers[0], after=peers[1])
+
+
+def _nodes(chains: Chains, kind: str) -> list:
+    return chains.forward() if kind == "F" else chains.backward("IW" if kind == "B" else kind)
+
+
+def _kept(chains: Chains, kind: str) -> frozenset[str]:
+    """What later actions of the same stage and micro-batch read."""
+    later = {"F": "IW", "I": "W"}.get(kind)
+    nodes = chains.backward(later) if later else []
+    return frozenset(value for n in nodes for value in n.instruction.reads)
+
+
+def _with_channels(
+    bodies: list[dict[str, Body]], calls: list[list[tuple[str, tuple[int, ...]]]]
+) -> tuple[tuple[Invocation, ...], ...]:
+    sends: dict[Channel, list[Event]] = defaultdict(list)
+    awaits: dict[Channel, list[Event]] = defaultdict(list)
+    for rank, invocations in enumerate(calls):
+        for index, (name, micro_batches) in enumerate(invocations):
+            for position, i in enumerate(bodies[rank][name].instructions):
+                if i.kind in ("send", "receive"):
+                    message = _message(i.kind, i.phase, int(i.action[1:]), micro_batches[i.slot])
+                    channel = (rank, i.peer) if i.kind == "send" else (i.peer, rank)
+                    (sends if i.kind == "send" else awaits)[channel].append((index, position, message))
+    posts = {channel: _posts(sends[channel], awaits[channel]) for channel in sends}
+    releases = {
+        (source, peer): _releases(sends[source, peer], awaits[source, peer], sends[peer, source], awaits[peer, source])
+        for source, peer in list(sends)
+    }
+    return tuple(
+        tuple(
+            Invocation(
+                body=name,
+                micro_batches=micro_batches,
+                posts=tuple(
+                    (source, message)
+                    for (source, destination), table in sorted(posts.items())
+                    if destination == rank
+                    for message in table.get(index, ())
+                ),
+                releases=tuple(
+                    (destination, message)
+                    for (source, destination), table in sorted(releases.items())
+                    if source == rank
+                    for message in table.get(index, ())
+                ),
+            )
+            for index, (name, micro_batches) in enumerate(invocations)
+        )
+        for rank, invocations in enumerate(calls)
+    )
+
+
+def _message(kind: str, phase: str, stage: int, micro_batch: int) -> Message:
+    """The message a send gives or a receive awaits, named by its producer."""
+    if phase == "F":
+        return Message(f"F{stage}" if kind == "send" else f"F{stage - 1}", micro_batch)
+    return Message(f"B{stage}" if kind == "send" else f"B{stage + 1}", micro_batch)
+
+
+def _posts(sends: list[Event], awaits: list[Event]) -> dict[int, list[Message]]:
+    """Invocation of the receiver → messages to post before it: all up to what the next one awaits, as sent."""
+    order = [message for _, _, message in sends]
+    place = {message: k for k, message in enumerate(order)}
+    posts: dict[int, list[Message]] = defaultdict(list)
+    posted = 0
+    for index, _, message in awaits:
+        needed = place[message] + 1
+        posts[max(index - 1, 0)] += order[posted:needed]
+        posted = max(posted, needed)
+    return posts
+
+
+def _releases(
+    sends: list[Event], taken: list[Event], back: list[Event], received: list[Event]
+) -> dict[int, list[Message]]:
+    """Invocation of the sender → messages whose arrival is implied by then.
+
+    `taken`: where the peer awaits them; `back`: what the peer sends here; `received`: where this rank awaits that.
+    """
+    taken_at = {message: event[:2] for *event, message in taken}
+    awaited_at = {message: index for index, _, message in received}
+    releases: dict[int, list[Message]] = defaultdict(list)
+    for index, _, message in sends:
+        after = [awaited_at[m] for i, p, m in back if (i, p) > tuple(taken_at[message])]
+        known = [i for i in after if i > index]
+        if known:
+            releases[min(known)].append(message)
+    return releases

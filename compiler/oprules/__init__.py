@@ -1,0 +1,32 @@
+"""One torch-free rule per op of `runtime.ops`."""
+
+from __future__ import annotations
+
+from compiler.oprules.activation import GATED_SWIGLU, SWIGLU
+from compiler.oprules.attention import MLA_ATTENTION
+from compiler.oprules.linear import GROUPED_LINEAR, LINEAR
+from compiler.oprules.norm import RMSNORM
+from compiler.oprules.plain import ADD, CAT2, SPLIT2
+from compiler.oprules.routing import PERMUTE, ROUTE, SEQUENCE_BALANCE, UNPERMUTE
+from compiler.oprules.rule import Extent, Gradient, Rule, Tensor
+from compiler.oprules.vocabulary import CROSS_ENTROPY, EMBEDDING
+
+__all__ = ["RULES", "Extent", "Gradient", "Rule", "Tensor"]
+
+RULES: dict[str, Rule] = {
+    "add": ADD,
+    "cat2": CAT2,
+    "cross_entropy": CROSS_ENTROPY,
+    "embedding": EMBEDDING,
+    "gated_swiglu": GATED_SWIGLU,
+    "grouped_linear": GROUPED_LINEAR,
+    "linear": LINEAR,
+    "mla_attention": MLA_ATTENTION,
+    "permute": PERMUTE,
+    "rmsnorm": RMSNORM,
+    "route": ROUTE,
+    "sequence_balance": SEQUENCE_BALANCE,
+    "split2": SPLIT2,
+    "swiglu": SWIGLU,
+    "unpermute": UNPERMUTE,
+}

@@ -1,0 +1,49 @@
+"""Matrix products: `linear`, and `grouped_linear` over the rows of many experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+from compiler.oprules.rule import Extent, Gradient, Rule, Tensor
+
+
+def _gemm(rows: str) -> Callable[[SimpleNamespace], int]:
+    """FLOPs of a product of all rows of `rows` with weights [.., N, K]."""
+
+    def flops(sizes: SimpleNamespace) -> int:
+        *_, N, K = sizes.w
+        return 2 * getattr(sizes, rows)[0] * N * K
+
+    return flops
+
+
+def _infer(x_TK: Tensor, w_NK: Tensor) -> tuple[Tensor, ...]:
+    assert x_TK.shape[1] == w_NK.shape[1], (x_TK, w_NK)
+    return (Tensor((x_TK.shape[0], w_NK.shape[0]), x_TK.dtype),)
+
+
+def _infer_grouped(x_RK: Tensor, w_ENK: Tensor, offsets_G: Tensor) -> tuple[Tensor, ...]:
+    assert x_RK.shape[1] == w_ENK.shape[2] and offsets_G.shape[0] % w_ENK.shape[0] == 0, (x_RK, w_ENK, offsets_G)
+    return (Tensor((x_RK.shape[0], w_ENK.shape[1]), x_RK.dtype),)
+
+
+LINEAR = Rule(
+    args=("x", "w"),
+    outputs=("y",),
+    infer=_infer,
+    flops=_gemm("x"),
+    dgrad=Gradient("linear_dgrad", reads=("d_y", "w"), gives=("x",), flops=_gemm("d_y")),
+    wgrad=Gradient("linear_wgrad", reads=("d_y", "x"), gives=("w",), flops=_gemm("d_y")),
+)
+
+GROUPED_LINEAR = Rule(
+    args=("x", "w", "offsets"),
+    outputs=("y",),
+    infer=_infer_grouped,
+    flops=_gemm("x"),
+    dgrad=Gradient("grouped_linear_dgrad", reads=("d_y", "w", "offsets"), gives=("x",), flops=_gemm("d_y")),
+    wgrad=Gradient(
+        "grouped_linear_wgrad", reads=("d_y", "x", "offsets", Extent("w", 0)), gives=("w",), flops=_gemm("d_y")
+    ),
+)

@@ -1,0 +1,95 @@
+"""What a rule is: everything the planner must know about an op, without torch.
+
+A rule names the op's arguments and outputs in call order, infers the outputs' shapes and dtypes, and states its
+gradients as separate ops: `dgrad` for those of activations, `wgrad` for that of a weight, each with what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from types import SimpleNamespace
+from typing import Any
+
+Shape = tuple[Any, ...]  # of int, or "R" in dimension 0
+
+INDEX = "int64"  # tokens, chosen experts, orders, counts
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Shape and dtype of an argument or output."""
+
+    shape: Shape
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A constant a gradient op takes: the extent of dimension `dim` of the forward's argument `of`."""
+
+    of: str
+    dim: int
+
+
+def no_flops(_: SimpleNamespace) -> int:
+    """Of ops that only move data."""
+    return 0
+
+
+def elementwise(tensor: str, per_element: int) -> Callable[[SimpleNamespace], int]:
+    """FLOPs of an op that does `per_element` operations for each element of `tensor`."""
+    return lambda sizes: per_element * prod(getattr(sizes, tensor))
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """An op of the backward.
+
+    `reads`: its arguments: names of the forward's arguments, outputs or constants, `d_<output>`, or an `Extent`.
+    `gives`: the arguments of the forward whose gradients it returns, in order; each has its argument's shape and dtype.
+    `op` "" computes nothing: the gradient of every argument in `gives` is the one tensor in `reads`.
+    `flops` and `touched` get the shapes (R as a number) by the names in `reads` and `gives`.
+    """
+
+    op: str
+    reads: tuple[str | Extent, ...]
+    gives: tuple[str, ...]
+    flops: Callable[[SimpleNamespace], int] = no_flops
+    touched: Callable[[SimpleNamespace], int] | None = None  # elements read and written, if not all there are
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One op. `infer` gets `Tensor`s and constants in call order and returns a `Tensor` per output.
+
+    The last `hidden` outputs are kept for the backward and not returned to the layer. `differentiable` outputs have
+    gradients. A `view` owns no storage: its outputs live in its first argument.
+    """
+
+    args: tuple[str, ...]
+    outputs: tuple[str, ...]
+    infer: Callable[..., tuple[Tensor, ...]]
+    flops: Callable[[SimpleNamespace], int] = no_flops
+    touched: Callable[[SimpleNamespace], int] | None = None
+    hidden: int = 0
+    differentiable: tuple[str, ...] = ("y",)
+    dgrad: Gradient | None = None
+    wgrad: Gradient | None = None
+    view: bool = False
+
+    @property
+    def gradients(self) -> tuple[Gradient, ...]:
+        return tuple(gradient for gradient in (self.dgrad, self.wgrad) if gradient)
+
+    def value_names(self, op: str, occurrence: int) -> tuple[str, ...]:
+        """Logical names of the outputs of the `occurrence`-th `op` of a segment: `linear_2`, `rmsnorm_0_rstd`."""
+        alone = len(self.outputs) - self.hidden == 1
+        call = f"{op}_{occurrence}"
+        return tuple(call if alone and index == 0 else f"{call}_{output}" for index, output in enumerate(self.outputs))
+
+
+def statistics_dtype(dtype: str) -> str:
+    """Dtype of row statistics and losses of tensors of `dtype`: float32 at least."""
+    return "float64" if dtype == "float64" else "float32"

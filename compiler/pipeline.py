@@ -1,0 +1,89 @@
+"""Everything that is decided before torch is imported: plan, schedules, programs, and the proofs of the programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compiler.ir import Cut, Plan, Program, Use
+from compiler.lower import lower
+from compiler.lower.chains import Rates
+from compiler.plan import make_plan
+from compiler.plan.steps import Steps, micro_batches, run_steps
+from compiler.proof import Certificate, prove
+from compiler.schedules import SCHEDULES
+from compiler.schedules.forward import forward_only
+from compiler.schedules.one_f_one_b import one_f_one_b
+from compiler.schedules.placement import BIDIRECTIONAL
+from compiler.schedules.schedule import Schedule
+from compiler.shapes import cut
+from dsl.schema import Moe, Spec
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Everything that is decided before torch is imported."""
+
+    plan: Plan
+    steps: Steps
+    cuts: Mapping[str, Cut]  # by site of use
+    schedules: Mapping[str, Schedule]  # by program: train_8, evaluate_2
+    programs: Mapping[str, Program]
+    certificates: Mapping[str, Certificate]
+
+    @property
+    def main_schedule(self) -> Schedule:
+        """That of the largest batch."""
+        return max((s for n, s in self.schedules.items() if n.startswith("train")), key=lambda s: s.num_micro_batches)
+
+
+def lower_spec(spec: Spec) -> Lowered:
+    """Plan, schedules, programs and their proofs; torch-free. Raises ProofError naming rank and action."""
+    plan = make_plan(spec)
+    keyed = {use.segment.key: cut(use.segment) for use in uses(plan)}
+    cuts = {use.site: keyed[use.segment.key] for use in uses(plan)}
+    steps = run_steps(spec, batch_unit(spec, plan))
+    schedules = {f"train_{n}": schedule_for(spec, plan, n) for n in micro_batches(spec, steps)}
+    if spec.train.validate is not None:
+        n = max(micro_batches(spec, steps))
+        schedules[f"evaluate_{n}"] = forward_only(plan.placement, plan.mesh.pp, n)
+    rates = _rates(spec)
+    programs = {
+        name: lower(plan, schedule, cuts, rates, evaluate=name.startswith("evaluate"))
+        for name, schedule in schedules.items()
+    }
+    certificates = {name: prove(program, plan, balanced_rows(spec)) for name, program in programs.items()}
+    return Lowered(plan, steps, cuts, schedules, programs, certificates)
+
+
+def balanced_rows(spec: Spec) -> int:
+    """Rows an expert rank receives in a layer when the experts' load is even: as many as it sends."""
+    top_k = max((layers.ffn.top_k for layers in spec.model.layers if isinstance(layers.ffn, Moe)), default=0)
+    return spec.train.micro_batch * spec.train.sequence * top_k
+
+
+def uses(plan: Plan) -> list[Use]:
+    return [step for stage in plan.stages for step in stage.steps if isinstance(step, Use)]
+
+
+def batch_unit(spec: Spec, plan: Plan) -> int:
+    """Sequences by which a batch may grow: one micro-batch per data rank and direction."""
+    directions = 2 if plan.placement == BIDIRECTIONAL else 1
+    return spec.parallel.data * spec.train.micro_batch * directions
+
+
+def schedule_for(spec: Spec, plan: Plan, num_micro_batches: int) -> Schedule:
+    """The spec's schedule, or 1f1b on the same storage where it has too few micro-batches (a ramp's first phases)."""
+    if plan.placement == BIDIRECTIONAL and num_micro_batches < 2 * plan.mesh.pp:
+        return one_f_one_b(plan.mesh.pp, num_micro_batches)
+    return SCHEDULES[spec.schedule.name](plan.mesh.pp, num_micro_batches)
+
+
+def _rates(spec: Spec) -> Rates:
+    device, node = spec.cluster.node.device, spec.cluster.node
+    default = Rates()
+    return Rates(
+        flops=device.bf16 or default.flops,
+        memory_bytes=device.hbm or default.memory_bytes,
+        link_bytes=node.nic or node.nvlink or default.link_bytes,
+    )

@@ -1,0 +1,65 @@
+"""Fourth pass, over the plan: whoever computes a part of a gradient holds the parameter, and all holders sum it once.
+
+`reduces` is one list for all ranks, so any two ranks that share buckets reduce them in the same order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from compiler.ir import Plan, Program, Replica, Use
+from compiler.proof.certificate import ProofError
+from compiler.schedules.placement import stages_of
+
+
+def check_replicas(program: Program, plan: Plan, trains: bool) -> None:
+    """Raise ProofError unless every parameter is held where it is used and, in training, reduced exactly once."""
+    uses = _pipeline_ranks(plan)
+    for replica in plan.replicas:
+        _check_holders(plan, replica, *uses.get(replica.tensor, (frozenset(), 0)))
+    _check_buckets(plan)
+    expected = Counter(bucket for bucket in plan.buckets if len(bucket.holders) > 1 and trains)
+    given = Counter(program.reduces)
+    for bucket in (*expected, *given):
+        if expected[bucket] != given[bucket]:
+            raise ProofError(f"reduce {bucket.name}: runs {given[bucket]} times instead of {expected[bucket]}")
+
+
+def _pipeline_ranks(plan: Plan) -> dict[str, tuple[frozenset[int], int]]:
+    """Tensor -> (pipeline ranks that store a stage which uses it, how many experts are stacked in it)."""
+    users: dict[str, set[int]] = {}
+    stacks: dict[str, int] = {}
+    for rank in range(plan.mesh.pp):
+        for stage in stages_of(plan.placement, plan.mesh.pp, rank):
+            for use in plan.stages[stage].steps:
+                if isinstance(use, Use):
+                    for local, tensor in use.params:
+                        users.setdefault(tensor, set()).add(rank)
+                        stacks[tensor] = next(p.stack for p in use.segment.params if p.name == local)
+    return {tensor: (frozenset(ranks), stacks[tensor]) for tensor, ranks in users.items()}
+
+
+def _check_holders(plan: Plan, replica: Replica, users: frozenset[int], stack: int) -> None:
+    """All data ranks of every pipeline rank that uses the tensor; of an expert, one in each expert group."""
+    mesh = plan.mesh
+    expected = Counter({rank: mesh.dp // mesh.ep if stack else mesh.dp for rank in users})
+    given = Counter(mesh.coordinates(holder)[0] for holder in replica.holders)
+    coordinates = {mesh.coordinates(holder)[1] % mesh.ep for holder in replica.holders}
+    if len(set(replica.holders)) < len(replica.holders) or given != expected or (stack and len(coordinates) > 1):
+        raise ProofError(
+            f"reduce {replica.name}: held by ranks {list(replica.holders)}, but used on pipeline ranks {sorted(users)}"
+        )
+
+
+def _check_buckets(plan: Plan) -> None:
+    """Every trained parameter is in exactly one bucket, among holders equal to its own, if there are several."""
+    buckets = [(name, bucket) for bucket in plan.buckets for name in bucket.replicas]
+    counts = Counter(name for name, _ in buckets)
+    holders = {replica.name: replica.holders for replica in plan.replicas}
+    for replica in plan.replicas:
+        wanted = 1 if replica.role == "parameter" and len(replica.holders) > 1 else counts[replica.name]
+        if counts[replica.name] != min(wanted, 1):
+            raise ProofError(f"reduce {replica.name}: it is in {counts[replica.name]} buckets")
+    for name, bucket in buckets:
+        if holders.get(name) != bucket.holders:
+            raise ProofError(f"reduce {name}: bucket {bucket.name} has other holders")

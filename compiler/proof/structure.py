@@ -1,0 +1,235 @@
+"""First pass, over bodies: each holds exactly the instructions its stage needs, and ends every exchange it starts.
+
+It leaves to the later passes only *when* things happen. A body is looked at once, however often it is invoked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from compiler.ir import Body, Communication, Instruction, Plan, Program, Stage, Use
+from compiler.proof.certificate import ProofError
+from compiler.schedules.placement import num_stages, supports
+from compiler.schedules.schedule import Schedule, ScheduleError
+from runtime.actions import Step, parse_step
+
+Key: TypeAlias = tuple[str, str, str, str]  # (kind, phase, site, value or what is waited for)
+
+PHASES = {"F": "F", "B": "IW", "I": "I", "W": "W"}
+EXCHANGES = ("counts", "dispatch", "combine")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an action of a stage must hold: keys exactly once, and keys at most once."""
+
+    once: frozenset[Key]
+    at_most_once: frozenset[Key]
+
+
+def schedule_of(program: Program, plan: Plan) -> Schedule:
+    """The schedule a program carries out, legal (each F, then B or I…W, once, on the placement's rank) on the plan."""
+    num_ranks = len(program.bodies)
+    if len(program.invocations) != num_ranks or plan.mesh.pp != num_ranks:
+        raise ProofError(
+            f"{num_ranks} ranks have bodies, {len(program.invocations)} invocations, and the plan has {plan.mesh.pp}"
+        )
+    steps = tuple(
+        tuple(_step(program, rank, at) for at in range(len(row))) for rank, row in enumerate(program.invocations)
+    )
+    schedule = Schedule(program.name, num_ranks, program.num_micro_batches, program.placement, steps)
+    try:
+        schedule.check()
+    except ScheduleError as error:
+        raise ProofError(str(error)) from None
+    if num_stages(program.placement, num_ranks) != len(plan.stages):
+        raise ProofError(f"placement {program.placement} on {num_ranks} ranks does not fit {len(plan.stages)} stages")
+    if not supports(plan.placement, program.placement, num_ranks):
+        raise ProofError(f"a {program.placement} program runs stages that a {plan.placement} plan does not store there")
+    return schedule
+
+
+def check_bodies(program: Program, plan: Plan) -> None:
+    """Raise ProofError unless every body holds what its actions need, and nothing else."""
+    for rank, bodies in enumerate(program.bodies):
+        names = [body.name for body in bodies]
+        if len(set(names)) < len(names):
+            raise ProofError(f"rank {rank}: two bodies have one name")
+        if set(names) != {invocation.body for invocation in program.invocations[rank]}:
+            raise ProofError(f"rank {rank}: there is a body that nothing invokes")
+        for body in bodies:
+            _check_labels(rank, body)
+            for slot, action in enumerate(body.actions):
+                own = [i for i in body.instructions if i.slot == slot and i.kind != "free"]
+                _check_counts(f"rank {rank}, {action}", own, _needs(plan.stages[int(action[1:])], PHASES[action[0]]))
+                for instruction in own:
+                    _check_operands(f"rank {rank}, {action}", instruction, plan.stages[int(action[1:])])
+            waits_of(rank, body)
+
+
+def waits_of(rank: int, body: Body) -> dict[int, int]:
+    """Index of each exchange's start → that of the wait which ends it: exactly one, later, with the same operands."""
+    started: dict[tuple[int, Key], int] = {}
+    ends: dict[int, int] = {}
+    for index, instruction in enumerate(body.instructions):
+        kind = instruction.wait or instruction.kind
+        where = (instruction.slot, (kind, instruction.phase, instruction.site, ""))
+        if instruction.kind in EXCHANGES:
+            if where in started:
+                raise ProofError(
+                    f"rank {rank}, {instruction.action}: {_name(instruction)} starts again before its wait"
+                )
+            started[where] = index
+        elif instruction.kind == "wait":
+            start = started.pop(where, None)
+            if start is None or body.instructions[start].reads != instruction.reads:
+                raise ProofError(
+                    f"rank {rank}, {instruction.action}: {_name(instruction)} has no start with its operands"
+                )
+            ends[start] = index
+    for start in started.values():
+        late = body.instructions[start]
+        raise ProofError(f"rank {rank}, {late.action}: {_name(late)} is never waited for")
+    return ends
+
+
+def _step(program: Program, rank: int, at: int) -> Step:
+    invocation = program.invocations[rank][at]
+    body = next((body for body in program.bodies[rank] if body.name == invocation.body), None)
+    if body is None or len(body.actions) != len(invocation.micro_batches) or len(body.actions) not in (1, 2):
+        raise ProofError(
+            f"rank {rank}, {invocation.body}: no body of this name takes {len(invocation.micro_batches)} micro-batches"
+        )
+    try:
+        texts = [f"{action}.{k}" for action, k in zip(body.actions, invocation.micro_batches, strict=True)]
+        return parse_step(texts[0] if len(texts) == 1 else f"({'|'.join(texts)})")
+    except ValueError as error:
+        raise ProofError(f"rank {rank}, {invocation.body}: {error}") from None
+
+
+def _needs(stage: Stage, phases: str) -> Needs:
+    once: list[Key] = []
+    at_most_once: list[Key] = []
+    if "F" in phases:
+        once += [("load", "F", buffer.name, buffer.name) for buffer in stage.loads]
+        once += [("record", "F", metric, value) for metric, value in stage.records]
+    if "I" in phases:
+        once += [("constant", "I", constant, f"d_{value}") for value, constant in stage.tangents]
+    for phase, comes, goes in (("F", stage.input, stage.output), ("I", stage.output, stage.input)):
+        if phase in phases:
+            once += [("receive", phase, "", "")] if comes else []
+            once += [("send", phase, "", "")] if goes else []
+    for step in stage.steps:
+        for phase in phases:
+            if isinstance(step, Communication):
+                once += _exchange_keys(step, phase)
+            elif _must_run(step, phase):
+                once.append(("run", phase, step.site, ""))
+            elif phase == "I":  # no gradient to hand on, but perhaps a value for its W
+                at_most_once.append(("run", phase, step.site, ""))
+    return Needs(frozenset(once), frozenset(at_most_once))
+
+
+def _must_run(use: Use, phase: str) -> bool:
+    if phase == "F":
+        return True
+    return any(part.grad for part in (use.segment.inputs if phase == "I" else use.segment.params))
+
+
+def _exchange_keys(step: Communication, phase: str) -> list[Key]:
+    if phase == "W":
+        return []
+    kinds = ("counts", step.kind) if (step.kind, phase) == ("dispatch", "F") else (step.kind,)
+    starts = [(kind, phase, step.site, "") for kind in kinds]
+    return [*starts, *(("wait", phase, step.site, kind) for kind in kinds)]
+
+
+def _key(instruction: Instruction) -> Key:
+    detail = instruction.wait
+    if instruction.kind in ("load", "constant"):
+        detail = " ".join(buffer.name for buffer in instruction.writes)
+    if instruction.kind == "record":
+        detail = " ".join(instruction.reads)
+    return (instruction.kind, instruction.phase, instruction.site, detail)
+
+
+def _check_labels(rank: int, body: Body) -> None:
+    for instruction in body.instructions:
+        if not 0 <= instruction.slot < len(body.actions) or instruction.action != body.actions[instruction.slot]:
+            raise ProofError(
+                f"rank {rank}, {instruction.action}: {_name(instruction)} is in slot {instruction.slot} of {body.name}"
+            )
+
+
+def _check_counts(where: str, own: list[Instruction], needs: Needs) -> None:
+    counts = Counter(_key(instruction) for instruction in own)
+    for key in sorted(needs.once | counts.keys()):
+        if key not in needs.once | needs.at_most_once:
+            raise ProofError(f"{where}: {_text(key)} does not belong to it")
+        if counts[key] != 1:
+            raise ProofError(f"{where}: {_text(key)} runs {counts[key]} times instead of once")
+
+
+def _check_operands(where: str, instruction: Instruction, stage: Stage) -> None:
+    """What is sent, received, exchanged, run and handed on is what the stage says, as far as it says it."""
+    kind, phase = instruction.kind, instruction.phase
+    written = {buffer.name for buffer in instruction.writes}
+    read = set(instruction.reads)
+    fault = False
+    if kind in ("send", "receive"):
+        message = stage.output if (kind == "send") == (phase == "F") else stage.input
+        assert message is not None, "counted as needed above"
+        name = message.name if phase == "F" else f"d_{message.name}"
+        fault = (instruction.reads if kind == "send" else tuple(written)) != (name,)
+    elif kind == "run":
+        use = next(step for step in stage.steps if isinstance(step, Use) and step.site == instruction.site)
+        fault = _is_other_run(instruction, use, read, written)
+    elif kind in EXCHANGES or kind == "wait":
+        exchanged = instruction.wait or kind
+        step = next(
+            step
+            for step in stage.steps
+            if isinstance(step, Communication)
+            and (step.site, step.kind) == (instruction.site, exchanged.replace("counts", "dispatch"))
+        )
+        needs, makes = _exchanged(step, exchanged, phase)
+        fault = not needs <= read or (kind == "wait" and not makes <= written)
+    if fault:
+        raise ProofError(f"{where}: {_name(instruction)} has other operands than its stage says")
+
+
+def _is_other_run(instruction: Instruction, use: Use, read: set[str], written: set[str]) -> bool:
+    grads = {param.name for param in use.segment.params if param.grad}
+    if instruction.phase == "W":
+        return bool(written) or set(instruction.params) != {tensor for local, tensor in use.params if local in grads}
+    if not set(instruction.params) <= {tensor for _, tensor in use.params}:
+        return True
+    if instruction.phase == "F":
+        return not (read <= set(use.inputs) and set(use.outputs) <= written)
+    return not {f"d_{v}" for p, v in zip(use.segment.inputs, use.inputs, strict=True) if p.grad} <= written
+
+
+def _exchanged(step: Communication, kind: str, phase: str) -> tuple[set[str], set[str]]:
+    """(values it must read, values its wait must write); a backward takes gradients the other way.
+
+    A dispatch sends all its inputs but the last, the counts, which go ahead and come back as offsets, its last output.
+    """
+    if kind == "counts":
+        return {step.inputs[-1]}, {step.outputs[-1].name}
+    inputs, outputs = set(step.inputs), {buffer.name for buffer in step.outputs}
+    if kind == "dispatch":
+        inputs, outputs = inputs - {step.inputs[-1]}, outputs - {step.outputs[-1].name}
+    if phase == "F":
+        return inputs, outputs
+    return {f"d_{name}" for name in outputs}, {f"d_{name}" for name in inputs}
+
+
+def _name(instruction: Instruction) -> str:
+    return _text(_key(instruction))
+
+
+def _text(key: Key) -> str:
+    kind, phase, site, detail = key
+    return " ".join(word for word in (kind, detail if kind == "wait" else "", f"{phase} {site}".strip()) if word)

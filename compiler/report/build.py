@@ -1,0 +1,98 @@
+"""Spec and what was decided for it → `Report`: the page's values, before any run or after one."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from compiler.emit.files import layers_of
+from compiler.ir import ITEMSIZE, Plan, Replica, Use
+from compiler.layers.build import TORCH_DTYPE
+from compiler.pipeline import Lowered
+from compiler.report.values import ExpertRow, RankRow, Report, RunFigures, StageRow, drawn_schedule
+from compiler.schedules.placement import stages_of
+from compiler.schedules.simulate import Costs, simulate
+from dsl.schema import Spec
+
+UNIT = Costs(F=Fraction(1), I=Fraction(1), W=Fraction(1))  # forwards, input and weight gradients of a stage alike
+
+
+def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Report:
+    """The report of a build; of a run of it if `run` is given. Times are of unit costs, not measured ones."""
+    plan = lowered.plan
+    schedule = lowered.main_schedule
+    timeline = simulate(schedule, UNIT)
+    cells, directions = drawn_schedule(schedule, timeline)
+    idle = max(timeline.idle) / timeline.makespan
+    return Report(
+        name=spec.name,
+        subtitle=f"{spec.model.name} on {spec.cluster.name}",
+        facts=(
+            ("parameters", f"{sum(r.num_elements for r in plan.replicas if r.role == 'parameter'):,}"),
+            ("ranks", f"{plan.mesh.world} = pipeline {plan.mesh.pp} · data {plan.mesh.dp} (expert {plan.mesh.ep})"),
+            ("sequences a step", ", ".join(str(n) for n in sorted({n for _, n in lowered.steps.batches}))),
+            ("tokens a sequence", f"{spec.train.sequence:,}"),
+            ("steps", f"{lowered.steps.total:,}"),
+            ("precision", spec.precision.name),
+            ("idle at unit costs", f"{float(idle):.1%}"),
+        ),
+        schedule_name=f"{schedule.name}, {schedule.num_ranks} ranks, {schedule.num_micro_batches} micro-batches",
+        schedule=cells,
+        time_unit="forwards of a stage, where F, I and W cost the same",
+        directions=directions,
+        stages=tuple(_stage(plan, index) for index in range(len(plan.stages))),
+        ranks=tuple(_rank(spec, lowered, rank) for rank in range(plan.mesh.pp)),
+        capacity_bytes=spec.cluster.node.device.memory,
+        experts=_experts(plan),
+        moe_layers=tuple(r.name.removesuffix(".ffn.router.bias") for r in plan.replicas if r.role == "bias"),
+        assumptions=plan.assumptions,
+        run=run,
+    )
+
+
+def _stage(plan: Plan, index: int) -> StageRow:
+    stage = plan.stages[index]
+    tensors = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
+    ranks = tuple(r for r in range(plan.mesh.pp) if index in stages_of(plan.placement, plan.mesh.pp, r))
+    parameters = sum(r.num_elements for r in plan.replicas if r.role == "parameter" and r.tensor in tensors)
+    return StageRow(index, tuple(layers_of(stage)), ranks, parameters)
+
+
+def _rank(spec: Spec, lowered: Lowered, rank: int) -> RankRow:
+    plan, mesh = lowered.plan, lowered.plan.mesh
+    first = mesh.rank(rank, 0)
+    held = [r for r in plan.replicas if r.role == "parameter" and first in r.holders]
+    elements = sum(r.num_elements for r in held)
+    owned = sum(_owned(r, spec.parallel.zero) for r in held)
+    size = {role: ITEMSIZE[TORCH_DTYPE[getattr(spec.precision, role)]] for role in ("master", "gradients", "moments")}
+    activations = max(c.peak_bytes[rank] for c in lowered.certificates.values())
+    return RankRow(
+        rank=rank,
+        world_ranks=(first, mesh.rank(rank, mesh.dp - 1)),
+        stages=stages_of(plan.placement, mesh.pp, rank),
+        parameters=elements,
+        memory=(
+            ("parameters", elements * size["master"]),
+            ("gradients", elements * size["gradients"]),
+            ("optimizer", 2 * owned * size["moments"]),
+            ("activations", activations),
+        ),
+    )
+
+
+def _owned(replica: Replica, zero: int) -> int:
+    return replica.num_elements // len(replica.holders) if zero else replica.num_elements
+
+
+def _experts(plan: Plan) -> tuple[ExpertRow, ...]:
+    """Which experts live on which expert rank: the same split in every MoE layer."""
+    dp, ep = plan.mesh.dp, plan.mesh.ep
+    rows: dict[int, set[int]] = {}
+    for replica in plan.replicas:
+        parts = replica.name.split(".")
+        if "experts" in parts:
+            coordinate = plan.mesh.coordinates(replica.holders[0])[1] % ep
+            rows.setdefault(coordinate, set()).add(int(parts[parts.index("experts") + 1]))
+    return tuple(
+        ExpertRow(rank, min(experts), max(experts), tuple(range(rank, dp, ep)))
+        for rank, experts in sorted(rows.items())
+    )

@@ -1,0 +1,162 @@
+"""Renders `Report` as one HTML file: CSS and SVG inline, no script, nothing loaded from elsewhere, light and dark."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from compiler.report import charts, text
+from compiler.report.timeline import schedule_figure
+from compiler.report.values import RankRow, Report, RunFigures, StageRow
+
+FOLDER = Path(__file__).parent
+LAST_STEPS = 10  # the training loss of the summary is the mean of this many: one step is noise
+
+
+def report_html(report: Report) -> str:
+    """The page. Pure: equal values give equal bytes, and every text in them is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: text.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"px": text.px, "count": text.count, "bytes": text.num_bytes}
+    return environment.get_template("page.html.j2").render(
+        report=report,
+        style=Markup((FOLDER / "style.css").read_text("utf-8")),  # ours: nothing of the report is in it
+        timeline=schedule_figure(report),
+        placement=placement_rows(report),
+        memory=memory_rows(report),
+        run=_run(report.run, report.moe_layers) if report.run else None,
+    )
+
+
+# ---------------------------------------------------------------- placement and memory
+
+
+@dataclass(frozen=True)
+class PlacementRow:
+    """A pipeline rank, and in each column the stage it holds there, or None; `tints` says how far down the model."""
+
+    rank: RankRow
+    stages: tuple[StageRow | None, ...]
+    tints: tuple[int, ...]
+
+
+def placement_rows(report: Report) -> tuple[PlacementRow, ...]:
+    """Stages by rank. Under mirroring a column is a direction, else the k-th stage of the rank."""
+    mirrored = any(len(stage.ranks) > 1 for stage in report.stages)
+    last = max(1, len(report.stages) - 1)
+    num_columns = max((len(rank.stages) for rank in report.ranks), default=0)
+    rows = []
+    for rank in report.ranks:
+        cells: list[StageRow | None] = [None] * num_columns
+        for k, stage in enumerate(sorted((s for s in report.stages if rank.rank in s.ranks), key=lambda s: s.index)):
+            cells[stage.ranks.index(rank.rank) if mirrored else k] = stage
+        tints = tuple(round(10 + 34 * cell.index / last) if cell else 0 for cell in cells)
+        rows.append(PlacementRow(rank, tuple(cells), tints))
+    return tuple(rows)
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """A pipeline rank, its total, and its kinds as parts of a bar: (css class, offset, width) in percent."""
+
+    rank: RankRow
+    total: int
+    parts: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True)
+class Memory:
+    kinds: tuple[tuple[str, str], ...]  # (css class, kind)
+    rows: tuple[MemoryRow, ...]
+    amounts: tuple[tuple[int, ...], ...]  # per row and kind, bytes
+
+
+def memory_rows(report: Report) -> Memory:
+    """Kinds in the order they first appear; bars on one scale, the fullest rank's."""
+    kinds = list(dict.fromkeys(kind for rank in report.ranks for kind, _ in rank.memory))
+    css = {kind: f"m{min(i, 7)}" for i, kind in enumerate(kinds)}
+    largest = max((sum(amount for _, amount in rank.memory) for rank in report.ranks), default=0) or 1
+    rows, amounts = [], []
+    for rank in report.ranks:
+        offset, parts = 0, []
+        for kind, amount in rank.memory:
+            parts.append((css[kind], f"{100 * offset / largest:.2f}", f"{100 * amount / largest:.2f}"))
+            offset += amount
+        rows.append(MemoryRow(rank, offset, tuple(parts)))
+        table = dict(rank.memory)
+        assert len(table) == len(rank.memory), f"a kind of memory is listed twice on rank {rank.rank}"
+        amounts.append(tuple(table.get(kind, 0) for kind in kinds))
+    return Memory(tuple((css[kind], kind) for kind in kinds), tuple(rows), tuple(amounts))
+
+
+# ---------------------------------------------------------------- a run
+
+
+@dataclass(frozen=True)
+class RunView:
+    facts: tuple[tuple[str, str], ...]
+    data: tuple[tuple[str, str], ...]
+    held_out: tuple[str, ...]
+    loss: charts.Chart | None
+    panels: tuple[charts.Chart, ...]
+    load: charts.LoadMap | None
+
+
+def _run(run: RunFigures, moe_layers: tuple[str, ...]) -> RunView:
+    unigram = run.data.get("unigram_nats")
+    return RunView(
+        facts=_summary(run.metrics, unigram),
+        data=_data_facts(run.data),
+        held_out=tuple(run.data.get("held_out", ())),
+        loss=charts.loss_chart(run.metrics, unigram),
+        panels=charts.panels(run.metrics),
+        load=charts.load_map(run.load.get("load", ()), moe_layers),
+    )
+
+
+def _summary(metrics: tuple[Mapping[str, Any], ...], unigram: float | None) -> tuple[tuple[str, str], ...]:
+    facts = []
+    training, validation = charts.column(metrics, "loss"), charts.column(metrics, "validation_loss")
+    tokens, speed = charts.column(metrics, "tokens"), charts.column(metrics, "tokens_per_s")
+    if training:
+        last = [loss for _, loss in training[-LAST_STEPS:]]
+        facts += [
+            ("steps", f"{training[-1][0]:,.0f}"),
+            (f"training loss, last {len(last)} steps", f"{statistics.fmean(last):.3f}"),
+        ]
+    if validation:
+        facts.append(("validation loss", f"{validation[-1][1]:.3f}"))
+    if unigram is not None:
+        facts.append(("unigram cross-entropy", f"{unigram:.3f}"))
+        if validation:
+            facts.append(("validation below unigram", f"{unigram - validation[-1][1]:+.3f}".replace("-", "−")))
+    if tokens:
+        facts.append(("tokens", text.count(int(tokens[-1][1]))))
+    if speed:
+        facts.append(("tokens a second, median", text.number(statistics.median(value for _, value in speed))))
+    return tuple(facts)
+
+
+def _data_facts(data: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """What meta.json says of the text, as far as it is there."""
+    if not data:
+        return ()
+    facts = [("source", str(data["source"])), ("tokenizer", f"{data['tokenizer']['vocab']:,} tokens")]
+    for name, split in data["splits"].items():
+        words = f"{split['files']:,} files, {text.count(split['tokens'])} tokens, {text.num_bytes(split['bytes'])}"
+        facts.append((name, words))
+    skipped = [f"{number:,} {reason}" for reason, number in sorted(data["skipped"].items())]
+    return tuple(facts + [("left out", ", ".join(skipped))] * bool(skipped))

@@ -1,0 +1,39 @@
+"""The report of a run folder, written when its ranks have ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from compiler.pipeline import lower_spec
+from compiler.report.build import report_of
+from compiler.report.page import report_html
+from compiler.report.values import RunFigures
+from dsl.load import load
+
+
+def write_run_report(run: Path) -> Path:
+    """`run`/report.html from what the run left: spec.resolved, metrics.jsonl, load.json, data/*/meta.json."""
+    spec = load(run / "spec.resolved")
+    figures = RunFigures(metrics=_lines(run / "metrics.jsonl"), data=_meta(run), load=_json(run / "load.json"))
+    text = report_html(report_of(spec, lower_spec(spec), figures))
+    path = run / "report.html"
+    temporary = path.with_name(".report.html.tmp")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(path)
+    return path
+
+
+def _lines(path: Path) -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip())
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+
+def _meta(run: Path) -> dict[str, Any]:
+    """Of the corpus that was used last."""
+    found = sorted((run / "data").glob("*/meta.json"), key=lambda p: (p.stat().st_mtime, p.name))
+    return _json(found[-1]) if found else {}

@@ -1,0 +1,161 @@
+"""A schedule is data: per pipeline rank, a tuple of steps, with a text form, a JSON form and a legality check."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.schedules.placement import num_stages, rank_of
+from runtime.actions import Action, Step, actions_of, parse_step
+
+_HEADER = re.compile(
+    r"# (?P<name>\S+) ranks=(?P<ranks>\d{1,6}) micro_batches=(?P<micro>\d{1,6}) placement=(?P<place>\S+)"
+)
+_JSON_KEYS = {"schedule": str, "ranks": int, "micro_batches": int, "placement": str, "actions": list}
+
+
+class ScheduleError(ValueError):
+    """A schedule's text is malformed, or the schedule is not legal; the message names rank and action."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What each pipeline rank does, in order. `placement` says on which rank a stage runs (placement.py)."""
+
+    name: str
+    num_ranks: int
+    num_micro_batches: int
+    placement: str
+    actions: tuple[tuple[Step, ...], ...]
+
+    def to_text(self) -> str:
+        """A header line, then one line of steps per rank; `from_text` is its exact inverse."""
+        sizes = f"ranks={self.num_ranks} micro_batches={self.num_micro_batches} placement={self.placement}"
+        lines = [f"# {self.name} {sizes}", *(" ".join(map(str, steps)) for steps in self.actions)]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str) -> Schedule:
+        """Inverse of `to_text`; ScheduleError names the line that cannot be read. Legality is `check`'s matter."""
+        header, *lines = text.removesuffix("\n").split("\n")
+        match = _HEADER.fullmatch(header)
+        if match is None:
+            raise ScheduleError(
+                f"line 1: {header[:80]!r} is not a header: write"
+                " # <name> ranks=<P> micro_batches=<N> placement=<placement>"
+            )
+        num_ranks = int(match["ranks"])
+        if len(lines) != num_ranks:
+            raise ScheduleError(f"the header says ranks={num_ranks}, but {len(lines)} lines of actions follow it")
+        actions = tuple(_parse_steps(line.split(), f"line {number}") for number, line in enumerate(lines, 2))
+        return cls(match["name"], num_ranks, int(match["micro"]), match["place"], actions)
+
+    def to_json(self) -> str:
+        """One JSON object on one line; `from_json` is its exact inverse."""
+        actions = [[str(step) for step in steps] for steps in self.actions]
+        values = (self.name, self.num_ranks, self.num_micro_batches, self.placement, actions)
+        return json.dumps(dict(zip(_JSON_KEYS, values, strict=True)))
+
+    @classmethod
+    def from_json(cls, text: str) -> Schedule:
+        """Inverse of `to_json`; ScheduleError says which key or which rank's action cannot be read."""
+        try:
+            value = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ScheduleError(f"not JSON: {error}") from None
+        _check_json(value)
+        actions = tuple(_parse_steps(row, f"rank {rank}") for rank, row in enumerate(value["actions"]))
+        if len(actions) != value["ranks"]:
+            raise ScheduleError(f'"ranks" is {value["ranks"]}, but "actions" has {len(actions)} rows')
+        return cls(value["schedule"], value["ranks"], value["micro_batches"], value["placement"], actions)
+
+    def check(self) -> None:
+        """Raise ScheduleError unless every rank runs what it must, once, in order.
+
+        Each (stage, micro-batch) runs F, then B or I…W, on the placement's rank; a schedule with no backward at all
+        (evaluation) runs F alone; the two actions of a pair are independent. Whether ranks wait for each other in a
+        circle is found by running it: `simulate`.
+        """
+        if self.num_micro_batches < 1 or len(self.actions) != self.num_ranks:
+            raise ScheduleError(
+                f"{self.num_ranks} ranks and {self.num_micro_batches} micro-batches do not fit the actions"
+            )
+        try:
+            stages = num_stages(self.placement, self.num_ranks)
+        except ValueError as error:
+            raise ScheduleError(str(error)) from None
+        done: dict[tuple[int, int], str] = {}  # (stage, micro-batch) -> kinds run so far
+        for rank, steps in enumerate(self.actions):
+            for step in steps:
+                self._check_step(rank, step, stages, done)
+        self._check_complete(stages, done)
+
+    def _check_step(self, rank: int, step: Step, stages: int, done: dict[tuple[int, int], str]) -> None:
+        actions = actions_of(step)
+        if len(actions) == 2 and (depends(*actions) or depends(*reversed(actions))):
+            raise ScheduleError(f"rank {rank}, {step}: its two actions are not independent, so they cannot overlap")
+        for action in actions:
+            stage, micro_batch = action.stage, action.micro_batch
+            if stage >= stages or micro_batch >= self.num_micro_batches:
+                raise ScheduleError(
+                    f"rank {rank}, {action}: there are {stages} stages and {self.num_micro_batches} micro-batches"
+                )
+            owner = rank_of(self.placement, self.num_ranks, self.num_micro_batches, stage, micro_batch)
+            if owner != rank:
+                raise ScheduleError(f"rank {rank}, {action}: placement {self.placement} runs it on rank {owner}")
+            before = done.get((stage, micro_batch), "")
+            if before + action.kind not in ("F", "FB", "FI", "FIW"):
+                raise ScheduleError(f"rank {rank}, {action}: {_order_fault(action, before)}")
+            done[stage, micro_batch] = before + action.kind
+
+    def _check_complete(self, stages: int, done: dict[tuple[int, int], str]) -> None:
+        final = ("F",) if not any("B" in kinds or "I" in kinds for kinds in done.values()) else ("FB", "FIW")
+        for stage in range(stages):
+            for micro_batch in range(self.num_micro_batches):
+                kinds = done.get((stage, micro_batch), "")
+                if kinds not in final:
+                    rank = rank_of(self.placement, self.num_ranks, self.num_micro_batches, stage, micro_batch)
+                    missing = {"": "F", "F": "B", "FI": "W"}[kinds]
+                    raise ScheduleError(f"rank {rank}, {missing}{stage}.{micro_batch}: missing")
+
+
+def depends(later: Action, earlier: Action) -> bool:
+    """Whether `later` needs `earlier` to be finished, directly or through other stages; an action needs itself.
+
+    A micro-batch goes forward through the stages, then back through them, and each W follows its stage's I or B.
+    """
+    if later.micro_batch != earlier.micro_batch:
+        return False
+    if later.kind == "W" or earlier.kind == "W":
+        ends_in_w = later.kind == "W" and earlier.kind != "W"
+        return later == earlier or (ends_in_w and (earlier.kind == "F" or earlier.stage >= later.stage))
+    if (later.kind == "F") != (earlier.kind == "F"):
+        return earlier.kind == "F"
+    return earlier.stage <= later.stage if later.kind == "F" else earlier.stage >= later.stage
+
+
+def _order_fault(action: Action, before: str) -> str:
+    if action.kind in before or (action.kind in "BI" and ("B" in before or "I" in before)):
+        return f"runs after {', '.join(before)} of the same stage and micro-batch, so twice"
+    needs = {"B": "F", "I": "F", "W": "I"}.get(action.kind)
+    return f"comes before its {needs}" if needs and needs not in before else f"cannot follow {', '.join(before)}"
+
+
+def _parse_steps(texts: list[Any], where: str) -> tuple[Step, ...]:
+    try:
+        return tuple(parse_step(text) for text in texts)
+    except ValueError as error:
+        raise ScheduleError(f"{where}: {error}") from None
+
+
+def _check_json(value: Any) -> None:
+    if not isinstance(value, dict) or set(value) != set(_JSON_KEYS):
+        raise ScheduleError(f"expected one object with the keys {', '.join(_JSON_KEYS)}")
+    for key, kind in _JSON_KEYS.items():
+        if type(value[key]) is not kind:
+            raise ScheduleError(f'"{key}" must be of type {kind.__name__}, got {type(value[key]).__name__}')
+    for rank, row in enumerate(value["actions"]):
+        if not isinstance(row, list) or not all(isinstance(text, str) for text in row):
+            raise ScheduleError(f"rank {rank}: expected a list of actions as strings")

@@ -1,0 +1,66 @@
+"""The rule behind every code. A code is never given to another rule."""
+
+CODES = {
+    # the text
+    "E0101": "a spec is a readable file of UTF-8 text",
+    "E0102": "a spec has at most 1 MiB of text and 40,000 words, and imports at most 64 files",
+    "E0103": "brackets and arithmetic are nested at most 100 deep",
+    "E0104": "a number has at most 40 characters and an exponent of at most 330, a name at most 64 characters",
+    "E0105": "a character that the language does not have",
+    "E0106": "a string ends on its line",
+    "E0107": "what is opened is closed",
+    "E0108": 'a statement is `key = value`, `block { … }`, `import "file"`, `let name = value` or a phase',
+    # keys and blocks
+    "E0201": "a block has only the keys of its schema",
+    "E0202": "a key or block is given once",
+    "E0203": "a key without a default must be given",
+    "E0204": "a block is written `key { … }`, a value `key = value`",
+    "E0205": "a block that comes in kinds, or is named, says which",
+    # values
+    "E0301": "a value has the unit of its key",
+    "E0302": "a value has the type of its key",
+    "E0303": "a number lies within its bounds",
+    "E0304": "a word is one of the choices of its key",
+    "E0305": "arithmetic is on numbers of fitting units, and does not divide by zero",
+    # names
+    "E0401": "a name must have been defined",
+    "E0402": "a definition does not depend on itself",
+    "E0403": "a block inherits from the only block of its kind",
+    "E0404": "a spec to run has a run block, and says which where there are several",
+    # files and the command line
+    "E0501": "an imported file exists and can be read",
+    "E0502": "imports form no cycle",
+    "E0503": "an import is a relative path to a .dsc file",
+    "E0504": "an override is written key=value, with the key as it is nested in the run",
+    # layers and phases
+    "E0701": "layer ranges leave no hole",
+    "E0702": "layer ranges do not overlap",
+    "E0703": "phases end one after the other, and the last has no end",
+    "E0704": "a phase of the learning rate has a shape, a goal and an end",
+    "E0705": "the phases of the learning rate cover the run, and each is reached",
+    "E0706": "a batch grows, in at most 10000 sizes",
+    # parallelism
+    "E0801": "world = pipeline·data·tensor·context",
+    "E0802": "expert divides data",
+    "E0803": "expert divides the number of experts",
+    "E0804": "dualpipe takes an even number of pipeline ranks",
+    "E0805": "dualpipe needs, at some time of the run, two micro-batches per pipeline rank",
+    "E0806": "dualpipe takes an even number of micro-batches",
+    "E0807": "the batch is a multiple of data·micro_batch",
+    "E0808": "a stage has at least one layer",
+    "E0809": "tensor and context are 1",
+    "E0810": "zero is 0 or 1",
+    # the model
+    "E0901": "groups divide the experts",
+    "E0902": "a token finds top_k experts in its groups",
+    "E0903": "the rotated width of a head is even",
+    "E0904": "mtp depth is 1",
+    "E0905": "top_groups is at most groups",
+    "E0906": "the vocabulary of the model holds that of the tokenizer",
+    "E0907": "communication leaves compute at least one SM",
+    # what passes check and plan, and train refuses
+    "E1001": "training runs in fp64 or fp32",
+    "E1002": "training runs with a sigmoid gate",
+    "E1003": "training runs without recompute",
+    "E1004": "training runs under dualpipe or 1f1b",
+}

@@ -1,0 +1,136 @@
+"""One kind of message for every mistake in a spec, and the one renderer for it.
+
+error[E0201]: `parallel` has no key `pipelin`
+  --> run.dsc:7:5
+   |
+ 7 |     pipelin = 16
+   |     ^^^^^^^
+   = hint: did you mean `pipeline`?
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from dsl.source import Source, Span
+
+TAB = "    "
+MAX_WIDTH = 120  # of a quoted line
+MAX_SHOWN = 100  # messages of one rendering
+
+
+@dataclass(frozen=True)
+class Note:
+    """A second place or fact that a mistake depends on."""
+
+    message: str
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """A mistake: what rule, where, in the user's words and numbers, and the edit that mends it."""
+
+    code: str  # of dsl.codes.CODES
+    message: str
+    span: Span | None = None
+    hint: str = ""
+    notes: tuple[Note, ...] = ()
+    severity: Literal["error", "warning"] = "error"
+
+    def __str__(self) -> str:
+        return render(self)
+
+
+class SpecError(Exception):
+    """A spec that cannot be used, with everything that is wrong with it, in source order."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
+        super().__init__(f"{len(self.diagnostics)} error(s) in the spec")
+
+    def __str__(self) -> str:
+        return render_all(self.diagnostics)
+
+
+def in_order(diagnostics: Iterable[Diagnostic], sources: Iterable[Source]) -> tuple[Diagnostic, ...]:
+    """Each message once, by source (in the given order) and position in it; those without a place first."""
+    rank = {source: index for index, source in enumerate(dict.fromkeys(sources))}
+
+    def key(item: Diagnostic) -> tuple[int, int, int, str]:
+        if item.span is None:
+            return (-1, 0, 0, item.code)
+        return (rank.get(item.span.source, len(rank)), item.span.start, item.span.end, item.code)
+
+    return tuple(sorted(dict.fromkeys(diagnostics), key=key))
+
+
+def render_all(diagnostics: tuple[Diagnostic, ...]) -> str:
+    """Every message, a blank line between two, and a count where there are more than one."""
+    parts = [render(item) for item in diagnostics[:MAX_SHOWN]]
+    if len(diagnostics) > MAX_SHOWN:
+        parts.append(f"and {len(diagnostics) - MAX_SHOWN} more")
+    return "\n\n".join(parts)
+
+
+def render(item: Diagnostic) -> str:
+    """The message as text, without a final newline and without colour."""
+    spans = [span for span in (item.span, *(note.span for note in item.notes)) if span is not None]
+    margin = " " * max([len(str(span.line)) for span in spans], default=0)
+    lines = [f"{item.severity}[{item.code}]: {_visible(item.message)}"]
+    if item.span is not None:
+        lines += _quote(item.span, margin, "-->")
+    if item.hint:
+        lines += _labelled("hint", item.hint, margin)
+    for note in item.notes:
+        lines += _labelled("note", note.message, margin)
+        if note.span is not None:
+            lines += _quote(note.span, margin, ":::")
+    return "\n".join(lines)
+
+
+def _labelled(label: str, text: str, margin: str) -> list[str]:
+    first, *rest = text.split("\n")
+    indent = " " * (len(margin) + len(label) + 5)
+    return [f"{margin} = {label}: {_visible(first)}", *(indent + _visible(line) for line in rest)]
+
+
+def _quote(span: Span, margin: str, arrow: str) -> list[str]:
+    line = span.source.line(span.line)
+    first = span.column - 1
+    last = min(len(line), first + max(1, span.end - span.start))
+    shift = max(0, first - MAX_WIDTH // 2) if len(line) > MAX_WIDTH else 0
+    line, first, last = line[shift : shift + MAX_WIDTH], first - shift, min(last - shift, MAX_WIDTH)
+    pad = " " * _width(line[:first])
+    carets = "^" * max(1, _width(line[first:last]))
+    return [
+        f"{margin}{arrow} {_visible(str(span))}",
+        f"{margin} |",
+        f"{span.line:>{len(margin)}} | {_visible(line)}".rstrip(),
+        f"{margin} | {pad}{carets}",
+    ]
+
+
+def _visible(text: str) -> str:
+    """Text that a terminal shows as it is: no control character, no change of direction."""
+    return "".join(_glyph(character) for character in text)
+
+
+def _glyph(character: str) -> str:
+    if character == "\t":
+        return TAB
+    if ord(character) < 32:
+        return chr(0x2400 + ord(character))
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return "\N{REPLACEMENT CHARACTER}"
+    return character
+
+
+def _width(text: str) -> int:
+    """Columns a terminal gives to the visible text."""
+    shown = _visible(text)
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in shown)
+    return len(shown) + wide - sum(unicodedata.combining(c) > 0 for c in shown)

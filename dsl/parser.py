@@ -1,0 +1,308 @@
+"""Text to document, with every mistake of form at once.
+
+The grammar is in `grammar.lark`. Its tokens are fed by hand: a mistake takes the parser back to the start of its
+statement, a LOST token takes the statement's place, and reading goes on at the next newline, brace or line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from itertools import islice
+from typing import Any
+
+from lark import Lark, Token
+from lark.exceptions import UnexpectedToken
+
+from dsl.diagnostics import Diagnostic, Note
+from dsl.source import Source, Span
+from dsl.syntax import Document
+from dsl.tree import Builder
+
+MAX_BYTES = 1 << 20
+MAX_WORDS = 40_000
+MAX_DEPTH = 100
+MAX_NUMBER = 40
+MAX_EXPONENT = 330  # the least float is about 1e-324
+MAX_NAME = 64
+MAX_MISTAKES = 50
+
+OPENERS = {"LBRACE": "}", "LSQUARE": "]", "LPAR": ")", "CALL": ")"}
+CLOSERS = {"RBRACE": "}", "RSQUARE": "]", "RPAR": ")"}
+OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH"})
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """`document` is what could be read. `broken`: braces do not match, so what belongs to what is not known."""
+
+    document: Document
+    diagnostics: tuple[Diagnostic, ...]
+    broken: bool
+
+
+@cache
+def _grammar() -> Lark:
+    text = resources.files("dsl").joinpath("grammar.lark").read_text(encoding="utf-8")
+    return Lark(text, parser="lalr", lexer="basic", start="start", maybe_placeholders=False)
+
+
+def decode(name: str, content: bytes) -> tuple[Source, tuple[Diagnostic, ...]]:
+    """The text of a file, or why it is none. CRLF and a byte-order mark are allowed."""
+    if len(content) > MAX_BYTES:
+        message = f"{name} has {len(content):,} bytes, {MAX_BYTES:,} are allowed"
+        return Source(name, ""), (Diagnostic("E0102", message, hint="split it with `import`"),)
+    try:
+        source = Source(name, content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        source = Source(name, content.decode("utf-8-sig", errors="replace"))
+        place = min(len(content[: error.start].decode("utf-8-sig", errors="replace")), max(0, len(source.text) - 1))
+        byte = content[error.start]
+        message = f"byte 0x{byte:02x} is not UTF-8"
+        return source, (Diagnostic("E0101", message, Span(source, place, place + 1), "save the file as UTF-8"),)
+    if "\0" in source.text:
+        place = source.text.index("\0")
+        return source, (Diagnostic("E0101", "a NUL byte: this is not a text", Span(source, place, place + 1)),)
+    return source, ()
+
+
+def parse(source: Source) -> Parsed:
+    """The document of a source. Mistakes of form are reported, never raised."""
+    feeder = _Feeder(source)
+    feeder.run()
+    builder = Builder(source)
+    document = Document(source, builder.transform(feeder.finish()))
+    return Parsed(document, (*feeder.mistakes, *builder.mistakes), feeder.broken)
+
+
+@dataclass
+class _Feeder:
+    source: Source
+    mistakes: list[Diagnostic] = field(default_factory=list)
+    broken: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokens = list(islice(_grammar().lex(self.source.text), MAX_WORDS + 1))
+        if len(self.tokens) > MAX_WORDS:
+            self._complain("E0102", f"the text goes on after {MAX_WORDS:,} words and signs", self.tokens.pop())
+            self.tokens, self.broken = [], True
+        self.tokens.append(self._made("NEWLINE", len(self.source.text)))
+        self.parser = _grammar().parse_interactive()
+        self.opened: list[Token] = []
+        self.at_start = True
+        self.previous: Token | None = None
+        self._save()
+
+    def run(self) -> None:
+        index = 0
+        while index < len(self.tokens):
+            index = self._step(index)
+            if len(self.mistakes) >= MAX_MISTAKES:
+                self.broken = True
+                return
+
+    def finish(self) -> Any:
+        """Close what is open and end the text."""
+        if not self.at_start:
+            self._lose()
+        if self.opened and not self.broken:
+            self._complain("E0107", f"this `{self.opened[-1]}` is never closed", self.opened[-1], "add `}`")
+            self.broken = True
+        for _ in self.opened:
+            self.parser.feed_token(self._made("RBRACE", len(self.source.text)))
+        return self.parser.feed_eof(self._made("NEWLINE", len(self.source.text)))
+
+    def _step(self, index: int) -> int:
+        """Feed one token; the index to go on at."""
+        token = self.tokens[index]
+        in_brackets = bool(self.opened) and self.opened[-1].type != "LBRACE"
+        if token.type == "NEWLINE" and in_brackets and index + 1 < len(self.tokens):
+            return index + 1
+        if self.at_start:
+            self._save()
+        mistake = self._mistake_before(token)
+        if mistake is None:
+            try:
+                self.parser.feed_token(token)
+            except UnexpectedToken as error:
+                mistake = self._unexpected(index, error.accepts or error.expected)
+        if mistake is not None:
+            self.mistakes.append(mistake)
+            return self._recover(index)
+        self._follow(token)
+        return index + 1
+
+    def _follow(self, token: Token) -> None:
+        self.previous = token
+        if token.type in OPENERS:
+            self.opened.append(token)
+        elif token.type in CLOSERS:
+            self.opened.pop()
+        self.operators += token.type in OPERATORS
+        in_brackets = bool(self.opened) and self.opened[-1].type != "LBRACE"
+        self.at_start = token.type in ("NEWLINE", "LBRACE") or (token.type == "COMMA" and not in_brackets)
+
+    # ------------------------------------------------------------ mistakes
+
+    def _mistake_before(self, token: Token) -> Diagnostic | None:
+        """Limits, foreign characters and brackets, which are looked at before the grammar is."""
+        if token.type in CLOSERS:
+            return self._mistake_of_closer(token)
+        if token.type in OPENERS and len(self.opened) >= MAX_DEPTH:
+            self.broken = True
+            return self._diagnostic("E0103", f"brackets are nested more than {MAX_DEPTH} deep", token)
+        if token.type in OPERATORS and self.operators >= MAX_DEPTH:
+            return self._diagnostic("E0103", f"more than {MAX_DEPTH} operators in one statement", token)
+        if token.type == "NUMBER" and _too_long(str(token)):
+            message = f"this number is too long: {MAX_NUMBER} characters and an exponent of {MAX_EXPONENT} are allowed"
+            return self._diagnostic("E0104", message, token)
+        if token.type in ("WORD", "CALL") and max(map(len, token.split("."))) > MAX_NAME:
+            return self._diagnostic("E0104", f"this name is too long: {MAX_NAME} characters are allowed", token)
+        if token.type == "OTHER":
+            return self._diagnostic("E0105", f"`{token}` is not part of the language", token, _foreign(str(token)))
+        if token.type == "OPEN_STRING":
+            return self._diagnostic("E0106", "this string is not closed on its line", token, 'add `"`')
+        return None
+
+    def _mistake_of_closer(self, token: Token) -> Diagnostic | None:
+        if not self.opened:
+            self.broken = self.broken or token.type == "RBRACE"
+            return self._diagnostic("E0107", f"this `{token}` closes nothing", token, "remove it")
+        opener = self.opened[-1]
+        if OPENERS[opener.type] == str(token):
+            return None
+        note = (Note(f"`{opener}` was opened here", self._span(opener)),)
+        message = f"`{token}` where `{OPENERS[opener.type]}` was expected"
+        return Diagnostic("E0107", message, self._span(token), f"close `{opener}` first", note)
+
+    def _unexpected(self, index: int, accepted: set[str]) -> Diagnostic:
+        token, unclosed = self.tokens[index], self._unclosed(index)
+        if unclosed is not None:
+            hint = f"add `{OPENERS[unclosed.type]}`"
+            return self._diagnostic("E0107", f"this `{unclosed}` is never closed", unclosed, hint)
+        found = "the line ends" if token.type == "NEWLINE" else f"`{token}`"
+        before = self.previous
+        if before is not None and before.type == "EQUAL" and token.type == "LBRACE":
+            return self._diagnostic("E0108", "a block has no `=`", before, "remove the `=`")
+        if before is not None and before.type == "EQUAL":
+            message = f"{found} where a value was expected" if token.type != "NEWLINE" else "a value is missing"
+            return self._diagnostic(
+                "E0108", message, before if token.type == "NEWLINE" else token, "write `key = value`"
+            )
+        if "WORD" in accepted and "NUMBER" not in accepted:
+            return self._diagnostic(
+                "E0108", f"{found} where a key was expected", token, "a statement begins with a name"
+            )
+        if before is not None and before.type == "RBRACE":
+            return self._diagnostic("E0108", f"{found} right after `}}`", token, "begin a new line, or put a comma")
+        where = token if token.type != "NEWLINE" or before is None else before
+        message = f"{found} where it does not belong" if token.type != "NEWLINE" else "this line ends too early"
+        return self._diagnostic("E0108", message, where, _expected(accepted))
+
+    def _unclosed(self, index: int) -> Token | None:
+        """The bracket to blame: opened on an earlier line, and the line of this token reads like a new statement."""
+        if len(self.opened) <= self.saved_depth or self.opened[-1].type == "LBRACE":
+            return None
+        opener, token = self.opened[-1], self.tokens[index]
+        if token.type in ("NEWLINE", "RBRACE"):
+            return opener
+        first = self._line_start(index)
+        fresh = self.tokens[first].type == "WORD" and self.tokens[first + 1].type in ("EQUAL", "LBRACE", "WORD")
+        return opener if fresh and (self.tokens[first].start_pos or 0) > (opener.start_pos or 0) else None
+
+    def _line_start(self, index: int) -> int:
+        while index > 0 and self.tokens[index - 1].type != "NEWLINE":
+            index -= 1
+        return index
+
+    # ------------------------------------------------------------ recovery
+
+    def _recover(self, index: int) -> int:
+        """Put LOST in place of the statement; the index to go on at."""
+        token = self.tokens[index]
+        unclosed = self._unclosed(index)
+        if self.previous is not None and self.previous.type == "RBRACE":
+            self._separate(token)
+            if token.type == "WORD":  # only the separator was missing
+                return index
+        if token.type == "OPEN_STRING":  # it has swallowed the braces that close what its line opened
+            line = [each for each in self.opened if "\n" not in self.source.text[each.start_pos : token.start_pos]]
+            swallowed = min(len(line), token.count("}"))
+            self.tokens[index + 1 : index + 1] = [self._made("RBRACE", token.end_pos or 0)] * swallowed
+        self._lose()
+        if unclosed is not None and token.type not in ("NEWLINE", "RBRACE"):
+            return self._line_start(index) - 1  # at the newline before it
+        if token.type == "RBRACE" and not self.opened:
+            index += 1
+        while self.tokens[index].type not in ("NEWLINE", "RBRACE", "LBRACE"):
+            index += 1
+        too_deep = self.tokens[index].type == "LBRACE" and len(self.opened) >= MAX_DEPTH
+        return len(self.tokens) if too_deep else index
+
+    def _separate(self, token: Token) -> None:
+        """End a statement whose block is closed, as if there had been a comma."""
+        comma = self._made("COMMA", token.start_pos or 0)
+        self.parser.feed_token(comma)
+        self._follow(comma)
+        self._save()
+
+    def _save(self) -> None:
+        """Remember the parser at the start of a statement."""
+        self.saved = self.parser.copy(deepcopy_values=False)
+        self.saved_depth = len(self.opened)
+        self.operators = 0
+
+    def _lose(self) -> None:
+        """Go back to the start of the statement and feed LOST instead."""
+        start = self.previous.end_pos if self.previous is not None else 0
+        self.parser = self.saved.copy(deepcopy_values=False)
+        self.opened = self.opened[: self.saved_depth]
+        self.parser.feed_token(self._made("LOST", start or 0))
+        self.previous = None
+        self.at_start = False
+
+    # ------------------------------------------------------------ small things
+
+    def _made(self, kind: str, offset: int) -> Token:
+        return Token(kind, {"RBRACE": "}", "COMMA": ","}.get(kind, ""), start_pos=offset, end_pos=offset)
+
+    def _span(self, token: Token) -> Span:
+        return Span(self.source, token.start_pos or 0, token.end_pos or 0)
+
+    def _diagnostic(self, code: str, message: str, token: Token, hint: str = "") -> Diagnostic:
+        return Diagnostic(code, message, self._span(token), hint)
+
+    def _complain(self, code: str, message: str, token: Token, hint: str = "") -> None:
+        self.mistakes.append(self._diagnostic(code, message, token, hint))
+
+
+def _too_long(number: str) -> bool:
+    if len(number) > MAX_NUMBER:
+        return True
+    mantissa, e, exponent = number.lower().partition("e")
+    digits = exponent.lstrip("+-")
+    leading = digits[: len(digits) - len(digits.lstrip("0123456789"))]
+    return bool(e) and mantissa.replace(".", "").replace("_", "").isdigit() and int(leading or 0) > MAX_EXPONENT
+
+
+def _foreign(character: str) -> str:
+    hints = {
+        "'": 'strings are written with `"`',
+        ";": "statements end at a newline or a comma",
+        ":": "a value is given with `=`",
+        "@": "",
+    }
+    return hints.get(character, "")
+
+
+def _expected(accepted: set[str]) -> str:
+    names = {"EQUAL": "`=`", "LBRACE": "`{`", "COMMA": "`,`", "RPAR": "`)`", "RSQUARE": "`]`", "NUMBER": "a value"}
+    found = [names[name] for name in names if name in accepted]
+    return (
+        f"expected {', '.join(found[:-1])} or {found[-1]}"
+        if len(found) > 1
+        else f"expected {found[0]}"
+        if found
+        else ""
+    )

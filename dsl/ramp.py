@@ -1,0 +1,82 @@
+"""The sizes of the global batch over a run, and with them the conversion between steps and tokens.
+
+A batch that grows does so in equal increments of `quantum` sequences, at equal distances of tokens. The quantum of a
+run is 2·data·micro_batch, so that the number of micro-batches stays even, as DualPipe wants it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsl.schema import Batch, Parallel, Spec
+
+MAX_SIZES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """From step `first_step`, when `first_token` tokens have been trained on, a step has `batch` sequences."""
+
+    batch: int
+    first_step: int
+    first_token: int
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """The sizes of a run in order; the last one holds forever."""
+
+    sizes: tuple[Size, ...]
+    sequence: int
+
+    def tokens_at(self, step: int) -> int:
+        """Tokens trained on when `step` steps are done."""
+        size = next(size for size in reversed(self.sizes) if size.first_step <= step)
+        return size.first_token + (step - size.first_step) * size.batch * self.sequence
+
+    def steps_for(self, tokens: int) -> int:
+        """Steps needed to train on at least `tokens` tokens."""
+        size = next(size for size in reversed(self.sizes) if size.first_token < tokens or size.first_step == 0)
+        return size.first_step + -(-(tokens - size.first_token) // (size.batch * self.sequence))
+
+    def batch_at(self, step: int) -> int:
+        """Sequences of step `step`, counted from 0."""
+        return next(size.batch for size in reversed(self.sizes) if size.first_step <= step)
+
+    def phases(self, tokens: int) -> tuple[tuple[int, int], ...]:
+        """(sequences of a step, number of such steps) of a run of `tokens` tokens."""
+        total = self.steps_for(tokens)
+        ends = (*(size.first_step for size in self.sizes[1:]), total)
+        counts = ((size.batch, min(end, total) - size.first_step) for size, end in zip(self.sizes, ends, strict=True))
+        return tuple((batch, count) for batch, count in counts if count > 0)
+
+
+def num_sizes(batch: Batch, quantum: int) -> int:
+    """How many sizes a batch grows through."""
+    return -(-(batch.end - batch.start) // quantum) + 1
+
+
+def ramp(batch: Batch, sequence: int, quantum: int) -> Ramp:
+    """The sizes `start`, `start + quantum`, … `end`, each reached after an equal share of `over_tokens`."""
+    increments = num_sizes(batch, quantum) - 1
+    assert 0 <= increments < MAX_SIZES, "the rules bound the number of sizes"
+    sizes: list[Size] = []
+    step = token = 0
+    for index in range(increments + 1):
+        size = min(batch.start + index * quantum, batch.end)
+        until = -(-batch.over_tokens * (index + 1) // increments) if index < increments else token + 1
+        if until > token:
+            sizes.append(Size(size, step, token))
+            count = -(-(until - token) // (size * sequence))
+            step, token = step + count, token + count * size * sequence
+    return Ramp(tuple(sizes), sequence)
+
+
+def quantum_of(parallel: Parallel, micro_batch: int) -> int:
+    """Sequences by which the batch of a run may grow."""
+    return 2 * parallel.data * micro_batch
+
+
+def of(spec: Spec) -> Ramp:
+    """The ramp of a resolved spec."""
+    return ramp(spec.train.batch, spec.train.sequence, quantum_of(spec.parallel, spec.train.micro_batch))

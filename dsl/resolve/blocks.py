@@ -1,0 +1,279 @@
+"""Blocks to instances of the schema: unknown and missing keys, kinds and names, bounds."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from dsl.diagnostics import Note
+from dsl.resolve import derive, forms
+from dsl.resolve.context import Context, RejectedError, Scope, suggest
+from dsl.resolve.fields import FieldType, fields_of, keys_of, scalar
+from dsl.resolve.merge import key_of, label_of
+from dsl.schema import BUILT_IN, LayerRange, Node, Spec, Tile
+from dsl.source import Span
+from dsl.syntax import Attribute, Block, Import, Let, Line, Lost, Range, Statement, Word
+
+NAMED = ("model", "cluster", "precision")  # blocks of their own, which a run names
+BOUNDS = {  # pydantic's type of error → the rule, the name of its bound, the edit
+    "greater_than_equal": ("at least {}", "ge", "{} or more"),
+    "greater_than": ("more than {}", "gt", "a number above {}"),
+    "less_than_equal": ("at most {}", "le", "{} or less"),
+    "less_than": ("less than {}", "lt", "a number below {}"),
+    "string_too_short": ("at least {} character", "min_length", "a path or a name"),
+    "string_too_long": ("at most {} characters", "max_length", "a shorter text"),
+}
+
+
+def node(context: Context, scope: Scope, cls: type[Node], block: Block) -> Any:
+    """An instance of `cls`. Fields that failed are absent from it, and their paths are in `context.failed`."""
+    fields, keys = fields_of(cls), keys_of(cls)
+    values: dict[str, Any] = {name: label_of(block) for name, kind in fields.items() if kind.form == "label"}
+    failed: set[str] = set()
+    ranges: list[Block] = []
+    for statement in block.body:
+        name = key_of(statement)
+        if isinstance(statement, (Let, Lost)):
+            continue
+        if name not in keys or not isinstance(statement, (Attribute, Block)):
+            failed |= {_target(name) for name in _unknown(context, cls, block, statement, keys)}
+            continue
+        if name == "layers" and isinstance(statement, Block):
+            ranges.append(statement)
+            continue
+        target = _target(name)
+        context.origins[scope.at(target)] = (
+            statement.phrase.span if isinstance(statement, Attribute) else statement.head
+        )
+        try:
+            values[target] = field(context, scope, cls, name, statement)
+        except RejectedError:
+            failed.add(target)
+    if ranges:
+        values["layers"] = _layers(context, scope, ranges)
+        context.origins[scope.at("layers")] = ranges[0].head
+    for name, default in derive.DEFAULTS.get(cls, {}).items():
+        if name not in values and name not in failed:
+            try:
+                values[name] = default(context)
+            except RejectedError:
+                failed.add(name)
+    missing = [name for name, kind in fields.items() if kind.required and name not in values and name not in failed]
+    _missing(context, cls, block, missing)
+    failed |= set(missing)
+    return _build(context, scope, cls, values, failed)
+
+
+def field(context: Context, scope: Scope, cls: type[Node], name: str, statement: Attribute | Block) -> Any:
+    """The value of one field. Raises RejectedError when its mistake has been reported."""
+    if name == "steps":
+        return derive.tokens_of_steps(context, scope, statement)
+    kind = fields_of(cls)[name]
+    if kind.form == "batch":
+        return forms.batch(context, scope, statement)
+    if kind.form == "rate":
+        block = _expect_block(context, statement, "write `rate { constant at 1e-4 }`")
+        return forms.rate(context, scope, block, derive.ramp_of(context), derive.total_tokens(context))
+    if kind.nodes and kind.types != (Tile,) and kind.form != "tokenizer":
+        return _child(context, scope, kind, name, statement)
+    if isinstance(statement, Block):
+        hint = f"write `{name} = value`"
+        raise context.reject("E0204", f"`{name}` is a value, not a block", statement.head, hint)
+    if kind.form == "phases":
+        return forms.phases(context, scope, statement, derive.ramp_of(context))
+    if kind.form == "tokenizer":
+        return forms.tokenizer(context, statement)
+    if kind.form == "layers":
+        hint = "write `layers 0..2 { ffn dense { inner = 18432 } }`"
+        raise context.reject("E0204", "`layers` is a block with a range", statement.key.span, hint)
+    if name == "data" and _is_auto(statement):
+        return derive.data_degree(context, statement.phrase.span)
+    return scalar(context, scope, kind, statement)
+
+
+# ---------------------------------------------------------------- blocks within blocks
+
+
+def _child(context: Context, scope: Scope, kind: FieldType, name: str, statement: Attribute | Block) -> Any:
+    if name in NAMED and not scope.path:
+        return _named(context, kind.nodes[0], name, statement)
+    block = _expect_block(context, statement, f"write `{name} {{ … }}`")
+    cls = _class_of(context, kind, name, block)
+    return node(context, scope.inside(block, name), cls, block)
+
+
+def _named(context: Context, cls: type[Node], kind: str, statement: Attribute | Block) -> Any:
+    """A model, cluster or precision by its name."""
+    if isinstance(statement, Block):
+        hint = f"write `{kind} = name`, and the block outside of the run"
+        raise context.reject("E0204", f"a run names its {kind}", statement.head, hint)
+    word = statement.phrase.items[0]
+    if len(statement.phrase.items) > 1 or not isinstance(word, Word):
+        hint = f"write `{kind} = name`"
+        raise context.reject("E0302", f"`{statement.phrase.span.text}` is not a name", statement.phrase.span, hint)
+    if kind == "precision" and word.text in BUILT_IN and (kind, word.text) not in context.definitions.blocks:
+        return BUILT_IN[word.text]
+    if kind == "precision" and (kind, word.text) not in context.definitions.blocks and not context.definitions.damaged:
+        names = [*BUILT_IN, *(name for of, name in context.definitions.blocks if of == kind)]
+        raise context.reject("E0401", f"there is no {kind} `{word.text}`", word.span, suggest(word.text, names))
+    block = context.block(kind, word.text, word.span)
+    return node(context, Scope((block,), kind), cls, block)
+
+
+def _expect_block(context: Context, statement: Attribute | Block, hint: str) -> Block:
+    if isinstance(statement, Attribute):
+        name = statement.key.text
+        raise context.reject("E0204", f"`{name}` is a block, not a value", statement.key.span, hint)
+    return statement
+
+
+def _class_of(context: Context, kind: FieldType, name: str, block: Block) -> type[Node]:
+    """The class a block's label selects, and the label checked."""
+    by_kind = {cls.model_fields["kind"].default: cls for cls in kind.nodes if "kind" in cls.model_fields}
+    label = label_of(block)
+    if by_kind:
+        if label in by_kind and len(block.labels) == 1:
+            return by_kind[label]
+        hint = suggest(label, by_kind) if label else f"write `{name} {next(iter(by_kind))} {{ … }}`"
+        message = f"there is no {name} `{label}`" if label else f"`{name}` does not say its kind"
+        raise context.reject("E0205", message, block.labels[0].span if label else block.head, hint)
+    cls = kind.nodes[0]
+    fields = fields_of(cls)
+    named = "name" in fields and fields["name"].form == "label"
+    if named and (not label or len(block.labels) != 1):
+        raise context.reject("E0205", f"`{name}` has one name", block.head, f"write `{name} my_{name} {{ … }}`")
+    if not named and block.labels:
+        span = block.labels[0].span.to(block.labels[-1].span)
+        context.complain("E0205", f"`{name}` takes no name", span, f"write `{name} {{ … }}`")
+    return cls
+
+
+def _layers(context: Context, scope: Scope, blocks: list[Block]) -> tuple[Any, ...]:
+    """Layer ranges in the order of their first layers; holes and overlaps are rules."""
+    ranges: list[tuple[tuple[int, int], Block]] = []
+    for block in blocks:
+        try:
+            ranges.append((_bounds(context, scope, block), block))
+        except RejectedError:
+            context.failed.add(scope.at("layers"))
+            ranges.append(((0, 0), block))
+    ranges.sort(key=lambda item: item[0])
+    found = []
+    for index, ((first, last), block) in enumerate(ranges):
+        inner = scope.inside(block, f"layers.{index}")
+        context.origins[inner.path] = block.labels[0].span if block.labels else block.head
+        found.append(_range_node(context, inner, block, first, last))
+    return tuple(found)
+
+
+def _range_node(context: Context, scope: Scope, block: Block, first: int, last: int) -> Any:
+    values: dict[str, Any] = {"first": first, "last": last}
+    failed: set[str] = set()
+    for statement in block.body:
+        if isinstance(statement, (Let, Lost)):
+            continue
+        if key_of(statement) != "ffn" or not isinstance(statement, (Attribute, Block)):
+            failed |= _unknown(context, LayerRange, block, statement, ("ffn",))
+            continue
+        try:
+            values["ffn"] = field(context, scope, LayerRange, "ffn", statement)
+        except RejectedError:
+            failed.add("ffn")
+    if "ffn" not in values and "ffn" not in failed:
+        failed.add("ffn")
+        _missing(context, LayerRange, block, ["ffn"])
+    return _build(context, scope, LayerRange, values, failed)
+
+
+def _bounds(context: Context, scope: Scope, block: Block) -> tuple[int, int]:
+    label = block.labels[0] if len(block.labels) == 1 else None
+    if not isinstance(label, Range):
+        hint = "write `layers 0..2 { … }`, both included"
+        raise context.reject("E0205", "`layers` has one range", block.head, hint)
+    first, last = (derive.count(context, scope, part, "layers") for part in (label.first, label.last))
+    if not 0 <= first <= last <= 100_000:
+        message = f"the range {first}..{last} is empty or out of bounds: at most 100000"
+        raise context.reject("E0303", message, label.span, f"write `layers {min(first, last)}..{max(first, last)}`")
+    return first, last
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+def _unknown(context: Context, cls: type[Node], block: Block, statement: Statement, keys: tuple[str, ...]) -> set[str]:
+    """Report a statement that does not belong; the required key that was probably meant counts as given."""
+    owner = block.key.text
+    if isinstance(statement, Line):
+        value = statement.items[0].span.to(statement.items[-1].span).text if statement.items else "…"
+        hint = f"write `{statement.head.text} = {value}`"
+        context.complain("E0204", f"`{statement.span.text}` gives no value", statement.span, hint)
+        return {statement.head.text} & set(keys)
+    if not isinstance(statement, (Attribute, Block)):
+        context.complain("E0204", "an import stands outside of blocks", statement.span, "move it to the top")
+        return set()
+    word = statement.key
+    missing = set(keys) - {key_of(each) for each in block.body}
+    close = get_close_matches(word.text, sorted(missing) or sorted(keys), n=1, cutoff=0.6)
+    hint = f"did you mean `{close[0]}`?" if close else suggest(word.text, keys)
+    notes = [Note(f"`{word.text}` is a key of `{home}`") for home in _homes(word.text, cls)]
+    context.complain("E0201", f"`{owner}` has no key `{word.text}`", word.span, hint, notes if not close else ())
+    return set(close)
+
+
+def _homes(key: str, asked: type[Node]) -> list[str]:
+    """Blocks of a run that do have a key."""
+    blocks = {name: cls for name, kind in fields_of(Spec).items() for cls in kind.nodes}
+    homes = [name for name, cls in blocks.items() if cls is not asked and key in keys_of(cls)]
+    return ["run", *homes] if asked is not Spec and key in keys_of(Spec) else homes
+
+
+def _missing(context: Context, cls: type[Node], block: Block, names: list[str]) -> None:
+    """Report required keys that are not given, unless a statement that could not be read may have given them."""
+    if not names or any(isinstance(statement, (Lost, Import)) for statement in block.body):
+        return
+    edits = []
+    for name in names:
+        info = cls.model_fields[name]
+        meaning = f"  # {info.description}" if info.description else ""
+        edits.append(f"`{(info.examples or [f'{name} = …'])[0]}`{meaning}")
+    owner = block.head.text if block.key.text in ("run", *NAMED) else block.key.text
+    listed = ", ".join(f"`{name}`" for name in names)
+    context.complain("E0203", f"`{owner}` has no {listed}", block.head, "add " + "\n    ".join(edits))
+
+
+def _target(key: str) -> str:
+    """The field a key sets."""
+    return "tokens" if key == "steps" else key
+
+
+def _build(context: Context, scope: Scope, cls: type[Node], values: dict[str, Any], failed: set[str]) -> Any:
+    """The instance, with what pydantic finds out of bounds reported and left out."""
+    try:
+        if not failed:
+            return cls.model_validate(values)
+        cls.model_validate(values)
+    except ValidationError as error:
+        for item in error.errors(include_url=False):
+            name = str(item["loc"][0])
+            if name in failed and name not in values:
+                continue
+            failed.add(name)
+            _out_of_bounds(context, scope, name, item)
+    context.failed |= {scope.at(name) for name in failed}
+    return cls.model_construct(**{name: value for name, value in values.items() if name not in failed})
+
+
+def _out_of_bounds(context: Context, scope: Scope, name: str, item: Any) -> None:
+    assert item["type"] in BOUNDS, item
+    words, limit, edit = BOUNDS[item["type"]]
+    bound = f"{item['ctx'][limit]:g}" if isinstance(item["ctx"][limit], float) else f"{item['ctx'][limit]:,}"
+    span: Span = context.origins[scope.at(name)]
+    message = f"`{name} = {span.text}` is out of bounds: {words.format(bound)}"
+    context.complain("E0303", message, span, f"write {edit.format(bound)}")
+
+
+def _is_auto(statement: Attribute) -> bool:
+    items = statement.phrase.items
+    return len(items) == 1 and isinstance(items[0], Word) and items[0].text == "auto"

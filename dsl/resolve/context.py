@@ -1,0 +1,113 @@
+"""What the resolver carries along: definitions, mistakes so far, where each value was written, what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+
+from dsl.diagnostics import Diagnostic, Note
+from dsl.resolve.files import Definitions
+from dsl.resolve.merge import merge
+from dsl.source import Span
+from dsl.syntax import Block
+from dsl.units import Quantity
+
+
+class RejectedError(Exception):
+    """A value that cannot be used; why is already among the mistakes."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where an expression stands: the blocks around it, outermost first, and their path in the spec."""
+
+    blocks: tuple[Block, ...]
+    path: str = ""
+
+    def inside(self, block: Block, name: str) -> Scope:
+        return Scope((*self.blocks, block), self.at(name))
+
+    def at(self, name: str) -> str:
+        """The path of a key of this block: `parallel.pipeline`."""
+        return f"{self.path}.{name}" if self.path else name
+
+
+@dataclass
+class Context:
+    """One resolution of one run."""
+
+    definitions: Definitions
+    run: Block
+    mistakes: list[Diagnostic] = field(default_factory=list)
+    origins: dict[str, Span] = field(default_factory=dict)  # path → where its value is written
+    failed: set[str] = field(default_factory=set)  # paths without a usable value
+    active: list[Span] = field(default_factory=list)  # definitions being evaluated, to find cycles
+    circular: set[Span] = field(default_factory=set)  # definitions whose circle has been told
+    known: dict[tuple[Span, str], Quantity | None] = field(default_factory=dict)  # evaluated phrases, None: rejected
+    extended: dict[tuple[str, str], Block] = field(default_factory=dict)
+
+    def complain(self, code: str, message: str, span: Span, hint: str = "", notes: Iterable[Note] = ()) -> None:
+        self.mistakes.append(Diagnostic(code, message, span, hint, tuple(notes)))
+
+    def reject(self, code: str, message: str, span: Span, hint: str = "", notes: Iterable[Note] = ()) -> RejectedError:
+        """Report a mistake; to be raised."""
+        self.complain(code, message, span, hint, notes)
+        return RejectedError()
+
+    def silent(self) -> Context:
+        """A context that reports to nobody, to look at a value that will be, or was, looked at aloud."""
+        return replace(
+            self,
+            mistakes=[],
+            origins={},
+            failed=set(),
+            active=[],
+            known={},
+            circular=set(),
+            extended=dict(self.extended),
+        )
+
+    def block(self, kind: str, name: str, used: Span) -> Block:
+        """A named block with what it inherits."""
+        key = (kind, name)
+        if key not in self.extended:
+            self.extended[key] = self._extend(kind, name, used, ())
+        return self.extended[key]
+
+    def _extend(self, kind: str, name: str, used: Span, chain: tuple[str, ...]) -> Block:
+        block = self.definitions.blocks.get((kind, name))
+        if block is None:
+            names = [known for of_kind, known in self.definitions.blocks if of_kind == kind]
+            if self.definitions.damaged:
+                raise RejectedError  # it may be in what could not be read
+            raise self.reject("E0401", f"there is no {kind} `{name}`", used, suggest(name, names, kind))
+        if block.parent is None:
+            return block
+        if name in chain:
+            circle = " extends ".join(f"`{each}`" for each in (*chain[chain.index(name) :], name))
+            raise self.reject("E0402", f"a {kind} inherits from itself: {circle}", block.head, "remove one `extends`")
+        parent = self._extend(kind, block.parent.text, block.parent.span, (*chain, name))
+        return merge(parent, block, self.mistakes)
+
+
+def suggest(word: str, known: Iterable[str], kind: str = "") -> str:
+    """A hint for a misspelt word."""
+    names = sorted(set(known))
+    close = get_close_matches(word, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    if len(names) == 1:
+        return f"write `{names[0]}`"
+    if not names:
+        return f"define or import a {kind}" if kind else ""
+    listed = ", ".join(f"`{name}`" for name in names[:24])
+    return f"one of {listed}{' …' if len(names) > 24 else ''}"
+
+
+def inside_out(scope: Scope) -> Iterator[tuple[Block, Scope]]:
+    """The blocks around an expression, innermost first, each with the scope of its own keys."""
+    parts = scope.path.split(".") if scope.path else []
+    for index in range(len(scope.blocks) - 1, -1, -1):
+        depth = len(parts) - (len(scope.blocks) - 1 - index)
+        yield scope.blocks[index], Scope(scope.blocks[: index + 1], ".".join(parts[: max(0, depth)]))

@@ -1,0 +1,164 @@
+"""Values that follow from others: the data degree, the schedule's default, tokens from steps.
+
+Other values are looked at silently: they are, or will be, reported where they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dsl import ramp as ramps
+from dsl.resolve.context import Context, RejectedError, Scope
+from dsl.resolve.evaluate import convert, leading, phrase
+from dsl.resolve.fields import fields_of
+from dsl.resolve.forms import STEP, TOKEN, whole
+from dsl.resolve.merge import key_of
+from dsl.schema import Batch, Node, Parallel, Schedule, Spec, Unit
+from dsl.source import Span
+from dsl.syntax import Attribute, Block, Value, Word
+
+MAX_TOKENS = 10**16
+
+
+def count(context: Context, scope: Scope, value: Value, key: str) -> int:
+    """A plain whole number."""
+    return whole(
+        context, convert(context, leading(context, scope, (value,))[0], None, key, value.span), value.span, key
+    )
+
+
+def peek(context: Context, path: str) -> Any:
+    """The value at a path of the run, like `cluster.node.devices`, or its default; RejectedError if none."""
+    from dsl.resolve.blocks import field  # the one cycle: what is derived looks at fields, fields may be derived
+
+    silent = context.silent()
+    *parents, name = path.split(".")
+    cls: type[Node] = Spec
+    scope = Scope((context.run,))
+    block: Block | None = context.run
+    for part in parents:
+        cls = fields_of(cls)[part].nodes[0]
+        statement = _statement(block, part)
+        if isinstance(statement, Attribute):
+            word = statement.phrase.items[0]
+            if not isinstance(word, Word):
+                raise RejectedError
+            block = silent.block(part, word.text, word.span)
+            scope = Scope((block,), part)
+        elif isinstance(statement, Block):
+            block, scope = statement, scope.inside(statement, part)
+        else:
+            block = None
+    statement = _statement(block, name)
+    if statement is None:
+        default = DEFAULTS.get(cls, {}).get(name)
+        info = cls.model_fields[name]
+        if default is not None:
+            return default(silent)
+        if info.is_required():
+            raise RejectedError
+        return info.default
+    assert isinstance(statement, (Attribute, Block))
+    return field(silent, scope, cls, name, statement)
+
+
+def _statement(block: Block | None, name: str) -> Any:
+    if block is None:
+        return None
+    return next((each for each in block.body if key_of(each) == name and isinstance(each, (Attribute, Block))), None)
+
+
+def _positive(context: Context, path: str) -> int:
+    value = peek(context, path)
+    if not isinstance(value, int) or value < 1:
+        raise RejectedError
+    return value
+
+
+def data_degree(context: Context, span: Span | None = None) -> int:
+    """`data = auto`: the ranks of the cluster that pipeline, tensor and context leave."""
+    world = _positive(context, "cluster.nodes") * _positive(context, "cluster.node.devices")
+    degrees = {name: _positive(context, f"parallel.{name}") for name in ("pipeline", "tensor", "context")}
+    used = degrees["pipeline"] * degrees["tensor"] * degrees["context"]
+    if world % used == 0 and world >= used:
+        return world // used
+    place = span or context.origins.get("parallel.pipeline") or context.origins.get("parallel") or context.run.head
+    message = f"the cluster's {world:,} devices cannot be divided into pipelines of {used:,}"
+    near = max((each for each in range(1, min(used, world) + 1) if world % each == 0), default=1)
+    hint = (
+        f"write `pipeline = {near}`" if degrees["tensor"] * degrees["context"] == 1 else "choose divisors of the world"
+    )
+    raise context.reject("E0801", message, place, hint)
+
+
+def default_schedule(context: Context) -> Schedule:
+    """1f1b where there is one pipeline rank, else dualpipe."""
+    return Schedule(name="1f1b" if peek(context, "parallel.pipeline") == 1 else "dualpipe")
+
+
+def default_parallel(context: Context) -> Parallel:
+    """No parallelism but data."""
+    return Parallel(data=data_degree(context))
+
+
+DEFAULTS: dict[type[Node], dict[str, Callable[[Context], Any]]] = {
+    Parallel: {"data": data_degree},
+    Schedule: {"name": lambda context: default_schedule(context).name},
+    Spec: {"parallel": default_parallel, "schedule": default_schedule},
+}
+
+
+# ---------------------------------------------------------------- steps and tokens
+
+
+def ramp_of(context: Context) -> ramps.Ramp | None:
+    """How the batch grows, or None when what says so has failed."""
+    try:
+        batch: Batch = peek(context, "train.batch")
+        sequence, micro_batch = (_positive(context, f"train.{name}") for name in ("sequence", "micro_batch"))
+        quantum = 2 * _positive(context, "parallel.data") * micro_batch
+    except RejectedError:
+        return None
+    if batch.end < batch.start or ramps.num_sizes(batch, quantum) > ramps.MAX_SIZES:
+        return None
+    return ramps.ramp(batch, sequence, quantum)
+
+
+def tokens_of_steps(context: Context, scope: Scope, statement: Attribute | Block) -> int:
+    """`steps = 150`: the tokens of so many steps."""
+    if isinstance(statement, Block):
+        raise context.reject("E0204", "`steps` is a value, not a block", statement.head, "write `steps = 1000`")
+    span = statement.phrase.span
+    quantity = phrase(context, scope, statement.phrase)
+    steps = whole(context, convert(context, quantity, Unit("step", bare=True), "steps", span), span, "steps")
+    if not 1 <= steps <= 10**9:
+        message = f"`steps = {span.text}` is out of bounds: at least 1 and at most 1,000,000,000"
+        raise context.reject("E0303", message, span, "write `steps = 1000`")
+    ramp = ramp_of(context)
+    if ramp is None:
+        raise RejectedError
+    return ramp.tokens_at(steps)
+
+
+def total_tokens(context: Context) -> int | None:
+    """Tokens of the run, or None if they are not known."""
+    train = _statement(context.run, "train")
+    if not isinstance(train, Block):
+        return None
+    for statement in train.body:
+        if key_of(statement) not in ("tokens", "steps") or not isinstance(statement, Attribute):
+            continue
+        silent, scope = context.silent(), Scope((context.run, train), "train")
+        try:
+            quantity = phrase(silent, scope, statement.phrase)
+            if key_of(statement) == "steps" or quantity.dimension == STEP:
+                return tokens_of_steps(silent, scope, statement)
+            value = convert(silent, quantity, Unit("token", bare=True), "tokens", statement.phrase.span)
+        except RejectedError:
+            return None
+        return int(value) if value.denominator == 1 and 0 < value <= MAX_TOKENS else None
+    return None
+
+
+__all__ = ["DEFAULTS", "STEP", "TOKEN", "count", "data_degree", "peek", "ramp_of", "tokens_of_steps", "total_tokens"]

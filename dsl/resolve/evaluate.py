@@ -1,0 +1,240 @@
+"""Expressions to quantities: numbers with units, arithmetic, references."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from dsl import units
+from dsl.diagnostics import Note
+from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
+from dsl.resolve.merge import key_of
+from dsl.schema import Unit
+from dsl.source import Span
+from dsl.syntax import Attribute, Binary, Block, Let, Negate, Number, Phrase, Value, Word
+from dsl.units import PLAIN, Dimension, Quantity, spoken
+
+LARGEST = 10**60
+EXAMPLES = {
+    "byte": "80GB",
+    "byte/s": "200GB/s",
+    "flop/s": "989TFLOPS",
+    "USD/h": "2USD/h",
+    "token": "10B tokens",
+    "step": "1000 steps",
+}
+
+
+def phrase(context: Context, scope: Scope, written: Phrase) -> Quantity:
+    """The quantity a whole phrase says; a unit word may follow: `469B tokens`."""
+    key = (written.span, scope.path)
+    if written.span in context.active:
+        if not context.circular.intersection(context.active):
+            context.circular.update(context.active)
+            circle = context.active[context.active.index(written.span) + 1 :]
+            notes = [Note("by way of this", span) for span in circle[:8]]
+            context.complain("E0402", "this value depends on itself", written.span, "write a number", notes)
+        raise RejectedError
+    if key not in context.known:
+        context.active.append(written.span)
+        context.known[key] = None  # unless what follows succeeds; so a mistake is told once
+        try:
+            found, rest = leading(context, scope, written.items)
+            if rest:
+                raise context.reject("E0302", f"`{_text(rest)}` is not part of a number", rest[0].span, "remove it")
+            context.known[key] = found
+        finally:
+            context.active.pop()
+    known = context.known[key]
+    if known is None:
+        raise RejectedError
+    return known
+
+
+def leading(context: Context, scope: Scope, items: tuple[Value, ...]) -> tuple[Quantity, tuple[Value, ...]]:
+    """The quantity at the head of some items, with the unit word after it if there is one, and the rest."""
+    found, rest = number(context, scope, items[0]), items[1:]
+    if rest and isinstance(rest[0], Word) and rest[0].text in units.WORDS:
+        if found.dimension != PLAIN:
+            message = f"`{items[0].span.text}` has a unit already: {spoken(found.dimension)}"
+            raise context.reject("E0301", message, rest[0].span, f"remove `{rest[0].text}`")
+        return Quantity(found.value, ((units.WORDS[rest[0].text], 1),)), rest[1:]
+    return found, rest
+
+
+def number(context: Context, scope: Scope, value: Value) -> Quantity:
+    """The quantity that one expression says."""
+    if isinstance(value, Number):
+        found = units.quantity(value.text)
+        if found is None:
+            suffix = units.split(value.text)[1]
+            raise context.reject("E0301", f"there is no unit `{suffix}`", value.span, _unit_hint(value.text, suffix))
+        if found.value > LARGEST:
+            raise context.reject("E0303", "this number leaves every bound", value.span, "use a smaller number")
+        return found
+    if isinstance(value, Word):
+        return _reference(context, scope, value)
+    if isinstance(value, Negate):
+        inner = number(context, scope, value.operand)
+        return Quantity(-inner.value, inner.dimension)
+    if isinstance(value, Binary):
+        left, right = _both(context, scope, value)
+        return _apply(context, value, left, right)
+    raise context.reject("E0302", f"`{value.span.text}` is not a number", value.span, "write a number")
+
+
+def convert(context: Context, found: Quantity, unit: Unit | None, key: str, span: Span) -> Fraction:
+    """The value of a quantity in the unit of a field, or a complaint about its unit."""
+    if unit is None:
+        if found.dimension != PLAIN:
+            message = f"`{key}` is a plain number, `{span.text}` is in {spoken(found.dimension)}"
+            raise context.reject("E0301", message, span, _without_unit(span.text))
+        return found.value
+    wanted = units.unit(unit.name)
+    assert wanted is not None
+    if found.dimension == wanted.dimension:
+        return found.value / wanted.value
+    if found.dimension == PLAIN and unit.bare:
+        return found.value
+    name = unit.name if "USD" in unit.name else spoken(wanted.dimension)
+    message = f"`{key}` is in {name}, `{span.text}` is {_in(found.dimension)}"
+    raise context.reject("E0301", message, span, _conversion(found, unit, wanted.dimension, span.text))
+
+
+def _in(dimension: Dimension) -> str:
+    return "a plain number" if dimension == PLAIN else f"in {spoken(dimension)}"
+
+
+def _conversion(found: Quantity, unit: Unit, wanted: Dimension, text: str) -> str:
+    if unit.bare and found.dimension in ((("step", 1),), (("token", 1),)):
+        words = text.split()
+        return f"write `{words[0]} {spoken(wanted)}`" if len(words) == 2 else f"write it in {spoken(wanted)}"
+    if found.dimension == (("bit", 1),) and wanted == (("byte", 1),) and (found.value / 8).denominator == 1:
+        return f"write `{units.write(int(found.value / 8), 'byte')}`; B is a byte, b a bit"
+    return f"write the unit, as in `{EXAMPLES[unit.name]}`"
+
+
+def _without_unit(text: str) -> str:
+    mantissa = units.NUMBER.match(text)
+    return f"write `{mantissa['mantissa']}`" if mantissa else "remove the unit"
+
+
+def _unit_hint(text: str, suffix: str) -> str:
+    if "/" in suffix and not units.unit(suffix):
+        over = suffix.partition("/")[0]
+        if units.unit(over) is not None:
+            return f"put spaces around `/` to divide, or end the rate in one of {', '.join(units.TIMES)}"
+    known = ["KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB", "GB/s", "TB/s", "Gb/s", "TFLOPS", "USD/h", "tokens"]
+    known += ["steps", "bytes", "K", "M", "B", "T", "%"]
+    same = [name for name in known if name.lower() == suffix.lower()]
+    return f"did you mean `{text.removesuffix(suffix)}{same[0]}`?" if same else suggest(suffix, known)
+
+
+def _both(context: Context, scope: Scope, value: Binary) -> tuple[Quantity, Quantity]:
+    """Both operands, so that mistakes in either are told."""
+    results: list[Quantity] = []
+    for operand in (value.left, value.right):
+        try:
+            results.append(number(context, scope, operand))
+        except RejectedError:
+            continue
+    if len(results) < 2:
+        raise RejectedError
+    return results[0], results[1]
+
+
+def _apply(context: Context, value: Binary, left: Quantity, right: Quantity) -> Quantity:
+    dimension = left.dimension
+    if value.operator in "+-":
+        if left.dimension != right.dimension:
+            message = f"{spoken(left.dimension)} `{value.operator}` {spoken(right.dimension)} has no meaning"
+            raise context.reject("E0305", message, value.span, "give both sides the same unit")
+        result = left.value + right.value if value.operator == "+" else left.value - right.value
+    elif value.operator == "*":
+        result, dimension = left.value * right.value, units.combine(left.dimension, right.dimension)
+    elif right.value == 0:
+        raise context.reject("E0305", "division by zero", value.right.span, "divide by another number")
+    else:
+        result, dimension = left.value / right.value, units.combine(left.dimension, right.dimension, -1)
+    if abs(result.numerator) > LARGEST**2 or result.denominator > LARGEST**2 or abs(result) > LARGEST:
+        raise context.reject("E0305", "this number leaves every bound", value.span, "use smaller numbers")
+    return Quantity(result, dimension)
+
+
+# ---------------------------------------------------------------- references
+
+
+def _reference(context: Context, scope: Scope, word: Word) -> Quantity:
+    """The value of a key around the expression, of a `let`, or of a named block: `hidden`, `model.hidden`."""
+    found = _find(context, scope, word)
+    if found is None:
+        if word.text == "auto":
+            raise context.reject("E0302", "this value cannot be auto", word.span, "write a number")
+        if context.definitions.damaged:
+            raise RejectedError
+        raise context.reject(
+            "E0401", f"there is no value `{word.text}` here", word.span, _meant(context, scope, word.text)
+        )
+    statement, place = found
+    return phrase(context, place, statement.phrase)
+
+
+def _find(context: Context, scope: Scope, word: Word) -> tuple[Attribute | Let, Scope] | None:
+    first, *rest = word.text.split(".")
+    for block, place in inside_out(scope):
+        for statement in block.body:
+            if isinstance(statement, Let) and statement.name.text == first and not rest:
+                return statement, place
+            if key_of(statement) == first:
+                found = _descend(context, statement, place, rest)
+                if found is not None:
+                    return found
+    outer = scope.blocks[0] if scope.blocks else None
+    if outer is not None and outer.key.text == first and rest:
+        name = "" if first == "run" else first
+        return _inside(context, outer, Scope((outer,), name), rest)
+    let = context.definitions.lets.get(first)
+    return (let, Scope(())) if let is not None and not rest else None
+
+
+def _inside(context: Context, block: Block, place: Scope, rest: list[str]) -> tuple[Attribute | Let, Scope] | None:
+    for statement in block.body:
+        if rest and key_of(statement) == rest[0]:
+            return _descend(context, statement, place, rest[1:])
+    return None
+
+
+def _descend(
+    context: Context, statement: object, place: Scope, rest: list[str]
+) -> tuple[Attribute | Let, Scope] | None:
+    if isinstance(statement, Block):
+        return _inside(context, statement, place.inside(statement, statement.key.text), rest)
+    assert isinstance(statement, Attribute)
+    if not rest:
+        return statement, place
+    target = statement.phrase.items[0]
+    kind = statement.key.text
+    if isinstance(target, Word) and (kind, target.text) in context.definitions.blocks:
+        block = context.block(kind, target.text, target.span)
+        return _inside(context, block, Scope((block,), kind), rest)
+    return None
+
+
+def _meant(context: Context, scope: Scope, name: str) -> str:
+    close = suggest(name, _names(context, scope))
+    return close if close.startswith("did") else f"write a number, or define it: `let {name.split('.')[0]} = …`"
+
+
+def _names(context: Context, scope: Scope) -> set[str]:
+    """Everything one could have meant."""
+    names = set(context.definitions.lets)
+    for block, _ in inside_out(scope):
+        names |= {statement.name.text for statement in block.body if isinstance(statement, Let)}
+        names |= {key_of(statement) for statement in block.body if isinstance(statement, Attribute)}
+    outer = scope.blocks[0] if scope.blocks else None
+    if outer is not None:
+        names |= {f"{outer.key.text}.{key_of(item)}" for item in outer.body if isinstance(item, Attribute)}
+    return names
+
+
+def _text(items: tuple[Value, ...]) -> str:
+    return items[0].span.to(items[-1].span).text

@@ -1,0 +1,154 @@
+"""One field of a block: what is written there to the typed value that the schema wants."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from dsl.resolve.context import Context, RejectedError, Scope, suggest
+from dsl.resolve.evaluate import convert, phrase
+from dsl.schema import Node, Syntax, Tile, Unit
+from dsl.source import OVERRIDE
+from dsl.syntax import Attribute, ListOf, Number, String, Value, Word
+
+TILE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})", re.ASCII)
+WORDS_AS_TEXT = {"python_stdlib"}  # words that stand where a string may
+
+
+@dataclass(frozen=True)
+class FieldType:
+    """What a field of a schema class takes."""
+
+    types: tuple[Any, ...]  # alternatives, without None
+    optional: bool
+    required: bool
+    unit: Unit | None
+    form: str
+
+    @property
+    def nodes(self) -> tuple[type[Node], ...]:
+        """The block classes, if the field is a block."""
+        return tuple(each for each in self.types if isinstance(each, type) and issubclass(each, Node))
+
+
+@cache
+def fields_of(cls: type[Node]) -> dict[str, FieldType]:
+    """The fields of a schema class, by key."""
+    found = {}
+    for name, info in cls.model_fields.items():
+        union = get_origin(info.annotation) in (Union, UnionType)
+        types = get_args(info.annotation) if union else (info.annotation,)
+        found[name] = FieldType(
+            types=tuple(each for each in types if each is not NoneType),
+            optional=NoneType in types,
+            required=info.is_required(),
+            unit=next((mark for mark in info.metadata if isinstance(mark, Unit)), None),
+            form=next((mark.form for mark in info.metadata if isinstance(mark, Syntax)), ""),
+        )
+    return found
+
+
+def keys_of(cls: type[Node]) -> tuple[str, ...]:
+    """The keys a user may write in a block of this class."""
+    keys = [name for name, kind in fields_of(cls).items() if kind.form != "label"]
+    return (*keys, "steps") if "tokens" in keys else tuple(keys)
+
+
+def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute) -> Any:
+    """A value that is written as its type says: a number, a word, a string, a list of words."""
+    key, written = statement.key.text, statement.phrase
+    value = written.items[0]
+    if kind.optional and len(written.items) == 1 and isinstance(value, Word) and value.text == "none":
+        return None
+    (wanted,) = kind.types
+    if wanted in (int, float):
+        quantity = phrase(context, scope, written)
+        return _typed(context, convert(context, quantity, kind.unit, key, written.span), wanted, kind.unit, statement)
+    if len(written.items) > 1:
+        extra = written.items[1].span.to(written.items[-1].span)
+        raise context.reject("E0302", f"`{key}` takes one value", extra, f"remove `{extra.text}`")
+    value = _substituted(context, scope, value, wanted)
+    if get_origin(wanted) is Literal:
+        return choice(context, key, value, get_args(wanted))
+    if get_origin(wanted) is tuple:
+        return _words(context, key, value, get_args(get_args(wanted)[0]))
+    if wanted is bool:
+        return choice(context, key, value, ("true", "false")) == "true"
+    if wanted is Tile:
+        return _tile(context, key, value)
+    assert wanted is str, wanted
+    return string(context, key, value)
+
+
+def string(context: Context, key: str, value: Value) -> str:
+    """A text in quotes, or one of the words that stand for a text."""
+    if isinstance(value, String):
+        return value.value
+    text = value.span.text
+    if (isinstance(value, Word) and text in WORDS_AS_TEXT) or value.span.source.name == OVERRIDE:
+        return text
+    raise context.reject("E0302", f"`{key}` is a text, `{text}` is not", value.span, f'write `{key} = "{text}"`')
+
+
+def choice(context: Context, key: str, value: Value, choices: tuple[str, ...]) -> str:
+    """One of some words; `1f1b` looks like a number and is one of them."""
+    if isinstance(value, (Word, Number)) and value.text in choices:
+        return value.text
+    shown = value.span.text
+    raise context.reject("E0304", f"`{key}` knows no `{shown}`", value.span, suggest(shown, choices))
+
+
+def _typed(context: Context, value: Fraction, wanted: Any, unit: Unit | None, statement: Attribute) -> int | float:
+    if wanted is float:
+        return float(value)
+    if value.denominator != 1 and (unit is None or unit.name != "byte"):
+        key, text = statement.key.text, statement.phrase.span.text
+        hint = f"write `{key} = {round(value)}`"
+        raise context.reject("E0302", f"`{key}` is a whole number, `{text}` is not", statement.phrase.span, hint)
+    return int(value)
+
+
+def _substituted(context: Context, scope: Scope, value: Value, wanted: Any) -> Value:
+    """A word that names a `let` of one value stands for that value, unless it is itself a choice."""
+    seen: set[str] = set()
+    while isinstance(value, Word) and value.text not in get_args(wanted) and value.text not in seen:
+        seen.add(value.text)
+        let = context.definitions.lets.get(value.text)
+        if let is None or len(let.phrase.items) != 1:
+            break
+        value = let.phrase.items[0]
+    return value
+
+
+def _words(context: Context, key: str, value: Value, choices: tuple[str, ...]) -> tuple[str, ...]:
+    if not isinstance(value, ListOf):
+        hint = f"write `{key} = [{value.span.text}]`"
+        raise context.reject("E0302", f"`{key}` is a list", value.span, hint)
+    words: list[str] = []
+    for item in value.items:
+        try:
+            word = choice(context, key, item, choices)
+            if word in words:
+                raise context.reject("E0202", f"`{word}` is listed twice", item.span, "remove one of them")
+            words.append(word)
+        except RejectedError:
+            continue
+    if len(words) < len(value.items):
+        raise RejectedError
+    return tuple(words)
+
+
+def _tile(context: Context, key: str, value: Value) -> Tile:
+    match = TILE.fullmatch(value.text) if isinstance(value, Number) else None
+    if match is None:
+        message = f"`{key}` is a tile, `{value.span.text}` is not"
+        raise context.reject("E0302", message, value.span, f"write rows x columns, as in `{key} = 1x128`")
+    rows, columns = int(match[1]), int(match[2])
+    if not (1 <= rows <= 1024 and 1 <= columns <= 1024):
+        message = f"`{value.span.text}` is out of bounds: rows and columns are at least 1 and at most 1024"
+        raise context.reject("E0303", message, value.span, f"write `{key} = 1x128`")
+    return Tile(rows=rows, columns=columns)

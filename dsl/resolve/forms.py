@@ -1,0 +1,316 @@
+"""Fields that are written as text that reads like the paper: phases, the batch, the learning rate, the tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from dsl.ramp import Ramp
+from dsl.resolve.context import Context, RejectedError, Scope, suggest
+from dsl.resolve.evaluate import convert, leading, phrase
+from dsl.resolve.fields import string
+from dsl.resolve.merge import key_of
+from dsl.schema import Batch, Phase, RatePhase, TrainTokenizer, Unit
+from dsl.source import Span
+from dsl.syntax import Attribute, Block, Call, Line, Lost, Phrase, Value, Word
+from dsl.units import PLAIN, Quantity, spoken
+
+TOKEN, STEP = (("token", 1),), (("step", 1),)
+Shape = Literal["linear", "constant", "cosine"]
+SHAPES: dict[str, Shape] = {"warmup": "linear", "linear": "linear", "constant": "constant", "cosine": "cosine"}
+CLAUSES = ("from", "to", "at", "until", "over")
+MAX_RATE = Fraction(10)
+
+
+def whole(context: Context, value: Fraction, span: Span, what: str) -> int:
+    """A count, or a complaint that it is none."""
+    if value.denominator != 1:
+        raise context.reject("E0302", f"`{span.text}` is not a whole number of {what}", span, "write a whole number")
+    return int(value)
+
+
+def tokens_of(context: Context, quantity: Quantity, span: Span, ramp: Ramp | None, since: int = 0) -> int:
+    """Tokens that a duration beginning at token `since` takes. Steps are converted by the ramp of the batch."""
+    if quantity.dimension == TOKEN:
+        return whole(context, quantity.value, span, "tokens")
+    if quantity.dimension == STEP:
+        steps = whole(context, quantity.value, span, "steps")
+        if ramp is None or steps < 0:
+            raise RejectedError
+        return ramp.tokens_at(ramp.steps_for(since) + steps) - since if since else ramp.tokens_at(steps)
+    is_plain = quantity.dimension == PLAIN
+    said = "a plain number" if is_plain else f"in {spoken(quantity.dimension)}"
+    hint = f"write `{span.text} tokens` or `{span.text} steps`" if is_plain else "write tokens or steps"
+    raise context.reject("E0301", f"`{span.text}` is {said}, not a number of tokens or steps", span, hint)
+
+
+def phases(context: Context, scope: Scope, statement: Attribute, ramp: Ramp | None) -> tuple[Phase, ...]:
+    """`0.001 until 14.3T tokens then 0`."""
+    key, items = statement.key.text, statement.phrase.items
+    found: list[Phase] = []
+    while True:
+        value = _plain(context, scope, items[0], key)
+        rest = items[1:]
+        if not rest:
+            return (*found, Phase.model_construct(value=float(value), until_tokens=None))
+        end, rest = _until(context, scope, key, rest, statement.phrase, ramp)
+        if found and end <= (found[-1].until_tokens or 0):
+            message = f"a phase of `{key}` ends at token {end:,}, where another has ended before"
+            raise context.reject("E0703", message, statement.phrase.span, "order the phases by their ends")
+        found.append(Phase.model_construct(value=float(value), until_tokens=end))
+        items = rest
+
+
+def _until(
+    context: Context, scope: Scope, key: str, rest: tuple[Value, ...], whole_phrase: Phrase, ramp: Ramp | None
+) -> tuple[int, tuple[Value, ...]]:
+    """The end of a phase and the items after its `then`."""
+    hint = f"write `{key} = 0.3 until 10T tokens then 0.1`"
+    if not _is(rest[0], "until") or len(rest) < 2:
+        raise context.reject("E0703", f"`{rest[0].span.text}` where `until` was expected", rest[0].span, hint)
+    quantity, after = leading(context, scope, rest[1:])
+    span = rest[1].span.to(rest[-len(after) - 1].span)
+    if not after:
+        message = f"the last phase of `{key}` has an end"
+        raise context.reject("E0703", message, whole_phrase.span, "say what comes then: `… then 0`")
+    if not _is(after[0], "then") or len(after) < 2:
+        raise context.reject("E0703", f"`{after[0].span.text}` where `then` was expected", after[0].span, hint)
+    return tokens_of(context, quantity, span, ramp), after[1:]
+
+
+def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: None = None) -> Batch:
+    """`batch = 64` or `batch { from = 3072, to = 15360, over = 469B tokens }`."""
+    if isinstance(statement, Attribute):
+        value = convert(context, phrase(context, scope, statement.phrase), None, "batch", statement.phrase.span)
+        size = _size(context, value, statement.phrase.span)
+        return Batch(start=size, end=size)
+    inner = scope.inside(statement, "batch")
+    found: dict[str, tuple[Fraction, Span]] = {}
+    rejected = any(isinstance(each, Lost) for each in statement.body)
+    for each in statement.body:
+        key = key_of(each)
+        if key not in ("from", "to", "over") or not isinstance(each, Attribute):
+            span = each.key.span if isinstance(each, (Attribute, Block)) else each.span
+            if not isinstance(each, Lost):
+                context.complain(
+                    "E0201", f"`batch` has no key `{key or span.text}`", span, suggest(key, ("from", "to", "over"))
+                )
+            rejected = True
+            continue
+        context.origins[inner.at(key)] = each.phrase.span
+        unit = Unit("token", bare=True) if key == "over" else None
+        try:
+            quantity = phrase(context, inner, each.phrase)
+            found[key] = (convert(context, quantity, unit, key, each.phrase.span), each.phrase.span)
+        except RejectedError:
+            rejected = True
+    if rejected:
+        raise RejectedError
+    for key, example in (("from", "from = 3072"), ("to", "to = 15360"), ("over", "over = 469B tokens")):
+        if key not in found:
+            raise context.reject("E0203", f"`batch` has no `{key}`", statement.head, f"add `{example}`")
+    start, end = (_size(context, *found[key]) for key in ("from", "to"))
+    over = whole(context, *found["over"], "tokens")
+    if not 0 < over <= 10**16:
+        raise context.reject(
+            "E0303", f"`over = {over}` is out of bounds: at least 1", found["over"][1], "write more tokens"
+        )
+    return Batch(start=start, end=end, over_tokens=over)
+
+
+def _size(context: Context, value: Fraction, span: Span) -> int:
+    size = whole(context, value, span, "sequences")
+    if not 1 <= size <= 100_000_000:
+        message = f"`{span.text}` is out of bounds: at least 1 and at most 100,000,000"
+        raise context.reject("E0303", message, span, "write the sequences of a step")
+    return size
+
+
+def tokenizer(context: Context, statement: Attribute) -> str | TrainTokenizer:
+    """`"tokenizer.json"` or `train(4096)`."""
+    value = statement.phrase.items[0]
+    if len(statement.phrase.items) > 1:
+        raise context.reject("E0302", "`tokenizer` takes one value", statement.phrase.items[1].span, "remove the rest")
+    if not isinstance(value, Call):
+        return string(context, "tokenizer", value)
+    if value.name != "train" or len(value.arguments) != 1:
+        message = f"`{value.span.text}` is no tokenizer"
+        raise context.reject("E0302", message, value.span, 'write `train(4096)`, or a file as in `"tokenizer.json"`')
+    argument = value.arguments[0]
+    vocab = convert(context, leading(context, Scope(()), (argument,))[0], None, "train", argument.span)
+    size = whole(context, vocab, argument.span, "entries")
+    if not 257 <= size <= 16_777_216:
+        message = f"a vocabulary of {size:,} is out of bounds: at least 257 and at most 16,777,216"
+        raise context.reject("E0303", message, argument.span, "write `train(4096)`")
+    return TrainTokenizer(vocab=size)
+
+
+# ---------------------------------------------------------------- the learning rate
+
+
+@dataclass(frozen=True)
+class Clause:
+    """A clause of a rate line: `to 2.2e-4`, `over 4.3T tokens`."""
+
+    value: Quantity
+    span: Span
+
+
+def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total: int | None) -> tuple[RatePhase, ...]:
+    """The lines of a `rate` block. `total`: tokens of the run, where a last phase without an end ends."""
+    found: list[RatePhase] = []
+    lines = [each for each in block.body if isinstance(each, Line)]
+    damaged = len(lines) < len(block.body)
+    for each in block.body:
+        if not isinstance(each, (Line, Lost)):
+            hint = "write `warmup 2000 steps to 2.2e-4`"
+            context.complain("E0704", "a phase of the rate is a line of words", each.span, hint)
+    if not block.body:
+        raise context.reject("E0704", "`rate` has no phase", block.head, "write `constant at 1e-4`")
+    for index, line in enumerate(lines):
+        last = index == len(lines) - 1
+        try:
+            found.append(_line(context, scope, line, found[-1] if found else None, ramp, total if last else None, last))
+            context.origins[f"{scope.at('rate')}.{index}"] = line.span
+        except RejectedError:
+            damaged = True
+            break  # later phases begin where this one would have ended
+    for line in lines[len(found) + 1 :] if damaged else ():
+        _words(context, scope, line)
+    if damaged:
+        raise RejectedError
+    return tuple(found)
+
+
+def _words(context: Context, scope: Scope, line: Line) -> None:
+    """Look at the words of a line only: its numbers depend on lines that cannot be used."""
+    try:
+        _clauses(context, scope, line)
+    except RejectedError:
+        return
+
+
+def _clauses(context: Context, scope: Scope, line: Line) -> dict[str, Clause]:
+    """The clauses of a line, each once; a duration directly after the shape counts as `over`."""
+    if line.head.text not in SHAPES:
+        hint = suggest(line.head.text, SHAPES)
+        raise context.reject("E0704", f"a rate has no phase `{line.head.text}`", line.head.span, hint)
+    found: dict[str, Clause] = {}
+    items = line.items
+    while items:
+        name, rest = "over", items
+        if isinstance(items[0], Word) and (items[0].text in CLAUSES or found):
+            name, rest = items[0].text, items[1:]
+            if name not in CLAUSES or not rest:
+                message = f"`{name}` where one of {', '.join(f'`{each}`' for each in CLAUSES)} was expected"
+                hint = "write `cosine to 2.2e-5 over 4.3T tokens`"
+                raise context.reject("E0704", message, items[0].span, hint)
+        value, after = leading(context, scope, rest)
+        span = rest[0].span.to(items[-len(after) - 1].span)
+        if name in found:
+            raise context.reject("E0704", f"`{name}` is given twice in one phase", span, "remove one of them")
+        found[name] = Clause(value, span)
+        items = after
+    _fitting(context, line.head, found)
+    return found
+
+
+def _fitting(context: Context, head: Word, clauses: dict[str, Clause]) -> None:
+    """Whether the clauses are those of the shape."""
+    constant = SHAPES[head.text] == "constant"
+    allowed = {"at", "until", "over"} if constant else {"from", "to", "until", "over"}
+    hint = "write `constant at 2.2e-5 over 333B tokens`" if constant else f"write `{head.text} to 2.2e-5 …`"
+    for name, clause in clauses.items():
+        if name not in allowed:
+            raise context.reject("E0704", f"`{head.text}` has no `{name}`", clause.span, hint)
+    if "until" in clauses and "over" in clauses:
+        raise context.reject("E0704", "a phase ends once: `until` or `over`", clauses["over"].span, "keep one of them")
+    if not constant and "to" not in clauses:
+        raise context.reject("E0704", f"`{head.text}` does not say where to", head.span, hint)
+
+
+def _line(
+    context: Context,
+    scope: Scope,
+    line: Line,
+    before: RatePhase | None,
+    ramp: Ramp | None,
+    total: int | None,
+    last: bool,
+) -> RatePhase:
+    clauses = _clauses(context, scope, line)
+    shape, head = SHAPES[line.head.text], line.head
+    start, end = _goals(context, shape, head, clauses, before)
+    begin = before.end_tokens if before else 0
+    end_tokens = _end(context, line, clauses, begin, ramp, total, last)
+    return RatePhase(shape=shape, start=start, end=end, end_tokens=end_tokens)
+
+
+def _goals(
+    context: Context, shape: Shape, head: Word, clauses: dict[str, Clause], before: RatePhase | None
+) -> tuple[float, float]:
+    """The rates at the start and the end of a phase."""
+    values = {name: _rate_value(context, name, clauses[name]) for name in ("at", "from", "to") if name in clauses}
+    current = before.end if before else None
+    if shape == "constant":
+        value = values.get("at", current)
+        if value is None:
+            raise context.reject(
+                "E0704", "the first phase does not say its rate", head.span, "write `constant at 1e-4`"
+            )
+        return value, value
+    start = values.get("from", 0.0 if head.text == "warmup" else current)
+    if start is None:
+        hint = f"write `{head.text} from 0 to …`, or `warmup`"
+        raise context.reject("E0704", "the first phase does not say where from", head.span, hint)
+    return start, values["to"]
+
+
+def _rate_value(context: Context, name: str, clause: Clause) -> float:
+    value = convert(context, clause.value, None, name, clause.span)
+    if not 0 <= value <= MAX_RATE:
+        message = f"a rate of `{clause.span.text}` is out of bounds: at least 0 and at most {MAX_RATE}"
+        raise context.reject("E0303", message, clause.span, "write the learning rate, as in `2.2e-4`")
+    return float(value)
+
+
+def _end(
+    context: Context,
+    line: Line,
+    clauses: dict[str, Clause],
+    begin: int,
+    ramp: Ramp | None,
+    total: int | None,
+    last: bool,
+) -> int:
+    """The token at which a phase ends."""
+    if "until" in clauses:
+        end = tokens_of(context, clauses["until"].value, clauses["until"].span, ramp)
+    elif "over" in clauses:
+        end = begin + tokens_of(context, clauses["over"].value, clauses["over"].span, ramp, begin)
+    elif last:
+        if total is None:
+            raise RejectedError
+        end = max(total, begin + 1)
+    else:
+        hint = "add `until 10T tokens` or `over 2000 steps`"
+        raise context.reject("E0704", "only the last phase may go without an end", line.head.span, hint)
+    if end <= begin:
+        message = f"this phase ends at token {end:,} and begins at token {begin:,}"
+        raise context.reject("E0705", message, line.span, "give it more tokens, or remove it")
+    if end > 10**16:
+        raise context.reject("E0303", "this phase ends beyond every bound", line.span, "write fewer tokens")
+    return end
+
+
+def _plain(context: Context, scope: Scope, value: Value, key: str) -> Fraction:
+    found = convert(context, leading(context, scope, (value,))[0], None, key, value.span)
+    if not 0 <= found <= 1000:
+        message = f"`{key}` of `{value.span.text}` is out of bounds: at least 0 and at most 1000"
+        raise context.reject("E0303", message, value.span, "write a number from 0 on")
+    return found
+
+
+def _is(value: Value, word: str) -> bool:
+    return isinstance(value, Word) and value.text == word

@@ -1,0 +1,129 @@
+"""Blocks over blocks: what a child changes of its parent, a later block of an earlier one, `-s` of the file.
+
+A key of the child takes the place of the parent's; a block is merged key by key, except where it is of another kind.
+Nodes keep their spans, so every value still knows where it was written.
+"""
+
+from __future__ import annotations
+
+from dsl.diagnostics import Diagnostic, Note
+from dsl.source import Span
+from dsl.syntax import Attribute, Block, Import, Let, Line, Lost, Number, Statement, Word
+
+ALTERNATIVES = {"tokens": "steps", "steps": "tokens"}  # two ways to say one thing
+NAMES = frozenset({"run", "model", "cluster", "precision", "device"})  # blocks whose label is a name, not a kind
+
+
+def key_of(statement: Statement) -> str:
+    """What a statement gives a value to; "" for a line or a lost statement, which are not named."""
+    if isinstance(statement, (Attribute, Block)):
+        return statement.key.text
+    if isinstance(statement, Let):
+        return f"let {statement.name.text}"
+    return ""
+
+
+def label_of(block: Block) -> str:
+    """The kind or name of a block, if it has one."""
+    label = block.labels[0] if block.labels else None
+    return label.text if isinstance(label, (Word, Number)) else ""
+
+
+def unique(block: Block, mistakes: list[Diagnostic]) -> Block:
+    """A block without the keys that one body gives twice, here or further inside; the first one stays."""
+    seen: dict[str, Span] = {}
+    body: list[Statement] = []
+    for statement in block.body:
+        key = key_of(statement)
+        other = ALTERNATIVES.get(key, "")
+        span = statement.key.span if isinstance(statement, (Attribute, Block)) else statement.span
+        if key in seen and key != "layers":
+            note = Note("first given here", seen[key])
+            mistakes.append(Diagnostic("E0202", f"`{key}` is given twice", span, "remove one of them", (note,)))
+        elif other in seen:
+            note = Note(f"`{other}` is given here", seen[other])
+            mistakes.append(Diagnostic("E0202", f"`{key}` and `{other}` say the same", span, "keep one", (note,)))
+        else:
+            body.append(unique(statement, mistakes) if isinstance(statement, Block) else statement)
+        if key:
+            seen.setdefault(key, span)
+    return Block(block.key, block.labels, block.parent, tuple(body), block.head)
+
+
+def merge(parent: Block, child: Block, mistakes: list[Diagnostic]) -> Block:
+    """The parent's body with the child's put over it; key and place are the child's, the label too if it has one."""
+    labels = {label_of(parent), label_of(child)} - {""}
+    if len(labels) > 1 and child.key.text not in NAMES:
+        return child  # another kind of attention, ffn or optimizer: nothing of the old one fits
+    if child.key.text == "rate":
+        return child
+    own = {key_of(statement): statement for statement in child.body if key_of(statement)}
+    replaced = own.keys() | {ALTERNATIVES[key] for key in own if key in ALTERNATIVES}
+    layers = "layers" in own
+    body: list[Statement] = []
+    for statement in parent.body:
+        key = key_of(statement)
+        mine = own.get(key)
+        if isinstance(statement, Block) and isinstance(mine, Block) and not layers_of(key):
+            body.append(merge(statement, mine, mistakes))
+        elif key not in replaced or isinstance(statement, Import):
+            body.append(statement)
+    kept = {key_of(statement) for statement in body}
+    for statement in child.body:
+        if layers and key_of(statement) == "layers":
+            assert isinstance(statement, (Block, Attribute))
+            body.append(_inherit(parent, statement, mistakes) if isinstance(statement, Block) else statement)
+        elif key_of(statement) not in kept or not key_of(statement) or not isinstance(statement, Block):
+            body.append(statement)
+    return Block(child.key, child.labels or parent.labels, child.parent or parent.parent, tuple(body), child.head)
+
+
+def layers_of(key: str) -> bool:
+    """Whether a key is that of a layer range, which replaces instead of being merged."""
+    return key == "layers"
+
+
+# ---------------------------------------------------------------- layer ranges
+
+
+def _inherit(parent: Block, layers: Block, mistakes: list[Diagnostic]) -> Block:
+    """A child's layer range whose ffn takes the keys it leaves unset from the parent's only ffn of that kind."""
+    body = tuple(
+        _inherit_ffn(parent, statement, mistakes) if isinstance(statement, Block) else statement
+        for statement in layers.body
+    )
+    return Block(layers.key, layers.labels, layers.parent, body, layers.head)
+
+
+def _inherit_ffn(parent: Block, ffn: Block, mistakes: list[Diagnostic]) -> Block:
+    ranges = [item for item in parent.body if isinstance(item, Block) and item.key.text == "layers"]
+    kin = [
+        item
+        for each in ranges
+        for item in each.body
+        if isinstance(item, Block) and item.key.text == ffn.key.text and label_of(item) == label_of(ffn)
+    ]
+    if not kin:
+        return ffn
+    if len(kin) == 1:
+        return merge(kin[0], ffn, mistakes)
+    unset = sorted({key for each in kin for key in _keys(each)} - _keys(ffn))
+    if unset:
+        notes = tuple(Note(f"`{item.head.text}` is given here", item.head) for item in kin)
+        names = ", ".join(f"`{key}`" for key in unset)
+        message = f"what this block leaves unset could be inherited from {len(kin)} blocks `{ffn.head.text}`"
+        hint = f"give {names} here"
+        mistakes.append(Diagnostic("E0403", message, ffn.head, hint, notes))
+        return Block(ffn.key, ffn.labels, ffn.parent, (*ffn.body, Lost(ffn.head)), ffn.head)
+    return ffn
+
+
+def _keys(block: Block, prefix: str = "") -> set[str]:
+    """Keys of a block and, dotted, of the blocks in it."""
+    keys: set[str] = set()
+    for statement in block.body:
+        if isinstance(statement, Block):
+            keys |= _keys(statement, f"{prefix}{statement.key.text}.")
+        elif isinstance(statement, (Attribute, Line)) and key_of(statement):
+            keys.add(prefix + key_of(statement))
+    return keys

@@ -1,0 +1,51 @@
+"""What every schema class shares: strict frozen models, and the marks that tell the resolver how a field is written.
+
+A field is `Annotated[type, Field(bounds, description), mark]`. The type and bounds are checked by pydantic, the mark is
+read by `dsl.resolve`: without one, a field is written as its type says (a number, a word, a string, a block).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_TOKENS = 10**16
+MAX_STEPS = 10**9
+
+
+class Node(BaseModel):
+    """A block of a resolved spec: immutable, no conversions (`"8"` is not 8), no unknown keys."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The unit a number is stored in; what is written is converted. A `bare` number is taken to be in it."""
+
+    name: str  # a unit of dsl.units
+    bare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """A field that is not written as its type says. The forms are in `dsl.resolve.forms`."""
+
+    form: Literal["phases", "batch", "rate", "layers", "tokenizer", "label"]
+
+
+class Phase(Node):
+    """A value that holds until so many tokens have been trained on; the last phase of a tuple has no end."""
+
+    value: Annotated[float, Field(ge=0, le=1000)]
+    until_tokens: Annotated[int | None, Field(ge=1, le=MAX_TOKENS)] = None
+
+
+def value_at(phases: tuple[Phase, ...], tokens: int) -> float:
+    """The value of a phased quantity when `tokens` tokens have been trained on."""
+    for phase in phases:
+        if phase.until_tokens is None or tokens < phase.until_tokens:
+            return phase.value
+    raise AssertionError("the last phase has no end")

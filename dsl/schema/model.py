@@ -1,0 +1,136 @@
+"""The model: what is computed, independent of machines and of parallelism. Published values: arXiv 2412.19437, §4.2."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dsl.schema.base import Node, Phase, Syntax
+
+Width = Annotated[int, Field(ge=1, le=1_048_576)]
+
+
+class HeadDim(Node):
+    """Widths of one attention head. The query and key are [nope | rope] wide, the value is its own."""
+
+    nope: Annotated[
+        int,
+        Field(
+            ge=1, le=4096, description="width of the part of query and key without position", examples=["nope = 128"]
+        ),
+    ]
+    rope: Annotated[
+        int, Field(ge=2, le=4096, description="width of the rotated part; pairs, so even", examples=["rope = 64"])
+    ]
+    value: Annotated[int, Field(ge=1, le=4096, description="width of the value", examples=["value = 128"])]
+
+
+class Rope(Node):
+    """Rotary position embedding on interleaved pairs."""
+
+    theta: Annotated[
+        float, Field(ge=1, le=1e12, description="base of the angles pos·theta^(−2i/rope)", examples=["theta = 10_000"])
+    ]
+
+
+class Mla(Node):
+    """Multi-head latent attention: low-rank queries and keys/values, one rope key shared by all heads."""
+
+    kind: Annotated[Literal["mla"], Syntax("label")] = "mla"
+    heads: Annotated[int, Field(ge=1, le=65536, description="attention heads", examples=["heads = 128"])]
+    query_rank: Annotated[
+        int | None,
+        Field(ge=1, le=1_048_576, description="rank of the queries, or none", examples=["query_rank = 1536"]),
+    ]
+    kv_rank: Annotated[Width, Field(description="rank of keys and values", examples=["kv_rank = 512"])]
+    head_dim: Annotated[HeadDim, Field(examples=["head_dim { nope = 128, rope = 64, value = 128 }"])]
+    rope: Annotated[Rope, Field(examples=["rope { theta = 10_000 }"])]
+
+
+class Balance(Node):
+    """How the load of the experts is kept even."""
+
+    bias_rate: Annotated[
+        tuple[Phase, ...],
+        Syntax("phases"),
+        Field(description="step of the balancing bias after each optimizer step", examples=["bias_rate = 0.001"]),
+    ]
+    sequence_loss: Annotated[float, Field(ge=0, le=1, description="weight of the sequence-wise loss")] = 0.0
+
+
+class Dense(Node):
+    """A SwiGLU feed-forward layer."""
+
+    kind: Annotated[Literal["dense"], Syntax("label")] = "dense"
+    inner: Annotated[Width, Field(description="width between up and down", examples=["inner = 2048"])]
+
+
+class Moe(Node):
+    """A mixture of SwiGLU experts: every token goes to the shared ones and to `top_k` of the routed ones."""
+
+    kind: Annotated[Literal["moe"], Syntax("label")] = "moe"
+    experts: Annotated[int, Field(ge=1, le=65536, description="routed experts", examples=["experts = 64"])]
+    shared: Annotated[int, Field(ge=0, le=256, description="shared experts", examples=["shared = 1"])]
+    top_k: Annotated[int, Field(ge=1, le=1024, description="routed experts of a token", examples=["top_k = 8"])]
+    inner: Annotated[Width, Field(description="width of one expert", examples=["inner = 2048"])]
+    groups: Annotated[int, Field(ge=1, le=65536, description="groups the experts are divided into")] = 1
+    top_groups: Annotated[int, Field(ge=1, le=65536, description="groups a token may choose its experts from")] = 1
+    score: Annotated[
+        Literal["sigmoid", "softmax"], Field(description="how logits become scores", examples=["score = sigmoid"])
+    ]
+    normalize: Annotated[
+        bool, Field(description="divide the chosen scores by their sum", examples=["normalize = true"])
+    ]
+    scale: Annotated[float, Field(gt=0, le=1000, description="factor of the gate weights")] = 1.0
+    balance: Annotated[Balance, Field(examples=["balance { bias_rate = 0.001 }"])]
+
+
+class LayerRange(Node):
+    """Layers `first` to `last`, both included, that have the same feed-forward part."""
+
+    first: Annotated[int, Field(ge=0, le=100_000)]
+    last: Annotated[int, Field(ge=0, le=100_000)]
+    ffn: Annotated[Dense | Moe, Field(examples=["ffn dense { inner = 2048 }"])]
+
+
+class Mtp(Node):
+    """Multi-token prediction: `depth` blocks that share the main embedding and head, each one token further ahead."""
+
+    depth: Annotated[
+        int, Field(ge=1, le=16, description="tokens predicted beyond the next one", examples=["depth = 1"])
+    ]
+    weight: Annotated[
+        tuple[Phase, ...], Syntax("phases"), Field(description="weight of the MTP loss", examples=["weight = 0.3"])
+    ]
+
+
+class Model(Node):
+    """A DeepSeek-class transformer: RMSNorm, pre-norm residual blocks, untied embedding and head."""
+
+    name: Annotated[str, Syntax("label")]
+    vocab: Annotated[
+        int, Field(ge=2, le=16_777_216, description="entries of the vocabulary", examples=["vocab = 129_280"])
+    ]
+    hidden: Annotated[Width, Field(description="width of the residual stream", examples=["hidden = 7168"])]
+    init_std: Annotated[
+        float, Field(gt=0, le=10, description="standard deviation of initial weights", examples=["init_std = 0.006"])
+    ]
+    norm_eps: Annotated[float, Field(gt=0, le=1, description="epsilon of every RMSNorm", examples=["norm_eps = 1e-6"])]
+    attention: Annotated[Mla, Field(examples=["attention mla { … }"])]
+    layers: Annotated[
+        tuple[LayerRange, ...], Syntax("layers"), Field(examples=["layers 0..2 { ffn dense { inner = 2048 } }"])
+    ]
+    mtp: Mtp | None = None
+
+    @property
+    def num_layers(self) -> int:
+        """Main layers; MTP blocks are not counted."""
+        return self.layers[-1].last + 1
+
+    def ffn(self, layer: int) -> Dense | Moe:
+        """The feed-forward part of main layer `layer`."""
+        for span in self.layers:
+            if span.first <= layer <= span.last:
+                return span.ffn
+        raise IndexError(f"layer {layer} of {self.num_layers}")

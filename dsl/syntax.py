@@ -1,0 +1,148 @@
+"""The document: what is written, with the place of every part. Nothing is interpreted yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsl.source import Source, Span
+
+
+@dataclass(frozen=True)
+class Word:
+    """A name, a keyword or a reference: `dualpipe`, `until`, `model.hidden`."""
+
+    text: str
+    span: Span
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number with whatever touches it: `129_280`, `79.1GiB`, `1x128`, also `1f1b`."""
+
+    text: str
+    span: Span
+
+
+@dataclass(frozen=True)
+class String:
+    """A text in quotes; `value` is without them."""
+
+    value: str
+    span: Span
+
+
+@dataclass(frozen=True)
+class ListOf:
+    items: tuple[Value, ...]
+    span: Span
+
+
+@dataclass(frozen=True)
+class Range:
+    """`first..last`, both included."""
+
+    first: Value
+    last: Value
+    span: Span
+
+
+@dataclass(frozen=True)
+class Binary:
+    operator: str  # + - * /
+    left: Value
+    right: Value
+    span: Span
+
+
+@dataclass(frozen=True)
+class Negate:
+    operand: Value
+    span: Span
+
+
+@dataclass(frozen=True)
+class Call:
+    """`train(4096)`."""
+
+    name: str
+    arguments: tuple[Value, ...]
+    span: Span
+
+
+Value = Word | Number | String | ListOf | Range | Binary | Negate | Call
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """Values side by side: `0.3 until 10T tokens then 0.1`."""
+
+    items: tuple[Value, ...]
+    span: Span
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """`key = phrase`."""
+
+    key: Word
+    phrase: Phrase
+    span: Span
+
+
+@dataclass(frozen=True)
+class Let:
+    """`let name = phrase`."""
+
+    name: Word
+    phrase: Phrase
+    span: Span
+
+
+@dataclass(frozen=True)
+class Import:
+    """`import "file"`."""
+
+    path: String
+    span: Span
+
+
+@dataclass(frozen=True)
+class Line:
+    """A statement of words and values only: a phase of the learning rate."""
+
+    head: Word
+    items: tuple[Value, ...]
+    span: Span
+
+
+@dataclass(frozen=True)
+class Block:
+    """`key labels { body }`. `head` spans key and labels; `parent` is what it extends."""
+
+    key: Word
+    labels: tuple[Value, ...]
+    parent: Word | None
+    body: tuple[Statement, ...]
+    head: Span
+
+    @property
+    def span(self) -> Span:
+        return self.head
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A statement that could not be read; its mistake has been told."""
+
+    span: Span
+
+
+Statement = Attribute | Let | Import | Line | Block | Lost
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file."""
+
+    source: Source
+    body: tuple[Statement, ...]

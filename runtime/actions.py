@@ -1,0 +1,82 @@
+"""The alphabet of a pipeline schedule: actions and overlapped pairs, with an exact text form.
+
+`F3.0` is the forward of stage 3 on micro-batch 0, `B3.0` its full backward, `I3.0` the backward for inputs only, `W3.0`
+the weight gradient that I deferred; B = I then W. `(F3.7|B4.2)` is a pair whose two actions overlap. No torch here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast, get_args
+
+ActionKind = Literal["F", "B", "I", "W"]
+
+KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
+_NUMBER = "(0|[1-9][0-9]*)"
+_ACTION = re.compile(rf"([{''.join(KINDS)}]){_NUMBER}\.{_NUMBER}")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One stage's forward or backward work on one micro-batch."""
+
+    kind: ActionKind
+    stage: int
+    micro_batch: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"unknown action kind {self.kind!r}: expected one of {', '.join(KINDS)}")
+        if self.stage < 0 or self.micro_batch < 0:
+            raise ValueError(f"stage and micro-batch count from 0, got {self.kind}{self.stage}.{self.micro_batch}")
+
+    @property
+    def body(self) -> str:
+        """The action without its micro-batch: `F3`."""
+        return f"{self.kind}{self.stage}"
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.stage}.{self.micro_batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two independent actions of one rank that run overlapped; `first` is the one named first, not an order."""
+
+    first: Action
+    second: Action
+
+    @property
+    def body(self) -> str:
+        """Both actions without micro-batches: `F3_B4`."""
+        return f"{self.first.body}_{self.second.body}"
+
+    def __str__(self) -> str:
+        return f"({self.first}|{self.second})"
+
+
+Step: TypeAlias = Action | Pair
+
+
+def actions_of(step: Step) -> tuple[Action, ...]:
+    """The one or two actions of a step, in the order written."""
+    return (step,) if isinstance(step, Action) else (step.first, step.second)
+
+
+def parse_step(text: str) -> Step:
+    """The exact inverse of `str`: `F3.0` or `(F3.7|B4.2)`, without blanks or leading zeros; else ValueError."""
+    if not text.startswith("("):
+        return _parse_action(text)
+    parts = text[1:-1].split("|")
+    if not text.endswith(")") or len(parts) != 2:
+        raise ValueError(f"{text!r} is not a pair: write two actions as (F3.7|B4.2)")
+    return Pair(_parse_action(parts[0]), _parse_action(parts[1]))
+
+
+def _parse_action(text: str) -> Action:
+    match = _ACTION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not an action: write F, B, I or W, a stage, a dot, a micro-batch, as F3.0")
+    kind, stage, micro_batch = match.groups()
+    return Action(cast(ActionKind, kind), int(stage), int(micro_batch))

@@ -1,0 +1,129 @@
+"""Files that survive: every system call a checkpoint makes, in one place, so that tests can interrupt each of them.
+
+All names are relative to an open folder and no link is followed, so nothing is read or written outside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CHUNK_BYTES = 16 << 20
+
+
+@contextmanager
+def open_folder(path: Path, *, follow: bool = False) -> Iterator[int]:
+    """Descriptor of a folder. `follow`: `path` itself may be a link (one the user named)."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def make_folder(folder: int, name: str) -> None:
+    os.mkdir(name, 0o755, dir_fd=folder)
+
+
+def names(folder: int) -> list[str]:
+    """Entries of a folder, sorted."""
+    return sorted(os.listdir(folder))
+
+
+def exists(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def create(folder: int, name: str, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
+    """Write a new file and wait until it is on the disk; its size and sha256. OSError if it exists."""
+    file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=folder)
+    try:
+        size, digest = 0, hashlib.sha256()
+        for chunk in chunks:
+            left = memoryview(chunk)
+            size += left.nbytes
+            digest.update(left)
+            while left.nbytes:
+                left = left[os.write(file, left[:CHUNK_BYTES]) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+    return size, digest.hexdigest()
+
+
+def replace(folder: int, name: str, text: str) -> None:
+    """Give a small file new contents: a reader sees the old or the new ones, never a part."""
+    new = f".new-{name}"
+    if exists(folder, new):
+        os.unlink(new, dir_fd=folder)
+    create(folder, new, [text.encode()])
+    rename(folder, new, name)
+
+
+def rename(folder: int, old: str, new: str) -> None:
+    """Rename within a folder. `sync` makes it last."""
+    os.rename(old, new, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def sync(folder: int) -> None:
+    """Wait until a folder's entries are on the disk."""
+    os.fsync(folder)
+
+
+def unlink(folder: int, name: str) -> None:
+    os.unlink(name, dir_fd=folder)
+
+
+def remove(folder: int, name: str) -> None:
+    """Remove a folder that holds only files."""
+    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        for file in names(inner):
+            os.unlink(file, dir_fd=inner)
+    finally:
+        os.close(inner)
+    os.rmdir(name, dir_fd=folder)
+
+
+@contextmanager
+def open_file(folder: int, name: str) -> Iterator[int]:
+    """Descriptor of a regular file, to read. OSError for links, pipes, devices and folders."""
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(f"{name} is not a regular file")
+        yield file
+    finally:
+        os.close(file)
+
+
+def file_size(file: int) -> int:
+    return os.fstat(file).st_size
+
+
+def read_exactly(file: int, start: int, size: int) -> bytearray:
+    """Bytes [start, start + size) of a file; OSError if it is shorter."""
+    data = bytearray(size)
+    left = memoryview(data)
+    while left.nbytes:
+        got = os.preadv(file, [left[:CHUNK_BYTES]], start)
+        if got == 0:
+            raise OSError(f"ends {left.nbytes} bytes early")
+        start, left = start + got, left[got:]
+    return data
+
+
+def sha256(file: int, size: int) -> str:
+    """Digest of the first `size` bytes."""
+    digest = hashlib.sha256()
+    for start in range(0, size, CHUNK_BYTES):
+        digest.update(read_exactly(file, start, min(CHUNK_BYTES, size - start)))
+    return digest.hexdigest()

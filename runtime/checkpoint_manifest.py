@@ -1,0 +1,217 @@
+"""What a checkpoint holds, as a value: its shards, and in them which elements of which logical tensors.
+
+The header of a shard (https://github.com/huggingface/safetensors#format) is a function of the manifest, so a shard is
+never parsed: its first bytes are compared. The manifest is one line of JSON that ends with the sha256 of the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+FORMAT = "dsc checkpoint 1"
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*(/[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*)*")
+_SHA256 = re.compile("[0-9a-f]{64}")
+_MAX_ELEMENTS = 1 << 62
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, or is not what was written; the file is named."""
+
+
+def shard_file(rank: int) -> str:
+    return f"shard.{rank}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Elements [start, start + count) of a logical tensor, flattened, that one shard holds: usually all of them."""
+
+    name: str  # weight/layers.3.ffn.experts.17.up
+    dtype: str  # F32
+    shape: tuple[int, ...]  # of the whole tensor
+    start: int
+    count: int
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def key(self) -> str:
+        """Its name in the shard: the logical one, followed by `@start` for a part."""
+        return self.name if self.count == self.num_elements else f"{self.name}@{self.start}"
+
+    @property
+    def num_bytes(self) -> int:
+        return self.count * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file. Entries are in the order of their data."""
+
+    file: str
+    size: int
+    sha256: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`serial` counts the checkpoints of a folder: the highest is the newest, whatever its step."""
+
+    step: int
+    serial: int
+    meta: Mapping[str, Any]
+    shards: tuple[Shard, ...]
+
+
+# ---------------------------------------------------------------- shards
+
+
+def in_order(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """The order of the data: wide elements first, so that all are aligned; then by key."""
+    return tuple(sorted(entries, key=lambda e: (-DTYPES[e.dtype].itemsize, e.key)))
+
+
+def shard_layout(entries: Iterable[Entry]) -> tuple[bytes, tuple[int, ...]]:
+    """The bytes before the data of a shard, and for each entry (and the end) where in the file it starts."""
+    rows, starts = {}, [0]
+    for e in entries:
+        end = starts[-1] + e.num_bytes
+        shape = e.shape if e.key == e.name else (e.count,)
+        rows[e.key] = {"dtype": e.dtype, "shape": shape, "data_offsets": (starts[-1], end)}
+        starts.append(end)
+    header = json.dumps(rows, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    head = len(header).to_bytes(8, "little") + header
+    return head, tuple(len(head) + start for start in starts)
+
+
+def check_complete(shards: Iterable[Shard]) -> None:
+    """Every logical tensor has each of its elements exactly once over all shards, else CheckpointError."""
+    parts: dict[str, list[Entry]] = defaultdict(list)
+    for shard in shards:
+        for entry in shard.entries:
+            parts[entry.name].append(entry)
+    for name, entries in parts.items():
+        first, at = entries[0], 0
+        for e in sorted(entries, key=lambda e: (e.start, e.count)):
+            if (e.dtype, e.shape) != (first.dtype, first.shape):
+                raise CheckpointError(f"{name} is {e.dtype} {e.shape} here, {first.dtype} {first.shape} there")
+            if e.start != at:
+                problem = "held twice" if e.start < at else "missing"
+                raise CheckpointError(f"{name}: elements {min(at, e.start)} to {max(at, e.start)} are {problem}")
+            at += e.count
+        if at != first.num_elements:
+            raise CheckpointError(f"{name}: elements {at} to {first.num_elements} are missing")
+        if len(entries) > 1 and any(e.count in (0, first.num_elements) for e in entries):
+            raise CheckpointError(f"{name} is held twice")
+
+
+# ---------------------------------------------------------------- text
+
+
+def shard_json(shard: Shard) -> dict[str, Any]:
+    tensors = [[e.name, e.dtype, list(e.shape), e.start, e.count] for e in shard.entries]
+    return {"file": shard.file, "size": shard.size, "sha256": shard.sha256, "tensors": tensors}
+
+
+def shard_from_json(row: Any, file: str) -> Shard:
+    """ValueError if `row` is not what `shard_json` gives for a shard of that file name."""
+    _demand(_is_record(row, "file", "size", "sha256", "tensors") and row["file"] == file, f"does not describe {file}")
+    _demand(_is_count(row["size"]), f"bad size of {file}")
+    _demand(isinstance(row["sha256"], str) and _SHA256.fullmatch(row["sha256"]), f"bad sha256 of {file}")
+    _demand(isinstance(row["tensors"], list), f"bad tensors of {file}")
+    entries = tuple(_entry(e) for e in row["tensors"])
+    _demand(entries == in_order(entries) and len({e.key for e in entries}) == len(entries), f"bad order in {file}")
+    _demand(shard_layout(entries)[1][-1] == row["size"], f"size and tensors of {file} differ")
+    return Shard(file, row["size"], row["sha256"], entries)
+
+
+def render(manifest: Manifest) -> str:
+    """One line of canonical JSON, its own sha256 last. ValueError if `meta` is not JSON (NaN is not)."""
+    fields = {
+        "format": FORMAT,
+        "step": manifest.step,
+        "serial": manifest.serial,
+        "world": len(manifest.shards),
+        "meta": manifest.meta,
+        "shards": [shard_json(shard) for shard in manifest.shards],
+    }
+    body = json.dumps(fields, allow_nan=False)
+    return f'{body[:-1]}, "sha256": "{hashlib.sha256(body.encode()).hexdigest()}"}}\n'
+
+
+def parse(data: bytes) -> Manifest:
+    """The exact inverse of `render`: any other bytes raise ValueError."""
+    try:
+        fields = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    known = _is_record(fields, "format", "step", "serial", "world", "meta", "shards", "sha256")
+    _demand(known and fields["format"] == FORMAT, f"is not a {FORMAT}")
+    _demand(_is_count(fields["step"]) and _is_count(fields["serial"]), "bad step or serial")
+    _demand(isinstance(fields["meta"], dict) and isinstance(fields["shards"], list), "bad meta or shards")
+    _demand(_is_count(fields["world"]) and fields["world"] == len(fields["shards"]), "world and shards differ")
+    shards = tuple(shard_from_json(row, shard_file(rank)) for rank, row in enumerate(fields["shards"]))
+    manifest = Manifest(fields["step"], fields["serial"], fields["meta"], shards)
+    _demand(render(manifest).encode() == data, "its contents and its sha256 differ")
+    check_complete(shards)
+    return manifest
+
+
+def check_name(name: str) -> None:
+    """Logical names are ASCII words with dots and slashes; ValueError for anything else."""
+    _demand(isinstance(name, str) and len(name) <= 500 and _NAME.fullmatch(name), f"bad tensor name {name!r}")
+    _demand(name != "__metadata__", "the name __metadata__ is the format's own")
+
+
+def _entry(row: Any) -> Entry:
+    _demand(isinstance(row, list) and len(row) == 5, "bad tensor")
+    name, dtype, shape, start, count = row
+    check_name(name)
+    _demand(isinstance(dtype, str) and dtype in DTYPES, f"bad dtype of {name}")
+    _demand(isinstance(shape, list) and len(shape) <= 8 and all(map(_is_count, shape)), f"bad shape of {name}")
+    entry = Entry(name, dtype, tuple(shape), start, count)
+    sound = _is_count(start) and _is_count(count) and start + count <= entry.num_elements <= _MAX_ELEMENTS
+    _demand(sound and (count > 0 or entry.num_elements == 0), f"bad elements of {name}")
+    return entry
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_ELEMENTS
+
+
+def _is_record(value: Any, *keys: str) -> bool:
+    return isinstance(value, dict) and tuple(value) == keys
+
+
+def _demand(condition: object, problem: str) -> None:
+    if not condition:
+        raise ValueError(problem)

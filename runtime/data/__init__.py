@@ -1,0 +1,1 @@
+"""Text to training samples: corpus → tokenizer → shards → samples. Deterministic, without torch, nothing pickled."""

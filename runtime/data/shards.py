@@ -1,0 +1,157 @@
+"""Token shards in Megatron's format: `<prefix>.bin` holds token ids, `<prefix>.idx` where each document begins.
+
+The index, little-endian (Megatron-LM, megatron/core/datasets/indexed_dataset.py): `MMIDIDX\\0\\0`, version u64 = 1,
+dtype code u8, number of sequences u64, number of document indices u64; then sizes i32 (tokens of each sequence),
+pointers i64 (its first byte in .bin) and document indices i64 (its documents' first sequences, and the end). Here every
+document is one sequence.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.data.errors import DataError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+UINT16_VOCAB = 65500  # Megatron's own bound
+# Code → dtype. Codes 6 and 7, floats, are no tokens.
+DTYPES: dict[int, str] = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+Tokens = npt.NDArray[np.int64]
+
+
+def dtype_code(vocab: int) -> int:
+    """uint16 where every id fits, else int32."""
+    return 8 if vocab < UINT16_VOCAB else 4
+
+
+class Writer:
+    """Writes a shard, document by document, as a context manager. The files must not exist; both are synced at the end.
+
+    Without a clean end there is no index, so a torn shard is never read.
+    """
+
+    def __init__(self, prefix: Path, vocab: int) -> None:
+        self.vocab = vocab
+        self.code = dtype_code(vocab)
+        self.sizes: list[int] = []
+        self._index = prefix.with_name(prefix.name + ".idx")
+        self._data: BinaryIO = prefix.with_name(prefix.name + ".bin").open("xb")
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def add(self, ids: Sequence[int]) -> npt.NDArray[Any]:
+        """Appends one document (its end token included); returns it as written."""
+        tokens = np.asarray(ids, dtype=np.int64)
+        assert tokens.ndim == 1 and 0 < tokens.size < 2**31, "a document is a non-empty list of fewer than 2³¹ ids"
+        assert tokens.min() >= 0 and tokens.max() < self.vocab, f"an id is outside the vocabulary of {self.vocab}"
+        written = tokens.astype(np.dtype(DTYPES[self.code]).newbyteorder("<"))
+        self._data.write(written.tobytes())
+        self.sizes.append(tokens.size)
+        return written
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._data as data:
+            _sync(data)
+        if kind is None:
+            with self._index.open("xb") as index:
+                index.write(index_bytes(self.sizes, self.code))
+                _sync(index)
+
+
+def index_bytes(sizes: Sequence[int], code: int) -> bytes:
+    """The whole `.idx` of documents with these token counts."""
+    counts = np.asarray(sizes, dtype="<i4")
+    header = HEADER.pack(MAGIC, VERSION, code, len(sizes), len(sizes) + 1)
+    documents = np.arange(len(sizes) + 1, dtype="<i8")
+    return header + counts.tobytes() + _pointers(counts, code).tobytes() + documents.tobytes()
+
+
+def _pointers(sizes: npt.NDArray[Any], code: int) -> npt.NDArray[Any]:
+    ends = np.cumsum(sizes, dtype="<i8") * np.dtype(DTYPES[code]).itemsize
+    return np.concatenate([np.zeros(min(1, ends.size), dtype="<i8"), ends[:-1]])
+
+
+def _sync(stream: BinaryIO) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+class Reader:
+    """A memory-mapped shard, as one stream of tokens and as documents.
+
+    Raises DataError, naming the file, unless header, index and length of the data agree in every byte.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        self.index_path = prefix.with_name(prefix.name + ".idx")
+        self.data_path = prefix.with_name(prefix.name + ".bin")
+        code, self.sizes, self.first_sequences = _read_index(self.index_path)
+        dtype = np.dtype(DTYPES[code]).newbyteorder("<")
+        self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.sizes, dtype=np.int64)])
+        self.num_tokens = int(self.starts[-1])
+        expected, found = self.num_tokens * dtype.itemsize, _size(self.data_path)
+        if found != expected:
+            raise DataError(f"{self.data_path}: {found} bytes, its index says {expected}")
+        self._stream: npt.NDArray[Any] = (
+            np.memmap(self.data_path, dtype=dtype, mode="r") if self.num_tokens else np.zeros(0, dtype)
+        )
+
+    @property
+    def num_documents(self) -> int:
+        return self.first_sequences.size - 1
+
+    def tokens(self, first: int, last: int) -> Tokens:
+        """Tokens [first, last) of the stream of all documents. [last - first] int64, a copy."""
+        assert 0 <= first <= last <= self.num_tokens, f"[{first}, {last}) of {self.num_tokens} tokens"
+        return self._stream[first:last].astype(np.int64)
+
+    def document(self, index: int) -> Tokens:
+        """All tokens of one document."""
+        first, last = self.first_sequences[index], self.first_sequences[index + 1]
+        return self.tokens(int(self.starts[first]), int(self.starts[last]))
+
+    def chunks(self, num_tokens: int = 1 << 22) -> Iterator[Tokens]:
+        """The whole stream, in pieces of at most `num_tokens`."""
+        for first in range(0, self.num_tokens, num_tokens):
+            yield self.tokens(first, min(first + num_tokens, self.num_tokens))
+
+
+def _read_index(path: Path) -> tuple[int, npt.NDArray[Any], npt.NDArray[Any]]:
+    """(dtype code, tokens of each sequence, first sequence of each document and the end)."""
+    num_bytes = _size(path)
+    with path.open("rb") as stream:
+        head = stream.read(HEADER.size)
+        if len(head) < HEADER.size or not head.startswith(MAGIC):
+            raise DataError(f"{path}: not a shard index (no MMIDIDX header)")
+        _, version, code, num_sequences, num_indices = HEADER.unpack(head)
+        if version != VERSION or code not in DTYPES:
+            raise DataError(f"{path}: version {version} with dtype code {code}; expected version 1 and integer tokens")
+        expected = HEADER.size + 12 * num_sequences + 8 * num_indices
+        if num_bytes != expected:
+            raise DataError(f"{path}: {num_bytes} bytes, its header says {expected}")
+        sizes = np.frombuffer(stream.read(4 * num_sequences), "<i4")
+        pointers = np.frombuffer(stream.read(8 * num_sequences), "<i8")
+        documents = np.frombuffer(stream.read(8 * num_indices), "<i8")
+    whole = documents.size > 0 and documents[0] == 0 and documents[-1] == sizes.size and (np.diff(documents) >= 0).all()
+    if (sizes < 0).any() or not np.array_equal(pointers, _pointers(sizes, code)) or not whole:
+        raise DataError(f"{path}: sizes, pointers and documents of the index disagree")
+    return code, sizes, documents
+
+
+def _size(path: Path) -> int:
+    if path.is_symlink() or not path.is_file():
+        raise DataError(f"{path}: no such file of a shard")
+    return path.stat().st_size

@@ -1,0 +1,103 @@
+"""Byte-level BPE: trained on the training documents, or loaded from a `tokenizer.json`.
+
+Every text has tokens (the 256 bytes are in the alphabet), and decode(encode(text)) == text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from runtime.data.errors import DataError
+
+END = "<|endoftext|>"
+# What ends a document in published tokenizers, the first present is used: ours and GPT-2's, DeepSeek's, Llama's.
+END_TOKENS = (END, "<｜end▁of▁sentence｜>", "<|end_of_text|>", "</s>")
+MIN_VOCAB = 257  # 256 bytes and END
+MAX_FILE_BYTES = 256 << 20
+
+
+def train(texts: Iterable[str], vocab: int) -> Tokenizer:
+    """A BPE of exactly `vocab` tokens, END included, which is token 0. Equal texts in any order give an equal result.
+
+    Raises DataError when `vocab` is below 257, or when the texts have too few repetitions to fill it.
+    """
+    if vocab < MIN_VOCAB:
+        raise DataError(f"tokenizer = train({vocab}): at least {MIN_VOCAB}, the 256 bytes and {END}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    found = tokenizer.get_vocab_size()
+    if found != vocab:
+        raise DataError(f"tokenizer = train({vocab}): the training text yields {found} tokens; write train({found})")
+    return _plain(tokenizer)
+
+
+def load(path: Path) -> Tokenizer:
+    """The tokenizer of a `tokenizer.json`. Raises DataError if it cannot be read or no token of it ends a document."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise DataError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB")
+        text = path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: no tokenizer can be read: {error}") from None
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing narrower
+        raise DataError(f"{path}: not a tokenizer.json: {error}") from None
+    if all(tokenizer.token_to_id(token) is None for token in END_TOKENS):
+        raise DataError(f"{path}: none of {', '.join(END_TOKENS)} is in the vocabulary")
+    return _plain(tokenizer)
+
+
+def _plain(tokenizer: Tokenizer) -> Tokenizer:
+    """Whole documents, always cut alike; a document that quotes END gets its bytes, not the token."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    if isinstance(tokenizer.model, models.BPE):
+        tokenizer.model.dropout = None
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each text, nothing added at either end."""
+    return [found.ids for found in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of the ids, END written out. Bytes that are no UTF-8 (a token cut in half) become U+FFFD."""
+    text: str = tokenizer.decode(list(ids), skip_special_tokens=False)
+    return text
+
+
+def end_id(tokenizer: Tokenizer) -> int:
+    """The id of the token between documents."""
+    ids = (tokenizer.token_to_id(token) for token in END_TOKENS)
+    return next(found for found in ids if found is not None)
+
+
+def size(tokenizer: Tokenizer) -> int:
+    """One more than the largest id."""
+    return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+
+
+def to_json(tokenizer: Tokenizer) -> str:
+    """The `tokenizer.json`, exact inverse of `load`."""
+    text: str = tokenizer.to_str(pretty=True)
+    return text + "\n"
+
+
+def digest(tokenizer: Tokenizer) -> str:
+    """sha256 of its `tokenizer.json`."""
+    return hashlib.sha256(to_json(tokenizer).encode()).hexdigest()

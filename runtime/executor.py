@@ -1,0 +1,135 @@
+"""Executes the bodies of a program on one rank: what an emitted stage calls `c`.
+
+A body is straight-line Python over three namespaces: `p` parameters, `g` gradient accumulators, and per (stage,
+micro-batch) values `v`. Everything that is not a segment goes through the executor: data, pipeline messages, exchanges
+between experts, and the records of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runtime.comm.transport import Edge, Exchange, Pending, Route
+
+
+class Board(Protocol):
+    """Where a rank says what it is doing, so that a failure can be named from outside."""
+
+    def set_action(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """One invocation of a body: micro-batches, receives to post before it, sends to release after it."""
+
+    body: str
+    micro_batches: tuple[int, ...]
+    posts: tuple[tuple[int, str], ...]  # (pipeline rank, message)
+    releases: tuple[tuple[int, str], ...]
+    label: str  # "F3.0", "(F3.7|B4.2)"
+
+
+@dataclass
+class Executor:
+    """State of one rank while a program runs. `edges_in`/`edges_out` are by pipeline rank of the other end."""
+
+    parameters: SimpleNamespace
+    gradients: SimpleNamespace
+    edges_in: Mapping[int, Edge]
+    edges_out: Mapping[int, Edge]
+    exchange: Exchange
+    message: tuple[tuple[int, ...], torch.dtype]
+    board: Board
+    data: Mapping[str, Tensor] = field(default_factory=dict)  # name → [micro_batches, T]
+    constants: Mapping[str, Tensor] = field(default_factory=dict)  # tangents of the losses
+    records: dict[str, Tensor] = field(default_factory=dict)  # sums over this rank's micro-batches
+    _values: dict[tuple[int, int], SimpleNamespace] = field(default_factory=dict)
+    _posted: dict[tuple[int, str], Pending] = field(default_factory=dict)
+    _sent: dict[tuple[int, str], Pending] = field(default_factory=dict)
+
+    def execute(self, bodies: Mapping[str, Callable[..., None]], calls: Sequence[Call]) -> None:
+        """Run one program to its end; every value must have been freed and every message taken."""
+        shape, dtype = self.message
+        for call in calls:
+            for source, message in call.posts:
+                buffer = torch.empty(shape, dtype=dtype)
+                self._posted[source, message] = self.edges_in[source].post(message, buffer)
+            self.board.set_action(call.label)
+            bodies[call.body](self, self.parameters, self.gradients, *call.micro_batches)
+            for key in call.releases:
+                self._sent.pop(key).wait()
+        for key in list(self._sent):
+            self.board.set_action(f"send {key[1]}")
+            self._sent.pop(key).wait()
+        left = {k: sorted(vars(v)) for k, v in self._values.items() if vars(v)}
+        assert not left and not self._posted, (left, list(self._posted))
+        self._values.clear()
+
+    # ---- what bodies call
+
+    def values(self, stage: int, micro_batch: int) -> SimpleNamespace:
+        return self._values.setdefault((stage, micro_batch), SimpleNamespace())
+
+    def load(self, name: str, micro_batch: int) -> Tensor:
+        return self.data[name][micro_batch]
+
+    def constant(self, name: str) -> Tensor:
+        return self.constants[name]
+
+    def record(self, name: str, value: Tensor) -> None:
+        self.records[name] = self.records[name] + value if name in self.records else value
+
+    def receive(self, peer: int, producer: str, micro_batch: int) -> Tensor:
+        message = f"{producer}.{micro_batch}"
+        self.board.set_action(f"recv {message}")
+        return self.edges_in[peer].take(message, self._posted.pop((peer, message)))
+
+    def send(self, peer: int, producer: str, micro_batch: int, value: Tensor) -> None:
+        message = f"{producer}.{micro_batch}"
+        self._sent[peer, message] = self.edges_out[peer].send(message, value)
+
+    def counts(self, action: str, micro_batch: int, site: str, counts_E: Tensor) -> None:
+        self.exchange.start_counts(_name("counts", action, micro_batch, site), counts_E)
+
+    def wait_counts(self, action: str, micro_batch: int, site: str) -> tuple[Route, Tensor]:
+        name = _name("counts", action, micro_batch, site)
+        self.board.set_action(name)
+        return self.exchange.wait_counts(name)
+
+    def dispatch(self, action: str, micro_batch: int, site: str, *operands: Tensor | Route) -> None:
+        """Rows and their gate weights to their experts' ranks; in the backward (action I) the gradients back."""
+        self._start("dispatch", action, micro_batch, site, operands, forward=action[0] == "F")
+
+    def wait_dispatch(self, action: str, micro_batch: int, site: str) -> tuple[Tensor, ...]:
+        return self._wait("dispatch", action, micro_batch, site)
+
+    def combine(self, action: str, micro_batch: int, site: str, *operands: Tensor | Route) -> None:
+        """Expert outputs back to their tokens' ranks; in the backward (action I) their gradients to the experts."""
+        self._start("combine", action, micro_batch, site, operands, forward=action[0] == "I")
+
+    def wait_combine(self, action: str, micro_batch: int, site: str) -> Tensor:
+        (result,) = self._wait("combine", action, micro_batch, site)
+        return result
+
+    def _start(
+        self, kind: str, action: str, micro_batch: int, site: str, operands: Sequence[Tensor | Route], forward: bool
+    ) -> None:
+        *tensors, route = operands
+        assert isinstance(route, Route)
+        self.exchange.start(_name(kind, action, micro_batch, site), tensors, route, forward)  # type: ignore[arg-type]
+
+    def _wait(self, kind: str, action: str, micro_batch: int, site: str) -> tuple[Tensor, ...]:
+        name = _name(kind, action, micro_batch, site)
+        self.board.set_action(name)
+        return self.exchange.wait(name)
+
+
+def _name(kind: str, action: str, micro_batch: int, site: str) -> str:
+    """As the schedule notation speaks it: `dispatch F3.0@L17`."""
+    return f"{kind} {action}.{micro_batch}@{site}"

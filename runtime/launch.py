@@ -1,0 +1,179 @@
+"""The supervisor: forks the ranks of a run, watches them, and says which rank failed first, doing what, and why.
+
+    outcome = launch(target, world, folder=run_folder, on_poll=progress)     # target(rank, world, board)
+    print(outcome); sys.exit(outcome.exit_code)
+
+Ranks are forked, so torch is imported once. Any rank's exception, exit or signal ends the run at once: a dead rank is
+noticed by its process descriptor, a hang by boards on which nothing changes; a supervisor that dies, even by SIGKILL,
+takes its ranks with it. SIGINT or SIGTERM, to the supervisor or a rank, asks all ranks to end after a whole step; again
+to the supervisor, it kills them. Exit codes are those of `Outcome`. Nothing listens outside loopback.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from runtime.heartbeat import Board
+from runtime.launch_rank import STOP_SIGNALS, Seat, Target, run_rank, use_one_thread
+from runtime.launch_watch import Interrupts, Process, oom_kills_so_far, watch
+from runtime.outcome import Outcome
+
+LOCK_S = 1.0  # the ranks of a launch that was just killed take a moment to end
+_OMP_PAUSE_HARD = 2  # ends the pool's threads
+
+
+class RunFolderBusyError(RuntimeError):
+    """Another launch is running in this folder."""
+
+
+def launch(
+    target: Target,
+    world: int,
+    *,
+    folder: Path,
+    on_poll: Callable[[Board], None] | None = None,
+    hang_timeout_s: float | None = 300.0,
+    backend: str | None = "gloo",
+) -> Outcome:
+    """Run `target(rank, world, board)` in `world` forked processes of one thread each, logs in `folder/logs`.
+
+    Each has a process group of `backend` (None: none). `on_poll` is called here about every 0.1 s and once at the end;
+    it must be quick. `hang_timeout_s`: how long all boards may stay unchanged (None: forever). Call from the main
+    thread, before CUDA is initialised. Raises RunFolderBusyError, or OSError if the folder cannot be written.
+    """
+    assert world >= 1 and threading.current_thread() is threading.main_thread() and not torch.cuda.is_initialized()
+    board = Board(world)
+    processes: list[Process] = []
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    with _locked(folder), _meeting_place(folder) as meeting, Interrupts() as interrupts:
+        oom_kills = oom_kills_so_far()
+        try:
+            _prepare_fork()
+            for rank in range(world):
+                log = folder / "logs" / f"rank_{rank}.log"
+                seat = Seat(rank, world, os.getpid(), log, meeting / "store", backend)
+                processes.append(_fork(target, seat, board))
+            outcome = watch(processes, board, interrupts, on_poll, hang_timeout_s, oom_kills)
+        finally:
+            _kill(processes)
+        if on_poll:
+            on_poll(board)
+        return outcome
+
+
+def attach(target: Target, *, backend: str = "gloo") -> bool:
+    """Under torchrun (RANK and WORLD_SIZE are set) run `target` in this process; False elsewhere.
+
+    The board is private, so nobody watches for hangs, and signals keep their default action (`should_stop` would not
+    be seen by all ranks). After an exception the process ends at once with exit code 1, having said during which
+    action, so that torchrun ends the others.
+    """
+    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        return False
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:  # one machine
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    use_one_thread()
+    board = Board(world).bind(rank)
+    try:
+        dist.init_process_group(backend)
+        target(rank, world, board)
+        dist.barrier()
+    except BaseException as error:
+        beat = board.read(rank)
+        error.add_note(f"rank {rank} failed during {beat.action}, step {beat.step}")
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        os._exit(1)
+    dist.destroy_process_group()
+    return True
+
+
+# ---------------------------------------------------------------- before and after
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder: two runs in one would mix their checkpoints. Ranks inherit the lock, so it ends with them."""
+    until = time.monotonic() + LOCK_S
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        while not _try_lock(lock):
+            if time.monotonic() > until:
+                raise RunFolderBusyError(f"another run is using {folder}")
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _meeting_place(folder: Path) -> Iterator[Path]:
+    """A private folder for the file by which the ranks find each other; what a killed launch left is removed."""
+    for stale in folder.glob(".meeting-*"):
+        shutil.rmtree(stale)
+    place = Path(tempfile.mkdtemp(prefix=".meeting-", dir=folder))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place)
+
+
+def _prepare_fork() -> None:
+    """No pool of threads and no buffered output may exist in a process that forks: the child would get half of them.
+
+    OpenMP's pool is ended (it starts again at need); OpenBLAS ends its own at a fork.
+    """
+    for library in set(re.findall(r"/\S*/lib(?:g|i)?omp\S*\.so\S*", Path("/proc/self/maps").read_text())):
+        ctypes.CDLL(library).omp_pause_resource_all(_OMP_PAUSE_HARD)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed
+            stream.flush()
+
+
+def _fork(target: Target, seat: Seat, board: Board) -> Process:
+    mine = board.bind(seat.rank)
+    mine.set_action("start")
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the rank has its own handlers
+    try:
+        pid = os.fork()
+        if pid == 0:
+            run_rank(target, seat, mine)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    return Process(seat.rank, pid, os.pidfd_open(pid), seat.log)
+
+
+def _kill(processes: Iterable[Process]) -> None:
+    """End what is left, and collect all: no process and no zombie remains."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)
+    for process in processes:
+        with suppress(ChildProcessError):  # collected when it ended
+            os.waitid(os.P_PIDFD, process.pidfd, os.WEXITED)
+        os.close(process.pidfd)

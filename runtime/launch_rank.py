@@ -1,0 +1,155 @@
+"""One rank's side of a launch: what happens in a forked process before, around and after its target.
+
+Linux only (PDEATHSIG). No rank returns from here: it ends by `os._exit`, so that nothing of the supervisor's (exit
+handlers, buffers, temporary folders) is run a second time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import io
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from runtime.heartbeat import Board
+
+Target: TypeAlias = Callable[[int, int, Board], None]  # (rank, world, board)
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STACK_SIGNAL = signal.SIGUSR1  # makes a rank write its Python stack into its log
+FINISH = "finish"  # the action of a rank whose target has returned
+
+_PR_SET_PDEATHSIG = 1
+_NO_TIMEOUT = timedelta(days=365)  # the supervisor alone judges who hangs: it can tell who and where, gloo cannot
+_LOST_PEER = re.compile(  # what gloo, NCCL and the stores say
+    r"connection (was )?(closed|reset|refused)|broken pipe|timed out waiting|connectFullMesh|remote process",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a rank sits: its number, its supervisor, its log, the file by which the ranks meet, and the backend."""
+
+    rank: int
+    world: int
+    supervisor: int  # process id
+    log: Path
+    rendezvous: Path
+    backend: str | None  # None: no process group
+
+
+def run_rank(target: Target, seat: Seat, board: Board) -> NoReturn:
+    """Run `target` in this (just forked) process and end it: exit code 0 if it finished, 1 after an exception."""
+    code = 1
+    try:
+        _die_with(seat.supervisor)
+        _redirect(seat.log)
+        _handle_signals(board)
+        use_one_thread()
+        with _process_group(seat):
+            target(seat.rank, seat.world, board)
+            board.set_action(FINISH)
+        board.finish()
+        code = 0
+    except BaseException as error:
+        summary = "".join(traceback.format_exception_only(error))
+        board.fail(summary, last_lines(error), lost_peer=is_lost_peer(error))
+        traceback.print_exception(error)
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def use_one_thread() -> None:
+    """One thread a rank; by the environment too, for libraries that start their pool later."""
+    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    torch.set_num_threads(1)
+
+
+def is_lost_peer(error: BaseException | None) -> bool:
+    """Whether an exception, or one it was raised from, says that a connection to another rank broke."""
+    while error is not None:
+        if isinstance(error, ConnectionError) or (isinstance(error, RuntimeError) and _LOST_PEER.search(str(error))):
+            return True
+        error = error.__cause__
+    return False
+
+
+def last_lines(error: BaseException, lines: int = 12) -> str:
+    """The end of the traceback, the exception itself included."""
+    return "\n".join("".join(traceback.format_exception(error)).rstrip().splitlines()[-lines:])
+
+
+def _die_with(supervisor: int) -> None:
+    """Ask the kernel to kill this process when the supervisor ends, however it ends."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != supervisor:  # it ended before we asked
+        os._exit(1)
+
+
+class _LogFile(io.FileIO):
+    """A file whose disk may be full: what cannot be written is dropped, for a print must not end a training run."""
+
+    def write(self, data: object) -> int:
+        try:
+            return super().write(data) or 0  # type: ignore[arg-type]
+        except OSError:
+            return memoryview(data).nbytes  # type: ignore[arg-type]
+
+
+def _redirect(log: Path) -> None:
+    """Standard output and error to the log, appended; standard input empty. Python's and C's writes alike."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    for source, to in ((null, 0), (out, 1), (out, 2)):
+        os.dup2(source, to)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(
+            io.BufferedWriter(_LogFile(fd, "w", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
+        )
+        for fd in (1, 2)
+    )
+    faulthandler.enable(file=2)
+    faulthandler.register(STACK_SIGNAL, file=2)
+
+
+def _handle_signals(board: Board) -> None:
+    """A rank that is asked to end asks all to end: one that left alone would leave the others waiting."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda received, _frame: board.request_stop(received))
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+@contextmanager
+def _process_group(seat: Seat) -> Iterator[None]:
+    """A process group over a file (no store listens on a port) and the loopback interface; left by all together."""
+    if seat.backend is None:
+        yield
+        return
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
+    store = dist.FileStore(str(seat.rendezvous), seat.world)
+    dist.init_process_group(seat.backend, store=store, rank=seat.rank, world_size=seat.world, timeout=_NO_TIMEOUT)
+    yield
+    if dist.is_initialized():
+        dist.barrier()  # a peer may still read what this rank sent
+        dist.destroy_process_group()

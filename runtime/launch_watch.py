@@ -1,0 +1,247 @@
+"""Watching forked ranks: who ended before its end, who hangs and in what, and what signals ask for.
+
+The supervisor sleeps in one poll over the ranks' process descriptors and its own signals; there is no busy loop.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from runtime.heartbeat import Board
+from runtime.launch_rank import STACK_SIGNAL, STOP_SIGNALS
+from runtime.outcome import Outcome, Waiting, death_text
+
+POLL_S = 0.1
+SETTLE_S = 0.25  # how long a broken connection waits for the death that broke it (peers notice one in 12-55 ms)
+REPEAT_S = 0.5  # a second signal within this is the first one again: `timeout` signals its child, then the group
+STACK_S = 0.2  # for the ranks of a hang to write their stacks
+
+_STOPPED = ("stopped", "stopped by a debugger")
+_STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk", "T": _STOPPED[0], "t": _STOPPED[1]}
+_TOP_FRAME = re.compile(r"\(most recent call first\):\n  File \"([^\"\n]*)\", line (\d+) in (\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A forked rank. `pidfd` becomes readable when it ends."""
+
+    rank: int
+    pid: int
+    pidfd: int
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A rank that ended before its end, with what is known of when and why."""
+
+    process: Process
+    time_ns: int
+    lost_peer: bool
+    how: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where a rank was: `file.py:12 in function`, and whether that is communication (ours or torch's)."""
+
+    text: str
+    waits_for_peer: bool
+
+
+@dataclass
+class Interrupts:
+    """SIGINT and SIGTERM to the supervisor while it watches: they wake its poll and are kept with their time."""
+
+    received: list[tuple[int, float]] = field(default_factory=list)
+    wake: int = -1  # readable after a signal
+
+    def __enter__(self) -> Interrupts:
+        self.wake, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._handlers = [(s, signal.signal(s, self._receive)) for s in STOP_SIGNALS]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers:
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup)
+        os.close(self.wake)
+        os.close(self._write)
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self.received.append((number, time.monotonic()))
+
+    def drain(self) -> None:
+        with suppress(BlockingIOError):
+            while os.read(self.wake, 64):
+                pass
+
+    def insisted(self) -> int:
+        """The signal that came again, or 0."""
+        return next((s for s, at in self.received if at - self.received[0][1] > REPEAT_S), 0)
+
+
+def watch(
+    processes: Sequence[Process],
+    board: Board,
+    interrupts: Interrupts,
+    on_poll: Callable[[Board], None] | None,
+    hang_timeout_s: float | None,
+    oom_kills: int,
+) -> Outcome:
+    """Until all ranks have come to their end, or the first has failed, or all hang, or a signal insists."""
+    alive = {p.pidfd: p for p in processes}
+    poll = select.poll()
+    for descriptor in (*alive, interrupts.wake):
+        poll.register(descriptor, select.POLLIN)
+    stillness = _Stillness(time.monotonic())
+    while alive:
+        if deaths := _collect(poll, POLL_S, alive, board, oom_kills):
+            return _failure(deaths, poll, alive, board, oom_kills)
+        interrupts.drain()
+        if on_poll:
+            on_poll(board)
+        if again := interrupts.insisted():
+            return Outcome("killed", f"{signal.Signals(again).name} came a second time", signal=again)
+        if interrupts.received:
+            board.request_stop(interrupts.received[0][0])
+        still_s = stillness.seconds(time.monotonic(), tuple(board.read(p.rank).since_ns for p in alive.values()))
+        if alive and hang_timeout_s is not None and still_s >= hang_timeout_s:
+            return _hang(list(alive.values()), board, still_s)
+    request = board.stop_request()
+    if request is None:
+        return Outcome("finished")
+    who = "the supervisor" if request.rank < 0 else f"rank {request.rank}"
+    return Outcome("stopped", f"{who} received {signal.Signals(request.signal).name}", signal=request.signal)
+
+
+@dataclass
+class _Stillness:
+    """For how long no rank has changed its board, by time this process ran: a suspended supervisor blames nobody."""
+
+    checked: float
+    stamps: tuple[int, ...] = ()
+    still_s: float = 0.0
+
+    def seconds(self, now: float, stamps: tuple[int, ...]) -> float:
+        self.still_s += min(now - self.checked, 2 * POLL_S)
+        if stamps != self.stamps:
+            self.stamps, self.still_s = stamps, 0.0
+        self.checked = now
+        return self.still_s
+
+
+def _collect(poll: select.poll, wait_s: float, alive: dict[int, Process], board: Board, oom_kills: int) -> list[Death]:
+    """Wait for an event; take the ended ranks out of `alive` and return those that ended before their end."""
+    deaths = []
+    for descriptor, _ in poll.poll(wait_s * 1000):
+        process = alive.get(descriptor)
+        if process is None:
+            continue
+        end = os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG)
+        assert end is not None, f"rank {process.rank} has ended, yet cannot be collected"
+        poll.unregister(descriptor)
+        del alive[descriptor]
+        if not board.finished(process.rank):
+            deaths.append(_death(process, board, end, oom_kills))
+    return deaths
+
+
+def _death(process: Process, board: Board, end: os.waitid_result, oom_kills: int) -> Death:
+    failure = board.failure(process.rank)
+    if failure is not None:
+        return _raised(process, board)
+    if end.si_code == os.CLD_EXITED:
+        return Death(process, time.monotonic_ns(), False, f"left with exit code {end.si_status} before its end")
+    how = death_text(end.si_status, out_of_memory=oom_kills_so_far() > oom_kills)
+    # SIGKILL comes from outside, never from a peer's failure: of what is noticed together it came first.
+    when = board.read(process.rank).since_ns if end.si_status == signal.SIGKILL else time.monotonic_ns()
+    return Death(process, when, False, how)
+
+
+def _raised(process: Process, board: Board) -> Death:
+    failure = board.failure(process.rank)
+    assert failure is not None
+    return Death(process, failure.time_ns, failure.lost_peer, failure.summary, failure.detail)
+
+
+def _failure(
+    deaths: list[Death], poll: select.poll, alive: dict[int, Process], board: Board, oom_kills: int
+) -> Outcome:
+    """The cause: the first death by time, but one for want of a peer only if no other is found."""
+    until = time.monotonic() + SETTLE_S
+    while alive and all(d.lost_peer for d in deaths) and (left := until - time.monotonic()) > 0:
+        deaths += _collect(poll, left, alive, board, oom_kills)
+    deaths += [_raised(p, board) for p in alive.values() if board.failure(p.rank)]  # still writing their traceback
+    cause = min(deaths, key=lambda d: (d.lost_peer, d.time_ns))
+    beat = board.read(cause.process.rank)
+    return Outcome(
+        "failed", cause.how, cause.process.rank, beat.step, beat.action, cause.process.log, detail=cause.detail
+    )
+
+
+def _hang(alive: Sequence[Process], board: Board, still_s: float) -> Outcome:
+    """Name who is stopped, else who is not in communication, else who has waited longest; and what all wait in."""
+    sizes = {p.rank: p.log.stat().st_size if p.log.exists() else 0 for p in alive}
+    states = {p.rank: _state(p.pid) for p in alive}
+    for process in alive:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process.pidfd, STACK_SIGNAL)
+    time.sleep(STACK_S)
+    frames = {p.rank: _top_frame(p.log, sizes[p.rank]) for p in alive}
+    now = time.monotonic_ns()
+
+    def suspicion(process: Process) -> tuple[bool, bool, int]:
+        rank = process.rank
+        return states[rank] not in _STOPPED, frames[rank].waits_for_peer, board.read(rank).since_ns
+
+    cause = min(alive, key=suspicion)
+    beat = board.read(cause.rank)
+    runs, waits, _ = suspicion(cause)
+    why = "all wait for one another, it longest" if waits else "it waits for no other rank"
+    if not runs:
+        why = f"its process is {states[cause.rank]}"
+    waiting = tuple(
+        Waiting(p.rank, b.step, b.action, (now - b.since_ns) / 1e9, states[p.rank], frames[p.rank].text)
+        for p in alive
+        for b in [board.read(p.rank)]
+    )
+    how = f"no rank has changed its action for {still_s:.1f} s; {why}"
+    return Outcome("hung", how, cause.rank, beat.step, beat.action, cause.log, waiting=waiting)
+
+
+def _state(pid: int) -> str:
+    """State of a process as in /proc, in words."""
+    letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return _STATES.get(letter, letter)
+
+
+def _top_frame(log: Path, start: int) -> _Frame:
+    """Innermost frame of the stack a rank wrote into its log from byte `start` on."""
+    text = ""
+    with suppress(FileNotFoundError), log.open("rb") as file:
+        file.seek(start)
+        text = file.read(1 << 16).decode(errors="replace")
+    match = _TOP_FRAME.search(text)
+    if match is None:
+        return _Frame("", False)
+    path = Path(match[1])
+    waits = "/torch/distributed/" in match[1] or path.parent.name == "comm"
+    return _Frame(f"{path.name}:{match[2]} in {match[3]}", waits)
+
+
+def oom_kills_so_far() -> int:
+    """Processes killed for want of memory since boot, in any memory group."""
+    match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    return int(match[1]) if match else 0

@@ -1,0 +1,115 @@
+"""The life of a rank in a run: resume, then steps, validations, metrics and checkpoints until the end or a stop."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from runtime import checkpoint, snapshot
+from runtime.build import Build
+from runtime.data.samples import Samples
+from runtime.heartbeat import Board
+from runtime.metrics import Metrics
+from runtime.progress import Progress
+from runtime.trainer import EXTRA_TOKENS, Trainer
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A run of `build` in the folder `run` on a prepared corpus. `steps`: where to end, None for the spec's last."""
+
+    build: Build
+    run: Path
+    corpus: Path
+    steps: int | None
+    resume: bool
+
+    @property
+    def total(self) -> int:
+        return self.steps if self.steps is not None else self.build.plan["steps"]
+
+    def progress(self) -> Progress:
+        """What the supervisor shows while the ranks run."""
+        meta = json.loads((self.corpus / "meta.json").read_text("utf-8"))
+        return Progress(self.run / "metrics.jsonl", self.total, meta.get("unigram_nats"))
+
+    def rank(self, rank: int, world: int, board: Board) -> None:
+        """Train to the end; the target of a launch."""
+        train = self.build.plan["train"]
+        trainer = Trainer(self.build, rank, self._samples("train"), self._validation(), board)
+        if self.resume:
+            board.set_action("load checkpoint")
+            self._restore(trainer)
+        metrics = Metrics(self.run / "metrics.jsonl", trainer.step) if rank == 0 else None
+        self._write_once(rank)
+        while trainer.step < self.total:
+            board.start_step(trainer.step + 1)
+            row = trainer.train_step()
+            last = trainer.step == self.total
+            stop = board.should_stop(trainer.step)
+            if train["validate"] and (last or trainer.step % train["validate"]["every"] == 0):
+                row |= trainer.evaluate()
+            if metrics:
+                metrics.write(row)
+            every = train["checkpoint"]["every"] if train["checkpoint"] else None
+            if last or stop or (every and trainer.step % every == 0):
+                board.set_action("checkpoint")
+                self._save(trainer, world)
+            if stop:
+                break
+        if metrics:
+            metrics.close()
+
+    def _samples(self, split: str) -> Samples:
+        train = self.build.plan["train"]
+        return Samples(self.corpus, split, train["sequence"], EXTRA_TOKENS, seed=train["seed"])
+
+    def _validation(self) -> Samples | None:
+        return self._samples("validation") if self.build.plan["train"]["validate"] else None
+
+    def _write_once(self, rank: int) -> None:
+        """What the run folder says of where it came from."""
+        if rank == 0:
+            text = (self.build.folder / "spec.resolved").read_text("utf-8")
+            (self.run / "spec.resolved").write_text(text, "utf-8")
+
+    # ---- checkpoints
+
+    def _save(self, trainer: Trainer, world: int) -> None:
+        keep = (self.build.plan["train"]["checkpoint"] or {"keep": 1})["keep"]
+        loads = {name: load.tolist() for name, load in trainer.loads.items()}
+        meta = {
+            "build": self.build.digest,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__.partition("+")[0],
+            "loads": loads,
+        }
+        checkpoint.save(
+            self.run / "checkpoints",
+            trainer.step,
+            snapshot.take(trainer.state, trainer.plan, trainer.rank),
+            trainer.rank,
+            world,
+            meta,
+            dist.barrier if world > 1 else lambda: None,
+            keep,
+        )
+        if trainer.rank == 0:
+            _replace(self.run / "load.json", json.dumps({"load": list(loads.values())}) + "\n")
+
+    def _restore(self, trainer: Trainer) -> None:
+        saved = checkpoint.load(self.run / "checkpoints")
+        snapshot.put(trainer.state, saved.read)
+        trainer.step = saved.step
+        for name, load in saved.meta["loads"].items():
+            trainer.loads[name] = torch.tensor(load)
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(path)

@@ -1,0 +1,103 @@
+"""The end of a step: sum replicas' gradients, clip by the global norm, AdamW, balance the experts.
+
+AdamW with decoupled decay (arXiv 1711.05101). Gradients of a bucket are summed over its holders, never averaged: the
+loss is already normalised by the whole global batch. With zero = 1 a bucket's holders each update one shard of it and
+gather the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.comm.transport import Groups
+from runtime.state import Bucket, State
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """`clip` is the largest global gradient norm, or None."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    clip: float | None
+
+
+def reduce_gradients(bucket: Bucket, groups: Groups) -> None:
+    if len(bucket.holders) > 1:
+        dist.all_reduce(bucket.gradients, group=groups["reduce", bucket.holders])
+
+
+def gradient_norm(state: State, rank: int) -> float:
+    """Global L2 norm: every logical element counted once, by its owner. A collective over the world."""
+    total = torch.zeros((), dtype=torch.float64)
+    for b in state.buckets:
+        if sharded(b) or rank == b.holders[0]:
+            total += torch.linalg.vector_norm(b.gradients[b.owned], dtype=torch.float64).square()
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return math.sqrt(total.item())
+
+
+def update(state: State, recipe: AdamW, rate: float, step: int, norm: float, groups: Groups) -> None:
+    """One AdamW update with gradients scaled by min(1, clip / norm). `step` counts from 1."""
+    scale = min(1.0, recipe.clip / norm) if recipe.clip is not None and norm > 0 else 1.0
+    for b in state.buckets:
+        if scale != 1.0:
+            b.gradients[b.owned].mul_(scale)
+        for decay, part in ((recipe.weight_decay, slice(0, b.decayed)), (0.0, slice(b.decayed, b.gradients.numel()))):
+            _adamw(b, _intersection(b.owned, part), recipe, rate, decay, step)
+        if sharded(b):
+            b.parameters.copy_(gathered(b, b.parameters[b.owned].clone(), groups))
+
+
+def sharded(b: Bucket) -> bool:
+    """Whether this rank's optimizer state is of a part of the bucket only."""
+    return b.owned != slice(0, b.gradients.numel())
+
+
+def gathered(b: Bucket, part: Tensor, groups: Groups) -> Tensor:
+    """The whole flat buffer, from the parts its holders own; a collective of them where it is sharded."""
+    if not sharded(b):
+        return part
+    whole = part.new_empty(b.gradients.numel())
+    dist.all_gather_into_tensor(whole, part, group=groups["reduce", b.holders])
+    return whole
+
+
+def _intersection(a: slice, b: slice) -> slice:
+    start = max(a.start, b.start)
+    return slice(start, max(start, min(a.stop, b.stop)))
+
+
+def _adamw(b: Bucket, part: slice, recipe: AdamW, rate: float, decay: float, step: int) -> None:
+    if part.start == part.stop:
+        return
+    mine = slice(part.start - b.owned.start, part.stop - b.owned.start)
+    torch._fused_adamw_(
+        [b.parameters[part]],
+        [b.gradients[part]],
+        [b.moment1[mine]],
+        [b.moment2[mine]],
+        [],
+        [torch.tensor(float(step))],
+        lr=rate,
+        beta1=recipe.beta1,
+        beta2=recipe.beta2,
+        weight_decay=decay,
+        eps=recipe.eps,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def balance(bias_E: Tensor, load_E: Tensor, rate: float) -> None:
+    """Loss-free balancing (arXiv 2412.19437, §2.1.2): `load_E` tokens of each expert over the whole global batch."""
+    load = load_E.to(torch.float64)
+    bias_E.add_(torch.sign(load.mean() - load).to(bias_E.dtype), alpha=rate)

@@ -1,0 +1,23 @@
+"""Options of a run, for `dsc train` and for the launchers beneath it. No torch."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """--out, --steps, --resume, --data, --hang-timeout."""
+    parser.add_argument("--out", type=Path, metavar="RUN", help="run folder; default: runs/<run>")
+    parser.add_argument("--steps", type=_positive, metavar="N", help="end after step N instead of the spec's last")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder that the data's paths are relative to")
+    parser.add_argument(
+        "--hang-timeout", type=float, default=300.0, metavar="S", help="end the run when no rank moves for S seconds"
+    )
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 10**9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps from 1 on")
+    return int(text)

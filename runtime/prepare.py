@@ -1,0 +1,61 @@
+"""Prepare the data of a build: `python -P -m runtime.prepare BUILD DATA_DIR OUT`.
+
+Progress goes to stderr, one JSON object to stdout: {"folder": where the corpus is, "meta": its meta.json}. Exit codes:
+0 prepared · 2 the build or the data cannot be used.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from runtime.build import Build, BuildError
+from runtime.data.errors import DataError
+from runtime.data.prepare import Progress, prepare
+
+
+def main(argv: list[str]) -> int:
+    folder, data, out = map(Path, argv)
+    try:
+        build = Build.open(folder)
+        prepared = prepare(*_inputs(build), data, out, _stderr_progress())
+    except (BuildError, DataError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps({"folder": str(prepared.folder), "meta": dict(prepared.meta)}))
+    return 0
+
+
+def prepare_build(build: Build, data: Path, out: Path) -> Path:
+    """The prepared corpus of a build, made in this process unless it is there already."""
+    return prepare(*_inputs(build), data, out, lambda *_: None).folder
+
+
+def _inputs(build: Build) -> tuple[dict[str, Any], int, int]:
+    data = dict(build.plan["data"])
+    if isinstance(data["tokenizer"], dict):
+        data["tokenizer"] = {"train": data["tokenizer"]["vocab"]}
+    return data, build.plan["model"]["vocab"], build.plan["train"]["seed"]
+
+
+def _stderr_progress() -> Progress:
+    """A line a phase, and on a terminal the percentage while it runs."""
+    live, last = sys.stderr.isatty(), 0.0
+
+    def say(phase: str, done: int, total: int) -> None:
+        nonlocal last
+        text = {"read": "find text", "tokenizer": "train tokenizer", "encode": "encode text"}.get(phase, phase)
+        if done >= total:
+            print(f"\r\x1b[Kdata: {text}" if live else f"data: {text}", file=sys.stderr, flush=True)
+        elif live and time.monotonic() - last > 0.1:
+            last = time.monotonic()
+            print(f"\r\x1b[Kdata: {text} {100 * done // max(total, 1)}%", end="", file=sys.stderr, flush=True)
+
+    return say
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""What a rank holds: parameters, gradient accumulators, optimizer moments, balancing biases.
+
+Parameters with the same holders lie in one flat buffer (a bucket), so a reduction or an optimizer update is one call.
+Segments see views: one tensor per name, the experts of a rank stacked along dimension 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A logical parameter in a bucket: elements [start, end) of the flat buffer."""
+
+    name: str
+    tensor: str
+    shape: tuple[int, ...]
+    init: float | None  # standard deviation; None: ones
+    decay: bool
+    start: int
+    end: int
+
+
+@dataclass
+class Bucket:
+    """Parameters with the same holders. `owned` is the part whose optimizer state lives on this rank."""
+
+    name: str
+    holders: tuple[int, ...]
+    entries: tuple[Entry, ...]
+    decayed: int  # elements [0, decayed) are decayed
+    owned: slice
+    parameters: Tensor
+    gradients: Tensor
+    moment1: Tensor  # of the owned part
+    moment2: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.entries[-1].end
+
+
+@dataclass
+class State:
+    """All of one rank. `parameters` and `gradients` are namespaces of tensors: layers.3.ffn.up → layers_3_ffn_up."""
+
+    buckets: tuple[Bucket, ...]
+    biases: dict[str, Tensor]
+    parameters: SimpleNamespace
+    gradients: SimpleNamespace
+
+    def logical(self, flat: Callable[[Bucket], Tensor]) -> Iterator[tuple[Bucket, Entry, Tensor]]:
+        """Every logical parameter as a view of what `flat` gives for its bucket."""
+        for bucket in self.buckets:
+            buffer = flat(bucket)
+            for e in bucket.entries:
+                yield bucket, e, buffer[e.start : e.end].view(e.shape)
+
+
+def build_state(plan: Mapping[str, Any], rank: int) -> State:
+    """Allocate and initialise what `rank` holds. Values are a function of (seed, logical name) alone."""
+    precision, zero, seed = plan["precision"], plan["zero"], plan["train"]["seed"]
+    buckets = tuple(_bucket(b, rank, precision, zero) for b in plan["buckets"] if rank in b["holders"])
+    biases = {
+        b["name"]: torch.zeros(b["shape"], dtype=DTYPES[precision["master"]])
+        for b in plan["biases"]
+        if rank in b["holders"]
+    }
+    parameters = {name: t for b in buckets for name, t in _views(b, b.parameters)} | biases
+    gradients = {name: t for b in buckets for name, t in _views(b, b.gradients)}
+    state = State(buckets, biases, _namespace(parameters), _namespace(gradients))
+    for _, entry, value in state.logical(lambda b: b.parameters):
+        value.copy_(initial_value(seed, entry.name, entry.shape, entry.init))
+    return state
+
+
+def initial_value(seed: int, name: str, shape: Sequence[int], init: float | None) -> Tensor:
+    """Normal with standard deviation `init` (None: ones), drawn in float32 from a generator of (seed, name)."""
+    if init is None:
+        return torch.ones(tuple(shape))
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.empty(tuple(shape)).normal_(0.0, init, generator=generator)
+
+
+def _bucket(row: Mapping[str, Any], rank: int, precision: Mapping[str, str], zero: int) -> Bucket:
+    entries, start = [], 0
+    for r in row["parameters"]:
+        shape = tuple(r["shape"])
+        end = start + torch.Size(shape).numel()
+        entries.append(Entry(r["name"], r["tensor"], shape, r["init"], r["decay"], start, end))
+        start = end
+    holders = tuple(row["holders"])
+    shards = len(holders) if zero else 1
+    padded = -(-start // shards) * shards  # equal shards, so that they can be gathered
+    shard = padded // shards
+    first = holders.index(rank) * shard if zero else 0
+    owned = slice(first, first + shard)
+    parameters = torch.zeros(padded, dtype=DTYPES[precision["master"]])
+    moments = DTYPES[precision["moments"]]
+    return Bucket(
+        name=row["name"],
+        holders=holders,
+        entries=tuple(entries),
+        decayed=max((e.end for e in entries if e.decay), default=0),
+        owned=owned,
+        parameters=parameters,
+        gradients=torch.zeros(padded, dtype=DTYPES[precision["gradients"]]),
+        moment1=torch.zeros(shard, dtype=moments),
+        moment2=torch.zeros(shard, dtype=moments),
+    )
+
+
+def _views(bucket: Bucket, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """(tensor name, view): experts of one tensor are adjacent and of one shape, hence one stacked view."""
+    for tensor, group in itertools.groupby(bucket.entries, key=lambda e: e.tensor):
+        members = list(group)
+        whole = flat[members[0].start : members[-1].end]
+        shape = members[0].shape
+        yield tensor, whole.view(shape) if members[0].name == tensor else whole.view(len(members), *shape)
+
+
+def _namespace(tensors: Mapping[str, Tensor]) -> SimpleNamespace:
+    return SimpleNamespace(**{name.replace(".", "_"): t for name, t in tensors.items()})

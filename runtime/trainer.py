@@ -1,0 +1,249 @@
+"""One rank's training: state, channels, and the step — forward and backward by the program, then the optimizer.
+
+Everything a step does depends on (build, step, data) alone, so a run can be resumed at any step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime import optimizer
+from runtime.build import Build
+from runtime.comm.transport import Edge, Exchange, channels, connect
+from runtime.executor import Board, Executor
+from runtime.rate import learning_rate, position, value_at
+from runtime.state import DTYPES, State, build_state
+
+EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
+
+
+Sums = dict[str, Tensor]  # of a step or an evaluation over the whole world, float64 but for counts
+
+
+class Source(Protocol):
+    """Samples by index, the same for every rank count."""
+
+    def tokens(self, index: int) -> np.ndarray: ...
+
+
+class NotFiniteError(RuntimeError):
+    """The loss or the gradient norm is NaN or infinite, on every rank alike."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A MoE layer as the end of a step sees it."""
+
+    site: str  # L3
+    name: str  # layers.3
+    experts: int
+    sequence_loss: float
+    bias: str  # tensor name of the balancing bias
+    bias_rate: Sequence[Mapping[str, Any]]
+
+
+class Trainer:
+    """State of one rank. `train` and `validation` give samples; `checked` verifies every message (tests)."""
+
+    def __init__(
+        self,
+        build: Build,
+        rank: int,
+        train: Source,
+        validation: Source | None,
+        board: Board,
+        timeout_s: float = 600.0,
+        checked: bool = False,
+    ) -> None:
+        plan = build.plan
+        mesh = plan["mesh"]
+        self.plan, self.rank, self.board = plan, rank, board
+        self.train_source, self.validation_source = train, validation
+        self.pp_rank, self.dp_rank = divmod(rank, mesh["dp"])
+        self.programs = build.programs(self.pp_rank)
+        self.bodies = build.bodies(self.pp_rank)
+        self.state: State = build_state(plan, rank)
+        self.layers = [Layer(**row) for row in plan["moe_layers"]]
+        self.recipe = optimizer.AdamW(**{k: plan["train"]["optimizer"][k] for k in optimizer.AdamW.__annotations__})
+        self.loads = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in self.layers}
+        self.step = 0
+        self._connect(timeout_s, checked)
+
+    def _connect(self, timeout_s: float, checked: bool) -> None:
+        mesh = self.plan["mesh"]
+        near = [r for r in (self.pp_rank - 1, self.pp_rank + 1) if 0 <= r < mesh["pp"]]
+        world = {r: r * mesh["dp"] + self.dp_rank for r in near}
+        first = self.rank - self.dp_rank % mesh["ep"]
+        members = tuple(range(first, first + mesh["ep"]))
+        wanted = channels(mesh, (tuple(b["holders"]) for b in self.plan["buckets"]))
+        self.groups = connect(self.rank, wanted, timeout_s)
+        self.executor = Executor(
+            parameters=self.state.parameters,
+            gradients=self.state.gradients,
+            edges_in={r: Edge(self.groups["edge", (w, self.rank)], w, checked) for r, w in world.items()},
+            edges_out={r: Edge(self.groups["edge", (self.rank, w)], w, checked) for r, w in world.items()},
+            exchange=Exchange(self.groups.get(("expert", members)), mesh["ep"]),
+            message=_message(self.plan["message"]),
+            board=self.board,
+        )
+
+    # ---- one step
+
+    @property
+    def sequence(self) -> int:
+        return self.plan["train"]["sequence"]
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens trained on before the coming step."""
+        _, before = position(self.plan["batches"], self.step)
+        return before * self.sequence
+
+    def train_step(self) -> dict[str, Any]:
+        """One optimizer step; its metrics, equal on every rank. Raises NotFiniteError before any weight is touched."""
+        start = time.perf_counter()
+        sums = self.accumulate()
+        metrics = self.apply(sums)
+        seconds = time.perf_counter() - start
+        return metrics | {"tokens_per_s": sums["sequences"].item() * self.sequence / seconds, "step_s": seconds}
+
+    def accumulate(self) -> Sums:
+        """Forward and backward of the whole global batch; afterwards every holder has the summed gradients."""
+        size, before = position(self.plan["batches"], self.step)
+        for bucket in self.state.buckets:
+            bucket.gradients.zero_()
+        sums = self._run("train", self.train_source, size, before)
+        for bucket in self.state.buckets:
+            self.board.set_action(f"reduce {bucket.name}")
+            optimizer.reduce_gradients(bucket, self.groups)
+        return sums
+
+    def apply(self, sums: Sums) -> dict[str, Any]:
+        """Clip, update, balance; the step counts from here on."""
+        self.board.set_action("optimizer")
+        norm = optimizer.gradient_norm(self.state, self.rank)
+        losses = self._losses(sums)
+        if not math.isfinite(norm) or not math.isfinite(losses["loss"]):
+            raise NotFiniteError(
+                f"step {self.step + 1}: loss {losses['loss']}, gradient norm {norm}; nothing was updated"
+            )
+        tokens_before = self.tokens_seen
+        self.step += 1
+        rate = learning_rate(self.plan["train"]["rate"], self.tokens_seen)
+        optimizer.update(self.state, self.recipe, rate, self.step, norm, self.groups)
+        self._balance(sums, tokens_before)
+        return {
+            "step": self.step,
+            **losses,
+            "grad_norm": norm,
+            "rate": rate,
+            "tokens": self.tokens_seen,
+            "imbalance": self._imbalance(sums),
+        }
+
+    def evaluate(self) -> dict[str, float]:
+        """Losses over the first validation samples, always the same ones."""
+        assert self.validation_source is not None
+        size = self.plan["batches"][-1][1]
+        total: Sums = {}
+        for batch in range(self.plan["train"]["validate"]["batches"]):
+            sums = self._run("evaluate", self.validation_source, size, batch * size)
+            total = {name: total[name] + value if name in total else value for name, value in sums.items()}
+        losses = self._losses(total)
+        return {f"validation_{name}": losses[name] for name in ("loss", "mtp_loss") if name in losses}
+
+    def _run(self, kind: str, source: Source, size: int, first: int) -> Sums:
+        """Execute a program on `size` sequences from sample `first` on; sums of its records over all ranks."""
+        dp, micro_batch = self.plan["mesh"]["dp"], self.plan["train"]["micro_batch"]
+        count = size // (dp * micro_batch)
+        self.executor.data = self._load(source, first, count)
+        self.board.set_action("count targets")
+        counts = self._count_targets() | {"sequences": torch.tensor(size)}
+        self.executor.constants = self._tangents(counts)
+        self.executor.records = {}
+        self.executor.execute(self.bodies, self.programs[f"{kind}_{count}"].calls)
+        self.board.set_action("sum records")
+        return self._sum_records() | counts
+
+    def _load(self, source: Source, first: int, count: int) -> dict[str, Tensor]:
+        """This column's `count` micro-batches of the samples from `first` on. A token below 0 is not a valid target."""
+        dp, micro_batch = self.plan["mesh"]["dp"], self.plan["train"]["micro_batch"]
+        indices = first + (np.arange(count)[:, None] * dp + self.dp_rank) * micro_batch + np.arange(micro_batch)
+        z = torch.from_numpy(np.stack([source.tokens(int(i)) for i in indices.reshape(-1)]).astype(np.int64))
+        z = z.view(count, micro_batch, self.sequence + EXTRA_TOKENS)
+        views = {
+            name: z[:, :, skip : skip + self.sequence].reshape(count, micro_batch * self.sequence)
+            for name, skip in (("tokens", 0), ("targets", 1), ("mtp_tokens", 1), ("mtp_targets", 2))
+        }
+        return {name: v if name.endswith("targets") else v.clamp(min=0) for name, v in views.items()}
+
+    def _count_targets(self) -> Sums:
+        counts = torch.zeros(2, dtype=torch.int64)
+        if self.pp_rank == 0:
+            counts = torch.stack([(self.executor.data[n] >= 0).sum() for n in ("targets", "mtp_targets")])
+        self._all_reduce(counts)
+        return {"targets": counts[0], "mtp_targets": counts[1]}
+
+    def _tangents(self, counts: Sums) -> dict[str, Tensor]:
+        """Gradients of the step's objective with respect to the loss outputs: constants, known before any forward."""
+        dtype = DTYPES[self.plan["precision"]["compute"]]
+        constants = {"loss": 1.0 / counts["targets"].clamp(min=1).item()}
+        if self.plan["mtp_weight"] is not None:
+            weight = value_at(self.plan["mtp_weight"], self.tokens_seen)
+            constants["mtp"] = weight / counts["mtp_targets"].clamp(min=1).item()
+        sequences = counts["sequences"].item()
+        constants |= {f"sequence_loss {layer.site}": layer.sequence_loss / sequences for layer in self.layers}
+        return {name: torch.tensor(value, dtype=dtype) for name, value in constants.items()}
+
+    def _sum_records(self) -> Sums:
+        """Sum the records over the world in one collective; loads are counts, exact in float64."""
+        names = self.plan["records"]
+        extents = [next((y.experts for y in self.layers if n == f"load {y.name}"), 1) for n in names]
+        parts = [
+            self.executor.records.get(name, torch.zeros(extent)).reshape(-1).to(torch.float64)
+            for name, extent in zip(names, extents, strict=True)
+        ]
+        total = torch.cat(parts)
+        self._all_reduce(total)
+        return dict(zip(names, total.split(extents), strict=True))
+
+    def _losses(self, sums: Sums) -> dict[str, float]:
+        losses = {"loss": (sums["loss"] / sums["targets"].clamp(min=1)).item()}
+        if "mtp_loss" in sums:
+            losses["mtp_loss"] = (sums["mtp_loss"] / sums["mtp_targets"].clamp(min=1)).item()
+        balance = [
+            y.sequence_loss * (sums[k] / sums["sequences"]).item()
+            for y in self.layers
+            if (k := f"sequence_loss {y.site}") in sums
+        ]
+        return losses | ({"sequence_loss": sum(balance)} if balance else {})
+
+    def _balance(self, sums: Sums, tokens_seen: int) -> None:
+        for layer in self.layers:
+            load = sums[f"load {layer.name}"]
+            self.loads[layer.name] += load.to(torch.int64)
+            if layer.bias in self.state.biases:
+                rate = value_at(layer.bias_rate, tokens_seen)
+                optimizer.balance(self.state.biases[layer.bias], load, rate)
+
+    def _imbalance(self, sums: Sums) -> float:
+        """Load of the busiest expert over the mean, the mean of this over layers; 1 is perfect balance."""
+        ratios = [(sums[k].max() / sums[k].mean()).item() for y in self.layers if (k := f"load {y.name}") in sums]
+        return sum(ratios) / len(ratios) if ratios else 1.0
+
+    def _all_reduce(self, tensor: Tensor) -> None:
+        if dist.is_initialized():
+            dist.all_reduce(tensor)
+
+
+def _message(row: Mapping[str, Any] | None) -> tuple[tuple[int, ...], torch.dtype]:
+    return (tuple(row["shape"]), DTYPES[row["dtype"]]) if row else ((0,), torch.float32)

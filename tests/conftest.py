@@ -1,0 +1,23 @@
+"""Fixtures for every test: `bless` rewrites goldens (`pytest --bless`), refused where CI is set."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--bless", action="store_true", help="rewrite golden files with what the code gives now")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--bless") and os.environ.get("CI"):
+        raise pytest.UsageError(
+            "--bless is refused where CI is set: goldens are blessed by a person who reads the diff"
+        )
+
+
+@pytest.fixture
+def bless(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--bless"))

@@ -1,0 +1,60 @@
+"""The command `dsc check`, and what it costs to start."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compiler.commands import check
+
+ROOT = Path(__file__).parent.parent.parent
+BASE = ROOT / "tests" / "ui" / "lib" / "base.dsc"
+
+
+def run(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    check.add_arguments(parser)
+    return check.run(parser.parse_args(words))
+
+
+def test_a_right_spec(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(BASE)) == 0
+    assert capsys.readouterr() == (f"{BASE}: right\n", "")
+
+
+def test_a_wrong_spec(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(BASE), "-s", "parallel.pipelin=2", "--set", "train.batch=15") == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.endswith("\n2 errors\n")
+    assert "error[E0201]" in err and "error[E0807]" in err
+
+
+def test_what_does_not_train_yet_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(ROOT / "specs" / "deepseek-v3.dsc") + ":pretrain") == 0
+    out, err = capsys.readouterr()
+    assert "run pretrain can be planned, not trained yet" in out and "warning[E1001]" in out and err == ""
+
+
+def test_no_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run() == 1
+    assert "there is no spec here" in capsys.readouterr().err
+    Path("one.dsc").write_bytes(BASE.read_bytes())
+    assert run() == 0
+    assert capsys.readouterr().out == "one.dsc: right\n"
+
+
+def test_check_imports_nothing_heavy() -> None:
+    code = """
+import sys
+from compiler.commands import check
+from dsl.load import load
+load("specs/deepseek-v3.dsc")
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "networkx", "numpy", "rich", "jinja2"}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,258 @@
+"""What the language means: values, composition, phases, defaults, overrides; and the specs that are shipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsl import ramp
+from dsl.diagnostics import SpecError
+from dsl.load import check, load, resolve
+from dsl.rules import train_refusals
+from dsl.schema import Dense, Moe, Phase, RatePhase, Spec, Tile, TrainTokenizer, value_at
+
+SPECS = Path(__file__).parent.parent.parent / "specs"
+BASE = Path(__file__).parent.parent / "ui" / "lib" / "base.dsc"
+
+
+def read(tmp_path: Path, text: str, *overrides: str, run: str | None = None, **files: str) -> Spec:
+    """The spec of a text that may import `base.dsc` and other given files."""
+    (tmp_path / "base.dsc").write_bytes(BASE.read_bytes())
+    for name, content in files.items():
+        (tmp_path / f"{name}.dsc").write_text(content, encoding="utf-8")
+    (tmp_path / "spec.dsc").write_text('import "base.dsc"\n' + text, encoding="utf-8")
+    return load(tmp_path / "spec.dsc", run, overrides)
+
+
+# ---------------------------------------------------------------- shipped specs
+
+
+def test_deepseek_v3_resolves_to_what_was_published() -> None:
+    spec = load(SPECS / "deepseek-v3.dsc")
+    model, moe = spec.model, spec.model.ffn(3)
+    assert (model.num_layers, model.hidden, model.vocab) == (61, 7168, 129_280)
+    assert [isinstance(model.ffn(layer), Dense) for layer in (0, 2, 3, 60)] == [True, True, False, False]
+    assert isinstance(moe, Moe) and (moe.experts, moe.top_k, moe.groups, moe.top_groups) == (256, 8, 8, 4)
+    assert (moe.score, moe.normalize, moe.scale, moe.balance.sequence_loss) == ("sigmoid", True, 2.5, 1e-4)
+    assert moe.balance.bias_rate == (
+        Phase(value=0.001, until_tokens=14_300_000_000_000),
+        Phase(value=0.0),
+    )
+    assert spec.cluster.world == 2048 and spec.parallel.data == 128
+    device = spec.cluster.node.device
+    assert device.memory == int(79.1 * 2**30) and device.hbm == 3.35e12 and device.price == 2.0
+    assert spec.precision.activation_tile == Tile(rows=1, columns=128) and spec.precision.compute == "bf16"
+    assert spec.recompute == ("rmsnorm", "mla_up", "swiglu") and spec.sm.communication == 20
+    assert spec.train.tokens == 14_800_000_000_000 and spec.data.validation == 0.001
+
+
+def test_deepseek_v3_rate_and_batch_follow_the_paper() -> None:
+    spec = load(SPECS / "deepseek-v3.dsc")
+    steps = ramp.of(spec)
+    assert [phase.shape for phase in spec.train.rate] == ["linear", "constant", "cosine", "constant", "constant"]
+    assert spec.train.rate[0].end_tokens == steps.tokens_at(2000)
+    assert [phase.end_tokens for phase in spec.train.rate[1:]] == [
+        10_000_000_000_000,
+        14_300_000_000_000,
+        14_633_000_000_000,
+        14_800_000_000_000,
+    ]
+    assert [phase.end for phase in spec.train.rate] == [2.2e-4, 2.2e-4, 2.2e-5, 2.2e-5, 7.3e-6]
+    sizes = [batch for batch, _ in steps.phases(spec.train.tokens)]
+    assert sizes == list(range(3072, 15360 + 1, 2 * 128))
+    assert sizes[0] // 128 == 24 < 2 * spec.parallel.pipeline <= sizes[-1] // 128 == 120
+
+
+def test_what_v3_needs_beyond_training_is_told_with_its_place() -> None:
+    resolved = resolve(SPECS / "deepseek-v3.dsc")
+    assert check(SPECS / "deepseek-v3.dsc") == ()
+    assert [item.code for item in train_refusals(resolved.spec, resolved.origins)] == ["E1001", "E1003"]
+    assert all(item.span is not None for item in train_refusals(resolved.spec, resolved.origins))
+
+
+@pytest.mark.parametrize("name", ["quickstart", "tiny"])
+def test_small_specs_train(name: str) -> None:
+    assert train_refusals(load(SPECS / f"{name}.dsc")) == ()
+
+
+def test_quickstart_has_every_part_of_v3() -> None:
+    spec = load(SPECS / "quickstart.dsc")
+    p = spec.parallel
+    assert (p.pipeline, p.expert, p.data, spec.schedule.name, spec.cluster.world) == (2, 2, 2, "dualpipe", 4)
+    assert [type(span.ffn) for span in spec.model.layers] == [Dense, Moe]
+    assert spec.model.attention.query_rank and spec.model.mtp is not None
+    assert spec.data.source == "python_stdlib" and isinstance(spec.data.tokenizer, TrainTokenizer)
+
+
+@pytest.mark.parametrize("path", sorted(SPECS.rglob("*.dsc")), ids=lambda path: path.stem)
+def test_shipped_files_are_right(path: Path) -> None:
+    assert check(path) == ()
+
+
+# ---------------------------------------------------------------- values
+
+
+def test_units_arithmetic_and_references(tmp_path: Path) -> None:
+    spec = read(
+        tmp_path,
+        """
+        let width = 64
+        let twice = width * 2
+        run a extends base {
+          model = m
+          let ranks = 4 / 2
+          parallel { pipeline = ranks, expert = parallel.pipeline }
+          train { sequence = (twice - 64) * 2, micro_batch = sequence / 128, batch = 1_6 }
+        }
+        model m extends base {
+          hidden = twice
+          layers 0..0 { ffn dense { inner = model.hidden * 4 } }
+          layers 1..1 + 2 { ffn moe { inner = hidden + attention.head_dim.nope } }
+        }
+        cluster four { node { device cpu { memory = 2 * 4GiB, hbm = 400Gb/s, price = 48USD/d } } }
+        """,
+    )
+    dense, moe = spec.model.ffn(0), spec.model.ffn(3)
+    assert (dense.inner, moe.inner, spec.model.num_layers) == (512, 128 + 32, 4)
+    assert (spec.parallel.pipeline, spec.parallel.expert) == (2, 2)
+    assert (spec.train.sequence, spec.train.micro_batch, spec.train.batch.end) == (128, 1, 16)
+    device = spec.cluster.node.device
+    assert (device.memory, device.hbm, device.price) == (8 * 2**30, 50e9, 2.0)
+
+
+def test_a_reference_reaches_into_what_the_run_names(tmp_path: Path) -> None:
+    train = "sequence = model.hidden - model.attention.kv_rank, micro_batch = cluster.nodes"
+    text = f"run a extends base {{ train {{ {train} }} }}"
+    spec = read(tmp_path, text)
+    assert (spec.train.sequence, spec.train.micro_batch) == (128, 1)
+
+
+def test_phases(tmp_path: Path) -> None:
+    text = "model base { mtp { weight = 0.3 until 1M tokens then 0.2 until 20 * 1000 steps then 0.1 } }"
+    spec = read(tmp_path, text + "\nrun a extends base { }")
+    assert spec.model.mtp is not None
+    weight = spec.model.mtp.weight
+    assert weight[1].until_tokens == 20_000 * 16 * 128
+    assert [value_at(weight, tokens) for tokens in (0, 999_999, 1_000_000, 10**9)] == [0.3, 0.3, 0.2, 0.1]
+
+
+def test_rate_lines(tmp_path: Path) -> None:
+    lines = """
+      linear from 1e-5 to 1e-3 over 10 steps
+      constant 10 steps
+      linear to 5e-4 until 30 steps
+      constant at 2e-4
+    """
+    spec = read(tmp_path, f"run a extends base {{ train {{ rate {{ {lines} }} }} }}")
+    step = 16 * 128
+    assert spec.train.rate == (
+        RatePhase(shape="linear", start=1e-5, end=1e-3, end_tokens=10 * step),
+        RatePhase(shape="constant", start=1e-3, end=1e-3, end_tokens=20 * step),
+        RatePhase(shape="linear", start=1e-3, end=5e-4, end_tokens=30 * step),
+        RatePhase(shape="constant", start=2e-4, end=2e-4, end_tokens=100 * step),
+    )
+
+
+def test_defaults(tmp_path: Path) -> None:
+    text = """
+      run a {
+        model = base, cluster = one, precision = fp64
+        train { sequence = 8, micro_batch = 1, batch = 3, steps = 7, optimizer adamw { }, rate { constant at 1e-3 } }
+        data { source = "a/*.txt", tokenizer = "tokenizer.json" }
+      }
+      run b extends a { cluster = four, parallel { pipeline = 2 }, train { batch = 8 } }
+      cluster one extends four { node { devices = 1 } }
+    """
+    spec = read(tmp_path, text, run="a")
+    assert spec.parallel.model_dump() == {"pipeline": 1, "expert": 1, "data": 1, "tensor": 1, "context": 1, "zero": 0}
+    assert (spec.schedule.name, spec.recompute, spec.train.checkpoint, spec.train.seed) == ("1f1b", (), None, 1)
+    assert spec.train.tokens == 7 * 3 * 8
+    other = read(tmp_path, text, run="b")
+    assert (other.schedule.name, other.parallel.data) == ("dualpipe", 2)
+
+
+# ---------------------------------------------------------------- composition
+
+
+def test_a_child_says_only_what_differs() -> None:
+    spec = load(
+        SPECS / "deepseek-v3.dsc", overrides=["model=deepseek_v3_mini", "parallel.pipeline=8", "parallel.expert=32"]
+    )
+    moe = spec.model.ffn(7)
+    assert isinstance(moe, Moe)
+    assert (spec.model.num_layers, spec.model.hidden, spec.model.vocab) == (8, 512, 129_280)
+    assert (moe.experts, moe.inner, moe.groups, moe.top_groups, moe.top_k) == (32, 256, 4, 2, 4)
+    assert (moe.shared, moe.scale, len(moe.balance.bias_rate)) == (1, 2.5, 2)  # from the parent's only moe
+
+
+def test_later_blocks_override_earlier_ones(tmp_path: Path) -> None:
+    text = """
+      import "other.dsc"
+      run a extends base { train { seed = 2 } }
+      model base { hidden = 64, attention { heads = 2 } }
+      run a { train { seed = 3 } }
+    """
+    spec = read(tmp_path, text, other="cluster four { node { device { memory = 1GB } } }")
+    assert (spec.model.hidden, spec.model.vocab, spec.model.attention.heads, spec.model.attention.kv_rank) == (
+        64,
+        4096,
+        2,
+        64,
+    )
+    assert (spec.train.seed, spec.train.sequence) == (3, 128)
+    assert (spec.cluster.node.device.memory, spec.cluster.node.devices, spec.cluster.node.device.name) == (
+        10**9,
+        4,
+        "cpu",
+    )
+
+
+def test_a_file_is_imported_once_and_before_the_rest(tmp_path: Path) -> None:
+    text = """
+      run a extends base { train { seed = 5 } }
+      import "left.dsc"
+      import "right.dsc"
+    """
+    left = 'import "common.dsc"\nrun a { train { seed = 4 } }\nmodel base { hidden = 32 }'
+    spec = read(tmp_path, text, left=left, right='import "common.dsc"', common="model base { hidden = 64 }")
+    assert (spec.train.seed, spec.model.hidden) == (5, 32)
+
+
+def test_steps_and_tokens_replace_each_other(tmp_path: Path) -> None:
+    assert read(tmp_path, "run a extends base { train { tokens = 1M } }").train.tokens == 10**6
+    assert (
+        read(tmp_path, "run a extends base { train { tokens = 1M } }", "train.steps=50").train.tokens == 50 * 16 * 128
+    )
+
+
+def test_a_batch_may_become_a_ramp_and_back(tmp_path: Path) -> None:
+    text = "run a extends base { train { batch { from = 16, to = 32, over = 50K tokens }, steps = 100 } }"
+    spec = read(tmp_path, text)
+    assert (spec.train.batch.start, spec.train.batch.end, spec.train.batch.over_tokens) == (16, 32, 50_000)
+    assert read(tmp_path, text, "train.batch=16").train.batch.over_tokens == 0
+
+
+def test_overrides_win_and_are_origins(tmp_path: Path) -> None:
+    (tmp_path / "spec.dsc").write_bytes(BASE.read_bytes())
+    overrides = [
+        "model.hidden=256",
+        "schedule.name=1f1b",
+        "data.source=corpus/*.jsonl",
+        "cluster.node.device.memory=8GiB",
+    ]
+    resolved = resolve(tmp_path / "spec.dsc", overrides=overrides)
+    spec = resolved.spec
+    assert (spec.model.hidden, spec.schedule.name, spec.data.source) == (256, "1f1b", "corpus/*.jsonl")
+    assert spec.cluster.node.device.memory == 8 * 2**30
+    assert str(resolved.origins["model.hidden"]) == "-s:1:14"
+    assert resolved.origins["model.vocab"].text == "4096"
+
+
+def test_three_mistakes_are_three_errors(tmp_path: Path) -> None:
+    mistakes = "  recompute = [rmsnorm,, swiglu]\n  parallel { pipelin = 4 }\n  train { batch = 16GB }\n"
+    text = f"run a extends base {{\n{mistakes}}}"
+    with pytest.raises(SpecError) as caught:
+        read(tmp_path, text)
+    places = [(item.code, item.span.line, item.span.column) for item in caught.value.diagnostics if item.span]
+    assert places == [("E0108", 3, 24), ("E0201", 4, 14), ("E0301", 5, 19)]

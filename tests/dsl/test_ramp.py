@@ -1,0 +1,48 @@
+"""The sizes of the batch against a plain count of steps, one by one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsl.ramp import num_sizes, ramp
+from dsl.schema import Batch
+
+
+def counted(batch: Batch, sequence: int, quantum: int, steps: int) -> list[tuple[int, int]]:
+    """(batch, tokens done before) of each step, from the definition: equal increments at equal distances."""
+    increments = num_sizes(batch, quantum) - 1
+    done, found = 0, []
+    for _ in range(steps):
+        reached = increments if done >= batch.over_tokens else done * increments // batch.over_tokens
+        size = min(batch.start + reached * quantum, batch.end)
+        found.append((size, done))
+        done += size * sequence
+    return found
+
+
+@given(
+    start=st.integers(1, 30),
+    growth=st.integers(0, 40),
+    over=st.integers(1, 5000),
+    sequence=st.integers(1, 30),
+    quantum=st.integers(1, 9),
+)
+def test_steps_one_by_one(start: int, growth: int, over: int, sequence: int, quantum: int) -> None:
+    batch = Batch(start=start * quantum, end=(start + growth) * quantum, over_tokens=over)
+    found = ramp(batch, sequence, quantum)
+    steps = counted(batch, sequence, quantum, 60)
+    assert [found.batch_at(step) for step in range(60)] == [size for size, _ in steps]
+    assert [found.tokens_at(step) for step in range(60)] == [done for _, done in steps]
+    for step, (_, done) in enumerate(steps):
+        assert found.steps_for(done) == step
+        assert found.steps_for(done + 1) == step + 1
+    total = steps[-1][1]
+    phases = found.phases(total) if total else ()
+    assert [size for size, count in phases for _ in range(count)] == [size for size, _ in steps[:-1]]
+
+
+def test_a_constant_batch_is_one_size() -> None:
+    found = ramp(Batch(start=16, end=16), 128, 8)
+    assert found.phases(16 * 128 * 10) == ((16, 10),)
+    assert found.phases(16 * 128 * 10 + 1) == ((16, 11),)

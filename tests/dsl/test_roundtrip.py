@@ -1,0 +1,195 @@
+"""The canonical text of any spec reads back as that very spec."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dsl import schema
+from dsl.format import canonical
+from dsl.load import load
+from dsl.ramp import of
+
+SPECS = Path(__file__).parent.parent.parent / "specs"
+Draw = st.DrawFn
+
+names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: name not in schema.BUILT_IN)
+widths = st.integers(1, 100_000)
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"], exclude_characters="\r\n\0"), min_size=1)
+dtypes = st.sampled_from(["fp64", "fp32", "bf16", "e4m3"])
+
+
+def small(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high, allow_nan=False)
+
+
+def maybe(values: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    return st.none() | values
+
+
+@st.composite
+def phases(draw: Draw) -> tuple[schema.Phase, ...]:
+    ends = sorted(draw(st.sets(st.integers(1, 10**16), max_size=3)))
+    return tuple(schema.Phase(value=draw(small(0, 1000)), until_tokens=end) for end in (*ends, None))
+
+
+@st.composite
+def moes(draw: Draw, expert: int) -> schema.Moe:
+    groups = draw(st.sampled_from([1, 2, 4]))
+    experts = expert * groups * draw(st.integers(1, 8))
+    top_groups = draw(st.integers(1, groups))
+    return schema.Moe(
+        experts=experts,
+        shared=draw(st.integers(0, 4)),
+        top_k=draw(st.integers(1, min(1024, top_groups * experts // groups))),
+        inner=draw(widths),
+        groups=groups,
+        top_groups=top_groups,
+        score=draw(st.sampled_from(["sigmoid", "softmax"])),
+        normalize=draw(st.booleans()),
+        scale=draw(small(0.001, 1000)),
+        balance=schema.Balance(bias_rate=draw(phases()), sequence_loss=draw(small(0, 1))),
+    )
+
+
+@st.composite
+def models(draw: Draw, expert: int, least: int) -> schema.Model:
+    lasts = sorted(draw(st.sets(st.integers(least - 1, least + 60), min_size=1, max_size=3)))
+    firsts = [0, *(last + 1 for last in lasts[:-1])]
+    ffns = [draw(st.builds(schema.Dense, inner=widths) | moes(expert)) for _ in lasts]
+    head = schema.HeadDim(
+        nope=draw(st.integers(1, 512)), rope=2 * draw(st.integers(1, 64)), value=draw(st.integers(1, 99))
+    )
+    return schema.Model(
+        name=draw(names),
+        vocab=draw(st.integers(4096, 200_000)),
+        hidden=draw(widths),
+        init_std=draw(small(1e-9, 10)),
+        norm_eps=draw(small(1e-12, 1)),
+        attention=schema.Mla(
+            heads=draw(st.integers(1, 256)),
+            query_rank=draw(maybe(widths)),
+            kv_rank=draw(widths),
+            head_dim=head,
+            rope=schema.Rope(theta=draw(small(1, 1e9))),
+        ),
+        layers=tuple(
+            schema.LayerRange(first=first, last=last, ffn=ffn)
+            for first, last, ffn in zip(firsts, lasts, ffns, strict=True)
+        ),
+        mtp=draw(maybe(st.builds(schema.Mtp, depth=st.just(1), weight=phases()))),
+    )
+
+
+@st.composite
+def clusters(draw: Draw, world: int) -> schema.Cluster:
+    nodes = draw(st.sampled_from([each for each in range(1, world + 1) if world % each == 0]))
+    rates = small(1, 1e17)
+    device = schema.Device(
+        name=draw(names),
+        sms=draw(maybe(st.integers(64, 256))),
+        memory=draw(st.integers(1, 2**50)),
+        hbm=draw(maybe(rates)),
+        bf16=draw(maybe(rates)),
+        fp8=draw(maybe(rates)),
+        cores=draw(maybe(st.integers(1, 512))),
+        price=draw(maybe(small(0, 1000))),
+    )
+    node = schema.Machine(devices=world // nodes, device=device, nvlink=draw(maybe(rates)), nic=draw(maybe(rates)))
+    return schema.Cluster(name=draw(names), nodes=nodes, node=node)
+
+
+tiles = st.builds(schema.Tile, rows=st.integers(1, 1024), columns=st.integers(1, 1024))
+roles = ["parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine"]
+precisions = st.sampled_from(list(schema.BUILT_IN.values())) | st.builds(
+    schema.Precision,
+    name=names,
+    **{role: dtypes for role in roles},
+    activation_tile=maybe(tiles),
+    weight_tile=maybe(tiles),
+    promote=maybe(st.integers(1, 4096)),
+)
+
+
+@st.composite
+def rates(draw: Draw, tokens: int) -> tuple[schema.RatePhase, ...]:
+    ends = sorted(draw(st.sets(st.integers(1, tokens), max_size=3)) | {tokens})
+    found: list[schema.RatePhase] = []
+    for end in ends:
+        shape = draw(st.sampled_from(["linear", "constant", "cosine"]))
+        start = draw(small(0, 10))
+        goal = start if shape == "constant" else draw(small(0, 10))
+        found.append(schema.RatePhase(shape=shape, start=start, end=goal, end_tokens=end))
+    return tuple(found)
+
+
+@st.composite
+def specs(draw: Draw) -> schema.Spec:
+    """A spec that breaks no rule."""
+    schedule = draw(st.sampled_from(["dualpipe", "1f1b", "zb1p", "gpipe", "interleaved", "auto"]))
+    pipeline = 2 * draw(st.integers(1, 4)) if schedule == "dualpipe" else draw(st.integers(1, 6))
+    expert = draw(st.integers(1, 4))
+    data = expert * draw(st.integers(1, 4))
+    micro_batch = draw(st.integers(1, 4))
+    unit = 2 * data * micro_batch
+    start, growth = unit * draw(st.integers(1, 4)), unit * draw(st.integers(0, 6))
+    end = max(start, 2 * pipeline * data * micro_batch) + growth
+    over = draw(st.integers(1, 10**13)) if end > start else 0
+    tokens = draw(st.integers(2, 10**14))
+    every = st.integers(1, 10**9)
+    return schema.Spec(
+        name=draw(names),
+        model=draw(models(expert, pipeline)),
+        cluster=draw(clusters(pipeline * data)),
+        precision=draw(precisions),
+        recompute=tuple(draw(st.lists(st.sampled_from(["rmsnorm", "mla_up", "swiglu", "experts"]), unique=True))),
+        parallel=schema.Parallel(pipeline=pipeline, expert=expert, data=data, zero=draw(st.integers(0, 1))),
+        schedule=schema.Schedule(name=schedule),
+        sm=schema.Sm(communication=draw(st.integers(0, 63))),
+        train=schema.Train(
+            sequence=draw(st.integers(1, 10**6)),
+            micro_batch=micro_batch,
+            batch=schema.Batch(start=start, end=end, over_tokens=over),
+            tokens=tokens,
+            optimizer=schema.AdamW(
+                beta1=draw(small(0, 0.99)),
+                beta2=draw(small(0, 0.99)),
+                eps=draw(small(1e-12, 1)),
+                weight_decay=draw(small(0, 10)),
+                clip=draw(maybe(small(1e-3, 100))),
+            ),
+            rate=draw(rates(tokens)),
+            seed=draw(st.integers(0, 2**63 - 1)),
+            checkpoint=draw(maybe(st.builds(schema.Checkpoint, every=every, keep=st.integers(1, 9)))),
+            validate=draw(maybe(st.builds(schema.Validate, every=every, batches=st.integers(1, 9)))),
+        ),
+        data=schema.Data(
+            source=draw(texts),
+            tokenizer=draw(texts | st.builds(schema.TrainTokenizer, vocab=st.integers(257, 4096))),
+            validation=draw(small(0, 0.999)),
+        ),
+    )
+
+
+def reread(spec: schema.Spec) -> schema.Spec:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "spec.resolved"
+        path.write_text(canonical(spec), encoding="utf-8", newline="")
+        return load(path)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(specs())
+def test_parse_of_print_is_the_identity(spec: schema.Spec) -> None:
+    assert reread(spec) == spec
+    assert canonical(reread(spec)) == canonical(spec)
+
+
+def test_shipped_specs_read_back() -> None:
+    for path in sorted(SPECS.glob("*.dsc")):
+        spec = load(path)
+        assert reread(spec) == spec
+        assert of(reread(spec)) == of(spec)

@@ -1,0 +1,93 @@
+"""Rules read what their rows say they read, so that a missing value never reaches one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsl.load import load
+from dsl.resolve.fields import fields_of
+from dsl.rules import RULES, Rule, nearest_divisor
+from dsl.schema import Node, Spec
+
+SPECS = Path(__file__).parent.parent.parent / "specs"
+
+
+class Recorder:
+    """Stands for a node and writes down which values are read from it."""
+
+    def __init__(self, node: Any, path: str, seen: set[str]) -> None:
+        self.__dict__.update(_node=node, _path=path, _seen=seen)
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return type(self._node)
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(type(self._node), name, None)
+        if isinstance(attribute, property):
+            assert attribute.fget is not None
+            return attribute.fget(self)
+        path = f"{self._path}.{name}".lstrip(".")
+        return self._wrapped(getattr(self._node, name), path)
+
+    def _wrapped(self, value: Any, path: str) -> Any:
+        if isinstance(value, tuple) and value and isinstance(value[0], Node):
+            return tuple(self._wrapped(each, f"{path}.{index}") for index, each in enumerate(value))
+        if isinstance(value, Node):
+            return Recorder(value, path, self._seen)
+        self._seen.add(path)
+        return value
+
+
+def covers(read: str, path: str) -> bool:
+    mine, other = read.split("."), path.split(".")
+    return len(mine) <= len(other) and all(part in ("*", each) for part, each in zip(mine, other, strict=False))
+
+
+def variants() -> list[Spec]:
+    """Specs that lead rules into their branches; some break them."""
+    v3, quick = load(SPECS / "deepseek-v3.dsc"), load(SPECS / "quickstart.dsc")
+    odd = quick.parallel.model_copy(update={"pipeline": 3, "tensor": 2, "zero": 2, "expert": 5})
+    few = quick.train.batch.model_copy(update={"start": 3, "end": 7})
+    moe = quick.model.layers[1].ffn.model_copy(update={"groups": 3, "top_groups": 5})
+    layers = (quick.model.layers[0], quick.model.layers[1].model_copy(update={"ffn": moe, "first": 2}))
+    return [
+        v3,
+        quick,
+        quick.model_copy(update={"parallel": odd}),
+        quick.model_copy(update={"train": quick.train.model_copy(update={"batch": few})}),
+        quick.model_copy(update={"model": quick.model.model_copy(update={"layers": layers})}),
+    ]
+
+
+@pytest.mark.parametrize(("reads", "rule"), RULES, ids=lambda value: getattr(value, "__name__", None))
+def test_a_rule_reads_only_what_its_row_names(reads: tuple[str, ...], rule: Rule) -> None:
+    for spec in variants():
+        seen: set[str] = set()
+        list(rule(Recorder(spec, "", seen)))  # type: ignore[arg-type]
+        assert not {path for path in seen if not any(covers(read, path) for read in reads)}
+
+
+@pytest.mark.parametrize(("reads", "rule"), RULES, ids=lambda value: getattr(value, "__name__", None))
+def test_the_paths_of_a_row_exist(reads: tuple[str, ...], rule: Rule) -> None:
+    for read in reads:
+        classes: tuple[Any, ...] = (Spec,)
+        for part in read.split("."):
+            if part != "*":
+                kinds = [fields_of(cls)[part] for cls in classes if part in fields_of(cls)]
+                assert kinds, f"{rule.__name__} reads {read}"
+                types = [each for kind in kinds for each in kind.types]
+                inner = [each for one in types for each in getattr(one, "__args__", (one,))]
+                classes = tuple(each for each in inner if isinstance(each, type) and issubclass(each, Node))
+
+
+def test_nearest_divisor() -> None:
+    assert [nearest_divisor(12, wanted) for wanted in (1, 5, 7, 8, 9, 100)] == [1, 4, 6, 6, 6, 12]
+    for number in range(1, 60):
+        for wanted in range(1, 70):
+            found = nearest_divisor(number, wanted)
+            divisors = [each for each in range(1, number + 1) if number % each == 0]
+            assert found in divisors and all(abs(found - wanted) <= abs(each - wanted) for each in divisors)

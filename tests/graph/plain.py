@@ -1,0 +1,122 @@
+"""The op table in plain torch, for autograd: formulas of the tests' own, simple and slow."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    return a + b
+
+
+def cat2(a_TM: Tensor, b_TN: Tensor) -> Tensor:
+    return torch.cat([a_TM, b_TN], dim=1)
+
+
+def split2(x_TM: Tensor, at: int) -> tuple[Tensor, Tensor]:
+    return x_TM[:, :at], x_TM[:, at:]
+
+
+def linear(x_TK: Tensor, w_NK: Tensor) -> Tensor:
+    return functional.linear(x_TK, w_NK)
+
+
+def rmsnorm(x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
+    return x_TD / torch.sqrt((x_TD**2).mean(dim=1, keepdim=True) + eps) * w_D
+
+
+def embedding(tokens_T: Tensor, w_VD: Tensor) -> Tensor:
+    return w_VD[tokens_T]
+
+
+def swiglu(h_TM: Tensor) -> Tensor:
+    gate_TI, up_TI = h_TM.chunk(2, dim=1)
+    return gate_TI * torch.sigmoid(gate_TI) * up_TI
+
+
+def gated_swiglu(h_RM: Tensor, gate_R: Tensor) -> Tensor:
+    return swiglu(h_RM) * gate_R[:, None]
+
+
+def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_G: Tensor) -> Tensor:
+    """Every row by the weight of its group's expert, one row at a time."""
+    rows = [(offsets_G <= r).sum() % w_ENK.shape[0] for r in range(x_RK.shape[0])]
+    if not rows:
+        return x_RK @ w_ENK[0].t()
+    return torch.einsum("rk,rnk->rn", x_RK, w_ENK[torch.stack(rows)])
+
+
+def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
+    return functional.cross_entropy(logits_TV, targets_T, ignore_index=-1, reduction="sum")
+
+
+def mla_attention(
+    q: Tensor, kv: Tensor, k_rope_TR: Tensor, sequence: int, heads: int, nope: int, rope: int, value: int, theta: float
+) -> Tensor:
+    """RoPE on interleaved pairs, then softmax over the whole sequence with a mask."""
+    q_BSHX = q.unflatten(0, (-1, sequence)).unflatten(2, (heads, nope + rope))
+    kv_BSHX = kv.unflatten(0, (-1, sequence)).unflatten(2, (heads, nope + value))
+    k_rope_BSHR = k_rope_TR.unflatten(0, (-1, sequence))[:, :, None].expand(-1, -1, heads, -1)
+    angle_SP = torch.outer(
+        torch.arange(sequence, dtype=q.dtype), theta ** -(torch.arange(0, rope, 2, dtype=q.dtype) / rope)
+    )
+
+    cos_SHP, sin_SHP = angle_SP.cos()[:, None], angle_SP.sin()[:, None]
+
+    def rotated(x_BSHR: Tensor) -> Tensor:
+        even, odd = x_BSHR[..., 0::2], x_BSHR[..., 1::2]
+        return torch.stack([even * cos_SHP - odd * sin_SHP, odd * cos_SHP + even * sin_SHP], dim=-1).flatten(-2)
+
+    query = torch.cat([q_BSHX[..., :nope], rotated(q_BSHX[..., nope:])], dim=-1)
+    key = torch.cat([kv_BSHX[..., :nope], rotated(k_rope_BSHR)], dim=-1)
+    scores_BHSS = torch.einsum("bqhx,bkhx->bhqk", query, key) * (nope + rope) ** -0.5
+    past_SS = torch.ones(sequence, sequence, dtype=torch.bool).tril()
+    share_BHSS = scores_BHSS.masked_fill(~past_SS, -torch.inf).softmax(dim=-1)
+    return torch.einsum("bhqk,bkhv->bqhv", share_BHSS, kv_BSHX[..., nope:]).flatten(2).flatten(0, 1)
+
+
+def route(
+    logits_TE: Tensor, bias_E: Tensor, groups: int, top_groups: int, top_k: int, normalize: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Token by token."""
+    score_TE = torch.sigmoid(logits_TE)
+    chosen = []
+    for biased_E in (score_TE + bias_E).detach():
+        by_group = biased_E.view(groups, -1)
+        best = by_group.sort(dim=1, descending=True).values[:, :2].sum(dim=1)
+        kept = best.argsort(descending=True)[:top_groups].tolist()
+        size = by_group.shape[1]
+        allowed = [e for e in range(len(biased_E)) if e // size in kept]
+        chosen.append(sorted(allowed, key=lambda e: -float(biased_E[e]))[:top_k])
+    expert_TK = torch.tensor(chosen)
+    gate_TK = score_TE.gather(1, expert_TK)
+    if normalize:
+        gate_TK = gate_TK / (gate_TK.sum(dim=1, keepdim=True) + 1e-20)
+    return gate_TK * scale, expert_TK
+
+
+def sequence_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
+    E, K = logits_TE.shape[1], expert_TK.shape[1]
+    total = logits_TE.new_zeros(())
+    for logits_SE, expert_SK in zip(logits_TE.split(sequence), expert_TK.split(sequence), strict=True):
+        score_SE = torch.sigmoid(logits_SE)
+        share_E = (score_SE / score_SE.sum(dim=1, keepdim=True)).mean(dim=0)
+        count_E = functional.one_hot(expert_SK, E).sum(dim=(0, 1))
+        total = total + (share_E * count_E * E / (K * sequence)).sum()
+    return total
+
+
+def permute(
+    x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, num_experts: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    chosen = expert_TK.flatten().tolist()
+    order = sorted(range(len(chosen)), key=lambda place: chosen[place])
+    order_S = torch.tensor(order)
+    counts_E = torch.tensor([chosen.count(e) for e in range(num_experts)])
+    return x_TD[order_S // expert_TK.shape[1]], gate_TK.flatten()[order_S], order_S, counts_E
+
+
+def unpermute(y_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
+    return y_SD[order_S.argsort()].unflatten(0, (-1, top_k)).sum(dim=1)

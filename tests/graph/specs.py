@@ -1,0 +1,140 @@
+"""Specs for the tests of layers, cuts and graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsl.schema import (
+    BUILT_IN,
+    AdamW,
+    Balance,
+    Batch,
+    Cluster,
+    Data,
+    Dense,
+    Device,
+    HeadDim,
+    LayerRange,
+    Machine,
+    Mla,
+    Model,
+    Moe,
+    Mtp,
+    Parallel,
+    Phase,
+    RatePhase,
+    Rope,
+    Schedule,
+    Spec,
+    Train,
+)
+
+DENSE = Dense(inner=10)
+
+
+def moe(**changes: Any) -> Moe:
+    """Eight experts, three chosen, with every feature of the router."""
+    values: dict[str, Any] = {
+        "experts": 8,
+        "shared": 1,
+        "top_k": 3,
+        "inner": 5,
+        "groups": 4,
+        "top_groups": 2,
+        "score": "sigmoid",
+        "normalize": True,
+        "scale": 2.5,
+        "balance": Balance(bias_rate=(Phase(value=0.001),), sequence_loss=1e-2),
+    }
+    return Moe(**(values | changes))
+
+
+def mla(**changes: Any) -> Mla:
+    values: dict[str, Any] = {
+        "heads": 3,
+        "query_rank": 7,
+        "kv_rank": 9,
+        "head_dim": HeadDim(nope=6, rope=4, value=5),
+        "rope": Rope(theta=100.0),
+    }
+    return Mla(**(values | changes))
+
+
+def spec(
+    layers: tuple[Dense | Moe, ...] = (DENSE, moe(), moe()),
+    attention: Mla = mla(),  # noqa: B008 (frozen)
+    vocab: int = 31,
+    hidden: int = 12,
+    mtp: bool = True,
+    sequence: int = 8,
+    micro_batch: int = 2,
+    expert: int = 1,
+    precision: str = "fp64",
+) -> Spec:
+    """A run of a model with one layer for each of `layers`."""
+    model = Model(
+        name="small",
+        vocab=vocab,
+        hidden=hidden,
+        init_std=0.1,
+        norm_eps=1e-6,
+        attention=attention,
+        layers=tuple(LayerRange(first=i, last=i, ffn=ffn) for i, ffn in enumerate(layers)),
+        mtp=Mtp(depth=1, weight=(Phase(value=0.3),)) if mtp else None,
+    )
+    rate = (RatePhase(shape="constant", start=1e-4, end=1e-4, end_tokens=10**9),)
+    return Spec(
+        name="test",
+        model=model,
+        cluster=Cluster(name="any", nodes=expert, node=Machine(devices=1, device=Device(name="cpu", memory=10**9))),
+        precision=BUILT_IN[precision],
+        parallel=Parallel(pipeline=1, expert=expert, data=expert),
+        schedule=Schedule(name="1f1b"),
+        train=Train(
+            sequence=sequence,
+            micro_batch=micro_batch,
+            batch=Batch(start=64, end=64),
+            tokens=10**9,
+            optimizer=AdamW(),
+            rate=rate,
+        ),
+        data=Data(source="python_stdlib", tokenizer="tokenizer.json"),
+    )
+
+
+def deepseek_v3(precision: str = "bf16") -> Spec:
+    """The published model, 64 expert ranks (arXiv 2412.19437, §4.2)."""
+    experts = moe(experts=256, top_k=8, inner=2048, groups=8, top_groups=4)
+    attention = mla(
+        heads=128,
+        query_rank=1536,
+        kv_rank=512,
+        head_dim=HeadDim(nope=128, rope=64, value=128),
+        rope=Rope(theta=10_000.0),
+    )
+    return spec(
+        layers=(*(Dense(inner=18432),) * 3, *(experts,) * 58),
+        attention=attention,
+        vocab=129_280,
+        hidden=7168,
+        sequence=4096,
+        micro_batch=1,
+        expert=64,
+        precision=precision,
+    )
+
+
+def quickstart_sized() -> Spec:
+    """A few million parameters, two expert ranks."""
+    experts = moe(experts=16, top_k=4, inner=128, groups=4, top_groups=2)
+    attention = mla(heads=4, query_rank=96, kv_rank=64, head_dim=HeadDim(nope=32, rope=16, value=32))
+    return spec(
+        layers=(Dense(inner=512), experts, experts, experts),
+        attention=attention,
+        vocab=4096,
+        hidden=256,
+        sequence=256,
+        micro_batch=1,
+        expert=2,
+        precision="fp32",
+    )

@@ -1,0 +1,276 @@
+"""The cut of the op rules is the cut of the traced graph; what it holds, what it costs, and that text is checked."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler import ir
+from compiler.graph import check, emit, printer
+from compiler.graph.split import split
+from compiler.layers import LAYERS, Place
+from compiler.layers.stages import forward_flops, model_blocks, model_steps
+from compiler.oprules import RULES
+from compiler.shapes import cut, interpret
+from dsl.schema import HeadDim, Spec
+from tests.graph.specs import DENSE, deepseek_v3, mla, moe, quickstart_sized, spec
+
+
+def segments(of: Spec) -> list[ir.Segment]:
+    """The distinct segments of a model."""
+    uses = [step for step in model_steps(of) if isinstance(step, ir.Use)]
+    return list({use.segment.key: use.segment for use in uses}.values())
+
+
+def segment(kind: str) -> ir.Segment:
+    return next(s for s in segments(spec()) if s.kind == kind)
+
+
+@pytest.mark.parametrize(
+    "of", [spec(), quickstart_sized(), deepseek_v3("fp32")], ids=["small", "quickstart", "DeepSeek-V3"]
+)
+def test_traced_and_planned_cuts_agree(of: Spec) -> None:
+    """`emit` compares them; at the published size too, for nothing has storage while it is traced."""
+    names = {emit(s).name for s in segments(of)}
+    assert len(names) == len(segments(of)), "two segments, one module"
+    assert {s.kind for s in segments(of)} == set(LAYERS)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.data())
+def test_they_agree_for_any_size(data: st.DataObject) -> None:
+    def size(low: int = 1, high: int = 12) -> int:
+        return data.draw(st.integers(low, high))
+
+    groups, per_group = size(1, 4), size(2, 4)
+    top_groups = size(1, groups)
+    experts = groups * per_group
+    ranks = data.draw(st.sampled_from([d for d in range(1, experts + 1) if experts % d == 0]))
+    ffn = moe(
+        experts=experts,
+        top_k=size(1, top_groups * per_group),
+        inner=size(),
+        shared=size(0, 2),
+        groups=groups,
+        top_groups=top_groups,
+        normalize=data.draw(st.booleans()),
+    )
+    of = spec(
+        layers=(DENSE, ffn),
+        attention=mla(
+            heads=size(),
+            query_rank=data.draw(st.none() | st.integers(1, 9)),
+            kv_rank=size(),
+            head_dim=HeadDim(nope=size(), rope=2 * size(), value=size()),
+        ),
+        vocab=size(2, 40),
+        hidden=size(),
+        sequence=size(),
+        micro_batch=size(1, 3),
+        expert=ranks,
+        mtp=data.draw(st.booleans()),
+        precision=data.draw(st.sampled_from(["fp64", "fp32"])),
+    )
+    for each in segments(of):
+        emit(each)
+
+
+# ---------------------------------------------------------------- what a cut holds
+
+
+def test_the_cut_of_attention() -> None:
+    """What the backward reads is named by the op that made it; the halves of `split2` are not kept but taken again."""
+    attention = cut(segment("attention"))
+    assert [b.name for b in attention.saved] == [
+        "rmsnorm_0",
+        "rmsnorm_0_rstd",
+        "linear_0",
+        "rmsnorm_1",
+        "rmsnorm_1_rstd",
+        "linear_1",
+        "linear_2",
+        "rmsnorm_2",
+        "rmsnorm_2_rstd",
+        "linear_3",
+        "mla_attention_0",
+        "mla_attention_0_lse",
+    ]
+    assert {b.name for b in attention.deferred} == {
+        "d_rmsnorm_0",
+        "d_rmsnorm_1",
+        "d_rmsnorm_2",
+        "d_linear_0",
+        "d_linear_1",
+        "d_linear_2",
+        "d_linear_3",
+    }
+    assert "d_y" in attention.W.args and "d_linear_4" not in attention.W.args, "the last linear's is the tangent itself"
+    assert emit(segment("attention")).source.count("linear_2[:, 0:9]") == 3, "a view in F, I and W"
+
+
+def test_aliases() -> None:
+    router, join, final_norm = (cut(segment(kind)) for kind in ("router", "join", "final_norm"))
+    assert {b.name: b.alias for b in router.outputs if b.alias} == {"residual": "h"}
+    assert {b.name: b.alias for b in join.gradients} == {"d_h": "d_y", "d_shared": "d_y", "d_rows": ""}
+    assert {b.name: b.alias for b in final_norm.outputs} == {"y": "", "y_mtp": "y"}
+
+
+def test_segments_without_one_kind_of_backward() -> None:
+    embed, join = cut(segment("embed")), cut(segment("join"))
+    assert ir.Signature() == embed.I and embed.W.args == ("g_table", "tokens", "d_y")
+    assert ir.Signature() == join.W and join.I.returns == ("d_h", "d_shared", "d_rows")
+
+
+@pytest.mark.parametrize("kind", sorted(LAYERS))
+def test_every_cut_is_closed(kind: str) -> None:
+    """I and W read only what is handed to them, W no weights, and nothing is kept that nobody reads."""
+    of = segment(kind)
+    made = cut(of)
+    params = {param.name for param in of.params}
+    inputs, outputs = {i.name for i in of.inputs}, {o.name for o in of.outputs}
+    saved, deferred = {b.name for b in made.saved}, {b.name for b in made.deferred}
+    tangents = {f"d_{o.name}" for o in of.outputs if o.grad}
+    accumulators = {f"g_{param.name}" for param in of.params if param.grad}
+    assert len(inputs | outputs | params) == len(of.inputs) + len(of.outputs) + len(of.params)
+    assert (
+        ir.Signature(
+            (*(p.name for p in of.params), *(i.name for i in of.inputs)),
+            (*(o.name for o in of.outputs), *(b.name for b in made.saved)),
+        )
+        == made.F
+    )
+    assert set(made.I.args) <= params | inputs | outputs | saved | tangents
+    assert set(made.W.args) <= accumulators | inputs | outputs | saved | tangents | deferred
+    assert saved <= {*made.I.args, *made.W.args} and deferred <= set(made.W.args) and accumulators <= set(made.W.args)
+    assert made.I.returns == (*(f"d_{i.name}" for i in of.inputs if i.grad), *(b.name for b in made.deferred))
+    names = saved | deferred
+    assert all(name.isidentifier() and not name.startswith("split2") for name in names)
+
+
+def test_rows_that_are_received_are_counted_by_row() -> None:
+    experts = cut(next(s for s in segments(deepseek_v3()) if s.kind == "experts"))
+    assert {b.name: b.row_bytes for b in experts.saved} == {"grouped_linear_0": 4096 * 2, "gated_swiglu_0": 2048 * 2}
+    assert all(b.fixed_bytes == 0 for b in (*experts.saved, *experts.deferred))
+
+
+# ---------------------------------------------------------------- what it costs
+
+
+def test_published_flops() -> None:
+    """DeepSeek-V3 spends 250 GFLOP a token: three times the forward of the main model (arXiv 2505.09343, table 2)."""
+    of = deepseek_v3()
+    *main, end = model_blocks(of)
+    flops = forward_flops(of)
+    head = [step for step in end.steps if isinstance(step, ir.Use) and not step.site.startswith("M0")]
+    total = sum(flops(block) for block in main) + flops(replace(end, steps=tuple(head)))
+    assert 3 * total / of.train.sequence == pytest.approx(250e9, rel=0.01)
+
+
+def test_matrix_products_cost_the_same_three_times() -> None:
+    """Of experts, all but a thousandth are GEMMs: forward, input gradient and weight gradient."""
+    costs = dict(cut(next(s for s in segments(deepseek_v3()) if s.kind == "experts")).costs)
+    forward = 2 * (3 * 7168 * 2048)
+    assert costs["W"].flops_row == forward
+    for phase in "FI":
+        assert forward < costs[phase].flops_row < 1.001 * forward
+    weights = 4 * 3 * 7168 * 2048 * 2
+    assert (costs["F"].bytes, costs["W"].bytes) == (
+        pytest.approx(weights, rel=1e-4),
+        pytest.approx(2 * weights, rel=1e-4),
+    )
+
+
+def test_every_rule_is_used() -> None:
+    """By some layer, or as the gradient of a rule that is."""
+    ops = {node.op for s in segments(spec()) for node in interpret(s).nodes}
+    assert set(RULES) - ops == {"split2"}, "its halves are views in the graph"
+
+
+# ---------------------------------------------------------------- text
+
+
+@pytest.mark.parametrize("kind", sorted(LAYERS))
+def test_emitted_text(kind: str) -> None:
+    """Three plain functions and imports of torch and of the ops that are called; the same text every time."""
+    code = emit(segment(kind))
+    tree = ast.parse(code.source)
+    imports = [node for node in tree.body if not isinstance(node, ast.FunctionDef)]
+    assert [f.name for f in tree.body if isinstance(f, ast.FunctionDef)] == ["F", "I", "W"]
+    assert {ast.unparse(node).split(" import ")[0] for node in imports} <= {"import torch", "from runtime.ops"}
+    called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    assert {op for op in called if not op.startswith("torch.")} == set(code.ops)
+    assert max(map(len, code.source.splitlines())) <= 120 and code.source.isascii()
+    assert emit(segment(kind)) == code
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("linear(x, weight)", "linear(h, weight)"),
+        ("2.5)", "2.4)"),
+        ("torch.add(d_residual, ", "torch.add(d_x, "),
+        ("return d_h, d_linear_0", "return d_linear_0, d_h"),
+        ("    linear_wgrad_(g_weight, d_linear_0, x)\n", ""),
+        ("def W(\n    g_norm,", "def W(\n    g_weight,"),
+    ],
+)
+def test_text_that_is_not_the_graph_is_refused(before: str, after: str) -> None:
+    joint = interpret(segment("router"))
+    parts = split(joint)
+    source = printer.module(joint, parts)
+    check.text(source, joint, parts)
+    assert before in source
+    with pytest.raises(AssertionError):
+        check.text(source.replace(before, after), joint, parts)
+
+
+def test_cuts_that_differ_are_refused() -> None:
+    attention = cut(segment("attention"))
+    first, *rest = attention.saved
+    for changed in (replace(first, name="x"), replace(first, shape=(1,)), replace(first, dtype="float32")):
+        with pytest.raises(AssertionError, match="saved differs"):
+            check.cuts(replace(attention, saved=(changed, *rest)), attention)
+
+
+SCRIPT = """
+import hashlib, sys
+from compiler.graph import printer
+from compiler.graph.split import split
+from compiler.layers.parameters import parameters
+from compiler.layers.stages import build_stages
+from compiler.shapes import cut, interpret
+from compiler import ir
+from tests.graph.specs import quickstart_sized
+of = quickstart_sized()
+text = [repr(parameters(of))]
+for stage in build_stages(of, 2):
+    text.append(repr((stage.records, stage.tangents, stage.loads, stage.input, stage.output)))
+    for step in stage.steps:
+        if isinstance(step, ir.Use):
+            joint = interpret(step.segment)
+            text += [repr(cut(step.segment)), printer.module_name(step.segment), printer.module(joint, split(joint))]
+assert "torch" not in sys.modules
+print(hashlib.sha256("".join(text).encode()).hexdigest())
+"""
+
+
+def test_planning_is_deterministic_and_without_torch() -> None:
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1
+
+
+def test_modules_of_different_constants_have_different_names() -> None:
+    places = [Place(spec(layers=(ffn,)), ffn) for ffn in (moe(), moe(scale=1.0))]
+    one, other = (printer.module_name(LAYERS["router"].build(place)) for place in places)
+    assert one != other and one.split("_")[:3] == other.split("_")[:3] == ["router", "T16", "D12"]

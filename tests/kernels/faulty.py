@@ -1,0 +1,85 @@
+"""Kernels that show the tests' own tools to work: what the watch must refuse, and BF16 that must round.
+
+For a process with TRITON_INTERPRET=1, like interpreted.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.errors import InterpreterError
+
+import tests.kernels.accesses
+import tests.kernels.rounding  # noqa: F401
+from tests.kernels.interpreted import random
+
+
+@triton.jit
+def _shift(source: Any, target: Any, BY: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """Program p moves block p of `source` to block p·BY of `target`."""
+    p = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    tl.store(target + p * BY * BLOCK + i, tl.load(source + p * BLOCK + i))
+
+
+def two_writers() -> None:
+    with pytest.raises(AssertionError, match="two programs write one address"):
+        _shift[(4,)](torch.zeros(64), torch.zeros(64), 0, 16)
+    _shift[(4,)](torch.zeros(64), torch.zeros(64), 1, 16)  # the same kernel used well passes
+
+
+def writer_and_reader() -> None:
+    same = torch.zeros(128)
+    with pytest.raises(AssertionError, match="a program reads what another writes"):
+        _shift[(4,)](same, same, 2, 16)
+
+
+def outside() -> None:
+    with pytest.raises(InterpreterError, match="outside the tensors"):
+        _shift[(4,)](torch.zeros(128)[:63], torch.zeros(64), 1, 16)
+
+
+@triton.jit
+def _compute(a: Any, b: Any, cast: Any, total: Any, product: Any, BLOCK: tl.constexpr) -> None:
+    i = tl.arange(0, BLOCK)
+    left, right = tl.load(a + i).to(tl.bfloat16), tl.load(b + i).to(tl.bfloat16)
+    tl.store(cast + i, left)
+    tl.store(total + i, left + right)
+    tl.store(product + i, -left * right)
+
+
+def _computed() -> tuple[torch.Tensor, ...]:
+    special = torch.tensor([0.0, -0.0, torch.inf, 3.3e38, 1e-40, 1.00390625, 1.01171875, -1.00390625])  # with two ties
+    a, b = torch.cat([special, random(1016, seed=1) * 1e3]), torch.cat([special.flip(0), random(1016, seed=2)])
+    results = [torch.empty(1024, dtype=torch.bfloat16) for _ in range(3)]
+    _compute[(1,)](a, b, *results, 1024)
+    return (a.bfloat16(), b.bfloat16(), *results)
+
+
+def bf16_casts() -> None:
+    left, _, cast, _, _ = _computed()
+    assert torch.equal(left.view(torch.int16), cast.view(torch.int16))
+
+
+def bf16_arithmetic() -> None:
+    left, right, _, total, product = _computed()
+    torch.testing.assert_close(total, left + right, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(product, -left * right, rtol=0, atol=0, equal_nan=True)
+
+
+@triton.jit
+def _multiply(a: Any, b: Any, c: Any, BLOCK: tl.constexpr) -> None:
+    at = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.store(c + at, tl.dot(tl.load(a + at), tl.load(b + at), input_precision="ieee"))
+
+
+def bf16_products() -> None:
+    a, b = (random(32, 32, dtype=torch.bfloat16, seed=seed) for seed in (1, 2))
+    c = torch.empty(32, 32)
+    _multiply[(1,)](a, b, c, 32)
+    bound = 32 * 2.0**-24 * (a.double().abs() @ b.double().abs())
+    assert ((c.double() - a.double() @ b.double()).abs() <= bound).all()

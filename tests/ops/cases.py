@@ -1,0 +1,149 @@
+"""Random arguments for every op, of any size, and for its gradient ops by way of its autograd formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.ops import OPS
+from runtime.ops.formulas import FORMULAS
+
+Args = tuple[Any, ...]
+
+
+class Source:
+    """Random tensors of one dtype from one seed."""
+
+    def __init__(self, dtype: torch.dtype, seed: int) -> None:
+        self.dtype = dtype
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.float64, generator=self.generator).to(self.dtype)
+
+    def below(self, bound: int, *shape: int) -> Tensor:
+        return torch.randint(bound, shape, generator=self.generator)
+
+    def choices(self, tokens: int, experts: int, top_k: int) -> Tensor:
+        """[tokens, top_k]: distinct experts for each token."""
+        return torch.rand(tokens, experts, generator=self.generator).topk(top_k).indices
+
+    def order(self, tokens: int, experts: int, top_k: int) -> Tensor:
+        return torch.argsort(self.choices(tokens, experts, top_k).flatten(), stable=True)
+
+
+def linear(source: Source, T: int = 5, K: int = 7, N: int = 3) -> Args:
+    return source.normal(T, K), source.normal(N, K)
+
+
+def rmsnorm(source: Source, T: int = 5, D: int = 7, eps: float = 1e-6) -> Args:
+    return source.normal(T, D), source.normal(D), eps
+
+
+def mla_attention(
+    source: Source, B: int = 2, S: int = 9, H: int = 3, nope: int = 6, rope: int = 4, value: int = 5, theta: float = 1e4
+) -> Args:
+    T = B * S
+    tensors = source.normal(T, H * (nope + rope)), source.normal(T, H * (nope + value)), source.normal(T, rope)
+    return *tensors, S, H, nope, rope, value, theta
+
+
+def route(
+    source: Source,
+    T: int = 6,
+    groups: int = 4,
+    members: int = 3,
+    top_groups: int = 2,
+    top_k: int = 4,
+    normalize: bool = True,
+    scale: float = 2.5,
+) -> Args:
+    E = groups * members
+    return source.normal(T, E), source.normal(E), groups, top_groups, top_k, normalize, scale
+
+
+def sequence_balance(source: Source, B: int = 3, S: int = 4, E: int = 6, K: int = 2) -> Args:
+    return source.normal(B * S, E), source.choices(B * S, E, K), S
+
+
+def permute(source: Source, T: int = 6, D: int = 5, E: int = 7, K: int = 3) -> Args:
+    return source.normal(T, D), source.normal(T, K), source.choices(T, E, K), E
+
+
+def unpermute(source: Source, T: int = 6, D: int = 5, E: int = 7, K: int = 3) -> Args:
+    return source.normal(T * K, D), source.order(T, E, K), K
+
+
+def grouped_linear(source: Source, R: int = 11, K: int = 4, N: int = 5, E: int = 3, sources: int = 2) -> Args:
+    ends = source.below(R + 1, sources * E).sort().values.to(torch.int32)
+    ends[-1] = R
+    return source.normal(R, K), source.normal(E, N, K), ends
+
+
+def swiglu(source: Source, T: int = 5, I: int = 4) -> Args:
+    return (source.normal(T, 2 * I),)
+
+
+def gated_swiglu(source: Source, R: int = 5, I: int = 4) -> Args:
+    gate_R = source.normal(R)
+    gate_R[R // 2 :] = 0  # padding rows
+    return source.normal(R, 2 * I), gate_R
+
+
+def embedding(source: Source, T: int = 9, V: int = 6, D: int = 4) -> Args:
+    return source.below(V, T), source.normal(V, D)
+
+
+def cross_entropy(source: Source, T: int = 7, V: int = 6) -> Args:
+    targets_T = source.below(V, T)
+    targets_T[::3] = -1
+    return source.normal(T, V), targets_T
+
+
+FORWARD: dict[str, Callable[..., Args]] = {
+    "cross_entropy": cross_entropy,
+    "embedding": embedding,
+    "gated_swiglu": gated_swiglu,
+    "grouped_linear": grouped_linear,
+    "linear": linear,
+    "mla_attention": mla_attention,
+    "permute": permute,
+    "rmsnorm": rmsnorm,
+    "route": route,
+    "sequence_balance": sequence_balance,
+    "swiglu": swiglu,
+    "unpermute": unpermute,
+}
+
+
+def as_tuple(result: Any) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def arguments(op: str, dtype: torch.dtype, sizes: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> Args:
+    """Arguments of any op of `OPS`; those of a gradient are its forward's, its results and random tangents.
+
+    `sizes` replaces default sizes of the cases of forward ops, by name.
+    """
+    source = Source(dtype, seed=0)
+    if op in FORWARD:
+        return FORWARD[op](source, **sizes.get(op, {}))
+    for name, formula in FORMULAS.items():
+        for gradient in formula.gradients:
+            if gradient.op != op.removesuffix("_"):
+                continue
+            inputs = FORWARD[name](source, **sizes.get(name, {}))
+            values = dict(zip((*formula.args, *formula.outputs), (*inputs, *as_tuple(OPS[name](*inputs))), strict=True))
+            values |= {f"d_{output}": source.normal(*values[output].shape) for output in formula.differentiable}
+            args = [
+                values[read] if isinstance(read, str) else values[read[0]].shape[read[1]] for read in gradient.reads
+            ]
+            if op == gradient.op:
+                return tuple(args)
+            tensors = [arg for arg in args if isinstance(arg, Tensor)]
+            return source.normal(*values[gradient.gives[0]].shape), *tensors
+    raise AssertionError(f"no case gives {op}")

@@ -1,0 +1,132 @@
+"""Every op written again, slowly and by another formula, for torch's own autograd to differentiate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def linear(x_TK: Tensor, w_NK: Tensor) -> Tensor:
+    return torch.einsum("tk,nk->tn", x_TK, w_NK)
+
+
+def rmsnorm(x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
+    return x_TD / ((x_TD**2).sum(1, keepdim=True) / x_TD.shape[1] + eps) ** 0.5 * w_D
+
+
+def swiglu(h_TM: Tensor) -> Tensor:
+    g_TI, u_TI = h_TM[:, : h_TM.shape[1] // 2], h_TM[:, h_TM.shape[1] // 2 :]
+    return g_TI / (1 + torch.exp(-g_TI)) * u_TI
+
+
+def gated_swiglu(h_RM: Tensor, gate_R: Tensor) -> Tensor:
+    return torch.einsum("ri,r->ri", swiglu(h_RM), gate_R)
+
+
+def embedding(tokens_T: Tensor, w_VD: Tensor) -> Tensor:
+    return functional.one_hot(tokens_T, w_VD.shape[0]).to(w_VD.dtype) @ w_VD
+
+
+def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
+    void_T = torch.where(targets_T < 0, -100, targets_T)
+    return functional.cross_entropy(logits_TV, void_T, ignore_index=-100, reduction="sum")
+
+
+def turn(x: Tensor, theta: float) -> Tensor:
+    """RoPE of x [B, S, H, rope] by a rotation matrix for every position and pair."""
+    rope = x.shape[3]
+    turned = torch.zeros_like(x)
+    for position in range(x.shape[1]):
+        for pair in range(rope // 2):
+            angle = torch.tensor(position * theta ** (-2 * pair / rope), dtype=torch.float64)
+            cos, sin = angle.cos(), angle.sin()
+            rotation = torch.stack((torch.stack((cos, -sin)), torch.stack((sin, cos)))).to(x.dtype)
+            of_pair = slice(2 * pair, 2 * pair + 2)
+            turned[:, position, :, of_pair] = x[:, position, :, of_pair] @ rotation.T
+    return turned
+
+
+def mla_attention(
+    q: Tensor, kv: Tensor, k_rope: Tensor, sequence: int, heads: int, nope: int, rope: int, value: int, theta: float
+) -> Tensor:
+    q_BSHC = q.reshape(-1, sequence, heads, nope + rope)
+    kv_BSHW = kv.reshape(-1, sequence, heads, nope + value)
+    q_rope = turn(q_BSHC[..., nope:], theta)
+    shared = turn(k_rope.reshape(-1, sequence, 1, rope), theta)[:, :, 0]
+    scores = torch.einsum("bqhc,bkhc->bhqk", q_BSHC[..., :nope], kv_BSHW[..., :nope])
+    scores = (scores + torch.einsum("bqhc,bkc->bhqk", q_rope, shared)) / (nope + rope) ** 0.5
+    future = torch.arange(sequence)[None, :] > torch.arange(sequence)[:, None]
+    weights = functional.softmax(scores.masked_fill(future, -torch.inf), dim=-1)
+    return torch.einsum("bhqk,bkhv->bqhv", weights, kv_BSHW[..., nope:]).reshape(q.shape[0], heads * value)
+
+
+def route(
+    logits_TE: Tensor, bias_E: Tensor, groups: int, top_groups: int, top_k: int, normalize: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Token by token, with Python's sort; experts of a token in descending order of score + bias."""
+    size = logits_TE.shape[1] // groups
+    gates, experts = [], []
+    for logits_E in logits_TE:
+        score_E = 1 / (1 + torch.exp(-logits_E))
+        choice = (score_E + bias_E).tolist()
+        best_two = [sum(sorted(choice[group * size : (group + 1) * size])[-2:]) for group in range(groups)]
+        kept = sorted(range(groups), key=lambda group, best=best_two: -best[group])[:top_groups]
+        candidates = [expert for expert in range(len(choice)) if expert // size in kept]
+        chosen = sorted(candidates, key=lambda expert, of=choice: -of[expert])[:top_k]
+        gate_K = score_E[chosen]
+        gates.append((gate_K / (gate_K.sum() + 1e-20) if normalize else gate_K) * scale)
+        experts.append(chosen)
+    return torch.stack(gates), torch.tensor(experts)
+
+
+def sequence_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
+    (T, E), K = logits_TE.shape, expert_TK.shape[1]
+    loss = logits_TE.new_zeros(())
+    for start in range(0, T, sequence):
+        score_SE = torch.sigmoid(logits_TE[start : start + sequence])
+        chosen = expert_TK[start : start + sequence].flatten().tolist()
+        for expert in range(E):
+            frequency = E / (K * sequence) * chosen.count(expert)
+            loss = loss + frequency * (score_SE[:, expert] / score_SE.sum(1)).mean()
+    return loss
+
+
+def permute(
+    x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, num_experts: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    top_k, chosen = expert_TK.shape[1], expert_TK.flatten().tolist()
+    order = sorted(range(len(chosen)), key=lambda choice: (chosen[choice], choice))
+    rows = torch.stack([x_TD[choice // top_k] for choice in order])
+    gates = torch.stack([gate_TK[choice // top_k, choice % top_k] for choice in order])
+    return rows, gates, torch.tensor(order), torch.tensor([chosen.count(expert) for expert in range(num_experts)])
+
+
+def unpermute(y_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
+    back = functional.one_hot(order_S // top_k, y_SD.shape[0] // top_k).to(y_SD.dtype)
+    return back.T @ y_SD
+
+
+def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_G: Tensor) -> Tensor:
+    rows = torch.arange(x_RK.shape[0], dtype=torch.int32)
+    group_R = (rows[:, None] >= offsets_G[None, :]).sum(1)
+    return torch.einsum("rk,rnk->rn", x_RK, w_ENK[group_R % w_ENK.shape[0]])
+
+
+REFERENCES: dict[str, Callable[..., Any]] = {
+    "cross_entropy": cross_entropy,
+    "embedding": embedding,
+    "gated_swiglu": gated_swiglu,
+    "grouped_linear": grouped_linear,
+    "linear": linear,
+    "mla_attention": mla_attention,
+    "permute": permute,
+    "rmsnorm": rmsnorm,
+    "route": route,
+    "sequence_balance": sequence_balance,
+    "swiglu": swiglu,
+    "unpermute": unpermute,
+}

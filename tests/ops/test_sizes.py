@@ -1,0 +1,132 @@
+"""Random and extreme sizes: empty groups, no rows at all, one head, several blocks, ties, void targets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.ops import OPS, cross_entropy, cross_entropy_dgrad, mla_attention, permute, route, unpermute
+from runtime.ops.gated_swiglu import BLOCK
+from runtime.ops.mla_attention import BLOCK_BYTES, BLOCK_ROWS
+from tests.ops import cases, references
+from tests.ops.cases import Source
+from tests.ops.test_ops import compare
+
+SMALL = st.integers(1, 9)
+SEED = st.integers(0, 2**31)
+few = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+@few
+@given(SEED, SMALL, SMALL, SMALL)
+def test_linear_and_rmsnorm(seed: int, T: int, K: int, N: int) -> None:
+    compare("linear", cases.linear(Source(torch.float64, seed), T, K, N), torch.float64)
+    compare("rmsnorm", cases.rmsnorm(Source(torch.float64, seed), T, K, eps=10.0**-N), torch.float64)
+
+
+@few
+@given(SEED, st.integers(0, 40), SMALL, SMALL, st.integers(1, 5), st.integers(1, 4))
+def test_experts(seed: int, R: int, K: int, N: int, E: int, sources: int) -> None:
+    source = Source(torch.float64, seed)
+    compare("grouped_linear", cases.grouped_linear(source, R, K, N, E, sources), torch.float64)
+    compare("gated_swiglu", cases.gated_swiglu(source, R, N), torch.float64)
+
+
+@few
+@given(SEED, st.integers(1, 3), st.integers(1, 20), st.integers(1, 4), SMALL, st.integers(1, 4), SMALL)
+def test_mla_attention(seed: int, B: int, S: int, H: int, nope: int, pairs: int, value: int) -> None:
+    args = cases.mla_attention(Source(torch.float64, seed), B, S, H, nope, 2 * pairs, value, theta=100.0)
+    compare("mla_attention", args, torch.float64)
+
+
+@few
+@given(SEED, st.integers(1, 8), st.integers(1, 4), st.integers(1, 4), st.data(), st.booleans())
+def test_route(seed: int, T: int, groups: int, members: int, data: st.DataObject, normalize: bool) -> None:
+    top_groups = data.draw(st.integers(1, groups))
+    top_k = data.draw(st.integers(1, top_groups * members))
+    args = cases.route(Source(torch.float64, seed), T, groups, members, top_groups, top_k, normalize, scale=1.5)
+    compare("route", args, torch.float64)
+    assert torch.equal(route(*args)[1], references.route(*args)[1])
+
+
+@few
+@given(SEED, st.integers(1, 3), SMALL, st.integers(1, 8), st.data())
+def test_rows_of_choices(seed: int, B: int, S: int, E: int, data: st.DataObject) -> None:
+    K = data.draw(st.integers(1, E))
+    source = Source(torch.float64, seed)
+    compare("sequence_balance", cases.sequence_balance(source, B, S, E, K), torch.float64)
+    args = cases.permute(source, B * S, 3, E, K)
+    compare("permute", args, torch.float64)
+    compare("unpermute", cases.unpermute(source, B * S, 3, E, K), torch.float64)
+    rows_SD, _, order_S, counts_E = permute(*args)
+    assert counts_E.sum() == B * S * K
+    torch.testing.assert_close(unpermute(rows_SD, order_S, K), K * args[0])
+
+
+@few
+@given(SEED, SMALL, SMALL, SMALL)
+def test_ends_of_the_model(seed: int, T: int, V: int, D: int) -> None:
+    source = Source(torch.float64, seed)
+    compare("embedding", cases.embedding(source, T, V, D), torch.float64)
+    compare("cross_entropy", cases.cross_entropy(source, T, V), torch.float64)
+    compare("swiglu", cases.swiglu(source, T, D), torch.float64)
+
+
+@pytest.mark.parametrize("sequence", [BLOCK_ROWS, 2 * BLOCK_ROWS + 3])
+def test_attention_over_several_blocks_of_rows_and_heads(sequence: int) -> None:
+    heads = BLOCK_BYTES // (BLOCK_ROWS * sequence * 8) // 2 + 1  # two sequences fill more than one block
+    args = cases.mla_attention(Source(torch.float64, 3), 2, sequence, heads, nope=2, rope=2, value=2)
+    compare("mla_attention", args, torch.float64)
+
+
+def test_gated_swiglu_over_several_blocks_of_rows() -> None:
+    args = cases.gated_swiglu(Source(torch.float64, 9), R=230, I=BLOCK // 100)
+    compare("gated_swiglu", args, torch.float64)
+
+
+def test_attention_with_large_scores_and_float32_stays_exact() -> None:
+    q, kv, k_rope, *sizes = cases.mla_attention(Source(torch.float32, 4), S=70)
+    o, lse = mla_attention(100 * q, 100 * kv, k_rope, *sizes)
+    exact, exact_lse = mla_attention(100 * q.double(), 100 * kv.double(), k_rope.double(), *sizes)
+    torch.testing.assert_close(o.double(), exact, rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-5, atol=1e-5)
+
+
+def test_lse_is_the_logarithm_of_the_softmax_denominator() -> None:
+    logits_TV, targets_T = cases.cross_entropy(Source(torch.float64, 5), T=300, V=2000)  # several blocks of rows
+    loss, lse_T = cross_entropy(1000 * logits_TV, targets_T)
+    torch.testing.assert_close(lse_T, torch.logsumexp(1000 * logits_TV, dim=-1))
+    assert loss.isfinite() and cross_entropy_dgrad(loss, 1000 * logits_TV, targets_T, lse_T).isfinite().all()
+
+
+def test_void_targets_alone_give_no_loss_and_no_gradient() -> None:
+    logits_TV = Source(torch.float64, 6).normal(4, 5)
+    targets_T = torch.full((4,), -1)
+    loss, lse_T = cross_entropy(logits_TV, targets_T)
+    assert loss == 0
+    assert not cross_entropy_dgrad(torch.tensor(3.0, dtype=torch.float64), logits_TV, targets_T, lse_T).any()
+
+
+def test_bias_steers_the_choice_and_not_the_weights() -> None:
+    logits_TE = Source(torch.float64, 7).normal(5, 8)
+    bias_E = torch.zeros(8, dtype=torch.float64)
+    bias_E[6] = 10.0
+    gate_TK, expert_TK = route(logits_TE, bias_E, 1, 1, 2, True, 1.0)
+    assert (expert_TK[:, 0] == 6).all()
+    torch.testing.assert_close(gate_TK.sum(1), torch.ones(5, dtype=torch.float64))
+    score_TK = torch.sigmoid(logits_TE).gather(1, expert_TK)
+    torch.testing.assert_close(gate_TK[:, 0] / gate_TK[:, 1], score_TK[:, 0] / score_TK[:, 1])
+
+
+@pytest.mark.parametrize("op", ["grouped_linear_wgrad", "grouped_linear_wgrad_"])
+def test_no_rows_leave_the_weight_gradient_untouched(op: str) -> None:
+    source = Source(torch.float64, 8)
+    acc_ENK, offsets_G = source.normal(2, 3, 4), torch.zeros(4, dtype=torch.int32)
+    if op.endswith("_"):
+        before = acc_ENK.clone()
+        OPS[op](acc_ENK, source.normal(0, 3), source.normal(0, 4), offsets_G)
+        assert torch.equal(acc_ENK, before)
+    else:
+        assert not OPS[op](source.normal(0, 3), source.normal(0, 4), offsets_G, 2).any()

@@ -1,0 +1,87 @@
+"""Valid programs are accepted, and what their certificates say is so."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.ir import Use
+from compiler.proof import Certificate, prove
+from compiler.schedules.dualpipe import dualpipe
+from compiler.schedules.forward import forward_only
+from compiler.schedules.one_f_one_b import one_f_one_b
+from compiler.schedules.placement import rank_of
+from tests.proof.ledger import peak_bytes
+from tests.proof.programs import dualpipe_program, lowered, small_plan
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6, 8])
+@pytest.mark.parametrize(("factor", "extra"), [(2, 0), (2, 2), (4, 0)])
+def test_every_small_dualpipe(ranks: int, factor: int, extra: int) -> None:
+    micro_batches = factor * ranks + extra
+    certificate = prove(dualpipe_program(ranks, micro_batches), small_plan(ranks))
+    steps = [step for row in dualpipe(ranks, micro_batches).actions for step in row]
+    assert certificate.num_actions == sum(str(step).count(".") for step in steps)
+    assert certificate.num_messages == 2 * micro_batches * (ranks - 1)
+    assert certificate.peak_activations == (ranks + 1,) * ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ramp_phases_and_evaluation_on_the_same_plan(ranks: int) -> None:
+    """N < 2P runs as 1F1B on bidirectional storage, all micro-batches in direction 0."""
+    plan = small_plan(ranks)
+    assert plan.placement == "bidirectional"
+    for micro_batches in (1, 3, 2 * ranks - 1):
+        certificate = prove(lowered(one_f_one_b(ranks, micro_batches)), plan)
+        assert certificate.peak_activations == tuple(min(micro_batches, ranks - rank) for rank in range(ranks))
+        certificate = prove(lowered(forward_only("bidirectional", ranks, micro_batches)), plan)
+        assert certificate.peak_activations == tuple(min(1, i) for i in active(ranks, micro_batches))
+        assert (certificate.num_messages, certificate.num_reduces) == (micro_batches * (ranks - 1), 0)
+
+
+def active(ranks: int, micro_batches: int) -> list[int]:
+    """Forwards of each rank in an evaluation."""
+    return [len(row) for row in forward_only("bidirectional", ranks, micro_batches).actions]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_one_rank(micro_batches: int) -> None:
+    certificate = prove(lowered(one_f_one_b(1, micro_batches)), small_plan(1))
+    assert (certificate.num_messages, certificate.peak_activations) == (0, (1,))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 36, 1000])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_peak_bytes(ranks: int, rows: int) -> None:
+    """Against a ledger that sums everything that exists after each event."""
+    for program in (dualpipe_program(ranks, 2 * ranks), lowered(forward_only("bidirectional", ranks, 4))):
+        certificate = prove(program, small_plan(ranks), rows)
+        for rank in range(ranks):
+            assert certificate.peak_bytes[rank] == peak_bytes(program, rank, rows)
+            assert certificate.peak_fixed_bytes[rank] == peak_bytes(program, rank, 0)
+
+
+def test_recorded_rows_replay() -> None:
+    """A function of (rank, layer, micro-batch) is asked for every layer and micro-batch a rank runs."""
+    program, plan = dualpipe_program(2, 4), small_plan(2)
+    asked: set[tuple[int, str, int]] = set()
+
+    def recorded(rank: int, layer: str, micro_batch: int) -> int:
+        asked.add((rank, layer, micro_batch))
+        return 36
+
+    assert prove(program, plan, recorded) == prove(program, plan, 36)
+    exchanges = {(stage.index, step.site) for stage in plan.stages for step in stage.steps if not isinstance(step, Use)}
+    assert len(exchanges) == 2
+    assert asked == {
+        (rank_of(plan.placement, 2, 4, stage, k), layer, k) for stage, layer in exchanges for k in range(4)
+    }
+
+
+def test_prints() -> None:
+    certificate = Certificate("dualpipe", "bidirectional", 2, 4, 18, 540, 8, 40, 3, (3, 3), (10, 20), (100, 200))
+    assert str(certificate).splitlines() == [
+        "proven: dualpipe ranks=2 micro_batches=4 placement=bidirectional",
+        "18 actions, 540 instructions, 8 messages, 40 exchanges, 3 reductions",
+        "rank 0: at most 3 activations, 100 bytes (10 without received rows)",
+        "rank 1: at most 3 activations, 200 bytes (20 without received rows)",
+    ]

@@ -1,0 +1,362 @@
+"""Hand-made faults: each is rejected, with the rank and the action named."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from compiler.ir import Body, Bucket, Buffer, Instruction, Invocation, Message, Plan, Program, Replica
+from compiler.proof import ProofError, prove
+from compiler.proof.channels import message_of
+from compiler.schedules.one_f_one_b import one_f_one_b
+from compiler.schedules.schedule import Schedule
+from tests.proof.executor import Symbols, outcomes
+from tests.proof.programs import dualpipe_program, lowered, small_plan
+
+Edit = Callable[[list[Instruction]], list[Instruction]]
+
+
+def rejected(program: Program, plan: Plan) -> str:
+    with pytest.raises(ProofError) as caught:
+        prove(program, plan)
+    return str(caught.value)
+
+
+def with_invocations(program: Program, rank: int, row: tuple[Invocation, ...]) -> Program:
+    return replace(program, invocations=(*program.invocations[:rank], row, *program.invocations[rank + 1 :]))
+
+
+def with_body(program: Program, rank: int, name: str, edit: Edit) -> Program:
+    def changed(body: Body) -> Body:
+        return replace(body, instructions=tuple(edit(list(body.instructions)))) if body.name == name else body
+
+    assert name in {body.name for body in program.bodies[rank]}
+    bodies = tuple(changed(body) for body in program.bodies[rank])
+    return replace(program, bodies=(*program.bodies[:rank], bodies, *program.bodies[rank + 1 :]))
+
+
+# ---------------------------------------------------------------- deadlocks
+
+
+def test_ranks_that_wait_in_a_circle() -> None:
+    """Each rank runs everything it must, but rank 0 wants B1.0 before it gives F0.1, which rank 1 wants before B1.0."""
+    text = "# circle ranks=2 micro_batches=2 placement=loop(1)\nF0.0 B0.0 F0.1 B0.1\nF1.0 F1.1 B1.0 B1.1\n"
+    program, plan = lowered(Schedule.from_text(text)), small_plan(2)
+    assert rejected(program, plan) == (
+        "rank 0, B0.0: recv B1.0 waits for rank 1; rank 1, F1.1: recv F0.1 waits for rank 0; none of them can go on"
+    )
+    assert outcomes(program, plan, Symbols())[0].fault == "TimeoutError"
+
+
+def in_own_order(program: Program) -> Program:
+    """Receives posted in the order in which a rank awaits them, one ahead on each channel."""
+    rows = []
+    for rank, row in enumerate(program.invocations):
+        bodies = {body.name: body for body in program.bodies[rank]}
+        awaits: dict[int, list[tuple[int, Message]]] = defaultdict(list)
+        for at, invocation in enumerate(row):
+            for i in bodies[invocation.body].instructions:
+                if i.kind == "receive":
+                    awaits[i.peer].append((at, message_of(i, invocation.micro_batches[i.slot])))
+        posts: dict[int, list[tuple[int, Message]]] = defaultdict(list)
+        for peer, messages in sorted(awaits.items()):
+            for k, (_, message) in enumerate(messages):
+                posts[messages[max(k - 1, 0)][0]].append((peer, message))
+        rows.append(tuple(replace(invocation, posts=tuple(posts[at])) for at, invocation in enumerate(row)))
+    return replace(program, invocations=tuple(rows))
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (6, 12), (8, 20)])
+def test_receives_in_own_order(ranks: int, micro_batches: int) -> None:
+    """Inside a pair, messages leave in another order than the peer awaits them, so FIFO breaks at every size."""
+    program, plan = in_own_order(dualpipe_program(ranks, micro_batches)), small_plan(ranks)
+    message = rejected(program, plan)
+    assert re.match(r"rank \d, \S+: posts [FB]\d\.\d+ as message \d+ from rank \d, which sends [FB]\d\.\d+ as", message)
+    if ranks == 4:
+        reference = outcomes(dualpipe_program(ranks, micro_batches), plan, symbols := Symbols())
+        assert outcomes(program, plan, symbols, reference) != reference
+
+
+def test_sends_awaited_before_receives_are_posted() -> None:
+    """Both ranks send, wait until that has arrived, and only then post what the other sends (pytorch#172668)."""
+    text = "# both ranks=2 micro_batches=2 placement=bidirectional\nF0.0 F1.1 B1.1 B0.0\nF0.1 F1.0 B1.0 B0.1\n"
+    program, plan = lowered(Schedule.from_text(text)), small_plan(2)
+    prove(program, plan)
+    rows = []
+    for rank, row in enumerate(program.invocations):
+        bodies = {body.name: body for body in program.bodies[rank]}
+        blocking = []
+        for invocation in row:
+            listed: dict[str, list[tuple[int, Message]]] = {"send": [], "receive": []}
+            for i in bodies[invocation.body].instructions:
+                if i.kind in listed:
+                    listed[i.kind].append((i.peer, message_of(i, invocation.micro_batches[i.slot])))
+            blocking.append(replace(invocation, posts=tuple(listed["receive"]), releases=tuple(listed["send"])))
+        rows.append(tuple(blocking))
+    waiting = replace(program, invocations=tuple(rows))
+    assert rejected(waiting, plan) == (
+        "rank 0, F0.0: releases F0.0, but nothing it has received by then shows that rank 1 has taken it"
+    )
+    reference = outcomes(program, plan, symbols := Symbols())
+    assert outcomes(waiting, plan, symbols, reference) != reference
+
+
+def test_a_release_too_early_by_one() -> None:
+    """Every release stands at the first place where it is safe: moved before that, it is rejected."""
+    program, plan = dualpipe_program(4, 8), small_plan(4)
+    moved = 0
+    for rank, row in enumerate(program.invocations):
+        for at, invocation in enumerate(row):
+            for entry in invocation.releases:
+                without = replace(invocation, releases=tuple(e for e in invocation.releases if e != entry))
+                before = replace(row[at - 1], releases=(*row[at - 1].releases, entry))
+                message = rejected(
+                    with_invocations(program, rank, (*row[: at - 1], before, without, *row[at + 1 :])), plan
+                )
+                assert message.startswith(f"rank {rank}, ")
+                assert f"releases {entry[1]}, " in message
+                moved += 1
+    assert moved > 20
+
+
+# ---------------------------------------------------------------- messages
+
+
+def test_other_faults_of_channels() -> None:
+    program, plan = dualpipe_program(2, 4), small_plan(2)
+    row = program.invocations[0]
+    at = next(k for k, invocation in enumerate(row) if invocation.posts)
+    (source, message), *rest = row[at].posts
+
+    def posting(*posts: tuple[int, Message]) -> str:
+        return rejected(with_invocations(program, 0, (*row[:at], replace(row[at], posts=posts), *row[at + 1 :])), plan)
+
+    assert posting((0, message), *rest).startswith(f"rank 0, {row[at].body.split('_')[0]}.")
+    assert "names rank 7" in posting((7, message), *rest)
+    last = replace(row[-1], posts=(*row[-1].posts, (source, message)))
+    assert f"posts {message}, which rank 1 never sends" in rejected(
+        with_invocations(program, 0, (*row[:-1], last)), plan
+    )
+
+
+def test_a_message_that_is_posted_after_it_is_awaited() -> None:
+    program, plan = lowered(one_f_one_b(2, 1)), small_plan(2)
+    row = program.invocations[1]
+    assert row[0].posts
+    late = (replace(row[0], posts=()), replace(row[1], posts=row[0].posts))
+    assert rejected(with_invocations(program, 1, late), plan) == (
+        "rank 1, F1.0: recv F0.0 awaits what is not posted, or awaited already"
+    )
+
+
+@pytest.mark.parametrize("change", [{"shape": (1, 16)}, {"dtype": "float32"}])
+def test_a_message_of_another_shape(change: dict[str, object]) -> None:
+    program, plan = dualpipe_program(2, 4), small_plan(2)
+    assert program.message is not None
+    assert re.match(
+        r"rank \d, [FB]\d\.\d: (send|receive) [FI]: \w+ is float64\[12, 16\], a message of the program",
+        rejected(replace(program, message=replace(program.message, **change)), plan),  # type: ignore[arg-type]
+    )
+    assert "the program has no message buffer" in rejected(replace(program, message=None), plan)
+
+
+# ---------------------------------------------------------------- bodies and values
+
+
+def position(items: list[Instruction], kind: str, phase: str = "", wait: str = "") -> int:
+    return next(k for k, i in enumerate(items) if i.kind == kind and phase in ("", i.phase) and wait in ("", i.wait))
+
+
+def moved(kind: str, by: int, phase: str = "") -> Edit:
+    def edit(items: list[Instruction]) -> list[Instruction]:
+        item = items.pop(at := position(items, kind, phase))
+        items.insert(at + by, item)
+        return items
+
+    return edit
+
+
+def changed(kind: str, phase: str = "", wait: str = "", **fields: object) -> Edit:
+    def edit(items: list[Instruction]) -> list[Instruction]:
+        at = position(items, kind, phase, wait)
+        items[at] = replace(items[at], **fields)  # type: ignore[arg-type]
+        return items
+
+    return edit
+
+
+def dropped(kind: str, phase: str = "", wait: str = "") -> Edit:
+    def edit(items: list[Instruction]) -> list[Instruction]:
+        del items[position(items, kind, phase, wait)]
+        return items
+
+    return edit
+
+
+def freeing_early(items: list[Instruction]) -> list[Instruction]:
+    """What the last run reads goes before it."""
+    last = max(k for k, i in enumerate(items) if i.kind == "run")
+    items.insert(last, Instruction("free", 0, items[0].action, "F", reads=items[last].reads[:1]))
+    return items
+
+
+def waiting_at_the_end(items: list[Instruction]) -> list[Instruction]:
+    """The dispatch is waited for after its rows have been read."""
+    items.append(items.pop(position(items, "wait", wait="dispatch")))
+    return items
+
+
+def writing_twice(items: list[Instruction]) -> list[Instruction]:
+    """The first run writes over the message it was given."""
+    at = position(items, "run")
+    items[at] = replace(items[at], writes=(*items[at].writes, *items[position(items, "receive")].writes))
+    return items
+
+
+def with_another_operand(kind: str) -> Edit:
+    def edit(items: list[Instruction]) -> list[Instruction]:
+        at = position(items, kind)
+        items[at] = replace(items[at], reads=(*items[at].reads, "targets"))
+        return items
+
+    return edit
+
+
+def with_phase(phase: str) -> Edit:
+    def edit(items: list[Instruction]) -> list[Instruction]:
+        at = position(items, "run")
+        items[at] = replace(items[at], phase=phase)
+        return items
+
+    return edit
+
+
+def dangling_alias(items: list[Instruction]) -> list[Instruction]:
+    at = position(items, "run")
+    buffer, *rest = items[at].writes
+    items[at] = replace(items[at], writes=(replace(buffer, alias="gone"), *rest))
+    return items
+
+
+# body F0 of rank 0 has no MTP; F1 of rank 1 has it, with its loads and losses; B1 is its backward
+EDITS: list[tuple[int, str, Edit, str]] = [
+    (0, "F0", dropped("send"), "rank 0, F0: send F runs 0 times instead of once"),
+    (1, "F1", dropped("receive"), "rank 1, F1: receive F runs 0 times instead of once"),
+    (1, "F1", dropped("load"), "rank 1, F1: load F .* runs 0 times instead of once"),
+    (1, "F1", dropped("record"), "rank 1, F1: record F .* runs 0 times instead of once"),
+    (1, "F1", dropped("run"), "rank 1, F1: run F .* runs 0 times instead of once"),
+    (1, "B1", dropped("run", "W"), "rank 1, B1: run W .* runs 0 times instead of once"),
+    (1, "B1", dropped("run", "I"), "rank 1, B1: run I .* runs 0 times instead of once"),
+    (1, "B1", dropped("constant"), "rank 1, B1: constant I .* runs 0 times instead of once"),
+    (1, "F1", dropped("counts"), "rank 1, F1: counts F M0 runs 0 times instead of once"),
+    (1, "F1", dropped("wait", wait="dispatch"), "rank 1, F1: wait dispatch F M0 runs 0 times instead of once"),
+    (1, "F1", changed("run", site="L9.attention"), "rank 1, F1: run F L9.attention does not belong to it"),
+    (1, "F1", changed("run", slot=1), "rank 1, F1: run F .* is in slot 1 of F1"),
+    (1, "F1", changed("run", action="F0"), "rank 1, F0: run F .* is in slot 0 of F1"),
+    (1, "F1", with_phase("I"), "rank 1, F1: run F final_norm runs 0 times instead of once"),
+    (1, "F1", changed("run", reads=("targets",)), "rank 1, F1: run F .* has other operands than its stage says"),
+    (1, "F1", changed("run", params=("head", "final_norm")), "rank 1, F1: run F .* has other operands"),
+    (1, "B1", changed("run", "W", params=()), "rank 1, B1: run W .* has other operands"),
+    (1, "B1", changed("send", reads=("d_loss",)), "rank 1, B1: send I has other operands"),
+    (
+        1,
+        "F1",
+        changed("receive", writes=(Buffer("h", (12, 16), "float64"),)),
+        "rank 1, F1: receive F has other operands",
+    ),
+    (
+        1,
+        "F1",
+        changed("wait", wait="dispatch", reads=()),
+        "rank 1, F1: wait dispatch F M0 has other operands",
+    ),
+    (1, "F1", moved("wait", -3), r"rank 1, F1\.?\d*: "),
+    (1, "F1", waiting_at_the_end, r"rank 1, F1\.0: run F M0.experts: M0_received_rows is not live"),
+    (1, "F1", moved("receive", 40), r"rank 1, F1\.0: run F final_norm: \w+ is not live"),
+    (1, "F1", freeing_early, r"rank 1, F1\.0: run F .*: \w+ is not live"),
+    (1, "F1", dropped("free"), r"rank 1, stage 1, micro-batch 0: \w+ is never freed"),
+    (1, "F1", changed("free", reads=("nothing",)), r"rank 1, F1\.0: free F: nothing is not live"),
+    (1, "F1", dangling_alias, r"rank 1, F1\.0: .* aliases gone, which is not live"),
+    (1, "F1", writing_twice, r"rank 1, F1\.0: run F final_norm: \w+ is written twice"),
+]
+
+
+@pytest.mark.parametrize(("rank", "name", "edit", "message"), EDITS)
+def test_edited_bodies(rank: int, name: str, edit: Edit, message: str) -> None:
+    program, plan = lowered(one_f_one_b(2, 2)), small_plan(2)
+    assert re.match(message, found := rejected(with_body(program, rank, name, edit), plan)), found
+
+
+# ---------------------------------------------------------------- schedules, plans, replicas
+
+
+def test_programs_that_are_no_legal_schedule() -> None:
+    program, plan = dualpipe_program(2, 4), small_plan(2)
+    row = program.invocations[0]
+    named = replace(row[0], body="F7")
+    assert rejected(with_invocations(program, 0, (named, *row[1:])), plan).startswith(
+        "rank 0, F7: no body of this name"
+    )
+    other = replace(row[0], micro_batches=(9,))
+    assert rejected(with_invocations(program, 0, (other, *row[1:])), plan).startswith(
+        "rank 0, F0.9: there are 2 stages"
+    )
+    assert rejected(with_invocations(program, 0, row[:-1]), plan) == "rank 0, W0.1: missing"
+    assert rejected(with_invocations(program, 0, row[::-1]), plan).startswith("rank 0, W0.1: comes before its I")
+    doubled = replace(program, bodies=(program.bodies[0] * 2, program.bodies[1]))
+    assert rejected(doubled, plan) == "rank 0: two bodies have one name"
+    idle = replace(program.bodies[0][0], name="F0_again")
+    unused = replace(program, bodies=((*program.bodies[0], idle), program.bodies[1]))
+    assert rejected(unused, plan) == "rank 0: there is a body that nothing invokes"
+
+
+def test_programs_of_another_plan() -> None:
+    program = dualpipe_program(2, 4)
+    assert "the plan has 4" in rejected(program, small_plan(4))
+    single = replace(small_plan(2), placement="loop(1)")
+    assert rejected(program, single) == "a bidirectional program runs stages that a loop(1) plan does not store there"
+    fewer = replace(small_plan(2), stages=small_plan(2).stages[:1])
+    assert rejected(program, fewer) == "placement bidirectional on 2 ranks does not fit 1 stages"
+
+
+def test_gradients_that_are_not_reduced() -> None:
+    program, plan = dualpipe_program(2, 4), small_plan(2)
+    bucket, other = program.reduces[:2]
+
+    def with_reduces(*reduces: Bucket) -> str:
+        return rejected(replace(program, reduces=reduces), plan)
+
+    assert with_reduces(*program.reduces[1:]) == f"reduce {bucket.name}: runs 0 times instead of 1"
+    assert with_reduces(*program.reduces, other) == f"reduce {other.name}: runs 2 times instead of 1"
+    fewer = replace(bucket, replicas=bucket.replicas[1:])
+    assert with_reduces(fewer, *program.reduces[1:]).startswith(f"reduce {bucket.name}: runs")
+
+
+def test_plans_whose_replicas_are_not_summed() -> None:
+    program, plan = dualpipe_program(2, 4), small_plan(2)
+
+    def with_replicas(edit: Callable[[Replica], Replica]) -> str:
+        return rejected(program, replace(plan, replicas=tuple(edit(replica) for replica in plan.replicas)))
+
+    def one_holder_less(replica: Replica) -> Replica:
+        return replace(replica, holders=replica.holders[:-1]) if replica.name == "head" else replica
+
+    assert with_replicas(one_holder_less).startswith("reduce head: held by ranks [0, 1, 2]")
+    expert = next(replica for replica in plan.replicas if ".experts." in replica.name)
+
+    def elsewhere(replica: Replica) -> Replica:
+        return replace(replica, holders=(0, 3)) if replica.name == expert.name else replica
+
+    assert with_replicas(elsewhere).startswith(f"reduce {expert.name}: held by ranks [0, 3]")
+
+    bucket, *buckets = plan.buckets
+    lost = replace(plan, buckets=(replace(bucket, replicas=bucket.replicas[1:]), *buckets))
+    assert rejected(program, lost) == f"reduce {bucket.replicas[0]}: it is in 0 buckets"
+    twice = replace(plan, buckets=(*plan.buckets, replace(bucket, replicas=bucket.replicas[:1])))
+    assert rejected(program, twice) == f"reduce {bucket.replicas[0]}: it is in 2 buckets"
+    others = replace(plan, buckets=(replace(bucket, holders=bucket.holders[:1]), *buckets))
+    assert rejected(program, others) == f"reduce {bucket.replicas[0]}: bucket {bucket.name} has other holders"

@@ -1,0 +1,134 @@
+"""What the reference is built from: frozen, with the attribute names of the spec's `model` block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A value that holds until so many tokens have been trained on (None: for ever)."""
+
+    value: float
+    until_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class HeadDim:
+    nope: int
+    rope: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Rope:
+    theta: float
+
+
+@dataclass(frozen=True)
+class Attention:
+    heads: int
+    query_rank: int | None
+    kv_rank: int
+    head_dim: HeadDim
+    rope: Rope
+
+
+@dataclass(frozen=True)
+class Dense:
+    inner: int
+
+
+@dataclass(frozen=True)
+class Balance:
+    bias_rate: tuple[Phase, ...]
+    sequence_loss: float
+
+
+@dataclass(frozen=True)
+class Moe:
+    experts: int
+    shared: int
+    top_k: int
+    inner: int
+    groups: int
+    top_groups: int
+    normalize: bool
+    scale: float
+    balance: Balance
+
+    def __post_init__(self) -> None:
+        assert self.experts % self.groups == 0 and self.experts // self.groups >= 2, "a group score is a sum of two"
+        assert self.top_groups <= self.groups, "cannot keep more groups than there are"
+        assert self.top_k <= self.experts // self.groups * self.top_groups, "the kept groups hold fewer than top_k"
+
+
+@dataclass(frozen=True)
+class Mtp:
+    depth: int
+    weight: tuple[Phase, ...]
+
+    def __post_init__(self) -> None:
+        assert self.depth == 1, "the reference predicts one further token"
+
+
+@dataclass(frozen=True)
+class Config:
+    """A model and its sequence length. `layers` has one entry a layer."""
+
+    vocab: int
+    hidden: int
+    init_std: float
+    norm_eps: float
+    attention: Attention
+    layers: tuple[Dense | Moe, ...]
+    mtp: Mtp | None
+    sequence: int
+
+    @classmethod
+    def from_plan(cls, plan: Mapping[str, Any]) -> Config:
+        """From the JSON dump of a spec's `model` with `sequence` added; further keys such as `name` are ignored."""
+        attention = plan["attention"]
+        layers: list[Dense | Moe] = []
+        for layer_range in sorted(plan["layers"], key=lambda layer_range: layer_range["first"]):
+            assert layer_range["first"] == len(layers), "layer ranges must leave no hole"
+            layers += [_ffn(layer_range["ffn"])] * (layer_range["last"] - layer_range["first"] + 1)
+        return cls(
+            vocab=plan["vocab"],
+            hidden=plan["hidden"],
+            init_std=plan["init_std"],
+            norm_eps=plan["norm_eps"],
+            attention=Attention(
+                heads=attention["heads"],
+                query_rank=attention["query_rank"],
+                kv_rank=attention["kv_rank"],
+                head_dim=HeadDim(**{key: attention["head_dim"][key] for key in ("nope", "rope", "value")}),
+                rope=Rope(theta=attention["rope"]["theta"]),
+            ),
+            layers=tuple(layers),
+            mtp=None if plan["mtp"] is None else Mtp(plan["mtp"]["depth"], _phases(plan["mtp"]["weight"])),
+            sequence=plan["sequence"],
+        )
+
+
+def phase_value(phases: Sequence[Phase], tokens: int) -> float:
+    """The value for a step that begins after `tokens` trained tokens: a phase ends when `until_tokens` is reached."""
+    for phase in phases:
+        if phase.until_tokens is None or tokens < phase.until_tokens:
+            return phase.value
+    raise AssertionError("the last phase must be without end")
+
+
+def _phases(phases: Sequence[Mapping[str, Any]]) -> tuple[Phase, ...]:
+    return tuple(Phase(phase["value"], phase["until_tokens"]) for phase in phases)
+
+
+def _ffn(ffn: Mapping[str, Any]) -> Dense | Moe:
+    if ffn["kind"] == "dense":
+        return Dense(inner=ffn["inner"])
+    assert ffn["score"] == "sigmoid", "the reference knows the sigmoid gate of DeepSeek-V3 only"
+    keys = ("experts", "shared", "top_k", "inner", "groups", "top_groups", "normalize", "scale")
+    balance = Balance(_phases(ffn["balance"]["bias_rate"]), ffn["balance"]["sequence_loss"])
+    return Moe(**{key: ffn[key] for key in keys}, balance=balance)

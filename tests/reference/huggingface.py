@@ -1,0 +1,161 @@
+"""The same weights in `transformers`: an implementation by others, to compare logits with.
+
+Nothing is downloaded: the configuration is written in code. Its router and norms compute in float32 whatever the
+weights are, so the comparison is one in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers.modeling_layers import MtpModel
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
+
+from tests.reference.config import Balance, Config, Dense, Moe
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+def to_transformers(logical: dict[str, Tensor], config: Config) -> DeepseekV3ForCausalLM:
+    """The main model in float32, from tensors by logical name (those of MTP are left out)."""
+    model = DeepseekV3ForCausalLM(transformers_config(config))
+    state = {
+        "model.embed_tokens.weight": logical["embedding"],
+        "model.norm.weight": logical["final_norm"],
+        "lm_head.weight": logical["head"],
+    }
+    for i, ffn in enumerate(config.layers):
+        state |= _block(logical, f"layers.{i}", f"model.layers.{i}", config, ffn)
+    return _load(model, state, config)
+
+
+def to_transformers_mtp(logical: dict[str, Tensor], config: Config, main: DeepseekV3ForCausalLM) -> MtpModel:
+    """The MTP module in float32; it shares embedding and head of `main`."""
+    model = MtpModel(main, num_mtp_layers=1)
+    state = {f"layers.0.{theirs}.weight": logical[f"mtp.0.{ours}"] for ours, theirs in MTP_NAMES.items()}
+    state |= _block(logical, "mtp.0", "layers.0.mtp_block", config, config.layers[-1])
+    shared = {"embed_tokens.weight": logical["embedding"], "shared_head.weight": logical["head"]}
+    return _load(model, state | shared, config)
+
+
+@torch.no_grad()
+def transformers_logits(
+    logical: dict[str, Tensor], config: Config, tokens_BS: Tensor, mtp_tokens_BS: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Logits [B, S, V] of the main model and of its MTP module (None without mtp_tokens_BS), float32."""
+    main = to_transformers(logical, config)
+    output = main(input_ids=tokens_BS, output_hidden_states=True, use_cache=False)
+    if mtp_tokens_BS is None:
+        return output.logits, None
+    mtp = to_transformers_mtp(logical, config, main)
+    # In decoding, this module's positions run one ahead of the main model's; RoPE sees differences only.
+    position_BS = torch.arange(1, tokens_BS.shape[1] + 1).expand_as(tokens_BS)
+    hidden_BSD = mtp.forward_layer(0, output.hidden_states[-1], position_BS, None, input_ids=mtp_tokens_BS)
+    return output.logits, mtp.shared_head(hidden_BSD)
+
+
+def transformers_config(config: Config) -> DeepseekV3Config:
+    """Their layers are a run of equal dense ones, then equal MoE ones; a model of any other shape is refused."""
+    dense = [ffn for ffn in config.layers if isinstance(ffn, Dense)]
+    moe = [replace(ffn, balance=Balance((), 0.0)) for ffn in config.layers if isinstance(ffn, Moe)]
+    assert all(isinstance(ffn, Dense) for ffn in config.layers[: len(dense)]), "a dense layer after an MoE layer"
+    assert len(set(dense)) <= 1 and len(set(moe)) <= 1, "layers of one kind differ"
+    attention = config.attention
+    keys: dict[str, Any] = dict(
+        vocab_size=config.vocab,
+        hidden_size=config.hidden,
+        num_hidden_layers=len(config.layers),
+        first_k_dense_replace=len(dense),
+        num_mtp_layers=0 if config.mtp is None else 1,
+        num_attention_heads=attention.heads,
+        num_key_value_heads=attention.heads,
+        q_lora_rank=attention.query_rank,
+        kv_lora_rank=attention.kv_rank,
+        qk_nope_head_dim=attention.head_dim.nope,
+        qk_rope_head_dim=attention.head_dim.rope,
+        v_head_dim=attention.head_dim.value,
+        rope_parameters={"rope_type": "default", "rope_theta": float(attention.rope.theta)},
+        rope_interleave=True,
+        max_position_embeddings=config.sequence,
+        rms_norm_eps=config.norm_eps,
+        tie_word_embeddings=False,
+        attn_implementation="eager",
+        experts_implementation="eager",
+        dtype=torch.float32,
+    )
+    if dense:
+        keys["intermediate_size"] = dense[0].inner
+    if moe:
+        keys |= dict(
+            n_routed_experts=moe[0].experts,
+            n_shared_experts=moe[0].shared,
+            num_experts_per_tok=moe[0].top_k,
+            moe_intermediate_size=moe[0].inner,
+            n_group=moe[0].groups,
+            topk_group=moe[0].top_groups,
+            norm_topk_prob=moe[0].normalize,
+            routed_scaling_factor=float(moe[0].scale),
+        )
+    return DeepseekV3Config(**keys)
+
+
+MTP_NAMES = {
+    "embedding_norm": "enorm",
+    "hidden_norm": "hnorm",
+    "projection": "eh_proj",
+    "final_norm": "post_norm",
+}
+ATTENTION_NAMES = {
+    "q": "q_proj",
+    "q_down": "q_a_proj",
+    "q_norm": "q_a_layernorm",
+    "q_up": "q_b_proj",
+    "kv_down": "kv_a_proj_with_mqa",
+    "kv_norm": "kv_a_layernorm",
+    "kv_up": "kv_b_proj",
+    "out": "o_proj",
+}
+
+
+def _block(logical: dict[str, Tensor], ours: str, theirs: str, config: Config, ffn: Dense | Moe) -> dict[str, Tensor]:
+    """The tensors of one block, from under the prefix `ours` to under the prefix `theirs`."""
+    query = ("q",) if config.attention.query_rank is None else ("q_down", "q_norm", "q_up")
+    state = {
+        f"{theirs}.input_layernorm.weight": logical[f"{ours}.attention.norm"],
+        f"{theirs}.post_attention_layernorm.weight": logical[f"{ours}.ffn.norm"],
+    }
+    for name in (*query, "kv_down", "kv_norm", "kv_up", "out"):
+        state[f"{theirs}.self_attn.{ATTENTION_NAMES[name]}.weight"] = logical[f"{ours}.attention.{name}"]
+    if isinstance(ffn, Dense):
+        return state | _swiglu(logical, f"{ours}.ffn", f"{theirs}.mlp")
+    state[f"{theirs}.mlp.gate.weight"] = logical[f"{ours}.ffn.router.weight"]
+    state[f"{theirs}.mlp.gate.e_score_correction_bias"] = logical[f"{ours}.ffn.router.bias"]
+    for name, stacked in (("up", "gate_up_proj"), ("down", "down_proj")):
+        experts = [logical[f"{ours}.ffn.experts.{e}.{name}"] for e in range(ffn.experts)]
+        state[f"{theirs}.mlp.experts.{stacked}"] = torch.stack(experts)
+    if ffn.shared == 0:  # theirs has an expert of width 0 then
+        none = torch.zeros(0, config.hidden)
+        logical = {f"{ours}.ffn.shared.up": none, f"{ours}.ffn.shared.down": none.T}
+    return state | _swiglu(logical, f"{ours}.ffn.shared", f"{theirs}.mlp.shared_experts")
+
+
+def _swiglu(logical: dict[str, Tensor], ours: str, theirs: str) -> dict[str, Tensor]:
+    gate, up = logical[f"{ours}.up"].chunk(2)
+    return {
+        f"{theirs}.gate_proj.weight": gate,
+        f"{theirs}.up_proj.weight": up,
+        f"{theirs}.down_proj.weight": logical[f"{ours}.down"],
+    }
+
+
+def _load(model: Model, state: dict[str, Tensor], config: Config) -> Model:
+    model.load_state_dict({name: tensor.detach().float() for name, tensor in state.items()}, strict=True)
+    for module in model.modules():
+        # Their norms of the query and kv latents take 1e-6 whatever the configuration says.
+        if isinstance(module, DeepseekV3RMSNorm):
+            module.variance_epsilon = config.norm_eps
+    return model.eval()

@@ -1,0 +1,338 @@
+"""DeepSeek-V3 as a plain torch.nn model: what the distributed trainer is tested against (arXiv 2412.19437, section 2).
+
+It shares no code with the product. A parameter's path in the module tree *is* its logical name, so `state_dict` is the
+dictionary of logical tensors. The whole global batch goes through in one call; autograd does the rest.
+
+Shapes: B sequences of a batch · S tokens of a sequence · Z = S + 2 · D hidden · V vocab · H heads · N, R, U the nope,
+rope and value dims of a head · C a latent's rank · E routed experts · K top_k · I inner · T any number of tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.reference.config import Attention, Config, Dense, Moe
+
+
+def rmsnorm(x_D: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight, over the last dim."""
+    return x_D * torch.rsqrt(x_D.pow(2).mean(-1, keepdim=True) + eps) * weight_D
+
+
+def rotate(x_BSHR: Tensor, theta: float) -> Tensor:
+    """RoPE on interleaved pairs: at position p, (x_2i, x_2i+1) turns by the angle p·theta^(−2i/R)."""
+    S, R = x_BSHR.shape[1], x_BSHR.shape[3]
+    position_S = torch.arange(S, dtype=torch.float64)
+    frequency_P = theta ** (-torch.arange(0, R, 2, dtype=torch.float64) / R)
+    angle_SP = torch.outer(position_S, frequency_P)
+    cos_SHP = angle_SP.cos()[:, None, :].to(x_BSHR.dtype)
+    sin_SHP = angle_SP.sin()[:, None, :].to(x_BSHR.dtype)
+    even, odd = x_BSHR[..., 0::2], x_BSHR[..., 1::2]
+    turned = torch.stack([even * cos_SHP - odd * sin_SHP, even * sin_SHP + odd * cos_SHP], dim=-1)
+    return turned.flatten(-2)
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """silu(gate)·up, with the gate in the first half of the last dim."""
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def weight(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(*shape, dtype=torch.float64))
+
+
+def norm(dim: int) -> nn.Parameter:
+    return nn.Parameter(torch.ones(dim, dtype=torch.float64))
+
+
+class MultiHeadLatentAttention(nn.Module):
+    """MLA on a normed input: keys and values come from a latent; one rope key serves all heads."""
+
+    def __init__(self, hidden: int, attention: Attention, norm_eps: float) -> None:
+        super().__init__()
+        self.attention, self.norm_eps = attention, norm_eps
+        H, N, R, U = attention.heads, attention.head_dim.nope, attention.head_dim.rope, attention.head_dim.value
+        self.norm = norm(hidden)
+        if attention.query_rank is None:
+            self.q = weight(H * (N + R), hidden)
+        else:
+            self.q_down = weight(attention.query_rank, hidden)
+            self.q_norm = norm(attention.query_rank)
+            self.q_up = weight(H * (N + R), attention.query_rank)
+        self.kv_down = weight(attention.kv_rank + R, hidden)
+        self.kv_norm = norm(attention.kv_rank)
+        self.kv_up = weight(H * (N + U), attention.kv_rank)
+        self.out = weight(hidden, H * U)
+
+    def forward(self, h_BSD: Tensor) -> Tensor:
+        """h_BSD: [B, S, D], the residual stream -> [B, S, D], to be added to it."""
+        B, S, _ = h_BSD.shape
+        H, dims = self.attention.heads, self.attention.head_dim
+        theta = self.attention.rope.theta
+        x_BSD = rmsnorm(h_BSD, self.norm, self.norm_eps)
+
+        if self.attention.query_rank is None:
+            q = functional.linear(x_BSD, self.q)
+        else:
+            q = functional.linear(rmsnorm(functional.linear(x_BSD, self.q_down), self.q_norm, self.norm_eps), self.q_up)
+        q_nope_BSHN, q_rope_BSHR = q.view(B, S, H, -1).split([dims.nope, dims.rope], dim=-1)
+        q_BSHX = torch.cat([q_nope_BSHN, rotate(q_rope_BSHR, theta)], dim=-1)
+
+        c_kv_BSC, k_rope_BSR = functional.linear(x_BSD, self.kv_down).split([self.attention.kv_rank, dims.rope], dim=-1)
+        kv = functional.linear(rmsnorm(c_kv_BSC, self.kv_norm, self.norm_eps), self.kv_up)
+        k_nope_BSHN, v_BSHU = kv.view(B, S, H, -1).split([dims.nope, dims.value], dim=-1)
+        k_rope_BSHR = rotate(k_rope_BSR[:, :, None, :], theta).expand(-1, -1, H, -1)
+        k_BSHX = torch.cat([k_nope_BSHN, k_rope_BSHR], dim=-1)
+
+        score_BHSS = torch.einsum("bqhx,bkhx->bhqk", q_BSHX, k_BSHX) / (dims.nope + dims.rope) ** 0.5
+        future_SS = torch.ones(S, S, dtype=torch.bool).triu(diagonal=1)
+        share_BHSS = score_BHSS.masked_fill(future_SS, float("-inf")).softmax(dim=-1)
+        mixed_BSHU = torch.einsum("bhqk,bkhu->bqhu", share_BHSS, v_BSHU)
+        return functional.linear(mixed_BSHU.flatten(2), self.out)
+
+
+class Expert(nn.Module):
+    """An expert, shared or routed: a SwiGLU network whose norm is the layer's."""
+
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.up = weight(2 * inner, hidden)
+        self.down = weight(hidden, inner)
+
+    def forward(self, x_TD: Tensor, gate_T1: Tensor | float = 1.0) -> Tensor:
+        """x_TD: [T, D]; gate_T1: [T, 1], multiplied in before `down` -> [T, D]."""
+        return functional.linear(gate_T1 * swiglu(functional.linear(x_TD, self.up)), self.down)
+
+
+class DenseLayer(nn.Module):
+    """The feed-forward half of a dense block."""
+
+    def __init__(self, hidden: int, dense: Dense, norm_eps: float) -> None:
+        super().__init__()
+        self.norm_eps = norm_eps
+        self.norm = norm(hidden)
+        self.up = weight(2 * dense.inner, hidden)
+        self.down = weight(hidden, dense.inner)
+
+    def forward(self, h_BSD: Tensor) -> tuple[Tensor, None]:
+        x_BSD = rmsnorm(h_BSD, self.norm, self.norm_eps)
+        return functional.linear(swiglu(functional.linear(x_BSD, self.up)), self.down), None
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What the router decided. Sigmoid of every logit, indices of the chosen experts, their weights."""
+
+    score_BSE: Tensor
+    chosen_BSK: Tensor
+    gate_BSK: Tensor
+
+    @property
+    def load_E(self) -> Tensor:
+        """Tokens each expert got over the whole batch: [E] int64."""
+        return self.chosen_BSK.flatten().bincount(minlength=self.score_BSE.shape[-1])
+
+    @property
+    def balance_loss(self) -> Tensor:
+        """Σ_i f_i P_i of each sequence, averaged over the sequences (equations 17 to 20 without α); 1 when balanced."""
+        S, K, E = *self.chosen_BSK.shape[1:], self.score_BSE.shape[-1]
+        count_BE = functional.one_hot(self.chosen_BSK, E).sum(dim=(1, 2))
+        f_BE = E / (K * S) * count_BE.to(self.score_BSE.dtype)
+        P_BE = (self.score_BSE / self.score_BSE.sum(-1, keepdim=True)).mean(dim=1)
+        return (f_BE * P_BE).sum(-1).mean()
+
+
+class Router(nn.Module):
+    """Sigmoid scores; the balancing bias and the groups act on the choice only."""
+
+    def __init__(self, hidden: int, moe: Moe) -> None:
+        super().__init__()
+        self.moe = moe
+        self.weight = weight(moe.experts, hidden)
+        self.bias: Tensor
+        self.register_buffer("bias", torch.zeros(moe.experts, dtype=torch.float64))
+
+    def forward(self, x_BSD: Tensor) -> Routing:
+        score_BSE = functional.linear(x_BSD, self.weight).sigmoid()
+        chosen_BSK = self.choose(score_BSE.detach())
+        gate_BSK = score_BSE.gather(-1, chosen_BSK)
+        if self.moe.normalize:
+            gate_BSK = gate_BSK / (gate_BSK.sum(-1, keepdim=True) + 1e-20)
+        return Routing(score_BSE, chosen_BSK, gate_BSK * self.moe.scale)
+
+    def choose(self, score_BSE: Tensor) -> Tensor:
+        """The top_k experts by biased score, among the top_groups groups with the largest sum of two scores."""
+        biased_BSGX = (score_BSE + self.bias).unflatten(-1, (self.moe.groups, -1))
+        group_score_BSG = biased_BSGX.topk(2, dim=-1).values.sum(-1)
+        kept_BSG = torch.zeros_like(group_score_BSG, dtype=torch.bool)
+        kept_BSG.scatter_(-1, group_score_BSG.topk(self.moe.top_groups, dim=-1).indices, True)
+        allowed_BSE = biased_BSGX.masked_fill(~kept_BSG[..., None], float("-inf")).flatten(-2)
+        return allowed_BSE.topk(self.moe.top_k, dim=-1).indices
+
+
+class MoeLayer(nn.Module):
+    """The feed-forward half of an MoE block: every chosen expert sees the token, none is dropped."""
+
+    def __init__(self, hidden: int, moe: Moe, norm_eps: float) -> None:
+        super().__init__()
+        self.norm_eps = norm_eps
+        self.norm = norm(hidden)
+        self.router = Router(hidden, moe)
+        if moe.shared > 0:
+            self.shared = Expert(hidden, moe.inner * moe.shared)
+        self.experts = nn.ModuleList(Expert(hidden, moe.inner) for _ in range(moe.experts))
+
+    def forward(self, h_BSD: Tensor) -> tuple[Tensor, Routing]:
+        x_BSD = rmsnorm(h_BSD, self.norm, self.norm_eps)
+        routing = self.router(x_BSD)
+        x_TD, chosen_TK, gate_TK = x_BSD.flatten(0, 1), routing.chosen_BSK.flatten(0, 1), routing.gate_BSK.flatten(0, 1)
+        y_TD = self.shared(x_TD) if self.router.moe.shared > 0 else torch.zeros_like(x_TD)
+        for e, expert in enumerate(self.experts):
+            token, slot = torch.where(chosen_TK == e)
+            y_TD = y_TD.index_add(0, token, expert(x_TD[token], gate_TK[token, slot][:, None]))
+        return y_TD.view_as(h_BSD), routing
+
+
+class Block(nn.Module):
+    """Attention, then the feed-forward, each added to the residual stream."""
+
+    def __init__(self, config: Config, ffn: Dense | Moe) -> None:
+        super().__init__()
+        self.attention = MultiHeadLatentAttention(config.hidden, config.attention, config.norm_eps)
+        self.ffn: MoeLayer | DenseLayer
+        if isinstance(ffn, Moe):
+            self.ffn = MoeLayer(config.hidden, ffn, config.norm_eps)
+        else:
+            self.ffn = DenseLayer(config.hidden, ffn, config.norm_eps)
+
+    def forward(self, h_BSD: Tensor) -> tuple[Tensor, Routing | None]:
+        h_BSD = h_BSD + self.attention(h_BSD)
+        y_BSD, routing = self.ffn(h_BSD)
+        return h_BSD + y_BSD, routing
+
+
+class MtpModule(Block):
+    """Multi-token prediction (section 2.2): one more block, on the next token's embedding and the main hidden state."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, config.layers[-1])
+        self.norm_eps = config.norm_eps
+        self.embedding_norm = norm(config.hidden)
+        self.hidden_norm = norm(config.hidden)
+        self.projection = weight(config.hidden, 2 * config.hidden)
+        self.final_norm = norm(config.hidden)
+
+    def predict(self, embedded_BSD: Tensor, hidden_BSD: Tensor) -> tuple[Tensor, Routing | None]:
+        """Both [B, S, D], of the next token and of the token itself -> [B, S, D], ready for the shared head."""
+        embedded_BSD = rmsnorm(embedded_BSD, self.embedding_norm, self.norm_eps)
+        hidden_BSD = rmsnorm(hidden_BSD, self.hidden_norm, self.norm_eps)
+        h_BSD, routing = self(functional.linear(torch.cat([embedded_BSD, hidden_BSD], dim=-1), self.projection))
+        return rmsnorm(h_BSD, self.final_norm, self.norm_eps), routing
+
+
+@dataclass(frozen=True)
+class Output:
+    """logits_BSV, mtp_logits_BSV (None without MTP), and the routing of each MoE block: "layers.3", …, "mtp.0"."""
+
+    logits_BSV: Tensor
+    mtp_logits_BSV: Tensor | None
+    routings: dict[str, Routing]
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Scalars of a whole global batch: `mtp` without its weight (zero without MTP), `sequence` with its α.
+
+    loads: tokens of each expert ([E] int64) by MoE block, "layers.3", …, "mtp.0" last.
+    """
+
+    main: Tensor
+    mtp: Tensor
+    sequence: Tensor
+    loads: dict[str, Tensor]
+
+    def total(self, mtp_weight: float) -> Tensor:
+        """What is minimised."""
+        return self.main + mtp_weight * self.mtp + self.sequence
+
+
+def cross_entropy(logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+    """Σ cross entropy / number of valid targets, over the whole batch; a target of −1 is not valid."""
+    num_valid = int((targets_BS >= 0).sum())
+    assert num_valid > 0, "a batch without a valid target has no loss"
+    return (
+        functional.cross_entropy(logits_BSV.flatten(0, 1), targets_BS.flatten(), ignore_index=-1, reduction="sum")
+        / num_valid
+    )
+
+
+class Reference(nn.Module):
+    """The whole model. Norms start at 1, biases at 0, everything else at N(0, init_std²)."""
+
+    def __init__(self, config: Config, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = weight(config.vocab, config.hidden)
+        self.layers = nn.ModuleList(Block(config, ffn) for ffn in config.layers)
+        self.final_norm = norm(config.hidden)
+        self.head = weight(config.vocab, config.hidden)
+        self.mtp = nn.ModuleList([] if config.mtp is None else [MtpModule(config)])
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if not name.endswith("norm"):
+                nn.init.normal_(parameter, std=config.init_std, generator=generator)
+        self.to(dtype)
+
+    def forward(self, tokens_BS: Tensor, mtp_tokens_BS: Tensor | None = None) -> Output:
+        """tokens_BS: [B, S]; mtp_tokens_BS: [B, S], the next token of each (None: the main model only)."""
+        routings = {}
+        h_BSD = functional.embedding(tokens_BS, self.embedding)
+        for i, layer in enumerate(self.layers):
+            h_BSD, routings[f"layers.{i}"] = layer(h_BSD)
+        hidden_BSD = rmsnorm(h_BSD, self.final_norm, self.config.norm_eps)
+
+        mtp_logits_BSV = None
+        if mtp_tokens_BS is not None:
+            h_BSD, routings["mtp.0"] = self.mtp[0].predict(
+                functional.embedding(mtp_tokens_BS, self.embedding), hidden_BSD
+            )
+            mtp_logits_BSV = functional.linear(h_BSD, self.head)
+        routed = {block: routing for block, routing in routings.items() if routing is not None}
+        return Output(functional.linear(hidden_BSD, self.head), mtp_logits_BSV, routed)
+
+    def losses(self, z_BZ: Tensor, targets_BS: Tensor | None = None, mtp_targets_BS: Tensor | None = None) -> Losses:
+        """z_BZ: [B, S + 2] samples of a global batch. Targets are z[1:S+1] and z[2:S+2] unless given (−1: invalid)."""
+        S = self.config.sequence
+        assert z_BZ.shape[1] == S + 2, f"a sample is sequence + 2 = {S + 2} tokens, not {z_BZ.shape[1]}"
+        targets_BS = z_BZ[:, 1 : S + 1] if targets_BS is None else targets_BS
+        mtp_targets_BS = z_BZ[:, 2 : S + 2] if mtp_targets_BS is None else mtp_targets_BS
+        output = self(z_BZ[:, :S], z_BZ[:, 1 : S + 1] if self.mtp else None)
+
+        main = cross_entropy(output.logits_BSV, targets_BS)
+        mtp = sequence = torch.zeros_like(main)
+        if output.mtp_logits_BSV is not None:
+            mtp = cross_entropy(output.mtp_logits_BSV, mtp_targets_BS)
+        for i, ffn in enumerate(self.config.layers):
+            if isinstance(ffn, Moe):
+                sequence = sequence + ffn.balance.sequence_loss * output.routings[f"layers.{i}"].balance_loss
+        return Losses(main, mtp, sequence, {block: routing.load_E for block, routing in output.routings.items()})
+
+    def load_logical(self, tensors: dict[str, Tensor]) -> None:
+        """Takes copies of all parameters and router biases, by logical name; refuses a missing or an unknown one."""
+        self.load_state_dict(tensors, strict=True)
+
+    def logical_parameters(self) -> dict[str, Tensor]:
+        """Copies of all parameters and router biases, by logical name."""
+        return {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
+
+    def logical_gradients(self) -> dict[str, Tensor]:
+        """Copies of the gradients by logical name (none for router biases); zeros where no loss reached."""
+        return {
+            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+            for name, parameter in self.named_parameters()
+        }

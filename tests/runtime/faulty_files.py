@@ -1,0 +1,234 @@
+"""The system calls of checkpoint_files, interrupted: a kill before, within or after each, and a disk that is full.
+
+`Calls` stands in for the module `os` there. `Crash states` replays recorded calls as a disk may show them after a power
+loss: what was not synced may be missing.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from runtime.checkpoint import Part, save
+
+MUTATING = ("open", "mkdir", "write", "fsync", "rename", "unlink", "rmdir")
+
+
+class Killed(BaseException):
+    """The process is gone: nothing it does afterwards has an effect."""
+
+
+@dataclass
+class Calls:
+    """Counts mutating calls (reading opens excluded) and hands each to `before(number, name)`, then to `os`."""
+
+    before: Callable[[int, str], None] = lambda number, name: None
+    torn_write: int = -1  # number of a write of which only half happens before the kill
+    count: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(os, name)
+        if name not in MUTATING:
+            return function
+
+        def call(*args: Any, **options: Any) -> Any:
+            if name == "open" and not args[1] & os.O_CREAT:
+                return function(*args, **options)
+            with self.lock:
+                number, self.count = self.count, self.count + 1
+                if name == "write" and number == self.torn_write:
+                    os.write(args[0], bytes(args[1])[: len(args[1]) // 2])
+                self.before(number, name)
+                return function(*args, **options)
+
+        return call
+
+
+def kill_at(number: int) -> Callable[[int, str], None]:
+    """The process, with all its ranks, ends before call `number`."""
+
+    def before(now: int, _name: str) -> None:
+        if now >= number:
+            raise Killed
+
+    return before
+
+
+def fail_from(number: int, last: int, error: int) -> Callable[[int, str], None]:
+    """Calls number … last that need space fail, as on a full (ENOSPC) or broken (EIO) disk."""
+
+    def before(now: int, name: str) -> None:
+        if number <= now <= last and name in ("open", "mkdir", "write", "fsync", "rename"):
+            raise OSError(error, os.strerror(error))
+
+    return before
+
+
+def save_all(
+    folder: Path,
+    step: int,
+    shards: list[Mapping[str, Tensor | Part]],
+    keep: int = 1,
+    meta: Mapping[str, Any] | None = None,
+) -> list[BaseException | None]:
+    """`save` on one thread a rank: what each raised. A barrier that breaks is the end of the process."""
+    world = len(shards)
+    barrier = threading.Barrier(world)
+    raised: list[BaseException | None] = [None] * world
+
+    def rank_thread(rank: int) -> None:
+        try:
+            save(folder, step, shards[rank], rank, world, meta or {"of": step}, lambda: void(barrier.wait()), keep)
+        except BaseException as error:
+            raised[rank] = error
+            if isinstance(error, Killed):
+                barrier.abort()
+
+    threads = [threading.Thread(target=rank_thread, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+def void(_: object) -> None:
+    """Drop a value."""
+
+
+# ---------------------------------------------------------------- power loss
+
+Node = bytes | dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A recorded call. `folder` and `file` are identities of what was open, kept across renames."""
+
+    kind: str  # create, mkdir, write, sync, sync folder, rename, unlink
+    folder: int = 0
+    name: str = ""
+    to: str = ""
+    file: int = 0
+    data: bytes = b""
+
+
+class Recorder(Calls):
+    """Records what calls change, so that it can be replayed. What is made gets a number: inodes are used again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: list[Change] = []
+        self.made: dict[int, int] = {}
+        self.numbers = itertools.count(1)
+
+    def node(self, descriptor: int, *, new: bool = False) -> int:
+        inode = os.fstat(descriptor).st_ino
+        if new or inode not in self.made:
+            self.made[inode] = next(self.numbers)
+        return self.made[inode]
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        if name not in MUTATING:
+            return real
+
+        def call(*args: Any, **options: Any) -> Any:
+            with self.lock:
+                at = options.get("dir_fd", options.get("src_dir_fd"))
+                folder = 0 if at is None else self.node(at)
+                result = real(*args, **options)
+                if name == "open" and args[1] & os.O_CREAT:
+                    self.changes.append(Change("create", folder, args[0], file=self.node(result, new=True)))
+                elif name == "mkdir":
+                    made = os.open(args[0], os.O_RDONLY, dir_fd=at)
+                    self.changes.append(Change("mkdir", folder, args[0], file=self.node(made, new=True)))
+                    os.close(made)
+                elif name == "write":
+                    self.changes.append(Change("write", file=self.node(args[0]), data=bytes(args[1])[:result]))
+                elif name == "fsync":
+                    self.changes.append(Change("sync", file=self.node(args[0])))
+                elif name == "rename":
+                    self.changes.append(Change("rename", folder, args[0], args[1]))
+                elif name in ("unlink", "rmdir"):
+                    self.changes.append(Change("unlink", folder, args[0]))
+                return result
+
+        return call
+
+
+def crash_states(changes: list[Change], root: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Folder trees a loss of power may leave: (calls that had happened, what was lost, name → contents or folder).
+
+    After each prefix of the calls: of the changes to folders that no sync of that folder covers, any may be lost; of a
+    file's bytes after its last sync, all, half or none. Of many changes 128 sets are drawn.
+    """
+    seen, choose = set(), random.Random(0)
+    for done in range(len(changes) + 1):
+        happened = changes[:done]
+        open_changes = [i for i, c in enumerate(happened) if c.folder and not _synced(happened, i, c.folder)]
+        few = len(open_changes) <= 7
+        for draw in range(2 ** len(open_changes) if few else 128):
+            bits = draw if few else choose.getrandbits(len(open_changes))
+            lost = {i for position, i in enumerate(open_changes) if bits >> position & 1}
+            for share in (0.0, 0.5, 1.0):
+                tree = _replay(happened, lost, root, share)
+                if (key := repr(tree)) not in seen:
+                    seen.add(key)
+                    yield done, f"{done} calls, without {sorted(lost)}, {share:.0%} of unsynced data", tree
+
+
+def _synced(changes: list[Change], index: int, node: int) -> bool:
+    return any(c.kind == "sync" and c.file == node for c in changes[index + 1 :])
+
+
+def _replay(changes: list[Change], lost: set[int], root: int, share: float) -> dict[str, Any]:
+    folders: dict[int, dict[str, int]] = {root: {}}
+    data: dict[int, bytes] = {}
+    for i, c in enumerate(changes):
+        if c.kind == "write":
+            kept = len(c.data) if _synced(changes, i, c.file) else int(len(c.data) * share)
+            data[c.file] = data.get(c.file, b"") + c.data[:kept]
+        if c.kind == "mkdir":
+            folders[c.file] = {}
+        if c.kind == "create":
+            data[c.file] = b""
+        if i in lost or not c.folder:
+            continue
+        entries = folders[c.folder]
+        if c.kind in ("create", "mkdir"):
+            entries[c.name] = c.file
+        elif c.kind == "unlink":
+            entries.pop(c.name, None)
+        elif c.kind == "rename" and c.name in entries:
+            entries[c.to] = entries.pop(c.name)
+
+    def tree(node: int) -> Node:
+        return {n: tree(i) for n, i in sorted(folders[node].items())} if node in folders else data[node]
+
+    result = tree(root)
+    assert isinstance(result, dict)
+    return result
+
+
+def lay_out(tree: Mapping[str, Any], folder: Path) -> None:
+    """Make real files of a tree."""
+    folder.mkdir()
+    for name, node in tree.items():
+        if isinstance(node, dict):
+            lay_out(node, folder / name)
+        else:
+            (folder / name).write_bytes(node)
+
+
+NO_SPACE, BROKEN = errno.ENOSPC, errno.EIO

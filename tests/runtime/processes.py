@@ -1,0 +1,107 @@
+"""Processes for the tests of launching: forked supervisors, and what /proc says of processes and sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+LIMIT_S = 60.0  # only against a test that hangs
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    until = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < until, f"waited {LIMIT_S} s for {what}"
+        time.sleep(0.005)
+
+
+def state(pid: int) -> str:
+    """R, S, T, Z, … or "" if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def is_gone(pid: int) -> bool:
+    """No such process, or a zombie without other threads: it is its (perhaps new) parent's to collect."""
+    try:
+        return state(pid) in ("", "Z") and len(list(Path(f"/proc/{pid}/task").iterdir())) <= 1
+    except FileNotFoundError:
+        return True
+
+
+def children(pid: int) -> list[int]:
+    """Processes whose parent is `pid`, zombies included."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(entry.name))
+    return found
+
+
+def listeners(pid: int) -> list[str]:
+    """Local addresses (as /proc/net writes them) of the listening TCP sockets of a process."""
+    inodes = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            inodes.add(str(link.readlink()))
+        except FileNotFoundError:
+            continue
+    rows = [
+        line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A process forked by a test."""
+
+    pid: int
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def exit_code(self) -> int:
+        """Collect it: its exit code, or minus the signal that killed it."""
+        ended: list[int] = []
+
+        def collect() -> bool:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            ended.append(status)
+            return pid != 0
+
+        wait_for(collect, f"the end of process {self.pid}")
+        return os.waitstatus_to_exitcode(ended[-1])
+
+
+@contextmanager
+def forked(run: Callable[[], int]) -> Iterator[Fork]:
+    """`run` in a forked process whose exit code is what it returns."""
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            code = run()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    try:
+        yield Fork(pid)
+    finally:
+        if not is_gone(pid):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)

@@ -1,0 +1,318 @@
+"""Faults in real processes: the rank, its action and the reason are named every time, and no process is left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from runtime.heartbeat import Board
+from runtime.launch import RunFolderBusyError, launch
+from runtime.launch_rank import _LogFile
+from runtime.launch_watch import _Stillness
+from runtime.outcome import Outcome
+from tests.runtime.processes import children, listeners, wait_for
+
+WORLD = 3
+STEP, ACTION = 2, "B3.7"
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left() -> object:
+    before = children(os.getpid())
+    yield
+    assert children(os.getpid()) == before
+
+
+def train(rank: int, world: int, board: Board, fault: Callable[[], object], at: int) -> None:
+    """Three steps of a collective each; rank `at` suffers `fault` in step 2, during B3.7."""
+    for step in range(3):
+        board.start_step(step)
+        board.set_action("F3.7")
+        sum_T = torch.ones(8)
+        dist.all_reduce(sum_T)
+        assert sum_T.tolist() == [world] * 8
+        board.set_action(ACTION)
+        if (rank, step) == (at, STEP):
+            fault()
+        board.set_action("reduce head")
+        dist.all_reduce(sum_T)
+
+
+def run(folder: Path, fault: Callable[[], object], at: int, world: int = WORLD, **options: object) -> Outcome:
+    return launch(lambda rank, size, board: train(rank, size, board, fault, at), world, folder=folder, **options)  # type: ignore[arg-type]
+
+
+def raise_(error: BaseException) -> Callable[[], object]:
+    def fault() -> object:
+        raise error
+
+    return fault
+
+
+def suicide(number: int) -> Callable[[], object]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def test_a_run_without_fault_finishes(tmp_path: Path) -> None:
+    outcome = run(tmp_path, lambda: None, 0)
+    assert (outcome.ok, outcome.exit_code, str(outcome)) == (True, 0, "finished")
+    assert sorted(p.name for p in (tmp_path / "logs").iterdir()) == [f"rank_{r}.log" for r in range(WORLD)]
+    assert not list(tmp_path.glob(".meeting-*"))
+
+
+FAULTS: dict[str, tuple[Callable[[], object], str]] = {
+    "exception": (raise_(ValueError("no such expert")), "ValueError: no such expert"),
+    "EIO": (raise_(OSError(errno.EIO, "Input/output error")), "OSError: [Errno 5] Input/output error"),
+    "SIGKILL": (suicide(signal.SIGKILL), "killed by SIGKILL from outside (the kernel counted no out-of-memory kill)"),
+    "SEGV": (suicide(signal.SIGSEGV), "killed by SIGSEGV"),
+    "abort": (os.abort, "killed by SIGABRT"),
+    "_exit(0)": (lambda: os._exit(0), "left with exit code 0 before its end"),
+    "_exit(7)": (lambda: os._exit(7), "left with exit code 7 before its end"),
+    "sys.exit": (lambda: sys.exit(0), "SystemExit: 0"),
+}
+
+
+@pytest.mark.parametrize(("name", "at"), [(name, i % WORLD) for i, name in enumerate(FAULTS)])
+def test_a_fault_is_named(tmp_path: Path, name: str, at: int) -> None:
+    fault, how = FAULTS[name]
+    outcome = run(tmp_path, fault, at)
+    assert (outcome.kind, outcome.exit_code) == ("failed", 1)
+    assert (outcome.rank, outcome.step, outcome.action, outcome.how) == (at, STEP, ACTION, how)
+    assert outcome.log == tmp_path / "logs" / f"rank_{at}.log"
+    assert str(outcome).startswith(f"rank {at} failed during B3.7, step 2: {how}\n")
+
+
+def test_the_traceback_is_in_the_outcome_and_in_the_log(tmp_path: Path) -> None:
+    outcome = run(tmp_path, raise_(ValueError("no such expert")), 1)
+    assert outcome.log is not None
+    log = outcome.log.read_text()
+    for text in (outcome.detail, str(outcome), log):
+        assert "in fault" in text and "raise error" in text and "ValueError: no such expert" in text
+
+
+def test_a_segmentation_fault_leaves_its_stack_in_the_log(tmp_path: Path) -> None:
+    outcome = run(tmp_path, suicide(signal.SIGSEGV), 1)
+    assert outcome.log is not None and "Segmentation fault" in outcome.log.read_text()
+
+
+@pytest.mark.parametrize("fault", ["SIGKILL", "exception"])
+def test_a_rank_that_lost_its_peer_is_not_blamed_even_if_noticed_first(tmp_path: Path, fault: str) -> None:
+    """The supervisor sleeps while the fault spreads, so that it finds all ranks dead at once."""
+    outcome = run(tmp_path, FAULTS[fault][0], 1, on_poll=lambda _: time.sleep(1.0))
+    assert (outcome.rank, outcome.action, outcome.how) == (1, ACTION, FAULTS[fault][1])
+
+
+def test_a_broken_connection_with_no_other_cause_is_named(tmp_path: Path) -> None:
+    outcome = run(tmp_path, raise_(ConnectionResetError("Connection reset by peer")), 2)
+    assert (outcome.rank, outcome.how) == (2, "ConnectionResetError: Connection reset by peer")
+
+
+def test_the_first_line_of_a_message_is_the_reason(tmp_path: Path) -> None:
+    outcome = run(tmp_path, raise_(ValueError("no such expert\nthere are 16\n")), 0, world=1)
+    assert outcome.how == "ValueError: no such expert" and "there are 16" in outcome.detail
+
+
+def test_of_several_failures_the_first_by_time_is_the_cause(tmp_path: Path) -> None:
+    def target(rank: int, world: int, board: Board) -> None:
+        board.set_action(f"W{rank}.0")
+        while rank != 1 and board.failure(1) is None:  # until rank 1 has failed
+            time.sleep(0.001)
+        raise ValueError(f"from rank {rank}")
+
+    outcome = launch(target, 4, folder=tmp_path, on_poll=lambda _: time.sleep(0.5), backend=None)
+    assert (outcome.rank, outcome.action, outcome.how) == (1, "W1.0", "ValueError: from rank 1")
+
+
+def test_a_chained_connection_error_is_a_lost_peer(tmp_path: Path) -> None:
+    def target(rank: int, world: int, board: Board) -> None:
+        if rank == 0:
+            try:
+                raise RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:4711")
+            except RuntimeError as error:
+                raise ValueError("dispatch F3.0@L17 failed") from error
+        while board.failure(0) is None:
+            time.sleep(0.001)
+        raise KeyError("the cause")
+
+    outcome = launch(target, 2, folder=tmp_path, backend=None)
+    assert (outcome.rank, outcome.how) == (1, "KeyError: 'the cause'")
+
+
+def test_an_out_of_memory_kill_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([5, 6])
+    monkeypatch.setattr("runtime.launch.oom_kills_so_far", lambda: next(counts))
+    monkeypatch.setattr("runtime.launch_watch.oom_kills_so_far", lambda: next(counts))
+    outcome = run(tmp_path, suicide(signal.SIGKILL), 0, world=1)
+    assert outcome.how == "killed by SIGKILL, likely out of memory (the kernel counted an out-of-memory kill)"
+
+
+# ---------------------------------------------------------------- hangs
+
+
+def test_a_stopped_rank_is_named_among_those_that_wait_for_it(tmp_path: Path) -> None:
+    outcome = run(tmp_path, suicide(signal.SIGSTOP), 1, hang_timeout_s=1.0)
+    assert (outcome.kind, outcome.exit_code) == ("hung", 3)
+    assert (outcome.rank, outcome.step, outcome.action) == (1, STEP, ACTION)
+    assert outcome.how.endswith("its process is stopped")
+    assert [w.rank for w in outcome.waiting] == [0, 1, 2]
+    others = [w for w in outcome.waiting if w.rank != 1]
+    assert all((w.action, w.state) == ("reduce head", "sleeping") and "all_reduce" in w.where for w in others)
+
+
+def test_a_rank_that_never_comes_back_is_named(tmp_path: Path) -> None:
+    def forever() -> None:
+        while True:
+            pass
+
+    outcome = run(tmp_path, forever, 2, hang_timeout_s=1.0)
+    assert (outcome.kind, outcome.rank, outcome.action) == ("hung", 2, ACTION)
+    (culprit,) = (w for w in outcome.waiting if w.rank == 2)
+    assert (culprit.state, culprit.for_s >= 1.0, "in forever" in culprit.where) == ("running", True, True)
+    assert outcome.how.endswith("it waits for no other rank")
+    assert "rank 2: running in B3.7, step 2" in str(outcome)
+
+
+def test_a_hang_is_named_without_a_log(tmp_path: Path) -> None:
+    def target(rank: int, world: int, board: Board) -> None:
+        (tmp_path / "logs" / "rank_0.log").unlink()
+        time.sleep(1000)
+
+    outcome = launch(target, 1, folder=tmp_path, hang_timeout_s=0.5, backend=None)
+    assert (outcome.kind, outcome.rank, outcome.action) == ("hung", 0, "start")
+
+
+def test_a_deadlock_is_a_hang_of_all(tmp_path: Path) -> None:
+    """Both ranks receive first."""
+
+    def target(rank: int, world: int, board: Board) -> None:
+        board.set_action(f"recv F{rank}.0")
+        dist.recv(torch.zeros(1), 1 - rank)
+
+    outcome = launch(target, 2, folder=tmp_path, hang_timeout_s=1.0)
+    assert outcome.kind == "hung"
+    assert [w.action for w in outcome.waiting] == ["recv F0.0", "recv F1.0"]
+    assert outcome.how.endswith("all wait for one another, it longest")
+
+
+def test_a_slow_rank_that_reports_is_no_hang(tmp_path: Path) -> None:
+    """Its actions take longer together than the limit, none does alone."""
+
+    def target(rank: int, world: int, board: Board) -> None:
+        for i in range(8):
+            board.set_action(f"F0.{i}")
+            time.sleep(0.2)
+
+    assert launch(target, 1, folder=tmp_path, hang_timeout_s=1.0, backend=None).ok
+
+
+def test_time_a_suspended_supervisor_did_not_run_is_no_hang() -> None:
+    stillness = _Stillness(checked=0.0)
+    assert stillness.seconds(0.1, (7,)) == 0.0  # something changed
+    assert stillness.seconds(0.2, (7,)) == pytest.approx(0.1)
+    assert stillness.seconds(3600.0, (7,)) == pytest.approx(0.3)  # an hour asleep counts as two polls
+    assert stillness.seconds(3600.1, (8,)) == 0.0
+
+
+# ---------------------------------------------------------------- what a rank finds
+
+
+def test_nothing_listens_outside_loopback(tmp_path: Path) -> None:
+    seen: dict[int, list[str]] = {}
+
+    def on_poll(board: Board) -> None:
+        if all(board.read(rank).action == "look" for rank in range(2)) and not seen:
+            seen.update({pid: listeners(pid) for pid in [os.getpid(), *children(os.getpid())]})
+            (tmp_path / "seen").touch()
+
+    def target(rank: int, world: int, board: Board) -> None:
+        dist.barrier()
+        board.set_action("look")
+        wait_for((tmp_path / "seen").exists, "the supervisor's look")
+
+    assert launch(target, 2, folder=tmp_path, on_poll=on_poll).ok
+    assert seen.pop(os.getpid()) == []
+    assert all(addresses and set(addresses) == {"0100007F"} for addresses in seen.values())  # 127.0.0.1
+
+
+def test_a_rank_computes_on_one_thread_and_no_dead_pool(tmp_path: Path) -> None:
+    """Where the pool of the supervisor is not ended first, the second computation of a rank waits for dead threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    x_NN = torch.randn(400, 400)
+    (x_NN @ x_NN).exp_()  # starts the pool here
+    torch.set_num_threads(threads)
+
+    def target(rank: int, world: int, board: Board) -> None:
+        assert (torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]) == (1, "1")
+        (x_NN @ x_NN).exp_()
+        torch.set_num_threads(2)
+        (x_NN @ x_NN).exp_()
+
+    outcome = launch(target, 2, folder=tmp_path, backend=None, hang_timeout_s=5.0)
+    assert outcome.ok, str(outcome)
+
+
+def test_output_goes_to_the_log_of_its_rank(tmp_path: Path) -> None:
+    def target(rank: int, world: int, board: Board) -> None:
+        print(f"out {rank}")
+        print(f"err {rank}", file=sys.stderr)
+        os.system(f"echo sub {rank}")
+        assert sys.stdin.read() == ""
+
+    assert launch(target, 2, folder=tmp_path, backend=None).ok
+    for rank in range(2):
+        lines = (tmp_path / "logs" / f"rank_{rank}.log").read_text().splitlines()
+        assert sorted(lines) == sorted(f"{what} {rank}" for what in ("out", "err", "sub"))
+
+
+def test_a_full_disk_under_the_log_does_not_end_a_print() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    with _LogFile(full, "w") as log:
+        assert log.write(b"lost") == 4
+
+
+def test_a_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "elsewhere").write_text("mine")
+    (tmp_path / "logs" / "rank_0.log").symlink_to(tmp_path / "elsewhere")
+    outcome = launch(lambda *_: None, 1, folder=tmp_path, backend=None)
+    assert (outcome.kind, outcome.rank, outcome.action) == ("failed", 0, "start")
+    assert "Too many levels of symbolic links" in outcome.how
+    assert (tmp_path / "elsewhere").read_text() == "mine"
+
+
+def test_what_a_rank_wrote_cannot_drive_the_terminal(tmp_path: Path) -> None:
+    outcome = run(tmp_path, raise_(ValueError("\x1b]0;owned\x07\x1b[2J")), 0, world=1)
+    assert all(c.isprintable() or c == "\n" for c in str(outcome))
+    assert r"\x1b]0;owned\x07" in str(outcome)
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
+    refused = []
+
+    def on_poll(board: Board) -> None:
+        if not refused:
+            with pytest.raises(RunFolderBusyError, match="another run is using") as error:
+                launch(lambda *_: None, 1, folder=tmp_path, backend=None)
+            refused.append(error)
+
+    assert launch(lambda *_: None, 1, folder=tmp_path, on_poll=on_poll, backend=None).ok
+    assert refused
+    assert launch(lambda *_: None, 1, folder=tmp_path, backend=None).ok
+
+
+def test_an_error_of_the_supervisor_ends_the_ranks(tmp_path: Path) -> None:
+    def on_poll(board: Board) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        launch(lambda *_: time.sleep(1000), 2, folder=tmp_path, on_poll=on_poll, backend=None)

@@ -1,0 +1,229 @@
+"""Signals to the supervisor and to ranks, the death of the supervisor, and ranks under torchrun's environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from runtime.heartbeat import Beat, Board
+from runtime.launch import attach, launch
+from runtime.launch_watch import REPEAT_S
+from tests.runtime.processes import forked, is_gone, wait_for
+
+WORLD = 3
+
+
+def train_until_told(folder: Path) -> object:
+    """Endless steps; every rank leaves word of its process, and of the step it ended after."""
+
+    def target(rank: int, world: int, board: Board) -> None:
+        (folder / f"pid_{rank}").write_text(str(os.getpid()))
+        step = 0
+        while not board.should_stop(step):
+            step += 1
+            board.start_step(step)
+            dist.all_reduce(torch.ones(1))
+            if step == 3:
+                (folder / f"ready_{rank}").touch()
+        (folder / f"end_{rank}").write_text(str(step))
+
+    return target
+
+
+def supervise(folder: Path, target: object, **options: object) -> int:
+    outcome = launch(target, WORLD, folder=folder, **options)  # type: ignore[arg-type]
+    (folder / "outcome").write_text(str(outcome))
+    return outcome.exit_code
+
+
+def pids(folder: Path) -> list[int]:
+    """Process ids of the ranks, once all train."""
+    wait_for(lambda: len(list(folder.glob("ready_*"))) == WORLD, "all ranks to train")
+    return [int((folder / f"pid_{rank}").read_text()) for rank in range(WORLD)]
+
+
+def assert_gone(ranks: list[int]) -> None:
+    wait_for(lambda: all(is_gone(pid) for pid in ranks), "the ranks to end")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_all_ranks_after_the_same_step(tmp_path: Path, number: int, code: int) -> None:
+    with forked(lambda: supervise(tmp_path, train_until_told(tmp_path))) as supervisor:
+        ranks = pids(tmp_path)
+        supervisor.send(number)
+        assert supervisor.exit_code() == code
+    assert_gone(ranks)
+    assert len({(tmp_path / f"end_{rank}").read_text() for rank in range(WORLD)}) == 1
+    assert (tmp_path / "outcome").read_text() == f"stopped: the supervisor received {signal.Signals(number).name}"
+
+
+def test_a_signal_to_a_rank_ends_all_ranks_after_the_same_step(tmp_path: Path) -> None:
+    with forked(lambda: supervise(tmp_path, train_until_told(tmp_path))) as supervisor:
+        ranks = pids(tmp_path)
+        os.kill(ranks[1], signal.SIGTERM)
+        assert supervisor.exit_code() == 143
+    assert len({(tmp_path / f"end_{rank}").read_text() for rank in range(WORLD)}) == 1
+    assert (tmp_path / "outcome").read_text() == "stopped: rank 1 received SIGTERM"
+
+
+def test_a_signal_to_everybody_at_once_is_one_request(tmp_path: Path) -> None:
+    """As a terminal or a batch system sends it, twice to the supervisor."""
+    with forked(lambda: supervise(tmp_path, train_until_told(tmp_path))) as supervisor:
+        ranks = pids(tmp_path)
+        for pid in (supervisor.pid, *ranks, supervisor.pid):
+            os.kill(pid, signal.SIGTERM)
+        assert supervisor.exit_code() == 143
+    assert len({(tmp_path / f"end_{rank}").read_text() for rank in range(WORLD)}) == 1
+    assert (tmp_path / "outcome").read_text().startswith("stopped: ")
+
+
+def ignoring(folder: Path) -> object:
+    def target(rank: int, world: int, board: Board) -> None:
+        (folder / f"pid_{rank}").write_text(str(os.getpid()))
+        (folder / f"ready_{rank}").touch()
+        while True:
+            time.sleep(0.01)
+            board.set_action("F0.0")
+
+    return target
+
+
+def test_a_second_signal_kills(tmp_path: Path) -> None:
+    with forked(lambda: supervise(tmp_path, ignoring(tmp_path))) as supervisor:
+        ranks = pids(tmp_path)
+        supervisor.send(signal.SIGTERM)
+        time.sleep(2 * REPEAT_S)
+        supervisor.send(signal.SIGTERM)
+        assert supervisor.exit_code() == 143
+    assert_gone(ranks)
+    assert (tmp_path / "outcome").read_text() == "killed: SIGTERM came a second time"
+
+
+@pytest.mark.parametrize("when", ["running", "stopped"])
+def test_no_rank_survives_the_supervisor(tmp_path: Path, when: str) -> None:
+    with forked(lambda: supervise(tmp_path, train_until_told(tmp_path))) as supervisor:
+        ranks = pids(tmp_path)
+        if when == "stopped":
+            os.kill(ranks[0], signal.SIGSTOP)
+        supervisor.send(signal.SIGKILL)
+        assert supervisor.exit_code() == -signal.SIGKILL
+        assert_gone(ranks)
+    # What it left does not disturb the next run in the same folder.
+    assert list(tmp_path.glob(".meeting-*"))
+    assert launch(lambda *_: None, 2, folder=tmp_path).ok
+    assert not list(tmp_path.glob(".meeting-*"))
+
+
+def test_a_kill_from_outside_names_rank_and_action(tmp_path: Path) -> None:
+    def on_poll(board: Board) -> None:
+        beats = [board.read(rank) for rank in range(WORLD)]
+        if all(beat.action == f"B{rank}.0" for rank, beat in enumerate(beats)) and not killed:
+            killed.append(int((tmp_path / "pid_2").read_text()))
+            os.kill(killed[0], signal.SIGKILL)
+
+    def target(rank: int, world: int, board: Board) -> None:
+        (tmp_path / f"pid_{rank}").write_text(str(os.getpid()))
+        board.start_step(11)
+        board.set_action(f"B{rank}.0")
+        while True:
+            time.sleep(1000)
+
+    killed: list[int] = []
+    outcome = launch(target, WORLD, folder=tmp_path, on_poll=on_poll, backend=None)
+    assert (outcome.rank, outcome.step, outcome.action) == (2, 11, "B2.0")
+
+
+# ---------------------------------------------------------------- torchrun
+
+
+def exit_codes_under_torchrun(folder: Path, fault: bool) -> list[int]:
+    """What torchrun does, but its store: two processes with its environment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def target(rank: int, world: int, board: Board) -> None:
+        board.start_step(4)
+        sum_1 = torch.full((1,), float(rank + 1))
+        dist.all_reduce(sum_1)
+        board.set_action("W1.5")
+        if fault and rank == 1:
+            raise ValueError("no such expert")
+        (folder / f"sum_{rank}").write_text(str(sum_1.item()))
+
+    def run(rank: int) -> int:
+        names = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in names.items()})
+        sys.stderr = (folder / f"errors_{rank}").open("w")
+        return 0 if attach(target) else 5
+
+    with forked(lambda: run(0)) as first, forked(lambda: run(1)) as second:
+        return [first.exit_code(), second.exit_code()]
+
+
+def test_under_torchrun_a_rank_runs_in_its_own_process(tmp_path: Path) -> None:
+    assert exit_codes_under_torchrun(tmp_path, fault=False) == [0, 0]
+    assert [(tmp_path / f"sum_{rank}").read_text() for rank in range(2)] == ["3.0", "3.0"]
+
+
+def test_under_torchrun_a_failure_names_its_action(tmp_path: Path) -> None:
+    assert exit_codes_under_torchrun(tmp_path, fault=True) == [1, 1]  # rank 0 lost its peer
+    errors = (tmp_path / "errors_1").read_text()
+    assert "ValueError: no such expert" in errors and "rank 1 failed during W1.5, step 4" in errors
+
+
+def test_without_torchrun_nothing_is_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert attach(lambda *_: pytest.fail("ran")) is False
+
+
+# ---------------------------------------------------------------- the board
+
+
+def test_a_board_is_read_as_written() -> None:
+    board = Board(3)
+    mine = board.bind(1)
+    mine.start_step(7)
+    for number in range(5):
+        mine.set_action(f"dispatch F3.{number}@L17")
+        beat = board.read(1)
+        assert (beat.step, beat.action) == (7, f"dispatch F3.{number}@L17")
+    assert board.read(0) == Beat(0, "", 0)
+    mine.set_action("x" * 200)
+    assert board.read(1).action == "x" * 112
+    assert not board.finished(1)
+    mine.finish()
+    assert board.finished(1) and not board.finished(0)
+
+
+def test_a_long_failure_keeps_its_end_and_its_neighbours() -> None:
+    board = Board(2)
+    board.bind(1).set_action("F0.0")
+    board.bind(0).fail("x" * 10_000 + "\nmore", "y" * 10_000 + " the end", lost_peer=True)
+    failure = board.failure(0)
+    assert failure is not None and failure.lost_peer and failure.summary == "x" * 1000
+    assert set(failure.detail) == set("y the end") and failure.detail.endswith("y the end")
+    assert board.failure(1) is None and board.read(1).action == "F0.0"
+
+
+def test_only_rank_0_decides_the_last_step_and_one_step_ahead() -> None:
+    board = Board(2)
+    zero, one = board.bind(0), board.bind(1)
+    assert not zero.should_stop(4) and not one.should_stop(4)
+    board.request_stop(signal.SIGTERM)
+    one.request_stop(signal.SIGINT)  # later: not heard
+    assert not one.should_stop(5)
+    assert not zero.should_stop(5)  # decides: after step 6
+    assert not one.should_stop(5)
+    one.request_stop(signal.SIGINT)
+    assert zero.should_stop(6) and one.should_stop(6)
+    request = board.stop_request()
+    assert request is not None and (request.signal, request.rank) == (signal.SIGTERM, -1)

@@ -1,0 +1,185 @@
+"""The progress a run shows: on a terminal, elsewhere, after a resume, and where nobody reads."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from runtime.heartbeat import Board
+from runtime.launch import launch
+from runtime.metrics import Metrics
+from runtime.progress import LIVE_EVERY_S, PLAIN_EVERY_S, Progress
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Run:
+    """A run of one rank whose rows a test appends; each takes a second."""
+
+    def __init__(self, folder: Path, stream: TextIO | None, total: int = 500, resume_step: int = 0) -> None:
+        self.clock, self.board, self.path = Clock(), Board(1), folder / "metrics.jsonl"
+        self.progress = Progress(self.path, total, 6.812, stream=stream, clock=self.clock)
+        self.metrics = Metrics(self.path, resume_step)
+        self.rank = self.board.bind(0)
+
+    def step(self, step: int, **more: object) -> None:
+        self.rank.start_step(step)
+        row = {"step": step, "loss": 5.1234, "tokens_per_s": 12345.4, "imbalance": 1.32, **more}
+        self.metrics.write(row)
+        self.clock.now += 1.0
+        self.progress.poll(self.board)
+
+
+def test_plain_lines_are_the_first_the_last_and_one_every_few_seconds(tmp_path: Path) -> None:
+    out = io.StringIO()
+    run = Run(tmp_path, out)
+    run.progress.poll(run.board)
+    for step in range(1, 14):
+        run.step(step)
+    run.progress.close()
+    lines = out.getvalue().splitlines()
+    assert [int(line.split("/")[0].removeprefix("step ")) for line in lines] == [1, 6, 11, 13]
+    assert PLAIN_EVERY_S == 5.0
+    assert lines[0] == "step 1/500  loss 5.1234  12,345 tokens/s  load 1.32"
+    assert lines[1] == "step 6/500  loss 5.1234  12,345 tokens/s  load 1.32  0:08:14 left"
+    assert out.getvalue().isascii() and "\x1b" not in out.getvalue()
+
+
+def test_the_last_row_is_shown_once(tmp_path: Path) -> None:
+    out = io.StringIO()
+    run = Run(tmp_path, out, total=1)
+    run.step(1)
+    run.progress.close()
+    assert len(out.getvalue().splitlines()) == 1
+
+
+def test_the_last_validation_loss_stays_beside_its_baseline(tmp_path: Path) -> None:
+    out = io.StringIO()
+    run = Run(tmp_path, out)
+    run.step(1, validation_loss=5.2)
+    for step in range(2, 7):
+        run.step(step)
+    run.progress.close()
+    assert all("validation 5.2000 (unigram 6.8120)" in line for line in out.getvalue().splitlines())
+
+
+def test_what_is_not_finite_is_shown(tmp_path: Path) -> None:
+    out = io.StringIO()
+    run = Run(tmp_path, out)
+    run.step(1, loss=float("nan"))
+    run.progress.close()
+    assert out.getvalue().startswith("step 1/500  loss nan  ")
+
+
+def test_a_row_cannot_drive_the_terminal(tmp_path: Path) -> None:
+    out = io.StringIO()
+    run = Run(tmp_path, out)
+    row = {"step": 1, "loss": "\x1b[2J", "not_finite": {"loss": "\x1b]0;owned\x07"}, "tokens_per_s": None}
+    run.path.write_text(json.dumps(row) + "\n")
+    run.rank.start_step(1)
+    run.progress.poll(run.board)
+    assert out.getvalue() == "step 1/500  loss \\x1b]0;owned\\x07  ? tokens/s\n"
+
+
+def test_after_a_resume_old_rows_are_not_shown_again(tmp_path: Path) -> None:
+    first = Run(tmp_path, io.StringIO())
+    for step in range(1, 11):
+        first.step(step)
+    out = io.StringIO()
+    second = Run(tmp_path, out, resume_step=8)
+    second.progress.poll(second.board)
+    second.step(9)
+    second.progress.close()
+    assert [line.split("  ")[0] for line in out.getvalue().splitlines()] == ["step 9/500"]
+
+
+# ---------------------------------------------------------------- terminals
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TextIO, int]]:
+    """A stream that is a terminal 200 columns wide, and the descriptor what is shown can be read from."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w") as stream:
+        yield stream, master
+    os.close(master)
+
+
+def test_a_terminal_gets_one_live_line(tmp_path: Path, terminal: tuple[TextIO, int]) -> None:
+    stream, master = terminal
+    run = Run(tmp_path, stream, total=3)
+    run.rank.set_action("load checkpoint\x1b]0;owned\x07")
+    run.progress.poll(run.board)
+    for step in (1, 2, 3):
+        run.step(step)
+        run.progress.poll(run.board)  # too soon to draw again
+    run.progress.close()
+    shown = os.read(master, 1 << 16).decode()
+    assert LIVE_EVERY_S < 1.0
+    assert shown.count("load checkpoint") == 1
+    for step in (1, 2):
+        assert shown.count(f"step {step}/3  loss 5.1234") == 1
+    assert shown.count("step 3/3  loss 5.1234  12,345 tokens/s  load 1.32  0:00:00 left") == 2  # drawn, and left there
+    assert "\x1b]0;" not in shown and r"\x1b]0;owned\x07" in shown
+    assert shown.count("\n") == 1 and shown.rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_a_dumb_terminal_gets_plain_lines(
+    tmp_path: Path, terminal: tuple[TextIO, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    stream, master = terminal
+    run = Run(tmp_path, stream)
+    run.step(1)
+    run.progress.close()
+    assert os.read(master, 1 << 16).decode().splitlines() == ["step 1/500  loss 5.1234  12,345 tokens/s  load 1.32"]
+
+
+# ---------------------------------------------------------------- where nobody reads
+
+
+def test_an_output_nobody_reads_is_given_up(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as stream:
+        run = Run(tmp_path, stream)
+        for step in range(1, 20):
+            run.step(step)
+        run.progress.close()
+        stream.flush()  # as Python does at its exit: it must not fail
+
+
+def test_a_closed_output_is_given_up(tmp_path: Path) -> None:
+    stream = (tmp_path / "out").open("w")
+    stream.close()
+    run = Run(tmp_path, stream)
+    run.step(1)
+    run.progress.close()
+
+
+def test_it_follows_real_ranks(tmp_path: Path) -> None:
+    def target(rank: int, world: int, board: Board) -> None:
+        metrics = Metrics(tmp_path / "metrics.jsonl")
+        for step in (1, 2, 3):
+            board.start_step(step)
+            metrics.write({"step": step, "loss": 3.0 / step})
+        metrics.close()
+
+    out = io.StringIO()
+    progress = Progress(tmp_path / "metrics.jsonl", 3, stream=out)
+    assert launch(target, 1, folder=tmp_path, on_poll=progress.poll, backend=None).ok
+    progress.close()
+    assert out.getvalue().splitlines()[-1].startswith("step 3/3  loss 1.0000")

@@ -1,0 +1,70 @@
+"""Ranks of a differential test: `python -m tests.training.ranks FOLDER WORLD` trains every build below FOLDER/builds.
+
+Each rank leaves FOLDER/out/<build>/rank_<r>.safetensors: every logical gradient it holds after the first backward,
+every logical weight, moment and bias after the last step, and the losses and norms of all steps.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runtime.build import Build
+from runtime.heartbeat import Board
+from runtime.launch import launch
+from runtime.trainer import Trainer
+from tests.training.samples import RandomSamples, weight
+
+
+def logical(trainer: Trainer, prefix: str, flat: str) -> dict[str, Tensor]:
+    return {
+        f"{prefix}/{entry.name}": value.clone()
+        for _, entry, value in trainer.state.logical(lambda bucket: getattr(bucket, flat))
+    }
+
+
+def train(build: Build, rank: int, board: Board) -> dict[str, Tensor]:
+    plan = build.plan
+    samples = RandomSamples(plan["model"]["vocab"], plan["train"]["sequence"])
+    trainer = Trainer(build, rank, samples, samples, board, checked=True)
+    for _, entry, value in trainer.state.logical(lambda bucket: bucket.parameters):
+        value.copy_(torch.from_numpy(weight(entry.name, entry.shape)))
+    for name, bias in trainer.state.biases.items():
+        bias.copy_(torch.from_numpy(weight(name, tuple(bias.shape))))
+    result: dict[str, Tensor] = {}
+    rows = []
+    for step in range(plan["steps"]):
+        sums = trainer.accumulate()
+        if step == 0:
+            result |= logical(trainer, "gradient", "gradients")
+            result |= {f"load/{name}": sums[f"load {name}"].clone() for name in trainer.loads}
+        row = trainer.apply(sums)
+        rows.append([row[k] for k in ("loss", "mtp_loss", "sequence_loss", "grad_norm")])
+    validation = trainer.evaluate()
+    result |= logical(trainer, "weight", "parameters")
+    result |= {f"bias/{name}": bias.clone() for name, bias in trainer.state.biases.items()}
+    result["rows"] = torch.tensor(rows, dtype=torch.float64)
+    losses = [validation["validation_loss"], validation["validation_mtp_loss"]]
+    result["validation"] = torch.tensor(losses, dtype=torch.float64)
+    return result
+
+
+def main(folder: Path, world: int) -> int:
+    def target(rank: int, world: int, board: Board) -> None:
+        for path in sorted((folder / "builds").iterdir()):
+            result = train(Build.open(path), rank, board)
+            out = folder / "out" / path.name
+            out.mkdir(parents=True, exist_ok=True)
+            save_file(result, out / f"rank_{rank}.safetensors")
+
+    outcome = launch(target, world, folder=folder, hang_timeout_s=120)
+    print(outcome)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

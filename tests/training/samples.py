@@ -1,0 +1,30 @@
+"""Samples and weights that a test's ranks and its reference both make for themselves, from names alone."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+
+class RandomSamples:
+    """Random tokens; every third sample ends in tokens that are no valid targets."""
+
+    def __init__(self, vocab: int, sequence: int) -> None:
+        self.vocab, self.sequence = vocab, sequence
+
+    def tokens(self, index: int) -> npt.NDArray[np.int64]:
+        z = np.random.default_rng(index).integers(0, self.vocab, self.sequence + 2)
+        if index % 3 == 0:
+            z[-(1 + index % self.sequence) :] = -1
+        return z
+
+
+def weight(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Norms around one, biases wide enough to change choices, the rest of the size that keeps activations alive."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    noise = np.random.default_rng(seed).standard_normal(shape)
+    if name.endswith("norm"):
+        return 1.0 + 0.2 * noise
+    return 0.1 * noise if name.endswith("bias") else 0.3 * noise

@@ -1,0 +1,86 @@
+"""Small specs for tests that train: every V3 part, sizes that differ in every dimension."""
+
+from __future__ import annotations
+
+from dsl.schema import (
+    BUILT_IN,
+    AdamW,
+    Balance,
+    Batch,
+    Cluster,
+    Data,
+    Dense,
+    Device,
+    HeadDim,
+    LayerRange,
+    Machine,
+    Mla,
+    Model,
+    Moe,
+    Mtp,
+    Parallel,
+    Phase,
+    RatePhase,
+    Rope,
+    Schedule,
+    Spec,
+    Train,
+    TrainTokenizer,
+    Validate,
+)
+
+SEQUENCE, MICRO_BATCH = 6, 2
+
+
+def model() -> Model:
+    moe = Moe(
+        experts=8,
+        shared=1,
+        top_k=3,
+        inner=10,
+        groups=4,
+        top_groups=2,
+        score="sigmoid",
+        normalize=True,
+        scale=2.5,
+        balance=Balance(bias_rate=(Phase(value=0.001),), sequence_loss=0.02),
+    )
+    return Model(
+        name="small",
+        vocab=61,
+        hidden=16,
+        init_std=0.2,
+        norm_eps=1e-6,
+        attention=Mla(
+            heads=2, query_rank=12, kv_rank=9, head_dim=HeadDim(nope=6, rope=4, value=5), rope=Rope(theta=100.0)
+        ),
+        layers=(LayerRange(first=0, last=0, ffn=Dense(inner=22)), LayerRange(first=1, last=3, ffn=moe)),
+        mtp=Mtp(depth=1, weight=(Phase(value=0.3),)),
+    )
+
+
+def spec(pp: int, ep: int, dp: int, num_micro_batches: int, steps: int = 5, zero: int = 0) -> Spec:
+    """`dp` ranks per pipeline rank, which `ep` divides; each pipeline runs `num_micro_batches`."""
+    batch = num_micro_batches * dp * MICRO_BATCH
+    tokens = steps * batch * SEQUENCE
+    return Spec(
+        name="differential",
+        model=model(),
+        cluster=Cluster(name="c", nodes=1, node=Machine(devices=pp * dp, device=Device(name="cpu", memory=4 * 10**9))),
+        precision=BUILT_IN["fp64"],
+        parallel=Parallel(pipeline=pp, expert=ep, data=dp, zero=zero),
+        schedule=Schedule(name="1f1b" if pp == 1 else "dualpipe"),
+        train=Train(
+            sequence=SEQUENCE,
+            micro_batch=MICRO_BATCH,
+            batch=Batch(start=batch, end=batch),
+            tokens=tokens,
+            optimizer=AdamW(weight_decay=0.1, clip=0.5),
+            rate=(
+                RatePhase(shape="linear", start=0.0, end=1e-2, end_tokens=2 * batch * SEQUENCE),
+                RatePhase(shape="cosine", start=1e-2, end=1e-3, end_tokens=tokens),
+            ),
+            validate=Validate(every=5),
+        ),
+        data=Data(source="python_stdlib", tokenizer=TrainTokenizer(vocab=300)),
+    )

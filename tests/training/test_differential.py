@@ -1,0 +1,127 @@
+"""The compiled trainer against a plain torch.nn model with ordinary autograd, in float64 and in real processes.
+
+For every mesh and number of micro-batches: losses and every gradient after the first backward, every weight and
+balancing bias after five optimizer steps, on every rank that holds it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from compiler.build import compile_spec, write_build
+from dsl.schema import Spec
+from runtime.rate import learning_rate
+from tests.reference.config import Config
+from tests.reference.model import Reference
+from tests.reference.training import AdamW, Recipe, balance_, clip_
+from tests.training.samples import RandomSamples, weight
+from tests.training.specs import SEQUENCE, spec
+
+STEPS = 5
+GRADIENT_TOLERANCE = 1e-10  # of the largest reference element of the tensor
+WEIGHT_TOLERANCE = 1e-8
+
+# (pipeline, expert, data) and ZeRO stage; micro-batch counts 2P, 2P + 2 and 4P, and 3 and 4 for one pipeline rank
+MESHES = [(1, 1, 1, 0), (2, 1, 1, 0), (2, 2, 2, 0), (4, 1, 1, 0), (4, 2, 2, 0), (2, 4, 4, 0), (2, 2, 2, 1)]
+
+
+def micro_batch_counts(pp: int) -> tuple[int, ...]:
+    return (3, 4) if pp == 1 else (2 * pp, 2 * pp + 2, 4 * pp)
+
+
+def close(name: str, ours: Tensor, reference: Tensor, tolerance: float) -> None:
+    largest = reference.abs().max().item()
+    if largest == 0:
+        assert ours.abs().max().item() == 0, f"{name}: the reference is 0"
+    else:
+        error = (ours - reference).abs().max().item() / largest
+        assert error <= tolerance, f"{name}: relative error {error:.2e}"
+
+
+def reference_run(chosen: Spec) -> dict[str, Any]:
+    """What five steps of the reference give, on the same samples in one global batch."""
+    model_spec = chosen.model.model_dump(mode="json") | {"sequence": SEQUENCE}
+    model = Reference(Config.from_plan(model_spec))
+    model.load_logical({n: torch.from_numpy(weight(n, tuple(t.shape))) for n, t in model.logical_parameters().items()})
+    train = chosen.train
+    recipe = Recipe(rates=(), weight_decay=train.optimizer.weight_decay, clip=train.optimizer.clip, eps=1e-8)
+    optimizer = AdamW(dict(model.named_parameters()), recipe)
+    samples = RandomSamples(chosen.model.vocab, SEQUENCE)
+    phases = [p.model_dump() for p in train.rate]
+    size, rows, first = train.batch.end, [], {}
+    for step in range(STEPS):
+        losses = batch_losses(model, samples, range(step * size, (step + 1) * size))
+        model.zero_grad()
+        losses.total(0.3).backward()
+        gradients = model.logical_gradients()
+        if step == 0:
+            first = {n: g.clone() for n, g in gradients.items()}
+            loads = dict(losses.loads)
+        norm = clip_(gradients, recipe.clip)
+        optimizer.step_(gradients, learning_rate(phases, (step + 1) * size * SEQUENCE))
+        balance_(model, losses.loads, step * size * SEQUENCE)
+        rows.append([losses.main.item(), losses.mtp.item(), losses.sequence.item(), norm])
+    with torch.no_grad():
+        last = batch_losses(model, samples, range(size))
+    validation = torch.tensor([last.main.item(), last.mtp.item()], dtype=torch.float64)
+    weights = model.logical_parameters()
+    return {"gradients": first, "loads": loads, "rows": rows, "weights": weights, "validation": validation}
+
+
+def batch_losses(model: Reference, samples: RandomSamples, indices: range) -> Any:
+    z = torch.from_numpy(np.stack([samples.tokens(i) for i in indices]))
+    return model.losses(z.clamp(min=0), z[:, 1 : SEQUENCE + 1], z[:, 2 : SEQUENCE + 2])
+
+
+@pytest.fixture(scope="module")
+def traced() -> dict[Any, Any]:
+    """Segments traced so far: meshes share most of them."""
+    return {}
+
+
+@pytest.mark.parametrize(("pp", "ep", "dp", "zero"), MESHES)
+def test_training_equals_autograd(tmp_path: Path, traced: dict[Any, Any], pp: int, ep: int, dp: int, zero: int) -> None:
+    specs = {f"n{n:02}": spec(pp, ep, dp, n, STEPS, zero) for n in micro_batch_counts(pp)}
+    for name, chosen in specs.items():
+        write_build(tmp_path / "builds" / name, compile_spec(chosen, codes=traced).files)
+    run_ranks(tmp_path, pp * dp)
+    for name, chosen in specs.items():
+        expected = reference_run(chosen)
+        held: set[str] = set()
+        for rank in range(pp * dp):
+            held |= compare(load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors"), expected)
+        assert held == expected["gradients"].keys(), "some parameter is on no rank"
+
+
+def run_ranks(folder: Path, world: int) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "tests.training.ranks", str(folder), str(world)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def compare(ours: Mapping[str, Tensor], expected: Mapping[str, Any]) -> set[str]:
+    """Every tensor a rank left against the reference; the parameters it holds."""
+    held = {name.removeprefix("gradient/") for name in ours if name.startswith("gradient/")}
+    for name in held:
+        close(f"gradient of {name}", ours[f"gradient/{name}"], expected["gradients"][name], GRADIENT_TOLERANCE)
+        close(name, ours[f"weight/{name}"], expected["weights"][name], WEIGHT_TOLERANCE)
+    for name in (n.removeprefix("bias/") for n in ours if n.startswith("bias/")):
+        assert torch.equal(ours[f"bias/{name}"], expected["weights"][name]), name
+    for name, load in expected["loads"].items():
+        assert ours[f"load/{name}"].tolist() == load.tolist(), name
+    close("first step", ours["rows"][0], torch.tensor(expected["rows"][0], dtype=torch.float64), GRADIENT_TOLERANCE)
+    close("steps", ours["rows"], torch.tensor(expected["rows"], dtype=torch.float64), WEIGHT_TOLERANCE)
+    close("validation", ours["validation"], expected["validation"], WEIGHT_TOLERANCE)
+    return held
