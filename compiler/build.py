@@ -22,6 +22,7 @@ from dsl.format import canonical
 from dsl.schema import Spec
 
 Files = tuple[tuple[str, str], ...]  # (path in the build folder, text)
+HOPPER_SMS = 132
 Progress = Callable[[str], None]
 
 
@@ -45,7 +46,7 @@ def compile_spec(
     for use in uses(plan):
         if use.segment.key not in codes:
             progress(f"trace {use.segment.kind}")
-            codes[use.segment.key] = emit(use.segment)
+            codes[use.segment.key] = emit(use.segment, num_sms(spec))
     modules = {use.site: codes[use.segment.key].name for use in uses(plan)}
     summary = plan_text(spec, lowered)
     files = {
@@ -58,9 +59,15 @@ def compile_spec(
     }
     files |= {f"program/{name}.json": program_json(p) for name, p in lowered.programs.items()}
     files |= {f"segments/{code.name}.py": code.source for code in {codes[u.segment.key] for u in uses(plan)}}
+    files |= {f"kernels/{name}.py": text for u in uses(plan) for name, text in codes[u.segment.key].kernels}
     for rank, bodies in enumerate(_all_bodies(lowered.programs, plan.mesh.pp)):
         files[f"stages/rank_{rank}.py"] = emit_rank(rank, bodies, modules)
     return Build(files=(*sorted(files.items()), ("manifest.json", manifest(files))), summary=summary)
+
+
+def num_sms(spec: Spec) -> int:
+    """SMs that compute kernels may use; a device without any is a CPU, whose kernels are for a Hopper it may meet."""
+    return (spec.cluster.node.device.sms or HOPPER_SMS) - spec.sm.communication
 
 
 def _all_bodies(programs: Mapping[str, Program], num_ranks: int) -> list[list[Body]]:

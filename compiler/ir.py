@@ -138,7 +138,7 @@ class SegmentCode:
     name: str
     source: str
     ops: tuple[str, ...]  # runtime.ops functions it calls, sorted
-    kernels: tuple[str, ...] = ()
+    kernels: tuple[tuple[str, str], ...] = ()  # (file of kernels/ without suffix, source text)
 
 
 # ---------------------------------------------------------------- stages

@@ -9,7 +9,6 @@ from compiler.ir import Cut, Plan, Program, Use
 from compiler.lower import lower
 from compiler.lower.chains import Rates
 from compiler.plan import make_plan
-from compiler.plan.steps import Steps, micro_batches, run_steps
 from compiler.proof import Certificate, prove
 from compiler.schedules import SCHEDULES
 from compiler.schedules.forward import forward_only
@@ -17,6 +16,7 @@ from compiler.schedules.one_f_one_b import one_f_one_b
 from compiler.schedules.placement import BIDIRECTIONAL
 from compiler.schedules.schedule import Schedule
 from compiler.shapes import cut
+from dsl import ramp
 from dsl.schema import Moe, Spec
 
 
@@ -25,7 +25,8 @@ class Lowered:
     """Everything that is decided before torch is imported."""
 
     plan: Plan
-    steps: Steps
+    batches: tuple[tuple[int, int], ...]  # (first step, sequences of a step), ascending
+    num_steps: int
     cuts: Mapping[str, Cut]  # by site of use
     schedules: Mapping[str, Schedule]  # by program: train_8, evaluate_2
     programs: Mapping[str, Program]
@@ -42,10 +43,13 @@ def lower_spec(spec: Spec) -> Lowered:
     plan = make_plan(spec)
     keyed = {use.segment.key: cut(use.segment) for use in uses(plan)}
     cuts = {use.site: keyed[use.segment.key] for use in uses(plan)}
-    steps = run_steps(spec, batch_unit(spec, plan))
-    schedules = {f"train_{n}": schedule_for(spec, plan, n) for n in micro_batches(spec, steps)}
+    growth = ramp.of(spec)
+    num_steps = growth.steps_for(spec.train.tokens)
+    batches = tuple((size.first_step, size.batch) for size in growth.sizes if size.first_step < num_steps)
+    counts = sorted({size // (spec.parallel.data * spec.train.micro_batch) for _, size in batches})
+    schedules = {f"train_{n}": schedule_for(spec, plan, n) for n in counts}
     if spec.train.validate is not None:
-        n = max(micro_batches(spec, steps))
+        n = counts[-1]
         schedules[f"evaluate_{n}"] = forward_only(plan.placement, plan.mesh.pp, n)
     rates = _rates(spec)
     programs = {
@@ -53,7 +57,7 @@ def lower_spec(spec: Spec) -> Lowered:
         for name, schedule in schedules.items()
     }
     certificates = {name: prove(program, plan, balanced_rows(spec)) for name, program in programs.items()}
-    return Lowered(plan, steps, cuts, schedules, programs, certificates)
+    return Lowered(plan, batches, num_steps, cuts, schedules, programs, certificates)
 
 
 def balanced_rows(spec: Spec) -> int:
@@ -64,12 +68,6 @@ def balanced_rows(spec: Spec) -> int:
 
 def uses(plan: Plan) -> list[Use]:
     return [step for stage in plan.stages for step in stage.steps if isinstance(step, Use)]
-
-
-def batch_unit(spec: Spec, plan: Plan) -> int:
-    """Sequences by which a batch may grow: one micro-batch per data rank and direction."""
-    directions = 2 if plan.placement == BIDIRECTIONAL else 1
-    return spec.parallel.data * spec.train.micro_batch * directions
 
 
 def schedule_for(spec: Spec, plan: Plan, num_micro_batches: int) -> Schedule:

@@ -2,10 +2,11 @@
 
 An emitted segment says
 
-    rmsnorm = on_cuda(BUILD, "rmsnorm_d192_float32", ops.rmsnorm)
+    rmsnorm = on_cuda(__file__, "rmsnorm_d192_float32", rmsnorm)
 
-and calls `rmsnorm` as it would the op. A kernel file is loaded at its first call, so that a machine without CUDA
-never imports Triton. Under TRITON_INTERPRET=1 the kernels run on CPU tensors too, in Triton's interpreter.
+and calls `rmsnorm` as it would the op. A kernel file is loaded at its first call. A machine without CUDA gets the
+reference op itself: nothing stands between, and Triton is never imported. Under TRITON_INTERPRET=1 the kernels run on
+CPU tensors too, in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -18,19 +19,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Op = Callable[..., Any]
 
 
-def on_cuda(build: Path, file: str, otherwise: Op) -> Op:
-    """The op `otherwise`, whose first argument is a tensor, with `build/kernels/<file>.py` in its place on CUDA.
+def on_cuda(segment: str, file: str, otherwise: Op) -> Op:
+    """The op `otherwise`, whose first argument is a tensor, with `kernels/<file>.py` in its place on CUDA.
 
-    The file holds a function named and called like the op. Raises FileNotFoundError at the first call on CUDA if
-    the build folder has no such file.
+    `segment` is the path of the emitted module that asks, BUILD/segments/<name>.py. The file holds a function named
+    and called like the op. Raises FileNotFoundError at the first call on CUDA if the build folder has no such file.
     """
-    name = otherwise.__name__
+    name, build = otherwise.__name__, Path(segment).parents[1]
     everywhere = os.environ.get("TRITON_INTERPRET") == "1"
+    if not everywhere and not torch.cuda.is_available():
+        return otherwise
 
     @functools.cache
     def kernel() -> Op:

@@ -11,22 +11,27 @@ import torch.distributed as dist
 
 from runtime import checkpoint, snapshot
 from runtime.build import Build
+from runtime.checkpoint import Checkpoint
 from runtime.data.samples import Samples
 from runtime.heartbeat import Board
 from runtime.metrics import Metrics
 from runtime.progress import Progress
+from runtime.resume import origin
 from runtime.trainer import EXTRA_TOKENS, Trainer
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A run of `build` in the folder `run` on a prepared corpus. `steps`: where to end, None for the spec's last."""
+    """A run of `build` in the folder `run` on a prepared corpus.
+
+    `steps`: where to end, None for the spec's last. `resume`: a verified checkpoint of the same model, or None.
+    """
 
     build: Build
     run: Path
     corpus: Path
     steps: int | None
-    resume: bool
+    resume: Checkpoint | None
 
     @property
     def total(self) -> int:
@@ -37,13 +42,13 @@ class Loop:
         meta = json.loads((self.corpus / "meta.json").read_text("utf-8"))
         return Progress(self.run / "metrics.jsonl", self.total, meta.get("unigram_nats"))
 
-    def rank(self, rank: int, world: int, board: Board) -> None:
-        """Train to the end; the target of a launch."""
+    def rank(self, rank: int, world: int, board: Board, view: Progress | None = None) -> None:
+        """Train to the end; the target of a launch. `view`: shown by this rank, where no supervisor does."""
         train = self.build.plan["train"]
         trainer = Trainer(self.build, rank, self._samples("train"), self._validation(), board)
-        if self.resume:
+        if self.resume is not None:
             board.set_action("load checkpoint")
-            self._restore(trainer)
+            _restore(trainer, self.resume)
         metrics = Metrics(self.run / "metrics.jsonl", trainer.step) if rank == 0 else None
         self._write_once(rank)
         while trainer.step < self.total:
@@ -55,6 +60,8 @@ class Loop:
                 row |= trainer.evaluate()
             if metrics:
                 metrics.write(row)
+            if view:
+                view.poll(board)
             every = train["checkpoint"]["every"] if train["checkpoint"] else None
             if last or stop or (every and trainer.step % every == 0):
                 board.set_action("checkpoint")
@@ -63,6 +70,8 @@ class Loop:
                 break
         if metrics:
             metrics.close()
+        if view:
+            view.close()
 
     def _samples(self, split: str) -> Samples:
         train = self.build.plan["train"]
@@ -82,12 +91,7 @@ class Loop:
     def _save(self, trainer: Trainer, world: int) -> None:
         keep = (self.build.plan["train"]["checkpoint"] or {"keep": 1})["keep"]
         loads = {name: load.tolist() for name, load in trainer.loads.items()}
-        meta = {
-            "build": self.build.digest,
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__.partition("+")[0],
-            "loads": loads,
-        }
+        meta = origin(self.build, self.corpus) | {"threads": torch.get_num_threads(), "loads": loads}
         checkpoint.save(
             self.run / "checkpoints",
             trainer.step,
@@ -101,12 +105,12 @@ class Loop:
         if trainer.rank == 0:
             _replace(self.run / "load.json", json.dumps({"load": list(loads.values())}) + "\n")
 
-    def _restore(self, trainer: Trainer) -> None:
-        saved = checkpoint.load(self.run / "checkpoints")
-        snapshot.put(trainer.state, saved.read)
-        trainer.step = saved.step
-        for name, load in saved.meta["loads"].items():
-            trainer.loads[name] = torch.tensor(load)
+
+def _restore(trainer: Trainer, saved: Checkpoint) -> None:
+    snapshot.put(trainer.state, saved.read)
+    trainer.step = saved.step
+    for name, load in saved.meta["loads"].items():
+        trainer.loads[name] = torch.tensor(load)
 
 
 def _replace(path: Path, text: str) -> None:

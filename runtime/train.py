@@ -8,18 +8,30 @@ to stop.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from runtime.build import Build, BuildError
 from runtime.options import add_options
 
+if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
+    from runtime.build import Build
+    from runtime.checkpoint import Checkpoint
+
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class UsageError(Exception):
+    """The build, the data or the run folder cannot be used; the message says which and what to do."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +49,28 @@ def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
     """`build`: the folder, where the caller is its own train.py."""
     args = _parse(argv, build)
     try:
+        return _run(args)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:  # before the ranks were there: from then on the launch takes the signal
+        return EXIT_INTERRUPTED
+
+
+def _run(args: argparse.Namespace) -> int:
+    from runtime.build import Build, BuildError
+
+    try:
         opened = Build.open(args.build)
-    except BuildError as error:
-        return _fail(str(error))
+    except (BuildError, ValueError, KeyError) as error:
+        broken = f"{args.build} is not what dsc compile wrote; compile it again"
+        raise UsageError(error if isinstance(error, BuildError) else broken) from None
     run = args.out or Path("runs") / opened.plan["run"]
     options = Options(run, args.data or Path.cwd(), args.steps, args.resume, args.hang_timeout)
     if not options.resume and (run / "checkpoints").exists():
-        return _fail(f"{run} holds an earlier run: go on with --resume, or name another folder with --out")
+        raise UsageError(f"{run} holds an earlier run: go on with --resume, or name another folder with --out")
+    if options.resume and not (run / "checkpoints").exists():
+        raise UsageError(f"{run} holds no checkpoint to go on from: train without --resume")
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return _join(opened, options)
     return _supervise(opened, options)
@@ -57,11 +84,6 @@ def _parse(argv: Sequence[str] | None, build: Path | None) -> argparse.Namespace
     return parser.parse_args(argv, argparse.Namespace(build=build))
 
 
-def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return EXIT_USAGE
-
-
 def _supervise(build: Build, options: Options) -> int:
     corpus = _prepare(build, options)
     if corpus is None:
@@ -69,47 +91,85 @@ def _supervise(build: Build, options: Options) -> int:
     from runtime.launch import RunFolderBusyError, launch  # imports torch, once for all ranks
     from runtime.loop import Loop
 
-    loop = Loop(build, options.run, corpus, options.steps, options.resume)
-    world = build.plan["mesh"]["pp"] * build.plan["mesh"]["dp"]
+    loop = Loop(build, options.run, corpus, options.steps, _checkpoint(build, options, corpus, say=print))
+    if loop.resume is not None and loop.resume.step >= loop.total:
+        print(f"nothing to do: step {loop.resume.step} of {loop.total} is reached; name more with --steps")
+        return 0
     view = loop.progress()
     try:
-        outcome = launch(loop.rank, world, folder=options.run, on_poll=view.poll, hang_timeout_s=options.hang_timeout_s)
+        outcome = launch(
+            loop.rank, _world(build), folder=options.run, on_poll=view.poll, hang_timeout_s=options.hang_timeout_s
+        )
     except (RunFolderBusyError, OSError) as error:
-        return _fail(str(error))
+        raise UsageError(error) from None
     finally:
         view.close()
-    if not outcome.ok:
+    if outcome.kind == "stopped":
+        print(f"{outcome}; go on with --resume", file=sys.stderr)
+    elif not outcome.ok:
         print(f"error: {outcome}", file=sys.stderr)
     return outcome.exit_code
 
 
+def _world(build: Build) -> int:
+    return build.plan["mesh"]["pp"] * build.plan["mesh"]["dp"]
+
+
+def _checkpoint(build: Build, options: Options, corpus: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """What to go on from, verified, having said what there is to know about it."""
+    if not options.resume:
+        return None
+    from runtime.checkpoint_manifest import CheckpointError
+    from runtime.resume import find
+
+    try:
+        found = find(options.run / "checkpoints", build, corpus)
+    except CheckpointError as error:
+        raise UsageError(error) from None
+    for note in found.notes:
+        say(note)
+    return found.checkpoint
+
+
 def _prepare(build: Build, options: Options) -> Path | None:
     """The prepared corpus, made by a process of its own: the tokenizer's threads must not exist where ranks fork."""
+    folders = [str(build.folder), str(options.data), str(options.run / "data")]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "runtime.prepare",
-            str(build.folder),
-            str(options.data),
-            str(options.run / "data"),
-        ],
+        [sys.executable, "-P", "-m", "runtime.prepare", *folders],
         stdout=subprocess.PIPE,
         check=False,
+        process_group=0,  # Ctrl-C reaches this process alone, which then ends it
+        preexec_fn=_die_with_parent,
     )
-    return Path(json.loads(done.stdout)["folder"]) if done.returncode == 0 else None
+    if done.returncode == EXIT_USAGE:  # it has said why
+        return None
+    if done.returncode:
+        raise UsageError(f"the data could not be prepared: its process ended with code {done.returncode}")
+    return Path(json.loads(done.stdout)["folder"])
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _join(build: Build, options: Options) -> int:
     """One rank under torchrun. The first to ask prepares the data, the others wait for it."""
+    from runtime.data.errors import DataError
     from runtime.launch import attach
     from runtime.loop import Loop
     from runtime.prepare import prepare_build
 
-    corpus = prepare_build(build, options.data, options.run / "data")
-    loop = Loop(build, options.run, corpus, options.steps, options.resume)
-    assert attach(loop.rank)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world != _world(build):
+        raise UsageError(f"this build is of {_world(build)} ranks: torchrun --nproc-per-node {_world(build)}")
+    try:
+        corpus = prepare_build(build, options.data, options.run / "data")
+    except (DataError, OSError) as error:
+        raise UsageError(error) from None
+    say = print if rank == 0 else lambda _: None
+    loop = Loop(build, options.run, corpus, options.steps, _checkpoint(build, options, corpus, say))
+    view = loop.progress() if rank == 0 else None
+    assert attach(partial(loop.rank, view=view))
     return 0
 
 

@@ -33,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train; the exit code of the ranks (see runtime/outcome.py), or 2 where there is nothing that could be trained."""
     build, data, name = Path(args.spec or ""), args.data, None
-    if not (args.spec and (build / "manifest.json").is_file()):
+    if args.spec and (build / "manifest.json").is_file():
+        if args.set:
+            print(f"error: {build} is compiled already: -s needs the spec", file=sys.stderr)
+            return EXIT_SPEC
+    else:
         chosen = load_spec(args.spec, args.set)
         if chosen is None:
             return EXIT_SPEC
@@ -44,17 +48,25 @@ def run(args: argparse.Namespace) -> int:
         data = data or chosen.path.parent
         if _stale(build, chosen) and (code := _compile(args, chosen, build)):
             return code
-    out = args.out or Path("runs") / (name or json.loads((build / "plan.json").read_text("utf-8"))["run"])
+    out = args.out or Path("runs") / (name or _name(build))
     command = [sys.executable, "-P", "-m", "runtime.train", str(build), "--out", str(out)]
     command += ["--data", str(data or Path.cwd()), "--hang-timeout", str(args.hang_timeout)]
     command += ["--steps", str(args.steps)] if args.steps is not None else []
     command += ["--resume"] if args.resume else []
     code = _call(command)
-    if (out / "metrics.jsonl").is_file():
+    if code != EXIT_SPEC and (out / "metrics.jsonl").is_file():  # at 2 there was no run
         report = write_run_report(out)
         print(f"report: {report}")
         print(f"run: {out}")
     return code
+
+
+def _name(build: Path) -> str:
+    """The run of a build; if it cannot be read, the folder's name: the ranks' launcher will say what is wrong."""
+    try:
+        return str(json.loads((build / "plan.json").read_text("utf-8"))["run"])
+    except (OSError, ValueError, KeyError):
+        return build.resolve().name
 
 
 def _stale(build: Path, chosen: Chosen) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from compiler.ir import Bucket, Buffer, Communication, Plan, Program, Replica, Stage, Use
 from compiler.layers.build import TORCH_DTYPE
 from compiler.pipeline import Lowered
-from compiler.schedules.placement import stages_of
+from compiler.schedules.placement import ranks_of_stage
 from dsl.schema import Moe, Precision, Spec
 
 ROLES = ("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine")
@@ -31,8 +31,8 @@ def plan_json(spec: Spec, lowered: Lowered) -> str:
         "model": spec.model.model_dump(mode="json"),
         "train": spec.train.model_dump(mode="json"),
         "data": spec.data.model_dump(mode="json"),
-        "steps": lowered.steps.total,
-        "batches": lowered.steps.batches,
+        "steps": lowered.num_steps,
+        "batches": lowered.batches,
         "mtp_weight": [p.model_dump(mode="json") for p in spec.model.mtp.weight] if spec.model.mtp else None,
         "message": _message(plan),
         "records": [metric for stage in plan.stages for metric, _ in stage.records],
@@ -113,8 +113,7 @@ def plan_text(spec: Spec, lowered: Lowered) -> str:
         f"{spec.name}: {spec.model.name}, {sum(r.num_elements for r in trained):,} parameters",
         f"mesh: {mesh.world} ranks = pipeline {mesh.pp} · data {mesh.dp} · tensor {mesh.tp} · context {mesh.cp},"
         f" expert {mesh.ep}, zero {spec.parallel.zero}",
-        f"steps: {lowered.steps.total}, sequences a step: "
-        + ", ".join(f"{n} from {s}" for s, n in lowered.steps.batches),
+        f"steps: {lowered.num_steps}, sequences a step: " + ", ".join(f"{n} from {s}" for s, n in lowered.batches),
         "",
     ]
     lines += [_stage_line(plan, stage) for stage in plan.stages]
@@ -129,7 +128,7 @@ def plan_text(spec: Spec, lowered: Lowered) -> str:
 
 
 def _stage_line(plan: Plan, stage: Stage) -> str:
-    ranks = [r for r in range(plan.mesh.pp) if stage.index in stages_of(plan.placement, plan.mesh.pp, r)]
+    ranks = ranks_of_stage(plan.placement, plan.mesh.pp, stage.index)
     return f"stage {stage.index} on pipeline rank {' and '.join(map(str, ranks))}: {', '.join(layers_of(stage))}"
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 from compiler import ir
 from compiler.graph.joint import COLUMNS, Joint, Node
-from compiler.graph.printer import returned_values
+from compiler.graph.printer import KernelOf, aliases, returned_values
 from compiler.graph.split import Split, phases
 
 
@@ -32,10 +33,17 @@ def work(traced: Joint, planned: Joint) -> None:
     assert ops(traced) == ops(planned), f"ops differ\n traced: {ops(traced)}\nplanned: {ops(planned)}"
 
 
-def text(source: str, joint: Joint, parts: Split) -> None:
-    """The text, parsed, is the graph: the same nodes in the same order, arguments and results of each function."""
-    functions = {f.name: f for f in ast.parse(source).body if isinstance(f, ast.FunctionDef)}
+def text(source: str, joint: Joint, parts: Split, kernel_of: KernelOf) -> None:
+    """The text, parsed, is the graph: the same nodes in the same order, arguments and results of each function, each
+    by the kernel of its sizes.
+    """
+    body = ast.parse(source).body
+    functions = {f.name: f for f in body if isinstance(f, ast.FunctionDef)}
     assert list(functions) == ["F", "I", "W"]
+    bindings = {ast.unparse(s) for s in body if isinstance(s, ast.Assign)}
+    table = aliases(parts, kernel_of)
+    assert bindings == {f"{a.name} = on_cuda(__file__, {a.file!r}, {a.op})" for a in table.values()}, bindings
+    meant = {alias.name: (alias.op, alias.file) for alias in table.values()}
     for name, nodes in parts.functions.items():
         function, signature = functions[name], getattr(parts.cut, name)
         statements = [s for s in function.body if not _is_docstring(s)]
@@ -44,7 +52,11 @@ def text(source: str, joint: Joint, parts: Split) -> None:
         if statements and isinstance(statements[-1], ast.Return):
             returned = _names(statements.pop().value)  # type: ignore[attr-defined]
         assert returned == returned_values(joint, parts, name), name
-        assert tuple(map(_node, statements)) == nodes, f"{name} was not printed as it is in the graph"
+        written = [_node(statement) for statement in statements]
+        read = tuple(replace(node, op=meant.get(node.op, (node.op, None))[0]) for node in written)
+        assert read == nodes, f"{name} was not printed as it is in the graph"
+        files = [meant.get(node.op, (node.op, None))[1] for node in written]
+        assert files == [kernel_of(node) for node in nodes], f"{name} calls a kernel of other sizes"
 
 
 def _is_docstring(statement: ast.stmt) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import keyword
+from collections.abc import Callable
+from dataclasses import dataclass
 from textwrap import wrap
 
 from compiler import ir
@@ -19,6 +21,37 @@ PURPOSE = {
     "I": "Backward for the inputs: their gradients, then what W will read.",
     "W": "Backward for the weights: adds to the gradients in the g_ buffers.",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """An op that has an emitted kernel at some sizes: `name = on_cuda(__file__, file, op)`."""
+
+    name: str
+    file: str
+    op: str
+
+
+KernelOf = Callable[[Node], str | None]  # the kernel file of a node, or None where the reference op always runs
+
+
+def aliases(parts: Split, kernel_of: KernelOf) -> dict[tuple[str, str], Alias]:
+    """By (op, kernel file). An op of one file keeps its name; one of several is told apart by sizes: rmsnorm_d192."""
+    pairs = {
+        (node.op, file): None
+        for nodes in parts.functions.values()
+        for node in nodes
+        for file in [kernel_of(node)]
+        if file is not None
+    }
+    several = {op for op, file in pairs if any(op == other and file != another for other, another in pairs)}
+    return {(op, file): Alias(_sized(op, file) if op in several else op, file, op) for op, file in sorted(pairs)}
+
+
+def _sized(op: str, file: str) -> str:
+    """rmsnorm_wgrad_ of rmsnorm_d192_float32 → rmsnorm_wgrad_d192_."""
+    sizes = [word for word in file.split("_") if word[:1].isalpha() and word[1:].isdecimal()]
+    return "_".join([op.rstrip("_"), *sizes]) + "_" * op.endswith("_")
 
 
 def runtime_ops(parts: Split) -> tuple[str, ...]:
@@ -44,9 +77,10 @@ def module_name(segment: ir.Segment) -> str:
     return "_".join([segment.kind, *(f"{letter}{extent}" for letter, extent in letters(segment).items()), digest])
 
 
-def module(joint: Joint, parts: Split) -> str:
-    segment, ops = joint.segment, runtime_ops(parts)
-    clashes = {name for name in joint.tensors if name in (*ops, "torch") or keyword.iskeyword(name)}
+def module(joint: Joint, parts: Split, kernel_of: KernelOf) -> str:
+    segment, ops, table = joint.segment, runtime_ops(parts), aliases(parts, kernel_of)
+    taken = {*ops, *(alias.name for alias in table.values()), "torch", "on_cuda"}
+    clashes = {name for name in joint.tensors if name in taken or keyword.iskeyword(name)}
     assert not clashes and all(name.isidentifier() and name.isascii() for name in joint.tensors), clashes
     sizes = [f"{letter}={extent}" for letter, extent in letters(segment).items()]
     dtype = next(b.dtype for b in parts.cut.outputs)
@@ -58,10 +92,17 @@ def module(joint: Joint, parts: Split) -> str:
         lines.append(f"# {constants}")
     if any(node.op in ("add", "cat2") for nodes in parts.functions.values() for node in nodes):
         lines += ["", "import torch"]
-    lines += ["", *_imports(ops)] if ops else []
+    lines += [""] if ops else []
+    lines += ["from runtime.kernels import on_cuda"] if table else []
+    lines += _imports(ops) if ops else []
+    lines += ["", *(_binding(alias) for alias in table.values())] if table else []
     for name, nodes in parts.functions.items():
-        lines += ["", "", *function(joint, parts, name, nodes)]
+        lines += ["", "", *function(joint, parts, name, nodes, kernel_of)]
     return "\n".join(lines) + "\n"
+
+
+def _binding(alias: Alias) -> str:
+    return f"{alias.name} = on_cuda(__file__, {alias.file!r}, {alias.op})"
 
 
 def _imports(ops: tuple[str, ...]) -> list[str]:
@@ -71,9 +112,14 @@ def _imports(ops: tuple[str, ...]) -> list[str]:
     return ["from runtime.ops import (", *(f"    {op}," for op in ops), ")"]
 
 
-def function(joint: Joint, parts: Split, name: str, nodes: tuple[Node, ...]) -> list[str]:
+def function(joint: Joint, parts: Split, name: str, nodes: tuple[Node, ...], kernel_of: KernelOf) -> list[str]:
     """One of F, I and W, with the shape of every argument and value beside it."""
     signature: ir.Signature = getattr(parts.cut, name)
+    table = aliases(parts, kernel_of)
+
+    def callee(node: Node) -> str:
+        file = kernel_of(node)
+        return node.op if file is None else table[node.op, file].name
 
     def shape(value: str) -> str:
         return describe(joint.tensors[value.removeprefix("g_") if value not in joint.tensors else value])
@@ -85,7 +131,7 @@ def function(joint: Joint, parts: Split, name: str, nodes: tuple[Node, ...]) -> 
     lines += ["):", f'    """{PURPOSE[name]}"""']
     for node in nodes:
         comment = f"  # {', '.join(shape(value) for value in node.outputs)}" if node.outputs else ""
-        lines += wrapped(print_node(node), comment)
+        lines += wrapped(print_node(node, callee(node)), comment)
     returned = returned_values(joint, parts, name)
     if returned:
         lines += _returned(returned)
@@ -114,9 +160,9 @@ def returned_values(joint: Joint, parts: Split, name: str) -> tuple[str, ...]:
     return tuple(values.get(returned, returned) for returned in getattr(parts.cut, name).returns)
 
 
-def print_node(node: Node) -> str:
+def print_node(node: Node, callee: str) -> str:
     args = [arg if isinstance(arg, str) else repr(arg) for arg in node.args]
-    call = f"{node.op}({', '.join(args)})"
+    call = f"{callee}({', '.join(args)})"
     if node.op == "add":
         call = f"torch.add({', '.join(args)})"
     elif node.op == "cat2":

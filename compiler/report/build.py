@@ -9,7 +9,7 @@ from compiler.ir import ITEMSIZE, Plan, Replica, Use
 from compiler.layers.build import TORCH_DTYPE
 from compiler.pipeline import Lowered
 from compiler.report.values import ExpertRow, RankRow, Report, RunFigures, StageRow, drawn_schedule
-from compiler.schedules.placement import stages_of
+from compiler.schedules.placement import ranks_of_stage, stages_of
 from compiler.schedules.simulate import Costs, simulate
 from dsl.schema import Spec
 
@@ -29,9 +29,9 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Re
         facts=(
             ("parameters", f"{sum(r.num_elements for r in plan.replicas if r.role == 'parameter'):,}"),
             ("ranks", f"{plan.mesh.world} = pipeline {plan.mesh.pp} · data {plan.mesh.dp} (expert {plan.mesh.ep})"),
-            ("sequences a step", ", ".join(str(n) for n in sorted({n for _, n in lowered.steps.batches}))),
+            ("sequences a step", ", ".join(str(n) for n in sorted({n for _, n in lowered.batches}))),
             ("tokens a sequence", f"{spec.train.sequence:,}"),
-            ("steps", f"{lowered.steps.total:,}"),
+            ("steps", f"{lowered.num_steps:,}"),
             ("precision", spec.precision.name),
             ("idle at unit costs", f"{float(idle):.1%}"),
         ),
@@ -52,7 +52,7 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Re
 def _stage(plan: Plan, index: int) -> StageRow:
     stage = plan.stages[index]
     tensors = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
-    ranks = tuple(r for r in range(plan.mesh.pp) if index in stages_of(plan.placement, plan.mesh.pp, r))
+    ranks = ranks_of_stage(plan.placement, plan.mesh.pp, index)
     parameters = sum(r.num_elements for r in plan.replicas if r.role == "parameter" and r.tensor in tensors)
     return StageRow(index, tuple(layers_of(stage)), ranks, parameters)
 

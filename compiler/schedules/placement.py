@@ -63,6 +63,11 @@ def stages_of(placement: str, num_ranks: int, rank: int) -> tuple[int, ...]:
     return tuple(range(rank, num_stages(placement, num_ranks), num_ranks))
 
 
+def ranks_of_stage(placement: str, num_ranks: int, stage: int) -> tuple[int, ...]:
+    """The pipeline ranks that store a stage, that of direction 0 first."""
+    return tuple(dict.fromkeys(rank_of(placement, num_ranks, 2, stage, micro_batch) for micro_batch in (0, 1)))
+
+
 def supports(storage: str, placement: str, num_ranks: int) -> bool:
     """Whether every rank that stores its stages by `storage` has all that a schedule of `placement` runs on it."""
     if num_stages(storage, num_ranks) != num_stages(placement, num_ranks):

@@ -60,7 +60,8 @@ def collect(path: str) -> Definitions:
         return found
     document = _parsed(found, source)
     _visit(found, document, (os.path.realpath(path),), {os.path.realpath(path)})
-    found.own = tuple(_name(block) for block in document.body if isinstance(block, Block) and _name(block)[1])
+    names = (_name(block) for block in document.body if isinstance(block, Block))
+    found.own = tuple(name for name in names if name in found.blocks)
     return found
 
 

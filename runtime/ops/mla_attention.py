@@ -106,7 +106,7 @@ def _split_heads(x: Tensor, sequence: int, heads: int) -> Tensor:
 
 def _columns(x_PSW: Tensor, heads: int) -> Tensor:
     """x_PSW -> [T, H·W], the inverse of `_split_heads`."""
-    return x_PSW.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2).flatten(0, 1)
+    return x_PSW.unflatten(0, (-1, heads)).transpose(1, 2).contiguous().flatten(2).flatten(0, 1)  # W = 1 is viewable
 
 
 def _heads(

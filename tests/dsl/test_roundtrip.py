@@ -181,7 +181,7 @@ def reread(spec: schema.Spec) -> schema.Spec:
         return load(path)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(specs())
 def test_parse_of_print_is_the_identity(spec: schema.Spec) -> None:
     assert reread(spec) == spec

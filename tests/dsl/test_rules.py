@@ -9,7 +9,8 @@ import pytest
 
 from dsl.load import load
 from dsl.resolve.fields import fields_of
-from dsl.rules import RULES, Rule, nearest_divisor
+from dsl.rules import RULES
+from dsl.rules.finding import Rule, nearest_divisor
 from dsl.schema import Node, Spec
 
 SPECS = Path(__file__).parent.parent.parent / "specs"

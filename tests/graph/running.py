@@ -14,13 +14,14 @@ from compiler.graph import emit
 from compiler.shapes import cut
 from tests.graph import plain
 
+NUM_SMS = 112
 Functions = dict[str, Callable[..., Tensor | tuple[Tensor, ...] | None]]
 
 
 def load(segment: ir.Segment) -> Functions:
     """F, I and W of the emitted module."""
-    namespace: Functions = {}
-    exec(compile(emit(segment).source, segment.kind, "exec"), namespace)  # type: ignore[arg-type]
+    namespace: Functions = {"__file__": "build/segments/segment.py"}  # type: ignore[dict-item]
+    exec(compile(emit(segment, NUM_SMS).source, segment.kind, "exec"), namespace)  # type: ignore[arg-type]
     return {name: namespace[name] for name in "FIW"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,12 +14,14 @@ from hypothesis import strategies as st
 
 from compiler import ir
 from compiler.graph import check, emit, printer
+from compiler.graph.joint import Node
 from compiler.graph.split import split
 from compiler.layers import LAYERS, Place
 from compiler.layers.stages import forward_flops, model_blocks, model_steps
 from compiler.oprules import RULES
 from compiler.shapes import cut, interpret
 from dsl.schema import HeadDim, Spec
+from tests.graph.running import NUM_SMS
 from tests.graph.specs import DENSE, deepseek_v3, mla, moe, quickstart_sized, spec
 
 
@@ -26,6 +29,10 @@ def segments(of: Spec) -> list[ir.Segment]:
     """The distinct segments of a model."""
     uses = [step for step in model_steps(of) if isinstance(step, ir.Use)]
     return list({use.segment.key: use.segment for use in uses}.values())
+
+
+def no_kernels(_: Node) -> None:
+    return None
 
 
 def segment(kind: str) -> ir.Segment:
@@ -37,7 +44,7 @@ def segment(kind: str) -> ir.Segment:
 )
 def test_traced_and_planned_cuts_agree(of: Spec) -> None:
     """`emit` compares them; at the published size too, for nothing has storage while it is traced."""
-    names = {emit(s).name for s in segments(of)}
+    names = {emit(s, NUM_SMS).name for s in segments(of)}
     assert len(names) == len(segments(of)), "two segments, one module"
     assert {s.kind for s in segments(of)} == set(LAYERS)
 
@@ -78,7 +85,7 @@ def test_they_agree_for_any_size(data: st.DataObject) -> None:
         precision=data.draw(st.sampled_from(["fp64", "fp32"])),
     )
     for each in segments(of):
-        emit(each)
+        emit(each, NUM_SMS)
 
 
 # ---------------------------------------------------------------- what a cut holds
@@ -111,7 +118,7 @@ def test_the_cut_of_attention() -> None:
         "d_linear_3",
     }
     assert "d_y" in attention.W.args and "d_linear_4" not in attention.W.args, "the last linear's is the tangent itself"
-    assert emit(segment("attention")).source.count("linear_2[:, 0:9]") == 3, "a view in F, I and W"
+    assert emit(segment("attention"), NUM_SMS).source.count("linear_2[:, 0:9]") == 3, "a view in F, I and W"
 
 
 def test_aliases() -> None:
@@ -198,15 +205,22 @@ def test_every_rule_is_used() -> None:
 @pytest.mark.parametrize("kind", sorted(LAYERS))
 def test_emitted_text(kind: str) -> None:
     """Three plain functions and imports of torch and of the ops that are called; the same text every time."""
-    code = emit(segment(kind))
+    code = emit(segment(kind), NUM_SMS)
     tree = ast.parse(code.source)
-    imports = [node for node in tree.body if not isinstance(node, ast.FunctionDef)]
+    bindings = {ast.unparse(s.targets[0]): s.value.args[2].id for s in tree.body if isinstance(s, ast.Assign)}
+    imports = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.Assign)]
     assert [f.name for f in tree.body if isinstance(f, ast.FunctionDef)] == ["F", "I", "W"]
-    assert {ast.unparse(node).split(" import ")[0] for node in imports} <= {"import torch", "from runtime.ops"}
-    called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    assert {op for op in called if not op.startswith("torch.")} == set(code.ops)
+    assert {ast.unparse(node).split(" import ")[0] for node in imports} <= {
+        "import torch",
+        "from runtime.kernels",
+        "from runtime.ops",
+    }
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    called = {ast.unparse(n.func) for f in functions for n in ast.walk(f) if isinstance(n, ast.Call)}
+    assert {bindings.get(op, op) for op in called if not op.startswith("torch.")} == set(code.ops)
+    assert bindings.keys() <= called, "a kernel that nothing calls"
     assert max(map(len, code.source.splitlines())) <= 120 and code.source.isascii()
-    assert emit(segment(kind)) == code
+    assert emit(segment(kind), NUM_SMS) == code
 
 
 @pytest.mark.parametrize(
@@ -223,11 +237,22 @@ def test_emitted_text(kind: str) -> None:
 def test_text_that_is_not_the_graph_is_refused(before: str, after: str) -> None:
     joint = interpret(segment("router"))
     parts = split(joint)
-    source = printer.module(joint, parts)
-    check.text(source, joint, parts)
+    source = printer.module(joint, parts, no_kernels)
+    check.text(source, joint, parts, no_kernels)
     assert before in source
     with pytest.raises(AssertionError):
-        check.text(source.replace(before, after), joint, parts)
+        check.text(source.replace(before, after), joint, parts, no_kernels)
+
+
+def test_kernels_are_bound_by_their_sizes() -> None:
+    """In FP32 an op has a kernel file for each width it meets, and every call names the one of its operands."""
+    attention = next(s for s in segments(quickstart_sized()) if s.kind == "attention")
+    code = emit(attention, NUM_SMS)
+    widths = {p.name: p.shape[0] for p in attention.params if p.name.endswith("norm")}
+    assert {name for name, _ in code.kernels} == {f"rmsnorm_d{width}_float32" for width in widths.values()}
+    for name, width in widths.items():
+        assert re.search(rf"rmsnorm_d{width}\(\w+, {name}, ", code.source), name
+        assert f"rmsnorm_wgrad_d{width}_(g_{name}, " in code.source
 
 
 def test_cuts_that_differ_are_refused() -> None:
@@ -254,7 +279,7 @@ for stage in build_stages(of, 2):
     for step in stage.steps:
         if isinstance(step, ir.Use):
             joint = interpret(step.segment)
-            text += [repr(cut(step.segment)), printer.module_name(step.segment), printer.module(joint, split(joint))]
+            text += [repr(cut(step.segment)), printer.module_name(step.segment), printer.module(joint, split(joint), lambda node: None)]
 assert "torch" not in sys.modules
 print(hashlib.sha256("".join(text).encode()).hexdigest())
 """

@@ -40,7 +40,7 @@ def run(op: str, *arguments: Any) -> Any:
         path = Path(build, "kernels", f"{file.name}.py")
         path.parent.mkdir()
         path.write_text(file.source)
-        return on_cuda(Path(build), file.name, ops.OPS[op])(*arguments)
+        return on_cuda(str(Path(build) / "segments" / "any.py"), file.name, ops.OPS[op])(*arguments)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -128,6 +128,21 @@ def grouped_linear_of_random_sizes(seed: int) -> None:
     sizes[torch.rand(sizes.shape, generator=generator) < 0.3] = 0
     out, inner = (int(torch.randint(1, 100, (), generator=generator)) for _ in range(2))
     grouped_linear(torch.bfloat16 if seed % 2 else torch.float32, out, inner, experts, tuple(sizes.tolist()))
+
+
+def grouped_linear_with_nan(dtype: torch.dtype) -> None:
+    """Row 0 stands in where a tile is not full; what it holds must not reach other rows or other experts."""
+    out, inner, experts, offsets = 40, 24, 2, torch.tensor([5, 35, 50, 57], dtype=torch.int32)
+
+    def results(first: float) -> list[Tensor]:
+        x, dy = random(57, inner, dtype=dtype, seed=1), random(57, out, dtype=dtype, seed=2)
+        w, acc = random(experts, out, inner, dtype=dtype, seed=3), random(experts, out, inner, seed=4)
+        x[0], dy[0] = first, first
+        run("grouped_linear_wgrad_", acc, dy, x, offsets)
+        return [run("grouped_linear", x, w, offsets), run("grouped_linear_dgrad", dy, w, offsets), acc]
+
+    for with_nan, without in zip(results(torch.nan), results(1.0), strict=True):
+        assert with_nan[0].isnan().all() and torch.equal(with_nan[1:], without[1:])
 
 
 def once(call: Callable[[], Any]) -> float:

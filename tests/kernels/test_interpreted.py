@@ -52,6 +52,11 @@ def test_grouped_linear_of_random_sizes(interpret: Interpret, seed: int) -> None
 
 
 @dtypes
+def test_nan_stays_where_it_is(interpret: Interpret, dtype: torch.dtype) -> None:
+    interpret(CHECKS, "grouped_linear_with_nan", dtype)
+
+
+@dtypes
 def test_the_benchmark(interpret: Interpret, dtype: torch.dtype) -> None:
     interpret(CHECKS, "benchmark", dtype)
 

@@ -124,6 +124,20 @@ def as_tuple(result: Any) -> tuple[Any, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
+def gradient_arguments(op: str, inputs: Args, source: Source) -> list[tuple[str, Args]]:
+    """(gradient op, its arguments) for each gradient of a forward `op` called on `inputs`: random tangents."""
+    formula = FORMULAS[op]
+    values = dict(zip((*formula.args, *formula.outputs), (*inputs, *as_tuple(OPS[op](*inputs))), strict=True))
+    values |= {f"d_{output}": source.normal(*values[output].shape) for output in formula.differentiable}
+    return [
+        (
+            gradient.op,
+            tuple(values[read] if isinstance(read, str) else values[read[0]].shape[read[1]] for read in gradient.reads),
+        )
+        for gradient in formula.gradients
+    ]
+
+
 def arguments(op: str, dtype: torch.dtype, sizes: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> Args:
     """Arguments of any op of `OPS`; those of a gradient are its forward's, its results and random tangents.
 
@@ -132,18 +146,11 @@ def arguments(op: str, dtype: torch.dtype, sizes: Mapping[str, Mapping[str, Any]
     source = Source(dtype, seed=0)
     if op in FORWARD:
         return FORWARD[op](source, **sizes.get(op, {}))
-    for name, formula in FORMULAS.items():
-        for gradient in formula.gradients:
-            if gradient.op != op.removesuffix("_"):
-                continue
-            inputs = FORWARD[name](source, **sizes.get(name, {}))
-            values = dict(zip((*formula.args, *formula.outputs), (*inputs, *as_tuple(OPS[name](*inputs))), strict=True))
-            values |= {f"d_{output}": source.normal(*values[output].shape) for output in formula.differentiable}
-            args = [
-                values[read] if isinstance(read, str) else values[read[0]].shape[read[1]] for read in gradient.reads
-            ]
-            if op == gradient.op:
-                return tuple(args)
-            tensors = [arg for arg in args if isinstance(arg, Tensor)]
-            return source.normal(*values[gradient.gives[0]].shape), *tensors
+    for name in FORMULAS:
+        for gradient_op, args in gradient_arguments(name, FORWARD[name](source, **sizes.get(name, {})), source):
+            if op == gradient_op:
+                return args
+            if op == f"{gradient_op}_":
+                accumulator = source.normal(*OPS[gradient_op](*args).shape)
+                return accumulator, *(arg for arg in args if isinstance(arg, Tensor))
     raise AssertionError(f"no case gives {op}")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.ops import OPS, library
 from runtime.ops.formulas import FORMULAS
-from tests.ops.cases import FORWARD, Source, arguments, as_tuple
+from tests.ops.cases import FORWARD, Source, arguments, as_tuple, gradient_arguments
 from tests.ops.references import REFERENCES
 
 FORWARD_OPS = sorted(FORMULAS)
@@ -38,6 +38,17 @@ def gradients(
     return outputs, list(torch.autograd.grad(outputs, leaves, tangents))
 
 
+def assert_pure(op: str, args: tuple[Any, ...]) -> None:
+    """The same bits twice, contiguous, in storage of their own, and no argument written to."""
+    before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
+    storages = [arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, Tensor)]
+    for result, again in zip(as_tuple(OPS[op](*args)), as_tuple(OPS[op](*args)), strict=True):
+        assert result.is_contiguous() and (result.numel() == 0 or result.untyped_storage().data_ptr() not in storages)
+        assert torch.equal(result, again)
+    for arg, copy in zip(args, before, strict=True):
+        assert torch.equal(arg, copy) if isinstance(arg, Tensor) else arg == copy
+
+
 def compare(op: str, args: tuple[Any, ...], dtype: torch.dtype, seed: int = 1) -> None:
     """The op in the dispatcher, in `dtype`, against its reference in float64."""
     library.register()
@@ -47,6 +58,9 @@ def compare(op: str, args: tuple[Any, ...], dtype: torch.dtype, seed: int = 1) -
         arg.to(torch.float64) if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in lowered
     )
     plain = as_tuple(OPS[op](*lowered))
+    assert_pure(op, lowered)
+    for gradient_op, gradient_args in gradient_arguments(op, lowered, source):
+        assert_pure(gradient_op, gradient_args)
     tangents = [source.normal(*plain[index].shape) for index in range(len(formula.differentiable))]
     got, got_gradients = gradients(op, getattr(torch.ops.dsc, op), lowered, tangents)
     wanted, wanted_gradients = gradients(op, REFERENCES[op], raised, [tangent.double() for tangent in tangents])
@@ -78,17 +92,6 @@ def test_accumulation_adds_the_weight_gradient(op: str, dtype: torch.dtype) -> N
     wanted = acc + OPS[op.removesuffix("_")](*plain)
     assert OPS[op](acc, *args) is None
     assert_close(acc, wanted, TOLERANCE[dtype] if dtype == torch.float32 else 1e-14)
-
-
-def assert_pure(op: str, args: tuple[Any, ...]) -> None:
-    """The same bits twice, contiguous, in storage of their own, and no argument written to."""
-    before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
-    storages = [arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, Tensor)]
-    for result, again in zip(as_tuple(OPS[op](*args)), as_tuple(OPS[op](*args)), strict=True):
-        assert result.is_contiguous() and result.untyped_storage().data_ptr() not in storages
-        assert torch.equal(result, again)
-    for arg, copy in zip(args, before, strict=True):
-        assert torch.equal(arg, copy) if isinstance(arg, Tensor) else arg == copy
 
 
 @pytest.mark.parametrize("op", PURE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -38,6 +40,14 @@ def test_experts(seed: int, R: int, K: int, N: int, E: int, sources: int) -> Non
 @given(SEED, st.integers(1, 3), st.integers(1, 20), st.integers(1, 4), SMALL, st.integers(1, 4), SMALL)
 def test_mla_attention(seed: int, B: int, S: int, H: int, nope: int, pairs: int, value: int) -> None:
     args = cases.mla_attention(Source(torch.float64, seed), B, S, H, nope, 2 * pairs, value, theta=100.0)
+    compare("mla_attention", args, torch.float64)
+
+
+@pytest.mark.parametrize("sizes", list(product((1, 2), repeat=5)))
+def test_mla_attention_with_every_size_one_or_two(sizes: tuple[int, ...]) -> None:
+    """A dimension of one turns copies into views; random sizes seldom meet the combination that matters."""
+    B, S, H, nope, value = sizes
+    args = cases.mla_attention(Source(torch.float64, 0), B, S, H, nope, 2, value)
     compare("mla_attention", args, torch.float64)
 
 

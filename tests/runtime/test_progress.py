@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -118,6 +119,15 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TextIO, int]]:
     os.close(master)
 
 
+def all_of(master: int) -> str:
+    """What was written to the terminal until its other end was closed."""
+    data = b""
+    with suppress(OSError):  # how a terminal says so
+        while part := os.read(master, 1 << 16):
+            data += part
+    return data.decode()
+
+
 def test_a_terminal_gets_one_live_line(tmp_path: Path, terminal: tuple[TextIO, int]) -> None:
     stream, master = terminal
     run = Run(tmp_path, stream, total=3)
@@ -127,7 +137,8 @@ def test_a_terminal_gets_one_live_line(tmp_path: Path, terminal: tuple[TextIO, i
         run.step(step)
         run.progress.poll(run.board)  # too soon to draw again
     run.progress.close()
-    shown = os.read(master, 1 << 16).decode()
+    stream.close()
+    shown = all_of(master)
     assert LIVE_EVERY_S < 1.0
     assert shown.count("load checkpoint") == 1
     for step in (1, 2):
@@ -145,7 +156,8 @@ def test_a_dumb_terminal_gets_plain_lines(
     run = Run(tmp_path, stream)
     run.step(1)
     run.progress.close()
-    assert os.read(master, 1 << 16).decode().splitlines() == ["step 1/500  loss 5.1234  12,345 tokens/s  load 1.32"]
+    stream.close()
+    assert all_of(master).splitlines() == ["step 1/500  loss 5.1234  12,345 tokens/s  load 1.32"]
 
 
 # ---------------------------------------------------------------- where nobody reads

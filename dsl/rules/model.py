@@ -1,0 +1,69 @@
+"""The model, and the device it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dsl.rules.finding import Finding, nearest_divisor
+from dsl.schema import Moe, Spec, TrainTokenizer
+
+
+def moe_groups(spec: Spec) -> Iterator[Finding]:
+    """Groups are equal, and a token finds its experts in those it may choose from."""
+    for index, span in enumerate(spec.model.layers):
+        ffn, at = span.ffn, f"model.layers.{index}.ffn"
+        if not isinstance(ffn, Moe):
+            continue
+        experts = ("the experts", f"{at}.experts")
+        if ffn.experts % ffn.groups:
+            message = f"{ffn.experts} experts do not divide into {ffn.groups} groups"
+            hint = f"write `groups = {nearest_divisor(ffn.experts, ffn.groups)}`"
+            yield Finding("E0901", message, f"{at}.groups", hint, (experts,))
+        if ffn.top_groups > ffn.groups:
+            message = f"top_groups = {ffn.top_groups} of {ffn.groups} groups"
+            hint = f"write `top_groups = {ffn.groups}`"
+            yield Finding("E0905", message, f"{at}.top_groups", hint, (("the groups", f"{at}.groups"),))
+        elif ffn.experts % ffn.groups == 0 and ffn.top_k > ffn.top_groups * ffn.experts // ffn.groups:
+            most = ffn.top_groups * ffn.experts // ffn.groups
+            message = (
+                f"top_k = {ffn.top_k}, but {ffn.top_groups} of {ffn.groups} groups hold {most} of {ffn.experts} experts"
+            )
+            notes = (experts, ("the groups", f"{at}.groups"), ("the groups kept", f"{at}.top_groups"))
+            yield Finding("E0902", message, f"{at}.top_k", f"write `top_k = {most}`", notes)
+
+
+def even_rope(spec: Spec) -> Iterator[Finding]:
+    """Rotation is of pairs."""
+    rope = spec.model.attention.head_dim.rope
+    if rope % 2:
+        yield Finding(
+            "E0903",
+            f"rope = {rope} is odd, it is rotated in pairs",
+            "model.attention.head_dim.rope",
+            f"write `rope = {rope + 1}`",
+        )
+
+
+def one_mtp(spec: Spec) -> Iterator[Finding]:
+    """One token beyond the next."""
+    if spec.model.mtp is not None and spec.model.mtp.depth > 1:
+        message = f"mtp depth = {spec.model.mtp.depth}: one block of multi-token prediction runs so far"
+        yield Finding("E0904", message, "model.mtp.depth", "write `depth = 1`")
+
+
+def vocabulary_fits(spec: Spec) -> Iterator[Finding]:
+    """Every token has a row of the embedding."""
+    tokenizer = spec.data.tokenizer
+    if isinstance(tokenizer, TrainTokenizer) and tokenizer.vocab > spec.model.vocab:
+        message = f"the tokenizer has {tokenizer.vocab:,} entries, the model's vocab {spec.model.vocab:,}"
+        hint = f"write `tokenizer = train({spec.model.vocab})`"
+        yield Finding("E0906", message, "data.tokenizer", hint, (("the model's vocabulary", "model.vocab"),))
+
+
+def compute_keeps_sms(spec: Spec) -> Iterator[Finding]:
+    """Communication takes some of the SMs."""
+    sms = spec.cluster.node.device.sms
+    if sms is not None and spec.sm.communication >= sms:
+        message = f"communication = {spec.sm.communication} of {sms} SMs leaves none to compute"
+        note = ("the device", "cluster.node.device.sms")
+        yield Finding("E0907", message, "sm.communication", f"write `communication = {min(20, sms - 1)}`", (note,))

@@ -1,0 +1,142 @@
+"""Degrees of parallelism, the batch and the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dsl.rules.finding import Finding, nearest_divisor
+from dsl.schema import Moe, Spec
+
+EVEN = ("dualpipe",)  # schedules that want even numbers of ranks and micro-batches
+STAGES_PER_RANK = {"dualpipev": 2, "zbv": 2}
+
+
+def world_is_used(spec: Spec) -> Iterator[Finding]:
+    """world = pipeline·data·tensor·context."""
+    p, world = spec.parallel, spec.cluster.world
+    used = p.pipeline * p.data * p.tensor * p.context
+    if used == world:
+        return
+    rest = p.pipeline * p.tensor * p.context
+    degrees = f"{p.pipeline}·{p.data}·{p.tensor}·{p.context} = {used:,}"
+    message = f"pipeline·data·tensor·context = {degrees}, the cluster has {world:,} devices"
+    hint = (
+        "write `data = auto`"
+        if world % rest == 0
+        else f"write `pipeline = {nearest_divisor(world, p.pipeline)}` and `data = auto`"
+    )
+    notes = (("devices of a node", "cluster.node.devices"), ("nodes", "cluster.nodes"))
+    yield Finding("E0801", message, "parallel.data", hint, notes)
+
+
+def expert_divides_data(spec: Spec) -> Iterator[Finding]:
+    """Expert parallel groups are made of the data ranks of a stage."""
+    p = spec.parallel
+    if p.data % p.expert:
+        message = f"expert = {p.expert} does not divide data = {p.data}"
+        hint = f"write `expert = {nearest_divisor(p.data, p.expert)}`"
+        yield Finding("E0802", message, "parallel.expert", hint, (("data is given here", "parallel.data"),))
+
+
+def experts_are_spread(spec: Spec) -> Iterator[Finding]:
+    """Each expert rank holds the same number of experts."""
+    expert = spec.parallel.expert
+    for index, span in enumerate(spec.model.layers):
+        if isinstance(span.ffn, Moe) and span.ffn.experts % expert:
+            message = f"{span.ffn.experts} experts cannot be spread over expert = {expert} ranks"
+            hint = f"write `expert = {nearest_divisor(span.ffn.experts, expert)}`, or a multiple of {expert} experts"
+            note = ("the experts", f"model.layers.{index}.ffn.experts")
+            yield Finding("E0803", message, "parallel.expert", hint, (note,))
+
+
+def _fits(spec: Spec) -> bool:
+    """Whether the degrees make up the world; if not, that is the mistake, and not what follows from it."""
+    p = spec.parallel
+    return p.pipeline * p.data * p.tensor * p.context == spec.cluster.world
+
+
+def even_pipeline(spec: Spec) -> Iterator[Finding]:
+    """DualPipe feeds the pipeline from both ends; rank r holds stages r and P−1−r."""
+    pipeline = spec.parallel.pipeline
+    if spec.schedule.name in EVEN and pipeline % 2:
+        message = f"{spec.schedule.name} needs an even pipeline, pipeline = {pipeline} is odd"
+        even = f"write `pipeline = {pipeline - 1}`, or " if pipeline > 1 else "write "
+        hint = f"{even}`schedule {{ name = 1f1b }}`"
+        yield Finding("E0804", message, "parallel.pipeline", hint, (("the schedule", "schedule.name"),))
+
+
+def batch_divides(spec: Spec) -> Iterator[Finding]:
+    """Every data rank runs the same number of micro-batches, an even one under DualPipe."""
+    p, train = spec.parallel, spec.train
+    if not _fits(spec):
+        return
+    even = spec.schedule.name in EVEN
+    unit = p.data * train.micro_batch
+    least = 2 * p.pipeline * unit if even else unit
+    notes = (("data is given here", "parallel.data"), ("micro_batch is given here", "train.micro_batch"))
+    constant = train.batch.start == train.batch.end
+    sizes = (("to", train.batch.end),) if constant else (("from", train.batch.start), ("to", train.batch.end))
+    for key, size in sizes:
+        at = "train.batch" if constant else f"train.batch.{key}"
+        multiple = _multiple(size, 2 * unit if even else unit)
+        hint = f"write `{'batch' if constant else key} = {max(multiple, least) if key == 'to' else multiple}`"
+        if size % unit:
+            product = f"data·micro_batch = {p.data}·{train.micro_batch} = {unit:,}"
+            yield Finding("E0807", f"a batch of {size:,} is no multiple of {product}", at, hint, notes)
+        elif even and size // unit % 2 and (key == "from" or size >= least):
+            count = f"{size // unit} micro-batches on each of {p.data} data ranks"
+            message = f"a batch of {size:,} makes {count}, {spec.schedule.name} needs an even number"
+            yield Finding("E0806", message, at, hint, notes)
+
+
+def _multiple(size: int, unit: int) -> int:
+    """The multiple of `unit` that is closest to `size`, the larger one of two."""
+    return max(unit, (2 * size + unit) // (2 * unit) * unit)
+
+
+def enough_micro_batches(spec: Spec) -> Iterator[Finding]:
+    """Below two micro-batches per rank DualPipe has no steady state; a ramp may begin there, not stay there."""
+    p, train = spec.parallel, spec.train
+    unit = p.data * train.micro_batch
+    largest = train.batch.end // unit
+    if spec.schedule.name not in EVEN or train.batch.end % unit or largest >= 2 * p.pipeline or not _fits(spec):
+        return
+    count = f"a batch of {train.batch.end:,} makes {largest} on each of {p.data} data ranks"
+    message = f"{spec.schedule.name} over {p.pipeline} ranks needs {2 * p.pipeline} micro-batches, {count}"
+    constant = train.batch.start == train.batch.end
+    hint = f"write `{'batch' if constant else 'to'} = {2 * p.pipeline * unit}`, or `schedule {{ name = 1f1b }}`"
+    paths = ("parallel.pipeline", "parallel.data", "train.micro_batch")
+    notes = tuple((f"{path.rpartition('.')[2]} is given here", path) for path in paths)
+    yield Finding("E0805", message, "train.batch" if constant else "train.batch.to", hint, notes)
+
+
+def stages_have_layers(spec: Spec) -> Iterator[Finding]:
+    """No stage is empty."""
+    stages = spec.parallel.pipeline * STAGES_PER_RANK.get(spec.schedule.name, 1)
+    layers = spec.model.num_layers
+    if stages > layers:
+        message = f"{stages} stages for {layers} layers"
+        most = layers // STAGES_PER_RANK.get(spec.schedule.name, 1)
+        most -= most % 2 if spec.schedule.name in EVEN and most > 1 else 0
+        yield Finding("E0808", message, "parallel.pipeline", f"write `pipeline = {max(1, most)}`")
+
+
+def one_tensor_and_context(spec: Spec) -> Iterator[Finding]:
+    """Keys of the language that nothing behind it runs yet."""
+    for name, what in (("tensor", "a matrix"), ("context", "a sequence")):
+        degree = getattr(spec.parallel, name)
+        if degree > 1:
+            message = f"{name} = {degree}: no layer splits {what} over ranks yet"
+            yield Finding(
+                "E0809", message, f"parallel.{name}", f"write `{name} = 1`; expert and pipeline ranks divide the model"
+            )
+
+
+def zero_runs(spec: Spec) -> Iterator[Finding]:
+    """Optimizer states can have one owner; gradients and weights cannot yet."""
+    zero = spec.parallel.zero
+    if zero > 1:
+        what = "gradients" if zero == 2 else "weights"
+        yield Finding(
+            "E0810", f"zero = {zero}: {what} are not divided over ranks yet", "parallel.zero", "write `zero = 1`"
+        )

@@ -1,0 +1,49 @@
+"""What passes check and plan, but does not train yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dsl.rules.finding import Finding
+from dsl.schema import Moe, Spec
+
+RUNS = ("dualpipe", "1f1b")
+
+
+def trains_in_full_precision(spec: Spec) -> Iterator[Finding]:
+    """One of the built-in FP64 and FP32 recipes, or one that equals it."""
+    dtypes = {
+        role: getattr(spec.precision, role)
+        for role in (
+            "parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine",
+        )
+    }  # fmt: skip
+    if len(set(dtypes.values())) == 1 and dtypes["parameter"] in ("fp64", "fp32"):
+        return
+    lower = ", ".join(f"{role} in {dtype}" for role, dtype in dtypes.items() if dtype not in ("fp64", "fp32"))
+    message = f"precision {spec.precision.name} has {lower or 'several dtypes'}; training runs in fp64 or fp32"
+    yield Finding("E1001", message, "precision", "write `precision = fp32`")
+
+
+def trains_with_sigmoid(spec: Spec) -> Iterator[Finding]:
+    """The gate of V3."""
+    for index, span in enumerate(spec.model.layers):
+        if isinstance(span.ffn, Moe) and span.ffn.score != "sigmoid":
+            at = f"model.layers.{index}.ffn.score"
+            yield Finding(
+                "E1002", f"score = {span.ffn.score} is planned, not trained yet", at, "write `score = sigmoid`"
+            )
+
+
+def trains_without_recompute(spec: Spec) -> Iterator[Finding]:
+    """Nothing is computed twice yet."""
+    if spec.recompute:
+        message = f"recompute of {', '.join(spec.recompute)} is planned, not run yet"
+        yield Finding("E1003", message, "recompute", "write `recompute = []`")
+
+
+def trains_under(spec: Spec) -> Iterator[Finding]:
+    """Schedules that are written."""
+    if spec.schedule.name not in RUNS:
+        message = f"schedule {spec.schedule.name} is known, not run yet"
+        yield Finding("E1004", message, "schedule.name", "write `name = dualpipe` or `name = 1f1b`")

@@ -1,0 +1,32 @@
+# constructed by dsc: segment join, T=16 D=16, float32
+# top_k=2
+
+import torch
+
+from runtime.ops import unpermute, unpermute_dgrad
+
+
+def F(
+    h,  # [16, 16]
+    shared,  # [16, 16]
+    rows,  # [32, 16]
+    order,  # [32] int64
+):
+    """Forward: the outputs, then what the backward will read."""
+    add_0 = torch.add(h, shared)  # [16, 16]
+    unpermute_0 = unpermute(rows, order, 2)  # [16, 16]
+    y = torch.add(add_0, unpermute_0)  # [16, 16]
+    return y
+
+
+def I(
+    order,  # [32] int64
+    d_y,  # [16, 16]
+):
+    """Backward for the inputs: their gradients, then what W will read."""
+    d_rows = unpermute_dgrad(d_y, order, 2)  # [32, 16]
+    return d_y, d_y, d_rows
+
+
+def W():
+    """Backward for the weights: adds to the gradients in the g_ buffers. There are none."""
