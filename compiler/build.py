@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compiler.emit.files import manifest, plan_json, plan_text, program_json, train_py
+from compiler.emit.origin import with_origin
 from compiler.emit.stages import emit_rank
 from compiler.graph import emit
-from compiler.ir import Body, Program, SegmentCode
+from compiler.ir import Body, Plan, Program, SegmentCode
 from compiler.pipeline import lower_spec, uses
 from compiler.report.build import report_of
 from compiler.report.page import report_html
@@ -37,20 +38,17 @@ def compile_spec(
 ) -> Build:
     """Everything that `dsc compile` writes. Raises ProofError before anything is emitted.
 
-    `codes`: segments traced before, by key; what is traced here is added.
+    `codes`: segments traced before, by key and number of SMs; what is traced here is added.
     """
-    codes = {} if codes is None else codes
     progress("plan, schedules, proofs")
     lowered = lower_spec(spec)
-    plan = lowered.plan
-    for use in uses(plan):
-        if use.segment.key not in codes:
-            progress(f"trace {use.segment.kind}")
-            codes[use.segment.key] = emit(use.segment, num_sms(spec))
-    modules = {use.site: codes[use.segment.key].name for use in uses(plan)}
+    plan, resolved = lowered.plan, canonical(spec)
+    segments = _trace(spec, plan, progress, {} if codes is None else codes)
+    first = {use.segment.key: use for use in reversed(uses(plan))}  # in model order the first use of each segment
+    modules = {use.site: segments[use.segment.key].name for use in uses(plan)}
     summary = plan_text(spec, lowered)
     files = {
-        "spec.resolved": canonical(spec),
+        "spec.resolved": resolved,
         "plan.json": plan_json(spec, lowered),
         "plan.txt": summary,
         "schedule.txt": lowered.main_schedule.to_text(),
@@ -58,11 +56,23 @@ def compile_spec(
         "train.py": train_py(spec),
     }
     files |= {f"program/{name}.json": program_json(p) for name, p in lowered.programs.items()}
-    files |= {f"segments/{code.name}.py": code.source for code in {codes[u.segment.key] for u in uses(plan)}}
-    files |= {f"kernels/{name}.py": text for u in uses(plan) for name, text in codes[u.segment.key].kernels}
+    for key, use in first.items():
+        code = segments[key]
+        files[f"segments/{code.name}.py"] = with_origin(code, use, spec.model, resolved)
+        files |= {f"kernels/{name}.py": text for name, text in code.kernels}
     for rank, bodies in enumerate(_all_bodies(lowered.programs, plan.mesh.pp)):
         files[f"stages/rank_{rank}.py"] = emit_rank(rank, bodies, modules)
     return Build(files=(*sorted(files.items()), ("manifest.json", manifest(files))), summary=summary)
+
+
+def _trace(spec: Spec, plan: Plan, progress: Progress, codes: dict[object, SegmentCode]) -> dict[object, SegmentCode]:
+    """The emitted segments of a plan by their key, each traced once."""
+    sms = num_sms(spec)
+    for use in uses(plan):
+        if (use.segment.key, sms) not in codes:
+            progress(f"trace {use.segment.kind}")
+            codes[use.segment.key, sms] = emit(use.segment, sms)
+    return {use.segment.key: codes[use.segment.key, sms] for use in uses(plan)}
 
 
 def num_sms(spec: Spec) -> int:

@@ -45,6 +45,7 @@ class Executor:
     edges_out: Mapping[int, Edge]
     exchange: Exchange
     message: tuple[tuple[int, ...], torch.dtype]
+    device: torch.device
     board: Board
     data: Mapping[str, Tensor] = field(default_factory=dict)  # name → [micro_batches, T]
     constants: Mapping[str, Tensor] = field(default_factory=dict)  # tangents of the losses
@@ -58,7 +59,7 @@ class Executor:
         shape, dtype = self.message
         for call in calls:
             for source, message in call.posts:
-                buffer = torch.empty(shape, dtype=dtype)
+                buffer = torch.empty(shape, dtype=dtype, device=self.device)
                 self._posted[source, message] = self.edges_in[source].post(message, buffer)
             self.board.set_action(call.label)
             bodies[call.body](self, self.parameters, self.gradients, *call.micro_batches)

@@ -32,6 +32,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STACK_SIGNAL = signal.SIGUSR1  # makes a rank write its Python stack into its log
 FINISH = "finish"  # the action of a rank whose target has returned
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _PR_SET_PDEATHSIG = 1
 _NO_TIMEOUT = timedelta(days=365)  # the supervisor alone judges who hangs: it can tell who and where, gloo cannot
 _LOST_PEER = re.compile(  # what gloo, NCCL and the stores say
@@ -81,6 +82,15 @@ def use_one_thread() -> None:
     """One thread a rank; by the environment too, for libraries that start their pool later."""
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     torch.set_num_threads(1)
+    keep_memory()
+
+
+def keep_memory() -> None:
+    """Tell glibc to keep what is freed: a step asks for the same sizes again and again, and fresh pages cost time."""
+    malloc = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    if malloc is not None:
+        malloc(_M_MMAP_THRESHOLD, 1 << 30)
+        malloc(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def is_lost_peer(error: BaseException | None) -> bool:

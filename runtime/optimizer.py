@@ -36,7 +36,7 @@ def reduce_gradients(bucket: Bucket, groups: Groups) -> None:
 
 def gradient_norm(state: State, rank: int) -> float:
     """Global L2 norm: every logical element counted once, by its owner. A collective over the world."""
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=state.device)
     for b in state.buckets:
         if sharded(b) or rank == b.holders[0]:
             total += torch.linalg.vector_norm(b.gradients[b.owned], dtype=torch.float64).square()
@@ -86,7 +86,7 @@ def _adamw(b: Bucket, part: slice, recipe: AdamW, rate: float, decay: float, ste
         [b.moment1[mine]],
         [b.moment2[mine]],
         [],
-        [torch.tensor(float(step))],
+        [torch.tensor(float(step), device=b.parameters.device)],
         lr=rate,
         beta1=recipe.beta1,
         beta2=recipe.beta2,

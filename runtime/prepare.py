@@ -1,7 +1,7 @@
 """Prepare the data of a build: `python -P -m runtime.prepare BUILD DATA_DIR OUT`.
 
 Progress goes to stderr, one JSON object to stdout: {"folder": where the corpus is, "meta": its meta.json}. Exit codes:
-0 prepared · 2 the build or the data cannot be used.
+0 prepared · 2 the data cannot be used. The build is the caller's to verify; no torch, which would take a second.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.build import Build, BuildError
 from runtime.data.errors import DataError
 from runtime.data.prepare import Progress, prepare
 
@@ -20,25 +20,25 @@ from runtime.data.prepare import Progress, prepare
 def main(argv: list[str]) -> int:
     folder, data, out = map(Path, argv)
     try:
-        build = Build.open(folder)
-        prepared = prepare(*_inputs(build), data, out, _stderr_progress())
-    except (BuildError, DataError, OSError) as error:
+        plan = json.loads((folder / "plan.json").read_text("utf-8"))
+        prepared = prepare(*_inputs(plan), data, out, _stderr_progress())
+    except (DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(json.dumps({"folder": str(prepared.folder), "meta": dict(prepared.meta)}))
     return 0
 
 
-def prepare_build(build: Build, data: Path, out: Path) -> Path:
-    """The prepared corpus of a build, made in this process unless it is there already."""
-    return prepare(*_inputs(build), data, out, lambda *_: None).folder
+def prepare_here(plan: Mapping[str, Any], data: Path, out: Path) -> Path:
+    """The prepared corpus of a plan, made in this process unless it is there already."""
+    return prepare(*_inputs(plan), data, out, lambda *_: None).folder
 
 
-def _inputs(build: Build) -> tuple[dict[str, Any], int, int]:
-    data = dict(build.plan["data"])
+def _inputs(plan: Mapping[str, Any]) -> tuple[dict[str, Any], int, int]:
+    data = dict(plan["data"])
     if isinstance(data["tokenizer"], dict):
         data["tokenizer"] = {"train": data["tokenizer"]["vocab"]}
-    return data, build.plan["model"]["vocab"], build.plan["train"]["seed"]
+    return data, plan["model"]["vocab"], plan["train"]["seed"]
 
 
 def _stderr_progress() -> Progress:

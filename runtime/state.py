@@ -60,6 +60,10 @@ class State:
     parameters: SimpleNamespace
     gradients: SimpleNamespace
 
+    @property
+    def device(self) -> torch.device:
+        return self.buckets[0].parameters.device
+
     def logical(self, flat: Callable[[Bucket], Tensor]) -> Iterator[tuple[Bucket, Entry, Tensor]]:
         """Every logical parameter as a view of what `flat` gives for its bucket."""
         for bucket in self.buckets:
@@ -68,12 +72,12 @@ class State:
                 yield bucket, e, buffer[e.start : e.end].view(e.shape)
 
 
-def build_state(plan: Mapping[str, Any], rank: int) -> State:
+def build_state(plan: Mapping[str, Any], rank: int, device: torch.device) -> State:
     """Allocate and initialise what `rank` holds. Values are a function of (seed, logical name) alone."""
     precision, zero, seed = plan["precision"], plan["zero"], plan["train"]["seed"]
-    buckets = tuple(_bucket(b, rank, precision, zero) for b in plan["buckets"] if rank in b["holders"])
+    buckets = tuple(_bucket(b, rank, precision, zero, device) for b in plan["buckets"] if rank in b["holders"])
     biases = {
-        b["name"]: torch.zeros(b["shape"], dtype=DTYPES[precision["master"]])
+        b["name"]: torch.zeros(b["shape"], dtype=DTYPES[precision["master"]], device=device)
         for b in plan["biases"]
         if rank in b["holders"]
     }
@@ -94,7 +98,7 @@ def initial_value(seed: int, name: str, shape: Sequence[int], init: float | None
     return torch.empty(tuple(shape)).normal_(0.0, init, generator=generator)
 
 
-def _bucket(row: Mapping[str, Any], rank: int, precision: Mapping[str, str], zero: int) -> Bucket:
+def _bucket(row: Mapping[str, Any], rank: int, precision: Mapping[str, str], zero: int, device: torch.device) -> Bucket:
     entries, start = [], 0
     for r in row["parameters"]:
         shape = tuple(r["shape"])
@@ -107,18 +111,20 @@ def _bucket(row: Mapping[str, Any], rank: int, precision: Mapping[str, str], zer
     shard = padded // shards
     first = holders.index(rank) * shard if zero else 0
     owned = slice(first, first + shard)
-    parameters = torch.zeros(padded, dtype=DTYPES[precision["master"]])
-    moments = DTYPES[precision["moments"]]
+
+    def zeros(extent: int, role: str) -> Tensor:
+        return torch.zeros(extent, dtype=DTYPES[precision[role]], device=device)
+
     return Bucket(
         name=row["name"],
         holders=holders,
         entries=tuple(entries),
         decayed=max((e.end for e in entries if e.decay), default=0),
         owned=owned,
-        parameters=parameters,
-        gradients=torch.zeros(padded, dtype=DTYPES[precision["gradients"]]),
-        moment1=torch.zeros(shard, dtype=moments),
-        moment2=torch.zeros(shard, dtype=moments),
+        parameters=zeros(padded, "master"),
+        gradients=zeros(padded, "gradients"),
+        moment1=zeros(shard, "moments"),
+        moment2=zeros(shard, "moments"),
     )
 
 

@@ -157,13 +157,13 @@ def _join(build: Build, options: Options) -> int:
     from runtime.data.errors import DataError
     from runtime.launch import attach
     from runtime.loop import Loop
-    from runtime.prepare import prepare_build
+    from runtime.prepare import prepare_here
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != _world(build):
         raise UsageError(f"this build is of {_world(build)} ranks: torchrun --nproc-per-node {_world(build)}")
     try:
-        corpus = prepare_build(build, options.data, options.run / "data")
+        corpus = prepare_here(build.plan, options.data, options.run / "data")
     except (DataError, OSError) as error:
         raise UsageError(error) from None
     say = print if rank == 0 else lambda _: None

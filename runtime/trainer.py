@@ -23,6 +23,7 @@ from runtime.executor import Board, Executor
 from runtime.rate import learning_rate, position, value_at
 from runtime.state import DTYPES, State, build_state
 
+CPU = torch.device("cpu")
 EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
 
 
@@ -61,17 +62,18 @@ class Trainer:
         train: Source,
         validation: Source | None,
         board: Board,
+        device: torch.device = CPU,
         timeout_s: float = 600.0,
         checked: bool = False,
     ) -> None:
         plan = build.plan
         mesh = plan["mesh"]
-        self.plan, self.rank, self.board = plan, rank, board
+        self.plan, self.rank, self.board, self.device = plan, rank, board, device
         self.train_source, self.validation_source = train, validation
         self.pp_rank, self.dp_rank = divmod(rank, mesh["dp"])
         self.programs = build.programs(self.pp_rank)
         self.bodies = build.bodies(self.pp_rank)
-        self.state: State = build_state(plan, rank)
+        self.state: State = build_state(plan, rank, device)
         self.layers = [Layer(**row) for row in plan["moe_layers"]]
         self.recipe = optimizer.AdamW(**{k: plan["train"]["optimizer"][k] for k in optimizer.AdamW.__annotations__})
         self.loads = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in self.layers}
@@ -93,6 +95,7 @@ class Trainer:
             edges_out={r: Edge(self.groups["edge", (self.rank, w)], w, checked) for r, w in world.items()},
             exchange=Exchange(self.groups.get(("expert", members)), mesh["ep"]),
             message=_message(self.plan["message"]),
+            device=self.device,
             board=self.board,
         )
 
@@ -167,7 +170,7 @@ class Trainer:
         count = size // (dp * micro_batch)
         self.executor.data = self._load(source, first, count)
         self.board.set_action("count targets")
-        counts = self._count_targets() | {"sequences": torch.tensor(size)}
+        counts = self._count_targets() | {"sequences": torch.tensor(size, device=self.device)}
         self.executor.constants = self._tangents(counts)
         self.executor.records = {}
         self.executor.execute(self.bodies, self.programs[f"{kind}_{count}"].calls)
@@ -179,7 +182,7 @@ class Trainer:
         dp, micro_batch = self.plan["mesh"]["dp"], self.plan["train"]["micro_batch"]
         indices = first + (np.arange(count)[:, None] * dp + self.dp_rank) * micro_batch + np.arange(micro_batch)
         z = torch.from_numpy(np.stack([source.tokens(int(i)) for i in indices.reshape(-1)]).astype(np.int64))
-        z = z.view(count, micro_batch, self.sequence + EXTRA_TOKENS)
+        z = z.to(self.device).view(count, micro_batch, self.sequence + EXTRA_TOKENS)
         views = {
             name: z[:, :, skip : skip + self.sequence].reshape(count, micro_batch * self.sequence)
             for name, skip in (("tokens", 0), ("targets", 1), ("mtp_tokens", 1), ("mtp_targets", 2))
@@ -187,7 +190,7 @@ class Trainer:
         return {name: v if name.endswith("targets") else v.clamp(min=0) for name, v in views.items()}
 
     def _count_targets(self) -> Sums:
-        counts = torch.zeros(2, dtype=torch.int64)
+        counts = torch.zeros(2, dtype=torch.int64, device=self.device)
         if self.pp_rank == 0:
             counts = torch.stack([(self.executor.data[n] >= 0).sum() for n in ("targets", "mtp_targets")])
         self._all_reduce(counts)
@@ -202,14 +205,14 @@ class Trainer:
             constants["mtp"] = weight / counts["mtp_targets"].clamp(min=1).item()
         sequences = counts["sequences"].item()
         constants |= {f"sequence_loss {layer.site}": layer.sequence_loss / sequences for layer in self.layers}
-        return {name: torch.tensor(value, dtype=dtype) for name, value in constants.items()}
+        return {name: torch.tensor(value, dtype=dtype, device=self.device) for name, value in constants.items()}
 
     def _sum_records(self) -> Sums:
         """Sum the records over the world in one collective; loads are counts, exact in float64."""
         names = self.plan["records"]
         extents = [next((y.experts for y in self.layers if n == f"load {y.name}"), 1) for n in names]
         parts = [
-            self.executor.records.get(name, torch.zeros(extent)).reshape(-1).to(torch.float64)
+            self.executor.records.get(name, torch.zeros(extent, device=self.device)).reshape(-1).to(torch.float64)
             for name, extent in zip(names, extents, strict=True)
         ]
         total = torch.cat(parts)
@@ -230,7 +233,7 @@ class Trainer:
     def _balance(self, sums: Sums, tokens_seen: int) -> None:
         for layer in self.layers:
             load = sums[f"load {layer.name}"]
-            self.loads[layer.name] += load.to(torch.int64)
+            self.loads[layer.name] += load.to("cpu", torch.int64)
             if layer.bias in self.state.biases:
                 rate = value_at(layer.bias_rate, tokens_seen)
                 optimizer.balance(self.state.biases[layer.bias], load, rate)

@@ -9,7 +9,7 @@ from compiler.report import text
 from compiler.report.values import Cell, Drawn, Report
 
 ROW, GAP, TOP, AXIS = 26.0, 6.0, 8.0, 22.0  # pixels
-PAGE_WIDTH = 820.0
+PAGE_WIDTH, MARGIN = 820.0, 10.0  # the margin holds half of the last tick's number
 MAX_UNIT = 110.0  # pixels of the typical step of a schedule with few steps
 DIGIT, DIGIT_OF_PAIR = 6.2, 5.4  # pixels of a digit at the font sizes of style.css
 KINDS = {
@@ -70,7 +70,7 @@ def schedule_figure(report: Report) -> Figure:
     marks, step = text.ticks(0, makespan, max(2, int(makespan * scale / 90)))
     height = TOP + len(report.schedule) * (ROW + GAP)
     return Figure(
-        width=makespan * scale + 10,  # half of the last tick’s number
+        width=makespan * scale + MARGIN,
         height=height + AXIS,
         axis_y=height,
         boxes=tuple(

@@ -55,7 +55,7 @@ class Edge:
         works: list[dist.Work] = []
         header = None
         if self.checked:
-            header = torch.tensor([self.sequence, digest(name)])
+            header = torch.tensor([self.sequence, digest(name)], device=tensor.device)
             works.append(_work(dist.isend(header, self.peer, self.group)))
         self.sequence += 1
         works.append(_work(dist.isend(tensor, self.peer, self.group)))
@@ -65,12 +65,12 @@ class Edge:
         works: list[dist.Work] = []
         header = None
         if self.checked:
-            header = torch.empty(2, dtype=torch.int64)
+            header = torch.empty(2, dtype=torch.int64, device=buffer.device)
             works.append(_work(dist.irecv(header, self.peer, self.group)))
         works.append(_work(dist.irecv(buffer, self.peer, self.group)))
         pending = Pending(works, buffer, header=header)
         if header is not None:
-            pending.keep = (torch.tensor([self.sequence, digest(name)]),)
+            pending.keep = (torch.tensor([self.sequence, digest(name)], device=buffer.device),)
         self.sequence += 1
         return pending
 

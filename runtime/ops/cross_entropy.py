@@ -23,7 +23,7 @@ def cross_entropy_dgrad(dloss: Tensor, logits_TV: Tensor, targets_T: Tensor, lse
 
 
 def _logsumexp(logits_TV: Tensor) -> Tensor:
-    """logits_TV -> lse_T, from log_softmax: 0.6 ms, torch.logsumexp 1.1 (T 256, V 4096, FP32, one core)."""
+    """logits_TV -> lse_T, from log_softmax: 0.73 ms, torch.logsumexp 1.05 (T 256, V 4096, FP32, one core)."""
     T, V = logits_TV.shape
     lse_T = logits_TV.new_empty(T)
     rows = max(1, BLOCK // V)

@@ -18,7 +18,7 @@ def places(order_S: Tensor, top_k: int) -> Tensor:
 
 def unpermute(y_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
     """y_SD, order_S -> y_TD = Σ_k of each token's rows, added in the order of k: deterministic."""
-    # Gathering and adding in one pass: 0.16 ms; index_select then sum 0.62 (T 2048, K 4, D 256, FP32, one core).
+    # Gathering and adding in one pass: 0.17 ms; index_select then sum 0.70 (T 2048, K 4, D 256, FP32, one core).
     return embedding_bag(places(order_S, top_k), y_SD, mode="sum")
 
 

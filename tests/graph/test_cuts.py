@@ -279,7 +279,8 @@ for stage in build_stages(of, 2):
     for step in stage.steps:
         if isinstance(step, ir.Use):
             joint = interpret(step.segment)
-            text += [repr(cut(step.segment)), printer.module_name(step.segment), printer.module(joint, split(joint), lambda node: None)]
+            source = printer.module(joint, split(joint), lambda node: None)
+            text += [repr(cut(step.segment)), printer.module_name(step.segment), source]
 assert "torch" not in sys.modules
 print(hashlib.sha256("".join(text).encode()).hexdigest())
 """

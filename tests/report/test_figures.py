@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from compiler.report import Cell, Drawn, RankRow, Report, charts
 from compiler.report.page import memory_rows, placement_rows
-from compiler.report.timeline import AXIS, ROW, schedule_figure
+from compiler.report.timeline import AXIS, MARGIN, ROW, schedule_figure
 from compiler.schedules import SCHEDULES
 from compiler.schedules.simulate import simulate
 from tests.report.conftest import COSTS, make_report, make_run
@@ -26,7 +26,7 @@ def test_boxes_lie_in_their_rows_at_their_times(name: str, P: int, N: int) -> No
     report = make_report(name, P, N)
     figure = schedule_figure(report)
     makespan = simulate(SCHEDULES[name](P, N), COSTS).makespan
-    scale = (figure.width - 1) / float(makespan)
+    scale = (figure.width - MARGIN) / float(makespan)
     boxes = iter(figure.boxes)
     for rank, cells in enumerate(report.schedule):
         top = figure.rows[rank].y - ROW / 2

@@ -6,9 +6,6 @@ balancing bias after five optimizer steps, on every rank that holds it.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from runtime.rate import learning_rate
 from tests.reference.config import Config
 from tests.reference.model import Reference
 from tests.reference.training import AdamW, Recipe, balance_, clip_
+from tests.training.processes import run_module
 from tests.training.samples import RandomSamples, weight
 from tests.training.specs import SEQUENCE, spec
 
@@ -95,20 +93,13 @@ def test_training_equals_autograd(tmp_path: Path, traced: dict[Any, Any], pp: in
     specs = {f"n{n:02}": spec(pp, ep, dp, n, STEPS, zero) for n in micro_batch_counts(pp)}
     for name, chosen in specs.items():
         write_build(tmp_path / "builds" / name, compile_spec(chosen, codes=traced).files)
-    run_ranks(tmp_path, pp * dp)
+    run_module("tests.training.ranks", tmp_path, pp * dp)
     for name, chosen in specs.items():
         expected = reference_run(chosen)
         held: set[str] = set()
         for rank in range(pp * dp):
             held |= compare(load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors"), expected)
         assert held == expected["gradients"].keys(), "some parameter is on no rank"
-
-
-def run_ranks(folder: Path, world: int) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "tests.training.ranks", str(folder), str(world)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def compare(ours: Mapping[str, Tensor], expected: Mapping[str, Any]) -> set[str]:

@@ -1,0 +1,34 @@
+"""One step of a build in this process: `python -m tests.kernels.program BUILD OUT` saves its loss and gradients.
+
+Under TRITON_INTERPRET=1 the emitted program runs its emitted kernels, in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from runtime.build import Build
+from runtime.heartbeat import Board
+from runtime.kernels import load_kernels
+from runtime.trainer import Trainer
+from tests.training.samples import RandomSamples, weight
+
+
+def main(folder: Path, out: Path) -> None:
+    build = Build.open(folder)
+    samples = RandomSamples(build.plan["model"]["vocab"], build.plan["train"]["sequence"])
+    trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
+    for _, entry, value in trainer.state.logical(lambda bucket: bucket.parameters):
+        value.copy_(torch.from_numpy(weight(entry.name, entry.shape)))
+    sums = trainer.accumulate()
+    found = {e.name: g.clone() for _, e, g in trainer.state.logical(lambda bucket: bucket.gradients)}
+    found |= {"loss": sums["loss"].clone(), "files": torch.tensor(load_kernels.cache_info().currsize)}
+    save_file(found, out)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

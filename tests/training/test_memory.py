@@ -1,0 +1,30 @@
+"""The peak of live bytes that the proof gives, with the rows that were received, is the peak a running rank has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compiler.build import compile_spec, write_build
+from compiler.pipeline import lower_spec
+from compiler.proof import prove
+from tests.training.processes import run_module
+from tests.training.specs import spec
+
+
+@pytest.mark.parametrize(("pp", "ep", "dp", "n"), [(2, 2, 2, 6), (4, 2, 2, 8)])
+def test_proven_peak_is_the_measured_one(tmp_path: Path, pp: int, ep: int, dp: int, n: int) -> None:
+    chosen = spec(pp, ep, dp, n)
+    write_build(tmp_path / "build", compile_spec(chosen).files)
+    run_module("tests.training.ledger", tmp_path, pp * dp)
+    lowered = lower_spec(chosen)
+    for rank in range(pp * dp):
+        found = json.loads((tmp_path / f"rank_{rank}.json").read_text())
+        column, pipeline_rank = rank % dp, rank // dp
+        rows = {p: json.loads((tmp_path / f"rank_{p * dp + column}.json").read_text())["rows"] for p in range(pp)}
+        certificate = prove(
+            lowered.programs[f"train_{n}"], lowered.plan, lambda p, layer, m, rows=rows: rows[p][f"{layer} {m}"]
+        )
+        assert found["peak"] == certificate.peak_bytes[pipeline_rank], f"rank {rank}"
