@@ -2,32 +2,38 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+INSTALLED := $(VENV)/.installed
+FOR_TESTS := $(VENV)/.installed-for-tests
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test lint bless soak clean
+.PHONY: train test lint bless clean
 
-train: $(STAMP)
+train: $(INSTALLED)
 	$(BIN)/dsc compile specs/quickstart.dsc
 	$(BIN)/dsc train specs/quickstart.dsc
 
-test: $(STAMP) lint
+test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
-lint: $(STAMP)
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+lint: $(FOR_TESTS)
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 
-bless: $(STAMP)
-	$(BIN)/python -m pytest --bless -q tests/ui tests/golden
+bless: $(FOR_TESTS)
+	$(BIN)/python -m pytest --bless tests/dsl/test_ui.py tests/golden
 
 clean:
 	rm -rf build runs $(VENV)
 
-# torch first and pinned: with it there, no other package asks for another build of it
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "dsc needs Python 3.11 or newer; try: make PYTHON=python3.11 …")'
+# torch comes first and pinned: with it there, no other package asks for another build of it.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "dsc needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	touch $(STAMP)
+	$(PIP) torch
+	$(PIP) -e .
+	@touch $@
+
+$(FOR_TESTS): $(INSTALLED)
+	$(PIP) -e '.[dev]'
+	@touch $@

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,18 @@ def _stderr_progress() -> Progress:
     """A line a phase, and on a terminal the percentage while it runs."""
     live, last = sys.stderr.isatty(), 0.0
 
+    def show(text: str) -> None:
+        with suppress(OSError):  # nobody reads: the data is wanted all the same
+            print(text, end="", file=sys.stderr, flush=True)
+
     def say(phase: str, done: int, total: int) -> None:
         nonlocal last
         text = {"read": "find text", "tokenizer": "train tokenizer", "encode": "encode text"}.get(phase, phase)
         if done >= total:
-            print(f"\r\x1b[Kdata: {text}" if live else f"data: {text}", file=sys.stderr, flush=True)
+            show(f"\r\x1b[Kdata: {text}\n" if live else f"data: {text}\n")
         elif live and time.monotonic() - last > 0.1:
             last = time.monotonic()
-            print(f"\r\x1b[Kdata: {text} {100 * done // max(total, 1)}%", end="", file=sys.stderr, flush=True)
+            show(f"\r\x1b[Kdata: {text} {100 * done // max(total, 1)}%")
 
     return say
 

@@ -91,9 +91,9 @@ def _supervise(build: Build, options: Options) -> int:
     from runtime.launch import RunFolderBusyError, launch  # imports torch, once for all ranks
     from runtime.loop import Loop
 
-    loop = Loop(build, options.run, corpus, options.steps, _checkpoint(build, options, corpus, say=print))
+    loop = Loop(build, options.run, corpus, options.steps, _checkpoint(build, options, corpus, _say))
     if loop.resume is not None and loop.resume.step >= loop.total:
-        print(f"nothing to do: step {loop.resume.step} of {loop.total} is reached; name more with --steps")
+        _say(f"nothing to do: step {loop.resume.step} of {loop.total} is reached; name more with --steps")
         return 0
     view = loop.progress()
     try:
@@ -131,6 +131,13 @@ def _checkpoint(build: Build, options: Options, corpus: Path, say: Callable[[str
     return found.checkpoint
 
 
+def _say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except OSError:  # nobody reads, or the disk is full; training goes on
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+
+
 def _prepare(build: Build, options: Options) -> Path | None:
     """The prepared corpus, made by a process of its own: the tokenizer's threads must not exist where ranks fork."""
     folders = [str(build.folder), str(options.data), str(options.run / "data")]
@@ -166,7 +173,7 @@ def _join(build: Build, options: Options) -> int:
         corpus = prepare_here(build.plan, options.data, options.run / "data")
     except (DataError, OSError) as error:
         raise UsageError(error) from None
-    say = print if rank == 0 else lambda _: None
+    say = _say if rank == 0 else lambda _: None
     loop = Loop(build, options.run, corpus, options.steps, _checkpoint(build, options, corpus, say))
     view = loop.progress() if rank == 0 else None
     assert attach(partial(loop.rank, view=view))

@@ -31,7 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train; the exit code of the ranks (see runtime/outcome.py), or 2 where there is nothing that could be trained."""
+    """Train, whether or not anybody reads what is printed.
+
+    Returns the exit code of the ranks (see runtime/outcome.py), or 2 where there is nothing that could be trained.
+    """
+    _open_streams()
     build, data, name = Path(args.spec or ""), args.data, None
     if args.spec and (build / "manifest.json").is_file():
         if args.set:
@@ -56,9 +60,24 @@ def run(args: argparse.Namespace) -> int:
     code = _call(command)
     if code != EXIT_SPEC and (out / "metrics.jsonl").is_file():  # at 2 there was no run
         report = write_run_report(out)
-        print(f"report: {report}")
-        print(f"run: {out}")
+        _say(f"report: {report}\nrun: {out}")
     return code
+
+
+def _open_streams() -> None:
+    """Standard streams that are closed lead nowhere, so that no file opened later takes their place."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except OSError:  # nobody reads, or the disk is full: the exit code is still that of the training
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
 
 
 def _name(build: Path) -> str:

@@ -6,13 +6,14 @@ buffer is released where the rank has since received something that the peer sen
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
 
 from compiler.ir import Body, Cut, Invocation, Message, Plan, Program, Stage, Use
 from compiler.lower.chains import Chains, Rates
 from compiler.lower.order import finish, interleave
-from compiler.schedules.placement import rank_of
+from compiler.schedules.placement import num_stages, rank_of
 from compiler.schedules.schedule import Schedule
 from runtime.actions import Action, Step, actions_of
 
@@ -69,10 +70,8 @@ def _bodies(
 
 
 def _neighbours(schedule: Schedule, action: Action) -> tuple[int, int]:
-    num_stages = max(a.stage for steps in schedule.actions for s in steps for a in actions_of(s)) + 1
-
     def rank(stage: int) -> int:
-        if not 0 <= stage < num_stages:
+        if not 0 <= stage < num_stages(schedule.placement, schedule.num_ranks):
             return -1
         return rank_of(schedule.placement, schedule.num_ranks, schedule.num_micro_batches, stage, action.micro_batch)
 
@@ -163,13 +162,15 @@ def _releases(
     """Invocation of the sender → messages whose arrival is implied by then.
 
     `taken`: where the peer awaits them; `back`: what the peer sends here; `received`: where this rank awaits that.
+    Both ways messages are taken in the order they are sent (the proof refuses a program where they are not).
     """
-    taken_at = {message: event[:2] for *event, message in taken}
+    taken_at = {message: (index, position) for index, position, message in taken}
     awaited_at = {message: index for index, _, message in received}
+    sent = [(index, position) for index, position, _ in back]
+    awaited = [awaited_at[message] for _, _, message in back]
     releases: dict[int, list[Message]] = defaultdict(list)
     for index, _, message in sends:
-        after = [awaited_at[m] for i, p, m in back if (i, p) > tuple(taken_at[message])]
-        known = [i for i in after if i > index]
-        if known:
-            releases[min(known)].append(message)
+        first = max(bisect_right(sent, taken_at[message]), bisect_right(awaited, index))
+        if first < len(awaited):
+            releases[awaited[first]].append(message)
     return releases

@@ -1,0 +1,202 @@
+"""A folder of a user: a spec, a corpus of real files, and the `dsc` that is run in it as users run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from compiler.build import compile_spec, write_build
+from compiler.ir import SegmentCode
+from dsl.load import load
+from runtime.checkpoint import Checkpoint
+from runtime.checkpoint import load as load_checkpoint
+from tests.runtime.processes import children, is_gone, wait_for
+
+DSC = (sys.executable, "-P", "-m", "compiler.cli")
+TORCHRUN = (sys.executable, "-P", "-m", "torch.distributed.run")
+LIMIT_S = 120.0  # only against a run that hangs
+CORPUS = ("bisect", "contextlib", "copy", "fnmatch", "heapq", "shlex", "string", "textwrap")
+TIMINGS = ("tokens_per_s", "step_s")  # what may differ between two runs that are equal
+
+TINY = """
+run {name} {{
+  model = tiny, cluster = here, precision = fp32
+  parallel {{ pipeline = {pipeline}, expert = {expert}, data = auto, zero = {zero} }}
+  schedule {{ name = {schedule} }}
+  train {{
+    sequence = 16, micro_batch = 1, batch = {batch}, steps = {steps}
+    optimizer adamw {{ weight_decay = {decay}, clip = 1.0 }}
+    rate {{
+      warmup 2 steps to {rate}
+      constant
+    }}
+    seed = 1
+    checkpoint {{ every = 3 steps, keep = 100 }}
+    validate {{ every = 3 steps, batches = 2 }}
+  }}
+  data {{ source = "{source}", tokenizer = train(300), validation = 30% }}
+}}
+model tiny {{
+  vocab = 300, hidden = 16, init_std = 0.02, norm_eps = 1e-6
+  attention mla {{
+    heads = 2, query_rank = 8, kv_rank = 8
+    head_dim {{ nope = 8, rope = 4, value = 8 }}
+    rope {{ theta = 10_000 }}
+  }}
+  layers 0..0 {{ ffn dense {{ inner = 32 }} }}
+  layers 1..1 {{
+    ffn moe {{
+      experts = 4, shared = 1, top_k = {top_k}, inner = 16
+      groups = 2, top_groups = 1
+      score = sigmoid, normalize = true, scale = 2.5
+      balance {{ bias_rate = 0.001, sequence_loss = 1e-4 }}
+    }}
+  }}
+  mtp {{ depth = 1, weight = 0.3 }}
+}}
+cluster here {{ nodes = 1, node {{ devices = {devices}, device cpu {{ cores = 1, memory = 4GB }} }} }}
+"""
+FOUR_RANKS = dict(name="tiny", pipeline=2, expert=2, zero=0, schedule="dualpipe", devices=4)
+ONE_RANK = dict(FOUR_RANKS, pipeline=1, expert=1, schedule="1f1b", devices=1)
+USUAL = dict(batch=8, steps=6, rate="2e-3", decay=0.1, source="corpus/*.py", top_k=2)
+
+
+def spec_text(settings: dict[str, Any]) -> str:
+    return TINY.format(**(USUAL | settings))
+
+
+@dataclass
+class Place:
+    """`codes`: segments traced so far, shared by the places of a session."""
+
+    folder: Path
+    codes: dict[object, SegmentCode]
+
+    def write(self, settings: dict[str, Any], file: str = "tiny.dsc") -> Path:
+        """A spec, and beside it the corpus it reads."""
+        path = self.folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(spec_text(settings), "utf-8")
+        corpus = path.parent / "corpus"
+        if not corpus.exists():
+            corpus.mkdir()
+            for name in CORPUS:
+                shutil.copy(Path(sysconfig.get_paths()["stdlib"]) / f"{name}.py", corpus)
+        return path
+
+    def compile(self, settings: dict[str, Any], file: str = "tiny.dsc") -> Path:
+        """The spec, and its build where `dsc train` looks for it; quicker than `dsc compile`, with the same bytes."""
+        build = self.folder / "build" / settings["name"]
+        write_build(build, compile_spec(load(self.write(settings, file)), codes=self.codes).files)
+        return build
+
+    def dsc(self, *words: object, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run `dsc` to its end, which must be with exit code `code`."""
+        return run((*DSC, *map(str, words)), code, cwd or self.folder)
+
+    @contextmanager
+    def started(self, *words: object) -> Iterator[Running]:
+        """`dsc` while it runs; afterwards nothing of it is left, whatever the test did."""
+        with (self.folder / "stdout").open("w") as out, (self.folder / "stderr").open("w") as err:
+            process = subprocess.Popen([*DSC, *map(str, words)], cwd=self.folder, stdout=out, stderr=err)
+        running = Running(process, self.folder)
+        try:
+            yield running
+        finally:
+            for pid in running.seen():
+                if not is_gone(pid):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait(LIMIT_S)
+
+
+def run(command: tuple[str, ...], code: int, cwd: Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == code, f"exit code {done.returncode}, expected {code}\n{done.stdout}{done.stderr}"
+    return done
+
+
+@dataclass
+class Running:
+    """A `dsc train` and the processes below it."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    _seen: tuple[int, ...] = ()
+
+    def seen(self) -> tuple[int, ...]:
+        """Every process that was ever seen to descend from it, itself included."""
+        found = [self.process.pid]
+        for pid in found:
+            found += children(pid)
+        self._seen = tuple(dict.fromkeys((*self._seen, *found)))
+        return self._seen
+
+    def ranks(self, run: Path) -> dict[int, int]:
+        """Rank → process id, by the log each writes to."""
+        logs = {str((run / "logs" / f"rank_{rank}.log").resolve()): rank for rank in range(64)}
+        return {logs[out]: pid for pid in self.seen() if (out := _output(pid)) in logs}
+
+    def wait_for_step(self, run: Path, step: int) -> None:
+        def reached() -> bool:
+            assert self.process.poll() is None, self.stderr()
+            return len(rows(run)) >= step
+
+        wait_for(reached, f"step {step}")
+        self.seen()
+
+    def ends(self) -> int:
+        """Its exit code, once it and everything below it have ended."""
+        code = self.process.wait(LIMIT_S)
+        wait_for(lambda: all(map(is_gone, self._seen)), "the end of every process of the run")
+        return code
+
+    def stdout(self) -> str:
+        return (self.folder / "stdout").read_text("utf-8")
+
+    def stderr(self) -> str:
+        return (self.folder / "stderr").read_text("utf-8")
+
+
+def _output(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/fd/1").readlink())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+
+
+# ---------------------------------------------------------------- what a run leaves
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """The whole lines of metrics.jsonl."""
+    path = run / "metrics.jsonl"
+    text = path.read_text("utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def untimed(run: Path) -> list[dict[str, Any]]:
+    """The rows without the timings."""
+    return [{name: value for name, value in row.items() if name not in TIMINGS} for row in rows(run)]
+
+
+def saved(run: Path, step: int | None = None) -> Checkpoint:
+    """The newest checkpoint of a run, or that of a step; every byte verified."""
+    return load_checkpoint(run / "checkpoints" / (f"step-{step:08d}" if step is not None else ""))
+
+
+def bits(checkpoint: Checkpoint) -> dict[str, tuple[str, bytes]]:
+    """Every logical tensor as (dtype, bytes): equality of these is equality of every bit."""
+    tensors: dict[str, Tensor] = checkpoint.read(checkpoint.shapes)
+    return {name: (str(tensor.dtype), tensor.numpy().tobytes()) for name, tensor in tensors.items()}

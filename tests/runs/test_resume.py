@@ -1,0 +1,231 @@
+"""A run that is broken off and resumed ends as one that never was; any plan of a model loads its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime import snapshot
+from runtime.build import Build
+from runtime.checkpoint import Checkpoint, Part
+from runtime.checkpoint_manifest import CheckpointError
+from runtime.resume import expected_shapes, find
+from runtime.state import build_state
+from tests.runs.place import FOUR_RANKS, ONE_RANK, Place, bits, saved, untimed
+
+PLANS = {
+    "dualpipe": FOUR_RANKS,
+    "dualpipe, zero 1": dict(FOUR_RANKS, zero=1),
+    "1f1b": ONE_RANK,
+    "1f1b on two ranks": dict(ONE_RANK, pipeline=2, devices=2),
+    "experts whole": dict(FOUR_RANKS, expert=1),
+    "experts over four ranks": dict(FOUR_RANKS, expert=4, devices=8, zero=1, batch=16),
+}
+TRAINED = ("dualpipe", "dualpipe, zero 1", "1f1b")
+
+
+@pytest.fixture(scope="module")
+def trained(new_place: Callable[[], Place]) -> dict[str, Place]:
+    """For some plans, `straight` of six steps, and `broken` of three, then three more."""
+    places = {}
+    for name in TRAINED:
+        place = places[name] = new_place()
+        place.compile(PLANS[name])
+        place.dsc("train", "--out", "straight")
+        place.dsc("train", "--out", "broken", "--steps", 3)
+        assert [row["step"] for row in untimed(place.folder / "broken")] == [1, 2, 3]
+        done = place.dsc("train", "--out", "broken", "--resume")
+        assert "going on from broken/checkpoints/step-00000003\n" in done.stdout
+        assert "not bit for bit" not in done.stdout + done.stderr
+    return places
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_resuming_is_bit_exact(trained: dict[str, Place], name: str) -> None:
+    straight, broken = (trained[name].folder / run for run in ("straight", "broken"))
+    assert [row["step"] for row in untimed(broken)] == [1, 2, 3, 4, 5, 6]
+    assert untimed(broken) == untimed(straight)
+    assert (broken / "load.json").read_bytes() == (straight / "load.json").read_bytes()
+    for step in (3, 6):
+        assert bits(saved(broken, step)) == bits(saved(straight, step))
+    early, late = bits(saved(broken, 3)), bits(saved(broken, 6))
+    assert {name.partition("/")[0] for name in late} == {"weight", "moment1", "moment2", "bias"}
+    same = [name for name in late if early[name] == late[name]]
+    assert not same, "these did not change in three steps, so that they are equal shows nothing"
+
+
+def test_plans_of_one_model_train_alike(trained: dict[str, Place]) -> None:
+    """The same losses but for the order of sums, so a checkpoint of one means to another what it meant to the first."""
+    losses = [[row["loss"] for row in untimed(place.folder / "straight")] for place in trained.values()]
+    for other in losses[1:]:
+        assert other == pytest.approx(losses[0], rel=1e-5)
+
+
+# ---------------------------------------------------------------- another plan
+
+
+@pytest.fixture(scope="module")
+def builds(new_place: Callable[[], Place]) -> dict[str, Build]:
+    return {name: Build.open(new_place().compile(settings)) for name, settings in PLANS.items()}
+
+
+@pytest.mark.parametrize("reader", PLANS)
+@pytest.mark.parametrize("writer", TRAINED)
+def test_any_plan_loads_any_checkpoint(
+    trained: dict[str, Place], builds: dict[str, Build], writer: str, reader: str
+) -> None:
+    """What the ranks of the reading plan hold after loading is, put together, bitwise what was saved."""
+    checkpoint = saved(trained[writer].folder / "straight")
+    assert checkpoint.shapes == expected_shapes(builds[reader].plan)
+    whole = checkpoint.read(checkpoint.shapes)
+    again, elements = held(builds[reader], checkpoint)
+    for name, tensor in whole.items():
+        assert torch.equal(again[name].view(torch.int32), tensor.view(torch.int32)), name
+        assert elements[name] == tensor.numel(), f"{name}: some element is saved by no rank, or by two"
+
+
+def held(build: Build, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """What all ranks would save after loading, and how many elements of each tensor; replicas are compared."""
+    plan = build.plan
+    whole: dict[str, Tensor] = {}
+    elements: dict[str, int] = {}
+    weights: dict[str, Tensor] = {}
+    for rank in range(plan["mesh"]["pp"] * plan["mesh"]["dp"]):
+        state = build_state(plan, rank, torch.device("cpu"))
+        snapshot.put(state, checkpoint.read)
+        for name, tensor in snapshot.take(state, plan, rank).items():
+            part = tensor if isinstance(tensor, Part) else Part(tensor.reshape(-1), 0, tuple(tensor.shape))
+            target = whole.setdefault(name, torch.full(part.shape, torch.nan))
+            target.view(-1)[part.start : part.start + part.values.numel()] = part.values
+            elements[name] = elements.get(name, 0) + part.values.numel()
+        for _, entry, value in state.logical(lambda bucket: bucket.parameters):
+            assert torch.equal(weights.setdefault(entry.name, value), value), f"copies of {entry.name} differ"
+    return whole, elements
+
+
+def test_going_on_under_another_plan_is_said(trained: dict[str, Place], place: Place) -> None:
+    """From the run of four ranks to one: the next step has the loss that the four would have had."""
+    place.compile(PLANS["1f1b"])
+    run = place.folder / "run"
+    source = trained["dualpipe"].folder / "straight"
+    shutil.copytree(source / "checkpoints" / "step-00000003", run / "checkpoints" / "step-00000003")
+    (run / "metrics.jsonl").write_bytes((source / "metrics.jsonl").read_bytes())
+    done = place.dsc("train", "--out", run, "--resume", "--steps", 5)
+    assert "not bit for bit as without the break, for this differs: mesh.pp 2 → 1" in done.stdout
+    losses = [row["loss"] for row in untimed(run)]
+    assert losses == pytest.approx([row["loss"] for row in untimed(source)][:5], rel=1e-5)
+
+
+def test_nothing_to_do_is_said(trained: dict[str, Place]) -> None:
+    place = trained["1f1b"]
+    before = (place.folder / "straight" / "metrics.jsonl").read_bytes()
+    done = place.dsc("train", "--out", "straight", "--resume")
+    assert "nothing to do: step 6 of 6 is reached; name more with --steps" in done.stdout
+    assert (place.folder / "straight" / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_model_is_refused(trained: dict[str, Place], place: Place) -> None:
+    place.compile(dict(ONE_RANK, top_k=1))
+    run = trained["1f1b"].folder / "straight"
+    before = bits(saved(run))
+    done = place.dsc("train", "--out", run, "--resume", "--steps", 9, code=2)
+    assert "step-00000006 is of another model: model.layers.1.ffn.top_k 2 → 1" in done.stderr
+    assert "report:" not in done.stdout, "there was no run"
+    assert bits(saved(run)) == before
+
+
+# ---------------------------------------------------------------- what may differ, in one process
+
+
+@pytest.fixture(scope="module")
+def begun(trained: dict[str, Place]) -> tuple[Path, Build, Path]:
+    """(checkpoints, the build that wrote them, its prepared data)."""
+    folder = trained["1f1b"].folder
+    (corpus,) = (path.parent for path in (folder / "straight" / "data").glob("*/meta.json"))
+    return folder / "straight" / "checkpoints", Build.open(folder / "build" / "tiny"), corpus
+
+
+def changed(build: Build, path: str, value: Any) -> Build:
+    """The build with one value of its plan changed, as another spec would have it."""
+    plan = json.loads(json.dumps(build.plan))
+    *parents, last = path.split(".")
+    node = plan
+    for key in parents:
+        node = node[int(key) if isinstance(node, list) else key]
+    assert node[last] != value
+    node[last] = value
+    return replace(build, plan=plan, digest="0" * 64)
+
+
+def test_the_same_build_needs_no_word(begun: tuple[Path, Build, Path]) -> None:
+    found = find(*begun)
+    assert found.checkpoint.step == 6
+    assert found.notes == (f"going on from {found.checkpoint.path}",)
+
+
+ARCHITECTURE = {
+    "model.norm_eps": 1e-5,
+    "model.attention.heads": 4,
+    "model.attention.rope.theta": 500.0,
+    "model.layers.1.ffn.top_k": 1,
+    "model.layers.1.ffn.scale": 1.0,
+    "model.layers.1.ffn.normalize": False,
+    "model.mtp": None,
+}
+RECIPE = {
+    "model.name": "other",
+    "model.init_std": 0.5,
+    "model.layers.1.ffn.balance.sequence_loss": 0.0,
+    "model.mtp.weight.0.value": 0.1,
+    "train.seed": 2,
+    "train.tokens": 10**6,
+    "train.optimizer.weight_decay": 0.0,
+    "precision.master": "float64",
+    "zero": 1,
+}
+
+
+@pytest.mark.parametrize("path", ARCHITECTURE)
+def test_a_change_of_the_model_is_refused(begun: tuple[Path, Build, Path], path: str) -> None:
+    checkpoints, build, corpus = begun
+    with pytest.raises(CheckpointError, match=r"step-00000006 is of another model: model\."):
+        find(checkpoints, changed(build, path, ARCHITECTURE[path]), corpus)
+
+
+@pytest.mark.parametrize("path", RECIPE)
+def test_a_change_of_the_recipe_is_said(begun: tuple[Path, Build, Path], path: str) -> None:
+    checkpoints, build, corpus = begun
+    last = find(checkpoints, changed(build, path, RECIPE[path]), corpus).notes[-1]
+    differs = last.removeprefix("not bit for bit as without the break, for this differs: ")
+    assert differs.startswith(f"{path} ") and differs.count("→") == 1, last
+
+
+def test_the_same_layers_written_in_other_ranges_are_the_same(begun: tuple[Path, Build, Path]) -> None:
+    checkpoints, build, corpus = begun
+    dense, moe = build.plan["model"]["layers"]
+    one_range = changed(build, "model.layers", [dense, dict(moe, last=2)])
+    two_ranges = changed(build, "model.layers", [dense, moe, dict(moe, first=2, last=2)])
+    refusals = []
+    for longer in (one_range, two_ranges):
+        with pytest.raises(CheckpointError, match=r"model\.layers\.2\.ffn\.experts none → 4") as refusal:
+            find(checkpoints, longer, corpus)
+        refusals.append(str(refusal.value))
+    assert refusals[0] == refusals[1]
+
+
+def test_another_tokenizer_is_refused_and_other_text_is_said(begun: tuple[Path, Build, Path], tmp_path: Path) -> None:
+    checkpoints, build, corpus = begun
+    meta = json.loads((corpus / "meta.json").read_text("utf-8"))
+    (tmp_path / "meta.json").write_text(json.dumps(meta | {"sha256": "0" * 64}), "utf-8")
+    assert find(checkpoints, build, tmp_path).notes[-1].endswith("for this differs: other text")
+    (tmp_path / "meta.json").write_text(json.dumps(meta | {"tokenizer": {"sha256": "0" * 64}}), "utf-8")
+    with pytest.raises(CheckpointError, match="another tokenizer"):
+        find(checkpoints, build, tmp_path)

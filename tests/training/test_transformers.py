@@ -1,0 +1,125 @@
+"""Logits of the product, after training by the product, against `transformers` with the same weights, in float32."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from compiler.build import compile_spec, write_build
+from dsl.schema import BUILT_IN
+from runtime.build import Build
+from runtime.heartbeat import Board
+from runtime.trainer import Trainer
+from tests.reference.config import Config
+from tests.reference.huggingface import transformers_logits
+from tests.training.samples import RandomSamples, weight
+from tests.training.specs import MICRO_BATCH, SEQUENCE, spec
+
+STEPS, MICRO_BATCHES = 3, 4
+TOLERANCE = 1e-5  # of the largest logit where that is above 1
+DIFFERENT = 100 * TOLERANCE
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the product computed in a forward of a training step, and the weights it computed it with."""
+
+    config: Config
+    logical: dict[str, Tensor]
+    tokens_BS: Tensor
+    mtp_tokens_BS: Tensor
+    logits_BSV: Tensor
+    mtp_logits_BSV: Tensor
+
+    def differences(self, logical: dict[str, Tensor]) -> tuple[float, float]:
+        """max |Δlogit| of the main model and of MTP against `transformers` with the weights `logical`."""
+        main_BSV, mtp_BSV = transformers_logits(logical, self.config, self.tokens_BS, self.mtp_tokens_BS)
+        assert mtp_BSV is not None
+        return difference(self.logits_BSV, main_BSV), difference(self.mtp_logits_BSV, mtp_BSV)
+
+
+def difference(ours: Tensor, theirs: Tensor) -> float:
+    assert ours.dtype == theirs.dtype == torch.float32 and ours.shape == theirs.shape
+    return (ours - theirs).abs().max().item() / max(1.0, theirs.abs().max().item())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder: Path = tmp_path_factory.mktemp("build") / "build"
+    chosen = spec(1, 1, 1, MICRO_BATCHES, STEPS + 1).model_copy(update={"precision": BUILT_IN["fp32"]})
+    write_build(folder, compile_spec(chosen).files)
+    samples = RandomSamples(chosen.model.vocab, SEQUENCE)
+    trainer = Trainer(Build.open(folder), 0, samples, samples, Board(1).bind(0))
+    for _, entry, value in trainer.state.logical(lambda bucket: bucket.parameters):
+        value.copy_(torch.from_numpy(weight(entry.name, entry.shape)))
+    for name, bias in trainer.state.biases.items():
+        bias.copy_(torch.from_numpy(weight(name, tuple(bias.shape))))
+    before = weights(trainer)
+    for _ in range(STEPS):
+        trainer.train_step()
+    after = weights(trainer)
+    assert all(not torch.equal(before[name], after[name]) for name in after), "every tensor was trained"
+    seen: list[tuple[Tensor, Tensor]] = []
+    trainer.bodies = trainer.bodies | {"F0": watched(trainer.bodies["F0"], seen)}
+    trainer.accumulate()
+    assert len(seen) == MICRO_BATCHES
+    shape = (MICRO_BATCHES * MICRO_BATCH, SEQUENCE)
+    return Trained(
+        config=Config.from_plan(chosen.model.model_dump(mode="json") | {"sequence": SEQUENCE}),
+        logical=after,
+        tokens_BS=trainer.executor.data["tokens"].reshape(shape),
+        mtp_tokens_BS=trainer.executor.data["mtp_tokens"].reshape(shape),
+        logits_BSV=torch.cat([main for main, _ in seen]).view(*shape, -1),
+        mtp_logits_BSV=torch.cat([mtp for _, mtp in seen]).view(*shape, -1),
+    )
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    """By logical name, balancing biases among them."""
+    logical = {e.name: value.clone() for _, e, value in trainer.state.logical(lambda bucket: bucket.parameters)}
+    return logical | {name: bias.clone() for name, bias in trainer.state.biases.items()}
+
+
+def watched(forward: Callable[..., None], seen: list[tuple[Tensor, Tensor]]) -> Callable[..., None]:
+    """The emitted forward, noting the logits it keeps for the backward."""
+
+    def body(c: Any, p: Any, g: Any, micro_batch: int) -> None:
+        forward(c, p, g, micro_batch)
+        values = c.values(0, micro_batch)
+        seen.append((values.head_linear_0.clone(), values.M0_head_linear_0.clone()))
+
+    return body
+
+
+def test_logits_agree(trained: Trained) -> None:
+    assert trained.logits_BSV.std() > 0.1 and trained.mtp_logits_BSV.std() > 0.1, "zeros would agree with anything"
+    main, mtp = trained.differences(trained.logical)
+    assert main <= TOLERANCE and mtp <= TOLERANCE, (main, mtp)
+
+
+def kind(name: str) -> str:
+    """The name with every layer and expert index replaced by *."""
+    return re.sub(r"\b\d+\b", "*", name)
+
+
+def test_a_changed_weight_shows(trained: Trained) -> None:
+    """Of every kind of tensor one, by noise of a tenth; a bias so far that one expert is everyone's choice."""
+    one_of_each = {kind(name): name for name in sorted(trained.logical, reverse=True)}
+    assert len(one_of_each) == len({kind(name) for name in trained.logical}) > 25
+    generator = torch.Generator().manual_seed(0)
+    for name in one_of_each.values():
+        tensor = trained.logical[name].clone()
+        if name.endswith("router.bias"):
+            tensor[0] += 1.0
+        else:
+            tensor += 0.1 * torch.randn(tensor.shape, generator=generator)
+        main, mtp = trained.differences(trained.logical | {name: tensor})
+        assert (mtp if name.startswith("mtp") else main) > DIFFERENT, name
+        assert main <= TOLERANCE or not name.startswith("mtp"), "MTP has no part in the main logits"
