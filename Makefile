@@ -10,7 +10,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 train: $(INSTALLED)
 	$(BIN)/dsc compile specs/quickstart.dsc
-	$(BIN)/dsc train specs/quickstart.dsc
+	@out=runs/quickstart; n=2; \
+	while [ -e $$out/checkpoints ]; do out=runs/quickstart-$$n; n=$$((n+1)); done; \
+	$(BIN)/dsc train specs/quickstart.dsc --out $$out
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope

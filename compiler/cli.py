@@ -1,7 +1,7 @@
 """`dsc`: one command line, one lazily imported module per command.
 
 Exit codes: 0 done · 1 a run failed, or a check found that files differ · 2 the spec or the command line is wrong ·
-3 an error of dsc itself · 130 interrupted.
+3 a run hung, or an error of dsc itself · 130 interrupted · 141 nobody read the output.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ COMMANDS = {
 }
 
 
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell shows of other programs then
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run one command. Returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -36,11 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         code = args.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by who started us
+            sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of our output has left, `dsc schedule … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         return 130
 

@@ -16,11 +16,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runtime.executor import Call
-
 
 class BuildError(RuntimeError):
     """The build folder is not what `dsc compile` wrote."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One invocation of a body: micro-batches, receives to post before it, sends to release after it."""
+
+    body: str
+    micro_batches: tuple[int, ...]
+    posts: tuple[tuple[int, str], ...]  # (pipeline rank, message)
+    releases: tuple[tuple[int, str], ...]
+    label: str  # "F3.0", "(F3.7|B4.2)"
 
 
 @dataclass(frozen=True)

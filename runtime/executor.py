@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.build import Call
 from runtime.comm.transport import Edge, Exchange, Pending, Route
 
 
@@ -22,17 +23,6 @@ class Board(Protocol):
     """Where a rank says what it is doing, so that a failure can be named from outside."""
 
     def set_action(self, text: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class Call:
-    """One invocation of a body: micro-batches, receives to post before it, sends to release after it."""
-
-    body: str
-    micro_batches: tuple[int, ...]
-    posts: tuple[tuple[int, str], ...]  # (pipeline rank, message)
-    releases: tuple[tuple[int, str], ...]
-    label: str  # "F3.0", "(F3.7|B4.2)"
 
 
 @dataclass

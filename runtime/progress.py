@@ -140,7 +140,7 @@ class Progress:
         return line
 
     def _text(self) -> str:
-        """`step 12/500  loss 5.1234  validation 5.2000 (unigram 6.8120)  12,345 tokens/s  load 1.32  0:01:23 left`"""
+        """`step 12/500  loss 5.1234  validation 5.2000 (unigram 6.8120)  9,345 tokens/s  expert load 1.3x  0:01:23 left`"""
         row = self._row
         parts = [f"step {row['step']}/{self._total}", f"loss {_number(row, 'loss', '.4f')}"]
         if self._validation_loss is not None:
@@ -149,8 +149,8 @@ class Progress:
         if "tokens_per_s" in row:
             parts.append(f"{_number(row, 'tokens_per_s', ',.0f')} tokens/s")
         if "imbalance" in row:
-            parts.append(f"load {_number(row, 'imbalance', '.2f')}")  # busiest expert over the mean
-        if (left_s := self._left_s()) is not None:
+            parts.append(f"expert load {_number(row, 'imbalance', '.2f')}x")  # busiest expert over the mean
+        if left_s := self._left_s():
             parts.append(f"{_duration(left_s)} left")
         return "  ".join(parts)
 

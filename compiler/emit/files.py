@@ -15,7 +15,7 @@ from compiler.schedules.placement import ranks_of_stage
 from dsl.schema import Moe, Precision, Spec
 
 ROLES = ("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine")
-PACKAGES = ("torch", "triton")  # whose versions decide what is emitted
+PACKAGES = ("dsc-trainer", "torch", "triton")  # whose versions decide what is emitted
 
 
 def plan_json(spec: Spec, lowered: Lowered) -> str:

@@ -26,7 +26,9 @@ def write_run_report(run: Path) -> Path:
 
 
 def _lines(path: Path) -> tuple[dict[str, Any], ...]:
-    return tuple(json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip())
+    """Whole lines only: a killed run may have left half of one."""
+    whole, _, _ = path.read_text("utf-8").rpartition("\n")
+    return tuple(json.loads(line) for line in whole.splitlines())
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def test_plain_lines(folder: Path, done: subprocess.CompletedProcess[str]) -> No
     unigram = unigram_nats(folder)
     assert shown[-1].startswith(
         f"step {STEPS}/{STEPS}  loss {last['loss']:.4f}  validation {last['validation_loss']:.4f}"
-        f" (unigram {unigram:.4f})  {last['tokens_per_s']:,.0f} tokens/s  load {last['imbalance']:.2f}"
+        f" (unigram {unigram:.4f})  {last['tokens_per_s']:,.0f} tokens/s  expert load {last['imbalance']:.2f}x"
     )
     assert lines[-2:] == ["report: runs/tiny/report.html", "run: runs/tiny"]
 

@@ -52,8 +52,8 @@ def test_plain_lines_are_the_first_the_last_and_one_every_few_seconds(tmp_path: 
     lines = out.getvalue().splitlines()
     assert [int(line.split("/")[0].removeprefix("step ")) for line in lines] == [1, 6, 11, 13]
     assert PLAIN_EVERY_S == 5.0
-    assert lines[0] == "step 1/500  loss 5.1234  12,345 tokens/s  load 1.32"
-    assert lines[1] == "step 6/500  loss 5.1234  12,345 tokens/s  load 1.32  0:08:14 left"
+    assert lines[0] == "step 1/500  loss 5.1234  12,345 tokens/s  expert load 1.32x"
+    assert lines[1] == "step 6/500  loss 5.1234  12,345 tokens/s  expert load 1.32x  0:08:14 left"
     assert out.getvalue().isascii() and "\x1b" not in out.getvalue()
 
 
@@ -143,7 +143,7 @@ def test_a_terminal_gets_one_live_line(tmp_path: Path, terminal: tuple[TextIO, i
     assert shown.count("load checkpoint") == 1
     for step in (1, 2):
         assert shown.count(f"step {step}/3  loss 5.1234") == 1
-    assert shown.count("step 3/3  loss 5.1234  12,345 tokens/s  load 1.32  0:00:00 left") == 2  # drawn, and left there
+    assert shown.count("step 3/3  loss 5.1234  12,345 tokens/s  expert load 1.32x") == 2  # drawn, and left there
     assert "\x1b]0;" not in shown and r"\x1b]0;owned\x07" in shown
     assert shown.count("\n") == 1 and shown.rstrip().endswith("\x1b[?25h")  # the cursor is back
 
@@ -157,7 +157,7 @@ def test_a_dumb_terminal_gets_plain_lines(
     run.step(1)
     run.progress.close()
     stream.close()
-    assert all_of(master).splitlines() == ["step 1/500  loss 5.1234  12,345 tokens/s  load 1.32"]
+    assert all_of(master).splitlines() == ["step 1/500  loss 5.1234  12,345 tokens/s  expert load 1.32x"]
 
 
 # ---------------------------------------------------------------- where nobody reads

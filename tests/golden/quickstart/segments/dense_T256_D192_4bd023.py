@@ -1,4 +1,5 @@
 # constructed by dsc: segment dense, T=256 D=192, float32
+# from spec.resolved:71: layers 0..0
 # eps=1e-06
 
 import torch

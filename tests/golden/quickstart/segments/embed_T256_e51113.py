@@ -1,4 +1,5 @@
 # constructed by dsc: segment embed, T=256, float32
+# from spec.resolved:54: vocab = 4096
 
 from runtime.ops import embedding, embedding_wgrad_
 

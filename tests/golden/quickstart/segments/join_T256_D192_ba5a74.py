@@ -1,4 +1,5 @@
 # constructed by dsc: segment join, T=256 D=192, float32
+# from spec.resolved:76: layers 1..3
 # top_k=4
 
 import torch

@@ -1,4 +1,5 @@
 # constructed by dsc: segment embed, T=16, float32
+# from spec.resolved:45: vocab = 64
 
 from runtime.ops import embedding, embedding_wgrad_
 

@@ -1,4 +1,5 @@
 # constructed by dsc: segment final_norm, T=16 D=16, float32
+# from spec.resolved:84: mtp
 # eps=1e-06 copies=1
 
 from runtime.kernels import on_cuda

@@ -1,4 +1,5 @@
 # constructed by dsc: segment head, T=16 D=16, float32
+# from spec.resolved:45: vocab = 64
 
 from runtime.ops import cross_entropy, cross_entropy_dgrad, linear, linear_dgrad, linear_wgrad_
 

@@ -1,4 +1,5 @@
 # constructed by dsc: segment join, T=16 D=16, float32
+# from spec.resolved:67: layers 1..1
 # top_k=2
 
 import torch

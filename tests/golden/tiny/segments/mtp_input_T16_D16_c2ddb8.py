@@ -1,4 +1,5 @@
 # constructed by dsc: segment mtp_input, T=16 D=16, float32
+# from spec.resolved:84: mtp
 # eps=1e-06
 
 import torch

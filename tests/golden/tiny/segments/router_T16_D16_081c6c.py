@@ -1,4 +1,5 @@
 # constructed by dsc: segment router, T=16 D=16, float32
+# from spec.resolved:84: mtp
 # eps=1e-06 groups=2 top_groups=1 top_k=2 normalize=True scale=2.5 sequence=16 shared=True balance=False
 
 import torch
