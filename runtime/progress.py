@@ -140,7 +140,7 @@ class Progress:
         return line
 
     def _text(self) -> str:
-        """`step 12/500  loss 5.1234  validation 5.2000 (unigram 6.8)  9,345 tokens/s  expert load 1.3x  0:01:23 left`"""
+        """`step 12/90  loss 5.1234  validation 5.2000 (unigram 6.8)  9,345 tokens/s  expert load 1.3x  0:01:23 left`"""
         row = self._row
         parts = [f"step {row['step']}/{self._total}", f"loss {_number(row, 'loss', '.4f')}"]
         if self._validation_loss is not None:
