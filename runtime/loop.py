@@ -13,6 +13,7 @@ from runtime import checkpoint, snapshot
 from runtime.build import Build
 from runtime.checkpoint import Checkpoint
 from runtime.data.samples import Samples
+from runtime.device import take
 from runtime.heartbeat import Board
 from runtime.metrics import Metrics
 from runtime.progress import Progress
@@ -32,6 +33,7 @@ class Loop:
     corpus: Path
     steps: int | None
     resume: Checkpoint | None
+    device: str = "cpu"  # or cuda
 
     @property
     def total(self) -> int:
@@ -45,7 +47,8 @@ class Loop:
     def rank(self, rank: int, world: int, board: Board, view: Progress | None = None) -> None:
         """Train to the end; the target of a launch. `view`: shown by this rank, where no supervisor does."""
         train = self.build.plan["train"]
-        trainer = Trainer(self.build, rank, self._samples("train"), self._validation(), board)
+        device = take(self.device, rank)
+        trainer = Trainer(self.build, rank, self._samples("train"), self._validation(), board, device)
         if self.resume is not None:
             board.set_action("load checkpoint")
             _restore(trainer, self.resume)

@@ -7,11 +7,17 @@ from pathlib import Path
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """--out, --steps, --resume, --data, --hang-timeout."""
+    """--out, --steps, --resume, --data, --device, --hang-timeout."""
     parser.add_argument("--out", type=Path, metavar="RUN", help="run folder; default: runs/<run>")
     parser.add_argument("--steps", type=_positive, metavar="N", help="end after step N instead of the spec's last")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder that the data's paths are relative to")
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto: a CUDA device for each rank where there are enough, else the CPU",
+    )
     parser.add_argument(
         "--hang-timeout", type=float, default=300.0, metavar="S", help="end the run when no rank moves for S seconds"
     )

@@ -25,6 +25,7 @@ from runtime.options import add_options
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
     from runtime.build import Build
     from runtime.checkpoint import Checkpoint
+    from runtime.loop import Loop
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -43,6 +44,7 @@ class Options:
     steps: int | None
     resume: bool
     hang_timeout_s: float
+    device: str  # auto, cpu or cuda
 
 
 def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
@@ -66,7 +68,7 @@ def _run(args: argparse.Namespace) -> int:
         broken = f"{args.build} is not what dsc compile wrote; compile it again"
         raise UsageError(error if isinstance(error, BuildError) else broken) from None
     run = args.out or Path("runs") / opened.plan["run"]
-    options = Options(run, args.data or Path.cwd(), args.steps, args.resume, args.hang_timeout)
+    options = Options(run, args.data or Path.cwd(), args.steps, args.resume, args.hang_timeout, args.device)
     if not options.resume and (run / "checkpoints").exists():
         raise UsageError(f"{run} holds an earlier run: go on with --resume, or name another folder with --out")
     if options.resume and not (run / "checkpoints").exists():
@@ -88,17 +90,22 @@ def _supervise(build: Build, options: Options) -> int:
     corpus = _prepare(build, options)
     if corpus is None:
         return EXIT_USAGE
+    from runtime.device import BACKENDS
     from runtime.launch import RunFolderBusyError, launch  # imports torch, once for all ranks
-    from runtime.loop import Loop
 
-    loop = Loop(build, options.run, corpus, options.steps, _checkpoint(build, options, corpus, _say))
+    loop = _loop(build, options, corpus, _say)
     if loop.resume is not None and loop.resume.step >= loop.total:
         _say(f"nothing to do: step {loop.resume.step} of {loop.total} is reached; name more with --steps")
         return 0
     view = loop.progress()
     try:
         outcome = launch(
-            loop.rank, _world(build), folder=options.run, on_poll=view.poll, hang_timeout_s=options.hang_timeout_s
+            loop.rank,
+            _world(build),
+            folder=options.run,
+            on_poll=view.poll,
+            hang_timeout_s=options.hang_timeout_s,
+            backend=BACKENDS[loop.device],
         )
     except (RunFolderBusyError, OSError) as error:
         raise UsageError(error) from None
@@ -109,6 +116,17 @@ def _supervise(build: Build, options: Options) -> int:
     elif not outcome.ok:
         print(f"error: {outcome}", file=sys.stderr)
     return outcome.exit_code
+
+
+def _loop(build: Build, options: Options, corpus: Path, say: Callable[[str], None]) -> Loop:
+    from runtime.device import choose
+    from runtime.loop import Loop
+
+    try:
+        device = choose(options.device, _world(build))
+    except ValueError as error:
+        raise UsageError(error) from None
+    return Loop(build, options.run, corpus, options.steps, _checkpoint(build, options, corpus, say), device)
 
 
 def _world(build: Build) -> int:
@@ -162,8 +180,8 @@ def _die_with_parent() -> None:
 def _join(build: Build, options: Options) -> int:
     """One rank under torchrun. The first to ask prepares the data, the others wait for it."""
     from runtime.data.errors import DataError
+    from runtime.device import BACKENDS
     from runtime.launch import attach
-    from runtime.loop import Loop
     from runtime.prepare import prepare_here
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -174,9 +192,9 @@ def _join(build: Build, options: Options) -> int:
     except (DataError, OSError) as error:
         raise UsageError(error) from None
     say = _say if rank == 0 else lambda _: None
-    loop = Loop(build, options.run, corpus, options.steps, _checkpoint(build, options, corpus, say))
+    loop = _loop(build, options, corpus, say)
     view = loop.progress() if rank == 0 else None
-    assert attach(partial(loop.rank, view=view))
+    assert attach(partial(loop.rank, view=view), backend=BACKENDS[loop.device])
     return 0
 
 

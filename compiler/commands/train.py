@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             return code
     out = args.out or Path("runs") / (name or _name(build))
     command = [sys.executable, "-P", "-m", "runtime.train", str(build), "--out", str(out)]
-    command += ["--data", str(data or Path.cwd()), "--hang-timeout", str(args.hang_timeout)]
+    command += ["--data", str(data or Path.cwd()), "--hang-timeout", str(args.hang_timeout), "--device", args.device]
     command += ["--steps", str(args.steps)] if args.steps is not None else []
     command += ["--resume"] if args.resume else []
     code = _call(command)

@@ -6,7 +6,7 @@ buffer is released where the rank has since received something that the peer sen
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -162,15 +162,17 @@ def _releases(
     """Invocation of the sender → messages whose arrival is implied by then.
 
     `taken`: where the peer awaits them; `back`: what the peer sends here; `received`: where this rank awaits that.
-    Both ways messages are taken in the order they are sent (the proof refuses a program where they are not).
+    Replies may be awaited in another order than sent, so they are searched by when they are awaited.
     """
     taken_at = {message: (index, position) for index, position, message in taken}
     awaited_at = {message: index for index, _, message in received}
     sent = [(index, position) for index, position, _ in back]
-    awaited = [awaited_at[message] for _, _, message in back]
+    replies = sorted((awaited_at[message], number) for number, (_, _, message) in enumerate(back))
     releases: dict[int, list[Message]] = defaultdict(list)
     for index, _, message in sends:
-        first = max(bisect_right(sent, taken_at[message]), bisect_right(awaited, index))
-        if first < len(awaited):
-            releases[awaited[first]].append(message)
+        first = bisect_right(sent, taken_at[message])  # the first reply sent after this message was taken
+        later = range(bisect_left(replies, (index + 1, 0)), len(replies))
+        known = next((replies[k][0] for k in later if replies[k][1] >= first), None)
+        if known is not None:
+            releases[known].append(message)
     return releases

@@ -219,3 +219,11 @@ def test_dsc_is_what_the_module_is() -> None:
     listed = run((str(script), "--help"), 0, Path("/"))
     assert listed.stdout == run((*DSC, "--help"), 0, Path("/")).stdout
     assert "train" in listed.stdout
+
+
+@pytest.mark.parametrize("name", ["quickstart", "tiny"])
+def test_shipped_specs_train(place: Place, name: str) -> None:
+    """The laptop specs of the repository start as they are, on the text they name."""
+    spec = Path(__file__).parents[2] / "specs" / f"{name}.dsc"
+    place.dsc("train", spec, "--steps", 1, "--out", "run")
+    assert [row["step"] for row in rows(place.folder / "run")] == [1]
