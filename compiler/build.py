@@ -1,17 +1,15 @@
 """Spec → build folder, as values: plan, programs, proofs, emitted segments and stages, and a manifest.
 
-Pure: the same spec gives the same bytes. `write_build` is the only function here that touches files.
+Pure: the same spec gives the same bytes. `write_build`, of compiler.emit.folder, puts them into a folder.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from compiler.emit.files import manifest, plan_json, plan_text, program_json, train_py
+from compiler.emit.folder import write_build
 from compiler.emit.origin import with_origin
 from compiler.emit.stages import emit_rank
 from compiler.graph import emit
@@ -21,6 +19,8 @@ from compiler.report.build import report_of
 from compiler.report.page import report_html
 from dsl.format import canonical
 from dsl.schema import Spec
+
+__all__ = ["Build", "Files", "compile_spec", "num_sms", "write_build"]
 
 Files = tuple[tuple[str, str], ...]  # (path in the build folder, text)
 HOPPER_SMS = 132
@@ -90,23 +90,3 @@ def _all_bodies(programs: Mapping[str, Program], num_ranks: int) -> list[list[Bo
                 assert table.setdefault(body.name, body) == body, f"{body.name} differs between programs"
         result.append([table[name] for name in sorted(table)])
     return result
-
-
-def write_build(folder: Path, files: Files) -> None:
-    """Replace `folder` by the build: written beside it, then moved into place, so a reader never sees half of it.
-
-    Refuses (FileExistsError) a folder that holds anything but an earlier build.
-    """
-    if folder.exists() and any(folder.iterdir()) and not (folder / "manifest.json").is_file():
-        raise FileExistsError(f"{folder} is not empty and holds no build of dsc: choose another folder with -o")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
-        new, old = Path(scratch) / "new", Path(scratch) / "old"
-        for name, text in files:
-            path = new / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="\n")
-        if folder.exists():
-            folder.replace(old)
-        new.replace(folder)
-        shutil.rmtree(old, ignore_errors=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "check": "check a spec and report every mistake in it",
     "compile": "turn a spec into a build folder: plan, schedule, proof, segments, kernels",
+    "report": "write the report of a run folder",
     "schedule": "print a pipeline schedule of any size, without a spec",
     "train": "train a spec or a build folder on this machine's processes",
 }
@@ -37,16 +39,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     args = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to stop
     try:
-        code = args.run(args)
-        if sys.stdout is not None:  # closed by who started us
-            sys.stdout.flush()
+        code: int = args.run(args)
+        print(end="", flush=True)
         return code
     except BrokenPipeError:  # the reader of our output has left, `dsc schedule … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:  # a full disk under our output; commands report what befalls their own files
+        _discard_output()
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _discard_output() -> None:
+    """So that what is buffered does not fail once more when the interpreter ends."""
+    if sys.stdout is not None:  # closed by who started us
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ CODES = {
     "E0808": "a stage has at least one layer",
     "E0809": "tensor and context are 1",
     "E0810": "zero is 0 or 1",
+    "E0811": "at most 262,144 micro-batches are planned, over all ranks and sizes of the batch",
     # the model
     "E0901": "groups divide the experts",
     "E0902": "a token finds top_k experts in its groups",

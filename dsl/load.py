@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from dsl.resolve.context import Context, RejectedError, Scope, suggest
 from dsl.resolve.fields import fields_of
 from dsl.resolve.files import Definitions, collect
 from dsl.resolve.merge import merge
-from dsl.schema import Spec
+from dsl.schema import Node, Spec
 from dsl.source import OVERRIDE, Source, Span
-from dsl.syntax import Attribute, Block, Phrase, String, Word
+from dsl.syntax import Attribute, Block, Phrase, Statement, String, Word
+
+NAME_OR_CALL = re.compile(r"[A-Za-z_]\w*(\([^()]*\)?)?", re.ASCII)  # train(4096), also if not closed
 
 
 @dataclass(frozen=True)
@@ -160,10 +163,19 @@ def _override(context: Context, text: str) -> None:
     """`-s parallel.pipeline=8`: a later block with just that value."""
     source = Source(OVERRIDE, text)
     context.definitions.sources.append(source)
-    parsed = parse(source)
-    statement = parsed.document.body[0] if len(parsed.document.body) == 1 else None
-    if parsed.diagnostics:  # a shell has taken the quotes of a text: data.source=corpus/*.jsonl
-        statement = _unquoted(source)
+    key, _, value = text.partition("=")
+    statement: Statement | None = None
+    if value.strip() and all(part.isidentifier() for part in key.strip().split(".")):
+        if _takes_text(key.strip()) and _is_plain(value):
+            span = Span(source, len(key) + 1, len(text))
+            word = Word(key.strip(), Span(source, 0, len(key)))
+            statement = Attribute(word, Phrase((String(value.strip(), span),), span), span)
+        else:
+            parsed = parse(source)
+            if parsed.diagnostics:
+                context.mistakes += parsed.diagnostics
+                return
+            statement = parsed.document.body[0] if len(parsed.document.body) == 1 else None
     if not isinstance(statement, Attribute):
         span = Span(source, 0, max(1, len(text)))
         context.complain("E0504", f"`{text}` is not key=value", span, "write `-s parallel.pipeline=8`")
@@ -175,14 +187,23 @@ def _override(context: Context, text: str) -> None:
         context.run = _put(context, context.run, [kind, *rest], statement)
 
 
-def _unquoted(source: Source) -> Attribute | None:
-    """`key=` and whatever follows, taken as a text."""
-    key, _, rest = source.text.partition("=")
-    if not rest.strip() or not all(part.isidentifier() for part in key.strip().split(".")):
-        return None
-    span = Span(source, len(key) + 1, len(source.text))
-    word = Word(key.strip(), Span(source, 0, len(key)))
-    return Attribute(word, Phrase((String(rest.strip(), span),), span), span)
+def _takes_text(key: str) -> bool:
+    """Whether a key of the run, as it is nested, is one whose value is a text, like `data.source`."""
+    *parents, name = key.split(".")
+    cls: type[Node] = Spec
+    for part in parents:
+        kind = fields_of(cls).get(part)
+        if kind is None or not kind.nodes:
+            return False
+        cls = kind.nodes[0]
+    kind = fields_of(cls).get(name)
+    return kind is not None and str in kind.types and kind.form != "label"
+
+
+def _is_plain(value: str) -> bool:
+    """Whether a text stands as it is, a shell having taken its quotes: not a name, a call or in quotes still."""
+    text = value.strip()
+    return text.isprintable() and text[0] != '"' and not NAME_OR_CALL.fullmatch(text)
 
 
 def _override_named(context: Context, kind: str, keys: list[str], statement: Attribute) -> None:

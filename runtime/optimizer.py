@@ -67,7 +67,7 @@ def gathered(b: Bucket, part: Tensor, groups: Groups) -> Tensor:
     if not sharded(b):
         return part
     whole = part.new_empty(b.gradients.numel())
-    dist.all_gather_into_tensor(whole, part, group=groups["reduce", b.holders])
+    dist.all_gather(list(whole.chunk(len(b.holders))), part, group=groups["reduce", b.holders])
     return whole
 
 

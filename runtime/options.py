@@ -15,8 +15,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="auto: a CUDA device for each rank where there are enough, else the CPU",
+        default="cpu",
+        help="cuda: one device a rank; auto: that where there are enough devices, else the CPU",
     )
     parser.add_argument(
         "--hang-timeout", type=float, default=300.0, metavar="S", help="end the run when no rank moves for S seconds"

@@ -1,6 +1,6 @@
 """`dsc check [SPEC[:RUN]] [-s key=value]`: is a spec right? Everything wrong with it at once; nothing is run.
 
-Exit status: 0 it is right, 1 it is not.
+Exit status: 0 it is right, 2 it is not.
 """
 
 from __future__ import annotations
@@ -8,31 +8,30 @@ from __future__ import annotations
 import argparse
 import sys
 
+from compiler.commands.common import EXIT_SPEC, add_spec_arguments
 from dsl import load
 from dsl.diagnostics import SpecError, render_all
 from dsl.rules import train_refusals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", nargs="?", help="a .dsc file, SPEC:RUN for one run of several; default: the one here")
-    parser.add_argument(
-        "-s", "--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help="override a value"
-    )
+    """Options of the command."""
+    add_spec_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        path = args.spec or str(load.find())
+        path = str(load.find()) if args.spec is None else args.spec
     except SpecError as error:
         print(error, file=sys.stderr)
-        return 1
-    diagnostics = load.check(path, overrides=args.overrides)
+        return EXIT_SPEC
+    diagnostics = load.check(path, overrides=args.set)
     if diagnostics:
         print(render_all(diagnostics), file=sys.stderr)
         print(f"\n{len(diagnostics)} error{'s' if len(diagnostics) > 1 else ''}", file=sys.stderr)
-        return 1
+        return EXIT_SPEC
     print(f"{path}: right")
-    _warn_of_refusals(path, args.overrides)
+    _warn_of_refusals(path, args.set)
     return 0
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsl.diagnostics import SpecError
-from dsl.load import find, load
+from dsl.diagnostics import SpecError, render_all
+from dsl.load import find, resolve, split
+from dsl.rules import train_refusals
 from dsl.schema import Spec
+from dsl.source import Span
 
 EXIT_SPEC = 2  # the spec or the command line is wrong
 EXIT_BUG = 3  # an error of dsc itself: a schedule that its own proof refuses
@@ -17,9 +20,10 @@ EXIT_BUG = 3  # an error of dsc itself: a schedule that its own proof refuses
 
 @dataclass(frozen=True)
 class Chosen:
-    """A resolved spec and the file it came from."""
+    """A resolved spec, where its values are written, and the file it came from."""
 
     spec: Spec
+    origins: Mapping[str, Span]
     path: Path
 
 
@@ -35,17 +39,17 @@ def add_spec_arguments(parser: argparse.ArgumentParser, text: str = "") -> None:
 def load_spec(argument: str | None, overrides: list[str]) -> Chosen | None:
     """The chosen spec; None after its mistakes have been printed to stderr."""
     try:
-        path, run = _place(argument)
-        return Chosen(load(path, run, tuple(overrides)), path)
+        file, run = split(str(find(Path.cwd())) if argument is None else argument)
+        resolved = resolve(file, run, overrides)
+        return Chosen(resolved.spec, resolved.origins, Path(file))
     except SpecError as error:
         print(error, file=sys.stderr)
         return None
 
 
-def _place(argument: str | None) -> tuple[Path, str | None]:
-    if argument is None:
-        return find(Path.cwd()), None
-    if Path(argument).exists():
-        return Path(argument), None
-    path, colon, run = argument.rpartition(":")
-    return (Path(path), run) if colon and path else (Path(argument), None)
+def is_refused(chosen: Chosen) -> bool:
+    """Whether a right spec is one that does not run yet; why is then on stderr."""
+    refusals = train_refusals(chosen.spec, chosen.origins)
+    if refusals:
+        print(render_all(tuple(replace(item, severity="error") for item in refusals)), file=sys.stderr)
+    return bool(refusals)

@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from compiler.commands.common import EXIT_BUG, EXIT_SPEC, add_spec_arguments, load_spec
+from compiler.commands.common import EXIT_BUG, EXIT_SPEC, add_spec_arguments, is_refused, load_spec
+from compiler.emit.folder import check_place
 from compiler.proof import ProofError
-from dsl.rules import train_refusals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,15 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile; 0, or 2 with every mistake of the spec on stderr."""
     loaded = load_spec(args.spec, args.set)
-    if loaded is None:
+    if loaded is None or is_refused(loaded):
         return EXIT_SPEC
-    if refusals := train_refusals(loaded.spec):
-        print("\n\n".join(map(str, refusals)), file=sys.stderr)
-        return EXIT_SPEC
-    from compiler.build import compile_spec, write_build  # imports torch
-
     out = args.out or Path("build") / loaded.spec.name
     try:
+        check_place(out)  # before the work
+        from compiler.build import compile_spec, write_build  # imports torch
+
         build = compile_spec(loaded.spec, _say)
         write_build(out, build.files)
     except (ProofError, OSError) as error:

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     schedule.check()
-    sys.stdout.write(schedule.to_text() if args.format == "text" else schedule.to_json() + "\n")
+    print(schedule.to_text() if args.format == "text" else schedule.to_json() + "\n", end="")
     return 0
 
 

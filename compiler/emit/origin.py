@@ -8,7 +8,7 @@ from dsl.schema import Model
 
 def with_origin(code: SegmentCode, use: Use, model: Model, resolved: str) -> str:
     """The segment's source with the line of the spec that asked for it named, for its first use in the model."""
-    lines = resolved.splitlines()
+    lines = resolved.split("\n")  # a text in it may hold what splitlines splits at
     begin = lines.index(f"model {model.name} {{")
     wanted = "  " + _statement(use, model)
     number = next(i for i, line in enumerate(lines) if i > begin and line.startswith(wanted))

@@ -36,16 +36,11 @@ KernelOf = Callable[[Node], str | None]  # the kernel file of a node, or None wh
 
 
 def aliases(parts: Split, kernel_of: KernelOf) -> dict[tuple[str, str], Alias]:
-    """By (op, kernel file). An op of one file keeps its name; one of several is told apart by sizes: rmsnorm_d192."""
-    pairs = {
-        (node.op, file): None
-        for nodes in parts.functions.values()
-        for node in nodes
-        for file in [kernel_of(node)]
-        if file is not None
-    }
+    """By (op, kernel file). An op that is one file's alone keeps its name; else sizes tell it apart: rmsnorm_d192."""
+    pairs = {(node.op, kernel_of(node)) for nodes in parts.functions.values() for node in nodes}
     several = {op for op, file in pairs if any(op == other and file != another for other, another in pairs)}
-    return {(op, file): Alias(_sized(op, file) if op in several else op, file, op) for op, file in sorted(pairs)}
+    with_file = sorted((op, file) for op, file in pairs if file is not None)
+    return {(op, file): Alias(_sized(op, file) if op in several else op, file, op) for op, file in with_file}
 
 
 def _sized(op: str, file: str) -> str:

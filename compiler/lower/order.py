@@ -8,8 +8,9 @@ compute. Exchanges are started as soon as their operands exist and waited for ri
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from compiler.ir import Instruction
 from compiler.lower.chains import Node
@@ -17,49 +18,58 @@ from compiler.lower.chains import Node
 Placed = tuple[int, Node]  # (slot, node)
 
 
-@dataclass
 class _Chain:
-    slot: int
-    pending: list[Node]
-    finished_s: dict[str, float] = field(default_factory=dict)  # value → when it is known
-    left_s: float = 0.0
+    """What is left of one chain: of each instruction how many operands are not made yet, and what can be issued now."""
 
-    def ready(self) -> list[tuple[int, float]]:
-        """(index, earliest time its operands are known) of every instruction that could be issued now."""
-        unmade = {b.name for n in self.pending for b in n.writes}
-        return [
-            (i, max((self.finished_s.get(v, 0.0) for v in n.instruction.reads), default=0.0))
-            for i, n in enumerate(self.pending)
-            if not unmade.intersection(n.instruction.reads)
-        ]
+    def __init__(self, slot: int, nodes: Sequence[Node]) -> None:
+        self.slot, self.nodes = slot, nodes
+        self.left_s = sum(node.cost_s for node in nodes)
+        self.known_s = [0.0] * len(nodes)  # when the operands made so far are known
+        self.readers: dict[str, list[int]] = defaultdict(list)
+        for index, node in enumerate(nodes):
+            for value in node.instruction.reads:
+                self.readers[value].append(index)
+        made = [reader for node in nodes for b in node.writes for reader in self.readers.get(b.name, ())]
+        self.unmade = Counter(made)
+        self.ready = {index for index in range(len(nodes)) if not self.unmade[index]}
+
+    def issue(self, index: int, end_s: float) -> Node:
+        """Takes an instruction off, whose values are known at `end_s`."""
+        node = self.nodes[index]
+        self.ready.remove(index)
+        self.left_s -= node.cost_s
+        for reader in (reader for b in node.writes for reader in self.readers.get(b.name, ())):
+            self.known_s[reader] = max(self.known_s[reader], end_s)
+            self.unmade[reader] -= 1
+            if not self.unmade[reader]:
+                self.ready.add(reader)
+        return node
 
 
 def interleave(chains: Sequence[Sequence[Node]]) -> list[Placed]:
     """One order of all instructions, the slot beside each. Deterministic; the order depends on nodes alone."""
-    states = [_Chain(slot, list(c), left_s=sum(n.cost_s for n in c)) for slot, c in enumerate(chains)]
+    states = [_Chain(slot, nodes) for slot, nodes in enumerate(chains)]
     free_s = {"compute": 0.0, "communication": 0.0}
     order: list[Placed] = []
-    while any(s.pending for s in states):
+    while any(state.ready for state in states):
         start_s, _, _, index, slot = min(
             (
-                max(known_s, free_s[node.lane]),
+                max(state.known_s[index], free_s[node.lane]),
                 node.lane == "compute" and node.cost_s > 0,
                 -state.left_s,
                 index,
                 state.slot,
             )
             for state in states
-            for index, known_s in state.ready()
-            for node in [state.pending[index]]
+            for index in state.ready
+            for node in [state.nodes[index]]
         )
-        state = states[slot]
-        node = state.pending.pop(index)
-        end_s = start_s + node.cost_s
+        end_s = start_s + states[slot].nodes[index].cost_s
+        node = states[slot].issue(index, end_s)
         if node.cost_s > 0:
             free_s[node.lane] = end_s
-        state.finished_s |= dict.fromkeys((b.name for b in node.writes), end_s)
-        state.left_s -= node.cost_s
         order.append((slot, node))
+    assert len(order) == sum(map(len, chains)), "an instruction reads what is never made"
     return order
 
 

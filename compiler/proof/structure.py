@@ -6,6 +6,7 @@ It leaves to the later passes only *when* things happen. A body is looked at onc
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ from compiler.schedules.schedule import Schedule, ScheduleError
 from runtime.actions import Step, parse_step
 
 Key: TypeAlias = tuple[str, str, str, str]  # (kind, phase, site, value or what is waited for)
+Steps: TypeAlias = Mapping[tuple[str, str], Use | Communication]  # by site and kind; a segment's kind is "run"
 
 PHASES = {"F": "F", "B": "IW", "I": "I", "W": "W"}
 EXCHANGES = ("counts", "dispatch", "combine")
@@ -62,10 +64,12 @@ def check_bodies(program: Program, plan: Plan) -> None:
         for body in bodies:
             _check_labels(rank, body)
             for slot, action in enumerate(body.actions):
+                stage = plan.stages[int(action[1:])]
+                steps: Steps = {(s.site, s.kind if isinstance(s, Communication) else "run"): s for s in stage.steps}
                 own = [i for i in body.instructions if i.slot == slot and i.kind != "free"]
-                _check_counts(f"rank {rank}, {action}", own, _needs(plan.stages[int(action[1:])], PHASES[action[0]]))
+                _check_counts(f"rank {rank}, {action}", own, _needs(stage, PHASES[action[0]]))
                 for instruction in own:
-                    _check_operands(f"rank {rank}, {action}", instruction, plan.stages[int(action[1:])])
+                    _check_operands(f"rank {rank}, {action}", instruction, stage, steps)
             waits_of(rank, body)
 
 
@@ -165,14 +169,15 @@ def _check_labels(rank: int, body: Body) -> None:
 
 def _check_counts(where: str, own: list[Instruction], needs: Needs) -> None:
     counts = Counter(_key(instruction) for instruction in own)
+    known = needs.once | needs.at_most_once
     for key in sorted(needs.once | counts.keys()):
-        if key not in needs.once | needs.at_most_once:
+        if key not in known:
             raise ProofError(f"{where}: {_text(key)} does not belong to it")
         if counts[key] != 1:
             raise ProofError(f"{where}: {_text(key)} runs {counts[key]} times instead of once")
 
 
-def _check_operands(where: str, instruction: Instruction, stage: Stage) -> None:
+def _check_operands(where: str, instruction: Instruction, stage: Stage, steps: Steps) -> None:
     """What is sent, received, exchanged, run and handed on is what the stage says, as far as it says it."""
     kind, phase = instruction.kind, instruction.phase
     written = {buffer.name for buffer in instruction.writes}
@@ -184,16 +189,13 @@ def _check_operands(where: str, instruction: Instruction, stage: Stage) -> None:
         name = message.name if phase == "F" else f"d_{message.name}"
         fault = (instruction.reads if kind == "send" else tuple(written)) != (name,)
     elif kind == "run":
-        use = next(step for step in stage.steps if isinstance(step, Use) and step.site == instruction.site)
+        use = steps[instruction.site, "run"]
+        assert isinstance(use, Use), "counted as needed above"
         fault = _is_other_run(instruction, use, read, written)
     elif kind in EXCHANGES or kind == "wait":
         exchanged = instruction.wait or kind
-        step = next(
-            step
-            for step in stage.steps
-            if isinstance(step, Communication)
-            and (step.site, step.kind) == (instruction.site, exchanged.replace("counts", "dispatch"))
-        )
+        step = steps[instruction.site, exchanged.replace("counts", "dispatch")]
+        assert isinstance(step, Communication), "counted as needed above"
         needs, makes = _exchanged(step, exchanged, phase)
         fault = not needs <= read or (kind == "wait" and not makes <= written)
     if fault:

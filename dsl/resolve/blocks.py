@@ -13,6 +13,7 @@ from dsl.resolve.context import Context, RejectedError, Scope, suggest
 from dsl.resolve.fields import FieldType, fields_of, keys_of, scalar
 from dsl.resolve.merge import key_of, label_of
 from dsl.schema import BUILT_IN, LayerRange, Node, Spec, Tile
+from dsl.schema.model import MAX_LAYER
 from dsl.source import Span
 from dsl.syntax import Attribute, Block, Import, Let, Line, Lost, Range, Statement, Word
 
@@ -77,7 +78,7 @@ def field(context: Context, scope: Scope, cls: type[Node], name: str, statement:
         block = _expect_block(context, statement, "write `rate { constant at 1e-4 }`")
         return forms.rate(context, scope, block, derive.ramp_of(context), derive.total_tokens(context))
     if kind.nodes and kind.types != (Tile,) and kind.form != "tokenizer":
-        return _child(context, scope, kind, name, statement)
+        return _child(context, scope, cls, name, statement)
     if isinstance(statement, Block):
         hint = f"write `{name} = value`"
         raise context.reject("E0204", f"`{name}` is a value, not a block", statement.head, hint)
@@ -96,12 +97,15 @@ def field(context: Context, scope: Scope, cls: type[Node], name: str, statement:
 # ---------------------------------------------------------------- blocks within blocks
 
 
-def _child(context: Context, scope: Scope, kind: FieldType, name: str, statement: Attribute | Block) -> Any:
+def _child(context: Context, scope: Scope, cls: type[Node], name: str, statement: Attribute | Block) -> Any:
+    kind = fields_of(cls)[name]
     if name in NAMED and not scope.path:
         return _named(context, kind.nodes[0], name, statement)
-    block = _expect_block(context, statement, f"write `{name} {{ … }}`")
-    cls = _class_of(context, kind, name, block)
-    return node(context, scope.inside(block, name), cls, block)
+    if kind.optional and isinstance(statement, Attribute) and statement.phrase.span.text == "none":
+        return None
+    example = (cls.model_fields[name].examples or [f"{name} {{ … }}"])[0]
+    block = _expect_block(context, statement, f"write `{example}`")
+    return node(context, scope.inside(block, name), _class_of(context, kind, name, block), block)
 
 
 def _named(context: Context, cls: type[Node], kind: str, statement: Attribute | Block) -> Any:
@@ -193,9 +197,10 @@ def _bounds(context: Context, scope: Scope, block: Block) -> tuple[int, int]:
         hint = "write `layers 0..2 { … }`, both included"
         raise context.reject("E0205", "`layers` has one range", block.head, hint)
     first, last = (derive.count(context, scope, part, "layers") for part in (label.first, label.last))
-    if not 0 <= first <= last <= 100_000:
-        message = f"the range {first}..{last} is empty or out of bounds: at most 100000"
-        raise context.reject("E0303", message, label.span, f"write `layers {min(first, last)}..{max(first, last)}`")
+    if not 0 <= first <= last <= MAX_LAYER:
+        message = f"the range {first}..{last} is empty or out of bounds: at most {MAX_LAYER}"
+        low, high = sorted(min(max(0, each), MAX_LAYER) for each in (first, last))
+        raise context.reject("E0303", message, label.span, f"write `layers {low}..{high}`")
     return first, last
 
 

@@ -15,6 +15,7 @@ from dsl.resolve.fields import fields_of
 from dsl.resolve.forms import STEP, TOKEN, whole
 from dsl.resolve.merge import key_of
 from dsl.schema import Batch, Node, Parallel, Schedule, Spec, Unit
+from dsl.schema.run import MAX_DEGREE
 from dsl.source import Span
 from dsl.syntax import Attribute, Block, Value, Word
 
@@ -81,9 +82,12 @@ def data_degree(context: Context, span: Span | None = None) -> int:
     world = _positive(context, "cluster.nodes") * _positive(context, "cluster.node.devices")
     degrees = {name: _positive(context, f"parallel.{name}") for name in ("pipeline", "tensor", "context")}
     used = degrees["pipeline"] * degrees["tensor"] * degrees["context"]
+    place = span or context.origins.get("parallel.pipeline") or context.origins.get("parallel") or context.run.head
+    if world % used == 0 and world // used > MAX_DEGREE:
+        message = f"the cluster's {world:,} devices leave data = {world // used:,}, at most {MAX_DEGREE:,} are possible"
+        raise context.reject("E0801", message, place, "plan for fewer devices")
     if world % used == 0 and world >= used:
         return world // used
-    place = span or context.origins.get("parallel.pipeline") or context.origins.get("parallel") or context.run.head
     message = f"the cluster's {world:,} devices cannot be divided into pipelines of {used:,}"
     near = max((each for each in range(1, min(used, world) + 1) if world % each == 0), default=1)
     hint = (

@@ -30,6 +30,7 @@ RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("parallel.pipeline", "schedule"), parallel.even_pipeline),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.batch_divides),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.enough_micro_batches),
+    ((*WORLD, "train.micro_batch", "train.batch"), parallel.schedules_are_bounded),
     (("parallel.pipeline", "schedule", "model.layers.*.last"), parallel.stages_have_layers),
     (("parallel.tensor", "parallel.context"), parallel.one_tensor_and_context),
     (("parallel.zero",), parallel.zero_runs),

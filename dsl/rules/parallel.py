@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsl import ramp
 from dsl.rules.finding import Finding, nearest_divisor
 from dsl.schema import Moe, Spec
 
 EVEN = ("dualpipe",)  # schedules that want even numbers of ranks and micro-batches
+MAX_PLANNED = 2**18  # micro-batches of all ranks and sizes of the batch
 STAGES_PER_RANK = {"dualpipev": 2, "zbv": 2}
 
 
@@ -108,6 +110,34 @@ def enough_micro_batches(spec: Spec) -> Iterator[Finding]:
     paths = ("parallel.pipeline", "parallel.data", "train.micro_batch")
     notes = tuple((f"{path.rpartition('.')[2]} is given here", path) for path in paths)
     yield Finding("E0805", message, "train.batch" if constant else "train.batch.to", hint, notes)
+
+
+def schedules_are_bounded(spec: Spec) -> Iterator[Finding]:
+    """Every size of the batch has its own schedule, proven micro-batch by micro-batch (about a millisecond for each).
+
+    DeepSeek-V3's run has 49 sizes, and 56,448 micro-batches on all ranks.
+    """
+    p, train = spec.parallel, spec.train
+    unit = p.data * train.micro_batch
+    if not _fits(spec) or train.batch.end < train.batch.start:
+        return
+    sizes = ramp.num_sizes(train.batch, ramp.quantum_of(p, train.micro_batch))
+    planned = p.pipeline * sizes * (train.batch.start + train.batch.end) // (2 * unit)
+    if sizes > ramp.MAX_SIZES or planned <= MAX_PLANNED:
+        return
+    constant = train.batch.start == train.batch.end
+    ranks = f"{p.pipeline} pipeline rank{'s' if p.pipeline > 1 else ''}"
+    what = f"a batch of {train.batch.end:,} makes" if constant else f"the {sizes:,} sizes of the batch make"
+    message = f"{what} {planned:,} micro-batches on {ranks}, at most {MAX_PLANNED:,} are planned"
+    most = MAX_PLANNED // p.pipeline // 2 * 2 * unit
+    hint = f"write `batch = {most}` or less" if constant else "grow it by less"
+    yield Finding(
+        "E0811",
+        message,
+        "train.batch",
+        f"{hint}, or write a larger `micro_batch`",
+        (("micro_batch is given here", "train.micro_batch"),),
+    )
 
 
 def stages_have_layers(spec: Spec) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from dsl.schema.base import Node, Phase, Syntax
 
+MAX_LAYER = 999  # counted from 0; a layer takes some 50 ms to compile
 Width = Annotated[int, Field(ge=1, le=1_048_576)]
 
 
@@ -89,8 +90,8 @@ class Moe(Node):
 class LayerRange(Node):
     """Layers `first` to `last`, both included, that have the same feed-forward part."""
 
-    first: Annotated[int, Field(ge=0, le=100_000)]
-    last: Annotated[int, Field(ge=0, le=100_000)]
+    first: Annotated[int, Field(ge=0, le=MAX_LAYER)]
+    last: Annotated[int, Field(ge=0, le=MAX_LAYER)]
     ffn: Annotated[Dense | Moe, Field(examples=["ffn dense { inner = 2048 }"])]
 
 

@@ -12,7 +12,8 @@ from dsl.schema.cluster import Cluster
 from dsl.schema.model import Model
 from dsl.schema.precision import Precision
 
-Degree = Annotated[int, Field(ge=1, le=1_048_576)]
+MAX_DEGREE = 1_048_576
+Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), Unit("token", bare=True)]
 Steps = Annotated[int, Field(ge=1, le=MAX_STEPS), Unit("step", bare=True)]
 LearningRate = Annotated[float, Field(ge=0, le=10)]
@@ -153,7 +154,7 @@ class Spec(Node):
     precision: Annotated[Precision, Field(examples=["precision = fp32"])]
     recompute: Annotated[tuple[Recompute, ...], Field(description="ops computed again in the backward")] = ()
     parallel: Parallel
-    schedule: Schedule
+    schedule: Annotated[Schedule, Field(examples=["schedule { name = dualpipe }"])]
     sm: Sm = Sm()
     train: Annotated[Train, Field(examples=["train { … }"])]
     data: Annotated[Data, Field(examples=["data { source = python_stdlib, tokenizer = train(4096) }"])]

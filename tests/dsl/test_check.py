@@ -27,7 +27,7 @@ def test_a_right_spec(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_wrong_spec(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(str(BASE), "-s", "parallel.pipelin=2", "--set", "train.batch=15") == 1
+    assert run(str(BASE), "-s", "parallel.pipelin=2", "--set", "train.batch=15") == 2
     out, err = capsys.readouterr()
     assert out == "" and err.endswith("\n2 errors\n")
     assert "error[E0201]" in err and "error[E0807]" in err
@@ -41,7 +41,7 @@ def test_what_does_not_train_yet_is_said(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_no_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run() == 1
+    assert run() == 2
     assert "there is no spec here" in capsys.readouterr().err
     Path("one.dsc").write_bytes(BASE.read_bytes())
     assert run() == 0

@@ -249,6 +249,28 @@ def test_overrides_win_and_are_origins(tmp_path: Path) -> None:
     assert resolved.origins["model.vocab"].text == "4096"
 
 
+@pytest.mark.parametrize("text", ["corpus/a b (1).txt", "a#b", "data/*.jsonl", "x, y", "a = b", "café", "1e5"])
+def test_a_text_needs_no_quotes_on_the_command_line(text: str, tmp_path: Path) -> None:
+    for quoted in (text, f'"{text}"'):
+        spec = read(tmp_path, "run a extends base { }", f"data.source={quoted}", f"data.tokenizer={quoted}")
+        assert (spec.data.source, spec.data.tokenizer) == (text, text)
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\x1bb", "a\udcffb", '"a'])
+def test_a_text_that_cannot_be_written_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"-s:1:1"):
+        read(tmp_path, "run a extends base { }", f"data.source={text}")
+
+
+def test_an_optional_block_may_be_none(tmp_path: Path) -> None:
+    run = "run a extends base { model = b, train { validate { every = 5 } } }"
+    text = f"{run}\nmodel b extends base {{ mtp {{ depth = 1, weight = 0.1 }} }}"
+    assert read(tmp_path, text).model.mtp is not None
+    spec = read(tmp_path, text, "model.mtp=none", "train.validate=none")
+    assert spec.model.mtp is None and spec.train.validate is None
+    assert read(tmp_path, text + "\nmodel b { mtp = none }").model.mtp is None
+
+
 def test_three_mistakes_are_three_errors(tmp_path: Path) -> None:
     mistakes = "  recompute = [rmsnorm,, swiglu]\n  parallel { pipelin = 4 }\n  train { batch = 16GB }\n"
     text = f"run a extends base {{\n{mistakes}}}"

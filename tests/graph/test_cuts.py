@@ -121,6 +121,13 @@ def test_the_cut_of_attention() -> None:
     assert emit(segment("attention"), NUM_SMS).source.count("linear_2[:, 0:9]") == 3, "a view in F, I and W"
 
 
+def test_an_op_with_a_kernel_at_some_sizes_only() -> None:
+    """The norm of 16,386 columns has none: its name is the op's, the small ones' are not."""
+    of = next(s for s in segments(spec(hidden=16_386, precision="fp32")) if s.kind == "attention")
+    source = emit(of, NUM_SMS).source
+    assert "rmsnorm_0, rmsnorm_0_rstd = rmsnorm(" in source and "rmsnorm_1, rmsnorm_1_rstd = rmsnorm_d7(" in source
+
+
 def test_aliases() -> None:
     router, join, final_norm = (cut(segment(kind)) for kind in ("router", "join", "final_norm"))
     assert {b.name: b.alias for b in router.outputs if b.alias} == {"residual": "h"}

@@ -5,13 +5,13 @@ c: the executor · p: parameters · g: gradient accumulators · v, w: values of 
 
 from ..segments import attention_T16_D16_ad7f04
 from ..segments import dense_T16_D16_24d570
-from ..segments import embed_T16_cbcb3f
+from ..segments import embed_T16_5c8535
 from ..segments import experts_D16_G4_fbc2e0
 from ..segments import final_norm_T16_D16_5ac801
 from ..segments import final_norm_T16_D16_bc7cd2
-from ..segments import head_T16_D16_04a2e9
+from ..segments import head_T16_D16_c52bf6
 from ..segments import join_T16_D16_70232c
-from ..segments import mtp_input_T16_D16_c2ddb8
+from ..segments import mtp_input_T16_D16_e4f7e0
 from ..segments import router_T16_D16_081c6c
 from ..segments import router_T16_D16_7bd272
 from ..segments import shared_T16_D16_c76318
@@ -22,11 +22,11 @@ def B0(c, p, g, a):
     v.d_L1_sequence_loss = c.constant('sequence_loss L1')
     v.d_loss = c.constant('loss')
     v.d_mtp_loss = c.constant('mtp')
-    v.d_M0_final_h, v.M0_head_d_linear_0 = head_T16_D16_04a2e9.I(
+    v.d_M0_final_h, v.M0_head_d_linear_0 = head_T16_D16_c52bf6.I(
         p.head, v.mtp_targets, v.M0_head_linear_0, v.M0_head_cross_entropy_0_lse, v.d_mtp_loss
     )
     del v.mtp_targets, v.M0_head_linear_0, v.M0_head_cross_entropy_0_lse, v.d_mtp_loss
-    head_T16_D16_04a2e9.W(g.head, v.M0_final_h, v.M0_head_d_linear_0)
+    head_T16_D16_c52bf6.W(g.head, v.M0_final_h, v.M0_head_d_linear_0)
     del v.M0_final_h, v.M0_head_d_linear_0
     v.d_M0_h = final_norm_T16_D16_bc7cd2.I(p.mtp_0_final_norm, v.M0_h, v.M0_final_norm_rmsnorm_0_rstd, v.d_M0_final_h)
     final_norm_T16_D16_bc7cd2.W(g.mtp_0_final_norm, v.M0_h, v.M0_final_norm_rmsnorm_0_rstd, v.d_M0_final_h)
@@ -101,11 +101,11 @@ def B0(c, p, g, a):
         v.M0_attention_d_linear_3, v.M0_attention_d_rmsnorm_2, v.M0_attention_d_linear_2, v.M0_attention_d_rmsnorm_1,
         v.M0_attention_d_linear_0, v.M0_attention_d_rmsnorm_0
     )
-    v.d_final_h_mtp, v.M0_input_d_cat2_0, v.M0_input_d_embedding_0 = mtp_input_T16_D16_c2ddb8.I(
+    v.d_final_h_mtp, v.M0_input_d_cat2_0, v.M0_input_d_embedding_0 = mtp_input_T16_D16_e4f7e0.I(
         p.mtp_0_embedding_norm, p.mtp_0_hidden_norm, p.mtp_0_projection, v.final_h_mtp, v.M0_input_embedding_0,
         v.M0_input_rmsnorm_0_rstd, v.M0_input_rmsnorm_1_rstd, v.d_M0_input
     )
-    mtp_input_T16_D16_c2ddb8.W(
+    mtp_input_T16_D16_e4f7e0.W(
         g.embedding, g.mtp_0_embedding_norm, g.mtp_0_hidden_norm, g.mtp_0_projection, v.mtp_tokens, v.final_h_mtp,
         v.M0_input_embedding_0, v.M0_input_rmsnorm_0_rstd, v.M0_input_rmsnorm_1_rstd, v.M0_input_cat2_0, v.d_M0_input,
         v.M0_input_d_cat2_0, v.M0_input_d_embedding_0
@@ -114,11 +114,11 @@ def B0(c, p, g, a):
         v.mtp_tokens, v.final_h_mtp, v.M0_input_embedding_0, v.M0_input_rmsnorm_0_rstd, v.M0_input_rmsnorm_1_rstd,
         v.M0_input_cat2_0, v.d_M0_input, v.M0_input_d_cat2_0, v.M0_input_d_embedding_0
     )
-    v.d_final_h, v.head_d_linear_0 = head_T16_D16_04a2e9.I(
+    v.d_final_h, v.head_d_linear_0 = head_T16_D16_c52bf6.I(
         p.head, v.targets, v.head_linear_0, v.head_cross_entropy_0_lse, v.d_loss
     )
     del v.targets, v.head_linear_0, v.head_cross_entropy_0_lse, v.d_loss
-    head_T16_D16_04a2e9.W(g.head, v.final_h, v.head_d_linear_0)
+    head_T16_D16_c52bf6.W(g.head, v.final_h, v.head_d_linear_0)
     del v.final_h, v.head_d_linear_0
     v.d_L1_h, v.final_norm_d_rmsnorm_0 = final_norm_T16_D16_5ac801.I(
         p.final_norm, v.L1_h, v.final_norm_rmsnorm_0_rstd, v.d_final_h, v.d_final_h_mtp
@@ -237,7 +237,7 @@ def B0(c, p, g, a):
         v.L0_attention_d_linear_3, v.L0_attention_d_rmsnorm_2, v.L0_attention_d_linear_2, v.L0_attention_d_rmsnorm_1,
         v.L0_attention_d_linear_0, v.L0_attention_d_rmsnorm_0
     )
-    embed_T16_cbcb3f.W(g.embedding, v.tokens, v.d_embed_h)
+    embed_T16_5c8535.W(g.embedding, v.tokens, v.d_embed_h)
     del v.tokens, v.d_embed_h
 
 
@@ -247,7 +247,7 @@ def F0(c, p, g, a):
     v.targets = c.load('targets', a)
     v.mtp_tokens = c.load('mtp_tokens', a)
     v.mtp_targets = c.load('mtp_targets', a)
-    v.embed_h = embed_T16_cbcb3f.F(p.embedding, v.tokens)
+    v.embed_h = embed_T16_5c8535.F(p.embedding, v.tokens)
     (
         v.L0_attended, v.L0_attention_rmsnorm_0, v.L0_attention_rmsnorm_0_rstd, v.L0_attention_linear_0,
         v.L0_attention_rmsnorm_1, v.L0_attention_rmsnorm_1_rstd, v.L0_attention_linear_1, v.L0_attention_linear_2,
@@ -300,12 +300,12 @@ def F0(c, p, g, a):
     v.L1_h = join_T16_D16_70232c.F(v.L1_residual, v.L1_shared, v.L1_returned_rows, v.L1_order)
     del v.L1_residual, v.L1_shared, v.L1_returned_rows
     v.final_h, v.final_h_mtp, v.final_norm_rmsnorm_0_rstd = final_norm_T16_D16_5ac801.F(p.final_norm, v.L1_h)
-    v.loss, v.head_linear_0, v.head_cross_entropy_0_lse = head_T16_D16_04a2e9.F(p.head, v.final_h, v.targets)
+    v.loss, v.head_linear_0, v.head_cross_entropy_0_lse = head_T16_D16_c52bf6.F(p.head, v.final_h, v.targets)
     c.record('loss', v.loss)
     del v.loss
     (
         v.M0_input, v.M0_input_embedding_0, v.M0_input_rmsnorm_0_rstd, v.M0_input_rmsnorm_1_rstd, v.M0_input_cat2_0
-    ) = mtp_input_T16_D16_c2ddb8.F(
+    ) = mtp_input_T16_D16_e4f7e0.F(
         p.embedding, p.mtp_0_embedding_norm, p.mtp_0_hidden_norm, p.mtp_0_projection, v.mtp_tokens, v.final_h_mtp
     )
     (
@@ -342,7 +342,7 @@ def F0(c, p, g, a):
     v.M0_h = join_T16_D16_70232c.F(v.M0_residual, v.M0_shared, v.M0_returned_rows, v.M0_order)
     del v.M0_residual, v.M0_shared, v.M0_returned_rows
     v.M0_final_h, v.M0_final_norm_rmsnorm_0_rstd = final_norm_T16_D16_bc7cd2.F(p.mtp_0_final_norm, v.M0_h)
-    v.mtp_loss, v.M0_head_linear_0, v.M0_head_cross_entropy_0_lse = head_T16_D16_04a2e9.F(
+    v.mtp_loss, v.M0_head_linear_0, v.M0_head_cross_entropy_0_lse = head_T16_D16_c52bf6.F(
         p.head, v.M0_final_h, v.mtp_targets
     )
     c.record('mtp_loss', v.mtp_loss)

@@ -1,11 +1,11 @@
 # constructed by dsc: segment embed, T=16, float32
-# from spec.resolved:45: vocab = 64
+# from spec.resolved:45: vocab = 512
 
 from runtime.ops import embedding, embedding_wgrad_
 
 
 def F(
-    table,  # [64, 16]
+    table,  # [512, 16]
     tokens,  # [16] int64
 ):
     """Forward: the outputs, then what the backward will read."""
@@ -18,7 +18,7 @@ def I():
 
 
 def W(
-    g_table,  # [64, 16]
+    g_table,  # [512, 16]
     tokens,  # [16] int64
     d_y,  # [16, 16]
 ):

@@ -22,7 +22,7 @@ rmsnorm_wgrad_ = on_cuda(__file__, 'rmsnorm_d16_float32', rmsnorm_wgrad_)
 
 
 def F(
-    table,  # [64, 16]
+    table,  # [512, 16]
     embedding_norm,  # [16]
     hidden_norm,  # [16]
     projection,  # [16, 32]
@@ -58,7 +58,7 @@ def I(
 
 
 def W(
-    g_table,  # [64, 16]
+    g_table,  # [512, 16]
     g_embedding_norm,  # [16]
     g_hidden_norm,  # [16]
     g_projection,  # [16, 32]

@@ -1,0 +1,26 @@
+"""`dsc report RUN`: write the report of a run folder again, or for the first time after torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from compiler.commands.common import EXIT_SPEC
+from compiler.report.run import write_run_report
+from dsl.diagnostics import SpecError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("run_folder", metavar="RUN", type=Path, help="run folder, written by dsc train or torchrun")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write RUN/report.html; 0, or 2 where the folder holds no run."""
+    try:
+        print(f"report: {write_run_report(args.run_folder)}")
+    except (OSError, ValueError, KeyError, SpecError) as error:
+        print(f"error: {args.run_folder} holds no run that can be reported: {error}", file=sys.stderr)
+        return EXIT_SPEC
+    return 0
