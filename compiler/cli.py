@@ -28,20 +28,10 @@ EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell shows of other programs th
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run one command. Returns its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="dsc", description="A declarative compiler for training programs.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    wanted = next((a for a in arguments if not a.startswith("-")), None)
-    for name, line in COMMANDS.items():
-        command = commands.add_parser(name, help=line, description=line)
-        if name == wanted:  # only the command that runs is imported
-            module = importlib.import_module(f"compiler.commands.{name}")
-            module.add_arguments(command)
-            command.set_defaults(run=module.run)
-    args = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to stop
     try:
+        args = _parsed(list(sys.argv[1:] if argv is None else argv))
         code: int = args.run(args)
         print(end="", flush=True)
         return code
@@ -54,6 +44,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="dsc", description="A declarative compiler for training programs.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    wanted = next((a for a in arguments if not a.startswith("-")), None)
+    for name, line in COMMANDS.items():
+        command = commands.add_parser(name, help=line, description=line)
+        if name == wanted:  # only the command that runs is imported
+            module = importlib.import_module(f"compiler.commands.{name}")
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    return parser.parse_args(arguments)
 
 
 def _discard_output() -> None:

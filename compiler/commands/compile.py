@@ -29,9 +29,12 @@ def run(args: argparse.Namespace) -> int:
 
         build = compile_spec(loaded.spec, _say)
         write_build(out, build.files)
-    except (ProofError, OSError) as error:
+    except ProofError as error:
         print(f"error: {error}", file=sys.stderr)
-        return EXIT_SPEC if isinstance(error, OSError) else EXIT_BUG
+        return EXIT_BUG
+    except OSError as error:
+        print(f"error: {f'{out} cannot be written: {error.strerror}' if error.strerror else error}", file=sys.stderr)
+        return EXIT_SPEC
     print(build.summary, end="")
     print(f"build: {out}")
     return 0

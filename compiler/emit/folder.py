@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -16,9 +17,11 @@ def check_place(folder: Path) -> None:
     place = folder.resolve()
     if Path.cwd().is_relative_to(place):
         raise FileExistsError(f"{folder} is the current folder or holds it: go out of it, or choose another with -o")
-    for parent in place.parents:
-        if parent.exists() and not parent.is_dir():
-            raise NotADirectoryError(f"{parent} is a file, so there is no {folder}: choose another folder with -o")
+    parent = next(parent for parent in place.parents if parent.exists())
+    if not parent.is_dir():
+        raise NotADirectoryError(f"{parent} is a file, so there is no {folder}: choose another folder with -o")
+    if not os.access(parent, os.W_OK):
+        raise PermissionError(f"{parent} cannot be written to: choose another folder with -o")
     if not place.exists():
         return
     if not place.is_dir():

@@ -26,7 +26,7 @@ RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("train.batch", "train.micro_batch", "parallel.data"), phases.batch_grows),
     (WORLD, parallel.world_is_used),
     (("parallel.expert", "parallel.data"), parallel.expert_divides_data),
-    (("parallel.expert", "model.layers.*.ffn.experts"), parallel.experts_are_spread),
+    (("parallel.expert", "parallel.data", "model.layers.*.ffn.experts"), parallel.experts_are_spread),
     (("parallel.pipeline", "schedule"), parallel.even_pipeline),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.batch_divides),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.enough_micro_batches),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 
 from dsl import ramp
 from dsl.rules.finding import Finding, nearest_divisor
@@ -41,12 +42,13 @@ def expert_divides_data(spec: Spec) -> Iterator[Finding]:
 
 
 def experts_are_spread(spec: Spec) -> Iterator[Finding]:
-    """Each expert rank holds the same number of experts."""
+    """Each expert rank holds the same number of experts, in every layer."""
     expert = spec.parallel.expert
+    possible = gcd(spec.parallel.data, *(s.ffn.experts for s in spec.model.layers if isinstance(s.ffn, Moe)))
     for index, span in enumerate(spec.model.layers):
         if isinstance(span.ffn, Moe) and span.ffn.experts % expert:
             message = f"{span.ffn.experts} experts cannot be spread over expert = {expert} ranks"
-            hint = f"write `expert = {nearest_divisor(span.ffn.experts, expert)}`, or a multiple of {expert} experts"
+            hint = f"write `expert = {nearest_divisor(possible, expert)}`, or a multiple of {expert} experts"
             note = ("the experts", f"model.layers.{index}.ffn.experts")
             yield Finding("E0803", message, "parallel.expert", hint, (note,))
 

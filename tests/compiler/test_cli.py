@@ -1,0 +1,58 @@
+"""The command line itself: what it does when its output cannot be written, and that a refusal names its place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compiler.cli import main
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "specs" / "tiny.dsc"
+DSC = (sys.executable, "-m", "compiler.cli")
+
+
+def test_output_that_a_terminal_cannot_show(tmp_path: Path) -> None:
+    (tmp_path / "größe.dsc").write_bytes(TINY.read_bytes())
+    done = subprocess.run(
+        (*DSC, "check", str(tmp_path / "größe.dsc")),
+        cwd=ROOT,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.endswith("gr\\xf6\\xdfe.dsc: right\n") and done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = (*DSC, "check", str(TINY))
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2 and done.stderr == "error: [Errno 28] No space left on device\n"
+
+
+def test_closed_output_is_no_error() -> None:
+    for words in (("check", TINY), ("schedule", "--name", "1f1b", "--ranks", "2", "--micro-batches", "2")):
+        command = " ".join(map(str, (*DSC, *words))) + " >&-"
+        assert subprocess.run(command, shell=True, cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_refusal_is_an_error_at_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = ROOT / "specs" / "deepseek-v3.dsc"
+    assert main(["compile", str(spec), "-o", str(tmp_path / "build")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "warning" not in err and not (tmp_path / "build").exists()
+    assert "error[E1001]" in err and "deepseek-v3.dsc:9:15" in err
+    assert "error[E1003]" in err and "deepseek-v3.dsc:10:15" in err
+
+
+def test_a_place_that_cannot_be_is_said_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.md").write_text("mine")
+    assert main(["compile", str(TINY), "-o", str(tmp_path)]) == 2
+    assert f"error: {tmp_path} is not empty and holds no build of dsc" in capsys.readouterr().err
