@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, load_spec
+from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, is_refused, load_spec
 from compiler.emit.files import versions
 from compiler.report.run import write_run_report
 from dsl.format import canonical
-from dsl.rules import train_refusals
 from runtime.options import add_options
 
 
@@ -43,10 +42,7 @@ def run(args: argparse.Namespace) -> int:
             return EXIT_SPEC
     else:
         chosen = load_spec(args.spec, args.set)
-        if chosen is None:
-            return EXIT_SPEC
-        if refusals := train_refusals(chosen.spec):
-            print("\n\n".join(map(str, refusals)), file=sys.stderr)
+        if chosen is None or is_refused(chosen):
             return EXIT_SPEC
         build, name = Path("build") / chosen.spec.name, chosen.spec.name
         data = data or chosen.path.parent
