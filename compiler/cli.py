@@ -9,16 +9,26 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import keyword
 import os
 import sys
 from collections.abc import Sequence
 
-# command → one line of help; the module is compiler.commands.<command>, with add_arguments(parser) and run(args) -> int
+# command → one line of help; the module is compiler.commands.<command> (import_ for import), with
+# add_arguments(parser) and run(args) -> int
 COMMANDS = {
     "check": "check a spec and report every mistake in it",
+    "completion": "print a completion script for bash, zsh or fish",
     "compile": "turn a spec into a build folder: plan, schedule, proof, segments, kernels",
+    "diff": "what differs between two specs: values, layers, parameters, memory, schedule",
+    "explain": "explain an error code or a key",
+    "fmt": "format spec files",
+    "import": "write a spec from a model's configuration of another format",
+    "init": "write a commented spec to start from",
+    "lsp": "serve an editor over stdin and stdout (pip install '.[lsp]')",
     "report": "write the report of a run folder",
     "schedule": "print a pipeline schedule of any size, without a spec",
+    "show": "print a resolved spec, and where each value comes from",
     "train": "train a spec or a build folder on this machine's processes",
 }
 
@@ -53,7 +63,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     for name, line in COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line)
         if name == wanted:  # only the command that runs is imported
-            module = importlib.import_module(f"compiler.commands.{name}")
+            module = importlib.import_module(f"compiler.commands.{name}{'_' * keyword.iskeyword(name)}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     return parser.parse_args(arguments)

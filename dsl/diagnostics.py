@@ -31,6 +31,22 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Edit:
+    """Put `text` in the place of a span."""
+
+    span: Span
+    text: str
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Lines that cannot hold together, whatever the others say, and ways out: each resolves everything, best first."""
+
+    lines: tuple[Span, ...]
+    resolutions: tuple[tuple[Edit, ...], ...]
+
+
+@dataclass(frozen=True)
 class Diagnostic:
     """A mistake: what rule, where, in the user's words and numbers, and the edit that mends it."""
 
@@ -40,6 +56,7 @@ class Diagnostic:
     hint: str = ""
     notes: tuple[Note, ...] = ()
     severity: Literal["error", "warning"] = "error"
+    conflict: Conflict | None = None  # on the first of the broken rules that the conflict explains
 
     def __str__(self) -> str:
         return render(self)

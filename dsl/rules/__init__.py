@@ -35,7 +35,7 @@ RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
     (("parallel.tensor", "parallel.context"), parallel.one_tensor_and_context),
     (("parallel.zero",), parallel.zero_runs),
     (tuple(f"model.layers.*.ffn.{key}" for key in ("experts", "groups", "top_groups", "top_k")), model.moe_groups),
-    (("model.attention.head_dim.rope",), model.even_rope),
+    (("model.attention.head_dim",), model.even_rope),
     (("model.mtp.depth",), model.one_mtp),
     (("data.tokenizer", "model.vocab"), model.vocabulary_fits),
     (("cluster.node.device.sms", "sm"), model.compute_keeps_sms),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsl.rules.finding import Finding, nearest_divisor
-from dsl.schema import Moe, Spec, TrainTokenizer
+from dsl.schema import Mla, Moe, Spec, TrainTokenizer
 
 
 def moe_groups(spec: Spec) -> Iterator[Finding]:
@@ -34,14 +34,13 @@ def moe_groups(spec: Spec) -> Iterator[Finding]:
 
 def even_rope(spec: Spec) -> Iterator[Finding]:
     """Rotation is of pairs."""
-    rope = spec.model.attention.head_dim.rope
-    if rope % 2:
-        yield Finding(
-            "E0903",
-            f"rope = {rope} is odd, it is rotated in pairs",
-            "model.attention.head_dim.rope",
-            f"write `rope = {rope + 1}`",
-        )
+    attention = spec.model.attention
+    if isinstance(attention, Mla):
+        key, width, at = "rope", attention.head_dim.rope, "model.attention.head_dim.rope"
+    else:
+        key, width, at = "head_dim", attention.head_dim, "model.attention.head_dim"
+    if width % 2:
+        yield Finding("E0903", f"{key} = {width} is odd, it is rotated in pairs", at, f"write `{key} = {width + 1}`")
 
 
 def one_mtp(spec: Spec) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from dsl.schema.base import Node, Phase, Syntax, Unit, value_at
 from dsl.schema.cluster import Cluster, Device, Machine
-from dsl.schema.model import Balance, Dense, HeadDim, LayerRange, Mla, Model, Moe, Mtp, Rope
+from dsl.schema.model import Balance, Dense, Gqa, HeadDim, LayerRange, Mla, Model, Moe, Mtp, Rope
 from dsl.schema.precision import BUILT_IN, Dtype, Precision, Tile
 from dsl.schema.run import (
     AdamW,
@@ -30,6 +30,7 @@ __all__ = [
     "Dense",
     "Device",
     "Dtype",
+    "Gqa",
     "HeadDim",
     "LayerRange",
     "Machine",

@@ -49,14 +49,33 @@ class Mla(Node):
     rope: Annotated[Rope, Field(examples=["rope { theta = 10_000 }"])]
 
 
+class Gqa(Node):
+    """Grouped-query attention: `heads / kv_heads` query heads share one head of keys and values; kv_heads = heads is
+    multi-head attention. All of a head is rotated, on interleaved pairs."""
+
+    kind: Annotated[Literal["gqa"], Syntax("label")] = "gqa"
+    heads: Annotated[int, Field(ge=1, le=65536, description="query heads", examples=["heads = 32"])]
+    kv_heads: Annotated[int, Field(ge=1, le=65536, description="heads of keys and values", examples=["kv_heads = 8"])]
+    head_dim: Annotated[
+        int, Field(ge=2, le=4096, description="width of a head; rotated in pairs, so even", examples=["head_dim = 128"])
+    ]
+    qk_norm: Annotated[
+        bool, Field(description="RMSNorm over the width of every query and key head, before the rotation")
+    ] = False
+    rope: Annotated[Rope, Field(examples=["rope { theta = 10_000 }"])]
+
+
 class Balance(Node):
     """How the load of the experts is kept even."""
 
     bias_rate: Annotated[
-        tuple[Phase, ...],
+        tuple[Phase, ...] | None,
         Syntax("phases"),
-        Field(description="step of the balancing bias after each optimizer step", examples=["bias_rate = 0.001"]),
-    ]
+        Field(
+            description="step of the balancing bias after each optimizer step; without it there is no bias",
+            examples=["bias_rate = 0.001"],
+        ),
+    ] = None
     sequence_loss: Annotated[float, Field(ge=0, le=1, description="weight of the sequence-wise loss")] = 0.0
 
 
@@ -78,13 +97,17 @@ class Moe(Node):
     groups: Annotated[int, Field(ge=1, le=65536, description="groups the experts are divided into")] = 1
     top_groups: Annotated[int, Field(ge=1, le=65536, description="groups a token may choose its experts from")] = 1
     score: Annotated[
-        Literal["sigmoid", "softmax"], Field(description="how logits become scores", examples=["score = sigmoid"])
+        Literal["sigmoid", "softmax"],
+        Field(
+            description="how logits become scores: sigmoid as V3, softmax as V2",
+            examples=["score = sigmoid"],
+        ),
     ]
     normalize: Annotated[
         bool, Field(description="divide the chosen scores by their sum", examples=["normalize = true"])
     ]
     scale: Annotated[float, Field(gt=0, le=1000, description="factor of the gate weights")] = 1.0
-    balance: Annotated[Balance, Field(examples=["balance { bias_rate = 0.001 }"])]
+    balance: Annotated[Balance, Field(examples=["balance { bias_rate = 0.001 }"])] = Balance()
 
 
 class LayerRange(Node):
@@ -118,7 +141,7 @@ class Model(Node):
         float, Field(gt=0, le=10, description="standard deviation of initial weights", examples=["init_std = 0.006"])
     ]
     norm_eps: Annotated[float, Field(gt=0, le=1, description="epsilon of every RMSNorm", examples=["norm_eps = 1e-6"])]
-    attention: Annotated[Mla, Field(examples=["attention mla { … }"])]
+    attention: Annotated[Mla | Gqa, Field(examples=["attention mla { … }"])]
     layers: Annotated[
         tuple[LayerRange, ...], Syntax("layers"), Field(examples=["layers 0..2 { ffn dense { inner = 2048 } }"])
     ]
