@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 FOR_TESTS := $(VENV)/.installed-for-tests
+EXTENSION := compiler/editor/vscode
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test lint bless clean
+.PHONY: train test soak lint docs extension bless clean
 
 train: $(INSTALLED)
 	$(BIN)/dsc compile specs/quickstart.dsc
@@ -17,10 +18,24 @@ train: $(INSTALLED)
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
+# A million inputs to the language, some 90 minutes on one core. It goes on where it was stopped with START=…
+COUNT ?= 1000000
+START ?= 0
+soak: $(FOR_TESTS)
+	$(BIN)/python -m tests.fuzz.run --count $(COUNT) --start $(START)
+
 lint: $(FOR_TESTS)
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
+
+docs: $(FOR_TESTS)
+	$(BIN)/python -m pytest --bless tests/dsl/test_reference.py -k page_is_current
+
+# The extension for VS Code: its tests in the engines of the editor, and the package. Needs node 20 and npm.
+extension: $(FOR_TESTS)
+	cd $(EXTENSION) && npm ci && npm test && npm run package
+	$(BIN)/python -m tests.editor.vsix $(EXTENSION)/dsc.vsix
 
 bless: $(FOR_TESTS)
 	$(BIN)/python -m pytest --bless tests/dsl/test_ui.py tests/golden

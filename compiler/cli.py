@@ -7,12 +7,16 @@ Exit codes: 0 done · 1 a run failed, or a check found that files differ · 2 th
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import io
 import keyword
 import os
+import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import NoReturn
 
 # command → one line of help; the module is compiler.commands.<command> (import_ for import), with
 # add_arguments(parser) and run(args) -> int
@@ -33,6 +37,12 @@ COMMANDS = {
 }
 
 
+EPILOG = """\
+`dsc COMMAND --help` says what a command takes, with examples. To begin: dsc init
+
+exit codes: 0 done · 1 a run failed, or a check found that files differ · 2 the spec or the command line is wrong ·
+3 a run hung, or an error of dsc itself · 130 interrupted · 141 nobody read the output
+"""
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell shows of other programs then
 
 
@@ -41,7 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to stop
     try:
+        if argv is None:
+            gc.disable()  # importing leaves nothing to collect; looking for it takes a tenth of the start
         args = _parsed(list(sys.argv[1:] if argv is None else argv))
+        if argv is None:
+            gc.freeze()
+            gc.enable()
         code: int = args.run(args)
         print(end="", flush=True)
         return code
@@ -56,17 +71,77 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes end in a hint, as those of a spec do; texts are printed as they are laid out."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        from dsl.diagnostics import visible
+
+        self.exit(2, f"{visible(f'error: {message}')}\n = hint: {visible(self._hint(message))}\n")
+
+    def _hint(self, message: str) -> str:
+        """What was probably meant, or else how the command is used."""
+        known = [*self._option_string_actions, *COMMANDS]
+        known += [str(choice) for action in self._actions for choice in action.choices or ()]
+        quoted, options = re.findall(r"'([^']*)'", message), re.findall(r"(?<!\S)--?[\w-]+", message)
+        word = (quoted or options or [""])[0]
+        close = get_close_matches(word, known, n=1, cutoff=0.6)
+        if word.endswith(".dsc"):
+            return f"write `dsc check {word}` or `dsc train {word}`"
+        if close:
+            return f"did you mean `{close[0]}`?"
+        return f"`{self.prog} --help` says how it is used"
+
+
+def command_parser(name: str) -> Parser:
+    """The parser of a command; imports its module, and no other."""
+    parser = Parser(f"dsc {name}", COMMANDS[name])
+    module = importlib.import_module(f"compiler.commands.{name}{'_' * keyword.iskeyword(name)}")
+    module.add_arguments(parser)
+    parser.epilog = parser.epilog or _epilog(module.__doc__ or "")
+    parser.set_defaults(run=module.run)
+    return parser
+
+
+def _epilog(text: str) -> str:
+    """What a module's docstring says after its first paragraph; lines of commands are examples."""
+    _, *blocks = text.strip().split("\n\n")
+    shown = (
+        "examples:\n" + "\n".join(f"  {line}" for line in block.splitlines()) if block.startswith("dsc ") else block
+        for block in blocks
+    )
+    return "\n\n".join(shown)
+
+
 def _parsed(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="dsc", description="A declarative compiler for training programs.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    wanted = next((a for a in arguments if not a.startswith("-")), None)
-    for name, line in COMMANDS.items():
-        command = commands.add_parser(name, help=line, description=line)
-        if name == wanted:  # only the command that runs is imported
-            module = importlib.import_module(f"compiler.commands.{name}{'_' * keyword.iskeyword(name)}")
-            module.add_arguments(command)
-            command.set_defaults(run=module.run)
-    return parser.parse_args(arguments)
+    if arguments and arguments[0] in COMMANDS:
+        return command_parser(arguments[0]).parse_intermixed_args(arguments[1:])
+    parser = Parser("dsc", "A declarative compiler for training programs.")
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:<{width}}  {line}" for name, line in COMMANDS.items())
+    parser.epilog = f"commands:\n{listed}\n\n{EPILOG}"
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version")
+    parser.add_argument("command", metavar="COMMAND", help="one of those below")
+    if not arguments:
+        parser.print_help(sys.stderr)
+        sys.exit(2)
+    args = parser.parse_known_args(arguments)[0]
+    if args.command in COMMANDS:
+        parser.error(f"options come after the command: dsc {args.command} …")
+    parser.error(f"there is no command {args.command!r}")
+
+
+class Version(argparse.Action):
+    """--version; the package is asked only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version  # a quarter of what dsc takes to start
+
+        print(f"dsc {version('dsc-trainer')}")
+        parser.exit()
 
 
 def _discard_output() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "int64": 8, "int32": 4}
+ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "int64": 8, "int32": 4}
 
 # ---------------------------------------------------------------- tensors and segments
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from compiler.ir import Cut, Plan, Program, Use
 from compiler.lower import lower
 from compiler.lower.chains import Rates
+from compiler.lower.program import Bodies
 from compiler.plan import make_plan
-from compiler.proof import Certificate, prove
-from compiler.schedules import SCHEDULES
+from compiler.proof import Certificate, Effects, prove
+from compiler.schedules import schedule_of
 from compiler.schedules.forward import forward_only
-from compiler.schedules.one_f_one_b import one_f_one_b
-from compiler.schedules.placement import BIDIRECTIONAL
 from compiler.schedules.schedule import Schedule
 from compiler.shapes import cut
 from dsl import ramp
@@ -52,11 +51,13 @@ def lower_spec(spec: Spec) -> Lowered:
         n = counts[-1]
         schedules[f"evaluate_{n}"] = forward_only(plan.placement, plan.mesh.pp, n)
     rates = _rates(spec)
+    made: Bodies = {}  # the sizes of a growing batch have most of their bodies in common
+    effects = Effects()
     programs = {
-        name: lower(plan, schedule, cuts, rates, evaluate=name.startswith("evaluate"))
+        name: lower(plan, schedule, cuts, rates, name.startswith("evaluate"), made)
         for name, schedule in schedules.items()
     }
-    certificates = {name: prove(program, plan, balanced_rows(spec)) for name, program in programs.items()}
+    certificates = {name: prove(program, plan, balanced_rows(spec), effects) for name, program in programs.items()}
     return Lowered(plan, batches, num_steps, cuts, schedules, programs, certificates)
 
 
@@ -72,9 +73,7 @@ def uses(plan: Plan) -> list[Use]:
 
 def schedule_for(spec: Spec, plan: Plan, num_micro_batches: int) -> Schedule:
     """The spec's schedule, or 1f1b on the same storage where it has too few micro-batches (a ramp's first phases)."""
-    if plan.placement == BIDIRECTIONAL and num_micro_batches < 2 * plan.mesh.pp:
-        return one_f_one_b(plan.mesh.pp, num_micro_batches)
-    return SCHEDULES[spec.schedule.name](plan.mesh.pp, num_micro_batches)
+    return schedule_of(spec.schedule.name, plan.mesh.pp, num_micro_batches)
 
 
 def _rates(spec: Spec) -> Rates:

@@ -38,7 +38,7 @@ CODES = {
     "E0703": "phases end one after the other, and the last has no end",
     "E0704": "a phase of the learning rate has a shape, a goal and an end",
     "E0705": "the phases of the learning rate cover the run, and each is reached",
-    "E0706": "a batch grows, in at most 10000 sizes",
+    "E0706": "a batch grows, in at most 10,000 sizes",
     # parallelism
     "E0801": "world = pipeline·data·tensor·context",
     "E0802": "expert divides data",
@@ -47,10 +47,11 @@ CODES = {
     "E0805": "dualpipe needs, at some time of the run, two micro-batches per pipeline rank",
     "E0806": "dualpipe takes an even number of micro-batches",
     "E0807": "the batch is a multiple of data·micro_batch",
-    "E0808": "a stage has at least one layer",
+    "E0808": "a stage has a layer, the embedding or the head",
     "E0809": "tensor and context are 1",
     "E0810": "zero is 0 or 1",
     "E0811": "at most 262,144 micro-batches are planned, over all ranks and sizes of the batch",
+    "E0812": "the memory of a device holds at least its weights, gradients and optimizer state",
     # the model
     "E0901": "groups divide the experts",
     "E0902": "a token finds top_k experts in its groups",
@@ -59,9 +60,21 @@ CODES = {
     "E0905": "top_groups is at most groups",
     "E0906": "the vocabulary of the model holds that of the tokenizer",
     "E0907": "communication leaves compute at least one SM",
+    "E0908": "kv_heads divides heads",
+    "E0909": "what is e4m3 has the tile whose elements share a scale",
+    "E0910": "the tiles of e4m3 fill every width that a linear sums over",
+    "E0911": "e4m3 is for linear, dispatch and combine",
+    "E0912": "promote is a multiple of the columns of a tile",
+    "E0913": "recompute names ops that the model has",
+    "E0914": "communication takes SMs of a device that states them",
+    "E0915": "a run that validates holds files out",
     # what passes check and plan, and train refuses
     "E1001": "training runs in fp64 or fp32",
-    "E1002": "training runs with a sigmoid gate",
     "E1003": "training runs without recompute",
     "E1004": "training runs under dualpipe or 1f1b",
+}
+
+# Rules that no longer hold. Their codes are never given to other rules.
+RETIRED = {
+    "E1002": "training ran with a sigmoid gate only; softmax gates train too",
 }

@@ -10,8 +10,9 @@ error[E0201]: `parallel` has no key `pipelin`
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,7 +83,10 @@ def in_order(diagnostics: Iterable[Diagnostic], sources: Iterable[Source]) -> tu
             return (-1, 0, 0, item.code)
         return (rank.get(item.span.source, len(rank)), item.span.start, item.span.end, item.code)
 
-    return tuple(sorted(dict.fromkeys(diagnostics), key=key))
+    once: dict[object, Diagnostic] = {}
+    for item in diagnostics:  # a mistake that several runs share is told once, whatever it conflicts with in each
+        once.setdefault((item.code, item.message, item.span) if item.conflict else item, item)
+    return tuple(sorted(once.values(), key=key))
 
 
 def render_all(diagnostics: tuple[Diagnostic, ...]) -> str:
@@ -97,7 +101,7 @@ def render(item: Diagnostic) -> str:
     """The message as text, without a final newline and without colour."""
     spans = [span for span in (item.span, *(note.span for note in item.notes)) if span is not None]
     margin = " " * max([len(str(span.line)) for span in spans], default=0)
-    lines = [f"{item.severity}[{item.code}]: {_visible(item.message)}"]
+    lines = [f"{item.severity}[{item.code}]: {visible(item.message)}"]
     if item.span is not None:
         lines += _quote(item.span, margin, "-->")
     if item.hint:
@@ -106,13 +110,53 @@ def render(item: Diagnostic) -> str:
         lines += _labelled("note", note.message, margin)
         if note.span is not None:
             lines += _quote(note.span, margin, ":::")
+    if item.conflict is not None:
+        lines += _conflict(item.conflict, margin)
     return "\n".join(lines)
+
+
+def _conflict(conflict: Conflict, margin: str) -> list[str]:
+    """The lines that contradict each other, and the edits, each with its place."""
+    lines: list[str] = []
+    if conflict.lines:
+        count = len(conflict.lines)
+        what = (
+            f"these {count} lines cannot hold together" if count > 1 else "this line cannot hold, whatever others say"
+        )
+        lines += [f"{margin} = conflict: {what}", *(f"{margin}     {row}" for row in _table(conflict.lines))]
+    if conflict.resolutions:
+        edits = [edit for resolution in conflict.resolutions for edit in resolution]
+        rows = iter(_table([edit.span for edit in edits], [edit.text for edit in edits]))
+        what = (
+            "any one of these mends it, the smallest change first" if len(conflict.resolutions) > 1 else "this mends it"
+        )
+        lines.append(f"{margin} = edits: {what}")
+        for number, resolution in enumerate(conflict.resolutions, 1):
+            marks = [f"{number}. ", *["   "] * (len(resolution) - 1)]
+            lines += [f"{margin}     {mark}{next(rows)}" for mark in marks]
+    return lines
+
+
+def _table(spans: Sequence[Span], texts: Sequence[str] = ()) -> list[str]:
+    """The place and the text of what gives each value, with `texts` in the place of the values, if there are any."""
+    width = max(len(visible(str(span))) for span in spans)
+    rows = []
+    for index, span in enumerate(spans):
+        text = f"write `{giver(span)}{texts[index]}`" if texts else f"{giver(span)}{span.text}"
+        rows.append(f"{visible(str(span)):<{width}}  {text}")
+    return rows
+
+
+def giver(span: Span) -> str:
+    """What stands before a value in its statement: `pipeline = `."""
+    before = span.source.text[: span.start]
+    return re.sub(r"\s+=", " =", re.split(r"[\n,{}]", before)[-1].lstrip())
 
 
 def _labelled(label: str, text: str, margin: str) -> list[str]:
     first, *rest = text.split("\n")
     indent = " " * (len(margin) + len(label) + 5)
-    return [f"{margin} = {label}: {_visible(first)}", *(indent + _visible(line) for line in rest)]
+    return [f"{margin} = {label}: {visible(first)}", *(indent + visible(line) for line in rest)]
 
 
 def _quote(span: Span, margin: str, arrow: str) -> list[str]:
@@ -124,14 +168,14 @@ def _quote(span: Span, margin: str, arrow: str) -> list[str]:
     pad = " " * _width(line[:first])
     carets = "^" * max(1, _width(line[first:last]))
     return [
-        f"{margin}{arrow} {_visible(str(span))}",
+        f"{margin}{arrow} {visible(str(span))}",
         f"{margin} |",
-        f"{span.line:>{len(margin)}} | {_visible(line)}".rstrip(),
+        f"{span.line:>{len(margin)}} | {visible(line)}".rstrip(),
         f"{margin} | {pad}{carets}",
     ]
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
     """Text that a terminal shows as it is: no control character, no change of direction."""
     return "".join(_glyph(character) for character in text)
 
@@ -148,6 +192,6 @@ def _glyph(character: str) -> str:
 
 def _width(text: str) -> int:
     """Columns a terminal gives to the visible text."""
-    shown = _visible(text)
+    shown = visible(text)
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in shown)
     return len(shown) + wide - sum(unicodedata.combining(c) > 0 for c in shown)

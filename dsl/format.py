@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from dsl import units
@@ -13,36 +14,63 @@ INDENT = "  "
 NAMED = ("model", "cluster", "precision")
 
 
+@dataclass(frozen=True, slots=True)
+class TextLine:
+    """A line of the canonical form, and the path of what it says; "" where it only ends a block."""
+
+    text: str
+    path: str
+
+
 def canonical(spec: Spec) -> str:
     """The text of `spec.resolved`: the run, then the model, cluster and precision it names, without imports."""
-    blocks = [_block(f"run {spec.name}", spec)]
+    return "".join(f"{line.text}\n" for line in text_lines(spec))
+
+
+def text_lines(spec: Spec) -> tuple[TextLine, ...]:
+    """The lines of the canonical form."""
+    lines = _block(f"run {spec.name}", spec, "")
     for kind in NAMED:
         node = getattr(spec, kind)
         if kind != "precision" or BUILT_IN.get(node.name) != node:
-            blocks.append(_block(f"{kind} {node.name}", node))
-    return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
+            lines += [TextLine("", ""), *_block(f"{kind} {node.name}", node, kind)]
+    return tuple(lines)
 
 
-def _block(head: str, node: Node) -> list[str]:
-    body = [line for name, kind in fields_of(type(node)).items() for line in _field(name, kind, getattr(node, name))]
-    return [f"{head} {{", *(INDENT + line for line in body), "}"]
+def _block(head: str, node: Node, path: str) -> list[TextLine]:
+    body = (
+        line
+        for name, kind in fields_of(type(node)).items()
+        for line in _field(name, kind, getattr(node, name), f"{path}.{name}" if path else name)
+    )
+    return _wrapped(head, path, body)
 
 
-def _field(name: str, kind: FieldType, value: Any) -> Iterator[str]:
+def _wrapped(head: str, path: str, body: Iterable[TextLine]) -> list[TextLine]:
+    inner = (TextLine(INDENT + line.text, line.path) for line in body)
+    return [TextLine(f"{head} {{", path), *inner, TextLine("}", "")]
+
+
+def _field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[TextLine]:
     if kind.form == "label":
         return
     if kind.form == "layers":
-        for span in value:
-            ffn = _block(_head("ffn", span.ffn), span.ffn)
-            yield from (f"layers {span.first}..{span.last} {{", *(INDENT + line for line in ffn), "}")
+        for index, span in enumerate(value):
+            ffn = _block(_head("ffn", span.ffn), span.ffn, f"{path}.{index}.ffn")
+            yield from _wrapped(f"layers {span.first}..{span.last}", f"{path}.{index}", ffn)
     elif kind.form == "rate":
-        yield from (f"{name} {{", *(INDENT + _rate(phase) for phase in value), "}")
+        phases = (TextLine(rate_text(phase), f"{path}.{index}") for index, phase in enumerate(value))
+        yield from _wrapped(name, path, phases)
     elif kind.form == "batch":
-        yield _batch(name, value)
+        text = batch_text(value)
+        yield TextLine(f"{name} {text}" if text.startswith("{") else f"{name} = {text}", path)
     elif isinstance(value, Node) and not isinstance(value, (Tile, TrainTokenizer)):
-        yield from [f"{name} = {value.name}"] if name in NAMED else _block(_head(name, value), value)  # type: ignore[attr-defined]
+        if name in NAMED and "." not in path:
+            yield TextLine(f"{name} = {value.name}", path)  # type: ignore[attr-defined]
+        else:
+            yield from _block(_head(name, value), value, path)
     elif value is not None or (kind.optional and kind.required):
-        yield f"{name} = {_value(kind, value)}"
+        yield TextLine(f"{name} = {value_text(kind, value)}", path)
 
 
 def _head(name: str, node: Node) -> str:
@@ -51,7 +79,8 @@ def _head(name: str, node: Node) -> str:
     return f"{name} {getattr(node, label)}" if label else name
 
 
-def _value(kind: FieldType, value: Any) -> str:
+def value_text(kind: FieldType, value: Any) -> str:
+    """A value of a field as it is written."""
     if value is None:
         return "none"
     if kind.form == "phases":
@@ -93,14 +122,15 @@ def _phase(phase: Phase) -> str:
     return number(phase.value) + end
 
 
-def _batch(name: str, batch: Batch) -> str:
+def batch_text(batch: Batch) -> str:
+    """`64`, or the block of a batch that grows."""
     if batch.start == batch.end and not batch.over_tokens:
-        return f"{name} = {batch.start}"
-    over = units.write(batch.over_tokens, "token")
-    return f"{name} {{ from = {batch.start}, to = {batch.end}, over = {over} }}"
+        return f"{batch.start}"
+    return f"{{ from = {batch.start}, to = {batch.end}, over = {units.write(batch.over_tokens, 'token')} }}"
 
 
-def _rate(phase: RatePhase) -> str:
+def rate_text(phase: RatePhase) -> str:
+    """A phase of the learning rate, complete in itself."""
     end = units.write(phase.end_tokens, "token")
     if phase.shape == "constant":
         return f"constant at {number(phase.start)} until {end}"

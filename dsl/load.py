@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsl import rules
 from dsl.diagnostics import Diagnostic, SpecError, in_order
-from dsl.parser import parse
 from dsl.resolve.blocks import node
 from dsl.resolve.context import Context, RejectedError, Scope, suggest
+from dsl.resolve.edited import edited, edited_overrides
 from dsl.resolve.fields import fields_of
-from dsl.resolve.files import Definitions, collect
-from dsl.resolve.merge import merge
-from dsl.schema import Node, Spec
-from dsl.source import OVERRIDE, Source, Span
-from dsl.syntax import Attribute, Block, Phrase, Statement, String, Word
-
-NAME_OR_CALL = re.compile(r"[A-Za-z_]\w*(\([^()]*\)?)?", re.ASCII)  # train(4096), also if not closed
+from dsl.resolve.files import Definitions, Reader, collect, read
+from dsl.resolve.override import override
+from dsl.schema import Spec
+from dsl.source import Source, Span
+from dsl.syntax import Block, Word
 
 
 @dataclass(frozen=True)
@@ -29,6 +26,23 @@ class Resolved:
     spec: Spec
     origins: Mapping[str, Span]
     sources: tuple[Source, ...]  # the files read, then the overrides
+
+
+@dataclass(frozen=True)
+class View:
+    """One run of a file, or one block of a file without runs, as far as it could be resolved."""
+
+    spec: Spec  # what failed is absent from it
+    context: Context  # origins: path → where its value is written
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What is known of a file, mistakes or not."""
+
+    definitions: Definitions
+    views: tuple[View, ...]
+    diagnostics: tuple[Diagnostic, ...]  # in source order
 
 
 def load(path: str | Path, run: str | None = None, overrides: Iterable[str] = ()) -> Spec:
@@ -44,45 +58,61 @@ def resolve(path: str | Path, run: str | None = None, overrides: Iterable[str] =
     file, run = split(str(path), run)
     definitions = collect(file)
     name = _choose(definitions, file, run)
-    resolved, mistakes = _resolve(definitions, name, tuple(overrides)) if name else (None, [])
+    view, mistakes = _view(definitions, name, tuple(overrides)) if name else (None, [])
     diagnostics = in_order((*definitions.mistakes, *mistakes), definitions.sources)
-    if diagnostics or resolved is None:
+    if diagnostics or view is None or view.context.failed:
         raise SpecError(diagnostics)
-    return resolved
+    return Resolved(view.spec, view.context.origins, tuple(definitions.sources))
 
 
 def check(path: str | Path, run: str | None = None, overrides: Iterable[str] = ()) -> tuple[Diagnostic, ...]:
     """Everything wrong with a file: with one run of it, with all of them, or with the blocks of a file without runs."""
     file, run = split(str(path), run)
-    definitions = collect(file)
-    names = runs_of(definitions) if run is None else (_choose(definitions, file, run),)
-    mistakes: list[Diagnostic] = []
-    for name in names:
-        if name:
-            mistakes += _resolve(definitions, name, tuple(overrides))[1]
+    return analyse(file, run, overrides).diagnostics
+
+
+def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), reader: Reader = read) -> Analysis:
+    """What is known of a file, and everything wrong with it. `reader` gives the texts of files, as of an editor."""
+    definitions = collect(path, reader)
+    names = runs_of(definitions) if run is None else (_choose(definitions, path, run),)
+    found = [_view(definitions, name, tuple(overrides)) for name in names if name]
     if not names and definitions.own:
-        mistakes += _library(definitions)
+        found = [block_view(definitions, *key) for key in dict.fromkeys(definitions.own)]
     elif not names:
-        _choose(definitions, file, run)
-    return in_order((*definitions.mistakes, *mistakes), definitions.sources)
+        _choose(definitions, path, run)
+    mistakes = [mistake for _, mistakes in found for mistake in mistakes]
+    return Analysis(
+        definitions,
+        tuple(view for view, _ in found if view is not None),
+        in_order((*definitions.mistakes, *mistakes), definitions.sources),
+    )
 
 
-def _library(definitions: Definitions) -> list[Diagnostic]:
-    """What is wrong with the models, clusters and precisions of a file that has no run."""
-    mistakes: list[Diagnostic] = []
+def refusals(analysis: Analysis) -> tuple[Diagnostic, ...]:
+    """Of a file that is right, what `dsc train` would refuse of its runs all the same, as warnings."""
+    runs = (view for view in analysis.views if hasattr(view.spec, "train"))  # the others are blocks of a library
+    found = (item for view in runs for item in rules.train_refusals(view.spec, view.context.origins))
+    return () if analysis.diagnostics else tuple(dict.fromkeys(found))
+
+
+def block_view(definitions: Definitions, kind: str, name: str, explain: bool = True) -> tuple[View, list[Diagnostic]]:
+    """One model, cluster or precision by itself, as of a file that has no run."""
     kinds = fields_of(Spec)
-    for kind, name in dict.fromkeys(definitions.own):
-        block = definitions.blocks[kind, name]
-        context = Context(definitions, Block(Word("run", block.head), (), None, (), block.head))
-        try:
-            block = context.block(kind, name, block.head)
-            built = node(context, Scope((block,), kind), kinds[kind].nodes[0], block)
-        except RejectedError:
-            built = None
-        absent = set(kinds) - {kind} if built is not None else set(kinds)
-        spec = Spec.model_construct(**{kind: built})
-        mistakes += [*context.mistakes, *rules.check(spec, context.origins, context.failed | absent)]
-    return mistakes
+    block = definitions.blocks[kind, name]
+    context = Context(definitions, Block(Word("run", block.head), (), None, (), block.head))
+    try:
+        block = context.block(kind, name, block.head)
+        built = node(context, Scope((block,), kind), kinds[kind].nodes[0], block)
+    except RejectedError:
+        built = None
+    absent = set(kinds) - {kind} if built is not None else set(kinds)
+    context.failed |= absent
+    spec = Spec.model_construct(**{kind: built})
+
+    def again(edits: Mapping[Span, str]) -> tuple[View, list[Diagnostic]]:
+        return block_view(edited(definitions, edits), kind, name, explain=False)
+
+    return View(spec, context), _held(spec, context, again if explain else None)
 
 
 def find(folder: str | Path = ".") -> Path:
@@ -135,9 +165,9 @@ def _choose(definitions: Definitions, file: str, run: str | None) -> str:
     return ""
 
 
-def _resolve(
-    definitions: Definitions, name: str, overrides: tuple[str, ...]
-) -> tuple[Resolved | None, list[Diagnostic]]:
+def _view(
+    definitions: Definitions, name: str, overrides: tuple[str, ...], explain: bool = True
+) -> tuple[View | None, list[Diagnostic]]:
     """One run: its blocks inherited and overridden, then typed, then held against the rules."""
     if definitions.broken:
         return None, []
@@ -147,84 +177,31 @@ def _resolve(
     except RejectedError:
         return None, context.mistakes
     for text in overrides:
-        _override(context, text)
+        override(context, text)
     scope = Scope((context.run,))
     context.origins[""] = context.run.head
     spec = node(context, scope, Spec, context.run)
-    mistakes = [*context.mistakes, *rules.check(spec, context.origins, context.failed)]
-    complete = not mistakes and not context.failed
-    return (Resolved(spec, context.origins, tuple(definitions.sources)) if complete else None), mistakes
+
+    def again(edits: Mapping[Span, str]) -> tuple[View | None, list[Diagnostic]]:
+        return _view(edited(definitions, edits), name, edited_overrides(overrides, edits), explain=False)
+
+    return View(spec, context), _held(spec, context, again if explain else None)
 
 
-# ---------------------------------------------------------------- the command line
+Again = Callable[[Mapping[Span, str]], tuple[View | None, list[Diagnostic]]]
 
 
-def _override(context: Context, text: str) -> None:
-    """`-s parallel.pipeline=8`: a later block with just that value."""
-    source = Source(OVERRIDE, text)
-    context.definitions.sources.append(source)
-    key, _, value = text.partition("=")
-    statement: Statement | None = None
-    if value.strip() and all(part.isidentifier() for part in key.strip().split(".")):
-        if _takes_text(key.strip()) and _is_plain(value):
-            span = Span(source, len(key) + 1, len(text))
-            word = Word(key.strip(), Span(source, 0, len(key)))
-            statement = Attribute(word, Phrase((String(value.strip(), span),), span), span)
-        else:
-            parsed = parse(source)
-            if parsed.diagnostics:
-                context.mistakes += parsed.diagnostics
-                return
-            statement = parsed.document.body[0] if len(parsed.document.body) == 1 else None
-    if not isinstance(statement, Attribute):
-        span = Span(source, 0, max(1, len(text)))
-        context.complain("E0504", f"`{text}` is not key=value", span, "write `-s parallel.pipeline=8`")
-        return
-    kind, *rest = statement.key.text.split(".")
-    if kind in ("model", "cluster", "precision") and rest:
-        _override_named(context, kind, rest, statement)
-    else:
-        context.run = _put(context, context.run, [kind, *rest], statement)
+def _held(spec: Spec, context: Context, again: Again | None) -> list[Diagnostic]:
+    """What is wrong with a spec, the rules held against it. `again`: what is wrong when some values are others."""
+    found = rules.broken(spec, context.failed)
+    located = [(rule, finding, rules.located(finding, context.origins)) for rule, finding in found]
+    mistakes = [*context.mistakes, *(message for _, _, message in located)]
+    if again is None or not rules.are_joint(mistakes):
+        return mistakes
+    from dsl import conflict  # only where lines may contradict each other
 
-
-def _takes_text(key: str) -> bool:
-    """Whether a key of the run, as it is nested, is one whose value is a text, like `data.source`."""
-    *parents, name = key.split(".")
-    cls: type[Node] = Spec
-    for part in parents:
-        kind = fields_of(cls).get(part)
-        if kind is None or not kind.nodes:
-            return False
-        cls = kind.nodes[0]
-    kind = fields_of(cls).get(name)
-    return kind is not None and str in kind.types and kind.form != "label"
-
-
-def _is_plain(value: str) -> bool:
-    """Whether a text stands as it is, a shell having taken its quotes: not a name, a call or in quotes still."""
-    text = value.strip()
-    return text.isprintable() and text[0] != '"' and not NAME_OR_CALL.fullmatch(text)
-
-
-def _override_named(context: Context, kind: str, keys: list[str], statement: Attribute) -> None:
-    """An override of the model, cluster or precision that the run names."""
-    named = next((each for each in context.run.body if isinstance(each, Attribute) and each.key.text == kind), None)
-    target = named.phrase.items[0] if named else None
-    if not isinstance(target, Word) or (kind, target.text) not in context.definitions.blocks:
-        message = f"the run names no {kind} whose `{keys[0]}` could be set"
-        context.complain("E0504", message, statement.key.span, f"define a {kind} and write `{kind} = name`")
-        return
-    try:
-        block = context.block(kind, target.text, target.span)
-    except RejectedError:
-        return
-    context.extended[kind, target.text] = _put(context, block, keys, statement)
-
-
-def _put(context: Context, block: Block, keys: list[str], statement: Attribute) -> Block:
-    """A block with one value set; the keys are those of the blocks it is nested in."""
-    words = [Word(key, statement.key.span) for key in keys]
-    inner: Attribute | Block = Attribute(words[-1], statement.phrase, statement.span)
-    for word in reversed(words[:-1]):
-        inner = Block(word, (), None, (inner,), statement.key.span)
-    return merge(block, Block(block.key, (), None, (inner,), block.head), context.mistakes)
+    subject = conflict.Subject(
+        spec, context.origins, context.failed, context.definitions.sources, context.definitions.lets.keys(),
+        lambda edits: again(edits)[1],
+    )  # fmt: skip
+    return conflict.explained(subject, context.mistakes, located)

@@ -1,23 +1,18 @@
 """Text to document, with every mistake of form at once.
 
-The grammar is in `grammar.lark`. Its tokens are fed by hand: a mistake takes the parser back to the start of its
-statement, a LOST token takes the statement's place, and reading goes on at the next newline, brace or line.
+The grammar is in `grammar.lark`. A mistake takes the parser back to the start of its statement, a LOST token takes the
+statement's place, and reading goes on at the next newline, brace or line.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from itertools import islice
-from typing import Any
-
-from lark import Lark, Token
-from lark.exceptions import UnexpectedToken
 
 from dsl.diagnostics import Diagnostic, Note
 from dsl.source import Source, Span
-from dsl.syntax import Document
+from dsl.syntax import Document, Statement
+from dsl.table import Parser, Token, UnexpectedError, tokens
 from dsl.tree import Builder
 
 MAX_BYTES = 1 << 20
@@ -42,16 +37,10 @@ class Parsed:
     broken: bool
 
 
-@cache
-def _grammar() -> Lark:
-    text = resources.files("dsl").joinpath("grammar.lark").read_text(encoding="utf-8")
-    return Lark(text, parser="lalr", lexer="basic", start="start", maybe_placeholders=False)
-
-
 def decode(name: str, content: bytes) -> tuple[Source, tuple[Diagnostic, ...]]:
     """The text of a file, or why it is none. CRLF and a byte-order mark are allowed."""
     if len(content) > MAX_BYTES:
-        message = f"{name} has {len(content):,} bytes, {MAX_BYTES:,} are allowed"
+        message = f"{name} has more than the {MAX_BYTES:,} bytes that are allowed"
         return Source(name, ""), (Diagnostic("E0102", message, hint="split it with `import`"),)
     try:
         source = Source(name, content.decode("utf-8-sig"))
@@ -71,9 +60,8 @@ def parse(source: Source) -> Parsed:
     """The document of a source. Mistakes of form are reported, never raised."""
     feeder = _Feeder(source)
     feeder.run()
-    builder = Builder(source)
-    document = Document(source, builder.transform(feeder.finish()))
-    return Parsed(document, (*feeder.mistakes, *builder.mistakes), feeder.broken)
+    document = Document(source, feeder.finish())
+    return Parsed(document, (*feeder.mistakes, *feeder.builder.mistakes), feeder.broken)
 
 
 @dataclass
@@ -83,12 +71,13 @@ class _Feeder:
     broken: bool = False
 
     def __post_init__(self) -> None:
-        self.tokens = list(islice(_grammar().lex(self.source.text), MAX_WORDS + 1))
+        self.tokens = list(islice(tokens(self.source.text), MAX_WORDS + 1))
         if len(self.tokens) > MAX_WORDS:
             self._complain("E0102", f"the text goes on after {MAX_WORDS:,} words and signs", self.tokens.pop())
             self.tokens, self.broken = [], True
         self.tokens.append(self._made("NEWLINE", len(self.source.text)))
-        self.parser = _grammar().parse_interactive()
+        self.builder = Builder(self.source)
+        self.parser = Parser(self.builder)
         self.opened: list[Token] = []
         self.at_start = True
         self.previous: Token | None = None
@@ -102,16 +91,17 @@ class _Feeder:
                 self.broken = True
                 return
 
-    def finish(self) -> Any:
+    def finish(self) -> tuple[Statement, ...]:
         """Close what is open and end the text."""
         if not self.at_start:
             self._lose()
         if self.opened and not self.broken:
-            self._complain("E0107", f"this `{self.opened[-1]}` is never closed", self.opened[-1], "add `}`")
+            self._complain("E0107", f"this `{self.opened[-1].text}` is never closed", self.opened[-1], "add `}`")
             self.broken = True
         for _ in self.opened:
-            self.parser.feed_token(self._made("RBRACE", len(self.source.text)))
-        return self.parser.feed_eof(self._made("NEWLINE", len(self.source.text)))
+            self.parser.feed(self._made("RBRACE", len(self.source.text)))
+        body: tuple[Statement, ...] = self.parser.finish()
+        return body
 
     def _step(self, index: int) -> int:
         """Feed one token; the index to go on at."""
@@ -124,9 +114,9 @@ class _Feeder:
         mistake = self._mistake_before(token)
         if mistake is None:
             try:
-                self.parser.feed_token(token)
-            except UnexpectedToken as error:
-                mistake = self._unexpected(index, error.accepts or error.expected)
+                self.parser.feed(token)
+            except UnexpectedError as error:
+                mistake = self._unexpected(index, error.accepts)
         if mistake is not None:
             self.mistakes.append(mistake)
             return self._recover(index)
@@ -154,13 +144,13 @@ class _Feeder:
             return self._diagnostic("E0103", f"brackets are nested more than {MAX_DEPTH} deep", token)
         if token.type in OPERATORS and self.operators >= MAX_DEPTH:
             return self._diagnostic("E0103", f"more than {MAX_DEPTH} operators in one statement", token)
-        if token.type == "NUMBER" and _too_long(str(token)):
+        if token.type == "NUMBER" and _too_long(token.text):
             message = f"this number is too long: {MAX_NUMBER} characters and an exponent of {MAX_EXPONENT} are allowed"
             return self._diagnostic("E0104", message, token)
-        if token.type in ("WORD", "CALL") and max(map(len, token.split("."))) > MAX_NAME:
+        if token.type in ("WORD", "CALL") and max(map(len, token.text.split("."))) > MAX_NAME:
             return self._diagnostic("E0104", f"this name is too long: {MAX_NAME} characters are allowed", token)
         if token.type == "OTHER":
-            return self._diagnostic("E0105", f"`{token}` is not part of the language", token, _foreign(str(token)))
+            return self._diagnostic("E0105", f"`{token.text}` is not part of the language", token, _foreign(token.text))
         if token.type == "OPEN_STRING":
             return self._diagnostic("E0106", "this string is not closed on its line", token, 'add `"`')
         return None
@@ -168,20 +158,20 @@ class _Feeder:
     def _mistake_of_closer(self, token: Token) -> Diagnostic | None:
         if not self.opened:
             self.broken = self.broken or token.type == "RBRACE"
-            return self._diagnostic("E0107", f"this `{token}` closes nothing", token, "remove it")
+            return self._diagnostic("E0107", f"this `{token.text}` closes nothing", token, "remove it")
         opener = self.opened[-1]
-        if OPENERS[opener.type] == str(token):
+        if OPENERS[opener.type] == token.text:
             return None
-        note = (Note(f"`{opener}` was opened here", self._span(opener)),)
-        message = f"`{token}` where `{OPENERS[opener.type]}` was expected"
-        return Diagnostic("E0107", message, self._span(token), f"close `{opener}` first", note)
+        note = (Note(f"`{opener.text}` was opened here", self._span(opener)),)
+        message = f"`{token.text}` where `{OPENERS[opener.type]}` was expected"
+        return Diagnostic("E0107", message, self._span(token), f"close `{opener.text}` first", note)
 
-    def _unexpected(self, index: int, accepted: set[str]) -> Diagnostic:
+    def _unexpected(self, index: int, accepted: frozenset[str]) -> Diagnostic:
         token, unclosed = self.tokens[index], self._unclosed(index)
         if unclosed is not None:
             hint = f"add `{OPENERS[unclosed.type]}`"
-            return self._diagnostic("E0107", f"this `{unclosed}` is never closed", unclosed, hint)
-        found = "the line ends" if token.type == "NEWLINE" else f"`{token}`"
+            return self._diagnostic("E0107", f"this `{unclosed.text}` is never closed", unclosed, hint)
+        found = "the line ends" if token.type == "NEWLINE" else f"`{token.text}`"
         before = self.previous
         if before is not None and before.type == "EQUAL" and token.type == "LBRACE":
             return self._diagnostic("E0108", "a block has no `=`", before, "remove the `=`")
@@ -209,7 +199,7 @@ class _Feeder:
             return opener
         first = self._line_start(index)
         fresh = self.tokens[first].type == "WORD" and self.tokens[first + 1].type in ("EQUAL", "LBRACE", "WORD")
-        return opener if fresh and (self.tokens[first].start_pos or 0) > (opener.start_pos or 0) else None
+        return opener if fresh and self.tokens[first].start > (opener.start) else None
 
     def _line_start(self, index: int) -> int:
         while index > 0 and self.tokens[index - 1].type != "NEWLINE":
@@ -227,9 +217,9 @@ class _Feeder:
             if token.type == "WORD":  # only the separator was missing
                 return index
         if token.type == "OPEN_STRING":  # it has swallowed the braces that close what its line opened
-            line = [each for each in self.opened if "\n" not in self.source.text[each.start_pos : token.start_pos]]
-            swallowed = min(len(line), token.count("}"))
-            self.tokens[index + 1 : index + 1] = [self._made("RBRACE", token.end_pos or 0)] * swallowed
+            line = [each for each in self.opened if "\n" not in self.source.text[each.start : token.start]]
+            swallowed = min(len(line), token.text.count("}"))
+            self.tokens[index + 1 : index + 1] = [self._made("RBRACE", token.end)] * swallowed
         self._lose()
         if unclosed is not None and token.type not in ("NEWLINE", "RBRACE"):
             return self._line_start(index) - 1  # at the newline before it
@@ -242,33 +232,33 @@ class _Feeder:
 
     def _separate(self, token: Token) -> None:
         """End a statement whose block is closed, as if there had been a comma."""
-        comma = self._made("COMMA", token.start_pos or 0)
-        self.parser.feed_token(comma)
+        comma = self._made("COMMA", token.start)
+        self.parser.feed(comma)
         self._follow(comma)
         self._save()
 
     def _save(self) -> None:
         """Remember the parser at the start of a statement."""
-        self.saved = self.parser.copy(deepcopy_values=False)
+        self.saved = self.parser.saved()
         self.saved_depth = len(self.opened)
         self.operators = 0
 
     def _lose(self) -> None:
         """Go back to the start of the statement and feed LOST instead."""
-        start = self.previous.end_pos if self.previous is not None else 0
-        self.parser = self.saved.copy(deepcopy_values=False)
+        start = self.previous.end if self.previous is not None else 0
+        self.parser.restore(self.saved)
         self.opened = self.opened[: self.saved_depth]
-        self.parser.feed_token(self._made("LOST", start or 0))
+        self.parser.feed(self._made("LOST", start))
         self.previous = None
         self.at_start = False
 
     # ------------------------------------------------------------ small things
 
     def _made(self, kind: str, offset: int) -> Token:
-        return Token(kind, {"RBRACE": "}", "COMMA": ","}.get(kind, ""), start_pos=offset, end_pos=offset)
+        return Token(kind, {"RBRACE": "}", "COMMA": ","}.get(kind, ""), offset, offset)
 
     def _span(self, token: Token) -> Span:
-        return Span(self.source, token.start_pos or 0, token.end_pos or 0)
+        return Span(self.source, token.start, token.end)
 
     def _diagnostic(self, code: str, message: str, token: Token, hint: str = "") -> Diagnostic:
         return Diagnostic(code, message, self._span(token), hint)
@@ -296,7 +286,7 @@ def _foreign(character: str) -> str:
     return hints.get(character, "")
 
 
-def _expected(accepted: set[str]) -> str:
+def _expected(accepted: frozenset[str]) -> str:
     names = {"EQUAL": "`=`", "LBRACE": "`{`", "COMMA": "`,`", "RPAR": "`)`", "RSQUARE": "`]`", "NUMBER": "a value"}
     found = [names[name] for name in names if name in accepted]
     return (

@@ -1,10 +1,8 @@
-"""Lark's tree to the document's nodes. Not recursive, so no text can exhaust the stack."""
+"""What the parser finds to the document's nodes: one method for each rule of the grammar."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from lark import Token, Transformer_NonRecursive, v_args
 
 from dsl.diagnostics import Diagnostic
 from dsl.source import Source, Span
@@ -27,14 +25,13 @@ from dsl.syntax import (
     Value,
     Word,
 )
+from dsl.table import Token
 
 
-@v_args(inline=True)
-class Builder(Transformer_NonRecursive):
+class Builder:
     """One parse: its source, and mistakes that the grammar lets pass."""
 
     def __init__(self, source: Source) -> None:
-        super().__init__()
         self.source = source
         self.mistakes: list[Diagnostic] = []
 
@@ -101,7 +98,7 @@ class Builder(Transformer_NonRecursive):
         return Range(first, last, first.span.to(last.span))
 
     def binary(self, left: Value, operator: Token, right: Value) -> Binary:
-        return Binary(str(operator), left, right, left.span.to(right.span))
+        return Binary(operator.text, left, right, left.span.to(right.span))
 
     def negate(self, sign: Token, operand: Value) -> Negate:
         return Negate(operand, self._span(sign).to(operand.span))
@@ -110,13 +107,13 @@ class Builder(Transformer_NonRecursive):
         return value
 
     def number(self, token: Token) -> Number:
-        return Number(str(token), self._span(token))
+        return Number(token.text, self._span(token))
 
     def word(self, token: Token) -> Word:
-        return Word(str(token), self._span(token))
+        return Word(token.text, self._span(token))
 
     def string(self, token: Token) -> String:
-        text = str(token)[1:-1].replace("\\\\", "\0").replace('\\"', '"').replace("\0", "\\")
+        text = token.text[1:-1].replace("\\\\", "\0").replace('\\"', '"').replace("\0", "\\")
         return String(text, self._span(token))
 
     def list(self, *parts: Any) -> ListOf:
@@ -125,12 +122,12 @@ class Builder(Transformer_NonRecursive):
 
     def call(self, *parts: Any) -> Call:
         arguments = tuple(part for part in parts if not isinstance(part, Token))
-        return Call(str(parts[0])[:-1], arguments, self._span(parts[0]).to(self._span(parts[-1])))
+        return Call(parts[0].text[:-1], arguments, self._span(parts[0]).to(self._span(parts[-1])))
 
     # ------------------------------------------------------------ help
 
     def _span(self, token: Token) -> Span:
-        return Span(self.source, token.start_pos or 0, token.end_pos or 0)
+        return Span(self.source, token.start, token.end)
 
     def _lose(self, span: Span, message: str, hint: str) -> Lost:
         self.mistakes.append(Diagnostic("E0108", message, span, hint))

@@ -105,7 +105,7 @@ class Loop:
             dist.barrier if world > 1 else lambda: None,
             keep,
         )
-        if trainer.rank == 0:
+        if trainer.rank == 0 and loads:
             _replace(self.run / "load.json", json.dumps({"load": list(loads.values())}) + "\n")
 
 

@@ -54,8 +54,9 @@ def find(folder: Path, build: Build, corpus: Path) -> Resumption:
     changed = list(_changes(dict(_flat(was.get("plan"))), dict(_flat(now["plan"]))))
     if other := [text for path, text in changed if path.startswith("model.") and not _RECIPE.fullmatch(path)]:
         raise CheckpointError(f"{checkpoint.path} is of another model: {_listed(other)}")
-    if checkpoint.shapes != expected_shapes(build.plan):
-        raise CheckpointError(f"{checkpoint.path} does not hold the parameters of this model")
+    expected = expected_shapes(build.plan)
+    if other := [text for _, text in _changes(checkpoint.shapes, expected)]:
+        raise CheckpointError(f"{checkpoint.path} does not hold the parameters of this model: {_listed(other)}")
     if was.get("tokenizer") != now["tokenizer"]:
         raise CheckpointError(f"{checkpoint.path} was trained on the tokens of another tokenizer")
     notes = [f"newer checkpoint not used: {reason}" for reason in checkpoint.refused]

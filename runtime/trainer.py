@@ -48,8 +48,8 @@ class Layer:
     name: str  # layers.3
     experts: int
     sequence_loss: float
-    bias: str  # tensor name of the balancing bias
-    bias_rate: Sequence[Mapping[str, Any]]
+    bias: str | None  # tensor name of the balancing bias, if it has one
+    bias_rate: Sequence[Mapping[str, Any]] | None
 
 
 class Trainer:
@@ -150,7 +150,7 @@ class Trainer:
             "grad_norm": norm,
             "rate": rate,
             "tokens": self.tokens_seen,
-            "imbalance": self._imbalance(sums),
+            **self._imbalance(sums),
         }
 
     def evaluate(self) -> dict[str, float]:
@@ -234,14 +234,15 @@ class Trainer:
         for layer in self.layers:
             load = sums[f"load {layer.name}"]
             self.loads[layer.name] += load.to("cpu", torch.int64)
-            if layer.bias in self.state.biases:
+            if layer.bias in self.state.biases and layer.bias_rate is not None:
                 rate = value_at(layer.bias_rate, tokens_seen)
                 optimizer.balance(self.state.biases[layer.bias], load, rate)
 
-    def _imbalance(self, sums: Sums) -> float:
+    def _imbalance(self, sums: Sums) -> dict[str, float]:
         """Load of the busiest expert over the mean, the mean of this over layers; 1 is perfect balance."""
-        ratios = [(sums[k].max() / sums[k].mean()).item() for y in self.layers if (k := f"load {y.name}") in sums]
-        return sum(ratios) / len(ratios) if ratios else 1.0
+        loads = [sums[f"load {layer.name}"] for layer in self.layers]
+        ratios = [(load.max() / load.mean()).item() for load in loads]
+        return {"imbalance": sum(ratios) / len(ratios)} if ratios else {}
 
     def _all_reduce(self, tensor: Tensor) -> None:
         if dist.is_initialized():

@@ -1,21 +1,34 @@
-"""What the commands share: the arguments that choose a spec, and loading it with every mistake reported."""
+"""What the commands share: the arguments that choose a spec, loading it with every mistake reported, and saying so."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
-from dsl.diagnostics import SpecError, render_all
-from dsl.load import find, resolve, split
-from dsl.rules import train_refusals
-from dsl.schema import Spec
+from dsl.diagnostics import SpecError, render_all, visible
 from dsl.source import Span
 
+if TYPE_CHECKING:
+    from dsl.schema import Spec  # with pydantic, which commands without a schema need not wait for
+
+EXIT_DIFFERS = 1  # a check found that files differ
 EXIT_SPEC = 2  # the spec or the command line is wrong
 EXIT_BUG = 3  # an error of dsc itself: a schedule that its own proof refuses
+
+# How lines of a message look on a terminal; `render` makes them.
+COLOURS = (
+    (r"^(error(\[\w+\])?)(?=:)", "1;31"),
+    (r"^(warning(\[\w+\])?)(?=:)", "1;33"),
+    (r"^ *(-->|:::) .*", "34"),
+    (r"^ *\| *\^+$", "31"),
+    (r"^ *= \w+(?=:)", "36"),
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,11 @@ def add_spec_arguments(parser: argparse.ArgumentParser, text: str = "") -> None:
     """SPEC and -s."""
     text = text or "a spec file, or SPEC:RUN where it holds several runs; default: the spec in the current folder"
     parser.add_argument("spec", nargs="?", metavar="SPEC", help=text)
+    add_overrides(parser)
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """-s."""
     parser.add_argument(
         "-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key: -s parallel.pipeline=8"
     )
@@ -38,18 +56,61 @@ def add_spec_arguments(parser: argparse.ArgumentParser, text: str = "") -> None:
 
 def load_spec(argument: str | None, overrides: list[str]) -> Chosen | None:
     """The chosen spec; None after its mistakes have been printed to stderr."""
+    from dsl.load import find, resolve, split
+
     try:
         file, run = split(str(find(Path.cwd())) if argument is None else argument)
         resolved = resolve(file, run, overrides)
         return Chosen(resolved.spec, resolved.origins, Path(file))
     except SpecError as error:
-        print(error, file=sys.stderr)
+        say(str(error))
         return None
 
 
 def is_refused(chosen: Chosen) -> bool:
     """Whether a right spec is one that does not run yet; why is then on stderr."""
+    from dsl.rules import train_refusals
+
     refusals = train_refusals(chosen.spec, chosen.origins)
     if refusals:
-        print(render_all(tuple(replace(item, severity="error") for item in refusals)), file=sys.stderr)
+        say(render_all(tuple(replace(item, severity="error") for item in refusals)))
     return bool(refusals)
+
+
+def wrong(message: str, hint: str = "") -> int:
+    """Say what is wrong with the command line; the exit code."""
+    say(f"error: {visible(message)}" + (f"\n = hint: {visible(hint)}" if hint else ""))
+    return EXIT_SPEC
+
+
+# ---------------------------------------------------------------- text
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print messages, to stderr if nothing else is said: coloured where a person reads them, see no-color.org."""
+    stream = sys.stderr if stream is None else stream
+    if text and stream is not None:  # None: closed by who started us
+        print(_coloured(text) if _shows_colours(stream) else text, file=stream)
+
+
+def _shows_colours(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _coloured(text: str) -> str:
+    for pattern, colour in COLOURS:
+        text = re.sub(pattern, f"\x1b[{colour}m\\g<0>\x1b[0m", text, flags=re.MULTILINE)
+    return text
+
+
+def plural(count: int, word: str) -> str:
+    """`1 error`, `2 errors`."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def human(number: float) -> str:
+    """A count to four digits: `671.0B`, `7.421M`, `512`."""
+    for scale, suffix in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= scale:
+            return f"{number / scale:.{3 if number < 10 * scale else 2 if number < 100 * scale else 1}f}{suffix}"
+    return f"{number:g}"

@@ -1,4 +1,10 @@
-"""`dsc compile [SPEC[:RUN]] [-o BUILD]`: a spec becomes a build folder."""
+"""`dsc compile [SPEC[:RUN]] [-o BUILD]`: a spec becomes a build folder.
+
+dsc compile                        the one spec of this folder → build/<run>
+dsc compile spec.dsc:ablation -o build/wide -s model.hidden=512
+
+Exit codes: 0 done · 2 the spec is wrong or does not train yet · 3 an error of dsc: its proof refuses a program
+"""
 
 from __future__ import annotations
 

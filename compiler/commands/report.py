@@ -1,4 +1,9 @@
-"""`dsc report RUN`: write the report of a run folder again, or for the first time after torchrun."""
+"""`dsc report RUN`: write the report of a run folder again, or for the first time after torchrun.
+
+dsc report runs/quickstart         after torchrun, or again: writes runs/quickstart/report.html
+
+Exit codes: 0 the report is written · 2 the folder holds no run
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""`dsc schedule --name dualpipe --ranks 8 --micro-batches 20 --format text`: print a schedule of any size."""
+"""`dsc schedule --name dualpipe --ranks 8 --micro-batches 20 --format text`: print a schedule of any size.
+
+dsc schedule --name dualpipe --ranks 8 --micro-batches 20
+dsc schedule --name 1f1b --ranks 4 --micro-batches 8 --format json   docs/json.md
+
+Exit codes: 0 done · 2 there is no such schedule, or none of that size
+"""
 
 from __future__ import annotations
 

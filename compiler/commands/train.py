@@ -1,7 +1,14 @@
 """`dsc train [SPEC[:RUN] | BUILD] [--steps N] [--out RUN]`: compile what is stale, then run the ranks.
 
-This process imports no torch: it starts the compiler and the ranks, and writes the report when they have ended.
+dsc train                          the one spec of this folder → runs/<run>
+dsc train spec.dsc --steps 20 -s train.batch=32
+dsc train build/quickstart --resume
+
+Exit codes: 0 done · 1 a rank failed · 2 the spec, the data or the command line is wrong · 3 hung, or an error of dsc ·
+128 + signal when asked to stop, after a checkpoint
 """
+
+# This process imports no torch: it starts the compiler and the ranks, and writes the report when they have ended.
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from compiler.ir import Bucket, Buffer, Communication, Plan, Program, Replica, Stage, Use
 from compiler.layers.build import TORCH_DTYPE
+from compiler.layers.stages import block_of
 from compiler.pipeline import Lowered
 from compiler.schedules.placement import ranks_of_stage
 from dsl.schema import Moe, Precision, Spec
@@ -59,19 +60,18 @@ def _routers(stage: Stage) -> list[Use]:
 
 def _moe_layer(spec: Spec, stage: Stage, router: Use) -> dict[str, Any]:
     site = router.site.partition(".")[0]
-    bias = dict(router.params)["bias"]
-    name = bias.removesuffix(".ffn.router.bias")
     index = int(site[1:])
     ffn = spec.model.ffn(index) if site.startswith("L") else spec.model.ffn(spec.model.num_layers - 1)
     assert isinstance(ffn, Moe)
+    rate = ffn.balance.bias_rate
     balanced = any(metric == f"sequence_loss {site}" for metric, _ in stage.records)
     return {
         "site": site,
-        "name": name,
+        "name": block_of(router),
         "experts": ffn.experts,
         "sequence_loss": ffn.balance.sequence_loss if balanced else 0.0,
-        "bias": bias,
-        "bias_rate": [p.model_dump(mode="json") for p in ffn.balance.bias_rate],
+        "bias": dict(router.params).get("bias"),
+        "bias_rate": [p.model_dump(mode="json") for p in rate] if rate is not None else None,
     }
 
 

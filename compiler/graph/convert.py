@@ -161,7 +161,7 @@ class Conversion:
     def _argument(self, arg: Any) -> str | Constant:
         if isinstance(arg, fx.Node):
             return self.values[same(arg)]
-        assert isinstance(arg, int | float | bool), arg
+        assert arg is None or isinstance(arg, int | float | bool), arg
         return arg
 
 

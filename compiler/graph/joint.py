@@ -18,7 +18,7 @@ from compiler.oprules import Tensor
 
 COLUMNS = "columns"  # columns(x, low, high): the view x[:, low:high]
 
-Constant = int | float | bool
+Constant = int | float | bool | None  # None: a tensor the op is not given
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,8 +83,7 @@ def module(joint: Joint, parts: Split, kernel_of: KernelOf) -> str:
     lines = [f"# constructed by dsc: segment {segment.kind}, {' '.join(sizes)}, {dtype}"]
     if any("R" in argument.shape for argument in segment.inputs):
         lines.append("# R: rows received, any number")
-    if constants:
-        lines.append(f"# {constants}")
+    lines += [f"# {line}" for line in wrap(constants, WIDTH - 2)]
     if any(node.op in ("add", "cat2") for nodes in parts.functions.values() for node in nodes):
         lines += ["", "import torch"]
     lines += [""] if ops else []

@@ -1,86 +1,15 @@
-"""Multi-head latent attention, a pre-norm residual block. Source: DeepSeek-V2, arXiv 2405.04434, §2.1.
-
-T tokens of a micro-batch · D hidden · C rank of keys and values. Queries are of low rank too, if the model says so.
-"""
+"""The attention of a block, of the kind the model has: a segment from the residual stream to the residual stream."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from compiler import ir
-from compiler.layers.build import Place, segment
+from compiler.layers import gqa, mla
+from compiler.layers.build import Place
+from dsl.schema import Mla
 
-PARAMETERS = {
-    "norm": "attention.norm",
-    "q": "attention.q",
-    "q_down": "attention.q_down",
-    "q_norm": "attention.q_norm",
-    "q_up": "attention.q_up",
-    "kv_down": "attention.kv_down",
-    "kv_norm": "attention.kv_norm",
-    "kv_up": "attention.kv_up",
-    "out": "attention.out",
-}
-
-
-def attention(
-    ops: Any,
-    p: Any,
-    h_TD: Any,
-    *,
-    eps: float,
-    query_rank: int,
-    kv_rank: int,
-    sequence: int,
-    heads: int,
-    nope: int,
-    rope: int,
-    value: int,
-    theta: float,
-) -> tuple[Any, ...]:
-    """h + out(attend(q, [k_nope | v], k_rope)): keys and values from a normed latent, one rope key for all heads."""
-    x_TD = ops.rmsnorm(h_TD, p.norm, eps)
-    if query_rank:
-        q_T = ops.linear(ops.rmsnorm(ops.linear(x_TD, p.q_down), p.q_norm, eps), p.q_up)
-    else:
-        q_T = ops.linear(x_TD, p.q)
-    latent_TC, k_rope_T = ops.split2(ops.linear(x_TD, p.kv_down), kv_rank)
-    kv_T = ops.linear(ops.rmsnorm(latent_TC, p.kv_norm, eps), p.kv_up)
-    o_T = ops.mla_attention(q_T, kv_T, k_rope_T, sequence, heads, nope, rope, value, theta)
-    return (ops.add(h_TD, ops.linear(o_T, p.out)),)
+PARAMETERS = mla.PARAMETERS | gqa.PARAMETERS
 
 
 def build(place: Place) -> ir.Segment:
-    mla, D, param = place.model.attention, place.D, place.param
-    nope, rope, value = mla.head_dim.nope, mla.head_dim.rope, mla.head_dim.value
-    query_width = mla.heads * (nope + rope)
-    query: tuple[ir.Param, ...] = (param("q", query_width, D),)
-    if mla.query_rank:
-        query = (
-            param("q_down", mla.query_rank, D),
-            param("q_norm", mla.query_rank),
-            param("q_up", query_width, mla.query_rank),
-        )
-    return segment(
-        "attention",
-        attention,
-        (
-            param("norm", D),
-            *query,
-            param("kv_down", mla.kv_rank + rope, D),
-            param("kv_norm", mla.kv_rank),
-            param("kv_up", mla.heads * (nope + value), mla.kv_rank),
-            param("out", D, mla.heads * value),
-        ),
-        (place.input("h", place.T, D),),
-        ("y",),
-        eps=place.model.norm_eps,
-        query_rank=mla.query_rank or 0,
-        kv_rank=mla.kv_rank,
-        sequence=place.spec.train.sequence,
-        heads=mla.heads,
-        nope=nope,
-        rope=rope,
-        value=value,
-        theta=mla.rope.theta,
-    )
+    sizes = place.model.attention
+    return mla.build(place, sizes) if isinstance(sizes, Mla) else gqa.build(place, sizes)

@@ -10,7 +10,7 @@ from typing import Any
 from compiler import ir
 from dsl.schema import Dense, Model, Moe, Spec
 
-TORCH_DTYPE = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
+TORCH_DTYPE = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
 
 
 @dataclass(frozen=True)

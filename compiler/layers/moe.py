@@ -2,7 +2,7 @@
 
 T tokens of a micro-batch · D hidden · E experts · K chosen by a token · S = T·K routed rows · R rows an expert rank
 receives · G groups of received rows, one for each (source rank, local expert).
-Sources: DeepSeekMoE, arXiv 2401.06066; DeepSeek-V3, arXiv 2412.19437, §2.1.2.
+Sources: DeepSeekMoE, arXiv 2401.06066; DeepSeek-V2, arXiv 2405.04434, §2.1.3; DeepSeek-V3, arXiv 2412.19437, §2.1.2.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ def router(
     h_TD: Any,
     *,
     eps: float,
+    biased: bool,
+    softmax: bool,
     groups: int,
     top_groups: int,
     top_k: int,
@@ -36,20 +38,23 @@ def router(
     experts; with `balance` there is the sequence-wise loss, without its weight."""
     x_TD = ops.rmsnorm(h_TD, p.norm, eps)
     logits_TE = ops.linear(x_TD, p.weight)
-    gate_TK, expert_TK = ops.route(logits_TE, p.bias, groups, top_groups, top_k, normalize, scale)
-    rows_SD, gate_S, order_S, counts_E = ops.permute(x_TD, gate_TK, expert_TK, p.bias.shape[0])
+    bias_E = p.bias if biased else None
+    gate_TK, expert_TK = ops.route(logits_TE, bias_E, softmax, groups, top_groups, top_k, normalize, scale)
+    rows_SD, gate_S, order_S, counts_E = ops.permute(x_TD, gate_TK, expert_TK, p.weight.shape[0])
     x = (x_TD,) if shared else ()
-    loss = (ops.sequence_balance(logits_TE, expert_TK, sequence),) if balance else ()
+    loss = (ops.sequence_balance(logits_TE, expert_TK, sequence, softmax),) if balance else ()
     return (h_TD, *x, rows_SD, gate_S, order_S, counts_E, *loss)
 
 
 def build_router(place: Place) -> ir.Segment:
     moe, D = place.moe, place.D
     shared, balance = moe.shared > 0, moe.balance.sequence_loss > 0 and not place.mtp
+    biased = moe.balance.bias_rate is not None
+    bias = (place.param("bias", moe.experts, grad=False),) if biased else ()
     return segment(
         "router",
         router,
-        (place.param("norm", D), place.param("weight", moe.experts, D), place.param("bias", moe.experts, grad=False)),
+        (place.param("norm", D), place.param("weight", moe.experts, D), *bias),
         (place.input("h", place.T, D),),
         (
             "residual",
@@ -61,6 +66,8 @@ def build_router(place: Place) -> ir.Segment:
             *(("sequence_loss",) if balance else ()),
         ),
         eps=place.model.norm_eps,
+        biased=biased,
+        softmax=moe.score == "softmax",
         groups=moe.groups,
         top_groups=moe.top_groups,
         top_k=moe.top_k,

@@ -222,9 +222,14 @@ def _losses(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
 def _loads_of_experts(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:
     """(metric, value): the tokens of each expert, by the prefix of the layer's tensors."""
     routers = [step for step in steps if isinstance(step, ir.Use) and step.segment.kind == "router"]
-    metrics = [f"load {dict(use.params)['bias'].removesuffix('.ffn.router.bias')}" for use in routers]
+    metrics = [f"load {block_of(use)}" for use in routers]
     counts = [[output.name for output in use.segment.outputs].index("counts") for use in routers]
     return tuple((metric, use.outputs[k]) for metric, use, k in zip(metrics, routers, counts, strict=True))
+
+
+def block_of(router: ir.Use) -> str:
+    """The prefix of the tensors of a router's block: layers.3, mtp.0."""
+    return dict(router.params)["weight"].removesuffix(".ffn.router.weight")
 
 
 def _tangents(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:

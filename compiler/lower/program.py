@@ -19,14 +19,23 @@ from runtime.actions import Action, Step, actions_of
 
 Event = tuple[int, int, Message]  # (invocation, position in it, message)
 Channel = tuple[int, int]  # (source, destination) pipeline ranks
+Bodies = dict[tuple[str, tuple[tuple[int, int], ...]], Body]  # by name and the peers of each slot
 
 
 def lower(
-    plan: Plan, schedule: Schedule, cuts: Mapping[str, Cut], rates: Rates | None = None, evaluate: bool = False
+    plan: Plan,
+    schedule: Schedule,
+    cuts: Mapping[str, Cut],
+    rates: Rates | None = None,
+    evaluate: bool = False,
+    made: Bodies | None = None,
 ) -> Program:
-    """The program of `schedule` on the plan's stages. `cuts`: by site of use. `evaluate`: forwards keep nothing."""
-    rates = rates or Rates()
-    bodies = tuple(_bodies(plan, schedule, cuts, rates, rank, evaluate) for rank in range(schedule.num_ranks))
+    """The program of `schedule` on the plan's stages. `cuts`: by site of use. `evaluate`: forwards keep nothing.
+
+    `made`: bodies of other programs of the same plan, cuts and rates, to be taken again; new ones are added.
+    """
+    rates, made = rates or Rates(), {} if made is None else made
+    bodies = tuple(_bodies(plan, schedule, cuts, rates, rank, evaluate, made) for rank in range(schedule.num_ranks))
     tables = [{b.name: b for b in ranks} for ranks in bodies]
     calls = [[_call(step, evaluate) for step in steps] for steps in schedule.actions]
     output = next((s.output for s in plan.stages if s.output), None)
@@ -51,22 +60,41 @@ def _call(step: Step, evaluate: bool) -> tuple[str, tuple[int, ...]]:
 
 
 def _bodies(
-    plan: Plan, schedule: Schedule, cuts: Mapping[str, Cut], rates: Rates, rank: int, evaluate: bool
+    plan: Plan,
+    schedule: Schedule,
+    cuts: Mapping[str, Cut],
+    rates: Rates,
+    rank: int,
+    evaluate: bool,
+    made: Bodies,
 ) -> tuple[Body, ...]:
-    made: dict[str, Body] = {}
-    neighbours: dict[str, list[tuple[int, int]]] = {}
+    found: dict[str, Body] = {}
+    neighbours: dict[str, tuple[tuple[int, int], ...]] = {}
     for step in schedule.actions[rank]:
         name = body_name(step, evaluate)
-        peers = [_neighbours(schedule, a) for a in actions_of(step)]
+        peers = tuple(_neighbours(schedule, action) for action in actions_of(step))
         assert neighbours.setdefault(name, peers) == peers, f"{name} on rank {rank} has more than one pair of peers"
-        if name in made:
-            continue
-        actions = tuple(f"{a.kind}{a.stage}" for a in actions_of(step))
-        chains = [_chains(plan.stages[a.stage], cuts, rates, p) for a, p in zip(actions_of(step), peers, strict=True)]
-        order = interleave([_nodes(c, a[0]) for c, a in zip(chains, actions, strict=True)])
-        kept = [frozenset() if evaluate else _kept(c, a[0]) for c, a in zip(chains, actions, strict=True)]
-        made[name] = Body(name, actions, finish(order, actions, kept))
-    return tuple(made[name] for name in sorted(made))
+        if name not in found:
+            if (name, peers) not in made:
+                made[name, peers] = _body(plan, step, name, peers, cuts, rates, evaluate)
+            found[name] = made[name, peers]
+    return tuple(found[name] for name in sorted(found))
+
+
+def _body(
+    plan: Plan,
+    step: Step,
+    name: str,
+    peers: tuple[tuple[int, int], ...],
+    cuts: Mapping[str, Cut],
+    rates: Rates,
+    evaluate: bool,
+) -> Body:
+    actions = tuple(f"{a.kind}{a.stage}" for a in actions_of(step))
+    chains = [_chains(plan.stages[a.stage], cuts, rates, p) for a, p in zip(actions_of(step), peers, strict=True)]
+    order = interleave([_nodes(c, a[0]) for c, a in zip(chains, actions, strict=True)])
+    kept = [frozenset() if evaluate else _kept(c, a[0]) for c, a in zip(chains, actions, strict=True)]
+    return Body(name, actions, finish(order, actions, kept))
 
 
 def _neighbours(schedule: Schedule, action: Action) -> tuple[int, int]:
@@ -101,12 +129,15 @@ def _with_channels(
     sends: dict[Channel, list[Event]] = defaultdict(list)
     awaits: dict[Channel, list[Event]] = defaultdict(list)
     for rank, invocations in enumerate(calls):
+        exchanged = {
+            name: [(at, i) for at, i in enumerate(body.instructions) if i.kind in ("send", "receive")]
+            for name, body in bodies[rank].items()
+        }
         for index, (name, micro_batches) in enumerate(invocations):
-            for position, i in enumerate(bodies[rank][name].instructions):
-                if i.kind in ("send", "receive"):
-                    message = _message(i.kind, i.phase, int(i.action[1:]), micro_batches[i.slot])
-                    channel = (rank, i.peer) if i.kind == "send" else (i.peer, rank)
-                    (sends if i.kind == "send" else awaits)[channel].append((index, position, message))
+            for position, i in exchanged[name]:
+                message = _message(i.kind, i.phase, int(i.action[1:]), micro_batches[i.slot])
+                channel = (rank, i.peer) if i.kind == "send" else (i.peer, rank)
+                (sends if i.kind == "send" else awaits)[channel].append((index, position, message))
     posts = {channel: _posts(sends[channel], awaits[channel]) for channel in sends}
     releases = {
         (source, peer): _releases(sends[source, peer], awaits[source, peer], sends[peer, source], awaits[peer, source])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from compiler.oprules.activation import GATED_SWIGLU, SWIGLU
-from compiler.oprules.attention import MLA_ATTENTION
+from compiler.oprules.attention import GQA_ATTENTION, MLA_ATTENTION
 from compiler.oprules.linear import GROUPED_LINEAR, LINEAR
-from compiler.oprules.norm import RMSNORM
+from compiler.oprules.norm import HEAD_RMSNORM, RMSNORM
 from compiler.oprules.plain import ADD, CAT2, SPLIT2
 from compiler.oprules.routing import PERMUTE, ROUTE, SEQUENCE_BALANCE, UNPERMUTE
 from compiler.oprules.rule import Extent, Gradient, Rule, Tensor
@@ -19,7 +19,9 @@ RULES: dict[str, Rule] = {
     "cross_entropy": CROSS_ENTROPY,
     "embedding": EMBEDDING,
     "gated_swiglu": GATED_SWIGLU,
+    "gqa_attention": GQA_ATTENTION,
     "grouped_linear": GROUPED_LINEAR,
+    "head_rmsnorm": HEAD_RMSNORM,
     "linear": LINEAR,
     "mla_attention": MLA_ATTENTION,
     "permute": PERMUTE,

@@ -1,4 +1,4 @@
-"""Multi-head latent attention with RoPE inside, causal within each sequence of the micro-batch."""
+"""Attention with RoPE inside, causal within each sequence of the micro-batch: latent (MLA) and grouped-query (GQA)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 from compiler.oprules.rule import Gradient, Rule, Tensor, statistics_dtype
 
-_SHAPE = ("sequence", "heads", "nope", "rope", "value", "theta")
+_MLA = ("sequence", "heads", "nope", "rope", "value", "theta")
+_GQA = ("sequence", "heads", "kv_heads", "theta")
 
 
-def _infer(
+def _infer_mla(
     q: Tensor, kv: Tensor, k_rope: Tensor, sequence: int, heads: int, nope: int, rope: int, value: int, theta: float
 ) -> tuple[Tensor, ...]:
     T = q.shape[0]
@@ -19,7 +20,16 @@ def _infer(
     return Tensor((T, heads * value), q.dtype), Tensor((T // sequence, heads, sequence), statistics_dtype(q.dtype))
 
 
-def _flops(keys: int, values: int) -> Callable[[SimpleNamespace], int]:
+def _infer_gqa(
+    q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float
+) -> tuple[Tensor, ...]:
+    T, C = q.shape[0], q.shape[1] // heads
+    assert heads % kv_heads == 0 and q.shape[1] == heads * C and C % 2 == 0, (q, heads, kv_heads)
+    assert k.shape == v.shape == (T, kv_heads * C) and T % sequence == 0, (k, v, sequence)
+    return q, Tensor((T // sequence, kv_heads, sequence, heads // kv_heads), statistics_dtype(q.dtype))
+
+
+def _mla_flops(keys: int, values: int) -> Callable[[SimpleNamespace], int]:
     """FLOPs of `keys` products over the query's width and `values` over the value's: half of each is masked."""
 
     def flops(n: SimpleNamespace) -> int:
@@ -28,16 +38,35 @@ def _flops(keys: int, values: int) -> Callable[[SimpleNamespace], int]:
     return flops
 
 
+def _gqa_flops(products: int) -> Callable[[SimpleNamespace], int]:
+    """FLOPs of `products` products over the width of the queries, half of each masked."""
+    return lambda n: products * n.q[0] * n.sequence * n.q[1]
+
+
 MLA_ATTENTION = Rule(
-    args=("q", "kv", "k_rope", *_SHAPE),
+    args=("q", "kv", "k_rope", *_MLA),
     outputs=("y", "lse"),
     hidden=1,
-    infer=_infer,
-    flops=_flops(1, 1),  # q·k and p·v
+    infer=_infer_mla,
+    flops=_mla_flops(1, 1),  # q·k and p·v
     dgrad=Gradient(  # q·k again, dk and dq; dv and dp
         "mla_attention_dgrad",
-        reads=("d_y", "q", "kv", "k_rope", "y", "lse", *_SHAPE),
+        reads=("d_y", "q", "kv", "k_rope", "y", "lse", *_MLA),
         gives=("q", "kv", "k_rope"),
-        flops=_flops(3, 2),
+        flops=_mla_flops(3, 2),
+    ),
+)
+
+GQA_ATTENTION = Rule(
+    args=("q", "k", "v", *_GQA),
+    outputs=("y", "lse"),
+    hidden=1,
+    infer=_infer_gqa,
+    flops=_gqa_flops(2),  # q·k and p·v
+    dgrad=Gradient(  # q·k again, dk and dq; dv and dp
+        "gqa_attention_dgrad",
+        reads=("d_y", "q", "k", "v", "y", "lse", *_GQA),
+        gives=("q", "k", "v"),
+        flops=_gqa_flops(5),
     ),
 )

@@ -6,14 +6,23 @@ from compiler.oprules.rule import INDEX, Extent, Gradient, Rule, Tensor, element
 
 
 def _infer_route(
-    logits_TE: Tensor, bias_E: Tensor, groups: int, top_groups: int, top_k: int, normalize: bool, scale: float
+    logits_TE: Tensor,
+    bias_E: Tensor | None,
+    softmax: bool,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
 ) -> tuple[Tensor, ...]:
-    assert logits_TE.shape[1:] == bias_E.shape and bias_E.shape[0] % groups == 0, (logits_TE, bias_E, groups)
-    chosen = (logits_TE.shape[0], top_k)
+    T, E = logits_TE.shape
+    assert bias_E is None or bias_E.shape == (E,), (logits_TE, bias_E)
+    assert E % groups == 0 and 0 < top_k <= top_groups * E // groups, (E, groups, top_groups, top_k)
+    chosen = (T, top_k)
     return Tensor(chosen, logits_TE.dtype), Tensor(chosen, INDEX)
 
 
-def _infer_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int) -> tuple[Tensor, ...]:
+def _infer_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int, softmax: bool) -> tuple[Tensor, ...]:
     assert logits_TE.shape[0] % sequence == 0, (logits_TE, sequence)
     return (Tensor((), statistics_dtype(logits_TE.dtype)),)
 
@@ -29,27 +38,27 @@ def _infer_unpermute(y_SD: Tensor, order_S: Tensor, top_k: int) -> tuple[Tensor,
 
 
 ROUTE = Rule(
-    args=("logits", "bias", "groups", "top_groups", "top_k", "normalize", "scale"),
+    args=("logits", "bias", "softmax", "groups", "top_groups", "top_k", "normalize", "scale"),
     outputs=("gate", "expert"),
     infer=_infer_route,
     flops=elementwise("logits", 8),
     differentiable=("gate",),
     dgrad=Gradient(
         "route_dgrad",
-        reads=("d_gate", "logits", "expert", "normalize", "scale"),
+        reads=("d_gate", "logits", "expert", "softmax", "normalize", "scale"),
         gives=("logits",),
         flops=elementwise("logits", 8),
     ),
 )
 
 SEQUENCE_BALANCE = Rule(
-    args=("logits", "expert", "sequence"),
+    args=("logits", "expert", "sequence", "softmax"),
     outputs=("y",),
     infer=_infer_balance,
     flops=elementwise("logits", 8),
     dgrad=Gradient(
         "sequence_balance_dgrad",
-        reads=("d_y", "logits", "expert", "sequence"),
+        reads=("d_y", "logits", "expert", "sequence", "softmax"),
         gives=("logits",),
         flops=elementwise("logits", 10),
     ),

@@ -27,7 +27,8 @@ def make_plan(spec: Spec) -> Plan:
     placement = PLACEMENTS[spec.schedule.name]
     stages = build_stages(spec, num_stages(placement, mesh.pp))
     graph = placement_graph(stages, placement, mesh.pp)
-    replicas = tuple(_replica(row, graph, mesh) for row in parameters(spec))
+    rows = parameters(spec)
+    replicas = tuple(_replica(row, graph, mesh) for row in rows)
     return Plan(
         mesh=mesh,
         placement=placement,
@@ -36,7 +37,11 @@ def make_plan(spec: Spec) -> Plan:
         buckets=buckets(replicas),
         assumptions=(
             "layers are split over stages so that the most expensive stage costs least, in forward FLOPs",
-            "expert e of E lives on expert rank e // (E / expert)",
+            *(
+                ("expert e of E lives on expert rank e // (E / expert)",)
+                if any(row.num_experts for row in rows)
+                else ()
+            ),
         ),
     )
 

@@ -68,14 +68,17 @@ def check_channels(program: Program, schedule: Schedule) -> int:
 
 
 def _events(program: Program, schedule: Schedule, rank: int) -> Iterator[Event]:
-    bodies = {body.name: body for body in program.bodies[rank]}
+    bodies = {
+        body.name: [each for each in body.instructions if each.kind == "send" or each.kind == "receive"]
+        for body in program.bodies[rank]
+    }
     for invocation, step in zip(program.invocations[rank], schedule.actions[rank], strict=True):
         for source, message in invocation.posts:
             yield Event("post", source, message, step)
-        for instruction in bodies[invocation.body].instructions:
-            if instruction.kind == "send" or instruction.kind == "receive":
-                message = message_of(instruction, actions_of(step)[instruction.slot].micro_batch)
-                yield Event(instruction.kind, instruction.peer, message, step)
+        for instruction in bodies[invocation.body]:
+            message = message_of(instruction, actions_of(step)[instruction.slot].micro_batch)
+            kind: Literal["send", "receive"] = "send" if instruction.kind == "send" else "receive"
+            yield Event(kind, instruction.peer, message, step)
         for destination, message in invocation.releases:
             yield Event("release", destination, message, step)
 

@@ -6,18 +6,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 
 from compiler.ir import Plan, Program, Replica, Use
 from compiler.proof.certificate import ProofError
 from compiler.schedules.placement import stages_of
 
 
-def check_replicas(program: Program, plan: Plan, trains: bool) -> None:
-    """Raise ProofError unless every parameter is held where it is used and, in training, reduced exactly once."""
+def check_holders(plan: Plan) -> None:
+    """Raise ProofError unless every parameter is held where it is used, and is in one bucket of its holders."""
     uses = _pipeline_ranks(plan)
+    right: set[Hashable] = set()  # what experts of one rank have in common is looked at once
     for replica in plan.replicas:
-        _check_holders(plan, replica, *uses.get(replica.tensor, (frozenset(), 0)))
+        users, stack = uses.get(replica.tensor, (frozenset(), 0))
+        common = (replica.holders, users, stack)
+        if common not in right:
+            _check_holders(plan, replica, users, stack)
+            right.add(common)
     _check_buckets(plan)
+
+
+def check_reduces(program: Program, plan: Plan, trains: bool) -> None:
+    """Raise ProofError unless, in training, every gradient with several holders is reduced exactly once."""
     expected = Counter(bucket for bucket in plan.buckets if len(bucket.holders) > 1 and trains)
     given = Counter(program.reduces)
     for bucket in (*expected, *given):

@@ -3,16 +3,20 @@
 Posts and releases stand at fixed places of a rank's program, so its memory does not depend on the interleaving.
 A value lives in the namespace of its (stage, micro-batch), across bodies. A storage lives as long as one of: a value
 in it, a value that aliases it, an unreleased send of it. A receive's buffer lives from its post, an exchange's results
-from its start.
+from its start. That all posted messages are sent, awaited and released once is the second pass's finding.
+
+Namespaces with the same values in them are one state, and what a body does to a state is found once, however many
+micro-batches meet it: a proof takes time for each invocation, not for each instruction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
-from compiler.ir import Body, Buffer, Instruction, Invocation, Message, Program
+from compiler.ir import Body, Buffer, Instruction, Invocation, Plan, Program
 from compiler.proof.certificate import ProofError
 from compiler.proof.channels import message_of
 from compiler.proof.structure import EXCHANGES, waits_of
@@ -32,14 +36,6 @@ class Storage:
 
 
 @dataclass
-class _Namespace:
-    """Values of one (stage, micro-batch)."""
-
-    live: dict[str, tuple[Buffer, Storage]] = field(default_factory=dict)
-    written: set[str] = field(default_factory=set)
-
-
-@dataclass
 class Memory:
     """Live and peak bytes of a rank: without received rows, and with them."""
 
@@ -50,26 +46,102 @@ class Memory:
 
     def hold(self, storage: Storage) -> None:
         if storage.holders == 0:
-            self.fixed_bytes += storage.fixed_bytes
-            self.bytes += storage.bytes
-            self.peak_fixed_bytes = max(self.peak_fixed_bytes, self.fixed_bytes)
-            self.peak_bytes = max(self.peak_bytes, self.bytes)
+            self.add(storage.fixed_bytes, storage.bytes)
         storage.holders += 1
 
     def drop(self, storage: Storage) -> None:
         storage.holders -= 1
         if storage.holders == 0:
-            self.fixed_bytes -= storage.fixed_bytes
-            self.bytes -= storage.bytes
+            self.add(-storage.fixed_bytes, -storage.bytes)
+
+    def add(self, fixed_bytes: int, bytes: int) -> None:
+        self.fixed_bytes += fixed_bytes
+        self.bytes += bytes
+        self.peak_fixed_bytes = max(self.peak_fixed_bytes, self.fixed_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+    def follow(self, change: Memory) -> None:
+        """Go through what was found from no live bytes on."""
+        self.peak_fixed_bytes = max(self.peak_fixed_bytes, self.fixed_bytes + change.peak_fixed_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.bytes + change.peak_bytes)
+        self.fixed_bytes += change.fixed_bytes
+        self.bytes += change.bytes
 
 
-def check_values(program: Program, schedule: Schedule, rank: int, rows: Rows) -> Memory:
+@dataclass(frozen=True)
+class State:
+    """A namespace as it stands between two bodies; storages are named by their place in `storages`."""
+
+    live: tuple[tuple[str, Buffer, int], ...] = ()
+    written: frozenset[str] = frozenset()
+    sent: tuple[tuple[str, int], ...] = ()  # by the action that made the message; not yet released
+    storages: tuple[tuple[int, int, int], ...] = ()  # fixed bytes, bytes, holders
+
+
+@dataclass
+class _Namespace:
+    """Values of one (stage, micro-batch)."""
+
+    live: dict[str, tuple[Buffer, Storage]] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
+    sent: dict[str, Storage] = field(default_factory=dict)
+
+    @staticmethod
+    def of(state: State) -> _Namespace:
+        storages = [Storage(*sizes) for sizes in state.storages]
+        live = {name: (buffer, storages[at]) for name, buffer, at in state.live}
+        return _Namespace(live, set(state.written), {action: storages[at] for action, at in state.sent})
+
+    def state(self) -> State:
+        held = [*(storage for _, storage in self.live.values()), *self.sent.values()]
+        storages = {id(storage): storage for storage in held}
+        place = {key: at for at, key in enumerate(storages)}
+        return State(
+            tuple((name, buffer, place[id(storage)]) for name, (buffer, storage) in self.live.items()),
+            frozenset(self.written),
+            tuple((action, place[id(storage)]) for action, storage in self.sent.items()),
+            tuple((storage.fixed_bytes, storage.bytes, storage.holders) for storage in storages.values()),
+        )
+
+
+@dataclass
+class Effects:
+    """What bodies and releases do to states, as far as it is known.
+
+    Programs of one plan that share bodies, and have one number of rows, may share it; so do the other passes then:
+    what they have found right of a body, or of the plan, they do not look at again.
+    """
+
+    plan: Plan | None = None  # whose replicas are right
+    states: list[State] = field(default_factory=lambda: [State()])
+    numbers: dict[State, int] = field(default_factory=lambda: {State(): 0})
+    found: dict[Hashable, tuple[tuple[int, ...], Memory]] = field(default_factory=dict)
+    bodies: dict[int, Body] = field(default_factory=dict)  # by identity: kept, so that no other one gets it
+
+    def of(
+        self, key: Hashable, before: tuple[int, ...], act: Callable[[list[_Namespace], Memory], None]
+    ) -> tuple[tuple[int, ...], Memory]:
+        """The numbers of the states after `act`, and the change of memory; `key` says everything `act` depends on."""
+        if (key, before) not in self.found:
+            names, change = [_Namespace.of(self.states[number]) for number in before], Memory()
+            act(names, change)
+            self.found[key, before] = tuple(self._number(each.state()) for each in names), change
+        return self.found[key, before]
+
+    def _number(self, state: State) -> int:
+        if state not in self.numbers:
+            self.numbers[state] = len(self.states)
+            self.states.append(state)
+        return self.numbers[state]
+
+
+def check_values(program: Program, schedule: Schedule, rank: int, rows: int | Rows, effects: Effects) -> Memory:
     """Raise ProofError unless every read, write and free of `rank` is sound; returns its peak bytes."""
-    state = _RankValues(program, rank, rows)
+    state = _RankValues(program, rank, rows, effects)
     for invocation, step in zip(program.invocations[rank], schedule.actions[rank], strict=True):
         state.invoke(invocation, step)
-    for (stage, micro_batch), namespace in sorted(state.namespaces.items()):
-        for name in namespace.live:
+    for (stage, micro_batch), number in sorted(state.numbers.items()):
+        for name, _, _ in effects.states[number].live:
             raise ProofError(f"rank {rank}, stage {stage}, micro-batch {micro_batch}: {name} is never freed")
     return state.memory
 
@@ -77,53 +149,90 @@ def check_values(program: Program, schedule: Schedule, rank: int, rows: Rows) ->
 class _RankValues:
     """The namespaces and memory of one rank as its program goes on."""
 
-    def __init__(self, program: Program, rank: int, rows: Rows) -> None:
-        self.rank, self.rows, self.message = rank, rows, program.message
+    def __init__(self, program: Program, rank: int, rows: int | Rows, effects: Effects) -> None:
+        self.rank, self.rows, self.message, self.effects = rank, rows, program.message, effects
         self.bodies = {body.name: (body, waits_of(rank, body)) for body in program.bodies[rank]}
-        self.namespaces: dict[tuple[int, int], _Namespace] = {}
+        effects.bodies |= {id(body): body for body in program.bodies[rank]}
+        self.numbers: dict[tuple[int, int], int] = {}  # of the states of (stage, micro-batch)
         self.memory = Memory()
-        self.posted: dict[Message, Storage] = {}  # a message has one source, so its name is enough
-        self.in_flight: dict[Message, Storage] = {}
 
     def invoke(self, invocation: Invocation, step: Step) -> None:
         body, waits = self.bodies[invocation.body]
-        for _, message in invocation.posts:
-            if self.message is None:
-                raise ProofError(f"rank {self.rank}, {step}: posts {message}, but the program has no message buffer")
-            self.posted[message] = self._allocate(self.message, "", 0)
-        self._run(body, waits, actions_of(step))
+        actions = actions_of(step)
+        if invocation.posts and self.message is None:
+            message = invocation.posts[0][1]
+            raise ProofError(f"rank {self.rank}, {step}: posts {message}, but the program has no message buffer")
+        for _ in invocation.posts:
+            self.memory.hold(self._storage(self.message, "", 0))
+        # With recorded rows every micro-batch of every rank has its own sizes.
+        sizes = self.rows if isinstance(self.rows, int) else (self.rank, invocation.micro_batches)
+        key = (id(body), sizes, self.message)
+        places = [(action.stage, action.micro_batch) for action in actions]
+        self._change(key, places, partial(self._run, body, waits, actions))
         for _, message in invocation.releases:
-            self.memory.drop(self.in_flight.pop(message))
+            place = (int(message.action[1:]), message.micro_batch)
+            self._change(message.action, [place], partial(_release, message.action))
 
-    def _run(self, body: Body, waits: dict[int, int], actions: tuple[Action, ...]) -> None:
+    def _change(
+        self, key: Hashable, places: list[tuple[int, int]], act: Callable[[list[_Namespace], Memory], None]
+    ) -> None:
+        before = tuple(self.numbers.get(place, 0) for place in places)
+        after, change = self.effects.of(key, before, act)
+        self.numbers |= zip(places, after, strict=True)
+        self.memory.follow(change)
+
+    def _run(
+        self,
+        body: Body,
+        waits: dict[int, int],
+        actions: tuple[Action, ...],
+        namespaces: list[_Namespace],
+        memory: Memory,
+    ) -> None:
         results: dict[int, dict[str, Storage]] = {}  # of exchanges under way, by the index of their wait
         for index, instruction in enumerate(body.instructions):
-            action = actions[instruction.slot]
-            names = self.namespaces.setdefault((action.stage, action.micro_batch), _Namespace())
+            action, names = actions[instruction.slot], namespaces[instruction.slot]
             for name in instruction.reads:
                 if name not in names.live:
                     raise self._error(action, instruction, f"{name} is not live")
             if instruction.kind == "free":
                 for name in instruction.reads:
-                    self._free(action, instruction, names, name)
+                    self._free(action, instruction, names, name, memory)
             elif instruction.kind in EXCHANGES:
                 writes = body.instructions[waits[index]].writes
-                own = [buffer for buffer in writes if not buffer.alias]
-                results[waits[index]] = {b.name: self._allocate(b, instruction.site, action.micro_batch) for b in own}
+                made = {b.name: self._storage(b, instruction.site, action.micro_batch) for b in writes if not b.alias}
+                for storage in made.values():
+                    memory.hold(storage)
+                results[waits[index]] = made
             elif instruction.kind == "send":
-                self._send(action, instruction, names)
+                buffer, storage = names.live[instruction.reads[0]]
+                self._check_message(action, instruction, buffer)
+                memory.hold(storage)
+                names.sent[message_of(instruction, action.micro_batch).action] = storage
             elif instruction.kind == "receive":
-                self._receive(action, instruction, names)
+                self._check_message(action, instruction, instruction.writes[0])
+                storage = self._storage(instruction.writes[0], "", 0)
+                storage.holders = 1  # since its post
+                self._write(action, instruction, names, {instruction.writes[0].name: storage}, memory)
             else:
-                self._write(action, instruction, names, results.pop(index, {}))
+                self._write(action, instruction, names, results.pop(index, {}), memory)
 
-    def _allocate(self, buffer: Buffer, site: str, micro_batch: int) -> Storage:
-        rows = self.rows(self.rank, site.split(".")[0], micro_batch) if buffer.row_bytes else 0
-        storage = Storage(buffer.fixed_bytes, buffer.fixed_bytes + buffer.row_bytes * rows)
-        self.memory.hold(storage)
-        return storage
+    def _storage(self, buffer: Buffer | None, site: str, micro_batch: int) -> Storage:
+        assert buffer is not None, "a message of a program that has messages"
+        fixed, row = buffer.fixed_bytes, buffer.row_bytes
+        if not row:
+            return Storage(fixed, fixed)
+        rows = self.rows if isinstance(self.rows, int) else self.rows(self.rank, site.split(".")[0], micro_batch)
+        return Storage(fixed, fixed + row * rows)
 
-    def _write(self, action: Action, instruction: Instruction, names: _Namespace, given: dict[str, Storage]) -> None:
+    def _write(
+        self,
+        action: Action,
+        instruction: Instruction,
+        names: _Namespace,
+        given: dict[str, Storage],
+        memory: Memory,
+    ) -> None:
         """Bind what an instruction writes: to storage it was given, to that of the value it aliases, or to its own."""
         pending = list(instruction.writes)
         while pending:
@@ -134,27 +243,16 @@ class _RankValues:
                 if buffer.alias and buffer.alias not in names.live:
                     later.append(buffer)
                     continue
-                if buffer.alias:
-                    storage = names.live[buffer.alias][1]
-                    self.memory.hold(storage)
-                else:
-                    storage = given.get(buffer.name) or self._allocate(buffer, instruction.site, action.micro_batch)
+                storage = names.live[buffer.alias][1] if buffer.alias else given.get(buffer.name)
+                if storage is None:
+                    storage = self._storage(buffer, instruction.site, action.micro_batch)
+                if buffer.name not in given:
+                    memory.hold(storage)
                 names.live[buffer.name] = (buffer, storage)
                 names.written.add(buffer.name)
             if len(later) == len(pending):
                 raise self._error(action, instruction, f"{later[0].name} aliases {later[0].alias}, which is not live")
             pending = later
-
-    def _send(self, action: Action, instruction: Instruction, names: _Namespace) -> None:
-        buffer, storage = names.live[instruction.reads[0]]
-        self._check_message(action, instruction, buffer)
-        self.memory.hold(storage)
-        self.in_flight[message_of(instruction, action.micro_batch)] = storage
-
-    def _receive(self, action: Action, instruction: Instruction, names: _Namespace) -> None:
-        self._check_message(action, instruction, instruction.writes[0])
-        storage = self.posted.pop(message_of(instruction, action.micro_batch))
-        self._write(action, instruction, names, {instruction.writes[0].name: storage})
 
     def _check_message(self, action: Action, instruction: Instruction, buffer: Buffer) -> None:
         expected = self.message
@@ -166,11 +264,16 @@ class _RankValues:
                 f"{buffer.name} is {buffer.dtype}{list(buffer.shape)}, a message of the program {shape}",
             )
 
-    def _free(self, action: Action, instruction: Instruction, names: _Namespace, name: str) -> None:
+    def _free(self, action: Action, instruction: Instruction, names: _Namespace, name: str, memory: Memory) -> None:
         if name not in names.live:
             raise self._error(action, instruction, f"{name} is not live")
-        self.memory.drop(names.live.pop(name)[1])
+        memory.drop(names.live.pop(name)[1])
 
     def _error(self, action: Action, instruction: Instruction, fault: str) -> ProofError:
         words = (instruction.kind, instruction.wait, instruction.phase, instruction.site)
         return ProofError(f"rank {self.rank}, {action}: {' '.join(word for word in words if word)}: {fault}")
+
+
+def _release(action: str, namespaces: list[_Namespace], memory: Memory) -> None:
+    """A send of the namespace's action needs its storage no longer."""
+    memory.drop(namespaces[0].sent.pop(action))

@@ -43,10 +43,16 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Re
         ranks=tuple(_rank(spec, lowered, rank) for rank in range(plan.mesh.pp)),
         capacity_bytes=spec.cluster.node.device.memory,
         experts=_experts(plan),
-        moe_layers=tuple(r.name.removesuffix(".ffn.router.bias") for r in plan.replicas if r.role == "bias"),
+        moe_layers=_moe_layers(plan),
         assumptions=plan.assumptions,
         run=run,
     )
+
+
+def _moe_layers(plan: Plan) -> tuple[str, ...]:
+    """Names of the blocks with experts, in the order of the rows of load.json."""
+    metrics = [metric for stage in plan.stages for metric, _ in stage.records]
+    return tuple(metric.removeprefix("load ") for metric in metrics if metric.startswith("load "))
 
 
 def _stage(plan: Plan, index: int) -> StageRow:

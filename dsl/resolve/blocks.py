@@ -5,12 +5,10 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any
 
-from pydantic import ValidationError
-
 from dsl.diagnostics import Note
 from dsl.resolve import derive, forms
 from dsl.resolve.context import Context, RejectedError, Scope, suggest
-from dsl.resolve.fields import FieldType, fields_of, keys_of, scalar
+from dsl.resolve.fields import FieldType, broken_bound, fields_of, keys_of, scalar
 from dsl.resolve.merge import key_of, label_of
 from dsl.schema import BUILT_IN, LayerRange, Node, Spec, Tile
 from dsl.schema.model import MAX_LAYER
@@ -18,13 +16,13 @@ from dsl.source import Span
 from dsl.syntax import Attribute, Block, Import, Let, Line, Lost, Range, Statement, Word
 
 NAMED = ("model", "cluster", "precision")  # blocks of their own, which a run names
-BOUNDS = {  # pydantic's type of error → the rule, the name of its bound, the edit
-    "greater_than_equal": ("at least {}", "ge", "{} or more"),
-    "greater_than": ("more than {}", "gt", "a number above {}"),
-    "less_than_equal": ("at most {}", "le", "{} or less"),
-    "less_than": ("less than {}", "lt", "a number below {}"),
-    "string_too_short": ("at least {} character", "min_length", "a path or a name"),
-    "string_too_long": ("at most {} characters", "max_length", "a shorter text"),
+BOUNDS = {  # a bound → the rule, the edit
+    "ge": ("at least {}", "{} or more"),
+    "gt": ("more than {}", "a number above {}"),
+    "le": ("at most {}", "{} or less"),
+    "lt": ("less than {}", "a number below {}"),
+    "min_length": ("at least {} character", "a path or a name"),
+    "max_length": ("at most {} characters", "a shorter text"),
 }
 
 
@@ -82,10 +80,12 @@ def field(context: Context, scope: Scope, cls: type[Node], name: str, statement:
     if isinstance(statement, Block):
         hint = f"write `{name} = value`"
         raise context.reject("E0204", f"`{name}` is a value, not a block", statement.head, hint)
+    if kind.optional and statement.phrase.span.text == "none":
+        return None
     if kind.form == "phases":
         return forms.phases(context, scope, statement, derive.ramp_of(context))
     if kind.form == "tokenizer":
-        return forms.tokenizer(context, statement)
+        return forms.tokenizer(context, scope, statement)
     if kind.form == "layers":
         hint = "write `layers 0..2 { ffn dense { inner = 18432 } }`"
         raise context.reject("E0204", "`layers` is a block with a range", statement.key.span, hint)
@@ -254,29 +254,22 @@ def _target(key: str) -> str:
 
 
 def _build(context: Context, scope: Scope, cls: type[Node], values: dict[str, Any], failed: set[str]) -> Any:
-    """The instance, with what pydantic finds out of bounds reported and left out."""
-    try:
-        if not failed:
-            return cls.model_validate(values)
-        cls.model_validate(values)
-    except ValidationError as error:
-        for item in error.errors(include_url=False):
-            name = str(item["loc"][0])
-            if name in failed and name not in values:
-                continue
+    """The instance, with what is out of bounds reported and left out. Types are right: the resolver made them."""
+    for name, value in values.items():
+        bound = broken_bound(fields_of(cls)[name], value)
+        if bound is not None and name not in failed:
             failed.add(name)
-            _out_of_bounds(context, scope, name, item)
+            _out_of_bounds(context, scope, name, *bound)
     context.failed |= {scope.at(name) for name in failed}
     return cls.model_construct(**{name: value for name, value in values.items() if name not in failed})
 
 
-def _out_of_bounds(context: Context, scope: Scope, name: str, item: Any) -> None:
-    assert item["type"] in BOUNDS, item
-    words, limit, edit = BOUNDS[item["type"]]
-    bound = f"{item['ctx'][limit]:g}" if isinstance(item["ctx"][limit], float) else f"{item['ctx'][limit]:,}"
+def _out_of_bounds(context: Context, scope: Scope, name: str, bound: str, limit: int | float) -> None:
+    words, edit = BOUNDS[bound]
+    shown = f"{limit:g}" if isinstance(limit, float) else f"{limit:,}"
     span: Span = context.origins[scope.at(name)]
-    message = f"`{name} = {span.text}` is out of bounds: {words.format(bound)}"
-    context.complain("E0303", message, span, f"write {edit.format(bound)}")
+    message = f"`{name} = {span.text}` is out of bounds: {words.format(shown)}"
+    context.complain("E0303", message, span, f"write {edit.format(shown)}")
 
 
 def _is_auto(statement: Attribute) -> bool:

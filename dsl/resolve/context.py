@@ -10,7 +10,7 @@ from dsl.diagnostics import Diagnostic, Note
 from dsl.resolve.files import Definitions
 from dsl.resolve.merge import merge
 from dsl.source import Span
-from dsl.syntax import Block
+from dsl.syntax import Attribute, Block, Let
 from dsl.units import Quantity
 
 
@@ -46,6 +46,7 @@ class Context:
     circular: set[Span] = field(default_factory=set)  # definitions whose circle has been told
     known: dict[tuple[Span, str], Quantity | None] = field(default_factory=dict)  # evaluated phrases, None: rejected
     extended: dict[tuple[str, str], Block] = field(default_factory=dict)
+    uses: dict[Span, Attribute | Let] = field(default_factory=dict)  # a reference → what it names, for editors
 
     def complain(self, code: str, message: str, span: Span, hint: str = "", notes: Iterable[Note] = ()) -> None:
         self.mistakes.append(Diagnostic(code, message, span, hint, tuple(notes)))

@@ -17,7 +17,7 @@ from dsl.resolve.merge import key_of
 from dsl.schema import Batch, Node, Parallel, Schedule, Spec, Unit
 from dsl.schema.run import MAX_DEGREE
 from dsl.source import Span
-from dsl.syntax import Attribute, Block, Value, Word
+from dsl.syntax import Attribute, Block, Range, Value, Word
 
 MAX_TOKENS = 10**16
 
@@ -27,6 +27,21 @@ def count(context: Context, scope: Scope, value: Value, key: str) -> int:
     return whole(
         context, convert(context, leading(context, scope, (value,))[0], None, key, value.span), value.span, key
     )
+
+
+def ranges_of(context: Context, scope: Scope, block: Block) -> list[Block]:
+    """The layer ranges of a model in the order of their first layers; one that cannot be read counts from 0."""
+    found: list[tuple[tuple[int, ...], Block]] = []
+    for each in block.body:
+        if isinstance(each, Block) and key_of(each) == "layers":
+            label = each.labels[0] if each.labels else None
+            ends = (label.first, label.last) if isinstance(label, Range) else ()
+            try:
+                place = tuple(count(context.silent(), scope, end, "layers") for end in ends)
+            except RejectedError:
+                place = ()
+            found.append((place or (0, 0), each))
+    return [each for _, each in sorted(found, key=lambda item: item[0])]
 
 
 def peek(context: Context, path: str) -> Any:
@@ -78,32 +93,29 @@ def _positive(context: Context, path: str) -> int:
 
 
 def data_degree(context: Context, span: Span | None = None) -> int:
-    """`data = auto`: the ranks of the cluster that pipeline, tensor and context leave."""
+    """`data = auto`: the ranks of the cluster that the pipeline leaves."""
     world = _positive(context, "cluster.nodes") * _positive(context, "cluster.node.devices")
-    degrees = {name: _positive(context, f"parallel.{name}") for name in ("pipeline", "tensor", "context")}
-    used = degrees["pipeline"] * degrees["tensor"] * degrees["context"]
+    pipeline = _positive(context, "parallel.pipeline")  # tensor and context become 1, a rule says
     place = span or context.origins.get("parallel.pipeline") or context.origins.get("parallel") or context.run.head
-    if world % used == 0 and world // used > MAX_DEGREE:
-        message = f"the cluster's {world:,} devices leave data = {world // used:,}, at most {MAX_DEGREE:,} are possible"
+    if world % pipeline == 0 and world // pipeline > MAX_DEGREE:
+        left = f"data = {world // pipeline:,}"
+        message = f"the cluster's {world:,} devices leave {left}, at most {MAX_DEGREE:,} are possible"
         raise context.reject("E0801", message, place, "plan for fewer devices")
-    if world % used == 0 and world >= used:
-        return world // used
-    message = f"the cluster's {world:,} devices cannot be divided into pipelines of {used:,}"
-    near = max((each for each in range(1, min(used, world) + 1) if world % each == 0), default=1)
-    hint = (
-        f"write `pipeline = {near}`" if degrees["tensor"] * degrees["context"] == 1 else "choose divisors of the world"
-    )
-    raise context.reject("E0801", message, place, hint)
+    if world % pipeline == 0:
+        return world // pipeline
+    message = f"the cluster's {world:,} devices cannot be divided into pipelines of {pipeline:,}"
+    near = max((each for each in range(1, min(pipeline, world) + 1) if world % each == 0), default=1)
+    raise context.reject("E0801", message, place, f"write `pipeline = {near}`")
 
 
 def default_schedule(context: Context) -> Schedule:
     """1f1b where there is one pipeline rank, else dualpipe."""
-    return Schedule(name="1f1b" if peek(context, "parallel.pipeline") == 1 else "dualpipe")
+    return Schedule.model_construct(name="1f1b" if peek(context, "parallel.pipeline") == 1 else "dualpipe")
 
 
 def default_parallel(context: Context) -> Parallel:
     """No parallelism but data."""
-    return Parallel(data=data_degree(context))
+    return Parallel.model_construct(data=data_degree(context))
 
 
 DEFAULTS: dict[type[Node], dict[str, Callable[[Context], Any]]] = {
@@ -165,4 +177,15 @@ def total_tokens(context: Context) -> int | None:
     return None
 
 
-__all__ = ["DEFAULTS", "STEP", "TOKEN", "count", "data_degree", "peek", "ramp_of", "tokens_of_steps", "total_tokens"]
+__all__ = [
+    "DEFAULTS",
+    "STEP",
+    "TOKEN",
+    "count",
+    "data_degree",
+    "peek",
+    "ramp_of",
+    "ranges_of",
+    "tokens_of_steps",
+    "total_tokens",
+]

@@ -175,6 +175,7 @@ def _reference(context: Context, scope: Scope, word: Word) -> Quantity:
             "E0401", f"there is no value `{word.text}` here", word.span, _meant(context, scope, word.text)
         )
     statement, place = found
+    context.uses[word.span] = statement
     return phrase(context, place, statement.phrase)
 
 
@@ -197,6 +198,11 @@ def _find(context: Context, scope: Scope, word: Word) -> tuple[Attribute | Let, 
 
 
 def _inside(context: Context, block: Block, place: Scope, rest: list[str]) -> tuple[Attribute | Let, Scope] | None:
+    if len(rest) > 1 and rest[0] == "layers" and rest[1].isdigit():
+        from dsl.resolve.derive import ranges_of  # which evaluates the ends of the ranges
+
+        found = dict(enumerate(ranges_of(context, place, block))).get(int(rest[1][:9]))
+        return _inside(context, found, place.inside(found, f"layers.{rest[1]}"), rest[2:]) if found else None
     for statement in block.body:
         if rest and key_of(statement) == rest[0]:
             return _descend(context, statement, place, rest[1:])

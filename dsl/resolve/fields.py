@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from dsl.resolve.context import Context, RejectedError, Scope, suggest
+from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
 from dsl.resolve.evaluate import convert, phrase
 from dsl.schema import Node, Syntax, Tile, Unit
 from dsl.source import OVERRIDE
-from dsl.syntax import Attribute, ListOf, Number, String, Value, Word
+from dsl.syntax import Attribute, Let, ListOf, Number, String, Value, Word
 
 TILE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})", re.ASCII)
+LIMITS: dict[str, Callable[[Any, Any], bool]] = {  # a bound of pydantic's Field → whether a value keeps to it
+    "ge": operator.ge,
+    "gt": operator.gt,
+    "le": operator.le,
+    "lt": operator.lt,
+    "min_length": lambda text, least: len(text) >= least,
+    "max_length": lambda text, most: len(text) <= most,
+}
 WORDS_AS_TEXT = {"python_stdlib"}  # words that stand where a string may
 
 
@@ -28,11 +38,19 @@ class FieldType:
     required: bool
     unit: Unit | None
     form: str
+    bounds: tuple[tuple[str, int | float], ...]  # of LIMITS, with what they hold a value against
 
     @property
     def nodes(self) -> tuple[type[Node], ...]:
         """The block classes, if the field is a block."""
         return tuple(each for each in self.types if isinstance(each, type) and issubclass(each, Node))
+
+
+def broken_bound(kind: FieldType, value: Any) -> tuple[str, int | float] | None:
+    """The bound that a value does not keep to."""
+    if value is None:
+        return None
+    return next((bound for bound in kind.bounds if not LIMITS[bound[0]](value, bound[1])), None)
 
 
 @cache
@@ -48,6 +66,9 @@ def fields_of(cls: type[Node]) -> dict[str, FieldType]:
             required=info.is_required(),
             unit=next((mark for mark in info.metadata if isinstance(mark, Unit)), None),
             form=next((mark.form for mark in info.metadata if isinstance(mark, Syntax)), ""),
+            bounds=tuple(
+                (name, getattr(mark, name)) for mark in info.metadata for name in LIMITS if hasattr(mark, name)
+            ),
         )
     return found
 
@@ -117,11 +138,21 @@ def _substituted(context: Context, scope: Scope, value: Value, wanted: Any) -> V
     seen: set[str] = set()
     while isinstance(value, Word) and value.text not in get_args(wanted) and value.text not in seen:
         seen.add(value.text)
-        let = context.definitions.lets.get(value.text)
+        let = _let(context, scope, value.text)
         if let is None or len(let.phrase.items) != 1:
             break
+        context.uses[value.span] = let
         value = let.phrase.items[0]
     return value
+
+
+def _let(context: Context, scope: Scope, name: str) -> Let | None:
+    """The `let` of a name: of the blocks around, the innermost first, or of the file."""
+    for block, _ in inside_out(scope):
+        for statement in block.body:
+            if isinstance(statement, Let) and statement.name.text == name:
+                return statement
+    return context.definitions.lets.get(name)
 
 
 def _words(context: Context, key: str, value: Value, choices: tuple[str, ...]) -> tuple[str, ...]:
@@ -151,4 +182,4 @@ def _tile(context: Context, key: str, value: Value) -> Tile:
     if not (1 <= rows <= 1024 and 1 <= columns <= 1024):
         message = f"`{value.span.text}` is out of bounds: rows and columns are at least 1 and at most 1024"
         raise context.reject("E0303", message, value.span, f"write `{key} = 1x128`")
-    return Tile(rows=rows, columns=columns)
+    return Tile.model_construct(rows=rows, columns=columns)

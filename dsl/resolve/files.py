@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
 from dsl.diagnostics import Diagnostic, Note
@@ -15,6 +17,7 @@ from dsl.syntax import Attribute, Block, Document, Import, Let, Line, Lost, Stat
 
 KINDS = ("run", "model", "cluster", "precision")
 MAX_FILES = 64
+Reader = Callable[[str], tuple[Source, tuple[Diagnostic, ...]]]  # path → its text, or why there is none
 
 
 @dataclass
@@ -33,33 +36,49 @@ class Definitions:
         self.mistakes.append(Diagnostic(code, message, span, hint, notes))
 
 
-def read(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:
-    """The source of a file. Only regular files are opened, so a pipe or a device cannot hang the reader."""
+def content_of(path: str) -> tuple[bytes, tuple[Diagnostic, ...]]:
+    """The bytes of a file. Only regular files are opened, so a pipe or a device cannot hang the reader."""
     name = os.path.normpath(path)
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):
-            return Source(name, ""), (Diagnostic("E0101", f"{name} is not a regular file"),)
+            return b"", (Diagnostic("E0101", f"{name} is not a regular file"),)
         with Path(path).open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1), ()
     except FileNotFoundError:
-        return Source(name, ""), (Diagnostic("E0101", f"there is no file {name}"),)
+        return b"", (Diagnostic("E0101", f"there is no file {name}"),)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "the path is not valid"
-        return Source(name, ""), (Diagnostic("E0101", f"{name} cannot be read: {reason}"),)
-    return decode(name, content)
+        return b"", (Diagnostic("E0101", f"{name} cannot be read: {reason}"),)
 
 
-def collect(path: str) -> Definitions:
+def read(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:
+    """The source of a file."""
+    name = os.path.normpath(path)
+    content, mistakes = content_of(path)
+    return (Source(name, ""), mistakes) if mistakes else decode(name, content)
+
+
+def over(texts: Mapping[str, str]) -> Reader:
+    """A reader for an editor: its unsaved texts, by real path, take the place of the files; others are read."""
+
+    def reader(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:
+        text = texts.get(os.path.realpath(path))
+        return read(path) if text is None else decode(os.path.normpath(path), text.encode("utf-8", "replace"))
+
+    return reader
+
+
+def collect(path: str, reader: Reader = read) -> Definitions:
     """Everything that a file and its imports define. An import comes before the rest of its file."""
     found = Definitions()
-    source, mistakes = read(path)
+    source, mistakes = reader(path)
     found.sources.append(source)
     if mistakes:
         found.mistakes += mistakes
         found.broken = True
         return found
     document = _parsed(found, source)
-    _visit(found, document, (os.path.realpath(path),), {os.path.realpath(path)})
+    _visit(found, document, reader, (os.path.realpath(path),), {os.path.realpath(path)})
     names = (_name(block) for block in document.body if isinstance(block, Block))
     found.own = tuple(name for name in names if name in found.blocks)
     return found
@@ -72,10 +91,10 @@ def _parsed(found: Definitions, source: Source) -> Document:
     return Document(source, ()) if parsed.broken else parsed.document
 
 
-def _visit(found: Definitions, document: Document, chain: tuple[str, ...], seen: set[str]) -> None:
+def _visit(found: Definitions, document: Document, reader: Reader, chain: tuple[str, ...], seen: set[str]) -> None:
     for statement in document.body:
         if isinstance(statement, Import):
-            _import(found, document, statement, chain, seen)
+            _import(found, document, statement, reader, chain, seen)
     blocks: dict[tuple[str, str], Block] = {}
     lets: dict[str, Let] = {}
     for statement in document.body:
@@ -95,7 +114,14 @@ def _visit(found: Definitions, document: Document, chain: tuple[str, ...], seen:
     found.lets |= lets
 
 
-def _import(found: Definitions, document: Document, statement: Import, chain: tuple[str, ...], seen: set[str]) -> None:
+def _import(
+    found: Definitions,
+    document: Document,
+    statement: Import,
+    reader: Reader,
+    chain: tuple[str, ...],
+    seen: set[str],
+) -> None:
     written, span = statement.path.value, statement.path.span
     if written.startswith("/") or "\\" in written or ":" in written or not written.endswith(".dsc"):
         hint = 'write a path from this file on, as in `import "models/deepseek-v3.dsc"`'
@@ -114,24 +140,28 @@ def _import(found: Definitions, document: Document, statement: Import, chain: tu
         found.complain("E0102", f"more than {MAX_FILES} files are imported", span)
         found.broken = True
         return
-    source, mistakes = read(path)
+    source, mistakes = reader(path)
     if mistakes:
         missing = mistakes[0].span is None
         found.mistakes += (
-            [Diagnostic("E0501", f"the import cannot be read: {mistakes[0].message}", span, _nearby(path))]
+            [Diagnostic("E0501", f"the import cannot be read: {mistakes[0].message}", span, _nearby(path, written))]
             if missing
             else mistakes
         )
         found.damaged = True
         return
     found.sources.append(source)
-    _visit(found, _parsed(found, source), (*chain, real), seen)
+    _visit(found, _parsed(found, source), reader, (*chain, real), seen)
 
 
-def _nearby(path: str) -> str:
-    """The specs that lie where a missing one was looked for."""
+def _nearby(path: str, written: str) -> str:
+    """The import that was probably meant, or the specs that lie where a missing one was looked for."""
     folder = Path(path).parent
-    names = sorted(entry.name for entry in folder.glob("*.dsc"))[:8] if folder.is_dir() else []
+    names = sorted(entry.name for entry in folder.glob("*.dsc")) if folder.is_dir() else []
+    close = get_close_matches(Path(path).name, names, n=1, cutoff=0.6)
+    if close:
+        return f'write `import "{written.removesuffix(Path(path).name)}{close[0]}"`'
+    names = names[:8]
     return f"{folder} holds {', '.join(names)}" if names else f"there are no .dsc files in {folder}"
 
 

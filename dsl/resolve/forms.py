@@ -26,7 +26,9 @@ MAX_RATE = Fraction(10)
 def whole(context: Context, value: Fraction, span: Span, what: str) -> int:
     """A count, or a complaint that it is none."""
     if value.denominator != 1:
-        raise context.reject("E0302", f"`{span.text}` is not a whole number of {what}", span, "write a whole number")
+        unit = f" {what}" if what in ("tokens", "steps") else ""
+        hint = f"write `{max(1, round(value))}{unit}`"
+        raise context.reject("E0302", f"`{span.text}` is not a whole number of {what}", span, hint)
     return int(value)
 
 
@@ -84,7 +86,7 @@ def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: No
     if isinstance(statement, Attribute):
         value = convert(context, phrase(context, scope, statement.phrase), None, "batch", statement.phrase.span)
         size = _size(context, value, statement.phrase.span)
-        return Batch(start=size, end=size)
+        return Batch.model_construct(start=size, end=size)
     inner = scope.inside(statement, "batch")
     found: dict[str, tuple[Fraction, Span]] = {}
     rejected = any(isinstance(each, Lost) for each in statement.body)
@@ -116,7 +118,7 @@ def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: No
         raise context.reject(
             "E0303", f"`over = {over}` is out of bounds: at least 1", found["over"][1], "write more tokens"
         )
-    return Batch(start=start, end=end, over_tokens=over)
+    return Batch.model_construct(start=start, end=end, over_tokens=over)
 
 
 def _size(context: Context, value: Fraction, span: Span) -> int:
@@ -127,7 +129,7 @@ def _size(context: Context, value: Fraction, span: Span) -> int:
     return size
 
 
-def tokenizer(context: Context, statement: Attribute) -> str | TrainTokenizer:
+def tokenizer(context: Context, scope: Scope, statement: Attribute) -> str | TrainTokenizer:
     """`"tokenizer.json"` or `train(4096)`."""
     value = statement.phrase.items[0]
     if len(statement.phrase.items) > 1:
@@ -138,12 +140,12 @@ def tokenizer(context: Context, statement: Attribute) -> str | TrainTokenizer:
         message = f"`{value.span.text}` is no tokenizer"
         raise context.reject("E0302", message, value.span, 'write `train(4096)`, or a file as in `"tokenizer.json"`')
     argument = value.arguments[0]
-    vocab = convert(context, leading(context, Scope(()), (argument,))[0], None, "train", argument.span)
+    vocab = convert(context, leading(context, scope, (argument,))[0], None, "train", argument.span)
     size = whole(context, vocab, argument.span, "entries")
     if not 257 <= size <= 16_777_216:
         message = f"a vocabulary of {size:,} is out of bounds: at least 257 and at most 16,777,216"
         raise context.reject("E0303", message, argument.span, "write `train(4096)`")
-    return TrainTokenizer(vocab=size)
+    return TrainTokenizer.model_construct(vocab=size)
 
 
 # ---------------------------------------------------------------- the learning rate
@@ -244,7 +246,7 @@ def _line(
     start, end = _goals(context, shape, head, clauses, before)
     begin = before.end_tokens if before else 0
     end_tokens = _end(context, line, clauses, begin, ramp, total, last)
-    return RatePhase(shape=shape, start=start, end=end, end_tokens=end_tokens)
+    return RatePhase.model_construct(shape=shape, start=start, end=end, end_tokens=end_tokens)
 
 
 def _goals(

@@ -6,11 +6,11 @@ has been told already. `train_refusals` are the rules of what passes check and p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from dsl.diagnostics import Diagnostic, Note
-from dsl.rules import model, parallel, phases, training
+from dsl.rules import model, parallel, phases, precision, resources, training
 from dsl.rules.finding import Finding, Rule
 from dsl.schema import Spec
 from dsl.source import Span
@@ -20,30 +20,50 @@ WORLD = (
     "cluster.nodes",
     "cluster.node.devices",
 )
-RULES: tuple[tuple[tuple[str, ...], Rule], ...] = (
-    (("model.layers.*.first", "model.layers.*.last"), phases.layer_ranges),
-    (("train.rate", "train.tokens"), phases.rate_covers),
-    (("train.batch", "train.micro_batch", "parallel.data"), phases.batch_grows),
+FP8 = tuple(f"precision.{key}" for key in ("linear", "activation_tile", "weight_tile"))
+LAYERS = "model.layers.*"
+Row = tuple[tuple[str, ...], Rule]
+# Rules that numbers of several lines satisfy together, or cannot: of these `dsl.conflict` finds the smallest sets.
+JOINT: tuple[Row, ...] = (
     (WORLD, parallel.world_is_used),
     (("parallel.expert", "parallel.data"), parallel.expert_divides_data),
-    (("parallel.expert", "parallel.data", "model.layers.*.ffn.experts"), parallel.experts_are_spread),
+    (("parallel.expert", "parallel.data", f"{LAYERS}.ffn.experts"), parallel.experts_are_spread),
     (("parallel.pipeline", "schedule"), parallel.even_pipeline),
+    (("train.batch", "train.micro_batch", "parallel.data"), phases.batch_grows),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.batch_divides),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.enough_micro_batches),
     ((*WORLD, "train.micro_batch", "train.batch"), parallel.schedules_are_bounded),
-    (("parallel.pipeline", "schedule", "model.layers.*.last"), parallel.stages_have_layers),
+    (("parallel.pipeline", "schedule", f"{LAYERS}.last"), parallel.stages_have_layers),
     (("parallel.tensor", "parallel.context"), parallel.one_tensor_and_context),
     (("parallel.zero",), parallel.zero_runs),
-    (tuple(f"model.layers.*.ffn.{key}" for key in ("experts", "groups", "top_groups", "top_k")), model.moe_groups),
+    (tuple(f"{LAYERS}.ffn.{key}" for key in ("experts", "groups", "top_groups", "top_k")), model.moe_groups),
+    (("model.attention.heads", "model.attention.kv_heads"), model.heads_share_keys),
+    (("data.tokenizer", "model.vocab"), model.vocabulary_fits),
+    (("cluster.node.device.sms", "cluster.node.device.name", "sm"), resources.compute_keeps_sms),
+    (
+        ("model", "precision", "parallel", "schedule", "train.micro_batch", "train.sequence", "cluster.node.device"),
+        resources.state_fits,
+    ),
+)
+JOINT_CODES = frozenset(
+    ("E0706", *(f"E08{n:02}" for n in range(1, 13)), "E0901", "E0902", "E0905", "E0906", "E0907", "E0908", "E0914")
+)
+RULES: tuple[Row, ...] = (
+    ((f"{LAYERS}.first", f"{LAYERS}.last"), phases.layer_ranges),
+    (("train.rate", "train.tokens"), phases.rate_covers),
     (("model.attention.head_dim",), model.even_rope),
     (("model.mtp.depth",), model.one_mtp),
-    (("data.tokenizer", "model.vocab"), model.vocabulary_fits),
-    (("cluster.node.device.sms", "sm"), model.compute_keeps_sms),
+    (tuple(f"precision.{role}" for role in precision.WIDE_ROLES), precision.eight_bits_have_a_role),
+    ((*FP8, "precision.dispatch", "precision.combine"), precision.tiles_are_given),
+    ((*FP8, "model.hidden", "model.attention", f"{LAYERS}.ffn.inner"), precision.tiles_fill_widths),
+    ((*FP8, "precision.promote"), precision.sums_are_promoted),
+    (("recompute", "model.name", "model.attention", f"{LAYERS}.ffn.shared"), precision.recomputed_ops_exist),
+    (("train.validate", "data.validation"), resources.validation_has_data),
+    *JOINT,
 )
 
 REFUSALS: tuple[Rule, ...] = (
     training.trains_in_full_precision,
-    training.trains_with_sigmoid,
     training.trains_without_recompute,
     training.trains_under,
 )
@@ -51,26 +71,37 @@ REFUSALS: tuple[Rule, ...] = (
 
 def check(spec: Spec, origins: Mapping[str, Span], failed: Collection[str]) -> tuple[Diagnostic, ...]:
     """Every broken rule of a spec, of which the paths `failed` may be missing."""
-    found = (finding for reads, rule in RULES if not _missing(reads, failed) for finding in rule(spec))
-    return tuple(_located(finding, origins) for finding in found)
+    return tuple(located(finding, origins) for _, finding in broken(spec, failed))
+
+
+def broken(spec: Spec, failed: Collection[str]) -> tuple[tuple[Rule, Finding], ...]:
+    """Every rule that is broken, with what it finds."""
+    return tuple((rule, each) for reads, rule in RULES if not missing(reads, failed) for each in rule(spec))
 
 
 def train_refusals(spec: Spec, origins: Mapping[str, Span] | None = None) -> tuple[Diagnostic, ...]:
     """Why `dsc train` does not run a spec that is otherwise right; empty if it does."""
-    found = (_located(finding, origins or {}) for rule in REFUSALS for finding in rule(spec))
+    found = (located(finding, origins or {}) for rule in REFUSALS for finding in rule(spec))
     return tuple(replace(item, severity="warning") for item in found)
 
 
-def _missing(reads: tuple[str, ...], failed: Collection[str]) -> bool:
-    return any(_related(read.split("."), path.split(".")) for read in reads for path in failed)
+def are_joint(messages: Iterable[Diagnostic]) -> bool:
+    """Whether a joint rule is among those that messages are about."""
+    return any(message.code in JOINT_CODES for message in messages)
 
 
-def _related(read: list[str], path: list[str]) -> bool:
+def missing(reads: tuple[str, ...], failed: Collection[str]) -> bool:
+    """Whether a value that a rule reads has failed."""
+    return any(related(read, path) for read in reads for path in failed)
+
+
+def related(read: str, path: str) -> bool:
     """Whether one path leads to the other; `*` stands for any part."""
-    return all(mine in ("*", other) for mine, other in zip(read, path, strict=False))
+    return all(mine in ("*", other) for mine, other in zip(read.split("."), path.split("."), strict=False))
 
 
-def _located(finding: Finding, origins: Mapping[str, Span]) -> Diagnostic:
+def located(finding: Finding, origins: Mapping[str, Span]) -> Diagnostic:
+    """A finding with the places of its paths."""
     notes = tuple(Note(text, origins[path]) for text, path in finding.notes if path in origins)
     return Diagnostic(finding.code, finding.message, _origin(finding.at, origins), finding.hint, notes)
 

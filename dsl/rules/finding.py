@@ -27,3 +27,8 @@ def nearest_divisor(number: int, wanted: int) -> int:
     small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
     divisors = {*small, *(number // each for each in small)}
     return min(divisors, key=lambda each: (abs(each - wanted), each))
+
+
+def nearest_multiple(number: int, unit: int) -> int:
+    """The multiple of `unit` that is closest to `number`, the larger one of two."""
+    return max(unit, (2 * number + unit) // (2 * unit) * unit)

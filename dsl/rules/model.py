@@ -1,11 +1,11 @@
-"""The model, and the device it runs on."""
+"""The model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from dsl.rules.finding import Finding, nearest_divisor
-from dsl.schema import Mla, Moe, Spec, TrainTokenizer
+from dsl.schema import Gqa, Mla, Moe, Spec, TrainTokenizer
 
 
 def moe_groups(spec: Spec) -> Iterator[Finding]:
@@ -30,6 +30,16 @@ def moe_groups(spec: Spec) -> Iterator[Finding]:
             )
             notes = (experts, ("the groups", f"{at}.groups"), ("the groups kept", f"{at}.top_groups"))
             yield Finding("E0902", message, f"{at}.top_k", f"write `top_k = {most}`", notes)
+
+
+def heads_share_keys(spec: Spec) -> Iterator[Finding]:
+    """Every head of keys and values serves the same number of query heads."""
+    attention = spec.model.attention
+    if isinstance(attention, Gqa) and attention.heads % attention.kv_heads:
+        message = f"{attention.heads} heads cannot share kv_heads = {attention.kv_heads} evenly"
+        hint = f"write `kv_heads = {nearest_divisor(attention.heads, attention.kv_heads)}`"
+        note = ("the query heads", "model.attention.heads")
+        yield Finding("E0908", message, "model.attention.kv_heads", hint, (note,))
 
 
 def even_rope(spec: Spec) -> Iterator[Finding]:
@@ -57,12 +67,3 @@ def vocabulary_fits(spec: Spec) -> Iterator[Finding]:
         message = f"the tokenizer has {tokenizer.vocab:,} entries, the model's vocab {spec.model.vocab:,}"
         hint = f"write `tokenizer = train({spec.model.vocab})`"
         yield Finding("E0906", message, "data.tokenizer", hint, (("the model's vocabulary", "model.vocab"),))
-
-
-def compute_keeps_sms(spec: Spec) -> Iterator[Finding]:
-    """Communication takes some of the SMs."""
-    sms = spec.cluster.node.device.sms
-    if sms is not None and spec.sm.communication >= sms:
-        message = f"communication = {spec.sm.communication} of {sms} SMs leaves none to compute"
-        note = ("the device", "cluster.node.device.sms")
-        yield Finding("E0907", message, "sm.communication", f"write `communication = {min(20, sms - 1)}`", (note,))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import gcd
 
 from dsl import ramp
-from dsl.rules.finding import Finding, nearest_divisor
+from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
 from dsl.schema import Moe, Spec
 
 EVEN = ("dualpipe",)  # schedules that want even numbers of ranks and micro-batches
@@ -18,7 +18,7 @@ def world_is_used(spec: Spec) -> Iterator[Finding]:
     """world = pipeline·data·tensor·context."""
     p, world = spec.parallel, spec.cluster.world
     used = p.pipeline * p.data * p.tensor * p.context
-    if used == world:
+    if used == world or p.tensor * p.context > 1:  # those must become 1 first, which another rule says
         return
     rest = p.pipeline * p.tensor * p.context
     degrees = f"{p.pipeline}·{p.data}·{p.tensor}·{p.context} = {used:,}"
@@ -56,7 +56,7 @@ def experts_are_spread(spec: Spec) -> Iterator[Finding]:
 def _fits(spec: Spec) -> bool:
     """Whether the degrees make up the world; if not, that is the mistake, and not what follows from it."""
     p = spec.parallel
-    return p.pipeline * p.data * p.tensor * p.context == spec.cluster.world
+    return p.pipeline * p.data == spec.cluster.world
 
 
 def even_pipeline(spec: Spec) -> Iterator[Finding]:
@@ -82,7 +82,7 @@ def batch_divides(spec: Spec) -> Iterator[Finding]:
     sizes = (("to", train.batch.end),) if constant else (("from", train.batch.start), ("to", train.batch.end))
     for key, size in sizes:
         at = "train.batch" if constant else f"train.batch.{key}"
-        multiple = _multiple(size, 2 * unit if even else unit)
+        multiple = nearest_multiple(size, 2 * unit if even else unit)
         hint = f"write `{'batch' if constant else key} = {max(multiple, least) if key == 'to' else multiple}`"
         if size % unit:
             product = f"data·micro_batch = {p.data}·{train.micro_batch} = {unit:,}"
@@ -91,11 +91,6 @@ def batch_divides(spec: Spec) -> Iterator[Finding]:
             count = f"{size // unit} micro-batches on each of {p.data} data ranks"
             message = f"a batch of {size:,} makes {count}, {spec.schedule.name} needs an even number"
             yield Finding("E0806", message, at, hint, notes)
-
-
-def _multiple(size: int, unit: int) -> int:
-    """The multiple of `unit` that is closest to `size`, the larger one of two."""
-    return max(unit, (2 * size + unit) // (2 * unit) * unit)
 
 
 def enough_micro_batches(spec: Spec) -> Iterator[Finding]:
@@ -143,12 +138,12 @@ def schedules_are_bounded(spec: Spec) -> Iterator[Finding]:
 
 
 def stages_have_layers(spec: Spec) -> Iterator[Finding]:
-    """No stage is empty."""
+    """No stage is empty. The first one has the embedding and the last one the head, so they may be without layers."""
     stages = spec.parallel.pipeline * STAGES_PER_RANK.get(spec.schedule.name, 1)
     layers = spec.model.num_layers
-    if stages > layers:
-        message = f"{stages} stages for {layers} layers"
-        most = layers // STAGES_PER_RANK.get(spec.schedule.name, 1)
+    if stages > layers + 2:
+        message = f"{stages} stages for {layers} layers, of which only the first and the last may have none"
+        most = (layers + 2) // STAGES_PER_RANK.get(spec.schedule.name, 1)
         most -= most % 2 if spec.schedule.name in EVEN and most > 1 else 0
         yield Finding("E0808", message, "parallel.pipeline", f"write `pipeline = {max(1, most)}`")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsl.rules.finding import Finding
-from dsl.schema import Moe, Spec
+from dsl.schema import Spec
 
 RUNS = ("dualpipe", "1f1b")
 
@@ -23,16 +23,6 @@ def trains_in_full_precision(spec: Spec) -> Iterator[Finding]:
     lower = ", ".join(f"{role} in {dtype}" for role, dtype in dtypes.items() if dtype not in ("fp64", "fp32"))
     message = f"precision {spec.precision.name} has {lower or 'several dtypes'}; training runs in fp64 or fp32"
     yield Finding("E1001", message, "precision", "write `precision = fp32`")
-
-
-def trains_with_sigmoid(spec: Spec) -> Iterator[Finding]:
-    """The gate of V3."""
-    for index, span in enumerate(spec.model.layers):
-        if isinstance(span.ffn, Moe) and span.ffn.score != "sigmoid":
-            at = f"model.layers.{index}.ffn.score"
-            yield Finding(
-                "E1002", f"score = {span.ffn.score} is planned, not trained yet", at, "write `score = sigmoid`"
-            )
 
 
 def trains_without_recompute(spec: Spec) -> Iterator[Finding]:

@@ -1,11 +1,14 @@
 """What every schema class shares: strict frozen models, and the marks that tell the resolver how a field is written.
 
-A field is `Annotated[type, Field(bounds, description), mark]`. The type and bounds are checked by pydantic, the mark is
-read by `dsl.resolve`: without one, a field is written as its type says (a number, a word, a string, a block).
+A field is `Annotated[type, Field(bounds, description, examples), mark]`. The type and bounds are checked by pydantic,
+the mark is read by `dsl.resolve`: without one, a field is written as its type says (a number, a word, a string, a
+block). Descriptions and examples are shown by hints, `dsc explain`, editors and docs/reference; the first example is
+what a hint proposes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -18,7 +21,8 @@ MAX_STEPS = 10**9
 class Node(BaseModel):
     """A block of a resolved spec: immutable, no conversions (`"8"` is not 8), no unknown keys."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    # pydantic's validators take 30 ms to build and are for those who construct a spec; `dsl.resolve` checks by itself
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +40,25 @@ class Syntax:
     form: Literal["phases", "batch", "rate", "layers", "tokenizer", "label"]
 
 
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A field whose default follows from other values, as `dsl.resolve.derive` finds it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What each word that a field takes means."""
+
+    meanings: Mapping[str, str]
+
+
 class Phase(Node):
     """A value that holds until so many tokens have been trained on; the last phase of a tuple has no end."""
 
-    value: Annotated[float, Field(ge=0, le=1000)]
-    until_tokens: Annotated[int | None, Field(ge=1, le=MAX_TOKENS)] = None
+    value: Annotated[float, Field(ge=0, le=1000, description="the value")]
+    until_tokens: Annotated[int | None, Field(ge=1, le=MAX_TOKENS, description="where it ends")] = None
 
 
 def value_at(phases: tuple[Phase, ...], tokens: int) -> float:

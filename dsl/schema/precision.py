@@ -6,40 +6,72 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import Node, Syntax
+from dsl.schema.base import Choices, Node, Syntax
 
 Dtype = Literal["fp64", "fp32", "bf16", "e4m3"]
+DTYPES = Choices(
+    {
+        "fp64": "64-bit float",
+        "fp32": "32-bit float",
+        "bf16": "16 bits: the range of fp32 with 8 bits of precision",
+        "e4m3": "8 bits: 4 of exponent, 3 of fraction; elements of a tile share a scale",
+    }
+)
 
 
 class Tile(Node):
     """Elements that share one scale, written `rows`x`columns`."""
 
-    rows: Annotated[int, Field(ge=1, le=1024)]
-    columns: Annotated[int, Field(ge=1, le=1024)]
+    rows: Annotated[int, Field(ge=1, le=1024, description="rows of a tile")]
+    columns: Annotated[int, Field(ge=1, le=1024, description="columns of a tile")]
 
 
 class Precision(Node):
     """A dtype per role. The defaults are mixed BF16 with FP32 master weights."""
 
-    name: Annotated[str, Syntax("label")]
-    parameter: Annotated[Dtype, Field(description="weights as the forward and backward read them")] = "bf16"
-    compute: Annotated[Dtype, Field(description="activations, norms, attention")] = "bf16"
-    linear: Annotated[Dtype, Field(description="operands of every linear but the gate")] = "bf16"
-    accumulate: Annotated[Dtype, Field(description="sums inside a matrix product")] = "fp32"
-    gradients: Annotated[Dtype, Field(description="accumulated weight gradients")] = "fp32"
-    master: Annotated[Dtype, Field(description="weights the optimizer updates")] = "fp32"
-    moments: Annotated[Dtype, Field(description="the optimizer's moments")] = "fp32"
-    dispatch: Annotated[Dtype, Field(description="rows on their way to the experts")] = "bf16"
-    combine: Annotated[Dtype, Field(description="rows on their way back")] = "bf16"
-    activation_tile: Annotated[Tile | None, Field(description="elements of an activation that share a scale")] = None
-    weight_tile: Annotated[Tile | None, Field(description="elements of a weight that share a scale")] = None
+    name: Annotated[str, Syntax("label"), Field(description="name of the precision")]
+    parameter: Annotated[
+        Dtype, DTYPES, Field(description="weights as the forward and backward read them", examples=["parameter = bf16"])
+    ] = "bf16"
+    compute: Annotated[
+        Dtype, DTYPES, Field(description="activations, norms, attention", examples=["compute = bf16"])
+    ] = "bf16"
+    linear: Annotated[
+        Dtype, DTYPES, Field(description="operands of every linear but the gate", examples=["linear = e4m3"])
+    ] = "bf16"
+    accumulate: Annotated[
+        Dtype, DTYPES, Field(description="sums inside a matrix product", examples=["accumulate = fp32"])
+    ] = "fp32"
+    gradients: Annotated[
+        Dtype, DTYPES, Field(description="accumulated weight gradients", examples=["gradients = fp32"])
+    ] = "fp32"
+    master: Annotated[Dtype, DTYPES, Field(description="weights the optimizer updates", examples=["master = fp32"])] = (
+        "fp32"
+    )
+    moments: Annotated[Dtype, DTYPES, Field(description="the optimizer's moments", examples=["moments = bf16"])] = (
+        "fp32"
+    )
+    dispatch: Annotated[
+        Dtype, DTYPES, Field(description="rows on their way to the experts", examples=["dispatch = e4m3"])
+    ] = "bf16"
+    combine: Annotated[Dtype, DTYPES, Field(description="rows on their way back", examples=["combine = bf16"])] = "bf16"
+    activation_tile: Annotated[
+        Tile | None,
+        Field(description="elements of an activation that share a scale", examples=["activation_tile = 1x128"]),
+    ] = None
+    weight_tile: Annotated[
+        Tile | None, Field(description="elements of a weight that share a scale", examples=["weight_tile = 128x128"])
+    ] = None
     promote: Annotated[
-        int | None, Field(ge=1, le=65536, description="summands after which a partial sum moves to FP32")
+        int | None,
+        Field(
+            ge=1, le=65536, description="summands after which a partial sum moves to FP32", examples=["promote = 128"]
+        ),
     ] = None
 
 
 def _uniform(dtype: Dtype) -> Precision:
-    return Precision(
+    return Precision.model_construct(
         name=dtype,
         parameter=dtype,
         compute=dtype,
@@ -53,4 +85,4 @@ def _uniform(dtype: Dtype) -> Precision:
     )
 
 
-BUILT_IN = {"fp64": _uniform("fp64"), "fp32": _uniform("fp32"), "bf16": Precision(name="bf16")}
+BUILT_IN = {"fp64": _uniform("fp64"), "fp32": _uniform("fp32"), "bf16": Precision.model_construct(name="bf16")}

@@ -1,4 +1,4 @@
-"""A run: how a model is trained on a cluster. `Spec` is the whole of a resolved spec."""
+"""A run: how a model is trained on a cluster. `Spec` is a whole resolved spec, what every later stage starts from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Node, Syntax, Unit
+from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, Derived, Node, Syntax, Unit
 from dsl.schema.cluster import Cluster
 from dsl.schema.model import Model
 from dsl.schema.precision import Precision
@@ -25,67 +25,111 @@ ScheduleName = Literal["dualpipe", "1f1b", "dualpipev", "zb1p", "zbv", "interlea
 class Parallel(Node):
     """Degrees of parallelism. world = pipeline·data·tensor·context; expert divides data."""
 
-    pipeline: Annotated[Degree, Field(description="ranks a pipeline has")] = 1
-    expert: Annotated[Degree, Field(description="ranks the experts of a layer are spread over")] = 1
-    data: Annotated[Degree, Field(description="ranks per pipeline rank; auto: what the cluster leaves")]
-    tensor: Annotated[Degree, Field(description="ranks a matrix is split over")] = 1
-    context: Annotated[Degree, Field(description="ranks a sequence is split over")] = 1
-    zero: Annotated[int, Field(ge=0, le=3, description="1: each optimizer state has one owner")] = 0
+    pipeline: Annotated[Degree, Field(description="ranks a pipeline has", examples=["pipeline = 16"])] = 1
+    expert: Annotated[
+        Degree, Field(description="ranks the experts of a layer are spread over", examples=["expert = 64"])
+    ] = 1
+    data: Annotated[
+        Degree,
+        Field(
+            description="ranks per pipeline rank; auto: what the cluster leaves",
+            examples=["data = auto", "data = 128"],
+        ),
+        Derived("auto: devices of the cluster / (pipeline·tensor·context)"),
+    ]
+    tensor: Annotated[Degree, Field(description="ranks a matrix is split over", examples=["tensor = 1"])] = 1
+    context: Annotated[Degree, Field(description="ranks a sequence is split over", examples=["context = 1"])] = 1
+    zero: Annotated[
+        int, Field(ge=0, le=3, description="1: each optimizer state has one owner", examples=["zero = 1"])
+    ] = 0
 
 
 class Schedule(Node):
-    """The order of forwards and backwards."""
+    """The order of forwards and backwards on the ranks of a pipeline."""
 
-    name: Annotated[ScheduleName, Field(description="1f1b where pipeline = 1, else dualpipe")]
+    name: Annotated[
+        ScheduleName,
+        Field(description="name of the schedule", examples=["name = dualpipe"]),
+        Choices(
+            {
+                "dualpipe": "micro-batches from both ends, forwards paired with backwards (arXiv 2412.19437, §3.2.1)",
+                "1f1b": "one forward, one backward, in turns (arXiv 2104.04473)",
+                "dualpipev": "DualPipe on half the ranks, each with two stages",
+                "zb1p": "1f1b with the gradients of the weights deferred into the bubble (arXiv 2401.10241)",
+                "zbv": "two stages a rank, in the form of a V, without a bubble (arXiv 2401.10241)",
+                "interleaved": "1f1b with several smaller stages a rank (arXiv 2104.04473)",
+                "gpipe": "all forwards, then all backwards (arXiv 1811.06965)",
+                "auto": "whichever is predicted to be fastest",
+            }
+        ),
+        Derived("1f1b where pipeline = 1, else dualpipe"),
+    ]
 
 
 class Sm(Node):
     """How a device's streaming multiprocessors are divided; compute keeps the rest."""
 
-    communication: Annotated[int, Field(ge=0, le=4096, description="SMs that communicate")] = 0
+    communication: Annotated[
+        int, Field(ge=0, le=4096, description="SMs that communicate", examples=["communication = 20"])
+    ] = 0
 
 
 class Batch(Node):
     """Sequences of a step, over all ranks. It grows from `start` to `end` over the first `over_tokens` tokens."""
 
-    start: Annotated[int, Field(ge=1, le=100_000_000)]
-    end: Annotated[int, Field(ge=1, le=100_000_000)]
-    over_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 0
+    start: Annotated[int, Field(ge=1, le=100_000_000, description="sequences of the first steps")]
+    end: Annotated[int, Field(ge=1, le=100_000_000, description="sequences of a step when it has grown")]
+    over_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS, description="tokens over which it grows")] = 0
 
 
 class AdamW(Node):
     """AdamW with decoupled weight decay; norms and biases are not decayed."""
 
-    kind: Annotated[Literal["adamw"], Syntax("label")] = "adamw"
-    beta1: Annotated[float, Field(ge=0, lt=1, description="decay of the first moment")] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1, description="decay of the second moment")] = 0.95
-    eps: Annotated[float, Field(gt=0, le=1, description="added to the root of the second moment")] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0, le=10, description="decay of the weights, times the rate")] = 0.0
-    clip: Annotated[float | None, Field(gt=0, le=1e9, description="largest global gradient norm, or none")] = None
+    kind: Annotated[Literal["adamw"], Syntax("label"), Field(description="the kind")] = "adamw"
+    beta1: Annotated[float, Field(ge=0, lt=1, description="decay of the first moment", examples=["beta1 = 0.9"])] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="decay of the second moment", examples=["beta2 = 0.95"])] = (
+        0.95
+    )
+    eps: Annotated[
+        float, Field(gt=0, le=1, description="added to the root of the second moment", examples=["eps = 1e-8"])
+    ] = 1e-8
+    weight_decay: Annotated[
+        float, Field(ge=0, le=10, description="decay of the weights, times the rate", examples=["weight_decay = 0.1"])
+    ] = 0.0
+    clip: Annotated[
+        float | None, Field(gt=0, le=1e9, description="largest global gradient norm, or none", examples=["clip = 1.0"])
+    ] = None
 
 
 class RatePhase(Node):
     """The learning rate goes from `start` to `end` and is at `end` when `end_tokens` tokens have been trained on."""
 
-    shape: Literal["linear", "constant", "cosine"]
-    start: LearningRate
-    end: LearningRate
-    end_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    shape: Annotated[Literal["linear", "constant", "cosine"], Field(description="the curve between both")]
+    start: Annotated[LearningRate, Field(description="rate at the beginning")]
+    end: Annotated[LearningRate, Field(description="rate at the end")]
+    end_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS, description="where the phase ends")]
 
 
 class Checkpoint(Node):
     """When the run is saved. The last step is saved always."""
 
     every: Annotated[Steps, Field(description="steps between checkpoints", examples=["every = 1000 steps"])]
-    keep: Annotated[int, Field(ge=1, le=1_000_000, description="checkpoints kept")] = 3
+    keep: Annotated[int, Field(ge=1, le=1_000_000, description="checkpoints kept", examples=["keep = 3"])] = 3
 
 
 class Validate(Node):
     """When the held-out loss is measured."""
 
     every: Annotated[Steps, Field(description="steps between validations", examples=["every = 1000 steps"])]
-    batches: Annotated[int, Field(ge=1, le=1_000_000, description="global batches of one validation")] = 1
+    batches: Annotated[
+        int, Field(ge=1, le=1_000_000, description="global batches of one validation", examples=["batches = 2"])
+    ] = 1
 
+
+Validation = Annotated[
+    Validate | None,
+    Field(description="when the held-out loss is measured", examples=["validate { every = 1000 steps }"]),
+]
 
 with warnings.catch_warnings():
     # The field takes the place of a deprecated method of BaseModel, on purpose.
@@ -103,20 +147,36 @@ with warnings.catch_warnings():
             int, Field(ge=1, le=1_000_000, description="sequences of a micro-batch", examples=["micro_batch = 1"])
         ]
         batch: Annotated[
-            Batch, Syntax("batch"), Field(description="sequences of a step, over all ranks", examples=["batch = 64"])
+            Batch,
+            Syntax("batch"),
+            Field(
+                description="sequences of a step, over all ranks",
+                examples=["batch = 64", "batch { from = 3072, to = 15360, over = 469B tokens }"],
+            ),
         ]
         tokens: Annotated[Tokens, Field(description="tokens of the whole run; or `steps`", examples=["tokens = 10B"])]
-        optimizer: Annotated[AdamW, Field(examples=["optimizer adamw { clip = 1.0 }"])]
+        optimizer: Annotated[
+            AdamW, Field(description="how weights are updated", examples=["optimizer adamw { clip = 1.0 }"])
+        ]
         rate: Annotated[
             tuple[RatePhase, ...],
             Syntax("rate"),
             Field(description="learning rate", examples=["rate { warmup 2000 steps to 2.2e-4, constant }"]),
         ]
         seed: Annotated[
-            int, Field(ge=0, le=2**63 - 1, description="of initial weights and of the order of samples")
+            int,
+            Field(
+                ge=0,
+                le=2**63 - 1,
+                description="of initial weights and of the order of samples",
+                examples=["seed = 1"],
+            ),
         ] = 1
-        checkpoint: Checkpoint | None = None
-        validate: Validate | None = None  # type: ignore[assignment]
+        checkpoint: Annotated[
+            Checkpoint | None,
+            Field(description="when the run is saved, besides its end", examples=["checkpoint { every = 1000 steps }"]),
+        ] = None
+        validate: Validation = None  # type: ignore[assignment]
 
 
 class TrainTokenizer(Node):
@@ -142,19 +202,64 @@ class Data(Node):
         Syntax("tokenizer"),
         Field(description="a tokenizer.json, or train(vocab)", examples=["tokenizer = train(4096)"]),
     ]
-    validation: Annotated[float, Field(ge=0, lt=1, description="share of the files that is held out")] = 0.0
+    validation: Annotated[
+        float, Field(ge=0, lt=1, description="share of the files that is held out", examples=["validation = 5%"])
+    ] = 0.0
 
 
 class Spec(Node):
-    """A run with everything it names, resolved: what every later stage starts from."""
+    """A run: a model, the cluster it is trained on, in which precision, and how."""
 
-    name: Annotated[str, Syntax("label")]
-    model: Annotated[Model, Field(examples=["model = deepseek_v3"])]
-    cluster: Annotated[Cluster, Field(examples=["cluster = laptop"])]
-    precision: Annotated[Precision, Field(examples=["precision = fp32"])]
-    recompute: Annotated[tuple[Recompute, ...], Field(description="ops computed again in the backward")] = ()
-    parallel: Parallel
-    schedule: Annotated[Schedule, Field(examples=["schedule { name = dualpipe }"])]
-    sm: Sm = Sm()
-    train: Annotated[Train, Field(examples=["train { … }"])]
-    data: Annotated[Data, Field(examples=["data { source = python_stdlib, tokenizer = train(4096) }"])]
+    name: Annotated[str, Syntax("label"), Field(description="name of the run")]
+    model: Annotated[Model, Field(description="the model that is trained, by name", examples=["model = deepseek_v3"])]
+    cluster: Annotated[
+        Cluster, Field(description="the devices it is trained on, by name", examples=["cluster = laptop"])
+    ]
+    precision: Annotated[
+        Precision, Field(description="a precision block, or fp64, fp32 or bf16", examples=["precision = fp32"])
+    ]
+    recompute: Annotated[
+        tuple[Recompute, ...],
+        Field(description="ops computed again in the backward", examples=["recompute = [rmsnorm, swiglu]"]),
+        Choices(
+            {
+                "rmsnorm": "the norms",
+                "mla_up": "the up-projections of latent attention",
+                "swiglu": "the activation between up and down",
+                "attention": "all of attention",
+                "router": "the gate of an MoE layer",
+                "shared": "the shared experts",
+                "experts": "the routed experts",
+            }
+        ),
+    ] = ()
+    parallel: Annotated[
+        Parallel,
+        Field(description="degrees of parallelism", examples=["parallel { pipeline = 2 }"]),
+        Derived("data parallelism only"),
+    ]
+    schedule: Annotated[
+        Schedule,
+        Field(description="the order of forwards and backwards", examples=["schedule { name = dualpipe }"]),
+        Derived("1f1b where pipeline = 1, else dualpipe"),
+    ]
+    sm: Annotated[Sm, Field(description="how SMs are divided", examples=["sm { communication = 20 }"])] = (
+        Sm.model_construct()
+    )
+    train: Annotated[
+        Train,
+        Field(
+            description="how it is trained",
+            examples=[
+                "train { sequence = 4096, micro_batch = 1, batch = 64, steps = 1000, "
+                "optimizer adamw { }, rate { constant at 1e-4 } }"
+            ],
+        ),
+    ]
+    data: Annotated[
+        Data,
+        Field(
+            description="the text it is trained on",
+            examples=["data { source = python_stdlib, tokenizer = train(4096) }"],
+        ),
+    ]

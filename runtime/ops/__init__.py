@@ -14,7 +14,9 @@ from typing import Any
 from runtime.ops.cross_entropy import cross_entropy, cross_entropy_dgrad
 from runtime.ops.embedding import embedding, embedding_wgrad, embedding_wgrad_
 from runtime.ops.gated_swiglu import gated_swiglu, gated_swiglu_dgrad
+from runtime.ops.gqa_attention import gqa_attention, gqa_attention_dgrad
 from runtime.ops.grouped_linear import grouped_linear, grouped_linear_dgrad, grouped_linear_wgrad, grouped_linear_wgrad_
+from runtime.ops.head_rmsnorm import head_rmsnorm, head_rmsnorm_dgrad, head_rmsnorm_wgrad, head_rmsnorm_wgrad_
 from runtime.ops.linear import linear, linear_dgrad, linear_wgrad, linear_wgrad_
 from runtime.ops.mla_attention import mla_attention, mla_attention_dgrad
 from runtime.ops.permute import permute, permute_dgrad
@@ -32,10 +34,16 @@ OPS: dict[str, Callable[..., Any]] = {
     "embedding_wgrad_": embedding_wgrad_,
     "gated_swiglu": gated_swiglu,
     "gated_swiglu_dgrad": gated_swiglu_dgrad,
+    "gqa_attention": gqa_attention,
+    "gqa_attention_dgrad": gqa_attention_dgrad,
     "grouped_linear": grouped_linear,
     "grouped_linear_dgrad": grouped_linear_dgrad,
     "grouped_linear_wgrad": grouped_linear_wgrad,
     "grouped_linear_wgrad_": grouped_linear_wgrad_,
+    "head_rmsnorm": head_rmsnorm,
+    "head_rmsnorm_dgrad": head_rmsnorm_dgrad,
+    "head_rmsnorm_wgrad": head_rmsnorm_wgrad,
+    "head_rmsnorm_wgrad_": head_rmsnorm_wgrad_,
     "linear": linear,
     "linear_dgrad": linear_dgrad,
     "linear_wgrad": linear_wgrad,

@@ -34,6 +34,21 @@ def _rmsnorm_wgrad(dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor) -> Tensor:
     return dy_TD.new_empty(dy_TD.shape[1])
 
 
+def _head_rmsnorm(x_TW: Tensor, w_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return x_TW.new_empty(x_TW.shape), x_TW.new_empty((x_TW.shape[0], x_TW.shape[1] // w_C.shape[0]))
+
+
+def _head_rmsnorm_wgrad(dy_TW: Tensor, x_TW: Tensor, rstd_TH: Tensor) -> Tensor:
+    return dy_TW.new_empty(dy_TW.shape[1] // rstd_TH.shape[1])
+
+
+def _gqa_attention(
+    q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float
+) -> tuple[Tensor, Tensor]:
+    T = q.shape[0]
+    return q.new_empty(q.shape), q.new_empty((T // sequence, kv_heads, sequence, heads // kv_heads))
+
+
 def _mla_attention(
     q: Tensor, kv: Tensor, k_rope: Tensor, sequence: int, heads: int, nope: int, rope: int, value: int, theta: float
 ) -> tuple[Tensor, Tensor]:
@@ -42,7 +57,14 @@ def _mla_attention(
 
 
 def _route(
-    logits_TE: Tensor, bias_E: Tensor, groups: int, top_groups: int, top_k: int, normalize: bool, scale: float
+    logits_TE: Tensor,
+    bias_E: Tensor | None,
+    softmax: bool,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     chosen = (logits_TE.shape[0], top_k)
     return logits_TE.new_empty(chosen), logits_TE.new_empty(chosen, dtype=torch.int64)
@@ -88,10 +110,16 @@ FAKES: dict[str, Callable[..., Any]] = {
     "embedding_wgrad_": _nothing,
     "gated_swiglu": _swiglu,
     "gated_swiglu_dgrad": _like(1, 2),
+    "gqa_attention": _gqa_attention,
+    "gqa_attention_dgrad": _like(1, 2, 3),
     "grouped_linear": lambda x_RK, w_ENK, offsets_G: x_RK.new_empty((x_RK.shape[0], w_ENK.shape[1])),
     "grouped_linear_dgrad": lambda dy_RN, w_ENK, offsets_G: dy_RN.new_empty((dy_RN.shape[0], w_ENK.shape[2])),
     "grouped_linear_wgrad": _grouped_linear_wgrad,
     "grouped_linear_wgrad_": _nothing,
+    "head_rmsnorm": _head_rmsnorm,
+    "head_rmsnorm_dgrad": _like(1),
+    "head_rmsnorm_wgrad": _head_rmsnorm_wgrad,
+    "head_rmsnorm_wgrad_": _nothing,
     "linear": lambda x_TK, w_NK: x_TK.new_empty((x_TK.shape[0], w_NK.shape[0])),
     "linear_dgrad": lambda dy_TN, w_NK: dy_TN.new_empty((dy_TN.shape[0], w_NK.shape[1])),
     "linear_wgrad": lambda dy_TN, x_TK: dy_TN.new_empty((dy_TN.shape[1], x_TK.shape[1])),
@@ -106,7 +134,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "rmsnorm_wgrad_": _nothing,
     "route": _route,
     "route_dgrad": _like(1),
-    "sequence_balance": lambda logits_TE, expert_TK, sequence: logits_TE.new_empty(()),
+    "sequence_balance": lambda logits_TE, expert_TK, sequence, softmax: logits_TE.new_empty(()),
     "sequence_balance_dgrad": _like(1),
     "swiglu": _swiglu,
     "swiglu_dgrad": _like(1),

@@ -35,6 +35,8 @@ class Formula:
     gradients: tuple[Gradient, ...]
 
 
+GQA = ("q", "k", "v")
+GQA_SIZES = ("sequence", "heads", "kv_heads", "theta")
 MLA = ("q", "kv", "k_rope")
 MLA_SIZES = ("sequence", "heads", "nope", "rope", "value", "theta")
 
@@ -54,6 +56,21 @@ FORMULAS: dict[str, Formula] = {
             Gradient("rmsnorm_wgrad", ("d_y", "x", "rstd"), ("w",)),
         ),
     ),
+    "head_rmsnorm": Formula(
+        ("x", "w", "eps"),
+        ("y", "rstd"),
+        ("y",),
+        (
+            Gradient("head_rmsnorm_dgrad", ("d_y", "x", "w", "rstd"), ("x",)),
+            Gradient("head_rmsnorm_wgrad", ("d_y", "x", "rstd"), ("w",)),
+        ),
+    ),
+    "gqa_attention": Formula(
+        (*GQA, *GQA_SIZES),
+        ("o", "lse"),
+        ("o",),
+        (Gradient("gqa_attention_dgrad", ("d_o", *GQA, "o", "lse", *GQA_SIZES), GQA),),
+    ),
     "mla_attention": Formula(
         (*MLA, *MLA_SIZES),
         ("o", "lse"),
@@ -61,16 +78,16 @@ FORMULAS: dict[str, Formula] = {
         (Gradient("mla_attention_dgrad", ("d_o", *MLA, "o", "lse", *MLA_SIZES), MLA),),
     ),
     "route": Formula(
-        ("logits", "bias", "groups", "top_groups", "top_k", "normalize", "scale"),
+        ("logits", "bias", "softmax", "groups", "top_groups", "top_k", "normalize", "scale"),
         ("gate", "expert"),
         ("gate",),
-        (Gradient("route_dgrad", ("d_gate", "logits", "expert", "normalize", "scale"), ("logits",)),),
+        (Gradient("route_dgrad", ("d_gate", "logits", "expert", "softmax", "normalize", "scale"), ("logits",)),),
     ),
     "sequence_balance": Formula(
-        ("logits", "expert", "sequence"),
+        ("logits", "expert", "sequence", "softmax"),
         ("loss",),
         ("loss",),
-        (Gradient("sequence_balance_dgrad", ("d_loss", "logits", "expert", "sequence"), ("logits",)),),
+        (Gradient("sequence_balance_dgrad", ("d_loss", "logits", "expert", "sequence", "softmax"), ("logits",)),),
     ),
     "permute": Formula(
         ("x", "gate", "expert", "num_experts"),

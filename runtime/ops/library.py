@@ -45,6 +45,12 @@ def ops() -> SimpleNamespace:
     def rmsnorm(x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
         return dsc.rmsnorm(x_TD, w_D, eps)[0]
 
+    def head_rmsnorm(x_TW: Tensor, w_C: Tensor, eps: float) -> Tensor:
+        return dsc.head_rmsnorm(x_TW, w_C, eps)[0]
+
+    def gqa_attention(q: Tensor, k: Tensor, v: Tensor, *sizes: int | float) -> Tensor:
+        return dsc.gqa_attention(q, k, v, *sizes)[0]
+
     def mla_attention(q: Tensor, kv: Tensor, k_rope: Tensor, *sizes: int | float) -> Tensor:
         return dsc.mla_attention(q, kv, k_rope, *sizes)[0]
 
@@ -64,7 +70,9 @@ def ops() -> SimpleNamespace:
         cross_entropy=cross_entropy,
         embedding=dsc.embedding,
         gated_swiglu=dsc.gated_swiglu,
+        gqa_attention=gqa_attention,
         grouped_linear=dsc.grouped_linear,
+        head_rmsnorm=head_rmsnorm,
         linear=dsc.linear,
         mla_attention=mla_attention,
         permute=dsc.permute,

@@ -23,7 +23,8 @@ def run(*words: str) -> int:
 
 def test_a_right_spec(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(str(BASE)) == 0
-    assert capsys.readouterr() == (f"{BASE}: right\n", "")
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{BASE}: right") and not err
 
 
 def test_a_wrong_spec(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +46,7 @@ def test_no_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "there is no spec here" in capsys.readouterr().err
     Path("one.dsc").write_bytes(BASE.read_bytes())
     assert run() == 0
-    assert capsys.readouterr().out == "one.dsc: right\n"
+    assert capsys.readouterr().out.startswith("one.dsc: right")
 
 
 def test_check_imports_nothing_heavy() -> None:

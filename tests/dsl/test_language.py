@@ -90,6 +90,32 @@ def test_shipped_files_are_right(path: Path) -> None:
     assert check(path) == ()
 
 
+SHOWN = Path(__file__).parent / "shown"  # the language as its design page shows it, to the letter
+
+
+@pytest.mark.parametrize("path", sorted(SHOWN.rglob("*.dsc")), ids=lambda path: path.parent.name)
+def test_what_the_design_shows_is_right(path: Path) -> None:
+    assert check(path) == ()
+
+
+def test_what_the_design_shows_means_what_it_says() -> None:
+    spec = load(SHOWN / "deepseek-v3.dsc")
+    assert spec == load(SPECS / "deepseek-v3.dsc")
+    mini = load(
+        SHOWN / "deepseek-v3.dsc", overrides=["model=deepseek_v3_mini", "parallel.pipeline=8", "parallel.expert=32"]
+    ).model
+    assert [(span.first, span.last, span.ffn.inner) for span in mini.layers] == [(0, 0, 1024), (1, 7, 256)]
+    laptop = load(SHOWN / "deepseek-v3.dsc", overrides=["cluster=laptop", "model.hidden=8", *SMALL]).cluster
+    assert (laptop.world, laptop.node.device.cores, laptop.node.device.memory) == (4, 1, 4 * 10**9)
+
+
+SMALL = (  # a model that a laptop holds, in a run that its four devices can do
+    "model=deepseek_v3_mini", "model.vocab=512", "model.attention.heads=2", "model.attention.query_rank=8",
+    "model.layers.0.ffn.inner=128", "model.layers.1.ffn.inner=128", "precision=fp32", "parallel.pipeline=2",
+    "parallel.expert=2", "sm.communication=0", "train.batch=64", "model.attention.kv_rank=8", "recompute=[]",
+)  # fmt: skip
+
+
 # ---------------------------------------------------------------- values
 
 
@@ -126,6 +152,26 @@ def test_a_reference_reaches_into_what_the_run_names(tmp_path: Path) -> None:
     text = f"run a extends base {{ train {{ {train} }} }}"
     spec = read(tmp_path, text)
     assert (spec.train.sequence, spec.train.micro_batch) == (128, 1)
+
+
+def test_a_let_of_a_block_is_known_in_it_and_further_inside(tmp_path: Path) -> None:
+    text = """
+    let where = "outside"
+    run a extends base {
+      let where = "a/*.txt", let order = 1f1b, let entries = model.vocab / 8
+      schedule { name = order }
+      data { source = where, tokenizer = train(entries) }
+    }
+    """
+    spec = read(tmp_path, text)
+    assert (spec.data.source, spec.schedule.name) == ("a/*.txt", "1f1b")
+    assert spec.data.tokenizer == TrainTokenizer(vocab=512)
+
+
+def test_a_key_may_be_taken_away(tmp_path: Path) -> None:
+    text = "model base {\n layers 1..3 { ffn moe { balance { bias_rate = none } } }\n layers 0..0 { ffn dense { } }\n }"
+    moe = read(tmp_path, text + "\nrun a extends base { }").model.ffn(1)
+    assert isinstance(moe, Moe) and moe.balance.bias_rate is None and moe.balance.sequence_loss == 1e-4
 
 
 def test_phases(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ Draw = st.DrawFn
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: name not in schema.BUILT_IN)
 widths = st.integers(1, 100_000)
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"], exclude_characters="\r\n\0"), min_size=1)
-dtypes = st.sampled_from(["fp64", "fp32", "bf16", "e4m3"])
+wide = st.sampled_from(["fp64", "fp32", "bf16"])
 
 
 def small(low: float, high: float) -> st.SearchStrategy[float]:
@@ -91,7 +91,7 @@ def clusters(draw: Draw, world: int) -> schema.Cluster:
     device = schema.Device(
         name=draw(names),
         sms=draw(maybe(st.integers(64, 256))),
-        memory=draw(st.integers(1, 2**50)),
+        memory=draw(st.integers(2**58, 2**60)),
         hbm=draw(maybe(rates)),
         bf16=draw(maybe(rates)),
         fp8=draw(maybe(rates)),
@@ -103,15 +103,29 @@ def clusters(draw: Draw, world: int) -> schema.Cluster:
 
 
 tiles = st.builds(schema.Tile, rows=st.integers(1, 1024), columns=st.integers(1, 1024))
-roles = ["parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine"]
-precisions = st.sampled_from(list(schema.BUILT_IN.values())) | st.builds(
-    schema.Precision,
-    name=names,
-    **{role: dtypes for role in roles},
-    activation_tile=maybe(tiles),
-    weight_tile=maybe(tiles),
-    promote=maybe(st.integers(1, 4096)),
-)
+narrow = st.builds(schema.Tile, rows=st.integers(1, 1024), columns=st.just(1))  # fills every width
+wide_roles = ["parameter", "compute", "accumulate", "gradients", "master", "moments"]
+
+
+@st.composite
+def recipes(draw: Draw) -> schema.Precision:
+    """Eight bits only where they are allowed, and then with tiles."""
+    linear, dispatch, combine = (draw(wide | st.just("e4m3")) for _ in range(3))
+    tile = narrow if linear == "e4m3" else tiles
+    tiled = "e4m3" in (linear, dispatch, combine)
+    return schema.Precision(
+        name=draw(names),
+        linear=linear,
+        dispatch=dispatch,
+        combine=combine,
+        **{role: draw(wide) for role in wide_roles},
+        activation_tile=draw(tile if tiled else maybe(tile)),
+        weight_tile=draw(tile if linear == "e4m3" else maybe(tile)),
+        promote=draw(maybe(st.integers(1, 4096))),
+    )
+
+
+precisions = st.sampled_from(list(schema.BUILT_IN.values())) | recipes()
 
 
 @st.composite
@@ -140,15 +154,16 @@ def specs(draw: Draw) -> schema.Spec:
     over = draw(st.integers(1, 10**13)) if end > start else 0
     tokens = draw(st.integers(2, 10**14))
     every = st.integers(1, 10**9)
+    cluster = draw(clusters(pipeline * data))
     return schema.Spec(
         name=draw(names),
         model=draw(models(expert, pipeline)),
-        cluster=draw(clusters(pipeline * data)),
+        cluster=cluster,
         precision=draw(precisions),
-        recompute=tuple(draw(st.lists(st.sampled_from(["rmsnorm", "mla_up", "swiglu", "experts"]), unique=True))),
+        recompute=tuple(draw(st.lists(st.sampled_from(["rmsnorm", "mla_up", "swiglu", "attention"]), unique=True))),
         parallel=schema.Parallel(pipeline=pipeline, expert=expert, data=data, zero=draw(st.integers(0, 1))),
         schedule=schema.Schedule(name=schedule),
-        sm=schema.Sm(communication=draw(st.integers(0, 63))),
+        sm=schema.Sm(communication=draw(st.integers(0, 63)) if cluster.node.device.sms else 0),
         train=schema.Train(
             sequence=draw(st.integers(1, 10**6)),
             micro_batch=micro_batch,
@@ -169,7 +184,7 @@ def specs(draw: Draw) -> schema.Spec:
         data=schema.Data(
             source=draw(texts),
             tokenizer=draw(texts | st.builds(schema.TrainTokenizer, vocab=st.integers(257, 4096))),
-            validation=draw(small(0, 0.999)),
+            validation=draw(small(0.001, 0.999)),
         ),
     )
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dsl.load import load
+from compiler.plan import make_plan
+from dsl.load import check, load
 from dsl.resolve.fields import fields_of
-from dsl.rules import RULES
+from dsl.rules import JOINT, JOINT_CODES, RULES
 from dsl.rules.finding import Rule, nearest_divisor
 from dsl.schema import Node, Spec
 
@@ -92,3 +95,22 @@ def test_nearest_divisor() -> None:
             found = nearest_divisor(number, wanted)
             divisors = [each for each in range(1, number + 1) if number % each == 0]
             assert found in divisors and all(abs(found - wanted) <= abs(each - wanted) for each in divisors)
+
+
+def test_the_codes_of_joint_rules_are_those_they_give() -> None:
+    """What is looked at before conflicts are searched for."""
+    given = {code for _, rule in JOINT for code in re.findall(r'"(E\d{4})"', inspect.getsource(rule))}
+    assert given == JOINT_CODES
+
+
+def test_a_joint_rule_is_a_rule() -> None:
+    assert {rule for _, rule in JOINT} <= {rule for _, rule in RULES}
+
+
+def test_a_pipeline_may_be_as_long_as_the_planner_can_fill() -> None:
+    """The ends need no layer: 4 layers fill 6 stages, and no more."""
+    sizes = ["parallel.expert=1", "train.batch=32"]
+    six = load(SPECS / "quickstart.dsc", overrides=["parallel.pipeline=6", "cluster.node.devices=6", *sizes])
+    assert len(make_plan(six).stages) == 6
+    eight = check(SPECS / "quickstart.dsc", overrides=["parallel.pipeline=8", "cluster.node.devices=8", *sizes])
+    assert [item.code for item in eight] == ["E0808"]

@@ -90,3 +90,19 @@ def test_the_one_spec_of_a_folder_is_found(tmp_path: Path) -> None:
     (tmp_path / "two.dsc").write_text("run two { }\n", encoding="utf-8")
     with pytest.raises(SpecError, match=r"several specs are here: .*one\.dsc, .*two\.dsc"):
         find(tmp_path)
+
+
+def test_complaints_about_peers_have_their_specs() -> None:
+    """Each row of the table names specs that exist, or says what a spec cannot express; each such spec has its row."""
+    table = [line for line in (UI / "README.md").read_text("utf-8").splitlines() if line.startswith("| ")][1:]
+    named: set[str] = set()
+    for complaint, here in (row.strip("| ").split(" | ") for row in table):
+        specs = [name for name in re.findall(r"`(\w+)`", here) if name in NAMES or name.startswith("peers_")]
+        assert specs or here.startswith("no "), here
+        assert set(specs) <= {*NAMES}, here
+        numbers = re.findall(r"#\d+", complaint)
+        for name in specs:
+            first = (UI / f"{name}.dsc").read_text("utf-8").split("\n\n")[0]
+            assert not name.startswith("peers_") or any(number in first for number in numbers), name
+        named |= {*specs}
+    assert {name for name in NAMES if name.startswith("peers_")} <= named

@@ -77,15 +77,40 @@ def mla_attention(
     return torch.einsum("bhqk,bkhv->bqhv", share_BHSS, kv_BSHX[..., nope:]).flatten(2).flatten(0, 1)
 
 
+def gqa_attention(q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float) -> Tensor:
+    """As latent attention of a head that is all rope, one head of keys at a time, copied for its query heads."""
+    width, r = q.shape[1] // heads, heads // kv_heads
+    mixed = []
+    for q_T, k_T, v_T in zip(q.split(r * width, dim=1), k.split(width, dim=1), v.split(width, dim=1), strict=True):
+        values = v_T.repeat(1, r)
+        mixed.append(mla_attention(q_T, values, k_T, sequence, r, 0, width, width, theta))
+    return torch.cat(mixed, dim=1)
+
+
+def head_rmsnorm(x_TW: Tensor, w_C: Tensor, eps: float) -> Tensor:
+    return rmsnorm(x_TW.unflatten(1, (-1, len(w_C))).flatten(0, 1), w_C, eps).view_as(x_TW)
+
+
+def scores(logits: Tensor, softmax: bool) -> Tensor:
+    return torch.softmax(logits, dim=1) if softmax else torch.sigmoid(logits)
+
+
 def route(
-    logits_TE: Tensor, bias_E: Tensor, groups: int, top_groups: int, top_k: int, normalize: bool, scale: float
+    logits_TE: Tensor,
+    bias_E: Tensor | None,
+    softmax: bool,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Token by token."""
-    score_TE = torch.sigmoid(logits_TE)
+    score_TE = scores(logits_TE, softmax)
     chosen = []
-    for biased_E in (score_TE + bias_E).detach():
+    for biased_E in (score_TE if bias_E is None else score_TE + bias_E).detach():
         by_group = biased_E.view(groups, -1)
-        best = by_group.sort(dim=1, descending=True).values[:, :2].sum(dim=1)
+        best = by_group.sort(dim=1, descending=True).values[:, : 1 if softmax else 2].sum(dim=1)
         kept = best.argsort(descending=True)[:top_groups].tolist()
         size = by_group.shape[1]
         allowed = [e for e in range(len(biased_E)) if e // size in kept]
@@ -97,11 +122,11 @@ def route(
     return gate_TK * scale, expert_TK
 
 
-def sequence_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
+def sequence_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int, softmax: bool) -> Tensor:
     E, K = logits_TE.shape[1], expert_TK.shape[1]
     total = logits_TE.new_zeros(())
     for logits_SE, expert_SK in zip(logits_TE.split(sequence), expert_TK.split(sequence), strict=True):
-        score_SE = torch.sigmoid(logits_SE)
+        score_SE = scores(logits_SE, softmax)
         share_E = (score_SE / score_SE.sum(dim=1, keepdim=True)).mean(dim=0)
         count_E = functional.one_hot(expert_SK, E).sum(dim=(0, 1))
         total = total + (share_E * count_E * E / (K * sequence)).sum()

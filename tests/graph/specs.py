@@ -13,6 +13,7 @@ from dsl.schema import (
     Data,
     Dense,
     Device,
+    Gqa,
     HeadDim,
     LayerRange,
     Machine,
@@ -60,9 +61,21 @@ def mla(**changes: Any) -> Mla:
     return Mla(**(values | changes))
 
 
+def gqa(**changes: Any) -> Gqa:
+    """Three query heads to each of two heads of keys and values."""
+    values: dict[str, Any] = {"heads": 6, "kv_heads": 2, "head_dim": 4, "qk_norm": True, "rope": Rope(theta=100.0)}
+    return Gqa(**(values | changes))
+
+
+def softmax_moe(**changes: Any) -> Moe:
+    """As `moe`, with the gate of DeepSeek-V2: no bias."""
+    values = {"score": "softmax", "normalize": False, "scale": 16.0, "balance": Balance(sequence_loss=1e-2)}
+    return moe(**(values | changes))
+
+
 def spec(
     layers: tuple[Dense | Moe, ...] = (DENSE, moe(), moe()),
-    attention: Mla = mla(),  # noqa: B008 (frozen)
+    attention: Mla | Gqa = mla(),  # noqa: B008 (frozen)
     vocab: int = 31,
     hidden: int = 12,
     mtp: bool = True,

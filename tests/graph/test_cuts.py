@@ -20,9 +20,11 @@ from compiler.layers import LAYERS, Place
 from compiler.layers.stages import forward_flops, model_blocks, model_steps
 from compiler.oprules import RULES
 from compiler.shapes import cut, interpret
-from dsl.schema import HeadDim, Spec
+from dsl.schema import Balance, HeadDim, Spec
 from tests.graph.running import NUM_SMS
-from tests.graph.specs import DENSE, deepseek_v3, mla, moe, quickstart_sized, spec
+from tests.graph.specs import DENSE, deepseek_v3, gqa, mla, moe, quickstart_sized, softmax_moe, spec
+
+GROUPED = spec(layers=(DENSE, softmax_moe()), attention=gqa())
 
 
 def segments(of: Spec) -> list[ir.Segment]:
@@ -40,7 +42,9 @@ def segment(kind: str) -> ir.Segment:
 
 
 @pytest.mark.parametrize(
-    "of", [spec(), quickstart_sized(), deepseek_v3("fp32")], ids=["small", "quickstart", "DeepSeek-V3"]
+    "of",
+    [spec(), GROUPED, quickstart_sized(), deepseek_v3("fp32")],
+    ids=["small", "grouped queries", "quickstart", "DeepSeek-V3"],
 )
 def test_traced_and_planned_cuts_agree(of: Spec) -> None:
     """`emit` compares them; at the published size too, for nothing has storage while it is traced."""
@@ -55,7 +59,7 @@ def test_they_agree_for_any_size(data: st.DataObject) -> None:
     def size(low: int = 1, high: int = 12) -> int:
         return data.draw(st.integers(low, high))
 
-    groups, per_group = size(1, 4), size(2, 4)
+    groups, per_group = size(1, 4), size(1, 4)
     top_groups = size(1, groups)
     experts = groups * per_group
     ranks = data.draw(st.sampled_from([d for d in range(1, experts + 1) if experts % d == 0]))
@@ -66,16 +70,21 @@ def test_they_agree_for_any_size(data: st.DataObject) -> None:
         shared=size(0, 2),
         groups=groups,
         top_groups=top_groups,
+        score=data.draw(st.sampled_from(["sigmoid", "softmax"])),
         normalize=data.draw(st.booleans()),
+        balance=data.draw(st.sampled_from([Balance(), moe().balance, softmax_moe().balance])),
     )
+    latent = mla(
+        heads=size(),
+        query_rank=data.draw(st.none() | st.integers(1, 9)),
+        kv_rank=size(),
+        head_dim=HeadDim(nope=size(), rope=2 * size(), value=size()),
+    )
+    kv_heads = size(1, 4)
+    grouped = gqa(heads=kv_heads * size(1, 4), kv_heads=kv_heads, head_dim=2 * size(), qk_norm=data.draw(st.booleans()))
     of = spec(
         layers=(DENSE, ffn),
-        attention=mla(
-            heads=size(),
-            query_rank=data.draw(st.none() | st.integers(1, 9)),
-            kv_rank=size(),
-            head_dim=HeadDim(nope=size(), rope=2 * size(), value=size()),
-        ),
+        attention=data.draw(st.sampled_from([latent, grouped])),
         vocab=size(2, 40),
         hidden=size(),
         sequence=size(),
@@ -119,6 +128,22 @@ def test_the_cut_of_attention() -> None:
     }
     assert "d_y" in attention.W.args and "d_linear_4" not in attention.W.args, "the last linear's is the tangent itself"
     assert emit(segment("attention"), NUM_SMS).source.count("linear_2[:, 0:9]") == 3, "a view in F, I and W"
+
+
+def test_the_cut_of_grouped_queries() -> None:
+    """The product of all three is kept once; queries, keys and values are columns of it, keys and values twice over."""
+    attention = segments(GROUPED)[1]
+    saved = [b.name for b in cut(attention).saved]
+    normed = ["head_rmsnorm_0", "head_rmsnorm_0_rstd", "head_rmsnorm_1", "head_rmsnorm_1_rstd"]
+    assert saved == ["rmsnorm_0", "rmsnorm_0_rstd", "linear_0", *normed, "gqa_attention_0", "gqa_attention_0_lse"]
+    assert {b.name for b in cut(attention).deferred} == {
+        "d_rmsnorm_0",
+        "d_linear_0",
+        "d_head_rmsnorm_0",
+        "d_head_rmsnorm_1",
+    }
+    source = emit(attention, NUM_SMS).source
+    assert source.count("linear_0[:, 0:24]") == source.count("linear_0[:, 24:40]") == 3, "views in F, I and W"
 
 
 def test_an_op_with_a_kernel_at_some_sizes_only() -> None:
@@ -202,7 +227,7 @@ def test_matrix_products_cost_the_same_three_times() -> None:
 
 def test_every_rule_is_used() -> None:
     """By some layer, or as the gradient of a rule that is."""
-    ops = {node.op for s in segments(spec()) for node in interpret(s).nodes}
+    ops = {node.op for of in (spec(), GROUPED) for s in segments(of) for node in interpret(s).nodes}
     assert set(RULES) - ops == {"split2"}, "its halves are views in the graph"
 
 

@@ -7,7 +7,7 @@ import torch
 
 from dsl.schema import Balance, Moe, Phase, Spec
 from tests.graph.model import run
-from tests.graph.specs import DENSE, mla, moe, spec
+from tests.graph.specs import DENSE, gqa, mla, moe, softmax_moe, spec
 from tests.reference.cases import trained_like
 from tests.reference.config import Config
 
@@ -22,8 +22,23 @@ HEAVY = Balance(bias_rate=(Phase(value=0.001),), sequence_loss=0.5)
         spec(layers=(DENSE, moe(), moe(shared=2, balance=HEAVY)), sequence=6),
         spec(layers=(moe(), moe(shared=0)), expert=2),
         spec(layers=(DENSE, moe()), expert=4, attention=mla(query_rank=None), mtp=False, micro_batch=1),
+        spec(layers=(DENSE, DENSE), attention=gqa(qk_norm=False), mtp=False),
+        spec(layers=(DENSE, softmax_moe(shared=0, normalize=True)), attention=gqa(), expert=2),
+        spec(layers=(DENSE, softmax_moe(), softmax_moe(groups=8, top_groups=3)), sequence=6),
+        spec(layers=(moe(groups=8, top_groups=5, balance=Balance(sequence_loss=0.5)),), mtp=False),
+        spec(layers=(softmax_moe(balance=HEAVY),)),
     ],
-    ids=["dense", "dense and MoE", "two expert ranks", "four expert ranks"],
+    ids=[
+        "dense",
+        "dense and MoE",
+        "two expert ranks",
+        "four expert ranks",
+        "grouped queries",
+        "grouped queries and softmax",
+        "softmax",
+        "no bias, groups of one expert",
+        "softmax with a bias",
+    ],
 )
 def test_equals_the_plain_model(of: Spec) -> None:
     sequence, per_rank = of.train.sequence, of.train.micro_batch

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from compiler import ir
 from compiler.layers import LAYERS, Place
-from dsl.schema import Dense, HeadDim, Moe, Spec
+from dsl.schema import Balance, Dense, HeadDim, Moe, Spec
 from tests.graph.running import assert_equal, by_autograd, by_segment, load
-from tests.graph.specs import DENSE, mla, moe, spec
+from tests.graph.specs import DENSE, gqa, mla, moe, softmax_moe, spec
 
 SOURCES = 2  # expert ranks in these tests: so many groups for each expert
 
@@ -86,8 +86,31 @@ def test_without_shared_experts(kind: str) -> None:
     check(segment_of(kind, spec(), moe(shared=0)))
 
 
-def test_router_variants() -> None:
-    check(segment_of("router", spec(), moe(normalize=False, scale=1.0, groups=1, top_groups=1)))
+@pytest.mark.parametrize(
+    "ffn",
+    [
+        moe(normalize=False, scale=1.0, groups=1, top_groups=1),
+        moe(groups=8, top_groups=5),  # groups of one expert have no two best
+        moe(balance=Balance(sequence_loss=1e-2)),
+        softmax_moe(),
+        softmax_moe(normalize=True, balance=moe().balance),
+        softmax_moe(groups=8, top_groups=5, balance=Balance()),
+    ],
+    ids=["plain", "groups of one", "without bias", "softmax", "softmax, normalised, with bias", "softmax alone"],
+)
+def test_router_variants(ffn: Moe) -> None:
+    segment = segment_of("router", spec(), ffn)
+    biased = ffn.balance.bias_rate is not None
+    assert [param.name for param in segment.params] == ["norm", "weight", *(["bias"] if biased else [])]
+    check(segment)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_grouped_queries(qk_norm: bool) -> None:
+    segment = segment_of("attention", spec(attention=gqa(qk_norm=qk_norm)))
+    norms = ["q_norm", "k_norm"] if qk_norm else []
+    assert [param.name for param in segment.params] == ["norm", "qkv", *norms, "out"]
+    check(segment)
 
 
 def test_targets_that_are_not_valid_have_no_loss() -> None:
@@ -171,13 +194,34 @@ def test_attention_of_any_size(
 
 @settings(max_examples=12, deadline=None)
 @given(
+    kv_heads=st.integers(1, 3),
+    r=st.integers(1, 3),
+    pairs=st.integers(1, 3),
+    qk_norm=st.booleans(),
+    hidden=st.integers(1, 9),
+    sequence=st.integers(1, 7),
+    micro_batch=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_grouped_queries_of_any_size(
+    kv_heads: int, r: int, pairs: int, qk_norm: bool, hidden: int, sequence: int, micro_batch: int, seed: int
+) -> None:
+    attention = gqa(heads=r * kv_heads, kv_heads=kv_heads, head_dim=2 * pairs, qk_norm=qk_norm)
+    of = spec(attention=attention, hidden=hidden, sequence=sequence, micro_batch=micro_batch)
+    check(segment_of("attention", of), seed=seed)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
     groups=st.integers(1, 3),
-    per_group=st.integers(2, 4),
+    per_group=st.integers(1, 4),
     hidden=st.integers(1, 9),
     sequence=st.integers(1, 5),
     micro_batch=st.integers(1, 3),
     shared=st.integers(0, 2),
     normalize=st.booleans(),
+    biased=st.booleans(),
+    score=st.sampled_from(["sigmoid", "softmax"]),
     mtp=st.booleans(),
     data=st.data(),
 )
@@ -189,6 +233,8 @@ def test_moe_of_any_size(
     micro_batch: int,
     shared: int,
     normalize: bool,
+    biased: bool,
+    score: str,
     mtp: bool,
     data: st.DataObject,
 ) -> None:
@@ -199,7 +245,9 @@ def test_moe_of_any_size(
         top_k=data.draw(st.integers(1, top_groups * per_group)),
         groups=groups,
         top_groups=top_groups,
+        score=score,
         normalize=normalize,
+        balance=moe().balance if biased else Balance(sequence_loss=1e-2),
     )
     of = spec(layers=(ffn,), hidden=hidden, sequence=sequence, micro_batch=micro_batch)
     for kind in ("router", "join", *(("shared",) if shared else ())):

@@ -52,6 +52,17 @@ def mla_attention(
     return *tensors, S, H, nope, rope, value, theta
 
 
+def gqa_attention(
+    source: Source, B: int = 2, S: int = 9, G: int = 2, r: int = 3, C: int = 4, theta: float = 1e4
+) -> Args:
+    T = B * S
+    return source.normal(T, G * r * C), source.normal(T, G * C), source.normal(T, G * C), S, G * r, G, theta
+
+
+def head_rmsnorm(source: Source, T: int = 5, H: int = 3, C: int = 7, eps: float = 1e-6) -> Args:
+    return source.normal(T, H * C), source.normal(C), eps
+
+
 def route(
     source: Source,
     T: int = 6,
@@ -61,13 +72,16 @@ def route(
     top_k: int = 4,
     normalize: bool = True,
     scale: float = 2.5,
+    softmax: bool = False,
+    biased: bool = True,
 ) -> Args:
     E = groups * members
-    return source.normal(T, E), source.normal(E), groups, top_groups, top_k, normalize, scale
+    logits_TE, bias_E = source.normal(T, E), source.normal(E) if biased else None
+    return logits_TE, bias_E, softmax, groups, top_groups, top_k, normalize, scale
 
 
-def sequence_balance(source: Source, B: int = 3, S: int = 4, E: int = 6, K: int = 2) -> Args:
-    return source.normal(B * S, E), source.choices(B * S, E, K), S
+def sequence_balance(source: Source, B: int = 3, S: int = 4, E: int = 6, K: int = 2, softmax: bool = False) -> Args:
+    return source.normal(B * S, E), source.choices(B * S, E, K), S, softmax
 
 
 def permute(source: Source, T: int = 6, D: int = 5, E: int = 7, K: int = 3) -> Args:
@@ -108,7 +122,9 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "cross_entropy": cross_entropy,
     "embedding": embedding,
     "gated_swiglu": gated_swiglu,
+    "gqa_attention": gqa_attention,
     "grouped_linear": grouped_linear,
+    "head_rmsnorm": head_rmsnorm,
     "linear": linear,
     "mla_attention": mla_attention,
     "permute": permute,

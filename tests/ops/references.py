@@ -64,17 +64,48 @@ def mla_attention(
     return torch.einsum("bhqk,bkhv->bqhv", weights, kv_BSHW[..., nope:]).reshape(q.shape[0], heads * value)
 
 
+def gqa_attention(q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float) -> Tensor:
+    """Query head by query head."""
+    q_BSHC = turn(q.reshape(-1, sequence, heads, q.shape[1] // heads), theta)
+    k_BSGC = turn(k.reshape(-1, sequence, kv_heads, k.shape[1] // kv_heads), theta)
+    v_BSGC = v.reshape(k_BSGC.shape)
+    mixed = []
+    for head in range(heads):
+        shared = head // (heads // kv_heads)
+        scores = q_BSHC[:, :, head] @ k_BSGC[:, :, shared].mT / q_BSHC.shape[3] ** 0.5
+        future = torch.arange(sequence)[None, :] > torch.arange(sequence)[:, None]
+        mixed.append(functional.softmax(scores.masked_fill(future, -torch.inf), dim=-1) @ v_BSGC[:, :, shared])
+    return torch.cat(mixed, dim=-1).reshape(q.shape)
+
+
+def head_rmsnorm(x_TW: Tensor, w_C: Tensor, eps: float) -> Tensor:
+    return torch.cat([rmsnorm(x_TC, w_C, eps) for x_TC in x_TW.split(w_C.shape[0], dim=1)], dim=1)
+
+
+def scores(logits: Tensor, softmax: bool) -> Tensor:
+    """Of the last dimension."""
+    return torch.exp(logits) / torch.exp(logits).sum(-1, keepdim=True) if softmax else 1 / (1 + torch.exp(-logits))
+
+
 def route(
-    logits_TE: Tensor, bias_E: Tensor, groups: int, top_groups: int, top_k: int, normalize: bool, scale: float
+    logits_TE: Tensor,
+    bias_E: Tensor | None,
+    softmax: bool,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Token by token, with Python's sort; experts of a token in descending order of score + bias."""
+    num_best = 1 if softmax else 2
     size = logits_TE.shape[1] // groups
     gates, experts = [], []
     for logits_E in logits_TE:
-        score_E = 1 / (1 + torch.exp(-logits_E))
-        choice = (score_E + bias_E).tolist()
-        best_two = [sum(sorted(choice[group * size : (group + 1) * size])[-2:]) for group in range(groups)]
-        kept = sorted(range(groups), key=lambda group, best=best_two: -best[group])[:top_groups]
+        score_E = scores(logits_E, softmax)
+        choice = (score_E if bias_E is None else score_E + bias_E).tolist()
+        best = [sum(sorted(choice[group * size : (group + 1) * size])[-num_best:]) for group in range(groups)]
+        kept = sorted(range(groups), key=lambda group, best=best: -best[group])[:top_groups]
         candidates = [expert for expert in range(len(choice)) if expert // size in kept]
         chosen = sorted(candidates, key=lambda expert, of=choice: -of[expert])[:top_k]
         gate_K = score_E[chosen]
@@ -83,11 +114,11 @@ def route(
     return torch.stack(gates), torch.tensor(experts)
 
 
-def sequence_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
+def sequence_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int, softmax: bool) -> Tensor:
     (T, E), K = logits_TE.shape, expert_TK.shape[1]
     loss = logits_TE.new_zeros(())
     for start in range(0, T, sequence):
-        score_SE = torch.sigmoid(logits_TE[start : start + sequence])
+        score_SE = scores(logits_TE[start : start + sequence], softmax)
         chosen = expert_TK[start : start + sequence].flatten().tolist()
         for expert in range(E):
             frequency = E / (K * sequence) * chosen.count(expert)
@@ -120,7 +151,9 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "cross_entropy": cross_entropy,
     "embedding": embedding,
     "gated_swiglu": gated_swiglu,
+    "gqa_attention": gqa_attention,
     "grouped_linear": grouped_linear,
+    "head_rmsnorm": head_rmsnorm,
     "linear": linear,
     "mla_attention": mla_attention,
     "permute": permute,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.ops import OPS, cross_entropy, cross_entropy_dgrad, mla_attention, permute, route, unpermute
+from runtime.ops.causal import BLOCK_BYTES, BLOCK_ROWS
 from runtime.ops.gated_swiglu import BLOCK
-from runtime.ops.mla_attention import BLOCK_BYTES, BLOCK_ROWS
 from tests.ops import cases, references
 from tests.ops.cases import Source
 from tests.ops.test_ops import compare
@@ -52,21 +52,45 @@ def test_mla_attention_with_every_size_one_or_two(sizes: tuple[int, ...]) -> Non
 
 
 @few
+@given(SEED, st.integers(1, 3), st.integers(1, 40), st.integers(1, 3), st.integers(1, 5), st.integers(1, 4))
+def test_gqa_attention(seed: int, B: int, S: int, G: int, r: int, pairs: int) -> None:
+    args = cases.gqa_attention(Source(torch.float64, seed), B, S, G, r, 2 * pairs, theta=100.0)
+    compare("gqa_attention", args, torch.float64)
+
+
+@pytest.mark.parametrize("sizes", list(product((1, 2), repeat=4)))
+def test_gqa_attention_with_every_size_one_or_two(sizes: tuple[int, ...]) -> None:
+    compare("gqa_attention", cases.gqa_attention(Source(torch.float64, 0), *sizes, C=2), torch.float64)
+
+
+@few
+@given(SEED, SMALL, SMALL, SMALL)
+def test_head_rmsnorm(seed: int, T: int, H: int, C: int) -> None:
+    compare("head_rmsnorm", cases.head_rmsnorm(Source(torch.float64, seed), T, H, C, eps=10.0**-T), torch.float64)
+
+
+@pytest.mark.parametrize("biased", [True, False], ids=["biased", "without bias"])
+@pytest.mark.parametrize("softmax", [False, True], ids=["sigmoid", "softmax"])
+@few
 @given(SEED, st.integers(1, 8), st.integers(1, 4), st.integers(1, 4), st.data(), st.booleans())
-def test_route(seed: int, T: int, groups: int, members: int, data: st.DataObject, normalize: bool) -> None:
+def test_route(
+    softmax: bool, biased: bool, seed: int, T: int, groups: int, members: int, data: st.DataObject, normalize: bool
+) -> None:
+    """Groups of one expert among them, which have no two best."""
     top_groups = data.draw(st.integers(1, groups))
     top_k = data.draw(st.integers(1, top_groups * members))
-    args = cases.route(Source(torch.float64, seed), T, groups, members, top_groups, top_k, normalize, scale=1.5)
+    source = Source(torch.float64, seed)
+    args = cases.route(source, T, groups, members, top_groups, top_k, normalize, 1.5, softmax, biased)
     compare("route", args, torch.float64)
     assert torch.equal(route(*args)[1], references.route(*args)[1])
 
 
 @few
-@given(SEED, st.integers(1, 3), SMALL, st.integers(1, 8), st.data())
-def test_rows_of_choices(seed: int, B: int, S: int, E: int, data: st.DataObject) -> None:
+@given(SEED, st.integers(1, 3), SMALL, st.integers(1, 8), st.data(), st.booleans())
+def test_rows_of_choices(seed: int, B: int, S: int, E: int, data: st.DataObject, softmax: bool) -> None:
     K = data.draw(st.integers(1, E))
     source = Source(torch.float64, seed)
-    compare("sequence_balance", cases.sequence_balance(source, B, S, E, K), torch.float64)
+    compare("sequence_balance", cases.sequence_balance(source, B, S, E, K, softmax), torch.float64)
     args = cases.permute(source, B * S, 3, E, K)
     compare("permute", args, torch.float64)
     compare("unpermute", cases.unpermute(source, B * S, 3, E, K), torch.float64)
@@ -89,6 +113,15 @@ def test_attention_over_several_blocks_of_rows_and_heads(sequence: int) -> None:
     heads = BLOCK_BYTES // (BLOCK_ROWS * sequence * 8) // 2 + 1  # two sequences fill more than one block
     args = cases.mla_attention(Source(torch.float64, 3), 2, sequence, heads, nope=2, rope=2, value=2)
     compare("mla_attention", args, torch.float64)
+
+
+@pytest.mark.parametrize("r", [3, 4 * BLOCK_ROWS])
+def test_grouped_attention_over_several_blocks(r: int) -> None:
+    """Rows of several positions in a block; a position with more rows than a block has; several blocks of heads."""
+    S = BLOCK_ROWS + 3
+    groups = BLOCK_BYTES // (max(1, 2 * BLOCK_ROWS // r) * r * S * 8) // 2 + 1
+    args = cases.gqa_attention(Source(torch.float64, 3), 2, S, groups, r, C=2)
+    compare("gqa_attention", args, torch.float64)
 
 
 def test_gated_swiglu_over_several_blocks_of_rows() -> None:
@@ -123,11 +156,27 @@ def test_bias_steers_the_choice_and_not_the_weights() -> None:
     logits_TE = Source(torch.float64, 7).normal(5, 8)
     bias_E = torch.zeros(8, dtype=torch.float64)
     bias_E[6] = 10.0
-    gate_TK, expert_TK = route(logits_TE, bias_E, 1, 1, 2, True, 1.0)
+    gate_TK, expert_TK = route(logits_TE, bias_E, False, 1, 1, 2, True, 1.0)
     assert (expert_TK[:, 0] == 6).all()
     torch.testing.assert_close(gate_TK.sum(1), torch.ones(5, dtype=torch.float64))
     score_TK = torch.sigmoid(logits_TE).gather(1, expert_TK)
     torch.testing.assert_close(gate_TK[:, 0] / gate_TK[:, 1], score_TK[:, 0] / score_TK[:, 1])
+
+
+def test_group_scores_are_of_the_best_with_softmax_and_of_the_two_best_with_sigmoid() -> None:
+    """The first group has the best expert, the second the better two."""
+    logits_TE = torch.tensor([[3.0, -9.0, 2.0, 2.0]], dtype=torch.float64)
+    assert route(logits_TE, None, True, 2, 1, 1, False, 1.0)[1].tolist() == [[0]]
+    assert route(logits_TE, None, False, 2, 1, 2, False, 1.0)[1].sort().values.tolist() == [[2, 3]]
+
+
+def test_softmax_weights_are_of_all_experts_unless_normalized() -> None:
+    logits_TE = torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=torch.float64).log()
+    plain, expert_TK = route(logits_TE, None, True, 1, 1, 2, False, 16.0)
+    assert expert_TK.tolist() == [[3, 2]]
+    torch.testing.assert_close(plain, torch.tensor([[6.4, 4.8]], dtype=torch.float64))
+    normalized, _ = route(logits_TE, None, True, 1, 1, 2, True, 7.0)
+    torch.testing.assert_close(normalized, torch.tensor([[4.0, 3.0]], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("op", ["grouped_linear_wgrad", "grouped_linear_wgrad_"])

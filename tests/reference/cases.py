@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tests.reference.config import Attention, Balance, Config, Dense, HeadDim, Moe, Mtp, Phase, Rope
+from tests.reference.config import Balance, Config, Dense, Gqa, HeadDim, Mla, Moe, Mtp, Phase, Rope
 from tests.reference.model import Reference
 
 EXACT = 1e-12  # of float64, over the few hundred roundings of a small model
@@ -20,10 +20,15 @@ def moe(
     normalize: bool = True,
     scale: float = 2.5,
     sequence_loss: float = 0.01,
-    bias_rate: tuple[Phase, ...] = (Phase(0.01),),
+    bias_rate: tuple[Phase, ...] | None = (Phase(0.01),),
+    score: str = "sigmoid",
 ) -> Moe:
     balance = Balance(bias_rate, sequence_loss)
-    return Moe(experts, shared, top_k, 12, groups, top_groups, normalize, scale, balance)
+    return Moe(experts, shared, top_k, 12, groups, top_groups, score, normalize, scale, balance)
+
+
+def gqa(heads: int = 6, kv_heads: int = 2, head_dim: int = 4, qk_norm: bool = False, theta: float = 100.0) -> Gqa:
+    return Gqa(heads, kv_heads, head_dim, qk_norm, Rope(theta))
 
 
 def config(
@@ -37,8 +42,11 @@ def config(
     layers: tuple[Dense | Moe, ...] = (Dense(20), moe(), moe()),
     mtp: Mtp | None = Mtp(1, (Phase(0.3),)),  # noqa: B008 (frozen)
     sequence: int = 12,
+    attention: Gqa | None = None,
 ) -> Config:
-    attention = Attention(heads, query_rank, kv_rank=8, head_dim=HeadDim(6, 4, 5), rope=Rope(theta))
+    """With latent attention of the sizes given, or `attention`."""
+    latent = Mla(heads, query_rank, kv_rank=8, head_dim=HeadDim(6, 4, 5), rope=Rope(theta))
+    attention = attention or latent
     return Config(vocab, hidden, init_std, norm_eps, attention, layers, mtp, sequence)
 
 

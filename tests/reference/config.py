@@ -28,11 +28,20 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class Attention:
+class Mla:
     heads: int
     query_rank: int | None
     kv_rank: int
     head_dim: HeadDim
+    rope: Rope
+
+
+@dataclass(frozen=True)
+class Gqa:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qk_norm: bool
     rope: Rope
 
 
@@ -43,7 +52,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Balance:
-    bias_rate: tuple[Phase, ...]
+    bias_rate: tuple[Phase, ...] | None
     sequence_loss: float
 
 
@@ -55,12 +64,14 @@ class Moe:
     inner: int
     groups: int
     top_groups: int
+    score: str
     normalize: bool
     scale: float
     balance: Balance
 
     def __post_init__(self) -> None:
-        assert self.experts % self.groups == 0 and self.experts // self.groups >= 2, "a group score is a sum of two"
+        assert self.experts % self.groups == 0, "groups are equal"
+        assert self.score in ("sigmoid", "softmax"), self.score
         assert self.top_groups <= self.groups, "cannot keep more groups than there are"
         assert self.top_k <= self.experts // self.groups * self.top_groups, "the kept groups hold fewer than top_k"
 
@@ -82,7 +93,7 @@ class Config:
     hidden: int
     init_std: float
     norm_eps: float
-    attention: Attention
+    attention: Mla | Gqa
     layers: tuple[Dense | Moe, ...]
     mtp: Mtp | None
     sequence: int
@@ -90,7 +101,6 @@ class Config:
     @classmethod
     def from_plan(cls, plan: Mapping[str, Any]) -> Config:
         """From the JSON dump of a spec's `model` with `sequence` added; further keys such as `name` are ignored."""
-        attention = plan["attention"]
         layers: list[Dense | Moe] = []
         for layer_range in sorted(plan["layers"], key=lambda layer_range: layer_range["first"]):
             assert layer_range["first"] == len(layers), "layer ranges must leave no hole"
@@ -100,13 +110,7 @@ class Config:
             hidden=plan["hidden"],
             init_std=plan["init_std"],
             norm_eps=plan["norm_eps"],
-            attention=Attention(
-                heads=attention["heads"],
-                query_rank=attention["query_rank"],
-                kv_rank=attention["kv_rank"],
-                head_dim=HeadDim(**{key: attention["head_dim"][key] for key in ("nope", "rope", "value")}),
-                rope=Rope(theta=attention["rope"]["theta"]),
-            ),
+            attention=_attention(plan["attention"]),
             layers=tuple(layers),
             mtp=None if plan["mtp"] is None else Mtp(plan["mtp"]["depth"], _phases(plan["mtp"]["weight"])),
             sequence=plan["sequence"],
@@ -125,10 +129,18 @@ def _phases(phases: Sequence[Mapping[str, Any]]) -> tuple[Phase, ...]:
     return tuple(Phase(phase["value"], phase["until_tokens"]) for phase in phases)
 
 
+def _attention(attention: Mapping[str, Any]) -> Mla | Gqa:
+    rope = Rope(theta=attention["rope"]["theta"])
+    if attention["kind"] == "gqa":
+        return Gqa(**{key: attention[key] for key in ("heads", "kv_heads", "head_dim", "qk_norm")}, rope=rope)
+    dims = HeadDim(**{key: attention["head_dim"][key] for key in ("nope", "rope", "value")})
+    return Mla(**{key: attention[key] for key in ("heads", "query_rank", "kv_rank")}, head_dim=dims, rope=rope)
+
+
 def _ffn(ffn: Mapping[str, Any]) -> Dense | Moe:
     if ffn["kind"] == "dense":
         return Dense(inner=ffn["inner"])
-    assert ffn["score"] == "sigmoid", "the reference knows the sigmoid gate of DeepSeek-V3 only"
-    keys = ("experts", "shared", "top_k", "inner", "groups", "top_groups", "normalize", "scale")
-    balance = Balance(_phases(ffn["balance"]["bias_rate"]), ffn["balance"]["sequence_loss"])
+    keys = ("experts", "shared", "top_k", "inner", "groups", "top_groups", "score", "normalize", "scale")
+    rate = ffn["balance"]["bias_rate"]
+    balance = Balance(None if rate is None else _phases(rate), ffn["balance"]["sequence_loss"])
     return Moe(**{key: ffn[key] for key in keys}, balance=balance)

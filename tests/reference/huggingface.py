@@ -11,18 +11,31 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.modeling_layers import MtpModel
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2RMSNorm
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
 
-from tests.reference.config import Balance, Config, Dense, Moe
+from tests.reference.config import Balance, Config, Dense, Gqa, Mla, Moe
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
 
-def to_transformers(logical: dict[str, Tensor], config: Config) -> DeepseekV3ForCausalLM:
+def to_transformers(logical: dict[str, Tensor], config: Config) -> PreTrainedModel:
     """The main model in float32, from tensors by logical name (those of MTP are left out)."""
-    model = DeepseekV3ForCausalLM(transformers_config(config))
+    theirs = transformers_config(config)
+    model = FAMILIES[type(theirs)](theirs)
     state = {
         "model.embed_tokens.weight": logical["embedding"],
         "model.norm.weight": logical["final_norm"],
@@ -33,8 +46,8 @@ def to_transformers(logical: dict[str, Tensor], config: Config) -> DeepseekV3For
     return _load(model, state, config)
 
 
-def to_transformers_mtp(logical: dict[str, Tensor], config: Config, main: DeepseekV3ForCausalLM) -> MtpModel:
-    """The MTP module in float32; it shares embedding and head of `main`."""
+def to_transformers_mtp(logical: dict[str, Tensor], config: Config, main: PreTrainedModel) -> MtpModel:
+    """The MTP module of DeepSeek-V3 in float32; it shares embedding and head of `main`."""
     model = MtpModel(main, num_mtp_layers=1)
     state = {f"layers.0.{theirs}.weight": logical[f"mtp.0.{ours}"] for ours, theirs in MTP_NAMES.items()}
     state |= _block(logical, "mtp.0", "layers.0.mtp_block", config, config.layers[-1])
@@ -58,28 +71,19 @@ def transformers_logits(
     return output.logits, mtp.shared_head(hidden_BSD)
 
 
-def transformers_config(config: Config) -> DeepseekV3Config:
-    """Their layers are a run of equal dense ones, then equal MoE ones; a model of any other shape is refused."""
+def transformers_config(config: Config) -> PretrainedConfig:
+    """Of the family that has this attention and this gate. Their layers are a run of equal dense ones, then equal MoE
+    ones; a model of any other shape is refused."""
     dense = [ffn for ffn in config.layers if isinstance(ffn, Dense)]
-    moe = [replace(ffn, balance=Balance((), 0.0)) for ffn in config.layers if isinstance(ffn, Moe)]
+    moe = [replace(ffn, balance=Balance(None, 0.0)) for ffn in config.layers if isinstance(ffn, Moe)]
     assert all(isinstance(ffn, Dense) for ffn in config.layers[: len(dense)]), "a dense layer after an MoE layer"
     assert len(set(dense)) <= 1 and len(set(moe)) <= 1, "layers of one kind differ"
-    attention = config.attention
     keys: dict[str, Any] = dict(
         vocab_size=config.vocab,
         hidden_size=config.hidden,
         num_hidden_layers=len(config.layers),
-        first_k_dense_replace=len(dense),
-        num_mtp_layers=0 if config.mtp is None else 1,
-        num_attention_heads=attention.heads,
-        num_key_value_heads=attention.heads,
-        q_lora_rank=attention.query_rank,
-        kv_lora_rank=attention.kv_rank,
-        qk_nope_head_dim=attention.head_dim.nope,
-        qk_rope_head_dim=attention.head_dim.rope,
-        v_head_dim=attention.head_dim.value,
-        rope_parameters={"rope_type": "default", "rope_theta": float(attention.rope.theta)},
-        rope_interleave=True,
+        num_attention_heads=config.attention.heads,
+        rope_parameters={"rope_type": "default", "rope_theta": float(config.attention.rope.theta)},
         max_position_embeddings=config.sequence,
         rms_norm_eps=config.norm_eps,
         tie_word_embeddings=False,
@@ -89,20 +93,64 @@ def transformers_config(config: Config) -> DeepseekV3Config:
     )
     if dense:
         keys["intermediate_size"] = dense[0].inner
+    ffn = moe[0] if moe else None
+    if isinstance(config.attention, Gqa):
+        return _grouped(config.attention, ffn, len(dense), keys)
+    return _latent(config, config.attention, ffn, len(dense), keys)
+
+
+def _latent(config: Config, attention: Mla, moe: Moe | None, num_dense: int, keys: dict[str, Any]) -> PretrainedConfig:
+    """DeepSeek-V3, or -V2 if the scores are of a softmax."""
+    keys |= dict(
+        first_k_dense_replace=num_dense,
+        num_key_value_heads=attention.heads,
+        q_lora_rank=attention.query_rank,
+        kv_lora_rank=attention.kv_rank,
+        qk_nope_head_dim=attention.head_dim.nope,
+        qk_rope_head_dim=attention.head_dim.rope,
+        v_head_dim=attention.head_dim.value,
+    )
     if moe:
         keys |= dict(
-            n_routed_experts=moe[0].experts,
-            n_shared_experts=moe[0].shared,
-            num_experts_per_tok=moe[0].top_k,
-            moe_intermediate_size=moe[0].inner,
-            n_group=moe[0].groups,
-            topk_group=moe[0].top_groups,
-            norm_topk_prob=moe[0].normalize,
-            routed_scaling_factor=float(moe[0].scale),
+            n_routed_experts=moe.experts,
+            n_shared_experts=moe.shared,
+            num_experts_per_tok=moe.top_k,
+            moe_intermediate_size=moe.inner,
+            n_group=moe.groups,
+            topk_group=moe.top_groups,
+            norm_topk_prob=moe.normalize,
+            routed_scaling_factor=float(moe.scale),
         )
-    return DeepseekV3Config(**keys)
+    if moe and moe.score == "softmax":
+        assert not moe.normalize and config.mtp is None, "theirs knows neither"
+        return DeepseekV2Config(topk_method="greedy" if moe.groups == 1 else "group_limited_greedy", **keys)
+    return DeepseekV3Config(rope_interleave=True, num_mtp_layers=0 if config.mtp is None else 1, **keys)
 
 
+def _grouped(attention: Gqa, moe: Moe | None, num_dense: int, keys: dict[str, Any]) -> PretrainedConfig:
+    """Llama, or Qwen3-MoE if queries and keys are normed."""
+    keys |= dict(num_key_value_heads=attention.kv_heads, head_dim=attention.head_dim)
+    if not attention.qk_norm:
+        assert moe is None, "theirs is dense"
+        return LlamaConfig(**keys)
+    assert moe, "theirs has experts"
+    assert (moe.score, moe.shared, moe.groups, moe.scale) == ("softmax", 0, 1, 1.0), "theirs knows no other gate"
+    return Qwen3MoeConfig(
+        num_experts=moe.experts,
+        num_experts_per_tok=moe.top_k,
+        moe_intermediate_size=moe.inner,
+        norm_topk_prob=moe.normalize,
+        mlp_only_layers=list(range(num_dense)),
+        **keys,
+    )
+
+
+FAMILIES: dict[type[PretrainedConfig], type[PreTrainedModel]] = {
+    DeepseekV2Config: DeepseekV2ForCausalLM,
+    DeepseekV3Config: DeepseekV3ForCausalLM,
+    LlamaConfig: LlamaForCausalLM,
+    Qwen3MoeConfig: Qwen3MoeForCausalLM,
+}
 MTP_NAMES = {
     "embedding_norm": "enorm",
     "hidden_norm": "hnorm",
@@ -123,24 +171,46 @@ ATTENTION_NAMES = {
 
 def _block(logical: dict[str, Tensor], ours: str, theirs: str, config: Config, ffn: Dense | Moe) -> dict[str, Tensor]:
     """The tensors of one block, from under the prefix `ours` to under the prefix `theirs`."""
-    query = ("q",) if config.attention.query_rank is None else ("q_down", "q_norm", "q_up")
     state = {
         f"{theirs}.input_layernorm.weight": logical[f"{ours}.attention.norm"],
         f"{theirs}.post_attention_layernorm.weight": logical[f"{ours}.ffn.norm"],
     }
-    for name in (*query, "kv_down", "kv_norm", "kv_up", "out"):
-        state[f"{theirs}.self_attn.{ATTENTION_NAMES[name]}.weight"] = logical[f"{ours}.attention.{name}"]
+    state |= _attention(logical, f"{ours}.attention", f"{theirs}.self_attn", config.attention)
     if isinstance(ffn, Dense):
         return state | _swiglu(logical, f"{ours}.ffn", f"{theirs}.mlp")
     state[f"{theirs}.mlp.gate.weight"] = logical[f"{ours}.ffn.router.weight"]
-    state[f"{theirs}.mlp.gate.e_score_correction_bias"] = logical[f"{ours}.ffn.router.bias"]
+    if ffn.score == "sigmoid":
+        bias = logical.get(f"{ours}.ffn.router.bias", torch.zeros(ffn.experts))
+        state[f"{theirs}.mlp.gate.e_score_correction_bias"] = bias
     for name, stacked in (("up", "gate_up_proj"), ("down", "down_proj")):
         experts = [logical[f"{ours}.ffn.experts.{e}.{name}"] for e in range(ffn.experts)]
         state[f"{theirs}.mlp.experts.{stacked}"] = torch.stack(experts)
+    if isinstance(config.attention, Gqa):
+        return state
     if ffn.shared == 0:  # theirs has an expert of width 0 then
         none = torch.zeros(0, config.hidden)
         logical = {f"{ours}.ffn.shared.up": none, f"{ours}.ffn.shared.down": none.T}
     return state | _swiglu(logical, f"{ours}.ffn.shared", f"{theirs}.mlp.shared_experts")
+
+
+def _attention(logical: dict[str, Tensor], ours: str, theirs: str, attention: Mla | Gqa) -> dict[str, Tensor]:
+    """Our pairs of a grouped-query head are (2i, 2i + 1), theirs (i, i + W/2): rows of queries and keys move."""
+    if isinstance(attention, Mla):
+        query = ("q",) if attention.query_rank is None else ("q_down", "q_norm", "q_up")
+        names = (*query, "kv_down", "kv_norm", "kv_up", "out")
+        return {f"{theirs}.{ATTENTION_NAMES[name]}.weight": logical[f"{ours}.{name}"] for name in names}
+    in_halves = torch.arange(attention.head_dim).view(-1, 2).T.flatten()
+    heads = logical[f"{ours}.qkv"].unflatten(0, (-1, attention.head_dim))
+    q, k, v = heads.split([attention.heads, attention.kv_heads, attention.kv_heads])
+    state = {
+        f"{theirs}.q_proj.weight": q[:, in_halves].flatten(0, 1),
+        f"{theirs}.k_proj.weight": k[:, in_halves].flatten(0, 1),
+        f"{theirs}.v_proj.weight": v.flatten(0, 1),
+        f"{theirs}.o_proj.weight": logical[f"{ours}.out"],
+    }
+    if attention.qk_norm:
+        state |= {f"{theirs}.{name}.weight": logical[f"{ours}.{name}"][in_halves] for name in ("q_norm", "k_norm")}
+    return state
 
 
 def _swiglu(logical: dict[str, Tensor], ours: str, theirs: str) -> dict[str, Tensor]:
@@ -156,6 +226,6 @@ def _load(model: Model, state: dict[str, Tensor], config: Config) -> Model:
     model.load_state_dict({name: tensor.detach().float() for name, tensor in state.items()}, strict=True)
     for module in model.modules():
         # Their norms of the query and kv latents take 1e-6 whatever the configuration says.
-        if isinstance(module, DeepseekV3RMSNorm):
+        if isinstance(module, DeepseekV3RMSNorm | DeepseekV2RMSNorm):
             module.variance_epsilon = config.norm_eps
     return model.eval()

@@ -1,10 +1,13 @@
 """DeepSeek-V3 as a plain torch.nn model: what the distributed trainer is tested against (arXiv 2412.19437, section 2).
 
+Besides, the gate of DeepSeek-V2 (arXiv 2405.04434) and grouped-query attention (arXiv 2305.13245).
+
 It shares no code with the product. A parameter's path in the module tree *is* its logical name, so `state_dict` is the
 dictionary of logical tensors. The whole global batch goes through in one call; autograd does the rest.
 
-Shapes: B sequences of a batch · S tokens of a sequence · Z = S + 2 · D hidden · V vocab · H heads · N, R, U the nope,
-rope and value dims of a head · C a latent's rank · E routed experts · K top_k · I inner · T any number of tokens.
+Shapes: B sequences of a batch · S tokens of a sequence · Z = S + 2 · D hidden · V vocab · H heads, G of keys and values
+· N, R, U the nope, rope and value dims of a head, or W all of it · C a latent's rank · E routed experts · K top_k
+· I inner · T any number of tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.reference.config import Attention, Config, Dense, Moe
+from tests.reference.config import Config, Dense, Gqa, Mla, Moe
 
 
 def rmsnorm(x_D: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -50,10 +53,19 @@ def norm(dim: int) -> nn.Parameter:
     return nn.Parameter(torch.ones(dim, dtype=torch.float64))
 
 
+def attend(q_BSHX: Tensor, k_BSHX: Tensor, v_BSHU: Tensor) -> Tensor:
+    """Causal softmax attention -> [B, S, H, U]."""
+    S = q_BSHX.shape[1]
+    score_BHSS = torch.einsum("bqhx,bkhx->bhqk", q_BSHX, k_BSHX) / q_BSHX.shape[3] ** 0.5
+    future_SS = torch.ones(S, S, dtype=torch.bool).triu(diagonal=1)
+    share_BHSS = score_BHSS.masked_fill(future_SS, float("-inf")).softmax(dim=-1)
+    return torch.einsum("bhqk,bkhu->bqhu", share_BHSS, v_BSHU)
+
+
 class MultiHeadLatentAttention(nn.Module):
     """MLA on a normed input: keys and values come from a latent; one rope key serves all heads."""
 
-    def __init__(self, hidden: int, attention: Attention, norm_eps: float) -> None:
+    def __init__(self, hidden: int, attention: Mla, norm_eps: float) -> None:
         super().__init__()
         self.attention, self.norm_eps = attention, norm_eps
         H, N, R, U = attention.heads, attention.head_dim.nope, attention.head_dim.rope, attention.head_dim.value
@@ -89,11 +101,35 @@ class MultiHeadLatentAttention(nn.Module):
         k_rope_BSHR = rotate(k_rope_BSR[:, :, None, :], theta).expand(-1, -1, H, -1)
         k_BSHX = torch.cat([k_nope_BSHN, k_rope_BSHR], dim=-1)
 
-        score_BHSS = torch.einsum("bqhx,bkhx->bhqk", q_BSHX, k_BSHX) / (dims.nope + dims.rope) ** 0.5
-        future_SS = torch.ones(S, S, dtype=torch.bool).triu(diagonal=1)
-        share_BHSS = score_BHSS.masked_fill(future_SS, float("-inf")).softmax(dim=-1)
-        mixed_BSHU = torch.einsum("bhqk,bkhu->bqhu", share_BHSS, v_BSHU)
-        return functional.linear(mixed_BSHU.flatten(2), self.out)
+        return functional.linear(attend(q_BSHX, k_BSHX, v_BSHU).flatten(2), self.out)
+
+
+class GroupedQueryAttention(nn.Module):
+    """GQA on a normed input: each head of keys and values serves `heads / kv_heads` neighbouring query heads."""
+
+    def __init__(self, hidden: int, attention: Gqa, norm_eps: float) -> None:
+        super().__init__()
+        self.attention, self.norm_eps = attention, norm_eps
+        W = attention.head_dim
+        self.norm = norm(hidden)
+        self.qkv = weight((attention.heads + 2 * attention.kv_heads) * W, hidden)
+        if attention.qk_norm:
+            self.q_norm = norm(W)
+            self.k_norm = norm(W)
+        self.out = weight(hidden, attention.heads * W)
+
+    def forward(self, h_BSD: Tensor) -> Tensor:
+        """h_BSD: [B, S, D], the residual stream -> [B, S, D], to be added to it."""
+        sizes, theta = self.attention, self.attention.rope.theta
+        x_BSD = rmsnorm(h_BSD, self.norm, self.norm_eps)
+        all_BSXW = functional.linear(x_BSD, self.qkv).unflatten(-1, (-1, sizes.head_dim))
+        q_BSHW, k_BSGW, v_BSGW = all_BSXW.split([sizes.heads, sizes.kv_heads, sizes.kv_heads], dim=2)
+        if sizes.qk_norm:
+            q_BSHW = rmsnorm(q_BSHW, self.q_norm, self.norm_eps)
+            k_BSGW = rmsnorm(k_BSGW, self.k_norm, self.norm_eps)
+        served = sizes.heads // sizes.kv_heads
+        k_BSHW, v_BSHW = (x.repeat_interleave(served, dim=2) for x in (rotate(k_BSGW, theta), v_BSGW))
+        return functional.linear(attend(rotate(q_BSHW, theta), k_BSHW, v_BSHW).flatten(2), self.out)
 
 
 class Expert(nn.Module):
@@ -126,7 +162,7 @@ class DenseLayer(nn.Module):
 
 @dataclass(frozen=True)
 class Routing:
-    """What the router decided. Sigmoid of every logit, indices of the chosen experts, their weights."""
+    """What the router decided. Score of every expert, indices of the chosen ones, their weights."""
 
     score_BSE: Tensor
     chosen_BSK: Tensor
@@ -148,17 +184,18 @@ class Routing:
 
 
 class Router(nn.Module):
-    """Sigmoid scores; the balancing bias and the groups act on the choice only."""
+    """Sigmoid or softmax scores; the balancing bias, if there is one, and the groups act on the choice only."""
 
     def __init__(self, hidden: int, moe: Moe) -> None:
         super().__init__()
         self.moe = moe
         self.weight = weight(moe.experts, hidden)
-        self.bias: Tensor
-        self.register_buffer("bias", torch.zeros(moe.experts, dtype=torch.float64))
+        if moe.balance.bias_rate is not None:
+            self.register_buffer("bias", torch.zeros(moe.experts, dtype=torch.float64))
 
     def forward(self, x_BSD: Tensor) -> Routing:
-        score_BSE = functional.linear(x_BSD, self.weight).sigmoid()
+        logits_BSE = functional.linear(x_BSD, self.weight)
+        score_BSE = logits_BSE.softmax(dim=-1) if self.moe.score == "softmax" else logits_BSE.sigmoid()
         chosen_BSK = self.choose(score_BSE.detach())
         gate_BSK = score_BSE.gather(-1, chosen_BSK)
         if self.moe.normalize:
@@ -166,9 +203,12 @@ class Router(nn.Module):
         return Routing(score_BSE, chosen_BSK, gate_BSK * self.moe.scale)
 
     def choose(self, score_BSE: Tensor) -> Tensor:
-        """The top_k experts by biased score, among the top_groups groups with the largest sum of two scores."""
-        biased_BSGX = (score_BSE + self.bias).unflatten(-1, (self.moe.groups, -1))
-        group_score_BSG = biased_BSGX.topk(2, dim=-1).values.sum(-1)
+        """The top_k experts by biased score, among the top_groups groups with the largest group scores: the largest of
+        the biased scores with softmax, the sum of the two largest (of the one there is) with sigmoid."""
+        biased_BSE = score_BSE if self.moe.balance.bias_rate is None else score_BSE + self.get_buffer("bias")
+        biased_BSGX = biased_BSE.unflatten(-1, (self.moe.groups, -1))
+        counted = 1 if self.moe.score == "softmax" else min(2, biased_BSGX.shape[-1])
+        group_score_BSG = biased_BSGX.topk(counted, dim=-1).values.sum(-1)
         kept_BSG = torch.zeros_like(group_score_BSG, dtype=torch.bool)
         kept_BSG.scatter_(-1, group_score_BSG.topk(self.moe.top_groups, dim=-1).indices, True)
         allowed_BSE = biased_BSGX.masked_fill(~kept_BSG[..., None], float("-inf")).flatten(-2)
@@ -203,7 +243,11 @@ class Block(nn.Module):
 
     def __init__(self, config: Config, ffn: Dense | Moe) -> None:
         super().__init__()
-        self.attention = MultiHeadLatentAttention(config.hidden, config.attention, config.norm_eps)
+        self.attention: MultiHeadLatentAttention | GroupedQueryAttention
+        if isinstance(config.attention, Gqa):
+            self.attention = GroupedQueryAttention(config.hidden, config.attention, config.norm_eps)
+        else:
+            self.attention = MultiHeadLatentAttention(config.hidden, config.attention, config.norm_eps)
         self.ffn: MoeLayer | DenseLayer
         if isinstance(ffn, Moe):
             self.ffn = MoeLayer(config.hidden, ffn, config.norm_eps)

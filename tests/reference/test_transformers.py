@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.reference.cases import config, moe, samples, trained_like
-from tests.reference.config import Config, Dense, Rope
+from tests.reference.cases import config, gqa, moe, samples, trained_like
+from tests.reference.config import Config, Dense, Gqa, Rope
 from tests.reference.huggingface import transformers_logits
 from tests.reference.model import Reference
 
 TOLERANCE = 1e-5
 DIFFERENT = 100 * TOLERANCE
+
+V2_MOE = moe(score="softmax", normalize=False, scale=16.0, bias_rate=None)
+QWEN_MOE = moe(score="softmax", shared=0, groups=1, top_groups=1, scale=1.0, bias_rate=None)
 
 CONFIGS = {
     "as deepseek-v3": config(),
@@ -33,6 +36,17 @@ CONFIGS = {
     "gates not normalised": config(layers=(Dense(20), moe(normalize=False, scale=1.0))),
     "another theta and eps": config(theta=50.0, norm_eps=1e-2),
     "one head, longer": config(heads=1, sequence=40),
+    "sigmoid without bias": config(layers=(Dense(20), moe(bias_rate=None))),
+    "as deepseek-v2": config(layers=(Dense(20), V2_MOE, V2_MOE), mtp=None),
+    "as v2-lite": config(query_rank=None, layers=(Dense(20), replace(V2_MOE, groups=1, top_groups=1)), mtp=None),
+    "v2, groups of one expert": config(layers=(replace(V2_MOE, groups=8, top_groups=4),), mtp=None),
+    "as llama": config(attention=gqa(), layers=(Dense(20), Dense(20)), mtp=None),
+    "as llama, multi-head, longer": config(attention=gqa(kv_heads=6), layers=(Dense(20),), mtp=None, sequence=40),
+    "as llama, multi-query": config(attention=gqa(kv_heads=1), layers=(Dense(20),), mtp=None),
+    "as qwen3-moe": config(attention=gqa(qk_norm=True), layers=(QWEN_MOE, QWEN_MOE), mtp=None),
+    "qwen3-moe after a dense layer, not normalised": config(
+        attention=gqa(qk_norm=True), layers=(Dense(20), replace(QWEN_MOE, normalize=False)), mtp=None, norm_eps=1e-2
+    ),
 }
 
 
@@ -158,19 +172,69 @@ def test_another_convention_shows(name: str) -> None:
     assert max(differences(model, samples(model.config), logical)) > DIFFERENT
 
 
-V3 = CONFIGS["as deepseek-v3"]
+V3, V2, QWEN = CONFIGS["as deepseek-v3"], CONFIGS["as deepseek-v2"], CONFIGS["as qwen3-moe"]
+
+
+def with_gate(model: Config, **changes: object) -> Config:
+    """`model` with another gate in every MoE layer."""
+    layers = tuple(ffn if isinstance(ffn, Dense) else replace(ffn, **changes) for ffn in model.layers)
+    return replace(model, layers=layers)
+
+
 FORMULAS = {
-    "norm_eps": replace(V3, norm_eps=1e-2),
-    "theta": replace(V3, attention=replace(V3.attention, rope=Rope(100.0))),
-    "top_groups": replace(V3, layers=(Dense(20), moe(top_groups=4), moe(top_groups=4))),
-    "groups": replace(V3, layers=(Dense(20), moe(groups=2, top_groups=1), moe(groups=2, top_groups=1))),
-    "top_k": replace(V3, layers=(Dense(20), moe(top_k=2), moe(top_k=2))),
-    "normalize": replace(V3, layers=(Dense(20), moe(normalize=False), moe(normalize=False))),
-    "scale": replace(V3, layers=(Dense(20), moe(scale=1.0), moe(scale=1.0))),
+    "norm_eps": (V3, replace(V3, norm_eps=1e-2)),
+    "theta": (V3, replace(V3, attention=replace(V3.attention, rope=Rope(100.0)))),
+    "top_groups": (V3, with_gate(V3, top_groups=4)),
+    "groups": (V3, with_gate(V3, groups=2, top_groups=1)),
+    "top_k": (V3, with_gate(V3, top_k=2)),
+    "normalize": (V3, with_gate(V3, normalize=False)),
+    "scale": (V3, with_gate(V3, scale=1.0)),
+    "v2, score": (V2, with_gate(V2, score="sigmoid")),
+    "v2, top_groups": (V2, with_gate(V2, top_groups=4)),
+    "v2, scale": (V2, with_gate(V2, scale=1.0)),
+    "gqa, norm_eps": (QWEN, replace(QWEN, norm_eps=1e-2)),
+    "gqa, theta": (QWEN, replace(QWEN, attention=replace(QWEN.attention, rope=Rope(1e4)))),
+    "gqa, normalize": (QWEN, with_gate(QWEN, normalize=False)),
 }
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_another_formula_shows(name: str) -> None:
-    model = trained_like(V3, 0, torch.float32)
-    assert max(differences(model, samples(V3), model.logical_parameters(), FORMULAS[name])) > DIFFERENT
+    of, other = FORMULAS[name]
+    model = trained_like(of, 0, torch.float32)
+    assert max(differences(model, samples(of), model.logical_parameters(), other)) > DIFFERENT
+
+
+def pairs_in_halves(logical: dict[str, Tensor], attention: Gqa) -> None:
+    """Ours given to theirs as it is: the queries' and keys' rows come out in another order of pairs."""
+    pairs = torch.arange(attention.head_dim).view(2, -1).T.flatten()
+    for name, tensor in logical.items():
+        if name.endswith("qkv"):
+            heads = tensor.unflatten(0, (-1, attention.head_dim))
+            heads[: attention.heads + attention.kv_heads] = heads[: attention.heads + attention.kv_heads][:, pairs]
+
+
+def keys_after_values(logical: dict[str, Tensor], attention: Gqa) -> None:
+    for name, tensor in logical.items():
+        if name.endswith("qkv"):
+            heads = tensor.unflatten(0, (-1, attention.head_dim))
+            heads[attention.heads :] = heads[attention.heads :].roll(attention.kv_heads, dims=0)
+
+
+def neighbours_apart(logical: dict[str, Tensor], attention: Gqa) -> None:
+    """Query head h with keys h % kv_heads."""
+    for name, tensor in logical.items():
+        if name.endswith("qkv"):
+            heads = tensor.unflatten(0, (-1, attention.head_dim))[: attention.heads]
+            heads.copy_(heads.unflatten(0, (attention.kv_heads, -1)).transpose(0, 1).flatten(0, 1).clone())
+
+
+@pytest.mark.parametrize("change", [pairs_in_halves, keys_after_values, neighbours_apart])
+def test_another_convention_of_grouped_queries_shows(
+    change: Callable[[dict[str, Tensor], Gqa], None],
+) -> None:
+    model = trained_like(CONFIGS["as llama"], 0, torch.float32)
+    logical = model.logical_parameters()
+    assert isinstance(model.config.attention, Gqa)
+    change(logical, model.config.attention)
+    assert max(differences(model, samples(model.config), logical)) > DIFFERENT

@@ -103,5 +103,7 @@ def balance_(model: Reference, loads: Mapping[str, Tensor], tokens: int) -> None
     for block, load_E in loads.items():
         ffn = model.config.layers[-1 if block == "mtp.0" else int(block.removeprefix("layers."))]
         assert isinstance(ffn, Moe)
+        if ffn.balance.bias_rate is None:
+            continue
         bias_E = model.get_buffer(f"{block}.ffn.router.bias")
         bias_E += phase_value(ffn.balance.bias_rate, tokens) * torch.sign(load_E.double().mean() - load_E).to(bias_E)

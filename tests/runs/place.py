@@ -48,6 +48,9 @@ run {name} {{
   }}
   data {{ source = "{source}", tokenizer = train(300), validation = 30% }}
 }}
+cluster here {{ nodes = 1, node {{ devices = {devices}, device cpu {{ cores = 1, memory = 4GB }} }} }}
+"""
+V3 = """
 model tiny {{
   vocab = 300, hidden = 16, init_std = 0.02, norm_eps = 1e-6
   attention mla {{
@@ -66,15 +69,31 @@ model tiny {{
   }}
   mtp {{ depth = 1, weight = 0.3 }}
 }}
-cluster here {{ nodes = 1, node {{ devices = {devices}, device cpu {{ cores = 1, memory = 4GB }} }} }}
+"""
+DENSE = """
+model tiny {{
+  vocab = 300, hidden = 16, init_std = 0.02, norm_eps = 1e-6
+  attention gqa {{ heads = 4, kv_heads = 2, head_dim = 4, rope {{ theta = 10_000 }} }}
+  layers 0..1 {{ ffn dense {{ inner = 32 }} }}
+}}
+"""
+SOFTMAX = """
+model tiny {{
+  vocab = 300, hidden = 16, init_std = 0.02, norm_eps = 1e-6
+  attention gqa {{ heads = 4, kv_heads = 1, head_dim = 4, qk_norm = true, rope {{ theta = 10_000 }} }}
+  layers 0..1 {{
+    ffn moe {{ experts = 4, shared = 0, top_k = {top_k}, inner = 16, score = softmax, normalize = true }}
+  }}
+}}
 """
 FOUR_RANKS = dict(name="tiny", pipeline=2, expert=2, zero=0, schedule="dualpipe", devices=4)
 ONE_RANK = dict(FOUR_RANKS, pipeline=1, expert=1, schedule="1f1b", devices=1)
-USUAL = dict(batch=8, steps=6, rate="2e-3", decay=0.1, source="corpus/*.py", top_k=2)
+USUAL = dict(model=V3, batch=8, steps=6, rate="2e-3", decay=0.1, source="corpus/*.py", top_k=2)
 
 
 def spec_text(settings: dict[str, Any]) -> str:
-    return TINY.format(**(USUAL | settings))
+    values = USUAL | settings
+    return (TINY + values["model"]).format(**values)
 
 
 @dataclass

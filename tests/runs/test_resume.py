@@ -177,6 +177,7 @@ ARCHITECTURE = {
     "model.attention.rope.theta": 500.0,
     "model.layers.1.ffn.top_k": 1,
     "model.layers.1.ffn.scale": 1.0,
+    "model.layers.1.ffn.score": "softmax",
     "model.layers.1.ffn.normalize": False,
     "model.mtp": None,
 }
@@ -191,6 +192,14 @@ RECIPE = {
     "precision.master": "float64",
     "zero": 1,
 }
+
+
+def test_a_bias_that_came_or_went_is_refused(begun: tuple[Path, Build, Path]) -> None:
+    """`balance` says how a model is trained, but whether there is a bias decides what it computes."""
+    checkpoints, build, corpus = begun
+    without = changed(changed(build, "model.layers.1.ffn.balance.bias_rate", None), "biases", [])
+    with pytest.raises(CheckpointError, match=r"model: bias/layers\.1\.ffn\.router\.bias \(4,\) → none, bias/mtp\.0\."):
+        find(checkpoints, without, corpus)
 
 
 @pytest.mark.parametrize("path", ARCHITECTURE)

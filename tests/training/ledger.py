@@ -72,8 +72,8 @@ def measured(build: Build, rank: int, board: Board) -> dict[str, Any]:
     plan = build.plan
     samples = RandomSamples(plan["model"]["vocab"], plan["train"]["sequence"])
     trainer = Trainer(build, rank, samples, samples, board)
-    layer = plan["moe_layers"][0]
-    ledger = Ledger(trainer.executor, layer["experts"], layer["experts"])  # E_local · sources = E
+    num_experts = max((layer["experts"] for layer in plan["moe_layers"]), default=0)
+    ledger = Ledger(trainer.executor, num_experts, num_experts)  # E_local · sources = E
     wait = trainer.executor.exchange.wait_counts
 
     def wait_counts(name: str) -> tuple[Route, Tensor]:

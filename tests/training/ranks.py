@@ -43,12 +43,12 @@ def train(build: Build, rank: int, board: Board) -> dict[str, Tensor]:
             result |= logical(trainer, "gradient", "gradients")
             result |= {f"load/{name}": sums[f"load {name}"].clone() for name in trainer.loads}
         row = trainer.apply(sums)
-        rows.append([row[k] for k in ("loss", "mtp_loss", "sequence_loss", "grad_norm")])
+        rows.append([row.get(k, 0.0) for k in ("loss", "mtp_loss", "sequence_loss", "grad_norm")])
     validation = trainer.evaluate()
     result |= logical(trainer, "weight", "parameters")
     result |= {f"bias/{name}": bias.clone() for name, bias in trainer.state.biases.items()}
     result["rows"] = torch.tensor(rows, dtype=torch.float64)
-    losses = [validation["validation_loss"], validation["validation_mtp_loss"]]
+    losses = [validation["validation_loss"], validation.get("validation_mtp_loss", 0.0)]
     result["validation"] = torch.tensor(losses, dtype=torch.float64)
     return result
 

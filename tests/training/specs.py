@@ -1,4 +1,4 @@
-"""Small specs for tests that train: every V3 part, sizes that differ in every dimension."""
+"""Small specs for tests that train: every part of a model, sizes that differ in every dimension."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dsl.schema import (
     Data,
     Dense,
     Device,
+    Gqa,
     HeadDim,
     LayerRange,
     Machine,
@@ -32,44 +33,82 @@ from dsl.schema import (
 SEQUENCE, MICRO_BATCH = 6, 2
 
 
-def model() -> Model:
-    moe = Moe(
-        experts=8,
-        shared=1,
-        top_k=3,
-        inner=10,
-        groups=4,
-        top_groups=2,
-        score="sigmoid",
-        normalize=True,
-        scale=2.5,
-        balance=Balance(bias_rate=(Phase(value=0.001),), sequence_loss=0.02),
+MOE = Moe(
+    experts=8,
+    shared=1,
+    top_k=3,
+    inner=10,
+    groups=4,
+    top_groups=2,
+    score="sigmoid",
+    normalize=True,
+    scale=2.5,
+    balance=Balance(bias_rate=(Phase(value=0.001),), sequence_loss=0.02),
+)
+V2_MOE = MOE.model_copy(
+    update={"score": "softmax", "normalize": False, "scale": 4.0, "balance": Balance(sequence_loss=0.02)}
+)
+QWEN_MOE = MOE.model_copy(
+    update={"score": "softmax", "shared": 0, "groups": 1, "top_groups": 1, "scale": 1.0, "balance": Balance()}
+)
+
+
+def mla(query_rank: int | None = 12, kv_rank: int = 9) -> Mla:
+    return Mla(
+        heads=2,
+        query_rank=query_rank,
+        kv_rank=kv_rank,
+        head_dim=HeadDim(nope=6, rope=4, value=5),
+        rope=Rope(theta=100.0),
     )
+
+
+def gqa(qk_norm: bool) -> Gqa:
+    return Gqa(heads=4, kv_heads=2, head_dim=6, qk_norm=qk_norm, rope=Rope(theta=100.0))
+
+
+def model(attention: Mla | Gqa, first: Dense | Moe, rest: Dense | Moe, mtp: bool) -> Model:
+    """Four layers and, with `mtp`, one more."""
     return Model(
         name="small",
         vocab=61,
         hidden=16,
         init_std=0.2,
         norm_eps=1e-6,
-        attention=Mla(
-            heads=2, query_rank=12, kv_rank=9, head_dim=HeadDim(nope=6, rope=4, value=5), rope=Rope(theta=100.0)
-        ),
-        layers=(LayerRange(first=0, last=0, ffn=Dense(inner=22)), LayerRange(first=1, last=3, ffn=moe)),
-        mtp=Mtp(depth=1, weight=(Phase(value=0.3),)),
+        attention=attention,
+        layers=(LayerRange(first=0, last=0, ffn=first), LayerRange(first=1, last=3, ffn=rest)),
+        mtp=Mtp(depth=1, weight=(Phase(value=0.3),)) if mtp else None,
     )
 
 
-def spec(pp: int, ep: int, dp: int, num_micro_batches: int, steps: int = 5, zero: int = 0) -> Spec:
-    """`dp` ranks per pipeline rank, which `ep` divides; each pipeline runs `num_micro_batches`."""
+MODELS = {
+    "v3": model(mla(), Dense(inner=22), MOE, mtp=True),
+    "v2": model(mla(query_rank=None, kv_rank=10), Dense(inner=22), V2_MOE, mtp=False),
+    "llama": model(gqa(qk_norm=False), Dense(inner=22), Dense(inner=22), mtp=False),
+    "qwen": model(gqa(qk_norm=True), QWEN_MOE, QWEN_MOE, mtp=True),
+}
+
+
+def spec(
+    pp: int,
+    ep: int,
+    dp: int,
+    num_micro_batches: int,
+    steps: int = 5,
+    zero: int = 0,
+    of: str = "v3",
+    schedule: str = "dualpipe",
+) -> Spec:
+    """`dp` ranks per pipeline rank, which `ep` divides; each pipeline runs `num_micro_batches`. One rank runs 1f1b."""
     batch = num_micro_batches * dp * MICRO_BATCH
     tokens = steps * batch * SEQUENCE
     return Spec(
         name="differential",
-        model=model(),
+        model=MODELS[of],
         cluster=Cluster(name="c", nodes=1, node=Machine(devices=pp * dp, device=Device(name="cpu", memory=4 * 10**9))),
         precision=BUILT_IN["fp64"],
         parallel=Parallel(pipeline=pp, expert=ep, data=dp, zero=zero),
-        schedule=Schedule(name="1f1b" if pp == 1 else "dualpipe"),
+        schedule=Schedule(name="1f1b" if pp == 1 else schedule),
         train=Train(
             sequence=SEQUENCE,
             micro_batch=MICRO_BATCH,

@@ -33,6 +33,15 @@ WEIGHT_TOLERANCE = 1e-8
 # (pipeline, expert, data) and ZeRO stage; micro-batch counts 2P, 2P + 2 and 4P, and 3 and 4 for one pipeline rank
 MESHES = [(1, 1, 1, 0), (2, 1, 1, 0), (2, 2, 2, 0), (4, 1, 1, 0), (4, 2, 2, 0), (2, 4, 4, 0), (2, 2, 2, 1)]
 
+# model (V3 above) and schedule, then as above: softmax gates and none, no bias, no MTP, no shared expert, no query rank
+OTHER_MODELS = [
+    ("llama", "dualpipe", 4, 1, 1, 0),
+    ("llama", "1f1b", 2, 1, 2, 1),
+    ("qwen", "dualpipe", 2, 2, 2, 1),
+    ("v2", "dualpipe", 2, 2, 2, 0),
+    ("v2", "1f1b", 2, 4, 4, 0),
+]
+
 
 def micro_batch_counts(pp: int) -> tuple[int, ...]:
     return (3, 4) if pp == 1 else (2 * pp, 2 * pp + 2, 4 * pp)
@@ -91,15 +100,28 @@ def traced() -> dict[Any, Any]:
 @pytest.mark.parametrize(("pp", "ep", "dp", "zero"), MESHES)
 def test_training_equals_autograd(tmp_path: Path, traced: dict[Any, Any], pp: int, ep: int, dp: int, zero: int) -> None:
     specs = {f"n{n:02}": spec(pp, ep, dp, n, STEPS, zero) for n in micro_batch_counts(pp)}
+    check(tmp_path, traced, specs, pp * dp)
+
+
+def check(tmp_path: Path, traced: dict[Any, Any], specs: Mapping[str, Spec], world: int) -> None:
+    """Trains every spec on `world` ranks and compares what each of them leaves."""
     for name, chosen in specs.items():
         write_build(tmp_path / "builds" / name, compile_spec(chosen, codes=traced).files)
-    run_module("tests.training.ranks", tmp_path, pp * dp)
+    run_module("tests.training.ranks", tmp_path, world)
     for name, chosen in specs.items():
         expected = reference_run(chosen)
         held: set[str] = set()
-        for rank in range(pp * dp):
+        for rank in range(world):
             held |= compare(load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors"), expected)
         assert held == expected["gradients"].keys(), "some parameter is on no rank"
+
+
+@pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "zero"), OTHER_MODELS)
+def test_training_other_models_equals_autograd(
+    tmp_path: Path, traced: dict[Any, Any], of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
+) -> None:
+    specs = {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule)}
+    check(tmp_path, traced, specs, pp * dp)
 
 
 def compare(ours: Mapping[str, Tensor], expected: Mapping[str, Any]) -> set[str]:

@@ -14,9 +14,11 @@ from tests.training.processes import run_module
 from tests.training.specs import spec
 
 
-@pytest.mark.parametrize(("pp", "ep", "dp", "n"), [(2, 2, 2, 6), (4, 2, 2, 8)])
-def test_proven_peak_is_the_measured_one(tmp_path: Path, pp: int, ep: int, dp: int, n: int) -> None:
-    chosen = spec(pp, ep, dp, n)
+@pytest.mark.parametrize(
+    ("of", "pp", "ep", "dp", "n"), [("v3", 2, 2, 2, 6), ("v3", 4, 2, 2, 8), ("qwen", 2, 2, 2, 6), ("llama", 2, 1, 1, 6)]
+)
+def test_proven_peak_is_the_measured_one(tmp_path: Path, of: str, pp: int, ep: int, dp: int, n: int) -> None:
+    chosen = spec(pp, ep, dp, n, of=of)
     write_build(tmp_path / "build", compile_spec(chosen).files)
     run_module("tests.training.ledger", tmp_path, pp * dp)
     lowered = lower_spec(chosen)

@@ -12,8 +12,8 @@ from ..segments import final_norm_T256_D192_5a4131
 from ..segments import head_T256_D192_26ca35
 from ..segments import join_T256_D192_ba5a74
 from ..segments import mtp_input_T256_D192_1a70ce
-from ..segments import router_T256_D192_3db318
-from ..segments import router_T256_D192_559372
+from ..segments import router_T256_D192_b95476
+from ..segments import router_T256_D192_e91968
 from ..segments import shared_T256_D192_aa197b
 
 
@@ -60,7 +60,7 @@ def B1(c, p, g, a):
     del v.M0_shared_swiglu_0, v.d_M0_shared, v.M0_shared_d_linear_0
     v.d_M0_rows, v.d_M0_gate = c.wait_dispatch('I1', a, 'M0')
     del v.d_M0_received_rows, v.d_M0_received_gate, v.M0_route
-    v.d_M0_attended, v.M0_router_d_linear_0, v.M0_router_d_rmsnorm_0 = router_T256_D192_3db318.I(
+    v.d_M0_attended, v.M0_router_d_linear_0, v.M0_router_d_rmsnorm_0 = router_T256_D192_e91968.I(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, v.M0_attended, v.M0_order, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_linear_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows, v.d_M0_gate
     )
@@ -68,7 +68,7 @@ def B1(c, p, g, a):
         v.M0_order, v.M0_router_linear_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows,
         v.d_M0_gate
     )
-    router_T256_D192_3db318.W(
+    router_T256_D192_e91968.W(
         g.mtp_0_ffn_norm, g.mtp_0_ffn_router_weight, v.M0_attended, v.M0_x, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_d_linear_0, v.M0_router_d_rmsnorm_0
     )
@@ -175,7 +175,7 @@ def E0(c, p, g, a):
     (
         v.L1_residual, v.L1_x, v.L1_rows, v.L1_gate, v.L1_order, v.L1_counts, v.L1_sequence_loss,
         v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_0, v.L1_router_route_0_expert
-    ) = router_T256_D192_559372.F(
+    ) = router_T256_D192_b95476.F(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, p.layers_1_ffn_router_bias, v.L1_attended
     )
     del v.L1_attended, v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_0, v.L1_router_route_0_expert
@@ -220,7 +220,7 @@ def E0(c, p, g, a):
     (
         v.L2_residual, v.L2_x, v.L2_rows, v.L2_gate, v.L2_order, v.L2_counts, v.L2_sequence_loss,
         v.L2_router_rmsnorm_0_rstd, v.L2_router_linear_0, v.L2_router_route_0_expert
-    ) = router_T256_D192_559372.F(
+    ) = router_T256_D192_b95476.F(
         p.layers_2_ffn_norm, p.layers_2_ffn_router_weight, p.layers_2_ffn_router_bias, v.L2_attended
     )
     del v.L2_attended, v.L2_router_rmsnorm_0_rstd, v.L2_router_linear_0, v.L2_router_route_0_expert
@@ -265,7 +265,7 @@ def E0(c, p, g, a):
     (
         v.L3_residual, v.L3_x, v.L3_rows, v.L3_gate, v.L3_order, v.L3_counts, v.L3_sequence_loss,
         v.L3_router_rmsnorm_0_rstd, v.L3_router_linear_0, v.L3_router_route_0_expert
-    ) = router_T256_D192_559372.F(
+    ) = router_T256_D192_b95476.F(
         p.layers_3_ffn_norm, p.layers_3_ffn_router_weight, p.layers_3_ffn_router_bias, v.L3_attended
     )
     del v.L3_attended, v.L3_router_rmsnorm_0_rstd, v.L3_router_linear_0, v.L3_router_route_0_expert
@@ -334,7 +334,7 @@ def E1(c, p, g, a):
     (
         v.M0_residual, v.M0_x, v.M0_rows, v.M0_gate, v.M0_order, v.M0_counts, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_linear_0, v.M0_router_route_0_expert
-    ) = router_T256_D192_3db318.F(
+    ) = router_T256_D192_e91968.F(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_attended
     )
     del v.M0_attended, v.M0_router_rmsnorm_0_rstd, v.M0_router_linear_0, v.M0_router_route_0_expert
@@ -400,7 +400,7 @@ def F0(c, p, g, a):
     (
         v.L1_residual, v.L1_x, v.L1_rows, v.L1_gate, v.L1_order, v.L1_counts, v.L1_sequence_loss,
         v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_0, v.L1_router_route_0_expert
-    ) = router_T256_D192_559372.F(
+    ) = router_T256_D192_b95476.F(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, p.layers_1_ffn_router_bias, v.L1_attended
     )
     c.counts('F0', a, 'L1', v.L1_counts)
@@ -436,7 +436,7 @@ def F0(c, p, g, a):
     (
         v.L2_residual, v.L2_x, v.L2_rows, v.L2_gate, v.L2_order, v.L2_counts, v.L2_sequence_loss,
         v.L2_router_rmsnorm_0_rstd, v.L2_router_linear_0, v.L2_router_route_0_expert
-    ) = router_T256_D192_559372.F(
+    ) = router_T256_D192_b95476.F(
         p.layers_2_ffn_norm, p.layers_2_ffn_router_weight, p.layers_2_ffn_router_bias, v.L2_attended
     )
     c.counts('F0', a, 'L2', v.L2_counts)
@@ -472,7 +472,7 @@ def F0(c, p, g, a):
     (
         v.L3_residual, v.L3_x, v.L3_rows, v.L3_gate, v.L3_order, v.L3_counts, v.L3_sequence_loss,
         v.L3_router_rmsnorm_0_rstd, v.L3_router_linear_0, v.L3_router_route_0_expert
-    ) = router_T256_D192_559372.F(
+    ) = router_T256_D192_b95476.F(
         p.layers_3_ffn_norm, p.layers_3_ffn_router_weight, p.layers_3_ffn_router_bias, v.L3_attended
     )
     c.counts('F0', a, 'L3', v.L3_counts)
@@ -526,7 +526,7 @@ def F1(c, p, g, a):
     (
         v.M0_residual, v.M0_x, v.M0_rows, v.M0_gate, v.M0_order, v.M0_counts, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_linear_0, v.M0_router_route_0_expert
-    ) = router_T256_D192_3db318.F(
+    ) = router_T256_D192_e91968.F(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_attended
     )
     c.counts('F1', a, 'M0', v.M0_counts)
@@ -596,7 +596,7 @@ def F1_B0(c, p, g, a, b):
     del w.L3_shared_swiglu_0, w.d_L3_shared, w.L3_shared_d_linear_0
     w.d_L3_rows, w.d_L3_gate = c.wait_dispatch('I0', b, 'L3')
     del w.d_L3_received_rows, w.d_L3_received_gate, w.L3_route
-    w.d_L3_attended, w.L3_router_d_linear_0, w.L3_router_d_rmsnorm_0 = router_T256_D192_559372.I(
+    w.d_L3_attended, w.L3_router_d_linear_0, w.L3_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
         p.layers_3_ffn_norm, p.layers_3_ffn_router_weight, w.L3_attended, w.L3_order, w.L3_router_rmsnorm_0_rstd,
         w.L3_router_linear_0, w.L3_router_route_0_expert, w.d_L3_residual, w.d_L3_x, w.d_L3_rows, w.d_L3_gate,
         w.d_L3_sequence_loss
@@ -605,7 +605,7 @@ def F1_B0(c, p, g, a, b):
         w.L3_order, w.L3_router_linear_0, w.L3_router_route_0_expert, w.d_L3_residual, w.d_L3_x, w.d_L3_rows,
         w.d_L3_gate, w.d_L3_sequence_loss
     )
-    router_T256_D192_559372.W(
+    router_T256_D192_b95476.W(
         g.layers_3_ffn_norm, g.layers_3_ffn_router_weight, w.L3_attended, w.L3_x, w.L3_router_rmsnorm_0_rstd,
         w.L3_router_d_linear_0, w.L3_router_d_rmsnorm_0
     )
@@ -671,7 +671,7 @@ def F1_B0(c, p, g, a, b):
     del v.loss
     w.d_L2_rows, w.d_L2_gate = c.wait_dispatch('I0', b, 'L2')
     del w.d_L2_received_rows, w.d_L2_received_gate, w.L2_route
-    w.d_L2_attended, w.L2_router_d_linear_0, w.L2_router_d_rmsnorm_0 = router_T256_D192_559372.I(
+    w.d_L2_attended, w.L2_router_d_linear_0, w.L2_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
         p.layers_2_ffn_norm, p.layers_2_ffn_router_weight, w.L2_attended, w.L2_order, w.L2_router_rmsnorm_0_rstd,
         w.L2_router_linear_0, w.L2_router_route_0_expert, w.d_L2_residual, w.d_L2_x, w.d_L2_rows, w.d_L2_gate,
         w.d_L2_sequence_loss
@@ -680,7 +680,7 @@ def F1_B0(c, p, g, a, b):
         w.L2_order, w.L2_router_linear_0, w.L2_router_route_0_expert, w.d_L2_residual, w.d_L2_x, w.d_L2_rows,
         w.d_L2_gate, w.d_L2_sequence_loss
     )
-    router_T256_D192_559372.W(
+    router_T256_D192_b95476.W(
         g.layers_2_ffn_norm, g.layers_2_ffn_router_weight, w.L2_attended, w.L2_x, w.L2_router_rmsnorm_0_rstd,
         w.L2_router_d_linear_0, w.L2_router_d_rmsnorm_0
     )
@@ -752,7 +752,7 @@ def F1_B0(c, p, g, a, b):
     (
         v.M0_residual, v.M0_x, v.M0_rows, v.M0_gate, v.M0_order, v.M0_counts, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_linear_0, v.M0_router_route_0_expert
-    ) = router_T256_D192_3db318.F(
+    ) = router_T256_D192_e91968.F(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_attended
     )
     c.counts('F1', a, 'M0', v.M0_counts)
@@ -776,7 +776,7 @@ def F1_B0(c, p, g, a, b):
     c.combine('F1', a, 'M0', v.M0_expert_rows, v.M0_route)
     w.d_L1_rows, w.d_L1_gate = c.wait_dispatch('I0', b, 'L1')
     del w.d_L1_received_rows, w.d_L1_received_gate, w.L1_route
-    w.d_L1_attended, w.L1_router_d_linear_0, w.L1_router_d_rmsnorm_0 = router_T256_D192_559372.I(
+    w.d_L1_attended, w.L1_router_d_linear_0, w.L1_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, w.L1_attended, w.L1_order, w.L1_router_rmsnorm_0_rstd,
         w.L1_router_linear_0, w.L1_router_route_0_expert, w.d_L1_residual, w.d_L1_x, w.d_L1_rows, w.d_L1_gate,
         w.d_L1_sequence_loss
@@ -785,7 +785,7 @@ def F1_B0(c, p, g, a, b):
         w.L1_order, w.L1_router_linear_0, w.L1_router_route_0_expert, w.d_L1_residual, w.d_L1_x, w.d_L1_rows,
         w.d_L1_gate, w.d_L1_sequence_loss
     )
-    router_T256_D192_559372.W(
+    router_T256_D192_b95476.W(
         g.layers_1_ffn_norm, g.layers_1_ffn_router_weight, w.L1_attended, w.L1_x, w.L1_router_rmsnorm_0_rstd,
         w.L1_router_d_linear_0, w.L1_router_d_rmsnorm_0
     )
@@ -894,7 +894,7 @@ def I0(c, p, g, a):
     c.dispatch('I0', a, 'L3', v.d_L3_received_rows, v.d_L3_received_gate, v.L3_route)
     v.d_L3_rows, v.d_L3_gate = c.wait_dispatch('I0', a, 'L3')
     del v.d_L3_received_rows, v.d_L3_received_gate, v.L3_route
-    v.d_L3_attended, v.L3_router_d_linear_0, v.L3_router_d_rmsnorm_0 = router_T256_D192_559372.I(
+    v.d_L3_attended, v.L3_router_d_linear_0, v.L3_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
         p.layers_3_ffn_norm, p.layers_3_ffn_router_weight, v.L3_attended, v.L3_order, v.L3_router_rmsnorm_0_rstd,
         v.L3_router_linear_0, v.L3_router_route_0_expert, v.d_L3_residual, v.d_L3_x, v.d_L3_rows, v.d_L3_gate,
         v.d_L3_sequence_loss
@@ -931,7 +931,7 @@ def I0(c, p, g, a):
     c.dispatch('I0', a, 'L2', v.d_L2_received_rows, v.d_L2_received_gate, v.L2_route)
     v.d_L2_rows, v.d_L2_gate = c.wait_dispatch('I0', a, 'L2')
     del v.d_L2_received_rows, v.d_L2_received_gate, v.L2_route
-    v.d_L2_attended, v.L2_router_d_linear_0, v.L2_router_d_rmsnorm_0 = router_T256_D192_559372.I(
+    v.d_L2_attended, v.L2_router_d_linear_0, v.L2_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
         p.layers_2_ffn_norm, p.layers_2_ffn_router_weight, v.L2_attended, v.L2_order, v.L2_router_rmsnorm_0_rstd,
         v.L2_router_linear_0, v.L2_router_route_0_expert, v.d_L2_residual, v.d_L2_x, v.d_L2_rows, v.d_L2_gate,
         v.d_L2_sequence_loss
@@ -968,7 +968,7 @@ def I0(c, p, g, a):
     c.dispatch('I0', a, 'L1', v.d_L1_received_rows, v.d_L1_received_gate, v.L1_route)
     v.d_L1_rows, v.d_L1_gate = c.wait_dispatch('I0', a, 'L1')
     del v.d_L1_received_rows, v.d_L1_received_gate, v.L1_route
-    v.d_L1_attended, v.L1_router_d_linear_0, v.L1_router_d_rmsnorm_0 = router_T256_D192_559372.I(
+    v.d_L1_attended, v.L1_router_d_linear_0, v.L1_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, v.L1_attended, v.L1_order, v.L1_router_rmsnorm_0_rstd,
         v.L1_router_linear_0, v.L1_router_route_0_expert, v.d_L1_residual, v.d_L1_x, v.d_L1_rows, v.d_L1_gate,
         v.d_L1_sequence_loss
@@ -1021,7 +1021,7 @@ def W0(c, p, g, a):
         v.L3_shared_d_linear_0
     )
     del v.L3_shared_swiglu_0, v.d_L3_shared, v.L3_shared_d_linear_0
-    router_T256_D192_559372.W(
+    router_T256_D192_b95476.W(
         g.layers_3_ffn_norm, g.layers_3_ffn_router_weight, v.L3_attended, v.L3_x, v.L3_router_rmsnorm_0_rstd,
         v.L3_router_d_linear_0, v.L3_router_d_rmsnorm_0
     )
@@ -1055,7 +1055,7 @@ def W0(c, p, g, a):
         v.L2_shared_d_linear_0
     )
     del v.L2_shared_swiglu_0, v.d_L2_shared, v.L2_shared_d_linear_0
-    router_T256_D192_559372.W(
+    router_T256_D192_b95476.W(
         g.layers_2_ffn_norm, g.layers_2_ffn_router_weight, v.L2_attended, v.L2_x, v.L2_router_rmsnorm_0_rstd,
         v.L2_router_d_linear_0, v.L2_router_d_rmsnorm_0
     )
@@ -1089,7 +1089,7 @@ def W0(c, p, g, a):
         v.L1_shared_d_linear_0
     )
     del v.L1_shared_swiglu_0, v.d_L1_shared, v.L1_shared_d_linear_0
-    router_T256_D192_559372.W(
+    router_T256_D192_b95476.W(
         g.layers_1_ffn_norm, g.layers_1_ffn_router_weight, v.L1_attended, v.L1_x, v.L1_router_rmsnorm_0_rstd,
         v.L1_router_d_linear_0, v.L1_router_d_rmsnorm_0
     )

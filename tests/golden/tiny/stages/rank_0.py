@@ -12,8 +12,8 @@ from ..segments import final_norm_T16_D16_bc7cd2
 from ..segments import head_T16_D16_c52bf6
 from ..segments import join_T16_D16_70232c
 from ..segments import mtp_input_T16_D16_e4f7e0
-from ..segments import router_T16_D16_081c6c
-from ..segments import router_T16_D16_7bd272
+from ..segments import router_T16_D16_3c61ef
+from ..segments import router_T16_D16_49bbc5
 from ..segments import shared_T16_D16_c76318
 
 
@@ -61,7 +61,7 @@ def B0(c, p, g, a):
     )
     v.d_M0_rows, v.d_M0_gate = c.wait_dispatch('I0', a, 'M0')
     del v.d_M0_received_rows, v.d_M0_received_gate, v.M0_route
-    v.d_M0_attended, v.M0_router_d_linear_0, v.M0_router_d_rmsnorm_0 = router_T16_D16_081c6c.I(
+    v.d_M0_attended, v.M0_router_d_linear_0, v.M0_router_d_rmsnorm_0 = router_T16_D16_3c61ef.I(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, v.M0_attended, v.M0_order, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_linear_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows, v.d_M0_gate
     )
@@ -69,7 +69,7 @@ def B0(c, p, g, a):
         v.M0_order, v.M0_router_linear_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows,
         v.d_M0_gate
     )
-    router_T16_D16_081c6c.W(
+    router_T16_D16_3c61ef.W(
         g.mtp_0_ffn_norm, g.mtp_0_ffn_router_weight, v.M0_attended, v.M0_x, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_d_linear_0, v.M0_router_d_rmsnorm_0
     )
@@ -156,7 +156,7 @@ def B0(c, p, g, a):
     )
     v.d_L1_rows, v.d_L1_gate = c.wait_dispatch('I0', a, 'L1')
     del v.d_L1_received_rows, v.d_L1_received_gate, v.L1_route
-    v.d_L1_attended, v.L1_router_d_linear_0, v.L1_router_d_rmsnorm_0 = router_T16_D16_7bd272.I(
+    v.d_L1_attended, v.L1_router_d_linear_0, v.L1_router_d_rmsnorm_0 = router_T16_D16_49bbc5.I(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, v.L1_attended, v.L1_order, v.L1_router_rmsnorm_0_rstd,
         v.L1_router_linear_0, v.L1_router_route_0_expert, v.d_L1_residual, v.d_L1_x, v.d_L1_rows, v.d_L1_gate,
         v.d_L1_sequence_loss
@@ -165,7 +165,7 @@ def B0(c, p, g, a):
         v.L1_order, v.L1_router_linear_0, v.L1_router_route_0_expert, v.d_L1_residual, v.d_L1_x, v.d_L1_rows,
         v.d_L1_gate, v.d_L1_sequence_loss
     )
-    router_T16_D16_7bd272.W(
+    router_T16_D16_49bbc5.W(
         g.layers_1_ffn_norm, g.layers_1_ffn_router_weight, v.L1_attended, v.L1_x, v.L1_router_rmsnorm_0_rstd,
         v.L1_router_d_linear_0, v.L1_router_d_rmsnorm_0
     )
@@ -276,7 +276,7 @@ def F0(c, p, g, a):
     (
         v.L1_residual, v.L1_x, v.L1_rows, v.L1_gate, v.L1_order, v.L1_counts, v.L1_sequence_loss,
         v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_0, v.L1_router_route_0_expert
-    ) = router_T16_D16_7bd272.F(
+    ) = router_T16_D16_49bbc5.F(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, p.layers_1_ffn_router_bias, v.L1_attended
     )
     c.counts('F0', a, 'L1', v.L1_counts)
@@ -320,7 +320,7 @@ def F0(c, p, g, a):
     (
         v.M0_residual, v.M0_x, v.M0_rows, v.M0_gate, v.M0_order, v.M0_counts, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_linear_0, v.M0_router_route_0_expert
-    ) = router_T16_D16_081c6c.F(
+    ) = router_T16_D16_3c61ef.F(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_attended
     )
     c.counts('F0', a, 'M0', v.M0_counts)

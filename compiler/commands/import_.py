@@ -1,0 +1,116 @@
+"""`dsc import hf FILE|FOLDER [-o SPEC]`: a spec from the configuration of a published model."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from compiler.commands.common import EXIT_SPEC, plural, say, wrong
+from compiler.commands.files import replace, write_new
+from compiler.importers import huggingface
+from compiler.importers.json_text import Json, parse
+from compiler.importers.placement import run_text
+from compiler.importers.write import identifier, model_text
+from dsl.diagnostics import Diagnostic, SpecError, render_all
+from dsl.layout import formatted
+from dsl.resolve.files import read
+from dsl.source import Source
+
+EPILOG = """\
+examples:
+  dsc import hf DeepSeek-V3/config.json -o v3.dsc
+  dsc import hf Qwen3-30B-A3B --model-only      the model alone, on standard output
+
+exit codes: 0 the spec is written · 2 the configuration cannot be read, or asks for what a spec cannot express
+"""
+CONFIG = "config.json"
+STDOUT = "-"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.epilog = EPILOG
+    parser.add_argument("format", choices=("hf",), metavar="hf", help="config.json of a Hugging Face model")
+    parser.add_argument("path", metavar="FILE|FOLDER", type=Path, help=f"the file, or a folder with a {CONFIG}")
+    parser.add_argument("-o", "--out", metavar="SPEC", default=STDOUT, help="file to write; default: standard output")
+    parser.add_argument("--name", help="name of the model; default: the config's, or the folder's")
+    parser.add_argument("--model-only", action="store_true", help="write the model, without a run and a cluster")
+    parser.add_argument(
+        "--lossy", action="store_true", help="write a comment for what a spec cannot express, instead of refusing it"
+    )
+    parser.add_argument("--force", action="store_true", help="replace SPEC if it exists")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.out != STDOUT and not args.out.endswith(".dsc"):
+        return wrong(f"{args.out} is not a .dsc file", "a spec is named so: -o model.dsc")
+    if args.name is not None and identifier(args.name) != args.name:
+        return wrong(f"`{args.name}` is no name of a model", f"write `--name {identifier(args.name)}`")
+    try:
+        file, root = read_config(args.path)
+    except SpecError as error:
+        say(str(error))
+        return EXIT_SPEC
+    imported = huggingface.read(root, args.name or _name(root, file), lossy=args.lossy)
+    say(render_all(imported.diagnostics))
+    if imported.model is None:
+        say(f"\n{_count(imported.diagnostics)}")
+        return EXIT_SPEC
+    text = model_text(imported.model, imported.model_type, imported.remarks)
+    if not args.model_only:
+        begin = run_text(imported.model, imported.context)
+        if not begin:
+            say(
+                "warning: no cluster of up to 32,768 devices is thought to hold this model: it is written without a run"
+            )
+        text = f"{begin}\n{text}" if begin else text
+    return _write(args.out, formatted(Source(args.out, text)), force=args.force)
+
+
+def read_config(path: Path) -> tuple[Path, Json]:
+    """The file that is meant and its JSON. Raises SpecError where it is none."""
+    file = path / CONFIG if path.is_dir() else path
+    source, mistakes = read(str(file))
+    if mistakes:
+        raise SpecError(mistakes)
+    return file, parse(source)
+
+
+def _name(root: Json, file: Path) -> str:
+    """What the config, its folder or its file calls the model; in a cache of the hub the folder is a hash."""
+    members: Mapping[str, Json] = root.value if isinstance(root.value, Mapping) else {}
+    named, kind = (members[key].value if key in members else None for key in ("_name_or_path", "model_type"))
+    folder = (Path.cwd() / file).parent  # as it is written: a hub keeps files as links into a store
+    if re.fullmatch("[0-9a-f]{40}", folder.name):
+        folder = Path(folder.parent.parent.name.rpartition("--")[2])
+    fallback = identifier(kind) if isinstance(kind, str) else identifier("")
+    if isinstance(named, str) and named.strip("./"):
+        return identifier(named, fallback)
+    return identifier(folder.name if file.name == CONFIG else file.name.removesuffix(".json"), fallback)
+
+
+def _count(diagnostics: Sequence[Diagnostic]) -> str:
+    """The last line: how many mistakes, and whether a spec can be had all the same."""
+    errors = [item for item in diagnostics if item.severity == "error"]
+    refused = all(item.code == "I0301" for item in errors)
+    return plural(len(errors), "error") + ("; --lossy writes the spec without what it cannot express" * refused)
+
+
+def _write(name: str, text: str, *, force: bool) -> int:
+    if name == STDOUT:
+        print(text, end="")
+        return 0
+    try:
+        if force:
+            replace(Path(name), text.encode())
+        else:
+            write_new(Path(name), text)
+    except FileExistsError:
+        return wrong(f"{name} is not a regular file" if force else f"{name} exists", "" if force else "see --force")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "the path is not valid"
+        return wrong(f"{name} cannot be written: {reason}")
+    say(f"wrote {name}")
+    return 0

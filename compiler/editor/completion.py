@@ -1,0 +1,108 @@
+"""What may be written at the cursor. Only tokens and braces are looked at, so the text need not parse."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from compiler.editor import keys, structure, texts
+from compiler.editor.document import Document
+from compiler.editor.items import Item
+from compiler.editor.keys import Inside
+from compiler.editor.structure import Place
+from compiler.editor.values import rate_items, value_items
+from dsl.resolve.fields import fields_of
+from dsl.resolve.files import KINDS
+
+Lister = Callable[[str], list[str]]  # path of a folder → the names in it, those of folders with a `/` at the end
+STATEMENTS = {  # of a file
+    "run": "run ${1:pretrain} {\n  model = $2\n  cluster = $3\n  precision = ${4:bf16}\n  $0\n}",
+    "model": "model ${1:name} {\n  $0\n}",
+    "cluster": "cluster ${1:name} {\n  $0\n}",
+    "precision": "precision ${1:name} {\n  $0\n}",
+    "import": 'import "$1"',
+    "let": "let ${1:name} = $2",
+}
+
+
+def complete(document: Document, offset: int, lister: Lister) -> tuple[Item, ...]:
+    """Proposals for the cursor before character `offset`, best first. They are not narrowed to what is typed so far."""
+    place = structure.place(document.source.text, document.file, offset)
+    if place.comment:
+        return ()
+    start, end = (place.token.start, place.token.end) if place.token is not None else (offset, offset)
+    return tuple(replace(item, start=start, end=end) for item in _items(document, place, offset, lister))
+
+
+def _items(document: Document, place: Place, offset: int, lister: Lister) -> Iterable[Item]:
+    where, statement = keys.inside(place.block.path()), place.statement
+    if where.form == "rate":
+        return rate_items(place)
+    if statement is None or not place.before:
+        return _keys(where, place)
+    if statement.key == "import":
+        return _imports(document, place, offset, lister)
+    if place.token is not None and place.token.kind == "string":
+        return ()
+    if statement.equals is None or statement.equals.start >= offset:
+        return _labels(document, where, place)
+    return value_items(document, where, place)
+
+
+def _keys(where: Inside, place: Place) -> Iterator[Item]:
+    """Keys of a block that it has not yet; only the word where the rest of the statement is there already."""
+    statement = place.statement
+    stands = statement is not None and (
+        statement.equals is not None or statement.opened is not None or len(statement.head) > 1
+    )
+    taken = set() if where.form == "file" else keys.given(place.block)
+    taken -= {statement.key} if statement is not None else set()
+    for item in _all_keys(where):
+        if item.label not in taken:
+            yield replace(item, snippet="") if stands else item
+
+
+def _all_keys(where: Inside) -> Iterator[Item]:
+    if where.form == "file":
+        for name, text in STATEMENTS.items():
+            yield Item(name, "block" if name in KINDS else "word", snippet=text)
+    elif where.form == "batch":
+        for name, (text, meaning) in keys.BATCH_KEYS.items():
+            yield Item(name, "key", meaning, snippet=keys.placeholders(text))
+    elif where.form == "class":
+        fields = fields_of(where.cls)
+        for name in keys.keys(where.cls):
+            is_block = name in fields and keys.is_block(fields[name]) and name not in keys.NAMED
+            detail = "required" if keys.required(where.cls, name) else ""
+            documentation, snippet = texts.key(where.at(name)), keys.snippet(where.cls, name)
+            yield Item(name, "block" if is_block else "key", detail, documentation, snippet)
+
+
+def _labels(document: Document, where: Inside, place: Place) -> Iterator[Item]:
+    """Words between a key and its brace: the kind of a block, what it extends."""
+    assert place.statement is not None
+    key, before = place.statement.key, [token.text for token in place.before]
+    if where.form == "file":
+        if before[-1:] == ["extends"]:
+            own = before[1] if len(before) > 2 else ""
+            yield from (Item(name, "name", key) for name in document.names_of(key) if name != own)
+        elif key in KINDS and len(before) == 2:
+            yield Item("extends", "word", "take from another one what this one does not say")
+    elif where.form == "class" and len(before) == 1 and key in fields_of(where.cls):
+        for name, cls in keys.kinds_of(fields_of(where.cls)[key]).items():
+            snippet = "" if place.statement.opened is not None else keys.placeholders(keys.block_text(name, cls))
+            yield Item(name, "value", documentation=texts.block(f"{where.at(key)}.{name}"), snippet=snippet)
+
+
+def _imports(document: Document, place: Place, offset: int, lister: Lister) -> Iterator[Item]:
+    """Specs and folders beside the document, or in the folder that is typed so far."""
+    token = place.token
+    typed = token.text[1 : offset - token.start] if token is not None and token.kind == "string" else ""
+    folder = typed.rpartition("/")[0]
+    here = posixpath.normpath(posixpath.join(posixpath.dirname(document.source.name), folder))
+    for name in lister(here):
+        if name.endswith((".dsc", "/")) and posixpath.join(here, name) != document.source.name:
+            path = f'"{posixpath.join(folder, name)}"'
+            snippet = f'{keys.escaped(path[:-1])}$0"' if name.endswith("/") else ""  # go on behind the slash
+            yield Item(path, "file", snippet=snippet)

@@ -1,0 +1,137 @@
+"""A Hugging Face config.json → a model of a spec, with all that a spec does not say.
+
+Every key is read into the model, known to make no difference (keys.IRRELEVANT), refused (keys.REFUSED), or reported as
+unknown. The rules are those of the classes of `transformers`, and of DeepSeek's own modeling code where they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from compiler.importers.attention import attention
+from compiler.importers.families import FAMILIES, OTHER_TYPES
+from compiler.importers.json_text import Json
+from compiler.importers.keys import IRRELEVANT, REFUSED
+from compiler.importers.layers import layers
+from compiler.importers.reader import Reader, Remark, shown
+from dsl import rules
+from dsl.diagnostics import Diagnostic, in_order
+from dsl.resolve.context import suggest
+from dsl.resolve.fields import fields_of
+from dsl.schema import Model, Mtp, Phase, Spec
+from dsl.source import Span
+
+MTP_WEIGHT = 0.3  # DeepSeek-V3's for its first 10T tokens
+LONGEST = 4096  # tokens of a sequence, where a config names a context that is longer
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a config describes."""
+
+    model_type: str
+    model: Model | None  # None where the config has mistakes
+    context: int  # tokens of a pre-training sequence
+    remarks: tuple[Remark, ...]
+    diagnostics: tuple[Diagnostic, ...]  # in the order of the config
+
+
+def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
+    """The model of a config, under a name. Nothing is raised: what is wrong is in the diagnostics."""
+    source = root.span.source
+    if not isinstance(root.value, Mapping):
+        mistake = Diagnostic("I0101", f"a config is a JSON object, this is {shown(root)}", root.span)
+        return Imported("", None, 0, (), (mistake,))
+    reader = Reader(root, lossy=lossy)
+    model_type = _model_type(reader)
+    if model_type not in FAMILIES:
+        return Imported(model_type, None, 0, (), tuple(reader.mistakes))
+    family = FAMILIES[model_type]
+    context = reader.count("max_position_embeddings", 1, 2**40, LONGEST)
+    hidden = reader.number("model.hidden", Model, "hidden", "hidden_size")
+    attended, original = attention(reader, family, hidden, context)
+    fields = {
+        "name": name,
+        "vocab": reader.number("model.vocab", Model, "vocab", "vocab_size"),
+        "hidden": hidden,
+        "init_std": reader.number("model.init_std", Model, "init_std", "initializer_range", default=0.02),
+        "norm_eps": reader.number("model.norm_eps", Model, "norm_eps", "rms_norm_eps", default=family.norm_eps),
+        "attention": attended,
+        "layers": layers(reader, family, model_type),
+        "mtp": _mtp(reader),
+    }
+    _others(reader)
+    model = None
+    if not reader.failed:
+        model = Model(**fields)
+        reader.mistakes += _broken_rules(model, reader.origins)
+    return Imported(
+        model_type,
+        None if reader.failed else model,
+        min(original or context, LONGEST),
+        tuple(dict.fromkeys(reader.remarks)),
+        in_order(reader.mistakes, (source,)),
+    )
+
+
+def _model_type(reader: Reader) -> str:
+    """The model type, if a spec can describe it; otherwise that is the one mistake."""
+    found = reader.members.get("model_type")
+    known = ", ".join(FAMILIES)
+    if found is None or not isinstance(found.value, str):
+        what = "`model_type` is missing" if found is None else f"`model_type` is a text, {shown(found)} is not"
+        code = "I0202" if found is None else "I0203"
+        reader.complain(code, what, found.span if found else reader.origins[""], f"one of {known}")
+        return ""
+    name = found.value
+    if name not in FAMILIES:
+        text = reader.members.get("text_config")
+        inner = text.value.get("model_type") if text and isinstance(text.value, Mapping) else None
+        if inner is not None and isinstance(inner.value, str) and inner.value in FAMILIES:
+            hint = "its `text_config` is one that can be: put that object into a file of its own"
+        else:
+            hint = suggest(name, tuple(FAMILIES)) if name not in OTHER_TYPES else ""
+        why = f": {OTHER_TYPES[name]}" if name in OTHER_TYPES else ""
+        message = f"a model of type {shown(name)} cannot be written as a spec{why}"
+        reader.complain("I0201", message, found.span, hint or f"these can: {known}")
+    reader.used.add("model_type")
+    return name
+
+
+def _mtp(reader: Reader) -> Mtp | None:
+    depth = reader.count("num_nextn_predict_layers", 0, 16, 0, "num_mtp_layers")
+    if not depth:
+        return None
+    if depth > 1:
+        reader.refuse("mtp", "num_nextn_predict_layers", "a spec predicts one token beyond the next")
+    reader.remarks.append(Remark("mtp", f"weight is not in the config: {MTP_WEIGHT} is DeepSeek-V3's to begin with"))
+    return Mtp(depth=1, weight=(Phase(value=MTP_WEIGHT),))
+
+
+def _others(reader: Reader) -> None:
+    """Keys that are refused, or not known."""
+    for name, (harmless, meaning, place) in REFUSED.items():
+        value = reader.members.get(name)
+        reader.used.add(name)
+        if value is not None and value.value is not None:
+            same = (value.value == each and type(value.value) is type(each) for each in harmless)
+            if not any(same):
+                reader.refuse(place, name, meaning)
+    classes = reader.members.get("architectures")
+    listed = classes.value if classes is not None and isinstance(classes.value, tuple) else ()
+    for each in listed:
+        if not isinstance(each.value, str) or not each.value.endswith("ForCausalLM"):
+            text = f"architectures: {shown(each)}; this spec predicts the next token, as *ForCausalLM does"
+            reader.warn("I0303", "model", text, each.span)
+    for name, value in reader.members.items():
+        if name not in reader.used and name not in IRRELEVANT and not name.startswith("_"):
+            text = f"`{shown(name)[1:-1]}` = {shown(value)} is not known, and not in this spec"
+            reader.warn("I0302", "model", text, value.key)
+
+
+def _broken_rules(model: Model, origins: Mapping[str, Span]) -> list[Diagnostic]:
+    """The rules of a spec that the model breaks, at the places of the config."""
+    absent = set(fields_of(Spec)) - {"model"}
+    found = rules.check(Spec.model_construct(model=model), origins, absent)
+    return [replace(item, hint="") for item in found]

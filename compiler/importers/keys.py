@@ -1,0 +1,60 @@
+"""What is known of the keys of Hugging Face configurations that are not read into a model."""
+
+from __future__ import annotations
+
+from compiler.importers.reader import Place
+
+# key → why it makes no difference to what is trained
+IRRELEVANT = {
+    "architectures": "the class of the model; model_type says the same",
+    "auto_map": "where the code of the class is",
+    "base_model_tp_plan": "how inference splits the weights",
+    "bos_token_id": "the tokenizer's",
+    "chunk_size_feed_forward": "how inference is cut",
+    "dtype": "how the published weights are stored",
+    "eos_token_id": "the tokenizer's",
+    "ep_size": "how inference spreads the experts",
+    "head_dim_original": "a note of the converter",
+    "id2label": "of classification",
+    "is_encoder_decoder": "false of these models",
+    "label2id": "of classification",
+    "max_position_embeddings": "a run says how long its sequences are",
+    "max_window_layers": "of sliding windows, which are refused where they are used",
+    "num_return_sequences": "of generation",
+    "output_attentions": "what inference returns",
+    "output_hidden_states": "what inference returns",
+    "output_router_logits": "what the forward returns",
+    "pad_token_id": "the tokenizer's",
+    "prefix": "of generation",
+    "pretraining_tp": "repeats the rounding of a tensor-parallel run",
+    "problem_type": "of classification",
+    "qk_head_dim": "nope + rope",
+    "quantization_config": "how the published weights are stored",
+    "return_dict": "what inference returns",
+    "rope_interleave": "the order of rotated pairs: weights that are trained anew do not depend on it",
+    "tokenizer_class": "the tokenizer's",
+    "torch_dtype": "how the published weights are stored",
+    "transformers_version": "who wrote the file",
+    "use_cache": "of generation",
+}
+
+# key → (values that ask for nothing, what other values ask for, where the comment belongs)
+REFUSED: dict[str, tuple[tuple[object, ...], str, Place]] = {
+    "attention_bias": ((False,), "biases on the projections of attention; a spec has none", "attention"),
+    "attention_dropout": ((0, 0.0), "dropout; a spec has none", "attention"),
+    "attn_logit_softcapping": ((), "logits of attention bent by tanh; a spec has plain softmax", "attention"),
+    "clip_qkv": ((), "queries, keys and values cut off at a value", "attention"),
+    "embd_pdrop": ((0, 0.0), "dropout; a spec has none", "model"),
+    "final_logit_softcapping": ((), "logits of the head bent by tanh", "model"),
+    "hidden_act": (("silu", "swish"), "the activation of a spec is SwiGLU's silu", "ffn"),
+    "hidden_dropout": ((0, 0.0), "dropout; a spec has none", "model"),
+    "index_topk": ((), "attention to chosen tokens only; a spec attends to all", "attention"),
+    "mlp_bias": ((False,), "biases in the feed-forward layers; a spec has none", "ffn"),
+    "partial_rotary_factor": ((1, 1.0), "a part of each head is rotated; a spec rotates all of it", "rope"),
+    "qk_layernorm": ((False,), "norms on queries and keys that this model type does not have", "attention"),
+    "resid_pdrop": ((0, 0.0), "dropout; a spec has none", "model"),
+    "router_jitter_noise": ((0, 0.0), "noise on what the gate reads; a spec has none", "ffn"),
+    "shared_expert_intermediate_size": ((0,), "a shared expert of its own width, behind a gate", "ffn"),
+    "tie_word_embeddings": ((False,), "embedding and head are one matrix; a spec has two", "model"),
+    "use_qk_norm": ((False,), "norms on queries and keys that this model type does not have", "attention"),
+}

@@ -1,0 +1,151 @@
+"""Feed-forward parts of a Hugging Face config: which layers have experts, how a gate chooses, what balances them."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from compiler.importers.families import Family
+from compiler.importers.reader import REQUIRED, Reader, Remark, shown
+from dsl.schema import Balance, Dense, LayerRange, Moe, Phase
+from dsl.schema.model import MAX_LAYER
+
+OF_EXPERTS = {
+    *("n_routed_experts", "num_experts", "num_local_experts", "n_shared_experts", "num_experts_per_tok"),
+    *("n_group", "topk_group", "topk_method", "scoring_func", "norm_topk_prob", "routed_scaling_factor"),
+    *("moe_intermediate_size", "aux_loss_alpha", "router_aux_loss_coef", "seq_aux"),
+}
+BIAS_RATE = 0.001  # DeepSeek-V3's; a config says that there is a bias, not how fast it moves
+
+
+def layers(reader: Reader, family: Family, model_type: str) -> tuple[LayerRange, ...]:
+    """All layers, as the ranges that a spec has."""
+    num_layers = reader.count("num_hidden_layers", 1, MAX_LAYER + 1)
+    sparse = {"dense": _all_dense, "deepseek": _deepseek_layers, "qwen": _qwen_layers, "mixtral": _all_sparse}
+    kinds = sparse[family.ffn](reader, num_layers)
+    order = [kind for kind, _ in groupby(kinds)]
+    dense = _dense(reader, order.index(False)) if False in order else None
+    moe = _moe(reader, family, model_type, order.index(True)) if True in order else None
+    if family.ffn != "dense":  # keys of a part that no layer has
+        reader.used |= OF_EXPERTS if moe is None else {"intermediate_size"}
+    spans, first = [], 0
+    for kind, run in groupby(kinds):
+        length = len(list(run))
+        ffn = moe if kind else dense
+        assert ffn is not None
+        spans.append(LayerRange(first=first, last=first + length - 1, ffn=ffn))
+        first += length
+    return tuple(spans)
+
+
+def _all_dense(reader: Reader, num_layers: int) -> list[bool]:
+    return [False] * num_layers
+
+
+def _all_sparse(reader: Reader, num_layers: int) -> list[bool]:
+    return [True] * num_layers
+
+
+def _deepseek_layers(reader: Reader, num_layers: int) -> list[bool]:
+    every = reader.count("moe_layer_freq", 1, MAX_LAYER + 1, 1)
+    if "n_routed_experts" in reader.members and reader.members["n_routed_experts"].value is None:
+        reader.used |= {"n_routed_experts", "first_k_dense_replace"}
+        return [False] * num_layers
+    dense = reader.count("first_k_dense_replace", 0, MAX_LAYER + 1)
+    return [layer >= dense and layer % every == 0 for layer in range(num_layers)]
+
+
+def _qwen_layers(reader: Reader, num_layers: int) -> list[bool]:
+    step = reader.count("decoder_sparse_step", 1, MAX_LAYER + 1, 1)
+    listed = reader.get("mlp_only_layers")
+    dense = [each.value for each in listed.value] if listed is not None and isinstance(listed.value, tuple) else []
+    if listed is not None and (not isinstance(listed.value, tuple) or not all(type(each) is int for each in dense)):
+        reader.complain("I0203", f"`mlp_only_layers` is a list of layers, {shown(listed)} is not", listed.span)
+    return [layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)]
+
+
+def _dense(reader: Reader, index: int) -> Dense:
+    return Dense(inner=reader.number(f"model.layers.{index}.ffn.inner", Dense, "inner", "intermediate_size"))
+
+
+def _moe(reader: Reader, family: Family, model_type: str, index: int) -> Moe:
+    at = f"model.layers.{index}.ffn"
+    aliases = ("num_local_experts", "num_experts")  # what `transformers` also reads them from
+    names = ("n_routed_experts", *aliases) if family.ffn == "deepseek" else aliases
+    inner = "intermediate_size" if family.ffn == "mixtral" else "moe_intermediate_size"
+    moe = Moe(
+        experts=reader.number(f"{at}.experts", Moe, "experts", *names),
+        shared=0,
+        top_k=reader.number(f"{at}.top_k", Moe, "top_k", "num_experts_per_tok"),
+        inner=reader.number(f"{at}.inner", Moe, "inner", inner),
+        score=family.score,
+        normalize=True if family.ffn == "mixtral" else reader.flag("norm_topk_prob", family.score == "sigmoid"),
+        balance=Balance(),
+    )
+    if family.ffn == "deepseek":
+        return _deepseek_gate(reader, family, model_type, moe, at)
+    balance = Balance(
+        sequence_loss=_batch_loss(reader, "router_aux_loss_coef", "batch and all layers, on another scale")
+    )
+    _is_balanced(reader, balance)
+    return moe.model_copy(update={"balance": balance})
+
+
+def _deepseek_gate(reader: Reader, family: Family, model_type: str, moe: Moe, at: str) -> Moe:
+    score, method = reader.text("scoring_func", family.score), reader.text("topk_method", family.method)
+    silent = 1 if method == "greedy" else REQUIRED
+    groups = reader.number(f"{at}.groups", Moe, "groups", "n_group", default=silent, null=1)
+    top_groups = reader.number(f"{at}.top_groups", Moe, "top_groups", "topk_group", default=silent, null=1)
+    scale = reader.number(
+        f"{at}.scale", Moe, "scale", "routed_scaling_factor", default=1.0 if score == "softmax" else REQUIRED
+    )
+    if score not in ("sigmoid", "softmax"):
+        reader.refuse("ffn", "scoring_func", "the scores of a spec are sigmoid or softmax")
+        score = family.score
+    if method == "greedy" and groups > 1:
+        text = f"n_group = {groups} is not in this spec: topk_method greedy chooses among all experts"
+        reader.warn("I0303", "ffn", text, reader.members["n_group"].key)
+    if method == "greedy":
+        groups = top_groups = 1
+    elif method not in ("noaux_tc", "group_limited_greedy") or (method == "noaux_tc") != (score == "sigmoid"):
+        how = "noaux_tc with sigmoid scores, group_limited_greedy with softmax, and greedy with either"
+        reader.refuse("ffn", "topk_method", f"with {score} scores; a spec has {how}")
+    if moe.normalize and score == "softmax" and scale != 1:
+        text = f"routed_scaling_factor = {shown(scale)} is not in this spec: {model_type} does not scale where it "
+        reader.warn("I0303", "ffn", f"{text}normalizes (norm_topk_prob)", reader.members["routed_scaling_factor"].key)
+        scale = 1.0
+    weigh = _loss if reader.flag("seq_aux", True) else _batch_loss
+    balance = Balance(sequence_loss=weigh(reader, "aux_loss_alpha"))
+    if method == "noaux_tc" and score == "sigmoid":
+        reader.remarks.append(Remark("balance", f"bias_rate is not in the config: {BIAS_RATE} is DeepSeek-V3's"))
+        balance = balance.model_copy(update={"bias_rate": (Phase(value=BIAS_RATE),)})
+    _is_balanced(reader, balance)
+    return moe.model_copy(
+        update={
+            "shared": reader.number(f"{at}.shared", Moe, "shared", "n_shared_experts", default=0),
+            "groups": groups,
+            "top_groups": top_groups,
+            "score": score,
+            "scale": scale,
+            "balance": balance,
+        }
+    )
+
+
+def _loss(reader: Reader, name: str) -> float:
+    weight: float = reader.number("", Balance, "sequence_loss", name, default=0.0)
+    return weight
+
+
+def _batch_loss(reader: Reader, name: str, over: str = "batch") -> float:
+    """A balancing loss over the whole batch. A spec has one for each sequence: the nearest, and said to be another."""
+    weight = _loss(reader, name)
+    if weight:
+        text = f"{name} = {shown(weight)} weighs a loss over the {over}; in this spec, one for each sequence"
+        reader.warn("I0303", "balance", text, reader.members[name].key)
+    return weight
+
+
+def _is_balanced(reader: Reader, balance: Balance) -> None:
+    if balance == Balance() and not reader.failed:
+        text = "the config has nothing that keeps the load of the experts even; see bias_rate and sequence_loss"
+        reader.warn("I0303", "balance", text)

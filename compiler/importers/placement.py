@@ -1,0 +1,150 @@
+"""A run to begin with for a model: the smallest cluster of 8-GPU nodes that holds it, and a recipe to be changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Literal
+
+from compiler.importers.write import number
+from dsl.counts import parameters
+from dsl.memory import lower_bound
+from dsl.schema import BUILT_IN, Batch, Model, Moe, Parallel, Schedule, Spec, Train
+
+DEVICES = 8  # of a node
+MEMORY = 80e9  # bytes of a device
+ROOM = 0.45  # of the memory, for activations and all else that the lower bound leaves out
+LAPTOP = 50_000_000  # parameters that a laptop trains in FP32, 16 bytes each
+PIPELINES = (1, 2, 4, 8, 16)
+MAX_NODES = 4096
+MAX_EXPERT = 64
+SEQUENCES = 512  # of a step, at least
+STEPS = 20_000
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a model is spread over `nodes` of 8 devices."""
+
+    nodes: int
+    schedule: Literal["dualpipe", "1f1b"]
+    parallel: Parallel
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a step: whole micro-batches, as many as DualPipe wants."""
+        unit = 2 * self.parallel.pipeline * self.parallel.data
+        return unit * -(-SEQUENCES // unit)
+
+
+def run_text(model: Model, context: int) -> str:
+    """A `run pretrain` and its cluster; "" where no cluster that is thought of here holds the model."""
+    found = parameters(model)
+    if found.total + found.mtp <= LAPTOP and model.vocab > 256:
+        return _laptop(model, context)
+    place = _smallest(model, context)
+    return _cluster(model, context, place) if place else ""
+
+
+def _smallest(model: Model, context: int) -> Place | None:
+    """The first of ever larger places that holds the model."""
+    sparse = [span.ffn for span in model.layers if isinstance(span.ffn, Moe)]
+    experts = gcd(*(ffn.experts for ffn in sparse)) or 1
+    nodes = 1
+    while nodes <= MAX_NODES:
+        most = max(1, min(nodes * DEVICES, model.num_layers // 2))  # a stage of one layer wastes its rank
+        for pipeline in (each for each in PIPELINES if each <= most):
+            data = nodes * DEVICES // pipeline
+            # DualPipe hides the all-to-all of experts; without experts it only costs memory
+            schedule: Literal["dualpipe", "1f1b"] = "dualpipe" if sparse and pipeline > 1 else "1f1b"
+            parallel = Parallel(pipeline=pipeline, data=data, expert=_divisor(gcd(experts, data)), zero=1)
+            place = Place(nodes, schedule, parallel)
+            if lower_bound(_outline(model, context, place)).total <= (1 - ROOM) * MEMORY:
+                return place
+        nodes *= 2
+    return None
+
+
+def _outline(model: Model, context: int, place: Place) -> Spec:
+    """As much of a spec as its memory depends on."""
+    batch = Batch(start=place.batch, end=place.batch)
+    return Spec.model_construct(
+        model=model,
+        precision=BUILT_IN["bf16"],
+        parallel=place.parallel,
+        schedule=Schedule(name=place.schedule),
+        train=Train.model_construct(sequence=context, micro_batch=1, batch=batch),
+    )
+
+
+def _divisor(number: int) -> int:
+    return next(each for each in range(min(number, MAX_EXPERT), 0, -1) if number % each == 0)
+
+
+def _cluster(model: Model, context: int, place: Place) -> str:
+    tokens = place.batch * context
+    expert = f", expert = {place.parallel.expert}" if place.parallel.expert > 1 else ""
+    return f"""\
+# A place to begin, not a recipe: the smallest cluster of its kind that holds the model, and rates that are common.
+run pretrain {{
+  model = {model.name}
+  cluster = h100 # yours: nodes, devices, their memory
+  precision = bf16
+
+  parallel {{ pipeline = {place.parallel.pipeline}{expert}, data = auto, zero = 1 }}
+  schedule {{ name = {place.schedule} }}
+
+  train {{
+    sequence = {context}
+    micro_batch = 1
+    batch = {place.batch} # sequences of a step: {tokens:,} tokens
+    steps = {number(STEPS)} # {tokens * STEPS / 1e9:,.0f}B tokens; set what your data gives
+    optimizer adamw {{ beta1 = 0.9, beta2 = 0.95, weight_decay = 0.1, clip = 1.0 }}
+    rate {{
+      warmup 2000 steps to 3e-4
+      cosine to 3e-5
+    }}
+    checkpoint {{ every = 1000 steps, keep = 3 }}
+  }}
+  data {{ source = "corpus/*.jsonl", tokenizer = "tokenizer.json", validation = 0.1% }}
+}}
+
+cluster h100 {{
+  nodes = {place.nodes}
+  node {{
+    devices = {DEVICES}
+    device h100 {{ sms = 132, memory = 80GB, hbm = 3.35TB/s, bf16 = 989TFLOPS, fp8 = 1979TFLOPS }}
+    nvlink = 450GB/s
+    nic = 50GB/s
+  }}
+}}
+"""
+
+
+def _laptop(model: Model, context: int) -> str:
+    return f"""\
+# A place to begin: this model is small enough to train on this machine, on the source files of its Python.
+run pretrain {{
+  model = {model.name}
+  cluster = laptop
+  precision = fp32
+
+  train {{
+    sequence = {min(context, 128)}
+    micro_batch = 2
+    batch = 8
+    steps = 200
+    optimizer adamw {{ beta1 = 0.9, beta2 = 0.95, weight_decay = 0.1, clip = 1.0 }}
+    rate {{
+      warmup 20 steps to 1e-3
+      cosine to 1e-4
+    }}
+  }}
+  data {{ source = python_stdlib, tokenizer = train({min(model.vocab, 4096)}), validation = 5% }}
+}}
+
+cluster laptop {{
+  nodes = 1
+  node {{ devices = 1, device cpu {{ cores = 1, memory = 4GB }} }}
+}}
+"""

@@ -1,0 +1,142 @@
+"""A model and what was remarked on it → the text of a spec, in the house's style. It reads back as the same model."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from compiler.importers.reader import Place, Remark
+from dsl.counts import parameters
+from dsl.schema import Balance, Dense, Gqa, Mla, Model, Moe, Phase
+
+WIDTH = 112  # of a comment
+MAX_REMARKS = 50  # at one place
+INDENT = "  "
+MAX_NAME = 48
+TAKEN = {
+    "auto",
+    "none",
+    "true",
+    "false",
+    "model",
+    "cluster",
+    "precision",
+    "run",
+    "let",
+    "import",
+    "extends",
+    "pretrain",
+}
+
+
+def identifier(text: str, fallback: str = "imported") -> str:
+    """A name for a block: ASCII letters, digits and underscores of the last part of a path or of a model's name."""
+    part = text.rstrip("/").rpartition("/")[2]
+    name = re.sub(r"[^a-z0-9]+", "_", part.lower()).strip("_")[:MAX_NAME].strip("_")
+    if not name:
+        return fallback
+    return name if name[0].isalpha() and name not in TAKEN else f"model_{name}"
+
+
+def model_text(model: Model, model_type: str, remarks: Iterable[Remark]) -> str:
+    """The model block, its comments before it and in it."""
+    return "\n".join(_model(model, model_type, tuple(remarks))) + "\n"
+
+
+def number(value: float) -> str:
+    """A number as it is written here: `129_280`, `1e-6`, `0.02`."""
+    if value == int(value) and abs(value) < 1e15:
+        whole = int(value)
+        return f"{whole:_}" if whole >= 10_000 else str(whole)
+    mantissa, e, exponent = repr(value).partition("e")
+    return f"{mantissa}e{int(exponent)}" if e else mantissa
+
+
+def comment(text: str, indent: str = "") -> Iterator[str]:
+    """A text as comment lines: one line of ASCII after another, whatever it holds."""
+    plain = text.encode("ascii", "backslashreplace").decode("ascii")
+    plain = "".join(c if c.isprintable() else "?" for c in plain)
+    for line in textwrap.wrap(plain, WIDTH - len(indent), subsequent_indent="  "):
+        yield f"{indent}# {line}"
+
+
+def _remarked(remarks: tuple[Remark, ...], place: Place, indent: str) -> Iterator[str]:
+    texts = [remark.text for remark in remarks if remark.place == place]
+    for text in texts[:MAX_REMARKS]:
+        yield from comment(text, indent)
+    if len(texts) > MAX_REMARKS:
+        yield f"{indent}# and {len(texts) - MAX_REMARKS} more"
+
+
+def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterator[str]:
+    found = parameters(model)
+    of_mtp = f", and {found.mtp:,} of multi-token prediction" if found.mtp else ""
+    yield from comment(f"From a Hugging Face config of type {model_type}: {found.total:,} parameters{of_mtp}.")
+    yield from _remarked(remarks, "model", "")
+    yield f"model {model.name} {{"
+    sizes = f"vocab = {number(model.vocab)}, hidden = {number(model.hidden)}"
+    yield f"  {sizes}, init_std = {number(model.init_std)}, norm_eps = {number(model.norm_eps)}"
+    yield from _remarked(remarks, "attention", INDENT)
+    yield from _mla(model.attention, remarks) if isinstance(model.attention, Mla) else _gqa(model.attention, remarks)
+    yield from _remarked(remarks, "ffn", INDENT)
+    told = False
+    for span in model.layers:
+        if isinstance(span.ffn, Dense):
+            yield f"  layers {span.first}..{span.last} {{ ffn dense {{ inner = {number(span.ffn.inner)} }} }}"
+        else:
+            yield f"  layers {span.first}..{span.last} {{"
+            yield from _moe(span.ffn, () if told else remarks)
+            yield "  }"
+            told = True
+    if model.mtp is not None:
+        yield from _remarked(remarks, "mtp", INDENT)
+        yield f"  mtp {{ depth = {model.mtp.depth}, weight = {_phases(model.mtp.weight)} }}"
+    yield "}"
+
+
+def _mla(mla: Mla, remarks: tuple[Remark, ...]) -> Iterator[str]:
+    dim, rank = mla.head_dim, "none" if mla.query_rank is None else number(mla.query_rank)
+    yield "  attention mla {"
+    yield f"    heads = {number(mla.heads)}, query_rank = {rank}, kv_rank = {number(mla.kv_rank)}"
+    yield f"    head_dim {{ nope = {dim.nope}, rope = {dim.rope}, value = {dim.value} }}"
+    yield from _rope(mla.rope.theta, remarks)
+
+
+def _gqa(gqa: Gqa, remarks: tuple[Remark, ...]) -> Iterator[str]:
+    norm = ", qk_norm = true" if gqa.qk_norm else ""
+    yield "  attention gqa {"
+    yield f"    heads = {number(gqa.heads)}, kv_heads = {number(gqa.kv_heads)}, head_dim = {gqa.head_dim}{norm}"
+    yield from _rope(gqa.rope.theta, remarks)
+
+
+def _rope(theta: float, remarks: tuple[Remark, ...]) -> Iterator[str]:
+    yield from _remarked(remarks, "rope", INDENT * 2)
+    yield f"    rope {{ theta = {number(theta)} }}"
+    yield "  }"
+
+
+def _moe(moe: Moe, remarks: tuple[Remark, ...]) -> Iterator[str]:
+    yield "    ffn moe {"
+    sizes = f"experts = {number(moe.experts)}, shared = {moe.shared}, top_k = {moe.top_k}"
+    yield f"      {sizes}, inner = {number(moe.inner)}"
+    if (moe.groups, moe.top_groups) != (1, 1):
+        yield f"      groups = {number(moe.groups)}, top_groups = {number(moe.top_groups)}"
+    normalize = "true" if moe.normalize else "false"
+    yield f"      score = {moe.score}, normalize = {normalize}, scale = {number(moe.scale)}"
+    yield from _remarked(remarks, "balance", INDENT * 3)
+    if moe.balance != Balance():
+        yield f"      balance {{ {', '.join(_balance(moe.balance))} }}"
+    yield "    }"
+
+
+def _balance(balance: Balance) -> Iterator[str]:
+    if balance.bias_rate is not None:
+        yield f"bias_rate = {_phases(balance.bias_rate)}"
+    if balance.sequence_loss:
+        yield f"sequence_loss = {number(balance.sequence_loss)}"
+
+
+def _phases(phases: tuple[Phase, ...]) -> str:
+    assert len(phases) == 1
+    return number(phases[0].value)

@@ -1,0 +1,87 @@
+"""Multi-head latent attention, a pre-norm residual block. Source: DeepSeek-V2, arXiv 2405.04434, §2.1.
+
+T tokens of a micro-batch · D hidden · C rank of keys and values. Queries are of low rank too, if the model says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compiler import ir
+from compiler.layers.build import Place, segment
+from dsl.schema import Mla
+
+PARAMETERS = {
+    "norm": "attention.norm",
+    "q": "attention.q",
+    "q_down": "attention.q_down",
+    "q_norm": "attention.q_norm",
+    "q_up": "attention.q_up",
+    "kv_down": "attention.kv_down",
+    "kv_norm": "attention.kv_norm",
+    "kv_up": "attention.kv_up",
+    "out": "attention.out",
+}
+
+
+def mla(
+    ops: Any,
+    p: Any,
+    h_TD: Any,
+    *,
+    eps: float,
+    query_rank: int,
+    kv_rank: int,
+    sequence: int,
+    heads: int,
+    nope: int,
+    rope: int,
+    value: int,
+    theta: float,
+) -> tuple[Any, ...]:
+    """h + out(attend(q, [k_nope | v], k_rope)): keys and values from a normed latent, one rope key for all heads."""
+    x_TD = ops.rmsnorm(h_TD, p.norm, eps)
+    if query_rank:
+        q_T = ops.linear(ops.rmsnorm(ops.linear(x_TD, p.q_down), p.q_norm, eps), p.q_up)
+    else:
+        q_T = ops.linear(x_TD, p.q)
+    latent_TC, k_rope_T = ops.split2(ops.linear(x_TD, p.kv_down), kv_rank)
+    kv_T = ops.linear(ops.rmsnorm(latent_TC, p.kv_norm, eps), p.kv_up)
+    o_T = ops.mla_attention(q_T, kv_T, k_rope_T, sequence, heads, nope, rope, value, theta)
+    return (ops.add(h_TD, ops.linear(o_T, p.out)),)
+
+
+def build(place: Place, sizes: Mla) -> ir.Segment:
+    D, param = place.D, place.param
+    nope, rope, value = sizes.head_dim.nope, sizes.head_dim.rope, sizes.head_dim.value
+    query_width = sizes.heads * (nope + rope)
+    query: tuple[ir.Param, ...] = (param("q", query_width, D),)
+    if sizes.query_rank:
+        query = (
+            param("q_down", sizes.query_rank, D),
+            param("q_norm", sizes.query_rank),
+            param("q_up", query_width, sizes.query_rank),
+        )
+    return segment(
+        "attention",
+        mla,
+        (
+            param("norm", D),
+            *query,
+            param("kv_down", sizes.kv_rank + rope, D),
+            param("kv_norm", sizes.kv_rank),
+            param("kv_up", sizes.heads * (nope + value), sizes.kv_rank),
+            param("out", D, sizes.heads * value),
+        ),
+        (place.input("h", place.T, D),),
+        ("y",),
+        eps=place.model.norm_eps,
+        query_rank=sizes.query_rank or 0,
+        kv_rank=sizes.kv_rank,
+        sequence=place.spec.train.sequence,
+        heads=sizes.heads,
+        nope=nope,
+        rope=rope,
+        value=value,
+        theta=sizes.rope.theta,
+    )

@@ -1,0 +1,75 @@
+"""docs/reference/commands.md, from the parsers of the commands themselves."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import keyword
+from typing import Any
+
+from compiler import cli
+from dsl.reference.pages import MADE
+
+
+class Recorder(argparse.ArgumentParser):
+    """A parser that remembers its arguments in the order they were added."""
+
+    def __init__(self, **options: Any) -> None:
+        self.listed: list[argparse.Action] = []
+        super().__init__(**options, add_help=False)
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        action = super().add_argument(*names, **options)
+        self.listed.append(action)
+        return action
+
+
+def commands_page() -> str:
+    """Every command: what its module says of it, its arguments, and what its exit code means."""
+    assert cli.__doc__
+    codes = " ".join(cli.__doc__.partition("Exit codes: ")[2].split())
+    parts = [
+        f"{MADE}# Commands\n",
+        "`dsc COMMAND --help` prints the same. A spec is named `SPEC` or, where its file has several runs, `SPEC:RUN`;",
+        "without one, commands take the spec of the current folder.\n",
+        "\n".join(f"- [{name}](#{name}): {line}" for name, line in cli.COMMANDS.items()),
+        "\n## Exit codes\n",
+        "".join(f"- {code.strip().rstrip('.')}\n" for code in codes.split(" · ")),
+        *(_command(name) for name in cli.COMMANDS),
+    ]
+    return "\n".join(parts)
+
+
+def _command(name: str) -> str:
+    module = importlib.import_module(f"compiler.commands.{name}{'_' * keyword.iskeyword(name)}")
+    parser = Recorder(prog=f"dsc {name}")
+    module.add_arguments(parser)
+    rows = (f"| {_written(action)} | {_help(parser, action)} |\n" for action in parser.listed)
+    table = "| argument | is |\n| --- | --- |\n" + "".join(rows) if parser.listed else ""
+    return f"## {name}\n\n{_told(module.__doc__ or '')}\n\n{table}"
+
+
+def _told(text: str) -> str:
+    """A module's docstring as Markdown; a paragraph of command lines is quoted as it is."""
+    blocks = text.strip().split("\n\n")
+    return "\n\n".join(
+        f"```sh\n{block}\n```"
+        if all(line.startswith("dsc ") for line in block.splitlines())
+        else " ".join(block.split())
+        for block in blocks
+    )
+
+
+def _written(action: argparse.Action) -> str:
+    value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
+    takes = "" if action.nargs == 0 else f" {value}"
+    return _cell(f"`{', '.join(action.option_strings) + takes}`" if action.option_strings else f"`{value}`")
+
+
+def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    return _cell((action.help or "") % (vars(action) | {"prog": parser.prog}))
+
+
+def _cell(text: str) -> str:
+    """Text of a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,225 @@
+"""For numbers that cannot all be right: the smallest set of lines that cannot hold together, and edits that mend it.
+
+Imported only when a joint rule is broken. What is said is checked: every edit has been tried on the spec itself, and
+where the search would take long, less is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dsl.conflict.search import Change, Problem, Row, TooManyError
+from dsl.conflict.sheet import DATA, MODEL, PRECISION, SCHEDULE, WORLD, Sheet, Variable, text_of, variables
+from dsl.diagnostics import Conflict, Diagnostic, Edit, in_order
+from dsl.rules import JOINT, missing, related
+from dsl.rules.finding import Finding, Rule
+from dsl.rules.parallel import one_tensor_and_context
+from dsl.rules.resources import state_fits
+from dsl.schema import Spec
+from dsl.source import Source, Span
+
+REFUSED = frozenset(("parallel.tensor", "parallel.context"))  # degrees that must be 1, so nothing depends on them
+MAX_CONFLICTS = 5  # of one spec; where there are more, each mistake keeps its own hint
+MAX_VARIABLES = 150  # of one search
+MAX_NAMED = 8  # lines of a resolution of many
+MAX_SHOWN = 5  # resolutions
+MAX_VERIFIED = 15  # resolutions tried on the spec, about 2 ms each
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A resolved spec that is wrong."""
+
+    spec: Spec
+    origins: Mapping[str, Span]
+    failed: Collection[str]
+    sources: Sequence[Source]
+    constants: Collection[str]  # names of `let`
+    again: Callable[[Mapping[Span, str]], Iterable[Diagnostic]]  # what is wrong when some values are others
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A broken rule, the message about it, and the variables it is about."""
+
+    at: str
+    message: Diagnostic
+    paths: frozenset[str]
+    rule: Rule | None  # None: told while resolving
+
+
+def explained(
+    subject: Subject, told: Sequence[Diagnostic], found: Sequence[tuple[Rule, Finding, Diagnostic]]
+) -> list[Diagnostic]:
+    """All messages, with a conflict on the first one of those that each conflict explains."""
+    known = variables(subject.spec, subject.origins, subject.failed, subject.constants)
+    failed = [path for path in subject.failed if path != DATA or path not in known or not {*WORLD} <= known.keys()]
+    rows = [
+        Row(frozenset(path for path in known if _reads(reads, path)), rule)
+        for reads, rule in JOINT
+        if not missing(reads, failed)
+    ]
+    of_rule = {row.rule: row.paths for row in rows}
+    broken = [
+        Broken(finding.at, message, _instance(finding, of_rule[rule], rule, known), rule)
+        for rule, finding, message in found
+        if rule in of_rule
+    ]
+    broken += [
+        Broken(DATA, message, frozenset({*WORLD, DATA, SCHEDULE} & known.keys()) - REFUSED, None)
+        for message in told
+        if message.code == "E0801" and {*WORLD} <= known.keys()
+    ]
+    messages = [*told, *(message for _, _, message in found)]
+    for group in _groups(broken)[:MAX_CONFLICTS]:
+        messages = _explain(subject, known, rows, group, broken, messages)
+    return messages
+
+
+def _reads(reads: Sequence[str], path: str) -> bool:
+    """Whether a row reads a variable; a model or precision as a whole only where it says so."""
+    return path in reads if path in (MODEL, PRECISION) else any(related(read, path) for read in reads)
+
+
+def _instance(finding: Finding, paths: frozenset[str], rule: Rule, known: Mapping[str, Variable]) -> frozenset[str]:
+    """The variables that a finding is about: of layers only those it names; with `auto` also what it follows from."""
+    named = (finding.at, *(path for _, path in finding.notes))
+    layers = {path.split(".")[2] for path in named if path.startswith("model.layers.")}
+    found = {
+        path
+        for path in paths
+        if not path.startswith("model.layers.") or path.endswith(".last") or path.split(".")[2] in layers
+    }
+    if rule is one_tensor_and_context:
+        return frozenset({finding.at} | ({*WORLD, DATA} - REFUSED if known[DATA].span is not None else set()))
+    if DATA in found and known[DATA].span is None:
+        found |= {*WORLD}
+    if SCHEDULE in found and known[SCHEDULE].span is None:
+        found.add("parallel.pipeline")
+    return frozenset(found & known.keys()) - REFUSED
+
+
+def _groups(broken: Sequence[Broken]) -> list[list[Broken]]:
+    """Broken rules that share a variable, directly or by way of others."""
+    groups: list[list[Broken]] = []
+    for each in broken:
+        touching = [group for group in groups if any(each.paths & one.paths for one in group)]
+        groups = [group for group in groups if group not in touching]
+        groups.append([*(one for group in touching for one in group), each])
+    return groups
+
+
+def _explain(
+    subject: Subject,
+    known: Mapping[str, Variable],
+    rows: Sequence[Row],
+    group: Sequence[Broken],
+    broken: Sequence[Broken],
+    messages: list[Diagnostic],
+) -> list[Diagnostic]:
+    memory = any(each.rule is state_fits for each in group)
+    others = [each for each in broken if each not in group]
+    reach = _reachable(frozenset().union(*(each.paths for each in group)), rows, memory)
+    elsewhere = frozenset().union(*(each.paths for each in others))
+    mine = {
+        path: _free(variable) if path in elsewhere else variable for path, variable in known.items() if path in reach
+    }
+    if len(mine) > MAX_VARIABLES:
+        return messages
+    problem = Problem(
+        Sheet(subject.spec), mine, [row for row in rows if row.paths & reach], {(o.message.code, o.at) for o in others}
+    )
+    place = _source_order(subject.sources)
+    named = {subject.origins.get(each.at) for each in group} | {n.span for each in group for n in each.message.notes}
+    lines = sorted(problem.lines, key=lambda line: (line not in named, place(line)))
+    try:
+        conflict = problem.smallest_conflict(lines, memory)
+    except TooManyError:
+        conflict = None
+    offered = [line for line in sorted(lines, key=place) if not _is_given(problem.lines[line], memory)]
+    told = [line for line in offered if line in {subject.origins.get(each.at) for each in group}]
+    changes = problem.changes(offered, told[:MAX_NAMED], [each.paths for each in group])
+    resolutions = _verified(subject, problem, changes, [each.message for each in group], messages, place)
+    return _told(
+        messages, group, Conflict(tuple(sorted(conflict or (), key=place)), resolutions), subject.sources, memory
+    )
+
+
+def _free(variable: Variable) -> Variable:
+    """A variable of another conflict, which has its own edits: no line of this one."""
+    return replace(variable, span=None, value=1 if variable.path in REFUSED else variable.value)
+
+
+def _is_given(paths: Collection[str], memory: bool) -> bool:
+    """Whether a line states what no edit changes: a fact of the device; and the model, where the devices are small."""
+    return any(path.startswith("cluster.node.device.") or (memory and path.startswith("model.")) for path in paths)
+
+
+def _reachable(paths: frozenset[str], rows: Sequence[Row], memory: bool) -> frozenset[str]:
+    """All variables that some rule ties to these."""
+    while True:
+        more = paths.union(*(row.paths for row in rows if row.paths & paths and (memory or row.rule is not state_fits)))
+        if more == paths:
+            return paths
+        paths = more
+
+
+def _source_order(sources: Sequence[Source]) -> Callable[[Span], tuple[int, int]]:
+    ranks = {source: index for index, source in enumerate(sources)}
+    return lambda span: (ranks.get(span.source, len(ranks)), span.start)
+
+
+def _verified(
+    subject: Subject,
+    problem: Problem,
+    changes: Iterable[Change],
+    mended: Sequence[Diagnostic],
+    messages: Sequence[Diagnostic],
+    place: Callable[[Span], tuple[int, int]],
+) -> tuple[tuple[Edit, ...], ...]:
+    """The edits of each change, best first, of those that mend the spec and break nothing else."""
+    ranked = []
+    for change in changes:
+        texts = {}
+        for path, value in change.values.items():
+            variable = problem.variables[path]
+            assert variable.span is not None
+            texts[variable.span] = text_of(variable, value, subject.spec)
+        edits = tuple(Edit(span, texts[span]) for span in sorted(texts, key=place))
+        ranked.append((len(edits), round(change.size, 9), [place(edit.span) for edit in edits], edits))
+    left = {_identity(message) for message in messages if message not in mended}
+    found: list[tuple[Edit, ...]] = []
+    for *_, edits in sorted(ranked, key=lambda item: item[:3])[:MAX_VERIFIED]:
+        if len(found) == MAX_SHOWN:
+            break
+        if {_identity(message) for message in subject.again({edit.span: edit.text for edit in edits})} <= left:
+            found.append(edits)
+    return tuple(found)
+
+
+def _identity(message: Diagnostic) -> tuple[str, Span | None]:
+    return message.code, message.span
+
+
+def _told(
+    messages: list[Diagnostic], group: Sequence[Broken], conflict: Conflict, sources: Sequence[Source], memory: bool
+) -> list[Diagnostic]:
+    """The messages with the conflict on the first of its group. Hints of one rule alone give way to its edits."""
+    first, *others = in_order((each.message for each in group), sources)
+    alone = not others and len(conflict.lines) == 1 and all(len(edits) == 1 for edits in conflict.resolutions)
+    if alone or not (conflict.lines or conflict.resolutions):
+        return messages
+    hint = "" if conflict.resolutions and not memory else first.hint  # for memory it says more: zero may be unwritten
+    changed = {first: _without(first, conflict.lines, hint=hint, conflict=conflict)}
+    if conflict.resolutions:
+        hint = f"the edits that mend {first.code} mend this too"
+        changed |= {each: _without(each, conflict.lines, hint=hint) for each in others}
+    return [changed.get(message, message) for message in messages]
+
+
+def _without(message: Diagnostic, lines: Collection[Span], **changes: Any) -> Diagnostic:
+    """A message without the notes that point at lines of its conflict."""
+    notes = tuple(note for note in message.notes if note.span not in lines)
+    return replace(message, notes=notes, **changes)

@@ -1,0 +1,230 @@
+"""Values that may mend a spec: for a line that may change, those that fit what is known, the nearest of them in it.
+
+`nearest(path, view)` is asked in ORDER, so that a value follows from those before it where it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import log
+
+from dsl import memory, ramp
+from dsl.conflict.numbers import around, common, divisors, lcm
+from dsl.conflict.sheet import DATA, SCHEDULE, Sheet, Value
+from dsl.rules.parallel import EVEN, MAX_PLANNED, STAGES_PER_RANK
+from dsl.schema import Batch
+from dsl.schema.model import MAX_LAYER
+from dsl.schema.run import MAX_DEGREE
+
+ORDER = (
+    "parallel.tensor", "parallel.context", "parallel.zero", "parallel.pipeline", "cluster.nodes",
+    "cluster.node.devices", "parallel.data", "schedule.name", "last", "parallel.expert", "experts", "groups",
+    "top_groups", "top_k", "train.micro_batch", "train.batch.end", "train.batch.start", "kv_heads", "heads",
+    "cluster.node.device.sms", "sm.communication", "model.vocab", "data.tokenizer.vocab", "train.sequence",
+    "cluster.node.device.memory", "model", "precision",
+)  # fmt: skip
+WINDOW = 16  # multiples tried, where the numbers that would say which are unknown
+OFFERED = ("1f1b", "dualpipe")  # schedules that run
+BOUNDS = {  # of the schema
+    "parallel.pipeline": (1, MAX_LAYER + 3), "parallel.data": (1, MAX_DEGREE), "parallel.expert": (1, MAX_DEGREE),
+    "cluster.nodes": (1, 1_000_000), "cluster.node.devices": (1, 65536), "train.micro_batch": (1, 1_000_000),
+    "train.batch.end": (1, 100_000_000), "train.batch.start": (1, 100_000_000), "experts": (1, 65536),
+    "groups": (1, 65536), "top_groups": (1, 65536), "top_k": (1, 1024), "heads": (1, 65536), "kv_heads": (1, 65536),
+    "last": (0, MAX_LAYER), "cluster.node.device.sms": (1, 4096), "sm.communication": (0, 4096),
+    "model.vocab": (2, 16_777_216), "data.tokenizer.vocab": (257, 16_777_216),
+    "cluster.node.device.memory": (1, 2**60),
+}  # fmt: skip
+
+
+def place(path: str) -> int:
+    """Where a variable stands in ORDER; those of layers and heads by their last part."""
+    return ORDER.index(_key(path))
+
+
+def _key(path: str) -> str:
+    return path if path in ORDER else path.rpartition(".")[2]
+
+
+def distance(path: str, old: Value | None, new: Value) -> float:
+    """How large a change is: the logarithm of the ratio; another word, and a step of zero, count as a doubling.
+
+    Another model is another run, another cluster has to be bought: a change of these is a doubling more.
+    """
+    if old == new:
+        return 0.0
+    if not isinstance(old, int) or not isinstance(new, int):
+        return log(2)
+    if path == "parallel.zero":
+        return log(2) * abs(new - old)
+    more = 1 if path.endswith(".last") or 0 in (old, new) else 0  # layers count from 0
+    return abs(log((new + more) / (old + more))) + (log(2) if path.startswith(("model.", "cluster.")) else 0.0)
+
+
+def nearest(path: str, old: Value | None, known: Mapping[str, Value], sheet: Sheet) -> list[Value]:
+    """Values to try, the nearest to the old one first; the old one is not among them."""
+    low, high = BOUNDS.get(_key(path), (0, 2**60))
+    values = dict.fromkeys(_values(path, old if isinstance(old, int) else 1, _Known(known), sheet))
+    fitting = [each for each in values if each != old and (isinstance(each, str) or low <= each <= high)]
+    return sorted(fitting, key=lambda each: distance(path, old, each))
+
+
+class _Known:
+    """The values that are fixed or chosen; 0 for a number that is neither."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self.values = values
+
+    def __getitem__(self, path: str) -> int:
+        value = self.values.get(path, 0)
+        assert isinstance(value, int)
+        return value
+
+    def one(self, path: str) -> int:
+        """The same to divide by; 1 where it is neither."""
+        return self[path] or 1
+
+    def all(self, suffix: str) -> list[int]:
+        return [value for path, value in self.values.items() if path.endswith(suffix) and isinstance(value, int)]
+
+    @property
+    def mirrored(self) -> bool:
+        return self.values.get(SCHEDULE) in EVEN
+
+    @property
+    def stages(self) -> int:
+        return self["parallel.pipeline"] * STAGES_PER_RANK.get(str(self.values.get(SCHEDULE)), 1)
+
+    def batch_over(self, unit: int) -> int:
+        """The number that data must divide; 0 where the batch or the micro-batch are not known."""
+        sizes = [self["train.batch.start"], self["train.batch.end"]]
+        return common(*sizes) // unit if unit and all(sizes) and common(*sizes) % unit == 0 else 0
+
+
+def _values(path: str, old: int, known: _Known, sheet: Sheet) -> Iterable[Value]:
+    if path in ("parallel.tensor", "parallel.context"):
+        return (1,)
+    if path == "parallel.zero":
+        return (0, 1)
+    if path in ("parallel.pipeline", "parallel.data", "cluster.nodes", "cluster.node.devices"):
+        return _degrees(path, old, known)
+    if path == SCHEDULE:
+        return OFFERED
+    if path == "parallel.expert":
+        return divisors(common(known[DATA], *known.all(".experts")) or 1)
+    if path.startswith("train."):
+        return _batches(path, old, known)
+    if path == "cluster.node.device.memory":
+        return _rounded(memory.lower_bound(sheet.spec).total)
+    if path in OPPOSITE:
+        return (known[OPPOSITE[path][0]] + OPPOSITE[path][1],)
+    if path.startswith("model."):
+        return _of_model(path, old, known)
+    return ()
+
+
+OPPOSITE = {
+    "cluster.node.device.sms": ("sm.communication", 1),
+    "sm.communication": ("cluster.node.device.sms", -1),
+    "model.vocab": ("data.tokenizer.vocab", 0),
+    "data.tokenizer.vocab": ("model.vocab", 0),
+}
+
+
+def _degrees(path: str, old: int, known: _Known) -> Iterable[int]:
+    """Of the world: the product of two is that of the others, as far as these are known."""
+    pipeline, data, nodes, devices = (
+        known[each] for each in ("parallel.pipeline", DATA, "cluster.nodes", "cluster.node.devices")
+    )
+    if path in ("parallel.pipeline", DATA):
+        other = data if path == "parallel.pipeline" else pipeline
+        if nodes and devices:
+            return divisors(nodes * devices) if not other else _exactly(nodes * devices, other)
+        if path == "parallel.pipeline":
+            return range(1, MAX_LAYER + 4)
+        return _multiples(old, known["parallel.expert"] or 1)
+    other = devices if path == "cluster.nodes" else nodes
+    if pipeline and data:
+        return _exactly(pipeline * data, other) if other else divisors(pipeline * data)
+    if not pipeline or not other:
+        return _multiples(old, 1)
+    batch = known.batch_over(known["train.micro_batch"])
+    if batch:
+        return (each * pipeline // other for each in divisors(batch) if each * pipeline % other == 0)
+    return _multiples(old, pipeline // common(pipeline, other))
+
+
+def _exactly(whole: int, part: int) -> tuple[int, ...]:
+    return (whole // part,) if whole % part == 0 else ()
+
+
+def _multiples(old: int, unit: int) -> Iterator[int]:
+    """The small ones, and those near the old value."""
+    middle = old // unit
+    counts = dict.fromkeys((*range(1, WINDOW + 1), *range(max(1, middle - WINDOW), middle + WINDOW), 2 * middle))
+    return (unit * count for count in counts)
+
+
+def _batches(path: str, old: int, known: _Known) -> Iterable[int]:
+    even = 2 if known.mirrored else 1
+    if path == "train.micro_batch":
+        whole = known.batch_over(known.one(DATA))
+        return divisors(whole) if whole else _multiples(old, 1)
+    if path == "train.sequence" or not known["train.micro_batch"]:
+        return ()
+    unit = even * known.one(DATA) * known["train.micro_batch"]
+    ranks, quantum = known.one("parallel.pipeline"), 2 * known.one(DATA) * known["train.micro_batch"]
+    least = unit * ranks if even == 2 else unit
+    start, end = known["train.batch.start"], known["train.batch.end"]
+    if path == "train.batch.start":
+        grown = _bisected(end // unit, 1, lambda count: _is_planned(count * unit, end, ranks, quantum))
+        return (*around(old, unit), grown * unit, end)
+    largest = _bisected(
+        -(-max(start, least) // unit),
+        old // unit,
+        lambda count: _is_planned(start or count * unit, count * unit, ranks, quantum),
+    )
+    return (*around(old, unit), least, largest * unit, *(around(start, unit) if start else ()))
+
+
+def _is_planned(start: int, end: int, ranks: int, quantum: int) -> bool:
+    """Whether a batch has few enough sizes and micro-batches."""
+    sizes = ramp.num_sizes(Batch.model_construct(start=start, end=end), quantum)
+    return sizes <= ramp.MAX_SIZES and ranks * sizes * (start + end) // quantum <= MAX_PLANNED
+
+
+def _bisected(good: int, bad: int, holds: Callable[[int], bool]) -> int:
+    """The last number on the way from a good one to a bad one that is good as well."""
+    if holds(bad):
+        return bad
+    while abs(good - bad) > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    return good
+
+
+def _of_model(path: str, old: int, known: _Known) -> Iterable[int]:
+    parent, _, name = path.rpartition(".")
+    if name == "last":
+        return (max(1, known.stages - 2) - 1, known.stages - 1)
+    if name == "kv_heads":
+        heads = known[f"{parent}.heads"]
+        return divisors(heads) if heads else _multiples(old, 1)
+    if name == "heads":
+        return around(old, known.one(f"{parent}.kv_heads"))
+    experts, groups, kept, top_k = (known[f"{parent}.{each}"] for each in ("experts", "groups", "top_groups", "top_k"))
+    if name == "experts":
+        unit = lcm(known["parallel.expert"] or 1, groups or 1)
+        return (*around(old, unit), *(around(-(-top_k * groups // kept), unit) if groups and kept and top_k else ()))
+    if name == "groups":
+        return divisors(experts or 1)
+    if name == "top_groups":
+        return (groups, -(-top_k * groups // (experts or 1)))
+    return (kept * experts // (groups or 1),)
+
+
+def _rounded(num_bytes: int) -> Iterator[int]:
+    """At least so many bytes, in a round number of the largest unit."""
+    for scale in (10**9, 10**6, 10**3, 1):
+        if num_bytes >= scale:
+            yield -(-num_bytes // scale) * scale
+            return

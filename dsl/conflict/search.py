@@ -1,0 +1,268 @@
+"""Two searches over the joint rules: which lines cannot hold together, and which changes make every rule hold.
+
+The smallest conflict is found by hitting sets (Ignatiev et al., Smallest MUS extraction, CP 2015): a candidate that
+can hold together is grown to a largest such set; every conflict has one of the lines left over. The smallest set that
+hits all leftovers is the next candidate; the first that cannot hold together is a smallest conflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import inf
+
+from dsl.conflict import nearest, weakest
+from dsl.conflict.sheet import DATA, MODEL, PRECISION, SCHEDULE, WORLD, Sheet, Value, Variable
+from dsl.rules.finding import Rule
+from dsl.rules.resources import state_fits
+from dsl.source import Span
+
+MAX_TRIED = 30_000  # values, in one search: a quarter of a second, met only by constructed specs
+MAX_FOR_CHOICE = 4_000  # values tried for a second resolution, when there is one: some 30 ms
+MEMORY_WEIGHT = 10  # the rule about memory takes as long as so many others
+MAX_CHANGED = 3  # lines of one resolution
+Line = Span
+
+
+class TooManyError(Exception):
+    """The search was given up: nothing is said then."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A rule, and the variables it reads."""
+
+    paths: frozenset[str]
+    rule: Rule
+
+
+@dataclass(frozen=True)
+class Change:
+    """New values of the lines that change, and how large the change is."""
+
+    values: Mapping[str, Value]
+    size: float
+
+
+class Problem:
+    """The joint rules over the variables of a spec, without the findings that belong to another conflict."""
+
+    def __init__(
+        self, sheet: Sheet, variables: Mapping[str, Variable], rows: Sequence[Row], others: Collection[tuple[str, str]]
+    ) -> None:
+        self.sheet, self.variables, self.rows, self.others = sheet, variables, rows, others
+        self.tried, self.weight = 0, 1 + len(variables) // 25  # rules about layers read each layer
+        self.lines: dict[Line, tuple[str, ...]] = {}
+        for path, variable in variables.items():
+            if variable.span is not None:
+                self.lines[variable.span] = (*self.lines.get(variable.span, ()), path)
+
+    # ------------------------------------------------------------ lines that cannot hold together
+
+    def smallest_conflict(self, preferred: Sequence[Line], memory: bool) -> frozenset[Line] | None:
+        """The fewest lines that cannot hold together; of several such sets the one with the most preferred lines."""
+        known: dict[frozenset[Line], bool] = {}
+
+        def holds(lines: frozenset[Line]) -> bool:
+            if lines not in known:
+                known[lines] = self.can_hold(lines, memory)
+            return known[lines]
+
+        lines = [line for line in preferred if self._is_claimed(line, memory)]
+        if holds(frozenset(lines)):
+            return None
+        left_over: list[frozenset[Line]] = []
+        size = 0
+        while True:
+            candidate = self._hitting(lines, left_over, size)
+            size = len(candidate)
+            if not holds(candidate):
+                return candidate
+            grown = candidate
+            for line in reversed(lines):
+                if line not in grown and holds(grown | {line}):
+                    grown |= {line}
+            left_over.append(frozenset(lines) - grown)
+
+    def _hitting(self, lines: Sequence[Line], left_over: Sequence[frozenset[Line]], least: int) -> frozenset[Line]:
+        """The first smallest set of lines that has one of each."""
+        masks = [sum(1 << lines.index(line) for line in each) for each in left_over]
+        for count in range(least, len(lines) + 1):
+            for chosen in combinations(range(len(lines)), count):
+                self._count()
+                mask = sum(1 << index for index in chosen)
+                if all(mask & each for each in masks):
+                    return frozenset(lines[index] for index in chosen)
+        raise AssertionError("all lines together hit everything")
+
+    def _is_claimed(self, line: Line, memory: bool) -> bool:
+        paths = self.lines[line]
+        whole = any(path in (MODEL, PRECISION) for path in paths)
+        return (memory or not whole) and all(self.variables[path].constant for path in paths)
+
+    def can_hold(self, lines: frozenset[Line], memory: bool) -> bool:
+        """Whether some values of all other variables make every rule hold."""
+        fixed = {path: value for line in lines for path in self.lines[line] if (value := self._value(path)) is not None}
+        if MODEL in fixed:  # the model is meant as it is
+            fixed |= {
+                path: value for path in self.variables if path.startswith("model.") and (value := self._value(path))
+            }
+        at_stake = memory and MODEL in fixed and PRECISION in fixed
+        order = sorted(self.variables, key=weakest.place)
+        due = self._due(order, [row for row in self.rows if at_stake or row.rule is not state_fits])
+        view = weakest.View(self.variables, fixed, {}, at_stake)
+
+        def values(path: str) -> Sequence[Value]:
+            if path in fixed:
+                return (fixed[path],)
+            span = self.variables[path].span
+            tied = [view.chosen[each] for each in self.lines.get(span, ()) if each in view.chosen] if span else []
+            return tied[:1] or tuple(weakest.weakest(path, view))
+
+        def descend(depth: int) -> bool:
+            if depth == len(order):
+                return True
+            path = order[depth]
+            for value in values(path):
+                self._count()
+                view.chosen[path] = value
+                self._put(path, value)
+                if all(self.holds(row) for row in due[depth]) and descend(depth + 1):
+                    return True
+            view.chosen.pop(path, None)
+            return False
+
+        return descend(0)
+
+    # ------------------------------------------------------------ changes that mend
+
+    def changes(self, offered: Sequence[Line], named: Sequence[Line], broken: Sequence[frozenset[str]]) -> list[Change]:
+        """For sets of lines that may change, fewest lines first, the smallest change that makes every rule hold.
+
+        Each set has a line that matters to each broken rule. More lines are changed only where fewer offer no choice,
+        and more than three only of those that are `named` by the messages.
+        """
+        self.tried = 0
+        written = {path: value for path in self.variables if (value := self._value(path)) is not None}
+        for path, value in written.items():
+            self._put(path, value)
+        unmet = [
+            row for row in self.rows if row.paths & self.variables.keys() <= written.keys() and not self.holds(row)
+        ]
+        found: list[Change] = []
+        try:
+            for count in range(1, MAX_CHANGED + 1):
+                if len(found) >= (1 if count == MAX_CHANGED else 2):
+                    break
+                found += self._changes_of(count, offered, broken, unmet, found)
+            for count in range(MAX_CHANGED + 1, 0 if found else len(named) + 1):
+                found = found or self._changes_of(count, named, broken, unmet, ())
+        except TooManyError:
+            pass  # of what has been searched to its end, the smallest change is known
+        return found
+
+    def _changes_of(
+        self,
+        count: int,
+        offered: Sequence[Line],
+        broken: Sequence[frozenset[str]],
+        unmet: Sequence[Row],
+        fewer: Sequence[Change],
+    ) -> list[Change]:
+        """The changes of so many lines, but of none that has those of a smaller change among them."""
+        found: list[Change] = []
+        used = [frozenset(change.values) for change in fewer]
+        before = self.tried
+        for lines in combinations(offered, count):
+            self._count()
+            paths = {path for line in lines for path in self.lines[line]}
+            if fewer and self.tried - before > MAX_FOR_CHOICE:
+                break
+            if all(each & paths for each in broken) and not any(each <= paths for each in used):
+                change = self._mend(paths, unmet)
+                if change is not None:
+                    found.append(change)
+        return found
+
+    def _mend(self, paths: Collection[str], broken: Sequence[Row]) -> Change | None:
+        """The smallest change of all these variables, the others as they are written, that makes every rule hold."""
+        known = {
+            path: value for path in self.variables if path not in paths and (value := self._value(path)) is not None
+        }
+        order = sorted({*paths, *(path for path in (DATA, SCHEDULE) if self._follows(path))}, key=nearest.place)
+        for path, value in known.items():
+            self._put(path, value)
+        for path in order:
+            known.pop(path, None)
+        if any(not row.paths & {*order} for row in broken):
+            return None
+        touched = [row for row in self.rows if row.paths & {*order}]
+        due = self._due(order, touched)
+        best = Change({}, inf)
+
+        def descend(depth: int, size: float) -> None:
+            nonlocal best
+            if depth == len(order):
+                best = Change({path: known[path] for path in paths}, size)
+                return
+            path = order[depth]
+            for value in self._values(path, known):
+                more = nearest.distance(path, self._value(path), value) if path in paths else 0.0
+                tied = any(self.variables[each].span == self.variables[path].span for each in order[:depth])
+                if size + (0.0 if tied else more) >= best.size - 1e-12:
+                    break
+                self._count()
+                known[path] = value
+                self._put(path, value)
+                if all(self.holds(row) for row in due[depth]):
+                    descend(depth + 1, size + (0.0 if tied else more))
+            known.pop(path, None)
+
+        descend(0, 0.0)
+        return best if best.values else None
+
+    def _values(self, path: str, known: Mapping[str, Value]) -> Sequence[Value]:
+        """What a variable of a change may become; one that follows from others has one value, or none."""
+        if path == DATA and self._follows(path):
+            pipeline, _, _, nodes, devices = (known[each] for each in WORLD)
+            assert isinstance(pipeline, int) and isinstance(nodes, int) and isinstance(devices, int)
+            return (nodes * devices // pipeline,) if nodes * devices % pipeline == 0 else ()
+        if path == SCHEDULE and self._follows(path):
+            return ("1f1b" if known["parallel.pipeline"] == 1 else "dualpipe",)
+        span = self.variables[path].span
+        tied = [known[each] for each in self.lines.get(span, ()) if each != path and each in known] if span else []
+        return tied[:1] or nearest.nearest(path, self._value(path), known, self.sheet)
+
+    def _follows(self, path: str) -> bool:
+        return path in self.variables and self.variables[path].span is None and {*WORLD} <= self.variables.keys()
+
+    # ------------------------------------------------------------ both
+
+    def holds(self, row: Row) -> bool:
+        """Whether a rule finds nothing, or only what belongs to another conflict."""
+        if row.rule is state_fits:
+            self.tried += MEMORY_WEIGHT
+        return all((finding.code, finding.at) in self.others for finding in row.rule(self.sheet.spec))
+
+    def _value(self, path: str) -> Value | None:
+        return self.variables[path].value
+
+    def _put(self, path: str, value: Value) -> None:
+        if path not in (MODEL, PRECISION):
+            self.sheet.put(path, value)
+
+    def _count(self) -> None:
+        self.tried += self.weight
+        if self.tried > MAX_TRIED:
+            raise TooManyError
+
+    def _due(self, order: Sequence[str], rows: Sequence[Row]) -> list[list[Row]]:
+        """For each variable the rules that can be held against the values when it is the last of theirs to be set."""
+        due: list[list[Row]] = [[] for _ in order]
+        places = {path: index for index, path in enumerate(order)}
+        for row in rows:
+            read = [places[path] for path in row.paths if path in places]
+            if read:
+                due[max(read)].append(row)
+        return due

@@ -1,0 +1,134 @@
+"""The numbers that the joint rules read, as variables: where each is written, and a spec they can be changed in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dsl.schema import Gqa, Moe, Node, Spec, TrainTokenizer
+from dsl.source import Span
+
+Value = int | str
+
+PLAIN = (
+    "parallel.tensor", "parallel.context", "parallel.zero", "parallel.pipeline", "parallel.expert", "parallel.data",
+    "cluster.nodes", "cluster.node.devices", "cluster.node.device.memory", "cluster.node.device.sms",
+    "schedule.name", "sm.communication", "train.micro_batch", "train.sequence",
+    "train.batch.start", "train.batch.end", "model.vocab",
+)  # fmt: skip
+MODEL, PRECISION = "model", "precision"  # named as a whole, by one line of the run
+WORLD = ("parallel.pipeline", "parallel.tensor", "parallel.context", "cluster.nodes", "cluster.node.devices")
+DATA, SCHEDULE = "parallel.data", "schedule.name"
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A number or word of a spec."""
+
+    path: str
+    value: Value | None  # None: what would say it contradicts itself
+    span: Span | None = None  # where the user wrote it; None: a default, or auto
+    constant: bool = True  # whether what is written says the same whatever other lines say
+
+
+class Sheet:
+    """A private copy of a spec whose values are overwritten in place: the rules read it as any spec, at no cost.
+
+    The nodes are frozen to everyone else; building new ones for each value tried takes a hundred times as long.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec.model_copy(deep=True)
+        self._places: dict[str, tuple[dict[str, Any], str]] = {}
+
+    def put(self, path: str, value: Value) -> None:
+        if path not in self._places:
+            *parents, name = path.split(".")
+            node: Any = self.spec
+            for part in parents:
+                node = node[int(part)] if part.isdigit() else getattr(node, part)
+            assert isinstance(node, Node)
+            self._places[path] = (vars(node), name)
+        values, name = self._places[path]
+        values[name] = value
+
+
+def variables(
+    spec: Spec, origins: Mapping[str, Span], failed: Collection[str], constants: Collection[str]
+) -> dict[str, Variable]:
+    """Those that the spec has, by path. `constants`: names whose value is the same everywhere (`let`)."""
+    found = {}
+    for path in (*PLAIN, *_of_model(spec), *_of_data(spec)):
+        value = value_at(spec, path)
+        span = _written(path, origins)
+        if path == DATA and (value is None or span is None or span.text == "auto"):
+            value, span = value, None
+        elif not isinstance(value, (int, str)) or path in failed:
+            continue
+        constant = span is None or path == SCHEDULE or set(NAME.findall(_bare(span.text))) <= {*constants}
+        found[path] = Variable(path, value, span, constant)
+    for path in (MODEL, PRECISION):
+        if path in origins and not any(each == path or each.startswith(f"{path}.") for each in failed):
+            found[path] = Variable(path, origins[path].text, origins[path])
+    return found
+
+
+def value_at(spec: Spec, path: str) -> Any:
+    """What a spec, which may lack values, has at a path; None where it has nothing."""
+    node: Any = spec
+    for part in path.split("."):
+        values = vars(node) if isinstance(node, Node) else {}
+        node = node[int(part)] if isinstance(node, tuple) else values.get(part)
+    return node
+
+
+def _bare(text: str) -> str:
+    """An expression without its calls' names and without the letters that touch a number."""
+    return re.sub(r"[0-9][0-9A-Za-z_.]*|[A-Za-z_]+\(", " ", text)
+
+
+def _of_model(spec: Spec) -> Iterator[str]:
+    layers = value_at(spec, "model.layers") or ()
+    for index, span in enumerate(layers):
+        if isinstance(vars(span).get("ffn"), Moe):
+            yield from (f"model.layers.{index}.ffn.{key}" for key in ("experts", "groups", "top_groups", "top_k"))
+    if layers:
+        yield f"model.layers.{len(layers) - 1}.last"
+    if isinstance(value_at(spec, "model.attention"), Gqa):
+        yield from ("model.attention.heads", "model.attention.kv_heads")
+
+
+def _of_data(spec: Spec) -> Iterator[str]:
+    if isinstance(value_at(spec, "data.tokenizer"), TrainTokenizer):
+        yield "data.tokenizer.vocab"
+
+
+def _written(path: str, origins: Mapping[str, Span]) -> Span | None:
+    """Where a value is written, if it is."""
+    parent, _, name = path.rpartition(".")
+    if parent == "train.batch":
+        return origins.get(f"{parent}.{'from' if name == 'start' else 'to'}", origins.get(parent))
+    if path == "data.tokenizer.vocab":
+        return origins.get(parent)
+    if name == "last":
+        span = origins.get(parent)
+        return span if span is not None and ".." in span.text else None
+    return origins.get(path)
+
+
+def text_of(variable: Variable, value: Value, spec: Spec) -> str:
+    """How a value is written in the place of the old one."""
+    if variable.path == "data.tokenizer.vocab":
+        return f"train({value})"
+    if variable.path.endswith(".last"):
+        first = value_at(spec, variable.path.replace(".last", ".first"))
+        return f"{first}..{value}"
+    if variable.path == "cluster.node.device.memory":
+        from dsl.units import write
+
+        assert isinstance(value, int)
+        return write(value, "byte")
+    return str(value)

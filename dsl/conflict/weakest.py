@@ -1,0 +1,196 @@
+"""Values that ask least of the others: enough of them to decide whether some lines can hold together.
+
+`weakest(path, view)` gives values for a variable that nobody has fixed, when those before it in ORDER are chosen. If
+the lines that are fixed can hold together at all, they can with one of these values, because
+
+- a free schedule is 1f1b, which asks nothing; tensor and context are 1; there are 1,000 layers where they are free;
+- the bias of divisibility is downward: a free degree is the smallest that fits what is fixed, unless memory is at
+  stake, which larger degrees divide: then every value that fits is tried, or the largest beside the smallest;
+- a batch that is free is the smallest one that fits, and does not grow;
+- experts that are free are as many as possible, groups are as few as those kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dsl.conflict.numbers import common, divisors, lcm
+from dsl.conflict.sheet import Value, Variable
+from dsl.rules.parallel import EVEN
+from dsl.schema.model import MAX_LAYER
+from dsl.schema.run import MAX_DEGREE
+
+ORDER = (
+    "schedule.name", "parallel.tensor", "parallel.context", "parallel.zero", "model", "precision", "parallel.expert",
+    "parallel.pipeline", "parallel.data", "cluster.nodes", "cluster.node.devices", "train.micro_batch",
+    "train.batch.end", "train.batch.start", "train.sequence", "cluster.node.device.memory",
+    "cluster.node.device.sms", "sm.communication", "model.vocab", "data.tokenizer.vocab",
+    "last", "top_k", "top_groups", "groups", "experts", "heads", "kv_heads",
+)  # fmt: skip
+MAX_EXPERTS, MAX_BATCH, MAX_NODES, MAX_DEVICES, MAX_MEMORY = 65536, 100_000_000, 1_000_000, 65536, 2**60
+SIZES = ("train.batch.start", "train.batch.end")
+
+
+def place(path: str) -> int:
+    """Where a variable stands in ORDER; those of layers and heads by their last part."""
+    return ORDER.index(path if path in ORDER else path.rpartition(".")[2])
+
+
+@dataclass
+class View:
+    """What is known while values are chosen."""
+
+    variables: Mapping[str, Variable]
+    fixed: Mapping[str, Value]  # by the lines that are held
+    chosen: dict[str, Value]
+    memory: bool  # whether memory is at stake
+
+    def get(self, path: str) -> int:
+        """A number that is chosen or fixed; 0 where it is neither."""
+        value = self.chosen.get(path, self.fixed.get(path, 0))
+        assert isinstance(value, int)
+        return value
+
+    def one(self, path: str) -> int:
+        """The same to divide by; 1 where it is neither, as it is too for a spec without that number."""
+        return self.get(path) or 1
+
+    def all(self, suffix: str) -> list[int]:
+        """The fixed numbers of all layers."""
+        return [value for path, value in self.fixed.items() if path.endswith(suffix) and isinstance(value, int)]
+
+    @property
+    def mirrored(self) -> bool:
+        return self.chosen.get("schedule.name") in EVEN
+
+
+def weakest(path: str, view: View) -> Iterable[Value]:
+    """Values to try for a free variable."""
+    name = path.rpartition(".")[2]
+    if path in SINGLE:
+        return (SINGLE[path],)
+    if path in ("parallel.expert", "parallel.pipeline", "parallel.data"):
+        return {"expert": _expert, "pipeline": _pipeline, "data": _data}[name](view)
+    if path in ("cluster.nodes", "cluster.node.devices"):
+        return _rest_of_world(path, view)
+    if path == "train.micro_batch":
+        sizes = [view.fixed[each] for each in SIZES if each in view.fixed]
+        return _numbers(sizes, view.one("parallel.data")) if sizes else (1,)
+    if path in SIZES:
+        return (_batch(path, view),)
+    return _of_layer(path, name, view)
+
+
+SINGLE: dict[str, Value] = {
+    "schedule.name": "1f1b",
+    "parallel.tensor": 1,
+    "parallel.context": 1,
+    "parallel.zero": 1,
+    "train.sequence": 1,
+    "cluster.node.device.memory": MAX_MEMORY,
+    "cluster.node.device.sms": 4096,
+    "sm.communication": 0,
+    "model.vocab": 16_777_216,
+    "data.tokenizer.vocab": 257,
+    "model": "any",
+    "precision": "any",
+}
+
+
+def _numbers(values: Iterable[Value], unit: int) -> tuple[int, ...]:
+    """Numbers whose product with `unit` divides all values."""
+    whole = common(*(value for value in values if isinstance(value, int)))
+    return divisors(whole // unit) if whole % unit == 0 else ()
+
+
+def _expert(view: View) -> Iterable[int]:
+    experts, data = view.all(".experts"), view.fixed.get("parallel.data", 0)
+    assert isinstance(data, int)
+    if not view.memory:
+        return (1,)
+    return reversed(divisors(common(*experts, data))) if experts else (1,)
+
+
+def _pipeline(view: View) -> Iterable[int]:
+    even = 2 if view.mirrored else 1
+    nodes, devices, data = (view.fixed.get(each, 0) for each in ("cluster.nodes", "cluster.node.devices", DATA))
+    assert isinstance(nodes, int) and isinstance(devices, int) and isinstance(data, int)
+    most = MAX_LAYER + 3
+    if nodes and devices:
+        world = nodes * devices
+        if data:
+            return (world // data,) if world % data == 0 else ()
+        return [each for each in range(even, most, even) if world % each == 0]
+    if view.memory:
+        return range(even, most, even)
+    # With P also gcd(P, nodes) will do, as the rest of `nodes` then divides data: so divisors of what is fixed.
+    return sorted({lcm(even, each) for each in divisors(nodes or devices or 1)})
+
+
+def _data(view: View) -> Iterable[int]:
+    nodes, devices, pipeline = view.get("cluster.nodes"), view.get("cluster.node.devices"), view.one(PIPELINE)
+    if nodes and devices:
+        return (nodes * devices // pipeline,) if nodes * devices % pipeline == 0 else ()
+    anchor = nodes or devices or 1
+    base = lcm(view.one("parallel.expert"), anchor // common(anchor, pipeline))
+    sizes = [view.fixed[each] for each in SIZES if each in view.fixed]
+    if sizes:
+        unit = view.one("train.micro_batch") * (2 if view.mirrored else 1)
+        found = [each for each in _numbers(sizes, unit) if each % base == 0 and each <= MAX_DEGREE]
+        return reversed(found) if view.memory else found
+    if not view.memory:
+        return (base,)
+    least = 2 * pipeline * view.one("train.micro_batch")
+    most = min(MAX_DEGREE, MAX_BATCH // least, MAX_NODES * anchor // pipeline) // base * base
+    return (most, base) if most > base else (base,)
+
+
+def _rest_of_world(path: str, view: View) -> Iterable[int]:
+    world = view.one(PIPELINE) * view.one(DATA)
+    if path == "cluster.node.devices":
+        nodes = view.one("cluster.nodes")
+        return (world // nodes,) if world % nodes == 0 else ()
+    devices = view.get("cluster.node.devices")
+    if devices:
+        return (world // devices,) if world % devices == 0 else ()
+    return [each for each in divisors(world) if each <= MAX_NODES and world // each <= MAX_DEVICES][:1]
+
+
+def _batch(path: str, view: View) -> int:
+    if path == "train.batch.start":  # `to` comes first; as large as that, the batch has one size
+        return view.get("train.batch.end")
+    unit = view.one(DATA) * view.one("train.micro_batch") * (2 if view.mirrored else 1)
+    least = unit * view.one(PIPELINE) if view.mirrored else unit
+    start = view.fixed.get("train.batch.start", 1)
+    assert isinstance(start, int)
+    return -(-max(least, start) // unit) * unit
+
+
+def _of_layer(path: str, name: str, view: View) -> Iterable[Value]:
+    parent = path.rpartition(".")[0]
+    if name == "last":
+        return (MAX_LAYER,)
+    if name == "top_k":
+        return (1,)
+    if name in ("heads", "kv_heads"):
+        return (view.get(f"{parent}.kv_heads") or 1,) if name == "heads" else (1,)
+    kept, experts, expert = view.one(f"{parent}.top_groups"), view.get(f"{parent}.experts"), view.one("parallel.expert")
+    if name == "top_groups":
+        groups = view.get(f"{parent}.groups")
+        return (groups,) if groups else divisors(experts) if experts else (1,)
+    if name == "groups":
+        return divisors(experts) if experts else dict.fromkeys((kept, -(-kept // expert) * expert))
+    assert name == "experts", path
+    unit = lcm(expert, *(view.one(f"{each}.groups") for each in _tied(path, view)))
+    return (MAX_EXPERTS // unit * unit,) if unit <= MAX_EXPERTS else ()
+
+
+def _tied(path: str, view: View) -> list[str]:
+    """The layers whose experts are written in the same place."""
+    span = view.variables[path].span
+    same = [each for each, one in view.variables.items() if each.endswith(".experts") and one.span == span]
+    return [each.rpartition(".")[0] for each in (same if span is not None else [path])]
+
+
+DATA, PIPELINE = "parallel.data", "parallel.pipeline"

@@ -1,0 +1,111 @@
+"""How many parameters a model has, in closed form: exact, and instant for a model of any size.
+
+Sources: DeepSeek-V2, arXiv 2405.04434, §2 (attention, experts); DeepSeek-V3, arXiv 2412.19437, §2 (gate, MTP).
+D hidden · V vocabulary · H heads · E routed experts · I inner width of a feed-forward part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsl.schema import Dense, Gqa, Mla, Model, Moe
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Numbers of parameters. What only the MTP blocks have is in `mtp` alone; `total` has the biases of the gates."""
+
+    total: int  # of the main model
+    active: int  # of the main model that one token uses: without the routed experts it does not go to
+    active_without_embedding: int
+    embedding: int
+    head: int
+    attention: int  # of one layer, with the norms inside it
+    mtp: int  # of the MTP blocks' own; embedding and head are the main model's
+    bias: int  # balancing biases of the gates, a part of `total`: not trained by the optimizer
+
+
+def parameters(model: Model) -> Parameters:
+    """Everything there is to count. total = V·D + Σ layers + D (final norm) + V·D (head, untied)."""
+    embedding = head = model.vocab * model.hidden
+    layers = [(span.ffn, span.last - span.first + 1) for span in model.layers]
+    ends = embedding + model.hidden + head
+    active = ends + sum(count * active_layer_parameters(model, ffn) for ffn, count in layers)
+    return Parameters(
+        total=ends + sum(count * _layer(model, ffn) for ffn, count in layers),
+        active=active,
+        active_without_embedding=active - embedding,
+        embedding=embedding,
+        head=head,
+        attention=attention_parameters(model),
+        mtp=mtp_parameters(model),
+        bias=sum(count * bias_parameters(ffn) for ffn, count in layers),
+    )
+
+
+def layer_parameters(model: Model, layer: int) -> int:
+    """Of main layer `layer`: attention and feed-forward part, each behind a norm of D. IndexError beyond the last."""
+    return _layer(model, model.ffn(layer))
+
+
+def attention_parameters(model: Model) -> int:
+    """Of one attention block, without the norm in front of it.
+
+    MLA, ranks q and c, head widths n | r | v (arXiv 2405.04434, §2.1): queries D·q + q + q·H(n + r), or D·H(n + r)
+    without a query rank; D(c + r) + c + c·H(n + v) for keys and values; H·v·D out. The ranks' norms are the q and c.
+    GQA, head width d and K heads of keys and values (arXiv 2305.13245): D·H·d + 2·D·K·d + H·d·D; 2·d for the norms.
+    """
+    attention, D = model.attention, model.hidden
+    if isinstance(attention, Gqa):
+        norms = 2 * attention.head_dim if attention.qk_norm else 0
+        return 2 * D * attention.head_dim * (attention.heads + attention.kv_heads) + norms
+    return _mla(attention, D)
+
+
+def expert_parameters(moe: Moe, hidden: int) -> int:
+    """Of one routed expert, a SwiGLU of its width: 3·D·I."""
+    return 3 * hidden * moe.inner
+
+
+def routed_parameters(model: Model, ffn: Dense | Moe) -> int:
+    """Of all routed experts of a layer: what expert parallelism divides."""
+    return ffn.experts * expert_parameters(ffn, model.hidden) if isinstance(ffn, Moe) else 0
+
+
+def bias_parameters(ffn: Dense | Moe) -> int:
+    """Of the balancing bias of one gate: E, if the experts are balanced by one."""
+    return ffn.experts if isinstance(ffn, Moe) and ffn.balance.bias_rate is not None else 0
+
+
+def active_layer_parameters(model: Model, ffn: Dense | Moe) -> int:
+    """Of a layer, what one token uses: of the routed experts only its `top_k`, of the gate everything."""
+    idle = ffn.experts - ffn.top_k if isinstance(ffn, Moe) else 0
+    return _layer(model, ffn) - (idle * expert_parameters(ffn, model.hidden) if isinstance(ffn, Moe) else 0)
+
+
+def mtp_parameters(model: Model) -> int:
+    """Of the MTP blocks' own (arXiv 2412.19437, §2.2): each two norms of D, a projection 2D → D, one more layer like
+    the last one, and a final norm of D. The bias of its gate is among them."""
+    if model.mtp is None:
+        return 0
+    D = model.hidden
+    return model.mtp.depth * (2 * D + 2 * D * D + _layer(model, model.layers[-1].ffn) + D)
+
+
+def _layer(model: Model, ffn: Dense | Moe) -> int:
+    return attention_parameters(model) + _ffn(ffn, model.hidden) + 2 * model.hidden
+
+
+def _mla(mla: Mla, D: int) -> int:
+    dim, H = mla.head_dim, mla.heads
+    queries = H * (dim.nope + dim.rope)
+    query = D * mla.query_rank + mla.query_rank + mla.query_rank * queries if mla.query_rank else D * queries
+    latent = D * (mla.kv_rank + dim.rope) + mla.kv_rank + mla.kv_rank * H * (dim.nope + dim.value)
+    return query + latent + H * dim.value * D
+
+
+def _ffn(ffn: Dense | Moe, D: int) -> int:
+    """Dense 3·D·I; MoE: E routed and the shared experts, a gate D·E and its bias (arXiv 2412.19437, §2.1.2)."""
+    if isinstance(ffn, Dense):
+        return 3 * D * ffn.inner
+    return (ffn.experts + ffn.shared) * expert_parameters(ffn, D) + D * ffn.experts + bias_parameters(ffn)

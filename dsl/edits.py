@@ -1,0 +1,181 @@
+"""The edit that a hint says, where a machine can make it: "did you mean `pipeline`?" is one, "keep one" is none.
+
+Hints are written for people, and are read here: so that there is one wording, and every edit is one that was shown.
+An edit is refused where a hint leaves a choice, holds a placeholder, or is an example.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+
+from dsl.diagnostics import Diagnostic, Edit
+from dsl.source import OVERRIDE, Source, Span
+
+MEANT = re.compile(r"did you mean `([^`]+)`\?")
+WRITE = re.compile(r"write `([^`]+)`(.*)", re.DOTALL)
+GIVEN = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)  # key = value
+PLACEHOLDER = re.compile(r"…|\bvalue\b|\bname\b|\bmy_|\bchild\b")
+EXAMPLES = ("E0108", "E0303", "E0504", "E0703", "E0704")  # rules whose "write `…`" shows how, not what
+INSIDE = "  "  # what a block's lines are set in by
+
+
+def edit_of(item: Diagnostic) -> Edit | None:
+    """The edit that the hint of a message says; None if it says none that a machine could make."""
+    if item.span is None:
+        return None
+    for reader in READERS:
+        edit = reader(item, item.span)
+        if edit is not None:
+            return edit
+    return None
+
+
+def corrects_spelling(item: Diagnostic) -> bool:
+    """Whether the hint of a message says what a misspelt word was meant to be."""
+    return bool(MEANT.fullmatch(item.hint))
+
+
+def apply(text: str, edits: Iterable[Edit]) -> str:
+    """A text with edits made. Of two that overlap the first one in the text is made."""
+    parts, end = [], 0
+    for edit in sorted(edits, key=lambda edit: (edit.span.start, edit.span.end)):
+        if edit.span.start >= end:
+            parts += [text[end : edit.span.start], edit.text]
+            end = edit.span.end
+    return "".join((*parts, text[end:]))
+
+
+# ---------------------------------------------------------------- one reader per kind of hint
+
+
+def _only_way_out(item: Diagnostic, span: Span) -> Edit | None:
+    """Of a conflict that one edit resolves, and no other."""
+    ways = item.conflict.resolutions if item.conflict else ()
+    return ways[0][0] if len(ways) == 1 and len(ways[0]) == 1 else None
+
+
+def _spelling(item: Diagnostic, span: Span) -> Edit | None:
+    match = MEANT.fullmatch(item.hint)
+    if match is None:
+        return None
+    meant = match[1]
+    if span.source.name == OVERRIDE and item.code == "E0201":  # the span is a whole dotted key
+        *_, wrong = get_close_matches(meant, span.text.split("."), n=1, cutoff=0.0)
+        begin = span.start + span.text.rindex(wrong)
+        return Edit(Span(span.source, begin, begin + len(wrong)), meant)
+    return Edit(span, meant)
+
+
+def _written(item: Diagnostic, span: Span) -> Edit | None:
+    """write `key = value`: the value in the place of the old one. write `2`: the same."""
+    match = WRITE.fullmatch(item.hint)
+    if match is None or PLACEHOLDER.search(match[1]) or not _is_certain(match[2]):
+        return None
+    text, before = match[1], _before(span)
+    layers = re.fullmatch(r"layers (\S+)", text)
+    if layers:
+        return Edit(span, layers[1]) if before.endswith("layers ") else None
+    given = GIVEN.fullmatch(text)
+    if given and re.search(rf"(?:^|[^\w]){re.escape(given[1])}\s*=\s*$", before) and item.code not in EXAMPLES:
+        return Edit(span, given[2])
+    if given and re.fullmatch(rf"{re.escape(given[1])}\s+\S.*", span.text) and item.code == "E0204":
+        return Edit(span, text)  # a statement without its `=`
+    if item.code in ("E0301", "E0401") and not given:
+        return Edit(span, text)
+    return None
+
+
+def _is_certain(rest: str) -> bool:
+    """Whether what follows the first `…` of a hint is no equal alternative: a first choice comes before a comma."""
+    return rest == "" or rest.startswith((";", ", or `", ", or a multiple"))
+
+
+def _words_before_equal(item: Diagnostic, span: Span) -> Edit | None:
+    """`pipeline x = 2`: the words between key and `=` go."""
+    match = WRITE.fullmatch(item.hint)
+    if match is None or item.code != "E0108" or not item.message.endswith("and `=`"):
+        return None
+    return _removed(span)
+
+
+def _label(item: Diagnostic, span: Span) -> Edit | None:
+    """`parallel four { }`: the name that the block does not take goes."""
+    return _removed(span) if item.code == "E0205" and item.message.endswith("takes no name") else None
+
+
+def _removal(item: Diagnostic, span: Span) -> Edit | None:
+    if item.hint in ("remove it", "remove the `=`", f"remove `{span.text}`") and item.code != "E0107":
+        return _removed(span)
+    if item.message.endswith("is listed twice"):
+        comma = re.search(r",\s*$", span.source.text[: span.start])
+        return Edit(Span(span.source, comma.start(), span.end), "") if comma else None
+    return None
+
+
+def _separator(item: Diagnostic, span: Span) -> Edit | None:
+    if item.code == "E0105" and span.text == ";":
+        return Edit(span, ",")
+    if item.hint == "begin a new line, or put a comma":
+        place = len(span.source.text[: span.start].rstrip())
+        return Edit(Span(span.source, place, place), ",")
+    return None
+
+
+def _closing(item: Diagnostic, span: Span) -> Edit | None:
+    """A list or a call that was opened is closed at the end of its line. Where a block ends is not known."""
+    match = re.fullmatch(r"add `([\])])`", item.hint)
+    if match is None or item.code != "E0107":
+        return None
+    line = span.source.line(span.line)[span.column - 1 :]
+    place = span.start + len(line.partition("#")[0].rstrip().rstrip(","))
+    return Edit(Span(span.source, place, place), match[1])
+
+
+def _missing(item: Diagnostic, span: Span) -> Edit | None:
+    """add `key = value`, one or several: at the beginning of the block, each on a line if the block has lines."""
+    if item.code != "E0203" or not item.hint.startswith("add `") or "…" in item.hint:
+        return None
+    given = re.findall(r"^(?:add )?\s*`([^`]+)`", item.hint, re.MULTILINE)
+    text = span.source.text
+    brace = re.compile(r"\s*(?:extends\s+\w+\s*)?\{").match(text, span.end)
+    if brace is None:
+        return None
+    rest = re.compile(r"[ \t]*").match(text, brace.end())
+    assert rest is not None
+    place = Span(span.source, brace.end(), brace.end())
+    if text[rest.end() : rest.end() + 1] in ("\n", "\r", "#"):
+        line = span.source.line(span.line)
+        indent = line[: len(line) - len(line.lstrip())] + INSIDE
+        after = span.source.line_starts[span.source.position(brace.end())[0] :][:1]  # the next line
+        place = Span(span.source, after[0], after[0]) if after else place
+        return Edit(place, "".join(f"{indent}{each}\n" for each in given))
+    ends = "" if text[rest.end() : rest.end() + 1] == "}" else ","
+    return Edit(place, f" {', '.join(given)}{ends}" + (" " if rest.end() == brace.end() else ""))
+
+
+def _removed(span: Span) -> Edit:
+    """A span and the blanks before it go, so that no two blanks are left."""
+    source: Source = span.source
+    begin = len(source.text[: span.start].rstrip(" \t"))
+    begin = span.start if source.text[begin - 1 : begin] in ("", "\n") else begin
+    return Edit(Span(source, begin, span.end), "")
+
+
+def _before(span: Span) -> str:
+    """What stands before a span on its line."""
+    return span.source.text[span.source.line_starts[span.line - 1] : span.start]
+
+
+READERS: tuple[Callable[[Diagnostic, Span], Edit | None], ...] = (
+    _only_way_out,
+    _spelling,
+    _written,
+    _words_before_equal,
+    _label,
+    _removal,
+    _separator,
+    _closing,
+    _missing,
+)

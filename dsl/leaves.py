@@ -1,0 +1,137 @@
+"""The values of a spec one by one: their path, their text, a JSON-able form, and where each comes from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dsl.format import NAMED, batch_text, rate_text, value_text
+from dsl.resolve.fields import FieldType, fields_of
+from dsl.schema import BUILT_IN, Batch, Node, Phase, RatePhase, Spec, Tile, TrainTokenizer
+from dsl.source import OVERRIDE, Span
+
+BUILT_IN_NODES = (Tile, TrainTokenizer)  # classes that are written as one value
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One value. `text` is as in the canonical form, `value` JSON-able, in the unit the schema stores it in."""
+
+    path: str
+    text: str
+    value: Any
+    unit: str | None = None
+    is_name: bool = False  # a name that somebody gave; the kind of an attention or optimizer is none
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value comes from: a place in a file, `-s`, what it follows from, or nowhere but the schema."""
+
+    kind: Literal["written", "override", "derived", "default", "built-in"]
+    span: Span | None = None
+    reason: str = ""  # of a derived value: what it was derived from
+
+    def __str__(self) -> str:
+        if self.kind == "derived":
+            place = f", {_place(self.span)}" if self.span else ""
+            return f"derived: {self.reason}{place}"
+        return _place(self.span) if self.span else self.kind
+
+
+def _place(span: Span) -> str:
+    """`file:line:column`, or `-s key=value` for the command line."""
+    return f"-s {span.source.text}" if span.source.name == OVERRIDE else str(span)
+
+
+# ---------------------------------------------------------------- values
+
+
+def leaves(spec: Spec) -> tuple[Leaf, ...]:
+    """Every value of a spec, in the order of the canonical form. What is absent (`mtp`, `checkpoint`) is left out."""
+    return tuple(_of_node(spec, ""))
+
+
+def _of_node(node: Node, path: str) -> Iterator[Leaf]:
+    for name, kind in fields_of(type(node)).items():
+        yield from _of_field(name, kind, getattr(node, name), f"{path}.{name}" if path else name)
+
+
+def _of_field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[Leaf]:
+    if kind.form == "label":
+        if path.rpartition(".")[0] not in NAMED:  # these are named by the run
+            yield Leaf(path, value, value, is_name=name == "name")
+    elif path in NAMED:
+        yield Leaf(path, value.name, value.name, is_name=True)
+        yield from _of_node(value, path)
+    elif kind.form == "layers":
+        for index, span in enumerate(value):
+            yield Leaf(f"{path}.{index}", f"{span.first}..{span.last}", {"first": span.first, "last": span.last})
+            yield from _of_node(span.ffn, f"{path}.{index}.ffn")
+    elif kind.form == "rate":
+        for index, phase in enumerate(value):
+            yield Leaf(f"{path}.{index}", rate_text(phase), _plain(phase))
+    elif isinstance(value, Node) and not isinstance(value, (*BUILT_IN_NODES, Batch)):
+        yield from _of_node(value, path)
+    elif isinstance(value, Batch):
+        yield Leaf(path, batch_text(value), value.end if value.start == value.end else _plain(value))
+    elif value is not None or (kind.optional and kind.required):
+        yield Leaf(path, value_text(kind, value), _plain(value), kind.unit.name if kind.unit else None)
+
+
+def _plain(value: Any) -> Any:
+    """A value of the schema as JSON has it."""
+    if isinstance(value, (RatePhase, Batch)):
+        return dict(value)
+    if isinstance(value, Tile):
+        return [value.rows, value.columns]
+    if isinstance(value, TrainTokenizer):
+        return {"train": value.vocab}
+    if isinstance(value, tuple):
+        phases = [dict(each) if isinstance(each, Phase) else each for each in value]
+        return value[0].value if len(value) == 1 and isinstance(value[0], Phase) else phases
+    return value
+
+
+# ---------------------------------------------------------------- origins
+
+
+def origin_of(path: str, spec: Spec, origins: Mapping[str, Span]) -> Origin:
+    """Where the value at a path of `leaves(spec)` comes from. `origins` are those of the resolver.
+
+    A block has an origin too: its first line, or that of the block it is inherited from.
+    """
+    span = origins.get(_written(path))
+    reason = _derivation(path, spec, span)
+    if reason:
+        return Origin("derived", span, reason)
+    if span is not None:
+        return Origin("override" if span.source.name == OVERRIDE else "written", span)
+    if path.startswith("precision.") and BUILT_IN.get(spec.precision.name) == spec.precision:
+        return Origin("built-in")
+    return Origin("default")
+
+
+def _written(path: str) -> str:
+    """The key of the resolver's table: a label is written in the head of its block, a name where the run names it."""
+    if path == "name":
+        return ""
+    head, _, last = path.rpartition(".")
+    if last in ("kind", "name") and path != "schedule.name":
+        path = head
+    return path.removesuffix(".ffn")  # a part of its layer range
+
+
+def _derivation(path: str, spec: Spec, span: Span | None) -> str:
+    """What a value that nobody wrote as it is follows from; "" for the others."""
+    if path == "parallel.data" and (span is None or span.text == "auto"):
+        return f"{spec.cluster.world:,} devices / {spec.cluster.world // spec.parallel.data:,} pipeline ranks"
+    if path == "schedule.name" and span is None:
+        return f"pipeline = {spec.parallel.pipeline}"
+    if path == "train.tokens" and span is not None:
+        before = span.source.text[max(0, span.start - 40) : span.start]
+        if re.search(r"\bsteps?\s*\Z", span.text) or re.search(r"\bsteps\s*=\s*\Z", before):
+            return f"{span.text.removesuffix('steps').removesuffix('step').strip()} steps"
+    return ""

@@ -1,0 +1,123 @@
+"""What a run needs at least on its fullest device, in closed form: before anything is planned, and never too much.
+
+For comparison: ZeRO, arXiv 1910.02054, §3; DeepSeek-V3, arXiv 2412.19437, §3.2.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from dsl.counts import bias_parameters, mtp_parameters, parameters, routed_parameters
+from dsl.schema import Dtype, Precision, Spec
+
+ITEMSIZE: dict[Dtype, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "e4m3": 1}  # bytes of an element
+MIRRORED = ("dualpipe",)  # schedules that keep two copies of every stage: on ranks r and P−1−r
+FOLDED = ("dualpipe", "dualpipev", "zbv")  # schedules whose first and last stage share a rank
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one device."""
+
+    weights: int  # as forward and backward read them
+    gradients: int
+    optimizer: int  # master weights, where they are not the weights themselves, and both moments
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Trained parameters on some pipeline ranks: `common` ones are on all their data ranks, `routed` experts are
+    divided over expert ranks. A parameter that is on two of the ranks counts twice there, and once in `owned`."""
+
+    common: int
+    routed: int
+    owned: Fraction
+    ranks: int
+
+
+def lower_bound(spec: Spec) -> Memory:
+    """Bytes that the fullest device of a run holds at the same time, at least.
+
+    Why it is a lower bound, whatever the split of the layers into stages:
+
+    1. A parameter is on all data ranks of a stage, that of a routed expert on those of one expert rank; under DualPipe
+       it is on two pipeline ranks. So what all devices hold together is known, and the fullest has no less than the
+       mean. One device surely has the head and the MTP blocks, and the embedding where it reads that too; it has no
+       less than these. The larger of the two counts.
+    2. Weights and gradient accumulators are whole on each holder. Master weights count only where their dtype is not
+       that of the weights, else they are the weights. ZeRO divides evenly over the holders: at 1 the optimizer's part,
+       at 2 the gradients too, at 3 the weights. Tensor parallelism divides everything, if it could.
+    3. A device that runs a micro-batch has at some time its hidden state beside all this: the one activation counted.
+
+    Not counted: all other activations, messages, gate biases, buffers of libraries. What fits this may still not fit.
+    """
+    return max((_memory(spec, held) for held in (_everything(spec), _end(spec))), key=lambda memory: memory.total)
+
+
+def _everything(spec: Spec) -> _Held:
+    """What all pipeline ranks hold together."""
+    model, counts, mtp_common, mtp_routed = spec.model, parameters(spec.model), *_mtp(spec)
+    routed = sum((span.last - span.first + 1) * routed_parameters(model, span.ffn) for span in model.layers)
+    common = counts.total - counts.bias - routed + mtp_common
+    routed += mtp_routed
+    again = counts.embedding if model.mtp is not None and not _folded(spec) else 0  # read on the last rank too
+    copies = _mirrors(spec)
+    return _Held(copies * common + again, copies * routed, Fraction(common + routed), spec.parallel.pipeline)
+
+
+def _end(spec: Spec) -> _Held:
+    """What the pipeline rank with the last stage has besides that stage's layers."""
+    model, counts, mtp_common, mtp_routed = spec.model, parameters(spec.model), *_mtp(spec)
+    again = counts.embedding if model.mtp is not None and not _folded(spec) else 0  # the first rank has it too
+    common = counts.head + model.hidden + mtp_common + (counts.embedding if _folded(spec) else 0)
+    owned = Fraction(common + mtp_routed, _mirrors(spec)) + Fraction(again, 2)
+    return _Held(common + again, mtp_routed, owned, 1)
+
+
+def _folded(spec: Spec) -> bool:
+    return spec.schedule.name in FOLDED or spec.parallel.pipeline == 1
+
+
+def _mirrors(spec: Spec) -> int:
+    """Pipeline ranks that hold a stage."""
+    return 2 if spec.schedule.name in MIRRORED and spec.parallel.pipeline > 1 else 1
+
+
+def _mtp(spec: Spec) -> tuple[int, int]:
+    """Trained parameters of the MTP blocks' own: all but the routed experts, and these."""
+    model = spec.model
+    if model.mtp is None:
+        return 0, 0
+    ffn, depth = model.layers[-1].ffn, model.mtp.depth
+    routed = depth * routed_parameters(model, ffn)
+    return mtp_parameters(model) - depth * bias_parameters(ffn) - routed, routed
+
+
+def _memory(spec: Spec, held: _Held) -> Memory:
+    """Bytes of a device, if its pipeline ranks had even parts of what they hold together."""
+    precision, p = spec.precision, spec.parallel
+    whole = (held.common + Fraction(held.routed, p.expert)) / (held.ranks * p.tensor)
+    divided = held.owned / (held.ranks * p.data * p.tensor)
+
+    def of(itemsize: int, zero: int) -> int:
+        """Of what is divided over its holders from level `zero` on."""
+        return int(itemsize * (divided if p.zero >= zero else whole))
+
+    tokens = spec.train.micro_batch * spec.train.sequence // (p.tensor * p.context)
+    return Memory(
+        weights=of(ITEMSIZE[precision.parameter], 3),
+        gradients=of(ITEMSIZE[precision.gradients], 2),
+        optimizer=of(_optimizer_itemsize(precision), 1),
+        activations=tokens * spec.model.hidden * ITEMSIZE[precision.compute],
+    )
+
+
+def _optimizer_itemsize(precision: Precision) -> int:
+    master = 0 if precision.master == precision.parameter else ITEMSIZE[precision.master]
+    return master + 2 * ITEMSIZE[precision.moments]

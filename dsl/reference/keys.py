@@ -1,0 +1,305 @@
+"""The blocks and keys of the language, read from the schema: what `dsc explain`, editors and docs/reference tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from types import CodeType
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from dsl import units
+from dsl.format import number
+from dsl.resolve.fields import FieldType, fields_of
+from dsl.rules import REFUSALS, RULES
+from dsl.rules.finding import Rule
+from dsl.schema import Choices, Derived, Node, Spec, Tile
+
+NAMED = ("model", "cluster", "precision")  # blocks of their own, which a run names
+CODE = re.compile(r"E\d{4}")
+SMALL = 3  # keys of a block that a rule reads as a whole, so that it concerns each of them
+
+# What some forms take; the others are said by their types.
+FORMS = {
+    "phases": "number, or numbers by phases: `0.3 until 10T tokens then 0.1`",
+    "batch": "whole number, or a block of `from`, `to` and `over`",
+    "rate": "block of phases, one a line",
+    "layers": "blocks, one for each range of layers",
+    "tokenizer": "text in quotes, or `train(entries)`",
+}
+UNITS = {
+    "byte": "bytes, as in `80GB`",
+    "byte/s": "bytes per second, as in `200GB/s`",
+    "flop/s": "FLOPS, as in `989TFLOPS`",
+    "USD/h": "dollars per hour, as in `2USD/h`",
+    "token": "tokens, as in `10B` or `10B tokens`",
+    "step": "steps, as in `1000` or `1000 steps`",
+}
+# Rules that look at more than their rows say, or that are no rows: code → the keys it is about.
+ABOUT = {
+    "E0704": ("train.rate",),
+    "E0812": ("cluster.node.device.memory",),
+    "E0910": ("model.attention.query_rank", "model.attention.kv_rank", "model.attention.heads"),
+    "E1001": ("precision",),
+    "E1003": ("recompute",),
+    "E1004": ("schedule.name",),
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a block. `default` is empty where the key must be given."""
+
+    path: str  # with the kinds of the blocks around: model.attention.mla.heads
+    meaning: str
+    takes: str
+    default: str = ""
+    unit: str = ""
+    bounds: str = ""
+    or_none: bool = False  # it must be given, and may be none
+    choices: tuple[tuple[str, str], ...] = ()  # word, what it means
+    examples: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()  # of the rules that read it
+
+    @property
+    def name(self) -> str:
+        """As it is written in its block."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it is written, or named, as a block that has a page of its own."""
+        return self.takes.startswith(("block", "name of")) and self.takes != FORMS["rate"]
+
+    @property
+    def value(self) -> str:
+        """What it takes, with its bounds."""
+        return ", ".join(part for part in (self.takes, self.bounds, "or `none`" * self.or_none) if part)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block: how it begins, what it means, its keys in the order of the schema."""
+
+    path: str
+    head: str  # `attention mla`
+    meaning: str
+    keys: tuple[Key, ...]
+
+
+@cache
+def blocks() -> tuple[Block, ...]:
+    """Every block, depth first: the run, what is in it, the model, the cluster, the precision."""
+    run = Block("run", "run NAME", _doc(Spec), tuple(_keys(Spec, "")))
+    inner = [block for name in fields_of(Spec) if name not in NAMED for block in _inner(Spec, name, "")]
+    named = [block for name in NAMED for block in _inner(Spec, name, "")]
+    return (run, *inner, *named)
+
+
+@cache
+def keys() -> dict[str, Key]:
+    """Every key by its path."""
+    return {key.path: key for block in blocks() for key in block.keys}
+
+
+def plain(path: str) -> str:
+    """A path as `-s` and rules write it, without kinds: model.attention.heads."""
+    return ".".join(part for part in path.split(".") if part not in _kinds())
+
+
+def related(key: Key) -> tuple[str, ...]:
+    """Paths of the keys that some rule reads together with this one."""
+    mine, block = plain(key.path), key.path.rpartition(".")[0]
+    rows = [[_without_index(read) for read in reads] for reads, rule in RULES if set(codes_of(rule)) & set(key.codes)]
+    beside = {read for row in rows if mine in row for read in row if read != mine}
+    found = [path for path in keys() if plain(path) in beside]
+    others = {
+        path for path in found if plain(path).rpartition(".")[0] == plain(block) and path.rpartition(".")[0] != block
+    }
+    return tuple(path for path in found if path not in others)
+
+
+# ---------------------------------------------------------------- from the schema
+
+
+def _inner(cls: type[Node], name: str, path: str) -> Iterator[Block]:
+    """The blocks that a field is written as, and those within them."""
+    kind, info = fields_of(cls)[name], cls.model_fields[name]
+    at = f"{path}.{name}".lstrip(".")
+    classes = kind.nodes if kind.form != "layers" else (get_args(kind.types[0])[0],)
+    if kind.form in ("phases", "batch", "rate", "tokenizer") or not classes or classes == (Tile,):
+        return
+    for each in classes:
+        label = each.model_fields["kind"].default if "kind" in each.model_fields else ""
+        named = "name" in each.model_fields and fields_of(each)["name"].form == "label"
+        head = f"{name} {label or ('NAME' if named else 'FIRST..LAST' if kind.form == 'layers' else '')}".strip()
+        inner = f"{at}.{label}".rstrip(".")
+        yield Block(inner, head, _doc(each), tuple(_keys(each, inner)))
+        for field in fields_of(each):
+            yield from _inner(each, field, inner)
+    assert info.description, f"{cls.__name__}.{name}"
+
+
+def _keys(cls: type[Node], path: str) -> Iterator[Key]:
+    for name, kind in fields_of(cls).items():
+        if kind.form == "label" or (path.endswith("layers") and name in ("first", "last")):
+            continue
+        at = f"{path}.{name}".lstrip(".")
+        yield _key(cls, name, kind, at)
+        if at == "train.tokens":
+            meaning = "steps of the whole run, in the place of `tokens`"
+            bounds = "1 to 1,000,000,000"
+            examples = ("steps = 1000", "steps = 1000 steps")
+            steps = Key("train.steps", meaning, "whole number", "`tokens` says it", UNITS["step"], bounds)
+            yield replace(steps, examples=examples)
+
+
+def _key(cls: type[Node], name: str, kind: FieldType, path: str) -> Key:
+    info = cls.model_fields[name]
+    choices = next((tuple(mark.meanings.items()) for mark in info.metadata if isinstance(mark, Choices)), ())
+    if len(kind.nodes) > 1:
+        choices = tuple((each.model_fields["kind"].default, _doc(each)) for each in kind.nodes)
+    return Key(
+        path=path,
+        meaning=info.description or "",
+        takes=_takes(name, kind),
+        default=_default(info, kind),
+        unit=UNITS[kind.unit.name] if kind.unit else "",
+        bounds=_bounds(info, kind),
+        or_none=kind.optional and kind.required,
+        choices=choices,
+        examples=tuple(info.examples or ()),
+        codes=_codes(cls, plain(path), kind),
+    )
+
+
+def _takes(name: str, kind: FieldType) -> str:
+    if kind.form:
+        return FORMS[kind.form]
+    if name in NAMED:
+        return f"name of a `{name}` block"
+    if kind.types == (Tile,):
+        return "tile, rows x columns"
+    if kind.nodes:
+        return "block"
+    (wanted,) = kind.types
+    if get_origin(wanted) is tuple:
+        return "list of words"
+    if get_origin(wanted) is Literal:
+        return "word"
+    return {int: "whole number", float: "number", bool: "`true` or `false`", str: "text in quotes"}[wanted]
+
+
+def _default(info: FieldInfo, kind: FieldType) -> str:
+    derived = next((mark.text for mark in info.metadata if isinstance(mark, Derived)), "")
+    if derived or info.is_required():
+        return derived
+    if isinstance(info.default, Node):
+        return "the defaults of its keys"
+    return f"`{_written(info.default)}`"
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return number(value)
+    return "[]" if value == () else str(value)
+
+
+def _bounds(info: FieldInfo, kind: FieldType) -> str:
+    """`1 to 65,536`, in the unit of the field."""
+    limits = {
+        name: getattr(mark, name) for mark in info.metadata for name in ("ge", "gt", "le", "lt") if hasattr(mark, name)
+    }
+    if kind.types == (Tile,):
+        return "1x1 to 1024x1024"
+    if not limits or kind.form:
+        return ""
+    shown = {name: _limit(value, kind) for name, value in limits.items()}
+    if "ge" in shown and "le" in shown:
+        return f"{shown['ge']} to {shown['le']}"
+    low = f"at least {shown['ge']}" if "ge" in shown else f"above {shown['gt']}"
+    return f"{low}, {'at most ' + shown['le'] if 'le' in shown else 'below ' + shown['lt']}"
+
+
+def _limit(value: float, kind: FieldType) -> str:
+    if kind.unit and not kind.unit.bare and value > 1:
+        return re.sub(r"^\d+", lambda number: f"{int(number[0]):,}", units.write(value, kind.unit.name))
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}".replace("e+0", "e").replace("e+", "e")
+
+
+def _doc(cls: type[Node]) -> str:
+    return " ".join((cls.__doc__ or "").split())
+
+
+@cache
+def _kinds() -> frozenset[str]:
+    """The words that say the kind of a block."""
+    found: set[str] = set()
+    todo: list[Any] = [Spec]
+    while todo:
+        cls = todo.pop()
+        if "kind" in cls.model_fields:
+            found.add(cls.model_fields["kind"].default)
+        for kind in fields_of(cls).values():
+            todo += [
+                each
+                for one in kind.types
+                for each in (one, *get_args(one))
+                if isinstance(each, type) and issubclass(each, Node)
+            ]
+    return frozenset(found)
+
+
+# ---------------------------------------------------------------- from the rules
+
+
+def codes_of(rule: Rule) -> tuple[str, ...]:
+    """The codes that a rule gives: those that its code names, so that no table can fall behind."""
+    code: CodeType = rule.__code__
+    return tuple(sorted({each for each in code.co_consts if isinstance(each, str) and CODE.fullmatch(each)}))
+
+
+def _codes(cls: type[Node], path: str, kind: FieldType) -> tuple[str, ...]:
+    """The codes of the rules that read a key, alone or as one of the few of its block."""
+    parent = path.rpartition(".")[0]
+    found = {code for code, about in ABOUT.items() if path in about}
+    found |= {"E0703"} if kind.form == "phases" else set()
+    for reads, rule in RULES:
+        places = {_without_index(read) for read in reads}
+        beside = {place.rpartition(".")[2] for place in places if place.rpartition(".")[0] == parent}
+        is_mine = path in places and beside <= fields_of(cls).keys()  # kv_heads is no key of an mla
+        if is_mine or (parent in places and parent in _small()):
+            found |= set(codes_of(rule))
+    return tuple(sorted(found))
+
+
+def _without_index(read: str) -> str:
+    return read.replace(".*", "").replace(".first", "").replace(".last", "")
+
+
+@cache
+def _small() -> frozenset[str]:
+    """Paths of the blocks with few keys."""
+    found: dict[str, int] = {}
+
+    def visit(cls: type[Node], path: str) -> None:
+        for name, kind in fields_of(cls).items():
+            found[path] = found.get(path, 0) + (kind.form != "label")
+            for each in kind.nodes:
+                visit(each, f"{path}.{name}".lstrip("."))
+
+    visit(Spec, "")
+    return frozenset(path for path, count in found.items() if count <= SMALL)
+
+
+def all_codes_of_rules() -> frozenset[str]:
+    """Every code that some rule or refusal gives."""
+    rules = (*(rule for _, rule in RULES), *REFUSALS)
+    return frozenset(code for rule in rules for code in codes_of(rule))

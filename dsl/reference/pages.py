@@ -1,0 +1,155 @@
+"""The pages of docs/reference that the language itself gives, as Markdown: keys, units, errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from dsl.codes import CODES
+from dsl.lessons import COMMAND, Example, lesson
+from dsl.reference.keys import Block, Key, blocks
+from dsl.reference.topics import GROUPS, sample
+from dsl.reference.words import BATCH, FAMILIES, WORDS, Unit, Word, family
+from dsl.schema import BUILT_IN
+
+MADE = "<!-- Written by `make docs`; do not edit. -->\n\n"
+
+
+def keys_page() -> str:
+    """Every block and key, in the order of the schema."""
+    named = ", ".join(f"`{name}`" for name in BUILT_IN)
+    parts = [
+        f"{MADE}# Blocks and keys\n",
+        "What a spec may say. A key without a default must be given. `dsc explain KEY` prints the same for one key;",
+        "[units.md](units.md) has the units, [errors.md](errors.md) what each code means.\n",
+        *(f"- [{block.path}](#{slug(block.path)}): {_first(block.meaning)}" for block in blocks()),
+        "- [words](#words): phases, and the other words of the language\n",
+        *(_block(block) for block in blocks()),
+        f"{named} are precisions that need no block.\n",
+        "## words\n",
+        _table(("word", "means", "example"), (_word(word) for word in WORDS)),
+        *(f"[{code}]: errors.md#{slug(code)}" for code in CODES),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def units_page() -> str:
+    """Every unit, exactly."""
+    parts = [
+        f"{MADE}# Units\n",
+        "A unit touches its number (`80GB`, `2USD/h`); `tokens`, `steps` and `bytes` may stand after a space. Values",
+        "are exact: no decimal is rounded before it meets its key. `B` after a number is a count of 10⁹, after a",
+        "prefix a byte; `b` is a bit. K, M, G, T are powers of 1000, Ki, Mi, Gi, Ti of 1024. A rate is a unit over a",
+        "time, without spaces (`3.35TB/s`, `60GB/min`); with spaces `/` divides.\n",
+    ]
+    for name in FAMILIES:
+        parts += [f"## {name}\n", _table(("unit", "is exactly"), (_unit(one) for one in family(name)))]
+    return "\n".join(parts)
+
+
+def errors_page(said: Mapping[str, str]) -> str:
+    """Every code: its rule, its lesson, and what is said (by code) about the wrong example."""
+    parts = [
+        f"{MADE}# Errors\n",
+        "Every message of `dsc check` has a code, which is never given to another rule. `dsc explain CODE` teaches it.",
+        "The examples lie beside the shipped [specs](../../specs) as `mine.dsc`.\n",
+        *(
+            f"- [{title}](#{slug(title)}): {', '.join(f'[{code}]' for code in _of(group))}"
+            for group, title in GROUPS.items()
+        ),
+    ]
+    for group, title in GROUPS.items():
+        parts += [f"\n## {title}", *(_lesson(code, said[code]) for code in _of(group))]
+    parts += ["", *(f"[{code}]: #{slug(code)}" for code in CODES)]
+    return "\n".join(parts)
+
+
+def _of(group: str) -> list[str]:
+    return [code for code in CODES if code.startswith(group)]
+
+
+def slug(heading: str) -> str:
+    """The anchor that a heading gets."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+# ---------------------------------------------------------------- keys
+
+
+def _block(block: Block) -> str:
+    rows = ((f"`{key.name}`", _takes(key), key.default or "", key.meaning) for key in block.keys)
+    parts = [f"## {block.path}\n", f"`{block.head} {{ … }}`: {block.meaning}\n"]
+    parts += [_table(("key", "takes", "default", "meaning"), rows)]
+    if block.path == "train":
+        parts += [
+            "`batch { … }` has the keys\n",
+            _table(("key", "meaning", "example"), (_word(word) for word in BATCH)),
+        ]
+    parts += [*_choices(block), *_rules(block)]
+    parts += [f"```dsc\n{sample(block)}\n```\n"]
+    return "\n".join(parts)
+
+
+def _takes(key: Key) -> str:
+    inner = [block.path for block in blocks() if block.path == key.path or block.path.rpartition(".")[0] == key.path]
+    if key.takes.startswith("block") and inner:
+        kinds = [path.removeprefix(key.path).lstrip(".") or key.takes for path in inner]
+        return ("block " * (len(inner) > 1)) + " or ".join(
+            f"[{kind}](#{slug(path)})" for kind, path in zip(kinds, inner, strict=True)
+        )
+    return key.value + (f"; {key.unit}" if key.unit else "")
+
+
+def _choices(block: Block) -> Iterator[str]:
+    """What the words mean, once for all keys that take the same ones."""
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for key in block.keys:
+        if key.choices and not key.takes.startswith("block"):
+            groups.setdefault(key.choices, []).append(f"`{key.name}`")
+    for choices, names in groups.items():
+        yield f"{', '.join(names)}: one of\n"
+        yield "".join(f"- `{word}`: {meaning}\n" for word, meaning in choices)
+
+
+def _rules(block: Block) -> Iterator[str]:
+    concerned = [key for key in block.keys if key.codes]
+    if concerned:
+        yield "Rules:\n"
+        yield "".join(f"- `{key.name}`: {', '.join(f'[{code}]' for code in key.codes)}\n" for key in concerned)
+
+
+# ---------------------------------------------------------------- errors
+
+
+def _lesson(code: str, said: str) -> str:
+    taught = lesson(code)
+    special = {taught.wrong.command, taught.right.command} != {COMMAND}
+    parts = [f"### {code}", f"**{taught.rule}**", taught.why, "Wrong:", _example(taught.wrong, special)]
+    parts += [f"```text\n{said}\n```", "Right:", _example(taught.right, special)]
+    return "\n" + "\n\n".join(parts)
+
+
+def _example(shown: Example, with_command: bool) -> str:
+    command = f"\n\n```sh\n{shown.command}\n```" if with_command else ""
+    return f"```dsc\n{shown.abridged}```{command}"
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _unit(one: Unit) -> tuple[str, str]:
+    return f"`{one.text}`", one.exactly
+
+
+def _word(word: Word) -> tuple[str, ...]:
+    return f"`{word.text}`", word.meaning, f"`{word.example}`"
+
+
+def _table(heads: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    lines = [heads, ("---",) * len(heads), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def _first(text: str) -> str:
+    """The first sentence."""
+    return re.split(r"(?<=[^A-Z0-9])[.:;] ", text, maxsplit=1)[0].rstrip(".")

@@ -1,0 +1,271 @@
+"""What `dsc explain WORD` finds: lessons, blocks, keys, words, choices, precisions, units; as data and as text."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from dsl.codes import CODES, RETIRED
+from dsl.lessons import COMMAND, Example, lesson
+from dsl.reference.keys import Block, Key, blocks, keys, plain, related
+from dsl.reference.words import BATCH, FAMILIES, WORDS, Unit, Word, family, unit
+from dsl.resolve.fields import fields_of
+from dsl.schema import BUILT_IN, Precision
+
+WIDTH = 100
+MAX_RELATED = 8
+GROUPS = {  # the first digits of codes → what they are about
+    "E01": "the text",
+    "E02": "keys and blocks",
+    "E03": "values",
+    "E04": "names",
+    "E05": "files and the command line",
+    "E07": "layers and phases",
+    "E08": "parallelism",
+    "E09": "the model, its numbers and its device",
+    "E10": "what passes check and plan, and train refuses",
+}
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One thing that is explained."""
+
+    kind: str  # code, block, key, word, choice, precision or unit
+    name: str
+    summary: str
+    text: str = ""  # paragraphs
+    facts: tuple[tuple[str, tuple[str, ...]], ...] = ()  # what → one or several lines
+    examples: tuple[tuple[str, str], ...] = ()  # label → text
+    see: tuple[str, ...] = ()  # other topics
+
+
+def find(asked: str) -> tuple[Topic, ...]:
+    """Everything that a word can mean, the most exact first; nothing where it means nothing."""
+    word = asked.strip().strip("`")
+    if word.upper() in CODES:
+        return (_code(word.upper()),)
+    if word.upper() in RETIRED:
+        return (Topic("code", word.upper(), f"retired: {RETIRED[word.upper()]}"),)
+    found = [*_structure(word)]
+    found += [_word(each) for each in (*WORDS, *BATCH) if word in (each.text, each.text.partition("(")[0])]
+    found += [_precision(word)] if word in BUILT_IN else []
+    found += [*_choices(word)]
+    one = unit(word)
+    found += [_unit(one)] if one and not word[0].isdigit() else []
+    return tuple(found)
+
+
+def suggestions(asked: str) -> tuple[str, ...]:
+    """Topics that may have been meant."""
+    folded = {name.lower(): name for name in sorted(names_of_topics(), reverse=True)}  # GiB rather than Gib
+    close = get_close_matches(asked.lower(), folded, n=3, cutoff=0.6)
+    last = get_close_matches(asked.lower().rpartition(".")[2], folded, n=3, cutoff=0.6)
+    return tuple(folded[each] for each in close or last)
+
+
+def names_of_topics() -> frozenset[str]:
+    """Every word that `find` knows, the last parts of paths included; of the units the usual ones."""
+    paths = {path for each in (*keys(), *(block.path for block in blocks())) for path in (each, plain(each))}
+    words = {word.text.partition("(")[0] for word in (*WORDS, *BATCH)}
+    choices = {word for key in keys().values() for word, _ in key.choices}
+    measures = {each.text for name in FAMILIES for each in family(name)}
+    return frozenset(
+        {*CODES, *RETIRED, *paths, *(path.rpartition(".")[2] for path in paths), *words, *choices, *BUILT_IN, *measures}
+    )
+
+
+# ---------------------------------------------------------------- blocks and keys
+
+
+def _structure(word: str) -> list[Topic]:
+    """Blocks and keys whose path is, or ends in, what is asked for; kinds and numbers may be left out."""
+    asked = [part for part in word.removeprefix("run.").split(".") if part != "*" and not part.isdigit()]
+    exact, ending = [], []
+    entries: list[tuple[str, Block | Key]] = [(block.path, block) for block in blocks()]
+    entries += [(key.path, key) for key in keys().values() if not key.is_block or key.choices]
+    for path, entry in entries:
+        parts = [path.split("."), plain(path).split(".")]
+        if asked in parts:
+            exact.append(entry)
+        elif asked and (any(each[-len(asked) :] == asked for each in parts) or _within(asked, parts[0])):
+            ending.append(entry)
+    others = tuple(entry.path for entry in ending) if exact else ()
+    return [_key(entry, others) if isinstance(entry, Key) else _block(entry, others) for entry in exact or ending]
+
+
+def _within(asked: list[str], path: list[str]) -> bool:
+    """Whether a path ends as what is asked for, and has all of its parts in their order: attention.rank."""
+    rest = iter(path)
+    return len(asked) > 1 and path[-1] == asked[-1] and all(part in rest for part in asked)
+
+
+def _block(block: Block, others: tuple[str, ...]) -> Topic:
+    listed = tuple(f"{key.name:<{max(len(k.name) for k in block.keys)}}  {key.meaning}" for key in block.keys)
+    itself = next((key for key in keys().values() if key.is_block and plain(key.path) == plain(block.path)), None)
+    facts: list[tuple[str, tuple[str, ...]]] = [("written", (f"{block.head} {{ … }}",))]
+    facts += [("default", (_bare(itself.default),))] if itself and itself.default else []
+    facts += [("keys", listed)]
+    facts += [("rules", _rules(itself.codes))] if itself and itself.codes else []
+    inner = tuple(each.path for each in blocks() if each.path.startswith(f"{block.path}."))
+    return Topic("block", block.path, block.meaning, "", tuple(facts), (("example", sample(block)),), (*others, *inner))
+
+
+def sample(block: Block) -> str:
+    """A block with an example of each of its keys, inner blocks closed."""
+    inside = "\n".join(f"  {line}" for key in block.keys if key.name != "steps" for line in (shown(key),))
+    heads = {"NAME": "mine", "FIRST..LAST": "0..2"}
+    head = " ".join(heads.get(part, part) for part in block.head.split())
+    return f"{head} {{\n{inside}\n}}"
+
+
+def shown(key: Key) -> str:
+    """The first example of a key."""
+    assert key.examples, key.path
+    return key.examples[0]
+
+
+def _key(key: Key, others: tuple[str, ...]) -> Topic:
+    facts: list[tuple[str, tuple[str, ...]]] = [("takes", (_bare(key.value),))]
+    facts += [("unit", (_bare(key.unit),))] if key.unit else []
+    facts += [("choices", _columns(key.choices))] if key.choices else []
+    facts += [("default", (_bare(key.default) or "must be given",))]
+    facts += [("override", (_override(key),))] if _override(key) else []
+    facts += [("rules", _rules(key.codes))] if key.codes else []
+    examples = tuple(("example", text) for text in key.examples)
+    phases = tuple(word.text for word in WORDS if key.path in word.see)
+    see = (*others, *related(key)[:MAX_RELATED], *phases)
+    return Topic("key", key.path, key.meaning, "", tuple(facts), examples, tuple(dict.fromkeys(see)))
+
+
+def _override(key: Key) -> str:
+    """The key on a command line; empty where `-s` does not reach it, in a range of layers or as a block."""
+    name, equals, value = key.examples[0].partition(" = ")
+    return (
+        f"-s {shlex.quote(f'{plain(key.path)}={value}')}"
+        if equals and name == key.name and "layers" not in key.path
+        else ""
+    )
+
+
+def _rules(codes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{code}  {CODES[code]}" for code in codes)
+
+
+def _columns(rows: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    width = max(len(word) for word, _ in rows)
+    return tuple(f"{word:<{width}}  {meaning}" for word, meaning in rows)
+
+
+def _bare(text: str) -> str:
+    """Text without the backquotes that Markdown has."""
+    return text.replace("`", "")
+
+
+# ---------------------------------------------------------------- codes and words
+
+
+def _code(code: str) -> Topic:
+    taught = lesson(code)
+    special = {taught.wrong.command, taught.right.command} != {COMMAND}
+    examples = tuple(
+        (which, example(one, special)) for which, one in (("wrong", taught.wrong), ("right", taught.right))
+    )
+    about = tuple(key.path for key in keys().values() if code in key.codes)
+    return Topic("code", code, taught.rule, taught.why, (), examples, about[:MAX_RELATED])
+
+
+def example(shown: Example, with_command: bool) -> str:
+    """An example as it is printed."""
+    return shown.abridged.rstrip("\n") + (f"\n\n$ {shown.command}" if with_command else "")
+
+
+def _word(word: Word) -> Topic:
+    kind = "key" if word in BATCH else "word"
+    name = f"train.batch.{word.text}" if word in BATCH else word.text
+    return Topic(
+        kind, name, word.meaning, "", (), (("example", word.example),), word.see or (("train.batch",) * (word in BATCH))
+    )
+
+
+def _choices(word: str) -> Iterator[Topic]:
+    """A word that keys take, with what it means there; kinds of blocks are blocks already."""
+    meanings: dict[str, list[Key]] = {}
+    for key in keys().values():
+        for choice, meaning in key.choices:
+            if choice == word and not key.is_block:
+                meanings.setdefault(meaning, []).append(key)
+    for meaning, of in meanings.items():
+        examples = (
+            (("example", f"{of[0].name} = {word}"),)
+            if "list" not in of[0].takes
+            else (("example", f"{of[0].name} = [{word}]"),)
+        )
+        yield Topic(
+            "choice",
+            word,
+            meaning,
+            "",
+            (("choice of", tuple(textwrap.wrap(", ".join(key.path for key in of), WIDTH - 12))),),
+            examples,
+        )
+
+
+def _precision(name: str) -> Topic:
+    built = BUILT_IN[name]
+    roles = tuple((role, str(getattr(built, role))) for role in fields_of(Precision) if role != "name")
+    facts = (("roles", _columns(tuple((role, dtype) for role, dtype in roles if dtype != "None"))),)
+    return Topic(
+        "precision", name, "a built-in precision", "", facts, (("example", f"precision = {name}"),), ("precision",)
+    )
+
+
+def _unit(one: Unit) -> Topic:
+    kind = one.base or "a count"
+    meaning = {"a count": "a count; after a prefix it is bytes, as in GB"}.get(kind, kind) if one.text == "B" else kind
+    facts = (("is exactly", (one.exactly,)),)
+    touch = f"10 {one.text}" if one.text in ("tokens", "steps", "token", "step", "bytes", "byte") else f"10{one.text}"
+    return Topic("unit", one.text, f"a unit: {meaning}", "", facts, (("example", touch),))
+
+
+# ---------------------------------------------------------------- text
+
+
+def text_of(topic: Topic) -> str:
+    """A topic as plain text, without a final newline."""
+    lines = [f"{topic.name}: {topic.summary}"]
+    for paragraph in filter(None, topic.text.split("\n\n")):
+        lines += ["", _filled(" ".join(paragraph.split()))]
+    width = max((len(label) for label, _ in topic.facts), default=0)
+    for label, values in topic.facts:
+        lines += [""] if label == topic.facts[0][0] else []
+        lines += [f"  {label if not index else '':<{width}}  {value}" for index, value in enumerate(values)]
+    for index, (label, text) in enumerate(topic.examples):
+        heading = [] if index and label == topic.examples[index - 1][0] else ["", f"{label}:"]
+        lines += [*heading, textwrap.indent(text, "    ")]
+    if topic.see:
+        lines += ["", _filled(f"see also: {', '.join(topic.see)}")]
+    return "\n".join(re.sub(" +$", "", line) for line in lines)
+
+
+def _filled(text: str) -> str:
+    """A paragraph in lines; what is in backquotes stays on one."""
+    kept = re.sub(r"`[^`]{1,60}`", lambda quoted: quoted[0].replace(" ", "\xa0"), text)
+    return textwrap.fill(kept, WIDTH, break_long_words=False, break_on_hyphens=False).replace("\xa0", " ")
+
+
+def index() -> str:
+    """Every code by group, and the blocks: what `dsc explain` prints alone."""
+    lines = ["dsc explain CODE | KEY | WORD", ""]
+    for group, title in GROUPS.items():
+        lines += [title, *(f"  {code}  {rule}" for code, rule in CODES.items() if code.startswith(group)), ""]
+    width = max(len(block.path) for block in blocks())
+    lines += ["blocks and their keys"]
+    for block in blocks():
+        listed = textwrap.wrap(", ".join(key.name for key in block.keys), WIDTH - width)
+        lines += [f"  {block.path if not i else '':<{width}}  {line}" for i, line in enumerate(listed)]
+    return "\n".join(lines)

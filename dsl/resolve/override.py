@@ -1,0 +1,205 @@
+"""The command line's `-s key=value` over the blocks of a run: each is a later block with just that value.
+
+Keys are the paths that `dsc show` prints. Layer ranges and phases of the rate are counted from 0:
+`model.layers.1.ffn.experts=32`, `train.rate.0=warmup 100 steps to 1e-3`. A block can be given as it is written in a
+file, `model.attention gqa { … }`, and a `let` of the file by its name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from dsl.parser import parse
+from dsl.resolve.context import Context, RejectedError, Scope
+from dsl.resolve.derive import ranges_of
+from dsl.resolve.fields import fields_of, keys_of
+from dsl.resolve.merge import key_of, merge
+from dsl.schema import Node, Spec
+from dsl.source import OVERRIDE, Source, Span
+from dsl.syntax import Attribute, Block, Let, Line, Phrase, Range, Statement, String, Word
+
+NAME_OR_CALL = re.compile(r"[A-Za-z_]\w*(\([^()]*\)?)?", re.ASCII)  # train(4096), also if not closed
+KEY = re.compile(r"\s*([A-Za-z_]\w*(?:\.\w+)*)\s*(=?)", re.ASCII)
+NAMED = ("model", "cluster", "precision")
+EXAMPLE = "write `-s parallel.pipeline=8`"
+
+Setting = Attribute | Block | tuple[Line, ...]  # what a path is set to; lines are those of a rate
+
+
+def override(context: Context, text: str) -> None:
+    """Set one value of the run, or of a block it names. Mistakes are reported."""
+    source = Source(OVERRIDE, text)
+    context.definitions.sources.append(source)
+    found = _read(context, source)
+    if found is None:
+        return
+    word, setting = found
+    kind, *rest = word.text.split(".")
+    try:
+        if not rest and kind not in keys_of(Spec) and kind in context.definitions.lets:
+            _set_let(context, word, setting)
+        elif kind in NAMED and rest:
+            _set_named(context, kind, rest, word, setting)
+        else:
+            context.run = _put(context, Scope((context.run,)), context.run, [kind, *rest], word, setting)
+    except RejectedError:
+        return
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _read(context: Context, source: Source) -> tuple[Word, Setting] | None:
+    """The path that is set, and to what."""
+    match = KEY.match(source.text)
+    found: Setting | None = None
+    if match is not None:
+        word = Word(match[1], Span(source, match.start(1), match.end(1)))
+        value = source.text[match.end() :]
+        if match[2] and value.strip() and _takes_text(word.text) and _is_plain(value):
+            span = Span(source, match.end(), len(source.text))
+            return word, Attribute(word, Phrase((String(value.strip(), span),), span), span)
+        if value.strip():
+            parsed = parse(source)
+            context.mistakes += parsed.diagnostics
+            if parsed.diagnostics:
+                return None
+            found = _setting(word.text, parsed.document.body)
+        if found is not None:
+            return word, found
+    span = Span(source, 0, max(1, len(source.text)))
+    context.complain("E0504", f"`{source.text}` is not key=value", span, EXAMPLE)
+    return None
+
+
+def _setting(key: str, statements: tuple[Statement, ...]) -> Setting | None:
+    """What the statements of an override set a key to."""
+    first = statements[0] if statements else None
+    if isinstance(first, Attribute) and _is_rate(key):
+        return _lines(statements) or (first if key == "train.rate" and len(statements) == 1 else None)
+    return first if isinstance(first, (Attribute, Block)) and len(statements) == 1 else None
+
+
+def _is_rate(key: str) -> bool:
+    return re.fullmatch(r"train\.rate(\.[0-9]+)?", key) is not None
+
+
+def _lines(statements: tuple[Statement, ...]) -> tuple[Line, ...]:
+    """`rate = warmup 10 steps to 1e-3, constant`: the phases, or none if it is something else."""
+    found: list[Line] = []
+    for statement in statements:
+        if isinstance(statement, Attribute) and not found and isinstance(statement.phrase.items[0], Word):
+            head, *items = statement.phrase.items
+            assert isinstance(head, Word)
+            found.append(Line(head, tuple(items), statement.phrase.span))
+        elif isinstance(statement, Line) and found:
+            found.append(statement)
+        else:
+            return ()
+    return tuple(found)
+
+
+def _takes_text(key: str) -> bool:
+    """Whether a key of the run, as it is nested, is one whose value is a text, like `data.source`."""
+    *parents, name = key.split(".")
+    cls: type[Node] = Spec
+    for part in parents:
+        kind = fields_of(cls).get(part)
+        if kind is None or not kind.nodes:
+            return False
+        cls = kind.nodes[0]
+    kind = fields_of(cls).get(name)
+    return kind is not None and str in kind.types and kind.form != "label"
+
+
+def _is_plain(value: str) -> bool:
+    """Whether a text stands as it is, a shell having taken its quotes: not a name, a call or in quotes still."""
+    text = value.strip()
+    return text.isprintable() and text[0] != '"' and not NAME_OR_CALL.fullmatch(text)
+
+
+# ---------------------------------------------------------------- setting
+
+
+def _set_let(context: Context, word: Word, setting: Setting) -> None:
+    """A `let` of the file with another value."""
+    if not isinstance(setting, Attribute):
+        raise context.reject("E0504", f"`{word.text}` is a value", word.span, f"write `-s {word.text}=…`")
+    lets = {**context.definitions.lets, word.text: Let(word, setting.phrase, setting.span)}
+    context.definitions = replace(context.definitions, lets=lets)
+
+
+def _set_named(context: Context, kind: str, keys: list[str], word: Word, setting: Setting) -> None:
+    """An override of the model, cluster or precision that the run names."""
+    named = next((each for each in context.run.body if isinstance(each, Attribute) and each.key.text == kind), None)
+    target = named.phrase.items[0] if named else None
+    if not isinstance(target, Word) or (kind, target.text) not in context.definitions.blocks:
+        message = f"the run names no {kind} whose `{keys[0]}` could be set"
+        raise context.reject("E0504", message, word.span, f"define a {kind} and write `{kind} = name`")
+    block = context.block(kind, target.text, target.span)
+    context.extended[kind, target.text] = _put(context, Scope((block,), kind), block, keys, word, setting)
+
+
+def _put(context: Context, scope: Scope, block: Block, keys: list[str], word: Word, setting: Setting) -> Block:
+    """A block with one value set; the keys are those of the blocks it is nested in."""
+    name, *rest = keys
+    if name == "layers" and rest:
+        return _put_layers(context, scope, block, rest, word, setting)
+    if name == "rate" and isinstance(setting, tuple):
+        return _put_rate(context, block, rest, word, setting)
+    key = Word(name, word.span)
+    inside = next((each for each in block.body if isinstance(each, Block) and key_of(each) == name), None)
+    new: Attribute | Block
+    if rest and inside is not None:
+        new = _put(context, scope.inside(inside, name), inside, rest, word, setting)
+        return _with(block, inside, new)
+    if rest:
+        empty = Block(key, (), None, (), word.span)
+        new = _put(context, scope.inside(empty, name), empty, rest, word, setting)
+    elif isinstance(setting, Block):
+        new = Block(key, setting.labels, setting.parent, setting.body, setting.head)
+    else:
+        assert isinstance(setting, Attribute)
+        new = Attribute(key, setting.phrase, setting.span)
+    return merge(block, Block(block.key, (), None, (new,), block.head), context.mistakes)
+
+
+def _put_layers(context: Context, scope: Scope, block: Block, keys: list[str], word: Word, setting: Setting) -> Block:
+    """`layers.1.ffn.experts`: the ranges are counted in the order of their layers."""
+    ranges = ranges_of(context, scope, block)
+    index, *rest = keys
+    target = ranges[int(index)] if index.isdecimal() and len(index) < 5 and int(index) < len(ranges) else None
+    if target is not None and rest:
+        return _with(block, target, _put(context, scope.inside(target, f"layers.{index}"), target, rest, word, setting))
+    label = setting.phrase.items[0] if isinstance(setting, Attribute) else None
+    if target is not None and isinstance(setting, Attribute) and isinstance(label, Range):
+        return _with(block, target, Block(target.key, (label,), target.parent, target.body, setting.span))
+    known = (f"`layers.{number}` is {each.head.text.removeprefix('layers ')}" for number, each in enumerate(ranges))
+    hint = f"{', '.join(known)}: write `-s model.layers.{max(0, len(ranges) - 1)}.ffn.inner=…`"
+    raise context.reject("E0504", f"`{word.text}` names no value of a layer range", word.span, hint)
+
+
+def _put_rate(context: Context, block: Block, keys: list[str], word: Word, lines: tuple[Line, ...]) -> Block:
+    """`rate`, or one phase of it."""
+    key = Word("rate", word.span)
+    old = next((each for each in block.body if isinstance(each, Block) and key_of(each) == "rate"), None)
+    body: tuple[Statement, ...] = lines
+    if keys:
+        index = int(keys[0]) if len(keys[0]) < 5 else len(lines)
+        phases = old.body if old is not None else ()
+        if index >= len(phases):
+            count = f"{len(phases)} phase{'s' * (len(phases) != 1)}"
+            hint = f"write `-s train.rate.{max(0, len(phases) - 1)}=…`, or all of it: `-s 'train.rate=…, …'`"
+            raise context.reject("E0504", f"the rate has {count}, counted from 0", word.span, hint)
+        body = (*phases[:index], *lines, *phases[index + 1 :])
+    new = Block(key, (), None, body, word.span)
+    return (
+        _with(block, old, new) if old is not None else merge(block, Block(block.key, (), None, (new,), block.head), [])
+    )
+
+
+def _with(block: Block, old: Statement, new: Statement) -> Block:
+    """A block with one statement in the place of another."""
+    body = tuple(new if each is old else each for each in block.body)
+    return Block(block.key, block.labels, block.parent, body, block.head)

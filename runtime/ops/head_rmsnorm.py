@@ -1,0 +1,34 @@
+"""RMSNorm over the columns of every head, with one weight for all heads. T rows, H heads, C columns of a head.
+
+As Qwen3 norms queries and keys. W = H·C; `x` and `dy` may be views of columns.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from runtime.ops.rmsnorm import rmsnorm, rmsnorm_dgrad, rmsnorm_wgrad, rmsnorm_wgrad_
+
+
+def head_rmsnorm(x_TW: Tensor, w_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x_TW, w_C -> y_TW, rstd_TH."""
+    y, rstd = rmsnorm(x_TW.reshape(-1, w_C.shape[0]), w_C, eps)
+    return y.view(x_TW.shape), rstd.view(x_TW.shape[0], -1)
+
+
+def head_rmsnorm_dgrad(dy_TW: Tensor, x_TW: Tensor, w_C: Tensor, rstd_TH: Tensor) -> Tensor:
+    """dy_TW, x_TW, w_C, rstd_TH -> dx_TW."""
+    C = w_C.shape[0]
+    return rmsnorm_dgrad(dy_TW.reshape(-1, C), x_TW.reshape(-1, C), w_C, rstd_TH.flatten()).view(x_TW.shape)
+
+
+def head_rmsnorm_wgrad(dy_TW: Tensor, x_TW: Tensor, rstd_TH: Tensor) -> Tensor:
+    """dy_TW, x_TW, rstd_TH -> dw_C, summed over rows and heads."""
+    C = x_TW.shape[1] // rstd_TH.shape[1]
+    return rmsnorm_wgrad(dy_TW.reshape(-1, C), x_TW.reshape(-1, C), rstd_TH.flatten())
+
+
+def head_rmsnorm_wgrad_(acc_C: Tensor, dy_TW: Tensor, x_TW: Tensor, rstd_TH: Tensor) -> None:
+    """acc_C += dw_C of (dy_TW, x_TW, rstd_TH)."""
+    C = acc_C.shape[0]
+    rmsnorm_wgrad_(acc_C, dy_TW.reshape(-1, C), x_TW.reshape(-1, C), rstd_TH.flatten())

@@ -1,0 +1,119 @@
+"""`dsc explain`: what it prints, its exit codes, what it does not import."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compiler.cli import main
+from dsl.codes import CODES
+from dsl.lessons import lesson
+from dsl.reference import keys
+from dsl.reference.topics import names_of_topics
+from tests.cli.forms import parsed
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_code_is_taught(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "e0802"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("E0802: expert divides data\n\n")
+    assert "wrong:\n    import" in shown and "right:\n    import" in shown
+    for which in (lesson("E0802").wrong, lesson("E0802").right):
+        assert all(line in shown for line in which.text.splitlines())
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_the_command_line_is_shown_where_it_is_the_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "E0504"]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "    $ dsc check mine.dsc -s 'train.batch 8'\n" in shown
+        and "    $ dsc check mine.dsc -s train.batch=8\n" in shown
+    )
+    main(["explain", "E0101"])
+    assert capsys.readouterr().out.count("    $ dsc check ") == 2
+
+
+def test_many_meanings_are_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "name"]) == 0
+    assert capsys.readouterr().out.startswith("schedule.name: ")
+    assert main(["explain", "fp32"]) == 0
+    shown = capsys.readouterr().out
+    assert "fp32: a built-in precision\n" in shown and "fp32: 32-bit float\n" in shown
+
+
+def test_alone_it_lists_codes_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {code}  {rule}\n" in shown for code, rule in CODES.items())
+    assert all(re.search(rf"\b{key.name}\b", shown) for key in keys().values())
+
+
+def test_what_is_unknown_has_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "parallel.exprt"]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.startswith(
+        "error: there is no code, key or word `parallel.exprt`\n = hint: did you mean `parallel.expert`"
+    )
+    assert main(["explain", "\x1b[31m" + "q" * 10_000]) == 2
+    error = capsys.readouterr().err
+    assert "\x1b" not in error and len(error) < 300
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "model.attention.heads", "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    mla, gqa = shown["topics"]
+    assert shown["version"] == 1
+    assert (mla["kind"], mla["name"], gqa["name"]) == ("key", "model.attention.mla.heads", "model.attention.gqa.heads")
+    assert mla["facts"]["takes"] == ["whole number, 1 to 65,536"] and mla["facts"]["default"] == ["must be given"]
+    for name in sorted(names_of_topics()):
+        main(["explain", name, "--format", "json"])
+        assert parsed(capsys.readouterr().out, "explain")["topics"]
+    assert main(["explain", "--format", "json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["codes"] == CODES and list(listed["keys"]) == list(keys())
+
+
+def test_it_needs_neither_torch_nor_rich() -> None:
+    code = (
+        "import sys; from compiler.cli import main; code = main(['explain', 'parallel.expert']);"
+        "sys.exit(code or bool({'torch', 'rich', 'networkx'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True).returncode == 0
+
+
+def test_on_a_terminal_the_same_text_has_colours() -> None:
+    main_end, program_end = pty.openpty()
+    command = [sys.executable, "-m", "compiler.cli", "explain", "E0802"]
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "200"}
+    environment.pop("NO_COLOR", None)
+    plain = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    with subprocess.Popen(command, cwd=ROOT, stdout=program_end, env=environment) as process:
+        os.close(program_end)
+        shown = b""
+        while chunk := _read(main_end):
+            shown += chunk
+        assert process.wait() == 0
+    os.close(main_end)
+    text = shown.decode().replace("\r\n", "\n")
+    assert "\x1b[" in text
+    assert re.sub(r"\x1b\[[0-9;]*m", "", text) == plain
+    assert re.search(r"\x1b\[3[0-9]*;?1?m?.*wrong:", text) or "\x1b[31mwrong:" in text
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the other end is closed
+        return b""

@@ -1,0 +1,295 @@
+"""Conflicts against brute force: the smallest set of lines, and the best edits; and each edit applied to the text."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import combinations, product
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from dsl import rules
+from dsl.conflict.nearest import distance
+from dsl.conflict.search import Problem, Row
+from dsl.conflict.sheet import Sheet, variables
+from dsl.diagnostics import Diagnostic, Edit
+from dsl.load import analyse, check, load
+from dsl.resolve.files import collect
+from dsl.schema import Spec
+from dsl.source import OVERRIDE
+
+UI = Path(__file__).parent.parent / "ui"
+PATHS = {
+    "pipeline": "parallel.pipeline", "data": "parallel.data", "expert": "parallel.expert", "nodes": "cluster.nodes",
+    "devices": "cluster.node.devices", "micro_batch": "train.micro_batch", "batch": "train.batch.end",
+    "schedule": "schedule.name", "experts": "model.layers.1.ffn.experts", "groups": "model.layers.1.ffn.groups",
+}  # fmt: skip
+KEYS = {path: key for key, path in PATHS.items()}
+LAYERS = 4  # of the text below
+Numbers = Mapping[str, int | str]
+
+TEXT = """
+run random extends base {{
+  model = random, cluster = random
+  parallel {{ pipeline = {pipeline}, data = {data}, expert = {expert} }}
+  schedule {{ name = {schedule} }}
+  train {{ micro_batch = {micro_batch}, batch = {batch} }}
+}}
+"""
+LIBRARY = """
+model random extends base {{
+  layers 0..0 {{ ffn dense {{ inner = 64 }} }}
+  layers 1..3 {{ ffn moe {{ experts = {experts}, groups = {groups}, top_groups = 1, top_k = 1 }} }}
+}}
+cluster random {{ nodes = {nodes}, node {{ devices = {devices}, device cpu {{ memory = 4GB }} }} }}
+"""
+
+
+def allowed(n: Numbers) -> bool:
+    """The rules of these numbers, written down once more and in other words."""
+    p, d, e, b = (int(n[key]) for key in ("pipeline", "data", "expert", "micro_batch"))
+    batch, experts, groups = (int(n[key]) for key in ("batch", "experts", "groups"))
+    per_rank, rest = divmod(batch, d * b)
+    mirrored = n["schedule"] == "dualpipe"
+    return (
+        p * d == int(n["nodes"]) * int(n["devices"])
+        and d % e == 0
+        and experts % e == 0
+        and experts % groups == 0
+        and p <= LAYERS + 2
+        and rest == 0
+        and not (mirrored and (p % 2 or per_rank % 2 or per_rank < 2 * p))
+    )
+
+
+DOMAIN: dict[str, tuple[int | str, ...]] = {
+    "pipeline": (1, 2, 3, 4), "data": (1, 2, 3, 4), "expert": (1, 2, 3), "nodes": (1, 2, 3), "devices": (1, 2, 3, 4),
+    "micro_batch": (1, 2), "batch": (3, 4, 6, 8, 12, 16, 24, 32), "schedule": ("1f1b", "dualpipe"),
+    "experts": (2, 3, 4, 6), "groups": (1, 2, 3),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def right() -> list[dict[str, int | str]]:
+    """All assignments of the domain that the rules allow."""
+    return [n for values in product(*DOMAIN.values()) if allowed(n := dict(zip(DOMAIN, values, strict=True)))]
+
+
+def wrong(seed: int, count: int) -> Iterator[dict[str, int | str]]:
+    """Random assignments, some without their own `data`, that break a rule."""
+    random_ = random.Random(seed)
+    while count:
+        n = {key: random_.choice(values) for key, values in DOMAIN.items()}
+        if random_.random() < 0.3:
+            n["data"] = "auto"
+        if not allowed(filled(n)):
+            count -= 1
+            yield n
+
+
+def filled(n: Numbers) -> dict[str, int | str]:
+    """With the data degree that `auto` leaves; of a world that is not divided, one that cannot be."""
+    world, pipeline = int(n["nodes"]) * int(n["devices"]), int(n["pipeline"])
+    auto = world // pipeline if world % pipeline == 0 else world + 1
+    return {**n, "data": auto if n["data"] == "auto" else n["data"]}
+
+
+def written(folder: Path, n: Numbers) -> Path:
+    """The spec of some numbers, in two files of its own and one of the others'."""
+    base = (UI / "lib" / "base.dsc").read_text("utf-8")
+    (folder / "base.dsc").write_text(base, encoding="utf-8")
+    (folder / "library.dsc").write_text('import "base.dsc"\n' + LIBRARY.format(**n), encoding="utf-8")
+    (folder / "spec.dsc").write_text('import "library.dsc"\n' + TEXT.format(**n), encoding="utf-8")
+    return folder / "spec.dsc"
+
+
+def applied(edits: tuple[Edit, ...], overrides: list[str]) -> list[str]:
+    """Write edits into the files they are of; those of the command line are returned."""
+    for edit in sorted(edits, key=lambda edit: edit.span.start, reverse=True):
+        source = edit.span.source
+        text = source.text if source.name == OVERRIDE else Path(source.name).read_text("utf-8")
+        new = text[: edit.span.start] + edit.text + text[edit.span.end :]
+        if source.name == OVERRIDE:
+            overrides = [new if each == source.text else each for each in overrides]
+        else:
+            Path(source.name).write_text(new, encoding="utf-8", newline="")
+    return overrides
+
+
+def keys_of(item: Diagnostic) -> set[str]:
+    """The keys of the lines of a conflict."""
+    assert item.conflict is not None
+    found = set()
+    for span in item.conflict.lines:
+        key = re.findall(r"(\w+) = $", span.source.text[: span.start])[0]
+        found.add("schedule" if key == "name" else key)
+    return found
+
+
+def matches(n: Numbers, given: Numbers, keys: set[str]) -> bool:
+    return all(n[key] == given[key] for key in keys)
+
+
+def test_the_rules_are_those_of_the_reference(tmp_path: Path) -> None:
+    random_ = random.Random(5)
+    for _ in range(60):
+        n = {key: random_.choice(values) for key, values in DOMAIN.items()}
+        assert (not check(written(tmp_path, n))) == allowed(n)
+
+
+def problem_of(path: Path) -> Problem:
+    """All joint rules over the spec of a file."""
+    view = analyse(str(path)).views[0]
+    known = variables(view.spec, view.context.origins, view.context.failed, ())
+    rows = [
+        Row(frozenset(path for path in known if any(rules.related(read, path) for read in reads)), rule)
+        for reads, rule in rules.JOINT
+    ]
+    return Problem(Sheet(view.spec), known, rows, ())
+
+
+def test_no_fewer_lines_conflict(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
+    """The lines of a conflict fit no right assignment; any fewer lines fit one, of the domain or beyond it."""
+    seen = 0
+    for n in wrong(1, 120):
+        items = check(written(tmp_path, n))
+        for item in items:
+            if item.conflict is None:
+                continue
+            seen += 1
+            keys = keys_of(item)
+            assert keys <= n.keys() - ({"data"} if n["data"] == "auto" else set())
+            assert not any(matches(each, n, keys) for each in right), (n, keys)
+            assert len(keys) >= 2
+            for fewer in combinations(keys, len(keys) - 1):
+                assert any(matches(each, n, set(fewer)) for each in right) or has_witness(
+                    written(tmp_path, n), n, fewer
+                )
+    assert seen >= 100
+
+
+def test_no_other_set_of_fewer_lines_conflicts(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
+    """Where one conflict explains everything, no smaller set of any lines is a conflict."""
+    for n in wrong(2, 60):
+        items = [item for item in check(written(tmp_path, n)) if item.conflict is not None]
+        if len(items) != 1:
+            continue
+        lines = [key for key in DOMAIN if n[key] != "auto"]
+        for fewer in combinations(lines, len(keys_of(items[0])) - 1):
+            assert any(matches(each, n, set(fewer)) for each in right) or has_witness(written(tmp_path, n), n, fewer)
+
+
+def has_witness(path: Path, n: Numbers, keys: tuple[str, ...]) -> bool:
+    """Whether the search finds values beyond the domain, which the reference allows."""
+    problem = problem_of(path)
+    spans = {span for span, paths in problem.lines.items() if {KEYS.get(each) for each in paths} & {*keys}}
+    if not problem.can_hold(frozenset(spans), memory=False):
+        return False
+    found = numbers_of(problem.sheet.spec)
+    return matches(found, n, set(keys)) and (allowed(found) or found["pipeline"] > LAYERS + 2)
+
+
+def numbers_of(spec: Spec) -> dict[str, int | str]:
+    moe = spec.model.layers[1].ffn
+    assert moe.kind == "moe"
+    return {
+        "pipeline": spec.parallel.pipeline, "data": spec.parallel.data, "expert": spec.parallel.expert,
+        "nodes": spec.cluster.nodes, "devices": spec.cluster.node.devices, "micro_batch": spec.train.micro_batch,
+        "batch": spec.train.batch.end, "schedule": spec.schedule.name, "experts": moe.experts, "groups": moe.groups,
+    }  # fmt: skip
+
+
+def test_the_first_edits_are_the_best(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
+    """No right assignment changes fewer lines, or as many by less; and every edit of the text makes it right."""
+    seen = 0
+    for n in wrong(3, 60):
+        items = check(written(tmp_path, n))
+        conflicts = [item.conflict for item in items if item.conflict is not None]
+        if len(conflicts) != 1 or len(items) > 3:
+            continue
+        best = min(cost(each, n) for each in right if n["data"] != "auto" or filled({**each, "data": "auto"}) == each)
+        assert conflicts[0].resolutions, n
+        for number, edits in enumerate(conflicts[0].resolutions):
+            path = written(tmp_path, n)
+            applied(edits, [])
+            assert check(path) == ()
+            if number == 0:
+                mended = numbers_of(load(path))
+                if n["data"] == "auto":
+                    mended["data"] = "auto"
+                assert cost(mended, n) <= (best[0], best[1] + 1e-9), (n, mended, best)
+        seen += 1
+    assert seen >= 30
+
+
+def cost(new: Numbers, old: Numbers) -> tuple[int, float]:
+    """Lines changed, and by how much."""
+    changed = [key for key in old if new[key] != old[key] and old[key] != "auto"]
+    return len(changed), sum(distance(PATHS[key], old[key], new[key]) for key in changed) if changed else inf
+
+
+# ---------------------------------------------------------------- specs of tests/ui
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in UI.glob("*.dsc")))
+def test_every_edit_of_a_pinned_spec_mends_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Applied to the text, each resolution takes its messages away and brings no other."""
+    first = (UI / f"{name}.dsc").read_bytes().split(b"\n")[0].decode(errors="replace")
+    overrides = first.removeprefix("# -s ").split(" -s ") if first.startswith("# -s ") else []
+    monkeypatch.chdir(UI)
+    items = check(f"{name}.dsc", overrides=overrides)
+    sources = collect(f"{name}.dsc").sources
+    for item in items:
+        for edits in item.conflict.resolutions if item.conflict is not None else ():
+            top = tmp_path / "tests" / "ui"
+            top.mkdir(parents=True, exist_ok=True)
+            monkeypatch.chdir(top)
+            for source in sources:
+                Path(source.name).parent.mkdir(parents=True, exist_ok=True)
+                Path(source.name).write_text(source.text, encoding="utf-8", newline="")
+            after = check(f"{name}.dsc", overrides=applied(edits, overrides))
+            assert {each.code for each in after} <= {each.code for each in items}
+            assert item.code not in {each.code for each in after}, (item.code, edits)
+            monkeypatch.chdir(UI)
+
+
+def test_nothing_is_imported_for_a_right_spec() -> None:
+    code = "import sys; from dsl.load import load; load('lib/base.dsc'); print('dsl.conflict' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=UI, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_spec_of_very_many_layers_is_told_without_a_long_search(tmp_path: Path) -> None:
+    """Less is said then, never something untrue: each mistake keeps the hint of its own rule."""
+    base = (UI / "lib" / "base.dsc").read_text("utf-8")
+    ffn = (
+        "experts = 16, groups = 5, top_groups = 2, top_k = 4, inner = 4, shared = 1, score = sigmoid, normalize = true"
+    )
+    layers = "\n".join(f"layers {index}..{index} {{ ffn moe {{ {ffn} }} }}" for index in range(300))
+    text = f"{base}model many extends base {{\n{layers}\n}}\nrun many extends base {{ model = many }}\n"
+    (tmp_path / "many.dsc").write_text(text, encoding="utf-8")
+    items = check(tmp_path / "many.dsc", "many")
+    assert [item.code for item in items] == ["E0901"] * 300
+    assert all(item.conflict is None and item.hint == "write `groups = 4`" for item in items)
+
+
+def test_what_names_other_lines_is_no_line_of_a_conflict(tmp_path: Path) -> None:
+    """`expert = parallel.pipeline` says what another line says; `let` says the same everywhere."""
+    base = (UI / "lib" / "base.dsc").read_text("utf-8")
+    lets = "let three = 3\n"
+    for value, is_line in (("three", True), ("1 + 2", True), ("train.micro_batch + 1", False)):
+        text = f"{base}{lets}run b extends base {{ parallel {{ expert = {value} }} }}\n"
+        (tmp_path / "named.dsc").write_text(text, encoding="utf-8")
+        items = [item for item in check(tmp_path / "named.dsc", "b") if item.conflict is not None]
+        assert len(items) == 1 and items[0].conflict is not None
+        assert (value in {span.text for span in items[0].conflict.lines}) == is_line
+        assert items[0].conflict.resolutions
+        for edits in items[0].conflict.resolutions:
+            (tmp_path / "named.dsc").write_text(text, encoding="utf-8")
+            applied(edits, [])
+            assert check(tmp_path / "named.dsc", "b") == ()

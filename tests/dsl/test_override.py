@@ -1,0 +1,118 @@
+"""What `-s` reaches: every value of a run by the path that `dsc show` prints, blocks, phases and `let`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsl.diagnostics import SpecError
+from dsl.leaves import leaves
+from dsl.load import load, resolve
+from dsl.schema import BUILT_IN, Dense, Gqa, Moe, Spec
+
+ROOT = Path(__file__).parent.parent.parent
+BASE = (ROOT / "tests" / "ui" / "lib" / "base.dsc").read_text("utf-8")
+STEP = 16 * 128  # tokens
+
+
+def read(tmp_path: Path, *overrides: str, text: str = "") -> Spec:
+    (tmp_path / "spec.dsc").write_text(BASE + text, encoding="utf-8")
+    return load(tmp_path / "spec.dsc", overrides=overrides)
+
+
+def refused(tmp_path: Path, *overrides: str) -> list[tuple[str, str]]:
+    with pytest.raises(SpecError) as caught:
+        read(tmp_path, *overrides)
+    return [(item.code, item.message) for item in caught.value.diagnostics]
+
+
+def at(spec: Any, path: str) -> Any:
+    for part in path.split("."):
+        spec = spec[int(part)] if part.isdigit() else getattr(spec, part)
+    return spec
+
+
+def test_layer_ranges_are_counted_in_the_order_of_their_layers(tmp_path: Path) -> None:
+    spec = read(tmp_path, "model.layers.1.ffn.experts=32", "model.layers.0.ffn.inner=hidden * 3")
+    dense, moe = (span.ffn for span in spec.model.layers)
+    assert isinstance(dense, Dense) and isinstance(moe, Moe)
+    assert (dense.inner, moe.experts, moe.top_k) == (192 * 3, 32, 4)
+    assert [span.last for span in read(tmp_path, "model.layers.1=1..7").model.layers] == [0, 7]
+    text = "model base {\n  layers 1..3 { ffn moe { top_k = 2 } }\n  layers 0..0 { ffn dense { inner = 64 } }\n}\n"
+    spec = read(tmp_path, "model.layers.1.ffn.inner=model.layers.0.ffn.inner / 2", text=text)
+    assert [span.ffn.inner for span in spec.model.layers] == [64, 32]
+
+
+@pytest.mark.parametrize("key", ["layers.2.ffn.inner", "layers.0", "layers.ffn.inner", "layers.99999.ffn.inner"])
+def test_a_range_that_is_not_there(key: str, tmp_path: Path) -> None:
+    assert refused(tmp_path, f"model.{key}=8") == [("E0504", f"`model.{key}` names no value of a layer range")]
+
+
+def test_the_rate_and_one_phase_of_it(tmp_path: Path) -> None:
+    spec = read(tmp_path, "train.rate=warmup 10 steps to 1e-3, constant 5 steps, cosine to 1e-5")
+    assert [(phase.shape, phase.end, phase.end_tokens // STEP) for phase in spec.train.rate] == [
+        ("linear", 1e-3, 10),
+        ("constant", 1e-3, 15),
+        ("cosine", 1e-5, 100),
+    ]
+    spec = read(tmp_path, "train.rate.0=warmup 30 steps to 1e-3")
+    assert [(phase.end, phase.end_tokens // STEP) for phase in spec.train.rate] == [(1e-3, 30), (2e-4, 100)]
+
+
+@pytest.mark.parametrize(
+    ("override", "code"),
+    [
+        ("train.rate.2=constant", "E0504"),
+        ("train.rate.0=", "E0504"),
+        ("train.rate.0=3", "E0504"),
+        ("train.rate.0=constantly at 1", "E0704"),
+        ("train.rate=1e-3", "E0204"),
+        ("train.rate=constant at 1e-3, seed = 4", "E0504"),
+    ],
+)
+def test_a_phase_that_is_none(override: str, code: str, tmp_path: Path) -> None:
+    assert refused(tmp_path, override)[0][0] == code
+
+
+def test_blocks_are_written_as_in_a_file(tmp_path: Path) -> None:
+    gqa = "model.attention gqa { heads = 4, kv_heads = 2, head_dim = 32, rope { theta = 10_000 } }"
+    spec = read(tmp_path, gqa, "train.batch { from = 16, to = 32, over = 20K tokens }", "model.attention.kv_heads=4")
+    assert isinstance(spec.model.attention, Gqa) and spec.model.attention.kv_heads == 4
+    assert (spec.train.batch.start, spec.train.batch.end) == (16, 32)
+    assert [span.last for span in read(tmp_path, "model.layers 0..5 { ffn dense { inner = 8 } }").model.layers] == [5]
+
+
+def test_lets_of_the_file(tmp_path: Path) -> None:
+    text = 'let width = 64\nlet where = "a"\nrun base { data { source = where } }\nmodel base { hidden = width * 2 }\n'
+    spec = read(tmp_path, "width=48", 'where="b"', text=text)
+    assert (spec.model.hidden, spec.data.source) == (96, "b")
+    assert refused(tmp_path, "height=3")[0][0] == "E0201"
+
+
+def test_none_takes_away(tmp_path: Path) -> None:
+    spec = read(tmp_path, "model.layers.1.ffn.balance.bias_rate=none", "train.checkpoint=none", "recompute=[]")
+    moe = spec.model.ffn(1)
+    assert isinstance(moe, Moe) and moe.balance.bias_rate is None
+    assert spec.train.checkpoint is None and spec.recompute == ()
+
+
+@pytest.mark.parametrize("name", ["quickstart", "tiny"])
+def test_every_printed_path_can_be_set(name: str) -> None:
+    """Each value of a spec, set to itself by the path and text that `dsc show` prints, leaves the spec as it is."""
+    path = ROOT / "specs" / f"{name}.dsc"
+    spec = load(path)
+    tried = 0
+    for leaf in leaves(spec):
+        names = leaf.path.split(".")
+        is_name = names[-1] in ("kind", "name") and names[0] != "schedule"
+        if is_name or (names[0] == "precision" and names[1:] and spec.precision.name in BUILT_IN):
+            continue  # a label, or a value of what no file defines
+        try:
+            resolved = resolve(path, overrides=[f"{leaf.path}={leaf.text}"])
+        except SpecError as error:
+            raise AssertionError(leaf) from error
+        assert resolved.spec == spec, leaf
+        tried += 1
+    assert tried > 40

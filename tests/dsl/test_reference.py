@@ -1,0 +1,378 @@
+"""docs/reference is what the schema, the codes and the commands give now. `make docs` writes it anew."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from compiler.reference import commands_page
+from dsl import schema
+from dsl.codes import CODES, RETIRED
+from dsl.lessons import FILE, lesson
+from dsl.load import check
+from dsl.reference import Block, blocks, find, keys, plain, suggestions, text_of
+from dsl.reference.keys import all_codes_of_rules
+from dsl.reference.pages import errors_page, keys_page, slug, units_page
+from dsl.reference.topics import GROUPS, names_of_topics, sample
+from dsl.reference.words import BATCH, FAMILIES, WORDS, Word, family
+from dsl.resolve.derive import DEFAULTS
+from dsl.resolve.fields import fields_of, keys_of
+from dsl.schema import Choices, Derived, Node, Spec
+from tests.dsl.test_lessons import said
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+CLASSES = [
+    each for each in vars(schema).values() if isinstance(each, type) and issubclass(each, Node) and each is not Node
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The shipped specs, in a folder of their own that is the current one."""
+    folder = tmp_path_factory.mktemp("reference")
+    shutil.copytree(ROOT / "specs", folder, dirs_exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+
+
+def messages() -> dict[str, str]:
+    """What is said about the wrong example of each lesson."""
+    return {code: "\n\n".join(map(str, said(lesson(code).wrong, refusals=True))) for code in CODES}
+
+
+# ---------------------------------------------------------------- the pages
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("name", ["keys", "units", "errors", "commands"])
+def test_page_is_current(name: str, bless: bool) -> None:
+    made = {
+        "keys": keys_page,
+        "units": units_page,
+        "errors": lambda: errors_page(messages()),
+        "commands": commands_page,
+    }[name]().rstrip("\n") + "\n"
+    page = DOCS / "reference" / f"{name}.md"
+    if bless:
+        page.write_text(made, encoding="utf-8")
+    assert made == page.read_text("utf-8"), f"{name}.md is not current: `make docs`"
+
+
+def headings(page: Path) -> set[str]:
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    return {slug(line) for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+def test_links_lead_to_a_heading(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"^\[[^\]]+\]: (\S+)$", text, re.MULTILINE)
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        if path.startswith("http"):
+            continue
+        other = page.parent / path if path else page
+        assert other.exists(), target
+        assert not anchor or anchor in headings(other), target
+    used = set(re.findall(r"\[(E\d{4})\]", text))
+    assert used <= set(re.findall(r"^\[(E\d{4})\]:", text, re.MULTILINE)) or page.name != "keys.md"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "README.md").read_text("utf-8")
+    for page in DOCS.rglob("*.md"):
+        assert page.parent.name == "adr" or page.name == "README.md" or f"({page.relative_to(DOCS)})" in index, page
+
+
+# ---------------------------------------------------------------- the schema
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_class_and_field_is_described(cls: type[Node]) -> None:
+    assert cls.__doc__ and cls.__doc__ != BaseModel.__doc__
+    for name, info in cls.model_fields.items():
+        assert info.description, f"{cls.__name__}.{name}"
+        assert not info.description.endswith(".")
+
+
+def test_every_choice_is_explained() -> None:
+    for cls in CLASSES:
+        for name, kind in fields_of(cls).items():
+            literals = [one for each in kind.types for one in (each, *get_args(each)) if get_origin(one) is Literal]
+            if not literals or kind.form or cls is schema.RatePhase:
+                continue
+            (marks,) = [mark for mark in cls.model_fields[name].metadata if isinstance(mark, Choices)]
+            assert tuple(marks.meanings) == get_args(literals[0]), f"{cls.__name__}.{name}"
+
+
+def test_derived_defaults_are_told() -> None:
+    told = {
+        (cls, name)
+        for cls in CLASSES
+        for name, info in cls.model_fields.items()
+        if any(isinstance(mark, Derived) for mark in info.metadata)
+    }
+    assert told == {(cls, name) for cls, fields in DEFAULTS.items() for name in fields}
+
+
+def test_every_key_of_every_block_is_told() -> None:
+    """The blocks of the reference against those that the resolver takes."""
+    seen: dict[type[Node], set[str]] = {}
+
+    def visit(cls: type[Node]) -> None:
+        seen[cls] = set(keys_of(cls)) - ({"first", "last"} if cls is schema.LayerRange else set())
+        for kind in fields_of(cls).values():
+            for each in (one for of in kind.types for one in (of, *get_args(of))):
+                if isinstance(each, type) and issubclass(each, Node) and each not in seen:
+                    visit(each)
+
+    visit(Spec)
+    written_otherwise = {schema.Batch, schema.RatePhase, schema.Phase, schema.Tile, schema.TrainTokenizer}
+    told = sorted(sorted(key.name for key in block.keys) for block in blocks() if not block.path.endswith("gqa.rope"))
+    assert told == sorted(sorted(names) for cls, names in seen.items() if cls not in written_otherwise)
+
+
+# ---------------------------------------------------------------- examples
+
+
+def spec_with(path: str, given: dict[str, str]) -> str:
+    """A spec with these statements, by key, in the block at `path`; what is required too is as in its examples."""
+    known = {block.path: block for block in blocks()}
+    while True:
+        block = known[path or "run"]
+        run = "\n".join(given.values())
+        if block.path == "run":
+            return f'import "tiny.dsc"\nrun mine extends tiny {{\n{run}\n}}\n'
+        without = {*given, "tokens" if "steps" in given else "steps"}
+        beside = [key.examples[0] for key in block.keys if not key.default and key.name not in without]
+        head = block.head.replace("NAME", "mine").replace("FIRST..LAST", "0..2")
+        text = "\n".join([f"{head} {{", *given.values(), *beside, "}"])
+        if path in ("model", "cluster", "precision"):
+            return f'import "tiny.dsc"\n{text}\nrun mine extends tiny {{ {path} = mine }}\n'
+        outer = path.rpartition(".")[0]
+        while outer and outer not in known:
+            outer = outer.rpartition(".")[0]
+        given, path = {path.removeprefix(outer).lstrip(".").split(".")[0]: text}, outer
+
+
+def mistakes(spec: str) -> list[str]:
+    """What is said of a spec, but for rules across keys, and names that tiny.dsc does not have."""
+    Path(FILE).write_text(spec, encoding="utf-8")
+    return [str(item) for item in check(FILE) if item.code < "E07" and item.code != "E0401"]
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("block", blocks(), ids=lambda block: block.path)
+def test_examples_of_keys_are_right(block: Block) -> None:
+    """The first ones together, every further one in the place of the first."""
+    for key in block.keys:
+        assert key.examples and all(text.split()[0] == key.name for text in key.examples), key.path
+    first = {key.name: key.examples[0] for key in block.keys}
+    variants = [{name: text for name, text in first.items() if name != "steps"}]
+    for key in block.keys:
+        others = {
+            name: text for name, text in first.items() if name not in ("steps", "tokens" if key.name == "steps" else "")
+        }
+        start = 0 if key.name == "steps" else 1
+        variants += [others | {key.name: text} for text in key.examples[start:]]
+    for statements in variants:
+        spec = spec_with(block.path, statements)
+        assert not mistakes(spec), spec
+
+
+@pytest.mark.usefixtures("place")
+def test_an_example_that_is_wrong_is_found() -> None:
+    assert mistakes(spec_with("model.attention.mla", {"heads": "heads = 128GB"}))
+    assert not mistakes(spec_with("model.attention.mla", {"heads": "heads = 128"}))
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("block", blocks(), ids=lambda block: block.path)
+def test_samples_of_blocks_are_read(block: Block) -> None:
+    """The text shown for a block is of the language, with every key of the block but the one that excludes another."""
+    shown = sample(block)
+    spec = shown if block.path in ("run", "model", "cluster", "precision") else f"run mine {{\n{shown}\n}}"
+    Path(FILE).write_text(spec, encoding="utf-8")
+    assert not [item for item in check(FILE) if item.code in ("E0105", "E0107", "E0108")]
+    assert all(f"\n  {key.name} " in shown for key in block.keys if key.name != "steps")
+
+
+AROUND = {  # the first word of an example → what it stands in
+    "import": "{}\nrun mine extends tiny {{ }}",
+    "let": "{}\nrun mine extends tiny {{ }}",
+    "run": "{}",
+    "weight": "model mine extends tiny {{ mtp {{ {} }} }}",
+    "tokenizer": "run mine extends tiny {{ data {{ {} }} }}",
+    "source": "run mine extends tiny {{ data {{ {} }} }}",
+    "optimizer": "run mine extends tiny {{ train {{ {} }} }}",
+    "parallel": "run mine extends tiny {{ {} }}",
+}
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: word.text)
+def test_examples_of_words_are_right(word: Word) -> None:
+    assert word.text.partition("(")[0] in word.example
+    around = AROUND.get(word.example.split()[0])
+    if around is None:  # a phase of the learning rate; one without an end is the last
+        last = "constant" if re.search("until|over|steps", word.example) else ""
+        phases = f"constant at 1e-3 over 1T tokens\n{{}}\n{last}"
+        around = f"run mine extends tiny {{{{ train {{{{ tokens = 100T, rate {{{{\n{phases}\n}}}} }}}} }}}}"
+    spec = 'import "tiny.dsc"\n' + around.format(word.example) + "\n"
+    Path(FILE).write_text(spec, encoding="utf-8")
+    found = [item for item in check(FILE) if item.code < "E08"]
+    assert not found, spec + "\n".join(map(str, found))
+
+
+@pytest.mark.usefixtures("place")
+def test_keys_of_a_growing_batch() -> None:
+    """`batch { … }` takes these three and no others."""
+    for without in (*BATCH, None):
+        given = ", ".join(word.example for word in BATCH if word is not without)
+        Path(FILE).write_text(
+            f'import "tiny.dsc"\nrun mine extends tiny {{ train {{ batch {{ {given} }} }} }}\n', "utf-8"
+        )
+        found = [item.message for item in check(FILE) if item.code < "E08"]
+        assert found == ([f"`batch` has no `{without.text}`"] if without else [])
+
+
+# ---------------------------------------------------------------- rules and keys
+
+
+def test_every_code_of_a_rule_is_told_with_some_key() -> None:
+    told = {code for key in keys().values() for code in key.codes}
+    assert told == all_codes_of_rules() | {"E0703", "E0704"}
+    assert {code for code in CODES if code >= "E07"} == told
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("code", [code for code in CODES if code >= "E07"])
+def test_the_key_that_is_underlined_is_told_to_be_concerned(code: str) -> None:
+    (found,) = said(lesson(code).wrong, refusals=True)
+    assert found.span
+    before = found.span.source.line(found.span.line)[: found.span.column - 1]
+    words = {*re.findall(r"(\w+)\s*(?:=\s*|\s)$", before), found.span.text.split()[0]}
+    words |= {"rate"} if words & {"warmup", "constant", "cosine", "linear"} else set()
+    assert words & {key.name for key in keys().values() if code in key.codes}, (words, str(found))
+
+
+def test_a_rule_for_one_kind_is_not_told_of_another() -> None:
+    assert {key.name for key in keys().values() if "E0802" in key.codes} == {"expert", "data"}
+    assert "E0908" not in keys()["model.attention.mla.heads"].codes
+    assert "E0908" in keys()["model.attention.gqa.heads"].codes
+
+
+def test_every_code_has_a_group() -> None:
+    assert not set(CODES) & set(RETIRED)
+    assert all(sum(code.startswith(group) for group in GROUPS) == 1 for code in CODES)
+
+
+# ---------------------------------------------------------------- what is found
+
+
+def test_everything_that_is_known_is_explained() -> None:
+    for name in sorted(names_of_topics()):
+        topics = find(name)
+        assert topics, name
+        for topic in topics:
+            text = text_of(topic)
+            assert text.startswith(f"{topic.name}: ") and "None" not in text
+            assert all(find(other) for other in topic.see), topic.see
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ("e0802", ["E0802"]),
+        ("E1002", ["E1002"]),
+        ("parallel.expert", ["parallel.expert"]),
+        ("run.parallel.expert", ["parallel.expert"]),
+        ("expert", ["parallel.expert"]),
+        ("model.attention.heads", ["model.attention.mla.heads", "model.attention.gqa.heads"]),
+        ("attention.mla.kv_rank", ["model.attention.mla.kv_rank"]),
+        ("model.layers.1.ffn.experts", ["model.layers.ffn.moe.experts"]),
+        ("bias_rate", ["model.layers.ffn.moe.balance.bias_rate"]),
+        ("train", ["train", "train(entries)"]),
+        ("every", ["train.checkpoint.every", "train.validate.every"]),
+        ("GiB", ["GiB"]),
+        ("GB/min", ["GB/min"]),
+        ("until", ["until"]),
+        ("dualpipe", ["dualpipe"]),
+        ("from", ["from", "train.batch.from"]),
+        ("`zero`", ["parallel.zero"]),
+    ],
+)
+def test_finds(asked: str, names: list[str]) -> None:
+    assert [topic.name for topic in find(asked)] == names
+
+
+@pytest.mark.parametrize("asked", ["", " ", ".", "E9999", "80GB", "..", "parallel.", "model.zero", "\x1b[31m"])
+def test_finds_nothing(asked: str) -> None:
+    assert find(asked) == ()
+
+
+@given(st.text(max_size=40) | st.lists(st.sampled_from(sorted(names_of_topics())), max_size=3).map(".".join))
+def test_any_word_is_found_or_not(asked: str) -> None:
+    topics = find(asked)
+    assert all(text_of(topic) for topic in topics)
+    assert topics or isinstance(suggestions(asked), tuple)
+
+
+def test_suggests() -> None:
+    assert suggestions("pipelin")[0] == "pipeline"
+    assert suggestions("parallel.exprt")[0] == "parallel.expert"
+    assert suggestions("gib")[0] == "GiB"
+    assert suggestions("E0899") and not suggestions("qqqqqq")
+
+
+def test_a_key_tells_type_bounds_default_and_rules() -> None:
+    text = text_of(find("parallel.data")[0])
+    for part in (
+        "1 to 1,048,576",
+        "auto: devices of the cluster",
+        "E0802  expert divides data",
+        "-s parallel.data=auto",
+    ):
+        assert part in text
+    assert "or none" in text_of(find("query_rank")[0])
+    assert "80GB" in text_of(find("memory")[0])
+
+
+@pytest.mark.usefixtures("place")
+def test_overrides_that_are_shown_are_taken() -> None:
+    Path(FILE).write_text(
+        'import "deepseek-v3.dsc"\nrun mine extends pretrain { train { validate { every = 9 } } }\n', "utf-8"
+    )
+    shown = {
+        key: dict(topic.facts).get("override", ("",))[0] for key in keys() for topic in find(key) if topic.name == key
+    }
+    assert len([each for each in shown.values() if each]) > 40
+    for key, override in shown.items():
+        if override and "gqa" not in key:
+            option, value = shlex.split(override)
+            found = [str(item) for item in check(FILE, overrides=[value]) if item.code < "E07" and item.code != "E0401"]
+            assert option == "-s" and not found, override
+
+
+def test_units_are_exact() -> None:
+    told: dict[str, Any] = {one.text: one for name in FAMILIES for one in family(name)}
+    assert told["GiB"].exactly == "2^30 = 1,073,741,824 bytes"
+    assert told["Gb/s"].exactly == "125,000,000 bytes/s"
+    assert told["ms"].exactly == "1/1,000 seconds"
+    assert told["B"].exactly == "1,000,000,000"
+
+
+def test_plain_paths_are_those_of_the_command_line() -> None:
+    assert plain("model.attention.mla.head_dim.rope") == "model.attention.head_dim.rope"
+    assert plain("model.layers.ffn.moe.experts") == "model.layers.ffn.experts"

@@ -1,0 +1,31 @@
+"""What commands on text load: the time they take to start is that of their imports (benchmarks/startup.py)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+SPEC = "specs/deepseek-v3.dsc"
+# lark makes the parser's table when the grammar changes; the plugin loader comes with pydantic's validators (30 ms)
+NEVER = {"torch", "numpy", "triton", "rich", "jinja2", "networkx", "lark", "pydantic.plugin._loader"}
+
+
+@pytest.mark.parametrize(
+    ("command", "never"),
+    [
+        (["check", SPEC], NEVER),
+        (["show", "--origin", SPEC], NEVER),
+        (["fmt", "--check", SPEC], {*NEVER, "pydantic", "dsl.schema"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_command_on_text_loads_little(command: list[str], never: set[str]) -> None:
+    code = f"import sys\nfrom compiler.cli import main\nprint(main({command}))\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    *_, status, modules = done.stdout.splitlines()
+    assert status == "0"
+    assert not never & set(modules.split())

@@ -1,0 +1,108 @@
+"""The parser's table is that of the grammar, and the parser finds what lark's own parser finds."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lark import Lark
+from lark.exceptions import UnexpectedInput
+
+from dsl import make_table
+from dsl.source import Source
+from dsl.syntax import Statement
+from dsl.table import END, Parser, Token, UnexpectedError, load, tokens
+from dsl.tree import Builder
+
+ROOT = Path(__file__).parent.parent.parent
+TEXTS = [path.read_text("utf-8") for path in sorted((ROOT / "specs").rglob("*.dsc"))]
+
+
+def by_lark(lark: Lark, text: str) -> tuple[Statement, ...] | None:
+    """What lark makes of a text; None where it finds a mistake."""
+    try:
+        tree = lark.parse(text)
+    except UnexpectedInput:
+        return None
+    builder = Builder(Source("text", text))
+    methods = {rule.method for rule in load().rules} - {"", "*"}
+
+    def built(node: Any) -> Any:
+        if not hasattr(node, "children"):
+            return Token(node.type, str(node), node.start_pos, node.end_pos)
+        name = str(node.data)
+        assert name in methods
+        return getattr(builder, name)(*(built(child) for child in node.children))
+
+    found: tuple[Statement, ...] = built(tree)
+    return found
+
+
+def by_table(text: str) -> tuple[Statement, ...] | None:
+    parser = Parser(Builder(Source("text", text)))
+    try:
+        for token in tokens(text):
+            parser.feed(token)
+        body: tuple[Statement, ...] = parser.finish()
+    except UnexpectedError as error:
+        assert error.accepts
+        return None
+    return body
+
+
+@pytest.fixture(scope="module")
+def lark() -> Lark:
+    return Lark(make_table.GRAMMAR.read_text("utf-8"), parser="lalr", lexer="basic", maybe_placeholders=False)
+
+
+def test_the_table_is_current() -> None:
+    assert make_table.TABLE.read_text("utf-8") == make_table.made(), "run `python -m dsl.make_table`"
+
+
+def test_the_grammar_has_no_name_that_looks_like_a_terminal() -> None:
+    table = load()
+    rules = {rule.origin for rule in table.rules}
+    symbols = {name for state in table.states for name in state}
+    assert all(name.isupper() != (name in rules) for name in symbols - {END})
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_specs_are_read_as_lark_reads_them(text: str, lark: Lark) -> None:
+    found = by_table(text)
+    assert found is not None and found == by_lark(lark, text)
+
+
+def test_soups_are_read_or_refused_as_by_lark(lark: Lark) -> None:
+    """Words of the specs in any order, of which many are no text of the language."""
+    chooser = random.Random(1)
+    words = sorted({token.text for text in TEXTS for token in tokens(text)}) + ["\n", "{", "}", "=", ",", "(", ")"] * 9
+    read = 0
+    for _ in range(1500):
+        text = " ".join(chooser.choices(words, k=chooser.randint(1, 7)))
+        if chooser.random() < 0.7:
+            text = f"a = {text}\n" if chooser.random() < 0.5 else f"a {{ {text} }}"
+        found = by_table(text)
+        assert found == by_lark(lark, text), text
+        read += found is not None
+    assert 100 < read < 1400
+
+
+def test_accepted_terminals_are_those_that_can_be_fed() -> None:
+    names = {name for state in load().states for name in state if name.isupper()} - {END}
+    text = TEXTS[0]
+    parser = Parser(Builder(Source("text", text)))
+    for token in list(tokens(text))[:60]:
+        before = parser.saved()
+        fed = set()
+        for name in names:
+            try:
+                parser.feed(Token(name, "1", 0, 1))
+                fed.add(name)
+            except UnexpectedError as error:
+                assert name not in error.accepts
+                accepts = error.accepts - {END}
+            parser.restore(before)
+        assert fed == accepts
+        parser.feed(token)

@@ -1,0 +1,125 @@
+"""Definitions, references, the outline; and the edits that mend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler.editor.actions import actions
+from compiler.editor.navigation import Symbol, definition, references, symbols
+from dsl import load
+from dsl.edits import apply
+from dsl.resolve.files import over
+from dsl.source import Span
+from tests.editor.texts import HERE, QUICKSTART, ROOT, cursor, documented, in_quickstart
+
+
+def defined(marked: str, **others: str) -> tuple[str, str, int] | None:
+    """File, text and line of what is under the cursor."""
+    found = definition(*cursor(marked, **others))
+    return None if found is None else (Path(found.source.name).name, found.text, found.line)
+
+
+LIBRARY = "let base = 64\n\nmodel deep {\n  hidden = 7168\n}\n"
+
+
+@pytest.mark.parametrize(
+    ("marked", "wanted"),
+    [
+        ('import "lib.dsc"\nrun a { model = de|ep }', ("lib.dsc", "deep", 3)),
+        ('import "lib.dsc"\nmodel b extends de|ep { }', ("lib.dsc", "deep", 3)),
+        ('import "lib.dsc"\nmodel b { vocab = ba|se }', ("lib.dsc", "base", 1)),
+        ('import "lib.dsc"\nmodel deep { }\nrun a { model = de|ep }', ("spec.dsc", "deep", 2)),
+        ('import "li|b.dsc"', ("lib.dsc", "", 1)),
+        ('import "nothing|.dsc"', None),
+        ("model a { hidden = 4, vocab = hid|den * 2 }", ("spec.dsc", "hidden", 1)),
+        ("model a { hidden = 4, vocab = model.hid|den * 2 }", ("spec.dsc", "hidden", 1)),
+        ("model a {\n  let w = 4\n  hidden = |w\n}", ("spec.dsc", "w", 2)),
+        ("model a {\n hidden = 4\n vocab = hid|den } } {", ("spec.dsc", "hidden", 2)),
+        ("model |a { }", ("spec.dsc", "a", 1)),
+        ("mod|el a { }", None),
+        ("model a { hid|den = 4 }", None),
+        ("# model |a\n", None),
+        ("|", None),
+    ],
+)
+def test_definition(marked: str, wanted: tuple[str, str, int] | None) -> None:
+    assert defined(marked, lib=LIBRARY) == wanted
+
+
+def test_a_reference_through_the_run_to_an_imported_model() -> None:
+    text = in_quickstart("sequence    = 1|28").replace("sequence    = 1|28", "sequence    = model.hid|den")
+    start = text.index("model quick {")
+    assert defined('import "lib.dsc"\n' + text[:start], lib=text[start:].replace("|", "")) == ("lib.dsc", "hidden", 2)
+
+
+def test_references_in_the_file_and_its_imports() -> None:
+    text = 'import "lib.dsc"\nrun a { model = deep }\nmodel b extends deep { vocab = base, hidden = base }\n'
+    found = documented(text, lib=LIBRARY)
+    deep = definition(found, text.index("deep"))
+    assert deep is not None
+    assert [(Path(each.source.name).name, each.line) for each in references([found], deep)] == [
+        ("lib.dsc", 3), ("spec.dsc", 2), ("spec.dsc", 3)
+    ]  # fmt: skip
+
+
+def test_references_of_values() -> None:
+    text = "let base = 64\nmodel b { vocab = base, hidden = base * 2, init_std = 0.1 }\n"
+    found = documented(text)
+    base = definition(found, text.index("base,"))
+    assert base is not None and base.line == 1
+    assert [each.start for each in references([found], base)] == [4, text.index("base,"), text.index("base *")]
+
+
+def test_outline() -> None:
+    found = symbols(documented('import "x.dsc"\nlet w = 4\nmodel m {\n  layers 0..3 { ffn moe { top_k = 2 } }\n').file)
+    assert [(each.name, each.kind) for each in found] == [("x.dsc", "import"), ("w", "let"), ("model m", "model")]
+    (layers,) = found[2].children
+    assert layers.name == "layers 0..3" and layers.children[0].children[0].detail == "2"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "specs").rglob("*.dsc")), ids=lambda path: path.stem)
+def test_entries_of_the_outline_lie_within_each_other(path: Path) -> None:
+    def within(symbol: Symbol) -> None:
+        assert symbol.start < symbol.head_end <= symbol.end
+        for child in symbol.children:
+            assert symbol.start < child.start and child.end <= symbol.end
+            within(child)
+
+    for each in symbols(documented(path.read_text("utf-8"), str(path)).file):
+        within(each)
+
+
+# ---------------------------------------------------------------- edits
+
+
+def mended(text: str) -> list[str]:
+    """The text after each of the actions that are offered on all of it."""
+    found = documented(text)
+    offered = actions(found.diagnostics, Span(found.source, 0, len(text)))
+    return [apply(text, action.edits) for action in offered]
+
+
+def test_a_spelling_is_mended() -> None:
+    assert mended(QUICKSTART.replace("pipeline = 2", "pipelin = 2")) == [
+        QUICKSTART.replace("pipeline = 2", "pipeline = 2")
+    ]
+
+
+def test_only_what_is_asked_about_is_offered() -> None:
+    found, offset = cursor(in_quickstart("hid|den = 192").replace("kv_rank", "kv_rnk"))
+    assert actions(found.diagnostics, Span(found.source, offset, offset)) == ()
+
+
+def test_each_way_out_of_a_conflict_mends_it() -> None:
+    """Every resolution that is offered, made on its own, leaves nothing wrong."""
+    text = QUICKSTART.replace("pipeline = 2 ", "pipeline = 3 ")
+    found = documented(text)
+    assert found.diagnostics
+    offered = actions(found.diagnostics, Span(found.source, 0, len(text)))
+    ways = [action for action in offered if action.mends.conflict is not None]
+    assert ways and sum(action.preferred for action in ways) <= 1
+    for action in ways:
+        new = apply(text, action.edits)
+        assert not load.analyse(HERE, reader=over({HERE: new})).diagnostics, action.title

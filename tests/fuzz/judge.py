@@ -1,0 +1,131 @@
+"""What every input must end in: located messages, or a spec that reads back; soon, and in little memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from dsl.codes import CODES
+from dsl.diagnostics import Diagnostic, SpecError, render_all
+from dsl.format import canonical
+from dsl.layout import formatted
+from dsl.load import analyse
+from dsl.parser import decode, parse
+from dsl.schema import Node, Spec
+from dsl.source import Source
+from dsl.table import tokens
+from tests.fuzz.generate import Input
+
+SECONDS = 2  # of the processor, for one input
+BYTES = 256 << 20  # above what the process had before
+LAID_OUT = 6  # one text of so many is laid out, twice
+PLACELESS = {"E0101", "E0404", "E0102"}  # about a file as a whole
+Read = tuple[Source, tuple[Diagnostic, ...]]
+
+
+class TooSlowError(Exception):
+    """An input takes more than its time."""
+
+
+def judged(given: Input) -> tuple[str, ...]:
+    """The codes of what is wrong with an input; none for a spec. Raises whatever must not happen."""
+    with _limited():
+
+        def reader(path: str) -> Read:
+            name = os.path.normpath(path)
+            if name not in given.files:
+                return Source(path, ""), (Diagnostic("E0101", f"there is no file {path}"),)
+            return decode(name, given.content(name))
+
+        first = next(iter(given.files))
+        analysis = analyse(first, None, given.overrides, reader)
+        _look_at(analysis.diagnostics)
+        source, mistakes = reader(first)
+        if not mistakes and crc32(source.text.encode("utf-8", "replace")) % LAID_OUT == 0:
+            _lay_out(source)
+        if not analysis.diagnostics:
+            for view in analysis.views:
+                if not view.context.failed:
+                    _look_at_spec(view.spec)
+    return tuple(item.code for item in analysis.diagnostics)
+
+
+def limit_memory() -> None:
+    """Hold this process to the memory it has and BYTES more."""
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    limit = pages * resource.getpagesize() + BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Raise TooSlowError in what takes too long. Time of the processor: other processes do not count."""
+
+    def late(*_: object) -> None:
+        raise TooSlowError(f"more than {SECONDS} s")
+
+    before = signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _look_at(diagnostics: tuple[Diagnostic, ...]) -> None:
+    """Every message is known, located, and can be shown."""
+    assert len(set(diagnostics)) == len(diagnostics)
+    for item in diagnostics:
+        assert item.code in CODES and item.message and item.severity == "error"
+        assert item.span is not None or item.code in PLACELESS, item.code
+        for span in (item.span, *(note.span for note in item.notes)):
+            assert span is None or 0 <= span.start <= span.end <= max(1, len(span.source.text)), span
+    text = render_all(diagnostics)
+    assert bool(text) == bool(diagnostics)
+    if not text.isascii():
+        wrong = [c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+        assert not wrong, wrong
+    assert len(text) < 400_000
+
+
+def _lay_out(source: Source) -> None:
+    """A text that can be read can be laid out, and has the same words then."""
+    if parse(source).diagnostics:
+        return
+    laid = formatted(source)
+    assert formatted(Source("laid", laid)) == laid
+    assert [word.text for word in tokens(laid) if word.type != "NEWLINE"] == [
+        word.text for word in tokens(source.text) if word.type != "NEWLINE"
+    ]
+
+
+def _look_at_spec(spec: Spec) -> None:
+    """A spec is one that pydantic, too, finds right, and reads back."""
+    _revalidate(spec)
+    if not hasattr(spec, "train"):
+        return  # the blocks of a library
+    text = canonical(spec)
+    again = analyse("again", None, (), lambda _: (Source("again", text), ()))
+    if again.diagnostics:
+        raise SpecError(again.diagnostics)
+    assert again.views[0].spec == spec
+
+
+def _revalidate(value: Any) -> None:
+    if isinstance(value, Node):
+        fields = dict(value)
+        if set(fields) == set(type(value).model_fields):
+            assert type(value).model_validate(fields) == value
+        for each in fields.values():
+            _revalidate(each)
+    elif isinstance(value, tuple):
+        for each in value:
+            _revalidate(each)

@@ -1,0 +1,65 @@
+"""Ten thousand inputs of the fuzzer, each held to its time and memory, and every input that ever failed.
+
+A million: `make soak`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.fuzz.generate import KINDS, from_json, generated
+from tests.fuzz.judge import judged
+from tests.fuzz.run import FOUND
+
+ROOT = Path(__file__).parent.parent.parent
+COUNT = 10_000
+
+
+def test_inputs_end_in_messages_or_specs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.fuzz.run", "--count", str(COUNT), "--keep", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(f"{COUNT:,} inputs, 0 failed\n")
+    kinds = {
+        kind: (int(tried), int(right)) for kind, tried, right in re.findall(r"(\w+) (\d+) \((\d+) right\)", done.stdout)
+    }
+    assert set(kinds) == set(KINDS) and min(tried for tried, _ in kinds.values()) > COUNT / len(KINDS) / 2
+    assert sum(right for _, right in kinds.values()) > COUNT / 50, "too few inputs are specs"
+    codes = re.findall(r"(E\d{4}) \d+", done.stdout)
+    assert len(codes) > 50, "too few rules are met"
+
+
+def test_what_was_found_stays_mended() -> None:
+    for path in sorted(FOUND.glob("*.json")):
+        judged(from_json(path.read_text("utf-8")))
+
+
+def test_a_seed_gives_one_input() -> None:
+    for seed in range(50):
+        assert generated(seed) == generated(seed) == from_json(generated(seed).to_json())
+    assert len({generated(seed).to_json() for seed in range(200)}) > 190
+
+
+def test_the_judge_finds_a_slow_and_a_large_and_a_crashing_reader(tmp_path: Path) -> None:
+    """Mutants of the resolver: the fuzzer must fail on each, and keep the input."""
+    mutants = {
+        "hang": "def parse(source):\n    while True: pass\n",
+        "crash": "def parse(source):\n    raise KeyError('x')\n",
+        "memory": "def parse(source):\n    return [0] * (1 << 27)\n",
+    }
+    for name, code in mutants.items():
+        program = (
+            "import sys\nfrom tests.fuzz import judge, run\nimport dsl.resolve.files as files\n"
+            f"{code}\nreal = judge.judged\ndef warm(given):\n    run.judged = late\n    return real(given)\n"
+            "def late(given):\n    files.parse = parse\n    return real(given)\nrun.judged = warm\n"
+            f"sys.argv = ['run', '--count', '1', '--start', '1', '--keep', {str(tmp_path / name)!r}]\n"
+            "sys.exit(run.main())"
+        )
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert "1 inputs, 1 failed" in done.stdout
+        (kept,) = (tmp_path / name).glob("*.json")
+        assert from_json(kept.read_text("utf-8")) == generated(1)

@@ -1,0 +1,82 @@
+# constructed by dsc: segment router, T=16 D=16, float32
+# from spec.resolved:67: layers 1..1
+# eps=1e-06 biased=True softmax=False groups=2 top_groups=1 top_k=2 normalize=True scale=2.5 sequence=16 shared=True
+# balance=True
+
+import torch
+
+from runtime.kernels import on_cuda
+from runtime.ops import (
+    linear,
+    linear_dgrad,
+    linear_wgrad_,
+    permute,
+    permute_dgrad,
+    rmsnorm,
+    rmsnorm_dgrad,
+    rmsnorm_wgrad_,
+    route,
+    route_dgrad,
+    sequence_balance,
+    sequence_balance_dgrad,
+)
+
+rmsnorm = on_cuda(__file__, 'rmsnorm_d16_float32', rmsnorm)
+rmsnorm_dgrad = on_cuda(__file__, 'rmsnorm_d16_float32', rmsnorm_dgrad)
+rmsnorm_wgrad_ = on_cuda(__file__, 'rmsnorm_d16_float32', rmsnorm_wgrad_)
+
+
+def F(
+    norm,  # [16]
+    weight,  # [4, 16]
+    bias,  # [4]
+    h,  # [16, 16]
+):
+    """Forward: the outputs, then what the backward will read."""
+    x, rmsnorm_0_rstd = rmsnorm(h, norm, 1e-06)  # [16, 16], [16]
+    linear_0 = linear(x, weight)  # [16, 4]
+    route_0_gate, route_0_expert = route(linear_0, bias, False, 2, 1, 2, True, 2.5)  # [16, 2], [16, 2] int64
+    rows, gate, order, counts = permute(x, route_0_gate, route_0_expert, 4)  # [32, 16], [32], [32] int64, [4] int64
+    sequence_loss = sequence_balance(linear_0, route_0_expert, 16, False)  # []
+    return h, x, rows, gate, order, counts, sequence_loss, rmsnorm_0_rstd, linear_0, route_0_expert
+
+
+def I(
+    norm,  # [16]
+    weight,  # [4, 16]
+    h,  # [16, 16]
+    order,  # [32] int64
+    rmsnorm_0_rstd,  # [16]
+    linear_0,  # [16, 4]
+    route_0_expert,  # [16, 2] int64
+    d_residual,  # [16, 16]
+    d_x,  # [16, 16]
+    d_rows,  # [32, 16]
+    d_gate,  # [32]
+    d_sequence_loss,  # []
+):
+    """Backward for the inputs: their gradients, then what W will read."""
+    sequence_balance_dgrad_0 = sequence_balance_dgrad(d_sequence_loss, linear_0, route_0_expert, 16, False)  # [16, 4]
+    permute_dgrad_0_0, d_route_0_gate = permute_dgrad(d_rows, d_gate, order, 2)  # [16, 16], [16, 2]
+    add_0 = torch.add(d_x, permute_dgrad_0_0)  # [16, 16]
+    route_dgrad_0 = route_dgrad(d_route_0_gate, linear_0, route_0_expert, False, True, 2.5)  # [16, 4]
+    d_linear_0 = torch.add(sequence_balance_dgrad_0, route_dgrad_0)  # [16, 4]
+    linear_dgrad_0 = linear_dgrad(d_linear_0, weight)  # [16, 16]
+    d_rmsnorm_0 = torch.add(add_0, linear_dgrad_0)  # [16, 16]
+    rmsnorm_dgrad_0 = rmsnorm_dgrad(d_rmsnorm_0, h, norm, rmsnorm_0_rstd)  # [16, 16]
+    d_h = torch.add(d_residual, rmsnorm_dgrad_0)  # [16, 16]
+    return d_h, d_linear_0, d_rmsnorm_0
+
+
+def W(
+    g_norm,  # [16]
+    g_weight,  # [4, 16]
+    h,  # [16, 16]
+    x,  # [16, 16]
+    rmsnorm_0_rstd,  # [16]
+    d_linear_0,  # [16, 4]
+    d_rmsnorm_0,  # [16, 16]
+):
+    """Backward for the weights: adds to the gradients in the g_ buffers."""
+    linear_wgrad_(g_weight, d_linear_0, x)
+    rmsnorm_wgrad_(g_norm, d_rmsnorm_0, h, rmsnorm_0_rstd)

@@ -1,0 +1,107 @@
+"""Random small specs: every kind of attention, feed-forward part and gate, on every mesh that fits."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from dsl.schema import (
+    BUILT_IN,
+    Balance,
+    Batch,
+    Cluster,
+    Dense,
+    Device,
+    Gqa,
+    HeadDim,
+    LayerRange,
+    Machine,
+    Mla,
+    Model,
+    Moe,
+    Mtp,
+    Parallel,
+    Phase,
+    Precision,
+    Rope,
+    Schedule,
+    Spec,
+)
+from tests.specs.shipped import shipped
+
+ALWAYS = (Phase(value=0.001),)
+ROPE = Rope(theta=100.0)
+MIXED = Precision(name="mixed", moments="bf16")  # bf16 weights, fp32 master weights
+PRECISIONS = (BUILT_IN["fp64"], BUILT_IN["fp32"], BUILT_IN["bf16"], MIXED)
+widths = st.integers(1, 9)
+evens = st.integers(1, 4).map(lambda half: 2 * half)
+
+head_dims = st.builds(HeadDim, nope=widths, rope=evens, value=widths)
+latent = st.builds(
+    Mla, heads=widths, query_rank=st.none() | widths, kv_rank=widths, head_dim=head_dims, rope=st.just(ROPE)
+)
+
+
+@st.composite
+def grouped(draw: st.DrawFn) -> Gqa:
+    kv_heads = draw(st.integers(1, 3))
+    heads = kv_heads * draw(st.integers(1, 3))
+    return Gqa(heads=heads, kv_heads=kv_heads, head_dim=draw(evens), qk_norm=draw(st.booleans()), rope=ROPE)
+
+
+@st.composite
+def mixtures(draw: st.DrawFn, expert: int) -> Moe:
+    """Experts that `expert` ranks can share."""
+    experts = expert * draw(st.integers(1, 4))
+    bias, loss = draw(st.sampled_from([None, ALWAYS])), draw(st.sampled_from([0.0, 0.01]))
+    return Moe(
+        experts=experts,
+        shared=draw(st.integers(0, 2)),
+        top_k=draw(st.integers(1, experts)),
+        inner=draw(widths),
+        score=draw(st.sampled_from(["sigmoid", "softmax"])),
+        normalize=draw(st.booleans()),
+        balance=Balance(bias_rate=bias, sequence_loss=loss),
+    )
+
+
+@st.composite
+def models(draw: st.DrawFn, expert: int, layers: int) -> Model:
+    ffn = st.builds(Dense, inner=widths) | mixtures(expert)
+    spans: list[LayerRange] = []
+    while not spans or spans[-1].last < layers - 1:
+        first = spans[-1].last + 1 if spans else 0
+        spans.append(LayerRange(first=first, last=draw(st.integers(first, layers - 1)), ffn=draw(ffn)))
+    return Model(
+        name="random",
+        vocab=draw(st.integers(2, 40)),
+        hidden=draw(widths),
+        init_std=0.02,
+        norm_eps=1e-6,
+        attention=draw(latent | grouped()),
+        layers=tuple(spans),
+        mtp=draw(st.none() | st.just(Mtp(depth=1, weight=ALWAYS))),
+    )
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> Spec:
+    """Small enough to be planned in some 10 ms."""
+    pipeline, expert, copies = draw(st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(1, 2)))
+    data = expert * copies
+    name = draw(st.sampled_from(["1f1b", "dualpipe"])) if pipeline > 1 else "1f1b"
+    model = draw(models(expert, pipeline + draw(st.integers(0, 3))))
+    batch = data * 2 * pipeline * draw(st.integers(1, 2))
+    base = shipped("tiny.dsc")
+    device = Device(name="cpu", memory=10**9)
+    return base.model_copy(
+        update={
+            "model": model,
+            "cluster": Cluster(name="any", nodes=pipeline, node=Machine(devices=data, device=device)),
+            "precision": draw(st.sampled_from(PRECISIONS)),
+            "parallel": Parallel(pipeline=pipeline, expert=expert, data=data, zero=draw(st.integers(0, 1))),
+            "schedule": Schedule(name=name),
+            "train": base.train.model_copy(
+                update={"batch": Batch(start=batch, end=batch), "sequence": 4, "tokens": 20 * batch}
+            ),
+        }
+    )

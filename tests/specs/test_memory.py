@@ -1,0 +1,116 @@
+"""The lower bound of memory: never above what the plan and its proof say the fullest device holds, and near it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from compiler.build import compile_spec, write_build
+from compiler.ir import Plan
+from compiler.pipeline import Lowered, balanced_rows, lower_spec
+from compiler.proof import prove
+from dsl.memory import ITEMSIZE, lower_bound
+from dsl.schema import Spec
+from runtime.build import Build
+from runtime.state import build_state
+from tests.specs.shipped import RUNS, planned, shipped
+from tests.specs.strategies import specs
+from tests.training.specs import spec as small_spec
+
+
+def held_by_rank(spec: Spec, plan: Plan) -> Counter[int]:
+    """Bytes of weights, gradients and optimizer state of each rank, by the plan."""
+    precision, held = spec.precision, Counter[int]()
+    one = ITEMSIZE[precision.parameter] + ITEMSIZE[precision.gradients]
+    state = 2 * ITEMSIZE[precision.moments]
+    state += 0 if precision.master == precision.parameter else ITEMSIZE[precision.master]
+    for replica in plan.replicas:
+        trained = replica.role == "parameter"
+        for rank in replica.holders:
+            held[rank] += replica.num_elements * (one if trained else ITEMSIZE[precision.parameter])
+    sizes = {replica.name: replica.num_elements for replica in plan.replicas}
+    for bucket in plan.buckets:
+        owned = -(-sum(map(sizes.__getitem__, bucket.replicas)) // (len(bucket.holders) if spec.parallel.zero else 1))
+        for rank in bucket.holders:
+            held[rank] += owned * state
+    return held
+
+
+def fullest(spec: Spec, lowered: Lowered) -> int:
+    """Bytes of the fullest device: what it holds, and the peak of its activations if no rank received a row."""
+    plan = lowered.plan
+    peaks = [max(c.peak_fixed_bytes[p] for c in lowered.certificates.values()) for p in range(plan.mesh.pp)]
+    return max(size + peaks[plan.mesh.coordinates(rank)[0]] for rank, size in held_by_rank(spec, plan).items())
+
+
+@settings(max_examples=150, deadline=None)
+@given(specs())
+def test_never_above_a_plan(spec: Spec) -> None:
+    assert lower_bound(spec).total <= fullest(spec, lower_spec(spec))
+
+
+@pytest.mark.parametrize(("file", "run"), RUNS)
+def test_never_above_the_plan_of_a_shipped_spec(file: str, run: str) -> None:
+    spec = shipped(file, run)
+    bound, real = lower_bound(spec).total, fullest(spec, planned(file, run))
+    assert bound <= real
+    assert real < 7 * bound, "a bound of use"
+
+
+FITS = ("tiny.dsc", "quickstart.dsc", "laptop-gqa.dsc", "laptop-v2.dsc", "single-gpu.dsc", "moe-8gpu.dsc")
+
+
+@pytest.mark.parametrize("file", FITS)
+def test_fits_its_device(file: str) -> None:
+    """Two thirds of the memory are enough even if a rank receives twice the rows of an even load in every layer."""
+    spec = shipped(file)
+    lowered = planned(file, spec.name)
+    state = max(held_by_rank(spec, lowered.plan).values())
+    proofs = [prove(program, lowered.plan, 2 * balanced_rows(spec)) for program in lowered.programs.values()]
+    peak = max(max(proof.peak_bytes) for proof in proofs)
+    assert state + peak < spec.cluster.node.device.memory * 2 / 3
+
+
+def held_by(rank: int, build: Build) -> dict[str, int]:
+    state = build_state(build.plan, rank, torch.device("cpu"))
+    return {
+        "weights": sum(bucket.parameters.nbytes for bucket in state.buckets),
+        "gradients": sum(bucket.gradients.nbytes for bucket in state.buckets),
+        "optimizer": sum(bucket.moment1.nbytes + bucket.moment2.nbytes for bucket in state.buckets),
+    }
+
+
+@pytest.mark.parametrize("mesh", [(1, 1, 1, 0), (1, 2, 2, 0), (2, 2, 2, 0), (2, 2, 4, 1)])
+def test_never_above_a_running_rank(tmp_path: Path, codes: dict[Any, Any], mesh: tuple[int, int, int, int]) -> None:
+    """What ranks allocate; with one stage, and nothing divided unevenly, the bound is exactly that."""
+    pp, ep, dp, zero = mesh
+    spec = small_spec(pp, ep, dp, 2 * pp, zero=zero)
+    write_build(tmp_path / "build", compile_spec(spec, codes=codes).files)
+    build, bound = Build.open(tmp_path / "build"), lower_bound(spec)
+    ranks = [held_by(rank, build) for rank in range(pp * dp)]
+    assert bound.weights + bound.gradients + bound.optimizer <= max(sum(rank.values()) for rank in ranks)
+    if pp == 1:
+        assert {"weights": bound.weights, "gradients": bound.gradients, "optimizer": bound.optimizer} == ranks[0]
+
+
+def test_deepseek_v3() -> None:
+    """The published set-up: 2,048 devices of 79.1 GiB, FP32 gradients and master weights, BF16 moments, ZeRO-1."""
+    spec = shipped("deepseek-v3.dsc")
+    bound = lower_bound(spec)
+    mean = 671_026_419_200 / 2048
+    assert bound.optimizer / mean == pytest.approx(4 + 2 * 2, rel=0.02)  # one owner for each state, and the MTP block's
+    assert bound.gradients == pytest.approx(2 * bound.weights, rel=1e-6)
+    assert 20 < bound.total / 2**30 < 30
+
+
+def test_zero_divides_the_optimizer_alone() -> None:
+    spec = shipped("moe-8gpu.dsc")
+    whole = lower_bound(spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"zero": 0})}))
+    divided = lower_bound(spec)
+    assert (divided.weights, divided.gradients) == (whole.weights, whole.gradients)
+    assert divided.optimizer < whole.optimizer

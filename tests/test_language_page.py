@@ -1,0 +1,28 @@
+"""Every block of docs/language.md is a spec that is right, or has the error it says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dsl.load import check
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "language.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```dsc(?: error (E\d{4}))?\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_page_has_blocks() -> None:
+    assert len(BLOCKS) == len(re.findall(r"^```dsc", PAGE, re.MULTILINE)) >= 5
+
+
+@pytest.mark.parametrize(("code", "text"), BLOCKS)
+def test_blocks_are_what_they_say(code: str, text: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "specs", tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "shown.dsc"
+    path.write_text(text, "utf-8")
+    found = check(path)
+    assert [item.code for item in found] == ([code] if code else []), "\n\n".join(map(str, found))
