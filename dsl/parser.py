@@ -21,6 +21,7 @@ MAX_DEPTH = 100
 MAX_NUMBER = 40
 MAX_EXPONENT = 330  # the least float is about 1e-324
 MAX_NAME = 64
+MAX_PARTS = 16  # of a name with dots
 MAX_MISTAKES = 50
 
 OPENERS = {"LBRACE": "}", "LSQUARE": "]", "LPAR": ")", "CALL": ")"}
@@ -147,7 +148,7 @@ class _Feeder:
         if token.type == "NUMBER" and _too_long(token.text):
             message = f"this number is too long: {MAX_NUMBER} characters and an exponent of {MAX_EXPONENT} are allowed"
             return self._diagnostic("E0104", message, token)
-        if token.type in ("WORD", "CALL") and max(map(len, token.text.split("."))) > MAX_NAME:
+        if token.type in ("WORD", "CALL") and len(token.text) > MAX_NAME and _is_long(token.text):
             return self._diagnostic("E0104", f"this name is too long: {MAX_NAME} characters are allowed", token)
         if token.type == "OTHER":
             return self._diagnostic("E0105", f"`{token.text}` is not part of the language", token, _foreign(token.text))
@@ -274,6 +275,11 @@ def _too_long(number: str) -> bool:
     digits = exponent.lstrip("+-")
     leading = digits[: len(digits) - len(digits.lstrip("0123456789"))]
     return bool(e) and mantissa.replace(".", "").replace("_", "").isdigit() and int(leading or 0) > MAX_EXPONENT
+
+
+def _is_long(name: str) -> bool:
+    parts = name.split(".")
+    return max(map(len, parts)) > MAX_NAME or len(parts) > MAX_PARTS
 
 
 def _foreign(character: str) -> str:

@@ -6,6 +6,7 @@ run is 2·data·micro_batch, so that the number of micro-batches stays even, as 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from dsl.schema import Batch, Parallel, Spec
@@ -31,17 +32,17 @@ class Ramp:
 
     def tokens_at(self, step: int) -> int:
         """Tokens trained on when `step` steps are done."""
-        size = next(size for size in reversed(self.sizes) if size.first_step <= step)
+        size = self.sizes[bisect_right(self.sizes, step, key=lambda each: each.first_step) - 1]
         return size.first_token + (step - size.first_step) * size.batch * self.sequence
 
     def steps_for(self, tokens: int) -> int:
         """Steps needed to train on at least `tokens` tokens."""
-        size = next(size for size in reversed(self.sizes) if size.first_token < tokens or size.first_step == 0)
+        size = self.sizes[max(0, bisect_left(self.sizes, tokens, key=lambda each: each.first_token) - 1)]
         return size.first_step + -(-(tokens - size.first_token) // (size.batch * self.sequence))
 
     def batch_at(self, step: int) -> int:
         """Sequences of step `step`, counted from 0."""
-        return next(size.batch for size in reversed(self.sizes) if size.first_step <= step)
+        return self.sizes[bisect_right(self.sizes, step, key=lambda each: each.first_step) - 1].batch
 
     def phases(self, tokens: int) -> tuple[tuple[int, int], ...]:
         """(sequences of a step, number of such steps) of a run of `tokens` tokens."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from dsl.source import Source, Span
 
@@ -128,6 +130,16 @@ class Block:
     @property
     def span(self) -> Span:
         return self.head
+
+    @cached_property
+    def named(self) -> Mapping[str, Sequence[Attribute | Block | Let]]:
+        """The statements of the body by key, a `let` by its name; in the order they are written."""
+        found: dict[str, list[Attribute | Block | Let]] = {}
+        for each in self.body:
+            if isinstance(each, (Attribute, Block, Let)):
+                name = each.name.text if isinstance(each, Let) else each.key.text
+                found.setdefault(name, []).append(each)
+        return found
 
 
 @dataclass(frozen=True)

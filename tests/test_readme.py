@@ -32,6 +32,14 @@ def test_the_message_is_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "\n".join(line[4:] for line in shown[1].splitlines()) == str(diagnostic)
 
 
+def test_the_conflict_is_the_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    shown = re.search(r"\$ dsc check (\S+) -s (\S+)\n    …\n((?:    .*\n)+)", README)
+    assert shown
+    (diagnostic,) = check(shown[1], overrides=(shown[2],))
+    assert str(diagnostic).endswith("\n" + "\n".join(line[4:] for line in shown[3].splitlines()))
+
+
 def test_every_command_is_named() -> None:
     assert set(re.findall(r"^\| `dsc (\w+)", README, re.MULTILINE)) == set(COMMANDS)
 

@@ -25,7 +25,9 @@ FENCE = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL
 NAMED = re.compile(r"`([\w/.-]+)`:\s*$")  # at the end of the text before a file
 ANY_LINES = "…"
 EXIT_DIFFERS = ("dsc diff", "dsc fmt --check")
-SECONDS = 120  # of one command, on a busy machine
+SECONDS = 300  # of one command, on a busy machine; all of them take one minute on an idle one
+
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(frozen=True)

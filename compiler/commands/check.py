@@ -225,5 +225,5 @@ def _fix(specs: Sequence[str], overrides: Sequence[str]) -> str:
             except OSError as error:
                 return f"{name} cannot be written: {error.strerror}"
             for edit in mine:
-                say(f"fixed {edit.span}: `{edit.span.text}` → `{edit.text}`")
+                say(visible(f"fixed {edit.span}: `{edit.span.text}` → `{edit.text}`"))
     return ""

@@ -1,4 +1,10 @@
-"""`dsc import hf FILE|FOLDER [-o SPEC]`: a spec from the configuration of a published model."""
+"""`dsc import hf FILE|FOLDER [-o SPEC]`: a spec from the configuration of a published model.
+
+dsc import hf DeepSeek-V3/config.json -o v3.dsc
+dsc import hf Qwen3-30B-A3B --model-only      the model alone, on standard output
+
+Exit codes: 0 the spec is written · 2 the configuration cannot be read, or asks for what a spec cannot express
+"""
 
 from __future__ import annotations
 
@@ -18,20 +24,12 @@ from dsl.layout import formatted
 from dsl.resolve.files import read
 from dsl.source import Source
 
-EPILOG = """\
-examples:
-  dsc import hf DeepSeek-V3/config.json -o v3.dsc
-  dsc import hf Qwen3-30B-A3B --model-only      the model alone, on standard output
-
-exit codes: 0 the spec is written · 2 the configuration cannot be read, or asks for what a spec cannot express
-"""
 CONFIG = "config.json"
 STDOUT = "-"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.epilog = EPILOG
     parser.add_argument("format", choices=("hf",), metavar="hf", help="config.json of a Hugging Face model")
     parser.add_argument("path", metavar="FILE|FOLDER", type=Path, help=f"the file, or a folder with a {CONFIG}")
     parser.add_argument("-o", "--out", metavar="SPEC", default=STDOUT, help="file to write; default: standard output")

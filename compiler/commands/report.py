@@ -8,10 +8,9 @@ Exit codes: 0 the report is written · 2 the folder holds no run
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from compiler.commands.common import EXIT_SPEC
+from compiler.commands.common import wrong
 from compiler.report.run import write_run_report
 from dsl.diagnostics import SpecError
 
@@ -26,6 +25,5 @@ def run(args: argparse.Namespace) -> int:
     try:
         print(f"report: {write_run_report(args.run_folder)}")
     except (OSError, ValueError, KeyError, SpecError) as error:
-        print(f"error: {args.run_folder} holds no run that can be reported: {error}", file=sys.stderr)
-        return EXIT_SPEC
+        return wrong(f"{args.run_folder} holds no run that can be reported: {error}")
     return 0

@@ -41,7 +41,7 @@ def _about(document: Document, where: Inside, place: Place, statement: structure
         return _of_file(document, statement, token)
     if where.form == "rate":
         return _with_values(document, statement, statement.key)
-    if token is statement.head[0]:
+    if token in statement.head[:1]:
         return _key(document, where, statement)
     if token in statement.head:
         return _label(document, where, statement, token)
@@ -57,7 +57,7 @@ def _of_file(document: Document, statement: structure.Node, token: Token) -> str
         return _joined(texts.title(" ".join(words), ""), f"= {value}" if value else "")
     if kind not in KINDS:
         return ""
-    if token is statement.head[0]:
+    if token in statement.head[:1]:
         return texts.title(kind, texts.block(kind))
     if token.text in words[1:2] or (token.text in words[3:4] and words[2] == "extends"):
         return _named(document, kind, token.text)

@@ -41,7 +41,7 @@ def definition(document: Document, offset: int) -> Span | None:
     name = _name(statement, token)
     if name is not None:
         return document.names.get(name)
-    if token.kind != "word" or token is statement.head[0]:
+    if token.kind != "word" or token in statement.head[:1]:
         return None
     return _used(document, token) or _seen(document, place.block, token)
 

@@ -6,25 +6,23 @@ nothing is passed over, and `model x {` at the start of a line begins a block of
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal
 
+from dsl import table
 from dsl.parser import MAX_DEPTH, MAX_WORDS
 from dsl.resolve.files import KINDS
 
 TokenKind = Literal["word", "number", "string", "comment", "newline", "sign"]
-TOKEN = re.compile(
-    r"""(?P<comment>\#[^\r\n]*)
-      | (?P<string>"(?:\\.|[^"\\\r\n])*"?)
-      | (?P<word>[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*(?:\.(?!\.))?)
-      | (?P<number>[0-9][0-9_]*(?:\.[0-9][0-9_]*)?(?:[eE][+-]?[0-9]+)?(?:%|[A-Za-z][A-Za-z0-9_]*(?:/[A-Za-z]+)?)?)
-      | (?P<newline>\n)
-      | (?P<space>[ \t\r]+)
-      | (?P<sign>\.\.|.)""",
-    re.VERBOSE | re.ASCII,
-)
+OF_TERMINALS: dict[str, TokenKind] = {  # of the grammar; the others are signs
+    "WORD": "word",
+    "NUMBER": "number",
+    "STRING": "string",
+    "OPEN_STRING": "string",
+    "COMMENT": "comment",
+    "NEWLINE": "newline",
+}
 OPENERS, CLOSERS = frozenset("[("), frozenset("])")
 
 
@@ -81,10 +79,14 @@ class Node:
 def tokens(text: str) -> list[Token]:
     """The tokens of a text, without spaces. As many as a spec may have; the rest of the text is not looked at."""
     found: list[Token] = []
-    for match in TOKEN.finditer(text):
-        kind = match.lastgroup
-        if kind != "space":
-            found.append(Token(cast(TokenKind, kind), match[0], match.start(), match.end()))
+    for match in table.load().pattern.finditer(text):
+        terminal, start, end = str(match.lastgroup), match.start(), match.end()
+        if terminal == "CALL":
+            found += [Token("word", match[0][:-1], start, end - 1), Token("sign", "(", end - 1, end)]
+        elif match[0] == "." and found and found[-1].kind == "word" and found[-1].end == start:
+            found[-1] = Token("word", f"{found[-1].text}.", found[-1].start, end)  # `model.`, about to go on
+        elif terminal != "SPACE":
+            found.append(Token(OF_TERMINALS.get(terminal, "sign"), match[0], start, end))
         if len(found) >= MAX_WORDS:
             break
     return found

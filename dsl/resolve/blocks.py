@@ -8,6 +8,7 @@ from typing import Any
 from dsl.diagnostics import Note
 from dsl.resolve import derive, forms
 from dsl.resolve.context import Context, RejectedError, Scope, suggest
+from dsl.resolve.evaluate import MAX_HINTED
 from dsl.resolve.fields import FieldType, broken_bound, fields_of, keys_of, scalar
 from dsl.resolve.merge import key_of, label_of
 from dsl.schema import BUILT_IN, LayerRange, Node, Spec, Tile
@@ -219,6 +220,9 @@ def _unknown(context: Context, cls: type[Node], block: Block, statement: Stateme
         context.complain("E0204", "an import stands outside of blocks", statement.span, "move it to the top")
         return set()
     word = statement.key
+    if len(context.mistakes) >= MAX_HINTED:
+        context.complain("E0201", f"`{owner}` has no key `{word.text}`", word.span)
+        return set()
     missing = set(keys) - {key_of(each) for each in block.body}
     close = get_close_matches(word.text, sorted(missing) or sorted(keys), n=1, cutoff=0.6)
     hint = f"did you mean `{close[0]}`?" if close else suggest(word.text, keys)

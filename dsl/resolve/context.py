@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from dsl.diagnostics import Diagnostic, Note
+from dsl.parser import MAX_DEPTH
 from dsl.resolve.files import Definitions
 from dsl.resolve.merge import merge
 from dsl.source import Span
@@ -42,6 +43,7 @@ class Context:
     mistakes: list[Diagnostic] = field(default_factory=list)
     origins: dict[str, Span] = field(default_factory=dict)  # path → where its value is written
     failed: set[str] = field(default_factory=set)  # paths without a usable value
+    depth: int = 0  # of the expression being evaluated, through references
     active: list[Span] = field(default_factory=list)  # definitions being evaluated, to find cycles
     circular: set[Span] = field(default_factory=set)  # definitions whose circle has been told
     known: dict[tuple[Span, str], Quantity | None] = field(default_factory=dict)  # evaluated phrases, None: rejected
@@ -85,6 +87,9 @@ class Context:
             raise self.reject("E0401", f"there is no {kind} `{name}`", used, suggest(name, names, kind))
         if block.parent is None:
             return block
+        if len(chain) >= MAX_DEPTH and name not in chain:
+            message = f"this {kind} extends more than {MAX_DEPTH} others, one after the other"
+            raise self.reject("E0103", message, block.head, "extend a block nearer to the first")
         if name in chain:
             circle = " extends ".join(f"`{each}`" for each in (*chain[chain.index(name) :], name))
             raise self.reject("E0402", f"a {kind} inherits from itself: {circle}", block.head, "remove one `extends`")

@@ -6,6 +6,7 @@ Other values are looked at silently: they are, or will be, reported where they s
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from dsl import ramp as ramps
@@ -31,16 +32,19 @@ def count(context: Context, scope: Scope, value: Value, key: str) -> int:
 
 def ranges_of(context: Context, scope: Scope, block: Block) -> list[Block]:
     """The layer ranges of a model in the order of their first layers; one that cannot be read counts from 0."""
+    ranges = [each for each in block.body if isinstance(each, Block) and key_of(each) == "layers"]
+    if block.head in context.active:  # the end of a range refers to a range
+        return ranges
+    silent = replace(context.silent(), active=[*context.active, block.head])
     found: list[tuple[tuple[int, ...], Block]] = []
-    for each in block.body:
-        if isinstance(each, Block) and key_of(each) == "layers":
-            label = each.labels[0] if each.labels else None
-            ends = (label.first, label.last) if isinstance(label, Range) else ()
-            try:
-                place = tuple(count(context.silent(), scope, end, "layers") for end in ends)
-            except RejectedError:
-                place = ()
-            found.append((place or (0, 0), each))
+    for each in ranges:
+        label = each.labels[0] if each.labels else None
+        ends = (label.first, label.last) if isinstance(label, Range) else ()
+        try:
+            place = tuple(count(silent, scope, end, "layers") for end in ends)
+        except RejectedError:
+            place = ()
+        found.append((place or (0, 0), each))
     return [each for _, each in sorted(found, key=lambda item: item[0])]
 
 

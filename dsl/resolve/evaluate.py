@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from dsl import units
 from dsl.diagnostics import Note
+from dsl.parser import MAX_DEPTH
 from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
 from dsl.resolve.merge import key_of
 from dsl.schema import Unit
@@ -14,6 +15,7 @@ from dsl.syntax import Attribute, Binary, Block, Let, Negate, Number, Phrase, Va
 from dsl.units import PLAIN, Dimension, Quantity, spoken
 
 LARGEST = 10**60
+MAX_HINTED = 100  # so many mistakes are shown; those after them need no hint
 EXAMPLES = {
     "byte": "80GB",
     "byte/s": "200GB/s",
@@ -63,6 +65,17 @@ def leading(context: Context, scope: Scope, items: tuple[Value, ...]) -> tuple[Q
 
 def number(context: Context, scope: Scope, value: Value) -> Quantity:
     """The quantity that one expression says."""
+    if context.depth >= MAX_DEPTH:
+        message = f"this value is more than {MAX_DEPTH} references and brackets deep"
+        raise context.reject("E0103", message, value.span, "write a number")
+    context.depth += 1
+    try:
+        return _number(context, scope, value)
+    finally:
+        context.depth -= 1
+
+
+def _number(context: Context, scope: Scope, value: Value) -> Quantity:
     if isinstance(value, Number):
         found = units.quantity(value.text)
         if found is None:
@@ -77,8 +90,7 @@ def number(context: Context, scope: Scope, value: Value) -> Quantity:
         inner = number(context, scope, value.operand)
         return Quantity(-inner.value, inner.dimension)
     if isinstance(value, Binary):
-        left, right = _both(context, scope, value)
-        return _apply(context, value, left, right)
+        return _binary(context, scope, value)
     raise context.reject("E0302", f"`{value.span.text}` is not a number", value.span, "write a number")
 
 
@@ -129,17 +141,25 @@ def _unit_hint(text: str, suffix: str) -> str:
     return f"did you mean `{text.removesuffix(suffix)}{same[0]}`?" if same else suggest(suffix, known)
 
 
-def _both(context: Context, scope: Scope, value: Binary) -> tuple[Quantity, Quantity]:
-    """Both operands, so that mistakes in either are told."""
-    results: list[Quantity] = []
-    for operand in (value.left, value.right):
+def _binary(context: Context, scope: Scope, value: Binary) -> Quantity:
+    """Arithmetic from left to right. Every operand is looked at, so that mistakes in any are told."""
+    chain = [value]
+    while isinstance(chain[-1].left, Binary):
+        chain.append(chain[-1].left)
+    operands = [chain[-1].left, *(each.right for each in reversed(chain))]
+    found: list[Quantity | None] = []
+    for operand in operands:
         try:
-            results.append(number(context, scope, operand))
+            found.append(number(context, scope, operand))
         except RejectedError:
-            continue
-    if len(results) < 2:
-        raise RejectedError
-    return results[0], results[1]
+            found.append(None)
+    result = found[0]
+    for each, right in zip(reversed(chain), found[1:], strict=True):
+        if result is None or right is None:
+            raise RejectedError
+        result = _apply(context, each, result, right)
+    assert result is not None
+    return result
 
 
 def _apply(context: Context, value: Binary, left: Quantity, right: Quantity) -> Quantity:
@@ -182,13 +202,14 @@ def _reference(context: Context, scope: Scope, word: Word) -> Quantity:
 def _find(context: Context, scope: Scope, word: Word) -> tuple[Attribute | Let, Scope] | None:
     first, *rest = word.text.split(".")
     for block, place in inside_out(scope):
-        for statement in block.body:
-            if isinstance(statement, Let) and statement.name.text == first and not rest:
-                return statement, place
-            if key_of(statement) == first:
-                found = _descend(context, statement, place, rest)
-                if found is not None:
-                    return found
+        for statement in block.named.get(first, ()):
+            if isinstance(statement, Let):
+                if not rest:
+                    return statement, place
+                continue
+            found = _descend(context, statement, place, rest)
+            if found is not None:
+                return found
     outer = scope.blocks[0] if scope.blocks else None
     if outer is not None and outer.key.text == first and rest:
         name = "" if first == "run" else first
@@ -203,18 +224,17 @@ def _inside(context: Context, block: Block, place: Scope, rest: list[str]) -> tu
 
         found = dict(enumerate(ranges_of(context, place, block))).get(int(rest[1][:9]))
         return _inside(context, found, place.inside(found, f"layers.{rest[1]}"), rest[2:]) if found else None
-    for statement in block.body:
-        if rest and key_of(statement) == rest[0]:
+    for statement in block.named.get(rest[0], ()) if rest else ():
+        if not isinstance(statement, Let):
             return _descend(context, statement, place, rest[1:])
     return None
 
 
 def _descend(
-    context: Context, statement: object, place: Scope, rest: list[str]
+    context: Context, statement: Attribute | Block, place: Scope, rest: list[str]
 ) -> tuple[Attribute | Let, Scope] | None:
     if isinstance(statement, Block):
         return _inside(context, statement, place.inside(statement, statement.key.text), rest)
-    assert isinstance(statement, Attribute)
     if not rest:
         return statement, place
     target = statement.phrase.items[0]
@@ -226,7 +246,7 @@ def _descend(
 
 
 def _meant(context: Context, scope: Scope, name: str) -> str:
-    close = suggest(name, _names(context, scope))
+    close = suggest(name, _names(context, scope) if len(context.mistakes) < MAX_HINTED else ())
     return close if close.startswith("did") else f"write a number, or define it: `let {name.split('.')[0]} = …`"
 
 

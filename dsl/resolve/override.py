@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from dsl.parser import parse
+from dsl.parser import MAX_PARTS, parse
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.derive import ranges_of
 from dsl.resolve.fields import fields_of, keys_of
@@ -54,7 +54,7 @@ def _read(context: Context, source: Source) -> tuple[Word, Setting] | None:
     """The path that is set, and to what."""
     match = KEY.match(source.text)
     found: Setting | None = None
-    if match is not None:
+    if match is not None and match[1].count(".") < MAX_PARTS:
         word = Word(match[1], Span(source, match.start(1), match.end(1)))
         value = source.text[match.end() :]
         if match[2] and value.strip() and _takes_text(word.text) and _is_plain(value):

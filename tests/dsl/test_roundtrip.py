@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsl import schema
+from dsl.diagnostics import SpecError
 from dsl.format import canonical
-from dsl.load import load
+from dsl.layout import formatted
+from dsl.load import analyse, load
+from dsl.parser import decode
 from dsl.ramp import of
+from dsl.source import Source
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
 Draw = st.DrawFn
@@ -51,7 +54,32 @@ def moes(draw: Draw, expert: int) -> schema.Moe:
         score=draw(st.sampled_from(["sigmoid", "softmax"])),
         normalize=draw(st.booleans()),
         scale=draw(small(0.001, 1000)),
-        balance=schema.Balance(bias_rate=draw(phases()), sequence_loss=draw(small(0, 1))),
+        balance=schema.Balance(bias_rate=draw(maybe(phases())), sequence_loss=draw(small(0, 1))),
+    )
+
+
+@st.composite
+def mlas(draw: Draw) -> schema.Mla:
+    return schema.Mla(
+        heads=draw(st.integers(1, 256)),
+        query_rank=draw(maybe(widths)),
+        kv_rank=draw(widths),
+        head_dim=schema.HeadDim(
+            nope=draw(st.integers(1, 512)), rope=2 * draw(st.integers(1, 64)), value=draw(st.integers(1, 99))
+        ),
+        rope=schema.Rope(theta=draw(small(1, 1e9))),
+    )
+
+
+@st.composite
+def gqas(draw: Draw) -> schema.Gqa:
+    kv_heads = draw(st.integers(1, 16))
+    return schema.Gqa(
+        heads=kv_heads * draw(st.integers(1, 16)),
+        kv_heads=kv_heads,
+        head_dim=2 * draw(st.integers(1, 256)),
+        qk_norm=draw(st.booleans()),
+        rope=schema.Rope(theta=draw(small(1, 1e9))),
     )
 
 
@@ -60,22 +88,13 @@ def models(draw: Draw, expert: int, least: int) -> schema.Model:
     lasts = sorted(draw(st.sets(st.integers(least - 1, least + 60), min_size=1, max_size=3)))
     firsts = [0, *(last + 1 for last in lasts[:-1])]
     ffns = [draw(st.builds(schema.Dense, inner=widths) | moes(expert)) for _ in lasts]
-    head = schema.HeadDim(
-        nope=draw(st.integers(1, 512)), rope=2 * draw(st.integers(1, 64)), value=draw(st.integers(1, 99))
-    )
     return schema.Model(
         name=draw(names),
         vocab=draw(st.integers(4096, 200_000)),
         hidden=draw(widths),
         init_std=draw(small(1e-9, 10)),
         norm_eps=draw(small(1e-12, 1)),
-        attention=schema.Mla(
-            heads=draw(st.integers(1, 256)),
-            query_rank=draw(maybe(widths)),
-            kv_rank=draw(widths),
-            head_dim=head,
-            rope=schema.Rope(theta=draw(small(1, 1e9))),
-        ),
+        attention=draw(mlas() | gqas()),
         layers=tuple(
             schema.LayerRange(first=first, last=last, ffn=ffn)
             for first, last, ffn in zip(firsts, lasts, ffns, strict=True)
@@ -154,13 +173,15 @@ def specs(draw: Draw) -> schema.Spec:
     over = draw(st.integers(1, 10**13)) if end > start else 0
     tokens = draw(st.integers(2, 10**14))
     every = st.integers(1, 10**9)
-    cluster = draw(clusters(pipeline * data))
+    cluster, model = draw(clusters(pipeline * data)), draw(models(expert, pipeline))
+    ops = ["rmsnorm", "swiglu", "attention", *["mla_up"] * isinstance(model.attention, schema.Mla)]
+    ops += ["router", "experts"] * any(isinstance(span.ffn, schema.Moe) for span in model.layers)
     return schema.Spec(
         name=draw(names),
-        model=draw(models(expert, pipeline)),
+        model=model,
         cluster=cluster,
         precision=draw(precisions),
-        recompute=tuple(draw(st.lists(st.sampled_from(["rmsnorm", "mla_up", "swiglu", "attention"]), unique=True))),
+        recompute=tuple(draw(st.lists(st.sampled_from(ops), unique=True))),
         parallel=schema.Parallel(pipeline=pipeline, expert=expert, data=data, zero=draw(st.integers(0, 1))),
         schedule=schema.Schedule(name=schedule),
         sm=schema.Sm(communication=draw(st.integers(0, 63)) if cluster.node.device.sms else 0),
@@ -189,22 +210,30 @@ def specs(draw: Draw) -> schema.Spec:
     )
 
 
-def reread(spec: schema.Spec) -> schema.Spec:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "spec.resolved"
-        path.write_text(canonical(spec), encoding="utf-8", newline="")
-        return load(path)
+def reread(text: str) -> schema.Spec:
+    """The spec of a text, without a file."""
+    source, mistakes = decode("spec.resolved", text.encode())
+    analysis = analyse("spec.resolved", reader=lambda _: (source, mistakes))
+    if analysis.diagnostics:
+        raise SpecError(analysis.diagnostics)
+    return analysis.views[0].spec
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(specs())
 def test_parse_of_print_is_the_identity(spec: schema.Spec) -> None:
-    assert reread(spec) == spec
-    assert canonical(reread(spec)) == canonical(spec)
+    text = canonical(spec)
+    assert reread(text) == spec
+    assert canonical(reread(text)) == text
+    laid = formatted(Source("laid", text))
+    assert reread(laid) == spec
+    assert formatted(Source("laid", laid)) == laid
 
 
-def test_shipped_specs_read_back() -> None:
+def test_shipped_specs_read_back(tmp_path: Path) -> None:
     for path in sorted(SPECS.glob("*.dsc")):
         spec = load(path)
-        assert reread(spec) == spec
-        assert of(reread(spec)) == of(spec)
+        resolved = tmp_path / "spec.resolved"
+        resolved.write_text(canonical(spec), encoding="utf-8", newline="")
+        assert load(resolved) == spec
+        assert of(load(resolved)) == of(spec)

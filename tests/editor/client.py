@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-PATIENCE_S = 8  # for a server that hangs
+PATIENCE_S = 60  # for a server that hangs
 CAPABILITIES = {
     "general": {"positionEncodings": ["utf-16"]},
     "workspace": {"workspaceEdit": {"documentChanges": True}},

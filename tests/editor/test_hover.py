@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from compiler.editor.hover import hover
-from dsl import load
-from dsl.load import analyse
 from dsl.reference.keys import blocks
 from tests.editor.texts import QUICKSTART, ROOT, cursor, documented, in_quickstart
 
@@ -120,8 +118,3 @@ def test_every_key_of_the_reference_has_a_hover() -> None:
         for key in block.keys:
             text = about(f"{opened}\n|{key.name} = 1")
             assert key.meaning in text, key.path
-
-
-def test_an_analysis_says_what_check_says() -> None:
-    for path in sorted((ROOT / "tests/ui").glob("*.dsc")):
-        assert analyse(str(path)).diagnostics == load.check(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lsprotocol import types as lsp
 
+from compiler.editor.server import guarded
 from dsl import load
 from dsl.layout import formatted
 from dsl.source import Source
@@ -140,7 +143,7 @@ def test_an_unsaved_import_shows_in_its_importer(editor: Editor) -> None:
     editor.change(library, renamed)
     (unknown,) = editor.codes(importer, ["E0401"])
     assert "deepseek_v3" in unknown["message"]
-    broken = re.sub(r"heads +=", "heads = 128GB #", model, count=1)
+    broken = re.sub(r"heads( +)= 128", r"heads\1= 128GB", model)
     editor.change(library, broken)
     editor.codes(importer, [])
     (unit,) = editor.codes(library, ["E0301"])
@@ -155,7 +158,7 @@ def test_a_mistake_of_a_file_that_is_not_open_is_told_there(editor: Editor) -> N
     library = "models/deepseek-v3.dsc"
     path = editor.folder / library
     good = path.read_text("utf-8")
-    path.write_text(re.sub(r"heads +=", "heads = 70_000 #", good, count=1), "utf-8")
+    path.write_text(re.sub(r"heads( +)= 128", r"heads\1= 70_000", good), "utf-8")
     editor.open("deepseek-v3.dsc")
     editor.codes(library, ["E0303"])
     path.write_text(good, "utf-8")
@@ -251,6 +254,22 @@ def test_an_editor_that_leaves_takes_the_server_with_it(editor: Editor) -> None:
 def test_exit_without_shutdown_is_a_failure(editor: Editor) -> None:
     editor.notify("exit", None)
     assert editor.process.wait(timeout=PATIENCE_S) == 1
+
+
+def test_an_error_of_a_feature_is_told_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[lsp.LogMessageParams] = []
+
+    class Server:
+        def window_log_message(self, params: lsp.LogMessageParams) -> None:
+            told.append(params)
+
+    async def hover(params: int) -> int:
+        return 1 // params
+
+    safe = guarded(Server(), hover)  # type: ignore[arg-type]
+    assert asyncio.run(safe(1)) == 1
+    assert asyncio.run(safe(0)) is None
+    assert "hover failed: ZeroDivisionError" in told[0].message and "hover failed" in caplog.text
 
 
 def test_without_pygls_it_is_said_what_to_install() -> None:

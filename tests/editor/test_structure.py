@@ -47,6 +47,15 @@ def test_the_structure_is_that_of_the_parser(path: Path) -> None:
     ]
 
 
+def test_words_as_one_types_them() -> None:
+    found = structure.tokens('a = model. + train(4) # x\nb = "no end\n0..2')
+    assert [(token.kind, token.text) for token in found] == [
+        ("word", "a"), ("sign", "="), ("word", "model."), ("sign", "+"), ("word", "train"), ("sign", "("),
+        ("number", "4"), ("sign", ")"), ("comment", "# x"), ("newline", "\n"), ("word", "b"), ("sign", "="),
+        ("string", '"no end'), ("newline", "\n"), ("number", "0"), ("sign", ".."), ("number", "2"),
+    ]  # fmt: skip
+
+
 def test_blocks_are_found_in_every_beginning_of_a_text() -> None:
     """Cut anywhere, the cursor at the end stands in the block whose brace is open there."""
     for end in range(len(QUICKSTART)):
