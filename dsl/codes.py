@@ -3,8 +3,8 @@
 CODES = {
     # the text
     "E0101": "a spec is a readable file of UTF-8 text",
-    "E0102": "a spec has at most 1 MiB of text and 40,000 words, and imports at most 64 files",
-    "E0103": "brackets and arithmetic are nested at most 100 deep",
+    "E0102": "a spec has at most 1 MiB of text, 40,000 words and 256 blocks, and imports 64 files or 100,000 words",
+    "E0103": "brackets, arithmetic, references and `extends` are nested at most 100 deep",
     "E0104": "a number has at most 40 characters and an exponent of at most 330, a name at most 64 characters",
     "E0105": "a character that the language does not have",
     "E0106": "a string ends on its line",

@@ -20,6 +20,7 @@ from dsl.source import Source, Span
 
 TAB = "    "
 MAX_WIDTH = 120  # of a quoted line
+MAX_TEXT = 800  # of a line of a message
 MAX_SHOWN = 100  # messages of one rendering
 
 
@@ -101,7 +102,7 @@ def render(item: Diagnostic) -> str:
     """The message as text, without a final newline and without colour."""
     spans = [span for span in (item.span, *(note.span for note in item.notes)) if span is not None]
     margin = " " * max([len(str(span.line)) for span in spans], default=0)
-    lines = [f"{item.severity}[{item.code}]: {visible(item.message)}"]
+    lines = [f"{item.severity}[{item.code}]: {_clipped(item.message)}"]
     if item.span is not None:
         lines += _quote(item.span, margin, "-->")
     if item.hint:
@@ -143,7 +144,7 @@ def _table(spans: Sequence[Span], texts: Sequence[str] = ()) -> list[str]:
     rows = []
     for index, span in enumerate(spans):
         text = f"write `{giver(span)}{texts[index]}`" if texts else f"{giver(span)}{span.text}"
-        rows.append(f"{visible(str(span)):<{width}}  {text}")
+        rows.append(f"{visible(str(span)):<{width}}  {_clipped(text)}")
     return rows
 
 
@@ -156,7 +157,7 @@ def giver(span: Span) -> str:
 def _labelled(label: str, text: str, margin: str) -> list[str]:
     first, *rest = text.split("\n")
     indent = " " * (len(margin) + len(label) + 5)
-    return [f"{margin} = {label}: {visible(first)}", *(indent + visible(line) for line in rest)]
+    return [f"{margin} = {label}: {_clipped(first)}", *(indent + _clipped(line) for line in rest)]
 
 
 def _quote(span: Span, margin: str, arrow: str) -> list[str]:
@@ -173,6 +174,11 @@ def _quote(span: Span, margin: str, arrow: str) -> list[str]:
         f"{span.line:>{len(margin)}} | {visible(line)}".rstrip(),
         f"{margin} | {pad}{carets}",
     ]
+
+
+def _clipped(text: str) -> str:
+    """A line of a message, visible; what it quotes may be as long as a spec."""
+    return visible(text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]} … {text[-MAX_TEXT // 4 :]}")
 
 
 def visible(text: str) -> str:

@@ -18,6 +18,8 @@ from dsl.schema import Spec
 from dsl.source import Source, Span
 from dsl.syntax import Block, Word
 
+MAX_EXPLAINED = 16  # runs of a file whose conflicts are explained, at some 30 ms each
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -75,7 +77,8 @@ def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), re
     """What is known of a file, and everything wrong with it. `reader` gives the texts of files, as of an editor."""
     definitions = collect(path, reader)
     names = runs_of(definitions) if run is None else (_choose(definitions, path, run),)
-    found = [_view(definitions, name, tuple(overrides)) for name in names if name]
+    wanted = [name for name in names if name]
+    found = [_view(definitions, name, tuple(overrides), index < MAX_EXPLAINED) for index, name in enumerate(wanted)]
     if not names and definitions.own:
         found = [block_view(definitions, *key) for key in dict.fromkeys(definitions.own)]
     elif not names:

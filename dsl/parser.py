@@ -36,6 +36,7 @@ class Parsed:
     document: Document
     diagnostics: tuple[Diagnostic, ...]
     broken: bool
+    num_words: int
 
 
 def decode(name: str, content: bytes) -> tuple[Source, tuple[Diagnostic, ...]]:
@@ -62,7 +63,8 @@ def parse(source: Source) -> Parsed:
     feeder = _Feeder(source)
     feeder.run()
     document = Document(source, feeder.finish())
-    return Parsed(document, (*feeder.mistakes, *feeder.builder.mistakes), feeder.broken)
+    mistakes = (*feeder.mistakes, *feeder.builder.mistakes)
+    return Parsed(document, mistakes, feeder.broken, len(feeder.tokens))
 
 
 @dataclass

@@ -48,7 +48,7 @@ def _said(edit: Edit) -> str:
         return f"remove `{_short(edit.span.text.strip())}`"
     before = giver(edit.span)
     given = f"{before}{edit.text}" if before.rstrip().endswith("=") else edit.text
-    return f"{'write' if edit.span.text else 'add'} `{_short(given.strip())}`"
+    return f"{'write' if edit.span.text else 'add'} `{_short(given.strip().rstrip(','))}`"
 
 
 def _short(text: str) -> str:

@@ -154,8 +154,8 @@ def _rest_of_world(path: str, view: View) -> Iterable[int]:
     devices = view.get("cluster.node.devices")
     if devices:
         return (world // devices,) if world % devices == 0 else ()
-    nodes = (view.one(DATA), *divisors(world))  # a node for each data rank, of a whole pipeline, does mostly
-    return [each for each in nodes if each <= MAX_NODES and world // each <= MAX_DEVICES][:1]
+    choices = (view.one(DATA), *divisors(world))  # a node for each data rank, of a whole pipeline, does mostly
+    return [each for each in choices if each <= MAX_NODES and world // each <= MAX_DEVICES][:1]
 
 
 def _batch(path: str, view: View) -> int:

@@ -29,6 +29,9 @@ EXAMPLES = {
 def phrase(context: Context, scope: Scope, written: Phrase) -> Quantity:
     """The quantity a whole phrase says; a unit word may follow: `469B tokens`."""
     key = (written.span, scope.path)
+    if context.depth >= MAX_DEPTH and key not in context.known:
+        context.known[key] = None
+        raise _too_deep(context, written.span)
     if written.span in context.active:
         if not context.circular.intersection(context.active):
             context.circular.update(context.active)
@@ -65,14 +68,18 @@ def leading(context: Context, scope: Scope, items: tuple[Value, ...]) -> tuple[Q
 
 def number(context: Context, scope: Scope, value: Value) -> Quantity:
     """The quantity that one expression says."""
-    if context.depth >= MAX_DEPTH:
-        message = f"this value is more than {MAX_DEPTH} references and brackets deep"
-        raise context.reject("E0103", message, value.span, "write a number")
+    if context.depth >= MAX_DEPTH + MAX_DEPTH // 2:
+        raise _too_deep(context, value.span)
     context.depth += 1
     try:
         return _number(context, scope, value)
     finally:
         context.depth -= 1
+
+
+def _too_deep(context: Context, span: Span) -> RejectedError:
+    message = f"this value is more than {MAX_DEPTH} references and brackets deep"
+    return context.reject("E0103", message, span, "write a number")
 
 
 def _number(context: Context, scope: Scope, value: Value) -> Quantity:

@@ -17,6 +17,8 @@ from dsl.syntax import Attribute, Block, Document, Import, Let, Line, Lost, Stat
 
 KINDS = ("run", "model", "cluster", "precision")
 MAX_FILES = 64
+MAX_ALL_WORDS = 100_000  # of all files; some five seconds
+MAX_BLOCKS = 256  # of one file, each of which may be a run to resolve
 Reader = Callable[[str], tuple[Source, tuple[Diagnostic, ...]]]  # path → its text, or why there is none
 
 
@@ -31,6 +33,7 @@ class Definitions:
     mistakes: list[Diagnostic] = field(default_factory=list)
     damaged: bool = False  # some statement of the outermost level could not be read
     broken: bool = False  # in some file braces do not match
+    num_words: int = 0  # of all files
 
     def complain(self, code: str, message: str, span: Span | None, hint: str = "", *notes: Note) -> None:
         self.mistakes.append(Diagnostic(code, message, span, hint, notes))
@@ -88,7 +91,13 @@ def _parsed(found: Definitions, source: Source) -> Document:
     parsed = parse(source)
     found.mistakes += parsed.diagnostics
     found.broken = found.broken or parsed.broken
-    return Document(source, ()) if parsed.broken else parsed.document
+    found.num_words += parsed.num_words
+    blocks = [each for each in parsed.document.body if isinstance(each, Block)]
+    if len(blocks) > MAX_BLOCKS:
+        message, hint = f"{source.name} has more than {MAX_BLOCKS} blocks", "put some of them into another file"
+        found.complain("E0102", message, blocks[MAX_BLOCKS].head, hint)
+        found.broken = True
+    return Document(source, ()) if parsed.broken or len(blocks) > MAX_BLOCKS else parsed.document
 
 
 def _visit(found: Definitions, document: Document, reader: Reader, chain: tuple[str, ...], seen: set[str]) -> None:
@@ -136,8 +145,9 @@ def _import(
     if real in seen:
         return
     seen.add(real)
-    if len(seen) > MAX_FILES:
-        found.complain("E0102", f"more than {MAX_FILES} files are imported", span)
+    if len(seen) > MAX_FILES or found.num_words > MAX_ALL_WORDS:
+        most = f"{MAX_FILES} files" if len(seen) > MAX_FILES else f"{MAX_ALL_WORDS:,} words"
+        found.complain("E0102", f"more than {most} are imported", span)
         found.broken = True
         return
     source, mistakes = reader(path)

@@ -6,10 +6,14 @@ Nodes keep their spans, so every value still knows where it was written.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from dsl.diagnostics import Diagnostic, Note
 from dsl.source import Span
 from dsl.syntax import Attribute, Block, Import, Let, Line, Lost, Number, Statement, Word
 
+MAX_NOTES = 8
 ALTERNATIVES = {"tokens": "steps", "steps": "tokens"}  # two ways to say one thing
 NAMES = frozenset({"run", "model", "cluster", "precision", "device"})  # blocks whose label is a name, not a kind
 
@@ -60,6 +64,7 @@ def merge(parent: Block, child: Block, mistakes: list[Diagnostic]) -> Block:
     own = {key_of(statement): statement for statement in child.body if key_of(statement)}
     replaced = own.keys() | {ALTERNATIVES[key] for key in own if key in ALTERNATIVES}
     layers = "layers" in own
+    kin = _ffns(parent) if layers else {}
     body: list[Statement] = []
     for statement in parent.body:
         key = key_of(statement)
@@ -72,7 +77,7 @@ def merge(parent: Block, child: Block, mistakes: list[Diagnostic]) -> Block:
     for statement in child.body:
         if layers and key_of(statement) == "layers":
             assert isinstance(statement, (Block, Attribute))
-            body.append(_inherit(parent, statement, mistakes) if isinstance(statement, Block) else statement)
+            body.append(_inherit(kin, statement, mistakes) if isinstance(statement, Block) else statement)
         elif key_of(statement) not in kept or not key_of(statement) or not isinstance(statement, Block):
             body.append(statement)
     return Block(child.key, child.labels or parent.labels, child.parent or parent.parent, tuple(body), child.head)
@@ -86,32 +91,44 @@ def layers_of(key: str) -> bool:
 # ---------------------------------------------------------------- layer ranges
 
 
-def _inherit(parent: Block, layers: Block, mistakes: list[Diagnostic]) -> Block:
+@dataclass(frozen=True)
+class _Kin:
+    """The blocks of one kind in a parent's layer ranges."""
+
+    blocks: tuple[Block, ...]
+    keys: frozenset[str]  # of all of them
+
+
+def _ffns(parent: Block) -> dict[tuple[str, str], _Kin]:
+    """What the layer ranges of a child may inherit from, by key and kind."""
+    found: dict[tuple[str, str], list[Block]] = {}
+    for each in parent.body:
+        if isinstance(each, Block) and each.key.text == "layers":
+            for item in each.body:
+                if isinstance(item, Block):
+                    found.setdefault((item.key.text, label_of(item)), []).append(item)
+    return {key: _Kin(tuple(blocks), frozenset().union(*map(_keys, blocks))) for key, blocks in found.items()}
+
+
+def _inherit(kin: Mapping[tuple[str, str], _Kin], layers: Block, mistakes: list[Diagnostic]) -> Block:
     """A child's layer range whose ffn takes the keys it leaves unset from the parent's only ffn of that kind."""
     body = tuple(
-        _inherit_ffn(parent, statement, mistakes) if isinstance(statement, Block) else statement
-        for statement in layers.body
+        _inherit_ffn(kin[each.key.text, label_of(each)], each, mistakes)
+        if isinstance(each, Block) and (each.key.text, label_of(each)) in kin
+        else each
+        for each in layers.body
     )
     return Block(layers.key, layers.labels, layers.parent, body, layers.head)
 
 
-def _inherit_ffn(parent: Block, ffn: Block, mistakes: list[Diagnostic]) -> Block:
-    ranges = [item for item in parent.body if isinstance(item, Block) and item.key.text == "layers"]
-    kin = [
-        item
-        for each in ranges
-        for item in each.body
-        if isinstance(item, Block) and item.key.text == ffn.key.text and label_of(item) == label_of(ffn)
-    ]
-    if not kin:
-        return ffn
-    if len(kin) == 1:
-        return merge(kin[0], ffn, mistakes)
-    unset = sorted({key for each in kin for key in _keys(each)} - _keys(ffn))
+def _inherit_ffn(kin: _Kin, ffn: Block, mistakes: list[Diagnostic]) -> Block:
+    if len(kin.blocks) == 1:
+        return merge(kin.blocks[0], ffn, mistakes)
+    unset = sorted(kin.keys - _keys(ffn))
     if unset:
-        notes = tuple(Note(f"`{item.head.text}` is given here", item.head) for item in kin)
+        notes = tuple(Note(f"`{item.head.text}` is given here", item.head) for item in kin.blocks[:MAX_NOTES])
         names = ", ".join(f"`{key}`" for key in unset)
-        message = f"what this block leaves unset could be inherited from {len(kin)} blocks `{ffn.head.text}`"
+        message = f"what this block leaves unset could be inherited from {len(kin.blocks)} blocks `{ffn.head.text}`"
         hint = f"give {names} here"
         mistakes.append(Diagnostic("E0403", message, ffn.head, hint, notes))
         return Block(ffn.key, ffn.labels, ffn.parent, (*ffn.body, Lost(ffn.head)), ffn.head)

@@ -73,7 +73,7 @@ def models(draw: st.DrawFn, expert: int, layers: int) -> Model:
         spans.append(LayerRange(first=first, last=draw(st.integers(first, layers - 1)), ffn=draw(ffn)))
     return Model(
         name="random",
-        vocab=draw(st.integers(2, 40)),
+        vocab=draw(st.sampled_from([2, 40, 2000])),
         hidden=draw(widths),
         init_std=0.02,
         norm_eps=1e-6,
