@@ -32,7 +32,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class View:
-    """One run of a file, or one block of a file without runs, as far as it could be resolved."""
+    """One run of a file, or one block that no run of it takes, as far as it could be resolved."""
 
     spec: Spec  # what failed is absent from it
     context: Context  # origins: path → where its value is written
@@ -68,7 +68,7 @@ def resolve(path: str | Path, run: str | None = None, overrides: Iterable[str] =
 
 
 def check(path: str | Path, run: str | None = None, overrides: Iterable[str] = ()) -> tuple[Diagnostic, ...]:
-    """Everything wrong with a file: with one run of it, with all of them, or with the blocks of a file without runs."""
+    """Everything wrong with a file: with one run of it, or with all of them and the blocks that none of them takes."""
     file, run = split(str(path), run)
     return analyse(file, run, overrides).diagnostics
 
@@ -79,9 +79,9 @@ def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), re
     names = runs_of(definitions) if run is None else (_choose(definitions, path, run),)
     wanted = [name for name in names if name]
     found = [_view(definitions, name, tuple(overrides), index < MAX_EXPLAINED) for index, name in enumerate(wanted)]
-    if not names and definitions.own:
-        found = [block_view(definitions, *key) for key in dict.fromkeys(definitions.own)]
-    elif not names:
+    if run is None:
+        found += [block_view(definitions, *key) for key in _apart(definitions, [view for view, _ in found if view])]
+    if not names and not definitions.own:
         _choose(definitions, path, run)
     mistakes = [mistake for _, mistakes in found for mistake in mistakes]
     return Analysis(
@@ -89,6 +89,17 @@ def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), re
         tuple(view for view, _ in found if view is not None),
         in_order((*definitions.mistakes, *mistakes), definitions.sources),
     )
+
+
+def _apart(definitions: Definitions, views: Iterable[View]) -> list[tuple[str, str]]:
+    """The models, clusters and precisions of a file that no run of it takes and, if it has runs, nothing extends."""
+    runs, own = runs_of(definitions), dict.fromkeys(definitions.own)
+    if runs and definitions.broken:
+        return []  # no run could be looked at
+    seen = {key for view in views for key in view.context.extended}
+    if runs:
+        seen |= {(kind, block.parent.text) for (kind, _), block in definitions.blocks.items() if block.parent}
+    return [key for key in own if key[0] != "run" and key not in seen]
 
 
 def refusals(analysis: Analysis) -> tuple[Diagnostic, ...]:
@@ -99,7 +110,7 @@ def refusals(analysis: Analysis) -> tuple[Diagnostic, ...]:
 
 
 def block_view(definitions: Definitions, kind: str, name: str, explain: bool = True) -> tuple[View, list[Diagnostic]]:
-    """One model, cluster or precision by itself, as of a file that has no run."""
+    """One model, cluster or precision by itself, as of a file that has no run for it."""
     kinds = fields_of(Spec)
     block = definitions.blocks[kind, name]
     context = Context(definitions, Block(Word("run", block.head), (), None, (), block.head))

@@ -128,9 +128,9 @@ def _explain(
     }
     if len(mine) > MAX_VARIABLES:
         return messages
-    problem = Problem(
-        Sheet(subject.spec), mine, [row for row in rows if row.paths & reach], {(o.message.code, o.at) for o in others}
-    )
+    unknown = {path for path, variable in known.items() if variable.value is None} - reach  # nothing sets them here
+    held = [row for row in rows if row.paths & reach and not row.paths & unknown]
+    problem = Problem(Sheet(subject.spec), mine, held, {(each.message.code, each.at) for each in others})
     place = _source_order(subject.sources)
     named = {subject.origins.get(each.at) for each in group} | {n.span for each in group for n in each.message.notes}
     lines = sorted(problem.lines, key=lambda line: (line not in named, place(line)))

@@ -12,6 +12,7 @@ from dsl.resolve.evaluate import convert, leading, phrase
 from dsl.resolve.fields import string
 from dsl.resolve.merge import key_of
 from dsl.schema import Batch, Phase, RatePhase, TrainTokenizer, Unit
+from dsl.schema.base import MAX_TOKENS
 from dsl.source import Span
 from dsl.syntax import Attribute, Block, Call, Line, Lost, Phrase, Value, Word
 from dsl.units import PLAIN, Quantity, spoken
@@ -38,7 +39,9 @@ def tokens_of(context: Context, quantity: Quantity, span: Span, ramp: Ramp | Non
         return whole(context, quantity.value, span, "tokens")
     if quantity.dimension == STEP:
         steps = whole(context, quantity.value, span, "steps")
-        if ramp is None or steps < 0:
+        if steps < 0:
+            raise context.reject("E0303", f"`{span.text}` is less than no steps", span, "write `1000 steps`")
+        if ramp is None:  # what it is made of has been told
             raise RejectedError
         return ramp.tokens_at(ramp.steps_for(since) + steps) - since if since else ramp.tokens_at(steps)
     is_plain = quantity.dimension == PLAIN
@@ -57,6 +60,9 @@ def phases(context: Context, scope: Scope, statement: Attribute, ramp: Ramp | No
         if not rest:
             return (*found, Phase.model_construct(value=float(value), until_tokens=None))
         end, rest = _until(context, scope, key, rest, statement.phrase, ramp)
+        if not 1 <= end <= MAX_TOKENS:
+            message = f"a phase of `{key}` ends at token {end:,}: at least 1 and at most {MAX_TOKENS:,}"
+            raise context.reject("E0303", message, statement.phrase.span, "write `0.3 until 10T tokens then 0.1`")
         if found and end <= (found[-1].until_tokens or 0):
             message = f"a phase of `{key}` ends at token {end:,}, where another has ended before"
             raise context.reject("E0703", message, statement.phrase.span, "order the phases by their ends")
@@ -114,7 +120,7 @@ def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: No
             raise context.reject("E0203", f"`batch` has no `{key}`", statement.head, f"add `{example}`")
     start, end = (_size(context, *found[key]) for key in ("from", "to"))
     over = whole(context, *found["over"], "tokens")
-    if not 0 < over <= 10**16:
+    if not 0 < over <= MAX_TOKENS:
         raise context.reject(
             "E0303", f"`over = {over}` is out of bounds: at least 1", found["over"][1], "write more tokens"
         )
@@ -301,7 +307,7 @@ def _end(
     if end <= begin:
         message = f"this phase ends at token {end:,} and begins at token {begin:,}"
         raise context.reject("E0705", message, line.span, "give it more tokens, or remove it")
-    if end > 10**16:
+    if end > MAX_TOKENS:
         raise context.reject("E0303", "this phase ends beyond every bound", line.span, "write fewer tokens")
     return end
 

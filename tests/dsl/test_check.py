@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from compiler.commands import check
+from dsl import load
 
 ROOT = Path(__file__).parent.parent.parent
 BASE = ROOT / "tests" / "ui" / "lib" / "base.dsc"
@@ -59,3 +60,22 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "netwo
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_blocks_that_no_run_takes_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "base.dsc").write_bytes(BASE.read_bytes())
+    path = tmp_path / "spec.dsc"
+    path.write_text(
+        """import "base.dsc"
+run a extends base { }
+model spare extends base { hiden = 4 }
+model part { hidden = 128 }                      # not whole, and not meant to be: it is extended
+model whole extends part { hiden = 4 }
+cluster other { nodes = 0 }
+"""
+    )
+    found = load.check(path)
+    first = found[0]
+    assert (first.code, first.span and first.span.line) == ("E0201", 3)
+    assert {item.span.line for item in found if item.span} == {3, 5, 6}
+    assert load.check(path, run="a") == ()
