@@ -16,11 +16,10 @@ from dsl.resolve.fields import fields_of
 from dsl.resolve.forms import STEP, TOKEN, whole
 from dsl.resolve.merge import key_of
 from dsl.schema import Batch, Node, Parallel, Schedule, Spec, Unit
+from dsl.schema.base import MAX_TOKENS
 from dsl.schema.run import MAX_DEGREE
 from dsl.source import Span
 from dsl.syntax import Attribute, Block, Range, Value, Word
-
-MAX_TOKENS = 10**16
 
 
 def count(context: Context, scope: Scope, value: Value, key: str) -> int:
