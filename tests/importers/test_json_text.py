@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +34,7 @@ def plain(value: Json) -> Any:
 
 
 def strict(text: str) -> Any:
-    """json.loads without NaN and repeated keys. Raises ValueError."""
+    """json.loads without NaN, infinity (`1e999` too) and repeated keys. Raises ValueError."""
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) < len(pairs):
@@ -43,7 +44,12 @@ def strict(text: str) -> Any:
     def refuse(word: str) -> None:
         raise ValueError(word)
 
-    return json.loads(text, object_pairs_hook=members, parse_constant=refuse)
+    def finite(digits: str) -> float:
+        if math.isinf(float(digits)):
+            raise ValueError(digits)
+        return float(digits)
+
+    return json.loads(text, object_pairs_hook=members, parse_constant=refuse, parse_float=finite)
 
 
 @given(VALUES, st.sampled_from([None, 2]), st.booleans())
@@ -61,6 +67,7 @@ def test_what_is_written_is_read(value: Any, indent: int | None, ascii_only: boo
 @example("01")
 @example("1.")
 @example("-")
+@example("1e999")
 @example("")
 @example("\ufeff1")
 @example('"\x7f"')
