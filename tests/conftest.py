@@ -1,10 +1,18 @@
-"""Fixtures for every test: `bless` rewrites goldens (`pytest --bless`), refused where CI is set."""
+"""For every test: `bless` rewrites goldens (`pytest --bless`), refused where CI is set.
+
+Properties are held against the same examples each time; `--hypothesis-profile=search` looks for new ones.
+"""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("search", deadline=None)
+settings.register_profile("fixed", deadline=None, derandomize=True)
+settings.load_profile("fixed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

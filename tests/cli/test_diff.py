@@ -69,7 +69,7 @@ def test_one_change_is_one_path(path: str, text: str) -> None:
     assert {(f.name, f.after, f.before) for f in back.facts} == {(f.name, f.before, f.after) for f in found.facts}
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.sets(st.sampled_from(sorted(SINGLE)), min_size=2, max_size=5))
 def test_changes_add_up(paths: set[str]) -> None:
     overrides = [f"{path}={SINGLE[path][0]}" for path in sorted(paths - {"schedule.name", "train.micro_batch"})]

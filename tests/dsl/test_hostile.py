@@ -139,7 +139,7 @@ WORDS += [
 ]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.binary(max_size=200) | st.lists(st.sampled_from(WORDS), max_size=60).map(lambda words: "".join(words).encode())
 )
@@ -148,7 +148,7 @@ def test_any_bytes_end_in_messages(tmp_path: Path, content: bytes) -> None:
         assert item.span is not None or item.code == "E0404"
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_mutated_specs_end_in_messages_or_specs(tmp_path: Path, seed: int, times: int) -> None:
     chooser = random.Random(seed)

@@ -15,6 +15,7 @@ from dsl.load import analyse, load
 from dsl.parser import decode
 from dsl.ramp import of
 from dsl.source import Source
+from dsl.stages import stages_of_rank
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
 Draw = st.DrawFn
@@ -159,11 +160,19 @@ def rates(draw: Draw, tokens: int) -> tuple[schema.RatePhase, ...]:
     return tuple(found)
 
 
+schedules = (
+    st.builds(schema.Schedule, name=st.sampled_from(["dualpipe", "1f1b", "zb1p", "gpipe", "dualpipev", "zbv"]))
+    | st.builds(schema.Schedule, name=st.just("interleaved"), chunks=st.integers(2, 5))
+    | st.builds(schema.Schedule, name=st.just("auto"), cap=maybe(st.integers(1, 99)))
+    | st.builds(schema.Schedule, file=texts)
+)
+
+
 @st.composite
 def specs(draw: Draw) -> schema.Spec:
     """A spec that breaks no rule."""
-    schedule = draw(st.sampled_from(["dualpipe", "1f1b", "zb1p", "gpipe", "interleaved", "auto"]))
-    pipeline = 2 * draw(st.integers(1, 4)) if schedule == "dualpipe" else draw(st.integers(1, 6))
+    schedule = draw(schedules)
+    pipeline = 2 * draw(st.integers(1, 4)) if schedule.name == "dualpipe" else draw(st.integers(1, 6))
     expert = draw(st.integers(1, 4))
     data = expert * draw(st.integers(1, 4))
     micro_batch = draw(st.integers(1, 4))
@@ -173,7 +182,7 @@ def specs(draw: Draw) -> schema.Spec:
     over = draw(st.integers(1, 10**13)) if end > start else 0
     tokens = draw(st.integers(2, 10**14))
     every = st.integers(1, 10**9)
-    cluster, model = draw(clusters(pipeline * data)), draw(models(expert, pipeline))
+    cluster, model = draw(clusters(pipeline * data)), draw(models(expert, pipeline * stages_of_rank(schedule)))
     ops = ["rmsnorm", "swiglu", "attention", *["mla_up"] * isinstance(model.attention, schema.Mla)]
     ops += ["router", "experts"] * any(isinstance(span.ffn, schema.Moe) for span in model.layers)
     return schema.Spec(
@@ -183,7 +192,7 @@ def specs(draw: Draw) -> schema.Spec:
         precision=draw(precisions),
         recompute=tuple(draw(st.lists(st.sampled_from(ops), unique=True))),
         parallel=schema.Parallel(pipeline=pipeline, expert=expert, data=data, zero=draw(st.integers(0, 1))),
-        schedule=schema.Schedule(name=schedule),
+        schedule=schedule,
         sm=schema.Sm(communication=draw(st.integers(0, 63)) if cluster.node.device.sms else 0),
         train=schema.Train(
             sequence=draw(st.integers(1, 10**6)),
@@ -219,7 +228,7 @@ def reread(text: str) -> schema.Spec:
     return analysis.views[0].spec
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(specs())
 def test_parse_of_print_is_the_identity(spec: schema.Spec) -> None:
     text = canonical(spec)

@@ -53,7 +53,7 @@ def test_traced_and_planned_cuts_agree(of: Spec) -> None:
     assert {s.kind for s in segments(of)} == set(LAYERS)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.data())
 def test_they_agree_for_any_size(data: st.DataObject) -> None:
     def size(low: int = 1, high: int = 12) -> int:

@@ -160,7 +160,7 @@ def test_what_is_handed_through_is_the_same_tensor() -> None:
     assert gradients["d_h"] is given["d_y"] and gradients["d_shared"] is given["d_y"]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     heads=st.integers(1, 3),
     query_rank=st.one_of(st.none(), st.integers(1, 6)),
@@ -192,7 +192,7 @@ def test_attention_of_any_size(
     check(segment_of("attention", of), seed=seed)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     kv_heads=st.integers(1, 3),
     r=st.integers(1, 3),
@@ -211,7 +211,7 @@ def test_grouped_queries_of_any_size(
     check(segment_of("attention", of), seed=seed)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     groups=st.integers(1, 3),
     per_group=st.integers(1, 4),

@@ -192,7 +192,7 @@ def mutated(seed: int) -> dict[str, Any]:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_mutated_configs(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     """A spec that is right and says what was read, or located mistakes; the same twice."""
     text = json.dumps(mutated(seed))

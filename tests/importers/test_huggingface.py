@@ -217,7 +217,7 @@ def configs(draw: st.DrawFn) -> PreTrainedConfig:
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")  # no shared experts
 @given(configs())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_random_configs(values: PreTrainedConfig) -> None:
     with tempfile.TemporaryDirectory() as folder:
         values.save_pretrained(folder)

@@ -18,7 +18,7 @@ from tests.ops.test_ops import compare
 
 SMALL = st.integers(1, 9)
 SEED = st.integers(0, 2**31)
-few = settings(max_examples=25, deadline=None, derandomize=True)
+few = settings(max_examples=25)
 
 
 @few

@@ -74,7 +74,7 @@ def test_shipped_models_are_laid_out_so(file: str, run: str) -> None:
     assert_as_laid_out(shipped(file, run))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(specs())
 def test_random_models_are_laid_out_so(spec: Spec) -> None:
     assert_as_laid_out(spec)
