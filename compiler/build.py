@@ -8,15 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from compiler.emit.certificate import certificate_json
 from compiler.emit.files import manifest, plan_json, plan_text, program_json, train_py
 from compiler.emit.folder import write_build
 from compiler.emit.origin import with_origin
 from compiler.emit.stages import emit_rank
+from compiler.emit.summary import does_not_fit, summary
 from compiler.graph import emit
 from compiler.ir import Body, Plan, Program, SegmentCode
+from compiler.lower.estimate import overlaps_of, times_of
+from compiler.lower.rates import rates_of
 from compiler.pipeline import lower_spec, uses
 from compiler.report.build import report_of
 from compiler.report.page import report_html
+from compiler.schedules.own import standing_alone
+from compiler.schedules.schedule import Schedule
 from dsl.format import canonical
 from dsl.schema import Spec
 
@@ -30,27 +36,33 @@ Progress = Callable[[str], None]
 @dataclass(frozen=True)
 class Build:
     files: Files
-    summary: str
+    summary: str  # in a few lines
+    warning: str  # where the plan does not fit the spec's devices
 
 
 def compile_spec(
-    spec: Spec, progress: Progress = lambda _: None, codes: dict[object, SegmentCode] | None = None
+    spec: Spec,
+    progress: Progress = lambda _: None,
+    codes: dict[object, SegmentCode] | None = None,
+    own: Schedule | None = None,
 ) -> Build:
     """Everything that `dsc compile` writes. Raises ProofError before anything is emitted.
+
+    `own`: the schedule of the file that the spec names; the build has it as schedule.txt, and its spec names that.
 
     `codes`: segments traced before, by key and number of SMs; what is traced here is added.
     """
     progress("plan, schedules, proofs")
-    lowered = lower_spec(spec)
-    plan, resolved = lowered.plan, canonical(spec)
+    lowered = lower_spec(spec, own)
+    plan, resolved = lowered.plan, canonical(standing_alone(spec))
+    overlaps = overlaps_of(lowered.programs, times_of(plan, lowered.cuts, rates_of(spec)))
     segments = _trace(spec, plan, progress, {} if codes is None else codes)
     first = {use.segment.key: use for use in reversed(uses(plan))}  # in model order the first use of each segment
     modules = {use.site: segments[use.segment.key].name for use in uses(plan)}
-    summary = plan_text(spec, lowered)
     files = {
         "spec.resolved": resolved,
-        "plan.json": plan_json(spec, lowered),
-        "plan.txt": summary,
+        "plan.json": plan_json(spec, lowered, overlaps),
+        "plan.txt": plan_text(spec, lowered, overlaps),
         "schedule.txt": lowered.main_schedule.to_text(),
         "report.html": report_html(report_of(spec, lowered)),
         "train.py": train_py(spec),
@@ -62,7 +74,11 @@ def compile_spec(
         files |= {f"kernels/{name}.py": text for name, text in code.kernels}
     for rank, bodies in enumerate(_all_bodies(lowered.programs, plan.mesh.pp)):
         files[f"stages/rank_{rank}.py"] = emit_rank(rank, bodies, modules)
-    return Build(files=(*sorted(files.items()), ("manifest.json", manifest(files))), summary=summary)
+    for name, proven in lowered.certificates.items():
+        schedule = lowered.schedules[name]
+        files[f"certificate/{name}.json"] = certificate_json(name, lowered.programs[name], schedule, proven, files)
+    said = summary(spec, lowered, overlaps)
+    return Build((*sorted(files.items()), ("manifest.json", manifest(files))), said, does_not_fit(spec, lowered))
 
 
 def _trace(spec: Spec, plan: Plan, progress: Progress, codes: dict[object, SegmentCode]) -> dict[object, SegmentCode]:

@@ -15,7 +15,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import NoReturn
 
 # command → one line of help; the module is compiler.commands.<command> (import_ for import), with
@@ -29,9 +28,10 @@ COMMANDS = {
     "fmt": "format spec files",
     "import": "write a spec from a model's configuration of another format",
     "init": "write a commented spec to start from",
+    "inspect": "what a run really did, beside what was planned: times, errors, measured costs",
     "lsp": "serve an editor over stdin and stdout (pip install '.[lsp]')",
     "report": "write the report of a run folder",
-    "schedule": "print a pipeline schedule of any size, without a spec",
+    "schedule": "print a pipeline schedule, what it takes, and how far that is from the best",
     "show": "print a resolved spec, and where each value comes from",
     "train": "train a spec or a build folder on this machine's processes",
 }
@@ -50,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run one command. Returns its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to stop
+    if sys.stdout is None:  # closed by who started us, so that nobody reads it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the next file that is opened would be stdout
+        sys.stdout = Closed()
     try:
         if argv is None:
             gc.disable()  # importing leaves nothing to collect; looking for it takes a tenth of the start
@@ -71,6 +74,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+class Closed(io.TextIOBase):
+    """A stdout that is closed: what is written is told as if its reader had left."""
+
+    def write(self, text: str) -> int:
+        if text:
+            raise BrokenPipeError
+        return 0
+
+    @property
+    def buffer(self) -> NoReturn:
+        raise BrokenPipeError
+
+    def fileno(self) -> int:
+        return 1
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose mistakes end in a hint, as those of a spec do; texts are printed as they are laid out."""
 
@@ -88,6 +107,8 @@ class Parser(argparse.ArgumentParser):
         known += [str(choice) for action in self._actions for choice in action.choices or ()]
         quoted, options = re.findall(r"'([^']*)'", message), re.findall(r"(?<!\S)--?[\w-]+", message)
         word = (quoted or options or [""])[0]
+        from difflib import get_close_matches  # only where a word is unknown
+
         close = get_close_matches(word, known, n=1, cutoff=0.6)
         if word.endswith(".dsc"):
             return f"write `dsc check {word}` or `dsc train {word}`"
@@ -146,8 +167,7 @@ class Version(argparse.Action):
 
 def _discard_output() -> None:
     """So that what is buffered does not fail once more when the interpreter ends."""
-    if sys.stdout is not None:  # closed by who started us
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

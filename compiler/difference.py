@@ -12,17 +12,20 @@ from itertools import groupby
 
 from compiler.ir import Use
 from compiler.layers.stages import build_stages
-from compiler.schedules import SCHEDULES, schedule_of
-from compiler.schedules.simulate import Costs, simulate
+from compiler.schedules import DEFAULT_CHUNKS, SCHEDULES, schedule_of
+from compiler.schedules.costs import Costs
+from compiler.schedules.placement import num_stages
+from compiler.schedules.schedule import Schedule
+from compiler.schedules.simulate import simulate
 from dsl import ramp
 from dsl.counts import parameters
 from dsl.leaves import leaves, origin_of
 from dsl.load import Resolved
 from dsl.memory import lower_bound
-from dsl.rules.parallel import STAGES_PER_RANK
 from dsl.schema import Dense, Moe, Spec
+from dsl.stages import stages_of_rank
 
-MAX_SIMULATED = 2**15  # micro-batches on all ranks; takes a second
+MAX_SIMULATED = 2**15  # micro-batches of all stages; takes a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +70,25 @@ class Difference:
         return not self.values
 
 
-def difference(before: Resolved, after: Resolved) -> Difference:
-    """Everything that differs. Pure and torch-free."""
+def difference(
+    before: Resolved, after: Resolved, own: Schedule | None = None, own_after: Schedule | None = None
+) -> Difference:
+    """Everything that differs. Pure and torch-free. `own`, `own_after`: the schedules of files that the specs name."""
     values = (*_changes(before, after), *_layer_changes(before.spec, after.spec))
+    if own is not None and own_after is not None and own.actions != own_after.actions:
+        values += (Change("schedule.actions", _extent(own), _extent(own_after), False),)
     if not values:
         return Difference((), (), ())
-    facts = zip(_facts(before.spec), _facts(after.spec), strict=True)
+    facts = zip(_facts(before.spec, own), _facts(after.spec, own_after), strict=True)
     return Difference(
         values=tuple(sorted(values, key=lambda change: _block_of(change.path))),
         facts=tuple(Fact(name, old, new, unit) for (name, old, unit), (_, new, _) in facts if old != new),
-        moves=tuple(_moves(_stage_of_layers(before.spec), _stage_of_layers(after.spec))),
+        moves=tuple(_moves(_stage_of_layers(before.spec, own), _stage_of_layers(after.spec, own_after))),
     )
+
+
+def _extent(own: Schedule) -> str:
+    return f"{own.name}, {sum(map(len, own.actions)):,} steps"
 
 
 # ---------------------------------------------------------------- values
@@ -155,7 +166,7 @@ def _summary(values: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------- what follows
 
 
-def _facts(spec: Spec) -> Iterator[tuple[str, int | float | str | None, str]]:
+def _facts(spec: Spec, own: Schedule | None) -> Iterator[tuple[str, int | float | str | None, str]]:
     """(name, value, unit), the same names for every spec."""
     counts, memory, growth = parameters(spec.model), lower_bound(spec), ramp.of(spec)
     yield "parameters.total", counts.total, ""
@@ -167,32 +178,35 @@ def _facts(spec: Spec) -> Iterator[tuple[str, int | float | str | None, str]]:
     steps = growth.steps_for(spec.train.tokens)
     yield "layers.dense", sum(isinstance(spec.model.ffn(n), Dense) for n in range(spec.model.num_layers)), ""
     yield "layers.moe", sum(isinstance(spec.model.ffn(n), Moe) for n in range(spec.model.num_layers)), ""
-    yield "schedule.name", spec.schedule.name, ""
-    yield "schedule.stages", _num_stages(spec), ""
+    yield "schedule.name", own.name if own else spec.schedule.name, ""
+    yield "schedule.stages", _num_stages(spec, own), ""
     yield "schedule.micro_batches", micro_batches, ""
     yield "schedule.batch_sizes", len([size for size in growth.sizes if size.first_step < steps]), ""
     yield "schedule.steps", steps, ""
-    yield "schedule.bubble", _bubble(spec, micro_batches), "share"
+    yield "schedule.bubble", _bubble(spec, own, micro_batches), "share"
 
 
-def _bubble(spec: Spec, micro_batches: int) -> float | None:
+def _bubble(spec: Spec, own: Schedule | None, micro_batches: int) -> float | None:
     """The share of a step that pipeline ranks idle, where F, I and W take one unit of time each; None: not known."""
     ranks = spec.parallel.pipeline
-    if spec.schedule.name not in SCHEDULES or ranks * micro_batches > MAX_SIMULATED:
+    name, chunks = spec.schedule.name, spec.schedule.chunks or DEFAULT_CHUNKS
+    if (own is None and name not in SCHEDULES) or _num_stages(spec, own) * micro_batches > MAX_SIMULATED:
         return None
-    timeline = simulate(schedule_of(spec.schedule.name, ranks, micro_batches), Costs())
+    timeline = simulate(own or schedule_of(str(name), ranks, micro_batches, chunks), Costs())
     return round(float(sum(timeline.idle, Fraction(0)) / (timeline.makespan * ranks)), 6)
 
 
-def _num_stages(spec: Spec) -> int:
-    return spec.parallel.pipeline * STAGES_PER_RANK.get(spec.schedule.name, 1)
+def _num_stages(spec: Spec, own: Schedule | None) -> int:
+    if own is not None:
+        return num_stages(own.placement, own.num_ranks)
+    return spec.parallel.pipeline * stages_of_rank(spec.schedule)
 
 
-def _stage_of_layers(spec: Spec) -> dict[int, int]:
+def _stage_of_layers(spec: Spec, own: Schedule | None) -> dict[int, int]:
     """Which stage runs a layer, as the planner decides."""
     return {
         int(use.site.partition(".")[0].removeprefix("L")): stage.index
-        for stage in build_stages(spec, _num_stages(spec))
+        for stage in build_stages(spec, _num_stages(spec, own))
         for use in stage.steps
         if isinstance(use, Use) and use.site.startswith("L")
     }

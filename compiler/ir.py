@@ -109,12 +109,16 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Work of one call: floating point operations, and bytes read plus written; `_row` per received row."""
+    """Work of one call: floating point operations, and bytes read plus written; `_row` per received row.
+
+    `ops`: that of each op by itself, in order: what they cost depends on which op it is.
+    """
 
     flops: int = 0
     bytes: int = 0
     flops_row: int = 0
     bytes_row: int = 0
+    ops: tuple[tuple[str, Cost], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -261,8 +265,9 @@ class Instruction:
     run: segment function `phase` of `site`; counts, dispatch, combine: start an exchange on the communication lane;
     wait: end it (`wait` names what it waits for: counts, dispatch or combine; it reads what the start read, so that
     the exchange's inputs live until then, and writes its results); send never waits; receive awaits a message whose
-    buffer an earlier `post` offered; free drops the names it reads. The results of counts are the route of the
-    layer (who sends how many rows to whom), which every later exchange of the layer reads, and the offsets.
+    buffer an earlier `post` offered; free drops the names it reads. The results of counts are the route of the layer
+    (who sends how many rows to whom), which every later exchange of the layer reads, and the offsets. A send to the own
+    rank keeps the value for the receive there: its storage changes hands, nothing is copied, posted or released.
     """
 
     kind: Kind
@@ -274,7 +279,7 @@ class Instruction:
     reads: tuple[str, ...] = ()
     writes: tuple[Buffer, ...] = ()
     params: tuple[str, ...] = ()  # tensor names (run only); W reads their gradient accumulators
-    peer: int = -1  # pipeline rank of a send or receive
+    peer: int = -1  # pipeline rank of a send or receive; the own one where the neighbouring stage is there too
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from compiler.ir import Cut, Plan, Program, Use
 from compiler.lower import lower
-from compiler.lower.chains import Rates
 from compiler.lower.program import Bodies
+from compiler.lower.rates import rates_of
 from compiler.plan import make_plan
 from compiler.proof import Certificate, Effects, prove
-from compiler.schedules import schedule_of
+from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedules.forward import forward_only
+from compiler.schedules.placement import BIDIRECTIONAL
 from compiler.schedules.schedule import Schedule
 from compiler.shapes import cut
 from dsl import ramp
@@ -37,20 +38,23 @@ class Lowered:
         return max((s for n, s in self.schedules.items() if n.startswith("train")), key=lambda s: s.num_micro_batches)
 
 
-def lower_spec(spec: Spec) -> Lowered:
-    """Plan, schedules, programs and their proofs; torch-free. Raises ProofError naming rank and action."""
-    plan = make_plan(spec)
+def lower_spec(spec: Spec, own: Schedule | None = None) -> Lowered:
+    """Plan, schedules, programs and their proofs; torch-free. Raises ProofError naming rank and action.
+
+    `own`: the schedule of the file that the spec names (compiler/schedules/own.py).
+    """
+    plan = make_plan(spec, own)
     keyed = {use.segment.key: cut(use.segment) for use in uses(plan)}
     cuts = {use.site: keyed[use.segment.key] for use in uses(plan)}
     growth = ramp.of(spec)
     num_steps = growth.steps_for(spec.train.tokens)
     batches = tuple((size.first_step, size.batch) for size in growth.sizes if size.first_step < num_steps)
-    counts = sorted({size // (spec.parallel.data * spec.train.micro_batch) for _, size in batches})
-    schedules = {f"train_{n}": schedule_for(spec, plan, n) for n in counts}
+    counts = ramp.micro_batches(spec)
+    schedules = {f"train_{n}": schedule_for(spec, plan, n, own) for n in counts}
     if spec.train.validate is not None:
         n = counts[-1]
         schedules[f"evaluate_{n}"] = forward_only(plan.placement, plan.mesh.pp, n)
-    rates = _rates(spec)
+    rates = rates_of(spec)
     made: Bodies = {}  # the sizes of a growing batch have most of their bodies in common
     effects = Effects()
     programs = {
@@ -71,16 +75,17 @@ def uses(plan: Plan) -> list[Use]:
     return [step for stage in plan.stages for step in stage.steps if isinstance(step, Use)]
 
 
-def schedule_for(spec: Spec, plan: Plan, num_micro_batches: int) -> Schedule:
-    """The spec's schedule, or 1f1b on the same storage where it has too few micro-batches (a ramp's first phases)."""
-    return schedule_of(spec.schedule.name, plan.mesh.pp, num_micro_batches)
+def schedule_for(spec: Spec, plan: Plan, num_micro_batches: int, own: Schedule | None = None) -> Schedule:
+    """The spec's schedule, or what stands in for it on the same storage where there are too few micro-batches for it.
 
-
-def _rates(spec: Spec) -> Rates:
-    device, node = spec.cluster.node.device, spec.cluster.node
-    default = Rates()
-    return Rates(
-        flops=device.bf16 or default.flops,
-        memory_bytes=device.hbm or default.memory_bytes,
-        link_bytes=node.nic or node.nvlink or default.link_bytes,
-    )
+    A ramp's first phases have so few. The program's name says which schedule runs. A file is of one size, the largest.
+    """
+    name, chunks = spec.schedule.name, spec.schedule.chunks
+    if own is not None:
+        if num_micro_batches == own.num_micro_batches:
+            return own
+        return stand_in(plan.placement, plan.mesh.pp, num_micro_batches)
+    assert name is not None, "a spec that names a file is lowered with its schedule"
+    if name == AUTO:
+        name = "dualpipe" if plan.placement == BIDIRECTIONAL else "1f1b"
+    return schedule_of(name, plan.mesh.pp, num_micro_batches, chunks or DEFAULT_CHUNKS)

@@ -6,7 +6,7 @@ reverse, each handing gradients to its arguments, several gradients of one value
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
@@ -192,17 +192,26 @@ def interpret(segment: ir.Segment) -> Joint:
 def costs(joint: Joint) -> tuple[tuple[str, ir.Cost], ...]:
     """FLOPs and bytes of F, I and W. They are affine in R: two values of R give both coefficients."""
     none, one = (_work(joint, rows) for rows in (0, 1))
-    cost = {
-        phase: ir.Cost(none[phase][0], none[phase][1], one[phase][0] - none[phase][0], one[phase][1] - none[phase][1])
-        for phase in "FIW"
-    }
-    return tuple(cost.items())
+    ops: dict[str, list[tuple[str, ir.Cost]]] = {phase: [] for phase in "FIW"}
+    for (op, phase, flops, moved), (_, _, flops_1, moved_1) in zip(none, one, strict=True):
+        ops[phase].append((op, ir.Cost(flops, moved, flops_1 - flops, moved_1 - moved)))
+    return tuple((phase, _total(tuple(works))) for phase, works in ops.items())
 
 
-def _work(joint: Joint, rows: int) -> dict[str, tuple[int, int]]:
-    """(FLOPs, bytes) of each phase when R = rows."""
-    flops: Counter[str] = Counter()
-    moved: Counter[str] = Counter()
+def _total(ops: tuple[tuple[str, ir.Cost], ...]) -> ir.Cost:
+    works = [work for _, work in ops]
+    return ir.Cost(
+        flops=sum(work.flops for work in works),
+        bytes=sum(work.bytes for work in works),
+        flops_row=sum(work.flops_row for work in works),
+        bytes_row=sum(work.bytes_row for work in works),
+        ops=ops,
+    )
+
+
+def _work(joint: Joint, rows: int) -> list[tuple[str, str, int, int]]:
+    """(op, phase, FLOPs, bytes) of each node when R = rows."""
+    works: list[tuple[str, str, int, int]] = []
     backward = {gradient.op: gradient for rule in RULES.values() for gradient in rule.gradients}
     tensors = {
         name: Tensor(tuple(rows if extent == "R" else extent for extent in tensor.shape), tensor.dtype)
@@ -216,14 +225,14 @@ def _work(joint: Joint, rows: int) -> dict[str, tuple[int, int]]:
         for name, arg in (*zip(reads, node.args, strict=True), *zip(gives, node.outputs, strict=True)):
             if isinstance(name, str):
                 setattr(sizes, name, tensors[arg].shape if isinstance(arg, str) else arg)
-        flops[phase] += rule.flops(sizes)
         if rule.touched:
-            moved[phase] += rule.touched(sizes) * ir.ITEMSIZE[tensors[node.outputs[0]].dtype]
+            moved = rule.touched(sizes) * ir.ITEMSIZE[tensors[node.outputs[0]].dtype]
         else:
-            moved[phase] += sum(_bytes(tensors[name]) for name in (*node.reads, *node.outputs))
+            moved = sum(_bytes(tensors[name]) for name in (*node.reads, *node.outputs))
             if node.op.endswith("_wgrad"):
-                moved[phase] += sum(_bytes(tensors[name]) for name in node.outputs)  # the accumulator is read too
-    return {phase: (flops[phase], moved[phase]) for phase in "FIW"}
+                moved += sum(_bytes(tensors[name]) for name in node.outputs)  # the accumulator is read too
+        works.append((node.op, phase, rule.flops(sizes), moved))
+    return works
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsl.diagnostics import Conflict, Diagnostic, Edit, Note
+from dsl.diagnostics import Conflict, Diagnostic, Edit, Note, given
 from dsl.edits import edit_of
 from dsl.source import Span
 
@@ -43,13 +43,15 @@ def diagnostic_value(item: Diagnostic) -> dict[str, Any]:
         **span_value(item.span),
         "hint": item.hint,
         "edit": edit_value(edit) if edit else None,
-        "notes": [_note(note) for note in item.notes],
+        "notes": [each for note in item.notes for each in _notes(note)],
         "conflict": _conflict(item.conflict) if item.conflict else None,
     }
 
 
-def _note(note: Note) -> dict[str, Any]:
-    return {"message": note.message, **span_value(note.span)}
+def _notes(note: Note) -> list[dict[str, Any]]:
+    """A note, and one for each value that it follows from."""
+    places = [{"message": given(place), **span_value(place)} for place in note.places]
+    return [{"message": note.message, **span_value(note.span)}, *places]
 
 
 def _conflict(conflict: Conflict) -> dict[str, Any]:

@@ -5,17 +5,17 @@ CODES = {
     "E0101": "a spec is a readable file of UTF-8 text",
     "E0102": "a spec has at most 1 MiB of text, 40,000 words and 256 blocks, and imports 64 files or 100,000 words",
     "E0103": "brackets, arithmetic, references and `extends` are nested at most 100 deep",
-    "E0104": "a number has at most 40 characters and an exponent of at most 330, a name at most 64 characters",
-    "E0105": "a character that the language does not have",
+    "E0104": "a number has at most 40 characters and an exponent of at most 330, a name 64 characters, a string 4,096",
+    "E0105": "a character that the language does not have, or that cannot be seen in a string",
     "E0106": "a string ends on its line",
     "E0107": "what is opened is closed",
     "E0108": 'a statement is `key = value`, `block { … }`, `import "file"`, `let name = value` or a phase',
     # keys and blocks
     "E0201": "a block has only the keys of its schema",
-    "E0202": "a key or block is given once",
+    "E0202": "a key, block or let is given once, and what is built in is not given anew",
     "E0203": "a key without a default must be given",
     "E0204": "a block is written `key { … }`, a value `key = value`",
-    "E0205": "a block that comes in kinds, or is named, says which",
+    "E0205": "a block that comes in kinds, or is named, says which, and nothing more before its brace",
     # values
     "E0301": "a value has the unit of its key",
     "E0302": "a value has the type of its key",
@@ -44,14 +44,17 @@ CODES = {
     "E0802": "expert divides data",
     "E0803": "expert divides the number of experts",
     "E0804": "dualpipe takes an even number of pipeline ranks",
-    "E0805": "dualpipe needs, at some time of the run, two micro-batches per pipeline rank",
+    "E0805": "dualpipe and dualpipev need, at some time of the run, two micro-batches per pipeline rank",
     "E0806": "dualpipe takes an even number of micro-batches",
     "E0807": "the batch is a multiple of data·micro_batch",
     "E0808": "a stage has a layer, the embedding or the head",
     "E0809": "tensor and context are 1",
     "E0810": "zero is 0 or 1",
-    "E0811": "at most 262,144 micro-batches are planned, over all ranks and sizes of the batch",
+    "E0811": "at most 262,144 micro-batches are planned, over all stages and sizes of the batch",
     "E0812": "the memory of a device holds at least its weights, gradients and optimizer state",
+    "E0813": "a schedule has a name, or is read from a file",
+    "E0814": "chunks are for interleaved, a cap is for auto",
+    "E0815": "a layout has every layer of the model, on as many stages as the schedule runs",
     # the model
     "E0901": "groups divide the experts",
     "E0902": "a token finds top_k experts in its groups",
@@ -68,13 +71,14 @@ CODES = {
     "E0913": "recompute names ops that the model has",
     "E0914": "communication takes SMs of a device that states them",
     "E0915": "a run that validates holds files out",
-    # what passes check and plan, and train refuses
+    # what is right, and cannot be compiled and trained yet
     "E1001": "training runs in fp64 or fp32",
     "E1003": "training runs without recompute",
-    "E1004": "training runs under dualpipe or 1f1b",
+    "E1005": "a tokenizer is trained, or is a file",
 }
 
 # Rules that no longer hold. Their codes are never given to other rules.
 RETIRED = {
     "E1002": "training ran with a sigmoid gate only; softmax gates train too",
+    "E1004": "training ran under dualpipe or 1f1b only; every schedule trains",
 }

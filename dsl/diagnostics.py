@@ -26,10 +26,11 @@ MAX_SHOWN = 100  # messages of one rendering
 
 @dataclass(frozen=True)
 class Note:
-    """A second place or fact that a mistake depends on."""
+    """A second place or fact that a mistake depends on; `places` are values it follows from."""
 
     message: str
     span: Span | None = None
+    places: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def render(item: Diagnostic) -> str:
         lines += _labelled("hint", item.hint, margin)
     for note in item.notes:
         lines += _labelled("note", note.message, margin)
+        lines += [f"{margin}     {row}" for row in _table(note.places)] if note.places else []
         if note.span is not None:
             lines += _quote(note.span, margin, ":::")
     if item.conflict is not None:
@@ -143,9 +145,14 @@ def _table(spans: Sequence[Span], texts: Sequence[str] = ()) -> list[str]:
     width = max(len(visible(str(span))) for span in spans)
     rows = []
     for index, span in enumerate(spans):
-        text = f"write `{giver(span)}{texts[index]}`" if texts else f"{giver(span)}{span.text}"
+        text = f"write `{giver(span)}{texts[index]}`" if texts else given(span)
         rows.append(f"{visible(str(span)):<{width}}  {_clipped(text)}")
     return rows
+
+
+def given(span: Span) -> str:
+    """The statement of a value: `pipeline = 2`."""
+    return f"{giver(span)}{span.text}"
 
 
 def giver(span: Span) -> str:
@@ -186,12 +193,17 @@ def visible(text: str) -> str:
     return "".join(_glyph(character) for character in text)
 
 
+def is_hidden(character: str) -> bool:
+    """Whether a character steers a terminal, or how its neighbours are shown, and is not seen itself."""
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
 def _glyph(character: str) -> str:
     if character == "\t":
         return TAB
     if ord(character) < 32:
         return chr(0x2400 + ord(character))
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+    if is_hidden(character):
         return "\N{REPLACEMENT CHARACTER}"
     return character
 

@@ -7,8 +7,8 @@ An edit is refused where a hint leaves a choice, holds a placeholder, or is an e
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 from dsl.diagnostics import Diagnostic, Edit
 from dsl.source import OVERRIDE, Source, Span
@@ -37,6 +37,20 @@ def corrects_spelling(item: Diagnostic) -> bool:
     return bool(MEANT.fullmatch(item.hint))
 
 
+def is_mended(before: Sequence[Diagnostic], after: Sequence[Diagnostic]) -> bool:
+    """Whether a correction of one word has made mistakes fewer, and brought none.
+
+    Rules across fields do not count: they are held against values that could not be read before, and say nothing
+    about the word.
+    """
+    return _of_text(after) < _of_text(before)
+
+
+def _of_text(items: Iterable[Diagnostic]) -> Counter[tuple[str, str]]:
+    """The mistakes of the text, of keys, values and names, which are wrong whatever the rest says."""
+    return Counter((item.code, item.message) for item in items if item.severity == "error" and item.code < "E07")
+
+
 def apply(text: str, edits: Iterable[Edit]) -> str:
     """A text with edits made. Of two that overlap the first one in the text is made."""
     parts, end = [], 0
@@ -62,9 +76,9 @@ def _spelling(item: Diagnostic, span: Span) -> Edit | None:
         return None
     meant = match[1]
     if span.source.name == OVERRIDE and item.code == "E0201":  # the span is a whole dotted key
-        *_, wrong = get_close_matches(meant, span.text.split("."), n=1, cutoff=0.0)
-        begin = span.start + span.text.rindex(wrong)
-        return Edit(Span(span.source, begin, begin + len(wrong)), meant)
+        wrong = item.message.split("`")[-2]
+        begin = span.start + span.text.rfind(wrong)
+        return Edit(Span(span.source, begin, begin + len(wrong)), meant) if begin >= span.start else None
     return Edit(span, meant)
 
 
@@ -82,7 +96,7 @@ def _written(item: Diagnostic, span: Span) -> Edit | None:
         return Edit(span, given[2])
     if given and re.fullmatch(rf"{re.escape(given[1])}\s+\S.*", span.text) and item.code == "E0204":
         return Edit(span, text)  # a statement without its `=`
-    if item.code in ("E0301", "E0401") and not given:
+    if item.code in ("E0301", "E0302", "E0304", "E0401") and not given:
         return Edit(span, text)
     return None
 
@@ -97,7 +111,8 @@ def _words_before_equal(item: Diagnostic, span: Span) -> Edit | None:
     match = WRITE.fullmatch(item.hint)
     if match is None or item.code != "E0108" or not item.message.endswith("and `=`"):
         return None
-    return _removed(span)
+    name = re.match(r"let (\w+) = ", match[1])  # `let my-width = 64`: another name
+    return Edit(span, name[1]) if name else _removed(span)
 
 
 def _label(item: Diagnostic, span: Span) -> Edit | None:
@@ -117,6 +132,8 @@ def _removal(item: Diagnostic, span: Span) -> Edit | None:
 def _separator(item: Diagnostic, span: Span) -> Edit | None:
     if item.code == "E0105" and span.text == ";":
         return Edit(span, ",")
+    if item.code == "E0105" and item.hint == "a value is given with `=`":
+        return Edit(span, "=" if span.source.text[: span.start].endswith((" ", "\t")) else " =")
     if item.hint == "begin a new line, or put a comma":
         place = len(span.source.text[: span.start].rstrip())
         return Edit(Span(span.source, place, place), ",")
@@ -124,13 +141,25 @@ def _separator(item: Diagnostic, span: Span) -> Edit | None:
 
 
 def _closing(item: Diagnostic, span: Span) -> Edit | None:
-    """A list or a call that was opened is closed at the end of its line. Where a block ends is not known."""
-    match = re.fullmatch(r"add `([\])])`", item.hint)
+    """A list or a call that was opened is closed at the end of its line."""
+    match = re.fullmatch(r"add `([\])}])`", item.hint)
     if match is None or item.code != "E0107":
         return None
+    if match[1] == "}":
+        return _brace(item, span)
     line = span.source.line(span.line)[span.column - 1 :]
     place = span.start + len(line.partition("#")[0].rstrip().rstrip(","))
     return Edit(Span(span.source, place, place), match[1])
+
+
+def _brace(item: Diagnostic, span: Span) -> Edit | None:
+    """A block ends before the line that a note points at, if its layout says where."""
+    line = next((note.span.line for note in item.notes if note.span is not None), None)
+    if line is None:
+        return None
+    start, opening = span.source.line_starts[line - 1], span.source.line(span.line)
+    indent = opening[: len(opening) - len(opening.lstrip())]
+    return Edit(Span(span.source, start, start), f"{indent}}}\n")
 
 
 def _missing(item: Diagnostic, span: Span) -> Edit | None:

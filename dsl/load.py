@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from dsl.resolve.edited import edited, edited_overrides
 from dsl.resolve.fields import fields_of
 from dsl.resolve.files import Definitions, Reader, collect, read
 from dsl.resolve.override import override
+from dsl.resolve.unused import examine, misread
+from dsl.rules.finding import Finding
 from dsl.schema import Spec
 from dsl.source import Source, Span
 from dsl.syntax import Block, Word
@@ -61,7 +63,7 @@ def resolve(path: str | Path, run: str | None = None, overrides: Iterable[str] =
     definitions = collect(file)
     name = _choose(definitions, file, run)
     view, mistakes = _view(definitions, name, tuple(overrides)) if name else (None, [])
-    diagnostics = in_order((*definitions.mistakes, *mistakes), definitions.sources)
+    diagnostics = _in_order(definitions, mistakes)
     if diagnostics or view is None or view.context.failed:
         raise SpecError(diagnostics)
     return Resolved(view.spec, view.context.origins, tuple(definitions.sources))
@@ -87,8 +89,14 @@ def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), re
     return Analysis(
         definitions,
         tuple(view for view, _ in found if view is not None),
-        in_order((*definitions.mistakes, *mistakes), definitions.sources),
+        _in_order(definitions, mistakes),
     )
+
+
+def _in_order(definitions: Definitions, mistakes: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Everything wrong, with what no value shows."""
+    told = (*definitions.mistakes, *mistakes)
+    return in_order((*told, *misread(definitions, told)), definitions.sources)
 
 
 def _apart(definitions: Definitions, views: Iterable[View]) -> list[tuple[str, str]]:
@@ -104,9 +112,26 @@ def _apart(definitions: Definitions, views: Iterable[View]) -> list[tuple[str, s
 
 def refusals(analysis: Analysis) -> tuple[Diagnostic, ...]:
     """Of a file that is right, what `dsc train` would refuse of its runs all the same, as warnings."""
-    runs = (view for view in analysis.views if hasattr(view.spec, "train"))  # the others are blocks of a library
-    found = (item for view in runs for item in rules.train_refusals(view.spec, view.context.origins))
-    return () if analysis.diagnostics else tuple(dict.fromkeys(found))
+    if analysis.diagnostics:
+        return ()
+    runs = [view for view in analysis.views if hasattr(view.spec, "train")]  # the others are blocks of a library
+    found = [item for view in runs for item in rules.train_refusals(view.spec, view.context.origins)]
+    return tuple(dict.fromkeys((*found, *(item for view in runs for item in _tokenizer_missing(view)))))
+
+
+def _tokenizer_missing(view: View) -> Iterator[Diagnostic]:
+    """A tokenizer named as elsewhere, `"gpt2"`: nothing is fetched, so it is a file, and there is none. Only a name
+    without a folder and without `.json` is looked at: a file of that form may come to where the run is."""
+    name, span = view.spec.data.tokenizer, view.context.origins.get("data.tokenizer")
+    if not isinstance(name, str) or "/" in name or name.endswith(".json"):
+        return
+    try:
+        is_there = (Path(view.context.definitions.home) / name).exists()
+    except (OSError, ValueError):
+        is_there = False
+    if not is_there:
+        hint = 'write `tokenizer = train(4096)`, or the path of a file, as in `"tokenizer.json"`'
+        yield Diagnostic("E1005", f'there is no tokenizer file "{name}"', span, hint, severity="warning")
 
 
 def block_view(definitions: Definitions, kind: str, name: str, explain: bool = True) -> tuple[View, list[Diagnostic]]:
@@ -119,6 +144,7 @@ def block_view(definitions: Definitions, kind: str, name: str, explain: bool = T
         built = node(context, Scope((block,), kind), kinds[kind].nodes[0], block)
     except RejectedError:
         built = None
+    examine(context)
     absent = set(kinds) - {kind} if built is not None else set(kinds)
     context.failed |= absent
     spec = Spec.model_construct(**{kind: built})
@@ -195,6 +221,7 @@ def _view(
     scope = Scope((context.run,))
     context.origins[""] = context.run.head
     spec = node(context, scope, Spec, context.run)
+    examine(context)
 
     def again(edits: Mapping[Span, str]) -> tuple[View | None, list[Diagnostic]]:
         return _view(edited(definitions, edits), name, edited_overrides(overrides, edits), explain=False)
@@ -205,10 +232,17 @@ def _view(
 Again = Callable[[Mapping[Span, str]], tuple[View | None, list[Diagnostic]]]
 
 
+def _located(finding: Finding, spec: Spec, origins: Mapping[str, Span]) -> Diagnostic:
+    from dsl.rules.derived import explained  # only where something is wrong
+
+    return explained(rules.located(finding, origins), finding, spec, origins)
+
+
 def _held(spec: Spec, context: Context, again: Again | None) -> list[Diagnostic]:
     """What is wrong with a spec, the rules held against it. `again`: what is wrong when some values are others."""
     found = rules.broken(spec, context.failed)
-    located = [(rule, finding, rules.located(finding, context.origins)) for rule, finding in found]
+    origins = context.origins
+    located = [(rule, each, _located(each, spec, origins)) for rule, each in found]
     mistakes = [*context.mistakes, *(message for _, _, message in located)]
     if again is None or not rules.are_joint(mistakes):
         return mistakes

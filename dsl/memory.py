@@ -10,10 +10,9 @@ from fractions import Fraction
 
 from dsl.counts import bias_parameters, mtp_parameters, parameters, routed_parameters
 from dsl.schema import Dtype, Precision, Spec
+from dsl.stages import has_both_ends, is_mirrored
 
 ITEMSIZE: dict[Dtype, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "e4m3": 1}  # bytes of an element
-MIRRORED = ("dualpipe",)  # schedules that keep two copies of every stage: on ranks r and P−1−r
-FOLDED = ("dualpipe", "dualpipev", "zbv")  # schedules whose first and last stage share a rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +45,10 @@ def lower_bound(spec: Spec) -> Memory:
 
     Why it is a lower bound, whatever the split of the layers into stages:
 
-    1. A parameter is on all data ranks of a stage, that of a routed expert on those of one expert rank; under DualPipe
-       it is on two pipeline ranks. So what all devices hold together is known, and the fullest has no less than the
-       mean. One device surely has the head and the MTP blocks, and the embedding where it reads that too; it has no
-       less than these. The larger of the two counts.
+    1. A parameter is on all data ranks of a stage, that of a routed expert on those of one expert rank; where stages
+       are mirrored it is on two pipeline ranks. So what all devices hold together is known, and the fullest has no
+       less than the mean. One device surely has the head and the MTP blocks, and the embedding where it reads that
+       too; it has no less than these. The larger of the two counts.
     2. Weights and gradient accumulators are whole on each holder. Master weights count only where their dtype is not
        that of the weights, else they are the weights. ZeRO divides evenly over the holders: at 1 the optimizer's part,
        at 2 the gradients too, at 3 the weights. Tensor parallelism divides everything, if it could.
@@ -66,27 +65,25 @@ def _everything(spec: Spec) -> _Held:
     routed = sum((span.last - span.first + 1) * routed_parameters(model, span.ffn) for span in model.layers)
     common = counts.total - counts.bias - routed + mtp_common
     routed += mtp_routed
-    again = counts.embedding if model.mtp is not None and not _folded(spec) else 0  # read on the last rank too
-    copies = _mirrors(spec)
+    copies = 2 if is_mirrored(spec) else 1
+    again = _again(spec, counts.embedding)
     return _Held(copies * common + again, copies * routed, Fraction(common + routed), spec.parallel.pipeline)
 
 
 def _end(spec: Spec) -> _Held:
     """What the pipeline rank with the last stage has besides that stage's layers."""
     model, counts, mtp_common, mtp_routed = spec.model, parameters(spec.model), *_mtp(spec)
-    again = counts.embedding if model.mtp is not None and not _folded(spec) else 0  # the first rank has it too
-    common = counts.head + model.hidden + mtp_common + (counts.embedding if _folded(spec) else 0)
-    owned = Fraction(common + mtp_routed, _mirrors(spec)) + Fraction(again, 2)
+    again = _again(spec, counts.embedding)
+    common = counts.head + model.hidden + mtp_common + (counts.embedding if has_both_ends(spec) else 0)
+    most_copies = 2 if is_mirrored(spec) or spec.schedule.file is not None else 1
+    owned = Fraction(common + mtp_routed, most_copies) + Fraction(again, 2)
     return _Held(common + again, mtp_routed, owned, 1)
 
 
-def _folded(spec: Spec) -> bool:
-    return spec.schedule.name in FOLDED or spec.parallel.pipeline == 1
-
-
-def _mirrors(spec: Spec) -> int:
-    """Pipeline ranks that hold a stage."""
-    return 2 if spec.schedule.name in MIRRORED and spec.parallel.pipeline > 1 else 1
+def _again(spec: Spec, embedding: int) -> int:
+    """The embedding that MTP reads on the last rank, where the first one has it too. A file may fold or mirror."""
+    apart = not has_both_ends(spec) and spec.schedule.file is None
+    return embedding if spec.model.mtp is not None and apart else 0
 
 
 def _mtp(spec: Spec) -> tuple[int, int]:
@@ -105,19 +102,27 @@ def _memory(spec: Spec, held: _Held) -> Memory:
     whole = (held.common + Fraction(held.routed, p.expert)) / (held.ranks * p.tensor)
     divided = held.owned / (held.ranks * p.data * p.tensor)
 
+    size = bytes_per_element(precision)
+
     def of(itemsize: int, zero: int) -> int:
         """Of what is divided over its holders from level `zero` on."""
         return int(itemsize * (divided if p.zero >= zero else whole))
 
     tokens = spec.train.micro_batch * spec.train.sequence // (p.tensor * p.context)
     return Memory(
-        weights=of(ITEMSIZE[precision.parameter], 3),
-        gradients=of(ITEMSIZE[precision.gradients], 2),
-        optimizer=of(_optimizer_itemsize(precision), 1),
+        weights=of(size.weights, 3),
+        gradients=of(size.gradients, 2),
+        optimizer=of(size.optimizer, 1),
         activations=tokens * spec.model.hidden * ITEMSIZE[precision.compute],
     )
 
 
-def _optimizer_itemsize(precision: Precision) -> int:
+def bytes_per_element(precision: Precision) -> Memory:
+    """Bytes of one parameter; no activations. Master weights of the weights' own dtype are the weights."""
     master = 0 if precision.master == precision.parameter else ITEMSIZE[precision.master]
-    return master + 2 * ITEMSIZE[precision.moments]
+    return Memory(
+        weights=ITEMSIZE[precision.parameter],
+        gradients=ITEMSIZE[precision.gradients],
+        optimizer=master + 2 * ITEMSIZE[precision.moments],
+        activations=0,
+    )

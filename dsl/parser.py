@@ -21,6 +21,7 @@ MAX_DEPTH = 100
 MAX_NUMBER = 40
 MAX_EXPONENT = 330  # the least float is about 1e-324
 MAX_NAME = 64
+MAX_STRING = 4096
 MAX_PARTS = 16  # of a name with dots
 MAX_MISTAKES = 50
 
@@ -60,22 +61,50 @@ def decode(name: str, content: bytes) -> tuple[Source, tuple[Diagnostic, ...]]:
 
 def parse(source: Source) -> Parsed:
     """The document of a source. Mistakes of form are reported, never raised."""
-    feeder = _Feeder(source)
-    feeder.run()
-    document = Document(source, feeder.finish())
-    mistakes = (*feeder.mistakes, *feeder.builder.mistakes)
-    return Parsed(document, mistakes, feeder.broken, len(feeder.tokens))
+    words = [*islice(tokens(source.text), MAX_WORDS + 1)]
+    feeder = _Feeder(source, [*words])
+    parsed = feeder.parsed()
+    return _with_braces(source, words, parsed) if feeder.unclosed else parsed
+
+
+def _with_braces(source: Source, words: list[Token], parsed: Parsed) -> Parsed:
+    """A text of which a block is never closed, read as if it were closed where its layout says, if that will do."""
+    from dsl.unclosed import missing_braces  # only where one is missing
+
+    end = len(source.text)
+    written = [*words, Token("NEWLINE", "", end, end)]
+    missing = missing_braces(source, written)
+    at: dict[int, list[Token]] = {}
+    for each in missing:
+        place = written[each.index].start
+        at.setdefault(each.index, []).extend((Token("RBRACE", "}", place, place), Token("NEWLINE", "", place, place)))
+    feeder = _Feeder(
+        source, [token for index, each in enumerate(written) for token in (*at.get(index, ()), each)], 2 * MAX_WORDS
+    )
+    closed = feeder.parsed()
+    if not missing or closed.broken:
+        return parsed
+    told = []
+    for each in missing:
+        line, opener = written[each.index], Span(source, each.opener.start, each.opener.end)
+        notes = (Note("its block most likely ends before this line", Span(source, line.start, line.end)),)
+        is_last = each.index == len(written) - 1
+        message = f"this `{each.opener.text}` is never closed"
+        told.append(Diagnostic("E0107", message, opener, "add `}`", () if is_last else notes))
+    return Parsed(closed.document, (*told, *closed.diagnostics), False, parsed.num_words)
 
 
 @dataclass
 class _Feeder:
     source: Source
+    tokens: list[Token]
+    most: int = MAX_WORDS
     mistakes: list[Diagnostic] = field(default_factory=list)
     broken: bool = False
+    unclosed: bool = False  # that a block is, is all that is known to be wrong with the braces
 
     def __post_init__(self) -> None:
-        self.tokens = list(islice(tokens(self.source.text), MAX_WORDS + 1))
-        if len(self.tokens) > MAX_WORDS:
+        if len(self.tokens) > self.most:
             self._complain("E0102", f"the text goes on after {MAX_WORDS:,} words and signs", self.tokens.pop())
             self.tokens, self.broken = [], True
         self.tokens.append(self._made("NEWLINE", len(self.source.text)))
@@ -85,6 +114,12 @@ class _Feeder:
         self.at_start = True
         self.previous: Token | None = None
         self._save()
+
+    def parsed(self) -> Parsed:
+        """Read the text."""
+        self.run()
+        document = Document(self.source, self.finish())
+        return Parsed(document, (*self.mistakes, *self.builder.mistakes), self.broken, len(self.tokens))
 
     def run(self) -> None:
         index = 0
@@ -100,7 +135,7 @@ class _Feeder:
             self._lose()
         if self.opened and not self.broken:
             self._complain("E0107", f"this `{self.opened[-1].text}` is never closed", self.opened[-1], "add `}`")
-            self.broken = True
+            self.broken = self.unclosed = True
         for _ in self.opened:
             self.parser.feed(self._made("RBRACE", len(self.source.text)))
         body: tuple[Statement, ...] = self.parser.finish()
@@ -114,7 +149,7 @@ class _Feeder:
             return index + 1
         if self.at_start:
             self._save()
-        mistake = self._mistake_before(token)
+        mistake = self._mistake_before(index)
         if mistake is None:
             try:
                 self.parser.feed(token)
@@ -122,7 +157,7 @@ class _Feeder:
                 mistake = self._unexpected(index, error.accepts)
         if mistake is not None:
             self.mistakes.append(mistake)
-            return self._recover(index)
+            return index + 1 if token.type == "OTHER" and self._put_in_place(index) else self._recover(index)
         self._follow(token)
         return index + 1
 
@@ -138,8 +173,9 @@ class _Feeder:
 
     # ------------------------------------------------------------ mistakes
 
-    def _mistake_before(self, token: Token) -> Diagnostic | None:
+    def _mistake_before(self, index: int) -> Diagnostic | None:
         """Limits, foreign characters and brackets, which are looked at before the grammar is."""
+        token = self.tokens[index]
         if token.type in CLOSERS:
             return self._mistake_of_closer(token)
         if token.type in OPENERS and len(self.opened) >= MAX_DEPTH:
@@ -152,8 +188,11 @@ class _Feeder:
             return self._diagnostic("E0104", message, token)
         if token.type in ("WORD", "CALL") and len(token.text) > MAX_NAME and _is_long(token.text):
             return self._diagnostic("E0104", f"this name is too long: {MAX_NAME} characters are allowed", token)
+        if token.type == "STRING" and len(token.text) > MAX_STRING + 2:
+            message = f"this string is too long: {MAX_STRING:,} characters are allowed"
+            return self._diagnostic("E0104", message, token)
         if token.type == "OTHER":
-            return self._diagnostic("E0105", f"`{token.text}` is not part of the language", token, _foreign(token.text))
+            return self._diagnostic("E0105", f"`{token.text}` is not part of the language", token, self._foreign(index))
         if token.type == "OPEN_STRING":
             return self._diagnostic("E0106", "this string is not closed on its line", token, 'add `"`')
         return None
@@ -169,6 +208,36 @@ class _Feeder:
         message = f"`{token.text}` where `{OPENERS[opener.type]}` was expected"
         return Diagnostic("E0107", message, self._span(token), f"close `{opener.text}` first", note)
 
+    def _foreign(self, index: int) -> str:
+        """The hint for a character that the language does not have."""
+        character = self.tokens[index].text
+        if character == ":" and self._is_before_brace(index):
+            return "remove `:`"
+        hints = {"'": 'strings are written with `"`', ";": "statements end at a newline or a comma"}
+        return hints.get(character, "a value is given with `=`" if character == ":" else "")
+
+    def _is_before_brace(self, index: int) -> bool:
+        """Whether a block begins behind a token, or what it extends is said."""
+        following = self.tokens[index + 1 : index + 2]
+        return any(each.type == "LBRACE" or each.text == "extends" for each in following)
+
+    def _hyphenated(self, index: int) -> Diagnostic | None:
+        """`warm-up` where a name is, which may have no hyphen."""
+        words = self.tokens[index - 1 : index]
+        while [each.type for each in self.tokens[index : index + 2]] == ["MINUS", "WORD"]:
+            if words[-1].end != self.tokens[index].start or self.tokens[index].end != self.tokens[index + 1].start:
+                break
+            words.append(self.tokens[index + 1])
+            index += 2
+        if len(words) < 2 or words[0].type != "WORD":
+            return None
+        from dsl.vocabulary import SAME  # only where it is asked for
+
+        name = "_".join(each.text for each in words)
+        span = Span(self.source, words[0].start, words[-1].end)
+        message = f"`{span.text}` is no name, which has letters, digits and `_`"
+        return Diagnostic("E0108", message, span, f"did you mean `{SAME.get(name, name)}`?")
+
     def _unexpected(self, index: int, accepted: frozenset[str]) -> Diagnostic:
         token, unclosed = self.tokens[index], self._unclosed(index)
         if unclosed is not None:
@@ -176,6 +245,9 @@ class _Feeder:
             return self._diagnostic("E0107", f"this `{unclosed.text}` is never closed", unclosed, hint)
         found = "the line ends" if token.type == "NEWLINE" else f"`{token.text}`"
         before = self.previous
+        hyphenated = self._hyphenated(index) if token.type == "MINUS" and before is self.tokens[index - 1] else None
+        if hyphenated is not None:
+            return hyphenated
         if before is not None and before.type == "EQUAL" and token.type == "LBRACE":
             return self._diagnostic("E0108", "a block has no `=`", before, "remove the `=`")
         if before is not None and before.type == "EQUAL":
@@ -233,6 +305,22 @@ class _Feeder:
         too_deep = self.tokens[index].type == "LBRACE" and len(self.opened) >= MAX_DEPTH
         return len(self.tokens) if too_deep else index
 
+    def _put_in_place(self, index: int) -> bool:
+        """Read on as if `=` stood for `:`, and a comma for `;`; before a brace a `:` is nothing."""
+        token = self.tokens[index]
+        kind = {":": "EQUAL", ";": "COMMA"}.get(token.text)
+        if kind is None or self.at_start:
+            return False
+        if token.text == ":" and self._is_before_brace(index):
+            return True
+        made = self._made(kind, token.start)
+        try:
+            self.parser.feed(made)
+        except UnexpectedError:
+            return False
+        self._follow(made)
+        return True
+
     def _separate(self, token: Token) -> None:
         """End a statement whose block is closed, as if there had been a comma."""
         comma = self._made("COMMA", token.start)
@@ -258,7 +346,7 @@ class _Feeder:
     # ------------------------------------------------------------ small things
 
     def _made(self, kind: str, offset: int) -> Token:
-        return Token(kind, {"RBRACE": "}", "COMMA": ","}.get(kind, ""), offset, offset)
+        return Token(kind, {"RBRACE": "}", "COMMA": ",", "EQUAL": "="}.get(kind, ""), offset, offset)
 
     def _span(self, token: Token) -> Span:
         return Span(self.source, token.start, token.end)
@@ -282,16 +370,6 @@ def _too_long(number: str) -> bool:
 def _is_long(name: str) -> bool:
     parts = name.split(".")
     return max(map(len, parts)) > MAX_NAME or len(parts) > MAX_PARTS
-
-
-def _foreign(character: str) -> str:
-    hints = {
-        "'": 'strings are written with `"`',
-        ";": "statements end at a newline or a comma",
-        ":": "a value is given with `=`",
-        "@": "",
-    }
-    return hints.get(character, "")
 
 
 def _expected(accepted: frozenset[str]) -> str:

@@ -81,3 +81,11 @@ def quantum_of(parallel: Parallel, micro_batch: int) -> int:
 def of(spec: Spec) -> Ramp:
     """The ramp of a resolved spec."""
     return ramp(spec.train.batch, spec.train.sequence, quantum_of(spec.parallel, spec.train.micro_batch))
+
+
+def micro_batches(spec: Spec) -> tuple[int, ...]:
+    """Micro-batches of a step on each data rank, of every size that the batch of a run has, ascending."""
+    growth = of(spec)
+    steps = growth.steps_for(spec.train.tokens)
+    batches = {size.batch for size in growth.sizes if size.first_step < steps}
+    return tuple(sorted(batch // (spec.parallel.data * spec.train.micro_batch) for batch in batches))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from dsl.source import Source, Span
+
+KINDS = ("run", "model", "cluster", "precision")  # of the blocks of a file
 
 
 @dataclass(frozen=True)
@@ -119,17 +121,22 @@ class Line:
 
 @dataclass(frozen=True)
 class Block:
-    """`key labels { body }`. `head` spans key and labels; `parent` is what it extends."""
+    """`key labels { body }`. `head` spans key and labels; `parent` is what it extends; `end` is where its `}` is."""
 
     key: Word
     labels: tuple[Value, ...]
     parent: Word | None
     body: tuple[Statement, ...]
     head: Span
+    end: int = field(default=0, compare=False)
 
     @property
     def span(self) -> Span:
         return self.head
+
+    def encloses(self, span: Span) -> bool:
+        """Whether a place is between the braces: what is inherited, or set by the command line, is not."""
+        return span.source == self.head.source and self.head.end <= span.start < self.end
 
     @cached_property
     def named(self) -> Mapping[str, Sequence[Attribute | Block | Let]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from dsl.diagnostics import Diagnostic
+from dsl.diagnostics import Diagnostic, is_hidden
 from dsl.source import Source, Span
 from dsl.syntax import (
     Attribute,
@@ -34,6 +35,7 @@ class Builder:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.mistakes: list[Diagnostic] = []
+        self.hidden: set[int] = set()  # where strings begin that have been complained of
 
     def start(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         return body
@@ -47,6 +49,8 @@ class Builder:
         key = self.word(head)
         span = key.span.to(items[-1].span) if items else key.span
         if key.text == "import":
+            if len(items) == 1 and items[0].span.start in self.hidden:
+                return Lost(span)
             if len(items) == 1 and isinstance(items[0], String):
                 return Import(items[0], span)
             return self._lose(span, "an import names one file", 'write `import "models/deepseek-v3.dsc"`')
@@ -59,7 +63,8 @@ class Builder:
             return Let(items[0], phrase, span)
         if items:
             extra = Span(self.source, items[0].span.start, items[-1].span.end)
-            hint = f"write `{key.text} = {phrase.span.text}`"
+            name = f"let {re.sub(r'[^A-Za-z0-9_]+', '_', extra.text)}" if key.text == "let" else key.text
+            hint = f"write `{name} = {phrase.span.text}`"
             return self._lose(extra, f"`{extra.text}` between `{key.text}` and `=`", hint)
         return Attribute(key, phrase, span)
 
@@ -75,7 +80,7 @@ class Builder:
                 hint = f"write `{key.text} child extends parent {{ … }}`"
                 return self._lose(labels[at].span, "`extends` names one block", hint)
             labels = labels[:at]
-        return Block(key, labels, parent, body, span)
+        return Block(key, labels, parent, body, span, parts[-1].start)
 
     def lost(self, token: Token) -> Statement:
         return Lost(self._span(token))
@@ -113,6 +118,8 @@ class Builder:
         return Word(token.text, self._span(token))
 
     def string(self, token: Token) -> String:
+        if not token.text.isprintable():
+            self._look_at(token)
         text = token.text[1:-1].replace("\\\\", "\0").replace('\\"', '"').replace("\0", "\\")
         return String(text, self._span(token))
 
@@ -128,6 +135,15 @@ class Builder:
 
     def _span(self, token: Token) -> Span:
         return Span(self.source, token.start, token.end)
+
+    def _look_at(self, token: Token) -> None:
+        """Report a character of a string that a reader would not see. The string stays: others may be wrong too."""
+        index = next((index for index, each in enumerate(token.text) if is_hidden(each)), None)
+        if index is not None:
+            place = Span(self.source, token.start + index, token.start + index + 1)
+            message = f"the character U+{ord(token.text[index]):04X} of this string cannot be seen"
+            self.mistakes.append(Diagnostic("E0105", message, place, "a string holds only what can be seen"))
+            self.hidden.add(token.start)
 
     def _lose(self, span: Span, message: str, hint: str) -> Lost:
         self.mistakes.append(Diagnostic("E0108", message, span, hint))

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from runtime.certificate import CertificateError, label, recheck
+
 
 class BuildError(RuntimeError):
     """The build folder is not what `dsc compile` wrote."""
@@ -49,15 +51,23 @@ class Build:
 
     @staticmethod
     def open(folder: Path) -> Build:
-        """Verify the manifest and read the plan. Raises BuildError naming the file that is wrong."""
+        """Verify the manifest and the certificates, and read the plan. Raises BuildError naming what is wrong."""
         try:
             text = (folder / "manifest.json").read_bytes()
         except OSError as error:
             raise BuildError(f"{folder} holds no build (manifest.json: {error.strerror}); run dsc compile") from None
-        for name, entry in json.loads(text)["files"].items():
+        try:
+            digests = dict(json.loads(text)["files"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise BuildError(f"{folder} is not what dsc compile wrote: manifest.json; compile it again") from None
+        for name, entry in digests.items():
             path = folder / name
             if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != entry:
                 raise BuildError(f"{path} is not the file that was compiled; run dsc compile again")
+        try:
+            recheck(folder, digests)
+        except CertificateError as error:
+            raise BuildError(f"{folder} is not what was proven: {error}; run dsc compile again") from None
         plan = json.loads((folder / "plan.json").read_text("utf-8"))
         return Build(folder, plan, hashlib.sha256(text).hexdigest())
 
@@ -91,14 +101,8 @@ def _program(data: Mapping[str, Any], rank: int) -> Program:
             micro_batches=tuple(micro_batches),
             posts=tuple((source, message) for source, message in posts),
             releases=tuple((destination, message) for destination, message in releases),
-            label=_label(body, micro_batches),
+            label=label(body, micro_batches),
         )
         for body, micro_batches, posts, releases in data["ranks"][rank]
     )
     return Program(data["schedule"], data["micro_batches"], calls)
-
-
-def _label(body: str, micro_batches: list[int]) -> str:
-    """As the schedule notation has it: F0_B1 on (3, 7) → (F0.3|B1.7)."""
-    names = [f"{action}.{m}" for action, m in zip(body.split("_"), micro_batches, strict=True)]
-    return f"({'|'.join(names)})" if len(names) > 1 else names[0]

@@ -7,6 +7,7 @@ between experts, and the records of a step.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from runtime.build import Call
 from runtime.comm.transport import Edge, Exchange, Pending, Route
+from runtime.trace import Span
 
 
 class Board(Protocol):
@@ -27,8 +29,12 @@ class Board(Protocol):
 
 @dataclass
 class Executor:
-    """State of one rank while a program runs. `edges_in`/`edges_out` are by pipeline rank of the other end."""
+    """State of one rank while a program runs. `edges_in`/`edges_out` are by pipeline rank of the other end.
 
+    A message to the own `rank` (the next stage is here too) stays here: nothing is copied.
+    """
+
+    rank: int  # pipeline rank
     parameters: SimpleNamespace
     gradients: SimpleNamespace
     edges_in: Mapping[int, Edge]
@@ -43,24 +49,33 @@ class Executor:
     _values: dict[tuple[int, int], SimpleNamespace] = field(default_factory=dict)
     _posted: dict[tuple[int, str], Pending] = field(default_factory=dict)
     _sent: dict[tuple[int, str], Pending] = field(default_factory=dict)
+    _kept: dict[str, Tensor] = field(default_factory=dict)  # messages to the own rank
+    _arrived_us: int = 0  # when the first message of the call that runs was there
 
-    def execute(self, bodies: Mapping[str, Callable[..., None]], calls: Sequence[Call]) -> None:
-        """Run one program to its end; every value must have been freed and every message taken."""
+    def execute(self, bodies: Mapping[str, Callable[..., None]], calls: Sequence[Call]) -> list[Span]:
+        """Run one program to its end, by when every value must have been freed and every message taken.
+
+        Returns what was run when: each call's label, its start (when the first message it awaits was there) and end.
+        """
+        spans: list[Span] = []
         shape, dtype = self.message
         for call in calls:
             for source, message in call.posts:
                 buffer = torch.empty(shape, dtype=dtype, device=self.device)
                 self._posted[source, message] = self.edges_in[source].post(message, buffer)
             self.board.set_action(call.label)
+            start_us, self._arrived_us = _now_us(), 0
             bodies[call.body](self, self.parameters, self.gradients, *call.micro_batches)
+            spans.append((call.label, self._arrived_us or start_us, _now_us()))
             for key in call.releases:
                 self._sent.pop(key).wait()
         for key in list(self._sent):
             self.board.set_action(f"send {key[1]}")
             self._sent.pop(key).wait()
         left = {k: sorted(vars(v)) for k, v in self._values.items() if vars(v)}
-        assert not left and not self._posted, (left, list(self._posted))
+        assert not left and not self._posted and not self._kept, (left, list(self._posted), list(self._kept))
         self._values.clear()
+        return spans
 
     # ---- what bodies call
 
@@ -78,11 +93,19 @@ class Executor:
 
     def receive(self, peer: int, producer: str, micro_batch: int) -> Tensor:
         message = f"{producer}.{micro_batch}"
+        if peer == self.rank:
+            return self._kept.pop(message)
         self.board.set_action(f"recv {message}")
-        return self.edges_in[peer].take(message, self._posted.pop((peer, message)))
+        value = self.edges_in[peer].take(message, self._posted.pop((peer, message)))
+        self._arrived_us = self._arrived_us or _now_us()
+        return value
 
     def send(self, peer: int, producer: str, micro_batch: int, value: Tensor) -> None:
         message = f"{producer}.{micro_batch}"
+        if peer == self.rank:
+            assert message not in self._kept, message
+            self._kept[message] = value
+            return
         self._sent[peer, message] = self.edges_out[peer].send(message, value)
 
     def counts(self, action: str, micro_batch: int, site: str, counts_E: Tensor) -> None:
@@ -119,6 +142,10 @@ class Executor:
         name = _name(kind, action, micro_batch, site)
         self.board.set_action(name)
         return self.exchange.wait(name)
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000
 
 
 def _name(kind: str, action: str, micro_batch: int, site: str) -> str:

@@ -18,6 +18,7 @@ from runtime.heartbeat import Board
 from runtime.metrics import Metrics
 from runtime.progress import Progress
 from runtime.resume import origin
+from runtime.trace import Trace
 from runtime.trainer import EXTRA_TOKENS, Trainer
 
 
@@ -53,10 +54,12 @@ class Loop:
             board.set_action("load checkpoint")
             _restore(trainer, self.resume)
         metrics = Metrics(self.run / "metrics.jsonl", trainer.step) if rank == 0 else None
+        trace = Trace(self.run, rank, trainer.step)
         self._write_once(rank)
         while trainer.step < self.total:
             board.start_step(trainer.step + 1)
             row = trainer.train_step()
+            trace.write(trainer.step, trainer.program, trainer.actions)
             last = trainer.step == self.total
             stop = board.should_stop(trainer.step)
             if train["validate"] and (last or trainer.step % train["validate"]["every"] == 0):
@@ -71,6 +74,7 @@ class Loop:
                 self._save(trainer, world)
             if stop:
                 break
+        trace.close()
         if metrics:
             metrics.close()
         if view:
@@ -86,8 +90,8 @@ class Loop:
     def _write_once(self, rank: int) -> None:
         """What the run folder says of where it came from."""
         if rank == 0:
-            text = (self.build.folder / "spec.resolved").read_text("utf-8")
-            (self.run / "spec.resolved").write_text(text, "utf-8")
+            for name in ("spec.resolved", "schedule.txt"):  # the first may name the second
+                (self.run / name).write_text((self.build.folder / name).read_text("utf-8"), "utf-8")
 
     # ---- checkpoints
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.options import add_options
+from runtime.room import lack
 
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
     from runtime.build import Build
@@ -87,6 +88,8 @@ def _parse(argv: Sequence[str] | None, build: Path | None) -> argparse.Namespace
 
 
 def _supervise(build: Build, options: Options) -> int:
+    if options.device == "cpu" and (reason := lack(build.plan)):
+        raise UsageError(reason)
     corpus = _prepare(build, options)
     if corpus is None:
         return EXIT_USAGE

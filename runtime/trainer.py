@@ -22,6 +22,7 @@ from runtime.comm.transport import Edge, Exchange, channels, connect
 from runtime.executor import Board, Executor
 from runtime.rate import learning_rate, position, value_at
 from runtime.state import DTYPES, State, build_state
+from runtime.trace import Span
 
 CPU = torch.device("cpu")
 EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
@@ -78,21 +79,27 @@ class Trainer:
         self.recipe = optimizer.AdamW(**{k: plan["train"]["optimizer"][k] for k in optimizer.AdamW.__annotations__})
         self.loads = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in self.layers}
         self.step = 0
+        self.program, self.actions = "", list[Span]()  # what was run last, and when
         self._connect(timeout_s, checked)
 
     def _connect(self, timeout_s: float, checked: bool) -> None:
-        mesh = self.plan["mesh"]
-        near = [r for r in (self.pp_rank - 1, self.pp_rank + 1) if 0 <= r < mesh["pp"]]
-        world = {r: r * mesh["dp"] + self.dp_rank for r in near}
+        mesh, here = self.plan["mesh"], self.pp_rank
+        pairs = [(a, b) for a, b in self.plan["edges"]]
+        world = {r: r * mesh["dp"] + self.dp_rank for r in range(mesh["pp"])}
         first = self.rank - self.dp_rank % mesh["ep"]
         members = tuple(range(first, first + mesh["ep"]))
-        wanted = channels(mesh, (tuple(b["holders"]) for b in self.plan["buckets"]))
+        wanted = channels(mesh, pairs, (tuple(b["holders"]) for b in self.plan["buckets"]))
         self.groups = connect(self.rank, wanted, timeout_s)
         self.executor = Executor(
+            rank=here,
             parameters=self.state.parameters,
             gradients=self.state.gradients,
-            edges_in={r: Edge(self.groups["edge", (w, self.rank)], w, checked) for r, w in world.items()},
-            edges_out={r: Edge(self.groups["edge", (self.rank, w)], w, checked) for r, w in world.items()},
+            edges_in={
+                a: Edge(self.groups["edge", (world[a], self.rank)], world[a], checked) for a, b in pairs if b == here
+            },
+            edges_out={
+                b: Edge(self.groups["edge", (self.rank, world[b])], world[b], checked) for a, b in pairs if a == here
+            },
             exchange=Exchange(self.groups.get(("expert", members)), mesh["ep"]),
             message=_message(self.plan["message"]),
             device=self.device,
@@ -173,7 +180,8 @@ class Trainer:
         counts = self._count_targets() | {"sequences": torch.tensor(size, device=self.device)}
         self.executor.constants = self._tangents(counts)
         self.executor.records = {}
-        self.executor.execute(self.bodies, self.programs[f"{kind}_{count}"].calls)
+        self.program = f"{kind}_{count}"
+        self.actions = self.executor.execute(self.bodies, self.programs[self.program].calls)
         self.board.set_action("sum records")
         return self._sum_records() | counts
 

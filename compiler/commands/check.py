@@ -11,19 +11,23 @@ Exit codes: 0 everything is right (warnings do not count) · 2 something is wron
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compiler.commands.common import EXIT_SPEC, add_overrides, human, plural, say, wrong
 from dsl.counts import parameters
-from dsl.diagnostics import Diagnostic, SpecError, giver, visible
-from dsl.load import View, analyse, find, refusals, split
+from dsl.diagnostics import Diagnostic, Edit, Note, SpecError, given, giver, visible
+from dsl.load import Analysis, View, analyse, find, refusals, split
+from dsl.resolve.files import read
+from dsl.source import Source
 
 JSON_VERSION = 1
 MAX_ROUNDS = 10  # of --fix: a corrected word may let another mistake be seen
+MAX_TRIED = 50  # corrections of one round, each of which is tried on the specs, at some 30 ms
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,19 @@ def run(args: argparse.Namespace) -> int:
 
 def examine(spec: str, overrides: Sequence[str]) -> Checked:
     """Everything wrong with a spec; if nothing is, what `dsc train` would refuse, as warnings."""
-    analysis = analyse(*split(spec), overrides)
-    return Checked(spec, analysis.diagnostics or refusals(analysis), analysis.views)
+    file, run = split(spec)
+    analysis = analyse(file, run, overrides)
+    return Checked(spec, analysis.diagnostics or _of_files(analysis, file) or refusals(analysis), analysis.views)
+
+
+def _of_files(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
+    """What is wrong with the schedules of files that runs name."""
+    named = [view for view in analysis.views if hasattr(view.spec, "train") and view.spec.schedule.file is not None]
+    if not named:
+        return ()
+    from compiler.schedules import own
+
+    return tuple(m for view in named for m in own.mistakes(view.spec, view.context.origins, Path(file).parent))
 
 
 def _print(how: str, results: list[Checked]) -> int:
@@ -90,8 +105,8 @@ def _as_text(results: list[Checked], items: list[Diagnostic]) -> None:
         if result.is_right:
             print(f"{visible(result.spec)}: right{_contents(result)}")
             if result.diagnostics:
-                verb = "can" if len(result.runs) != 1 else f"{result.runs[0]} can"
-                print(f"\n{'run' if len(result.runs) == 1 else 'some runs'} {verb} be planned, not trained yet:\n")
+                which = f"run {result.runs[0]} is" if len(result.runs) == 1 else "some runs are"
+                print(f"\n{which} right, and cannot be compiled and trained yet:\n")
                 say("\n\n".join(str(item) for item in result.diagnostics), sys.stdout)
     if errors:
         say(f"\n{_totals(results, items)}")
@@ -173,11 +188,16 @@ def annotation(item: Diagnostic) -> str:
         if end_line == span.line:  # columns are those of one line
             values |= {"col": span.column, "endColumn": end_column}
     values["title"] = item.code
-    notes = [f"note: {note.message}{f' ({note.span})' if note.span else ''}" for note in item.notes]
+    notes = [f"note: {note.message}{_places(note)}" for note in item.notes]
     hints = [f"hint: {item.hint}"] if item.hint else _ways_out(item)
     text = "\n".join([item.message, *hints, *notes])
     properties = ",".join(f"{key}={_property(str(value))}" for key, value in values.items())
     return f"::{item.severity} {properties}::{_data(text)}"
+
+
+def _places(note: Note) -> str:
+    places = [str(note.span)] if note.span else [f"`{given(place)}` {place}" for place in note.places]
+    return f" ({', '.join(places)})" if places else ""
 
 
 def _ways_out(item: Diagnostic) -> list[str]:
@@ -209,21 +229,62 @@ def _fix(specs: Sequence[str], overrides: Sequence[str]) -> str:
     from compiler.commands.files import replace
     from dsl.edits import apply, corrects_spelling, edit_of
 
+    files = {os.path.realpath(split(spec)[0]): split(spec)[0] for spec in specs}  # however they are called
     for _ in range(MAX_ROUNDS):
-        items = dict.fromkeys(item for spec in specs for item in examine(spec, overrides).diagnostics)
+        items = _found(specs, overrides, {})
         edits = [edit for item in items if corrects_spelling(item) and (edit := edit_of(item))]
-        files = {str(Path(split(spec)[0])): split(spec)[0] for spec in specs}
-        edits = [edit for edit in edits if edit.span.source.name in files]
+        edits = _mending(_once(edit for edit in edits if _file(edit) in files), specs, overrides, items)
         if not edits:
             break
         for name in dict.fromkeys(edit.span.source.name for edit in edits):
             mine = [edit for edit in edits if edit.span.source.name == name]
             text = apply(mine[0].span.source.text, mine)
-            mark = "\ufeff" if Path(files[name]).read_bytes().startswith(b"\xef\xbb\xbf") else ""
+            path = Path(files[_file(mine[0])])
+            mark = "\ufeff" if path.read_bytes().startswith(b"\xef\xbb\xbf") else ""
             try:
-                replace(Path(files[name]), (mark + text).encode())
+                replace(path, (mark + text).encode())
             except OSError as error:
                 return f"{name} cannot be written: {error.strerror}"
             for edit in mine:
                 say(visible(f"fixed {edit.span}: `{edit.span.text}` → `{edit.text}`"))
     return ""
+
+
+def _file(edit: Edit) -> str:
+    return os.path.realpath(edit.span.source.name)
+
+
+def _once(edits: Iterable[Edit]) -> list[Edit]:
+    """Edits of files that are each edited under one name, should they be read under several."""
+    names: dict[str, str] = {}
+    return [edit for edit in edits if names.setdefault(_file(edit), edit.span.source.name) == edit.span.source.name]
+
+
+def _mending(
+    edits: Sequence[Edit], specs: Sequence[str], overrides: Sequence[str], items: Sequence[Diagnostic]
+) -> list[Edit]:
+    """Of corrections those that leave fewer mistakes and bring none, each tried with those before it."""
+    from dsl.edits import apply, is_mended
+
+    kept: list[Edit] = []
+    for edit in edits[:MAX_TRIED]:
+        by_source: dict[Source, list[Edit]] = {}
+        for each in (*kept, edit):
+            by_source.setdefault(each.span.source, []).append(each)
+        texts = {source.name: apply(source.text, mine) for source, mine in by_source.items()}
+        after = _found(specs, overrides, texts)
+        if is_mended(items, after):
+            kept.append(edit)
+            items = after
+    return kept
+
+
+def _found(specs: Sequence[str], overrides: Sequence[str], texts: Mapping[str, str]) -> list[Diagnostic]:
+    """What is wrong with specs, where some files have other texts."""
+
+    def reader(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:
+        name = os.path.normpath(path)
+        return (Source(name, texts[name]), ()) if name in texts else read(path)
+
+    found = (analyse(*split(spec), overrides, reader).diagnostics for spec in specs)
+    return list(dict.fromkeys(item for each in found for item in each))

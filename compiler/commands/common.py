@@ -6,19 +6,21 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from dsl.diagnostics import SpecError, render_all, visible
+from dsl.diagnostics import Diagnostic, SpecError, render_all, visible
 from dsl.source import Span
 
 if TYPE_CHECKING:
+    from compiler.schedules.schedule import Schedule
     from dsl.schema import Spec  # with pydantic, which commands without a schema need not wait for
 
 EXIT_DIFFERS = 1  # a check found that files differ
 EXIT_SPEC = 2  # the spec or the command line is wrong
+FAILURE_VERSION = 1  # of the JSON, docs/json.md
 EXIT_BUG = 3  # an error of dsc itself: a schedule that its own proof refuses
 
 # How lines of a message look on a terminal; `render` makes them.
@@ -33,11 +35,12 @@ COLOURS = (
 
 @dataclass(frozen=True)
 class Chosen:
-    """A resolved spec, where its values are written, and the file it came from."""
+    """A resolved spec, where its values are written, the file it came from, and the schedule's file if it names one."""
 
     spec: Spec
     origins: Mapping[str, Span]
     path: Path
+    own: Schedule | None = None
 
 
 def add_spec_arguments(parser: argparse.ArgumentParser, text: str = "") -> None:
@@ -54,17 +57,41 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_spec(argument: str | None, overrides: list[str]) -> Chosen | None:
-    """The chosen spec; None after its mistakes have been printed to stderr."""
+def load_spec(argument: str | None, overrides: list[str], how: str = "text") -> Chosen | None:
+    """The chosen spec; None after its mistakes have been printed, to stdout too where the format is json."""
     from dsl.load import find, resolve, split
 
     try:
-        file, run = split(str(find(Path.cwd())) if argument is None else argument)
+        file, run = split(str(find()) if argument is None else argument)
         resolved = resolve(file, run, overrides)
-        return Chosen(resolved.spec, resolved.origins, Path(file))
+        spec, origins, path = resolved.spec, resolved.origins, Path(file)
+        if spec.schedule.file is None:
+            return Chosen(spec, origins, path)
+        from compiler.schedules.own import checked  # only specs that name a file wait for it
+
+        return Chosen(spec, origins, path, checked(spec, origins, path.parent))
     except SpecError as error:
-        say(str(error))
+        refused(error.diagnostics, how)
         return None
+
+
+def refused(diagnostics: Sequence[Diagnostic], how: str = "text") -> int:
+    """Say what is wrong with specs; the exit code."""
+    say(render_all(tuple(diagnostics)))
+    if how == "json":
+        _print_failure(None, None, diagnostics)
+    return EXIT_SPEC
+
+
+def _print_failure(message: str | None, hint: str | None, diagnostics: Sequence[Diagnostic]) -> None:
+    """The document of docs/json.md for what did not come about."""
+    import json
+
+    from dsl.as_json import diagnostic_value
+
+    listed = [diagnostic_value(item) for item in diagnostics]
+    document = {"version": FAILURE_VERSION, "error": message, "hint": hint or None, "diagnostics": listed}
+    print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def is_refused(chosen: Chosen) -> bool:
@@ -77,9 +104,11 @@ def is_refused(chosen: Chosen) -> bool:
     return bool(refusals)
 
 
-def wrong(message: str, hint: str = "") -> int:
-    """Say what is wrong with the command line; the exit code."""
+def wrong(message: str, hint: str = "", how: str = "text") -> int:
+    """Say what is wrong with the command line, to stdout too where the format is json; the exit code."""
     say(f"error: {visible(message)}" + (f"\n = hint: {visible(hint)}" if hint else ""))
+    if how == "json":
+        _print_failure(message, hint, ())
     return EXIT_SPEC
 
 

@@ -14,12 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from compiler.commands.common import EXIT_DIFFERS, EXIT_SPEC, add_overrides, human, say, wrong
+from compiler.commands.common import EXIT_DIFFERS, add_overrides, human, refused, wrong
 from compiler.difference import Change, Difference, Fact, Move, difference
+from compiler.schedules.own import checked
+from compiler.schedules.schedule import Schedule
 from dsl.diagnostics import Diagnostic, SpecError, in_order, visible
-from dsl.load import Resolved, resolve
+from dsl.load import Resolved, resolve, split
 
 JSON_VERSION = 1
 ABSENT = "—"
@@ -49,26 +52,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the difference; 0 if there is none, 1 if there is."""
     if args.after is None and not args.set:
-        return wrong("one spec alone has no difference", "name another, or override a key: -s parallel.pipeline=8")
+        return wrong(
+            "one spec alone has no difference", "name another, or override a key: -s parallel.pipeline=8", args.format
+        )
     names = (args.before, args.after or args.before)
     resolved: list[Resolved] = []
+    owns: list[Schedule | None] = []
     mistakes: list[Diagnostic] = []
     for name, overrides in zip(names, ([], args.set), strict=True):
         try:
-            resolved.append(resolve(name, overrides=overrides))
+            found = resolve(name, overrides=overrides)
+            resolved.append(found)
+            owns.append(checked(found.spec, found.origins, Path(split(name)[0]).parent))
         except SpecError as error:
             mistakes += error.diagnostics
     if mistakes:
         sources = [item.span.source for item in mistakes if item.span]
-        say(str(SpecError(in_order(mistakes, sources))))
-        return EXIT_SPEC
+        return refused(in_order(mistakes, sources), args.format)
     before, after = resolved
-    found = difference(before, after)
+    differs = difference(before, after, *owns)
     if args.format == "json":
-        print(json.dumps(document(names, found), indent=2, ensure_ascii=False))
+        print(json.dumps(document(names, differs), indent=2, ensure_ascii=False))
     else:
-        print(text(found))
-    return 0 if found.is_none else EXIT_DIFFERS
+        print(text(differs))
+    return 0 if differs.is_none else EXIT_DIFFERS
 
 
 # ---------------------------------------------------------------- text

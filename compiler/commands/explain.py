@@ -15,8 +15,9 @@ import json
 import sys
 from dataclasses import asdict
 
-from compiler.commands.common import EXIT_SPEC
+from compiler.commands.common import wrong
 from compiler.importers.codes import topics as of_import
+from compiler.schedules.codes import topics as of_schedule
 from dsl.codes import CODES
 from dsl.reference import Topic, find, index, keys, suggestions, text_of
 
@@ -37,12 +38,11 @@ def run(args: argparse.Namespace) -> int:
         listed = {"version": VERSION, "codes": CODES, "keys": {path: key.meaning for path, key in keys().items()}}
         print(json.dumps(listed, indent=2, ensure_ascii=False) if args.format == "json" else index())
         return 0
-    topics = find(args.topic) or of_import(args.topic)
+    topics = find(args.topic) or of_import(args.topic) or of_schedule(args.topic)
     if not topics:
         close = " or ".join(f"`{name}`" for name in suggestions(args.topic))
         hint = f"did you mean {close}?" if close else "`dsc explain` lists codes and keys"
-        print(f"error: there is no code, key or word `{_shown(args.topic)}`\n = hint: {hint}", file=sys.stderr)
-        return EXIT_SPEC
+        return wrong(f"there is no code, key or word `{_shown(args.topic)}`", hint, args.format)
     if args.format == "json":
         print(
             json.dumps(

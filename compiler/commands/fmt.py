@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from compiler.commands.common import EXIT_DIFFERS, EXIT_SPEC, say, wrong
-from compiler.commands.files import replace
+from compiler.commands.files import refuse_replacing, replace
 from dsl.diagnostics import Diagnostic, SpecError, render_all, visible
 from dsl.layout import formatted
 from dsl.parser import MAX_BYTES, decode
@@ -69,13 +70,24 @@ def run(args: argparse.Namespace) -> int:
         for each in different:
             print(_diff(each) if args.diff else visible(each.path))
         return EXIT_DIFFERS if different else 0
+    refused = [fault for each in different if (fault := _fault(refuse_replacing, each.path))]
+    if refused:
+        return _refuse(refused)
     for each in different:
-        try:
-            replace(Path(each.path), each.text.encode())
-        except OSError as error:
-            return _refuse([Diagnostic("E0101", f"{each.path} cannot be written: {error.strerror}")])
+        fault = _fault(partial(replace, content=each.text.encode()), each.path)
+        if fault:
+            return _refuse([fault])
         print(f"formatted {visible(each.path)}")
     return 0
+
+
+def _fault(write: Callable[[Path], None], path: str) -> Diagnostic | None:
+    """What keeps a file from being written."""
+    try:
+        write(Path(path))
+    except OSError as error:
+        return Diagnostic("E0101", f"{path} cannot be written: {error.strerror}")
+    return None
 
 
 def _refuse(mistakes: list[Diagnostic]) -> int:

@@ -19,7 +19,7 @@ from compiler.importers import huggingface
 from compiler.importers.json_text import Json, parse
 from compiler.importers.placement import run_text
 from compiler.importers.write import identifier, model_text
-from dsl.diagnostics import Diagnostic, SpecError, render_all
+from dsl.diagnostics import Diagnostic, SpecError, render_all, visible
 from dsl.layout import formatted
 from dsl.resolve.files import read
 from dsl.source import Source
@@ -110,5 +110,5 @@ def _write(name: str, text: str, *, force: bool) -> int:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "the path is not valid"
         return wrong(f"{name} cannot be written: {reason}")
-    say(f"wrote {name}")
+    say(visible(f"wrote {name}"))
     return 0

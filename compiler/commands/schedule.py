@@ -1,58 +1,70 @@
-"""`dsc schedule --name dualpipe --ranks 8 --micro-batches 20 --format text`: print a schedule of any size.
+"""`dsc schedule (SPEC | --name … --ranks P --micro-batches N) [--costs …] [--compare …]`: schedules, what they take.
 
-dsc schedule --name dualpipe --ranks 8 --micro-batches 20
+dsc schedule --name dualpipe --ranks 8 --micro-batches 20       print a schedule of any size
 dsc schedule --name 1f1b --ranks 4 --micro-batches 8 --format json   docs/json.md
+dsc schedule --name dualpipe --ranks 8 --micro-batches 20 --costs F=1,I=1,W=1,FB=1.8   and what it takes, on stderr
+dsc schedule --name dualpipe --ranks 16 --micro-batches 120 --costs deepseek-v3-low     with a table of costs
+dsc schedule --name auto --ranks 8 --micro-batches 20 --costs FB=1.8 --cap 9            search for a better one
+dsc schedule --compare dualpipe,1f1b,auto --ranks 8 --micro-batches 20 --costs FB=1.8   a table, side by side
+dsc schedule --name dualpipe --ranks 8 --micro-batches 20 --format html -o timeline.html   zoom, hover; or svg, png
+dsc schedule --compare dualpipe,1f1b --ranks 4 --micro-batches 10 --format terminal     drawn on one time axis
+dsc schedule spec.dsc --format trace -o trace.json              for ui.perfetto.dev
+dsc schedule spec.dsc --format text > mine.schedule             the schedule of a run, with the costs of its plan
+dsc schedule mine.schedule --costs FB=1.8                       one of your own: is it legal, and what does it take
+dsc schedule spec.dsc --format torch-csv                        for torch.distributed.pipelining; a CSV is read too
+dsc schedule spec.dsc --format megatron-layout                  the stages' layers, for Megatron
 
-Exit codes: 0 done · 2 there is no such schedule, or none of that size
+Costs are those of one action: one stage, one micro-batch. B costs I + W and a pair the sum of its two, unless given.
+A table of costs is JSON (docs/schedules.md), or deepseek-v3-low or deepseek-v3-high, which are in ms.
+
+Exit codes: 0 done · 2 the command line is wrong, or there is no such schedule, of that size, within that cap
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
-from compiler.schedules import SCHEDULES
-
-# Bounds before work: the largest published pipelines have 16 to 64 ranks; a million actions take a few seconds.
-MAX_RANKS = 512
-MAX_MICRO_BATCHES = 65_536
-MAX_CELLS = 2**19  # ranks x micro-batches; each is a forward and a backward
+from compiler.commands.common import EXIT_SPEC, add_spec_arguments, say, wrong
+from compiler.commands.schedule_formats import FORMATS, summary
+from compiler.commands.schedule_input import WrongError, answer_to
+from compiler.picture.output import TooMuchError, put
+from compiler.schedules import AUTO, SCHEDULES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--name", required=True, help=f"one of: {', '.join(SCHEDULES)}")
-    parser.add_argument("--ranks", required=True, type=int, metavar="P", help="pipeline ranks")
-    parser.add_argument("--micro-batches", required=True, type=int, metavar="N", help="micro-batches of a step")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    names = ", ".join((*SCHEDULES, AUTO))
+    add_spec_arguments(
+        parser, "a spec file, SPEC:RUN, or the file of a schedule, in the place of --ranks and --micro-batches"
+    )
+    parser.add_argument("--name", help=f"one of: {names}; default: the spec's")
+    parser.add_argument("--ranks", type=int, metavar="P", help="pipeline ranks")
+    parser.add_argument("--micro-batches", type=int, metavar="N", help="micro-batches of a step")
+    parser.add_argument("--chunks", type=int, metavar="V", help="stages a rank, of interleaved; default: 2")
+    parser.add_argument("--costs", metavar="COSTS", help="F=1,I=1,W=1,B=2,FB=3, a JSON file, or deepseek-v3-low")
+    parser.add_argument("--pairs", choices=("any",), help="any: pairs of F, B and I all gain by the factor of FB")
+    parser.add_argument("--latency", metavar="L", help="time of a message to the next stage; default: 0")
+    parser.add_argument("--cap", type=int, metavar="C", help="most activations that a rank may hold at once")
+    parser.add_argument("--compare", metavar="NAMES", help="several names with commas between: dualpipe,1f1b,auto")
+    parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="default: text")
+    parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file, not to stdout")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the schedule to stdout and return 0, or say on stderr what to change and return 2."""
-    fault = _fault(args.name, args.ranks, args.micro_batches)
-    if fault:
-        print(f"error: {fault}", file=sys.stderr)
-        return 2
+    """Print what was asked for and return 0, or say on stderr what to change and return 2."""
     try:
-        schedule = SCHEDULES[args.name](args.ranks, args.micro_batches)
-    except ValueError as error:  # a size this schedule does not have
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    schedule.check()
-    print(schedule.to_text() if args.format == "text" else schedule.to_json() + "\n", end="")
+        answer = answer_to(args)
+        if answer is None:  # the mistakes of the spec are printed
+            return EXIT_SPEC
+        printed = FORMATS[args.format](answer)
+        put(printed, args.out)
+    except WrongError as error:
+        return wrong(str(error), error.hint)
+    except TooMuchError as error:
+        return wrong(str(error))
+    if args.format == "text" and not answer.compared:
+        sys.stdout.flush()
+        say("\n".join(summary(answer)))  # on stderr: what is on stdout can be read back
     return 0
-
-
-def _fault(name: str, num_ranks: int, num_micro_batches: int) -> str:
-    if name not in SCHEDULES:
-        return f"unknown schedule {name[:40]!r}: use one of {', '.join(SCHEDULES)}"
-    if not 1 <= num_ranks <= MAX_RANKS:
-        return f"--ranks {num_ranks} is out of bounds: use 1 to {MAX_RANKS}"
-    if not 1 <= num_micro_batches <= MAX_MICRO_BATCHES:
-        return f"--micro-batches {num_micro_batches} is out of bounds: use 1 to {MAX_MICRO_BATCHES}"
-    if num_ranks * num_micro_batches > MAX_CELLS:
-        most = MAX_CELLS // num_ranks
-        return (
-            f"{num_ranks} ranks x {num_micro_batches} micro-batches is too large: use --micro-batches {most} or fewer"
-        )
-    return ""

@@ -11,7 +11,6 @@ Exit codes: 0 done · 2 the spec or the command line is wrong
 from __future__ import annotations
 
 import argparse
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +42,13 @@ def run(args: argparse.Namespace) -> int:
     spec, keys = args.spec, list(args.keys)
     if spec is not None and _is_key(spec):
         spec, keys = None, [spec, *keys]
-    chosen = load_spec(spec, args.set)
+    chosen = load_spec(spec, args.set, args.format)
     if chosen is None:
         return EXIT_SPEC
     found = leaves(chosen.spec)
     for key in keys:
         if not any(_is_under(leaf.path, key) for leaf in found):
-            return wrong(f"{chosen.spec.name} has no value `{key[:80]}`", _meant(key, found))
+            return wrong(f"{chosen.spec.name} has no value `{key[:80]}`", _meant(key, found), args.format)
     if args.format == "json":
         import json
 
@@ -73,6 +72,8 @@ def _meant(key: str, found: tuple[Leaf, ...]) -> str:
     """A hint for a key that is misspelt, or without the block it is in."""
     paths = {".".join(leaf.path.split(".")[:depth]) for leaf in found for depth in range(1, 9)}
     names = {path.rpartition(".")[2]: path for path in sorted(paths, reverse=True)} | {path: path for path in paths}
+    from difflib import get_close_matches  # only where a word is unknown
+
     close = get_close_matches(key, names, n=1, cutoff=0.6)
     return f"did you mean `{names[close[0]]}`?" if close else ""
 

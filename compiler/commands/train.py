@@ -26,6 +26,7 @@ from types import FrameType
 from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, is_refused, load_spec
 from compiler.emit.files import versions
 from compiler.report.run import write_run_report
+from compiler.schedules.own import BUILT, standing_alone
 from dsl.format import canonical
 from runtime.options import add_options
 
@@ -98,7 +99,9 @@ def _stale(build: Path, chosen: Chosen) -> bool:
         made_by = json.loads((build / "manifest.json").read_text("utf-8"))["versions"]
     except (OSError, ValueError, KeyError):
         return True
-    return text != canonical(chosen.spec) or made_by != versions()
+    if made_by != versions() or text != canonical(standing_alone(chosen.spec)):
+        return True
+    return chosen.own is not None and (build / BUILT).read_text("utf-8") != chosen.own.to_text()
 
 
 def _compile(args: argparse.Namespace, chosen: Chosen, build: Path) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from compiler.editor.document import Document
 from dsl.diagnostics import Diagnostic, Edit, giver
-from dsl.edits import edit_of
-from dsl.source import OVERRIDE, Span
+from dsl.edits import apply, corrects_spelling, edit_of, is_mended
+from dsl.load import analyse
+from dsl.source import OVERRIDE, Source, Span
 
 
 @dataclass(frozen=True)
@@ -20,13 +23,17 @@ class Action:
     preferred: bool  # what to take if one had to be taken without asking
 
 
-def actions(diagnostics: Iterable[Diagnostic], at: Span) -> tuple[Action, ...]:
-    """What mends the mistakes that a span of a text touches."""
-    touched = [item for item in diagnostics if item.span is not None and _touches(item.span, at)]
-    return tuple(action for item in touched for action in _mending(item))
+def actions(documents: Iterable[Document], at: Span) -> tuple[Action, ...]:
+    """What mends the mistakes of some documents that a span of a text touches."""
+    touched: dict[Diagnostic, Document] = {}
+    for document in documents:
+        for item in document.diagnostics:
+            if item.span is not None and _touches(item.span, at):
+                touched.setdefault(item, document)
+    return tuple(action for item, document in touched.items() for action in _mending(document, item, at.source))
 
 
-def _mending(item: Diagnostic) -> Iterator[Action]:
+def _mending(document: Document, item: Diagnostic, source: Source) -> Iterator[Action]:
     """The edit its hint says, then the ways out of a conflict, the smallest change first."""
     seen: set[tuple[Edit, ...]] = set()
     edit = edit_of(item)
@@ -35,11 +42,32 @@ def _mending(item: Diagnostic) -> Iterator[Action]:
     for way in ways:
         if way not in seen and not any(each.span.source.name == OVERRIDE for each in way):
             seen.add(way)
-            yield Action(_title(way), way, item, preferred=len(seen) == 1 and edit is not None)
+            preferred = len(seen) == 1 and edit is not None and _is_sure(document, item, edit)
+            yield Action(_title(way, source), way, item, preferred)
 
 
-def _title(edits: tuple[Edit, ...]) -> str:
-    return " and ".join(_said(edit) for edit in edits)
+def _is_sure(document: Document, item: Diagnostic, edit: Edit) -> bool:
+    """Whether an edit is one to make without asking: that of a spelling must mend something, and break nothing."""
+    if not corrects_spelling(item):
+        return True
+    changed = edit.span.source
+
+    def reader(path: str) -> tuple[Source, tuple[Diagnostic, ...]]:
+        found = document.reader(path)
+        return (Source(changed.name, apply(changed.text, [edit])), ()) if found[0] == changed else found
+
+    return is_mended(document.analysis.diagnostics, analyse(document.path, reader=reader).diagnostics)
+
+
+def _title(edits: tuple[Edit, ...], source: Source) -> str:
+    """What is written, and in which file if that is another one."""
+    return " and ".join(f"{_said(edit)}{_elsewhere(edit.span.source, source)}" for edit in edits)
+
+
+def _elsewhere(edited: Source, source: Source) -> str:
+    if edited.name == source.name:
+        return ""
+    return f" in {os.path.relpath(edited.name, os.path.dirname(source.name) or '.')}"  # noqa: PTH120
 
 
 def _said(edit: Edit) -> str:

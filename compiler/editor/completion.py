@@ -13,7 +13,7 @@ from compiler.editor.keys import Inside
 from compiler.editor.structure import Place
 from compiler.editor.values import rate_items, value_items
 from dsl.resolve.fields import fields_of
-from dsl.resolve.files import KINDS
+from dsl.syntax import KINDS
 
 Lister = Callable[[str], list[str]]  # path of a folder → the names in it, those of folders with a `/` at the end
 STATEMENTS = {  # of a file

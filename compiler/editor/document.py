@@ -11,8 +11,9 @@ from compiler.editor import structure
 from compiler.editor.structure import Token
 from dsl.diagnostics import Diagnostic
 from dsl.load import Analysis, analyse, refusals
-from dsl.resolve.files import KINDS, MAX_FILES, Reader
+from dsl.resolve.files import MAX_FILES, Reader
 from dsl.source import Source, Span
+from dsl.syntax import KINDS
 
 LET = "let"
 
@@ -63,6 +64,8 @@ def _collect(
         if statement.key != "import" or len(statement.head) != 2:
             continue
         path = target(source, statement.head[1].text.strip('"'))
+        if "\0" in path:
+            continue  # no text of a file: that is told
         real = os.path.realpath(path)
         if path.endswith(".dsc") and real not in seen and len(seen) < MAX_FILES:
             seen.add(real)

@@ -11,8 +11,8 @@ from compiler.editor.keys import Inside
 from compiler.editor.structure import Place, Token
 from compiler.editor.summary import summary
 from dsl.resolve.fields import fields_of
-from dsl.resolve.files import KINDS
 from dsl.schema import BUILT_IN, Spec
+from dsl.syntax import KINDS
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from compiler.editor import structure
 from dsl.format import value_text
 from dsl.resolve import derive
 from dsl.resolve.fields import FieldType, fields_of, keys_of
-from dsl.resolve.files import KINDS
 from dsl.resolve.merge import ALTERNATIVES
 from dsl.schema import Batch, LayerRange, Node, Spec, Tile, TrainTokenizer
+from dsl.syntax import KINDS
 
 NAMED = ("model", "cluster", "precision")
 BATCH_KEYS = {

@@ -10,9 +10,8 @@ from typing import Literal
 from compiler.editor import keys, structure
 from compiler.editor.document import LET, Document, span, target
 from compiler.editor.structure import Token
-from dsl.resolve.files import KINDS
 from dsl.source import Source, Span
-from dsl.syntax import Let
+from dsl.syntax import KINDS, Let
 
 SymbolKind = Literal["run", "model", "cluster", "precision", "block", "key", "let", "import", "line"]
 

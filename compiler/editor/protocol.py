@@ -15,7 +15,7 @@ from compiler.editor.hover import Hover
 from compiler.editor.items import Item
 from compiler.editor.navigation import Symbol
 from compiler.editor.positions import Lines
-from dsl.diagnostics import Diagnostic, Edit
+from dsl.diagnostics import Diagnostic, Edit, given
 from dsl.source import Source, Span
 
 ITEM_KINDS = {
@@ -43,8 +43,15 @@ SEVERITIES = {"error": lsp.DiagnosticSeverity.Error, "warning": lsp.DiagnosticSe
 
 
 def path_of(uri: str) -> str:
-    """The path of a document; one that is no file (untitled) is called by its URI, beside the working folder."""
-    return uris.to_fs_path(uri) or uri
+    """The path of a document; one that is no file (untitled) is called by its URI, beside the working folder.
+
+    Never raises: what no file can be called, with a NUL or half a character, is written so that it can.
+    """
+    try:
+        path = uris.to_fs_path(uri) or uri
+    except ValueError:  # of urllib, as for `file://[`
+        path = uri
+    return path.replace("\0", "%00").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,7 @@ def diagnostic(client: Client, item: Diagnostic, source: Source) -> lsp.Diagnost
     facts = [f"hint: {item.hint}"] if item.hint else []
     facts += [f"note: {note.message}" for note in item.notes if note.span is None]
     related = [(note.span, note.message) for note in item.notes if note.span is not None]
+    related += [(place, f"`{given(place)}`") for note in item.notes for place in note.places]
     if item.conflict is not None:
         related += [(line, f"`{line.text}` is part of what cannot hold together") for line in item.conflict.lines]
     return lsp.Diagnostic(

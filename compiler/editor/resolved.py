@@ -14,6 +14,7 @@ from dsl.load import Analysis, View
 from dsl.ramp import Ramp
 from dsl.resolve import derive
 from dsl.resolve.fields import FieldType, fields_of
+from dsl.resolve.merge import label_of
 from dsl.schema import BUILT_IN, Batch, LayerRange, Node, Phase, RatePhase, Tile, TrainTokenizer
 from dsl.source import Source, Span
 from dsl.syntax import Attribute, Let
@@ -23,16 +24,19 @@ UNITS = {"byte": "bytes", "byte/s": "bytes/s", "flop/s": "FLOPS", "token": "toke
 
 
 def values(analysis: Analysis, source: Source, statement: Statement) -> tuple[str, ...]:
-    """What a statement gives each run of the file, in words; runs that agree are one."""
+    """What a statement gives each run of the file, in words; runs that agree are one, those that do not are named."""
     start = statement.value[0].start if statement.value else statement.start
-    found: dict[str, None] = {}
+    found: dict[str, dict[str, None]] = {}
     for view in analysis.views:
         for path, span in view.context.origins.items():
             if path and span.source.name == source.name and _begins(path, span, statement, start):
                 text = _value(view, path, statement)
                 if text:
-                    found[text] = None
-    return tuple(found)
+                    run = view.context.run
+                    found.setdefault(text, {})[label_of(run) or run.head.text] = None
+    if len(found) < 2:
+        return tuple(found)
+    return tuple(f"{text} in {', '.join(runs)}" for text, runs in found.items())
 
 
 def reference(analysis: Analysis, source: Source, token: Token) -> tuple[Attribute | Let, str] | None:

@@ -23,7 +23,7 @@ from compiler.editor.completion import complete
 from compiler.editor.document import Document, document
 from compiler.editor.hover import hover
 from compiler.editor.protocol import Client
-from dsl.diagnostics import Diagnostic, SpecError
+from dsl.diagnostics import SpecError
 from dsl.layout import formatted
 from dsl.resolve.files import over
 from dsl.source import Span
@@ -88,9 +88,11 @@ class Session:
         generation, client = self.generation, self.client()
         found: dict[str, list[lsp.Diagnostic]] = {uri: [] for uri, _ in client.open.values()}
         for uri in tuple(found):
-            current = await self.document(uri)
+            current = await guarded(self.server, self.document)(uri)
             if generation != self.generation:
                 return  # a later state is about to be published
+            if current is None:  # why is told; the others are published all the same
+                continue
             for item in current.diagnostics:
                 source = item.span.source if item.span is not None else current.source
                 found.setdefault(client.uri(source), []).append(protocol.diagnostic(client, item, current.source))
@@ -178,11 +180,10 @@ class Session:
     async def actions(self, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
         current, client = await self.document(params.text_document.uri), self.client()
         start, end = (client.offset(current.source, each) for each in (params.range.start, params.range.end))
-        documents = [await self.document(uri) for uri, _ in client.open.values()]
-        mistakes: dict[Diagnostic, None] = {}
-        for each in [current, *documents]:
-            mistakes |= dict.fromkeys(each.diagnostics)
-        found = actions.actions(mistakes, Span(current.source, start, end))
+        documents = [current, *[await self.document(uri) for uri, _ in client.open.values()]]
+        at = Span(current.source, start, end)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self.pool, actions.actions, documents, at)  # some are tried
         return [protocol.action(client, each, current.source) for each in found]
 
     async def exit(self, params: Any) -> None:

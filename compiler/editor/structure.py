@@ -12,7 +12,7 @@ from typing import Literal
 
 from dsl import table
 from dsl.parser import MAX_DEPTH, MAX_WORDS
-from dsl.resolve.files import KINDS
+from dsl.syntax import KINDS
 
 TokenKind = Literal["word", "number", "string", "comment", "newline", "sign"]
 OF_TERMINALS: dict[str, TokenKind] = {  # of the grammar; the others are signs

@@ -61,12 +61,14 @@ def _precision(precision: Precision) -> str:
 
 
 def _run(spec: Spec) -> str:
-    parallel = ", ".join(f"{name} = {degree}" for name, degree in spec.parallel if name != "zero" and degree > 1)
+    degrees = ((name, each) for name, each in spec.parallel if name != "zero" and isinstance(each, int))
+    parallel = ", ".join(f"{name} = {degree}" for name, degree in degrees if degree > 1)
+    schedule = spec.schedule.name or spec.schedule.file
     steps = ramp.of(spec).steps_for(spec.train.tokens)
     return _list(
         [
             f"model {spec.model.name}, cluster {spec.cluster.name}, precision {spec.precision.name}",
-            f"{spec.cluster.world:,} ranks: {parallel or 'data = 1'}; schedule {spec.schedule.name}",
+            f"{spec.cluster.world:,} ranks: {parallel or 'data = 1'}; schedule {schedule}",
             f"{spec.train.tokens:,} tokens in {steps:,} steps",
         ]
     )

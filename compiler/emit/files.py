@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
 from compiler.ir import Bucket, Buffer, Communication, Plan, Program, Replica, Stage, Use
 from compiler.layers.build import TORCH_DTYPE
 from compiler.layers.stages import block_of
+from compiler.lower.estimate import Overlap
 from compiler.pipeline import Lowered
+from compiler.plan.memory import rank_memory
 from compiler.schedules.placement import ranks_of_stage
 from dsl.schema import Moe, Precision, Spec
 
@@ -19,10 +21,11 @@ ROLES = ("parameter", "compute", "linear", "accumulate", "gradients", "master", 
 PACKAGES = ("dsc-trainer", "torch", "triton")  # whose versions decide what is emitted
 
 
-def plan_json(spec: Spec, lowered: Lowered) -> str:
+def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> str:
     """All the runtime needs to know: mesh, replica table, recipe, and which program serves which step."""
     plan, mesh = lowered.plan, lowered.plan.mesh
     table = {r.name: r for r in plan.replicas}
+    memories = [rank_memory(spec, plan, lowered.certificates.values(), rank) for rank in range(mesh.pp)]
     data: dict[str, Any] = {
         "run": spec.name,
         "mesh": {axis: getattr(mesh, axis) for axis in ("pp", "dp", "ep", "tp", "cp")},
@@ -36,9 +39,12 @@ def plan_json(spec: Spec, lowered: Lowered) -> str:
         "batches": lowered.batches,
         "mtp_weight": [p.model_dump(mode="json") for p in spec.model.mtp.weight] if spec.model.mtp else None,
         "message": _message(plan),
+        "edges": edges(lowered.programs.values()),
         "records": [metric for stage in plan.stages for metric, _ in stage.records],
         "moe_layers": [_moe_layer(spec, stage, step) for stage in plan.stages for step in _routers(stage)],
         "stages": [[s.site for s in stage.steps if isinstance(s, Use)] for stage in plan.stages],
+        "overlap": _overlap_json(overlaps),
+        "memory": [memory.total for memory in memories],
         "buckets": [_bucket(b, table) for b in plan.buckets],
         "biases": [{"name": r.name, "shape": r.shape, "holders": r.holders} for r in plan.replicas if r.role == "bias"],
     }
@@ -52,6 +58,42 @@ def _dtypes(precision: Precision) -> dict[str, str]:
 def _message(plan: Plan) -> dict[str, Any] | None:
     output: Buffer | None = next((s.output for s in plan.stages if s.output), None)
     return {"shape": output.shape, "dtype": output.dtype} if output else None
+
+
+def edges(programs: Iterable[Program]) -> list[tuple[int, int]]:
+    """The ordered pairs of pipeline ranks that talk in any of the programs: each is a channel."""
+    found = {
+        (rank, i.peer)
+        for program in programs
+        for rank, bodies in enumerate(program.bodies)
+        for body in bodies
+        for i in body.instructions
+        if i.kind == "send" and i.peer != rank
+    }
+    return sorted(found)
+
+
+def _overlap_json(overlaps: Mapping[str, Overlap]) -> dict[str, Any]:
+    """Predicted times of every body once, and of every program which share of its exchanges' time is hidden."""
+    bodies = {name: times for overlap in overlaps.values() for name, times in overlap.bodies}
+    return {
+        "bodies": {
+            name: {
+                "ms": t.end / 1e6,
+                "compute_ms": t.compute / 1e6,
+                "communication_ms": t.communication / 1e6,
+                "hidden": round(t.hidden, 4),
+            }
+            for name, t in sorted(bodies.items())
+        },
+        "programs": {name: {"hidden": round(o.total.hidden, 4)} for name, o in overlaps.items()},
+    }
+
+
+def _overlap_line(overlap: Overlap) -> str:
+    """The share hidden of a whole step, then of each kind of body that exchanges anything; "" where none does."""
+    kinds = ", ".join(f"{kind} {t.hidden:.0%}" for kind, t in overlap.kinds if t.communication)
+    return f"  {overlap.total.hidden:.1%} of exchanges hidden under compute, predicted: {kinds}" if kinds else ""
 
 
 def _routers(stage: Stage) -> list[Use]:
@@ -105,26 +147,38 @@ def program_json(program: Program) -> str:
     return f'{{\n {head},\n "placement": {json.dumps(program.placement)},\n "ranks": [\n{rows}\n ]\n}}\n'
 
 
-def plan_text(spec: Spec, lowered: Lowered) -> str:
+def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> str:
     """The plan as one would paste it into an issue."""
-    plan, mesh = lowered.plan, lowered.plan.mesh
-    trained = [r for r in plan.replicas if r.role == "parameter"]
-    lines = [
-        f"{spec.name}: {spec.model.name}, {sum(r.num_elements for r in trained):,} parameters",
-        f"mesh: {mesh.world} ranks = pipeline {mesh.pp} · data {mesh.dp} · tensor {mesh.tp} · context {mesh.cp},"
-        f" expert {mesh.ep}, zero {spec.parallel.zero}",
-        f"steps: {lowered.num_steps}, sequences a step: " + ", ".join(f"{n} from {s}" for s, n in lowered.batches),
-        "",
-    ]
+    plan = lowered.plan
+    lines = [*plan_head(spec, lowered), ""]
+    sizes = ", ".join(f"{n} from {s}" for s, n in lowered.batches)
+    lines += [f"sequences a step: {sizes}", ""] if len(lowered.batches) > 1 else []
     lines += [_stage_line(plan, stage) for stage in plan.stages]
     for name, certificate in lowered.certificates.items():
+        overlap = _overlap_line(overlaps[name])
         lines += [
             "",
             f"{name}: {lowered.programs[name].name}",
             *(f"  {line}" for line in str(certificate).splitlines()),
+            *([overlap] if overlap else []),
         ]
     lines += ["", *(f"assumed: {a}" for a in plan.assumptions)]
     return "\n".join(lines) + "\n"
+
+
+def plan_head(spec: Spec, lowered: Lowered) -> list[str]:
+    """Model, mesh and steps, a line each."""
+    mesh, batches = lowered.plan.mesh, [batch for _, batch in lowered.batches]
+    trained = [r for r in lowered.plan.replicas if r.role == "parameter"]
+    in_mtp = sum(r.num_elements for r in trained if r.name.startswith("mtp."))
+    with_mtp = f", {in_mtp:,} of them of MTP alone" if in_mtp else ""
+    sizes = f"{batches[0]:,}" if len(batches) == 1 else f"{batches[0]:,} to {batches[-1]:,}, {len(batches)} sizes"
+    return [
+        f"{spec.name}: {spec.model.name}, {sum(r.num_elements for r in trained):,} parameters{with_mtp}",
+        f"mesh: {mesh.world:,} rank{'s' * (mesh.world > 1)} = pipeline {mesh.pp} · data {mesh.dp} · tensor {mesh.tp}"
+        f" · context {mesh.cp}, expert {mesh.ep}, zero {spec.parallel.zero}",
+        f"steps: {lowered.num_steps:,}; sequences a step: {sizes}",
+    ]
 
 
 def _stage_line(plan: Plan, stage: Stage) -> str:

@@ -82,13 +82,14 @@ class Reader:
             absent = not any(name in self.members for name in names)
             meant = default if absent or null is REQUIRED else null
             return self._missing(names, low) if meant is REQUIRED else meant
+        name = next((each for each in names if self.members.get(each) is found), names[0])
         whole = int in fields_of(cls)[field].types
         if isinstance(found.value, bool) or not isinstance(found.value, (int,) if whole else (int, float)):
             kind = "a whole number" if whole else "a number"
-            self.complain("I0203", f"`{names[0]}` is {kind}, {shown(found)} is not", found.span)
+            self.complain("I0203", f"`{name}` is {kind}, {shown(found)} is not", found.span)
             return low
         if not all(_holds(found.value, bound) for bound in cls.model_fields[field].metadata):
-            message = f"`{names[0]}` = {shown(found)} is out of bounds: {_interval(cls, field)}"
+            message = f"`{name}` = {shown(found)} is out of bounds: {_interval(cls, field)}"
             self.complain("I0203", message, found.span)
             return low
         self.origins[at] = found.span

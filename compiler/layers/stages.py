@@ -6,7 +6,7 @@ values begin with their block: `L3_rows` in layer 3, `M0_rows` in the MTP block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from compiler import ir
 from compiler.layers import LAYERS, Place
 from compiler.layers.balance import balance
 from compiler.shapes import cut
+from dsl.pipeline_layout import stages_of_layout
 from dsl.schema import Moe, Spec
 
 Step = ir.Use | ir.Communication
@@ -34,10 +35,9 @@ class Block:
 
 
 def build_stages(spec: Spec, num_stages: int) -> tuple[ir.Stage, ...]:
-    """Contiguous runs of layers so that the stage with the most forward FLOPs has the fewest possible."""
+    """Contiguous runs of layers: the layout's, or so that the stage with the most forward FLOPs has the fewest."""
     first, *layers, last = model_blocks(spec)
-    flops = forward_flops(spec)
-    runs = balance([flops(block) for block in layers], flops(first), flops(last), num_stages)
+    runs = _runs(spec, first, layers, last, num_stages)
     stages: list[ir.Stage] = []
     for index, (begin, end) in enumerate(runs):
         blocks = layers[begin:end]
@@ -57,6 +57,18 @@ def build_stages(spec: Spec, num_stages: int) -> tuple[ir.Stage, ...]:
             )
         )
     return tuple(stages)
+
+
+def _runs(
+    spec: Spec, first: Block, layers: Sequence[Block], last: Block, num_stages: int
+) -> tuple[tuple[int, int], ...]:
+    """(begin, end) of the layers of each stage."""
+    if spec.parallel.layout is not None:
+        runs = stages_of_layout(spec.parallel.layout, len(layers), spec.model.mtp.depth if spec.model.mtp else 0)
+        assert len(runs) == num_stages, "the rules hold a layout to the schedule's stages"
+        return runs
+    flops = forward_flops(spec)
+    return balance([flops(block) for block in layers], flops(first), flops(last), num_stages)
 
 
 def forward_flops(spec: Spec) -> Callable[[Block], int]:

@@ -7,27 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from compiler.ir import Buffer, Communication, Cost, Cut, Instruction, Stage, Use
+from compiler.ir import Buffer, Communication, Cut, Instruction, Stage, Use
+from compiler.lower.rates import Rates
 
 
 @dataclass(frozen=True)
 class Node:
-    """An instruction to be ordered: its lane, its cost in seconds, and what it writes (an exchange: at its wait)."""
+    """An instruction to be ordered, how long it holds its lane, and what it writes (an exchange: at its wait)."""
 
     instruction: Instruction
-    lane: str  # "compute" or "communication"
-    cost_s: float
+    time_ns: int
     writes: tuple[Buffer, ...]
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether it starts an exchange, on the communication lane."""
+        return self.instruction.kind in EXCHANGES
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Nominal rates of a device: only their ratios matter here, for they order instructions and promise nothing."""
+    @property
+    def ordered(self) -> bool:
+        """Whether it holds a lane. What does not stands beside what it serves, wherever that goes."""
+        return self.exchanges or self.instruction.kind == "run"
 
-    flops: float = 1e11
-    memory_bytes: float = 3e10
-    link_bytes: float = 3e9
+
+EXCHANGES = ("counts", "dispatch", "combine")
+TO_EXPERTS = (("dispatch", "F"), ("combine", "I"))  # the others bring rows back to their tokens
+INTEGERS = ("int32", "int64")  # of counts and offsets: a few bytes
 
 
 @dataclass(frozen=True)
@@ -53,14 +60,23 @@ class Names:
 
 @dataclass(frozen=True)
 class Chains:
-    """The chains of one stage on one pipeline rank; `peers` are the pipeline ranks of the stages before and after."""
+    """The chains of one stage on one pipeline rank; `before` and `after` are the ranks of the stages around it."""
 
     stage: Stage
     cuts: Mapping[str, Cut]  # by site
     rates: Rates
-    rows: int  # received rows of a balanced layer, for costs
     before: int
     after: int
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows that a rank receives in a layer, for times: where the experts' load is even, as many as it sends."""
+        sent = [s.sizes[0].shape[0] for s in self.stage.steps if not isinstance(s, Use) and s.kind == "dispatch"]
+        return int(sent[0]) if sent else 0
+
+    def of(self, kind: str) -> list[Node]:
+        """The chain of an action of a kind: F, B, I or W."""
+        return self.forward() if kind == "F" else self.backward("IW" if kind == "B" else kind)
 
     def forward(self) -> list[Node]:
         stage = self.stage
@@ -96,7 +112,7 @@ class Chains:
     def _plain(self, kind: str, phase: str, **fields: object) -> Node:
         writes = fields.pop("writes", ())
         instruction = Instruction(kind, 0, "", phase, writes=writes, **fields)  # type: ignore[arg-type]
-        return Node(instruction, "compute", 0.0, writes)  # type: ignore[arg-type]
+        return Node(instruction, 0, writes)  # type: ignore[arg-type]
 
     def _signature(self, use: Use, phase: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         signature = getattr(self.cuts[use.site], phase)
@@ -112,17 +128,13 @@ class Chains:
         writes = tuple(names.buffers[r] for r in returns)
         cost = dict(cut.costs)[phase]
         instruction = Instruction("run", 0, "", phase, use.site, reads=reads, writes=writes, params=params)
-        return Node(instruction, "compute", self._seconds(cost), writes)
-
-    def _seconds(self, cost: Cost) -> float:
-        flops = cost.flops + cost.flops_row * self.rows
-        moved = cost.bytes + cost.bytes_row * self.rows
-        return max(flops / self.rates.flops, moved / self.rates.memory_bytes)
+        return Node(instruction, _ns(self.rates.compute_s(use.segment.kind, cost, self.rows)), writes)
 
     def _exchange(self, kind: str, phase: str, site: str, reads: tuple[str, ...], writes: tuple[Buffer, ...]) -> Node:
-        moved = sum(b.fixed_bytes + b.row_bytes * self.rows for b in writes)
+        moved = tuple(b for b in writes if b.dtype not in INTEGERS)
+        time_s = self.rates.exchange_time_s((kind, phase) in TO_EXPERTS, moved, self.rows)
         instruction = Instruction(kind, 0, "", phase, site, reads=reads)  # type: ignore[arg-type]
-        return Node(instruction, "communication", moved / self.rates.link_bytes, writes)
+        return Node(instruction, _ns(time_s), writes)
 
     def _exchange_forward(self, step: Communication) -> list[Node]:
         route = f"{step.site}_route"
@@ -153,3 +165,8 @@ class Chains:
                 local = step.segment.outputs[step.outputs.index(value)].name
                 return Names.of(step, self.cuts[step.site]).buffers[local].dtype
         raise AssertionError(f"no segment of stage {self.stage.index} makes {value}")
+
+
+def _ns(time_s: float) -> int:
+    """Whole nanoseconds: sums of them are exact, so orders do not hang on how floats round."""
+    return round(time_s * 1e9)

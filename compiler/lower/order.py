@@ -1,76 +1,95 @@
 """Chains → one instruction list over a compute lane and a communication lane.
 
-List scheduling: among the instructions whose operands are known, the one that can start first goes first; ties go to
-communication, then to the chain with more work left, then to base order. So a lone backward fills the time of an
-all-to-all with weight gradients and the shared expert, and a pair hides one micro-batch's exchanges under the other's
-compute. Exchanges are started as soon as their operands exist and waited for right before their first reader.
+The order of segments and exchanges is that of `lanes.best_order`: a lone backward fills the time of an all-to-all with
+weight gradients and the shared expert, and a pair, of any two independent actions, hides one micro-batch's exchanges
+under the other's compute. An exchange is started as soon as its operands are made and the exchanges before it in that
+order are started; it is waited for right before its first reader, as is the message of a receive. A send follows its
+operand at once and is never waited for.
+
+Segments that add to one gradient do so in base order, slot by slot: results do not depend on the rates of a device.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from compiler.ir import Instruction
 from compiler.lower.chains import Node
+from compiler.lower.lanes import Jobs, best_order
 
 Placed = tuple[int, Node]  # (slot, node)
 
 
-class _Chain:
-    """What is left of one chain: of each instruction how many operands are not made yet, and what can be issued now."""
-
-    def __init__(self, slot: int, nodes: Sequence[Node]) -> None:
-        self.slot, self.nodes = slot, nodes
-        self.left_s = sum(node.cost_s for node in nodes)
-        self.known_s = [0.0] * len(nodes)  # when the operands made so far are known
-        self.readers: dict[str, list[int]] = defaultdict(list)
-        for index, node in enumerate(nodes):
-            for value in node.instruction.reads:
-                self.readers[value].append(index)
-        made = [reader for node in nodes for b in node.writes for reader in self.readers.get(b.name, ())]
-        self.unmade = Counter(made)
-        self.ready = {index for index in range(len(nodes)) if not self.unmade[index]}
-
-    def issue(self, index: int, end_s: float) -> Node:
-        """Takes an instruction off, whose values are known at `end_s`."""
-        node = self.nodes[index]
-        self.ready.remove(index)
-        self.left_s -= node.cost_s
-        for reader in (reader for b in node.writes for reader in self.readers.get(b.name, ())):
-            self.known_s[reader] = max(self.known_s[reader], end_s)
-            self.unmade[reader] -= 1
-            if not self.unmade[reader]:
-                self.ready.add(reader)
-        return node
-
-
 def interleave(chains: Sequence[Sequence[Node]]) -> list[Placed]:
     """One order of all instructions, the slot beside each. Deterministic; the order depends on nodes alone."""
-    states = [_Chain(slot, nodes) for slot, nodes in enumerate(chains)]
-    free_s = {"compute": 0.0, "communication": 0.0}
-    order: list[Placed] = []
-    while any(state.ready for state in states):
-        start_s, _, _, index, slot = min(
-            (
-                max(state.known_s[index], free_s[node.lane]),
-                node.lane == "compute" and node.cost_s > 0,
-                -state.left_s,
-                index,
-                state.slot,
-            )
-            for state in states
-            for index in state.ready
-            for node in [state.nodes[index]]
-        )
-        end_s = start_s + states[slot].nodes[index].cost_s
-        node = states[slot].issue(index, end_s)
-        if node.cost_s > 0:
-            free_s[node.lane] = end_s
-        order.append((slot, node))
-    assert len(order) == sum(map(len, chains)), "an instruction reads what is never made"
-    return order
+    placed = [(slot, node) for slot, chain in enumerate(chains) for node in chain]
+    held = [each for each in placed if each[1].ordered]
+    jobs = jobs_of(chains)
+    order = _early_exchanges(jobs, best_order(jobs))
+    beside = [each for each in placed if not each[1].ordered]
+    return _with_beside([held[job] for job in order], beside)
+
+
+def jobs_of(chains: Sequence[Sequence[Node]]) -> Jobs:
+    """The segments and exchanges of chains that are ordered together."""
+    held = [(slot, node) for slot, chain in enumerate(chains) for node in chain if node.ordered]
+    maker = {(slot, buffer.name): job for job, (slot, node) in enumerate(held) for buffer in node.writes}
+    adding: dict[str, list[int]] = defaultdict(list)
+    after: list[set[int]] = []
+    for job, (slot, node) in enumerate(held):
+        after.append({maker[slot, name] for name in node.instruction.reads if (slot, name) in maker})
+        if node.instruction.phase == "W":
+            for tensor in node.instruction.params:
+                adding[tensor].append(job)
+    for first, second in (pair for group in adding.values() for pair in pairwise(group)):
+        after[second].add(first)
+    return Jobs(
+        time=tuple(node.time_ns for _, node in held),
+        exchange=tuple(node.exchanges for _, node in held),
+        slot=tuple(slot for slot, _ in held),
+        early=tuple(node.instruction.phase == "W" for _, node in held),  # the last reader of what a forward saved
+        after=tuple(tuple(sorted(earlier)) for earlier in after),
+        awaits=tuple(tuple(sorted(other for other in earlier if held[other][1].exchanges)) for earlier in after),
+    )
+
+
+def _early_exchanges(jobs: Jobs, order: Sequence[int]) -> list[int]:
+    """The order with every exchange as early as its operands and the exchanges before it let it be: none ends later.
+
+    One that reads another's result stays where it is: it would be waited for earlier.
+    """
+    result: list[int] = []
+    for job in order:
+        at = len(result)
+        if jobs.exchange[job] and not jobs.awaits[job]:
+            stay = set(jobs.after[job])
+            while at and result[at - 1] not in stay and not jobs.exchange[result[at - 1]]:
+                at -= 1
+        result.insert(at, job)
+    return result
+
+
+def _with_beside(order: Sequence[Placed], beside: Sequence[Placed]) -> list[Placed]:
+    """Puts in what takes no time: a receive right before its first reader, a send right behind its operand."""
+    made = {(slot, b.name) for slot, node in order for b in node.writes}
+    waiting = {(slot, b.name): (slot, node) for slot, node in beside for b in node.writes}
+    giving: dict[tuple[int, str], list[Placed]] = defaultdict(list)
+    for slot, node in beside:
+        for name in node.instruction.reads:
+            assert (slot, name) in made, f"{node.instruction.kind} reads {name}, which no segment makes"
+            giving[slot, name].append((slot, node))
+    result: list[Placed] = []
+    for slot, node in order:
+        for name in node.instruction.reads:
+            if (slot, name) in waiting:
+                result.append(waiting.pop((slot, name)))
+        result.append((slot, node))
+        for buffer in node.writes:
+            result += giving[slot, buffer.name]
+    return [*waiting.values(), *result]
 
 
 def finish(order: Sequence[Placed], actions: Sequence[str], kept: Sequence[frozenset[str]]) -> tuple[Instruction, ...]:
@@ -106,7 +125,7 @@ def _with_waits(order: Sequence[Placed], actions: Sequence[str]) -> list[Instruc
                 wait(*pending[slot, name])
         instruction = replace(node.instruction, slot=slot, action=actions[slot])
         result.append(instruction)
-        if node.lane == "communication":
+        if node.exchanges:
             pending |= {(slot, b.name): (instruction, node) for b in node.writes}
     while pending:
         wait(*next(iter(pending.values())))

@@ -1,7 +1,12 @@
 """Schedule → Program: one body per distinct action or pair and rank, then posts and releases around their invocations.
 
-Receives are posted in the sender's order, one invocation before they are awaited. A send is never waited for: its
+Every ordered pair of ranks that talk has one channel, and a message's place in it is its producer's: the order in which
+the sender's bodies end, which is also what orders them in time. Receives are posted in that order, one invocation
+before they are awaited, so a channel is in order at both ends under every placement. A send is never waited for: its
 buffer is released where the rank has since received something that the peer sent after taking this message.
+
+Two stages that follow each other on one rank (the bottom of a V, a pipeline of one rank) hand their messages over
+inside it: a send to the own rank, with neither post nor release; the value moves, its storage stays.
 """
 
 from __future__ import annotations
@@ -10,9 +15,10 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
 
-from compiler.ir import Body, Cut, Invocation, Message, Plan, Program, Stage, Use
-from compiler.lower.chains import Chains, Rates
+from compiler.ir import Body, Cut, Invocation, Message, Plan, Program
+from compiler.lower.chains import Chains
 from compiler.lower.order import finish, interleave
+from compiler.lower.rates import Rates
 from compiler.schedules.placement import num_stages, rank_of
 from compiler.schedules.schedule import Schedule
 from runtime.actions import Action, Step, actions_of
@@ -91,8 +97,8 @@ def _body(
     evaluate: bool,
 ) -> Body:
     actions = tuple(f"{a.kind}{a.stage}" for a in actions_of(step))
-    chains = [_chains(plan.stages[a.stage], cuts, rates, p) for a, p in zip(actions_of(step), peers, strict=True)]
-    order = interleave([_nodes(c, a[0]) for c, a in zip(chains, actions, strict=True)])
+    chains = [Chains(plan.stages[a.stage], cuts, rates, *p) for a, p in zip(actions_of(step), peers, strict=True)]
+    order = interleave([c.of(a[0]) for c, a in zip(chains, actions, strict=True)])
     kept = [frozenset() if evaluate else _kept(c, a[0]) for c, a in zip(chains, actions, strict=True)]
     return Body(name, actions, finish(order, actions, kept))
 
@@ -104,16 +110,6 @@ def _neighbours(schedule: Schedule, action: Action) -> tuple[int, int]:
         return rank_of(schedule.placement, schedule.num_ranks, schedule.num_micro_batches, stage, action.micro_batch)
 
     return rank(action.stage - 1), rank(action.stage + 1)
-
-
-def _chains(stage: Stage, cuts: Mapping[str, Cut], rates: Rates, peers: tuple[int, int]) -> Chains:
-    exchanged = [s.sizes[0].shape[0] for s in stage.steps if not isinstance(s, Use) and s.kind == "dispatch"]
-    rows = int(exchanged[0]) if exchanged else 0  # balanced: a rank receives as many rows as it sends
-    return Chains(stage, cuts, rates, rows, before=peers[0], after=peers[1])
-
-
-def _nodes(chains: Chains, kind: str) -> list:
-    return chains.forward() if kind == "F" else chains.backward("IW" if kind == "B" else kind)
 
 
 def _kept(chains: Chains, kind: str) -> frozenset[str]:
@@ -135,6 +131,8 @@ def _with_channels(
         }
         for index, (name, micro_batches) in enumerate(invocations):
             for position, i in exchanged[name]:
+                if i.peer == rank:
+                    continue  # handed over, not sent
                 message = _message(i.kind, i.phase, int(i.action[1:]), micro_batches[i.slot])
                 channel = (rank, i.peer) if i.kind == "send" else (i.peer, rank)
                 (sends if i.kind == "send" else awaits)[channel].append((index, position, message))

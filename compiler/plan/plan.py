@@ -14,17 +14,20 @@ import networkx as nx
 from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
 from compiler.layers.parameters import Parameter, parameters
 from compiler.layers.stages import build_stages
+from compiler.schedules import DEFAULT_CHUNKS, placement_of
 from compiler.schedules.placement import num_stages, stages_of
+from compiler.schedules.schedule import Schedule
 from dsl.schema import Spec
 
-PLACEMENTS = {"dualpipe": "bidirectional", "1f1b": "loop(1)"}  # what each schedule stores where
 
+def make_plan(spec: Spec, own: Schedule | None = None) -> Plan:
+    """Pure and torch-free. The spec has passed its checks; what they promise is asserted here.
 
-def make_plan(spec: Spec) -> Plan:
-    """Pure and torch-free. The spec has passed its checks; what they promise is asserted here."""
+    `own`: the schedule of the file that the spec names, whose placement the ranks then store.
+    """
     parallel = spec.parallel
     mesh = Mesh(pp=parallel.pipeline, dp=parallel.data, ep=parallel.expert, tp=parallel.tensor, cp=parallel.context)
-    placement = PLACEMENTS[spec.schedule.name]
+    placement = own.placement if own else storage_of(spec)
     stages = build_stages(spec, num_stages(placement, mesh.pp))
     graph = placement_graph(stages, placement, mesh.pp)
     rows = parameters(spec)
@@ -36,7 +39,9 @@ def make_plan(spec: Spec) -> Plan:
         replicas=replicas,
         buckets=buckets(replicas),
         assumptions=(
-            "layers are split over stages so that the most expensive stage costs least, in forward FLOPs",
+            "layers are on the stages that the layout says"
+            if parallel.layout is not None
+            else "layers are split over stages so that the most expensive stage costs least, in forward FLOPs",
             *(
                 ("expert e of E lives on expert rank e // (E / expert)",)
                 if any(row.num_experts for row in rows)
@@ -44,6 +49,13 @@ def make_plan(spec: Spec) -> Plan:
             ),
         ),
     )
+
+
+def storage_of(spec: Spec) -> str:
+    """The placement of a spec's schedule: what each pipeline rank stores."""
+    name, chunks = spec.schedule.name, spec.schedule.chunks
+    assert name is not None
+    return placement_of(name, spec.parallel.pipeline, chunks or DEFAULT_CHUNKS)
 
 
 def placement_graph(stages: Sequence[Stage], placement: str, num_ranks: int) -> nx.DiGraph:

@@ -29,7 +29,7 @@ def prove(program: Program, plan: Plan, rows: int | Rows = 0, effects: Effects |
     schedule = schedule_of(program, plan)
     known = effects if effects is not None and isinstance(rows, int) else Effects()
     assert known.plan is None or known.plan is plan, "effects are of one plan"
-    check_bodies(program, plan, known.bodies)
+    check_bodies(program, plan, known.cuts, known.bodies)
     num_messages = check_channels(program, schedule)
     memories = [check_values(program, schedule, rank, rows, known) for rank in range(schedule.num_ranks)]
     steps = [step for row in schedule.actions for step in row]

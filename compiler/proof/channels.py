@@ -6,6 +6,8 @@ state. If that is the end of every program, no interleaving can hang; if not, al
 sent and posted; a send never waits, a `receive` waits until its message has moved. There is one channel per ordered
 pair of ranks, in order at both ends, so its k-th post must be its k-th send.
 
+A send to the own rank has no channel: it must come before the `receive` of it in the rank's own line.
+
 A column (one data coordinate) stands for all: they run one program, so the members of an exchange start the same
 exchanges in the same order, and stepping all columns together is one of the runs.
 
@@ -45,6 +47,7 @@ class _Rank:
     done: int = 0
     posted: set[tuple[int, Message]] = field(default_factory=set)  # not yet awaited
     in_flight: set[tuple[int, Message]] = field(default_factory=set)  # sent, not yet released
+    kept: dict[Message, Event] = field(default_factory=dict)  # sent to itself, not yet received
 
 
 def message_of(instruction: Instruction, micro_batch: int) -> Message:
@@ -59,12 +62,12 @@ def message_of(instruction: Instruction, micro_batch: int) -> Message:
 def check_channels(program: Program, schedule: Schedule) -> int:
     """Raise ProofError unless all posts are in the sender's order, no rank can hang and releases are safe.
 
-    Returns the number of messages.
+    Returns the number of messages between ranks.
     """
     events = [list(_events(program, schedule, rank)) for rank in range(schedule.num_ranks)]
     _check_order(events)
     _run([_Rank(row, [0] * len(events)) for row in events])
-    return sum(event.kind == "send" for row in events for event in row)
+    return sum(event.kind == "send" and event.peer != rank for rank, row in enumerate(events) for event in row)
 
 
 def _events(program: Program, schedule: Schedule, rank: int) -> Iterator[Event]:
@@ -89,6 +92,8 @@ def _check_order(events: list[list[Event]]) -> None:
     posts: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for rank, row in enumerate(events):
         for event in row:
+            if event.peer == rank and event.kind in ("send", "receive"):
+                continue
             if not 0 <= event.peer < len(events) or event.peer == rank:
                 raise ProofError(f"rank {rank}, {event.step}: {event.kind} {event.message} names rank {event.peer}")
             if event.kind == "send":
@@ -122,12 +127,14 @@ def _run(ranks: list[_Rank]) -> None:
         while state.done < len(state.events):
             event = state.events[state.done]
             given, taken = (rank, event.peer, event.message), (event.peer, rank, event.message)
-            if event.kind == "receive" and taken not in sent:
+            if event.kind == "receive" and taken not in sent and event.peer != rank:
                 waiting[taken] = rank
                 break
             state.done += 1
             state.clock[rank] = state.done
-            if event.kind == "send":
+            if event.peer == rank:
+                _hand_over(rank, state, event)
+            elif event.kind == "send":
                 state.in_flight.add((event.peer, event.message))
                 sent[given] = tuple(state.clock)
                 if given in waiting:
@@ -141,6 +148,16 @@ def _run(ranks: list[_Rank]) -> None:
             else:
                 state.posted.add((event.peer, event.message))
     _check_ended(ranks)
+
+
+def _hand_over(rank: int, state: _Rank, event: Event) -> None:
+    """A send to the own rank, or the receive of it."""
+    if event.kind == "send":
+        if event.message in state.kept:
+            raise ProofError(f"rank {rank}, {event.step}: send {event.message} again before it was received")
+        state.kept[event.message] = event
+    elif state.kept.pop(event.message, None) is None:
+        raise ProofError(f"rank {rank}, {event.step}: recv {event.message} comes before this rank has sent it")
 
 
 def _take(rank: int, state: _Rank, event: Event) -> None:
@@ -170,6 +187,8 @@ def _check_ended(ranks: list[_Rank]) -> None:
         ]
         raise ProofError("; ".join(waits) + "; none of them can go on")
     for rank, state in enumerate(ranks):
+        for message, event in state.kept.items():
+            raise ProofError(f"rank {rank}, {event.step}: send {message} is never received by the rank itself")
         for source, message in sorted(state.posted, key=str):
             raise ProofError(
                 f"rank {rank}, {state.events[-1].step}: {message} from rank {source} is posted, never awaited"

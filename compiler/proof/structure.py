@@ -1,4 +1,5 @@
-"""First pass, over bodies: each holds exactly the instructions its stage needs, and ends every exchange it starts.
+"""First pass, over bodies: each holds exactly the instructions its stage needs, with the operands its stage says, in
+their order, and ends every exchange it starts.
 
 It leaves to the later passes only *when* things happen. A body is looked at once, however often it is invoked.
 """
@@ -6,29 +7,20 @@ It leaves to the later passes only *when* things happen. A body is looked at onc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Container
 from typing import TypeAlias
 
-from compiler.ir import Body, Communication, Instruction, Plan, Program, Stage, Use
+from compiler.ir import Body, Communication, Instruction, Plan, Program, Stage
 from compiler.proof.certificate import ProofError
+from compiler.proof.operands import Cuts, operands, steps_of
 from compiler.schedules.placement import num_stages, supports
 from compiler.schedules.schedule import Schedule, ScheduleError
 from runtime.actions import Step, parse_step
 
 Key: TypeAlias = tuple[str, str, str, str]  # (kind, phase, site, value or what is waited for)
-Steps: TypeAlias = Mapping[tuple[str, str], Use | Communication]  # by site and kind; a segment's kind is "run"
 
 PHASES = {"F": "F", "B": "IW", "I": "I", "W": "W"}
 EXCHANGES = ("counts", "dispatch", "combine")
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What an action of a stage must hold: keys exactly once, and keys at most once."""
-
-    once: frozenset[Key]
-    at_most_once: frozenset[Key]
 
 
 def schedule_of(program: Program, plan: Plan) -> Schedule:
@@ -53,7 +45,7 @@ def schedule_of(program: Program, plan: Plan) -> Schedule:
     return schedule
 
 
-def check_bodies(program: Program, plan: Plan, right: Container[int] = ()) -> None:
+def check_bodies(program: Program, plan: Plan, cuts: Cuts, right: Container[int] = ()) -> None:
     """Raise ProofError unless every body holds what its actions need, and nothing else.
 
     `right`: identities of bodies that are known to.
@@ -68,11 +60,14 @@ def check_bodies(program: Program, plan: Plan, right: Container[int] = ()) -> No
             _check_labels(rank, body)
             for slot, action in enumerate(body.actions):
                 stage = plan.stages[int(action[1:])]
-                steps: Steps = {(s.site, s.kind if isinstance(s, Communication) else "run"): s for s in stage.steps}
+                steps = steps_of(stage)
                 own = [i for i in body.instructions if i.slot == slot and i.kind != "free"]
-                _check_counts(f"rank {rank}, {action}", own, _needs(stage, PHASES[action[0]]))
-                for instruction in own:
-                    _check_operands(f"rank {rank}, {action}", instruction, stage, steps)
+                _check_counts(f"rank {rank}, {action}", own, _needs(stage, PHASES[action[0]], cuts))
+                for i in own:
+                    if (i.reads, i.params, i.writes if i.kind not in EXCHANGES else ()) != operands(
+                        i, stage, steps, cuts
+                    ):
+                        raise ProofError(f"rank {rank}, {action}: {_name(i)} has other operands than its stage says")
             waits_of(rank, body)
 
 
@@ -116,9 +111,9 @@ def _step(program: Program, rank: int, at: int) -> Step:
         raise ProofError(f"rank {rank}, {invocation.body}: {error}") from None
 
 
-def _needs(stage: Stage, phases: str) -> Needs:
+def _needs(stage: Stage, phases: str, cuts: Cuts) -> frozenset[Key]:
+    """What an action of a stage must hold, each exactly once."""
     once: list[Key] = []
-    at_most_once: list[Key] = []
     if "F" in phases:
         once += [("load", "F", buffer.name, buffer.name) for buffer in stage.loads]
         once += [("record", "F", metric, value) for metric, value in stage.records]
@@ -132,17 +127,9 @@ def _needs(stage: Stage, phases: str) -> Needs:
         for phase in phases:
             if isinstance(step, Communication):
                 once += _exchange_keys(step, phase)
-            elif _must_run(step, phase):
+            elif cuts.runs(step, phase):
                 once.append(("run", phase, step.site, ""))
-            elif phase == "I":  # no gradient to hand on, but perhaps a value for its W
-                at_most_once.append(("run", phase, step.site, ""))
-    return Needs(frozenset(once), frozenset(at_most_once))
-
-
-def _must_run(use: Use, phase: str) -> bool:
-    if phase == "F":
-        return True
-    return any(part.grad for part in (use.segment.inputs if phase == "I" else use.segment.params))
+    return frozenset(once)
 
 
 def _exchange_keys(step: Communication, phase: str) -> list[Key]:
@@ -170,65 +157,13 @@ def _check_labels(rank: int, body: Body) -> None:
             )
 
 
-def _check_counts(where: str, own: list[Instruction], needs: Needs) -> None:
+def _check_counts(where: str, own: list[Instruction], needs: frozenset[Key]) -> None:
     counts = Counter(_key(instruction) for instruction in own)
-    known = needs.once | needs.at_most_once
-    for key in sorted(needs.once | counts.keys()):
-        if key not in known:
+    for key in sorted(needs | counts.keys()):
+        if key not in needs:
             raise ProofError(f"{where}: {_text(key)} does not belong to it")
         if counts[key] != 1:
             raise ProofError(f"{where}: {_text(key)} runs {counts[key]} times instead of once")
-
-
-def _check_operands(where: str, instruction: Instruction, stage: Stage, steps: Steps) -> None:
-    """What is sent, received, exchanged, run and handed on is what the stage says, as far as it says it."""
-    kind, phase = instruction.kind, instruction.phase
-    written = {buffer.name for buffer in instruction.writes}
-    read = set(instruction.reads)
-    fault = False
-    if kind in ("send", "receive"):
-        message = stage.output if (kind == "send") == (phase == "F") else stage.input
-        assert message is not None, "counted as needed above"
-        name = message.name if phase == "F" else f"d_{message.name}"
-        fault = (instruction.reads if kind == "send" else tuple(written)) != (name,)
-    elif kind == "run":
-        use = steps[instruction.site, "run"]
-        assert isinstance(use, Use), "counted as needed above"
-        fault = _is_other_run(instruction, use, read, written)
-    elif kind in EXCHANGES or kind == "wait":
-        exchanged = instruction.wait or kind
-        step = steps[instruction.site, exchanged.replace("counts", "dispatch")]
-        assert isinstance(step, Communication), "counted as needed above"
-        needs, makes = _exchanged(step, exchanged, phase)
-        fault = not needs <= read or (kind == "wait" and not makes <= written)
-    if fault:
-        raise ProofError(f"{where}: {_name(instruction)} has other operands than its stage says")
-
-
-def _is_other_run(instruction: Instruction, use: Use, read: set[str], written: set[str]) -> bool:
-    grads = {param.name for param in use.segment.params if param.grad}
-    if instruction.phase == "W":
-        return bool(written) or set(instruction.params) != {tensor for local, tensor in use.params if local in grads}
-    if not set(instruction.params) <= {tensor for _, tensor in use.params}:
-        return True
-    if instruction.phase == "F":
-        return not (read <= set(use.inputs) and set(use.outputs) <= written)
-    return not {f"d_{v}" for p, v in zip(use.segment.inputs, use.inputs, strict=True) if p.grad} <= written
-
-
-def _exchanged(step: Communication, kind: str, phase: str) -> tuple[set[str], set[str]]:
-    """(values it must read, values its wait must write); a backward takes gradients the other way.
-
-    A dispatch sends all its inputs but the last, the counts, which go ahead and come back as offsets, its last output.
-    """
-    if kind == "counts":
-        return {step.inputs[-1]}, {step.outputs[-1].name}
-    inputs, outputs = set(step.inputs), {buffer.name for buffer in step.outputs}
-    if kind == "dispatch":
-        inputs, outputs = inputs - {step.inputs[-1]}, outputs - {step.outputs[-1].name}
-    if phase == "F":
-        return inputs, outputs
-    return {f"d_{name}" for name in outputs}, {f"d_{name}" for name in inputs}
 
 
 def _name(instruction: Instruction) -> str:

@@ -3,7 +3,9 @@
 Posts and releases stand at fixed places of a rank's program, so its memory does not depend on the interleaving.
 A value lives in the namespace of its (stage, micro-batch), across bodies. A storage lives as long as one of: a value
 in it, a value that aliases it, an unreleased send of it. A receive's buffer lives from its post, an exchange's results
-from its start. That all posted messages are sent, awaited and released once is the second pass's finding.
+from its start. What a rank sends to itself stays in its storage: the send's hold goes over to the value received. So
+stages that follow each other on one rank share a namespace. That all posted messages are sent, awaited and released
+once, and what is handed over is received once, is the second pass's finding.
 
 Namespaces with the same values in them are one state, and what a body does to a state is found once, however many
 micro-batches meet it: a proof takes time for each invocation, not for each instruction.
@@ -19,10 +21,13 @@ from typing import TypeAlias
 from compiler.ir import Body, Buffer, Instruction, Invocation, Plan, Program
 from compiler.proof.certificate import ProofError
 from compiler.proof.channels import message_of
+from compiler.proof.operands import Cuts
 from compiler.proof.structure import EXCHANGES, waits_of
+from compiler.schedules.placement import rank_of
 from compiler.schedules.schedule import Schedule
 from runtime.actions import Action, Step, actions_of
 
+Name: TypeAlias = tuple[int, str]  # of a value: its stage, and its name there
 Rows: TypeAlias = Callable[[int, str, int], int]  # (pipeline rank, layer, micro-batch) -> R
 
 
@@ -72,18 +77,18 @@ class Memory:
 class State:
     """A namespace as it stands between two bodies; storages are named by their place in `storages`."""
 
-    live: tuple[tuple[str, Buffer, int], ...] = ()
-    written: frozenset[str] = frozenset()
-    sent: tuple[tuple[str, int], ...] = ()  # by the action that made the message; not yet released
+    live: tuple[tuple[Name, Buffer, int], ...] = ()
+    written: frozenset[Name] = frozenset()
+    sent: tuple[tuple[str, int], ...] = ()  # by the action that made the message; not yet released, or received here
     storages: tuple[tuple[int, int, int], ...] = ()  # fixed bytes, bytes, holders
 
 
 @dataclass
 class _Namespace:
-    """Values of one (stage, micro-batch)."""
+    """Values of one micro-batch, of stages that follow each other on the rank: mostly of one stage."""
 
-    live: dict[str, tuple[Buffer, Storage]] = field(default_factory=dict)
-    written: set[str] = field(default_factory=set)
+    live: dict[Name, tuple[Buffer, Storage]] = field(default_factory=dict)
+    written: set[Name] = field(default_factory=set)
     sent: dict[str, Storage] = field(default_factory=dict)
 
     @staticmethod
@@ -116,6 +121,7 @@ class Effects:
     states: list[State] = field(default_factory=lambda: [State()])
     numbers: dict[State, int] = field(default_factory=lambda: {State(): 0})
     found: dict[Hashable, tuple[tuple[int, ...], Memory]] = field(default_factory=dict)
+    cuts: Cuts = field(default_factory=Cuts)
     bodies: dict[int, Body] = field(default_factory=dict)  # by identity: kept, so that no other one gets it
 
     def of(
@@ -137,11 +143,11 @@ class Effects:
 
 def check_values(program: Program, schedule: Schedule, rank: int, rows: int | Rows, effects: Effects) -> Memory:
     """Raise ProofError unless every read, write and free of `rank` is sound; returns its peak bytes."""
-    state = _RankValues(program, rank, rows, effects)
+    state = _RankValues(program, schedule, rank, rows, effects)
     for invocation, step in zip(program.invocations[rank], schedule.actions[rank], strict=True):
         state.invoke(invocation, step)
-    for (stage, micro_batch), number in sorted(state.numbers.items()):
-        for name, _, _ in effects.states[number].live:
+    for (_, micro_batch), number in sorted(state.numbers.items()):
+        for (stage, name), _, _ in effects.states[number].live:
             raise ProofError(f"rank {rank}, stage {stage}, micro-batch {micro_batch}: {name} is never freed")
     return state.memory
 
@@ -149,11 +155,12 @@ def check_values(program: Program, schedule: Schedule, rank: int, rows: int | Ro
 class _RankValues:
     """The namespaces and memory of one rank as its program goes on."""
 
-    def __init__(self, program: Program, rank: int, rows: int | Rows, effects: Effects) -> None:
+    def __init__(self, program: Program, schedule: Schedule, rank: int, rows: int | Rows, effects: Effects) -> None:
+        self.schedule = schedule
         self.rank, self.rows, self.message, self.effects = rank, rows, program.message, effects
         self.bodies = {body.name: (body, waits_of(rank, body)) for body in program.bodies[rank]}
         effects.bodies |= {id(body): body for body in program.bodies[rank]}
-        self.numbers: dict[tuple[int, int], int] = {}  # of the states of (stage, micro-batch)
+        self.numbers: dict[tuple[int, int], int] = {}  # of the states of `_place`s
         self.memory = Memory()
 
     def invoke(self, invocation: Invocation, step: Step) -> None:
@@ -166,12 +173,22 @@ class _RankValues:
             self.memory.hold(self._storage(self.message, "", 0))
         # With recorded rows every micro-batch of every rank has its own sizes.
         sizes = self.rows if isinstance(self.rows, int) else (self.rank, invocation.micro_batches)
-        key = (id(body), sizes, self.message)
-        places = [(action.stage, action.micro_batch) for action in actions]
-        self._change(key, places, partial(self._run, body, waits, actions))
+        wanted = [self._place(action.stage, action.micro_batch) for action in actions]
+        places = list(dict.fromkeys(wanted))
+        slots = tuple(map(places.index, wanted))
+        key = (id(body), sizes, self.message, slots)
+        self._change(key, places, partial(self._run, body, waits, actions, slots))
         for _, message in invocation.releases:
-            place = (int(message.action[1:]), message.micro_batch)
+            place = self._place(int(message.action[1:]), message.micro_batch)
             self._change(message.action, [place], partial(_release, message.action))
+
+    def _place(self, stage: int, micro_batch: int) -> tuple[int, int]:
+        """Where its values live: the first of the stages that follow each other on this rank, and the micro-batch."""
+        of = self.schedule
+        sizes = (of.placement, of.num_ranks, of.num_micro_batches)
+        while stage > 0 and rank_of(*sizes, stage - 1, micro_batch) == self.rank:
+            stage -= 1
+        return stage, micro_batch
 
     def _change(
         self, key: Hashable, places: list[tuple[int, int]], act: Callable[[list[_Namespace], Memory], None]
@@ -186,14 +203,15 @@ class _RankValues:
         body: Body,
         waits: dict[int, int],
         actions: tuple[Action, ...],
+        slots: tuple[int, ...],
         namespaces: list[_Namespace],
         memory: Memory,
     ) -> None:
         results: dict[int, dict[str, Storage]] = {}  # of exchanges under way, by the index of their wait
         for index, instruction in enumerate(body.instructions):
-            action, names = actions[instruction.slot], namespaces[instruction.slot]
+            action, names = actions[instruction.slot], namespaces[slots[instruction.slot]]
             for name in instruction.reads:
-                if name not in names.live:
+                if (action.stage, name) not in names.live:
                     raise self._error(action, instruction, f"{name} is not live")
             if instruction.kind == "free":
                 for name in instruction.reads:
@@ -205,14 +223,17 @@ class _RankValues:
                     memory.hold(storage)
                 results[waits[index]] = made
             elif instruction.kind == "send":
-                buffer, storage = names.live[instruction.reads[0]]
+                buffer, storage = names.live[action.stage, instruction.reads[0]]
                 self._check_message(action, instruction, buffer)
                 memory.hold(storage)
                 names.sent[message_of(instruction, action.micro_batch).action] = storage
             elif instruction.kind == "receive":
                 self._check_message(action, instruction, instruction.writes[0])
-                storage = self._storage(instruction.writes[0], "", 0)
-                storage.holders = 1  # since its post
+                if instruction.peer == self.rank:
+                    storage = names.sent.pop(message_of(instruction, action.micro_batch).action)
+                else:
+                    storage = self._storage(instruction.writes[0], "", 0)
+                    storage.holders = 1  # since its post
                 self._write(action, instruction, names, {instruction.writes[0].name: storage}, memory)
             else:
                 self._write(action, instruction, names, results.pop(index, {}), memory)
@@ -238,18 +259,19 @@ class _RankValues:
         while pending:
             later = []
             for buffer in pending:
-                if buffer.name in names.written:
+                name, alias = (action.stage, buffer.name), (action.stage, buffer.alias)
+                if name in names.written:
                     raise self._error(action, instruction, f"{buffer.name} is written twice")
-                if buffer.alias and buffer.alias not in names.live:
+                if buffer.alias and alias not in names.live:
                     later.append(buffer)
                     continue
-                storage = names.live[buffer.alias][1] if buffer.alias else given.get(buffer.name)
+                storage = names.live[alias][1] if buffer.alias else given.get(buffer.name)
                 if storage is None:
                     storage = self._storage(buffer, instruction.site, action.micro_batch)
                 if buffer.name not in given:
                     memory.hold(storage)
-                names.live[buffer.name] = (buffer, storage)
-                names.written.add(buffer.name)
+                names.live[name] = (buffer, storage)
+                names.written.add(name)
             if len(later) == len(pending):
                 raise self._error(action, instruction, f"{later[0].name} aliases {later[0].alias}, which is not live")
             pending = later
@@ -265,9 +287,9 @@ class _RankValues:
             )
 
     def _free(self, action: Action, instruction: Instruction, names: _Namespace, name: str, memory: Memory) -> None:
-        if name not in names.live:
+        if (action.stage, name) not in names.live:
             raise self._error(action, instruction, f"{name} is not live")
-        memory.drop(names.live.pop(name)[1])
+        memory.drop(names.live.pop((action.stage, name))[1])
 
     def _error(self, action: Action, instruction: Instruction, fault: str) -> ProofError:
         words = (instruction.kind, instruction.wait, instruction.phase, instruction.site)

@@ -4,16 +4,13 @@
 """
 
 from compiler.report.page import report_html
-from compiler.report.values import Cell, Drawn, ExpertRow, RankRow, Report, RunFigures, StageRow, drawn_schedule
+from compiler.report.values import ExpertRow, RankRow, Report, RunFigures, StageRow
 
 __all__ = [
-    "Cell",
-    "Drawn",
     "ExpertRow",
     "RankRow",
     "Report",
     "RunFigures",
     "StageRow",
-    "drawn_schedule",
     "report_html",
 ]

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from compiler.emit.files import layers_of
-from compiler.ir import ITEMSIZE, Plan, Replica, Use
-from compiler.layers.build import TORCH_DTYPE
+from compiler.emit.summary import parts_of
+from compiler.ir import Plan, Use
+from compiler.lower.estimate import pair_kinds, stage_costs, times_of
+from compiler.lower.rates import rates_of
+from compiler.picture import panel_of
+from compiler.picture.lanes import lanes_of
 from compiler.pipeline import Lowered
-from compiler.report.values import ExpertRow, RankRow, Report, RunFigures, StageRow, drawn_schedule
+from compiler.plan.memory import rank_memory
+from compiler.report.values import ExpertRow, RankRow, Report, RunFigures, StageRow
 from compiler.schedules.placement import ranks_of_stage, stages_of
-from compiler.schedules.simulate import Costs, simulate
 from dsl.schema import Spec
-
-UNIT = Costs(F=Fraction(1), I=Fraction(1), W=Fraction(1))  # forwards, input and weight gradients of a stage alike
 
 
 def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Report:
-    """The report of a build; of a run of it if `run` is given. Times are of unit costs, not measured ones."""
+    """The report of a build; of a run of it if `run` is given. Times are predicted from the cluster, not measured."""
     plan = lowered.plan
     schedule = lowered.main_schedule
-    timeline = simulate(schedule, UNIT)
-    cells, directions = drawn_schedule(schedule, timeline)
-    idle = max(timeline.idle) / timeline.makespan
+    rates, program = rates_of(spec), lowered.programs[f"train_{schedule.num_micro_batches}"]
+    lanes = lanes_of(program, times_of(plan, lowered.cuts, rates))
+    panel = panel_of(schedule, stage_costs(plan, lowered.cuts, rates, pair_kinds(schedule)), lanes=lanes)
+    idle = 1 - min(row.busy for row in panel.rows) / panel.makespan
     return Report(
         name=spec.name,
         subtitle=f"{spec.model.name} on {spec.cluster.name}",
@@ -33,12 +34,10 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Re
             ("tokens a sequence", f"{spec.train.sequence:,}"),
             ("steps", f"{lowered.num_steps:,}"),
             ("precision", spec.precision.name),
-            ("idle at unit costs", f"{float(idle):.1%}"),
+            ("idle, predicted", f"{idle:.1%}"),
         ),
-        schedule_name=f"{schedule.name}, {schedule.num_ranks} ranks, {schedule.num_micro_batches} micro-batches",
-        schedule=cells,
-        time_unit="forwards of a stage, where F, I and W cost the same",
-        directions=directions,
+        schedule=panel,
+        time_unit="milliseconds, as predicted from the cluster",
         stages=tuple(_stage(plan, index) for index in range(len(plan.stages))),
         ranks=tuple(_rank(spec, lowered, rank) for rank in range(plan.mesh.pp)),
         capacity_bytes=spec.cluster.node.device.memory,
@@ -67,26 +66,13 @@ def _rank(spec: Spec, lowered: Lowered, rank: int) -> RankRow:
     plan, mesh = lowered.plan, lowered.plan.mesh
     first = mesh.rank(rank, 0)
     held = [r for r in plan.replicas if r.role == "parameter" and first in r.holders]
-    elements = sum(r.num_elements for r in held)
-    owned = sum(_owned(r, spec.parallel.zero) for r in held)
-    size = {role: ITEMSIZE[TORCH_DTYPE[getattr(spec.precision, role)]] for role in ("master", "gradients", "moments")}
-    activations = max(c.peak_bytes[rank] for c in lowered.certificates.values())
     return RankRow(
         rank=rank,
         world_ranks=(first, mesh.rank(rank, mesh.dp - 1)),
         stages=stages_of(plan.placement, mesh.pp, rank),
-        parameters=elements,
-        memory=(
-            ("parameters", elements * size["master"]),
-            ("gradients", elements * size["gradients"]),
-            ("optimizer", 2 * owned * size["moments"]),
-            ("activations", activations),
-        ),
+        parameters=sum(r.num_elements for r in held),
+        memory=parts_of(rank_memory(spec, plan, lowered.certificates.values(), rank)),
     )
-
-
-def _owned(replica: Replica, zero: int) -> int:
-    return replica.num_elements // len(replica.holders) if zero else replica.num_elements
 
 
 def _experts(plan: Plan) -> tuple[ExpertRow, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.report import text
+from compiler.picture import text
 
 Points = tuple[tuple[float, float], ...]
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 10.0, 22.0  # margins in pixels

@@ -8,36 +8,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
-from compiler.report import charts, text
-from compiler.report.timeline import schedule_figure
+from compiler.picture import palette, text
+from compiler.picture.geometry import Style, figure_of, pixels
+from compiler.picture.svg import bulk, figure_css
+from compiler.picture.template import environment
+from compiler.report import charts
 from compiler.report.values import RankRow, Report, RunFigures, StageRow
 
 FOLDER = Path(__file__).parent
+PAGE_WIDTH, MOST_WIDTH = 820.0, 12_000.0  # pixels of the schedule: where it fits, and where it is scrolled
 LAST_STEPS = 10  # the training loss of the summary is the mean of this many: one step is noise
 
 
 def report_html(report: Report) -> str:
     """The page. Pure: equal values give equal bytes, and every text in them is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=lambda value: text.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"px": text.px, "count": text.count, "bytes": text.num_bytes}
-    return environment.get_template("page.html.j2").render(
-        report=report,
-        style=Markup((FOLDER / "style.css").read_text("utf-8")),  # ours: nothing of the report is in it
-        timeline=schedule_figure(report),
-        placement=placement_rows(report),
-        memory=memory_rows(report),
-        run=_run(report.run, report.moe_layers) if report.run else None,
+    style = palette.css() + figure_css() + (FOLDER / "style.css").read_text("utf-8")
+    unit = pixels((report.schedule,), PAGE_WIDTH, MOST_WIDTH)
+    return (
+        environment(FOLDER)
+        .get_template("page.html.j2")
+        .render(
+            report=report,
+            style=Markup(style),  # ours: nothing of the report is in it
+            timeline=figure_of(report.schedule, unit, Style()),
+            bulk=bulk,
+            placement=placement_rows(report),
+            memory=memory_rows(report),
+            run=_run(report.run, report.moe_layers) if report.run else None,
+        )
     )
 
 

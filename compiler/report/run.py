@@ -10,14 +10,15 @@ from compiler.pipeline import lower_spec
 from compiler.report.build import report_of
 from compiler.report.page import report_html
 from compiler.report.values import RunFigures
+from compiler.schedules.own import own_schedule
 from dsl.load import load
 
 
 def write_run_report(run: Path) -> Path:
-    """`run`/report.html from what the run left: spec.resolved, metrics.jsonl, load.json, data/*/meta.json."""
+    """`run`/report.html from what it left: spec.resolved, schedule.txt, metrics.jsonl, load.json, data/*/meta.json."""
     spec = load(run / "spec.resolved")
     figures = RunFigures(metrics=_lines(run / "metrics.jsonl"), data=_meta(run), load=_json(run / "load.json"))
-    text = report_html(report_of(spec, lower_spec(spec), figures))
+    text = report_html(report_of(spec, lower_spec(spec, own_schedule(spec, run)), figures))
     path = run / "report.html"
     temporary = path.with_name(".report.html.tmp")
     temporary.write_text(text, "utf-8")

@@ -1,7 +1,7 @@
 """1F1B: warm up with forwards, then alternate one forward and one backward (PipeDream-flush, arXiv 2006.09503).
 
-Every P >= 1 and N >= 1, placement `loop(1)`. It is also what a phase with N < 2P runs on a bidirectional plan: rank s
-stores stage s there too, so every micro-batch goes in direction 0 and the mirrored copies add no gradient.
+Every P >= 1 and N >= 1, placement `loop(1)`. It runs on a bidirectional plan too: rank s stores stage s there as well,
+so every micro-batch goes in direction 0, and the mirrored copies add no gradient.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 A schedule's placement says where its actions run, a plan's placement what each rank stores. They may differ where the
 first asks for less: a `loop(1)` schedule runs on the storage of a `bidirectional` plan, every micro-batch in direction
-0 (how `1f1b` fills in for DualPipe when N < 2P); `supports` is that rule.
+0; `supports` is that rule.
 """
 
 from __future__ import annotations

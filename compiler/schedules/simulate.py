@@ -1,87 +1,81 @@
-"""Runs a schedule against a table of costs, in exact rationals: when each step starts and ends, and who waits.
+"""Runs a schedule against a table of costs, exactly: when each step starts and ends, and who waits.
 
-Ranks do their steps in order; a step starts when its rank is free and what its actions need from other ranks is
-there. Communication is free but for `latency`.
+Ranks do their steps in order; a step starts when its rank is free and what its actions need from other stages is
+there. A message to another rank takes `latency` and occupies nobody.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
-from compiler.schedules.placement import num_stages
+from compiler.schedules.costs import Costs
+from compiler.schedules.placement import num_stages, rank_of
 from compiler.schedules.schedule import Schedule, ScheduleError
-from runtime.actions import Action, Step, actions_of
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Time of each kind of action; `pair` is that of an overlapped F and B (None: F + B, no gain).
-
-    Pairs of other kinds take the sum of their two actions. B = None means I + W.
-    """
-
-    F: Fraction = Fraction(1)
-    I: Fraction = Fraction(1)
-    W: Fraction = Fraction(1)
-    B: Fraction | None = None
-    pair: Fraction | None = None
-    latency: Fraction = Fraction(0)
-
-    def of(self, step: Step) -> Fraction:
-        """Time of a step."""
-        kinds = sorted(action.kind for action in actions_of(step))
-        if kinds == ["B", "F"] and self.pair is not None:
-            return self.pair
-        backward = self.I + self.W if self.B is None else self.B
-        one = {"F": self.F, "I": self.I, "W": self.W, "B": backward}
-        return sum((one[kind] for kind in kinds), Fraction(0))
+from runtime.actions import actions_of
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Per rank and step, its start and end; total time, idle time per rank, and the most activations a rank holds."""
+    """Per rank and step, its start and end in ticks of `unit`; times are in the unit of the costs."""
 
-    spans: tuple[tuple[tuple[Fraction, Fraction], ...], ...]
-    makespan: Fraction
-    idle: tuple[Fraction, ...]
-    peak_activations: tuple[int, ...]
+    ticks: tuple[tuple[tuple[int, int], ...], ...]
+    unit: Fraction
+    peak_activations: tuple[int, ...]  # per rank, the most it holds
+
+    @cached_property
+    def spans(self) -> tuple[tuple[tuple[Fraction, Fraction], ...], ...]:
+        """Per rank and step, its start and end."""
+        return tuple(tuple((start * self.unit, end * self.unit) for start, end in rank) for rank in self.ticks)
+
+    @cached_property
+    def makespan(self) -> Fraction:
+        """The end of the last step."""
+        return max(rank[-1][1] for rank in self.ticks if rank) * self.unit
+
+    @cached_property
+    def idle(self) -> tuple[Fraction, ...]:
+        """Per rank, the time of the makespan in which it runs nothing."""
+        return tuple(self.makespan - sum(end - start for start, end in rank) * self.unit for rank in self.ticks)
 
 
 def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     """Run a schedule that `check` accepts, in O(actions).
 
-    ScheduleError names rank and step where ranks wait for each other for ever.
+    ScheduleError names rank and step where ranks wait for each other for ever; ValueError where the weights of the
+    costs are not as many as the stages and ranks.
     """
-    ends: dict[Action, Fraction] = {}
-    spans: list[list[tuple[Fraction, Fraction]]] = [[] for _ in schedule.actions]
-    waiting: dict[Action, list[int]] = {}  # action not yet run -> ranks that wait for it
+    costs.check(schedule.num_ranks, num_stages(schedule.placement, schedule.num_ranks))
+    unit, times = _ticks(schedule, costs)
+    latency = int(costs.latency / unit)
+    needs = [_needs(schedule, rank, latency) for rank in range(schedule.num_ranks)]
+    ends: dict[int, int] = {}  # what `_needs` numbers -> tick at which it is done
+    ticks: list[list[tuple[int, int]]] = [[] for _ in schedule.actions]
+    waiting: dict[int, list[int]] = {}  # what is not done -> ranks that wait for it
     runnable = deque(range(schedule.num_ranks))
-    last_stage = num_stages(schedule.placement, schedule.num_ranks) - 1
     while runnable:
         rank = runnable.popleft()
-        steps = schedule.actions[rank]
-        while len(spans[rank]) < len(steps):
-            step = steps[len(spans[rank])]
-            needs = [need for need in (_needs(action, last_stage) for action in actions_of(step)) if need]
-            missing = next((need for need in needs if not any(action in ends for action in need)), None)
+        done, time, need = ticks[rank], times[rank], needs[rank]
+        now = done[-1][1] if done else 0
+        for k in range(len(done), len(time)):
+            makes, wants = need[k]
+            missing = next((one for one, _ in wants if one not in ends), None)
             if missing is not None:
-                for action in missing:
-                    waiting.setdefault(action, []).append(rank)
+                waiting.setdefault(missing, []).append(rank)
                 break
-            arrivals = [ends[action] + costs.latency for need in needs for action in need if action in ends]
-            start = max([spans[rank][-1][1] if spans[rank] else Fraction(0), *arrivals])
-            spans[rank].append((start, start + costs.of(step)))
-            for action in actions_of(step):
-                ends[action] = spans[rank][-1][1]
-                runnable.extend(waiting.pop(action, ()))
+            start = max([now, *(ends[one] + delay for one, delay in wants)])
+            now = start + time[k]
+            done.append((start, now))
+            for one in makes:
+                ends[one] = now
+                runnable.extend(waiting.pop(one, ()))
     for rank, steps in enumerate(schedule.actions):
-        if len(spans[rank]) < len(steps):
-            raise ScheduleError(f"rank {rank}, {steps[len(spans[rank])]}: waits for ever, on ranks that wait for it")
-    makespan = max(span[-1][1] for span in spans if span)
-    idle = tuple(makespan - sum((end - start for start, end in span), Fraction(0)) for span in spans)
-    return Timeline(tuple(map(tuple, spans)), makespan, idle, peak_activations(schedule))
+        if len(ticks[rank]) < len(steps):
+            raise ScheduleError(f"rank {rank}, {steps[len(ticks[rank])]}: waits for ever, on ranks that wait for it")
+    return Timeline(tuple(map(tuple, ticks)), unit, peak_activations(schedule))
 
 
 def peak_activations(schedule: Schedule) -> tuple[int, ...]:
@@ -89,24 +83,57 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
 
     Where nothing runs backward (evaluation), a forward keeps nothing beyond its own end.
     """
-    kinds = {action.kind for steps in schedule.actions for step in steps for action in actions_of(step)}
-    ends = "BW" if kinds - {"F"} else "F"
+    kinds = [[tuple(action.kind for action in actions_of(step)) for step in steps] for steps in schedule.actions]
+    backward = {kind for rank in kinds for step in set(rank) for kind in step} - {"F"}
     peaks = []
-    for steps in schedule.actions:
+    for rank in kinds:
+        changes = {
+            step: (step.count("F"), sum(kind in ("BW" if backward else "F") for kind in step)) for step in set(rank)
+        }
         live = peak = 0
-        for step in steps:
-            live += sum(action.kind == "F" for action in actions_of(step))
+        for step in rank:
+            starts, ends = changes[step]
+            live += starts
             peak = max(peak, live)
-            live -= sum(action.kind in ends for action in actions_of(step))
+            live -= ends
         peaks.append(peak)
     return tuple(peaks)
 
 
-def _needs(action: Action, last_stage: int) -> tuple[Action, ...]:
-    """What must have come from the neighbouring stage: any one of these (a backward there is a B or an I)."""
-    stage, micro_batch = action.stage, action.micro_batch
-    if action.kind == "F" and stage > 0:
-        return (Action("F", stage - 1, micro_batch),)
-    if action.kind in "BI" and stage < last_stage:
-        return (Action("B", stage + 1, micro_batch), Action("I", stage + 1, micro_batch))
-    return ()
+def _ticks(schedule: Schedule, costs: Costs) -> tuple[Fraction, list[list[int]]]:
+    """A unit of which all times are whole multiples, and per rank the steps' times in it."""
+    kinds: list[dict[tuple[object, ...], Fraction]] = [{} for _ in schedule.actions]
+    keys: list[list[tuple[object, ...]]] = []
+    for rank, steps in enumerate(schedule.actions):
+        keys.append([tuple((action.kind, action.stage) for action in actions_of(step)) for step in steps])
+        for key, step in zip(keys[rank], steps, strict=True):
+            if key not in kinds[rank]:
+                kinds[rank][key] = costs.of(step, rank)
+    values = {costs.latency, *(time for table in kinds for time in table.values())}
+    unit = Fraction(1, math.lcm(*(value.denominator for value in values)))
+    tables = [{key: int(time / unit) for key, time in table.items()} for table in kinds]
+    return unit, [[table[key] for key in row] for table, row in zip(tables, keys, strict=True)]
+
+
+def _needs(schedule: Schedule, rank: int, latency: int) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    """Per step of a rank: the numbers of what it makes, and of what it needs from other stages with the delay of each.
+
+    Stage s on micro-batch m makes 2(sN + m) forward and 2(sN + m) + 1 backward, be it by a B or an I.
+    """
+    N, last_stage = schedule.num_micro_batches, num_stages(schedule.placement, schedule.num_ranks) - 1
+    result = []
+    for step in schedule.actions[rank]:
+        makes: list[int] = []
+        wants: list[tuple[int, int]] = []
+        for action in actions_of(step):
+            stage, micro_batch = action.stage, action.micro_batch
+            if action.kind == "W":
+                continue
+            backward = action.kind != "F"
+            makes.append(2 * (stage * N + micro_batch) + backward)
+            before = stage + 1 if backward else stage - 1
+            if 0 <= before <= last_stage:
+                near = rank_of(schedule.placement, schedule.num_ranks, N, before, micro_batch) == rank
+                wants.append((2 * (before * N + micro_batch) + backward, 0 if near else latency))
+        result.append((makes, wants))
+    return result

@@ -10,21 +10,22 @@ from math import log
 
 from dsl import memory, ramp
 from dsl.conflict.numbers import around, common, divisors, lcm
-from dsl.conflict.sheet import DATA, SCHEDULE, Sheet, Value
-from dsl.rules.parallel import EVEN, MAX_PLANNED, STAGES_PER_RANK
+from dsl.conflict.sheet import CHUNKS, DATA, SCHEDULE, Sheet, Value
+from dsl.rules.parallel import MAX_PLANNED
 from dsl.schema import Batch
 from dsl.schema.model import MAX_LAYER
-from dsl.schema.run import MAX_DEGREE
+from dsl.schema.run import MAX_CHUNKS, MAX_DEGREE
+from dsl.stages import EVEN, FEWEST, FOLDED, stages_per_rank
 
 ORDER = (
     "parallel.tensor", "parallel.context", "parallel.zero", "parallel.pipeline", "cluster.nodes",
-    "cluster.node.devices", "parallel.data", "schedule.name", "last", "parallel.expert", "experts", "groups",
-    "top_groups", "top_k", "train.micro_batch", "train.batch.end", "train.batch.start", "kv_heads", "heads",
+    "cluster.node.devices", "parallel.data", "schedule.name", "schedule.chunks", "last", "parallel.expert", "experts",
+    "groups", "top_groups", "top_k", "train.micro_batch", "train.batch.end", "train.batch.start", "kv_heads", "heads",
     "cluster.node.device.sms", "sm.communication", "model.vocab", "data.tokenizer.vocab", "train.sequence",
     "cluster.node.device.memory", "model", "precision",
 )  # fmt: skip
 WINDOW = 16  # multiples tried, where the numbers that would say which are unknown
-OFFERED = ("1f1b", "dualpipe")  # schedules that run
+OFFERED = ("1f1b", "dualpipe")  # the one that asks nothing, and the default
 BOUNDS = {  # of the schema
     "parallel.pipeline": (1, MAX_LAYER + 3), "parallel.data": (1, MAX_DEGREE), "parallel.expert": (1, MAX_DEGREE),
     "cluster.nodes": (1, 1_000_000), "cluster.node.devices": (1, 65536), "train.micro_batch": (1, 1_000_000),
@@ -32,7 +33,7 @@ BOUNDS = {  # of the schema
     "groups": (1, 65536), "top_groups": (1, 65536), "top_k": (1, 1024), "heads": (1, 65536), "kv_heads": (1, 65536),
     "last": (0, MAX_LAYER), "cluster.node.device.sms": (1, 4096), "sm.communication": (0, 4096),
     "model.vocab": (2, 16_777_216), "data.tokenizer.vocab": (257, 16_777_216),
-    "cluster.node.device.memory": (1, 2**60),
+    "cluster.node.device.memory": (1, 2**60), "schedule.chunks": (2, MAX_CHUNKS),
 }  # fmt: skip
 
 
@@ -63,6 +64,8 @@ def distance(path: str, old: Value | None, new: Value) -> float:
 def nearest(path: str, old: Value | None, known: Mapping[str, Value], sheet: Sheet) -> list[Value]:
     """Values to try, the nearest to the old one first; the old one is not among them."""
     low, high = BOUNDS.get(_key(path), (0, 2**60))
+    if path == SCHEDULE:  # zbv stores what they store, and takes any number of micro-batches
+        return [each for each in (("zbv", *OFFERED) if old in FOLDED else OFFERED) if each != old]
     values = dict.fromkeys(_values(path, old if isinstance(old, int) else 1, _Known(known), sheet))
     fitting = [each for each in values if each != old and (isinstance(each, str) or low <= each <= high)]
     return sorted(fitting, key=lambda each: distance(path, old, each))
@@ -87,12 +90,18 @@ class _Known:
         return [value for path, value in self.values.items() if path.endswith(suffix) and isinstance(value, int)]
 
     @property
-    def mirrored(self) -> bool:
-        return self.values.get(SCHEDULE) in EVEN
+    def even(self) -> int:
+        """What the schedule wants to divide ranks and micro-batches."""
+        return 2 if self.values.get(SCHEDULE) in EVEN else 1
+
+    @property
+    def fewest(self) -> int:
+        """Micro-batches that the schedule wants for each pipeline rank."""
+        return FEWEST.get(str(self.values.get(SCHEDULE)), 0)
 
     @property
     def stages(self) -> int:
-        return self["parallel.pipeline"] * STAGES_PER_RANK.get(str(self.values.get(SCHEDULE)), 1)
+        return self["parallel.pipeline"] * stages_per_rank(str(self.values.get(SCHEDULE)), self[CHUNKS])
 
     def batch_over(self, unit: int) -> int:
         """The number that data must divide; 0 where the batch or the micro-batch are not known."""
@@ -107,8 +116,8 @@ def _values(path: str, old: int, known: _Known, sheet: Sheet) -> Iterable[Value]
         return (0, 1)
     if path in ("parallel.pipeline", "parallel.data", "cluster.nodes", "cluster.node.devices"):
         return _degrees(path, old, known)
-    if path == SCHEDULE:
-        return OFFERED
+    if path == CHUNKS:
+        return range(2, old + 1)
     if path == "parallel.expert":
         return divisors(common(known[DATA], *known.all(".experts")) or 1)
     if path.startswith("train."):
@@ -165,31 +174,30 @@ def _multiples(old: int, unit: int) -> Iterator[int]:
 
 
 def _batches(path: str, old: int, known: _Known) -> Iterable[int]:
-    even = 2 if known.mirrored else 1
     if path == "train.micro_batch":
         whole = known.batch_over(known.one(DATA))
         return divisors(whole) if whole else _multiples(old, 1)
     if path == "train.sequence" or not known["train.micro_batch"]:
         return ()
-    unit = even * known.one(DATA) * known["train.micro_batch"]
-    ranks, quantum = known.one("parallel.pipeline"), 2 * known.one(DATA) * known["train.micro_batch"]
-    least = unit * ranks if even == 2 else unit
+    one = known.one(DATA) * known["train.micro_batch"]
+    unit, quantum, least = one * known.even, 2 * one, one * max(1, known.fewest * known.one("parallel.pipeline"))
+    stages = known.stages or 1
     start, end = known["train.batch.start"], known["train.batch.end"]
     if path == "train.batch.start":
-        grown = _bisected(end // unit, 1, lambda count: _is_planned(count * unit, end, ranks, quantum))
+        grown = _bisected(end // unit, 1, lambda count: _is_planned(count * unit, end, stages, quantum))
         return (*around(old, unit), grown * unit, end)
     largest = _bisected(
         -(-max(start, least) // unit),
         old // unit,
-        lambda count: _is_planned(start or count * unit, count * unit, ranks, quantum),
+        lambda count: _is_planned(start or count * unit, count * unit, stages, quantum),
     )
     return (*around(old, unit), least, largest * unit, *(around(start, unit) if start else ()))
 
 
-def _is_planned(start: int, end: int, ranks: int, quantum: int) -> bool:
+def _is_planned(start: int, end: int, stages: int, quantum: int) -> bool:
     """Whether a batch has few enough sizes and micro-batches."""
     sizes = ramp.num_sizes(Batch.model_construct(start=start, end=end), quantum)
-    return sizes <= ramp.MAX_SIZES and ranks * sizes * (start + end) // quantum <= MAX_PLANNED
+    return sizes <= ramp.MAX_SIZES and stages * sizes * (start + end) // quantum <= MAX_PLANNED
 
 
 def _bisected(good: int, bad: int, holds: Callable[[int], bool]) -> int:

@@ -63,6 +63,7 @@ class Problem:
     def smallest_conflict(self, preferred: Sequence[Line], memory: bool) -> frozenset[Line] | None:
         """The fewest lines that cannot hold together; of several such sets the one with the most preferred lines."""
         known: dict[frozenset[Line], bool] = {}
+        self.tried = 0
 
         def holds(lines: frozenset[Line]) -> bool:
             if lines not in known:

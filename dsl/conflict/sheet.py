@@ -15,12 +15,12 @@ Value = int | str
 PLAIN = (
     "parallel.tensor", "parallel.context", "parallel.zero", "parallel.pipeline", "parallel.expert", "parallel.data",
     "cluster.nodes", "cluster.node.devices", "cluster.node.device.memory", "cluster.node.device.sms",
-    "schedule.name", "sm.communication", "train.micro_batch", "train.sequence",
+    "schedule.name", "schedule.chunks", "sm.communication", "train.micro_batch", "train.sequence",
     "train.batch.start", "train.batch.end", "model.vocab",
 )  # fmt: skip
 MODEL, PRECISION = "model", "precision"  # named as a whole, by one line of the run
 WORLD = ("parallel.pipeline", "parallel.tensor", "parallel.context", "cluster.nodes", "cluster.node.devices")
-DATA, SCHEDULE = "parallel.data", "schedule.name"
+DATA, SCHEDULE, CHUNKS = "parallel.data", "schedule.name", "schedule.chunks"
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*", re.ASCII)
 
 

@@ -3,7 +3,8 @@
 `weakest(path, view)` gives values for a variable that nobody has fixed, when those before it in ORDER are chosen. If
 the lines that are fixed can hold together at all, they can with one of these values, because
 
-- a free schedule is 1f1b, which asks nothing; tensor and context are 1; there are 1,000 layers where they are free;
+- a free schedule is 1f1b, which asks nothing; chunks are 2, tensor and context 1; there are 1,000 layers where they
+  are free;
 - the bias of divisibility is downward: a free degree is the smallest that fits what is fixed, unless memory is at
   stake, which larger degrees divide: then every value that fits is tried, or the largest beside the smallest;
 - a batch that is free is the smallest one that fits, and does not grow;
@@ -17,14 +18,14 @@ from dataclasses import dataclass
 
 from dsl.conflict.numbers import common, divisors, lcm
 from dsl.conflict.sheet import Value, Variable
-from dsl.rules.parallel import EVEN
 from dsl.schema.model import MAX_LAYER
 from dsl.schema.run import MAX_DEGREE
+from dsl.stages import EVEN, FEWEST
 
 ORDER = (
-    "schedule.name", "parallel.tensor", "parallel.context", "parallel.zero", "model", "precision", "parallel.expert",
-    "parallel.pipeline", "parallel.data", "cluster.nodes", "cluster.node.devices", "train.micro_batch",
-    "train.batch.end", "train.batch.start", "train.sequence", "cluster.node.device.memory",
+    "schedule.name", "schedule.chunks", "parallel.tensor", "parallel.context", "parallel.zero", "model", "precision",
+    "parallel.expert", "parallel.pipeline", "parallel.data", "cluster.nodes", "cluster.node.devices",
+    "train.micro_batch", "train.batch.end", "train.batch.start", "train.sequence", "cluster.node.device.memory",
     "cluster.node.device.sms", "sm.communication", "model.vocab", "data.tokenizer.vocab",
     "last", "top_k", "top_groups", "groups", "experts", "heads", "kv_heads",
 )  # fmt: skip
@@ -61,8 +62,14 @@ class View:
         return [value for path, value in self.fixed.items() if path.endswith(suffix) and isinstance(value, int)]
 
     @property
-    def mirrored(self) -> bool:
-        return self.chosen.get("schedule.name") in EVEN
+    def even(self) -> int:
+        """What the schedule wants to divide ranks and micro-batches."""
+        return 2 if self.chosen.get("schedule.name") in EVEN else 1
+
+    @property
+    def fewest(self) -> int:
+        """Micro-batches that the schedule wants for each pipeline rank."""
+        return FEWEST.get(str(self.chosen.get("schedule.name")), 0)
 
 
 def weakest(path: str, view: View) -> Iterable[Value]:
@@ -84,6 +91,7 @@ def weakest(path: str, view: View) -> Iterable[Value]:
 
 SINGLE: dict[str, Value] = {
     "schedule.name": "1f1b",
+    "schedule.chunks": 2,
     "parallel.tensor": 1,
     "parallel.context": 1,
     "parallel.zero": 1,
@@ -113,7 +121,7 @@ def _expert(view: View) -> Iterable[int]:
 
 
 def _pipeline(view: View) -> Iterable[int]:
-    even = 2 if view.mirrored else 1
+    even = view.even
     nodes, devices, data = (view.fixed.get(each, 0) for each in ("cluster.nodes", "cluster.node.devices", DATA))
     assert isinstance(nodes, int) and isinstance(devices, int) and isinstance(data, int)
     most = MAX_LAYER + 3
@@ -136,7 +144,7 @@ def _data(view: View) -> Iterable[int]:
     base = lcm(view.one("parallel.expert"), anchor // common(anchor, pipeline))
     sizes = [view.fixed[each] for each in SIZES if each in view.fixed]
     if sizes:
-        unit = view.one("train.micro_batch") * (2 if view.mirrored else 1)
+        unit = view.one("train.micro_batch") * view.even
         found = [each for each in _numbers(sizes, unit) if each % base == 0 and each <= MAX_DEGREE]
         return reversed(found) if view.memory else found
     if not view.memory:
@@ -161,8 +169,8 @@ def _rest_of_world(path: str, view: View) -> Iterable[int]:
 def _batch(path: str, view: View) -> int:
     if path == "train.batch.start":  # `to` comes first; as large as that, the batch has one size
         return view.get("train.batch.end")
-    unit = view.one(DATA) * view.one("train.micro_batch") * (2 if view.mirrored else 1)
-    least = unit * view.one(PIPELINE) if view.mirrored else unit
+    one = view.one(DATA) * view.one("train.micro_batch")
+    unit, least = one * view.even, one * max(1, view.fewest * view.one(PIPELINE))
     start = view.fixed.get("train.batch.start", 1)
     assert isinstance(start, int)
     return -(-max(least, start) // unit) * unit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from types import CodeType
@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from dsl import units
 from dsl.format import number
-from dsl.resolve.fields import FieldType, fields_of
+from dsl.resolve.fields import WORDS_AS_TEXT, FieldType, fields_of
 from dsl.rules import REFUSALS, RULES
 from dsl.rules.finding import Rule
 from dsl.schema import Choices, Derived, Node, Spec, Tile
@@ -45,7 +45,7 @@ ABOUT = {
     "E0910": ("model.attention.query_rank", "model.attention.kv_rank", "model.attention.heads"),
     "E1001": ("precision",),
     "E1003": ("recompute",),
-    "E1004": ("schedule.name",),
+    "E1005": ("data.tokenizer",),
 }
 
 
@@ -165,7 +165,7 @@ def _key(cls: type[Node], name: str, kind: FieldType, path: str) -> Key:
     return Key(
         path=path,
         meaning=info.description or "",
-        takes=_takes(name, kind),
+        takes=_takes(name, kind, info.examples or ()),
         default=_default(info, kind),
         unit=UNITS[kind.unit.name] if kind.unit else "",
         bounds=_bounds(info, kind),
@@ -176,7 +176,7 @@ def _key(cls: type[Node], name: str, kind: FieldType, path: str) -> Key:
     )
 
 
-def _takes(name: str, kind: FieldType) -> str:
+def _takes(name: str, kind: FieldType, examples: Collection[Any]) -> str:
     if kind.form:
         return FORMS[kind.form]
     if name in NAMED:
@@ -190,7 +190,10 @@ def _takes(name: str, kind: FieldType) -> str:
         return "list of words"
     if get_origin(wanted) is Literal:
         return "word"
-    return {int: "whole number", float: "number", bool: "`true` or `false`", str: "text in quotes"}[wanted]
+    if wanted is str:
+        words = [word for word in sorted(WORDS_AS_TEXT) if f"{name} = {word}" in examples]
+        return " or ".join(["text in quotes", *(f"`{word}`" for word in words)])
+    return {int: "whole number", float: "number", bool: "`true` or `false`"}[wanted]
 
 
 def _default(info: FieldInfo, kind: FieldType) -> str:

@@ -91,12 +91,17 @@ def _block(block: Block) -> str:
 
 
 def _takes(key: Key) -> str:
-    inner = [block.path for block in blocks() if block.path == key.path or block.path.rpartition(".")[0] == key.path]
-    if key.takes.startswith("block") and inner:
-        kinds = [path.removeprefix(key.path).lstrip(".") or key.takes for path in inner]
-        return ("block " * (len(inner) > 1)) + " or ".join(
-            f"[{kind}](#{slug(path)})" for kind, path in zip(kinds, inner, strict=True)
-        )
+    # the block itself, or those of its kinds; what is inside of it has another head
+    inner = [block for block in blocks() if f"{block.path}.".startswith(f"{key.path}.")]
+    own = [
+        block.path
+        for block in inner
+        if block.head.split()[0] == key.name and block.path.count(".") < key.path.count(".") + 2
+    ]
+    if key.takes.startswith("block") and own:
+        kinds = [path.removeprefix(key.path).lstrip(".") or key.takes for path in own]
+        links = (f"[{kind}](#{slug(path)})" for kind, path in zip(kinds, own, strict=True))
+        return ("block " * (len(own) > 1)) + " or ".join(links)
     return key.value + (f"; {key.unit}" if key.unit else "")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from dsl import vocabulary
 from dsl.codes import CODES, RETIRED
 from dsl.lessons import COMMAND, Example, lesson
 from dsl.reference.keys import Block, Key, blocks, keys, plain, related
@@ -27,7 +28,7 @@ GROUPS = {  # the first digits of codes → what they are about
     "E07": "layers and phases",
     "E08": "parallelism",
     "E09": "the model, its numbers and its device",
-    "E10": "what passes check and plan, and train refuses",
+    "E10": "what is right, and cannot be compiled and trained yet",
 }
 
 
@@ -57,7 +58,21 @@ def find(asked: str) -> tuple[Topic, ...]:
     found += [*_choices(word)]
     one = unit(word)
     found += [_unit(one)] if one and not word[0].isdigit() else []
-    return tuple(found)
+    return tuple(found) or _elsewhere(word)
+
+
+def _elsewhere(word: str) -> tuple[Topic, ...]:
+    """What other systems call a key of ours, or a word: where it is here, and that key or block itself."""
+    places = vocabulary.topics(word)
+    if not places:
+        same = vocabulary.SAME.get(word.lower(), "")
+        found = find(same) if same else ()
+        here = Topic("word", word, f"`{same}` is the word for it here", see=(same,) if found else ())
+        return (here, *found) if same else ()
+    said = vocabulary.hint_of(word)
+    names = " or ".join(f"`{path}`" for path in places)
+    here = Topic("word", word, f"here it is {names}", f"{said[:1].upper()}{said[1:]}", see=places)
+    return (here, *(topic for path in places for topic in find(path)))
 
 
 def suggestions(asked: str) -> tuple[str, ...]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+import re
+from collections.abc import Collection
 from typing import Any
 
 from dsl.diagnostics import Note
 from dsl.resolve import derive, forms
-from dsl.resolve.context import Context, RejectedError, Scope, suggest
+from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import MAX_HINTED
 from dsl.resolve.fields import FieldType, broken_bound, fields_of, keys_of, scalar
 from dsl.resolve.merge import key_of, label_of
 from dsl.schema import BUILT_IN, LayerRange, Node, Spec, Tile
 from dsl.schema.model import MAX_LAYER
 from dsl.source import Span
-from dsl.syntax import Attribute, Block, Import, Let, Line, Lost, Range, Statement, Word
+from dsl.syntax import Attribute, Block, Import, Let, Line, Lost, Range, Statement, String, Value, Word
 
 NAMED = ("model", "cluster", "precision")  # blocks of their own, which a run names
+MAX_RANGE_TEXT = 16  # of what is no range, and may be read as one all the same: `0 to 60`
 BOUNDS = {  # a bound → the rule, the edit
     "ge": ("at least {}", "{} or more"),
     "gt": ("more than {}", "a number above {}"),
@@ -35,10 +37,12 @@ def node(context: Context, scope: Scope, cls: type[Node], block: Block) -> Any:
     ranges: list[Block] = []
     for statement in block.body:
         name = key_of(statement)
+        if isinstance(statement, Let):
+            context.lets.append((scope, statement))
         if isinstance(statement, (Let, Lost)):
             continue
         if name not in keys or not isinstance(statement, (Attribute, Block)):
-            failed |= {_target(name) for name in _unknown(context, cls, block, statement, keys)}
+            failed |= {_target(name) for name in _unknown(context, scope, cls, block, statement, keys)}
             continue
         if name == "layers" and isinstance(statement, Block):
             ranges.append(statement)
@@ -71,6 +75,8 @@ def field(context: Context, scope: Scope, cls: type[Node], name: str, statement:
     if name == "steps":
         return derive.tokens_of_steps(context, scope, statement)
     kind = fields_of(cls)[name]
+    if kind.form in ("batch", "rate") and isinstance(statement, Block):
+        _without_label(context, name, statement.labels)
     if kind.form == "batch":
         return forms.batch(context, scope, statement)
     if kind.form == "rate":
@@ -106,7 +112,7 @@ def _child(context: Context, scope: Scope, cls: type[Node], name: str, statement
         return None
     example = (cls.model_fields[name].examples or [f"{name} {{ … }}"])[0]
     block = _expect_block(context, statement, f"write `{example}`")
-    return node(context, scope.inside(block, name), _class_of(context, kind, name, block), block)
+    return node(context, scope.inside(block, name), _class_of(context, scope, kind, name, block), block)
 
 
 def _named(context: Context, cls: type[Node], kind: str, statement: Attribute | Block) -> Any:
@@ -116,13 +122,16 @@ def _named(context: Context, cls: type[Node], kind: str, statement: Attribute | 
         raise context.reject("E0204", f"a run names its {kind}", statement.head, hint)
     word = statement.phrase.items[0]
     if len(statement.phrase.items) > 1 or not isinstance(word, Word):
-        hint = f"write `{kind} = name`"
+        quoted = word.value if isinstance(word, String) and len(statement.phrase.items) == 1 else ""
+        hint = f"write `{kind} = {quoted if quoted.isidentifier() else 'name'}`"
         raise context.reject("E0302", f"`{statement.phrase.span.text}` is not a name", statement.phrase.span, hint)
     if kind == "precision" and word.text in BUILT_IN and (kind, word.text) not in context.definitions.blocks:
         return BUILT_IN[word.text]
     if kind == "precision" and (kind, word.text) not in context.definitions.blocks and not context.definitions.damaged:
         names = [*BUILT_IN, *(name for of, name in context.definitions.blocks if of == kind)]
-        raise context.reject("E0401", f"there is no {kind} `{word.text}`", word.span, suggest(word.text, names))
+        raise context.reject(
+            "E0401", f"there is no {kind} `{word.text}`", word.span, _kind_hint(kind, word.text, names)
+        )
     block = context.block(kind, word.text, word.span)
     return node(context, Scope((block,), kind), cls, block)
 
@@ -134,14 +143,15 @@ def _expect_block(context: Context, statement: Attribute | Block, hint: str) -> 
     return statement
 
 
-def _class_of(context: Context, kind: FieldType, name: str, block: Block) -> type[Node]:
+def _class_of(context: Context, scope: Scope, kind: FieldType, name: str, block: Block) -> type[Node]:
     """The class a block's label selects, and the label checked."""
     by_kind = {cls.model_fields["kind"].default: cls for cls in kind.nodes if "kind" in cls.model_fields}
     label = label_of(block)
     if by_kind:
-        if label in by_kind and len(block.labels) == 1:
+        if label in by_kind:
+            _without_label(context, f"{name} {label}", block.labels[1:])
             return by_kind[label]
-        hint = suggest(label, by_kind) if label else f"write `{name} {next(iter(by_kind))} {{ … }}`"
+        hint = _kind_hint(scope.at(name), label, by_kind) if label else _kind_missing(name, block, by_kind)
         message = f"there is no {name} `{label}`" if label else f"`{name}` does not say its kind"
         raise context.reject("E0205", message, block.labels[0].span if label else block.head, hint)
     cls = kind.nodes[0]
@@ -149,10 +159,29 @@ def _class_of(context: Context, kind: FieldType, name: str, block: Block) -> typ
     named = "name" in fields and fields["name"].form == "label"
     if named and (not label or len(block.labels) != 1):
         raise context.reject("E0205", f"`{name}` has one name", block.head, f"write `{name} my_{name} {{ … }}`")
-    if not named and block.labels:
-        span = block.labels[0].span.to(block.labels[-1].span)
-        context.complain("E0205", f"`{name}` takes no name", span, f"write `{name} {{ … }}`")
+    if not named:
+        _without_label(context, name, block.labels)
     return cls
+
+
+def _without_label(context: Context, name: str, labels: tuple[Value, ...]) -> None:
+    """Report words before the brace of a block that neither say its kind nor its name."""
+    if labels:
+        span = labels[0].span.to(labels[-1].span)
+        context.complain("E0205", f"`{name}` takes no name", span, f"write `{name} {{ … }}`")
+
+
+def _kind_hint(path: str, word: str, kinds: Collection[str]) -> str:
+    from dsl.resolve.meant import kind_hint  # only where something is wrong
+
+    return kind_hint(path, word, kinds)
+
+
+def _kind_missing(name: str, block: Block, kinds: Collection[str]) -> str:
+    """The first kind is proposed, unless one is there in quotes."""
+    label = block.labels[0] if block.labels else None
+    quoted = label.value if isinstance(label, String) and label.value in kinds else ""
+    return f"write `{name} {quoted or next(iter(kinds))} {{ … }}`"
 
 
 def _layers(context: Context, scope: Scope, blocks: list[Block]) -> tuple[Any, ...]:
@@ -177,10 +206,12 @@ def _range_node(context: Context, scope: Scope, block: Block, first: int, last: 
     values: dict[str, Any] = {"first": first, "last": last}
     failed: set[str] = set()
     for statement in block.body:
+        if isinstance(statement, Let):
+            context.lets.append((scope, statement))
         if isinstance(statement, (Let, Lost)):
             continue
         if key_of(statement) != "ffn" or not isinstance(statement, (Attribute, Block)):
-            failed |= _unknown(context, LayerRange, block, statement, ("ffn",))
+            failed |= _unknown(context, scope, LayerRange, block, statement, ("ffn",))
             continue
         try:
             values["ffn"] = field(context, scope, LayerRange, "ffn", statement)
@@ -195,8 +226,7 @@ def _range_node(context: Context, scope: Scope, block: Block, first: int, last: 
 def _bounds(context: Context, scope: Scope, block: Block) -> tuple[int, int]:
     label = block.labels[0] if len(block.labels) == 1 else None
     if not isinstance(label, Range):
-        hint = "write `layers 0..2 { … }`, both included"
-        raise context.reject("E0205", "`layers` has one range", block.head, hint)
+        raise _no_range(context, block)
     first, last = (derive.count(context, scope, part, "layers") for part in (label.first, label.last))
     if not 0 <= first <= last <= MAX_LAYER:
         message = f"the range {first}..{last} is empty or out of bounds: at most {MAX_LAYER}"
@@ -205,10 +235,23 @@ def _bounds(context: Context, scope: Scope, block: Block) -> tuple[int, int]:
     return first, last
 
 
+def _no_range(context: Context, block: Block) -> RejectedError:
+    """`layers 1-3`, `layers 3`: the range of those numbers; else an example of one."""
+    if not block.labels:
+        return context.reject("E0205", "`layers` has one range", block.head, "write `layers 0..2 { … }`, both included")
+    span = block.labels[0].span.to(block.labels[-1].span)
+    numbers = [int(each) for each in re.findall(r"[0-9]{1,4}", span.text, re.ASCII)]
+    plain = 1 <= len(numbers) <= 2 and numbers == sorted(numbers) and len(span.text) <= MAX_RANGE_TEXT
+    hint = f"write `layers {numbers[0]}..{numbers[-1]}`" if plain else "write `layers 0..2 { … }`, both included"
+    return context.reject("E0205", f"`{span.text}` is no range of layers", span, hint)
+
+
 # ---------------------------------------------------------------- mistakes
 
 
-def _unknown(context: Context, cls: type[Node], block: Block, statement: Statement, keys: tuple[str, ...]) -> set[str]:
+def _unknown(
+    context: Context, scope: Scope, cls: type[Node], block: Block, statement: Statement, keys: tuple[str, ...]
+) -> set[str]:
     """Report a statement that does not belong; the required key that was probably meant counts as given."""
     owner = block.key.text
     if isinstance(statement, Line):
@@ -219,16 +262,16 @@ def _unknown(context: Context, cls: type[Node], block: Block, statement: Stateme
     if not isinstance(statement, (Attribute, Block)):
         context.complain("E0204", "an import stands outside of blocks", statement.span, "move it to the top")
         return set()
-    word = statement.key
+    word, message = statement.key, f"`{owner}` has no key `{statement.key.text}`"
     if len(context.mistakes) >= MAX_HINTED:
-        context.complain("E0201", f"`{owner}` has no key `{word.text}`", word.span)
+        context.complain("E0201", message, word.span)
         return set()
-    missing = set(keys) - {key_of(each) for each in block.body}
-    close = get_close_matches(word.text, sorted(missing) or sorted(keys), n=1, cutoff=0.6)
-    hint = f"did you mean `{close[0]}`?" if close else suggest(word.text, keys)
-    notes = [Note(f"`{word.text}` is a key of `{home}`") for home in _homes(word.text, cls)]
-    context.complain("E0201", f"`{owner}` has no key `{word.text}`", word.span, hint, notes if not close else ())
-    return set(close)
+    from dsl.resolve.meant import key_meant  # only where something is wrong
+
+    meant, hint, notes = key_meant(scope.path, cls, block, statement, keys)
+    homes = () if meant else [Note(f"`{word.text}` is a key of `{home}`") for home in _homes(word.text, cls)]
+    context.complain("E0201", message, word.span, hint, [*notes, *homes])
+    return meant - {key_of(each) for each in block.body}
 
 
 def _homes(key: str, asked: type[Node]) -> list[str]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 
 from dsl.diagnostics import Diagnostic, Note
 from dsl.parser import MAX_DEPTH
 from dsl.resolve.files import Definitions
 from dsl.resolve.merge import merge
+from dsl.schema import BUILT_IN
 from dsl.source import Span
-from dsl.syntax import Attribute, Block, Let
+from dsl.syntax import Attribute, Block, Let, Phrase, Word
 from dsl.units import Quantity
+
+MAX_LISTED = 24  # names of a hint
 
 
 class RejectedError(Exception):
@@ -49,6 +51,7 @@ class Context:
     known: dict[tuple[Span, str], Quantity | None] = field(default_factory=dict)  # evaluated phrases, None: rejected
     extended: dict[tuple[str, str], Block] = field(default_factory=dict)
     uses: dict[Span, Attribute | Let] = field(default_factory=dict)  # a reference → what it names, for editors
+    lets: list[tuple[Scope, Let]] = field(default_factory=list)  # of the blocks that were looked at
 
     def complain(self, code: str, message: str, span: Span, hint: str = "", notes: Iterable[Note] = ()) -> None:
         self.mistakes.append(Diagnostic(code, message, span, hint, tuple(notes)))
@@ -69,6 +72,7 @@ class Context:
             known={},
             circular=set(),
             extended=dict(self.extended),
+            lets=[],
         )
 
     def block(self, kind: str, name: str, used: Span) -> Block:
@@ -80,8 +84,11 @@ class Context:
 
     def _extend(self, kind: str, name: str, used: Span, chain: tuple[str, ...]) -> Block:
         block = self.definitions.blocks.get((kind, name))
+        if block is None and kind == "precision" and name in BUILT_IN and chain:
+            return _built_in(name, used)
         if block is None:
-            names = [known for of_kind, known in self.definitions.blocks if of_kind == kind]
+            names = [known for of_kind, known in self.definitions.blocks if of_kind == kind and known not in chain]
+            names += BUILT_IN if kind == "precision" else ()
             if self.definitions.damaged:
                 raise RejectedError  # it may be in what could not be read
             raise self.reject("E0401", f"there is no {kind} `{name}`", used, suggest(name, names, kind))
@@ -97,18 +104,38 @@ class Context:
         return merge(parent, block, self.mistakes)
 
 
+def _built_in(name: str, used: Span) -> Block:
+    """A precision of the language as a block: what extends it is where its dtypes are written."""
+    word = Word("precision", used)
+    roles = ((role, dtype) for role, dtype in BUILT_IN[name] if isinstance(dtype, str) and role != "name")
+    body = tuple(Attribute(Word(role, used), Phrase((Word(dtype, used),), used), used) for role, dtype in roles)
+    return Block(word, (Word(name, used),), None, body, used)
+
+
 def suggest(word: str, known: Iterable[str], kind: str = "") -> str:
-    """A hint for a misspelt word."""
+    """A hint for a word that is none of the known ones: what was meant, where that is clear, else what there is."""
+    from dsl.spelling import nearest  # only where something is wrong
+    from dsl.vocabulary import SAME
+
     names = sorted(set(known))
-    close = get_close_matches(word, names, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean `{close[0]}`?"
+    if SAME.get(word.lower()) in names:
+        return f"did you mean `{SAME[word.lower()]}`?"
+    meant = nearest(word, names)
+    if meant:
+        return f"did you mean {listed(meant, 'or')}?"
     if len(names) == 1:
         return f"write `{names[0]}`"
     if not names:
         return f"define or import a {kind}" if kind else ""
-    listed = ", ".join(f"`{name}`" for name in names[:24])
-    return f"one of {listed}{' …' if len(names) > 24 else ''}"
+    return f"one of {listed(names)}"
+
+
+def listed(names: Sequence[str], before_last: str = "") -> str:
+    """Names in a row, as code: `a`, `b` or `c`."""
+    shown = [f"`{name}`" for name in names[:MAX_LISTED]]
+    if len(names) > MAX_LISTED:
+        return f"{', '.join(shown)} …"
+    return f"{', '.join(shown[:-1])} {before_last} {shown[-1]}" if before_last and shown[1:] else ", ".join(shown)
 
 
 def inside_out(scope: Scope) -> Iterator[tuple[Block, Scope]]:

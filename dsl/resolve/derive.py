@@ -19,6 +19,7 @@ from dsl.schema import Batch, Node, Parallel, Schedule, Spec, Unit
 from dsl.schema.base import MAX_TOKENS
 from dsl.schema.run import MAX_DEGREE
 from dsl.source import Span
+from dsl.stages import CHUNKS, INTERLEAVED
 from dsl.syntax import Attribute, Block, Range, Value, Word
 
 
@@ -116,6 +117,16 @@ def default_schedule(context: Context) -> Schedule:
     return Schedule.model_construct(name="1f1b" if peek(context, "parallel.pipeline") == 1 else "dualpipe")
 
 
+def default_name(context: Context) -> str | None:
+    """That of the default schedule; none where a file says what runs."""
+    return default_schedule(context).name if peek(context, "schedule.file") is None else None
+
+
+def default_chunks(context: Context) -> int | None:
+    """Two under interleaved; the others say themselves what a rank has."""
+    return CHUNKS if peek(context, "schedule.name") == INTERLEAVED else None
+
+
 def default_parallel(context: Context) -> Parallel:
     """No parallelism but data."""
     return Parallel.model_construct(data=data_degree(context))
@@ -123,7 +134,7 @@ def default_parallel(context: Context) -> Parallel:
 
 DEFAULTS: dict[type[Node], dict[str, Callable[[Context], Any]]] = {
     Parallel: {"data": data_degree},
-    Schedule: {"name": lambda context: default_schedule(context).name},
+    Schedule: {"name": default_name, "chunks": default_chunks},
     Spec: {"parallel": default_parallel, "schedule": default_schedule},
 }
 

@@ -6,12 +6,12 @@ from fractions import Fraction
 
 from dsl import units
 from dsl.diagnostics import Note
-from dsl.parser import MAX_DEPTH
-from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
+from dsl.parser import MAX_DEPTH, MAX_NUMBER
+from dsl.resolve.context import Context, RejectedError, Scope, inside_out, listed, suggest
 from dsl.resolve.merge import key_of
 from dsl.schema import Unit
 from dsl.source import Span
-from dsl.syntax import Attribute, Binary, Block, Let, Negate, Number, Phrase, Value, Word
+from dsl.syntax import Attribute, Binary, Block, Let, Negate, Number, Phrase, String, Value, Word
 from dsl.units import PLAIN, Dimension, Quantity, spoken
 
 LARGEST = 10**60
@@ -63,7 +63,18 @@ def leading(context: Context, scope: Scope, items: tuple[Value, ...]) -> tuple[Q
             message = f"`{items[0].span.text}` has a unit already: {spoken(found.dimension)}"
             raise context.reject("E0301", message, rest[0].span, f"remove `{rest[0].text}`")
         return Quantity(found.value, ((units.WORDS[rest[0].text], 1),)), rest[1:]
+    if rest and isinstance(items[0], Number) and not units.split(items[0].text)[1]:
+        _touching(context, items[0], rest)
     return found, rest
+
+
+def _touching(context: Context, count: Number, rest: tuple[Value, ...]) -> None:
+    """Reject `80 GB`: a unit that is no word of the language touches its number."""
+    suffix = "".join(rest[0].span.text.split())
+    if isinstance(rest[0], (Word, Binary)) and suffix and units.unit(suffix) is not None:
+        span = count.span.to(rest[0].span)
+        message = f"the unit `{suffix}` stands apart from its number"
+        raise context.reject("E0301", message, span, f"write `{count.text}{suffix}`")
 
 
 def number(context: Context, scope: Scope, value: Value) -> Quantity:
@@ -86,8 +97,7 @@ def _number(context: Context, scope: Scope, value: Value) -> Quantity:
     if isinstance(value, Number):
         found = units.quantity(value.text)
         if found is None:
-            suffix = units.split(value.text)[1]
-            raise context.reject("E0301", f"there is no unit `{suffix}`", value.span, _unit_hint(value.text, suffix))
+            raise context.reject("E0301", *no_unit(value))
         if found.value > LARGEST:
             raise context.reject("E0303", "this number leaves every bound", value.span, "use a smaller number")
         return found
@@ -98,7 +108,21 @@ def _number(context: Context, scope: Scope, value: Value) -> Quantity:
         return Quantity(-inner.value, inner.dimension)
     if isinstance(value, Binary):
         return _binary(context, scope, value)
-    raise context.reject("E0302", f"`{value.span.text}` is not a number", value.span, "write a number")
+    hint = _unquoted(value.value) if isinstance(value, String) else "write a number"
+    raise context.reject("E0302", f"`{value.span.text}` is not a number", value.span, hint)
+
+
+def _unquoted(text: str) -> str:
+    """A hint for a number in quotes."""
+    plain = text.strip()
+    is_number = len(plain) <= MAX_NUMBER and units.NUMBER.fullmatch(plain) and units.quantity(plain) is not None
+    return f"write `{plain}`" if is_number or plain == "auto" else "write a number"
+
+
+def no_unit(number: Number) -> tuple[str, Span, str]:
+    """What is to be said of a number whose unit there is not: the message, where, the hint."""
+    suffix = units.split(number.text)[1]
+    return f"there is no unit `{suffix}`", number.span, _unit_hint(number.text, suffix)
 
 
 def convert(context: Context, found: Quantity, unit: Unit | None, key: str, span: Span) -> Fraction:
@@ -145,7 +169,13 @@ def _unit_hint(text: str, suffix: str) -> str:
     known = ["KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB", "GB/s", "TB/s", "Gb/s", "TFLOPS", "USD/h", "tokens"]
     known += ["steps", "bytes", "K", "M", "B", "T", "%"]
     same = [name for name in known if name.lower() == suffix.lower()]
-    return f"did you mean `{text.removesuffix(suffix)}{same[0]}`?" if same else suggest(suffix, known)
+    from dsl.spelling import nearest  # only where something is wrong
+
+    number = text.removesuffix(suffix)
+    close = same[:1] or [name for name in nearest(suffix, known) if name not in units.WORDS]
+    if close:
+        return f"did you mean {listed([f'{number}{each}' for each in close], 'or')}?"
+    return f"one of {listed(known)}"
 
 
 def _binary(context: Context, scope: Scope, value: Binary) -> Quantity:
@@ -204,6 +234,11 @@ def _reference(context: Context, scope: Scope, word: Word) -> Quantity:
     statement, place = found
     context.uses[word.span] = statement
     return phrase(context, place, statement.phrase)
+
+
+def is_value(context: Context, scope: Scope, word: Word) -> bool:
+    """Whether a word names a value, or may name one that could not be read."""
+    return context.definitions.damaged or _find(context, scope, word) is not None
 
 
 def _find(context: Context, scope: Scope, word: Word) -> tuple[Attribute | Let, Scope] | None:
@@ -266,6 +301,8 @@ def _names(context: Context, scope: Scope) -> set[str]:
     outer = scope.blocks[0] if scope.blocks else None
     if outer is not None:
         names |= {f"{outer.key.text}.{key_of(item)}" for item in outer.body if isinstance(item, Attribute)}
+        inner = [(key_of(each), each.body) for each in outer.body if isinstance(each, Block)]
+        names |= {f"{key}.{key_of(item)}" for key, body in inner for item in body if isinstance(item, Attribute)}
     return names
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import operator
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from dsl.parser import MAX_STRING
 from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
 from dsl.resolve.evaluate import convert, phrase
-from dsl.schema import Node, Syntax, Tile, Unit
+from dsl.schema import FilePath, Node, Syntax, Tile, Unit
 from dsl.source import OVERRIDE
 from dsl.syntax import Attribute, Let, ListOf, Number, String, Value, Word
 
@@ -38,6 +41,7 @@ class FieldType:
     required: bool
     unit: Unit | None
     form: str
+    is_path: bool  # a text that starts at the file it is written in
     bounds: tuple[tuple[str, int | float], ...]  # of LIMITS, with what they hold a value against
 
     @property
@@ -66,6 +70,7 @@ def fields_of(cls: type[Node]) -> dict[str, FieldType]:
             required=info.is_required(),
             unit=next((mark for mark in info.metadata if isinstance(mark, Unit)), None),
             form=next((mark.form for mark in info.metadata if isinstance(mark, Syntax)), ""),
+            is_path=any(isinstance(mark, FilePath) for mark in info.metadata),
             bounds=tuple(
                 (name, getattr(mark, name)) for mark in info.metadata for name in LIMITS if hasattr(mark, name)
             ),
@@ -102,17 +107,37 @@ def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute
     if wanted is Tile:
         return _tile(context, key, value)
     assert wanted is str, wanted
-    return string(context, key, value)
+    return string(context, key, value, kind.is_path)
 
 
-def string(context: Context, key: str, value: Value) -> str:
-    """A text in quotes, or one of the words that stand for a text."""
+def string(context: Context, key: str, value: Value, is_path: bool) -> str:
+    """A text in quotes, or one of the words that stand for a path."""
     if isinstance(value, String):
-        return value.value
+        return _from_first_file(context, value) if is_path else value.value
     text = value.span.text
-    if (isinstance(value, Word) and text in WORDS_AS_TEXT) or value.span.source.name == OVERRIDE:
+    if is_path and isinstance(value, Word) and text in WORDS_AS_TEXT:
         return text
-    raise context.reject("E0302", f"`{key}` is a text, `{text}` is not", value.span, f'write `{key} = "{text}"`')
+    hint = f'write `{key} = "{text}"`'
+    if value.span.source.name == OVERRIDE:
+        source = value.span.source
+        hint = f"write `-s '{source.text[: value.span.start]}\"{text}\"{source.text[value.span.end :]}'`"
+    raise context.reject("E0302", f"`{key}` is a text, `{text}` is not", value.span, hint)
+
+
+def _from_first_file(context: Context, value: String) -> str:
+    """A path, which starts at the file it is written in, from the folder of the first file on."""
+    text, folder = value.value, context.definitions.folders.get(value.span.source.name, ".")
+    if folder == "." or not text or text in WORDS_AS_TEXT or Path(text).is_absolute():
+        return text
+    home, path = Path(context.definitions.home), str(Path(folder, text))
+    short = os.path.normpath(path)
+    # `link/../notes` is not `notes` where the link leads elsewhere
+    same = os.path.realpath(home / path) == os.path.realpath(home / short)
+    found = short if same else path
+    if len(found) > MAX_STRING:
+        message = f"from the folder of the spec this path has {len(found):,} characters: {MAX_STRING:,} are allowed"
+        raise context.reject("E0104", message, value.span, "write a shorter path, or an absolute one")
+    return found
 
 
 def choice(context: Context, key: str, value: Value, choices: tuple[str, ...]) -> str:
@@ -120,7 +145,8 @@ def choice(context: Context, key: str, value: Value, choices: tuple[str, ...]) -
     if isinstance(value, (Word, Number)) and value.text in choices:
         return value.text
     shown = value.span.text
-    raise context.reject("E0304", f"`{key}` knows no `{shown}`", value.span, suggest(shown, choices))
+    hint = f"write `{value.value}`" if isinstance(value, String) and value.value in choices else suggest(shown, choices)
+    raise context.reject("E0304", f"`{key}` knows no `{shown}`", value.span, hint)
 
 
 def _typed(context: Context, value: Fraction, wanted: Any, unit: Unit | None, statement: Attribute) -> int | float:
@@ -138,7 +164,7 @@ def _substituted(context: Context, scope: Scope, value: Value, wanted: Any) -> V
     seen: set[str] = set()
     while isinstance(value, Word) and value.text not in get_args(wanted) and value.text not in seen:
         seen.add(value.text)
-        let = _let(context, scope, value.text)
+        let = let_of(context, scope, value.text)
         if let is None or len(let.phrase.items) != 1:
             break
         context.uses[value.span] = let
@@ -146,11 +172,11 @@ def _substituted(context: Context, scope: Scope, value: Value, wanted: Any) -> V
     return value
 
 
-def _let(context: Context, scope: Scope, name: str) -> Let | None:
+def let_of(context: Context, scope: Scope, name: str) -> Let | None:
     """The `let` of a name: of the blocks around, the innermost first, or of the file."""
     for block, _ in inside_out(scope):
-        for statement in block.body:
-            if isinstance(statement, Let) and statement.name.text == name:
+        for statement in block.named.get(name, ()):
+            if isinstance(statement, Let):
                 return statement
     return context.definitions.lets.get(name)
 

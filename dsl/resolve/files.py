@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 
 from dsl.diagnostics import Diagnostic, Note
 from dsl.parser import MAX_BYTES, decode, parse
-from dsl.resolve.merge import merge, unique
+from dsl.resolve.exports import LET, Exports, Key, joined, put_over
+from dsl.resolve.merge import unique
 from dsl.source import Source, Span
-from dsl.syntax import Attribute, Block, Document, Import, Let, Line, Lost, Statement
+from dsl.syntax import KINDS, Attribute, Block, Document, Import, Let, Line, Lost, Statement
 
-KINDS = ("run", "model", "cluster", "precision")
 MAX_FILES = 64
+MAX_BESIDE = 1000  # files of a folder that a missing one may have been meant to be
 MAX_ALL_WORDS = 100_000  # of all files; some five seconds
 MAX_BLOCKS = 256  # of one file, each of which may be a run to resolve
 Reader = Callable[[str], tuple[Source, tuple[Diagnostic, ...]]]  # path → its text, or why there is none
@@ -29,6 +30,9 @@ class Definitions:
     blocks: dict[tuple[str, str], Block] = field(default_factory=dict)  # by (kind, name)
     lets: dict[str, Let] = field(default_factory=dict)
     own: tuple[tuple[str, str], ...] = ()  # blocks that the first file itself defines
+    body: tuple[Statement, ...] = ()  # of the first file, as it is written
+    home: str = ""  # the folder of the first file
+    folders: dict[str, str] = field(default_factory=dict)  # an imported file → its folder, from that of the first file
     sources: list[Source] = field(default_factory=list)  # in the order they were read
     mistakes: list[Diagnostic] = field(default_factory=list)
     damaged: bool = False  # some statement of the outermost level could not be read
@@ -73,7 +77,7 @@ def over(texts: Mapping[str, str]) -> Reader:
 
 def collect(path: str, reader: Reader = read) -> Definitions:
     """Everything that a file and its imports define. An import comes before the rest of its file."""
-    found = Definitions()
+    found = Definitions(home=str(Path(path).parent))
     source, mistakes = reader(path)
     found.sources.append(source)
     if mistakes:
@@ -81,9 +85,16 @@ def collect(path: str, reader: Reader = read) -> Definitions:
         found.broken = True
         return found
     document = _parsed(found, source)
-    _visit(found, document, reader, (os.path.realpath(path),), {os.path.realpath(path)})
+    real = os.path.realpath(path)
+    exports = _visit(found, document, reader, "", {real: None})
+    for (kind, name), defined in exports.items():
+        if isinstance(defined.statement, Block):
+            found.blocks[kind, name] = defined.statement
+        else:
+            found.lets[name] = defined.statement
     names = (_name(block) for block in document.body if isinstance(block, Block))
     found.own = tuple(name for name in names if name in found.blocks)
+    found.body = document.body
     return found
 
 
@@ -100,56 +111,62 @@ def _parsed(found: Definitions, source: Source) -> Document:
     return Document(source, ()) if parsed.broken or len(blocks) > MAX_BLOCKS else parsed.document
 
 
-def _visit(found: Definitions, document: Document, reader: Reader, chain: tuple[str, ...], seen: set[str]) -> None:
-    for statement in document.body:
-        if isinstance(statement, Import):
-            _import(found, document, statement, reader, chain, seen)
-    blocks: dict[tuple[str, str], Block] = {}
-    lets: dict[str, Let] = {}
+# Of every file that was begun, by its real path, what it exports; None while its own imports are read.
+Visited = dict[str, Exports | None]
+
+
+def _visit(found: Definitions, document: Document, reader: Reader, folder: str, visited: Visited) -> Exports:
+    """What a file and its imports define. `folder` is where it lies, from the folder of the first file."""
+    imports = [
+        (statement, _import(found, document, statement, reader, folder, visited))
+        for statement in document.body
+        if isinstance(statement, Import)
+    ]
+    own: dict[Key, Block | Let] = {}
     for statement in document.body:
         if isinstance(statement, Block):
             key = _checked(found, statement)
             if key is not None:
                 block = unique(statement, found.mistakes)
-                blocks[key] = merge(blocks[key], block, found.mistakes) if key in blocks else block
+                if key in own:
+                    _twice(found, f"{key[0]} {key[1]}", statement.head, own[key].span)
+                own.setdefault(key, block)
         elif isinstance(statement, Let):
-            if statement.name.text in lets:
-                _twice(found, statement, lets[statement.name.text].span)
-            lets[statement.name.text] = statement
+            key = (LET, statement.name.text)
+            if key in own:
+                _twice(found, statement.name.text, statement.name.span, own[key].span)
+            own[key] = statement
         elif not isinstance(statement, Import):
             _stray(found, statement)
-    for key, block in blocks.items():
-        found.blocks[key] = merge(found.blocks[key], block, found.mistakes) if key in found.blocks else block
-    found.lets |= lets
+    exports = joined(imports, own, found.mistakes)
+    for key, mine in own.items():
+        put_over(exports, key, mine, found.mistakes)
+    return exports
 
 
 def _import(
-    found: Definitions,
-    document: Document,
-    statement: Import,
-    reader: Reader,
-    chain: tuple[str, ...],
-    seen: set[str],
-) -> None:
+    found: Definitions, document: Document, statement: Import, reader: Reader, folder: str, visited: Visited
+) -> Exports:
+    """What an imported file exports; nothing where it cannot be read, and why is reported."""
     written, span = statement.path.value, statement.path.span
     if written.startswith("/") or "\\" in written or ":" in written or not written.endswith(".dsc"):
         hint = 'write a path from this file on, as in `import "models/deepseek-v3.dsc"`'
         found.complain("E0503", f'"{written}" is not a relative path to a .dsc file', span, hint)
         found.damaged = True
-        return
-    path = str(Path(document.source.name).parent / written)
+        return {}
+    path = str(Path(found.home, folder, written))
     real = os.path.realpath(path)
-    if real in chain:
-        found.complain("E0502", f'"{written}" is imported by what it imports', span, "remove one of the imports")
-        return
-    if real in seen:
-        return
-    seen.add(real)
-    if len(seen) > MAX_FILES or found.num_words > MAX_ALL_WORDS:
-        most = f"{MAX_FILES} files" if len(seen) > MAX_FILES else f"{MAX_ALL_WORDS:,} words"
+    if real in visited:
+        exports = visited[real]
+        if exports is None:
+            found.complain("E0502", f'"{written}" is imported by what it imports', span, "remove one of the imports")
+        return exports or {}
+    visited[real] = {}
+    if len(visited) > MAX_FILES or found.num_words > MAX_ALL_WORDS:
+        most = f"{MAX_FILES} files" if len(visited) > MAX_FILES else f"{MAX_ALL_WORDS:,} words"
         found.complain("E0102", f"more than {most} are imported", span)
         found.broken = True
-        return
+        return {}
     source, mistakes = reader(path)
     if mistakes:
         missing = mistakes[0].span is None
@@ -159,18 +176,27 @@ def _import(
             else mistakes
         )
         found.damaged = True
-        return
+        return {}
     found.sources.append(source)
-    _visit(found, _parsed(found, source), reader, (*chain, real), seen)
+    inner = str(Path(folder, written).parent)
+    found.folders.setdefault(source.name, inner)
+    visited[real] = None
+    exports = _visit(found, _parsed(found, source), reader, inner, visited)
+    visited[real] = exports
+    return exports
 
 
 def _nearby(path: str, written: str) -> str:
     """The import that was probably meant, or the specs that lie where a missing one was looked for."""
     folder = Path(path).parent
-    names = sorted(entry.name for entry in folder.glob("*.dsc")) if folder.is_dir() else []
-    close = get_close_matches(Path(path).name, names, n=1, cutoff=0.6)
-    if close:
-        return f'write `import "{written.removesuffix(Path(path).name)}{close[0]}"`'
+    if Path(path).exists():  # so another of nearly that name is not meant
+        return "" if Path(path).is_file() else "import a regular file"
+    names = sorted(entry.name for entry in folder.glob("*.dsc") if entry.is_file()) if folder.is_dir() else []
+    from dsl.spelling import nearest  # only where something is wrong
+
+    close = nearest(Path(path).stem, (name.removesuffix(".dsc") for name in names[:MAX_BESIDE]))
+    if len(close) == 1:
+        return f'write `import "{written.removesuffix(Path(path).name)}{close[0]}.dsc"`'
     names = names[:8]
     return f"{folder} holds {', '.join(names)}" if names else f"there are no .dsc files in {folder}"
 
@@ -187,16 +213,29 @@ def _checked(found: Definitions, block: Block) -> tuple[str, str] | None:
         hint = f"blocks of a file are {', '.join(f'`{known}`' for known in KINDS)}"
         found.complain("E0201", f"a file has no block `{kind}`", block.key.span, hint)
         return None
+    if kind == "precision" and _is_built_in(name):
+        hint = f"write `precision my_{name} extends {name} {{ … }}`"
+        found.complain("E0202", f"precision `{name}` is built in, and is the same everywhere", block.head, hint)
+        return None
     if not name or not name.isidentifier():
-        found.complain("E0205", f"a {kind} has one name", block.head, f"write `{kind} my_{kind} {{ … }}`")
+        written = block.labels[0].span.to(block.labels[-1].span).text if block.labels else ""
+        label = "_".join(re.findall(r"[A-Za-z0-9_]+", written[:64], re.ASCII))
+        proposed = label if label.isidentifier() else f"my_{kind}"
+        found.complain("E0205", f"a {kind} has one name", block.head, f"write `{kind} {proposed} {{ … }}`")
         found.damaged = True
         return None
     return kind, name
 
 
-def _twice(found: Definitions, statement: Let, first: Span) -> None:
-    note = Note("first given here", first)
-    found.complain("E0202", f"`{statement.name.text}` is given twice", statement.name.span, "remove one", note)
+def _is_built_in(name: str) -> bool:
+    from dsl.schema import BUILT_IN  # with pydantic, which those who only read a file need not wait for
+
+    return name in BUILT_IN
+
+
+def _twice(found: Definitions, what: str, span: Span, first: Span) -> None:
+    hint = "remove one, or give it another name"
+    found.complain("E0202", f"`{what}` is given twice", span, hint, Note("first given here", first))
 
 
 def _stray(found: Definitions, statement: Statement) -> None:

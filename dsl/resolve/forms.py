@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import takewhile
 from typing import Literal
 
 from dsl.ramp import Ramp
-from dsl.resolve.context import Context, RejectedError, Scope, suggest
-from dsl.resolve.evaluate import convert, leading, phrase
+from dsl.resolve.context import Context, RejectedError, Scope, listed, suggest
+from dsl.resolve.evaluate import convert, is_value, leading, phrase
 from dsl.resolve.fields import string
 from dsl.resolve.merge import key_of
 from dsl.schema import Batch, Phase, RatePhase, TrainTokenizer, Unit
@@ -101,8 +102,12 @@ def batch(context: Context, scope: Scope, statement: Attribute | Block, ramp: No
         if key not in ("from", "to", "over") or not isinstance(each, Attribute):
             span = each.key.span if isinstance(each, (Attribute, Block)) else each.span
             if not isinstance(each, Lost):
+                free = {"from", "to", "over"} - {key_of(other) for other in statement.body}
                 context.complain(
-                    "E0201", f"`batch` has no key `{key or span.text}`", span, suggest(key, ("from", "to", "over"))
+                    "E0201",
+                    f"`batch` has no key `{key or span.text}`",
+                    span,
+                    suggest(key, free) if free else "remove it",
                 )
             rejected = True
             continue
@@ -141,7 +146,7 @@ def tokenizer(context: Context, scope: Scope, statement: Attribute) -> str | Tra
     if len(statement.phrase.items) > 1:
         raise context.reject("E0302", "`tokenizer` takes one value", statement.phrase.items[1].span, "remove the rest")
     if not isinstance(value, Call):
-        return string(context, "tokenizer", value)
+        return string(context, "tokenizer", value, is_path=True)
     if value.name != "train" or len(value.arguments) != 1:
         message = f"`{value.span.text}` is no tokenizer"
         raise context.reject("E0302", message, value.span, 'write `train(4096)`, or a file as in `"tokenizer.json"`')
@@ -170,13 +175,14 @@ def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total:
     found: list[RatePhase] = []
     lines = [each for each in block.body if isinstance(each, Line)]
     damaged = len(lines) < len(block.body)
+    known = [*takewhile(lambda each: isinstance(each, Line), block.body)]  # behind what is none, nobody knows the rate
     for each in block.body:
         if not isinstance(each, (Line, Lost)):
             hint = "write `warmup 2000 steps to 2.2e-4`"
             context.complain("E0704", "a phase of the rate is a line of words", each.span, hint)
     if not block.body:
         raise context.reject("E0704", "`rate` has no phase", block.head, "write `constant at 1e-4`")
-    for index, line in enumerate(lines):
+    for index, line in enumerate(lines[: len(known)]):
         last = index == len(lines) - 1
         try:
             found.append(_line(context, scope, line, found[-1] if found else None, ramp, total if last else None, last))
@@ -184,7 +190,7 @@ def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total:
         except RejectedError:
             damaged = True
             break  # later phases begin where this one would have ended
-    for line in lines[len(found) + 1 :] if damaged else ():
+    for line in lines[len(found) + (len(found) < len(known)) :] if damaged else ():
         _words(context, scope, line)
     if damaged:
         raise RejectedError
@@ -207,13 +213,12 @@ def _clauses(context: Context, scope: Scope, line: Line) -> dict[str, Clause]:
     found: dict[str, Clause] = {}
     items = line.items
     while items:
-        name, rest = "over", items
-        if isinstance(items[0], Word) and (items[0].text in CLAUSES or found):
-            name, rest = items[0].text, items[1:]
+        name, rest, first = "over", items, items[0]
+        if isinstance(first, Word) and (first.text in CLAUSES or found or not is_value(context, scope, first)):
+            name, rest = first.text, items[1:]
             if name not in CLAUSES or not rest:
-                message = f"`{name}` where one of {', '.join(f'`{each}`' for each in CLAUSES)} was expected"
-                hint = "write `cosine to 2.2e-5 over 4.3T tokens`"
-                raise context.reject("E0704", message, items[0].span, hint)
+                message = f"`{name}` where one of {listed(CLAUSES)} was expected"
+                raise context.reject("E0704", message, first.span, _clause_hint(line, first, rest))
         value, after = leading(context, scope, rest)
         span = rest[0].span.to(items[-len(after) - 1].span)
         if name in found:
@@ -222,6 +227,17 @@ def _clauses(context: Context, scope: Scope, line: Line) -> dict[str, Clause]:
         items = after
     _fitting(context, line.head, found)
     return found
+
+
+def _clause_hint(line: Line, word: Word, rest: tuple[Value, ...]) -> str:
+    """The clause that a word was meant to be, else the line without it."""
+    from dsl.spelling import nearest  # only where something is wrong
+
+    close = nearest(word.text, CLAUSES)
+    if close:
+        return f"did you mean {listed(close, 'or')}?"
+    without = f"{line.span.text[: word.span.start - line.span.start]}{rest[0].span.to(line.span).text}" if rest else ""
+    return f"write `{without}`" if without else "write `cosine to 2.2e-5 over 4.3T tokens`"
 
 
 def _fitting(context: Context, head: Word, clauses: dict[str, Clause]) -> None:

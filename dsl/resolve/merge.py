@@ -7,13 +7,14 @@ Nodes keep their spans, so every value still knows where it was written.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsl.diagnostics import Diagnostic, Note
 from dsl.source import Span
 from dsl.syntax import Attribute, Block, Import, Let, Line, Lost, Number, Statement, Word
 
 MAX_NOTES = 8
+EXTENDS = "extends"
 ALTERNATIVES = {"tokens": "steps", "steps": "tokens"}  # two ways to say one thing
 NAMES = frozenset({"run", "model", "cluster", "precision", "device"})  # blocks whose label is a name, not a kind
 
@@ -34,7 +35,10 @@ def label_of(block: Block) -> str:
 
 
 def unique(block: Block, mistakes: list[Diagnostic]) -> Block:
-    """A block without the keys that one body gives twice, here or further inside; the first one stays."""
+    """A block without the keys that one body gives twice, here or further inside; the first one stays.
+
+    Blocks within it extend nothing: what they inherit comes by way of the block around them.
+    """
     seen: dict[str, Span] = {}
     body: list[Statement] = []
     for statement in block.body:
@@ -48,10 +52,20 @@ def unique(block: Block, mistakes: list[Diagnostic]) -> Block:
             note = Note(f"`{other}` is given here", seen[other])
             mistakes.append(Diagnostic("E0202", f"`{key}` and `{other}` say the same", span, "keep one", (note,)))
         else:
-            body.append(unique(statement, mistakes) if isinstance(statement, Block) else statement)
+            body.append(inner(statement, mistakes) if isinstance(statement, Block) else statement)
         if key:
             seen.setdefault(key, span)
-    return Block(block.key, block.labels, block.parent, tuple(body), block.head)
+    return Block(block.key, block.labels, block.parent, tuple(body), block.head, block.end)
+
+
+def inner(block: Block, mistakes: list[Diagnostic]) -> Block:
+    """A block within another, which cannot extend one."""
+    if block.parent is not None:
+        begin = block.head.start + block.head.text.rindex(EXTENDS, 0, block.parent.span.start - block.head.start)
+        span = Span(block.head.source, begin, block.parent.span.end)
+        message = f"`{block.key.text}` extends nothing: a run, model, cluster or precision does, with all that is in it"
+        mistakes.append(Diagnostic("E0205", message, span, f"remove `{span.text}`"))
+    return replace(unique(block, mistakes), parent=None)
 
 
 def merge(parent: Block, child: Block, mistakes: list[Diagnostic]) -> Block:
@@ -80,7 +94,8 @@ def merge(parent: Block, child: Block, mistakes: list[Diagnostic]) -> Block:
             body.append(_inherit(kin, statement, mistakes) if isinstance(statement, Block) else statement)
         elif key_of(statement) not in kept or not key_of(statement) or not isinstance(statement, Block):
             body.append(statement)
-    return Block(child.key, child.labels or parent.labels, child.parent or parent.parent, tuple(body), child.head)
+    own_labels, above = child.labels or parent.labels, child.parent or parent.parent
+    return Block(child.key, own_labels, above, tuple(body), child.head, child.end)
 
 
 def layers_of(key: str) -> bool:
@@ -118,7 +133,7 @@ def _inherit(kin: Mapping[tuple[str, str], _Kin], layers: Block, mistakes: list[
         else each
         for each in layers.body
     )
-    return Block(layers.key, layers.labels, layers.parent, body, layers.head)
+    return Block(layers.key, layers.labels, layers.parent, body, layers.head, layers.end)
 
 
 def _inherit_ffn(kin: _Kin, ffn: Block, mistakes: list[Diagnostic]) -> Block:
@@ -131,7 +146,7 @@ def _inherit_ffn(kin: _Kin, ffn: Block, mistakes: list[Diagnostic]) -> Block:
         message = f"what this block leaves unset could be inherited from {len(kin.blocks)} blocks `{ffn.head.text}`"
         hint = f"give {names} here"
         mistakes.append(Diagnostic("E0403", message, ffn.head, hint, notes))
-        return Block(ffn.key, ffn.labels, ffn.parent, (*ffn.body, Lost(ffn.head)), ffn.head)
+        return Block(ffn.key, ffn.labels, ffn.parent, (*ffn.body, Lost(ffn.head)), ffn.head, ffn.end)
     return ffn
 
 

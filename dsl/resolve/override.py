@@ -14,7 +14,7 @@ from dsl.parser import MAX_PARTS, parse
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.derive import ranges_of
 from dsl.resolve.fields import fields_of, keys_of
-from dsl.resolve.merge import key_of, merge
+from dsl.resolve.merge import inner, key_of, merge
 from dsl.schema import Node, Spec
 from dsl.source import OVERRIDE, Source, Span
 from dsl.syntax import Attribute, Block, Let, Line, Phrase, Range, Statement, String, Word
@@ -66,6 +66,7 @@ def _read(context: Context, source: Source) -> tuple[Word, Setting] | None:
             if parsed.diagnostics:
                 return None
             found = _setting(word.text, parsed.document.body)
+            found = inner(found, context.mistakes) if isinstance(found, Block) else found
         if found is not None:
             return word, found
     span = Span(source, 0, max(1, len(source.text)))
@@ -158,11 +159,11 @@ def _put(context: Context, scope: Scope, block: Block, keys: list[str], word: Wo
         empty = Block(key, (), None, (), word.span)
         new = _put(context, scope.inside(empty, name), empty, rest, word, setting)
     elif isinstance(setting, Block):
-        new = Block(key, setting.labels, setting.parent, setting.body, setting.head)
+        new = replace(setting, key=key)
     else:
         assert isinstance(setting, Attribute)
         new = Attribute(key, setting.phrase, setting.span)
-    return merge(block, Block(block.key, (), None, (new,), block.head), context.mistakes)
+    return merge(block, Block(block.key, (), None, (new,), block.head, block.end), context.mistakes)
 
 
 def _put_layers(context: Context, scope: Scope, block: Block, keys: list[str], word: Word, setting: Setting) -> Block:
@@ -174,9 +175,11 @@ def _put_layers(context: Context, scope: Scope, block: Block, keys: list[str], w
         return _with(block, target, _put(context, scope.inside(target, f"layers.{index}"), target, rest, word, setting))
     label = setting.phrase.items[0] if isinstance(setting, Attribute) else None
     if target is not None and isinstance(setting, Attribute) and isinstance(label, Range):
-        return _with(block, target, Block(target.key, (label,), target.parent, target.body, setting.span))
+        return _with(block, target, Block(target.key, (label,), target.parent, target.body, setting.span, target.end))
     known = (f"`layers.{number}` is {each.head.text.removeprefix('layers ')}" for number, each in enumerate(ranges))
     hint = f"{', '.join(known)}: write `-s model.layers.{max(0, len(ranges) - 1)}.ffn.inner=…`"
+    if not ranges:  # a run has none, its model does
+        hint = f"layers are the model's: write `-s model.{word.text}=…`"
     raise context.reject("E0504", f"`{word.text}` names no value of a layer range", word.span, hint)
 
 
@@ -202,4 +205,4 @@ def _put_rate(context: Context, block: Block, keys: list[str], word: Word, lines
 def _with(block: Block, old: Statement, new: Statement) -> Block:
     """A block with one statement in the place of another."""
     body = tuple(new if each is old else each for each in block.body)
-    return Block(block.key, block.labels, block.parent, body, block.head)
+    return Block(block.key, block.labels, block.parent, body, block.head, block.end)

@@ -1,7 +1,7 @@
 """Rules across fields. Each says the rule, the numbers, and an edit that mends it.
 
 A rule reads only the paths its row names, and is left out when one of them has no usable value: what is wrong there
-has been told already. `train_refusals` are the rules of what passes check and plan, but does not run yet.
+has been told already. `train_refusals` are the rules of what is right, and cannot be compiled and trained yet.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ JOINT: tuple[Row, ...] = (
     (("train.batch", "train.micro_batch", "parallel.data"), phases.batch_grows),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.batch_divides),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.enough_micro_batches),
-    ((*WORLD, "train.micro_batch", "train.batch"), parallel.schedules_are_bounded),
+    ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.schedules_are_bounded),
     (("parallel.pipeline", "schedule", f"{LAYERS}.last"), parallel.stages_have_layers),
     (("parallel.tensor", "parallel.context"), parallel.one_tensor_and_context),
     (("parallel.zero",), parallel.zero_runs),
@@ -59,13 +59,18 @@ RULES: tuple[Row, ...] = (
     ((*FP8, "precision.promote"), precision.sums_are_promoted),
     (("recompute", "model.name", "model.attention", f"{LAYERS}.ffn.shared"), precision.recomputed_ops_exist),
     (("train.validate", "data.validation"), resources.validation_has_data),
+    (("schedule.name", "schedule.file"), parallel.one_schedule),
+    (
+        ("parallel.layout", "parallel.pipeline", "schedule", f"{LAYERS}.first", f"{LAYERS}.last", "model.mtp.depth"),
+        parallel.layout_is_of_the_model,
+    ),
+    (tuple(f"schedule.{key}" for key in ("name", "file", "chunks", "cap")), parallel.options_of_schedules),
     *JOINT,
 )
 
 REFUSALS: tuple[Rule, ...] = (
     training.trains_in_full_precision,
     training.trains_without_recompute,
-    training.trains_under,
 )
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from math import gcd
 
 from dsl import ramp
+from dsl.pipeline_layout import LayoutError, stages_of_layout
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
 from dsl.schema import Moe, Spec
+from dsl.stages import AUTO, EVEN, FEWEST, FOLDED, INTERLEAVED, stages_of_rank
 
-EVEN = ("dualpipe",)  # schedules that want even numbers of ranks and micro-batches
-MAX_PLANNED = 2**18  # micro-batches of all ranks and sizes of the batch
-STAGES_PER_RANK = {"dualpipev": 2, "zbv": 2}
+MAX_PLANNED = 2**18  # micro-batches of all stages of all ranks and sizes of the batch
 
 
 def world_is_used(spec: Spec) -> Iterator[Finding]:
@@ -69,6 +69,28 @@ def even_pipeline(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0804", message, "parallel.pipeline", hint, (("the schedule", "schedule.name"),))
 
 
+def one_schedule(spec: Spec) -> Iterator[Finding]:
+    """What runs has a name, or is in a file."""
+    name, file = spec.schedule.name, spec.schedule.file
+    if name is not None and file is not None:
+        message = f"schedule {name} is named, and one is to be read from a file too"
+        yield Finding("E0813", message, "schedule.file", "remove `name` or `file`", (("the name", "schedule.name"),))
+    elif name is None and file is None:
+        yield Finding("E0813", "the schedule has neither a name nor a file", "schedule.name", "write `name = 1f1b`")
+
+
+def options_of_schedules(spec: Spec) -> Iterator[Finding]:
+    """Chunks are chosen under interleaved alone, a cap is for the search."""
+    name = spec.schedule.name
+    for key, value, of in (("chunks", spec.schedule.chunks, INTERLEAVED), ("cap", spec.schedule.cap, AUTO)):
+        if value is not None and name != of:
+            who = f"schedule {name}" if name is not None else "a schedule of a file"
+            message = f"{key} = {value} is for {of}; {who} does not read it"
+            hint = f"remove `{key}`, or write `name = {of}`"
+            notes = (("the schedule", "schedule.name" if name is not None else "schedule.file"),)
+            yield Finding("E0814", message, f"schedule.{key}", hint, notes)
+
+
 def batch_divides(spec: Spec) -> Iterator[Finding]:
     """Every data rank runs the same number of micro-batches, an even one under DualPipe."""
     p, train = spec.parallel, spec.train
@@ -95,15 +117,16 @@ def batch_divides(spec: Spec) -> Iterator[Finding]:
 
 def enough_micro_batches(spec: Spec) -> Iterator[Finding]:
     """Below two micro-batches per rank DualPipe has no steady state; a ramp may begin there, not stay there."""
-    p, train = spec.parallel, spec.train
+    p, train, name = spec.parallel, spec.train, spec.schedule.name
     unit = p.data * train.micro_batch
-    largest = train.batch.end // unit
-    if spec.schedule.name not in EVEN or train.batch.end % unit or largest >= 2 * p.pipeline or not _fits(spec):
+    largest, least = train.batch.end // unit, FEWEST.get(name or "", 0) * p.pipeline
+    if largest >= least or train.batch.end % unit or not _fits(spec):
         return
     count = f"a batch of {train.batch.end:,} makes {largest} on each of {p.data} data ranks"
-    message = f"{spec.schedule.name} over {p.pipeline} ranks needs {2 * p.pipeline} micro-batches, {count}"
+    message = f"{name} over {p.pipeline} rank{'s' if p.pipeline > 1 else ''} needs {least} micro-batches, {count}"
     constant = train.batch.start == train.batch.end
-    hint = f"write `{'batch' if constant else 'to'} = {2 * p.pipeline * unit}`, or `schedule {{ name = 1f1b }}`"
+    other = "zbv" if name in FOLDED else "1f1b"
+    hint = f"write `{'batch' if constant else 'to'} = {least * unit}`, or `schedule {{ name = {other} }}`"
     paths = ("parallel.pipeline", "parallel.data", "train.micro_batch")
     notes = tuple((f"{path.rpartition('.')[2]} is given here", path) for path in paths)
     yield Finding("E0805", message, "train.batch" if constant else "train.batch.to", hint, notes)
@@ -119,14 +142,16 @@ def schedules_are_bounded(spec: Spec) -> Iterator[Finding]:
     if not _fits(spec) or train.batch.end < train.batch.start:
         return
     sizes = ramp.num_sizes(train.batch, ramp.quantum_of(p, train.micro_batch))
-    planned = p.pipeline * sizes * (train.batch.start + train.batch.end) // (2 * unit)
+    stages = p.pipeline * stages_of_rank(spec.schedule)
+    planned = stages * sizes * (train.batch.start + train.batch.end) // (2 * unit)
     if sizes > ramp.MAX_SIZES or planned <= MAX_PLANNED:
         return
     constant = train.batch.start == train.batch.end
     ranks = f"{p.pipeline} pipeline rank{'s' if p.pipeline > 1 else ''}"
+    ranks += f" of {stages // p.pipeline} stages" if stages > p.pipeline else ""
     what = f"a batch of {train.batch.end:,} makes" if constant else f"the {sizes:,} sizes of the batch make"
     message = f"{what} {planned:,} micro-batches on {ranks}, at most {MAX_PLANNED:,} are planned"
-    most = MAX_PLANNED // p.pipeline // 2 * 2 * unit
+    most = MAX_PLANNED // stages // 2 * 2 * unit
     hint = f"write `batch = {most}` or less" if constant else "grow it by less"
     yield Finding(
         "E0811",
@@ -139,13 +164,15 @@ def schedules_are_bounded(spec: Spec) -> Iterator[Finding]:
 
 def stages_have_layers(spec: Spec) -> Iterator[Finding]:
     """No stage is empty. The first one has the embedding and the last one the head, so they may be without layers."""
-    stages = spec.parallel.pipeline * STAGES_PER_RANK.get(spec.schedule.name, 1)
-    layers = spec.model.num_layers
+    per_rank = stages_of_rank(spec.schedule)
+    stages, layers = spec.parallel.pipeline * per_rank, spec.model.num_layers
     if stages > layers + 2:
-        message = f"{stages} stages for {layers} layers, of which only the first and the last may have none"
-        most = (layers + 2) // STAGES_PER_RANK.get(spec.schedule.name, 1)
+        each = f", {per_rank} on each of {spec.parallel.pipeline} ranks," if per_rank > 1 else ""
+        message = f"{stages} stages{each} for {layers} layers, of which only the first and the last may have none"
+        most = (layers + 2) // per_rank
         most -= most % 2 if spec.schedule.name in EVEN and most > 1 else 0
-        yield Finding("E0808", message, "parallel.pipeline", f"write `pipeline = {max(1, most)}`")
+        hint = f"write `pipeline = {most}`" if most else "write `schedule { name = 1f1b }`"
+        yield Finding("E0808", message, "parallel.pipeline", hint)
 
 
 def one_tensor_and_context(spec: Spec) -> Iterator[Finding]:
@@ -167,3 +194,23 @@ def zero_runs(spec: Spec) -> Iterator[Finding]:
         yield Finding(
             "E0810", f"zero = {zero}: {what} are not divided over ranks yet", "parallel.zero", "write `zero = 1`"
         )
+
+
+def layout_is_of_the_model(spec: Spec) -> Iterator[Finding]:
+    """A layout has every layer of the model, on as many stages as the schedule runs."""
+    layout, model = spec.parallel.layout, spec.model
+    if layout is None:
+        return
+    notes = (("the layers", f"model.layers.{len(model.layers) - 1}"),)
+    try:
+        runs = stages_of_layout(layout, model.num_layers, model.mtp.depth if model.mtp else 0)
+    except LayoutError as error:
+        yield Finding("E0815", str(error), "parallel.layout", "remove `layout`, and the stages are even", notes)
+        return
+    stages = spec.parallel.pipeline * stages_of_rank(spec.schedule)
+    if spec.schedule.file is None and len(runs) != stages:
+        a_rank = f" of {stages // spec.parallel.pipeline} stages" if stages > spec.parallel.pipeline else ""
+        ranks = f"{spec.parallel.pipeline} pipeline rank{'s' if spec.parallel.pipeline > 1 else ''}{a_rank}"
+        message = f"the layout has {len(runs)} stages, {ranks} have {stages}"
+        hint = f"write {stages - 1} `|` in it, or remove `layout`"
+        yield Finding("E0815", message, "parallel.layout", hint, (("the ranks", "parallel.pipeline"),))

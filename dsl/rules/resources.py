@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dsl import memory
 from dsl.rules.finding import Finding
 from dsl.schema import Spec
+from dsl.stages import is_mirrored
 
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
 
@@ -30,8 +31,8 @@ def state_fits(spec: Spec) -> Iterator[Finding]:
     least = memory.lower_bound(spec)
     if least.total <= device.memory:
         return
-    copies = spec.schedule.name in memory.MIRRORED and spec.parallel.pipeline > 1
-    weights = "weights (two copies, as dualpipe keeps)" if copies else "weights"
+    mirrored = f"weights (two copies, as {spec.schedule.name} keeps)"
+    weights = mirrored if is_mirrored(spec) else "weights"
     parts = (
         f"{weights} {size(least.weights)}, gradients {size(least.gradients)}, optimizer {size(least.optimizer)}, "
         f"one activation {size(least.activations)}"

@@ -1,4 +1,4 @@
-"""What passes check and plan, but does not train yet."""
+"""What is right, and cannot be compiled and trained yet."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from dsl.rules.finding import Finding
 from dsl.schema import Spec
-
-RUNS = ("dualpipe", "1f1b")
 
 
 def trains_in_full_precision(spec: Spec) -> Iterator[Finding]:
@@ -30,10 +28,3 @@ def trains_without_recompute(spec: Spec) -> Iterator[Finding]:
     if spec.recompute:
         message = f"recompute of {', '.join(spec.recompute)} is planned, not run yet"
         yield Finding("E1003", message, "recompute", "write `recompute = []`")
-
-
-def trains_under(spec: Spec) -> Iterator[Finding]:
-    """Schedules that are written."""
-    if spec.schedule.name not in RUNS:
-        message = f"schedule {spec.schedule.name} is known, not run yet"
-        yield Finding("E1004", message, "schedule.name", "write `name = dualpipe` or `name = 1f1b`")

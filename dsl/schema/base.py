@@ -41,6 +41,11 @@ class Syntax:
 
 
 @dataclass(frozen=True, slots=True)
+class FilePath:
+    """A text that is a path. It starts at the file it is written in; in a resolved spec, at that of the run."""
+
+
+@dataclass(frozen=True, slots=True)
 class Derived:
     """A field whose default follows from other values, as `dsl.resolve.derive` finds it."""
 

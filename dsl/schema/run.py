@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, Derived, Node, Syntax, Unit
+from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, Derived, FilePath, Node, Syntax, Unit
 from dsl.schema.cluster import Cluster
 from dsl.schema.model import Model
 from dsl.schema.precision import Precision
@@ -20,6 +20,7 @@ LearningRate = Annotated[float, Field(ge=0, le=10)]
 
 Recompute = Literal["rmsnorm", "mla_up", "swiglu", "attention", "router", "shared", "experts"]
 ScheduleName = Literal["dualpipe", "1f1b", "dualpipev", "zb1p", "zbv", "interleaved", "gpipe", "auto"]
+MAX_CHUNKS = 1000  # a stage has a layer, and a model has no more of them
 
 
 class Parallel(Node):
@@ -39,31 +40,64 @@ class Parallel(Node):
     ]
     tensor: Annotated[Degree, Field(description="ranks a matrix is split over", examples=["tensor = 1"])] = 1
     context: Annotated[Degree, Field(description="ranks a sequence is split over", examples=["context = 1"])] = 1
+    layout: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=4000,
+            description="which layers are on which stage, in Megatron's words; else as even as it gets",
+            examples=['layout = "Et*3|(tt|)*28ttmL"'],
+        ),
+    ] = None
     zero: Annotated[
         int, Field(ge=0, le=3, description="1: each optimizer state has one owner", examples=["zero = 1"])
     ] = 0
 
 
 class Schedule(Node):
-    """The order of forwards and backwards on the ranks of a pipeline."""
+    """The order of forwards and backwards on the ranks of a pipeline: by its name, or from a file."""
 
     name: Annotated[
-        ScheduleName,
+        ScheduleName | None,
         Field(description="name of the schedule", examples=["name = dualpipe"]),
         Choices(
             {
                 "dualpipe": "micro-batches from both ends, forwards paired with backwards (arXiv 2412.19437, §3.2.1)",
                 "1f1b": "one forward, one backward, in turns (arXiv 2104.04473)",
-                "dualpipev": "DualPipe on half the ranks, each with two stages",
+                "dualpipev": "DualPipe folded: two stages a rank in the form of a V, one copy of the weights",
                 "zb1p": "1f1b with the gradients of the weights deferred into the bubble (arXiv 2401.10241)",
                 "zbv": "two stages a rank, in the form of a V, without a bubble (arXiv 2401.10241)",
                 "interleaved": "1f1b with several smaller stages a rank (arXiv 2104.04473)",
                 "gpipe": "all forwards, then all backwards (arXiv 1811.06965)",
-                "auto": "whichever is predicted to be fastest",
+                "auto": "searched for: the shortest one found for the costs at hand, under `cap`",
             }
         ),
-        Derived("1f1b where pipeline = 1, else dualpipe"),
-    ]
+        Derived("1f1b where pipeline = 1, else dualpipe; none where a file is given"),
+    ] = None
+    chunks: Annotated[
+        int | None,
+        Field(ge=2, le=MAX_CHUNKS, description="stages a rank has, of interleaved", examples=["chunks = 2"]),
+        Derived("2 under interleaved, else none"),
+    ] = None
+    cap: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=100_000_000,
+            description="most activations of a stage that a rank holds at once, of auto",
+            examples=["cap = 9"],
+        ),
+    ] = None
+    file: Annotated[
+        str | None,
+        FilePath(),
+        Field(
+            min_length=1,
+            max_length=4096,
+            description="a schedule in the form of `dsc schedule`, instead of a name; relative to the spec",
+            examples=['file = "mine.schedule"'],
+        ),
+    ] = None
 
 
 class Sm(Node):
@@ -186,10 +220,11 @@ class TrainTokenizer(Node):
 
 
 class Data(Node):
-    """Where the text comes from. Paths are relative to the spec."""
+    """Where the text comes from. Paths are those from the folder of the spec."""
 
     source: Annotated[
         str,
+        FilePath(),
         Field(
             min_length=1,
             max_length=4096,
@@ -200,6 +235,7 @@ class Data(Node):
     tokenizer: Annotated[
         str | TrainTokenizer,
         Syntax("tokenizer"),
+        FilePath(),
         Field(description="a tokenizer.json, or train(vocab)", examples=["tokenizer = train(4096)"]),
     ]
     validation: Annotated[

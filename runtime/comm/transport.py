@@ -1,6 +1,6 @@
 """Channels of a rank over torch.distributed: pipeline messages, expert exchanges, reductions.
 
-One communicator per ordered pair of neighbouring pipeline ranks, so that in-order delivery per direction is all that is
+One communicator per ordered pair of pipeline ranks that talk, so that in-order delivery per direction is all that is
 asked of the backend; one per expert group; one per set of holders. Every message of a checked run carries its name and
 place in the channel, and every exchange of counts carries its place in the group's order: members that disagree stop
 with an error instead of swapping data silently, as gloo would.
@@ -43,7 +43,7 @@ def digest(name: str) -> int:
 
 @dataclass
 class Edge:
-    """One direction between two neighbouring pipeline ranks; in-order, so messages need no tags."""
+    """One direction between two pipeline ranks; in-order, so messages need no tags."""
 
     group: dist.ProcessGroup
     peer: int  # world rank at the other end
@@ -141,14 +141,18 @@ Channel = tuple[str, tuple[int, ...]]  # ("edge", (source, destination)), ("expe
 Groups = Mapping[Channel, dist.ProcessGroup]
 
 
-def channels(mesh: Mapping[str, int], holders: Iterable[tuple[int, ...]]) -> list[Channel]:
-    """Every channel of a world that needs a communicator, in one order: (a, b) and (b, a) are two."""
+def channels(
+    mesh: Mapping[str, int], edges: Iterable[tuple[int, int]], holders: Iterable[tuple[int, ...]]
+) -> list[Channel]:
+    """Every channel of a world that needs a communicator, in one order.
+
+    edges: (source, destination) pipeline ranks, each a channel in every column; (a, b) and (b, a) are two.
+    """
     pp, dp, ep = mesh["pp"], mesh["dp"], mesh["ep"]
-    down = [(p * dp + d, (p + 1) * dp + d) for p in range(pp - 1) for d in range(dp)]
-    edges = [("edge", pair) for a, b in down for pair in ((a, b), (b, a))]
+    pairs = [("edge", (a * dp + d, b * dp + d)) for a, b in edges for d in range(dp)]
     experts = [("expert", tuple(range(first, first + ep))) for first in range(0, pp * dp, ep)]
     reduces = [("reduce", ranks) for ranks in sorted(set(holders))]
-    return [(kind, ranks) for kind, ranks in (*edges, *experts, *reduces) if len(ranks) > 1]
+    return [(kind, ranks) for kind, ranks in (*pairs, *experts, *reduces) if len(ranks) > 1]
 
 
 def connect(rank: int, wanted: Iterable[Channel], timeout_s: float) -> Groups:

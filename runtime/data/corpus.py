@@ -93,6 +93,8 @@ def _split_glob(source: str, spec_folder: Path) -> tuple[Path, str]:
     if not source or "\0" in source:
         raise DataError(f"data source {source!r}: expected {STDLIB} or a pattern such as corpus/*.jsonl")
     parts = Path(source).parts
+    if not Path(source).name or parts[-1] == "..":
+        raise DataError(f"data source {source!r}: this is a folder, write {source.rstrip('/')}/**/*.txt")
     first = next((i for i, part in enumerate(parts) if _GLOB & set(part)), len(parts) - 1)
     if ".." in parts[first:]:
         raise DataError(f"data source {source!r}: `..` cannot follow a wildcard")

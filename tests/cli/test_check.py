@@ -227,9 +227,73 @@ def test_fix_leaves_what_it_does_not_know_and_files_not_named(folder: Path, caps
     assert (folder / "a.dsc").read_text("utf-8").count("learning = 3") == 1
 
 
+def test_fix_leaves_what_would_bring_another_mistake(folder: Path, capsys: Captured) -> None:
+    """What is written is right as far as its word goes: no key twice, no other architecture, no guess between two."""
+    lines = {
+        "train { batch = 8, micro_batch = 2, global_batch = 16 }": None,
+        "train { micro_batch = 2, global_batch_size = 16 }": "train { micro_batch = 2, batch = 16 }",
+        "train { optimizer adamw { betas = [0.9, 0.95] } }": None,
+        "train { optimizer adamw { beta = 0.95 } }": None,
+        "train { optimizer adam { } }": None,
+        "train { lr = 1e-4 }": None,
+        "parallel { pipelin = x }": None,
+        "recompute = [], recomput = rmsnorm": None,
+        "schedul { nam = dualpip }": None,
+        "parallel { pipelin = 1, expret = 1 }": "parallel { pipeline = 1, expert = 1 }",
+    }
+    for line, wanted in lines.items():
+        text = 'import "right.dsc"\nrun a extends tiny {\n  LINE\n}\n'
+        (folder / "a.dsc").write_text(text.replace("LINE", line), "utf-8")
+        main(["check", "a.dsc", "--fix"])
+        assert (folder / "a.dsc").read_text("utf-8") == text.replace("LINE", wanted or line), line
+    model = 'import "right.dsc"\nmodel a extends tiny { attention mha { heads = 4, kv_heads = 4 } }\n'
+    (folder / "a.dsc").write_text(model, "utf-8")
+    assert main(["check", "a.dsc", "--fix"]) == 2
+    assert (folder / "a.dsc").read_text("utf-8") == model
+    assert "fixed" not in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_fix_corrects_a_word_whose_value_breaks_a_rule(folder: Path) -> None:
+    """The word was meant; that its value does not fit the others is told then."""
+    (folder / "a.dsc").write_text('import "right.dsc"\nrun a extends tiny { parallel { expret = 7 } }\n', "utf-8")
+    assert main(["check", "a.dsc", "--fix"]) == 2
+    assert "expert = 7" in (folder / "a.dsc").read_text("utf-8")
+
+
 def test_fix_of_a_link_is_refused(folder: Path, capsys: Captured) -> None:
     (folder / "link.dsc").symlink_to("wrong.dsc")
     before = (folder / "wrong.dsc").read_bytes()
     assert main(["check", "link.dsc", "--fix"]) == 2
     assert (folder / "wrong.dsc").read_bytes() == before and (folder / "link.dsc").is_symlink()
     assert "error: link.dsc" in capsys.readouterr().err
+
+
+def test_fix_finds_the_file_however_it_is_called(folder: Path) -> None:
+    (folder / "d").mkdir()
+    text = 'import "../right.dsc"\nrun mine extends tiny { parallel { pipelin = 1 } }\n'
+    (folder / "d" / "x.dsc").write_text(text, "utf-8")
+    assert main(["check", "d/../d/x.dsc", "./d//x.dsc", str(folder / "d" / "x.dsc"), "--fix"]) == 0
+    assert (folder / "d" / "x.dsc").read_text("utf-8") == text.replace("pipelin ", "pipeline ")
+
+
+@pytest.mark.parametrize("command", [["check", "--fix"], ["fmt"]])
+def test_what_may_not_be_written_is_not_replaced(command: list[str], folder: Path, capsys: Captured) -> None:
+    """Read-only files and files with several names stay as they are, and so do those beside them."""
+    wrong, linked = folder / "wrong.dsc", folder / "linked.dsc"
+    linked.write_bytes(wrong.read_bytes().replace(b"  ", b"   ") + b"\n\n")
+    wrong.write_bytes(linked.read_bytes())
+    wrong.chmod(0o444)
+    (folder / "other.dsc").hardlink_to(linked)
+    before = {path: (path.read_bytes(), path.stat().st_ino, path.stat().st_mode) for path in folder.glob("*.dsc")}
+    for name, why in (
+        ("wrong.dsc", "it is read-only"),
+        ("linked.dsc", "it has 2 names (hard links), which would part"),
+    ):
+        assert main([command[0], name, *command[1:]]) == 2
+        assert f"{name} cannot be written: {why}" in capsys.readouterr().err
+    if command == ["fmt"]:
+        (folder / "beside.dsc").write_text("let  a=1\n", "utf-8")
+        before[folder / "beside.dsc"] = (b"let  a=1\n", *(folder / "beside.dsc").stat()[1::-1])
+        assert main(["fmt", "."]) == 2
+    after = {path: (path.read_bytes(), path.stat().st_ino, path.stat().st_mode) for path in folder.glob("*.dsc")}
+    assert after == before

@@ -18,6 +18,7 @@ from tests.cli.forms import parsed
 
 ROOT = Path(__file__).parents[2]
 SPECS = sorted((ROOT / "specs").glob("*.dsc"))
+TINY = str(ROOT / "specs" / "tiny.dsc")
 Captured = pytest.CaptureFixture[str]
 
 
@@ -151,3 +152,32 @@ def test_mistakes_are_told(tmp_path: Path, capsys: Captured) -> None:
     assert main(["show", str(tmp_path / "a.dsc")]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "error[E0203]" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "codes"),
+    [
+        (["show", "nope.dsc"], None, ["E0101"]),
+        (["show", TINY, "-s", "train.btch=3", "-s", "train.seed=x"], None, ["E0201", "E0401"]),
+        (["show", TINY, "parallel.dat"], "tiny has no value `parallel.dat`", []),
+        (["show", "parallel.data"], None, ["E0404"]),
+        (["diff", "nope.dsc", TINY], None, ["E0101"]),
+        (["diff", TINY, TINY, "-s", "train.btch=3"], None, ["E0201"]),
+        (["diff", TINY], "one spec alone has no difference", []),
+        (["explain", "zzz"], "there is no code, key or word `zzz`", []),
+    ],
+)
+def test_a_document_says_why_there_is_none(
+    words: list[str],
+    error: str | None,
+    codes: list[str],
+    capsys: Captured,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "--format", "json"]) == 2
+    out, err = capsys.readouterr()
+    document = parsed(out, "failure")
+    assert (document["error"], [item["code"] for item in document["diagnostics"]]) == (error, codes)
+    assert all(item["message"] in err for item in document["diagnostics"]) and (error or "") in err

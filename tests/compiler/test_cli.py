@@ -37,10 +37,13 @@ def test_a_full_disk_is_one_line() -> None:
     assert done.returncode == 2 and done.stderr == "error: [Errno 28] No space left on device\n"
 
 
-def test_closed_output_is_no_error() -> None:
-    for words in (("check", TINY), ("schedule", "--name", "1f1b", "--ranks", "2", "--micro-batches", "2")):
+def test_closed_output_is_output_that_nobody_reads() -> None:
+    """Not a success: a script that reads a document would take none for an empty one. What prints nothing succeeds."""
+    schedule = ("schedule", "--name", "1f1b", "--ranks", "2", "--micro-batches", "2")
+    for words, code in ((("check", "--format", "json", TINY), 141), (schedule, 141), (("fmt", "--check", TINY), 0)):
         command = " ".join(map(str, (*DSC, *words))) + " >&-"
-        assert subprocess.run(command, shell=True, cwd=ROOT, check=False).returncode == 0
+        done = subprocess.run(command, shell=True, cwd=ROOT, stderr=subprocess.PIPE, check=False)
+        assert (done.returncode, done.stderr) == (code, b"")
 
 
 def test_a_refusal_is_an_error_at_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,9 @@ def test_what_is_left_out_is_counted_and_links_are_not_followed(spec_folder: Pat
         ("a\0b", "expected python_stdlib or a pattern"),
         ("corpus/*/../../x.txt", "cannot follow a wildcard"),
         ("corpus/**.txt", r"\*\*"),
-        (".", "pattern"),
+        (".", r"this is a folder, write \./\*\*/\*\.txt"),
+        ("corpus/..", r"this is a folder, write corpus/\.\./\*\*/\*\.txt"),
+        ("/", r"this is a folder, write /\*\*/\*\.txt"),
     ],
 )
 def test_nothing_found_says_where_it_looked(spec_folder: Path, source: str, message: str) -> None:

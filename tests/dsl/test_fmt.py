@@ -74,7 +74,8 @@ def meaning(value: object) -> object:
     """A document without its places: what `fmt` must keep."""
     if isinstance(value, tuple):
         return tuple(meaning(each) for each in value)
-    names = [name for name in getattr(value, "__dataclass_fields__", {}) if name not in ("span", "head", "source")]
+    places = ("span", "head", "end", "source")
+    names = [name for name in getattr(value, "__dataclass_fields__", {}) if name not in places]
     if not names:
         return value
     return (type(value).__name__, *(meaning(getattr(value, name)) for name in names))

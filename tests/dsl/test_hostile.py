@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -37,6 +39,10 @@ BOMBS = {
     "long_word": "a" * 1_000_000,
     "long_number": "run a { b = " + "9" * 1_000_000 + " }",
     "long_string": 'run a { b = "' + "x" * 1_000_000,
+    "whole_string": 'run a { b = "' + "x" * 1_000_000 + '" }',
+    "escapes": 'run a { b = "' + '\\"' * 500_000 + '" }',
+    "dots": "a" + ".a" * 500_000,
+    "blank_lines": "\r\n" * 450_000,
     "quotes": '"' * 1_000_000,
     "backslashes": '"' + "\\" * 1_000_000,
     "strange": "\u00e9\u202e\u0660" * 300_000,
@@ -59,6 +65,22 @@ def test_bombs_are_refused_soon(name: str, tmp_path: Path) -> None:
     assert 1 <= len(found) <= MAX_MISTAKES + 2
     assert len(render_all(found)) < 100_000
     assert time.process_time() - begin < SECONDS
+
+
+def test_bombs_take_little_memory() -> None:
+    """Nor does a right spec after a megabyte of nothing. In a process of its own, held to what the fuzzer is."""
+    program = (
+        "from tests.dsl.test_hostile import BASE, BOMBS\n"
+        "from tests.fuzz.generate import Input\nfrom tests.fuzz.judge import judged, limit_memory\n"
+        "judged(Input('warm', {'spec.dsc': BASE}))\nlimit_memory()\n"
+        "right = 'let a = \"%s\"\\n' % ('x' * 4096) + '\\n' * 1_000_000 + BASE\n"
+        "assert judged(Input('right', {'spec.dsc': right})) == ()\n"
+        "for name, text in BOMBS.items(): assert judged(Input(name, {'spec.dsc': text})), name\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=SPECS.parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("last", ["1", "nothing", "a0", "1GB", "99999999999e60"])
@@ -85,7 +107,8 @@ def test_a_pipe_a_folder_and_a_missing_file_are_told(tmp_path: Path) -> None:
     for name in ("pipe", "folder"):
         assert [item.code for item in check(tmp_path / f"{name}.dsc")] == ["E0101"]
         importing = f'import "{name}.dsc"\nrun a {{ }}\n'.encode()
-        assert "E0501" in [item.code for item in messages(tmp_path / "importing.dsc", importing)]
+        (found,) = [item for item in messages(tmp_path / "importing.dsc", importing) if item.code == "E0501"]
+        assert found.hint == "import a regular file"
     assert [item.code for item in check(tmp_path / "missing.dsc")] == ["E0101"]
     assert [item.code for item in check("\0.dsc")] == ["E0101"]
 

@@ -211,7 +211,8 @@ def test_defaults(tmp_path: Path) -> None:
       cluster one extends four { node { devices = 1 } }
     """
     spec = read(tmp_path, text, run="a")
-    assert spec.parallel.model_dump() == {"pipeline": 1, "expert": 1, "data": 1, "tensor": 1, "context": 1, "zero": 0}
+    degrees = {"pipeline": 1, "expert": 1, "data": 1, "tensor": 1, "context": 1, "zero": 0}
+    assert spec.parallel.model_dump() == degrees | {"layout": None}
     assert (spec.schedule.name, spec.recompute, spec.train.checkpoint, spec.train.seed) == ("1f1b", (), None, 1)
     assert spec.train.tokens == 7 * 3 * 8
     other = read(tmp_path, text, run="b")
@@ -235,11 +236,11 @@ def test_a_child_says_only_what_differs() -> None:
 def test_later_blocks_override_earlier_ones(tmp_path: Path) -> None:
     text = """
       import "other.dsc"
-      run a extends base { train { seed = 2 } }
       model base { hidden = 64, attention { heads = 2 } }
       run a { train { seed = 3 } }
     """
-    spec = read(tmp_path, text, other="cluster four { node { device { memory = 1GB } } }")
+    other = 'import "base.dsc"\nrun a extends base { train { seed = 2 } }\n'
+    spec = read(tmp_path, text, other=other + "cluster four { node { device { memory = 1GB } } }")
     assert (spec.model.hidden, spec.model.vocab, spec.model.attention.heads, spec.model.attention.kv_rank) == (
         64,
         4096,
@@ -261,8 +262,10 @@ def test_a_file_is_imported_once_and_before_the_rest(tmp_path: Path) -> None:
       import "right.dsc"
     """
     left = 'import "common.dsc"\nrun a { train { seed = 4 } }\nmodel base { hidden = 32 }'
-    spec = read(tmp_path, text, left=left, right='import "common.dsc"', common="model base { hidden = 64 }")
+    common = 'import "base.dsc"\nlet count = 3\nmodel base { hidden = 64 }'
+    spec = read(tmp_path, text, left=left, right='import "common.dsc"', common=common)
     assert (spec.train.seed, spec.model.hidden) == (5, 32)
+    assert read(tmp_path, text, left='import "common.dsc"', right=left, common=common).model.hidden == 32
 
 
 def test_steps_and_tokens_replace_each_other(tmp_path: Path) -> None:
@@ -314,7 +317,7 @@ def test_an_optional_block_may_be_none(tmp_path: Path) -> None:
     assert read(tmp_path, text).model.mtp is not None
     spec = read(tmp_path, text, "model.mtp=none", "train.validate=none")
     assert spec.model.mtp is None and spec.train.validate is None
-    assert read(tmp_path, text + "\nmodel b { mtp = none }").model.mtp is None
+    assert read(tmp_path, f"{run}\nmodel b extends base {{ mtp = none }}").model.mtp is None
 
 
 def test_three_mistakes_are_three_errors(tmp_path: Path) -> None:

@@ -14,24 +14,20 @@ import pytest
 from dsl.codes import CODES
 from dsl.diagnostics import Diagnostic
 from dsl.lessons import FILE, Example, lesson, read
-from dsl.load import check, resolve
-from dsl.rules import train_refusals
+from dsl.load import analyse, refusals
 
 ROOT = Path(__file__).parents[2]
 LESSONS = ROOT / "dsl" / "lessons"
 MOST_LINES = 4  # that differ between the wrong and the right example
 
 
-def said(example: Example, refusals: bool) -> tuple[Diagnostic, ...]:
+def said(example: Example, with_refusals: bool) -> tuple[Diagnostic, ...]:
     """What `dsc check` says about an example in the current folder."""
     Path(FILE).write_text(example.text, encoding="utf-8")
     program, command, path, *options = shlex.split(example.command)
     assert (program, command) == ("dsc", "check") and set(options[::2]) <= {"-s"}
-    diagnostics = check(path, overrides=options[1::2])
-    if not diagnostics and refusals:
-        resolved = resolve(path, overrides=options[1::2])
-        return train_refusals(resolved.spec, resolved.origins)
-    return diagnostics
+    analysis = analyse(path, overrides=options[1::2])
+    return analysis.diagnostics or (refusals(analysis) if with_refusals else ())
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,10 @@ STEP = 16 * 128  # tokens
 
 
 def read(tmp_path: Path, *overrides: str, text: str = "") -> Spec:
-    (tmp_path / "spec.dsc").write_text(BASE + text, encoding="utf-8")
+    """The base spec with overrides, and what a text changes of it."""
+    run = "" if "run base" in text else "run base { }\n"
+    (tmp_path / "base.dsc").write_text(BASE, encoding="utf-8")
+    (tmp_path / "spec.dsc").write_text(f'import "base.dsc"\n{run}{text}', encoding="utf-8")
     return load(tmp_path / "spec.dsc", overrides=overrides)
 
 
@@ -47,6 +50,10 @@ def test_layer_ranges_are_counted_in_the_order_of_their_layers(tmp_path: Path) -
 
 @pytest.mark.parametrize("key", ["layers.2.ffn.inner", "layers.0", "layers.ffn.inner", "layers.99999.ffn.inner"])
 def test_a_range_that_is_not_there(key: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        read(tmp_path, "layers.1.ffn.experts=8")
+    (mistake,) = caught.value.diagnostics
+    assert mistake.hint == "layers are the model's: write `-s model.layers.1.ffn.experts=…`"
     assert refused(tmp_path, f"model.{key}=8") == [("E0504", f"`model.{key}` names no value of a layer range")]
 
 

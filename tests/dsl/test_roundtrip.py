@@ -22,7 +22,7 @@ Draw = st.DrawFn
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: name not in schema.BUILT_IN)
 widths = st.integers(1, 100_000)
-texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"], exclude_characters="\r\n\0"), min_size=1)
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), min_size=1)
 wide = st.sampled_from(["fp64", "fp32", "bf16"])
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from dsl.codes import CODES
 from dsl.diagnostics import SpecError, render_all
-from dsl.load import check, find, resolve
+from dsl.load import analyse, find, refusals, resolve
 from dsl.parser import MAX_BYTES, MAX_WORDS
-from dsl.rules import train_refusals
 
 UI = Path(__file__).parent.parent / "ui"
 NAMES = sorted(path.stem for path in UI.glob("*.dsc"))
@@ -33,10 +32,8 @@ def said(name: str) -> str:
     """What is said about a spec of the current folder: its errors, or else why it would not train."""
     first = Path(f"{name}.dsc").read_bytes().split(b"\n")[0].decode(errors="replace")
     overrides = first.removeprefix("# -s ").split(" -s ") if first.startswith("# -s ") else []
-    diagnostics = check(f"{name}.dsc", overrides=overrides)
-    if not diagnostics:
-        resolved = resolve(f"{name}.dsc", overrides=overrides)
-        diagnostics = train_refusals(resolved.spec, resolved.origins)
+    analysis = analyse(f"{name}.dsc", overrides=overrides)
+    diagnostics = analysis.diagnostics or refusals(analysis)
     return render_all(diagnostics) + "\n"
 
 

@@ -103,7 +103,8 @@ def test_runs_that_differ_are_both_told() -> None:
     head, tail = QUICKSTART.split("run quickstart {", 1)
     two = f"{head}run quickstart {{{tail}\nrun other extends quickstart {{ parallel {{ pipeline = 1 }} }}\n"
     text = about(two.replace("    data     = auto", "    dat|a     = auto"))
-    assert "= 2" in text and "= 4" in text
+    assert "= 2 in quickstart" in text and "= 4 in other" in text
+    assert " in " not in about(two.replace("steps       = 130", "ste|ps       = 130")).split("\n\n")[1], "they agree"
 
 
 def test_every_key_of_the_reference_has_a_hover() -> None:

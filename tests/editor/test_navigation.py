@@ -97,7 +97,7 @@ def test_entries_of_the_outline_lie_within_each_other(path: Path) -> None:
 def mended(text: str) -> list[str]:
     """The text after each of the actions that are offered on all of it."""
     found = documented(text)
-    offered = actions(found.diagnostics, Span(found.source, 0, len(text)))
+    offered = actions([found], Span(found.source, 0, len(text)))
     return [apply(text, action.edits) for action in offered]
 
 
@@ -109,7 +109,7 @@ def test_a_spelling_is_mended() -> None:
 
 def test_only_what_is_asked_about_is_offered() -> None:
     found, offset = cursor(in_quickstart("hid|den = 192").replace("kv_rank", "kv_rnk"))
-    assert actions(found.diagnostics, Span(found.source, offset, offset)) == ()
+    assert actions([found], Span(found.source, offset, offset)) == ()
 
 
 def test_each_way_out_of_a_conflict_mends_it() -> None:
@@ -117,9 +117,39 @@ def test_each_way_out_of_a_conflict_mends_it() -> None:
     text = QUICKSTART.replace("pipeline = 2 ", "pipeline = 3 ")
     found = documented(text)
     assert found.diagnostics
-    offered = actions(found.diagnostics, Span(found.source, 0, len(text)))
+    offered = actions([found], Span(found.source, 0, len(text)))
     ways = [action for action in offered if action.mends.conflict is not None]
     assert ways and sum(action.preferred for action in ways) <= 1
     for action in ways:
         new = apply(text, action.edits)
         assert not load.analyse(HERE, reader=over({HERE: new})).diagnostics, action.title
+
+
+def test_an_edit_of_another_file_names_it() -> None:
+    library = "cluster four { nodes = 1, node { devices = 4, device cpu { memory = 4GB } } }\n"
+    text = QUICKSTART.replace("cluster   = laptop", "cluster   = four").replace("pipeline = 2 ", "pipeline = 3 ")
+    found = documented(f'import "lib.dsc"\n{text}', lib=library)
+    titles = [action.title for action in actions([found], Span(found.source, 0, len(found.source.text)))]
+    assert "write `pipeline = 2`" in titles and "write `name = 1f1b` and write `devices = 6` in lib.dsc" in titles
+
+
+def test_what_would_bring_another_mistake_is_not_preferred() -> None:
+    """A misspelt block hides what is wrong in it: the edit is offered, but not made without asking."""
+    for wrong, preferred in (("paralel  {", True), ("paralel  { pipelinx = 2, pipeliny = 2,", False)):
+        found = documented(QUICKSTART.replace("parallel {", wrong))
+        (action,) = (
+            each
+            for each in actions([found], Span(found.source, 0, len(found.source.text)))
+            if each.title == "write `parallel`" or each.edits[0].text == "parallel"
+        )
+        assert action.preferred == preferred, wrong
+
+
+def test_a_missing_brace_is_put_where_the_layout_says() -> None:
+    """And while it is missing, the rest of the file is still looked at."""
+    text = QUICKSTART.replace("  }\n  schedule", "  schedule").replace("beta1", "betta1")
+    assert text != QUICKSTART.replace("beta1", "betta1")
+    found = documented(text)
+    assert sorted(item.code for item in found.diagnostics) == ["E0107", "E0201"]
+    right = text.replace("  schedule", "  }\n  schedule")
+    assert right in mended(text)

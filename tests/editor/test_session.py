@@ -94,7 +94,7 @@ def test_completion_while_typing(editor: Editor) -> None:
     typed = head + "  parallel { pipeline = 2, ex"
     editor.change(SPEC, typed)
     found = proposals(editor, typed, "pipeline = 2, ex|")
-    assert [item["label"] for item in found] == ["expert", "data", "tensor", "context", "zero"]
+    assert [item["label"] for item in found] == ["expert", "data", "tensor", "context", "layout", "zero"]
     assert applied(typed, [found[0]["textEdit"]]) == head + "  parallel { pipeline = 2, expert = ${1:64}"
     assert found[0]["insertTextFormat"] == 2 and "experts" in found[0]["documentation"]["value"]
     names = proposals(editor, typed, "model = deep|")
@@ -106,7 +106,7 @@ def test_completion_while_typing(editor: Editor) -> None:
 
 def test_columns_are_utf_16(editor: Editor) -> None:
     """Behind a 😀 a column counts two, in what is asked and in what is answered."""
-    text = QUICKSTART.replace("hidden = 192", "hidden = 1024 * 0") + '\nlet a = "😀", let b = 10 * nothing'
+    text = QUICKSTART.replace("hidden = 192", "hidden = 1024 * 0") + '\nlet a = "😀", let b = 10 * 2'
     text = text.replace("vocab = 4096, hidden", 'let x = "😀😀", vocab = 4096, hidden')
     editor.open(SPEC, text)
     (mistake,) = editor.codes(SPEC, ["E0303"])
@@ -223,6 +223,29 @@ def test_hostile_documents_leave_the_server_alive(editor: Editor) -> None:
     assert editor.stop() == 0
 
 
+BAD_URIS = [
+    "file:///tmp/%00x.dsc", "file://[x", "file:///tmp/\ud800.dsc", "untitled:\0", "file:///%ff%fe.dsc", "", "http://x/y",
+    "file:///" + "a" * 5000 + ".dsc",
+]  # fmt: skip
+
+
+def test_documents_that_no_file_can_be_are_apart(editor: Editor) -> None:
+    text = 'import "a\0.dsc"\nimport "\ud800.dsc"\nrun a { '
+    for uri in BAD_URIS:
+        document = {"uri": uri, "languageId": "dsc", "version": 1, "text": text}
+        editor.notify("textDocument/didOpen", {"textDocument": document})
+    editor.open(SPEC, QUICKSTART.replace("zero     = 0", "zero = 7"))
+    editor.codes(SPEC, ["E0303"])
+    for uri in BAD_URIS:
+        asked = {"textDocument": {"uri": uri}, "position": {"line": 2, "character": 5}}
+        editor.request("textDocument/hover", asked)
+        editor.notify("textDocument/didClose", {"textDocument": {"uri": uri}})
+    editor.change(SPEC, QUICKSTART)
+    editor.codes(SPEC, [])
+    assert editor.logged == []
+    assert editor.stop() == 0
+
+
 def test_documents_without_a_file(editor: Editor) -> None:
     uri = "untitled:Untitled-1"
     document = {"uri": uri, "languageId": "dsc", "version": 1, "text": QUICKSTART.replace("zero     = 0", "zero = 7")}
@@ -238,7 +261,9 @@ def test_the_diagnostics_are_those_of_check(editor: Editor) -> None:
     """Every bad spec of tests/ui, as an editor has it."""
     shutil.copytree(ROOT / "tests/ui", editor.folder / "ui")
     for path in sorted((editor.folder / "ui").glob("*.dsc"))[::4]:
-        found = [item for item in load.check(str(path)) if item.span is None or item.span.source.name == str(path)]
+        analysis = load.analyse(str(path))
+        told = analysis.diagnostics or load.refusals(analysis)
+        found = [item for item in told if item.span is None or item.span.source.name == str(path)]
         name = f"ui/{path.name}"
         editor.open(name)
         codes = [item.code for item in found]

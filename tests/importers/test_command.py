@@ -244,3 +244,8 @@ def test_it_needs_no_torch() -> None:
         "sys.exit(code or bool({'torch', 'transformers', 'networkx', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True).returncode == 0
+
+
+def test_the_name_of_the_file_cannot_write_on_the_terminal(folder: Path, capsys: Capture) -> None:
+    assert import_("Some-Model.1", "-o", "a\x1b[31m\u202e.dsc") == 0
+    assert "wrote a\N{SYMBOL FOR ESCAPE}[31m\N{REPLACEMENT CHARACTER}.dsc\n" in capsys.readouterr().err

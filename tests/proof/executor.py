@@ -1,8 +1,9 @@
-"""An independent executor: a thread per pipeline rank, in-order channels without buffers, symbols for numbers.
+"""An independent executor: a line per pipeline rank, in-order channels without buffers, symbols for numbers.
 
-It knows nothing of the proof's argument. It runs a program as ranks would, once with each rank as the slowest, and
-says what the program ends with: the gradients of every rank after the reductions, and the records. Equal results are
-equal sums of equal terms, whatever the order of summation. What the program promises wrongly shows in the results:
+It knows nothing of the proof's argument. It runs a program as ranks would, once with each rank as the slowest and a few
+times in random order, and says what the program ends with: the gradients of every rank after the reductions, and the
+records. Equal results are equal sums of equal terms, whatever the order of summation. What the program promises wrongly
+shows in the results:
 - a channel carries no names, so a post takes whatever message is next on it;
 - a message is taken out of its sender's storage at the last moment, when it is awaited;
 - a released or freed storage holds garbage; an exchange reads its operands when it is waited for.
@@ -11,14 +12,18 @@ equal sums of equal terms, whatever the order of summation. What the program pro
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from random import Random
 
 from compiler.ir import Instruction, Plan, Program
-from tests.proof.turns import Turns
+from tests.proof.turns import Line, always, slowest, take_turns
 
 Symbol = int
+Sum = frozenset[tuple[tuple[Symbol, int], int]]  # ((term, data coordinate), how often)
 GARBAGE: Symbol = -1
+RANDOM = 2  # runs in random order
 
 
 class Symbols:
@@ -27,11 +32,9 @@ class Symbols:
     def __init__(self) -> None:
         self.table: dict[Hashable, Symbol] = {}
 
-    def of(self, *term: Hashable) -> Symbol:
+    def of(self, operands: tuple[Symbol, ...], *term: Hashable) -> Symbol:
         """A term that depends on garbage is garbage."""
-        if any(part == GARBAGE or (isinstance(part, tuple) and GARBAGE in part) for part in term):
-            return GARBAGE
-        return self.table.setdefault(term, len(self.table))
+        return GARBAGE if GARBAGE in operands else self.table.setdefault((operands, *term), len(self.table))
 
 
 @dataclass(eq=False)
@@ -88,79 +91,104 @@ class Outcome:
 class Run:
     """One run of a program under one preference of ranks."""
 
-    def __init__(self, program: Program, plan: Plan, symbols: Symbols, preference: tuple[int, ...]) -> None:
-        self.program, self.plan, self.symbols = program, plan, symbols
-        self.turns = Turns(preference)
+    def __init__(
+        self, program: Program, plan: Plan, symbols: Symbols, prefer: Callable[[list[int]], int], rendezvous: bool
+    ) -> None:
+        self.program, self.plan, self.symbols, self.prefer = program, plan, symbols, prefer
+        self.rendezvous = rendezvous  # a release waits until the receive of its message is posted
         self.channels: dict[tuple[int, int], Channel] = defaultdict(Channel)
         self.gradients: list[dict[str, Counter[Symbol]]] = [defaultdict(Counter) for _ in program.bodies]
         self.records: list[Counter[tuple[str, Symbol]]] = [Counter() for _ in program.bodies]
 
     def outcome(self) -> Outcome:
-        fault = self.turns.run(self._rank)
+        ranks = [_Rank(self, rank) for rank in range(len(self.program.bodies))]
+        fault = take_turns([rank.execute() for rank in ranks], self.prefer)
         if fault is not None:
             return Outcome(type(fault).__name__)
         records = tuple(frozenset(counter.items()) for counter in self.records)
         return Outcome("", (records, self._reduced()))
 
-    def _rank(self, rank: int) -> None:
-        _Rank(self, rank).execute()
-
     def _reduced(self) -> frozenset[Hashable]:
         """(replica, holder) → its gradient, a sum of terms by data coordinate, after the reductions."""
-        sums: dict[tuple[str, int], Counter[tuple[Symbol, int]]] = {}
-        for replica in self.plan.replicas:
-            for holder in replica.holders:
-                pipeline_rank, data_rank = self.plan.mesh.coordinates(holder)
-                terms = self.gradients[pipeline_rank][replica.tensor]
-                sums[replica.name, holder] = Counter({(term, data_rank): k for term, k in terms.items()})
+        replicas = self.plan.replicas
+        places = {(replica.tensor, holder) for replica in replicas for holder in replica.holders}
+        computed = {place: self._computed(*place) for place in places}
+        sums = {(each.name, holder): computed[each.tensor, holder] for each in replicas for holder in each.holders}
+        totals: dict[tuple[Sum, ...], Sum] = {}
         for bucket in self.program.reduces:
             for name in bucket.replicas:
-                total: Counter[tuple[Symbol, int]] = Counter()
-                for holder in bucket.holders:
-                    total.update(sums[name, holder])
-                for holder in bucket.holders:
-                    sums[name, holder] = total
-        return frozenset((key, frozenset(counter.items())) for key, counter in sums.items())
+                parts = tuple(sums[name, holder] for holder in bucket.holders)
+                if parts not in totals:  # experts that are stacked in one tensor have the same terms
+                    totals[parts] = _total(parts)
+                sums |= dict.fromkeys(((name, holder) for holder in bucket.holders), totals[parts])
+        return frozenset(sums.items())
+
+    def _computed(self, tensor: str, holder: int) -> Sum:
+        """What a rank has added up for a tensor before the reductions."""
+        pipeline_rank, data_rank = self.plan.mesh.coordinates(holder)
+        terms = self.gradients[pipeline_rank][tensor]
+        return frozenset(((term, data_rank), k) for term, k in terms.items())
+
+
+def _total(parts: Iterable[Sum]) -> Sum:
+    total: Counter[tuple[Symbol, int]] = Counter()
+    for part in parts:
+        total.update(dict(part))
+    return frozenset(total.items())
 
 
 class _Rank:
-    """One rank's straight line, in its own thread."""
+    """One rank's straight line."""
 
     def __init__(self, run: Run, rank: int) -> None:
         self.run, self.rank = run, rank
         self.values: dict[tuple[str, int], dict[str, Value]] = defaultdict(dict)  # by (stage, micro-batch)
         self.posted: dict[tuple[int, str], Value] = {}
         self.in_flight: dict[tuple[int, str], Value] = {}
+        self.own: dict[str, Value] = {}  # messages to itself
         self.exchanges: dict[Hashable, list[Value]] = {}
 
-    def execute(self) -> None:
+    def execute(self) -> Line:
         bodies = {body.name: body for body in self.run.program.bodies[self.rank]}
         for invocation in self.run.program.invocations[self.rank]:
             for source, message in invocation.posts:
                 self._post(source, str(message))
+                yield always
             for i in bodies[invocation.body].instructions:
                 micro_batch = invocation.micro_batches[i.slot]
-                self._instruction(i, self.values[i.action[1:], micro_batch], micro_batch)
+                values = self.values[i.action[1:], micro_batch]
+                if i.kind == "receive":
+                    yield from self._receive(i, values, micro_batch)
+                else:
+                    self._instruction(i, values, micro_batch)
+                if i.kind == "send":
+                    yield always
             for destination, message in invocation.releases:
+                if self.run.rendezvous:
+                    yield partial(self._is_posted, destination, str(message))
                 self._release(destination, str(message))
+                yield always
         for (peer, _), value in self.in_flight.items():
-            self.run.turns.pass_on(self.rank, lambda v=value, p=peer: v not in self.run.channels[self.rank, p].sent)
+            channel = self.run.channels[self.rank, peer]
+            yield lambda v=value, c=channel: v not in c.sent  # type: ignore[misc]
         left = [name for values in self.values.values() for name in values]
-        assert not left and not self.posted and not self.exchanges, "values or messages are left over"
+        assert not left and not self.posted and not self.exchanges and not self.own, "values or messages are left over"
 
     def _post(self, source: int, message: str) -> None:
         assert (source, message) not in self.posted
         value = Value(GARBAGE, Storage())
         self.posted[source, message] = value
         self.run.channels[source, self.rank].posted.append(value)
-        self.run.turns.pass_on(self.rank)
+
+    def _is_posted(self, destination: int, message: str) -> bool:
+        value, channel = self.in_flight[destination, message], self.run.channels[self.rank, destination]
+        return value not in channel.sent or channel.sent.index(value) < len(channel.posted)
 
     def _release(self, destination: int, message: str) -> None:
         """The sender writes into the buffer from here on, whether or not the message has been taken."""
         value = self.in_flight.pop((destination, message))
         value.symbol = GARBAGE
         value.drop()
-        self.run.turns.pass_on(self.rank)
 
     def _instruction(self, i: Instruction, values: dict[str, Value], micro_batch: int) -> None:
         given = [values[name] for name in i.reads]
@@ -173,8 +201,6 @@ class _Rank:
             self.exchanges[exchange] = given
         elif i.kind == "send":
             self._send(i, given[0], micro_batch)
-        elif i.kind == "receive":
-            values[i.writes[0].name] = self._receive(i, micro_batch)
         elif i.kind == "record":
             self.run.records[self.rank][i.site, given[0].number] += 1
         else:
@@ -185,38 +211,51 @@ class _Rank:
         self, i: Instruction, values: dict[str, Value], operands: tuple[Symbol, ...], micro_batch: int
     ) -> None:
         data = micro_batch if i.kind == "load" else None
-        term = (i.kind, i.phase, i.site, i.wait, data, operands)
+        of = self.run.symbols.of
+        made = (of(operands, i.kind, i.phase, i.site, i.wait, data),)
         for buffer in i.writes:
             storage = values[buffer.alias].storage if buffer.alias in values else Storage()
-            values[buffer.name] = Value(self.run.symbols.of(*term, buffer.name), storage)
+            values[buffer.name] = Value(of(made, buffer.name), storage)
         if i.phase == "W":
             for tensor in i.params:
-                self.run.gradients[self.rank][tensor][self.run.symbols.of(*term, tensor)] += 1
+                self.run.gradients[self.rank][tensor][of(made, tensor)] += 1
 
     def _send(self, i: Instruction, value: Value, micro_batch: int) -> None:
         producer = f"{'F' if i.phase == 'F' else 'B'}{i.action[1:]}.{micro_batch}"
         message = Value(value.symbol, value.storage)
+        if i.peer == self.rank:
+            assert producer not in self.own
+            self.own[producer] = message
+            return
         self.in_flight[i.peer, producer] = message
         self.run.channels[self.rank, i.peer].sent.append(message)
-        self.run.turns.pass_on(self.rank)
 
-    def _receive(self, i: Instruction, micro_batch: int) -> Value:
+    def _receive(self, i: Instruction, values: dict[str, Value], micro_batch: int) -> Line:
         stage = int(i.action[1:])
         producer = f"F{stage - 1}.{micro_batch}" if i.phase == "F" else f"B{stage + 1}.{micro_batch}"
-        value = self.posted.pop((i.peer, producer))
-        channel = self.run.channels[i.peer, self.rank]
-        self.run.turns.pass_on(self.rank, lambda: channel.can_fill(value))
-        channel.fill(value)
-        return value
+        if i.peer == self.rank:
+            value = self.own.pop(producer)
+        else:
+            value = self.posted.pop((i.peer, producer))
+            channel = self.run.channels[i.peer, self.rank]
+            yield lambda: channel.can_fill(value)
+            channel.fill(value)
+        values[i.writes[0].name] = value
 
 
-def outcomes(program: Program, plan: Plan, symbols: Symbols, reference: list[Outcome] | None = None) -> list[Outcome]:
-    """With each rank as the slowest in turn; stops at the first that differs from `reference`."""
-    ranks = range(len(program.bodies))
+def outcomes(
+    program: Program,
+    plan: Plan,
+    symbols: Symbols,
+    reference: list[Outcome] | None = None,
+    rendezvous: bool = False,
+) -> list[Outcome]:
+    """With each rank as the slowest in turn, then `RANDOM` in random order; stops where it differs from `reference`."""
+    orders = [slowest(rank) for rank in range(len(program.bodies))]
+    orders += [Random(seed).choice for seed in range(RANDOM)]
     result: list[Outcome] = []
-    for slowest in ranks:
-        preference = (*(rank for rank in ranks if rank != slowest), slowest)
-        result.append(Run(program, plan, symbols, preference).outcome())
+    for prefer in orders:
+        result.append(Run(program, plan, symbols, prefer, rendezvous).outcome())
         if reference is not None and result != reference[: len(result)]:
             break
     return result

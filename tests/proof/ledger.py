@@ -40,7 +40,7 @@ def _history(program: Program, rank: int, rows: int) -> Iterator[dict[Name, int]
         body = bodies[invocation.body]
         for index, i in enumerate(body.instructions):
             micro_batch = invocation.micro_batches[i.slot]
-            _apply(i, _results(body, index), micro_batch, root, sizes, rows)
+            _apply(i, _results(body, index), micro_batch, root, sizes, rows, i.peer == rank)
             yield existing()
         for _, message in invocation.releases:
             del root["sent", str(message)]
@@ -62,7 +62,9 @@ def _apply(
     root: dict[Name, Name],
     sizes: dict[Name, int],
     rows: int,
+    own: bool,
 ) -> None:
+    """`own`: the message that it sends or receives stays on the rank, in its storage."""
     stage = i.action[1:]
 
     def name(value: str) -> Name:
@@ -76,7 +78,7 @@ def _apply(
         root["sent", str(produced)] = root[name(i.reads[0])]
     elif i.kind == "receive":
         producer = f"F{int(stage) - 1}" if i.phase == "F" else f"B{int(stage) + 1}"
-        root[name(i.writes[0].name)] = root.pop(("posted", str(Message(producer, micro_batch))))
+        root[name(i.writes[0].name)] = root.pop(("sent" if own else "posted", str(Message(producer, micro_batch))))
     for buffer in sorted(results, key=lambda buffer: bool(buffer.alias)):
         root[name(buffer.name)] = root[name(buffer.alias)] if buffer.alias else name(buffer.name)
         sizes.setdefault(name(buffer.name), size(buffer, rows))

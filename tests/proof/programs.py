@@ -8,42 +8,95 @@ from compiler.ir import Cut, Plan, Program, Use
 from compiler.layers.stages import model_steps
 from compiler.lower import lower
 from compiler.plan import make_plan
+from compiler.schedules import SCHEDULES
 from compiler.schedules.dualpipe import dualpipe
+from compiler.schedules.placement import num_stages
 from compiler.schedules.schedule import Schedule
 from compiler.shapes import cut
 from dsl.schema import LayerRange, Spec
+from dsl.schema import Schedule as Named
 from tests.training.specs import spec
+
+STORED_BY = {  # placement → a schedule of the language that stores stages so
+    "bidirectional": Named(name="dualpipe"),
+    "v": Named(name="zbv"),
+    "loop(1)": Named(name="1f1b"),
+    "loop(2)": Named(name="interleaved", chunks=2),
+    "loop(3)": Named(name="interleaved", chunks=3),
+}
+
+# name, ranks, micro-batches: every schedule at several sizes, so few micro-batches as it takes, and odd ones
+FAMILY = (
+    ("gpipe", 1, 2),
+    ("gpipe", 3, 4),
+    ("1f1b", 2, 5),
+    ("1f1b", 4, 6),
+    ("interleaved", 1, 3),
+    ("interleaved", 2, 4),
+    ("interleaved", 3, 6),
+    ("zb1p", 2, 5),
+    ("zb1p", 4, 6),
+    ("zbv", 1, 3),
+    ("zbv", 2, 5),
+    ("zbv", 4, 6),
+    ("dualpipev", 1, 3),
+    ("dualpipev", 2, 5),
+    ("dualpipev", 3, 6),
+    ("dualpipe", 2, 4),
+    ("dualpipe", 2, 6),
+    ("dualpipe", 4, 8),
+)
+
+
+def usual(num_ranks: int) -> str:
+    """The storage that most schedules run on."""
+    return "bidirectional" if num_ranks > 1 else "loop(1)"
 
 
 @cache
-def small_spec(num_ranks: int) -> Spec:
+def small_spec(num_ranks: int, placement: str) -> Spec:
     """One dense layer, then as many MoE layers as give every stage one, and an MTP block."""
     made = spec(pp=num_ranks, ep=2, dp=2, num_micro_batches=4 * num_ranks)
     dense, moe = made.model.layers
-    layers = (dense, LayerRange(first=1, last=max(1, num_ranks - 1), ffn=moe.ffn))
-    return made.model_copy(update={"model": made.model.model_copy(update={"layers": layers})})
+    layers = (dense, LayerRange(first=1, last=max(1, num_stages(placement, num_ranks) - 1), ffn=moe.ffn))
+    model = made.model.model_copy(update={"layers": layers})
+    return made.model_copy(update={"model": model, "schedule": STORED_BY[placement]})
 
 
 @cache
-def small_plan(num_ranks: int) -> Plan:
-    return make_plan(small_spec(num_ranks))
+def small_plan(num_ranks: int, placement: str = "") -> Plan:
+    return make_plan(small_spec(num_ranks, placement or usual(num_ranks)))
 
 
 @cache
-def small_cuts(num_ranks: int) -> dict[str, Cut]:
+def small_cuts(num_ranks: int, placement: str = "") -> dict[str, Cut]:
     """By site. Segments with one key have one cut."""
-    uses = [step for step in model_steps(small_spec(num_ranks)) if isinstance(step, Use)]
+    steps = model_steps(small_spec(num_ranks, placement or usual(num_ranks)))
+    uses = [step for step in steps if isinstance(step, Use)]
     keyed = {use.segment.key: use for use in uses}
     cuts = {key: cut(use.segment) for key, use in keyed.items()}
     return {use.site: cuts[use.segment.key] for use in uses}
 
 
-def lowered(schedule: Schedule) -> Program:
-    """The program of a schedule on the small model; `evaluate` by its name."""
-    plan, cuts = small_plan(schedule.num_ranks), small_cuts(schedule.num_ranks)
+def lowered(schedule: Schedule, placement: str = "") -> Program:
+    """The program of a schedule on the small model stored by `placement`; `evaluate` by its name."""
+    plan, cuts = small_plan(schedule.num_ranks, placement), small_cuts(schedule.num_ranks, placement)
     return lower(plan, schedule, cuts, evaluate=schedule.name == "evaluate")
+
+
+def from_text(text: str) -> tuple[Program, Plan]:
+    """The program of a written schedule, on what it stores."""
+    schedule = Schedule.from_text(text)
+    return lowered(schedule, schedule.placement), small_plan(schedule.num_ranks, schedule.placement)
 
 
 @cache
 def dualpipe_program(num_ranks: int, num_micro_batches: int) -> Program:
     return lowered(dualpipe(num_ranks, num_micro_batches))
+
+
+@cache
+def family_program(name: str, num_ranks: int, num_micro_batches: int) -> tuple[Program, Plan]:
+    """A named schedule's program and plan."""
+    schedule = SCHEDULES[name].generate(num_ranks, num_micro_batches)
+    return lowered(schedule, schedule.placement), small_plan(num_ranks, schedule.placement)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
-from compiler.ir import Use
+from compiler.ir import Plan, Program, Use
 from compiler.proof import Certificate, prove
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.forward import forward_only
 from compiler.schedules.one_f_one_b import one_f_one_b
 from compiler.schedules.placement import rank_of
 from tests.proof.ledger import peak_bytes
-from tests.proof.programs import dualpipe_program, lowered, small_plan
+from tests.proof.programs import FAMILY, dualpipe_program, family_program, lowered, small_plan
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8])
@@ -41,6 +43,34 @@ def test_ramp_phases_and_evaluation_on_the_same_plan(ranks: int) -> None:
 def active(ranks: int, micro_batches: int) -> list[int]:
     """Forwards of each rank in an evaluation."""
     return [len(row) for row in forward_only("bidirectional", ranks, micro_batches).actions]
+
+
+@pytest.mark.parametrize(("name", "ranks", "micro_batches"), FAMILY)
+def test_the_family(name: str, ranks: int, micro_batches: int) -> None:
+    """Every schedule is proven; between ranks go two messages for each boundary of stages that is one of ranks."""
+    program, plan = family_program(name, ranks, micro_batches)
+    certificate = prove(program, plan)
+    where = [
+        [rank_of(plan.placement, ranks, micro_batches, stage.index, k) for stage in plan.stages]
+        for k in range(micro_batches)
+    ]
+    hops = sum(a != b for row in where for a, b in pairwise(row))
+    assert certificate.num_messages == 2 * hops
+    assert (hops == 0) == (ranks == 1)
+    assert prove(evaluation(plan, micro_batches), plan).num_messages == hops
+
+
+def evaluation(plan: Plan, micro_batches: int) -> Program:
+    return lowered(forward_only(plan.placement, plan.mesh.pp, micro_batches), plan.placement)
+
+
+@pytest.mark.parametrize(("name", "ranks", "micro_batches"), [row for row in FAMILY if row[0] != "gpipe"])
+def test_peak_bytes_of_the_family(name: str, ranks: int, micro_batches: int) -> None:
+    """What is handed over inside a rank is one storage, not two; again against the ledger."""
+    program, plan = family_program(name, ranks, micro_batches)
+    for each in (program, evaluation(plan, micro_batches)):
+        certificate = prove(each, plan, 36)
+        assert certificate.peak_bytes == tuple(peak_bytes(each, rank, 36) for rank in range(ranks))
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])

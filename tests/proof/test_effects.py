@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import pytest
 
@@ -25,6 +26,7 @@ SCHEDULES = [
 ]
 
 
+@cache
 def together() -> list[Program]:
     made: Bodies = {}
     plan, cuts = small_plan(RANKS), small_cuts(RANKS)
@@ -47,7 +49,7 @@ def test_effects_hide_no_fault(name: str) -> None:
     plan, programs, effects, generator = small_plan(RANKS), together(), Effects(), random.Random(name)
     for program in programs:
         prove(program, plan, ROWS, effects)
-    for _ in range(20):
+    for _ in range(8):
         faulty = MUTATIONS[name](programs[0], generator)
         assert fault(faulty, plan, effects) == fault(faulty, plan, None)
 

@@ -1,70 +1,42 @@
-"""Threads that take turns: which runs when several could is a fixed preference, so every run can be repeated."""
+"""Straight lines that take turns: who goes on when several could is a given preference, so a run can be repeated."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+Condition: TypeAlias = Callable[[], bool]
+Line: TypeAlias = Iterator[Condition]  # yields, wherever others may go first, what it needs in order to go on
 
 
-class StoppedError(Exception):
-    """The run is over for this thread: another failed, or none can go on."""
+class StuckError(Exception):
+    """Lines are left, and none of them can go on."""
 
 
-class Turns:
-    """One thread per rank; at each `pass_on` the first rank of `preference` that can go on takes over.
+def always() -> bool:
+    return True
 
-    A rank that comes last in the preference moves only when all others wait: the slowest possible rank.
+
+def take_turns(lines: Sequence[Line], prefer: Callable[[list[int]], int]) -> BaseException | None:
+    """Run all lines to their ends; what the first that failed raised, or None.
+
+    `prefer`: which of the lines that can go on (given ascending) is the next to do so, up to where it yields.
     """
-
-    def __init__(self, preference: Sequence[int]) -> None:
-        self.preference = tuple(preference)
-        self.wants: list[Callable[[], bool]] = [lambda: True] * len(self.preference)
-        self.ended = [False] * len(self.preference)
-        self.gates = [threading.Semaphore(0) for _ in self.preference]
-        self.fault: BaseException | None = None
-
-    def run(self, work: Callable[[int], None]) -> BaseException | None:
-        """Run `work(rank)` in a thread per rank; what the first failing rank raised, or None."""
-        threads = [threading.Thread(target=self._main, args=(work, rank), daemon=True) for rank in self.preference]
-        for thread in threads:
-            thread.start()
-        self._hand_over()
-        for thread in threads:
-            thread.join(timeout=60)
-            assert not thread.is_alive(), "a rank neither ended nor waits"
-        return self.fault
-
-    def pass_on(self, rank: int, until: Callable[[], bool] = lambda: True) -> None:
-        """Let a preferred rank go first; comes back once `until()` holds and it is this rank's turn."""
-        self.wants[rank] = until
-        following = self._next()
-        if following != rank or not until():
-            self._hand_over()
-            self.gates[rank].acquire()
-        if self.fault is not None:
-            raise StoppedError
-
-    def _main(self, work: Callable[[int], None], rank: int) -> None:
-        self.gates[rank].acquire()
+    wants: dict[int, Condition] = dict.fromkeys(range(len(lines)), always)
+    while wants:
+        able = [number for number, can_go_on in wants.items() if can_go_on()]
+        if not able:
+            return StuckError("every rank waits")
+        number = prefer(able)
         try:
-            if self.fault is None:
-                work(rank)
-        except StoppedError:
-            pass
+            wants[number] = next(lines[number])
+        except StopIteration:
+            del wants[number]
         except Exception as fault:
-            self.fault = self.fault or fault
-        self.ended[rank] = True
-        self._hand_over()
+            return fault
+    return None
 
-    def _next(self) -> int | None:
-        return next((rank for rank in self.preference if not self.ended[rank] and self.wants[rank]()), None)
 
-    def _hand_over(self) -> None:
-        following = self._next() if self.fault is None else None
-        if following is None:
-            if self.fault is None and not all(self.ended):
-                self.fault = TimeoutError("every rank waits")
-            for gate in self.gates:
-                gate.release()
-        else:
-            self.gates[following].release()
+def slowest(last: int) -> Callable[[list[int]], int]:
+    """The first line that can go on, but `last` only when all others wait."""
+    return lambda able: next((number for number in able if number != last), last)

@@ -8,16 +8,16 @@ from fractions import Fraction
 
 import pytest
 
-from compiler.report import ExpertRow, RankRow, Report, RunFigures, StageRow, drawn_schedule
+from compiler.picture import panel_of
+from compiler.report import ExpertRow, RankRow, Report, RunFigures, StageRow
 from compiler.schedules import SCHEDULES
-from compiler.schedules.simulate import Costs, simulate
+from compiler.schedules.costs import Costs
 
-COSTS = Costs(pair=Fraction(5, 2))
+COSTS = Costs(pairs=(("BF", Fraction(5, 2)),))
 
 
 def make_report(name: str = "dualpipe", num_ranks: int = 4, num_micro_batches: int = 10, dp: int = 2) -> Report:
-    schedule = SCHEDULES[name](num_ranks, num_micro_batches)
-    cells, directions = drawn_schedule(schedule, simulate(schedule, COSTS))
+    schedule = SCHEDULES[name].generate(num_ranks, num_micro_batches)
     P, mirrored = num_ranks, name == "dualpipe"
     stages = tuple(
         StageRow(s, _holds(s, P), (s, P - 1 - s) if mirrored else (s,), 1_000_000 + 250_000 * s) for s in range(P)
@@ -47,10 +47,8 @@ def make_report(name: str = "dualpipe", num_ranks: int = 4, num_micro_batches: i
             ("expert", "2"),
             ("precision", "fp32"),
         ),
-        schedule_name=f"{name}, {P} ranks, {num_micro_batches} micro-batches",
-        schedule=cells,
+        schedule=panel_of(schedule, COSTS),
         time_unit="forwards of a stage",
-        directions=directions,
         stages=stages,
         ranks=ranks,
         capacity_bytes=4 * 10**9,

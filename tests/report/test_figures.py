@@ -5,78 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.report import Cell, Drawn, RankRow, Report, charts
+from compiler.report import RankRow, Report, charts
 from compiler.report.page import memory_rows, placement_rows
-from compiler.report.timeline import AXIS, MARGIN, ROW, schedule_figure
-from compiler.schedules import SCHEDULES
-from compiler.schedules.simulate import simulate
-from tests.report.conftest import COSTS, make_report, make_run
-
-SIZES = [("dualpipe", 2, 4), ("dualpipe", 4, 10), ("dualpipe", 8, 20), ("1f1b", 1, 3), ("1f1b", 4, 6)]
-
-
-@pytest.mark.parametrize(("name", "P", "N"), SIZES)
-def test_boxes_lie_in_their_rows_at_their_times(name: str, P: int, N: int) -> None:
-    report = make_report(name, P, N)
-    figure = schedule_figure(report)
-    makespan = simulate(SCHEDULES[name](P, N), COSTS).makespan
-    scale = (figure.width - MARGIN) / float(makespan)
-    boxes = iter(figure.boxes)
-    for rank, cells in enumerate(report.schedule):
-        top = figure.rows[rank].y - ROW / 2
-        for cell in cells:
-            share = ROW / len(cell.actions)
-            for i, (drawn, box) in enumerate(zip(cell.actions, boxes, strict=False)):
-                assert box.x == pytest.approx(float(cell.start) * scale)
-                assert box.width == pytest.approx(float(cell.end - cell.start) * scale - 1)
-                assert (box.y, box.height) == (pytest.approx(top + i * share), share)
-                assert box.title.startswith(f"{drawn.label} on rank {rank}")
-                assert box.css == f"{drawn.kind} d{drawn.direction}"
-                assert box.label == str(drawn.micro_batch)
-    assert next(boxes, None) is None
-
-
-@pytest.mark.parametrize(("name", "P", "N"), SIZES)
-def test_no_two_boxes_overlap(name: str, P: int, N: int) -> None:
-    figure = schedule_figure(make_report(name, P, N))
-    for a, b in itertools.combinations(figure.boxes, 2):
-        apart = (
-            a.x + a.width <= b.x or b.x + b.width <= a.x or a.y + a.height <= b.y + 1e-9 or b.y + b.height <= a.y + 1e-9
-        )
-        assert apart, (a.title, b.title)
-    assert all(box.x >= 0 and box.x + box.width <= figure.width for box in figure.boxes)
-    assert all(box.y >= 0 and box.y + box.height <= figure.height - AXIS for box in figure.boxes)
-
-
-def test_directions_tell_where_a_micro_batch_enters() -> None:
-    report = make_report("dualpipe", 4, 10)
-    tints = {(d.micro_batch, d.direction) for rank in report.schedule for cell in rank for d in cell.actions}
-    assert tints == {(n, int(n >= 5)) for n in range(10)}
-    assert report.directions == ("from the first rank on", "from the last rank back")
-    assert make_report("1f1b", 2, 4).directions == ("stage",)
-
-
-def test_idle_time_is_that_of_the_simulation() -> None:
-    timeline = simulate(SCHEDULES["1f1b"](4, 8), COSTS)
-    assert timeline.idle[0] / timeline.makespan == Fraction(9, 33)
-    figure = schedule_figure(make_report("1f1b", 4, 8))
-    assert [row.idle for row in figure.rows] == ["27%"] * 4 and figure.idle == "27.3%" and figure.makespan == "33"
-
-
-def test_measured_times_too_short_for_a_number_leave_it_to_the_title(report: Report) -> None:
-    drawn = [Drawn(f"F0.{n}", "F", 0, n) for n in range(4)]
-    starts = (0.0, 1.25e-3, 3.0e-3, 3.001e-3, 5.0e-3)
-    row = tuple(Cell((d,), a, b) for d, a, b in zip(drawn, starts, starts[1:], strict=False))
-    figure = schedule_figure(replace(report, schedule=(row,), time_unit="seconds"))
-    assert [box.label for box in figure.boxes] == ["0", "1", "", "3"]
-    assert "0.003 to 0.003001" in figure.boxes[2].title
-
+from tests.report.conftest import make_report, make_run
 
 # ---------------------------------------------------------------- placement and memory
 

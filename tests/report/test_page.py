@@ -70,9 +70,8 @@ def _hostile(text: str) -> Report:
         name=text,
         subtitle=text,
         facts=((text, text),),
-        schedule_name=text,
+        schedule=replace(report.schedule, name=text, directions=(text, text)),
         time_unit=text,
-        directions=(text, text),
         stages=(StageRow(0, (text,), (0, 1), 1), StageRow(1, (text,), (1, 0), 1)),
         ranks=(RankRow(0, (0, 1), (0, 1), 1, ((text, 5),)),),
         experts=(ExpertRow(0, 0, 7, (0,)),),
@@ -116,7 +115,7 @@ def test_self_contained_without_script(report_of_run: Report) -> None:
 def test_every_action_is_drawn_exactly_once(name: str, P: int, N: int) -> None:
     html = report_html(make_report(name, P, N))
     drawn = re.findall(r'<g class="([FBIW]) d[01]"><title>(\S+) on rank (\d+)[^<]*</title><rect [^>]*/>', html)
-    schedule = SCHEDULES[name](P, N)
+    schedule = SCHEDULES[name].generate(P, N)
     wanted = [
         (action.kind, str(action), str(rank))
         for rank, steps in enumerate(schedule.actions)

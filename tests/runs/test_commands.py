@@ -32,7 +32,7 @@ def test_compile_and_train(place: Place) -> None:
     metrics = place.folder / "runs" / "tiny" / "metrics.jsonl"
 
     done = place.dsc("compile")
-    assert done.stdout.endswith("build: build/tiny\n") and "proven: 1f1b ranks=1" in done.stdout
+    assert done.stdout.endswith("build: build/tiny\n") and "schedule: 1f1b, 8 micro-batches" in done.stdout
     compiled = made(manifest)
     done = place.dsc("train", "--steps", 2)
     assert "proven" not in done.stdout and made(manifest) == compiled, "compiled once"
@@ -95,7 +95,7 @@ def shop(new_place: Callable[[], Place]) -> Place:
     place.compile(dict(ONE_RANK, name="first"), "both.dsc")
     place.compile(dict(ONE_RANK, name="second", rate="1e-3"), "both.dsc")
     second = (place.folder / "both.dsc").read_text()
-    first = spec_text(dict(ONE_RANK, name="first")).partition("model tiny")[0]
+    first = spec_text(dict(ONE_RANK, name="first")).partition("cluster here")[0]
     (place.folder / "both.dsc").write_text(first + second, "utf-8")
     for package in ("runtime", "compiler", "dsl"):
         (place.folder / package).mkdir()

@@ -7,12 +7,13 @@ from fractions import Fraction
 
 import pytest
 
+from compiler.schedules.costs import Costs
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.forward import forward_only
 from compiler.schedules.one_f_one_b import one_f_one_b
 from compiler.schedules.placement import num_stages, rank_of
 from compiler.schedules.schedule import Schedule, ScheduleError
-from compiler.schedules.simulate import Costs, simulate
+from compiler.schedules.simulate import simulate
 from runtime.actions import actions_of
 
 
@@ -27,7 +28,7 @@ from runtime.actions import actions_of
     ],
 )
 def test_published_makespans(ranks: int, micro_batches: int, pair: Fraction, makespan: int) -> None:
-    assert simulate(dualpipe(ranks, micro_batches), Costs(pair=pair)).makespan == makespan
+    assert simulate(dualpipe(ranks, micro_batches), Costs(pairs=(("BF", pair),))).makespan == makespan
 
 
 def test_published_idle_time() -> None:
@@ -168,6 +169,6 @@ def test_sizes_others_have_not() -> None:
 def test_makespan_shrinks_with_the_pair() -> None:
     """A pair costs what it is said to cost: pairs of the steady state dominate a long run."""
     long = dualpipe(4, 200)
-    slow, fast = (simulate(long, Costs(pair=Fraction(pair))) for pair in (3, 2))
+    slow, fast = (simulate(long, Costs(pairs=(("BF", Fraction(pair)),))) for pair in (3, 2))
     assert slow.makespan - fast.makespan > 180
     assert simulate(long, dataclasses.replace(Costs(), B=Fraction(2))).makespan == slow.makespan

@@ -26,6 +26,7 @@ from dsl.schema import (
     Schedule,
     Spec,
 )
+from dsl.stages import stages_of_rank
 from tests.specs.shipped import shipped
 
 ALWAYS = (Phase(value=0.001),)
@@ -83,13 +84,17 @@ def models(draw: st.DrawFn, expert: int, layers: int) -> Model:
     )
 
 
+names = st.sampled_from(["gpipe", "1f1b", "zb1p", "zbv", "dualpipev", "dualpipe"])
+schedules = st.builds(Schedule, name=names | st.just("interleaved"))
+
+
 @st.composite
 def specs(draw: st.DrawFn) -> Spec:
     """Small enough to be planned in some 10 ms."""
     pipeline, expert, copies = draw(st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(1, 2)))
     data = expert * copies
-    name = draw(st.sampled_from(["1f1b", "dualpipe"])) if pipeline > 1 else "1f1b"
-    model = draw(models(expert, pipeline + draw(st.integers(0, 3))))
+    schedule = draw(schedules) if pipeline > 1 else Schedule(name="1f1b")
+    model = draw(models(expert, pipeline * stages_of_rank(schedule) + draw(st.integers(0, 3))))
     batch = data * 2 * pipeline * draw(st.integers(1, 2))
     base = shipped("tiny.dsc")
     device = Device(name="cpu", memory=10**9)
@@ -99,7 +104,7 @@ def specs(draw: st.DrawFn) -> Spec:
             "cluster": Cluster(name="any", nodes=pipeline, node=Machine(devices=data, device=device)),
             "precision": draw(st.sampled_from(PRECISIONS)),
             "parallel": Parallel(pipeline=pipeline, expert=expert, data=data, zero=draw(st.integers(0, 1))),
-            "schedule": Schedule(name=name),
+            "schedule": schedule,
             "train": base.train.model_copy(
                 update={"batch": Batch(start=batch, end=batch), "sequence": 4, "tokens": 20 * batch}
             ),

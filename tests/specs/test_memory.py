@@ -48,7 +48,7 @@ def fullest(spec: Spec, lowered: Lowered) -> int:
     return max(size + peaks[plan.mesh.coordinates(rank)[0]] for rank, size in held_by_rank(spec, plan).items())
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(specs())
 def test_never_above_a_plan(spec: Spec) -> None:
     assert lower_bound(spec).total <= fullest(spec, lower_spec(spec))

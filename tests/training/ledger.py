@@ -56,6 +56,7 @@ class Ledger:
         for name, exchanges in self.executor.exchange.pending.items():
             pending += [] if name.startswith("counts") else exchanges
         yield from (p.result for p in pending)
+        yield from self.executor._kept.values()
 
     def trace(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         if "/stages/" not in frame.f_code.co_filename:

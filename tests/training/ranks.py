@@ -1,7 +1,8 @@
 """Ranks of a differential test: `python -m tests.training.ranks FOLDER WORLD` trains every build below FOLDER/builds.
 
 Each rank leaves FOLDER/out/<build>/rank_<r>.safetensors: every logical gradient it holds after the first backward,
-every logical weight, moment and bias after the last step, and the losses and norms of all steps.
+every logical weight, moment and bias after the last step, and the losses and norms of all steps; and beside it its
+trace, as in a run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from runtime.build import Build
 from runtime.heartbeat import Board
 from runtime.launch import launch
+from runtime.trace import Trace
 from runtime.trainer import Trainer
 from tests.training.samples import RandomSamples, weight
 
@@ -27,7 +29,7 @@ def logical(trainer: Trainer, prefix: str, flat: str) -> dict[str, Tensor]:
     }
 
 
-def train(build: Build, rank: int, board: Board) -> dict[str, Tensor]:
+def train(build: Build, rank: int, board: Board, trace: Trace) -> dict[str, Tensor]:
     plan = build.plan
     samples = RandomSamples(plan["model"]["vocab"], plan["train"]["sequence"])
     trainer = Trainer(build, rank, samples, samples, board, checked=True)
@@ -39,6 +41,7 @@ def train(build: Build, rank: int, board: Board) -> dict[str, Tensor]:
     rows = []
     for step in range(plan["steps"]):
         sums = trainer.accumulate()
+        trace.write(step + 1, trainer.program, trainer.actions)
         if step == 0:
             result |= logical(trainer, "gradient", "gradients")
             result |= {f"load/{name}": sums[f"load {name}"].clone() for name in trainer.loads}
@@ -56,9 +59,9 @@ def train(build: Build, rank: int, board: Board) -> dict[str, Tensor]:
 def main(folder: Path, world: int) -> int:
     def target(rank: int, world: int, board: Board) -> None:
         for path in sorted((folder / "builds").iterdir()):
-            result = train(Build.open(path), rank, board)
             out = folder / "out" / path.name
             out.mkdir(parents=True, exist_ok=True)
+            result = train(Build.open(path), rank, board, Trace(out, rank, 0))
             save_file(result, out / f"rank_{rank}.safetensors")
 
     outcome = launch(target, world, folder=folder, hang_timeout_s=120)

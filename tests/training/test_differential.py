@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compiler.build import compile_spec, write_build
+from compiler.schedules.schedule import Schedule
 from dsl.schema import Spec
 from runtime.rate import learning_rate
 from tests.reference.config import Config
@@ -103,10 +104,12 @@ def test_training_equals_autograd(tmp_path: Path, traced: dict[Any, Any], pp: in
     check(tmp_path, traced, specs, pp * dp)
 
 
-def check(tmp_path: Path, traced: dict[Any, Any], specs: Mapping[str, Spec], world: int) -> None:
-    """Trains every spec on `world` ranks and compares what each of them leaves."""
+def check(
+    tmp_path: Path, traced: dict[Any, Any], specs: Mapping[str, Spec], world: int, own: Schedule | None = None
+) -> None:
+    """Trains every spec on `world` ranks and compares what each of them leaves. `own`: of specs that name a file."""
     for name, chosen in specs.items():
-        write_build(tmp_path / "builds" / name, compile_spec(chosen, codes=traced).files)
+        write_build(tmp_path / "builds" / name, compile_spec(chosen, codes=traced, own=own).files)
     run_module("tests.training.ranks", tmp_path, world)
     for name, chosen in specs.items():
         expected = reference_run(chosen)

@@ -15,10 +15,21 @@ from tests.training.specs import spec
 
 
 @pytest.mark.parametrize(
-    ("of", "pp", "ep", "dp", "n"), [("v3", 2, 2, 2, 6), ("v3", 4, 2, 2, 8), ("qwen", 2, 2, 2, 6), ("llama", 2, 1, 1, 6)]
+    ("of", "pp", "ep", "dp", "n", "schedule"),
+    [
+        ("v3", 2, 2, 2, 6, "dualpipe"),
+        ("v3", 4, 2, 2, 8, "dualpipe"),
+        ("qwen", 2, 2, 2, 6, "dualpipe"),
+        ("llama", 2, 1, 1, 6, "dualpipe"),
+        ("v3", 2, 1, 1, 5, "dualpipev"),
+        ("v3", 2, 2, 2, 3, "zbv"),
+    ],
 )
-def test_proven_peak_is_the_measured_one(tmp_path: Path, of: str, pp: int, ep: int, dp: int, n: int) -> None:
-    chosen = spec(pp, ep, dp, n, of=of)
+def test_proven_peak_is_the_measured_one(
+    tmp_path: Path, of: str, pp: int, ep: int, dp: int, n: int, schedule: str
+) -> None:
+    """Under a V too, where a message stays in its storage at the bottom."""
+    chosen = spec(pp, ep, dp, n, of=of, schedule=schedule)
     write_build(tmp_path / "build", compile_spec(chosen).files)
     run_module("tests.training.ledger", tmp_path, pp * dp)
     lowered = lower_spec(chosen)

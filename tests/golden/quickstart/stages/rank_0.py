@@ -19,24 +19,26 @@ from ..segments import shared_T256_D192_aa197b
 
 def B1(c, p, g, a):
     v = c.values(1, a)
-    v.d_loss = c.constant('loss')
     v.d_mtp_loss = c.constant('mtp')
     v.d_M0_final_h, v.M0_head_d_linear_0 = head_T256_D192_26ca35.I(
         p.head, v.mtp_targets, v.M0_head_linear_0, v.M0_head_cross_entropy_0_lse, v.d_mtp_loss
     )
     del v.mtp_targets, v.M0_head_linear_0, v.M0_head_cross_entropy_0_lse, v.d_mtp_loss
+    final_norm_T256_D192_5a4131.W(g.mtp_0_final_norm, v.M0_h, v.M0_final_norm_rmsnorm_0_rstd, v.d_M0_final_h)
     head_T256_D192_26ca35.W(g.head, v.M0_final_h, v.M0_head_d_linear_0)
     del v.M0_final_h, v.M0_head_d_linear_0
     v.d_M0_h = final_norm_T256_D192_5a4131.I(p.mtp_0_final_norm, v.M0_h, v.M0_final_norm_rmsnorm_0_rstd, v.d_M0_final_h)
-    final_norm_T256_D192_5a4131.W(g.mtp_0_final_norm, v.M0_h, v.M0_final_norm_rmsnorm_0_rstd, v.d_M0_final_h)
     del v.M0_h, v.M0_final_norm_rmsnorm_0_rstd, v.d_M0_final_h
     v.d_M0_residual, v.d_M0_shared, v.d_M0_returned_rows = join_T256_D192_ba5a74.I(v.M0_order, v.d_M0_h)
     del v.d_M0_h
     c.combine('I1', a, 'M0', v.d_M0_returned_rows, v.M0_route)
-    v.d_M0_x, v.M0_shared_d_linear_0 = shared_T256_D192_aa197b.I(
-        p.mtp_0_ffn_shared_up, p.mtp_0_ffn_shared_down, v.M0_shared_linear_0, v.d_M0_shared
+    v.d_loss = c.constant('loss')
+    v.d_final_h, v.head_d_linear_0 = head_T256_D192_26ca35.I(
+        p.head, v.targets, v.head_linear_0, v.head_cross_entropy_0_lse, v.d_loss
     )
-    del v.M0_shared_linear_0
+    del v.targets, v.head_linear_0, v.head_cross_entropy_0_lse, v.d_loss
+    head_T256_D192_26ca35.W(g.head, v.final_h, v.head_d_linear_0)
+    del v.final_h, v.head_d_linear_0
     v.d_M0_expert_rows = c.wait_combine('I1', a, 'M0')
     del v.d_M0_returned_rows
     v.d_M0_received_rows, v.d_M0_received_gate, v.M0_experts_d_grouped_linear_0 = experts_D192_G16_098027.I(
@@ -53,6 +55,10 @@ def B1(c, p, g, a):
         v.M0_received_rows, v.M0_offsets, v.M0_experts_gated_swiglu_0, v.d_M0_expert_rows,
         v.M0_experts_d_grouped_linear_0
     )
+    v.d_M0_x, v.M0_shared_d_linear_0 = shared_T256_D192_aa197b.I(
+        p.mtp_0_ffn_shared_up, p.mtp_0_ffn_shared_down, v.M0_shared_linear_0, v.d_M0_shared
+    )
+    del v.M0_shared_linear_0
     shared_T256_D192_aa197b.W(
         g.mtp_0_ffn_shared_up, g.mtp_0_ffn_shared_down, v.M0_x, v.M0_shared_swiglu_0, v.d_M0_shared,
         v.M0_shared_d_linear_0
@@ -113,12 +119,6 @@ def B1(c, p, g, a):
         v.mtp_tokens, v.final_h_mtp, v.M0_input_embedding_0, v.M0_input_rmsnorm_0_rstd, v.M0_input_rmsnorm_1_rstd,
         v.M0_input_cat2_0, v.d_M0_input, v.M0_input_d_cat2_0, v.M0_input_d_embedding_0
     )
-    v.d_final_h, v.head_d_linear_0 = head_T256_D192_26ca35.I(
-        p.head, v.targets, v.head_linear_0, v.head_cross_entropy_0_lse, v.d_loss
-    )
-    del v.targets, v.head_linear_0, v.head_cross_entropy_0_lse, v.d_loss
-    head_T256_D192_26ca35.W(g.head, v.final_h, v.head_d_linear_0)
-    del v.final_h, v.head_d_linear_0
     v.d_L3_h, v.final_norm_d_rmsnorm_0 = final_norm_T256_D192_3e30e4.I(
         p.final_norm, v.L3_h, v.final_norm_rmsnorm_0_rstd, v.d_final_h, v.d_final_h_mtp
     )
@@ -179,17 +179,17 @@ def E0(c, p, g, a):
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, p.layers_1_ffn_router_bias, v.L1_attended
     )
     del v.L1_attended, v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_0, v.L1_router_route_0_expert
-    c.counts('F0', a, 'L1', v.L1_counts)
+    c.record('load layers.1', v.L1_counts)
     c.record('sequence_loss L1', v.L1_sequence_loss)
     del v.L1_sequence_loss
-    c.record('load layers.1', v.L1_counts)
+    c.counts('F0', a, 'L1', v.L1_counts)
+    v.L1_route, v.L1_offsets = c.wait_counts('F0', a, 'L1')
+    del v.L1_counts
+    c.dispatch('F0', a, 'L1', v.L1_rows, v.L1_gate, v.L1_route)
     v.L1_shared, v.L1_shared_linear_0, v.L1_shared_swiglu_0 = shared_T256_D192_aa197b.F(
         p.layers_1_ffn_shared_up, p.layers_1_ffn_shared_down, v.L1_x
     )
     del v.L1_x, v.L1_shared_linear_0, v.L1_shared_swiglu_0
-    v.L1_route, v.L1_offsets = c.wait_counts('F0', a, 'L1')
-    del v.L1_counts
-    c.dispatch('F0', a, 'L1', v.L1_rows, v.L1_gate, v.L1_route)
     v.L1_received_rows, v.L1_received_gate = c.wait_dispatch('F0', a, 'L1')
     del v.L1_rows, v.L1_gate
     v.L1_expert_rows, v.L1_experts_grouped_linear_0, v.L1_experts_gated_swiglu_0 = experts_D192_G16_098027.F(
@@ -224,17 +224,17 @@ def E0(c, p, g, a):
         p.layers_2_ffn_norm, p.layers_2_ffn_router_weight, p.layers_2_ffn_router_bias, v.L2_attended
     )
     del v.L2_attended, v.L2_router_rmsnorm_0_rstd, v.L2_router_linear_0, v.L2_router_route_0_expert
-    c.counts('F0', a, 'L2', v.L2_counts)
+    c.record('load layers.2', v.L2_counts)
     c.record('sequence_loss L2', v.L2_sequence_loss)
     del v.L2_sequence_loss
-    c.record('load layers.2', v.L2_counts)
+    c.counts('F0', a, 'L2', v.L2_counts)
+    v.L2_route, v.L2_offsets = c.wait_counts('F0', a, 'L2')
+    del v.L2_counts
+    c.dispatch('F0', a, 'L2', v.L2_rows, v.L2_gate, v.L2_route)
     v.L2_shared, v.L2_shared_linear_0, v.L2_shared_swiglu_0 = shared_T256_D192_aa197b.F(
         p.layers_2_ffn_shared_up, p.layers_2_ffn_shared_down, v.L2_x
     )
     del v.L2_x, v.L2_shared_linear_0, v.L2_shared_swiglu_0
-    v.L2_route, v.L2_offsets = c.wait_counts('F0', a, 'L2')
-    del v.L2_counts
-    c.dispatch('F0', a, 'L2', v.L2_rows, v.L2_gate, v.L2_route)
     v.L2_received_rows, v.L2_received_gate = c.wait_dispatch('F0', a, 'L2')
     del v.L2_rows, v.L2_gate
     v.L2_expert_rows, v.L2_experts_grouped_linear_0, v.L2_experts_gated_swiglu_0 = experts_D192_G16_098027.F(
@@ -269,17 +269,17 @@ def E0(c, p, g, a):
         p.layers_3_ffn_norm, p.layers_3_ffn_router_weight, p.layers_3_ffn_router_bias, v.L3_attended
     )
     del v.L3_attended, v.L3_router_rmsnorm_0_rstd, v.L3_router_linear_0, v.L3_router_route_0_expert
-    c.counts('F0', a, 'L3', v.L3_counts)
+    c.record('load layers.3', v.L3_counts)
     c.record('sequence_loss L3', v.L3_sequence_loss)
     del v.L3_sequence_loss
-    c.record('load layers.3', v.L3_counts)
+    c.counts('F0', a, 'L3', v.L3_counts)
+    v.L3_route, v.L3_offsets = c.wait_counts('F0', a, 'L3')
+    del v.L3_counts
+    c.dispatch('F0', a, 'L3', v.L3_rows, v.L3_gate, v.L3_route)
     v.L3_shared, v.L3_shared_linear_0, v.L3_shared_swiglu_0 = shared_T256_D192_aa197b.F(
         p.layers_3_ffn_shared_up, p.layers_3_ffn_shared_down, v.L3_x
     )
     del v.L3_x, v.L3_shared_linear_0, v.L3_shared_swiglu_0
-    v.L3_route, v.L3_offsets = c.wait_counts('F0', a, 'L3')
-    del v.L3_counts
-    c.dispatch('F0', a, 'L3', v.L3_rows, v.L3_gate, v.L3_route)
     v.L3_received_rows, v.L3_received_gate = c.wait_dispatch('F0', a, 'L3')
     del v.L3_rows, v.L3_gate
     v.L3_expert_rows, v.L3_experts_grouped_linear_0, v.L3_experts_gated_swiglu_0 = experts_D192_G16_098027.F(
@@ -297,16 +297,10 @@ def E0(c, p, g, a):
 
 def E1(c, p, g, a):
     v = c.values(1, a)
-    v.targets = c.load('targets', a)
-    v.mtp_tokens = c.load('mtp_tokens', a)
-    v.mtp_targets = c.load('mtp_targets', a)
     v.L3_h = c.receive(1, 'F0', a)
     v.final_h, v.final_h_mtp, v.final_norm_rmsnorm_0_rstd = final_norm_T256_D192_3e30e4.F(p.final_norm, v.L3_h)
     del v.L3_h, v.final_norm_rmsnorm_0_rstd
-    v.loss, v.head_linear_0, v.head_cross_entropy_0_lse = head_T256_D192_26ca35.F(p.head, v.final_h, v.targets)
-    del v.final_h, v.targets, v.head_linear_0, v.head_cross_entropy_0_lse
-    c.record('loss', v.loss)
-    del v.loss
+    v.mtp_tokens = c.load('mtp_tokens', a)
     (
         v.M0_input, v.M0_input_embedding_0, v.M0_input_rmsnorm_0_rstd, v.M0_input_rmsnorm_1_rstd, v.M0_input_cat2_0
     ) = mtp_input_T256_D192_1a70ce.F(
@@ -338,15 +332,16 @@ def E1(c, p, g, a):
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_attended
     )
     del v.M0_attended, v.M0_router_rmsnorm_0_rstd, v.M0_router_linear_0, v.M0_router_route_0_expert
-    c.counts('F1', a, 'M0', v.M0_counts)
     c.record('load mtp.0', v.M0_counts)
-    v.M0_shared, v.M0_shared_linear_0, v.M0_shared_swiglu_0 = shared_T256_D192_aa197b.F(
-        p.mtp_0_ffn_shared_up, p.mtp_0_ffn_shared_down, v.M0_x
-    )
-    del v.M0_x, v.M0_shared_linear_0, v.M0_shared_swiglu_0
+    c.counts('F1', a, 'M0', v.M0_counts)
     v.M0_route, v.M0_offsets = c.wait_counts('F1', a, 'M0')
     del v.M0_counts
     c.dispatch('F1', a, 'M0', v.M0_rows, v.M0_gate, v.M0_route)
+    v.targets = c.load('targets', a)
+    v.loss, v.head_linear_0, v.head_cross_entropy_0_lse = head_T256_D192_26ca35.F(p.head, v.final_h, v.targets)
+    del v.final_h, v.targets, v.head_linear_0, v.head_cross_entropy_0_lse
+    c.record('loss', v.loss)
+    del v.loss
     v.M0_received_rows, v.M0_received_gate = c.wait_dispatch('F1', a, 'M0')
     del v.M0_rows, v.M0_gate
     v.M0_expert_rows, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0 = experts_D192_G16_098027.F(
@@ -354,12 +349,17 @@ def E1(c, p, g, a):
     )
     del v.M0_received_rows, v.M0_received_gate, v.M0_offsets, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0
     c.combine('F1', a, 'M0', v.M0_expert_rows, v.M0_route)
+    v.M0_shared, v.M0_shared_linear_0, v.M0_shared_swiglu_0 = shared_T256_D192_aa197b.F(
+        p.mtp_0_ffn_shared_up, p.mtp_0_ffn_shared_down, v.M0_x
+    )
+    del v.M0_x, v.M0_shared_linear_0, v.M0_shared_swiglu_0
     v.M0_returned_rows = c.wait_combine('F1', a, 'M0')
     del v.M0_expert_rows, v.M0_route
     v.M0_h = join_T256_D192_ba5a74.F(v.M0_residual, v.M0_shared, v.M0_returned_rows, v.M0_order)
     del v.M0_residual, v.M0_shared, v.M0_returned_rows, v.M0_order
     v.M0_final_h, v.M0_final_norm_rmsnorm_0_rstd = final_norm_T256_D192_5a4131.F(p.mtp_0_final_norm, v.M0_h)
     del v.M0_h, v.M0_final_norm_rmsnorm_0_rstd
+    v.mtp_targets = c.load('mtp_targets', a)
     v.mtp_loss, v.M0_head_linear_0, v.M0_head_cross_entropy_0_lse = head_T256_D192_26ca35.F(
         p.head, v.M0_final_h, v.mtp_targets
     )
@@ -403,16 +403,16 @@ def F0(c, p, g, a):
     ) = router_T256_D192_b95476.F(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, p.layers_1_ffn_router_bias, v.L1_attended
     )
-    c.counts('F0', a, 'L1', v.L1_counts)
+    c.record('load layers.1', v.L1_counts)
     c.record('sequence_loss L1', v.L1_sequence_loss)
     del v.L1_sequence_loss
-    c.record('load layers.1', v.L1_counts)
-    v.L1_shared, v.L1_shared_linear_0, v.L1_shared_swiglu_0 = shared_T256_D192_aa197b.F(
-        p.layers_1_ffn_shared_up, p.layers_1_ffn_shared_down, v.L1_x
-    )
+    c.counts('F0', a, 'L1', v.L1_counts)
     v.L1_route, v.L1_offsets = c.wait_counts('F0', a, 'L1')
     del v.L1_counts
     c.dispatch('F0', a, 'L1', v.L1_rows, v.L1_gate, v.L1_route)
+    v.L1_shared, v.L1_shared_linear_0, v.L1_shared_swiglu_0 = shared_T256_D192_aa197b.F(
+        p.layers_1_ffn_shared_up, p.layers_1_ffn_shared_down, v.L1_x
+    )
     v.L1_received_rows, v.L1_received_gate = c.wait_dispatch('F0', a, 'L1')
     del v.L1_rows, v.L1_gate
     v.L1_expert_rows, v.L1_experts_grouped_linear_0, v.L1_experts_gated_swiglu_0 = experts_D192_G16_098027.F(
@@ -439,16 +439,16 @@ def F0(c, p, g, a):
     ) = router_T256_D192_b95476.F(
         p.layers_2_ffn_norm, p.layers_2_ffn_router_weight, p.layers_2_ffn_router_bias, v.L2_attended
     )
-    c.counts('F0', a, 'L2', v.L2_counts)
+    c.record('load layers.2', v.L2_counts)
     c.record('sequence_loss L2', v.L2_sequence_loss)
     del v.L2_sequence_loss
-    c.record('load layers.2', v.L2_counts)
-    v.L2_shared, v.L2_shared_linear_0, v.L2_shared_swiglu_0 = shared_T256_D192_aa197b.F(
-        p.layers_2_ffn_shared_up, p.layers_2_ffn_shared_down, v.L2_x
-    )
+    c.counts('F0', a, 'L2', v.L2_counts)
     v.L2_route, v.L2_offsets = c.wait_counts('F0', a, 'L2')
     del v.L2_counts
     c.dispatch('F0', a, 'L2', v.L2_rows, v.L2_gate, v.L2_route)
+    v.L2_shared, v.L2_shared_linear_0, v.L2_shared_swiglu_0 = shared_T256_D192_aa197b.F(
+        p.layers_2_ffn_shared_up, p.layers_2_ffn_shared_down, v.L2_x
+    )
     v.L2_received_rows, v.L2_received_gate = c.wait_dispatch('F0', a, 'L2')
     del v.L2_rows, v.L2_gate
     v.L2_expert_rows, v.L2_experts_grouped_linear_0, v.L2_experts_gated_swiglu_0 = experts_D192_G16_098027.F(
@@ -475,16 +475,16 @@ def F0(c, p, g, a):
     ) = router_T256_D192_b95476.F(
         p.layers_3_ffn_norm, p.layers_3_ffn_router_weight, p.layers_3_ffn_router_bias, v.L3_attended
     )
-    c.counts('F0', a, 'L3', v.L3_counts)
+    c.record('load layers.3', v.L3_counts)
     c.record('sequence_loss L3', v.L3_sequence_loss)
     del v.L3_sequence_loss
-    c.record('load layers.3', v.L3_counts)
-    v.L3_shared, v.L3_shared_linear_0, v.L3_shared_swiglu_0 = shared_T256_D192_aa197b.F(
-        p.layers_3_ffn_shared_up, p.layers_3_ffn_shared_down, v.L3_x
-    )
+    c.counts('F0', a, 'L3', v.L3_counts)
     v.L3_route, v.L3_offsets = c.wait_counts('F0', a, 'L3')
     del v.L3_counts
     c.dispatch('F0', a, 'L3', v.L3_rows, v.L3_gate, v.L3_route)
+    v.L3_shared, v.L3_shared_linear_0, v.L3_shared_swiglu_0 = shared_T256_D192_aa197b.F(
+        p.layers_3_ffn_shared_up, p.layers_3_ffn_shared_down, v.L3_x
+    )
     v.L3_received_rows, v.L3_received_gate = c.wait_dispatch('F0', a, 'L3')
     del v.L3_rows, v.L3_gate
     v.L3_expert_rows, v.L3_experts_grouped_linear_0, v.L3_experts_gated_swiglu_0 = experts_D192_G16_098027.F(
@@ -501,14 +501,9 @@ def F0(c, p, g, a):
 
 def F1(c, p, g, a):
     v = c.values(1, a)
-    v.targets = c.load('targets', a)
-    v.mtp_tokens = c.load('mtp_tokens', a)
-    v.mtp_targets = c.load('mtp_targets', a)
     v.L3_h = c.receive(1, 'F0', a)
     v.final_h, v.final_h_mtp, v.final_norm_rmsnorm_0_rstd = final_norm_T256_D192_3e30e4.F(p.final_norm, v.L3_h)
-    v.loss, v.head_linear_0, v.head_cross_entropy_0_lse = head_T256_D192_26ca35.F(p.head, v.final_h, v.targets)
-    c.record('loss', v.loss)
-    del v.loss
+    v.mtp_tokens = c.load('mtp_tokens', a)
     (
         v.M0_input, v.M0_input_embedding_0, v.M0_input_rmsnorm_0_rstd, v.M0_input_rmsnorm_1_rstd, v.M0_input_cat2_0
     ) = mtp_input_T256_D192_1a70ce.F(
@@ -529,25 +524,30 @@ def F1(c, p, g, a):
     ) = router_T256_D192_e91968.F(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_attended
     )
-    c.counts('F1', a, 'M0', v.M0_counts)
     c.record('load mtp.0', v.M0_counts)
-    v.M0_shared, v.M0_shared_linear_0, v.M0_shared_swiglu_0 = shared_T256_D192_aa197b.F(
-        p.mtp_0_ffn_shared_up, p.mtp_0_ffn_shared_down, v.M0_x
-    )
+    c.counts('F1', a, 'M0', v.M0_counts)
     v.M0_route, v.M0_offsets = c.wait_counts('F1', a, 'M0')
     del v.M0_counts
     c.dispatch('F1', a, 'M0', v.M0_rows, v.M0_gate, v.M0_route)
+    v.targets = c.load('targets', a)
+    v.loss, v.head_linear_0, v.head_cross_entropy_0_lse = head_T256_D192_26ca35.F(p.head, v.final_h, v.targets)
+    c.record('loss', v.loss)
+    del v.loss
     v.M0_received_rows, v.M0_received_gate = c.wait_dispatch('F1', a, 'M0')
     del v.M0_rows, v.M0_gate
     v.M0_expert_rows, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0 = experts_D192_G16_098027.F(
         p.mtp_0_ffn_experts_up, p.mtp_0_ffn_experts_down, v.M0_received_rows, v.M0_received_gate, v.M0_offsets
     )
     c.combine('F1', a, 'M0', v.M0_expert_rows, v.M0_route)
+    v.M0_shared, v.M0_shared_linear_0, v.M0_shared_swiglu_0 = shared_T256_D192_aa197b.F(
+        p.mtp_0_ffn_shared_up, p.mtp_0_ffn_shared_down, v.M0_x
+    )
     v.M0_returned_rows = c.wait_combine('F1', a, 'M0')
     del v.M0_expert_rows
     v.M0_h = join_T256_D192_ba5a74.F(v.M0_residual, v.M0_shared, v.M0_returned_rows, v.M0_order)
     del v.M0_residual, v.M0_shared, v.M0_returned_rows
     v.M0_final_h, v.M0_final_norm_rmsnorm_0_rstd = final_norm_T256_D192_5a4131.F(p.mtp_0_final_norm, v.M0_h)
+    v.mtp_targets = c.load('mtp_targets', a)
     v.mtp_loss, v.M0_head_linear_0, v.M0_head_cross_entropy_0_lse = head_T256_D192_26ca35.F(
         p.head, v.M0_final_h, v.mtp_targets
     )
@@ -559,13 +559,6 @@ def F1_B0(c, p, g, a, b):
     v = c.values(1, a)
     w = c.values(0, b)
     w.d_L3_h = c.receive(1, 'B1', b)
-    w.d_L1_sequence_loss = c.constant('sequence_loss L1')
-    w.d_L2_sequence_loss = c.constant('sequence_loss L2')
-    w.d_L3_sequence_loss = c.constant('sequence_loss L3')
-    v.targets = c.load('targets', a)
-    v.mtp_tokens = c.load('mtp_tokens', a)
-    v.mtp_targets = c.load('mtp_targets', a)
-    v.L3_h = c.receive(1, 'F0', a)
     w.d_L3_residual, w.d_L3_shared, w.d_L3_returned_rows = join_T256_D192_ba5a74.I(w.L3_order, w.d_L3_h)
     del w.d_L3_h
     c.combine('I0', b, 'L3', w.d_L3_returned_rows, w.L3_route)
@@ -573,6 +566,28 @@ def F1_B0(c, p, g, a, b):
         p.layers_3_ffn_shared_up, p.layers_3_ffn_shared_down, w.L3_shared_linear_0, w.d_L3_shared
     )
     del w.L3_shared_linear_0
+    shared_T256_D192_aa197b.W(
+        g.layers_3_ffn_shared_up, g.layers_3_ffn_shared_down, w.L3_x, w.L3_shared_swiglu_0, w.d_L3_shared,
+        w.L3_shared_d_linear_0
+    )
+    del w.L3_shared_swiglu_0, w.d_L3_shared, w.L3_shared_d_linear_0
+    v.L3_h = c.receive(1, 'F0', a)
+    v.final_h, v.final_h_mtp, v.final_norm_rmsnorm_0_rstd = final_norm_T256_D192_3e30e4.F(p.final_norm, v.L3_h)
+    v.mtp_tokens = c.load('mtp_tokens', a)
+    (
+        v.M0_input, v.M0_input_embedding_0, v.M0_input_rmsnorm_0_rstd, v.M0_input_rmsnorm_1_rstd, v.M0_input_cat2_0
+    ) = mtp_input_T256_D192_1a70ce.F(
+        p.embedding, p.mtp_0_embedding_norm, p.mtp_0_hidden_norm, p.mtp_0_projection, v.mtp_tokens, v.final_h_mtp
+    )
+    (
+        v.M0_attended, v.M0_attention_rmsnorm_0, v.M0_attention_rmsnorm_0_rstd, v.M0_attention_linear_0,
+        v.M0_attention_rmsnorm_1, v.M0_attention_rmsnorm_1_rstd, v.M0_attention_linear_1, v.M0_attention_linear_2,
+        v.M0_attention_rmsnorm_2, v.M0_attention_rmsnorm_2_rstd, v.M0_attention_linear_3,
+        v.M0_attention_mla_attention_0, v.M0_attention_mla_attention_0_lse
+    ) = attention_T256_D192_5d35de.F(
+        p.mtp_0_attention_norm, p.mtp_0_attention_q_down, p.mtp_0_attention_q_norm, p.mtp_0_attention_q_up,
+        p.mtp_0_attention_kv_down, p.mtp_0_attention_kv_norm, p.mtp_0_attention_kv_up, p.mtp_0_attention_out, v.M0_input
+    )
     w.d_L3_expert_rows = c.wait_combine('I0', b, 'L3')
     del w.d_L3_returned_rows
     w.d_L3_received_rows, w.d_L3_received_gate, w.L3_experts_d_grouped_linear_0 = experts_D192_G16_098027.I(
@@ -581,19 +596,25 @@ def F1_B0(c, p, g, a, b):
     )
     del w.L3_received_gate, w.L3_experts_grouped_linear_0
     c.dispatch('I0', b, 'L3', w.d_L3_received_rows, w.d_L3_received_gate, w.L3_route)
-    experts_D192_G16_098027.W(
-        g.layers_3_ffn_experts_up, g.layers_3_ffn_experts_down, w.L3_received_rows, w.L3_offsets,
-        w.L3_experts_gated_swiglu_0, w.d_L3_expert_rows, w.L3_experts_d_grouped_linear_0
+    (
+        v.M0_residual, v.M0_x, v.M0_rows, v.M0_gate, v.M0_order, v.M0_counts, v.M0_router_rmsnorm_0_rstd,
+        v.M0_router_linear_0, v.M0_router_route_0_expert
+    ) = router_T256_D192_e91968.F(
+        p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_attended
     )
-    del (
-        w.L3_received_rows, w.L3_offsets, w.L3_experts_gated_swiglu_0, w.d_L3_expert_rows,
-        w.L3_experts_d_grouped_linear_0
+    c.record('load mtp.0', v.M0_counts)
+    c.counts('F1', a, 'M0', v.M0_counts)
+    v.M0_shared, v.M0_shared_linear_0, v.M0_shared_swiglu_0 = shared_T256_D192_aa197b.F(
+        p.mtp_0_ffn_shared_up, p.mtp_0_ffn_shared_down, v.M0_x
     )
-    shared_T256_D192_aa197b.W(
-        g.layers_3_ffn_shared_up, g.layers_3_ffn_shared_down, w.L3_x, w.L3_shared_swiglu_0, w.d_L3_shared,
-        w.L3_shared_d_linear_0
-    )
-    del w.L3_shared_swiglu_0, w.d_L3_shared, w.L3_shared_d_linear_0
+    v.targets = c.load('targets', a)
+    v.loss, v.head_linear_0, v.head_cross_entropy_0_lse = head_T256_D192_26ca35.F(p.head, v.final_h, v.targets)
+    c.record('loss', v.loss)
+    del v.loss
+    v.M0_route, v.M0_offsets = c.wait_counts('F1', a, 'M0')
+    del v.M0_counts
+    c.dispatch('F1', a, 'M0', v.M0_rows, v.M0_gate, v.M0_route)
+    w.d_L3_sequence_loss = c.constant('sequence_loss L3')
     w.d_L3_rows, w.d_L3_gate = c.wait_dispatch('I0', b, 'L3')
     del w.d_L3_received_rows, w.d_L3_received_gate, w.L3_route
     w.d_L3_attended, w.L3_router_d_linear_0, w.L3_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
@@ -621,22 +642,6 @@ def F1_B0(c, p, g, a, b):
         w.L3_attention_linear_3, w.L3_attention_mla_attention_0, w.L3_attention_mla_attention_0_lse, w.d_L3_attended
     )
     del w.L3_attention_linear_1, w.L3_attention_linear_3, w.L3_attention_mla_attention_0_lse
-    attention_T256_D192_5d35de.W(
-        g.layers_3_attention_norm, g.layers_3_attention_q_down, g.layers_3_attention_q_norm, g.layers_3_attention_q_up,
-        g.layers_3_attention_kv_down, g.layers_3_attention_kv_norm, g.layers_3_attention_kv_up,
-        g.layers_3_attention_out, w.L2_h, w.L3_attention_rmsnorm_0, w.L3_attention_rmsnorm_0_rstd,
-        w.L3_attention_linear_0, w.L3_attention_rmsnorm_1, w.L3_attention_rmsnorm_1_rstd, w.L3_attention_linear_2,
-        w.L3_attention_rmsnorm_2, w.L3_attention_rmsnorm_2_rstd, w.L3_attention_mla_attention_0, w.d_L3_attended,
-        w.L3_attention_d_linear_1, w.L3_attention_d_linear_3, w.L3_attention_d_rmsnorm_2, w.L3_attention_d_linear_2,
-        w.L3_attention_d_rmsnorm_1, w.L3_attention_d_linear_0, w.L3_attention_d_rmsnorm_0
-    )
-    del (
-        w.L2_h, w.L3_attention_rmsnorm_0, w.L3_attention_rmsnorm_0_rstd, w.L3_attention_linear_0,
-        w.L3_attention_rmsnorm_1, w.L3_attention_rmsnorm_1_rstd, w.L3_attention_linear_2, w.L3_attention_rmsnorm_2,
-        w.L3_attention_rmsnorm_2_rstd, w.L3_attention_mla_attention_0, w.d_L3_attended, w.L3_attention_d_linear_1,
-        w.L3_attention_d_linear_3, w.L3_attention_d_rmsnorm_2, w.L3_attention_d_linear_2, w.L3_attention_d_rmsnorm_1,
-        w.L3_attention_d_linear_0, w.L3_attention_d_rmsnorm_0
-    )
     w.d_L2_residual, w.d_L2_shared, w.d_L2_returned_rows = join_T256_D192_ba5a74.I(w.L2_order, w.d_L2_h)
     del w.d_L2_h
     c.combine('I0', b, 'L2', w.d_L2_returned_rows, w.L2_route)
@@ -644,6 +649,17 @@ def F1_B0(c, p, g, a, b):
         p.layers_2_ffn_shared_up, p.layers_2_ffn_shared_down, w.L2_shared_linear_0, w.d_L2_shared
     )
     del w.L2_shared_linear_0
+    shared_T256_D192_aa197b.W(
+        g.layers_2_ffn_shared_up, g.layers_2_ffn_shared_down, w.L2_x, w.L2_shared_swiglu_0, w.d_L2_shared,
+        w.L2_shared_d_linear_0
+    )
+    del w.L2_shared_swiglu_0, w.d_L2_shared, w.L2_shared_d_linear_0
+    v.M0_received_rows, v.M0_received_gate = c.wait_dispatch('F1', a, 'M0')
+    del v.M0_rows, v.M0_gate
+    v.M0_expert_rows, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0 = experts_D192_G16_098027.F(
+        p.mtp_0_ffn_experts_up, p.mtp_0_ffn_experts_down, v.M0_received_rows, v.M0_received_gate, v.M0_offsets
+    )
+    c.combine('F1', a, 'M0', v.M0_expert_rows, v.M0_route)
     w.d_L2_expert_rows = c.wait_combine('I0', b, 'L2')
     del w.d_L2_returned_rows
     w.d_L2_received_rows, w.d_L2_received_gate, w.L2_experts_d_grouped_linear_0 = experts_D192_G16_098027.I(
@@ -652,23 +668,18 @@ def F1_B0(c, p, g, a, b):
     )
     del w.L2_received_gate, w.L2_experts_grouped_linear_0
     c.dispatch('I0', b, 'L2', w.d_L2_received_rows, w.d_L2_received_gate, w.L2_route)
-    experts_D192_G16_098027.W(
-        g.layers_2_ffn_experts_up, g.layers_2_ffn_experts_down, w.L2_received_rows, w.L2_offsets,
-        w.L2_experts_gated_swiglu_0, w.d_L2_expert_rows, w.L2_experts_d_grouped_linear_0
+    v.M0_returned_rows = c.wait_combine('F1', a, 'M0')
+    del v.M0_expert_rows
+    v.M0_h = join_T256_D192_ba5a74.F(v.M0_residual, v.M0_shared, v.M0_returned_rows, v.M0_order)
+    del v.M0_residual, v.M0_shared, v.M0_returned_rows
+    v.M0_final_h, v.M0_final_norm_rmsnorm_0_rstd = final_norm_T256_D192_5a4131.F(p.mtp_0_final_norm, v.M0_h)
+    v.mtp_targets = c.load('mtp_targets', a)
+    v.mtp_loss, v.M0_head_linear_0, v.M0_head_cross_entropy_0_lse = head_T256_D192_26ca35.F(
+        p.head, v.M0_final_h, v.mtp_targets
     )
-    del (
-        w.L2_received_rows, w.L2_offsets, w.L2_experts_gated_swiglu_0, w.d_L2_expert_rows,
-        w.L2_experts_d_grouped_linear_0
-    )
-    shared_T256_D192_aa197b.W(
-        g.layers_2_ffn_shared_up, g.layers_2_ffn_shared_down, w.L2_x, w.L2_shared_swiglu_0, w.d_L2_shared,
-        w.L2_shared_d_linear_0
-    )
-    del w.L2_shared_swiglu_0, w.d_L2_shared, w.L2_shared_d_linear_0
-    v.final_h, v.final_h_mtp, v.final_norm_rmsnorm_0_rstd = final_norm_T256_D192_3e30e4.F(p.final_norm, v.L3_h)
-    v.loss, v.head_linear_0, v.head_cross_entropy_0_lse = head_T256_D192_26ca35.F(p.head, v.final_h, v.targets)
-    c.record('loss', v.loss)
-    del v.loss
+    c.record('mtp_loss', v.mtp_loss)
+    del v.mtp_loss
+    w.d_L2_sequence_loss = c.constant('sequence_loss L2')
     w.d_L2_rows, w.d_L2_gate = c.wait_dispatch('I0', b, 'L2')
     del w.d_L2_received_rows, w.d_L2_received_gate, w.L2_route
     w.d_L2_attended, w.L2_router_d_linear_0, w.L2_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
@@ -719,6 +730,19 @@ def F1_B0(c, p, g, a, b):
         p.layers_1_ffn_shared_up, p.layers_1_ffn_shared_down, w.L1_shared_linear_0, w.d_L1_shared
     )
     del w.L1_shared_linear_0
+    shared_T256_D192_aa197b.W(
+        g.layers_1_ffn_shared_up, g.layers_1_ffn_shared_down, w.L1_x, w.L1_shared_swiglu_0, w.d_L1_shared,
+        w.L1_shared_d_linear_0
+    )
+    del w.L1_shared_swiglu_0, w.d_L1_shared, w.L1_shared_d_linear_0
+    experts_D192_G16_098027.W(
+        g.layers_3_ffn_experts_up, g.layers_3_ffn_experts_down, w.L3_received_rows, w.L3_offsets,
+        w.L3_experts_gated_swiglu_0, w.d_L3_expert_rows, w.L3_experts_d_grouped_linear_0
+    )
+    del (
+        w.L3_received_rows, w.L3_offsets, w.L3_experts_gated_swiglu_0, w.d_L3_expert_rows,
+        w.L3_experts_d_grouped_linear_0
+    )
     w.d_L1_expert_rows = c.wait_combine('I0', b, 'L1')
     del w.d_L1_returned_rows
     w.d_L1_received_rows, w.d_L1_received_gate, w.L1_experts_d_grouped_linear_0 = experts_D192_G16_098027.I(
@@ -727,11 +751,6 @@ def F1_B0(c, p, g, a, b):
     )
     del w.L1_received_gate, w.L1_experts_grouped_linear_0
     c.dispatch('I0', b, 'L1', w.d_L1_received_rows, w.d_L1_received_gate, w.L1_route)
-    (
-        v.M0_input, v.M0_input_embedding_0, v.M0_input_rmsnorm_0_rstd, v.M0_input_rmsnorm_1_rstd, v.M0_input_cat2_0
-    ) = mtp_input_T256_D192_1a70ce.F(
-        p.embedding, p.mtp_0_embedding_norm, p.mtp_0_hidden_norm, p.mtp_0_projection, v.mtp_tokens, v.final_h_mtp
-    )
     experts_D192_G16_098027.W(
         g.layers_1_ffn_experts_up, g.layers_1_ffn_experts_down, w.L1_received_rows, w.L1_offsets,
         w.L1_experts_gated_swiglu_0, w.d_L1_expert_rows, w.L1_experts_d_grouped_linear_0
@@ -740,40 +759,31 @@ def F1_B0(c, p, g, a, b):
         w.L1_received_rows, w.L1_offsets, w.L1_experts_gated_swiglu_0, w.d_L1_expert_rows,
         w.L1_experts_d_grouped_linear_0
     )
-    (
-        v.M0_attended, v.M0_attention_rmsnorm_0, v.M0_attention_rmsnorm_0_rstd, v.M0_attention_linear_0,
-        v.M0_attention_rmsnorm_1, v.M0_attention_rmsnorm_1_rstd, v.M0_attention_linear_1, v.M0_attention_linear_2,
-        v.M0_attention_rmsnorm_2, v.M0_attention_rmsnorm_2_rstd, v.M0_attention_linear_3,
-        v.M0_attention_mla_attention_0, v.M0_attention_mla_attention_0_lse
-    ) = attention_T256_D192_5d35de.F(
-        p.mtp_0_attention_norm, p.mtp_0_attention_q_down, p.mtp_0_attention_q_norm, p.mtp_0_attention_q_up,
-        p.mtp_0_attention_kv_down, p.mtp_0_attention_kv_norm, p.mtp_0_attention_kv_up, p.mtp_0_attention_out, v.M0_input
+    experts_D192_G16_098027.W(
+        g.layers_2_ffn_experts_up, g.layers_2_ffn_experts_down, w.L2_received_rows, w.L2_offsets,
+        w.L2_experts_gated_swiglu_0, w.d_L2_expert_rows, w.L2_experts_d_grouped_linear_0
     )
-    (
-        v.M0_residual, v.M0_x, v.M0_rows, v.M0_gate, v.M0_order, v.M0_counts, v.M0_router_rmsnorm_0_rstd,
-        v.M0_router_linear_0, v.M0_router_route_0_expert
-    ) = router_T256_D192_e91968.F(
-        p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_attended
+    del (
+        w.L2_received_rows, w.L2_offsets, w.L2_experts_gated_swiglu_0, w.d_L2_expert_rows,
+        w.L2_experts_d_grouped_linear_0
     )
-    c.counts('F1', a, 'M0', v.M0_counts)
-    c.record('load mtp.0', v.M0_counts)
-    v.M0_shared, v.M0_shared_linear_0, v.M0_shared_swiglu_0 = shared_T256_D192_aa197b.F(
-        p.mtp_0_ffn_shared_up, p.mtp_0_ffn_shared_down, v.M0_x
+    attention_T256_D192_5d35de.W(
+        g.layers_3_attention_norm, g.layers_3_attention_q_down, g.layers_3_attention_q_norm, g.layers_3_attention_q_up,
+        g.layers_3_attention_kv_down, g.layers_3_attention_kv_norm, g.layers_3_attention_kv_up,
+        g.layers_3_attention_out, w.L2_h, w.L3_attention_rmsnorm_0, w.L3_attention_rmsnorm_0_rstd,
+        w.L3_attention_linear_0, w.L3_attention_rmsnorm_1, w.L3_attention_rmsnorm_1_rstd, w.L3_attention_linear_2,
+        w.L3_attention_rmsnorm_2, w.L3_attention_rmsnorm_2_rstd, w.L3_attention_mla_attention_0, w.d_L3_attended,
+        w.L3_attention_d_linear_1, w.L3_attention_d_linear_3, w.L3_attention_d_rmsnorm_2, w.L3_attention_d_linear_2,
+        w.L3_attention_d_rmsnorm_1, w.L3_attention_d_linear_0, w.L3_attention_d_rmsnorm_0
     )
-    v.M0_route, v.M0_offsets = c.wait_counts('F1', a, 'M0')
-    del v.M0_counts
-    c.dispatch('F1', a, 'M0', v.M0_rows, v.M0_gate, v.M0_route)
-    shared_T256_D192_aa197b.W(
-        g.layers_1_ffn_shared_up, g.layers_1_ffn_shared_down, w.L1_x, w.L1_shared_swiglu_0, w.d_L1_shared,
-        w.L1_shared_d_linear_0
+    del (
+        w.L2_h, w.L3_attention_rmsnorm_0, w.L3_attention_rmsnorm_0_rstd, w.L3_attention_linear_0,
+        w.L3_attention_rmsnorm_1, w.L3_attention_rmsnorm_1_rstd, w.L3_attention_linear_2, w.L3_attention_rmsnorm_2,
+        w.L3_attention_rmsnorm_2_rstd, w.L3_attention_mla_attention_0, w.d_L3_attended, w.L3_attention_d_linear_1,
+        w.L3_attention_d_linear_3, w.L3_attention_d_rmsnorm_2, w.L3_attention_d_linear_2, w.L3_attention_d_rmsnorm_1,
+        w.L3_attention_d_linear_0, w.L3_attention_d_rmsnorm_0
     )
-    del w.L1_shared_swiglu_0, w.d_L1_shared, w.L1_shared_d_linear_0
-    v.M0_received_rows, v.M0_received_gate = c.wait_dispatch('F1', a, 'M0')
-    del v.M0_rows, v.M0_gate
-    v.M0_expert_rows, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0 = experts_D192_G16_098027.F(
-        p.mtp_0_ffn_experts_up, p.mtp_0_ffn_experts_down, v.M0_received_rows, v.M0_received_gate, v.M0_offsets
-    )
-    c.combine('F1', a, 'M0', v.M0_expert_rows, v.M0_route)
+    w.d_L1_sequence_loss = c.constant('sequence_loss L1')
     w.d_L1_rows, w.d_L1_gate = c.wait_dispatch('I0', b, 'L1')
     del w.d_L1_received_rows, w.d_L1_received_gate, w.L1_route
     w.d_L1_attended, w.L1_router_d_linear_0, w.L1_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
@@ -822,16 +832,6 @@ def F1_B0(c, p, g, a, b):
         w.L0_dense_linear_0, w.d_L0_h
     )
     del w.L0_dense_linear_0
-    v.M0_returned_rows = c.wait_combine('F1', a, 'M0')
-    del v.M0_expert_rows
-    v.M0_h = join_T256_D192_ba5a74.F(v.M0_residual, v.M0_shared, v.M0_returned_rows, v.M0_order)
-    del v.M0_residual, v.M0_shared, v.M0_returned_rows
-    v.M0_final_h, v.M0_final_norm_rmsnorm_0_rstd = final_norm_T256_D192_5a4131.F(p.mtp_0_final_norm, v.M0_h)
-    v.mtp_loss, v.M0_head_linear_0, v.M0_head_cross_entropy_0_lse = head_T256_D192_26ca35.F(
-        p.head, v.M0_final_h, v.mtp_targets
-    )
-    c.record('mtp_loss', v.mtp_loss)
-    del v.mtp_loss
     dense_T256_D192_4bd023.W(
         g.layers_0_ffn_norm, g.layers_0_ffn_up, g.layers_0_ffn_down, w.L0_attended, w.L0_dense_rmsnorm_0,
         w.L0_dense_rmsnorm_0_rstd, w.L0_dense_swiglu_0, w.d_L0_h, w.L0_dense_d_linear_0, w.L0_dense_d_rmsnorm_0
@@ -851,6 +851,8 @@ def F1_B0(c, p, g, a, b):
         w.L0_attention_linear_3, w.L0_attention_mla_attention_0, w.L0_attention_mla_attention_0_lse, w.d_L0_attended
     )
     del w.L0_attention_linear_1, w.L0_attention_linear_3, w.L0_attention_mla_attention_0_lse
+    embed_T256_e51113.W(g.embedding, w.tokens, w.d_embed_h)
+    del w.tokens, w.d_embed_h
     attention_T256_D192_5d35de.W(
         g.layers_0_attention_norm, g.layers_0_attention_q_down, g.layers_0_attention_q_norm, g.layers_0_attention_q_up,
         g.layers_0_attention_kv_down, g.layers_0_attention_kv_norm, g.layers_0_attention_kv_up,
@@ -867,16 +869,11 @@ def F1_B0(c, p, g, a, b):
         w.L0_attention_d_linear_3, w.L0_attention_d_rmsnorm_2, w.L0_attention_d_linear_2, w.L0_attention_d_rmsnorm_1,
         w.L0_attention_d_linear_0, w.L0_attention_d_rmsnorm_0
     )
-    embed_T256_e51113.W(g.embedding, w.tokens, w.d_embed_h)
-    del w.tokens, w.d_embed_h
 
 
 def I0(c, p, g, a):
     v = c.values(0, a)
     v.d_L3_h = c.receive(1, 'B1', a)
-    v.d_L1_sequence_loss = c.constant('sequence_loss L1')
-    v.d_L2_sequence_loss = c.constant('sequence_loss L2')
-    v.d_L3_sequence_loss = c.constant('sequence_loss L3')
     v.d_L3_residual, v.d_L3_shared, v.d_L3_returned_rows = join_T256_D192_ba5a74.I(v.L3_order, v.d_L3_h)
     del v.d_L3_h
     c.combine('I0', a, 'L3', v.d_L3_returned_rows, v.L3_route)
@@ -892,6 +889,7 @@ def I0(c, p, g, a):
     )
     del v.L3_received_gate, v.L3_experts_grouped_linear_0
     c.dispatch('I0', a, 'L3', v.d_L3_received_rows, v.d_L3_received_gate, v.L3_route)
+    v.d_L3_sequence_loss = c.constant('sequence_loss L3')
     v.d_L3_rows, v.d_L3_gate = c.wait_dispatch('I0', a, 'L3')
     del v.d_L3_received_rows, v.d_L3_received_gate, v.L3_route
     v.d_L3_attended, v.L3_router_d_linear_0, v.L3_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
@@ -929,6 +927,7 @@ def I0(c, p, g, a):
     )
     del v.L2_received_gate, v.L2_experts_grouped_linear_0
     c.dispatch('I0', a, 'L2', v.d_L2_received_rows, v.d_L2_received_gate, v.L2_route)
+    v.d_L2_sequence_loss = c.constant('sequence_loss L2')
     v.d_L2_rows, v.d_L2_gate = c.wait_dispatch('I0', a, 'L2')
     del v.d_L2_received_rows, v.d_L2_received_gate, v.L2_route
     v.d_L2_attended, v.L2_router_d_linear_0, v.L2_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
@@ -966,6 +965,7 @@ def I0(c, p, g, a):
     )
     del v.L1_received_gate, v.L1_experts_grouped_linear_0
     c.dispatch('I0', a, 'L1', v.d_L1_received_rows, v.d_L1_received_gate, v.L1_route)
+    v.d_L1_sequence_loss = c.constant('sequence_loss L1')
     v.d_L1_rows, v.d_L1_gate = c.wait_dispatch('I0', a, 'L1')
     del v.d_L1_received_rows, v.d_L1_received_gate, v.L1_route
     v.d_L1_attended, v.L1_router_d_linear_0, v.L1_router_d_rmsnorm_0 = router_T256_D192_b95476.I(

@@ -19,8 +19,6 @@ from ..segments import shared_T16_D16_c76318
 
 def B0(c, p, g, a):
     v = c.values(0, a)
-    v.d_L1_sequence_loss = c.constant('sequence_loss L1')
-    v.d_loss = c.constant('loss')
     v.d_mtp_loss = c.constant('mtp')
     v.d_M0_final_h, v.M0_head_d_linear_0 = head_T16_D16_c52bf6.I(
         p.head, v.mtp_targets, v.M0_head_linear_0, v.M0_head_cross_entropy_0_lse, v.d_mtp_loss
@@ -34,15 +32,6 @@ def B0(c, p, g, a):
     v.d_M0_residual, v.d_M0_shared, v.d_M0_returned_rows = join_T16_D16_70232c.I(v.M0_order, v.d_M0_h)
     del v.d_M0_h
     c.combine('I0', a, 'M0', v.d_M0_returned_rows, v.M0_route)
-    v.d_M0_x, v.M0_shared_d_linear_0 = shared_T16_D16_c76318.I(
-        p.mtp_0_ffn_shared_up, p.mtp_0_ffn_shared_down, v.M0_shared_linear_0, v.d_M0_shared
-    )
-    del v.M0_shared_linear_0
-    shared_T16_D16_c76318.W(
-        g.mtp_0_ffn_shared_up, g.mtp_0_ffn_shared_down, v.M0_x, v.M0_shared_swiglu_0, v.d_M0_shared,
-        v.M0_shared_d_linear_0
-    )
-    del v.M0_shared_swiglu_0, v.d_M0_shared, v.M0_shared_d_linear_0
     v.d_M0_expert_rows = c.wait_combine('I0', a, 'M0')
     del v.d_M0_returned_rows
     v.d_M0_received_rows, v.d_M0_received_gate, v.M0_experts_d_grouped_linear_0 = experts_D16_G4_fbc2e0.I(
@@ -59,6 +48,15 @@ def B0(c, p, g, a):
         v.M0_received_rows, v.M0_offsets, v.M0_experts_gated_swiglu_0, v.d_M0_expert_rows,
         v.M0_experts_d_grouped_linear_0
     )
+    v.d_M0_x, v.M0_shared_d_linear_0 = shared_T16_D16_c76318.I(
+        p.mtp_0_ffn_shared_up, p.mtp_0_ffn_shared_down, v.M0_shared_linear_0, v.d_M0_shared
+    )
+    del v.M0_shared_linear_0
+    shared_T16_D16_c76318.W(
+        g.mtp_0_ffn_shared_up, g.mtp_0_ffn_shared_down, v.M0_x, v.M0_shared_swiglu_0, v.d_M0_shared,
+        v.M0_shared_d_linear_0
+    )
+    del v.M0_shared_swiglu_0, v.d_M0_shared, v.M0_shared_d_linear_0
     v.d_M0_rows, v.d_M0_gate = c.wait_dispatch('I0', a, 'M0')
     del v.d_M0_received_rows, v.d_M0_received_gate, v.M0_route
     v.d_M0_attended, v.M0_router_d_linear_0, v.M0_router_d_rmsnorm_0 = router_T16_D16_3c61ef.I(
@@ -114,6 +112,7 @@ def B0(c, p, g, a):
         v.mtp_tokens, v.final_h_mtp, v.M0_input_embedding_0, v.M0_input_rmsnorm_0_rstd, v.M0_input_rmsnorm_1_rstd,
         v.M0_input_cat2_0, v.d_M0_input, v.M0_input_d_cat2_0, v.M0_input_d_embedding_0
     )
+    v.d_loss = c.constant('loss')
     v.d_final_h, v.head_d_linear_0 = head_T16_D16_c52bf6.I(
         p.head, v.targets, v.head_linear_0, v.head_cross_entropy_0_lse, v.d_loss
     )
@@ -129,15 +128,6 @@ def B0(c, p, g, a):
     v.d_L1_residual, v.d_L1_shared, v.d_L1_returned_rows = join_T16_D16_70232c.I(v.L1_order, v.d_L1_h)
     del v.d_L1_h
     c.combine('I0', a, 'L1', v.d_L1_returned_rows, v.L1_route)
-    v.d_L1_x, v.L1_shared_d_linear_0 = shared_T16_D16_c76318.I(
-        p.layers_1_ffn_shared_up, p.layers_1_ffn_shared_down, v.L1_shared_linear_0, v.d_L1_shared
-    )
-    del v.L1_shared_linear_0
-    shared_T16_D16_c76318.W(
-        g.layers_1_ffn_shared_up, g.layers_1_ffn_shared_down, v.L1_x, v.L1_shared_swiglu_0, v.d_L1_shared,
-        v.L1_shared_d_linear_0
-    )
-    del v.L1_shared_swiglu_0, v.d_L1_shared, v.L1_shared_d_linear_0
     v.d_L1_expert_rows = c.wait_combine('I0', a, 'L1')
     del v.d_L1_returned_rows
     v.d_L1_received_rows, v.d_L1_received_gate, v.L1_experts_d_grouped_linear_0 = experts_D16_G4_fbc2e0.I(
@@ -154,6 +144,16 @@ def B0(c, p, g, a):
         v.L1_received_rows, v.L1_offsets, v.L1_experts_gated_swiglu_0, v.d_L1_expert_rows,
         v.L1_experts_d_grouped_linear_0
     )
+    v.d_L1_x, v.L1_shared_d_linear_0 = shared_T16_D16_c76318.I(
+        p.layers_1_ffn_shared_up, p.layers_1_ffn_shared_down, v.L1_shared_linear_0, v.d_L1_shared
+    )
+    del v.L1_shared_linear_0
+    shared_T16_D16_c76318.W(
+        g.layers_1_ffn_shared_up, g.layers_1_ffn_shared_down, v.L1_x, v.L1_shared_swiglu_0, v.d_L1_shared,
+        v.L1_shared_d_linear_0
+    )
+    del v.L1_shared_swiglu_0, v.d_L1_shared, v.L1_shared_d_linear_0
+    v.d_L1_sequence_loss = c.constant('sequence_loss L1')
     v.d_L1_rows, v.d_L1_gate = c.wait_dispatch('I0', a, 'L1')
     del v.d_L1_received_rows, v.d_L1_received_gate, v.L1_route
     v.d_L1_attended, v.L1_router_d_linear_0, v.L1_router_d_rmsnorm_0 = router_T16_D16_49bbc5.I(
@@ -244,9 +244,6 @@ def B0(c, p, g, a):
 def F0(c, p, g, a):
     v = c.values(0, a)
     v.tokens = c.load('tokens', a)
-    v.targets = c.load('targets', a)
-    v.mtp_tokens = c.load('mtp_tokens', a)
-    v.mtp_targets = c.load('mtp_targets', a)
     v.embed_h = embed_T16_5c8535.F(p.embedding, v.tokens)
     (
         v.L0_attended, v.L0_attention_rmsnorm_0, v.L0_attention_rmsnorm_0_rstd, v.L0_attention_linear_0,
@@ -279,16 +276,16 @@ def F0(c, p, g, a):
     ) = router_T16_D16_49bbc5.F(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, p.layers_1_ffn_router_bias, v.L1_attended
     )
-    c.counts('F0', a, 'L1', v.L1_counts)
+    c.record('load layers.1', v.L1_counts)
     c.record('sequence_loss L1', v.L1_sequence_loss)
     del v.L1_sequence_loss
-    c.record('load layers.1', v.L1_counts)
-    v.L1_shared, v.L1_shared_linear_0, v.L1_shared_swiglu_0 = shared_T16_D16_c76318.F(
-        p.layers_1_ffn_shared_up, p.layers_1_ffn_shared_down, v.L1_x
-    )
+    c.counts('F0', a, 'L1', v.L1_counts)
     v.L1_route, v.L1_offsets = c.wait_counts('F0', a, 'L1')
     del v.L1_counts
     c.dispatch('F0', a, 'L1', v.L1_rows, v.L1_gate, v.L1_route)
+    v.L1_shared, v.L1_shared_linear_0, v.L1_shared_swiglu_0 = shared_T16_D16_c76318.F(
+        p.layers_1_ffn_shared_up, p.layers_1_ffn_shared_down, v.L1_x
+    )
     v.L1_received_rows, v.L1_received_gate = c.wait_dispatch('F0', a, 'L1')
     del v.L1_rows, v.L1_gate
     v.L1_expert_rows, v.L1_experts_grouped_linear_0, v.L1_experts_gated_swiglu_0 = experts_D16_G4_fbc2e0.F(
@@ -300,9 +297,11 @@ def F0(c, p, g, a):
     v.L1_h = join_T16_D16_70232c.F(v.L1_residual, v.L1_shared, v.L1_returned_rows, v.L1_order)
     del v.L1_residual, v.L1_shared, v.L1_returned_rows
     v.final_h, v.final_h_mtp, v.final_norm_rmsnorm_0_rstd = final_norm_T16_D16_5ac801.F(p.final_norm, v.L1_h)
+    v.targets = c.load('targets', a)
     v.loss, v.head_linear_0, v.head_cross_entropy_0_lse = head_T16_D16_c52bf6.F(p.head, v.final_h, v.targets)
     c.record('loss', v.loss)
     del v.loss
+    v.mtp_tokens = c.load('mtp_tokens', a)
     (
         v.M0_input, v.M0_input_embedding_0, v.M0_input_rmsnorm_0_rstd, v.M0_input_rmsnorm_1_rstd, v.M0_input_cat2_0
     ) = mtp_input_T16_D16_e4f7e0.F(
@@ -323,14 +322,14 @@ def F0(c, p, g, a):
     ) = router_T16_D16_3c61ef.F(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_attended
     )
-    c.counts('F0', a, 'M0', v.M0_counts)
     c.record('load mtp.0', v.M0_counts)
-    v.M0_shared, v.M0_shared_linear_0, v.M0_shared_swiglu_0 = shared_T16_D16_c76318.F(
-        p.mtp_0_ffn_shared_up, p.mtp_0_ffn_shared_down, v.M0_x
-    )
+    c.counts('F0', a, 'M0', v.M0_counts)
     v.M0_route, v.M0_offsets = c.wait_counts('F0', a, 'M0')
     del v.M0_counts
     c.dispatch('F0', a, 'M0', v.M0_rows, v.M0_gate, v.M0_route)
+    v.M0_shared, v.M0_shared_linear_0, v.M0_shared_swiglu_0 = shared_T16_D16_c76318.F(
+        p.mtp_0_ffn_shared_up, p.mtp_0_ffn_shared_down, v.M0_x
+    )
     v.M0_received_rows, v.M0_received_gate = c.wait_dispatch('F0', a, 'M0')
     del v.M0_rows, v.M0_gate
     v.M0_expert_rows, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0 = experts_D16_G4_fbc2e0.F(
@@ -342,6 +341,7 @@ def F0(c, p, g, a):
     v.M0_h = join_T16_D16_70232c.F(v.M0_residual, v.M0_shared, v.M0_returned_rows, v.M0_order)
     del v.M0_residual, v.M0_shared, v.M0_returned_rows
     v.M0_final_h, v.M0_final_norm_rmsnorm_0_rstd = final_norm_T16_D16_bc7cd2.F(p.mtp_0_final_norm, v.M0_h)
+    v.mtp_targets = c.load('mtp_targets', a)
     v.mtp_loss, v.M0_head_linear_0, v.M0_head_cross_entropy_0_lse = head_T16_D16_c52bf6.F(
         p.head, v.M0_final_h, v.mtp_targets
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from compiler.report import text
+from compiler.picture import text
 
 FINITE = st.floats(-1e12, 1e12)
 

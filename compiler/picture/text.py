@@ -13,6 +13,8 @@ _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\
 
 def clean(text: str) -> str:
     """Text without what a page cannot hold (controls, half surrogates) or what reorders it; each becomes U+FFFD."""
+    if text.isascii() and text.isprintable():  # most of it: no character needs a look
+        return text
     return "".join("\ufffd" if _unfit(c) else c for c in text)
 
 

@@ -1,0 +1,144 @@
+"""The tables of docs/schedules.md: every named schedule, the one searched for, and the lower bound.
+
+    python -m benchmarks.schedules            some minutes; writes the tables into the page
+    python -m benchmarks.schedules --print    to stdout
+
+Nothing in it depends on the machine: the search counts steps, not seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+from compiler.commands.schedule_formats import percent, shown
+from compiler.schedules import AUTO, SCHEDULES
+from compiler.schedules.costs import Costs, any_pairs, parse_costs, shipped
+from compiler.schedules.measure import Measured, measure
+from compiler.schedules.placement import num_stages
+from compiler.schedules.schedule import Schedule
+from compiler.solver import solve
+
+PAGE = Path(__file__).parent.parent / "docs" / "schedules.md"
+BEGIN, END = "<!-- tables: python -m benchmarks.schedules -->\n", "<!-- end of tables -->\n"
+
+Size = tuple[int, int, int]  # ranks, micro-batches, cap
+SIZES: tuple[Size, ...] = (
+    *((4, n, cap) for n in (8, 20) for cap in (4, 5)),
+    *((8, n, cap) for n in (10, 20, 40) for cap in (8, 9)),
+    *((16, n, cap) for n in (32, 64) for cap in (16, 17)),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A table: costs of 1/P of the model, and sizes."""
+
+    title: str
+    flags: str  # what `dsc schedule --compare` is given for it
+    costs: Costs
+    sizes: tuple[Size, ...] = SIZES
+
+
+GAIN = parse_costs("FB=1.8")
+UNEVEN = (Fraction(9, 10), *[Fraction(1)] * 6, Fraction(13, 10))
+CASES = (
+    Case("No gain from pairing", "--costs F=1,I=1,W=1", Costs()),
+    Case("F&B takes 0.6 of F + B, no other pair gains", "--costs F=1,I=1,W=1,FB=1.8", GAIN),
+    Case("Every pair of F, B and I takes 0.6", "--costs F=1,I=1,W=1,FB=1.8 --pairs any", any_pairs(GAIN)),
+    Case(
+        "A message takes a tenth of F",
+        "--costs F=10,I=10,W=10 --latency 1",
+        replace(parse_costs("F=10,I=10,W=10"), latency=Fraction(1)),
+        ((8, 20, 8), (8, 20, 9)),
+    ),
+    Case(
+        "The first stage takes 0.9, the last 1.3",
+        '--costs uneven.json, `{"F": 1, "I": 1, "W": 1, "stages": [0.9, 1, 1, 1, 1, 1, 1, 1.3]}`',
+        Costs(stages=UNEVEN),
+        ((8, 20, 8), (8, 20, 9)),
+    ),
+    Case(
+        "DeepSeek-V3, the faster network, ms",
+        "--costs deepseek-v3-low",
+        shipped("deepseek-v3-low"),
+        ((16, 32, 17), (16, 120, 16), (16, 120, 17)),
+    ),
+    Case(
+        "DeepSeek-V3, the slower network, ms",
+        "--costs deepseek-v3-high",
+        shipped("deepseek-v3-high"),
+        ((16, 32, 17), (16, 120, 16), (16, 120, 17)),
+    ),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--print", action="store_true", help="print the tables, leave the page as it is")
+    args = parser.parse_args()
+    made = "\n".join(text for case in CASES for text in table(case))
+    if args.print:
+        print(made)
+        return 0
+    before, rest = PAGE.read_text("utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", "utf-8")
+    return 0
+
+
+def table(case: Case) -> Iterator[str]:
+    """The lines of a table."""
+    yield f"### {case.title}\n\n`{case.flags}`\n" if "`" not in case.flags else f"### {case.title}\n\n{case.flags}\n"
+    columns = ("P", "N", "cap", *SCHEDULES, f"**{AUTO}**", "bound", "gap", "excess")
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---:|' * len(columns)}"
+    for size in case.sizes:
+        print(f"{case.title}: {size}", file=sys.stderr)
+        yield row(case, size)
+    yield ""
+
+
+def row(case: Case, size: Size) -> str:
+    """One line: makespans, in brackets of those that hold more than the cap; gap and excess are those of auto."""
+    P, N, cap = size
+    named = [_named(name, size, case.costs) for name in SCHEDULES]
+    auto = measure(solve(P, N, case.costs, cap).schedule, case.costs, cap)
+    assert auto.peak_activations <= cap
+    texts = [_text(each, cap) for each in named]
+    cells: Sequence[str] = (
+        *map(str, size),
+        *texts,
+        f"**{shown(auto.makespan)}**",
+        shown(auto.lower_bound),
+        percent(auto.gap),
+        shown(auto.excess),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _named(name: str, size: Size, costs: Costs) -> Measured | None:
+    """A named schedule under costs of 1/P of the model; None where it has not that size."""
+    P, N, _ = size
+    if not SCHEDULES[name].has(P, N):
+        return None
+    try:
+        schedule: Schedule = SCHEDULES[name].generate(P, N)
+    except ValueError:
+        return None
+    return measure(schedule, costs.recut(P, num_stages(schedule.placement, P)))
+
+
+def _text(measured: Measured | None, cap: int) -> str:
+    if measured is None:
+        return "–"
+    fits = Fraction(measured.peak_activations, measured.stages_a_rank) <= cap
+    return shown(measured.makespan) if fits else f"({shown(measured.makespan)})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

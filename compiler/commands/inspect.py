@@ -1,0 +1,105 @@
+"""`dsc inspect RUN`: what a run really did, beside what was planned: every action, its time and its error.
+
+dsc inspect runs/quickstart                                 on the terminal
+dsc inspect runs/quickstart --format html -o timeline.html  to zoom into and hover over
+dsc inspect runs/quickstart --costs plan                    against what was predicted before the run
+dsc inspect runs/quickstart --write-costs here.json         then: dsc schedule … --costs here.json
+
+Exit codes: 0 done · 1 a rank ran another order than was planned · 2 the folder holds no traced run
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiler.commands.common import EXIT_DIFFERS, wrong
+from compiler.picture.compared import measured_picture
+from compiler.picture.formats import FORMATS, render
+from compiler.picture.output import put
+from compiler.picture.run import (
+    Measured,
+    OrderError,
+    TraceError,
+    fitted,
+    json_of_costs,
+    measure,
+    num_micro_batches,
+    programs_of,
+    read_trace,
+)
+from compiler.schedules.costs import Costs, costs_of_json, shipped, shipped_names
+from compiler.schedules.schedule import Schedule
+from dsl.diagnostics import SpecError
+
+if TYPE_CHECKING:
+    from compiler.commands.schedule_spec import Run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("run_folder", metavar="RUN", type=Path, help="run folder, written by dsc train or torchrun")
+    parser.add_argument("--program", metavar="NAME", help="default: that of most micro-batches, as train_8")
+    parser.add_argument(
+        "--costs",
+        metavar="FILE",
+        help="plan with these costs, in ms, or `plan`: those predicted; default: those measured",
+    )
+    parser.add_argument("--format", choices=tuple(FORMATS), default="terminal", help="default: terminal")
+    parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file")
+    parser.add_argument("--write-costs", metavar="FILE", type=Path, help="write the measured costs, for dsc schedule")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw the picture; say on stderr what is wrong and return 1 or 2."""
+    try:
+        run = _run(args.run_folder)
+        schedule, measured = _measured(args.run_folder, run, args.program)
+        here = fitted(schedule, measured)
+        costs, source = _costs(args.costs, run) if args.costs else (here, "the costs measured in this run")
+        picture = measured_picture(f"{args.run_folder.name}: {schedule.name}", schedule, costs, measured, source)
+        contents = render(picture, args.format)
+    except OrderError as error:
+        print(f"error: {args.run_folder}: {error}", file=sys.stderr)
+        return EXIT_DIFFERS
+    except (OSError, ValueError, KeyError, SpecError) as error:
+        return wrong(f"{args.run_folder} cannot be inspected: {error}")
+    try:
+        if args.write_costs:
+            args.write_costs.write_text(json_of_costs(here), "utf-8")
+        put(contents, args.out)
+    except (OSError, ValueError) as error:
+        return wrong(str(error))
+    return 0
+
+
+def _run(folder: Path) -> Run:
+    from compiler.commands.schedule_spec import run_of  # with pydantic and networkx
+    from compiler.schedules.own import own_schedule
+    from dsl.load import load
+
+    spec = load(folder / "spec.resolved")
+    return run_of(spec, own_schedule(spec, folder))
+
+
+def _measured(folder: Path, run: Run, program: str | None) -> tuple[Schedule, Measured]:
+    from compiler.pipeline import schedule_for
+
+    trace = read_trace(folder, run.plan.mesh.world)
+    programs = programs_of(trace)
+    if not programs:
+        raise TraceError("no step was traced")
+    if program is not None and program not in programs:
+        raise TraceError(f"no program {program[:40]!r} was traced: use one of {', '.join(programs)}")
+    name = program or programs[-1]
+    schedule = schedule_for(run.spec, run.plan, num_micro_batches(name), run.own)
+    return schedule, measure(schedule, trace, name)
+
+
+def _costs(name: str, run: Run) -> tuple[Costs, str]:
+    """Costs, and where they come from."""
+    if name == "plan":
+        return run.costs(), "what the plan predicts"
+    return shipped(name) if name in shipped_names() else costs_of_json(Path(name).read_text("utf-8")), name

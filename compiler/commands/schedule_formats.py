@@ -1,0 +1,224 @@
+"""What `dsc schedule` prints: schedules with what they take, as text, as a table, as JSON (docs/json.md).
+
+`FORMATS` is the one table of formats. A row makes text or bytes of an `Answer`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from compiler.picture.output import TooMuchError
+from compiler.picture.values import Lanes
+from compiler.schedules.costs import Costs
+from compiler.schedules.measure import Measured
+from compiler.schedules.schedule import Schedule
+from compiler.schedules.torch_csv import to_torch_csv
+
+COLUMNS = ("schedule", "makespan", "bubble", "activations", "copies", "bound", "gap", "excess")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A schedule, what it takes where there are costs, or why there is no such schedule."""
+
+    name: str
+    schedule: Schedule | None = None
+    measured: Measured | None = None
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was asked for: one schedule, or several side by side.
+
+    `costs` are those of an action of the one schedule; of 1/P of the model where several are compared, and so is `cap`.
+    """
+
+    entries: tuple[Entry, ...]
+    costs: Costs | None
+    compared: bool = False
+    cap: int | None = None
+    unit: str = ""  # of times, where it is known
+    layout: str | None = None  # of a spec's stages, in Megatron's words
+    lanes: Callable[[Schedule], tuple[Lanes, ...]] | None = None  # of each rank, what its bodies communicate when
+
+
+def as_text(answer: Answer) -> str:
+    """The schedule in its notation, which can be read back; of several, a table."""
+    if answer.compared:
+        return "\n".join(table(answer)) + "\n"
+    schedule = answer.entries[0].schedule
+    assert schedule is not None
+    return schedule.to_text()
+
+
+def as_json(answer: Answer) -> str:
+    """One document on one line."""
+    if answer.compared:
+        assert answer.costs is not None
+        each = [_compared_value(entry) for entry in answer.entries]
+        value = {"costs": costs_value(answer.costs), "unit": answer.unit or None, "cap": answer.cap, "schedules": each}
+        return json.dumps(value) + "\n"
+    entry = answer.entries[0]
+    assert entry.schedule is not None
+    value = json.loads(entry.schedule.to_json())
+    if (measured := entry.measured) is not None:
+        value |= {"unit": answer.unit or None, "costs": costs_value(measured.costs)}
+        value |= {
+            "makespan": number(measured.makespan),
+            "bubble": [number(idle) for idle in measured.timeline.idle],
+            "peak_activations": list(measured.timeline.peak_activations),
+            "lower_bound": number(measured.lower_bound),
+            "gap": number(measured.gap),
+            "excess": number(measured.excess),
+        }
+    return json.dumps(value) + "\n"
+
+
+def as_torch_csv(answer: Answer) -> str:
+    """The one schedule, for torch.distributed.pipelining."""
+    schedule = answer.entries[0].schedule
+    if answer.compared or schedule is None:
+        raise TooMuchError("torch's CSV is of one schedule: leave --compare out")
+    try:
+        return to_torch_csv(schedule)
+    except ValueError as error:
+        raise TooMuchError(str(error)) from None
+
+
+def as_megatron_layout(answer: Answer) -> str:
+    """Which layers are on which stage."""
+    if answer.layout is None:
+        raise TooMuchError("a layout is of a model's layers: name a SPEC")
+    return answer.layout + "\n"
+
+
+def as_picture(name: str) -> Callable[[Answer], str | bytes]:
+    """What draws an answer in a format of compiler/picture, which is imported only then."""
+
+    def drawn(answer: Answer) -> str | bytes:
+        from compiler.commands import schedule_pictures
+
+        return schedule_pictures.drawn(answer, name)
+
+    return drawn
+
+
+FORMATS: dict[str, Callable[[Answer], str | bytes]] = {
+    "text": as_text,
+    "json": as_json,
+    "torch-csv": as_torch_csv,
+    "megatron-layout": as_megatron_layout,
+    "terminal": as_picture("terminal"),
+    "svg": as_picture("svg"),
+    "html": as_picture("html"),
+    "png": as_picture("png"),
+    "trace": as_picture("trace"),
+}
+
+
+# ---------------------------------------------------------------- words
+
+
+def summary(answer: Answer) -> list[str]:
+    """What the one schedule takes, in lines for people; none without costs."""
+    entry = answer.entries[0]
+    if (measured := entry.measured) is None:
+        return []
+    unit, N = f" {answer.unit}" if answer.unit else "", measured.schedule.num_micro_batches
+    pair = measured.costs.two("FB") * measured.stages_a_rank
+    return [
+        f"makespan {shown(measured.makespan)}{unit} · bubble {percent(measured.idle)} ·"
+        f" {measured.peak_activations} activations on the fullest rank",
+        f"lower bound {shown(measured.lower_bound)}{unit} for placement {measured.schedule.placement} and at most"
+        f" {measured.cap} activations · gap {percent(measured.gap)}",
+        f"excess {shown(measured.excess)}{unit} over {N} F&B of {shown(pair)}",
+    ]
+
+
+def table(answer: Answer) -> list[str]:
+    """The schedules side by side, a line each; why there is none behind its name."""
+    rows: list[tuple[str, ...]] = [COLUMNS]
+    for entry in answer.entries:
+        rows.append((entry.name, *(cells(entry.measured) if entry.measured else ())))
+    widths = [max(len(row[k]) for row in rows if len(row) > k) for k in range(len(COLUMNS))]
+    lines = [_line(row, widths) for row in rows]
+    faults = {entry.name: entry.fault for entry in answer.entries if entry.fault}
+    lines[1:] = [
+        f"{entry.name:<{widths[0]}}  {faults[entry.name]}" if entry.fault else line
+        for entry, line in zip(answer.entries, lines[1:], strict=True)
+    ]
+    unit = f" in {answer.unit}" if answer.unit else ""
+    note = f"Times{unit} and activations of 1/P of the model: with v stages a rank, an action has 1/v of the costs."
+    return [*lines, "", note]
+
+
+def cells(measured: Measured) -> tuple[str, ...]:
+    """What `COLUMNS` has behind the name. Activations are counted in those of 1/P of the model."""
+    return (
+        shown(measured.makespan),
+        percent(measured.idle),
+        shown(Fraction(measured.peak_activations, measured.stages_a_rank)),
+        str(measured.copies),
+        shown(measured.lower_bound),
+        percent(measured.gap),
+        shown(measured.excess),
+    )
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    rest = "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=False))
+    return f"{row[0]:<{widths[0]}}{rest}".rstrip()
+
+
+def shown(value: Fraction) -> str:
+    """A number for people: 66, 50.4, 17,978."""
+    if value.denominator == 1 or abs(value) >= 10_000:
+        return f"{round(value):,}"
+    return f"{float(value):,.{4 if abs(value) < 10 else 2}f}".rstrip("0").rstrip(".")
+
+
+def percent(value: Fraction) -> str:
+    return f"{float(value):.1%}"
+
+
+# ---------------------------------------------------------------- values
+
+
+def number(value: Fraction) -> int | float:
+    """For JSON: an integer where it is one."""
+    return value.numerator if value.denominator == 1 else float(value)
+
+
+def costs_value(costs: Costs) -> dict[str, Any]:
+    """Costs in the form that --costs reads."""
+    return {
+        **{kind: number(costs.one(kind)) for kind in "FIWB"},
+        "pairs": {"".join(sorted(kinds, key="FBIW".index)): number(time) for kinds, time in costs.pairs},
+        "latency": number(costs.latency),
+        "stages": [number(weight) for weight in costs.stages],
+        "ranks": [number(weight) for weight in costs.ranks],
+    }
+
+
+def _compared_value(entry: Entry) -> dict[str, Any]:
+    measured = entry.measured
+    if measured is None:
+        keys = ("placement", "makespan", "idle", "peak_activations", "copies", "lower_bound", "gap", "excess")
+        return {"schedule": entry.name, **dict.fromkeys(keys), "fault": entry.fault}
+    return {
+        "schedule": entry.name,
+        "placement": measured.schedule.placement,
+        "makespan": number(measured.makespan),
+        "idle": number(measured.idle),
+        "peak_activations": number(Fraction(measured.peak_activations, measured.stages_a_rank)),
+        "copies": measured.copies,
+        "lower_bound": number(measured.lower_bound),
+        "gap": number(measured.gap),
+        "excess": number(measured.excess),
+        "fault": None,
+    }

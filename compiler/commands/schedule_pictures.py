@@ -1,0 +1,60 @@
+"""The pictures of `dsc schedule`: an answer → the values that compiler/picture draws."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from compiler.commands.schedule_formats import COLUMNS, Answer, Entry, cells, percent, shown
+from compiler.picture import Panel, Picture, panel_of
+from compiler.picture.formats import check_size, render
+from compiler.schedules.costs import Costs
+from runtime.actions import actions_of
+
+UNIT = "forwards of a stage, where F, I and W cost the same"
+
+
+def drawn(answer: Answer, name: str) -> str | bytes:
+    """The answer in a format of compiler/picture; ValueError where it has too many actions for it."""
+    schedules = [entry.schedule for entry in answer.entries if entry.schedule is not None]
+    check_size(sum(len(actions_of(step)) for s in schedules for steps in s.actions for step in steps), name)
+    return render(picture_of(answer), name)
+
+
+def picture_of(answer: Answer) -> Picture:
+    """One panel for each schedule there is; why there is none of a name is a note."""
+    panels = tuple(_panel(entry, answer) for entry in answer.entries if entry.schedule is not None)
+    notes = [f"{entry.name}: {entry.fault}" for entry in answer.entries if entry.fault]
+    if answer.compared:
+        notes.append(
+            "Costs and activations are those of 1/P of the model: with v stages a rank, an action has 1/v of both."
+        )
+        title = " · ".join(entry.name for entry in answer.entries)
+        first = next(entry.schedule for entry in answer.entries if entry.schedule)
+        title += f": {first.num_ranks} ranks, {first.num_micro_batches} micro-batches"
+    else:
+        title = panels[0].name
+    unit = answer.unit or (UNIT if answer.costs is None else "units of the costs")
+    return Picture(title, unit, panels, tuple(notes))
+
+
+def _panel(entry: Entry, answer: Answer) -> Panel:
+    schedule, measured = entry.schedule, entry.measured
+    assert schedule is not None
+    if measured is None:
+        return panel_of(schedule, Costs())
+    if answer.compared:
+        facts = tuple(zip(COLUMNS[1:], cells(measured), strict=True))
+        kept = Fraction(1, measured.stages_a_rank)
+        return panel_of(
+            schedule, measured.costs, name=entry.name, facts=facts, activation=kept, timeline=measured.timeline
+        )
+    unit = f" {answer.unit}" if answer.unit else ""
+    facts = (
+        ("makespan", shown(measured.makespan) + unit),
+        ("bubble", percent(measured.idle)),
+        ("bound", shown(measured.lower_bound) + unit),
+        ("gap", percent(measured.gap)),
+        ("activations at most", str(measured.peak_activations)),
+    )
+    lanes = answer.lanes(schedule) if answer.lanes else ()
+    return panel_of(schedule, measured.costs, facts=facts, lanes=lanes, timeline=measured.timeline)

@@ -1,0 +1,96 @@
+"""The run of a spec, as `dsc schedule` needs it: sizes, the schedule it takes, what its actions cost by its plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+from compiler.ir import Cut, Plan, Use
+from compiler.lower import lower
+from compiler.lower.estimate import stage_costs, times_of
+from compiler.lower.rates import rates_of
+from compiler.picture.lanes import lanes_of
+from compiler.picture.values import Lanes
+from compiler.pipeline import schedule_for, uses
+from compiler.plan import make_plan
+from compiler.schedules import DEFAULT_CHUNKS
+from compiler.schedules.costs import Costs
+from compiler.schedules.placement import num_stages
+from compiler.schedules.schedule import Schedule
+from compiler.shapes import cut
+from dsl import ramp
+from dsl.pipeline_layout import layout_of
+from dsl.schema import Spec
+
+
+@dataclass(frozen=True)
+class Run:
+    """A spec's run at its largest batch."""
+
+    spec: Spec
+    plan: Plan
+    own: Schedule | None = None  # of the file that the spec names
+    unit = "ms"  # of `costs`
+
+    @property
+    def num_ranks(self) -> int:
+        return self.spec.parallel.pipeline
+
+    @cached_property
+    def num_micro_batches(self) -> int:
+        """Of a step, on each data rank, when the batch has grown."""
+        return ramp.micro_batches(self.spec)[-1]
+
+    @property
+    def num_stages(self) -> int:
+        return num_stages(self.plan.placement, self.num_ranks)
+
+    @property
+    def chunks(self) -> int:
+        return self.spec.schedule.chunks or DEFAULT_CHUNKS
+
+    @property
+    def name(self) -> str | None:
+        """None where the schedule is in a file."""
+        return self.spec.schedule.name
+
+    @property
+    def cap(self) -> int | None:
+        return self.spec.schedule.cap
+
+    @property
+    def layout(self) -> str:
+        """Which layers are on which stage, in Megatron's words."""
+        counts = [
+            len({use.site.partition(".")[0] for use in stage.steps if isinstance(use, Use) and use.site[0] == "L"})
+            for stage in self.plan.stages
+        ]
+        ends = [0, *accumulate(counts)]
+        return layout_of(tuple(pairwise(ends)), self.spec.model.mtp.depth if self.spec.model.mtp else 0)
+
+    def schedule(self) -> Schedule:
+        """What the run takes, checked."""
+        schedule = schedule_for(self.spec, self.plan, self.num_micro_batches, self.own)
+        schedule.check()
+        return schedule
+
+    @cached_property
+    def cuts(self) -> dict[str, Cut]:
+        """By site of use."""
+        keyed = {use.segment.key: cut(use.segment) for use in uses(self.plan)}
+        return {use.site: keyed[use.segment.key] for use in uses(self.plan)}
+
+    def costs(self) -> Costs:
+        """Of its stages, from the work that the plan counts and the rates of its devices."""
+        return stage_costs(self.plan, self.cuts, rates_of(self.spec))
+
+    def lanes(self, schedule: Schedule) -> tuple[Lanes, ...]:
+        """What each rank's actions communicate when, in the program of a schedule on the run's stages."""
+        rates = rates_of(self.spec)
+        return lanes_of(lower(self.plan, schedule, self.cuts, rates), times_of(self.plan, self.cuts, rates))
+
+
+def run_of(spec: Spec, own: Schedule | None = None) -> Run:
+    """The spec has passed its checks."""
+    return Run(spec, make_plan(spec, own), own)

@@ -1,0 +1,74 @@
+"""What `dsc compile` says of a build in a few lines; plan.txt has all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compiler.emit.files import plan_head
+from compiler.lower.estimate import Overlap
+from compiler.pipeline import Lowered
+from compiler.plan.memory import rank_memory
+from dsl.memory import Memory
+from dsl.rules.resources import size
+from dsl.schema import Spec
+
+
+def summary(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> str:
+    """Model, mesh, steps, the schedule of the largest batch, what is proven, and the memory of the fullest rank."""
+    main = lowered.main_schedule
+    overlap = overlaps[f"train_{main.num_micro_batches}"]
+    num_instructions = sum(certificate.num_instructions for certificate in lowered.certificates.values())
+    rank, memory = fullest(spec, lowered)
+    lines = [
+        *plan_head(spec, lowered),
+        f"schedule: {main.name}, {count(main.num_micro_batches, 'micro-batch')} a step",
+        f"proven: {count(len(lowered.certificates), 'program')}, {num_instructions:,} instructions on all ranks",
+    ]
+    if overlap.total.communication:
+        lines.append(f"overlap: {overlap.total.hidden:.1%} of exchanges hidden under compute, predicted")
+    parts = ", ".join(f"{kind} {size(amount)}" for kind, amount in parts_of(memory))
+    lines.append(f"memory: {size(memory.total)} on the fullest device, of pipeline rank {rank}: {parts}")
+    return "\n".join(lines) + "\n"
+
+
+def does_not_fit(spec: Spec, lowered: Lowered) -> str:
+    """Why the devices are too small for what is planned and proven; "" where they are not.
+
+    `dsc check` refuses what no schedule could fit. This is the plan's own peak, of even load on the experts.
+    """
+    device = spec.cluster.node.device
+    full = [rank for rank in range(lowered.plan.mesh.pp) if _memory(spec, lowered, rank).total > device.memory]
+    if not full:
+        return ""
+    rank, memory = fullest(spec, lowered)
+    return (
+        f"this does not fit: devices of {count(len(full), 'pipeline rank')} of {lowered.plan.mesh.pp} hold more than "
+        f"the {size(device.memory)} of device {device.name}, those of rank {rank} the most, {size(memory.total)}"
+    )
+
+
+def count(number: int, word: str) -> str:
+    """`1 rank`, `2 ranks`, `3 batches`."""
+    ending = "" if number == 1 else "es" if word.endswith("ch") else "s"
+    return f"{number:,} {word}{ending}"
+
+
+def fullest(spec: Spec, lowered: Lowered) -> tuple[int, Memory]:
+    """The pipeline rank whose devices hold the most, and what they hold."""
+    memories = [_memory(spec, lowered, rank) for rank in range(lowered.plan.mesh.pp)]
+    rank = max(range(len(memories)), key=lambda rank: memories[rank].total)
+    return rank, memories[rank]
+
+
+def parts_of(memory: Memory) -> tuple[tuple[str, int], ...]:
+    """Kinds and bytes, as they are shown."""
+    return (
+        ("parameters", memory.weights),
+        ("gradients", memory.gradients),
+        ("optimizer", memory.optimizer),
+        ("activations", memory.activations),
+    )
+
+
+def _memory(spec: Spec, lowered: Lowered, rank: int) -> Memory:
+    return rank_memory(spec, lowered.plan, lowered.certificates.values(), rank)

@@ -1,0 +1,180 @@
+"""What actions and pairs are predicted to take: times of their two-lane orders, as costs of schedules and of bodies.
+
+A schedule is made from costs before there is a program, so they come from the stages; a body's come from its very
+instructions. Both are the same times of the same orders.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from statistics import mean
+
+from compiler.ir import Body, Cut, Instruction, Plan, Program
+from compiler.lower.chains import EXCHANGES, Chains
+from compiler.lower.lanes import best_order, end_of
+from compiler.lower.order import jobs_of
+from compiler.lower.rates import Rates
+from compiler.schedules.costs import PAIR_KINDS, Costs
+from compiler.schedules.placement import stages_of
+from compiler.schedules.schedule import Schedule
+from runtime.actions import Pair, actions_of
+
+Times = Mapping[tuple[str, str, str], int]  # (kind, phase, site) of a segment or exchange → nanoseconds on its lane
+KINDS = "FBIW"
+
+
+# ---------------------------------------------------------------- of a schedule
+
+
+def stage_costs(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, pairs: Collection[str] = PAIR_KINDS) -> Costs:
+    """Costs of the schedules of a plan's stages, in milliseconds; of `pairs` alone, if that is all a schedule has.
+
+    A lone action takes the time of its own order, the mean of all stages; a stage weighs the sum of its four kinds of
+    actions over the mean sum. What a pair gains is what it gains on the ranks of the most common kind. A message takes
+    its bytes over the link between pipeline ranks.
+    """
+    chains = [Chains(stage, cuts, rates, -1, -1) for stage in plan.stages]
+    alone = [{kind: _time((stage, kind)) for kind in KINDS} for stage in chains]
+    totals = [sum(times.values()) for times in alone]
+    stages = _common_stages(plan, alone)
+    gained = {}
+    both = tuple(dict.fromkeys([(stages[0], stages[-1]), (stages[-1], stages[0])]))
+    for first, second in map(tuple, sorted(pairs)):
+        together = sum(_time((chains[a], first), (chains[b], second)) for a, b in both)
+        apart = sum(alone[a][first] + alone[b][second] for a, b in both)
+        if together < apart:
+            lone = mean(times[first] + times[second] for times in alone)
+            gained[first + second] = _ms(Fraction(lone) * together / apart)
+    message = next((stage.output for stage in plan.stages if stage.output), None)
+    F, B, I, W = (_ms(mean(Fraction(times[kind]) for times in alone)) for kind in KINDS)
+    return Costs(
+        F=F,
+        B=B,
+        I=I,
+        W=W,
+        pairs=tuple(sorted(gained.items())),
+        latency=_ms(round(rates.message_time_s(message) * 1e9)) if message else Fraction(0),
+        stages=tuple(Fraction(total) / mean(map(Fraction, totals)) for total in totals),
+    )
+
+
+def pair_kinds(schedule: Schedule) -> frozenset[str]:
+    """The kinds of pairs in a schedule, each in alphabetical order."""
+    steps = {step for row in schedule.actions for step in row}
+    return frozenset("".join(sorted(a.kind for a in actions_of(step))) for step in steps if isinstance(step, Pair))
+
+
+def _time(*actions: tuple[Chains, str]) -> int:
+    """Nanoseconds of an action, or of a pair."""
+    jobs = jobs_of([chains.of(kind) for chains, kind in actions])
+    return end_of(jobs, best_order(jobs))
+
+
+def _common_stages(plan: Plan, alone: Sequence[Mapping[str, int]]) -> tuple[int, ...]:
+    """The stages of a rank of the most common kind, the first of them."""
+    ranks = [stages_of(plan.placement, plan.mesh.pp, rank) for rank in range(plan.mesh.pp)]
+    kinds = [tuple(sorted(tuple(alone[stage].items()) for stage in stages)) for stages in ranks]
+    return ranks[kinds.index(Counter(kinds).most_common(1)[0][0])]
+
+
+def _ms(time_ns: Fraction | int) -> Fraction:
+    return Fraction(round(time_ns), 10**6)
+
+
+# ---------------------------------------------------------------- of a program
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTimes:
+    """Nanoseconds: until a body's last instruction has ended, and how long each lane is busy till then."""
+
+    end: int = 0
+    compute: int = 0
+    communication: int = 0
+
+    @property
+    def hidden(self) -> float:
+        """Share of communication under which something is computed; 1 where there is none."""
+        # Compute pauses only to wait for an exchange, so what is not hidden is what it pauses.
+        return 1 - (self.end - self.compute) / self.communication if self.communication else 1.0
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Predicted times of a program: of each of its bodies once, and of all that runs, by kinds as in F, F&B, and W."""
+
+    bodies: tuple[tuple[str, LaneTimes], ...]
+    kinds: tuple[tuple[str, LaneTimes], ...]
+
+    @property
+    def total(self) -> LaneTimes:
+        """Of all ranks together."""
+        return _sum((1, times) for _, times in self.kinds)
+
+
+def times_of(plan: Plan, cuts: Mapping[str, Cut], rates: Rates) -> Times:
+    """The time of every segment and exchange of a plan."""
+    chains = [Chains(stage, cuts, rates, -1, -1) for stage in plan.stages]
+    nodes = [node for stage in chains for node in (*stage.of("F"), *stage.of("B")) if node.ordered]
+    return {(i.kind, i.phase, i.site): node.time_ns for node in nodes for i in [node.instruction]}
+
+
+def lane_times(instructions: Iterable[Instruction], times: Times) -> LaneTimes:
+    """How long a body takes, and its lanes."""
+    spans = list(held(instructions, times))
+    busy = [sum(end - start for i, start, end in spans if (i.kind in EXCHANGES) == lane) for lane in (False, True)]
+    return LaneTimes(max((end for _, _, end in spans), default=0), *busy)
+
+
+def held(instructions: Iterable[Instruction], times: Times) -> Iterator[tuple[Instruction, int, int]]:
+    """Goes through a body: each segment and exchange with its start and end in nanoseconds.
+
+    Compute goes in order, exchanges in order beside it, waits where they stand.
+    """
+    compute = link = 0
+    ends: dict[tuple[int, str, str, str], int] = {}
+    for i in instructions:
+        key = (i.slot, i.wait or i.kind, i.phase, i.site)
+        if i.kind == "wait":
+            compute = max(compute, ends[key])
+        elif i.kind in EXCHANGES:
+            start = max(link, compute)
+            link = ends[key] = start + times[key[1:]]
+            yield i, start, link
+        elif i.kind == "run":
+            compute += times[key[1:]]
+            yield i, compute - times[key[1:]], compute
+
+
+def overlaps_of(programs: Mapping[str, Program], times: Times) -> dict[str, Overlap]:
+    """How programs of one plan use the two lanes, each body as often as it is invoked."""
+    known: dict[str, LaneTimes] = {}  # one name is one body, on whatever rank
+    return {name: _overlap(program, times, known) for name, program in programs.items()}
+
+
+def _overlap(program: Program, times: Times, known: dict[str, LaneTimes]) -> Overlap:
+    kinds: dict[str, list[tuple[int, LaneTimes]]] = defaultdict(list)
+    for bodies, invocations in zip(program.bodies, program.invocations, strict=True):
+        counts = Counter(invocation.body for invocation in invocations)
+        for body in bodies:
+            if body.name not in known:
+                known[body.name] = lane_times(body.instructions, times)
+            kinds[_kinds(body)].append((counts[body.name], known[body.name]))
+    names = sorted({body.name for bodies in program.bodies for body in bodies})
+    return Overlap(
+        tuple((name, known[name]) for name in names),
+        tuple((kind, _sum(kinds[kind])) for kind in sorted(kinds, key=lambda kind: (len(kind), kind))),
+    )
+
+
+def _kinds(body: Body) -> str:
+    """F, B, I, W or two of them, as in F&B; a pair says its forward first."""
+    return "&".join(sorted((action[0] for action in body.actions), key=KINDS.index))
+
+
+def _sum(counted: Iterable[tuple[int, LaneTimes]]) -> LaneTimes:
+    rows = [(n * t.end, n * t.compute, n * t.communication) for n, t in counted]
+    return LaneTimes(*(sum(column) for column in zip(*rows, strict=True)))

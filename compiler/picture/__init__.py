@@ -1,0 +1,10 @@
+"""Pictures of schedules: one set of values and one geometry, drawn as SVG, HTML, PNG, terminal text and Chrome trace.
+
+`panel_of(schedule, costs)` makes the values of one schedule, a `Picture` holds one or several of them, and
+`formats.FORMATS` has what draws it.
+"""
+
+from compiler.picture.panel import panel_of
+from compiler.picture.values import Cell, Drawn, Exchange, Message, Panel, Picture, Row
+
+__all__ = ["Cell", "Drawn", "Exchange", "Message", "Panel", "Picture", "Row", "panel_of"]

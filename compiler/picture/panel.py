@@ -1,0 +1,82 @@
+"""A schedule and its costs → the values of a picture: boxes, messages, activations over time."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from compiler.picture.values import Cell, Drawn, Lanes, Message, Panel, Row
+from compiler.schedules.costs import Costs
+from compiler.schedules.placement import BIDIRECTIONAL, direction, num_stages, rank_of, stages_of
+from compiler.schedules.schedule import Schedule
+from compiler.schedules.simulate import Timeline, simulate
+from runtime.actions import Action, ActionKind, actions_of
+
+
+def panel_of(
+    schedule: Schedule,
+    costs: Costs,
+    *,
+    name: str = "",
+    lanes: tuple[Lanes, ...] = (),
+    facts: tuple[tuple[str, str], ...] = (),
+    activation: Fraction = Fraction(1),
+    timeline: Timeline | None = None,
+) -> Panel:
+    """A checked schedule under costs; simulated unless `timeline` is given.
+
+    `activation`: what a forward keeps, in those of 1/P of the model. `lanes`: of each rank, what its communication lane
+    does. ScheduleError where ranks wait in a circle.
+    """
+    timeline = timeline or simulate(schedule, costs)
+    unit = float(timeline.unit)
+    spans = tuple(tuple((start * unit, end * unit) for start, end in rank) for rank in timeline.ticks)
+    default = f"{schedule.name}, {schedule.num_ranks} ranks, {schedule.num_micro_batches} micro-batches"
+    rows = tuple(
+        Row(rank, "", cells_of(schedule, rank, spans[rank]), float(activation), lanes[rank] if lanes else ())
+        for rank in range(schedule.num_ranks)
+    )
+    messages = _messages(schedule, spans, float(costs.latency))
+    return Panel(name or default, rows, directions_of(schedule), messages, facts)
+
+
+def directions_of(schedule: Schedule) -> tuple[str, ...]:
+    """What direction 0, and 1 where there is one, means in words."""
+    if schedule.placement == BIDIRECTIONAL:
+        return ("from the first rank on", "from the last rank back")
+    return ("stage",) if len(stages_of(schedule.placement, schedule.num_ranks, 0)) == 1 else ("even pass", "odd pass")
+
+
+def cells_of(schedule: Schedule, rank: int, spans: tuple[tuple[float, float], ...]) -> tuple[Cell, ...]:
+    """The steps of a rank at the given times."""
+    P, N, placement = schedule.num_ranks, schedule.num_micro_batches, schedule.placement
+    passes = {stage: k % 2 for k, stage in enumerate(stages_of(placement, P, rank))}
+
+    def drawn(action: Action) -> Drawn:
+        tint = direction(placement, N, action.micro_batch) if placement == BIDIRECTIONAL else passes[action.stage]
+        return Drawn(str(action), action.kind, tint, action.micro_batch)
+
+    return tuple(
+        Cell(tuple(drawn(action) for action in actions_of(step)), start, end)
+        for step, (start, end) in zip(schedule.actions[rank], spans, strict=True)
+    )
+
+
+def _messages(
+    schedule: Schedule, spans: tuple[tuple[tuple[float, float], ...], ...], latency: float
+) -> tuple[Message, ...]:
+    """What crosses between ranks, by rank and in the order of sending."""
+    P, N, placement = schedule.num_ranks, schedule.num_micro_batches, schedule.placement
+    last = num_stages(placement, P) - 1
+    found = []
+    for rank, steps in enumerate(schedule.actions):
+        for step, (_, end) in zip(steps, spans[rank], strict=True):
+            for action in actions_of(step):
+                to = action.stage + (1 if action.kind == "F" else -1)
+                if action.kind == "W" or not 0 <= to <= last:
+                    continue
+                target = rank_of(placement, P, N, to, action.micro_batch)
+                if target != rank:
+                    tint = direction(placement, N, action.micro_batch)
+                    kind: ActionKind = "F" if action.kind == "F" else "B"
+                    found.append(Message(str(action), kind, tint, rank, target, end, end + latency))
+    return tuple(found)

@@ -1,0 +1,116 @@
+"""What every instruction of a stage reads, writes and names, from the plan's stage and the cuts of its segments alone.
+
+An independent second derivation of what lowering writes down: the proof compares the two, order included, for emitted
+code passes operands by place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from compiler.ir import Buffer, Communication, Cut, Instruction, Signature, Stage, Use
+from compiler.shapes import cut
+
+Steps = Mapping[tuple[str, str], Use | Communication]  # by site and kind; a segment's kind is "run"
+Operands = tuple[tuple[str, ...], tuple[str, ...], tuple[Buffer, ...]]  # reads, parameters, writes
+
+
+@dataclass
+class Cuts:
+    """The cuts of a plan's segments, each made once."""
+
+    found: dict[object, Cut] = field(default_factory=dict)  # by segment key
+
+    def of(self, use: Use) -> Cut:
+        key = use.segment.key
+        if key not in self.found:
+            self.found[key] = cut(use.segment)
+        return self.found[key]
+
+    def runs(self, use: Use, phase: str) -> bool:
+        """Whether the segment has anything to do in a phase."""
+        return phase == "F" or self.signature(use, phase) != Signature()
+
+    def signature(self, use: Use, phase: str) -> Signature:
+        made: Signature = getattr(self.of(use), phase)
+        return made
+
+
+def steps_of(stage: Stage) -> Steps:
+    return {(s.site, s.kind if isinstance(s, Communication) else "run"): s for s in stage.steps}
+
+
+def operands(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) -> Operands:
+    """What an instruction of this kind, phase and site must have. It is one that its stage needs."""
+    kind, phase = instruction.kind, instruction.phase
+    if kind == "run":
+        use = steps[instruction.site, "run"]
+        assert isinstance(use, Use)
+        return _of_run(use, phase, cuts)
+    if kind in ("send", "receive"):
+        message = stage.output if (kind == "send") == (phase == "F") else stage.input
+        assert message is not None
+        message = message if phase == "F" else _gradient(message)
+        return ((message.name,), (), ()) if kind == "send" else ((), (), (message,))
+    if kind in ("counts", "dispatch", "combine", "wait"):
+        exchanged = instruction.wait or kind
+        step = steps[instruction.site, exchanged.replace("counts", "dispatch")]
+        assert isinstance(step, Communication)
+        reads, writes = _of_exchange(step, exchanged, phase)
+        return reads, (), writes if kind == "wait" else ()
+    if kind == "load":
+        return (), (), tuple(b for b in stage.loads if b.name == instruction.site)
+    if kind == "constant":
+        values = [value for value, constant in stage.tangents if constant == instruction.site]
+        return (), (), tuple(Buffer(f"d_{value}", (), _dtype(stage, value, cuts)) for value in values)
+    assert kind == "record"
+    return tuple(value for metric, value in stage.records if metric == instruction.site), (), ()
+
+
+def _of_run(use: Use, phase: str, cuts: Cuts) -> Operands:
+    made, signature, tensors = cuts.of(use), cuts.signature(use, phase), dict(use.params)
+    values = _values(use, made)
+    buffers = {b.name: b for b in (*made.outputs, *made.saved, *made.gradients, *made.deferred)}
+    params = tensors | {f"g_{local}": tensor for local, tensor in use.params}
+    writes = (buffers[local] for local in signature.returns)
+    return (
+        tuple(values[local] for local in signature.args if local not in params),
+        tuple(params[local] for local in signature.args if local in params),
+        tuple(replace(b, name=values[b.name], alias=values[b.alias] if b.alias else "") for b in writes),
+    )
+
+
+def _values(use: Use, made: Cut) -> dict[str, str]:
+    """Local names of a segment → values of its stage: what is saved or deferred begins with the site."""
+    outer = dict(zip((i.name for i in use.segment.inputs), use.inputs, strict=True))
+    outer |= zip((o.name for o in use.segment.outputs), use.outputs, strict=True)
+    inner = {b.name: f"{use.site.replace('.', '_')}_{b.name}" for b in (*made.saved, *made.deferred)}
+    return outer | {f"d_{local}": f"d_{value}" for local, value in outer.items()} | inner
+
+
+def _of_exchange(step: Communication, kind: str, phase: str) -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
+    """Values it reads, and what its wait writes; a backward takes gradients the other way.
+
+    A dispatch sends all its inputs but the last, the counts, which go ahead and come back as the route, which every
+    exchange of the layer reads, and as offsets, its last output.
+    """
+    given, taken, route = step.sizes, step.outputs, f"{step.site}_route"
+    if kind == "counts":
+        known = Buffer(route, (2, given[-1].shape[0]), "int64")
+        return (given[-1].name,), (known, taken[-1])
+    if kind == "dispatch":
+        given, taken = given[:-1], taken[:-1]
+    if phase == "F":
+        return (*(b.name for b in given), route), taken
+    return (*(f"d_{b.name}" for b in taken), route), tuple(map(_gradient, given))
+
+
+def _gradient(buffer: Buffer) -> Buffer:
+    return Buffer(f"d_{buffer.name}", buffer.shape, buffer.dtype)
+
+
+def _dtype(stage: Stage, value: str, cuts: Cuts) -> str:
+    uses = [step for step in stage.steps if isinstance(step, Use) and value in step.outputs]
+    local = uses[0].segment.outputs[uses[0].outputs.index(value)].name
+    return next(b.dtype for b in cuts.of(uses[0]).outputs if b.name == local)

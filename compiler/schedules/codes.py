@@ -1,0 +1,19 @@
+"""The rule behind the code of a schedule's file. A code is never given to another rule."""
+
+from __future__ import annotations
+
+from dsl.reference import Topic
+
+CODES = {"S0101": "the schedule of a file is legal, free of deadlock, and of the run's sizes"}
+MORE = {
+    "S0101": "A file is in the notation (`dsc schedule SPEC --format text` writes it), in its JSON form, or torch's "
+    "CSV. It has the run's pipeline ranks, and the micro-batches of a step at the largest batch; smaller batches of "
+    "a ramp run a schedule of dsc on the same storage. Every stage runs F, then B or I and W, once on every "
+    "micro-batch. `dsc schedule FILE` checks one without a spec.",
+}
+
+
+def topics(asked: str) -> tuple[Topic, ...]:
+    """What `dsc explain` says of a code of this table; nothing of another word."""
+    code = asked.strip().strip("`").upper()
+    return (Topic("code", code, CODES[code], MORE[code]),) if code in CODES else ()

@@ -1,0 +1,248 @@
+"""What the actions of a schedule cost, in exact rationals of one unit of the user's choice (a table in ms gives ms).
+
+The costs are those of one action of the schedule at hand: one stage, one micro-batch. Three ways to say them: the text
+`F=1,I=1,W=1,FB=1.8`, a JSON table (`costs_of_json`), and the tables that come with dsc (`shipped`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import combinations_with_replacement
+from pathlib import Path
+from typing import Any
+
+from runtime.actions import KINDS, Action, Step
+
+PAIR_KINDS = tuple(sorted("".join(sorted(pair)) for pair in combinations_with_replacement(KINDS, 2)))  # BB, BF, …
+TABLES = Path(__file__).parent / "tables"
+# Exponents and digits are bounded: 1e999999999 would be a number of a gigabyte.
+_NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?([eE][+-]?\d\d?)?|\d{1,20}/0*[1-9]\d{0,19}")
+_MOST_WEIGHTS = 4096
+_MOST_TEXT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Time of each kind of action, of pairs that overlap, and of a message; all exact, 0 or more.
+
+    `B` None means I + W. `pairs` has (kinds, time) with the kinds in alphabetical order ("BF", "FF", "IW"); a pair that
+    is not there takes the sum of its two actions. `stages` and `ranks` are factors of the actions of a stage and of a
+    pipeline rank; empty means 1 for all. `latency` is what a message takes to the next stage on another rank.
+    """
+
+    F: Fraction = Fraction(1)
+    I: Fraction = Fraction(1)
+    W: Fraction = Fraction(1)
+    B: Fraction | None = None
+    pairs: tuple[tuple[str, Fraction], ...] = ()
+    latency: Fraction = Fraction(0)
+    stages: tuple[Fraction, ...] = ()
+    ranks: tuple[Fraction, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert all(kinds in PAIR_KINDS for kinds, _ in self.pairs), self.pairs
+        assert len(dict(self.pairs)) == len(self.pairs), self.pairs
+
+    def one(self, kind: str) -> Fraction:
+        """Time of a lone action of a kind on a stage and a rank of weight 1."""
+        if kind == "B":
+            return self.I + self.W if self.B is None else self.B
+        return {"F": self.F, "I": self.I, "W": self.W}[kind]
+
+    def two(self, kinds: str) -> Fraction:
+        """Time of a pair, kinds in any order, on a stage and a rank of weight 1."""
+        return dict(self.pairs).get("".join(sorted(kinds)), self.one(kinds[0]) + self.one(kinds[1]))
+
+    def weight(self, stage: int, rank: int) -> Fraction:
+        """The factor of a stage's actions on a rank."""
+        return (self.stages[stage] if self.stages else Fraction(1)) * (self.ranks[rank] if self.ranks else Fraction(1))
+
+    def of(self, step: Step, rank: int) -> Fraction:
+        """Time of a step on a pipeline rank.
+
+        A pair of unequal weights gains what it gains at weight 1, as a share of its sum. It takes at least what the
+        larger of the two takes, or where the table's pair is below that (a lone action waits for its own
+        communication), that much of it.
+        """
+        if isinstance(step, Action):
+            return self.one(step.kind) * self.weight(step.stage, rank)
+        pair = (step.first, step.second)
+        time = self.two(step.first.kind + step.second.kind)
+        lone = [self.one(action.kind) for action in pair]
+        weights = [self.weight(action.stage, rank) for action in pair]
+        if weights[0] == weights[1] or not sum(lone):
+            return time * weights[0]
+        weighted = sum(one * weight for one, weight in zip(lone, weights, strict=True)) * time / sum(lone)
+        return max(weighted, *(min(one, time) * weight for one, weight in zip(lone, weights, strict=True)))
+
+    def gains(self) -> frozenset[str]:
+        """The kinds of pairs that take less than their two actions one after the other, alphabetical."""
+        return frozenset(kinds for kinds, time in self.pairs if time < self.one(kinds[0]) + self.one(kinds[1]))
+
+    def recut(self, had: int, wanted: int) -> Costs:
+        """Costs of the same model cut into `wanted` stages in the place of `had`, each that much larger or smaller.
+
+        A new stage's weight is that of the old ones it lies in, by its shares of them.
+        """
+        if had == wanted:
+            return self
+        by = Fraction(had, wanted)
+        pairs = tuple((kinds, time * by) for kinds, time in self.pairs)
+        B = None if self.B is None else self.B * by
+        stages = tuple(_share_of(self.stages, by * k, by * (k + 1)) for k in range(wanted if self.stages else 0))
+        return replace(self, F=self.F * by, I=self.I * by, W=self.W * by, B=B, pairs=pairs, stages=stages)
+
+    def check(self, num_ranks: int, num_stages: int) -> None:
+        """ValueError unless the weights are as many as there are stages and ranks."""
+        for what, weights, count in (("stages", self.stages, num_stages), ("ranks", self.ranks, num_ranks)):
+            if weights and len(weights) != count:
+                raise ValueError(f"the costs have weights of {len(weights)} {what}, the schedule has {count}")
+
+
+def _share_of(weights: Sequence[Fraction], start: Fraction, end: Fraction) -> Fraction:
+    """The mean of weights over [start, end), where the k-th holds over [k, k + 1)."""
+    bounds = [(max(start, Fraction(k)), min(end, Fraction(k + 1))) for k in range(len(weights))]
+    parts = (weight * (b - a) for weight, (a, b) in zip(weights, bounds, strict=True) if a < b)
+    return sum(parts, Fraction(0)) / (end - start)
+
+
+def any_pairs(costs: Costs) -> Costs:
+    """Let every pair of F, B and I gain by the factor of F&B, FB / (F + B); pairs with W gain nothing."""
+    factor = costs.two("FB") / (costs.one("F") + costs.one("B"))
+    kinds = [pair for pair in PAIR_KINDS if "W" not in pair]
+    return replace(costs, pairs=tuple((pair, factor * (costs.one(pair[0]) + costs.one(pair[1]))) for pair in kinds))
+
+
+# ---------------------------------------------------------------- reading
+
+
+def parse_costs(text: str) -> Costs:
+    """`F=1,I=1,W=1,FB=1.8`: F, I and W default to 1, B to I+W, a pair to its sum; ValueError says what is wrong."""
+    values: dict[str, Fraction] = {}
+    for item in text.split(","):
+        name, equals, number = (part.strip() for part in item.partition("="))
+        if not equals:
+            raise ValueError(f"{item[:40]!r} is not a cost: write it as F=1")
+        key = _key(name)
+        if key in values:
+            raise ValueError(f"{name[:40]} is given twice")
+        values[key] = _number(number, name)
+    return _made(values, {key: time for key, time in values.items() if len(key) == 2})
+
+
+def parse_time(text: str) -> Fraction:
+    """A time as it is written in costs: `1.8` or `9/5`; ValueError for what is none, or below 0."""
+    return _number(text)
+
+
+def costs_of_json(text: str) -> Costs:
+    """A table of costs: `{"F": 1, "I": 1, "W": 1, "B": 2, "pairs": {"FB": 1.8}, "stages": [1, …], "ranks": …}`.
+
+    `lanes` says it by what overlaps instead: `{"compute": {"F", "I", "W"}, "communication": {"F", "B"}, "overlap"}`.
+    A lone action takes both lanes one after the other (I and B communicate alike, W not at all, B = I + W); a pair
+    takes max(overlap x compute, communication, the longer of the two chains); `pairs` are measured and go before.
+    """
+    if len(text) > _MOST_TEXT:
+        raise ValueError(f"a table of costs has at most {_MOST_TEXT} characters")
+    try:
+        value = json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_number)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("not a table of costs: nested too deep") from None
+    lanes = isinstance(value, dict) and "lanes" in value
+    known = {"lanes": dict} if lanes else dict.fromkeys("FIWB", Fraction)
+    table = _object(value, known | {"pairs": dict, "stages": list, "ranks": list, "latency": Fraction}, "the table")
+    one, pairs = _of_lanes(table["lanes"]) if lanes else ({kind: table[kind] for kind in "FIWB" if kind in table}, {})
+    if missing := {"F", "I", "W"} - one.keys():
+        raise ValueError(f"the table has no {', '.join(sorted(missing))}")
+    measured = {_key(name): _time(time, name) for name, time in table.get("pairs", {}).items()}
+    if odd := [name for name in measured if len(name) == 1]:
+        raise ValueError(f'"pairs" has {odd[0]}, which is no pair')
+    return replace(
+        _made(one, pairs | measured),
+        latency=table.get("latency", Fraction(0)),
+        stages=_weights(table.get("stages", []), "stages"),
+        ranks=_weights(table.get("ranks", []), "ranks"),
+    )
+
+
+def shipped_names() -> tuple[str, ...]:
+    """Names of the tables that come with dsc."""
+    return tuple(sorted(path.stem for path in TABLES.glob("*.json")))
+
+
+def shipped(name: str) -> Costs:
+    """A table that comes with dsc: `deepseek-v3-low` and `deepseek-v3-high`, ms of 4 layers of V3 on H800."""
+    return costs_of_json((TABLES / f"{name}.json").read_text("utf-8"))
+
+
+def _of_lanes(value: Any) -> tuple[dict[str, Fraction], dict[str, Fraction]]:
+    lanes = _object(value, {"compute": dict, "communication": dict, "overlap": Fraction}, '"lanes"')
+    compute = _object(lanes.get("compute"), dict.fromkeys("FIW", Fraction), '"compute"')
+    moved = _object(lanes.get("communication"), dict.fromkeys("FB", Fraction), '"communication"')
+    if missing := {"F", "I", "W"} - compute.keys() or {"F", "B"} - moved.keys():
+        raise ValueError(f'"lanes" has no {", ".join(sorted(missing))}')
+    compute["B"] = compute["I"] + compute["W"]
+    moved |= {"I": moved["B"], "W": Fraction(0)}
+    chain = {kind: compute["I" if kind == "B" else kind] + moved[kind] for kind in "FBIW"}
+    overlap = lanes.get("overlap", Fraction(1))
+    pairs = {}
+    for a, b in map(tuple, PAIR_KINDS):
+        if moved[a] + moved[b]:  # W&W has nothing to hide
+            pairs[a + b] = max(overlap * (compute[a] + compute[b]), moved[a] + moved[b], chain[a], chain[b])
+    return {kind: compute[kind] + moved[kind] for kind in "FIW"}, pairs
+
+
+def _made(one: Mapping[str, Fraction], pairs: Mapping[str, Fraction]) -> Costs:
+    F, I, W = (one.get(kind, Fraction(1)) for kind in "FIW")
+    costs = Costs(F, I, W, one.get("B"), tuple(sorted(pairs.items())))
+    for kind in "FB":
+        if not costs.one(kind):
+            raise ValueError(f"{kind} costs nothing: give it a time above 0")
+    if empty := [kinds for kinds, time in costs.pairs if not time and costs.one(kinds[0]) + costs.one(kinds[1])]:
+        raise ValueError(f"the pair {empty[0]} costs nothing: give it a time above 0")
+    return costs
+
+
+def _key(name: str) -> str:
+    key = "".join(sorted(name)) if len(name) == 2 else name
+    if key not in PAIR_KINDS and key not in KINDS:
+        raise ValueError(f"unknown cost {name[:40]!r}: use F, I, W, B, or a pair of them as FB")
+    return key
+
+
+def _number(text: str, name: str = "") -> Fraction:
+    if not _NUMBER.fullmatch(text):
+        of = f"{name[:40]}: " if name else ""
+        raise ValueError(f"{of}{text[:40]!r} is not a time: write a number of 0 or more, as 1.8 or 9/5")
+    return Fraction(text)
+
+
+def _time(value: Any, name: str) -> Fraction:
+    if not isinstance(value, Fraction):
+        raise ValueError(f"{name[:40]!r} must be a number")
+    return value
+
+
+def _weights(values: list[Any], key: str) -> tuple[Fraction, ...]:
+    if len(values) > _MOST_WEIGHTS or not all(isinstance(each, Fraction) and each for each in values):
+        raise ValueError(f'"{key}" must be a list of at most {_MOST_WEIGHTS} numbers above 0')
+    return tuple(values)
+
+
+def _object(value: Any, known: Mapping[str, type], what: str) -> dict[str, Any]:
+    """The value, which must be a JSON object of some of the known keys."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must be an object of {', '.join(known)}")
+    for key, item in value.items():
+        if key not in known:
+            raise ValueError(f"{what} has an unknown key {key[:40]!r}: use {', '.join(known)}")
+        if not isinstance(item, known[key]):
+            word = {"dict": "an object", "list": "a list", "Fraction": "a number"}[known[key].__name__]
+            raise ValueError(f'{what}: "{key}" must be {word}')
+    return dict(value)

@@ -1,0 +1,82 @@
+"""What a schedule takes under costs, and how far that is from the best: the numbers that are printed and compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from compiler.schedules.bound import lower_bound
+from compiler.schedules.costs import Costs
+from compiler.schedules.placement import BIDIRECTIONAL, direction, num_stages, stages_of
+from compiler.schedules.schedule import Schedule
+from compiler.schedules.simulate import Timeline, simulate
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A schedule run under costs. Times are in the unit of the costs, activations are those of one of its stages."""
+
+    schedule: Schedule
+    costs: Costs  # of its actions
+    timeline: Timeline
+    cap: int  # activations a rank may hold: what was asked for, or what this schedule holds
+    lower_bound: Fraction  # of every schedule of this placement and these sizes within `cap`
+
+    @property
+    def makespan(self) -> Fraction:
+        return self.timeline.makespan
+
+    @property
+    def idle(self) -> Fraction:
+        """The share of the step in which ranks do nothing, over all ranks."""
+        return sum(self.timeline.idle, Fraction(0)) / (self.makespan * self.schedule.num_ranks)
+
+    @property
+    def gap(self) -> Fraction:
+        """How much longer than the lower bound it takes, as a share of the bound."""
+        return self.makespan / self.lower_bound - 1
+
+    @property
+    def excess(self) -> Fraction:
+        """The makespan less the steady state: an F&B of every stage and micro-batch of the rank that has most."""
+        P, N, placement = self.schedule.num_ranks, self.schedule.num_micro_batches, self.schedule.placement
+        steady = max(
+            sum(self.costs.weight(stage, rank) * _count(placement, P, N, rank, stage) for stage in stages)
+            for rank in range(P)
+            for stages in [stages_of(placement, P, rank)]
+        )
+        return self.makespan - steady * self.costs.two("FB")
+
+    @property
+    def peak_activations(self) -> int:
+        """The most that a rank holds."""
+        return max(self.timeline.peak_activations)
+
+    @property
+    def stages_a_rank(self) -> int:
+        """Parts into which the model's share of a rank is cut: 1 where a rank has two copies of other stages."""
+        return num_stages(self.schedule.placement, self.schedule.num_ranks) // self.schedule.num_ranks
+
+    @property
+    def copies(self) -> int:
+        """Copies of every stage's parameters."""
+        return 2 if self.schedule.placement == BIDIRECTIONAL else 1
+
+
+def measure(schedule: Schedule, costs: Costs, cap: int | None = None) -> Measured:
+    """Simulate a checked schedule and bound what could be; ScheduleError where its ranks wait in a circle.
+
+    `cap` None: the bound is that of schedules that hold no more than this one.
+    """
+    timeline = simulate(schedule, costs)
+    held = max(timeline.peak_activations) if cap is None else cap
+    bound = lower_bound(schedule.placement, schedule.num_ranks, schedule.num_micro_batches, costs, held)
+    return Measured(schedule, costs, timeline, held, bound)
+
+
+def _count(placement: str, num_ranks: int, num_micro_batches: int, rank: int, stage: int) -> int:
+    """Micro-batches on which a rank runs one of its stages."""
+    if placement != BIDIRECTIONAL:
+        return num_micro_batches
+    second = direction(placement, num_micro_batches, num_micro_batches - 1) * (num_micro_batches // 2)
+    return num_micro_batches - second if rank == stage else second

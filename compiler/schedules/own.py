@@ -1,0 +1,109 @@
+"""A schedule of the user's own, from a file: read in any of its forms, and held to what a program is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from compiler.schedules.costs import Costs
+from compiler.schedules.placement import num_stages
+from compiler.schedules.schedule import Schedule, ScheduleError
+from compiler.schedules.simulate import simulate
+from compiler.schedules.torch_csv import from_torch_csv
+from dsl import ramp
+from dsl.diagnostics import Diagnostic, SpecError
+from dsl.pipeline_layout import expanded
+from dsl.schema import Spec
+from dsl.source import Span
+
+BUILT = "schedule.txt"  # what a build, and a run, call the file: it is among their files then
+MAX_BYTES = 32 << 20
+MAX_ACTIONS = 2**21  # of a forward, a backward and a weight gradient each
+
+
+def read_schedule(path: Path) -> Schedule:
+    """The schedule of a file: in the notation, as JSON, or torch's CSV. ScheduleError says why it is none that runs."""
+    try:
+        if not path.is_file():  # nor a pipe, which would be waited for
+            raise ScheduleError(f"there is no file {path}")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ScheduleError(f"{path}: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise ScheduleError(f"{path} is larger than {MAX_BYTES >> 20} MiB")
+    try:
+        text = data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
+        schedule = _parsed(text, path.stem)
+        _check(schedule)
+    except UnicodeDecodeError:
+        raise ScheduleError(f"{path} is not text in UTF-8") from None
+    except ScheduleError as error:
+        raise ScheduleError(f"{path}: {error}") from None
+    return schedule
+
+
+def own_schedule(spec: Spec, folder: Path) -> Schedule | None:
+    """What `schedule { file = … }` of a spec in `folder` names; None where the spec has a named schedule.
+
+    ScheduleError where it cannot be read, cannot run, or is of other sizes than the run.
+    """
+    if spec.schedule.file is None:
+        return None
+    path = folder / spec.schedule.file
+    schedule = read_schedule(path)
+    if schedule.num_ranks != spec.parallel.pipeline:
+        raise ScheduleError(f"{path} is of {schedule.num_ranks} ranks, and pipeline = {spec.parallel.pipeline}")
+    largest = ramp.micro_batches(spec)[-1]
+    if schedule.num_micro_batches != largest:
+        raise ScheduleError(
+            f"{path} is of {schedule.num_micro_batches} micro-batches, and a step of {spec.train.batch.end:,} "
+            f"sequences has {largest} on each of {spec.parallel.data} data ranks"
+        )
+    stages = num_stages(schedule.placement, schedule.num_ranks)
+    if stages > spec.model.num_layers + 2:
+        raise ScheduleError(f"{path} has {stages} stages, too many for {spec.model.num_layers} layers")
+    layout = expanded(spec.parallel.layout or "|" * (stages - 1)).count("|") + 1
+    if layout != stages:
+        raise ScheduleError(f"{path} has {stages} stages, and the layout {layout}")
+    return schedule
+
+
+def checked(spec: Spec, origins: Mapping[str, Span], folder: Path) -> Schedule | None:
+    """The same; raises what is wrong with the file as a SpecError at the place that names it."""
+    if wrong := mistakes(spec, origins, folder):
+        raise SpecError(wrong)
+    return own_schedule(spec, folder)
+
+
+def mistakes(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Diagnostic, ...]:
+    """What is wrong with the file that a spec in `folder` names, at the place where it does."""
+    try:
+        own_schedule(spec, folder)
+    except ScheduleError as error:
+        sizes = f"--ranks {spec.parallel.pipeline} --micro-batches {ramp.micro_batches(spec)[-1]}"
+        hint = f"`dsc schedule --name dualpipe {sizes}` prints one of this run's sizes"
+        return (Diagnostic("S0101", str(error), origins.get("schedule.file"), hint),)
+    return ()
+
+
+def standing_alone(spec: Spec) -> Spec:
+    """The spec as its build has it, which holds the schedule's file itself."""
+    if spec.schedule.file is None:
+        return spec
+    return spec.model_copy(update={"schedule": spec.schedule.model_copy(update={"file": BUILT})})
+
+
+def _parsed(text: str, name: str) -> Schedule:
+    first = text.lstrip()[:1]
+    if first == "#":
+        return Schedule.from_text(text.rstrip() + "\n")
+    return Schedule.from_json(text) if first == "{" else from_torch_csv(text, "".join(name.split()) or "csv")
+
+
+def _check(schedule: Schedule) -> None:
+    """Legal, bounded, and free of deadlock."""
+    if schedule.num_ranks * schedule.num_micro_batches > MAX_ACTIONS:
+        raise ScheduleError(f"{schedule.num_ranks} ranks x {schedule.num_micro_batches} micro-batches is too large")
+    schedule.check()
+    simulate(schedule, Costs())

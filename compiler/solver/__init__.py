@@ -1,0 +1,7 @@
+"""Searches for the pipeline schedule that ends soonest under a cap on activations: `solve` (the schedule `auto`)."""
+
+from __future__ import annotations
+
+from compiler.solver.solve import Cores, Solution, default_cap, solve
+
+__all__ = ["Cores", "Solution", "default_cap", "solve"]

@@ -1,0 +1,87 @@
+"""Longer runs from short ones: a period of the steady state, in every row at about the same time, is repeated.
+
+A slot has no micro-batch index, so that a period put in renumbers nothing; it has as many backwards as forwards, so
+that no rank holds more. What is searched does not grow with the number of micro-batches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from compiler.solver.line import FIXED, line_of
+from compiler.solver.problem import Problem, resized
+from compiler.solver.timing import starts_of, timing_of
+from compiler.solver.tokens import KIND, Slots, tokens_of
+
+COPIES = 3  # periods that the search leaves alone: with fewer, a steady state that is too slow would not show
+_LONGEST = 8  # slots of a period
+_TRIALS = 24
+
+
+def with_periods(problem: Problem, slots: Slots) -> tuple[Problem, Slots] | None:
+    """The slots with a period repeated where that costs least, marked as slots to leave alone; None if there is none."""
+    larger = resized(problem, problem.count + COPIES - 1)
+    best: tuple[int, Slots] | None = None
+    for place in _places(problem, slots):
+        new = tuple(
+            (*row[:begin], *(slot + FIXED for slot in row[begin:end] * COPIES), *row[end:])
+            for row, (begin, end) in zip(slots, place, strict=True)
+        )
+        makespan = makespan_of(larger, new)
+        if makespan is not None and (best is None or makespan < best[0]):
+            best = makespan, new
+    return (larger, best[1]) if best else None
+
+
+def stretched(problem: Problem, slots: Slots, count: int) -> Slots:
+    """The same for `count` micro-batches a chunk: with as many more of the marked period."""
+    rows = []
+    for row in slots:
+        marked = [at for at, slot in enumerate(row) if slot >= FIXED]
+        begin, length = marked[0], len(marked) // COPIES
+        assert marked == list(range(begin, begin + COPIES * length))
+        more = row[begin : begin + length] * (count - problem.count)
+        rows.append(tuple(slot % FIXED for slot in (*row[:begin], *more, *row[begin:])))
+    return tuple(rows)
+
+
+def makespan_of(problem: Problem, slots: Slots) -> int | None:
+    """How long slots take; None where they are not legal, hold more than the cap or wait for each other for ever."""
+    lines = []
+    for row, each in enumerate(slots):
+        line = line_of(problem, row, each)
+        if line is None:
+            return None
+        lines.append(line)
+    timing = timing_of(problem, lines)
+    return timing and timing.makespan
+
+
+def _places(problem: Problem, slots: Slots) -> list[list[tuple[int, int]]]:
+    """Per row where a period begins and ends: those that begin at about the same time, for some times."""
+    lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
+    timing = timing_of(problem, lines) if len(lines) == problem.num_rows else None
+    if timing is None:
+        return []
+    starts = starts_of(problem, timing, lines)
+    places = []
+    for trial in range(_TRIALS):
+        time = timing.makespan * (trial + 1) // (_TRIALS + 1)
+        place = [_period(problem, row, bisect_left(start, time)) for row, start in zip(slots, starts, strict=True)]
+        found = [each for each in place if each]
+        if len(found) == len(place) and found not in places:
+            places.append(found)
+    return places
+
+
+def _period(problem: Problem, row: tuple[int, ...], at: int) -> tuple[int, int] | None:
+    """The first slots from `at` on that are one forward and one backward of each chunk, and a W for each I."""
+    for begin in range(at, min(at + _LONGEST, len(row))):
+        for end in range(begin + 1, min(begin + _LONGEST, len(row)) + 1):
+            tokens = [token for slot in row[begin:end] for token in tokens_of(slot)]
+            kinds = [KIND[token] for token in tokens]
+            done = sorted(token if token < 4 else token - 2 for token in tokens if token < 6)
+            if done == sorted(4 // 2 * k + c for k in range(2) for c in range(problem.num_chunks)):
+                if kinds.count("I") == kinds.count("W"):
+                    return begin, end
+    return None

@@ -1,0 +1,116 @@
+"""Which layers are on which stage, in the words of Megatron: `--pipeline-model-parallel-layout "Et*3|(tt|)*29|tmL"`.
+
+E is the embedding, t a layer, m an MTP block, L the head with its loss, `|` the end of a stage; `x*3` and `(…)*3`
+repeat, commas and blanks mean nothing. Stages are in the order of the model (Megatron-Core, Custom Pipeline Model
+Parallel Layout).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+MAX_LENGTH = 10_000  # letters and bars of a layout, repeated ones too
+MAX_DEPTH = 16
+_COUNT = re.compile(r"\*(\d{1,5})")
+
+
+class LayoutError(ValueError):
+    """A layout that cannot be read, or that the model does not fit; the message says what to change."""
+
+
+def stages_of_layout(text: str, num_layers: int, mtp: int) -> tuple[tuple[int, int], ...]:
+    """(begin, end) of the layers of each stage. The embedding is before the first, MTP and the head after the last.
+
+    `mtp`: MTP blocks of the model. LayoutError where the layout is not of this model.
+    """
+    stages = expanded(text).split("|")
+    letters = "".join(stages)
+    expected = f"E{'t' * num_layers}{'m' * mtp}L"
+    if letters != expected:
+        raise LayoutError(_difference(letters, num_layers, mtp))
+    if not stages[-1].endswith(f"{'m' * mtp}L"):
+        raise LayoutError("MTP reads the head: write m and L on the last stage together, as in `…|tmL`")
+    empty = next((index for index, stage in enumerate(stages) if not stage), None)
+    if empty is not None:
+        raise LayoutError(f"stage {empty} of {len(stages)} is empty: give it a layer")
+    ends = [0]
+    for stage in stages:
+        ends.append(ends[-1] + stage.count("t"))
+    return tuple(itertools.pairwise(ends))
+
+
+def layout_of(runs: Sequence[tuple[int, int]], mtp: int) -> str:
+    """The layout of stages that hold these runs of layers, in its short form; `stages_of_layout` is the inverse."""
+    stages = ["t" * (end - begin) for begin, end in runs]
+    stages[0] = "E" + stages[0]
+    stages[-1] += "m" * mtp + "L"
+    parts: list[tuple[str, int]] = []
+    for stage in stages[:-1]:
+        word = _short(stage) + "|"
+        if parts and parts[-1][0] == word:
+            parts[-1] = (word, parts[-1][1] + 1)
+        else:
+            parts.append((word, 1))
+    return "".join(word if count == 1 else f"({word})*{count}" for word, count in parts) + _short(stages[-1])
+
+
+def expanded(text: str) -> str:
+    """The letters and bars of a layout, with everything repeated that is. LayoutError where it cannot be read."""
+    found, at = _sequence(text, 0, 0)
+    if at < len(text):
+        raise LayoutError(f"`)` at character {at + 1} closes nothing")
+    return found
+
+
+def _sequence(text: str, at: int, depth: int) -> tuple[str, int]:
+    """What is read from `at` on, up to an unmatched `)` or the end; and where that is."""
+    if depth > MAX_DEPTH:
+        raise LayoutError(f"parentheses are nested more than {MAX_DEPTH} deep")
+    parts: list[str] = []
+    length = 0
+    while at < len(text) and text[at] != ")":
+        letter = text[at]
+        if letter in ", ":
+            at += 1
+            continue
+        if letter == "(":
+            item, end = _sequence(text, at + 1, depth + 1)
+            if end == len(text):
+                raise LayoutError(f"`(` at character {at + 1} is never closed")
+            at = end + 1
+        elif letter in "EtmL|":
+            item, at = letter, at + 1
+        else:
+            raise LayoutError(f"`{letter}` at character {at + 1} is none of E t m L | ( ) *")
+        if count := _COUNT.match(text, at):
+            item, at = _times(item, int(count[1])), count.end()
+        length += len(item)
+        if length > MAX_LENGTH:
+            raise LayoutError(f"a layout has at most {MAX_LENGTH:,} letters")
+        parts.append(item)
+    return "".join(parts), at
+
+
+def _times(item: str, count: int) -> str:
+    if len(item) * count > MAX_LENGTH:
+        raise LayoutError(f"a layout has at most {MAX_LENGTH:,} letters")
+    return item * count
+
+
+def _short(stage: str) -> str:
+    """`tttt` as `t*4`."""
+    return re.sub("t{3,}", lambda run: f"t*{len(run[0])}", stage)
+
+
+def _difference(letters: str, num_layers: int, mtp: int) -> str:
+    if not letters.startswith("E") or letters.count("E") != 1:
+        return "a layout begins with E, the embedding, once"
+    if not letters.endswith("L") or letters.count("L") != 1:
+        return "a layout ends with L, the head, once"
+    if letters.count("t") != num_layers:
+        return f"the layout has {letters.count('t')} layers (t), the model {num_layers}"
+    if letters.count("m") != mtp:
+        return f"the layout has {letters.count('m')} MTP blocks (m), the model {mtp}"
+    return "layers (t) come before MTP blocks (m)"

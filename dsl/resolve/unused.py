@@ -1,0 +1,140 @@
+"""What no value is made of is looked at all the same: lets that nobody uses, numbers that a child overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any, Literal, get_args, get_origin
+
+from dsl import units
+from dsl.diagnostics import Diagnostic
+from dsl.resolve.context import Context, RejectedError, Scope
+from dsl.resolve.evaluate import no_unit, phrase
+from dsl.resolve.fields import TILE, WORDS_AS_TEXT, fields_of, let_of
+from dsl.resolve.files import Definitions
+from dsl.schema import Node, Spec
+from dsl.source import Span
+from dsl.syntax import (
+    Attribute,
+    Binary,
+    Block,
+    Call,
+    Let,
+    Line,
+    ListOf,
+    Negate,
+    Number,
+    Range,
+    Statement,
+    String,
+    Value,
+    Word,
+)  # fmt: skip
+
+MAX_TOLD = 100  # numbers of one file without a unit
+
+
+def examine(context: Context) -> None:
+    """Evaluate the lets of the first file, and of the blocks that were looked at. Mistakes are reported."""
+    told = {item.span for item in context.mistakes}
+    own = [each.name.text for each in context.definitions.body if isinstance(each, Let)]
+    places = [(Scope(()), context.definitions.lets[name]) for name in own]
+    for scope, let in (*places, *context.lets):
+        if told.isdisjoint(item.span for item in let.phrase.items) and not _is_no_number(context, scope, let):
+            try:
+                phrase(context, scope, let.phrase)
+            except RejectedError:
+                continue
+
+
+def _is_no_number(context: Context, scope: Scope, let: Let) -> bool:
+    """Whether a let is a text, a list, a tile or one of the words of some key, itself or by way of other lets."""
+    seen: set[Span] = set()
+    found: Let | None = let
+    while found is not None and found.span not in seen and len(found.phrase.items) == 1:
+        seen.add(found.span)
+        value = found.phrase.items[0]
+        if isinstance(value, (String, ListOf)):
+            return True
+        if isinstance(value, (Word, Number)) and _is_known(value.text):
+            return True
+        found = let_of(context, scope, value.text) if isinstance(value, Word) else None
+    return False
+
+
+def _is_known(text: str) -> bool:
+    return TILE.fullmatch(text) is not None or text in _words()
+
+
+@cache
+def _words() -> frozenset[str]:
+    """Every word that is a choice of some key."""
+    return frozenset({"none", "auto", "true", "false", *WORDS_AS_TEXT, *_choices(Spec)})
+
+
+def _choices(cls: type[Node]) -> Iterator[str]:
+    for kind in fields_of(cls).values():
+        for each in kind.types:
+            yield from _choices(each) if isinstance(each, type) and issubclass(each, Node) else _literals(each)
+
+
+def _literals(kind: Any) -> Iterator[str]:
+    """The words of a type: of `Literal["a", "b"]`, or of a tuple of such."""
+    if get_origin(kind) is Literal:
+        yield from get_args(kind)
+    else:
+        for each in get_args(kind):
+            if isinstance(each, type) and issubclass(each, Node):
+                yield from _choices(each)
+            elif get_origin(each) is not None:
+                yield from _literals(each)
+
+
+# ---------------------------------------------------------------- numbers as they are written
+
+
+def misread(definitions: Definitions, told: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """The numbers of the first file whose unit there is not, whether or not a value is made of them.
+
+    Where something is told of a number or what is around it, nothing more is.
+    """
+    if definitions.broken:
+        return []
+    wrong = [each for each in _numbers(definitions.body) if units.quantity(each.text) is None]
+    wrong = [each for each in wrong if not _is_known(each.text)][:MAX_TOLD]
+    spans = [item.span for item in told if item.span is not None] if wrong else []
+    return [
+        Diagnostic("E0301", *no_unit(each))
+        for each in wrong
+        if not any(
+            span.source is each.span.source and span.start <= each.span.start and each.span.end <= span.end
+            for span in spans
+        )
+    ]
+
+
+def _numbers(body: Iterable[Statement]) -> Iterator[Number]:
+    for each in body:
+        if isinstance(each, (Attribute, Let)):
+            yield from _within(each.phrase.items)
+        elif isinstance(each, Line):
+            yield from _within(each.items)
+        elif isinstance(each, Block):  # its labels, but for a range, are names
+            yield from _within(label for label in each.labels if isinstance(label, Range))
+            yield from _numbers(each.body)
+
+
+def _within(values: Iterable[Value]) -> Iterator[Number]:
+    for value in values:
+        if isinstance(value, Number):
+            yield value
+        elif isinstance(value, ListOf):
+            yield from _within(value.items)
+        elif isinstance(value, Call):
+            yield from _within(value.arguments)
+        elif isinstance(value, Range):
+            yield from _within((value.first, value.last))
+        elif isinstance(value, Binary):
+            yield from _within((value.left, value.right))
+        elif isinstance(value, Negate):
+            yield from _within((value.operand,))

@@ -1,0 +1,37 @@
+"""What the rules must know of a schedule before it is made: its stages, copies and sizes.
+
+The compiler has the same in `compiler/schedules`, where schedules are made; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from dsl.schema import Schedule, Spec
+
+INTERLEAVED, AUTO = "interleaved", "auto"
+EVEN = ("dualpipe",)  # schedules that want even numbers of ranks and micro-batches
+FEWEST = {"dualpipe": 2, "dualpipev": 2}  # micro-batches they want for each pipeline rank, at the end of a ramp
+FOLDED = ("dualpipev", "zbv")  # schedules that keep stages r and 2P−1−r on rank r
+CHUNKS = 2  # stages a rank, of a schedule that lets one choose
+
+
+def stages_per_rank(name: str | None, chunks: int | None) -> int:
+    """Stages into which a pipeline rank's share of the layers is cut; 1 where a file says it."""
+    if name == INTERLEAVED:
+        return chunks or CHUNKS
+    return 2 if name in FOLDED else 1
+
+
+def stages_of_rank(schedule: Schedule) -> int:
+    """The same of a schedule."""
+    return stages_per_rank(schedule.name, schedule.chunks)
+
+
+def is_mirrored(spec: Spec) -> bool:
+    """Whether there are two copies of every stage, on ranks r and P−1−r. `auto` mirrors where P is even."""
+    name, ranks = spec.schedule.name, spec.parallel.pipeline
+    return (name == "dualpipe" and ranks > 1) or (name == AUTO and ranks % 2 == 0)
+
+
+def has_both_ends(spec: Spec) -> bool:
+    """Whether the first and the last stage share a rank."""
+    return is_mirrored(spec) or spec.schedule.name in FOLDED or spec.parallel.pipeline == 1

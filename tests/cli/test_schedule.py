@@ -1,0 +1,257 @@
+"""`dsc schedule`: output, errors, and that it stays light."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from compiler.cli import main
+from compiler.schedules import SCHEDULES
+from compiler.schedules.costs import costs_of_json, shipped
+from compiler.schedules.dualpipe import dualpipe
+from compiler.schedules.schedule import Schedule
+from compiler.schedules.simulate import simulate
+from tests.cli.forms import parsed
+
+ROOT = Path(__file__).parents[2]
+QUICK = str(ROOT / "specs" / "quickstart.dsc")
+EIGHT = ("--ranks", "8", "--micro-batches", "20")
+DUALPIPE = ("--name", "dualpipe", *EIGHT)
+Captured = pytest.CaptureFixture[str]
+
+
+def run(*words: str) -> int:
+    return main(["schedule", *words])
+
+
+def test_prints_text_and_json(capsys: Captured) -> None:
+    assert run(*DUALPIPE) == 0
+    assert capsys.readouterr() == (dualpipe(8, 20).to_text(), "")
+    assert run(*DUALPIPE, "--format", "json") == 0
+    out, err = capsys.readouterr()
+    assert Schedule.from_json(out) == dualpipe(8, 20) and err == ""
+    parsed(out, "schedule")
+
+
+def test_chunks(capsys: Captured) -> None:
+    assert run("--name", "interleaved", "--ranks", "2", "--micro-batches", "4", "--chunks", "3") == 0
+    assert capsys.readouterr().out == SCHEDULES["interleaved"].generate(2, 4, 3).to_text()
+
+
+# ---------------------------------------------------------------- costs
+
+
+def test_costs_add_what_it_takes(capsys: Captured) -> None:
+    assert run(*DUALPIPE, "--costs", "F=1,I=1,W=1,FB=3", "--latency", "0", "--cap", "9", "--format", "json") == 0
+    out, err = capsys.readouterr()
+    document = parsed(out, "simulated")
+    assert err == "" and document["makespan"] == 66 and document["bubble"] == [6] * 8
+    assert document["peak_activations"] == [9] * 8
+    assert document["lower_bound"] == 63 and document["gap"] == pytest.approx(3 / 63)
+    assert document["excess"] == 6 and document["actions"][0][0] == "F0.0"
+
+
+def test_text_can_be_read_back_whatever_is_said_beside_it(capsys: Captured) -> None:
+    assert run(*DUALPIPE, "--costs", "FB=1.8") == 0
+    out, err = capsys.readouterr()
+    assert Schedule.from_text(out) == dualpipe(8, 20)
+    assert err.splitlines() == [
+        "makespan 50.4 · bubble 5.4% · 9 activations on the fullest rank",
+        "lower bound 48.18 for placement bidirectional and at most 9 activations · gap 4.6%",
+        "excess 14.4 over 20 F&B of 1.8",
+    ]
+
+
+def test_latency_and_any_pairs(capsys: Captured) -> None:
+    makespans = {}
+    for words in ((), ("--latency", "0.5"), ("--pairs", "any")):
+        assert run("--name", "zbv", *EIGHT, "--costs", "FB=1.8", *words, "--format", "json") == 0
+        document = parsed(capsys.readouterr().out, "simulated")
+        makespans[words] = document["makespan"]
+        assert len(document["costs"]["pairs"]) == (6 if "any" in words else 1)
+    assert makespans["--latency", "0.5"] > makespans[()]
+    assert run("--name", "1f1b", *EIGHT, "--latency", "1", "--format", "json") == 0
+    assert parsed(capsys.readouterr().out, "simulated")["costs"]["latency"] == 1
+
+
+def test_a_table_in_a_file_and_a_shipped_one(capsys: Captured, tmp_path: Path) -> None:
+    sizes = ("--name", "dualpipe", "--ranks", "16", "--micro-batches", "120", "--format", "json")
+    assert run(*sizes, "--costs", "deepseek-v3-low") == 0
+    first = parsed(capsys.readouterr().out, "simulated")
+    assert first["makespan"] == 17_978.3 and first["excess"] == pytest.approx(17_978.3 - 120 * 129)
+    table = tmp_path / "mine=1.json"
+    table.write_text(json.dumps(first["costs"]))  # what is printed is read
+    assert costs_of_json(table.read_text()).two("FF") == shipped("deepseek-v3-low").two("FF")
+    assert run(*sizes, "--costs", str(table)) == 0
+    assert parsed(capsys.readouterr().out, "simulated") == first
+
+
+def test_compare(capsys: Captured) -> None:
+    words = ("--compare", "dualpipe,1f1b,interleaved,dualpipev", *EIGHT, "--costs", "FB=1.8")
+    assert run(*words, "--format", "json") == 0
+    document = parsed(capsys.readouterr().out, "compared")
+    rows = {row["schedule"]: row for row in document["schedules"]}
+    assert list(rows) == ["dualpipe", "1f1b", "interleaved", "dualpipev"]
+    assert rows["dualpipe"]["makespan"] == 50.4 and rows["dualpipe"]["copies"] == 2
+    assert rows["1f1b"]["makespan"] == 81 and rows["1f1b"]["peak_activations"] == 8
+    assert rows["interleaved"]["makespan"] == 70.5 and rows["interleaved"]["peak_activations"] == 12.5  # half of 25
+    assert rows["dualpipev"]["copies"] == 1
+    assert run(*words) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and "dualpipe         50.4    5.4%            9       2  48.18   4.6%    14.4\n" in out
+
+
+def test_compare_says_which_there_are_not(capsys: Captured) -> None:
+    words = ("--compare", "dualpipe,1f1b", "--ranks", "7", "--micro-batches", "20", "--costs", "F=1")
+    assert run(*words, "--format", "json") == 0
+    rows = parsed(capsys.readouterr().out, "compared")["schedules"]
+    assert "even number of ranks" in rows[0]["fault"] and rows[0]["makespan"] is None and rows[1]["fault"] is None
+    assert run(*words) == 0
+    assert f"\ndualpipe  {rows[0]['fault']}\n" in capsys.readouterr().out
+    assert run("--compare", "dualpipe,zb1p,zbv", *EIGHT, "--cap", "3") == 2  # none at all
+    assert "--cap 9 or more" in capsys.readouterr().err
+
+
+def test_the_cap_counts_shares_of_the_model_where_schedules_are_compared(capsys: Captured) -> None:
+    assert run("--compare", "zbv,1f1b", *EIGHT, "--cap", "8", "--format", "json") == 0
+    zbv, one_f_one_b = parsed(capsys.readouterr().out, "compared")["schedules"]
+    assert zbv["fault"] is None and one_f_one_b["fault"] is None
+    assert run("--name", "zbv", *EIGHT, "--cap", "8") == 2  # 16 half ones
+    assert "holds 16 activations: use --cap 16 or more" in capsys.readouterr().err
+
+
+def test_auto_is_searched_for_and_always_measured(capsys: Captured) -> None:
+    assert run("--name", "auto", *EIGHT, "--cap", "8", "--format", "json") == 0
+    document = parsed(capsys.readouterr().out, "simulated")
+    assert document["schedule"] == "auto" and max(document["peak_activations"]) <= 8
+    assert document["makespan"] == document["lower_bound"] == 63 and document["gap"] == 0  # DualPipe's is 66
+    assert run("--compare", "auto,dualpipe", *EIGHT, "--cap", "8", "--format", "json") == 0
+    auto, named = parsed(capsys.readouterr().out, "compared")["schedules"]
+    assert auto["makespan"] == 63 and "holds 9 activations" in named["fault"]
+
+
+# ---------------------------------------------------------------- a spec
+
+
+def test_of_a_spec(capsys: Captured) -> None:
+    assert run(QUICK) == 0
+    out, err = capsys.readouterr()
+    assert out == dualpipe(2, 4).to_text() and "makespan" in err and " ms" in err
+    assert run(QUICK, "--format", "json") == 0
+    document = parsed(capsys.readouterr().out, "simulated")
+    assert document["schedule"] == "dualpipe" and document["unit"] == "ms"
+    assert document["makespan"] == pytest.approx(simulated(document))
+    assert run(QUICK, "-s", "schedule.name=1f1b", "--costs", "F=1", "--format", "json") == 0
+    document = parsed(capsys.readouterr().out, "simulated")
+    assert (document["schedule"], document["unit"], document["makespan"]) == ("1f1b", None, 3 * (4 + 1))
+
+
+def simulated(document: dict[str, object]) -> float:
+    """The makespan by the costs that were printed, which are rounded."""
+    schedule = Schedule.from_json(json.dumps({key: document[key] for key in list(document)[:5]}))
+    return float(simulate(schedule, costs_of_json(json.dumps(document["costs"]))).makespan)
+
+
+def test_several_schedules_of_a_spec(capsys: Captured) -> None:
+    assert run(QUICK, "--compare", "dualpipe,zbv", "--format", "json") == 0
+    document = parsed(capsys.readouterr().out, "compared")
+    assert document["unit"] == "ms" and [row["fault"] for row in document["schedules"]] == [None, None]
+    assert run(QUICK, "--compare", "dualpipe,zbv", "--costs", "F=1", "--format", "json") == 0
+    document = parsed(capsys.readouterr().out, "compared")
+    assert document["unit"] is None and document["schedules"][0]["makespan"] == 12
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "micro_batches", "message"),
+    [
+        ("dualpipe", "7", "20", "use 6 or 8"),
+        ("dualpipe", "8", "14", "use 16, or 1f1b"),
+        ("dualpipe", "8", "21", "use 20 or 22"),
+        ("dualpipe", "0", "20", "--ranks 0 is out of bounds: use 1 to 512"),
+        ("1f1b", "1", "-1", "--micro-batches -1 is out of bounds: use 1 to 65536"),
+        ("1f1b", "1000000000", "1", "--ranks 1000000000 is out of bounds"),
+        ("1f1b", "512", "1025", "use --micro-batches 1024 or fewer"),
+        ("interleaved", "512", "1024", "1024 stages x 1024 micro-batches is too large: use --micro-batches 512"),
+        ("dualpip", "8", "20", "unknown schedule 'dualpip': use one of gpipe, 1f1b"),
+    ],
+)
+def test_bad_sizes_say_what_to_change(
+    name: str, ranks: str, micro_batches: str, message: str, capsys: Captured
+) -> None:
+    assert run("--name", name, "--ranks", ranks, "--micro-batches", micro_batches) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (EIGHT, "--name is missing: use one of gpipe"),
+        (("--name", "1f1b", "--ranks", "8"), "--micro-batches is missing"),
+        (("--name", "1f1b", "--micro-batches", "8"), "--ranks is missing"),
+        ((*DUALPIPE, "--compare", "1f1b"), "leave --name out"),
+        (("--compare", "1f1b,", *EIGHT), "unknown schedule ''"),
+        ((*DUALPIPE, "--cap", "8"), "holds 9 activations: use --cap 9 or more"),
+        ((*DUALPIPE, "--cap", "0"), "--cap 0 is out of bounds"),
+        ((*DUALPIPE, "--chunks", "65"), "--chunks 65 is out of bounds"),
+        ((*DUALPIPE, "--costs", "Q=1"), "--costs Q=1: unknown cost 'Q'"),
+        ((*DUALPIPE, "--costs", "deepseek-v3"), "write F=1,I=1,W=1 or deepseek-v3-high or deepseek-v3-low"),
+        ((*DUALPIPE, "--costs", "F=0"), "F costs nothing"),
+        ((*DUALPIPE, "--latency", "-1"), "is not a time"),
+        ((*DUALPIPE, "--pairs", "any"), "--pairs any gives all pairs the factor of FB"),
+        ((*DUALPIPE, "--pairs", "any", "--costs", "deepseek-v3-low"), "give --costs with FB and no other pair"),
+        ((QUICK, *DUALPIPE), "leave --ranks and --micro-batches out"),
+        ((*DUALPIPE, "-s", "train.seed=1"), "-s changes a spec, and there is none"),
+        ((QUICK, "--chunks", "3"), "change `schedule.chunks`"),
+        ((QUICK, "--cap", "1", "--name", "dualpipe"), "--cap 3 or more"),
+    ],
+)
+def test_mistakes_say_what_to_change(words: tuple[str, ...], message: str, capsys: Captured) -> None:
+    assert run(*words) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and message in err
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\xff\xfe", "can't decode"),
+        (b'{"F": 1, "I": 1, "W": 1, "stages": [1, 2]}', "weights of 2 stages, the schedule has 8"),
+        (b" " * ((1 << 20) + 1), "at most"),
+    ],
+)
+def test_bad_tables_say_what_is_wrong(data: bytes, message: str, capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "costs.json").write_bytes(data)
+    assert run(*DUALPIPE, "--costs", str(tmp_path / "costs.json")) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_output_goes_to_a_file(capsys: Captured, tmp_path: Path) -> None:
+    assert run(*DUALPIPE, "-o", str(tmp_path / "mine.schedule")) == 0
+    assert capsys.readouterr() == ("", "")
+    assert (tmp_path / "mine.schedule").read_text() == dualpipe(8, 20).to_text()
+
+
+def test_imports_neither_torch_nor_networkx() -> None:
+    code = (
+        "import sys; from compiler.cli import main;"
+        "main('schedule --name dualpipe --ranks 2 --micro-batches 4 --costs FB=2'.split());"
+        "assert not {'torch', 'networkx', 'pydantic', 'numpy'} & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_times_are_exact(capsys: Captured) -> None:
+    assert run("--name", "1f1b", *EIGHT, "--costs", "F=0.1,I=0.1,W=0.1", "--format", "json") == 0
+    assert Fraction(str(parsed(capsys.readouterr().out, "simulated")["makespan"])) == Fraction("8.1")

@@ -1,0 +1,61 @@
+"""A plan that its devices, or this machine, cannot hold is told before anybody waits for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler.emit.summary import does_not_fit, fullest, parts_of
+from compiler.pipeline import lower_spec
+from dsl.load import resolve
+from dsl.memory import lower_bound
+from dsl.rules.resources import size
+from runtime.room import free_bytes, lack
+
+ROOT = Path(__file__).parent.parent.parent
+QUICKSTART = ROOT / "specs" / "quickstart.dsc"
+
+
+def test_a_device_smaller_than_the_plan_is_told_and_one_as_large_is_not() -> None:
+    spec = resolve(QUICKSTART).spec
+    needed = fullest(spec, lower_spec(spec))[1].total
+    assert lower_bound(spec).total < needed  # so `dsc check` passes both
+    for memory, told in ((needed, False), (needed - 1, True)):
+        smaller = resolve(QUICKSTART, overrides=[f"cluster.node.device.memory={memory / 1000:.3f}KB"]).spec
+        message = does_not_fit(smaller, lower_spec(smaller))
+        assert bool(message) == told
+    assert f"the {size(needed - 1)} of device cpu" in message
+    assert "2 pipeline ranks of 2" in message
+
+
+def test_the_fullest_rank_is_the_sum_of_its_parts_and_of_no_other() -> None:
+    spec = resolve(QUICKSTART).spec
+    lowered = lower_spec(spec)
+    rank, memory = fullest(spec, lowered)
+    held = [r for r in lowered.plan.replicas if r.role == "parameter" and lowered.plan.mesh.rank(rank, 0) in r.holders]
+    elements = sum(r.num_elements for r in held)
+    owned = sum(r.num_elements // (len(r.holders) if spec.parallel.zero else 1) for r in held)
+    peak = max(c.peak_bytes[rank] for c in lowered.certificates.values())
+    assert [amount for _, amount in parts_of(memory)] == [4 * elements, 4 * elements, 8 * owned, peak]
+    assert memory.total == sum(amount for _, amount in parts_of(memory))
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "free"),
+    [("max", 0, 3 * 1024), ("2048", 48, 2000), ("1000000", 0, 3 * 1024), ("100", 200, 0), ("", 0, 3 * 1024)],
+)
+def test_free_memory_is_that_of_the_machine_or_of_the_group(limit: str, used: int, free: int, tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nMemFree:   1 kB\nMemAvailable:   3 kB\n")
+    (tmp_path / "memory.max").write_text(limit + "\n")
+    (tmp_path / "memory.current").write_text(f"{used}\n")
+    assert free_bytes(tmp_path, tmp_path) == free
+    assert free_bytes(tmp_path, tmp_path / "none") == 3 * 1024
+
+
+def test_ranks_that_this_machine_cannot_hold_are_not_started(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemAvailable: 1000 kB\n")
+    plan = {"memory": [100_000, 28_000], "mesh": {"pp": 2, "dp": 8}}
+    assert lack(plan, tmp_path, tmp_path) == ""  # 1,024,000 bytes are there
+    plan["memory"] = [100_000, 28_001]
+    assert "the 16 ranks of this run hold 0.001GB together" in lack(plan, tmp_path, tmp_path)

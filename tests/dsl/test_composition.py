@@ -1,0 +1,154 @@
+"""Several files and blocks as one spec: what may be defined where, what counts, and that nothing written is ignored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsl.diagnostics import SpecError
+from dsl.format import canonical
+from dsl.load import load
+from dsl.schema import BUILT_IN
+from runtime.data import corpus
+from tests.dsl.test_language import BASE, read
+
+BLOCK, LET = "model base { hidden = 64 }", "let count = 1"
+
+
+def said(tmp_path: Path, text: str, **files: str) -> list[tuple[str, str, str]]:
+    """Code, the place and the message of everything wrong."""
+    with pytest.raises(SpecError) as caught:
+        read(tmp_path, text, **files)
+    return [(item.code, item.span.text if item.span else "", item.message) for item in caught.value.diagnostics]
+
+
+@pytest.mark.parametrize(("one", "name"), [(BLOCK, "model `base`"), (LET, "let `count`")])
+def test_what_two_imports_define_is_ambiguous(one: str, name: str, tmp_path: Path) -> None:
+    run = 'import "left.dsc"\nimport "right.dsc"\nrun a extends base { train { seed = 3 } }\n'
+    left, right = f'import "base.dsc"\n{one}', f'import "base.dsc"\n{one}\n'
+    with pytest.raises(SpecError) as caught:
+        read(tmp_path, run, left=left, right=right)
+    (mistake,) = caught.value.diagnostics
+    assert (mistake.code, mistake.message) == (
+        "E0202", f"{name} is defined by two of the imports, and neither is built on the other"
+    )  # fmt: skip
+    places = [note.span.source.name.rpartition("/")[2] for note in mistake.notes if note.span is not None]
+    assert places == ["left.dsc", "right.dsc"]
+    built_on = f'import "left.dsc"\n{one}'
+    assert read(tmp_path, run, left=left, right=built_on).train.seed == 3
+    both = 'import "left.dsc"\nimport "right.dsc"\n'
+    if one == LET:  # what the file itself says counts; a block would still be changed key by key
+        assert read(tmp_path, run + "let count = 4\n", left=left, right=right).train.seed == 3
+        assert read(tmp_path, 'import "both.dsc"\n' + run, left=left, right=right, both=both + LET).train.seed == 3
+    else:
+        assert said(tmp_path, f"{run}{BLOCK}", left=left, right=right)[0][0] == "E0202"
+
+
+def test_what_one_file_defines_twice_is_told(tmp_path: Path) -> None:
+    found = said(
+        tmp_path, "run a extends base { train { seed = 2 } }\nmodel b extends base { }\nrun a { }\nmodel b { }"
+    )
+    assert [(code, place) for code, place, _ in found] == [("E0202", "run a"), ("E0202", "model b")]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("parallel extends foo { }", "extends foo"),
+        ("train extends nope { seed = 2 }", "extends nope"),
+        ("train { optimizer adamw extends other { } }", "extends other"),
+        ("train { rate extends x { constant at 1e-4 } }", "extends x"),
+        ("train { rate foo { constant at 1e-4 } }", "foo"),
+        ("train { batch foo { from = 16, to = 32, over = 50K tokens } }", "foo"),
+        ("train { optimizer adamw foo { } }", "foo"),
+    ],
+)
+def test_words_before_a_brace_are_not_ignored(text: str, place: str, tmp_path: Path) -> None:
+    assert [(code, where) for code, where, _ in said(tmp_path, f"run a extends base {{ {text} }}")] == [
+        ("E0205", place)
+    ]
+    with pytest.raises(SpecError) as caught:
+        read(tmp_path, "run a extends base { }", text)
+    assert [(item.code, item.span and item.span.text) for item in caught.value.diagnostics] == [("E0205", place)]
+
+
+def test_a_built_in_precision_is_extended_and_not_changed(tmp_path: Path) -> None:
+    text = "precision mine extends fp32 { master = fp64 }\nrun a extends base { precision = mine }"
+    found = read(tmp_path, text).precision
+    assert found == BUILT_IN["fp32"].model_copy(update={"name": "mine", "master": "fp64"})
+    again = "precision more extends mine { linear = bf16 }\nrun b extends base { precision = more }"
+    assert (read(tmp_path, f"{text}\n{again}", run="b").precision.master, found.linear) == ("fp64", "fp32")
+    for name in BUILT_IN:
+        wrong = said(tmp_path, f"precision {name} {{ linear = bf16 }}\nrun a extends base {{ }}")
+        assert [code for code, _, _ in wrong] == ["E0202"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "place"),
+    [
+        ("let a = nope", "E0401", "nope"),
+        ("let a = 1/0", "E0305", "0"),
+        ("let a = 3GX", "E0301", "3GX"),
+        ("let a = b\nlet b = a", "E0402", "b"),
+        ("let a = 2GB + 3", "E0305", "2GB + 3"),
+        ("run a extends base { let z = 1/0 }", "E0305", "0"),
+        ("model m extends base { attention mla { let z = nowhere } }\nrun b extends base { model = m }",
+         "E0401", "nowhere"),
+        ("model m extends base { hidden = 16GX }\nmodel n extends m { hidden = 16 }", "E0301", "16GX"),
+        ("model m extends base { layers 0..1x { ffn dense { inner = 8 } } }", "E0301", "1x"),
+    ],
+)  # fmt: skip
+def test_what_no_value_is_made_of_is_looked_at(text: str, code: str, place: str, tmp_path: Path) -> None:
+    run = "" if "run" in text else "run a extends base { }\n"
+    assert [(found, where) for found, where, _ in said(tmp_path, run + text)] == [(code, place)]
+
+
+def test_lets_that_are_no_numbers_are_right(tmp_path: Path) -> None:
+    values = ['"x"', "[rmsnorm, swiglu]", "1x128", "1f1b", "dualpipe", "sigmoid", "true", "none", "469B tokens", "b"]
+    lets = "".join(f"let a{index} = {value}\n" for index, value in enumerate(values)) + 'let b = c\nlet c = "x"\n'
+    text = lets + "run a extends base { let own = model.hidden * 2, train { sequence = 2 * own } }"
+    assert read(tmp_path, text).train.sequence == 4 * read(tmp_path, "run a extends base { }").model.hidden
+
+
+def test_a_path_starts_at_the_file_it_is_written_in(tmp_path: Path) -> None:
+    lib = 'import "../base.dsc"\nlet book = "notes/b.txt"\nrun x extends base { data { source = "notes/*.txt", %s } }'
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "notes").mkdir()
+    (tmp_path / "lib" / "notes" / "a.txt").write_text("words", encoding="utf-8")
+    (tmp_path / "lib" / "x.dsc").write_text(lib % 'tokenizer = "../tok.json"', encoding="utf-8")
+    spec = read(tmp_path, 'import "lib/x.dsc"\nrun y extends x { }')
+    assert (spec.data.source, spec.data.tokenizer) == ("lib/notes/*.txt", "tok.json")
+    assert [file.path.name for file in corpus.find(spec.data.source, tmp_path).files] == ["a.txt"]
+    assert load(tmp_path / "lib" / "x.dsc").data.source == "notes/*.txt"
+    own = (
+        'import "lib/x.dsc"\nrun y extends x { data { source = book } }\nrun z extends x { data { source = "n.txt" } }'
+    )
+    assert read(tmp_path, own, run="y").data.source == "lib/notes/b.txt"
+    assert read(tmp_path, own, run="z").data.source == "n.txt"
+    assert read(tmp_path, own, "data.source=notes/c.txt", run="y").data.source == "notes/c.txt"
+    text = 'import "../base.dsc"\nrun s extends base { schedule { file = "a/../b.schedule" } }'
+    (tmp_path / "lib" / "s.dsc").write_text(text, encoding="utf-8")
+    schedule = read(tmp_path, 'import "lib/s.dsc"\nrun t extends s { schedule { name = none } }').schedule
+    assert schedule.file == "lib/b.schedule"
+    resolved = tmp_path / "resolved.dsc"
+    resolved.write_text(canonical(spec), encoding="utf-8")
+    assert load(resolved) == spec
+
+
+def test_numbers_after_what_is_wrong_are_looked_at(tmp_path: Path) -> None:
+    text = "run c extends base { train { rate { constant at 1, constant until 3GX, constant at 4GY } } }"
+    assert [(code, place) for code, place, _ in said(tmp_path, text)] == [
+        ("E0704", "constant"), ("E0301", "3GX"), ("E0301", "4GY")
+    ]  # fmt: skip
+
+
+def test_a_path_by_way_of_a_link_is_the_one_that_was_meant(tmp_path: Path) -> None:
+    (tmp_path / "far" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "deep")
+    (tmp_path / "far" / "x.dsc").write_text('import "base.dsc"\nrun x extends base { data { source = "a.txt" } }')
+    (tmp_path / "far" / "base.dsc").write_bytes(BASE.read_bytes())
+    (tmp_path / "far" / "a.txt").write_text("words", encoding="utf-8")
+    (tmp_path / "spec.dsc").write_text('import "link/../x.dsc"\nrun y extends x { }', encoding="utf-8")
+    spec = load(tmp_path / "spec.dsc")
+    assert [file.path.name for file in corpus.find(spec.data.source, tmp_path).files] == ["a.txt"]

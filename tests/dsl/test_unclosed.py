@@ -1,0 +1,79 @@
+"""A missing `}`: told where the layout says it belongs, and the rest of the text is read as if it stood there."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from dsl.edits import apply, edit_of
+from dsl.load import analyse
+from dsl.parser import parse
+from dsl.source import Source
+
+ROOT = Path(__file__).parents[2]
+SPECS = sorted((ROOT / "specs").glob("*.dsc"))
+
+
+def without_brace(text: str, line: int) -> str:
+    """A text without the line of a brace."""
+    lines = text.split("\n")
+    assert lines[line].strip() == "}"
+    return "\n".join(lines[:line] + lines[line + 1 :])
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_every_brace_of_a_shipped_spec_is_found_missing(path: Path) -> None:
+    """Each brace on a line of its own: one message, at its block; and the text is read as it was meant."""
+    text = path.read_text("utf-8")
+    whole = parse(Source("a", text))
+    alone = [number for number, line in enumerate(text.split("\n")) if line.strip() == "}"]
+    for line in alone:
+        source = Source("a", without_brace(text, line))
+        parsed = parse(source)
+        (mistake,) = parsed.diagnostics
+        assert mistake.code == "E0107" and not parsed.broken, line
+        assert shape(parsed.document.body) == shape(whole.document.body), line
+        edit = edit_of(mistake)
+        if edit is not None:
+            assert parse(Source("a", apply(source.text, [edit]))).diagnostics == ()
+
+
+def shape(statements: tuple[object, ...]) -> list[object]:
+    """What is nested in what, by keys."""
+    return [
+        (type(each).__name__, getattr(getattr(each, "key", None), "text", ""), shape(getattr(each, "body", ())))
+        for each in statements
+    ]
+
+
+def test_what_has_no_layout_is_not_guessed() -> None:
+    for text in ("run a {\nparallel {\npipeline = 2\n}\n", "run a { parallel { pipeline = 2 }", "a { b {\n}\n} }\nc {"):
+        assert [item.code for item in parse(Source("a", text)).diagnostics][-1] == "E0107", text
+    unindented = "run a {\nparallel {\npipeline = 2\nexpert = 1\n\nmodel m {\nvocab = 2\n}\n"
+    parsed = parse(Source("a", unindented))
+    assert {item.code for item in parsed.diagnostics} == {"E0107"}
+
+
+def test_mistakes_behind_a_missing_brace_are_told() -> None:
+    text = (ROOT / "specs/quickstart.dsc").read_text("utf-8").replace("vocab = 4096", "vocb = 4096")
+    cut = text.replace("  }\n  schedule", "  schedule")
+    assert cut != text
+    found = analyse("a.dsc", reader=lambda _: (Source("a.dsc", cut), ())).diagnostics
+    assert [item.code for item in found] == ["E0107", "E0201"]
+    assert found[0].notes[0].span is not None and found[0].notes[0].span.text == "schedule"
+
+
+def test_texts_without_some_braces_are_read_to_their_ends() -> None:
+    """Any braces may be missing: messages that lie within the text, never an error of the reader."""
+    chooser = random.Random(7)
+    texts = [path.read_text("utf-8") for path in SPECS]
+    for _ in range(150):
+        text = chooser.choice(texts)
+        places = [index for index, each in enumerate(text) if each in "{}"]
+        gone = set(chooser.sample(places, chooser.randint(1, 4)))
+        cut = "".join(each for index, each in enumerate(text) if index not in gone)
+        parsed = parse(Source("a", cut))
+        assert parsed.diagnostics or sum(text[index] == "{" for index in gone) * 2 == len(gone), gone
+        assert all(item.span is not None and item.span.end <= len(cut) for item in parsed.diagnostics)

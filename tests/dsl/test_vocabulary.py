@@ -1,0 +1,164 @@
+"""Words of other systems: each leads to a key of the language, is none itself, and its hint is one that works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsl import vocabulary
+from dsl.edits import apply, edit_of
+from dsl.load import analyse
+from dsl.reference import find, keys
+from dsl.reference.keys import plain
+from dsl.source import Source
+from dsl.spelling import edits, nearest
+
+BASE = (Path(__file__).parent.parent / "ui" / "lib" / "base.dsc").read_text("utf-8")
+PLACES = {plain(path) for path in keys()}
+DEGREES = ("pipeline", "expert", "data", "tensor", "context", "zero")
+
+
+def said(text: str) -> dict[str, str]:
+    """The hints about keys and kinds in a text, by the word they are about."""
+    analysis = analyse("spec.dsc", reader=lambda _: (Source("spec.dsc", BASE + text), ()))
+    return {item.span.text: item.hint for item in analysis.diagnostics if item.span is not None}
+
+
+# ---------------------------------------------------------------- the tables
+
+
+def test_every_word_leads_to_a_key() -> None:
+    for word, paths in vocabulary.KEYS.items():
+        assert paths and {*paths} <= PLACES, word
+    for table in (vocabulary.OTHERS, vocabulary.WORDS):
+        for word, other in table.items():
+            assert other.path in PLACES, word
+            assert find(other.topic or other.path), word
+
+
+def test_no_word_is_one_of_the_language_where_it_would_stand() -> None:
+    for word, paths in vocabulary.KEYS.items():
+        assert word == word.lower() and not any(f"{path.rpartition('.')[0]}.{word}" in PLACES for path in paths), word
+    assert not vocabulary.KEYS.keys() & vocabulary.OTHERS.keys()
+    assert all(find(word) for word in vocabulary.SAME.values() if word not in ("true", "false"))
+
+
+def test_every_word_is_explained() -> None:
+    for word in (*vocabulary.KEYS, *vocabulary.OTHERS, *vocabulary.WORDS, *vocabulary.SAME):
+        assert find(word), word
+    first, *others = find("gpus_per_node")
+    assert first.summary == "here it is `cluster.node.devices`" and others[0].name == "cluster.node.devices"
+    assert [topic.name for topic in find("mha")] == ["mha", "model.attention.gqa"]
+    assert "kv_heads = heads" in find("mha")[0].text
+
+
+# ---------------------------------------------------------------- hints
+
+
+def test_a_key_of_others_is_told_in_its_block_and_located_elsewhere() -> None:
+    hints = said(
+        "run a extends base { parallel { pp = 2, gpus = 8 }\n train { optimizer adamw { lr = 1e-3, wd = 0.1 } } }"
+    )
+    assert hints["pp"] == "did you mean `pipeline`?"
+    assert hints["gpus"] == "here it is `cluster.node.devices`"
+    assert hints["lr"] == "here it is `train.rate`"
+    assert hints["wd"] == "did you mean `weight_decay`?"
+
+
+def test_what_is_written_in_another_way_is_shown_with_its_value() -> None:
+    hints = said("run a extends base { train { lr = 3e-4, epochs = 2, optimizer adamw { betas = [0.9, 0.95] } } }")
+    assert hints["lr"].startswith("write `rate { constant at 3e-4 }`")
+    assert "`tokens` or `steps`" in hints["epochs"]
+    assert hints["betas"] == "write `beta1 = 0.9, beta2 = 0.95`"
+    for kind, wanted in (("attention mha { heads = 4 }", "`attention gqa { … }` with `kv_heads = heads`"),):
+        assert wanted in said(f"model m extends base {{ {kind} }}")["mha"]
+    assert "adamw" in said("run a extends base { train { optimizer adam { } } }")["adam"]
+
+
+def test_a_key_is_not_proposed_where_it_stands_already() -> None:
+    """Also not by another name, and not where the one beside it comes later; one that is inherited may be changed."""
+    hints = said("run a extends base { train { micro_batch = 1, micro_bach = 2, batch = 8, global_batch = 16 } }")
+    assert hints["micro_bach"] == "remove it, or change `micro_batch`"
+    assert hints["global_batch"] == "remove it, or change `batch`"
+    assert said("run a extends base { train { micro_bach = 2 } }")["micro_bach"] == "did you mean `micro_batch`?"
+    assert said("run a extends base { train { step = 4, tokens = 10B } }")["step"] == "remove it, or change `tokens`"
+
+
+def test_a_key_that_is_missing_comes_first() -> None:
+    text = "run a { model = base, cluster = four, precision = fp32, parallel { }, train { sequenc = 4 }, date { } }"
+    assert said(text)["date"] == "did you mean `data`?"
+    hints = said("cluster c { nodes = 1, nod { devices = 1, device a { memory = 1GB } } }")
+    assert hints["nod"] == "did you mean `node`?"
+
+
+# ---------------------------------------------------------------- spelling
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("pipelin", DEGREES, ("pipeline",)),
+        ("beta", ("beta1", "beta2", "eps"), ("beta1", "beta2")),
+        ("mha", ("mla", "gqa"), ()),
+        ("too", ("to", "from", "over"), ("to",)),
+        ("warm", ("warmup", "linear"), ("warmup",)),
+        ("ffn_d", ("ffn_dim", "ffn_dense"), ("ffn_dim",)),
+        ("dualpip", ("dualpipe", "dualpipev"), ("dualpipe",)),
+        ("fp16", ("fp32", "fp64", "bf16"), ()),
+        ("fp23", ("fp32", "fp64", "bf16"), ("fp32",)),
+        ("global_batch", ("micro_batch", "rate"), ()),
+        ("Hidden", ("hidden", "vocab"), ("hidden",)),
+        ("", ("a",), ()),
+        ("x" * 65, ("x" * 64,), ()),
+    ],
+)
+def test_nearest(word: str, known: tuple[str, ...], meant: tuple[str, ...]) -> None:
+    assert nearest(word, known) == meant
+
+
+def test_edits_are_counted() -> None:
+    assert [edits(a, b) for a, b in (("abc", "abc"), ("abc", "acb"), ("abc", "ab"), ("", "ab"), ("abcd", "acbde"))] == [
+        0, 1, 1, 2, 2
+    ]  # fmt: skip
+
+
+def test_very_many_names_take_no_time() -> None:
+    """Names behind the bound are not compared, so the work of a hint does not grow with a text."""
+    assert nearest("b" * 30, ["a" * 29 + str(index) for index in range(50_000)]) == ()
+
+
+# ---------------------------------------------------------------- hints that are edits
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("memory = 80 GB", "memory = 80GB"),
+        ("hbm = 200 GB / s", "hbm = 200GB/s"),
+        ("bf16 = 989 TFLOPS", "bf16 = 989TFLOPS"),
+        ('cores = "8"', "cores = 8"),
+        ("memory = 80GiBs", None),
+        ("memory: 80GB", "memory = 80GB"),
+        ("cores = 8; sms = 4", "cores = 8, sms = 4"),
+    ],
+)
+def test_a_value_written_as_elsewhere(wrong: str, right: str | None) -> None:
+    text = "cluster c extends four { node { device cpu { WRONG } } }\n"
+    source = Source("spec.dsc", BASE + text.replace("WRONG", wrong))
+    (item,) = analyse("spec.dsc", reader=lambda _: (source, ())).diagnostics
+    edit = edit_of(item)
+    if right is None:
+        assert edit is None or edit.text.startswith("80"), "the number stays"
+    else:
+        assert edit is not None and apply(source.text, [edit]) == BASE + text.replace("WRONG", right)
+
+
+@pytest.mark.parametrize(
+    ("label", "meant"),
+    [("1-3", "1..3"), ("1:3", ""), ("3", "3..3"), ("0 to 3", "0..3"), ('"0..3"', "0..3"), ("3-1", "")],
+)
+def test_a_range_of_layers_written_as_elsewhere(label: str, meant: str) -> None:
+    source = Source("spec.dsc", BASE + f"model m extends base {{ layers {label} {{ ffn dense {{ inner = 8 }} }} }}\n")
+    hints = [item.hint for item in analyse("spec.dsc", reader=lambda _: (source, ())).diagnostics]
+    assert (f"write `layers {meant}`" in hints) == bool(meant), hints

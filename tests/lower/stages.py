@@ -1,0 +1,37 @@
+"""Chains of real stages: four layers of DeepSeek-V3, and small runs with experts."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from compiler.ir import Cut, Plan
+from compiler.lower.chains import Chains, Node
+from compiler.lower.rates import Rates, rates_of
+from compiler.pipeline import uses
+from compiler.plan import make_plan
+from compiler.shapes import cut
+from dsl.schema import Spec
+from tests.specs.shipped import shipped
+
+Planned = tuple[Plan, dict[str, Cut], Rates]
+
+
+def planned_stages(spec: Spec) -> Planned:
+    plan = make_plan(spec)
+    keyed = {use.segment.key: cut(use.segment) for use in uses(plan)}
+    return plan, {use.site: keyed[use.segment.key] for use in uses(plan)}, rates_of(spec)
+
+
+@cache
+def deepseek_v3() -> Planned:
+    return planned_stages(shipped("deepseek-v3.dsc", "pretrain"))
+
+
+@cache
+def small() -> Planned:
+    return planned_stages(shipped("quickstart.dsc", "quickstart"))
+
+
+def chain(planned: Planned, stage: int, kind: str) -> list[Node]:
+    plan, cuts, rates = planned
+    return Chains(plan.stages[stage], cuts, rates, -1, -1).of(kind)

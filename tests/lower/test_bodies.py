@@ -1,0 +1,127 @@
+"""Emitted bodies: what they are predicted to take is what two machines with queues take, and waits stand where they
+must."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from compiler.ir import Body, Program
+from compiler.lower import lower
+from compiler.lower.estimate import Overlap, lane_times, overlaps_of, times_of
+from compiler.lower.lanes import best_order, end_of
+from compiler.lower.order import finish, interleave, jobs_of
+from compiler.pipeline import balanced_rows
+from compiler.proof import prove
+from compiler.schedules.dualpipe import dualpipe
+from compiler.schedules.schedule import Schedule
+from runtime.actions import parse_step
+from tests.lower.events import Machines, given_to
+from tests.lower.stages import Planned, chain, deepseek_v3, planned_stages, small
+from tests.specs.shipped import shipped
+
+EXCHANGES = ("counts", "dispatch", "combine")
+ROWS = (  # every kind of pair, on a pipeline of one rank
+    "(F0.0|F0.1) (B0.0|B0.1)",
+    "F0.0 (F0.1|B0.0) B0.1",
+    "(F0.0|F0.1) (I0.0|I0.1) (W0.0|W0.1)",
+    "F0.0 (F0.1|I0.0) (I0.1|W0.0) W0.1",
+    "(F0.0|F0.1) (B0.0|I0.1) W0.1",
+    "(F0.0|F0.1) I0.0 (B0.1|W0.0)",
+    "F0.0 I0.0 (F0.1|W0.0) B0.1",
+)
+
+
+def one_rank() -> Planned:
+    return planned_stages(shipped("laptop-v2.dsc", "laptop_v2"))
+
+
+def by_hand(row: str) -> Program:
+    plan, cuts, rates = one_rank()
+    steps = tuple(map(parse_step, row.split()))
+    schedule = Schedule("by_hand", 1, 2, plan.placement, (steps,))
+    schedule.check()
+    return lower(plan, schedule, cuts, rates)
+
+
+def small_program() -> Program:
+    plan, cuts, rates = small()
+    return lower(plan, dualpipe(2, 4), cuts, rates)
+
+
+def assert_as_predicted(body: Body, times: dict[tuple[str, str, str], int]) -> None:
+    predicted = lane_times(body.instructions, times)
+    end, exposed = Machines(body, times).run(given_to(body))
+    assert end == predicted.end
+    assert predicted.end - predicted.compute == exposed
+    moved = sum(times[i.kind, i.phase, i.site] for i in body.instructions if i.kind in EXCHANGES)
+    assert predicted.communication == moved
+    assert 0 <= predicted.hidden <= 1
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_kind_of_pair_is_proven_and_takes_what_is_predicted(row: str) -> None:
+    plan, cuts, rates = one_rank()
+    program, times = by_hand(row), dict(times_of(plan, cuts, rates))
+    spec = shipped("laptop-v2.dsc", "laptop_v2")
+    assert prove(program, plan, balanced_rows(spec)).num_actions == len(row.replace("|", " ").split())
+    for body in program.bodies[0]:
+        assert_as_predicted(body, times)
+
+
+def test_a_program_takes_what_its_stages_were_said_to() -> None:
+    plan, cuts, rates = small()
+    program, times = small_program(), dict(times_of(plan, cuts, rates))
+    for body in {body.name: body for bodies in program.bodies for body in bodies}.values():
+        assert_as_predicted(body, times)
+        jobs = jobs_of([chain(small(), int(action[1:]), action[0]) for action in body.actions])
+        assert lane_times(body.instructions, times).end == end_of(jobs, best_order(jobs))
+
+
+def test_a_pair_of_deepseek_v3_takes_what_is_predicted() -> None:
+    plan, cuts, rates = deepseek_v3()
+    times = dict(times_of(plan, cuts, rates))
+    order = interleave([chain(deepseek_v3(), 5, "F"), chain(deepseek_v3(), 10, "B")])
+    body = Body("F5_B10", ("F5", "B10"), finish(order, ("F5", "B10"), (frozenset(), frozenset())))
+    assert_as_predicted(body, times)
+
+
+def test_waits_stand_before_the_first_reader_and_sends_behind_their_operand() -> None:
+    quiet = ("wait", "receive", "load", "constant", "free")
+    for body in (*(b for bodies in small_program().bodies for b in bodies), *by_hand(ROWS[3]).bodies[0]):
+        for at, i in enumerate(body.instructions):
+            if i.kind in ("wait", "receive"):
+                next_one = next((n for n in body.instructions[at:] if n.kind not in quiet), None)
+                made = {b.name for b in i.writes}
+                readers = [n for n in body.instructions[at:] if n.slot == i.slot and made & set(n.reads) and n is not i]
+                if readers and readers[0].kind not in quiet:
+                    assert readers[0] is next_one, f"{body.name}: {i.kind} {i.site} stands before {next_one}"
+            if i.kind == "send":
+                maker = next(n for n in reversed(body.instructions[:at]) if i.reads[0] in {b.name for b in n.writes})
+                between = body.instructions[body.instructions.index(maker) + 1 : at]
+                assert all(n.kind in (*quiet, "record", "send") for n in between)
+        assert not any(i.wait == "send" for i in body.instructions)
+
+
+def test_the_share_hidden_is_that_of_the_whole_step() -> None:
+    plan, cuts, rates = small()
+    program, times = small_program(), times_of(plan, cuts, rates)
+    (overlap,) = overlaps_of({"train_4": program}, times).values()
+    assert isinstance(overlap, Overlap)
+    bodies = dict(overlap.bodies)
+    counts = [Counter(call.body for call in calls) for calls in program.invocations]
+    exposed = sum(n * (bodies[name].end - bodies[name].compute) for c in counts for name, n in c.items())
+    moved = sum(n * bodies[name].communication for c in counts for name, n in c.items())
+    assert overlap.total.hidden == pytest.approx(1 - exposed / moved)
+    kinds = dict(overlap.kinds)
+    assert list(kinds) == ["B", "F", "I", "W", "F&B"]
+    assert kinds["F&B"].hidden > kinds["F"].hidden
+
+
+def test_evaluation_frees_at_once() -> None:
+    """A forward alone keeps nothing, in whatever order its segments run."""
+    plan, cuts, rates = small()
+    steps = tuple((parse_step(f"F{rank}.0"),) for rank in range(2))
+    program = lower(plan, Schedule("evaluate", 2, 1, "loop(1)", steps), cuts, rates, evaluate=True)
+    assert prove(program, plan).peak_activations == (1, 1)

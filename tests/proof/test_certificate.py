@@ -1,0 +1,151 @@
+"""The certificate of a build: what is re-checked before ranks start, and that an edited build is refused in words."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compiler.emit.certificate import certificate_json
+from compiler.emit.files import manifest, program_json
+from compiler.ir import Plan, Program
+from compiler.proof import ProofError, prove
+from compiler.proof.channels import check_channels
+from compiler.proof.structure import schedule_of
+from compiler.schedules.schedule import Schedule
+from runtime.build import Build, BuildError
+from runtime.certificate import Event, events, replay
+from tests.proof.mutants import MUTATIONS, NothingToEditError
+from tests.proof.programs import FAMILY, family_program
+
+Files = dict[str, str]
+
+
+def emitted(program: Program, plan: Plan, schedule: Schedule) -> Files:
+    """The files of a build that a certificate is of, in small."""
+    files = {"plan.json": "{}\n", "program/train_4.json": program_json(program)}
+    files |= {f"stages/rank_{rank}.py": f"# rank {rank}\n" for rank in range(schedule.num_ranks)}
+    text = certificate_json("train_4", program, schedule, prove(program, plan), files)
+    return files | {"certificate/train_4.json": text}
+
+
+def written(folder: Path, files: Files) -> Path:
+    """A build folder whose manifest is of these files, edited or not."""
+    for name, text in (files | {"manifest.json": manifest(files)}).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def refused(folder: Path, files: Files) -> str:
+    with pytest.raises(BuildError) as caught:
+        Build.open(written(folder, files))
+    return str(caught.value).removeprefix(f"{folder} is not what was proven: ")
+
+
+@pytest.fixture
+def files() -> Files:
+    program, plan = family_program("dualpipe", 2, 4)
+    return emitted(program, plan, schedule_of(program, plan))
+
+
+@pytest.mark.parametrize(("name", "ranks", "micro_batches"), FAMILY)
+def test_what_was_proven_opens(tmp_path: Path, name: str, ranks: int, micro_batches: int) -> None:
+    program, plan = family_program(name, ranks, micro_batches)
+    schedule = schedule_of(program, plan)
+    build = Build.open(written(tmp_path, emitted(program, plan, schedule)))
+    labels = [" ".join(call.label for call in build.programs(rank)["train_4"].calls) for rank in range(ranks)]
+    assert "\n".join(labels) + "\n" == schedule.to_text().partition("\n")[2]
+
+
+EDITED = "was changed after program train_4 was proven: certificate/train_4.json is of another"
+EDITS: list[tuple[str, Callable[[str], str], str]] = [
+    ("program/train_4.json", lambda text: text.replace("[0, ", "[1, ", 1), f"program/train_4.json {EDITED} program"),
+    ("plan.json", lambda text: '{"edges": []}\n', f"plan.json {EDITED} plan.json"),
+    ("stages/rank_1.py", lambda text: text + "\n", f"stages/rank_1.py {EDITED} stages/rank_1.py"),
+    ("certificate/train_4.json", lambda text: "", "program/train_4.json does not fit its certificate (JSONDecodeError"),
+    ("certificate/train_4.json", lambda text: "[]", "program/train_4.json does not fit its certificate (TypeError"),
+    (
+        "certificate/train_4.json",
+        lambda text: text.replace('"schedule": "', '"schedule": "0'),
+        "program/train_4.json carries out another schedule than certificate/train_4.json proves",
+    ),
+    (
+        "certificate/train_4.json",
+        lambda text: text.replace('["send", 1, "F0", 0]', '["send", 1, "F1", 0]', 1),
+        "program/train_4.json: rank ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "edit", "message"), EDITS)
+def test_an_edited_build_is_refused(
+    tmp_path: Path, files: Files, name: str, edit: Callable[[str], str], message: str
+) -> None:
+    """Though its manifest has been made to fit."""
+    edited = edit(files[name])
+    assert edited != files[name]
+    found = refused(tmp_path, files | {name: edited})
+    assert found.startswith(message) and found.endswith("; run dsc compile again"), found
+
+
+def test_programs_without_certificates(tmp_path: Path, files: Files) -> None:
+    without = {name: text for name, text in files.items() if not name.startswith("certificate")}
+    assert refused(tmp_path, without).startswith("program/train_4.json has no certificate: it was never proven")
+    without = {name: text for name, text in files.items() if not name.startswith("program")}
+    (tmp_path / "program" / "train_4.json").unlink()
+    assert refused(tmp_path, without).startswith("certificate/train_4.json is of a program that is not there")
+
+
+def test_an_edited_file_under_the_old_manifest(tmp_path: Path, files: Files) -> None:
+    path = written(tmp_path, files) / "program" / "train_4.json"
+    path.write_text(path.read_text().replace("[0, ", "[1, ", 1))
+    with pytest.raises(BuildError, match="is not the file that was compiled"):
+        Build.open(tmp_path)
+
+
+# ---------------------------------------------------------------- the run, against the proof's
+
+
+@pytest.mark.parametrize("row", [("dualpipe", 4, 8), ("interleaved", 3, 6), ("zbv", 1, 3), ("zbv", 4, 6)])
+def test_the_run_agrees_with_the_proof(row: tuple[str, int, int]) -> None:
+    """On mutants of posts, releases, sends and receives: the second, independent run refuses what the proof refuses."""
+    program, plan = family_program(*row)
+    schedule, generator = schedule_of(program, plan), random.Random(0)
+    assert replay(events_of(program)) == ""
+    names = [name for name in sorted(MUTATIONS) if name.endswith((" post", " release", " send or receive", "'s peer"))]
+    refusals = 0
+    for number in range(160):
+        try:
+            changed = MUTATIONS[names[number % len(names)]](program, generator)
+        except NothingToEditError:
+            continue
+        found, refused_too = replay(events_of(changed)), is_refused(changed, schedule)
+        refusals += refused_too
+        if refused_too:
+            assert found, names[number % len(names)]
+        else:  # round a loop, the proof knows of arrivals by way of a third rank
+            assert not found or (row[0] == "interleaved" and "is not known by then" in found), found
+    assert refusals >= 20
+
+
+def events_of(program: Program) -> list[list[Event]]:
+    """By way of the files, as the runtime has them."""
+    ranks = len(program.bodies)
+    names = ["plan.json", "program/x.json", *(f"stages/rank_{rank}.py" for rank in range(ranks))]
+    proven = prove(*family_program("1f1b", 2, 5))  # its facts are not looked at
+    schedule = Schedule("any", ranks, 1, "loop(1)", ((),) * ranks)  # nor is this
+    certificate = json.loads(certificate_json("x", program, schedule, proven, dict.fromkeys(names, "")))
+    rows = json.loads(program_json(program))["ranks"]
+    return [events(row, certificate["bodies"][rank]) for rank, row in enumerate(rows)]
+
+
+def is_refused(program: Program, schedule: Schedule) -> bool:
+    try:
+        check_channels(program, schedule)
+    except ProofError:
+        return True
+    return False

@@ -1,0 +1,56 @@
+"""A schedule from a file: any of the forms is read, and what could not run is refused with the file's name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from compiler.schedules import SCHEDULES
+from compiler.schedules.own import read_schedule
+from compiler.schedules.schedule import ScheduleError
+from compiler.schedules.torch_csv import to_torch_csv
+
+
+def test_every_form_is_read(tmp_path: Path) -> None:
+    schedule = SCHEDULES["zbv"].generate(2, 4)
+    for name, text in (
+        ("a", schedule.to_text()),
+        ("b", "\ufeff" + schedule.to_text().replace("\n", "\r\n") + "\r\n\r\n"),
+        ("c", schedule.to_json()),
+        ("zbv", to_torch_csv(schedule)),
+    ):
+        (tmp_path / name).write_bytes(text.encode())
+        assert read_schedule(tmp_path / name) == schedule
+
+
+DEADLOCK = "# x ranks=2 micro_batches=2 placement=loop(1)\nF0.0 B0.0 F0.1 B0.1\nF1.0 F1.1 B1.0 B1.1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (DEADLOCK, "waits for ever"),
+        ("# x ranks=1 micro_batches=1 placement=loop(1)\nB0.0 F0.0\n", "rank 0, B0.0: comes before its F"),
+        ("# x ranks=1 micro_batches=1 placement=loop(1)\nF0.0\nB0.0\n", "2 lines of actions follow"),
+        ("# x ranks=1 micro_batches=1\n", "is not a header"),
+        ("{}", "expected one object"),
+        ("", "there is no action in it"),
+        ("\xff", "is not text in UTF-8"),
+        ("# x ranks=999999 micro_batches=999999 placement=loop(1)\n", "lines of actions follow"),
+    ],
+)
+def test_what_cannot_run_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.schedule"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ScheduleError) as error:
+        read_schedule(path)
+    assert str(error.value).startswith(str(path)) and message in str(error.value)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path / "none", tmp_path, Path("/dev/zero")):
+        with pytest.raises(ScheduleError, match="there is no file"):
+            read_schedule(path)
