@@ -16,7 +16,9 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -39,9 +41,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write the table to a file, too")
     args = parser.parse_args()
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
-    for _ in range(args.rounds + 1):
-        for name, command in COMMANDS.items():
-            seconds[name].append(timed(name, command))
+    with tempfile.TemporaryDirectory() as folder:
+        # what is installed has its bytecode, whatever the environment says of a checkout
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        env["PYTHONPYCACHEPREFIX"] = folder
+        for _ in range(args.rounds + 1):
+            for name, command in COMMANDS.items():
+                seconds[name].append(timed(name, command, env))
     text = table({name: runs[1:] for name, runs in seconds.items()})  # the first round fills the caches of files
     print(text, end="")
     if args.out:
@@ -50,10 +56,10 @@ def main() -> int:
     return 0
 
 
-def timed(name: str, command: list[str]) -> tuple[float, float]:
+def timed(name: str, command: list[str], env: Mapping[str, str]) -> tuple[float, float]:
     """Seconds of one run: by the clock, and of the processor."""
     before, begin = _processor_s(), time.perf_counter()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     took = time.perf_counter() - begin
     if done.returncode:
         raise SystemExit(f"{name} exited with {done.returncode}:\n{done.stdout}{done.stderr}")

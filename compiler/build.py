@@ -53,7 +53,7 @@ def compile_spec(
     `codes`: segments traced before, by key and number of SMs; what is traced here is added.
     """
     progress("plan, schedules, proofs")
-    lowered = lower_spec(spec, own)
+    lowered = lower_spec(spec, own, progress)
     plan, resolved = lowered.plan, canonical(standing_alone(spec))
     overlaps = overlaps_of(lowered.programs, times_of(plan, lowered.cuts, rates_of(spec)))
     segments = _trace(spec, plan, progress, {} if codes is None else codes)

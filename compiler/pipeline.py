@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from compiler.ir import Cut, Plan, Program, Use
 from compiler.lower import lower
+from compiler.lower.estimate import stage_costs
 from compiler.lower.program import Bodies
 from compiler.lower.rates import rates_of
 from compiler.plan import make_plan
 from compiler.proof import Certificate, Effects, prove
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
+from compiler.schedules.costs import Costs
 from compiler.schedules.forward import forward_only
-from compiler.schedules.placement import BIDIRECTIONAL
 from compiler.schedules.schedule import Schedule
 from compiler.shapes import cut
+from compiler.solver import Cores, default_cap, is_long, solve
 from dsl import ramp
 from dsl.schema import Moe, Spec
+
+# Of a search when a spec is compiled: some seconds, and less for the sizes of a ramp that are of no use to longer ones.
+_EFFORT, _RAMP_EFFORT = 0.5, 0.1
 
 
 @dataclass(frozen=True)
@@ -38,10 +44,19 @@ class Lowered:
         return max((s for n, s in self.schedules.items() if n.startswith("train")), key=lambda s: s.num_micro_batches)
 
 
-def lower_spec(spec: Spec, own: Schedule | None = None) -> Lowered:
+@dataclass(frozen=True)
+class Search:
+    """What a search for the schedule `auto` goes by, and what was found already for other numbers of micro-batches."""
+
+    costs: Costs
+    progress: Callable[[str], None] = lambda _: None  # told how far it is
+    cores: Cores = field(default_factory=dict)
+
+
+def lower_spec(spec: Spec, own: Schedule | None = None, progress: Callable[[str], None] = lambda _: None) -> Lowered:
     """Plan, schedules, programs and their proofs; torch-free. Raises ProofError naming rank and action.
 
-    `own`: the schedule of the file that the spec names (compiler/schedules/own.py).
+    `own`: the schedule of the file that the spec names (compiler/schedules/own.py). `progress` is told of a search.
     """
     plan = make_plan(spec, own)
     keyed = {use.segment.key: cut(use.segment) for use in uses(plan)}
@@ -50,7 +65,8 @@ def lower_spec(spec: Spec, own: Schedule | None = None) -> Lowered:
     num_steps = growth.steps_for(spec.train.tokens)
     batches = tuple((size.first_step, size.batch) for size in growth.sizes if size.first_step < num_steps)
     counts = ramp.micro_batches(spec)
-    schedules = {f"train_{n}": schedule_for(spec, plan, n, own) for n in counts}
+    search = replace(_search(spec, plan), progress=progress) if spec.schedule.name == AUTO else None
+    schedules = {f"train_{n}": schedule_for(spec, plan, n, own, search) for n in counts}
     if spec.train.validate is not None:
         n = counts[-1]
         schedules[f"evaluate_{n}"] = forward_only(plan.placement, plan.mesh.pp, n)
@@ -75,10 +91,13 @@ def uses(plan: Plan) -> list[Use]:
     return [step for stage in plan.stages for step in stage.steps if isinstance(step, Use)]
 
 
-def schedule_for(spec: Spec, plan: Plan, num_micro_batches: int, own: Schedule | None = None) -> Schedule:
+def schedule_for(
+    spec: Spec, plan: Plan, num_micro_batches: int, own: Schedule | None = None, search: Search | None = None
+) -> Schedule:
     """The spec's schedule, or what stands in for it on the same storage where there are too few micro-batches for it.
 
     A ramp's first phases have so few. The program's name says which schedule runs. A file is of one size, the largest.
+    `auto` is searched for, at the predicted costs of the stages; `search` remembers, for a run of several sizes.
     """
     name, chunks = spec.schedule.name, spec.schedule.chunks
     if own is not None:
@@ -87,5 +106,23 @@ def schedule_for(spec: Spec, plan: Plan, num_micro_batches: int, own: Schedule |
         return stand_in(plan.placement, plan.mesh.pp, num_micro_batches)
     assert name is not None, "a spec that names a file is lowered with its schedule"
     if name == AUTO:
-        name = "dualpipe" if plan.placement == BIDIRECTIONAL else "1f1b"
+        search = search or _search(spec, plan)
+        cap = spec.schedule.cap or default_cap(plan.mesh.pp)
+        progress = search.progress
+        minor = num_micro_batches < ramp.micro_batches(spec)[-1] and not is_long(plan.mesh.pp, num_micro_batches)
+        return solve(
+            plan.mesh.pp,
+            num_micro_batches,
+            search.costs,
+            cap,
+            _RAMP_EFFORT if minor else _EFFORT,
+            search.cores,
+            lambda share: progress(f"search for a schedule of {num_micro_batches} micro-batches: {share:.0%}"),
+        ).schedule
     return schedule_of(name, plan.mesh.pp, num_micro_batches, chunks or DEFAULT_CHUNKS)
+
+
+def _search(spec: Spec, plan: Plan) -> Search:
+    """A search at the predicted costs; stages are weighed to a thousandth, which is more than is known of them."""
+    costs = stage_costs(plan, {use.site: cut(use.segment) for use in uses(plan)}, rates_of(spec))
+    return Search(replace(costs, stages=tuple(Fraction(max(1, round(1000 * each)), 1000) for each in costs.stages)))

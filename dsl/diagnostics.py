@@ -19,6 +19,7 @@ from typing import Literal
 from dsl.source import Source, Span
 
 TAB = "    "
+MEANT = re.compile(r"did you mean `([^`]+)`\?")  # a hint that one word is meant
 MAX_WIDTH = 120  # of a quoted line
 MAX_TEXT = 800  # of a line of a message
 MAX_SHOWN = 100  # messages of one rendering

@@ -10,14 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from dsl.diagnostics import Diagnostic, Edit
+from dsl.diagnostics import MEANT, Diagnostic, Edit
 from dsl.source import OVERRIDE, Source, Span
 
-MEANT = re.compile(r"did you mean `([^`]+)`\?")
 WRITE = re.compile(r"write `([^`]+)`(.*)", re.DOTALL)
 GIVEN = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)  # key = value
 PLACEHOLDER = re.compile(r"…|\bvalue\b|\bname\b|\bmy_|\bchild\b")
 EXAMPLES = ("E0108", "E0303", "E0504", "E0703", "E0704")  # rules whose "write `…`" shows how, not what
+ALTERNATIVES = {"tokens": "steps", "steps": "tokens"}  # two keys for one thing
 INSIDE = "  "  # what a block's lines are set in by
 
 
@@ -94,6 +94,9 @@ def _written(item: Diagnostic, span: Span) -> Edit | None:
     given = GIVEN.fullmatch(text)
     if given and re.search(rf"(?:^|[^\w]){re.escape(given[1])}\s*=\s*$", before) and item.code not in EXAMPLES:
         return Edit(span, given[2])
+    other = re.search(r"(\w+)\s*=\s*$", before)
+    if given and other and item.code == "E0301" and ALTERNATIVES.get(given[1]) == other[1]:  # `steps = 5 tokens`
+        return Edit(Span(span.source, span.start - len(other[0]), span.end), text)
     if given and re.fullmatch(rf"{re.escape(given[1])}\s+\S.*", span.text) and item.code == "E0204":
         return Edit(span, text)  # a statement without its `=`
     if item.code in ("E0301", "E0302", "E0304", "E0401") and not given:

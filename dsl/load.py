@@ -10,7 +10,7 @@ from dsl import rules
 from dsl.diagnostics import Diagnostic, SpecError, in_order
 from dsl.resolve.blocks import node
 from dsl.resolve.context import Context, RejectedError, Scope, suggest
-from dsl.resolve.edited import edited, edited_overrides
+from dsl.resolve.edited import edited, edited_overrides, respelled
 from dsl.resolve.fields import fields_of
 from dsl.resolve.files import Definitions, Reader, collect, read
 from dsl.resolve.override import override
@@ -20,7 +20,8 @@ from dsl.schema import Spec
 from dsl.source import Source, Span
 from dsl.syntax import Block, Word
 
-MAX_EXPLAINED = 16  # runs of a file whose conflicts are explained, at some 30 ms each
+MAX_RESPELLED = 3  # rounds, in each of which misspelt keys of blocks are seen that others had hidden
+MAX_EXPLAINED = 16  # runs and blocks of a file whose conflicts and misspelt blocks are looked into, some 30 ms each
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), re
     wanted = [name for name in names if name]
     found = [_view(definitions, name, tuple(overrides), index < MAX_EXPLAINED) for index, name in enumerate(wanted)]
     if run is None:
-        found += [block_view(definitions, *key) for key in _apart(definitions, [view for view, _ in found if view])]
+        apart = _apart(definitions, [view for view, _ in found if view])
+        found += [block_view(definitions, *key, len(wanted) + at < MAX_EXPLAINED) for at, key in enumerate(apart)]
     if not names and not definitions.own:
         _choose(definitions, path, run)
     mistakes = [mistake for _, mistakes in found for mistake in mistakes]
@@ -134,7 +136,9 @@ def _tokenizer_missing(view: View) -> Iterator[Diagnostic]:
         yield Diagnostic("E1005", f'there is no tokenizer file "{name}"', span, hint, severity="warning")
 
 
-def block_view(definitions: Definitions, kind: str, name: str, explain: bool = True) -> tuple[View, list[Diagnostic]]:
+def block_view(
+    definitions: Definitions, kind: str, name: str, explain: bool = True, told: Told = ()
+) -> tuple[View, list[Diagnostic]]:
     """One model, cluster or precision by itself, as of a file that has no run for it."""
     kinds = fields_of(Spec)
     block = definitions.blocks[kind, name]
@@ -144,7 +148,11 @@ def block_view(definitions: Definitions, kind: str, name: str, explain: bool = T
         built = node(context, Scope((block,), kind), kinds[kind].nodes[0], block)
     except RejectedError:
         built = None
+    names = _respelled(context, explain, told)
+    if names:
+        return block_view(respelled(definitions, context.respelled), kind, name, explain, (*told, names))
     examine(context)
+    context.mistakes += [item for each in told for item in each]
     absent = set(kinds) - {kind} if built is not None else set(kinds)
     context.failed |= absent
     spec = Spec.model_construct(**{kind: built})
@@ -192,6 +200,8 @@ def _choose(definitions: Definitions, file: str, run: str | None) -> str:
     if run is not None:
         if ("run", run) in definitions.blocks:
             return run
+        if definitions.broken or definitions.damaged:
+            return ""  # it may be in what could not be read
         definitions.complain("E0404", f"{file} has no run `{run}`", None, suggest(run, runs, "run"))
         return ""
     if len(runs) == 1:
@@ -205,8 +215,18 @@ def _choose(definitions: Definitions, file: str, run: str | None) -> str:
     return ""
 
 
+Told = tuple[tuple[Diagnostic, ...], ...]  # of each round, the keys of blocks that were misspelt
+
+
+def _respelled(context: Context, explain: bool, told: Told) -> tuple[Diagnostic, ...]:
+    """The mistakes about keys of blocks that are to be read as what was meant, so that what is in them is looked at."""
+    if not explain or len(told) >= MAX_RESPELLED:
+        return ()
+    return tuple(item for item in context.mistakes if item.code == "E0201" and item.span in context.respelled)
+
+
 def _view(
-    definitions: Definitions, name: str, overrides: tuple[str, ...], explain: bool = True
+    definitions: Definitions, name: str, overrides: tuple[str, ...], explain: bool = True, told: Told = ()
 ) -> tuple[View | None, list[Diagnostic]]:
     """One run: its blocks inherited and overridden, then typed, then held against the rules."""
     if definitions.broken:
@@ -221,7 +241,11 @@ def _view(
     scope = Scope((context.run,))
     context.origins[""] = context.run.head
     spec = node(context, scope, Spec, context.run)
+    names = _respelled(context, explain, told)
+    if names:
+        return _view(respelled(definitions, context.respelled), name, overrides, explain, (*told, names))
     examine(context)
+    context.mistakes += [item for each in told for item in each]
 
     def again(edits: Mapping[Span, str]) -> tuple[View | None, list[Diagnostic]]:
         return _view(edited(definitions, edits), name, edited_overrides(overrides, edits), explain=False)

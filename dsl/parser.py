@@ -96,6 +96,8 @@ def _with_braces(source: Source, words: list[Token], parsed: Parsed) -> Parsed:
 
 @dataclass
 class _Feeder:
+    """One reading of the words of a text: what was opened, what was told, where the statement began."""
+
     source: Source
     tokens: list[Token]
     most: int = MAX_WORDS
@@ -113,7 +115,7 @@ class _Feeder:
         self.opened: list[Token] = []
         self.at_start = True
         self.previous: Token | None = None
-        self._save()
+        self._save(0)
 
     def parsed(self) -> Parsed:
         """Read the text."""
@@ -132,7 +134,7 @@ class _Feeder:
     def finish(self) -> tuple[Statement, ...]:
         """Close what is open and end the text."""
         if not self.at_start:
-            self._lose()
+            self._lose(len(self.source.text))
         if self.opened and not self.broken:
             self._complain("E0107", f"this `{self.opened[-1].text}` is never closed", self.opened[-1], "add `}`")
             self.broken = self.unclosed = True
@@ -148,7 +150,7 @@ class _Feeder:
         if token.type == "NEWLINE" and in_brackets and index + 1 < len(self.tokens):
             return index + 1
         if self.at_start:
-            self._save()
+            self._save(token.start)
         mistake = self._mistake_before(index)
         if mistake is None:
             try:
@@ -295,15 +297,19 @@ class _Feeder:
             line = [each for each in self.opened if "\n" not in self.source.text[each.start : token.start]]
             swallowed = min(len(line), token.text.count("}"))
             self.tokens[index + 1 : index + 1] = [self._made("RBRACE", token.end)] * swallowed
-        self._lose()
         if unclosed is not None and token.type not in ("NEWLINE", "RBRACE"):
-            return self._line_start(index) - 1  # at the newline before it
-        if token.type == "RBRACE" and not self.opened:
-            index += 1
-        while self.tokens[index].type not in ("NEWLINE", "RBRACE", "LBRACE"):
-            index += 1
+            stop = self._line_start(index) - 1  # at the newline before it
+            self._lose(self.tokens[stop].start)
+            return stop
+        self._lose(self.tokens[self._end_of_lost(index)].start)
+        index = self._end_of_lost(index + 1 if token.type == "RBRACE" and not self.opened else index)
         too_deep = self.tokens[index].type == "LBRACE" and len(self.opened) >= MAX_DEPTH
         return len(self.tokens) if too_deep else index
+
+    def _end_of_lost(self, index: int) -> int:
+        while self.tokens[index].type not in ("NEWLINE", "RBRACE", "LBRACE"):
+            index += 1
+        return index
 
     def _put_in_place(self, index: int) -> bool:
         """Read on as if `=` stood for `:`, and a comma for `;`; before a brace a `:` is nothing."""
@@ -326,20 +332,20 @@ class _Feeder:
         comma = self._made("COMMA", token.start)
         self.parser.feed(comma)
         self._follow(comma)
-        self._save()
+        self._save(token.start)
 
-    def _save(self) -> None:
-        """Remember the parser at the start of a statement."""
+    def _save(self, start: int) -> None:
+        """Remember the parser at the start of a statement, and where that is in the text."""
+        self.start = start
         self.saved = self.parser.saved()
         self.saved_depth = len(self.opened)
         self.operators = 0
 
-    def _lose(self) -> None:
-        """Go back to the start of the statement and feed LOST instead."""
-        start = self.previous.end if self.previous is not None else 0
+    def _lose(self, end: int) -> None:
+        """Go back to the start of the statement and feed LOST instead, which spans what is not read."""
         self.parser.restore(self.saved)
         self.opened = self.opened[: self.saved_depth]
-        self.parser.feed(self._made("LOST", start))
+        self.parser.feed(Token("LOST", "", self.start, max(self.start, end)))
         self.previous = None
         self.at_start = False
 

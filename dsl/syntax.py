@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,6 +38,8 @@ class String:
 
 @dataclass(frozen=True)
 class ListOf:
+    """`[rmsnorm, mla_up]`."""
+
     items: tuple[Value, ...]
     span: Span
 
@@ -52,6 +55,8 @@ class Range:
 
 @dataclass(frozen=True)
 class Binary:
+    """`hidden * 4`."""
+
     operator: str  # + - * /
     left: Value
     right: Value
@@ -148,12 +153,21 @@ class Block:
                 found.setdefault(name, []).append(each)
         return found
 
+    def gives(self, key: str) -> bool:
+        """Whether the body gives a key."""
+        return any(not isinstance(each, Let) for each in self.named.get(key, ()))
+
 
 @dataclass(frozen=True)
 class Lost:
-    """A statement that could not be read; its mistake has been told."""
+    """A statement that could not be read; its mistake has been told. The span may hold others that follow it."""
 
     span: Span
+
+    @property
+    def words(self) -> frozenset[str]:
+        """The names in it, of which some are the keys that it, or what follows it, gives."""
+        return frozenset(re.findall(r"[A-Za-z_]\w*", self.span.text, re.ASCII))
 
 
 Statement = Attribute | Let | Import | Line | Block | Lost

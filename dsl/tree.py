@@ -53,7 +53,7 @@ class Builder:
                 return Lost(span)
             if len(items) == 1 and isinstance(items[0], String):
                 return Import(items[0], span)
-            return self._lose(span, "an import names one file", 'write `import "models/deepseek-v3.dsc"`')
+            return self._lose(span, span, "an import names one file", 'write `import "models/deepseek-v3.dsc"`')
         return Line(key, items, span)
 
     def attribute(self, head: Token, *parts: Any) -> Statement:
@@ -65,7 +65,7 @@ class Builder:
             extra = Span(self.source, items[0].span.start, items[-1].span.end)
             name = f"let {re.sub(r'[^A-Za-z0-9_]+', '_', extra.text)}" if key.text == "let" else key.text
             hint = f"write `{name} = {phrase.span.text}`"
-            return self._lose(extra, f"`{extra.text}` between `{key.text}` and `=`", hint)
+            return self._lose(span, extra, f"`{extra.text}` between `{key.text}` and `=`", hint)
         return Attribute(key, phrase, span)
 
     def block(self, head: Token, *parts: Any) -> Statement:
@@ -78,7 +78,7 @@ class Builder:
             parent = labels[at + 1] if len(labels) == at + 2 else None
             if not isinstance(parent, Word):
                 hint = f"write `{key.text} child extends parent {{ … }}`"
-                return self._lose(labels[at].span, "`extends` names one block", hint)
+                return self._lose(span, labels[at].span, "`extends` names one block", hint)
             labels = labels[:at]
         return Block(key, labels, parent, body, span, parts[-1].start)
 
@@ -145,6 +145,6 @@ class Builder:
             self.mistakes.append(Diagnostic("E0105", message, place, "a string holds only what can be seen"))
             self.hidden.add(token.start)
 
-    def _lose(self, span: Span, message: str, hint: str) -> Lost:
+    def _lose(self, statement: Span, span: Span, message: str, hint: str) -> Lost:
         self.mistakes.append(Diagnostic("E0108", message, span, hint))
-        return Lost(span)
+        return Lost(statement)

@@ -136,6 +136,13 @@ SUFFIXES = {
 }
 
 
+def bound(limit: int | float, name: str) -> str:
+    """A limit of a value of unit `name`, as it may be written: `1 byte`, `0bytes/s`."""
+    if limit in (0, 1):
+        return f"{limit:g} byte" if name == "byte" else f"{limit:g}{SUFFIXES[name][-1][0]}"
+    return write(limit, name)
+
+
 def plain(value: Fraction) -> str:
     """An exact decimal, without exponent; the value must have one."""
     digits = 0

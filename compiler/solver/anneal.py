@@ -18,7 +18,9 @@ from compiler.solver.timing import Timing, in_time_order, retimed, timing_of
 from compiler.solver.tokens import Slots
 
 _DRAWN, _TIMED, _SLOT = 3.0, 5.0, 0.16  # microseconds of a change that is drawn, of one that is timed, for each slot
-_ONE_ROW = 0.75  # share of changes to one row alone; of the others most are to two
+_ONE_ROW = 0.7  # share of changes to one row alone; the others are made to the next rows, too
+_GO_ON = 0.8  # and to the row after that
+_NEAR = 12  # slots in which the like of a slot is looked for in the next row
 _SORTED = 50  # changes taken between two sorts of the order in which slots are timed
 
 
@@ -70,25 +72,46 @@ def _value(timing: Timing) -> int:
 def _changed(
     problem: Problem, lines: list[Line], timing: Timing, draw: Callable[[], float]
 ) -> tuple[list[Line], int] | None:
-    """Lines with a random change to one row, or to neighbouring ones at about the same time; the mark to time from."""
+    """Lines with a random change to one row, or the same change to some neighbouring ones; the mark to time from."""
     row, mark = int(draw() * problem.num_rows), len(timing.marks) - 1
-    step = 1 if draw() < 0.5 else -1
     at = int(draw() * len(lines[row].slots))
-    candidate = lines[:]
+    go_on, step = _GO_ON if draw() > _ONE_ROW else 0.0, 1 if draw() < 0.5 else -1
+    candidate, draws = lines[:], _Draws(draw)
     while True:
         old = lines[row]
-        new = change(old.slots, at, draw, problem.offered[row])
+        new = change(old.slots, at, draws, problem.offered[row])
         line = new and changed(problem, row, old, *new)
         if not new or not line:
             return None
         candidate[row] = line
         while timing.marks[mark].at[row] > new[1]:
             mark -= 1
-        before = timing.marks[mark].at
         other = row + step
-        if draw() < _ONE_ROW or not 0 <= other < problem.num_rows:
+        if draw() >= go_on or not 0 <= other < problem.num_rows:
             return candidate, mark
-        at = before[other] + at - before[row] + int(draw() * 11) - 5
-        if not 0 <= at < len(lines[other].slots):
+        places = timing.marks[mark].at
+        like = _like(lines[other].slots, old.slots[at], places[other] + at - places[row])
+        if like is None:
             return candidate, mark
-        row = other
+        row, at, draws = other, like, _Draws(draw, draws)
+
+
+class _Draws:
+    """Draws, remembered so that a change can be made once more elsewhere."""
+
+    def __init__(self, draw: Callable[[], float], again: _Draws | None = None) -> None:
+        self.draw = draw
+        self.drawn: list[float] = [] if again is None else again.drawn
+        self.at = 0
+
+    def __call__(self) -> float:
+        if self.at == len(self.drawn):
+            self.drawn.append(self.draw())
+        self.at += 1
+        return self.drawn[self.at - 1]
+
+
+def _like(slots: list[int], slot: int, around: int) -> int | None:
+    """The nearest place of an equal slot."""
+    near = (at for far in range(_NEAR) for at in (around - far, around + far) if 0 <= at < len(slots))
+    return next((at for at in near if slots[at] == slot), None)

@@ -2,74 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from compiler.solver.anneal import anneal
-from compiler.solver.periods import makespan_of, with_periods
-from compiler.solver.problem import Problem
+from compiler.solver.line import FIXED
+from compiler.solver.periods import makespan_of, stretched, with_periods
+from compiler.solver.problem import Problem, resized
 from compiler.solver.seeds import greedy_seeds, seeds
 from compiler.solver.tokens import Slots
 
 Report = Callable[[float], None]  # told the share of the work that is done
+Bound = Callable[[int], int]  # by count: no slots end sooner
 # Work is counted in microseconds of one core of 2024 by what is done, so that no clock decides what is found.
-_WORK_A_SLOT, _LEAST_WORK, _MOST_WORK = 50_000, 300_000, 13_000_000
+_WORK_A_SLOT, _LEAST_WORK, _MOST_WORK = 50_000, 300_000, 11_000_000
+_STEADY = 0.25  # share of the work for a better steady state, where that of the starts is not at the bound
+_FIRST_ROUND = 0.65  # share of the rest
 _RUN = 7_000  # work a slot of a run of the first round: shorter ones end high, longer ones are too few
-_FIRST_ROUND = 0.65  # share of the work
-_KEPT = 3  # starts of the first round
-_HEATS = ((0.1, 0.02), (0.05, 0.05), (0.1, 0.1))
-_LAST_HEATS = ((0.05, 0.01), (0.1, 0.05))
+_KEPT, _WORTH = 3, 1.05  # starts of the first round: so many, of at most so much of the best one's makespan
+_HEATS = ((0.2, 0.02), (0.1, 0.1), (0.05, 0.02), (0.1, 0.01))  # at the start and at the end of a run, in F
+_LAST_HEATS = ((0.05, 0.01), (0.1, 0.02))
+_LONG = 3  # a steady state is judged by a run of so many times the length
 
 
 @dataclass(frozen=True)
 class Core:
-    """What was found, and of what it came: "search", or the start that was not improved."""
+    """What was found, and of what it came: "search", or the start that was not improved.
 
+    `value` is its makespan, or where it has a period marked, that of a run much longer.
+    """
+
+    value: int
+    origin: str
     problem: Problem
     slots: Slots
-    origin: str
 
 
-def solve_core(problem: Problem, effort: float, goal: int, periodic: bool, report: Report) -> Core | None:
-    """The best slots found from all starts; None where no start is legal.
+def solve_core(
+    problem: Problem, effort: float, bound: Bound, periodic: bool, report: Report, given: Iterable[Slots] = ()
+) -> Core | None:
+    """The best slots found from all starts, or from the given ones; None where no start is legal.
 
-    `periodic` marks a period of the steady state, which stays as it is and can be repeated. Stops at `goal`.
+    `periodic` marks a period of the steady state, which stays as it is and can be repeated. Stops at the bound.
     """
-    begun = sorted(_starts(problem, periodic, goal), key=lambda start: start[0])
-    if not begun:
+    starts = [core for slots in given if (core := _core("search", problem, slots))]
+    starts = sorted(starts or _starts(problem, periodic, bound), key=lambda core: core.value)
+    if not starts:
         return None
-    best, origin, problem, slots = begun[0]
-    pool = list(dict.fromkeys(start[3] for start in begun))[:_KEPT]
-    size = sum(map(len, slots))
+    size = sum(map(len, starts[0].slots))
     work = effort * min(max(_WORK_A_SLOT * size, _LEAST_WORK), _MOST_WORK)
+    if periodic and not given and _is_slow(starts[0], bound):
+        work *= 1 - _STEADY
+        free = _steady(problem, work * _STEADY, bound)
+        starts = sorted([*starts, *free], key=lambda core: core.value)
+    best = starts[0]
+    goal = bound(best.problem.count)
+    pool = list(dict.fromkeys(core.slots for core in starts if core.value <= _WORTH * best.value))[:_KEPT]
     runs = max(1, round(_FIRST_ROUND * work / (_RUN * size)))
     rounds = ((runs, _FIRST_ROUND, _HEATS), (len(_LAST_HEATS), 1 - _FIRST_ROUND, _LAST_HEATS))
     seed, done = 0, 0.0
     for runs, share, heats in rounds:
-        found = []
+        found: list[Core] = []
         for run in range(runs):
-            if best <= goal:
-                break
-            seed += 1
-            start = pool[run // len(heats) % len(pool)]
-            found.append(anneal(problem, start, work * share / runs, heats[run % len(heats)], seed, goal))
+            seed, start, heat = seed + 1, pool[run % len(pool)], heats[run % len(heats)]
+            slots = anneal(best.problem, start, work * share / runs, heat, seed, goal).slots
+            core = _core("search", best.problem, slots)
+            assert core is not None
+            found.append(core)
             done += share / runs
             report(done)
-            if found[-1].makespan < best:
-                best, slots, origin = found[-1].makespan, found[-1].slots, "search"
-        pool = [each.slots for each in sorted(found, key=lambda each: (each.makespan, each.value))] or pool
-    return Core(problem, slots, origin)
+            if core.value < best.value:
+                best = core
+        pool = [core.slots for core in sorted(found, key=lambda core: core.value)]
+    return best
 
 
-def _starts(problem: Problem, periodic: bool, goal: int) -> Iterator[tuple[int, str, Problem, Slots]]:
-    """Legal starts; greedy ones only where no named one is at the goal."""
-    reached = False
+def _starts(problem: Problem, periodic: bool, bound: Bound) -> Iterator[Core]:
+    """Legal starts; greedy ones only where they can help: no named one is at the bound, or has the period to repeat."""
+    enough = False
     for make in (seeds, greedy_seeds):
-        if reached:
-            return
-        for name, slots in make(problem):
-            start = with_periods(problem, slots) if periodic else (problem, slots)
-            makespan = start and makespan_of(*start)
-            if start and makespan is not None:
-                yield makespan, name, *start
-                reached |= makespan <= goal
+        for name, slots in () if enough else make(problem):
+            marked = with_periods(problem, slots) if periodic else (problem, slots)
+            if marked and (core := _core(name, *marked)):
+                yield core
+                enough |= periodic or core.value <= bound(problem.count)
+
+
+def _core(origin: str, problem: Problem, slots: Slots) -> Core | None:
+    """With its value; None where it is not legal."""
+    marked = any(slot >= FIXED for row in slots for slot in row)
+    count = _LONG * problem.count if marked else problem.count
+    value = makespan_of(resized(problem, count), stretched(problem, slots, count) if marked else slots)
+    return None if value is None else Core(value, origin, problem, slots)
+
+
+def _is_slow(core: Core, bound: Bound) -> bool:
+    """Whether its steady state could be shorter."""
+    short, long = core.problem.count, _LONG * core.problem.count
+    makespan = makespan_of(core.problem, core.slots)
+    return makespan is not None and core.value - makespan > bound(long) - bound(short)
+
+
+def _steady(problem: Problem, work: float, bound: Bound) -> Iterator[Core]:
+    """Starts with a period that a search without one came to."""
+    starts = sorted(_starts(problem, False, bound), key=lambda core: core.value)[:_KEPT]
+    for seed, start in enumerate(starts):
+        slots = anneal(problem, start.slots, work / len(starts), _HEATS[0], seed, bound(problem.count)).slots
+        marked = with_periods(problem, slots)
+        if marked and (core := _core("search", *marked)):
+            yield core

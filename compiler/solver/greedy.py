@@ -9,7 +9,7 @@ import random
 from heapq import heappop, heappush
 
 from compiler.solver.problem import FIRST, NOW, Problem
-from compiler.solver.tokens import KIND, PAIRS, Slots, W, tokens_of
+from compiler.solver.tokens import PAIRS, Slots, W, tokens_of
 
 
 def greedy(problem: Problem, seed: int) -> Slots | None:
@@ -47,7 +47,13 @@ def _most_near(problem: Problem, row: int) -> int:
 def _likings(random_: random.Random) -> list[float]:
     """By token: how much more than its time it counts. A W only fills gaps, an I puts work off."""
     likes = [random_.lognormvariate(0, 0.2) for _ in range(7)]
-    strength = (1.0, 1.2, 1.6, 1.8, *random_.choice(((0.3, 0.3, 0.3), (0.8, 0.8, 0.4), (1.5, 1.5, 0.4), (2.5, 2.5, 0.3))))
+    strength = (
+        1.0,
+        1.2,
+        1.6,
+        1.8,
+        *random_.choice(((0.3, 0.3, 0.3), (0.8, 0.8, 0.4), (1.5, 1.5, 0.4), (2.5, 2.5, 0.3))),
+    )
     return [like * strong for like, strong in zip(likes, strength, strict=True)]
 
 
@@ -55,6 +61,7 @@ class _Row:
     def __init__(self, problem: Problem, row: int, liking: list[float], most_near: int) -> None:
         self.problem, self.row = problem, row
         self.most_near = max(1, min(most_near, problem.cap - (problem.num_chunks - 1)))
+        self.counts = problem.counts[row]
         self.times, self.needs, self.makes = problem.times[row], problem.needs[row], problem.makes[row]
         self.done, self.due, self.held, self.now = [0] * 4, 0, 0, 0
         self.slots: list[int] = []
@@ -64,7 +71,7 @@ class _Row:
         self.worth = [liking[token] * self.times[token] for token in range(7)]
 
     def is_done(self) -> bool:
-        return not self.due and all(self.done[2 + c] == self.problem.count for c in range(self.problem.num_chunks))
+        return not self.due and tuple(self.done[2:]) == self.counts
 
     def take(self, events: list[int]) -> bool:
         """Append the slot that gets most done, if any can be begun at a time that is known."""
@@ -98,7 +105,7 @@ class _Row:
 
     def _near_fits(self, ahead: int) -> bool:
         """A near forward leaves room for a far one, which alone can free it again."""
-        last = self.problem.num_chunks == 1 or self.done[1] == self.problem.count
+        last = self.problem.num_chunks == 1 or self.done[1] == self.counts[1]
         on_way = self.done[0] - self.done[2] + ahead
         return on_way < self.most_near and self.held + ahead < self.problem.cap - (not last)
 
@@ -107,7 +114,7 @@ class _Row:
         kind = token if token < 4 else token - 2
         k = self.done[kind] + ahead
         if kind < 2:
-            if k >= self.problem.count or (kind == 0 and not self._near_fits(ahead)):
+            if k >= self.counts[kind] or (kind == 0 and not self._near_fits(ahead)):
                 return -1
         elif k >= self.done[kind - 2]:
             return -1

@@ -16,11 +16,11 @@ Change = tuple[list[int], int, int]  # the row's new slots, the first that diffe
 def change(slots: list[int], at: int, draw: Draw, offered: Offered) -> Change | None:
     """One random change at a slot: the kinds of change, and how often each."""
     kind = draw()
-    if kind < KS:
+    if kind < 0.35:
         return shift(slots, at, draw)
-    if kind < KT:
+    if kind < 0.8:
         return move_token(slots, at, draw, offered)
-    if kind < KW:
+    if kind < 0.85:
         return swap_chunks(slots, at, draw, offered)
     return split(slots, at, draw) or unsplit(slots, at, draw)
 
@@ -40,7 +40,7 @@ def move_token(slots: list[int], at: int, draw: Draw, offered: Offered) -> Chang
     which = int(draw() * len(tokens))
     token, rest = tokens[which], tokens[:which] + tokens[which + 1 :]
     to = at + _distance(draw)
-    if draw() < KP:
+    if draw() < 0.25:
         return _put(slots, at, rest, token, to)
     others = TOKENS[slots[to]] if 0 <= to < len(slots) and to != at else ()
     if not others:
@@ -140,8 +140,5 @@ def _replaced(slot: int, old: int, new: int) -> int:
 
 def _distance(draw: Draw) -> int:
     """Mostly a few slots, at most 40, either way."""
-    far = 1 + int(40 * draw() ** KD)
+    far = 1 + int(40 * draw() ** 5)
     return far if draw() < 0.5 else -far
-
-import os
-KS,KT,KW,KP,KD=map(float,os.environ.get("K","0.3,0.75,0.9,0.4,3").split(","))

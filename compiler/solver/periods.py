@@ -11,7 +11,7 @@ from bisect import bisect_left
 from compiler.solver.line import FIXED, line_of
 from compiler.solver.problem import Problem, resized
 from compiler.solver.timing import starts_of, timing_of
-from compiler.solver.tokens import KIND, Slots, tokens_of
+from compiler.solver.tokens import B0, B1, F0, F1, I0, KIND, Slots, W, tokens_of
 
 COPIES = 3  # periods that the search leaves alone: with fewer, a steady state that is too slow would not show
 _LONGEST = 8  # slots of a period
@@ -19,7 +19,7 @@ _TRIALS = 24
 
 
 def with_periods(problem: Problem, slots: Slots) -> tuple[Problem, Slots] | None:
-    """The slots with a period repeated where that costs least, marked as slots to leave alone; None if there is none."""
+    """The slots with a period repeated where that costs least, marked as slots to leave alone; None without one."""
     larger = resized(problem, problem.count + COPIES - 1)
     best: tuple[int, Slots] | None = None
     for place in _places(problem, slots):
@@ -54,7 +54,7 @@ def makespan_of(problem: Problem, slots: Slots) -> int | None:
             return None
         lines.append(line)
     timing = timing_of(problem, lines)
-    return timing and timing.makespan
+    return None if timing is None else timing.makespan
 
 
 def _places(problem: Problem, slots: Slots) -> list[list[tuple[int, int]]]:
@@ -76,12 +76,12 @@ def _places(problem: Problem, slots: Slots) -> list[list[tuple[int, int]]]:
 
 def _period(problem: Problem, row: tuple[int, ...], at: int) -> tuple[int, int] | None:
     """The first slots from `at` on that are one forward and one backward of each chunk, and a W for each I."""
+    once = [F0, B0] if problem.num_chunks == 1 else [F0, F1, B0, B1]
     for begin in range(at, min(at + _LONGEST, len(row))):
         for end in range(begin + 1, min(begin + _LONGEST, len(row)) + 1):
             tokens = [token for slot in row[begin:end] for token in tokens_of(slot)]
             kinds = [KIND[token] for token in tokens]
-            done = sorted(token if token < 4 else token - 2 for token in tokens if token < 6)
-            if done == sorted(4 // 2 * k + c for k in range(2) for c in range(problem.num_chunks)):
-                if kinds.count("I") == kinds.count("W"):
-                    return begin, end
+            done = sorted(token if token < I0 else token - 2 for token in tokens if token < W)
+            if done == once and kinds.count("I") == kinds.count("W"):
+                return begin, end
     return None

@@ -28,7 +28,8 @@ class Problem:
 
     form: Form
     num_ranks: int
-    count: int  # micro-batches of each chunk
+    count: int  # micro-batches of each chunk, or most of them
+    odd: bool  # unfolded with one micro-batch less in direction 1
     cap: int
     unit: Fraction  # of the whole times
     latency: int
@@ -36,6 +37,7 @@ class Problem:
     offered: tuple[tuple[bool, ...], ...] = field(repr=False)  # [row][slot]: lone tokens, and pairs that gain
     needs: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: the event that the first one waits for
     makes: tuple[tuple[int, ...], ...] = field(repr=False)  # [row][kind]: the event that the first one makes
+    counts: tuple[tuple[int, ...], ...] = field(repr=False)  # [row]: micro-batches of the near and of the far chunk
     one_w: bool  # whether a W takes the same time whichever chunk's it is
 
     @property
@@ -50,14 +52,19 @@ class Problem:
     def num_chunks(self) -> int:
         return 1 if self.form == "chain" else 2
 
+    @property
+    def num_micro_batches(self) -> int:
+        return self.count * self.num_chunks - self.odd
+
     def event(self, row: int, kind: int) -> int:
         """The first event of a row and kind: F0, F1, B0, B1 = 0, 1, 2, 3."""
         return FIRST + self.count * (1 + 4 * row + kind)
 
 
-def make_problem(form: Form, num_ranks: int, count: int, costs: Costs, cap: int) -> Problem:
-    """A problem of `count` micro-batches a chunk: 2 x count in all, or count for a chain."""
-    P = num_ranks
+def make_problem(form: Form, num_ranks: int, num_micro_batches: int, costs: Costs, cap: int) -> Problem:
+    """A problem of so many micro-batches, or where the form is folded and they are odd, of one more."""
+    P, N = num_ranks, num_micro_batches
+    count, odd = (N, False) if form == "chain" else ((N + 1) // 2, form == "unfolded" and N % 2 == 1)
     rows = P // 2 if form == "folded" else P
     tables = [_times(form, P, row, costs) for row in range(rows)]
     unit = Fraction(
@@ -70,7 +77,7 @@ def make_problem(form: Form, num_ranks: int, count: int, costs: Costs, cap: int)
     )
     one_w = all(table[slot] == table[_far_w(slot)] for table in tables for slot in table if _far_w(slot) in table)
     latency = int(costs.latency / unit)
-    return resized(Problem(form, P, count, cap, unit, latency, times, offered, (), (), one_w), count)
+    return resized(Problem(form, P, count, odd, cap, unit, latency, times, offered, (), (), (), one_w), count)
 
 
 def resized(problem: Problem, count: int) -> Problem:
@@ -78,7 +85,11 @@ def resized(problem: Problem, count: int) -> Problem:
     problem, rows = replace(problem, count=count), range(problem.num_rows)
     needs = tuple(tuple(_need(problem, row, kind) for kind in range(4)) for row in rows)
     makes = tuple(tuple(problem.event(row, kind) for kind in range(4)) for row in rows)
-    return replace(problem, needs=needs, makes=makes)
+    counts = [(count, 0 if problem.form == "chain" else count)] * problem.num_rows
+    if problem.odd:
+        half = problem.num_rows // 2
+        counts = [(count, count - 1)] * half + [(count - 1, count)] * half
+    return replace(problem, needs=needs, makes=makes, counts=tuple(counts))
 
 
 def stages_of_row(form: Form, num_ranks: int, row: int) -> tuple[int, ...]:
@@ -143,7 +154,7 @@ def _kind(token: int) -> ActionKind:
 
 def schedule_of_slots(problem: Problem, slots: Slots) -> Schedule:
     """The schedule that the rows run, named auto."""
-    P, N = problem.num_ranks, problem.count * problem.num_chunks
+    P, N = problem.num_ranks, problem.num_micro_batches
     rows = slots if problem.form != "folded" else (*slots, *reversed(slots))
     placement = "loop(1)" if problem.form == "chain" else BIDIRECTIONAL
     ranks = tuple(_steps(problem, rank, row) for rank, row in enumerate(rows))

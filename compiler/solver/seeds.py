@@ -11,10 +11,11 @@ from compiler.schedules.schedule import Schedule
 from compiler.schedules.zb1p import zb1p
 from compiler.schedules.zbv import zbv
 from compiler.solver.greedy import greedy
+from compiler.solver.line import FIXED
 from compiler.solver.problem import Problem, slots_of_schedule
-from compiler.solver.tokens import B0, F0, KIND, Slots, slot_of, tokens_of
+from compiler.solver.tokens import B0, F0, I0, KIND, Slots, W, pair, slot_of, tokens_of
 
-NUM_GREEDY = 150
+_MOST_GREEDY, _GREEDY_SLOTS = 60, 40_000  # seeds, and slots of all together
 
 
 def seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
@@ -24,6 +25,8 @@ def seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
         for schedule in (one_f_one_b(P, N), zb1p(P, N)):
             yield schedule.name, slots_of_schedule(problem, schedule)
         yield "1f1b", capped(problem)
+        if problem.cap > P:
+            yield "paired", _paired(problem)
         return
     for name, schedule in (("dualpipe", dualpipev(P // 2, max(N, P))), ("zbv", zbv(P // 2, N))):
         yield name, _both_sides(problem, schedule)
@@ -31,7 +34,8 @@ def seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
 
 def greedy_seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
     """Greedy ones, of which many are alike."""
-    for seed in range(NUM_GREEDY):
+    size = 2 * problem.num_rows * problem.num_chunks * problem.count
+    for seed in range(min(_MOST_GREEDY, max(1, _GREEDY_SLOTS // size))):
         slots = greedy(problem, seed)
         if slots is not None:
             yield "greedy", slots
@@ -42,6 +46,28 @@ def _both_sides(problem: Problem, schedule: Schedule) -> Slots:
     half = slots_of_schedule(problem, schedule)
     half = tuple(_first(row, problem.count) for row in half)
     return half if problem.form == "folded" else (*half, *reversed(half))
+
+
+def without_last(slots: Slots) -> Slots:
+    """The slots of every rank without the last micro-batch of direction 1."""
+    half = len(slots) // 2
+    return tuple(_without_last(row, int(rank < half)) for rank, row in enumerate(slots))
+
+
+def _without_last(row: tuple[int, ...], chunk: int) -> tuple[int, ...]:
+    """Without the last forward and backward of a chunk; of what was marked, the marks stay."""
+    tokens = [token for slot in row for token in tokens_of(slot % FIXED)]
+    back = next(token for token in reversed(tokens) if token in (B0 + chunk, I0 + chunk))
+    gone = {F0 + chunk, back, W} if back >= I0 else {F0 + chunk, back}
+    result = []
+    for slot in reversed(row):
+        kept = list(tokens_of(slot % FIXED))
+        for token in [token for token in dict.fromkeys(kept) if token in gone]:
+            kept.remove(token)
+            gone.remove(token)
+        if kept:
+            result.append(slot_of(kept) + slot // FIXED * FIXED)
+    return tuple(reversed(result))
 
 
 def _first(row: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -70,4 +96,14 @@ def capped(problem: Problem) -> Slots:
     for rank in range(problem.num_ranks):
         warm_up = min(problem.cap, problem.num_ranks - rank, problem.count) - 1
         rows.append((F0,) * warm_up + (F0, B0) * (problem.count - warm_up) + (B0,) * warm_up)
+    return tuple(rows)
+
+
+def _paired(problem: Problem) -> Slots:
+    """1f1b whose forwards and backwards overlap, with as many more forwards before the first backward."""
+    rows = []
+    for rank in range(problem.num_ranks):
+        warm_up = min(2 * (problem.num_ranks - rank) - 1, problem.cap - 1 - rank, problem.count)
+        middle = (pair(F0, B0),) * (problem.count - warm_up)
+        rows.append((F0,) * warm_up + middle + (B0,) * warm_up)
     return tuple(rows)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 
 from compiler.schedules import SCHEDULES
 from compiler.schedules.bound import lower_bound
@@ -18,8 +19,9 @@ from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import peak_activations, simulate
 from compiler.solver.core import Core, Report, solve_core
 from compiler.solver.periods import COPIES, stretched
-from compiler.solver.problem import Form, make_problem, resized, schedule_of_slots
-from compiler.solver.seeds import capped
+from compiler.solver.problem import Form, Problem, make_problem, resized, schedule_of_slots
+from compiler.solver.seeds import capped, without_last
+from compiler.solver.tokens import Slots
 from runtime.actions import Pair, actions_of
 
 Cores = dict[tuple[object, ...], Core | None]  # what was searched, by all that it depends on
@@ -86,21 +88,53 @@ def _searched(
     chain = make_problem("chain", P, N, costs, cap)
     found = [("1f1b", schedule_of_slots(chain, capped(chain)))]
     form = _form(P, costs)
-    problem = chain if form == "chain" else make_problem(form, P, (N + 1) // 2, costs, cap)
-    short = 2 * P + 2 if form == "chain" else P + 2
-    periodic = problem.count > short + COPIES - 1
-    count = short if periodic else problem.count
-    key = (form, P, count, periodic, costs, cap, effort)
-    if key not in cores:
-        placement = "loop(1)" if form == "chain" else BIDIRECTIONAL
-        solved = count + (COPIES - 1 if periodic else 0)
-        bound = lower_bound(placement, P, solved * problem.num_chunks, costs, cap)
-        cores[key] = solve_core(resized(problem, count), effort, math.ceil(bound / problem.unit), periodic, report)
-    core = cores[key]
+    problem = chain if form == "chain" else make_problem(form, P, N + N % 2, costs, cap)
+    core = _core(problem, costs, effort, cores, report)
     if core is not None:
-        slots = stretched(core.problem, core.slots, problem.count) if periodic else core.slots
-        found.append((core.origin, _first(schedule_of_slots(problem, slots), N)))
+        found.append((core.origin, _first(_schedule(problem, core), N)))
+    if core is not None and problem.num_micro_batches > N:  # a pair may take less than what is left of it: go on
+        odd = make_problem("unfolded", P, N, costs, cap)
+        slots = core.slots if form == "unfolded" else (*core.slots, *reversed(core.slots))
+        core = _core(odd, costs, effort / 2, cores, report, (without_last(slots),))
+        if core is not None:
+            found.append((core.origin, _schedule(odd, core)))
     return found
+
+
+def is_long(num_ranks: int, num_micro_batches: int) -> bool:
+    """Whether a run is solved as a shorter one with a period to repeat, the same for all that are long."""
+    short = _short(num_ranks) + COPIES - 1
+    return num_micro_batches > (short if num_ranks % 2 else 2 * short)
+
+
+def _short(num_ranks: int) -> int:
+    """Micro-batches of a chunk that are enough to fill and to drain, with some steady state between."""
+    return 2 * num_ranks + 2 if num_ranks % 2 else num_ranks + 2
+
+
+def _core(
+    problem: Problem, costs: Costs, effort: float, cores: Cores, report: Report, given: tuple[Slots, ...] = ()
+) -> Core | None:
+    """What a search finds from the given slots, or from all starts."""
+    P, long = problem.num_ranks, is_long(problem.num_ranks, problem.num_micro_batches)
+    count = _short(P) + (COPIES - 1 if given else 0) if long else problem.count
+    placement = "loop(1)" if problem.form == "chain" else BIDIRECTIONAL
+
+    @cache
+    def bound(count: int) -> int:
+        least = lower_bound(placement, P, resized(problem, count).num_micro_batches, costs, problem.cap)
+        return math.ceil(least / problem.unit)
+
+    key = (problem.form, problem.odd, P, count, long, costs, problem.cap, effort)
+    if key not in cores:
+        cores[key] = solve_core(resized(problem, count), effort, bound, long, report, given)
+    return cores[key]
+
+
+def _schedule(problem: Problem, core: Core) -> Schedule:
+    """Of the problem's size, from a core of the same form."""
+    slots = stretched(core.problem, core.slots, problem.count) if core.problem.count < problem.count else core.slots
+    return schedule_of_slots(problem, slots)
 
 
 def _form(num_ranks: int, costs: Costs) -> Form:

@@ -17,7 +17,7 @@ _GAP = 16  # slots between two marks
 
 @dataclass(slots=True)
 class Mark:
-    """The state before a slot is timed: slots timed so far, the times of events (-1: not yet), per row place and time."""
+    """The state before a slot is timed: slots timed so far, event times (-1: not yet), place and time of each row."""
 
     timed: int
     events: list[int]

@@ -74,8 +74,11 @@ def explained(
         if message.code == "E0801" and {*WORLD} <= known.keys()
     ]
     messages = [*told, *(message for _, _, message in found)]
-    for group in _groups(broken)[:MAX_CONFLICTS]:
-        messages = _explain(subject, known, rows, group, broken, messages)
+    of_model = any(all(path.startswith("model.") for path in each.paths) for each in broken)
+    # a model that contradicts itself needs no memory: what its mending leaves is another question
+    looked_at = [each for each in broken if not (of_model and each.rule is state_fits)]
+    for group in _groups(looked_at)[:MAX_CONFLICTS]:
+        messages = _explain(subject, known, rows, group, looked_at, broken, messages)
     return messages
 
 
@@ -117,21 +120,26 @@ def _explain(
     known: Mapping[str, Variable],
     rows: Sequence[Row],
     group: Sequence[Broken],
+    looked_at: Sequence[Broken],
     broken: Sequence[Broken],
     messages: list[Diagnostic],
 ) -> list[Diagnostic]:
+    """The messages with what explains one group. `looked_at` are the broken rules that belong to some group."""
     memory = any(each.rule is state_fits for each in group)
-    others = [each for each in broken if each not in group]
+    others = [each for each in looked_at if each not in group]
+    ignored = {(each.message.code, each.at) for each in broken if each not in group}
     reach = _reachable(frozenset().union(*(each.paths for each in group)), rows, memory)
     elsewhere = frozenset().union(*(each.paths for each in others))
+    # what nothing sets here: a value that is not known, or that another conflict is to make known
+    unknown = {path for path, each in known.items() if each.value is None and (path not in reach or path in elsewhere)}
+    reach -= unknown
     mine = {
         path: _free(variable) if path in elsewhere else variable for path, variable in known.items() if path in reach
     }
     if len(mine) > MAX_VARIABLES:
         return messages
-    unknown = {path for path, variable in known.items() if variable.value is None} - reach  # nothing sets them here
     held = [row for row in rows if row.paths & reach and not row.paths & unknown]
-    problem = Problem(Sheet(subject.spec), mine, held, {(each.message.code, each.at) for each in others})
+    problem = Problem(Sheet(subject.spec), mine, held, ignored)
     place = _source_order(subject.sources)
     named = {subject.origins.get(each.at) for each in group} | {n.span for each in group for n in each.message.notes}
     lines = sorted(problem.lines, key=lambda line: (line not in named, place(line)))

@@ -6,13 +6,14 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from dsl.diagnostics import Note
+from dsl import units
+from dsl.diagnostics import MEANT, Note
 from dsl.resolve import derive, forms
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import MAX_HINTED
 from dsl.resolve.fields import FieldType, broken_bound, fields_of, keys_of, scalar
-from dsl.resolve.merge import key_of, label_of
-from dsl.schema import BUILT_IN, LayerRange, Node, Spec, Tile
+from dsl.resolve.merge import key_of, label_of, lost_keys
+from dsl.schema import BUILT_IN, LayerRange, Node, Spec, Tile, Unit
 from dsl.schema.model import MAX_LAYER
 from dsl.source import Span
 from dsl.syntax import Attribute, Block, Import, Let, Line, Lost, Range, Statement, String, Value, Word
@@ -55,9 +56,14 @@ def node(context: Context, scope: Scope, cls: type[Node], block: Block) -> Any:
             values[target] = field(context, scope, cls, name, statement)
         except RejectedError:
             failed.add(target)
+    for name in {_target(key) for key in lost_keys(block) & {*keys}} - values.keys():
+        failed.add(name)
     if ranges:
         values["layers"] = _layers(context, scope, ranges)
         context.origins[scope.at("layers")] = ranges[0].head
+        if "layers" in failed:  # one range of several: the others can be looked at, not how they follow each other
+            failed.remove("layers")
+            context.failed |= {scope.at("layers.*.first"), scope.at("layers.*.last")}
     for name, default in derive.DEFAULTS.get(cls, {}).items():
         if name not in values and name not in failed:
             try:
@@ -269,9 +275,16 @@ def _unknown(
     from dsl.resolve.meant import key_meant  # only where something is wrong
 
     meant, hint, notes = key_meant(scope.path, cls, block, statement, keys)
+    if isinstance(statement, Block) and len(meant) == 1 and MEANT.fullmatch(hint) and _takes_block(cls, *meant):
+        context.respelled[word.span] = next(iter(meant))
     homes = () if meant else [Note(f"`{word.text}` is a key of `{home}`") for home in _homes(word.text, cls)]
     context.complain("E0201", message, word.span, hint, [*notes, *homes])
-    return meant - {key_of(each) for each in block.body}
+    return {key for key in meant if not block.gives(key)}
+
+
+def _takes_block(cls: type[Node], key: str) -> bool:
+    kind = fields_of(cls).get(key)
+    return kind is not None and (bool(kind.nodes) or kind.form in ("batch", "layers", "rate"))
 
 
 def _homes(key: str, asked: type[Node]) -> list[str]:
@@ -290,7 +303,8 @@ def _missing(context: Context, cls: type[Node], block: Block, names: list[str]) 
         info = cls.model_fields[name]
         meaning = f"  # {info.description}" if info.description else ""
         edits.append(f"`{(info.examples or [f'{name} = …'])[0]}`{meaning}")
-    owner = block.head.text if block.key.text in ("run", *NAMED) else block.key.text
+    labels = block.labels if block.key.text in ("run", *NAMED) else ()
+    owner = " ".join((block.key.text, *(label.span.text for label in labels)))
     listed = ", ".join(f"`{name}`" for name in names)
     context.complain("E0203", f"`{owner}` has no {listed}", block.head, "add " + "\n    ".join(edits))
 
@@ -306,14 +320,18 @@ def _build(context: Context, scope: Scope, cls: type[Node], values: dict[str, An
         bound = broken_bound(fields_of(cls)[name], value)
         if bound is not None and name not in failed:
             failed.add(name)
-            _out_of_bounds(context, scope, name, *bound)
+            _out_of_bounds(context, scope, name, fields_of(cls)[name].unit, *bound)
     context.failed |= {scope.at(name) for name in failed}
     return cls.model_construct(**{name: value for name, value in values.items() if name not in failed})
 
 
-def _out_of_bounds(context: Context, scope: Scope, name: str, bound: str, limit: int | float) -> None:
+def _out_of_bounds(
+    context: Context, scope: Scope, name: str, unit: Unit | None, bound: str, limit: int | float
+) -> None:
     words, edit = BOUNDS[bound]
     shown = f"{limit:g}" if isinstance(limit, float) else f"{limit:,}"
+    if unit is not None and not unit.bare:
+        shown = units.bound(limit, unit.name)
     span: Span = context.origins[scope.at(name)]
     message = f"`{name} = {span.text}` is out of bounds: {words.format(shown)}"
     context.complain("E0303", message, span, f"write {edit.format(shown)}")

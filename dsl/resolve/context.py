@@ -51,6 +51,7 @@ class Context:
     known: dict[tuple[Span, str], Quantity | None] = field(default_factory=dict)  # evaluated phrases, None: rejected
     extended: dict[tuple[str, str], Block] = field(default_factory=dict)
     uses: dict[Span, Attribute | Let] = field(default_factory=dict)  # a reference → what it names, for editors
+    respelled: dict[Span, str] = field(default_factory=dict)  # the misspelt key of a block → what was meant
     lets: list[tuple[Scope, Let]] = field(default_factory=list)  # of the blocks that were looked at
 
     def complain(self, code: str, message: str, span: Span, hint: str = "", notes: Iterable[Note] = ()) -> None:
@@ -72,6 +73,7 @@ class Context:
             known={},
             circular=set(),
             extended=dict(self.extended),
+            respelled={},
             lets=[],
         )
 

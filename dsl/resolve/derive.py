@@ -12,9 +12,9 @@ from typing import Any
 from dsl import ramp as ramps
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import convert, leading, phrase
-from dsl.resolve.fields import fields_of
+from dsl.resolve.fields import broken_bound, fields_of
 from dsl.resolve.forms import STEP, TOKEN, whole
-from dsl.resolve.merge import key_of
+from dsl.resolve.merge import key_of, lost_keys
 from dsl.schema import Batch, Node, Parallel, Schedule, Spec, Unit
 from dsl.schema.base import MAX_TOKENS
 from dsl.schema.run import MAX_DEGREE
@@ -49,7 +49,10 @@ def ranges_of(context: Context, scope: Scope, block: Block) -> list[Block]:
 
 
 def peek(context: Context, path: str) -> Any:
-    """The value at a path of the run, like `cluster.node.devices`, or its default; RejectedError if none."""
+    """The value at a path of the run, like `cluster.node.devices`, or its default.
+
+    Raises RejectedError where there is none, or it is out of bounds.
+    """
     from dsl.resolve.blocks import field  # the one cycle: what is derived looks at fields, fields may be derived
 
     silent = context.silent()
@@ -72,6 +75,8 @@ def peek(context: Context, path: str) -> Any:
             block = None
     statement = _statement(block, name)
     if statement is None:
+        if block is not None and name in lost_keys(block):
+            raise RejectedError
         default = DEFAULTS.get(cls, {}).get(name)
         info = cls.model_fields[name]
         if default is not None:
@@ -80,7 +85,10 @@ def peek(context: Context, path: str) -> Any:
             raise RejectedError
         return info.default
     assert isinstance(statement, (Attribute, Block))
-    return field(silent, scope, cls, name, statement)
+    value = field(silent, scope, cls, name, statement)
+    if broken_bound(fields_of(cls)[name], value) is not None:
+        raise RejectedError
+    return value
 
 
 def _statement(block: Block | None, name: str) -> Any:
@@ -107,7 +115,8 @@ def data_degree(context: Context, span: Span | None = None) -> int:
         raise context.reject("E0801", message, place, "plan for fewer devices")
     if world % pipeline == 0:
         return world // pipeline
-    message = f"the cluster's {world:,} devices cannot be divided into pipelines of {pipeline:,}"
+    devices = f"{world:,} device{'s'[: world > 1]}"
+    message = f"the cluster's {devices} cannot be divided into pipelines of {pipeline:,}"
     near = max((each for each in range(1, min(pipeline, world) + 1) if world % each == 0), default=1)
     raise context.reject("E0801", message, place, f"write `pipeline = {near}`")
 
@@ -168,7 +177,11 @@ def tokens_of_steps(context: Context, scope: Scope, statement: Attribute | Block
     ramp = ramp_of(context)
     if ramp is None:
         raise RejectedError
-    return ramp.tokens_at(steps)
+    tokens = ramp.tokens_at(steps)
+    if tokens > MAX_TOKENS:
+        message = f"`steps = {span.text}` are {tokens:,} tokens: at most {MAX_TOKENS:,}"
+        raise context.reject("E0303", message, span, "write fewer steps")
+    return tokens
 
 
 def total_tokens(context: Context) -> int | None:

@@ -29,6 +29,19 @@ def edited_overrides(overrides: Iterable[str], edits: Mapping[Span, str]) -> tup
     )
 
 
+def respelled(definitions: Definitions, names: Mapping[Span, str]) -> Definitions:
+    """Definitions in which the keys of the blocks at the spans are others."""
+    blocks = {key: _respelled(block, names) for key, block in definitions.blocks.items()}
+    return replace(definitions, blocks=blocks, sources=[*definitions.sources], mistakes=[])
+
+
+def _respelled(block: Block, names: Mapping[Span, str]) -> Block:
+    key = Word(names[block.key.span], block.key.span) if block.key.span in names else block.key
+    body = tuple(_respelled(each, names) if isinstance(each, Block) else each for each in block.body)
+    same = key is block.key and all(new is old for new, old in zip(body, block.body, strict=True))
+    return block if same else replace(block, key=key, body=body)
+
+
 def _block(block: Block, edits: Mapping[Span, str]) -> Block:
     labels = tuple(_value(edits[label.span], label.span) if label.span in edits else label for label in block.labels)
     return replace(block, labels=labels, body=tuple(_statement(each, edits) for each in block.body))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import islice
 
 from dsl import units
 from dsl.diagnostics import Note
 from dsl.parser import MAX_DEPTH, MAX_NUMBER
 from dsl.resolve.context import Context, RejectedError, Scope, inside_out, listed, suggest
-from dsl.resolve.merge import key_of
+from dsl.resolve.merge import ALTERNATIVES, key_of
 from dsl.schema import Unit
 from dsl.source import Span
-from dsl.syntax import Attribute, Binary, Block, Let, Negate, Number, Phrase, String, Value, Word
+from dsl.syntax import Attribute, Binary, Block, Let, Negate, Number, Phrase, Statement, String, Value, Word
 from dsl.units import PLAIN, Dimension, Quantity, spoken
 
 LARGEST = 10**60
+TOKEN, STEP = (("token", 1),), (("step", 1),)
 MAX_HINTED = 100  # so many mistakes are shown; those after them need no hint
+MAX_PATHS = 1000  # dotted names that a misspelt one is compared with
 EXAMPLES = {
     "byte": "80GB",
     "byte/s": "200GB/s",
@@ -45,7 +50,7 @@ def phrase(context: Context, scope: Scope, written: Phrase) -> Quantity:
         try:
             found, rest = leading(context, scope, written.items)
             if rest:
-                raise context.reject("E0302", f"`{_text(rest)}` is not part of a number", rest[0].span, "remove it")
+                raise _left_over(context, written.items, rest)
             context.known[key] = found
         finally:
             context.active.pop()
@@ -53,6 +58,19 @@ def phrase(context: Context, scope: Scope, written: Phrase) -> Quantity:
     if known is None:
         raise RejectedError
     return known
+
+
+def _left_over(context: Context, items: tuple[Value, ...], rest: tuple[Value, ...]) -> RejectedError:
+    """Reject what stands behind a number. Where it holds other numbers, nobody knows which one is meant."""
+    span = rest[0].span.to(rest[-1].span)
+    said = items[0].span.to(span).text
+    words = [word for word in re.findall(r"[A-Za-z_]+", said, re.ASCII) if word in units.WORDS]
+    hint = "write one number" if re.search(r"[0-9]", span.text) else "remove it"
+    if words and isinstance(items[1], Binary):  # `5 steps + 3 steps`
+        bare = " ".join(re.sub(rf"\b({'|'.join(units.WORDS)})\b", " ", said).split())
+        same = len({units.WORDS[word] for word in words}) == 1
+        hint = f"a unit stands once, at the end: write `{bare} {words[-1]}`" if same else "give all of it in one unit"
+    return context.reject("E0302", f"`{span.text}` is not part of a number", span, hint)
 
 
 def leading(context: Context, scope: Scope, items: tuple[Value, ...]) -> tuple[Quantity, tuple[Value, ...]]:
@@ -140,17 +158,17 @@ def convert(context: Context, found: Quantity, unit: Unit | None, key: str, span
         return found.value
     name = unit.name if "USD" in unit.name else spoken(wanted.dimension)
     message = f"`{key}` is in {name}, `{span.text}` is {_in(found.dimension)}"
-    raise context.reject("E0301", message, span, _conversion(found, unit, wanted.dimension, span.text))
+    raise context.reject("E0301", message, span, _conversion(found, unit, wanted.dimension, key, span.text))
 
 
 def _in(dimension: Dimension) -> str:
     return "a plain number" if dimension == PLAIN else f"in {spoken(dimension)}"
 
 
-def _conversion(found: Quantity, unit: Unit, wanted: Dimension, text: str) -> str:
-    if unit.bare and found.dimension in ((("step", 1),), (("token", 1),)):
-        words = text.split()
-        return f"write `{words[0]} {spoken(wanted)}`" if len(words) == 2 else f"write it in {spoken(wanted)}"
+def _conversion(found: Quantity, unit: Unit, wanted: Dimension, key: str, text: str) -> str:
+    if unit.bare and found.dimension in (STEP, TOKEN):  # as many of the others would be another length
+        other = ALTERNATIVES.get(key)
+        return f"write `{other} = {text}`" if other else f"write it in {spoken(wanted)}"
     if found.dimension == (("bit", 1),) and wanted == (("byte", 1),) and (found.value / 8).denominator == 1:
         return f"write `{units.write(int(found.value / 8), 'byte')}`; B is a byte, b a bit"
     return f"write the unit, as in `{EXAMPLES[unit.name]}`"
@@ -288,23 +306,57 @@ def _descend(
 
 
 def _meant(context: Context, scope: Scope, name: str) -> str:
-    close = suggest(name, _names(context, scope) if len(context.mistakes) < MAX_HINTED else ())
-    return close if close.startswith("did") else f"write a number, or define it: `let {name.split('.')[0]} = …`"
+    close = suggest(name, _names(context, scope, name) if len(context.mistakes) < MAX_HINTED else ())
+    if close.startswith("did"):
+        return close
+    return "write a number, or the name of one" if "." in name else f"write a number, or define it: `let {name} = …`"
 
 
-def _names(context: Context, scope: Scope) -> set[str]:
-    """Everything one could have meant."""
+def _names(context: Context, scope: Scope, name: str) -> set[str]:
+    """Everything one could have meant by a name; of dotted ones those that are near to it in every part."""
+    outer = scope.blocks[0] if scope.blocks else None
+    if "." in name:
+        below = islice(_below(context, outer), MAX_PATHS) if outer is not None else ()
+        return {path for path in below if _is_near(name.split("."), path.split("."))}
     names = set(context.definitions.lets)
     for block, _ in inside_out(scope):
         names |= {statement.name.text for statement in block.body if isinstance(statement, Let)}
         names |= {key_of(statement) for statement in block.body if isinstance(statement, Attribute)}
-    outer = scope.blocks[0] if scope.blocks else None
-    if outer is not None:
-        names |= {f"{outer.key.text}.{key_of(item)}" for item in outer.body if isinstance(item, Attribute)}
-        inner = [(key_of(each), each.body) for each in outer.body if isinstance(each, Block)]
-        names |= {f"{key}.{key_of(item)}" for key, body in inner for item in body if isinstance(item, Attribute)}
     return names
 
 
-def _text(items: tuple[Value, ...]) -> str:
-    return items[0].span.to(items[-1].span).text
+def _is_near(parts: Sequence[str], others: Sequence[str]) -> bool:
+    from dsl.spelling import nearest  # only where something is wrong
+
+    different = [pair for pair in zip(parts, others, strict=False) if pair[0] != pair[1]]
+    return len(parts) == len(others) and all(nearest(mine, (its,)) for mine, its in different)
+
+
+def _below(context: Context, outer: Block) -> Iterator[str]:
+    """The dotted names of the values in a block, and in the blocks that it names."""
+    for path in _paths(outer.body):
+        yield path
+        yield f"{outer.key.text}.{path}"
+    for kind, body in _named(context, outer):
+        yield from (f"{kind}.{path}" for path in _paths(body))
+
+
+def _paths(body: Sequence[Statement]) -> Iterator[str]:
+    """The keys of a body and, dotted, of the blocks in it; those of layers have a number, which is not guessed."""
+    for each in body:
+        if isinstance(each, Attribute):
+            yield each.key.text
+        elif isinstance(each, Block) and each.key.text != "layers":
+            yield from (f"{each.key.text}.{path}" for path in _paths(each.body))
+
+
+def _named(context: Context, run: Block) -> Iterator[tuple[str, Sequence[Statement]]]:
+    """The bodies of the blocks that a run names: of its model, its cluster and its precision."""
+    for each in run.body:
+        target = each.phrase.items[0] if isinstance(each, Attribute) else None
+        kind = each.key.text if isinstance(each, Attribute) else ""
+        if isinstance(target, Word) and (kind, target.text) in context.definitions.blocks:
+            try:
+                yield kind, context.silent().block(kind, target.text, target.span).body
+            except RejectedError:
+                continue

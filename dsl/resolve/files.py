@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dsl.diagnostics import Diagnostic, Note
@@ -14,7 +14,7 @@ from dsl.parser import MAX_BYTES, decode, parse
 from dsl.resolve.exports import LET, Exports, Key, joined, put_over
 from dsl.resolve.merge import unique
 from dsl.source import Source, Span
-from dsl.syntax import KINDS, Attribute, Block, Document, Import, Let, Line, Lost, Statement
+from dsl.syntax import KINDS, Attribute, Block, Document, Import, Let, Line, Lost, Statement, Word
 
 MAX_FILES = 64
 MAX_BESIDE = 1000  # files of a folder that a missing one may have been meant to be
@@ -108,7 +108,25 @@ def _parsed(found: Definitions, source: Source) -> Document:
         message, hint = f"{source.name} has more than {MAX_BLOCKS} blocks", "put some of them into another file"
         found.complain("E0102", message, blocks[MAX_BLOCKS].head, hint)
         found.broken = True
-    return Document(source, ()) if parsed.broken or len(blocks) > MAX_BLOCKS else parsed.document
+        return Document(source, ())
+    if parsed.broken:
+        return Document(source, ())
+    if all(each.key.text in KINDS for each in blocks):
+        return parsed.document
+    return Document(source, tuple(_meant(found, each) for each in parsed.document.body))
+
+
+def _meant(found: Definitions, statement: Statement) -> Statement:
+    """A statement, and for a block of a misspelt kind the block that was meant."""
+    if not isinstance(statement, Block) or statement.key.text in KINDS:
+        return statement
+    from dsl.spelling import nearest  # only where something is wrong
+
+    kind, close = statement.key, nearest(statement.key.text, KINDS)
+    if len(close) != 1:
+        return statement
+    found.complain("E0201", f"a file has no block `{kind.text}`", kind.span, f"did you mean `{close[0]}`?")
+    return replace(statement, key=Word(close[0], kind.span))
 
 
 # Of every file that was begun, by its real path, what it exports; None while its own imports are read.
@@ -212,6 +230,7 @@ def _checked(found: Definitions, block: Block) -> tuple[str, str] | None:
     if kind not in KINDS:
         hint = f"blocks of a file are {', '.join(f'`{known}`' for known in KINDS)}"
         found.complain("E0201", f"a file has no block `{kind}`", block.key.span, hint)
+        found.damaged = True  # what a run names may be in it
         return None
     if kind == "precision" and _is_built_in(name):
         hint = f"write `precision my_{name} extends {name} {{ … }}`"

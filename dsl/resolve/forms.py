@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import takewhile
@@ -9,16 +10,15 @@ from typing import Literal
 
 from dsl.ramp import Ramp
 from dsl.resolve.context import Context, RejectedError, Scope, listed, suggest
-from dsl.resolve.evaluate import convert, is_value, leading, phrase
+from dsl.resolve.evaluate import STEP, TOKEN, convert, is_value, leading, phrase
 from dsl.resolve.fields import string
 from dsl.resolve.merge import key_of
 from dsl.schema import Batch, Phase, RatePhase, TrainTokenizer, Unit
 from dsl.schema.base import MAX_TOKENS
 from dsl.source import Span
-from dsl.syntax import Attribute, Block, Call, Line, Lost, Phrase, Value, Word
+from dsl.syntax import Attribute, Binary, Block, Call, Line, Lost, Negate, Phrase, Value, Word
 from dsl.units import PLAIN, Quantity, spoken
 
-TOKEN, STEP = (("token", 1),), (("step", 1),)
 Shape = Literal["linear", "constant", "cosine"]
 SHAPES: dict[str, Shape] = {"warmup": "linear", "linear": "linear", "constant": "constant", "cosine": "cosine"}
 CLAUSES = ("from", "to", "at", "until", "over")
@@ -53,7 +53,7 @@ def tokens_of(context: Context, quantity: Quantity, span: Span, ramp: Ramp | Non
 
 def phases(context: Context, scope: Scope, statement: Attribute, ramp: Ramp | None) -> tuple[Phase, ...]:
     """`0.001 until 14.3T tokens then 0`."""
-    key, items = statement.key.text, statement.phrase.items
+    key, items = statement.key.text, _signed(statement.phrase.items, ("until", "then"))
     found: list[Phase] = []
     while True:
         value = _plain(context, scope, items[0], key)
@@ -191,16 +191,19 @@ def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total:
             damaged = True
             break  # later phases begin where this one would have ended
     for line in lines[len(found) + (len(found) < len(known)) :] if damaged else ():
-        _words(context, scope, line)
+        _alone(context, scope, line)
     if damaged:
         raise RejectedError
     return tuple(found)
 
 
-def _words(context: Context, scope: Scope, line: Line) -> None:
-    """Look at the words of a line only: its numbers depend on lines that cannot be used."""
+def _alone(context: Context, scope: Scope, line: Line) -> None:
+    """Look at a line by itself: where its phase begins depends on lines that cannot be used."""
     try:
-        _clauses(context, scope, line)
+        clauses = _clauses(context, scope, line)
+        _rates(context, clauses)
+        for clause in (clauses[name] for name in ("until", "over") if name in clauses):
+            tokens_of(context, clause.value, clause.span, None)
     except RejectedError:
         return
 
@@ -211,7 +214,7 @@ def _clauses(context: Context, scope: Scope, line: Line) -> dict[str, Clause]:
         hint = suggest(line.head.text, SHAPES)
         raise context.reject("E0704", f"a rate has no phase `{line.head.text}`", line.head.span, hint)
     found: dict[str, Clause] = {}
-    items = line.items
+    items = _signed(line.items, CLAUSES)
     while items:
         name, rest, first = "over", items, items[0]
         if isinstance(first, Word) and (first.text in CLAUSES or found or not is_value(context, scope, first)):
@@ -275,7 +278,7 @@ def _goals(
     context: Context, shape: Shape, head: Word, clauses: dict[str, Clause], before: RatePhase | None
 ) -> tuple[float, float]:
     """The rates at the start and the end of a phase."""
-    values = {name: _rate_value(context, name, clauses[name]) for name in ("at", "from", "to") if name in clauses}
+    values = _rates(context, clauses)
     current = before.end if before else None
     if shape == "constant":
         value = values.get("at", current)
@@ -289,6 +292,20 @@ def _goals(
         hint = f"write `{head.text} from 0 to …`, or `warmup`"
         raise context.reject("E0704", "the first phase does not say where from", head.span, hint)
     return start, values["to"]
+
+
+def _rates(context: Context, clauses: dict[str, Clause]) -> dict[str, float]:
+    """The rates that a line names. Each is looked at, so that mistakes in any are told."""
+    found: dict[str, float] = {}
+    names = [name for name in ("at", "from", "to") if name in clauses]
+    for name in names:
+        try:
+            found[name] = _rate_value(context, name, clauses[name])
+        except RejectedError:
+            continue
+    if len(found) < len(names):
+        raise RejectedError
+    return found
 
 
 def _rate_value(context: Context, name: str, clause: Clause) -> float:
@@ -334,6 +351,26 @@ def _plain(context: Context, scope: Scope, value: Value, key: str) -> Fraction:
         message = f"`{key}` of `{value.span.text}` is out of bounds: at least 0 and at most 1000"
         raise context.reject("E0303", message, value.span, "write a number from 0 on")
     return found
+
+
+def _signed(items: tuple[Value, ...], words: Collection[str]) -> tuple[Value, ...]:
+    """Values in which `to -1` is a word and a number below zero; it was read as a difference."""
+    found: list[Value] = []
+    for item in items:
+        parts = _parted(item, words)
+        found += parts if parts else (item,)
+    return tuple(found)
+
+
+def _parted(item: Value, words: Collection[str]) -> tuple[Value, Value] | None:
+    if not isinstance(item, Binary):
+        return None
+    if isinstance(item.left, Word) and item.left.text in words and item.operator == "-":
+        source = item.span.source
+        sign = Span(source, source.text.index("-", item.left.span.end), item.right.span.end)
+        return item.left, Negate(item.right, sign)
+    inner = _parted(item.left, words)
+    return inner and (inner[0], Binary(item.operator, inner[1], item.right, inner[1].span.to(item.right.span)))
 
 
 def _is(value: Value, word: str) -> bool:

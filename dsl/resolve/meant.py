@@ -10,7 +10,7 @@ from dsl.resolve.context import listed, suggest
 from dsl.resolve.fields import fields_of
 from dsl.resolve.merge import ALTERNATIVES, key_of
 from dsl.schema import Node
-from dsl.spelling import nearest
+from dsl.spelling import edits, nearest
 from dsl.syntax import Attribute, Block
 
 
@@ -41,10 +41,12 @@ def key_meant(
     alias = vocabulary.key_in(word, place)
     if alias in free:
         return {alias}, f"did you mean `{alias}`?", ()
-    absent = [key for key in free if key in _required(cls) and not any(key_of(each) == key for each in block.body)]
+    absent = [key for key in free if key in _required(cls) and not block.gives(key)]
     close = nearest(word, absent) or nearest(word, free)
     if close:
         return {*close}, f"did you mean {listed(close, 'or')}?", ()
+    if len(keys) == 1 and free and edits(word, keys[0]) == 1:  # too short a word to be near: `fnn`
+        return {*keys}, f"did you mean `{keys[0]}`?", ()
     same = next((key for key in (alias, *nearest(word, taken & {*keys})) if key), "")
     given = same if same in beside else ALTERNATIVES.get(same, "")
     if given in beside:

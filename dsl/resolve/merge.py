@@ -28,6 +28,11 @@ def key_of(statement: Statement) -> str:
     return ""
 
 
+def lost_keys(block: Block) -> set[str]:
+    """The names in what could not be read of a block: of its keys that are not given, these may have been."""
+    return {name for each in block.body if isinstance(each, Lost) for name in each.words}
+
+
 def label_of(block: Block) -> str:
     """The kind or name of a block, if it has one."""
     label = block.labels[0] if block.labels else None

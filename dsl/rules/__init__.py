@@ -30,6 +30,7 @@ JOINT: tuple[Row, ...] = (
     (("parallel.expert", "parallel.data", f"{LAYERS}.ffn.experts"), parallel.experts_are_spread),
     (("parallel.pipeline", "schedule"), parallel.even_pipeline),
     (("train.batch", "train.micro_batch", "parallel.data"), phases.batch_grows),
+    (("train.micro_batch", "train.batch"), parallel.batch_is_of_micro_batches),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.batch_divides),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.enough_micro_batches),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.schedules_are_bounded),

@@ -91,6 +91,18 @@ def options_of_schedules(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0814", message, f"schedule.{key}", hint, notes)
 
 
+def batch_is_of_micro_batches(spec: Spec) -> Iterator[Finding]:
+    """However many data ranks there are, each runs whole micro-batches."""
+    batch, micro_batch = spec.train.batch, spec.train.micro_batch
+    constant = batch.start == batch.end
+    for key, size in (("to", batch.end),) if constant else (("from", batch.start), ("to", batch.end)):
+        if size % micro_batch:
+            at = "train.batch" if constant else f"train.batch.{key}"
+            message = f"a batch of {size:,} is no multiple of micro_batch = {micro_batch:,}"
+            hint = f"write `{'batch' if constant else key} = {nearest_multiple(size, micro_batch)}`"
+            yield Finding("E0807", message, at, hint, (("micro_batch is given here", "train.micro_batch"),))
+
+
 def batch_divides(spec: Spec) -> Iterator[Finding]:
     """Every data rank runs the same number of micro-batches, an even one under DualPipe."""
     p, train = spec.parallel, spec.train
@@ -106,6 +118,8 @@ def batch_divides(spec: Spec) -> Iterator[Finding]:
         at = "train.batch" if constant else f"train.batch.{key}"
         multiple = nearest_multiple(size, 2 * unit if even else unit)
         hint = f"write `{'batch' if constant else key} = {max(multiple, least) if key == 'to' else multiple}`"
+        if size % train.micro_batch:
+            continue
         if size % unit:
             product = f"data·micro_batch = {p.data}·{train.micro_batch} = {unit:,}"
             yield Finding("E0807", f"a batch of {size:,} is no multiple of {product}", at, hint, notes)

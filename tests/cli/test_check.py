@@ -238,7 +238,7 @@ def test_fix_leaves_what_would_bring_another_mistake(folder: Path, capsys: Captu
         "train { lr = 1e-4 }": None,
         "parallel { pipelin = x }": None,
         "recompute = [], recomput = rmsnorm": None,
-        "schedul { nam = dualpip }": None,
+        "schedul { nam = dualpip }": "schedule { nam = dualpip }",
         "parallel { pipelin = 1, expret = 1 }": "parallel { pipeline = 1, expert = 1 }",
     }
     for line, wanted in lines.items():

@@ -67,6 +67,23 @@ def test_bombs_are_refused_soon(name: str, tmp_path: Path) -> None:
     assert time.process_time() - begin < SECONDS
 
 
+MISSPELT = {
+    "blocks": "".join(
+        f"modl m{i} {{ atention mla {{ hed {{ }} }}, lyers 0..3 {{ fnn moe {{ }} }} }}\n" for i in range(250)
+    ),
+    "names": "run a { model = b }\nmodel b {\n"
+    + "".join(f"let a{i} = b.hiden{i}\n b{i} {{ hidden{i} = 1 }}\n" for i in range(2_500))
+    + "}",
+}
+
+
+@pytest.mark.parametrize("name", sorted(MISSPELT))
+def test_what_was_meant_is_found_soon(name: str, tmp_path: Path) -> None:
+    begin = time.process_time()
+    assert len(messages(tmp_path / "bomb.dsc", MISSPELT[name].encode())) > 250
+    assert time.process_time() - begin < SECONDS
+
+
 def test_bombs_take_little_memory() -> None:
     """Nor does a right spec after a megabyte of nothing. In a process of its own, held to what the fuzzer is."""
     program = (

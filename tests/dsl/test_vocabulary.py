@@ -86,7 +86,10 @@ def test_a_key_is_not_proposed_where_it_stands_already() -> None:
 
 
 def test_a_key_that_is_missing_comes_first() -> None:
-    text = "run a { model = base, cluster = four, precision = fp32, parallel { }, train { sequenc = 4 }, date { } }"
+    data = "date { source = python_stdlib, tokenizer = train(512) }"
+    text = (
+        f"run a {{ model = base, cluster = four, precision = fp32, parallel {{ }}, train {{ sequenc = 4 }}, {data} }}"
+    )
     assert said(text)["date"] == "did you mean `data`?"
     hints = said("cluster c { nodes = 1, nod { devices = 1, device a { memory = 1GB } } }")
     assert hints["nod"] == "did you mean `node`?"

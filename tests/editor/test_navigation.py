@@ -134,13 +134,13 @@ def test_an_edit_of_another_file_names_it() -> None:
 
 
 def test_what_would_bring_another_mistake_is_not_preferred() -> None:
-    """A misspelt block hides what is wrong in it: the edit is offered, but not made without asking."""
-    for wrong, preferred in (("paralel  {", True), ("paralel  { pipelinx = 2, pipeliny = 2,", False)):
-        found = documented(QUICKSTART.replace("parallel {", wrong))
+    """A misspelt key hides what is wrong with its value: the edit is offered, but not made without asking."""
+    for wrong, preferred in (("pipelin = 2", True), ("pipelin = x", False)):
+        found = documented(QUICKSTART.replace("pipeline = 2", wrong))
         (action,) = (
             each
             for each in actions([found], Span(found.source, 0, len(found.source.text)))
-            if each.title == "write `parallel`" or each.edits[0].text == "parallel"
+            if each.edits[0].text == "pipeline"
         )
         assert action.preferred == preferred, wrong
 

@@ -65,7 +65,7 @@ def test_a_killed_rank(place: Place) -> None:
 
 def test_a_stopped_rank(place: Place) -> None:
     run = place.folder / "stopped"
-    with place.started("train", "tiny.dsc", "--out", run, *FOREVER, "--hang-timeout", 1) as running:
+    with place.started("train", "tiny.dsc", "--out", run, *FOREVER, "--hang-timeout", 5) as running:
         running.wait_for_step(run, BEGUN)
         os.kill(running.ranks(run)[1], signal.SIGSTOP)
         said = failure(running, code=3)

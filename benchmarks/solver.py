@@ -1,0 +1,98 @@
+"""What the search for a schedule reaches, next to DualPipe and the bound, and the processor's time it takes.
+
+    python -m benchmarks.solver [--cases NAME,…] [--effort 1] [--out benchmarks/results/solver.txt]
+
+One core; the time is that of the process, so that other work on the machine counts little. `excess` is what a step
+takes beyond N pairs F&B. Every schedule is checked and simulated again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from compiler.schedules.costs import Costs, any_pairs, parse_costs, shipped
+from compiler.schedules.dualpipe import dualpipe
+from compiler.schedules.simulate import simulate
+from compiler.solver import solve
+
+PAIRED = parse_costs("F=1,I=1,W=1,FB=1.8")
+TENFOLD = Costs(F=Fraction(10), I=Fraction(10), W=Fraction(10), latency=Fraction(1))
+UNEVEN = Costs(stages=(Fraction(9, 10), *[Fraction(1)] * 6, Fraction(13, 10)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem, and what its time is wanted to be at most."""
+
+    about: str
+    num_ranks: int
+    num_micro_batches: int
+    costs: Costs
+    cap: int
+    wanted: str = ""
+    ambitious: str = ""
+
+
+CASES = {
+    "no-gain": Case("no pair gains", 8, 20, Costs(), 8, "63", "63"),
+    "fb": Case("F&B takes 0.6", 8, 20, PAIRED, 9, "49.2", "48.8"),
+    "any": Case("every pair takes 0.6", 8, 20, any_pairs(PAIRED), 9, "48.6", "47.0"),
+    "small": Case("F&B takes 0.6", 4, 8, PAIRED, 5, "20.4", "20.4"),
+    "v3-low": Case("V3, low table (ms)", 16, 120, shipped("deepseek-v3-low"), 17, "17720", "17550"),
+    "v3-high": Case("V3, high table (ms)", 16, 120, shipped("deepseek-v3-high"), 17, "18480", "18250"),
+    "short": Case("F&B takes 0.6, N < 2P", 8, 10, PAIRED, 9),
+    "long": Case("F&B takes 0.6", 16, 32, PAIRED, 17),
+    "tight": Case("F&B takes 0.6, one less held", 8, 20, PAIRED, 8),
+    "latency": Case("no pair gains, latency F/10", 8, 20, TENFOLD, 9),
+    "uneven": Case("first stage 0.9, last 1.3", 8, 20, UNEVEN, 9),
+    "odd-ranks": Case("F&B takes 0.6", 7, 20, PAIRED, 8),
+    "odd-batches": Case("F&B takes 0.6", 8, 21, PAIRED, 9),
+}
+HEAD = ("case", "costs", "P", "N", "cap", "DualPipe", "auto", "wanted", "ambitious", "bound", "gap", "excess", "CPU s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default=",".join(CASES), help=f"with commas between; of {', '.join(CASES)}")
+    parser.add_argument("--effort", type=float, default=1.0, help="how much is searched; the default of `solve` is 1")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "solver.txt")
+    args = parser.parse_args()
+    rows = [HEAD]
+    for name in args.cases.split(","):
+        rows.append(measured(name, CASES[name], args.effort))
+        print(*rows[-1], sep="  ", flush=True)
+    args.out.write_text(f"Python {platform.python_version()}, {platform.machine()}, one core\n\n{table(rows)}")
+
+
+def measured(name: str, case: Case, effort: float) -> tuple[str, ...]:
+    """A row of the table."""
+    P, N, costs = case.num_ranks, case.num_micro_batches, case.costs
+    begin = time.process_time()
+    found = solve(P, N, costs, case.cap, effort)
+    seconds = time.process_time() - begin
+    found.schedule.check()
+    timeline = simulate(found.schedule, costs)
+    assert timeline.makespan == found.makespan and max(timeline.peak_activations) <= case.cap
+    known = P % 2 == 0 and N % 2 == 0 and N >= 2 * P
+    published = f"{float(simulate(dualpipe(P, N), costs).makespan):.6g}" if known else "-"
+    numbers = (float(found.lower_bound), float(found.makespan / found.lower_bound - 1))
+    excess = float(found.makespan - N * costs.two("BF"))
+    reached = (f"{float(found.makespan):.7g}", case.wanted or "-", case.ambitious or "-", f"{numbers[0]:.7g}")
+    sizes = tuple(map(str, (P, N, case.cap)))
+    return (name, case.about, *sizes, published, *reached, f"{numbers[1]:.1%}", f"{excess:.5g}", f"{seconds:.1f}")
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Columns as wide as they must be, numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    cells = [[(each.ljust if k < 2 else each.rjust)(widths[k]) for k, each in enumerate(row)] for row in rows]
+    return "".join("  ".join(row).rstrip() + "\n" for row in cells)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Of a text with several mistakes each is told once, where it is, and none that only follows from another."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dsl.diagnostics import Diagnostic
+from dsl.edits import apply, edit_of
+from dsl.load import analyse
+from dsl.source import Source
+
+SPECS = Path(__file__).parent.parent.parent / "specs"
+
+
+def spec(name: str, edits: dict[str, str]) -> str:
+    """A shipped spec, the blanks before each `=` made one, with some words changed where they first stand."""
+    text = re.sub(r"(\w) +=", r"\1 =", (SPECS / f"{name}.dsc").read_text("utf-8"))
+    for old, new in edits.items():
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    return text
+
+
+def said(text: str) -> tuple[Diagnostic, ...]:
+    return analyse("a.dsc", reader=lambda _: (Source("a.dsc", text), ())).diagnostics
+
+
+def told(text: str) -> list[tuple[str, str]]:
+    return [(item.code, item.span.text if item.span is not None else "") for item in said(text)]
+
+
+WARMUP, COSINE = "warmup 15 steps to 2e-3", "cosine to 2e-4"
+
+
+@pytest.mark.parametrize(
+    ("edits", "wanted"),
+    [
+        # one mistake, one message
+        ({"sequence = 128": "sequence = 1e15"}, [("E0303", "1e15")]),
+        ({"pipeline = 2": "pipeline = 1e9"}, [("E0303", "1e9")]),
+        ({"nodes = 1": "nodes = 1e9"}, [("E0303", "1e9")]),
+        ({"devices = 4": "devices = 1e9"}, [("E0303", "1e9")]),
+        ({"model quick": "mdel quick"}, [("E0201", "mdel")]),
+        ({"model quick": "network quick"}, [("E0201", "network")]),
+        ({WARMUP: "warmup -7 steps to 2e-3"}, [("E0108", "-")]),
+        ({"layers 0..0": "layers -7"}, [("E0108", "-")]),
+        ({"train(4096)": "train(3 GB)"}, [("E0108", "GB")]),
+        ({"pipeline = 2": "pipeline x = 2"}, [("E0108", "x")]),
+        ({COSINE: "cosine to -1"}, [("E0303", "-1")]),
+        # as many messages as there are mistakes
+        ({WARMUP: "warmup 15 steps to 99", COSINE: "cosine to 98"}, [("E0303", "99"), ("E0303", "98")]),
+        ({WARMUP: "warmup 3GB to 99", COSINE: "cosine to 1 over 3GB"}, [("E0303", "99"), ("E0301", "3GB")]),
+        ({"batch = 16": "batch = 0", COSINE: "cosine to 99"}, [("E0303", "0"), ("E0303", "99")]),
+        ({"devices = 4": "devices = oops", COSINE: "cosine to 99"}, [("E0303", "99"), ("E0401", "oops")]),
+        # what is in a block whose name is misspelt
+        ({"train {": "trian {", "seed ": "sed "}, [("E0201", "trian"), ("E0201", "sed")]),
+        ({"rate {": "rat {", WARMUP: "wrmup 1 steps to 1"}, [("E0201", "rat"), ("E0704", "wrmup")]),
+        ({"attention mla": "atention mla", "heads = 4": "heads = 0"}, [("E0201", "atention"), ("E0303", "0")]),
+        ({"layers 1": "lyers 1", "experts = 16": "experts = 9"}, [("E0803", "2"), ("E0201", "lyers"), ("E0901", "4")]),
+        ({"layers 1": "lyers 1", "ffn moe": "fnn moe"}, [("E0201", "lyers"), ("E0201", "fnn")]),
+        ({"run quick": "rn quick", "zero = 0": "zero = x"}, [("E0201", "rn"), ("E0401", "x")]),
+        # several conflicts
+        ({"devices = 4": "devices = 1", "micro_batch = 2": "micro_batch = 5"}, [("E0801", "auto"), ("E0807", "16")]),
+        ({"devices = 4": "devices = 1", "experts = 16": "experts = 9"}, [("E0801", "auto"), ("E0901", "4")]),
+    ],
+)
+def test_each_mistake_is_told_once(edits: dict[str, str], wanted: list[tuple[str, str]]) -> None:
+    found = told(spec("quickstart", edits))
+    assert found == wanted or (found[:1] == wanted[:1] and sorted(found) == sorted(wanted)), found
+
+
+def test_every_conflict_has_its_edits() -> None:
+    """Those of one do not wait for the other, and each mends what it says."""
+    text = spec(
+        "quickstart",
+        {"devices = 4": "devices = 1", "micro_batch = 2 ": "micro_batch = 5 ", "experts = 16": "experts = 9"},
+    )
+    before = said(text)
+    assert [item.code for item in before] == ["E0801", "E0807", "E0901"]
+    for item in before:
+        assert item.conflict is not None and item.conflict.resolutions, item.code
+        for edits in item.conflict.resolutions:
+            after = [each.code for each in said(apply(text, edits))]
+            assert item.code not in after and len(after) < 3, edits
+
+
+def test_a_model_that_contradicts_itself_is_no_question_of_memory() -> None:
+    found = said(spec("quickstart", {"experts = 16": "experts = 9", "memory = 4GB": "memory = 20MB"}))
+    assert [item.code for item in found] == ["E0803", "E0901", "E0812"]
+    conflict = found[0].conflict
+    assert conflict is not None and sorted(line.text for line in conflict.lines) == ["2", "9"]
+    assert [[edit.text for edit in edits] for edits in conflict.resolutions] == [["8"], ["1", "3"]]
+    assert found[2].conflict is None and "plan with" in found[2].hint
+
+
+@pytest.mark.parametrize(
+    ("edits", "written"),
+    [
+        ({"seed = 1": "seed = model.hiden"}, "seed = model.hidden"),
+        ({"seed = 1": "seed = cluster.node.devces"}, "seed = cluster.node.devices"),
+        ({"seed = 1": "seed = model.attention.mispelt"}, None),
+        ({"steps = 5": "steps = 320 tokens"}, "    tokens = 320 tokens\n"),
+        ({"steps = 5": "tokens = 5 steps"}, "    steps = 5 steps\n"),
+        ({"steps = 5": "tokens = 5 steps + 3 tokens"}, None),
+        ({"steps = 5": "steps = 5 6"}, None),
+        ({"steps = 5": "steps = 5, checkpoint { every = 50 tokens }"}, None),
+        ({"ffn dense {": "ffn dense foo {"}, "ffn dense {"),
+        ({"query_rank = 8": "query_rank = 8, query_rnk = 4"}, None),
+        ({"top_groups = 1": "top_groups = 1, top_group = 2"}, None),
+    ],
+)
+def test_an_edit_says_what_was_meant(edits: dict[str, str], written: str | None) -> None:
+    """As many tokens as there were steps, a number less, or a key given already, would be something else."""
+    text = spec("tiny", edits)
+    (item,) = said(text)
+    edit = edit_of(item)
+    if written is None:
+        assert edit is None, edit
+        return
+    assert edit is not None
+    after = apply(text, [edit])
+    assert written in after and not said(after)
+
+
+def test_two_keys_are_corrected_to_two() -> None:
+    text = spec("tiny", {"groups  = 2, top_groups = 1".replace("  ", " "): "top_group = 1, group = 2"})
+    edits = [edit for item in said(text) if (edit := edit_of(item)) is not None]
+    assert len(edits) == 2 and not said(apply(text, edits))
+
+
+def test_a_bound_has_its_unit() -> None:
+    for wrong, message in {
+        "memory = -4GB": "`memory = -4GB` is out of bounds: at least 1 byte",
+        "memory = 2_000_000TiB": "`memory = 2_000_000TiB` is out of bounds: at most 1048576TiB",
+        "memory = 4GB, price = -2USD/h": "`price = -2USD/h` is out of bounds: at least 0USD/h",
+        "memory = 4GB, hbm = 0GB/s": "`hbm = 0GB/s` is out of bounds: more than 0bytes/s",
+    }.items():
+        assert [item.message for item in said(spec("tiny", {"memory = 4GB": wrong}))] == [message]
+
+
+def test_so_many_steps_are_too_many_tokens() -> None:
+    text = spec("tiny", {"steps = 5": "steps = 1e9", "sequence = 16": "sequence = 4M"})
+    (item,) = said(text)
+    assert item.message == "`steps = 1e9` are 16,000,000,000,000,000 tokens: at most 10,000,000,000,000,000"
+    assert item.span is not None and item.span.text == "1e9"

@@ -1,0 +1,45 @@
+"""Random problems, and what must hold of every solution."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from hypothesis import strategies as st
+
+from compiler.schedules import SCHEDULES
+from compiler.schedules.costs import PAIR_KINDS, Costs
+from compiler.schedules.placement import BIDIRECTIONAL
+from compiler.schedules.schedule import Schedule
+from compiler.schedules.simulate import peak_activations
+
+times = st.integers(1, 12).map(lambda tenths: Fraction(tenths, 4))
+
+
+@st.composite
+def costs(draw: st.DrawFn, num_ranks: int) -> Costs:
+    """Costs with any table of pairs, latency, uneven stages and ranks, each of them now and then."""
+    one = {kind: draw(times) for kind in "FIW"}
+    table = Costs(**one, B=draw(st.none() | st.just(one["I"] + one["W"] * Fraction(3, 4))))
+    pairs = []
+    for kinds in draw(st.lists(st.sampled_from(PAIR_KINDS), unique=True, max_size=len(PAIR_KINDS))):
+        lone = [table.one(kind) for kind in kinds]
+        pairs.append((kinds, max(max(lone), sum(lone) * Fraction(draw(st.integers(5, 11)), 10))))
+    weights = st.lists(
+        st.sampled_from([Fraction(3, 4), Fraction(1), Fraction(3, 2)]), min_size=num_ranks, max_size=num_ranks
+    )
+    some = st.just([]) | weights
+    return Costs(
+        **one,
+        B=table.B,
+        pairs=tuple(sorted(pairs)),
+        latency=draw(st.sampled_from([Fraction(0), Fraction(0), Fraction(1, 3)])),
+        stages=tuple(draw(some)),
+        ranks=tuple(draw(some)),
+    )
+
+
+def named(num_ranks: int, num_micro_batches: int, cap: int | None) -> list[Schedule]:
+    """All named schedules of as many stages as ranks that fit the cap."""
+    rows = [row for row in SCHEDULES.values() if row.stored in ("loop(1)", BIDIRECTIONAL)]
+    made = [row.generate(num_ranks, num_micro_batches) for row in rows if row.has(num_ranks, num_micro_batches)]
+    return [schedule for schedule in made if cap is None or max(peak_activations(schedule)) <= cap]
