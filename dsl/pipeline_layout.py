@@ -30,6 +30,8 @@ def stages_of_layout(text: str, num_layers: int, mtp: int) -> tuple[tuple[int, i
     expected = f"E{'t' * num_layers}{'m' * mtp}L"
     if letters != expected:
         raise LayoutError(_difference(letters, num_layers, mtp))
+    if not stages[-1]:
+        raise LayoutError("a layout ends with L, not with `|`")
     if not stages[-1].endswith(f"{'m' * mtp}L"):
         raise LayoutError("MTP reads the head: write m and L on the last stage together, as in `…|tmL`")
     empty = next((index for index, stage in enumerate(stages) if not stage), None)
@@ -84,7 +86,7 @@ def _sequence(text: str, at: int, depth: int) -> tuple[str, int]:
             item, at = letter, at + 1
         else:
             raise LayoutError(f"`{letter}` at character {at + 1} is none of E t m L | ( ) *")
-        if count := _COUNT.match(text, at):
+        while count := _COUNT.match(text, at):
             item, at = _times(item, int(count[1])), count.end()
         length += len(item)
         if length > MAX_LENGTH:

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, cast, get_args
 ActionKind = Literal["F", "B", "I", "W"]
 
 KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
-_NUMBER = "(0|[1-9][0-9]*)"
+_NUMBER = "(0|[1-9][0-9]{0,8})"
 _ACTION = re.compile(rf"([{''.join(KINDS)}]){_NUMBER}\.{_NUMBER}")
 
 

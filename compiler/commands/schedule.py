@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
         answer = answer_to(args)
         if answer is None:  # the mistakes of the spec are printed
             return EXIT_SPEC
+        if args.out is not None and (args.out.suffix == ".dsc" or _same(args.out, args.spec)):
+            raise WrongError(f"-o {args.out} is what is read, or a spec: name another file")
         printed = FORMATS[args.format](answer)
         put(printed, args.out)
     except WrongError as error:
@@ -68,3 +70,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         say("\n".join(summary(answer)))  # on stderr: what is on stdout can be read back
     return 0
+
+
+def _same(out: Path, given: str | None) -> bool:
+    return given is not None and out.exists() and Path(given).exists() and out.samefile(given)

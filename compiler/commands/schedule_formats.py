@@ -93,7 +93,7 @@ def as_torch_csv(answer: Answer) -> str:
 def as_megatron_layout(answer: Answer) -> str:
     """Which layers are on which stage."""
     if answer.layout is None:
-        raise TooMuchError("a layout is of a model's layers: name a SPEC")
+        raise TooMuchError("a layout is of a model's layers: name a SPEC, and leave --name and --compare out")
     return answer.layout + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,7 +102,7 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
 
 def _is_spec(argument: str) -> bool:
     """Whether it is one, or meant to be, and not the file of a schedule."""
-    return ".dsc" in argument or not Path(argument).is_file()
+    return re.search(r"\.dsc(:|$)", Path(argument).name) is not None or not Path(argument).is_file()
 
 
 def _of_file(args: argparse.Namespace) -> Answer:
@@ -115,6 +116,7 @@ def _of_file(args: argparse.Namespace) -> Answer:
     except ScheduleError as error:
         raise WrongError(str(error)) from None
     sizes = _Sizes(schedule.num_ranks, schedule.num_micro_batches, DEFAULT_CHUNKS, args.cap, costs_of(args))
+    _check_sizes(args, sizes)
     _check_cap(schedule, sizes)
     return Answer((_entry(schedule, sizes),), sizes.costs)
 
@@ -146,7 +148,7 @@ def _read_costs(text: str) -> Costs:
     if text in shipped_names():
         return shipped(text)
     path = Path(text)
-    if not path.is_file():
+    if len(text) > 255 or not path.is_file():
         if "=" in text:
             return parse_costs(text)
         raise ValueError(
@@ -183,6 +185,8 @@ def _check_sizes(args: argparse.Namespace, sizes: _Sizes) -> None:
     chunked = any(
         name in SCHEDULES and SCHEDULES[name].chunked for name in (args.name, *(args.compare or "").split(","))
     )
+    if args.chunks is not None and not chunked:
+        raise WrongError("--chunks is for interleaved: leave it out, or write --name interleaved")
     stages = sizes.num_ranks * (sizes.chunks if chunked else 1)
     if stages * sizes.num_micro_batches > MAX_CELLS:
         raise WrongError(

@@ -102,6 +102,8 @@ def _scale(picture: Picture, columns: int) -> float:
     """Columns of a unit of time: all of the width, or a little less if then every step begins where a column does."""
     most = columns / picture.makespan
     times = {cell.start for panel in picture.panels for cell in panel.cells}
+    if most > columns:  # a step of 1 is wider than the screen: there are no whole columns to find
+        return most
     for whole in (m / k for k in (1, 2, 3, 4, 5) for m in range(int(most * k), int(most * k * 0.7), -1)):
         if all(abs(time * whole - round(time * whole)) < 1e-6 for time in times):
             return whole

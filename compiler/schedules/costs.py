@@ -20,7 +20,7 @@ from runtime.actions import KINDS, Action, Step
 PAIR_KINDS = tuple(sorted("".join(sorted(pair)) for pair in combinations_with_replacement(KINDS, 2)))  # BB, BF, …
 TABLES = Path(__file__).parent / "tables"
 # Exponents and digits are bounded: 1e999999999 would be a number of a gigabyte.
-_NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?([eE][+-]?\d\d?)?|\d{1,20}/0*[1-9]\d{0,19}")
+_NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?([eE][+-]?[0-3]?\d)?|\d{1,20}/0*[1-9]\d{0,19}", re.ASCII)
 _MOST_WEIGHTS = 4096
 _MOST_TEXT = 1 << 20
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from dsl.diagnostics import Diagnostic, SpecError
 from dsl.pipeline_layout import expanded
 from dsl.schema import Spec
 from dsl.source import Span
+from runtime.actions import actions_of
 
 BUILT = "schedule.txt"  # what a build, and a run, call the file: it is among their files then
 MAX_BYTES = 32 << 20
-MAX_ACTIONS = 2**21  # of a forward, a backward and a weight gradient each
+MAX_RANKS = 512  # the largest published pipelines have 16 to 64
+MAX_CELLS = 2**19  # stages x micro-batches; each is a forward and a backward
 
 
 def read_schedule(path: Path) -> Schedule:
@@ -54,11 +57,12 @@ def own_schedule(spec: Spec, folder: Path) -> Schedule | None:
     schedule = read_schedule(path)
     if schedule.num_ranks != spec.parallel.pipeline:
         raise ScheduleError(f"{path} is of {schedule.num_ranks} ranks, and pipeline = {spec.parallel.pipeline}")
-    largest = ramp.micro_batches(spec)[-1]
+    largest, data = ramp.micro_batches(spec)[-1], spec.parallel.data
     if schedule.num_micro_batches != largest:
+        sequences = largest * data * spec.train.micro_batch
         raise ScheduleError(
-            f"{path} is of {schedule.num_micro_batches} micro-batches, and a step of {spec.train.batch.end:,} "
-            f"sequences has {largest} on each of {spec.parallel.data} data ranks"
+            f"{path} is of {schedule.num_micro_batches} micro-batches, and a step of {sequences:,} sequences, the "
+            f"largest, has {largest} on each of {data} data ranks"
         )
     stages = num_stages(schedule.placement, schedule.num_ranks)
     if stages > spec.model.num_layers + 2:
@@ -98,12 +102,23 @@ def _parsed(text: str, name: str) -> Schedule:
     first = text.lstrip()[:1]
     if first == "#":
         return Schedule.from_text(text.rstrip() + "\n")
-    return Schedule.from_json(text) if first == "{" else from_torch_csv(text, "".join(name.split()) or "csv")
+    if first == "{":
+        return Schedule.from_json(text)
+    return from_torch_csv(text, re.sub("[^A-Za-z0-9._+-]", "", name)[:64] or "csv")
 
 
 def _check(schedule: Schedule) -> None:
-    """Legal, bounded, and free of deadlock."""
-    if schedule.num_ranks * schedule.num_micro_batches > MAX_ACTIONS:
-        raise ScheduleError(f"{schedule.num_ranks} ranks x {schedule.num_micro_batches} micro-batches is too large")
+    """Legal, bounded, free of deadlock, and not of forwards alone."""
+    if schedule.num_ranks > MAX_RANKS:
+        raise ScheduleError(f"{schedule.num_ranks} ranks are too many: at most {MAX_RANKS}")
+    try:
+        stages = num_stages(schedule.placement, schedule.num_ranks)
+    except ValueError as error:
+        raise ScheduleError(str(error)) from None
+    if stages * schedule.num_micro_batches > MAX_CELLS:
+        raise ScheduleError(f"{stages} stages x {schedule.num_micro_batches} micro-batches is too large")
     schedule.check()
     simulate(schedule, Costs())
+    kinds = {action.kind for steps in schedule.actions for step in steps for action in actions_of(step)}
+    if kinds == {"F"}:
+        raise ScheduleError("nothing runs backward: every F of a schedule that trains has its B, or its I and W")

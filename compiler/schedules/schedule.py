@@ -11,8 +11,9 @@ from compiler.schedules.placement import num_stages, rank_of
 from runtime.actions import Action, Step, actions_of, parse_step
 
 _HEADER = re.compile(
-    r"# (?P<name>\S+) ranks=(?P<ranks>\d{1,6}) micro_batches=(?P<micro>\d{1,6}) placement=(?P<place>\S+)"
+    r"# (?P<name>\S+) ranks=(?P<ranks>\d{1,6}) micro_batches=(?P<micro>\d{1,6}) placement=(?P<place>\S+)", re.ASCII
 )
+_NAME = re.compile(r"[A-Za-z0-9._+-]{1,64}")
 _JSON_KEYS = {"schedule": str, "ranks": int, "micro_batches": int, "placement": str, "actions": list}
 
 
@@ -63,8 +64,10 @@ class Schedule:
         """Inverse of `to_json`; ScheduleError says which key or which rank's action cannot be read."""
         try:
             value = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except json.JSONDecodeError as error:
             raise ScheduleError(f"not JSON: {error}") from None
+        except (ValueError, RecursionError):  # a number of thousands of digits
+            raise ScheduleError("not JSON of a schedule") from None
         _check_json(value)
         actions = tuple(_parse_steps(row, f"rank {rank}") for rank, row in enumerate(value["actions"]))
         if len(actions) != value["ranks"]:
@@ -78,6 +81,9 @@ class Schedule:
         (evaluation) runs F alone; the two actions of a pair are independent. Whether ranks wait for each other in a
         circle is found by running it: `simulate`.
         """
+        if not _NAME.fullmatch(self.name):
+            shown = self.name[:40].encode("ascii", "backslashreplace").decode()
+            raise ScheduleError(f"a schedule's name is up to 64 letters, digits and `._+-`, not {shown!r}")
         if self.num_micro_batches < 1 or len(self.actions) != self.num_ranks:
             raise ScheduleError(
                 f"{self.num_ranks} ranks and {self.num_micro_batches} micro-batches do not fit the actions"

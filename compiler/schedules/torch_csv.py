@@ -43,11 +43,11 @@ def from_torch_csv(text: str, name: str = "csv") -> Schedule:
     rows: list[tuple[Step, ...]] = []
     try:
         for cells in csv.reader(io.StringIO(text), strict=True):
+            if not cells:  # an empty line is no rank; one with a comma is a rank that waits
+                continue
             rows.append(tuple(step for cell in cells for step in _steps(cell.strip(), f"line {len(rows) + 1}")))
     except csv.Error as error:
         raise ScheduleError(f"line {len(rows) + 1}: not CSV: {error}") from None
-    while rows and not rows[-1]:
-        rows.pop()  # an empty line at the end is no rank
     actions = [action for row in rows for step in row for action in actions_of(step)]
     if not actions:
         raise ScheduleError("there is no action in it: a line a rank, with cells such as 0F0")
@@ -86,7 +86,7 @@ def _action(text: str, where: str) -> Action:
 def _placement(rows: list[tuple[Step, ...]], num_micro_batches: int, stages: int) -> str:
     """The placement under which every action is on its rank."""
     ranks = len(rows)
-    candidates = [f"loop({stages // ranks})"] if stages % ranks == 0 else []
+    candidates = [f"loop({stages // ranks})"] if stages % ranks == 0 and stages // ranks < 10_000 else []
     candidates += [V] if stages == 2 * ranks else []
 
     def holds(placement: str) -> bool:

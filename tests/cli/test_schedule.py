@@ -255,3 +255,35 @@ def test_imports_neither_torch_nor_networkx() -> None:
 def test_times_are_exact(capsys: Captured) -> None:
     assert run("--name", "1f1b", *EIGHT, "--costs", "F=0.1,I=0.1,W=0.1", "--format", "json") == 0
     assert Fraction(str(parsed(capsys.readouterr().out, "simulated")["makespan"])) == Fraction("8.1")
+
+
+def test_what_is_read_is_not_written_over(tmp_path: Path, capsys: Captured) -> None:
+    spec, mine = tmp_path / "train.dsc", tmp_path / "mine.schedule"
+    spec.write_bytes(Path(QUICK).read_bytes())
+    assert run(str(spec), "-o", str(mine)) == 0
+    for words in ((str(spec), "-o", str(spec)), (str(mine), "--format", "json", "-o", str(mine))):
+        before = [path.read_bytes() for path in (spec, mine)]
+        assert run(*words) == 2 and "name another file" in capsys.readouterr().err
+        assert before == [path.read_bytes() for path in (spec, mine)]
+
+
+def test_a_folder_named_like_a_spec_is_none(tmp_path: Path, capsys: Captured) -> None:
+    folder = tmp_path / "my.dsc.d"
+    folder.mkdir()
+    (folder / "mine.schedule").write_text(dualpipe(2, 4).to_text())
+    assert run(str(folder / "mine.schedule")) == 0
+    assert capsys.readouterr().out == dualpipe(2, 4).to_text()
+
+
+def test_long_costs_are_no_file_name(capsys: Captured) -> None:
+    costs = ",".join(
+        f"{kinds}=1.{'1' * 20}" for kinds in ("F", "I", "W", "B", "FB", "FF", "BB", "FI", "II", "IW", "FW")
+    )
+    assert len(costs) > 255 and run(*DUALPIPE, "--costs", costs) == 0
+    assert "makespan" in capsys.readouterr().err
+
+
+def test_small_times_are_drawn_soon(capsys: Captured) -> None:
+    assert run("--name", "1f1b", "--ranks", "2", "--micro-batches", "2", "--costs", "F=1e-9,I=1e-9,W=1e-9",
+               "--format", "terminal") == 0  # fmt: skip
+    assert "rank 1" in capsys.readouterr().out

@@ -37,6 +37,7 @@ def test_the_published_example_has_61_layers_on_32_stages() -> None:
         stages_of_layout("Et*3|(tt|)*29,m|L", 61, 1)
     assert stages_of_layout("Et*3|(tt|)*28,tt,mL", 61, 1)[-1] == (59, 61)
     assert len(stages_of_layout("Et*3|(tt|)*29mL", 61, 1)) == 31
+    assert expanded("Et*1*3|L") == "Ettt|L"
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,7 @@ def test_the_published_example_has_61_layers_on_32_stages() -> None:
         ("Et||ttL", "stage 1 of 3 is empty"),
         ("E(t|*3L", "`(` at character 2 is never closed"),
         ("Et)*3|L", "`)` at character 3 closes nothing"),
+        ("Et|ttL|", "ends with L, not with `|`"),
         ("Et*3|x", "`x` at character 6 is none of"),
         ("E" + "(" * 40 + "t" + ")" * 40, "nested more than 16 deep"),
         ("E((((t*99999)*99999)*99999)*99999)L", "at most 10,000 letters"),

@@ -38,6 +38,18 @@ DEADLOCK = "# x ranks=2 micro_batches=2 placement=loop(1)\nF0.0 B0.0 F0.1 B0.1\n
         ("{}", "expected one object"),
         ("", "there is no action in it"),
         ("\xff", "is not text in UTF-8"),
+        ("# x ranks=1 micro_batches=2 placement=loop(1)\nF0.0 F0.1\n", "nothing runs backward"),
+        ('{"schedule":"x","ranks":' + "1" * 5000 + "}", "not JSON of a schedule"),
+        ('{"schedule":"a b","ranks":1,"micro_batches":1,"placement":"loop(1)","actions":[["F0.0","B0.0"]]}', "'a b'"),
+        (
+            '{"schedule":"\\ud800","ranks":1,"micro_batches":1,"placement":"loop(1)","actions":[["F0.0","B0.0"]]}',
+            "name",
+        ),
+        ("# \x1b[31m ranks=1 micro_batches=1 placement=loop(1)\nF0.0 B0.0\n", "'\\x1b[31m'"),
+        ("10000F0\n", "neither a loop"),
+        ("0F0,1F0,1B0,0B0\n,\n", "neither a loop"),
+        ("# x ranks=1 micro_batches=1 placement=loop(1)\nF0." + "9" * 6000 + "\n", "is not an action"),
+        ("\n".join(f"{i}F0,{i}B0" for i in range(600)), "600 ranks are too many"),
         ("# x ranks=999999 micro_batches=999999 placement=loop(1)\n", "lines of actions follow"),
     ],
 )
