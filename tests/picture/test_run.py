@@ -158,12 +158,15 @@ def traced(folder: Path) -> tuple[Path, Schedule]:
     return write_run(folder, lines), schedule
 
 
-def test_inspect_draws_a_run_and_writes_its_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, schedule = traced(tmp_path / "run")
+def test_inspect_draws_a_run_and_writes_its_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a long path would be broken over lines
+    folder, schedule = traced(Path("run"))
     assert run(str(folder)) == 0
     out = capsys.readouterr().out
     assert "rank 0 planned" in out and "rank 1 measured" in out and "traced steps 3" in out
-    costs, page = tmp_path / "costs.json", tmp_path / "page.html"
+    costs, page = Path("costs.json"), Path("page.html")
     assert run(str(folder), "--format", "html", "-o", str(page), "--write-costs", str(costs)) == 0
     assert page.read_text("utf-8").startswith("<!DOCTYPE html>")
     assert float(costs_of_json(costs.read_text("utf-8")).F) == pytest.approx(4, rel=1e-2)

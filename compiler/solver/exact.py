@@ -1,0 +1,205 @@
+"""The least makespan of a problem by constraint programming, for small ones: a proof where `solve` has only a bound.
+
+Needs OR-tools (the extra `solve`). What is proven holds of all orders that the problem's form has: under `folded`,
+those in which mirrored ranks run the same list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+
+from compiler.schedules.costs import Costs
+from compiler.schedules.placement import BIDIRECTIONAL
+from compiler.schedules.schedule import Schedule
+from compiler.solver.line import line_of
+from compiler.solver.periods import makespan_of
+from compiler.solver.problem import FIRST, Form, Problem, make_problem, schedule_of_slots, slots_of_schedule
+from compiler.solver.timing import starts_of, timing_of
+from compiler.solver.tokens import B0, F0, I0, W1, Slots, W, pair, slot_of, tokens_of
+
+_Key = tuple[int, int]  # a token, a W with its chunk, and the micro-batch of the chunk
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The best slots found and their makespan; none is below `bound`, so where it is equal they are the best."""
+
+    slots: Slots
+    makespan: int
+    bound: int
+
+
+def prove(schedule: Schedule, costs: Costs, cap: int, work: float) -> tuple[Schedule, Fraction, Fraction]:
+    """A schedule at least as short, its makespan, and what none of its form is below, of what `auto` gives.
+
+    `work` is in deterministic seconds of one core: P = 4 and N = 8 take one, P = 8 and N = 20 are too large.
+    ValueError where OR-tools is missing or the schedule is of another placement.
+    """
+    P, N = schedule.num_ranks, schedule.num_micro_batches
+    mirrored = schedule.placement == BIDIRECTIONAL and costs.ranks == costs.ranks[::-1] and N % 2 == 0
+    form: Form = "chain" if schedule.placement == "loop(1)" else "folded" if mirrored else "unfolded"
+    if schedule.placement not in ("loop(1)", BIDIRECTIONAL):
+        raise ValueError(f"a proof is for the placements loop(1) and bidirectional, not {schedule.placement}")
+    problem = make_problem(form, P, N, costs, cap)
+    found = exact(problem, slots_of_schedule(problem, schedule), work)
+    return schedule_of_slots(problem, found.slots), found.makespan * problem.unit, found.bound * problem.unit
+
+
+def exact(problem: Problem, start: Slots, work: float) -> Exact:
+    """Go on from legal slots for `work` (deterministic seconds of one core); ValueError where OR-tools is missing."""
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise ValueError("a proof needs OR-tools: install dsc-trainer[solve]") from None
+    lines = [line for row, each in enumerate(start) if (line := line_of(problem, row, each))]
+    timing = timing_of(problem, lines)
+    assert timing is not None, "the start is not legal"
+    model = cp_model.CpModel()
+    end = model.new_int_var(0, timing.makespan, "end")
+    rows = [_Row(model, problem, row, timing.makespan) for row in range(problem.num_rows)]
+    for row, line, starts in zip(rows, lines, starts_of(problem, timing, lines), strict=True):
+        row.waits(rows)
+        row.hint(line.slots, starts)
+        for time in row.end.values():
+            model.add(end >= time)
+    model.minimize(end)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = work
+    status = solver.solve(model)
+    bound = math.ceil(solver.best_objective_bound - 1e-6)
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        slots = tuple(row.slots(solver) for row in rows)
+        makespan = makespan_of(problem, slots)  # W of uneven stages take turns here as the model need not let them
+        if makespan is not None and makespan < timing.makespan:
+            return Exact(slots, makespan, bound)
+    return Exact(start, timing.makespan, bound)
+
+
+class _Row:
+    """The variables of a row: when each action starts and ends, whether a backward is split, and what overlaps."""
+
+    def __init__(self, model: Any, problem: Problem, row: int, horizon: int) -> None:
+        self.model, self.problem, self.row, self.horizon = model, problem, row, horizon
+        self.counts = problem.counts[row]
+        self.begin: dict[_Key, Any] = {}  # an I is at the place of its B
+        self.end: dict[_Key, Any] = {}
+        self.taken: dict[tuple[_Key, ...], Any] = {}  # a lone action, or a pair: whether the row runs it
+        chunks = [(chunk, k) for chunk, count in enumerate(self.counts) for k in range(count)]
+        for chunk, k in chunks:
+            for token in (F0 + chunk, B0 + chunk, W + chunk):
+                self.begin[token, k] = self._time()
+                self.end[token, k] = self._time()
+        keys = [(token + chunk, k) for chunk, k in chunks for token in (F0, B0, I0, W)]
+        for one in [(key,) for key in keys] + [two for two in combinations(keys, 2) if self._overlap(*two)]:
+            self.taken[one] = model.new_bool_var("")
+        self._durations(keys)
+        self._orders(chunks)
+
+    def _time(self) -> Any:
+        return self.model.new_int_var(0, self.horizon, "")
+
+    def _overlap(self, one: _Key, other: _Key) -> bool:
+        """Whether two actions can be a pair."""
+        slot = slot_of(min(token, W) for token, _ in (one, other))
+        related = one[1] == other[1] and (one[0] & 1) == (other[0] & 1)
+        return self.problem.offered[self.row][slot] and not related
+
+    def _durations(self, keys: Sequence[_Key]) -> None:
+        """Each action alone or in one pair; a split backward is an I and a W, else it is a B."""
+        model, times = self.model, self.problem.times[self.row]
+        length: dict[_Key, list[Any]] = {key: [] for key in self.begin}
+        uses: dict[_Key, list[Any]] = {key: [] for key in keys}
+        intervals = []
+        for one, taken in self.taken.items():
+            time = times[slot_of(token for token, _ in one)]
+            begin = self.begin[_place(one[0])]
+            intervals.append(model.new_optional_fixed_size_interval_var(begin, time, taken, ""))
+            for key in one:
+                uses[key].append(taken)
+                length[_place(key)].append(time * taken)
+                if key != one[0]:
+                    model.add(self.begin[_place(key)] == begin).only_enforce_if(taken)
+        model.add_no_overlap(intervals)
+        for (token, k), taken in uses.items():
+            if token < B0:
+                model.add(sum(taken) == 1)
+            elif token < I0:
+                split = model.new_bool_var("")
+                model.add(sum(taken) == 1 - split)
+                model.add(sum(uses[token + 2, k]) == split)
+                model.add(sum(uses[token + 4, k]) == split)
+        for key, lengths in length.items():
+            model.add(self.end[key] == self.begin[key] + sum(lengths))
+
+    def _orders(self, chunks: Sequence[tuple[int, int]]) -> None:
+        """A backward after its forward, a W after its I, micro-batches in order, and no more held than the cap."""
+        model, held = self.model, []
+        for chunk, k in chunks:
+            forward, backward, weights = (F0 + chunk, k), (B0 + chunk, k), (W + chunk, k)
+            model.add(self.begin[backward] >= self.end[forward])
+            model.add(self.begin[weights] >= self.end[backward])  # of no length where there is none
+            size = self._time()
+            held.append(model.new_interval_var(self.begin[forward], size, self.end[weights], ""))
+            for token, _ in (forward, backward):
+                if k:
+                    model.add(self.begin[token, k] >= self.begin[token, k - 1])
+        model.add_cumulative(held, [1] * len(held), self.problem.cap)
+
+    def waits(self, rows: Sequence[_Row]) -> None:
+        """For what comes from other rows."""
+        count = self.problem.count
+        for (token, k), begin in self.begin.items():
+            need = self.problem.needs[self.row][token] - FIRST - count if token < I0 else -1
+            if need >= 0:
+                row, kind = divmod(need // count, 4)
+                self.model.add(begin >= rows[row].end[kind, k] + self.problem.latency)
+
+    def hint(self, slots: Sequence[int], starts: Sequence[int]) -> None:
+        """Begin with these."""
+        chosen = set()
+        for keys, start in zip(_keys(slots), starts, strict=True):
+            chosen.add(frozenset(keys))
+            for key in keys:
+                self.model.add_hint(self.begin[_place(key)], start)
+        for one, taken in self.taken.items():
+            self.model.add_hint(taken, frozenset(one) in chosen)
+
+    def slots(self, solver: Any) -> tuple[int, ...]:
+        """What was found, as slots in the order of their starts."""
+        found = []
+        for one, taken in self.taken.items():
+            if solver.value(taken):
+                tokens = sorted(min(token, W) for token, _ in one)
+                found.append((solver.value(self.begin[_place(one[0])]), tokens))
+        return tuple(pair(*tokens) if len(tokens) == 2 else tokens[0] for _, tokens in sorted(found))
+
+
+def _place(key: _Key) -> _Key:
+    """Where the times of an action are: an I takes the place of its B."""
+    return (key[0] - 2, key[1]) if I0 <= key[0] < W else key
+
+
+def _keys(slots: Sequence[int]) -> Iterator[tuple[_Key, ...]]:
+    """The actions of slots: the k-th of a kind is of the k-th micro-batch, W takes the oldest I."""
+    done = [0] * W1
+    split: deque[_Key] = deque()
+    for slot in slots:
+        keys = []
+        for token in tokens_of(slot):
+            if token == W:
+                oldest, k = split.popleft()
+                keys.append((oldest + 2, k))
+            else:
+                place = token if token < I0 else token - 2
+                keys.append((token, done[place]))
+                done[place] += 1
+        split.extend(key for key in keys if I0 <= key[0] < W)
+        yield tuple(keys)

@@ -1,0 +1,60 @@
+"""Proofs: what the search finds is the least there is, where constraint programming can tell."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from compiler.schedules.costs import Costs, parse_costs
+from compiler.schedules.dualpipe import dualpipe
+from compiler.schedules.simulate import peak_activations, simulate
+from compiler.schedules.zbv import zbv
+from compiler.solver import solve
+from compiler.solver.exact import prove
+from tests.solver.test_least import TABLES, least
+
+PAIRED = parse_costs("F=1,I=1,W=1,FB=1.8")
+
+
+def test_the_search_finds_the_least_of_four_ranks() -> None:
+    found = solve(4, 8, PAIRED, 5)
+    schedule, makespan, bound = prove(found.schedule, PAIRED, 5, work=20)
+    assert found.makespan == makespan == bound == Fraction("20.4") == simulate(schedule, PAIRED).makespan
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_least_is_that_of_all_orders(name: str) -> None:
+    """Two programs that have nothing in common: one tries every order, the other never lists any."""
+    table = parse_costs(TABLES[name])
+    _, makespan, bound = prove(solve(4, 2, table, 3, effort=0.02).schedule, table, 3, work=20)
+    assert makespan == bound <= least(4, 2, table, 3)
+
+
+def test_it_goes_on_from_a_schedule_that_is_not_the_best() -> None:
+    start = dualpipe(4, 8)
+    schedule, makespan, _ = prove(start, PAIRED, 5, work=20)
+    schedule.check()
+    assert makespan == simulate(schedule, PAIRED).makespan < simulate(start, PAIRED).makespan
+    assert max(peak_activations(schedule)) <= 5
+
+
+def test_other_forms() -> None:
+    table = replace(PAIRED, latency=Fraction(1, 2))
+    for num_ranks, num_micro_batches in ((3, 4), (2, 3)):
+        found = solve(num_ranks, num_micro_batches, table, 3, effort=0.05)
+        _, makespan, bound = prove(found.schedule, table, 3, work=20)
+        assert bound <= makespan <= found.makespan
+
+
+def test_another_placement_is_refused() -> None:
+    with pytest.raises(ValueError, match="not v"):
+        prove(zbv(2, 4), Costs(), 4, work=1)
+
+
+def test_without_or_tools_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    with pytest.raises(ValueError, match=r"dsc-trainer\[solve\]"):
+        prove(dualpipe(4, 8), PAIRED, 5, work=1)

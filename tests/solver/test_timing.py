@@ -1,0 +1,114 @@
+"""The search's own times are those of `simulate`, from the start and from any mark; its lines are legal schedules."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.schedules.costs import Costs
+from compiler.schedules.dualpipe import dualpipe
+from compiler.schedules.simulate import peak_activations, simulate
+from compiler.solver.greedy import greedy
+from compiler.solver.line import Line, changed, line_of
+from compiler.solver.moves import change
+from compiler.solver.periods import makespan_of, stretched, with_periods
+from compiler.solver.problem import Problem, make_problem, schedule_of_slots, slots_of_schedule
+from compiler.solver.timing import retimed, timing_of
+from compiler.solver.tokens import Slots
+from tests.solver.cases import costs
+
+
+def judged(problem: Problem, slots: Slots, table: Costs) -> int:
+    """The makespan that `simulate` finds, of a schedule that `check` passes and the cap holds."""
+    schedule = schedule_of_slots(problem, slots)
+    schedule.check()
+    assert max(peak_activations(schedule)) <= problem.cap
+    assert schedule.num_micro_batches == problem.num_micro_batches
+    makespan = simulate(schedule, table).makespan / problem.unit
+    assert makespan.denominator == 1
+    return int(makespan)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Problem, Costs]:
+    form = draw(st.sampled_from(["folded", "unfolded", "chain"]))
+    num_ranks = draw(st.integers(1, 4)) if form == "chain" else 2 * draw(st.integers(1, 3))
+    table = draw(costs(num_ranks))
+    if form == "folded":
+        table = Costs(table.F, table.I, table.W, table.B, table.pairs, table.latency, table.stages)
+    N = draw(st.integers(2, 8))
+    return make_problem(form, num_ranks, N + N % 2 * (form == "folded"), table, draw(st.integers(3, 7))), table
+
+
+@settings(max_examples=80)
+@given(problems(), st.integers(0, 1000))
+def test_a_walk_is_timed_as_the_judge_does(case: tuple[Problem, Costs], seed: int) -> None:
+    problem, table = case
+    start = greedy(problem, seed)
+    if start is None:
+        return
+    lines = [line for row, slots in enumerate(start) if (line := line_of(problem, row, slots))]
+    timing = timing_of(problem, lines)
+    assert timing is not None and timing.makespan == judged(problem, start, table)
+    draw = random.Random(seed).random
+    for _ in range(60):
+        row = int(draw() * problem.num_rows)
+        new = change(lines[row].slots, int(draw() * len(lines[row].slots)), draw, problem.offered[row])
+        if new is None:
+            continue
+        slots, first, kept = new
+        assert slots[:first] == lines[row].slots[:first]
+        assert slots[len(slots) - kept :] == lines[row].slots[len(lines[row].slots) - kept :]
+        line = changed(problem, row, lines[row], slots, first, kept)
+        whole = line_of(problem, row, slots)
+        assert line == whole or (line and whole and _same(line, whole))
+        if line is None:
+            continue
+        candidate = [*lines[:row], line, *lines[row + 1 :]]
+        mark = max(at for at, each in enumerate(timing.marks) if each.at[row] <= first)
+        timed = retimed(problem, timing, candidate, mark, None)
+        anew = timing_of(problem, candidate)
+        assert (timed and timed.ends) == (anew and anew.ends)
+        if timed is not None:
+            lines, timing = candidate, timed
+    assert timing.makespan == judged(problem, tuple(tuple(line.slots) for line in lines), table)
+
+
+def _same(line: Line, whole: Line) -> bool:
+    """Alike in all that is read: the I before a slot are counted only where the chunk of a W matters."""
+    states = [[state[:5] + state[6:] for state in each.states] for each in (line, whole)]
+    return (line.slots, line.steps, line.work, states[0]) == (whole.slots, whole.steps, whole.work, states[1])
+
+
+def test_a_limit_stops_only_what_is_over_it() -> None:
+    problem = make_problem("folded", 4, 8, Costs(), 5)
+    slots = slots_of_schedule(problem, dualpipe(4, 8))
+    lines = [line for row, each in enumerate(slots) if (line := line_of(problem, row, each))]
+    timing = timing_of(problem, lines)
+    assert timing is not None
+    assert retimed(problem, timing, lines, 0, timing.makespan) == timing
+    assert retimed(problem, timing, lines, 0, timing.makespan - 1) is None
+
+
+@settings(max_examples=30)
+@given(problems())
+def test_a_period_more_is_one_micro_batch_more_of_each_chunk(case: tuple[Problem, Costs]) -> None:
+    problem, table = case
+    start = greedy(problem, 0)
+    marked = start and with_periods(problem, start)
+    if not marked:
+        return
+    for count in (marked[0].count, marked[0].count + 3):
+        longer = make_problem(
+            problem.form, problem.num_ranks, count * problem.num_chunks - problem.odd, table, problem.cap
+        )
+        slots = stretched(*marked, count)
+        assert makespan_of(longer, slots) == judged(longer, slots, table)
+
+
+def test_dualpipe_folds_and_unfolds() -> None:
+    problem = make_problem("folded", 8, 20, Costs(pairs=(("BF", Costs().two("BF") / 2),)), 9)
+    schedule = dualpipe(8, 20)
+    assert schedule_of_slots(problem, slots_of_schedule(problem, schedule)).actions == schedule.actions
