@@ -14,7 +14,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -93,8 +94,10 @@ def _supervise(build: Build, options: Options) -> int:
     corpus = _prepare(build, options)
     if corpus is None:
         return EXIT_USAGE
-    from runtime.device import BACKENDS
-    from runtime.launch import RunFolderBusyError, launch  # imports torch, once for all ranks
+    with _signals_later():
+        import runtime.loop  # noqa: F401
+        from runtime.device import BACKENDS
+        from runtime.launch import RunFolderBusyError, launch  # imports torch, once for all ranks
 
     loop = _loop(build, options, corpus, _say)
     if loop.resume is not None and loop.resume.step >= loop.total:
@@ -119,6 +122,16 @@ def _supervise(build: Build, options: Options) -> int:
     elif not outcome.ok:
         print(f"error: {outcome}", file=sys.stderr)
     return outcome.exit_code
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Take Ctrl-C after this: the interrupt it raises is lost where it meets a callback of an import."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _loop(build: Build, options: Options, corpus: Path, say: Callable[[str], None]) -> Loop:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from compiler.solver.line import Line
 from compiler.solver.problem import FIRST, NOW, Problem
 
-_GAP = 16  # slots between two marks
+_GAP, _EVENTS = 16, 64  # slots between two marks: at least so many, and one for so many events, which are copied
 
 
 @dataclass(slots=True)
@@ -71,10 +71,14 @@ def in_time_order(problem: Problem, timing: Timing, lines: Sequence[Line]) -> Ti
     starts = [iter(row) for row in starts_of(problem, timing, lines)]
     timed = sorted((next(starts[row]), at, row) for at, row in enumerate(timing.order))
     zero = timing.marks[0]
-    marks = [Mark(at, zero.events, zero.at, zero.now) for at in range(0, len(timed), _GAP)]
+    marks = [Mark(at, zero.events, zero.at, zero.now) for at in range(0, len(timed), _gap(problem))]
     result = retimed(problem, Timing([row for _, _, row in timed], marks, []), lines, 0, None)
     assert result and result.ends == timing.ends
     return result
+
+
+def _gap(problem: Problem) -> int:
+    return max(_GAP, problem.num_events // _EVENTS)
 
 
 def retimed(problem: Problem, old: Timing, lines: Sequence[Line], first: int, limit: int | None) -> Timing | None:
@@ -119,7 +123,7 @@ def retimed(problem: Problem, old: Timing, lines: Sequence[Line], first: int, li
     left = sum(map(len, work)) - len(lines) - sum(at)
     while left:
         before = left
-        if not marks or mark.timed + len(order) - marks[-1].timed >= _GAP:
+        if not marks or mark.timed + len(order) - marks[-1].timed >= _gap(problem):
             marks.append(Mark(mark.timed + len(order), events[:], at[:], now[:]))
         for row in rows:
             own = steps[row]
