@@ -81,7 +81,7 @@ class _Row:
         best, best_rate, best_start = -1, -1.0, 0
         for token, begin in start.items():
             if begin >= 0 and (token >= 2 or self._room() > 0):
-                rate = self.worth[token] / (begin - self.now + self.times[token])
+                rate = self.worth[token] / max(1, begin - self.now + self.times[token])  # W may take nothing
                 if rate > best_rate:
                     best, best_rate, best_start = token, rate, begin
         for slot, a, b in self.pairs:
@@ -91,7 +91,7 @@ class _Row:
             if first < 0 or second < 0 or (a < 2) + (b < 2) > self._room():
                 continue
             begin = max(first, second)
-            rate = (self.worth[a] + self.worth[b]) / (begin - self.now + self.times[slot])
+            rate = (self.worth[a] + self.worth[b]) / max(1, begin - self.now + self.times[slot])
             if rate > best_rate:
                 best, best_rate, best_start = slot, rate, begin
         if best < 0:
