@@ -40,10 +40,6 @@ class Ramp:
         size = self.sizes[max(0, bisect_left(self.sizes, tokens, key=lambda each: each.first_token) - 1)]
         return size.first_step + -(-(tokens - size.first_token) // (size.batch * self.sequence))
 
-    def batch_at(self, step: int) -> int:
-        """Sequences of step `step`, counted from 0."""
-        return self.sizes[bisect_right(self.sizes, step, key=lambda each: each.first_step) - 1].batch
-
     def phases(self, tokens: int) -> tuple[tuple[int, int], ...]:
         """(sequences of a step, number of such steps) of a run of `tokens` tokens."""
         total = self.steps_for(tokens)

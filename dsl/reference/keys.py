@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from dsl import units
 from dsl.format import number
 from dsl.resolve.fields import WORDS_AS_TEXT, FieldType, fields_of
-from dsl.rules import REFUSALS, RULES
+from dsl.rules import RULES
 from dsl.rules.finding import Rule
 from dsl.schema import Choices, Derived, Node, Spec, Tile
 
@@ -300,9 +300,3 @@ def _small() -> frozenset[str]:
 
     visit(Spec, "")
     return frozenset(path for path, count in found.items() if count <= SMALL)
-
-
-def all_codes_of_rules() -> frozenset[str]:
-    """Every code that some rule or refusal gives."""
-    rules = (*(rule for _, rule in RULES), *REFUSALS)
-    return frozenset(code for rule in rules for code in codes_of(rule))
