@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dsl.choices import OPEN
 from dsl.format import NAMED, batch_text, rate_text, value_text
 from dsl.resolve.fields import FieldType, fields_of
 from dsl.schema import BUILT_IN, Batch, Node, Phase, RatePhase, Spec, Tile, TrainTokenizer
@@ -128,6 +129,8 @@ def _derivation(path: str, spec: Spec, span: Span | None) -> str:
     """What a value that nobody wrote as it is follows from; "" for the others."""
     if path == "parallel.data" and (span is None or span.text == "auto"):
         return f"{spec.cluster.world:,} devices / {spec.cluster.world // spec.parallel.data:,} pipeline ranks"
+    if path in OPEN and span is not None and span.text == "auto":
+        return "chosen among what keeps the rules"
     if path == "schedule.name" and span is None:
         return f"pipeline = {spec.parallel.pipeline}"
     if path == "train.tokens" and span is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
-from dsl import rules
-from dsl.diagnostics import Diagnostic, SpecError, in_order
+from dsl import choices, rules
+from dsl.diagnostics import Diagnostic, Note, SpecError, in_order
 from dsl.resolve.blocks import node
 from dsl.resolve.context import Context, RejectedError, Scope, suggest
 from dsl.resolve.edited import edited, edited_overrides, respelled
@@ -21,6 +22,7 @@ from dsl.source import Source, Span
 from dsl.syntax import Block, Word
 
 MAX_RESPELLED = 3  # rounds, in each of which misspelt keys of blocks are seen that others had hidden
+MAX_CHOICES = 2000  # for keys that are `auto`, about a millisecond each
 MAX_EXPLAINED = 16  # runs and blocks of a file whose conflicts and misspelt blocks are looked into, some 30 ms each
 
 
@@ -31,6 +33,7 @@ class Resolved:
     spec: Spec
     origins: Mapping[str, Span]
     sources: tuple[Source, ...]  # the files read, then the overrides
+    opened: tuple[str, ...] = ()  # keys that are `auto`: the spec has the first values that keep the rules
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,28 @@ def resolve(path: str | Path, run: str | None = None, overrides: Iterable[str] =
     diagnostics = _in_order(definitions, mistakes)
     if diagnostics or view is None or view.context.failed:
         raise SpecError(diagnostics)
-    return Resolved(view.spec, view.context.origins, tuple(definitions.sources))
+    return Resolved(view.spec, view.context.origins, tuple(definitions.sources), tuple(view.context.chosen))
+
+
+def alternatives(
+    path: str | Path, run: str | None = None, overrides: Iterable[str] = ()
+) -> Iterator[tuple[choices.Choice, Spec]]:
+    """Every choice of the joint keys that are `auto` which keeps the rules, and the spec it gives.
+
+    Of the other open keys the specs have the first value: any of `choices.values` keeps the rules too. Nothing where
+    no key is open, or the spec is wrong.
+    """
+    file, run = split(str(path), run)
+    definitions = collect(file)
+    name = _choose(definitions, file, run)
+    texts = tuple(overrides)
+    view = _run_view(definitions, name, texts, False, (), {})[0] if name else None
+    if view is None or not view.context.opened:
+        return
+    for choice in _structures(view):
+        found, mistakes = _run_view(definitions, name, texts, False, (), choice)
+        if found is not None and not mistakes:
+            yield choice, found.spec
 
 
 def check(path: str | Path, run: str | None = None, overrides: Iterable[str] = ()) -> tuple[Diagnostic, ...]:
@@ -228,10 +252,55 @@ def _respelled(context: Context, explain: bool, told: Told) -> tuple[Diagnostic,
 def _view(
     definitions: Definitions, name: str, overrides: tuple[str, ...], explain: bool = True, told: Told = ()
 ) -> tuple[View | None, list[Diagnostic]]:
+    """One run. Where keys are `auto`, with the first choice that keeps the rules, or else the first there is."""
+    view, mistakes = _run_view(definitions, name, overrides, explain, told, {})
+    if view is None or not view.context.opened:
+        return view, mistakes
+    best: tuple[int, choices.Choice] | None = None
+    tried = 0
+    for choice in islice(_structures(view), MAX_CHOICES):
+        found, mistakes = _run_view(definitions, name, overrides, False, told, choice)
+        joint = sum(rules.are_joint([each]) for each in mistakes)
+        tried += 1
+        if best is None or joint < best[0]:
+            best = joint, choice
+        if not mistakes:
+            return found, []
+        if not joint:
+            break  # no other choice mends what is left
+    found, mistakes = _run_view(definitions, name, overrides, explain, told, best[1] if best else {})
+    return found, [_of_a_choice(each, best[1], tried) if best and best[0] else each for each in mistakes]
+
+
+def _of_a_choice(message: Diagnostic, choice: choices.Choice, tried: int) -> Diagnostic:
+    """A message about values that nobody wrote: of all choices, the one with the fewest mistakes is shown."""
+    if not rules.are_joint([message]):
+        return message
+    said = ", ".join(f"{path.rpartition('.')[2]} = {value}" for path, value in choice.items() if path in choices.JOINT)
+    others = f"none of the {tried:,} choices for `auto` keeps the rules; this is about" if tried > 1 else "chosen:"
+    return replace(message, notes=(*message.notes, Note(f"{others} {said}"))) if said else message
+
+
+def _structures(view: View) -> Iterator[choices.Choice]:
+    """What can be chosen for the open keys of a run; nothing where what they hang on is wrong."""
+    try:
+        yield from choices.structures(view.spec, view.context.opened)
+    except AttributeError:  # of a spec without the model, the cluster or the batch that decides
+        return
+
+
+def _run_view(
+    definitions: Definitions,
+    name: str,
+    overrides: tuple[str, ...],
+    explain: bool,
+    told: Told,
+    chosen: choices.Choice,
+) -> tuple[View | None, list[Diagnostic]]:
     """One run: its blocks inherited and overridden, then typed, then held against the rules."""
     if definitions.broken:
         return None, []
-    context = Context(definitions, definitions.blocks["run", name])
+    context = Context(definitions, definitions.blocks["run", name], chosen=chosen)
     try:
         context.run = context.block("run", name, context.run.head)
     except RejectedError:
@@ -243,12 +312,15 @@ def _view(
     spec = node(context, scope, Spec, context.run)
     names = _respelled(context, explain, told)
     if names:
-        return _view(respelled(definitions, context.respelled), name, overrides, explain, (*told, names))
+        again_with = respelled(definitions, context.respelled)
+        return _run_view(again_with, name, overrides, explain, (*told, names), chosen)
     examine(context)
     context.mistakes += [item for each in told for item in each]
+    if context.opened:
+        return View(spec, context), context.mistakes  # a value that is not chosen yet breaks no rule
 
     def again(edits: Mapping[Span, str]) -> tuple[View | None, list[Diagnostic]]:
-        return _view(edited(definitions, edits), name, edited_overrides(overrides, edits), explain=False)
+        return _run_view(edited(definitions, edits), name, edited_overrides(overrides, edits), False, (), chosen)
 
     return View(spec, context), _held(spec, context, again if explain else None)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from dsl import units
+from dsl import choices, units
 from dsl.diagnostics import MEANT, Note
 from dsl.resolve import derive, forms
 from dsl.resolve.context import Context, RejectedError, Scope
@@ -102,8 +102,13 @@ def field(context: Context, scope: Scope, cls: type[Node], name: str, statement:
     if kind.form == "layers":
         hint = "write `layers 0..2 { ffn dense { inner = 18432 } }`"
         raise context.reject("E0204", "`layers` is a block with a range", statement.key.span, hint)
-    if name == "data" and _is_auto(statement):
-        return derive.data_degree(context, statement.phrase.span)
+    if _is_auto(statement):
+        if name == "data":
+            return derive.data_degree(context, statement.phrase.span)
+        if name == "layout":
+            return None  # as even as it gets
+        if scope.at(name) in choices.OPEN:
+            return _chosen(context, scope.at(name), statement.phrase.span)
     return scalar(context, scope, kind, statement)
 
 
@@ -335,6 +340,13 @@ def _out_of_bounds(
     span: Span = context.origins[scope.at(name)]
     message = f"`{name} = {span.text}` is out of bounds: {words.format(shown)}"
     context.complain("E0303", message, span, f"write {edit.format(shown)}")
+
+
+def _chosen(context: Context, path: str, span: Span) -> Any:
+    """What is chosen for a key that is `auto`, or until something is, the least there can be."""
+    if path not in context.chosen:
+        context.opened[path] = span
+    return context.chosen.get(path, choices.OPEN[path])
 
 
 def _is_auto(statement: Attribute) -> bool:

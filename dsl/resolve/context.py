@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dsl.diagnostics import Diagnostic, Note
 from dsl.parser import MAX_DEPTH
@@ -53,6 +54,8 @@ class Context:
     uses: dict[Span, Attribute | Let] = field(default_factory=dict)  # a reference → what it names, for editors
     respelled: dict[Span, str] = field(default_factory=dict)  # the misspelt key of a block → what was meant
     lets: list[tuple[Scope, Let]] = field(default_factory=list)  # of the blocks that were looked at
+    chosen: Mapping[str, Any] = field(default_factory=dict)  # path → value, of keys that are written `auto`
+    opened: dict[str, Span] = field(default_factory=dict)  # the others of these, each with its `auto`
 
     def complain(self, code: str, message: str, span: Span, hint: str = "", notes: Iterable[Note] = ()) -> None:
         self.mistakes.append(Diagnostic(code, message, span, hint, tuple(notes)))

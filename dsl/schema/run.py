@@ -23,12 +23,21 @@ ScheduleName = Literal["dualpipe", "1f1b", "dualpipev", "zb1p", "zbv", "interlea
 MAX_CHUNKS = 1000  # a stage has a layer, and a model has no more of them
 
 
+PLANNED = "auto: the fastest that fits"  # as far as can be predicted, compiler/predict/search.py
+
+
 class Parallel(Node):
     """Degrees of parallelism. world = pipeline·data·tensor·context; expert divides data."""
 
-    pipeline: Annotated[Degree, Field(description="ranks a pipeline has", examples=["pipeline = 16"])] = 1
+    pipeline: Annotated[
+        Degree, Field(description=f"ranks a pipeline has; {PLANNED}", examples=["pipeline = 16", "pipeline = auto"])
+    ] = 1
     expert: Annotated[
-        Degree, Field(description="ranks the experts of a layer are spread over", examples=["expert = 64"])
+        Degree,
+        Field(
+            description=f"ranks the experts of a layer are spread over; {PLANNED}",
+            examples=["expert = 64", "expert = auto"],
+        ),
     ] = 1
     data: Annotated[
         Degree,
@@ -45,7 +54,7 @@ class Parallel(Node):
         Field(
             min_length=1,
             max_length=4000,
-            description="which layers are on which stage, in Megatron's words; else as even as it gets",
+            description="which layers are on which stage, in Megatron's words; else, or auto, as even as it gets",
             examples=['layout = "Et*3|(tt|)*28ttmL"'],
         ),
     ] = None
@@ -104,7 +113,13 @@ class Sm(Node):
     """How a device's streaming multiprocessors are divided; compute keeps the rest."""
 
     communication: Annotated[
-        int, Field(ge=0, le=4096, description="SMs that communicate", examples=["communication = 20"])
+        int,
+        Field(
+            ge=0,
+            le=4096,
+            description=f"SMs that communicate; {PLANNED}",
+            examples=["communication = 20", "communication = auto"],
+        ),
     ] = 0
 
 
@@ -178,7 +193,13 @@ with warnings.catch_warnings():
             Unit("token", bare=True),
         ]
         micro_batch: Annotated[
-            int, Field(ge=1, le=1_000_000, description="sequences of a micro-batch", examples=["micro_batch = 1"])
+            int,
+            Field(
+                ge=1,
+                le=1_000_000,
+                description=f"sequences of a micro-batch; {PLANNED}",
+                examples=["micro_batch = 1", "micro_batch = auto"],
+            ),
         ]
         batch: Annotated[
             Batch,
@@ -256,7 +277,10 @@ class Spec(Node):
     ]
     recompute: Annotated[
         tuple[Recompute, ...],
-        Field(description="ops computed again in the backward", examples=["recompute = [rmsnorm, swiglu]"]),
+        Field(
+            description=f"ops computed again in the backward; {PLANNED}",
+            examples=["recompute = [rmsnorm, swiglu]", "recompute = auto"],
+        ),
         Choices(
             {
                 "rmsnorm": "the norms",

@@ -1,0 +1,80 @@
+"""Keys that are `auto`: what keeps the rules is what a person could have written, and nothing else."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from dsl import choices
+from dsl.diagnostics import SpecError
+from dsl.leaves import origin_of
+from dsl.load import alternatives, check, load, resolve
+
+SPECS = Path(__file__).resolve().parents[2] / "specs"
+OPENED = ("parallel.pipeline", "parallel.expert", "train.micro_batch")
+
+
+@pytest.mark.parametrize("file", ["quickstart.dsc", "laptop-gqa.dsc", "moe-8gpu.dsc"])
+@pytest.mark.parametrize("opened", [OPENED[:1], OPENED[1:], OPENED])
+def test_alternatives_are_what_keeps_the_rules(file: str, opened: tuple[str, ...]) -> None:
+    given = load(SPECS / file)
+    tried = product(*(choices.values(given, path) for path in opened))
+    legal = []
+    for values in tried:
+        written = [f"{path}={value}" for path, value in zip(opened, values, strict=True)]
+        if not check(SPECS / file, overrides=written):
+            legal.append((dict(zip(opened, values, strict=True)), load(SPECS / file, overrides=written)))
+    auto = [f"{path}=auto" for path in opened]
+    found = list(alternatives(SPECS / file, overrides=auto))
+    assert [dict(choice) for choice, _ in found] == [choice for choice, _ in legal] and legal
+    assert [spec for _, spec in found] == [spec for _, spec in legal]
+    assert load(SPECS / file, overrides=auto) == legal[0][1]
+
+
+def test_no_choice_keeps_the_rules() -> None:
+    """The choice with the fewest mistakes is told, with how many there were, and edits that mend it."""
+    auto = [f"{path}=auto" for path in OPENED]
+    (mistake,) = check(SPECS / "quickstart.dsc", overrides=(*auto, "train.batch=13"))
+    assert mistake.code == "E0807"
+    tried = 3 * len(choices.values(load(SPECS / "quickstart.dsc"), "parallel.expert"))  # 1, 2, 4 stages; 1 divides 13
+    said = f"none of the {tried} choices for `auto` keeps the rules; this is about pipeline = 2, expert = 1"
+    assert any(note.message.startswith(said) for note in mistake.notes)
+
+
+def test_other_mistakes_are_told_alone() -> None:
+    """What no choice mends hides no choice's mistakes, and is told once."""
+    mistakes = check(SPECS / "quickstart.dsc", overrides=("parallel.pipeline=auto", "model.hidden=auto"))
+    assert [each.code for each in mistakes] == ["E0302"]
+
+
+def test_a_spec_without_a_cluster_is_refused_as_ever() -> None:
+    wrong = check(SPECS / "quickstart.dsc", overrides=("parallel.pipeline=auto", "cluster=nowhere"))
+    assert [each.code for each in wrong] == ["E0401"]
+
+
+def test_every_open_key_takes_auto() -> None:
+    """And the words of a resolved spec say who chose."""
+    auto = [f"{path}=auto" for path in choices.OPEN]
+    resolved = resolve(SPECS / "deepseek-v3.dsc", overrides=auto)
+    assert set(resolved.opened) == set(choices.OPEN)
+    for path in choices.OPEN:
+        origin = origin_of(path, resolved.spec, resolved.origins)
+        assert (origin.kind, origin.reason) == ("derived", "chosen among what keeps the rules")
+    assert resolved.spec.recompute == ("rmsnorm", "swiglu", "mla_up")
+    assert resolved.spec.sm.communication == 20
+
+
+def test_a_layout_that_is_auto_is_none() -> None:
+    assert load(SPECS / "deepseek-v3.dsc", overrides=("parallel.layout=auto",)).parallel.layout is None
+
+
+def test_what_is_not_open_cannot_be_auto() -> None:
+    with pytest.raises(SpecError, match="this value cannot be auto"):
+        load(SPECS / "quickstart.dsc", overrides=("parallel.zero=auto",))
+
+
+def test_nothing_is_open() -> None:
+    assert not list(alternatives(SPECS / "quickstart.dsc"))
+    assert resolve(SPECS / "quickstart.dsc").opened == ()
