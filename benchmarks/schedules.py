@@ -107,8 +107,8 @@ def row(case: Case, size: Size) -> str:
     """One line: makespans, in brackets of those that hold more than the cap; gap and excess are those of auto."""
     P, N, cap = size
     named = [_named(name, size, case.costs) for name in SCHEDULES]
-    auto = measure(solve(P, N, case.costs, cap).schedule, case.costs, cap)
-    assert auto.peak_activations <= cap
+    auto = solve(P, N, case.costs, cap).measured()
+    assert auto.peak_activations <= cap * auto.stages_a_rank
     texts = [_text(each, cap) for each in named]
     cells: Sequence[str] = (
         *map(str, size),

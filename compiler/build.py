@@ -17,11 +17,13 @@ from compiler.emit.summary import does_not_fit, summary
 from compiler.graph import emit
 from compiler.ir import Body, Plan, Program, SegmentCode
 from compiler.lower.estimate import overlaps_of, times_of
-from compiler.lower.rates import rates_of
 from compiler.pipeline import lower_spec, uses
+from compiler.place.own import OwnPlacement
+from compiler.rates import rates_of
+from compiler.rates.own import own_table
 from compiler.report.build import report_of
 from compiler.report.page import report_html
-from compiler.schedules.own import standing_alone
+from compiler.schedules.own import PLACED, RATED, standing_alone
 from compiler.schedules.schedule import Schedule
 from dsl.format import canonical
 from dsl.schema import Spec
@@ -45,15 +47,19 @@ def compile_spec(
     progress: Progress = lambda _: None,
     codes: dict[object, SegmentCode] | None = None,
     own: Schedule | None = None,
+    placement: OwnPlacement | None = None,
 ) -> Build:
     """Everything that `dsc compile` writes. Raises ProofError before anything is emitted.
 
     `own`: the schedule of the file that the spec names; the build has it as schedule.txt, and its spec names that.
+    `placement`: of experts, from the file that it names; the build has it as placement.json. A rate table that it names
+    is in its value already (compiler/rates/own.py); the build has it as rates.json.
 
     `codes`: segments traced before, by key and number of SMs; what is traced here is added.
     """
+    assert (placement is not None) == (spec.parallel.placement is not None), "the placement that a spec names is read"
     progress("plan, schedules, proofs")
-    lowered = lower_spec(spec, own, progress)
+    lowered = lower_spec(spec, own, progress, placement.owners if placement else None)
     plan, resolved = lowered.plan, canonical(standing_alone(spec))
     overlaps = overlaps_of(lowered.programs, times_of(plan, lowered.cuts, rates_of(spec)))
     segments = _trace(spec, plan, progress, {} if codes is None else codes)
@@ -67,6 +73,8 @@ def compile_spec(
         "report.html": report_html(report_of(spec, lowered)),
         "train.py": train_py(spec),
     }
+    files |= {PLACED: placement.text} if placement else {}
+    files |= {RATED: table.to_json()} if (table := own_table(spec)) else {}
     files |= {f"program/{name}.json": program_json(p) for name, p in lowered.programs.items()}
     for key, use in first.items():
         code = segments[key]
@@ -93,7 +101,7 @@ def _trace(spec: Spec, plan: Plan, progress: Progress, codes: dict[object, Segme
 
 def num_sms(spec: Spec) -> int:
     """SMs that compute kernels may use; a device without any is a CPU, whose kernels are for a Hopper it may meet."""
-    return (spec.cluster.node.device.sms or HOPPER_SMS) - spec.sm.communication
+    return min(device.sms or HOPPER_SMS for device in spec.cluster.devices) - spec.sm.communication
 
 
 def _all_bodies(programs: Mapping[str, Program], num_ranks: int) -> list[list[Body]]:

@@ -20,6 +20,7 @@ from typing import NoReturn
 # command → one line of help; the module is compiler.commands.<command> (import_ for import), with
 # add_arguments(parser) and run(args) -> int
 COMMANDS = {
+    "calibrate": "measure what this machine achieves, or take it from a trace, for plans to go by",
     "check": "check a spec and report every mistake in it",
     "completion": "print a completion script for bash, zsh or fish",
     "compile": "turn a spec into a build folder: plan, schedule, proof, segments, kernels",
@@ -30,6 +31,8 @@ COMMANDS = {
     "init": "write a commented spec to start from",
     "inspect": "what a run really did, beside what was planned: times, errors, measured costs",
     "lsp": "serve an editor over stdin and stdout (pip install '.[lsp]')",
+    "plan": "what a run takes: time, memory and money, predicted before it runs",
+    "place": "which expert belongs on which device, from the load of a run",
     "report": "write the report of a run folder",
     "schedule": "print a pipeline schedule, what it takes, and how far that is from the best",
     "show": "print a resolved spec, and where each value comes from",
@@ -68,7 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except OSError as error:  # a full disk under our output; commands report what befalls their own files
         _discard_output()
-        print(f"error: {error}", file=sys.stderr)
+        from compiler.commands.common import say  # only where something is wrong
+
+        say(f"error: {error}")
         return 2
     except KeyboardInterrupt:
         return 130

@@ -11,7 +11,10 @@ from fractions import Fraction
 from itertools import groupby
 
 from compiler.ir import Use
+from compiler.layers.pipeline import storage_of
 from compiler.layers.stages import build_stages
+from compiler.rates import Table
+from compiler.rates.own import own_table
 from compiler.schedules import DEFAULT_CHUNKS, SCHEDULES, schedule_of
 from compiler.schedules.costs import Costs
 from compiler.schedules.placement import num_stages
@@ -23,7 +26,6 @@ from dsl.leaves import leaves, origin_of
 from dsl.load import Resolved
 from dsl.memory import lower_bound
 from dsl.schema import Dense, Moe, Spec
-from dsl.stages import stages_of_rank
 
 MAX_SIMULATED = 2**15  # micro-batches of all stages; takes a second
 
@@ -75,6 +77,9 @@ def difference(
 ) -> Difference:
     """Everything that differs. Pure and torch-free. `own`, `own_after`: the schedules of files that the specs name."""
     values = (*_changes(before, after), *_layer_changes(before.spec, after.spec))
+    tables = own_table(before.spec), own_table(after.spec)
+    if tables[0] is not None and tables[1] is not None and tables[0] != tables[1]:
+        values += (Change("cluster.rates.rows", _rows(tables[0]), _rows(tables[1]), False),)
     if own is not None and own_after is not None and own.actions != own_after.actions:
         values += (Change("schedule.actions", _extent(own), _extent(own_after), False),)
     if not values:
@@ -85,6 +90,10 @@ def difference(
         facts=tuple(Fact(name, old, new, unit) for (name, old, unit), (_, new, _) in facts if old != new),
         moves=tuple(_moves(_stage_of_layers(before.spec, own), _stage_of_layers(after.spec, own_after))),
     )
+
+
+def _rows(table: Table) -> str:
+    return f"{table.name}, {len(table.rows):,} rows"
 
 
 def _extent(own: Schedule) -> str:
@@ -196,17 +205,19 @@ def _bubble(spec: Spec, own: Schedule | None, micro_batches: int) -> float | Non
     return round(float(sum(timeline.idle, Fraction(0)) / (timeline.makespan * ranks)), 6)
 
 
+def _stored(spec: Spec, own: Schedule | None) -> str:
+    return own.placement if own else storage_of(spec)
+
+
 def _num_stages(spec: Spec, own: Schedule | None) -> int:
-    if own is not None:
-        return num_stages(own.placement, own.num_ranks)
-    return spec.parallel.pipeline * stages_of_rank(spec.schedule)
+    return num_stages(_stored(spec, own), spec.parallel.pipeline)
 
 
 def _stage_of_layers(spec: Spec, own: Schedule | None) -> dict[int, int]:
     """Which stage runs a layer, as the planner decides."""
     return {
         int(use.site.partition(".")[0].removeprefix("L")): stage.index
-        for stage in build_stages(spec, _num_stages(spec, own))
+        for stage in build_stages(spec, _num_stages(spec, own), _stored(spec, own))
         for use in stage.steps
         if isinstance(use, Use) and use.site.startswith("L")
     }

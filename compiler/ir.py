@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "int64": 8, "int32": 4}
+from compiler.dtypes import tensor_bytes
+from compiler.holders import Holders
 
 # ---------------------------------------------------------------- tensors and segments
 
@@ -41,10 +42,7 @@ class Buffer:
         return 0 if self.alias or "R" not in self.shape else self._bytes()
 
     def _bytes(self) -> int:
-        size = ITEMSIZE[self.dtype]
-        for extent in self.shape:
-            size *= extent if isinstance(extent, int) else 1
-        return size
+        return tensor_bytes(self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +74,17 @@ class Param:
     grad: bool = True  # False: a buffer such as the balancing bias
 
 
+@dataclass(frozen=True, slots=True)
+class Remade:
+    """An input or output of a segment that is not kept for the backward, which makes it again: it is the first result
+    of `op(*args)` on parameters, inputs and constants of the segment.
+    """
+
+    value: str
+    op: str
+    args: tuple[str | float, ...]
+
+
 @dataclass(frozen=True)
 class Segment:
     """A pure function of parameters and inputs, cut at communication. `function(ops, p, *inputs) -> tuple`.
@@ -89,10 +98,14 @@ class Segment:
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     constants: tuple[tuple[str, int | float | bool], ...] = ()  # whatever else the function closes over
+    recompute: tuple[str, ...] = ()  # names of what the backward computes again: compiler/graph/recompute.py
+    remade: tuple[Remade, ...] = ()
+    stored: tuple[tuple[str, str], ...] = ()  # (value or role, dtype): compiler/graph/storage.py
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return (self.kind, self.params, self.inputs, self.outputs, self.constants)
+        again = (*self.recompute, *self.remade, *self.stored)
+        return (self.kind, self.params, self.inputs, self.outputs, self.constants, *again)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +124,8 @@ class Signature:
 class Cost:
     """Work of one call: floating point operations, and bytes read plus written; `_row` per received row.
 
-    `ops`: that of each op by itself, in order: what they cost depends on which op it is.
+    `ops`: that of each op by itself, in order: what they cost depends on which op it is, and on the `shape` and `dtype`
+    of its kernel (compiler/rates/kernels.py), which only these have.
     """
 
     flops: int = 0
@@ -119,6 +133,11 @@ class Cost:
     flops_row: int = 0
     bytes_row: int = 0
     ops: tuple[tuple[str, Cost], ...] = ()
+    shape: tuple[int | str, ...] = ()  # ints, or "R" for received rows
+    dtype: str = ""
+
+
+Inside = tuple[tuple[str, tuple[tuple[int, int], ...]], ...]  # by function: (bytes, bytes per received row)
 
 
 @dataclass(frozen=True)
@@ -133,6 +152,12 @@ class Cut:
     gradients: tuple[Buffer, ...]  # d_<input>
     deferred: tuple[Buffer, ...]  # made by I for W, beyond tangents
     costs: tuple[tuple[str, Cost], ...]  # for "F", "I", "W"
+    inside: Inside = ()  # what a call needs beside what it takes and returns, at the nodes where that is most
+
+    def inside_bytes(self, phase: str, rows: int) -> int:
+        """The most that a call of F, I or W needs inside, for so many received rows."""
+        points = next((points for name, points in self.inside if name == phase), ())
+        return max((fixed + row * rows for fixed, row in points), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +197,12 @@ class Communication:
     inputs: tuple[str, ...]
     outputs: tuple[Buffer, ...]
     sizes: tuple[Buffer, ...]  # the inputs' buffers, for memory and cost
+    back: str = ""  # dtype of the gradients of rows, where it is not that of the rows
+
+    def gradient(self, buffer: Buffer) -> Buffer:
+        """Of one of its inputs or outputs, as the backward of the exchange has it."""
+        dtype = self.back if self.back and len(buffer.shape) > 1 else buffer.dtype
+        return Buffer(f"d_{buffer.name}", buffer.shape, dtype)
 
 
 @dataclass(frozen=True)
@@ -212,6 +243,10 @@ class Mesh:
         return divmod(rank, self.dp)
 
 
+# bias: a router's balancing bias, not trained by the optimizer; slots: which place of the layer each expert has
+Role = Literal["parameter", "bias", "slots"]
+
+
 @dataclass(frozen=True, slots=True)
 class Replica:
     """One row of the replica table: a logical parameter and who holds it."""
@@ -219,10 +254,10 @@ class Replica:
     name: str  # layers.3.ffn.experts.17.up
     tensor: str  # layers.3.ffn.experts.up: what segments take; experts of a rank are stacked in it
     shape: tuple[int, ...]
-    role: Literal["parameter", "bias"]  # bias: a router's balancing bias, not trained by the optimizer
+    role: Role
     init: float | None  # standard deviation; None: ones; a bias starts at zero
     decay: bool
-    holders: tuple[int, ...]  # world ranks, ascending
+    holders: Holders
 
     @property
     def num_elements(self) -> int:
@@ -237,7 +272,7 @@ class Bucket:
     """Parameters with the same holders: one flat buffer, one reduction. Named by its first parameter."""
 
     name: str
-    holders: tuple[int, ...]
+    holders: Holders
     replicas: tuple[str, ...]  # logical names, decayed ones first, experts of one tensor adjacent
 
 
@@ -251,6 +286,7 @@ class Plan:
     replicas: tuple[Replica, ...]
     buckets: tuple[Bucket, ...]
     assumptions: tuple[str, ...] = ()
+    slots: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (tensor, place of each expert) of layers that are placed
 
 
 # ---------------------------------------------------------------- program

@@ -10,15 +10,15 @@ from compiler.ir import Cut, Plan, Program, Use
 from compiler.lower import lower
 from compiler.lower.estimate import stage_costs
 from compiler.lower.program import Bodies
-from compiler.lower.rates import rates_of
-from compiler.plan import make_plan
+from compiler.plan import Owners, make_plan
 from compiler.proof import Certificate, Effects, prove
+from compiler.rates import rates_of
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedules.costs import Costs
 from compiler.schedules.forward import forward_only
 from compiler.schedules.schedule import Schedule
 from compiler.shapes import cut
-from compiler.solver import Cores, default_cap, is_long, solve
+from compiler.solver import Cores, default_cap, is_long, solve_on
 from dsl import ramp
 from dsl.schema import Moe, Spec
 
@@ -51,21 +51,28 @@ class Search:
     costs: Costs
     progress: Callable[[str], None] = lambda _: None  # told how far it is
     cores: Cores = field(default_factory=dict)
+    effort: float = _EFFORT
 
 
-def lower_spec(spec: Spec, own: Schedule | None = None, progress: Callable[[str], None] = lambda _: None) -> Lowered:
+def lower_spec(
+    spec: Spec,
+    own: Schedule | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    owners: Owners | None = None,
+) -> Lowered:
     """Plan, schedules, programs and their proofs; torch-free. Raises ProofError naming rank and action.
 
     `own`: the schedule of the file that the spec names (compiler/schedules/own.py). `progress` is told of a search.
+    `owners`: of the placement of experts that it names (compiler/place/own.py).
     """
-    plan = make_plan(spec, own)
+    plan = make_plan(spec, own, owners=owners)
     keyed = {use.segment.key: cut(use.segment) for use in uses(plan)}
     cuts = {use.site: keyed[use.segment.key] for use in uses(plan)}
     growth = ramp.of(spec)
     num_steps = growth.steps_for(spec.train.tokens)
     batches = tuple((size.first_step, size.batch) for size in growth.sizes if size.first_step < num_steps)
     counts = ramp.micro_batches(spec)
-    search = replace(_search(spec, plan), progress=progress) if spec.schedule.name == AUTO else None
+    search = search_of(spec, plan, progress)
     schedules = {f"train_{n}": schedule_for(spec, plan, n, own, search) for n in counts}
     if spec.train.validate is not None:
         n = counts[-1]
@@ -106,23 +113,27 @@ def schedule_for(
         return stand_in(plan.placement, plan.mesh.pp, num_micro_batches)
     assert name is not None, "a spec that names a file is lowered with its schedule"
     if name == AUTO:
-        search = search or _search(spec, plan)
-        cap = spec.schedule.cap or default_cap(plan.mesh.pp)
-        progress = search.progress
-        minor = num_micro_batches < ramp.micro_batches(spec)[-1] and not is_long(plan.mesh.pp, num_micro_batches)
-        return solve(
-            plan.mesh.pp,
+        search = search or search_of(spec, plan)
+        assert search is not None
+        ranks, storage, progress = plan.mesh.pp, plan.placement, search.progress
+        minor = num_micro_batches < ramp.micro_batches(spec)[-1] and not is_long(storage, ranks, num_micro_batches)
+        return solve_on(
+            storage,
+            ranks,
             num_micro_batches,
             search.costs,
-            cap,
-            _RAMP_EFFORT if minor else _EFFORT,
+            (spec.schedule.cap or default_cap(ranks)) * len(plan.stages) // ranks,  # the cap counts shares of the model
+            min(_RAMP_EFFORT, search.effort) if minor else search.effort,
             search.cores,
             lambda share: progress(f"search for a schedule of {num_micro_batches} micro-batches: {share:.0%}"),
         ).schedule
     return schedule_of(name, plan.mesh.pp, num_micro_batches, chunks or DEFAULT_CHUNKS)
 
 
-def _search(spec: Spec, plan: Plan) -> Search:
-    """A search at the predicted costs; stages are weighed to a thousandth, which is more than is known of them."""
+def search_of(spec: Spec, plan: Plan, progress: Callable[[str], None] = lambda _: None) -> Search | None:
+    """At the predicted costs; stages are weighed to a thousandth, which is more than is known. None for a name."""
+    if spec.schedule.name != AUTO:
+        return None
     costs = stage_costs(plan, {use.site: cut(use.segment) for use in uses(plan)}, rates_of(spec))
-    return Search(replace(costs, stages=tuple(Fraction(max(1, round(1000 * each)), 1000) for each in costs.stages)))
+    stages = tuple(Fraction(max(1, round(1000 * each)), 1000) for each in costs.stages)
+    return Search(replace(costs, stages=stages), progress)

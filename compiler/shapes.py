@@ -14,15 +14,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from compiler import ir
+from compiler.dtypes import ITEMSIZE, tensor_bytes
+from compiler.graph import storage
+from compiler.graph.inside import inside
 from compiler.graph.joint import COLUMNS, Constant, Joint, Node, differentiable_outputs, named
+from compiler.graph.recompute import recomputed
 from compiler.graph.split import phases, split
-from compiler.oprules import RULES, Extent, Gradient, Rule, Tensor
+from compiler.oprules import RULES, Extent, Gradient, Rule, Shape, Tensor
 
 
 def cut(segment: ir.Segment) -> ir.Cut:
     """What F saves for I and W, what I defers to W, and what each costs."""
     joint = interpret(segment)
-    return replace(split(joint).cut, costs=costs(joint))
+    parts = split(joint)
+    return replace(parts.cut, costs=costs(joint), inside=inside(joint, parts))
 
 
 # ---------------------------------------------------------------- forward
@@ -161,7 +166,7 @@ def _nodes(op: str, args: tuple[str | Constant, ...], outputs: list[str], tensor
 
 
 def interpret(segment: ir.Segment) -> Joint:
-    """The joint graph of a segment as the op rules have it."""
+    """The joint graph of a segment as the op rules have it, and what its backward computes again."""
     params = {p.name: Value(p.name, Tensor(p.shape, p.dtype), p.grad) for p in segment.params}
     inputs = {i.name: Value(i.name, Tensor(i.shape, i.dtype), i.grad) for i in segment.inputs}
     ops = ShapeOps()
@@ -183,7 +188,9 @@ def interpret(segment: ir.Segment) -> Joint:
         return [(name, graph.total(value)) for name, value in values.items() if value.requires_grad]
 
     names = [value.name for value in outputs]
-    return named(segment, graph.nodes, graph.tensors, graph.names, names, gradients(inputs), gradients(params))
+    leaves = gradients(inputs), gradients(params)
+    made = named(segment, graph.nodes, graph.tensors, graph.names, names, *leaves)
+    return storage.in_storage(recomputed(made))
 
 
 # ---------------------------------------------------------------- costs
@@ -193,8 +200,9 @@ def costs(joint: Joint) -> tuple[tuple[str, ir.Cost], ...]:
     """FLOPs and bytes of F, I and W. They are affine in R: two values of R give both coefficients."""
     none, one = (_work(joint, rows) for rows in (0, 1))
     ops: dict[str, list[tuple[str, ir.Cost]]] = {phase: [] for phase in "FIW"}
-    for (op, phase, flops, moved), (_, _, flops_1, moved_1) in zip(none, one, strict=True):
-        ops[phase].append((op, ir.Cost(flops, moved, flops_1 - flops, moved_1 - moved)))
+    for (op, phase, flops, moved, kernel), (_, _, flops_1, moved_1, _) in zip(none, one, strict=True):
+        shape, dtype = kernel
+        ops[phase].append((op, ir.Cost(flops, moved, flops_1 - flops, moved_1 - moved, shape=shape, dtype=dtype)))
     return tuple((phase, _total(tuple(works))) for phase, works in ops.items())
 
 
@@ -209,9 +217,9 @@ def _total(ops: tuple[tuple[str, ir.Cost], ...]) -> ir.Cost:
     )
 
 
-def _work(joint: Joint, rows: int) -> list[tuple[str, str, int, int]]:
-    """(op, phase, FLOPs, bytes) of each node when R = rows."""
-    works: list[tuple[str, str, int, int]] = []
+def _work(joint: Joint, rows: int) -> list[tuple[str, str, int, int, tuple[Shape, str]]]:
+    """(op, phase, FLOPs, bytes, shape and dtype of its kernel) of each node when R = rows."""
+    works: list[tuple[str, str, int, int, tuple[Shape, str]]] = []
     backward = {gradient.op: gradient for rule in RULES.values() for gradient in rule.gradients}
     tensors = {
         name: Tensor(tuple(rows if extent == "R" else extent for extent in tensor.shape), tensor.dtype)
@@ -219,21 +227,33 @@ def _work(joint: Joint, rows: int) -> list[tuple[str, str, int, int]]:
     }
     for index, phase in phases(joint).items():
         node = joint.nodes[index]
-        rule = RULES.get(node.op) or backward[node.op]
+        rule = RULES.get(node.op) or storage.RULES.get(node.op) or backward[node.op]
         reads, gives = (rule.args, rule.outputs) if isinstance(rule, Rule) else (rule.reads, rule.gives)
-        sizes = SimpleNamespace()
+        sizes, extents = SimpleNamespace(), SimpleNamespace()
         for name, arg in (*zip(reads, node.args, strict=True), *zip(gives, node.outputs, strict=True)):
             if isinstance(name, str):
                 setattr(sizes, name, tensors[arg].shape if isinstance(arg, str) else arg)
+                setattr(extents, name, joint.tensors[arg].shape if isinstance(arg, str) else arg)
         if rule.touched:
-            moved = rule.touched(sizes) * ir.ITEMSIZE[tensors[node.outputs[0]].dtype]
+            moved = rule.touched(sizes) * ITEMSIZE[tensors[node.outputs[0]].dtype]
         else:
-            moved = sum(_bytes(tensors[name]) for name in (*node.reads, *node.outputs))
+            moved = sum(_bytes(joint.tensors[name], rows) for name in (*node.reads, *node.outputs))
             if node.op.endswith("_wgrad"):
-                moved += sum(_bytes(tensors[name]) for name in node.outputs)  # the accumulator is read too
-        works.append((node.op, phase, rule.flops(sizes), moved))
+                moved += sum(_bytes(joint.tensors[name], rows) for name in node.outputs)  # the accumulator is read too
+        kernel = _kernel([joint.tensors[name] for name in (*node.reads, *node.outputs)])
+        if rule.kernel:
+            kernel = rule.kernel(extents), tensors[node.reads[0]].dtype
+        works.append((node.op, phase, rule.flops(sizes), moved, kernel))
     return works
 
 
-def _bytes(tensor: Tensor) -> int:
-    return prod(tensor.shape) * ir.ITEMSIZE[tensor.dtype]
+def _kernel(tensors: list[Tensor]) -> tuple[Shape, str]:
+    """(rows, columns) and dtype of the largest tensor that a kernel reads or writes; R counts as more than any number
+    of rows."""
+    largest = max(tensors, key=lambda tensor: ("R" in tensor.shape, prod(e for e in tensor.shape if e != "R")))
+    rows, *columns = largest.shape or (1,)
+    return (rows, prod(columns)), largest.dtype
+
+
+def _bytes(tensor: Tensor, rows: int) -> int:
+    return tensor_bytes(tensor.shape, tensor.dtype) * (rows if "R" in tensor.shape else 1)

@@ -69,8 +69,12 @@ def _sms(spec: Spec) -> tuple[int, ...]:
 
 
 def _recomputes(spec: Spec) -> tuple[tuple[str, ...], ...]:
-    """More and more of the cheap ops, the most first: it is what surely fits best."""
-    ops = ("rmsnorm", "swiglu", *(("mla_up",) if isinstance(spec.model.attention, Mla) else ()))
+    """More and more, the cheap ops before the dear ones; the most first: it is what surely fits best."""
+    experts = any(isinstance(span.ffn, Moe) for span in spec.model.layers)
+    ops: tuple[str, ...] = ("rmsnorm", "swiglu")
+    ops += ("mla_up",) if isinstance(spec.model.attention, Mla) else ()
+    ops += ("experts",) if experts else ()
+    ops += ("attention",)
     return tuple(ops[:count] for count in range(len(ops), -1, -1))
 
 

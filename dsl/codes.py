@@ -55,6 +55,8 @@ CODES = {
     "E0813": "a schedule has a name, or is read from a file",
     "E0814": "chunks are for interleaved, a cap is for auto",
     "E0815": "a layout has every layer of the model, on as many stages as the schedule runs",
+    "E0816": "a placement is of experts that are spread over ranks",
+    "E0817": "the data ranks of a pipeline rank are on devices of one kind",
     # the model
     "E0901": "groups divide the experts",
     "E0902": "a token finds top_k experts in its groups",
@@ -71,14 +73,15 @@ CODES = {
     "E0913": "recompute names ops that the model has",
     "E0914": "communication takes SMs of a device that states them",
     "E0915": "a run that validates holds files out",
+    "E0916": "linears are in a dtype that every kind of device multiplies in",
     # what is right, and cannot be compiled and trained yet
     "E1001": "training runs in fp64 or fp32",
-    "E1003": "training runs without recompute",
     "E1005": "a tokenizer is trained, or is a file",
 }
 
 # Rules that no longer hold. Their codes are never given to other rules.
 RETIRED = {
     "E1002": "training ran with a sigmoid gate only; softmax gates train too",
+    "E1003": "training ran without recompute only; what is named is computed again",
     "E1004": "training ran under dualpipe or 1f1b only; every schedule trains",
 }

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from dsl.diagnostics import MEANT, Diagnostic, Edit
+from dsl.resolve.merge import ALTERNATIVES
 from dsl.source import OVERRIDE, Source, Span
 
 WRITE = re.compile(r"write `([^`]+)`(.*)", re.DOTALL)
 GIVEN = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)  # key = value
 PLACEHOLDER = re.compile(r"…|\bvalue\b|\bname\b|\bmy_|\bchild\b")
 EXAMPLES = ("E0108", "E0303", "E0504", "E0703", "E0704")  # rules whose "write `…`" shows how, not what
-ALTERNATIVES = {"tokens": "steps", "steps": "tokens"}  # two keys for one thing
 INSIDE = "  "  # what a block's lines are set in by
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from dsl import units
 from dsl.resolve.fields import FieldType, fields_of
 from dsl.schema import BUILT_IN, Batch, Node, Phase, RatePhase, Spec, Tile, TrainTokenizer
+from dsl.syntax import NAMED
 
 INDENT = "  "
-NAMED = ("model", "cluster", "precision")
 
 
 @dataclass(frozen=True, slots=True)

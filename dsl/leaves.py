@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dsl.choices import OPEN
-from dsl.format import NAMED, batch_text, rate_text, value_text
+from dsl.format import batch_text, rate_text, value_text
 from dsl.resolve.fields import FieldType, fields_of
 from dsl.schema import BUILT_IN, Batch, Node, Phase, RatePhase, Spec, Tile, TrainTokenizer
 from dsl.source import OVERRIDE, Span
+from dsl.syntax import NAMED
 
 BUILT_IN_NODES = (Tile, TrainTokenizer)  # classes that are written as one value
 

@@ -94,6 +94,26 @@ def alternatives(
             yield choice, found.spec
 
 
+def variants(
+    path: str | Path, run: str | None = None, overrides: Iterable[str] = (), chosen: choices.Choice | None = None
+) -> Callable[[Iterable[str]], Spec | None]:
+    """What more overrides make of a run: a spec, or None where it breaks a rule. Files are read once.
+
+    `chosen`: values of the keys that are `auto`.
+    """
+    file, run = split(str(path), run)
+    definitions = collect(file)
+    name, texts = _choose(definitions, file, run), tuple(overrides)
+
+    def of(more: Iterable[str]) -> Spec | None:
+        if not name:
+            return None
+        view, mistakes = _run_view(definitions, name, (*texts, *more), False, (), chosen or {})
+        return None if view is None or mistakes or view.context.failed else view.spec
+
+    return of
+
+
 def check(path: str | Path, run: str | None = None, overrides: Iterable[str] = ()) -> tuple[Diagnostic, ...]:
     """Everything wrong with a file: with one run of it, or with all of them and the blocks that none of them takes."""
     file, run = split(str(path), run)

@@ -117,6 +117,12 @@ def _memory(spec: Spec, held: _Held) -> Memory:
     )
 
 
+def sent_bytes(dtype: Dtype, precision: Precision) -> float:
+    """Bytes of an element on its way to experts or back, with its share of an FP32 scale if it is in FP8."""
+    tile = precision.activation_tile
+    return ITEMSIZE[dtype] + (ITEMSIZE["fp32"] / (tile.rows * tile.columns) if dtype == "e4m3" and tile else 0.0)
+
+
 def bytes_per_element(precision: Precision) -> Memory:
     """Bytes of one parameter; no activations. Master weights of the weights' own dtype are the weights."""
     master = 0 if precision.master == precision.parameter else ITEMSIZE[precision.master]

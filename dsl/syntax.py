@@ -9,7 +9,8 @@ from functools import cached_property
 
 from dsl.source import Source, Span
 
-KINDS = ("run", "model", "cluster", "precision")  # of the blocks of a file
+NAMED = ("model", "cluster", "precision")  # blocks of their own, which a run names
+KINDS = ("run", *NAMED)  # of the blocks of a file
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -58,7 +60,7 @@ class Loop:
         self._write_once(rank)
         while trainer.step < self.total:
             board.start_step(trainer.step + 1)
-            row = trainer.train_step()
+            row = self._measured_step(trainer) if trainer.step == 0 else trainer.train_step()
             trace.write(trainer.step, trainer.program, trainer.actions)
             last = trainer.step == self.total
             stop = board.should_stop(trainer.step)
@@ -80,6 +82,16 @@ class Loop:
         if view:
             view.close()
 
+    def _measured_step(self, trainer: Trainer) -> dict[str, Any]:
+        """The first step of a run; on a CPU its ledger is kept."""
+        if self.device != "cpu":
+            return trainer.train_step()
+        with trainer.ledger() as ledger:
+            row = trainer.train_step()
+        with suppress(OSError):  # a full disk does not end a run
+            ledger.write(self.run, trainer.rank, trainer.step, trainer.program)
+        return row
+
     def _samples(self, split: str) -> Samples:
         train = self.build.plan["train"]
         return Samples(self.corpus, split, train["sequence"], EXTRA_TOKENS, seed=train["seed"])
@@ -90,8 +102,10 @@ class Loop:
     def _write_once(self, rank: int) -> None:
         """What the run folder says of where it came from."""
         if rank == 0:
-            for name in ("spec.resolved", "schedule.txt"):  # the first may name the second
-                (self.run / name).write_text((self.build.folder / name).read_text("utf-8"), "utf-8")
+            # the first may name the others
+            for name in ("spec.resolved", "schedule.txt", "placement.json", "rates.json"):
+                if (self.build.folder / name).is_file():
+                    (self.run / name).write_text((self.build.folder / name).read_text("utf-8"), "utf-8")
 
     # ---- checkpoints
 

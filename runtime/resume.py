@@ -7,6 +7,7 @@ Another model, or other tokens, are refused: the numbers would load and mean som
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -43,8 +44,15 @@ def origin(build: Build, corpus: Path) -> dict[str, Any]:
         "torch": torch.__version__.partition("+")[0],
         "data": meta["sha256"],
         "tokenizer": meta["tokenizer"]["sha256"],
-        "plan": {section: build.plan[section] for section in SECTIONS},
+        "plan": {section: build.plan[section] for section in SECTIONS} | _placed(build.plan),
     }
+
+
+def _placed(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the experts of each layer are, in a few letters; nothing where they are placed by their numbers."""
+    slots = {row["name"]: row["slots"] for row in plan["moe_layers"] if "slots" in row}
+    digests = {name: hashlib.sha256(json.dumps(row).encode()).hexdigest()[:8] for name, row in slots.items()}
+    return {"experts": digests} if digests else {}
 
 
 def find(folder: Path, build: Build, corpus: Path) -> Resumption:

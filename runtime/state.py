@@ -81,7 +81,12 @@ def build_state(plan: Mapping[str, Any], rank: int, device: torch.device) -> Sta
         for b in plan["biases"]
         if rank in b["holders"]
     }
-    parameters = {name: t for b in buckets for name, t in _views(b, b.parameters)} | biases
+    slots = {
+        f"{layer['name']}.ffn.router.slots": torch.tensor(layer["slots"], device=device)
+        for layer in plan["moe_layers"]
+        if "slots" in layer
+    }
+    parameters = {name: t for b in buckets for name, t in _views(b, b.parameters)} | biases | slots
     gradients = {name: t for b in buckets for name, t in _views(b, b.gradients)}
     state = State(buckets, biases, _namespace(parameters), _namespace(gradients))
     for _, entry, value in state.logical(lambda b: b.parameters):

@@ -20,6 +20,7 @@ from runtime import optimizer
 from runtime.build import Build
 from runtime.comm.transport import Edge, Exchange, channels, connect
 from runtime.executor import Board, Executor
+from runtime.ledger import Ledger
 from runtime.rate import learning_rate, position, value_at
 from runtime.state import DTYPES, State, build_state
 from runtime.trace import Span
@@ -51,6 +52,7 @@ class Layer:
     sequence_loss: float
     bias: str | None  # tensor name of the balancing bias, if it has one
     bias_rate: Sequence[Mapping[str, Any]] | None
+    slots: Sequence[int] | None = None  # place of each expert, where a file says so; loads are counted by place
 
 
 class Trainer:
@@ -105,6 +107,10 @@ class Trainer:
             device=self.device,
             board=self.board,
         )
+
+    def ledger(self) -> Ledger:
+        """What measures the memory of a step."""
+        return Ledger(self.executor, max((layer.experts for layer in self.layers), default=0))
 
     # ---- one step
 
@@ -225,7 +231,11 @@ class Trainer:
         ]
         total = torch.cat(parts)
         self._all_reduce(total)
-        return dict(zip(names, total.split(extents), strict=True))
+        sums = dict(zip(names, total.split(extents), strict=True))
+        for layer in self.layers:
+            if layer.slots is not None:
+                sums[f"load {layer.name}"] = sums[f"load {layer.name}"][torch.tensor(layer.slots, device=self.device)]
+        return sums
 
     def _losses(self, sums: Sums) -> dict[str, float]:
         losses = {"loss": (sums["loss"] / sums["targets"].clamp(min=1)).item()}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.cli import COMMANDS
+from compiler.cli import COMMANDS, main
 from dsl.load import check
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +38,23 @@ def test_the_conflict_is_the_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown
     (diagnostic,) = check(shown[1], overrides=(shown[2],))
     assert str(diagnostic).endswith("\n" + "\n".join(line[4:] for line in shown[3].splitlines()))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/planning.md"])
+def test_commands_print_what_is_shown(
+    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every `$ dsc plan` and `$ dsc schedule` with what it prints: those lines are there, in this order; … is any."""
+    monkeypatch.chdir(ROOT)
+    shown = re.findall(
+        r"^( *)\$ (dsc (?:plan|schedule) .*)\n((?:\1\S.*\n|\1 .*\n)+)", (ROOT / page).read_text("utf-8"), re.M
+    )
+    assert len(shown) >= 2
+    for indent, command, block in shown:
+        assert main(command.split()[1:]) == 0
+        printed = iter(capsys.readouterr().out.splitlines())
+        for line in (each.removeprefix(indent) for each in block.splitlines()):
+            assert line.strip() in ("…", "```") or any(line == other.rstrip() for other in printed), (command, line)
 
 
 def test_every_command_is_named() -> None:

@@ -79,13 +79,22 @@ def examine(spec: str, overrides: Sequence[str]) -> Checked:
 
 
 def _of_files(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
-    """What is wrong with the schedules of files that runs name."""
-    named = [view for view in analysis.views if hasattr(view.spec, "train") and view.spec.schedule.file is not None]
-    if not named:
-        return ()
-    from compiler.schedules import own
+    """What is wrong with the files of schedules, placements and rates that runs name."""
+    folder, runs = Path(file).parent, [view for view in analysis.views if hasattr(view.spec, "train")]
+    found: list[Diagnostic] = []
+    if scheduled := [view for view in runs if view.spec.schedule.file is not None]:
+        from compiler.schedules import own
 
-    return tuple(m for view in named for m in own.mistakes(view.spec, view.context.origins, Path(file).parent))
+        found += [m for view in scheduled for m in own.mistakes(view.spec, view.context.origins, folder)]
+    if placed := [view for view in runs if view.spec.parallel.placement is not None]:
+        from compiler.place import own as own_placement
+
+        found += [m for view in placed for m in own_placement.mistakes(view.spec, view.context.origins, folder)]
+    if rated := [view for view in runs if view.spec.cluster.rates is not None]:
+        from compiler.rates import own as own_rates
+
+        found += [m for view in rated for m in own_rates.mistakes(view.spec, view.context.origins, folder)]
+    return tuple(found)
 
 
 def _print(how: str, results: list[Checked]) -> int:

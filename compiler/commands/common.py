@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -15,6 +15,8 @@ from dsl.diagnostics import Diagnostic, SpecError, render_all, visible
 from dsl.source import Span
 
 if TYPE_CHECKING:
+    from compiler.place.own import OwnPlacement
+    from compiler.predict.search import Ranking
     from compiler.schedules.schedule import Schedule
     from dsl.schema import Spec  # with pydantic, which commands without a schema need not wait for
 
@@ -35,12 +37,15 @@ COLOURS = (
 
 @dataclass(frozen=True)
 class Chosen:
-    """A resolved spec, where its values are written, the file it came from, and the schedule's file if it names one."""
+    """A resolved spec, where its values are written, the file it came from; and the files of a schedule and of a
+    placement of experts, if it names them."""
 
     spec: Spec
     origins: Mapping[str, Span]
     path: Path
     own: Schedule | None = None
+    placement: OwnPlacement | None = None
+    ranking: Ranking | None = None  # of the plans that were tried, where the spec leaves something open
 
 
 def add_spec_arguments(parser: argparse.ArgumentParser, text: str = "") -> None:
@@ -65,11 +70,26 @@ def load_spec(argument: str | None, overrides: list[str], how: str = "text") -> 
         file, run = split(str(find()) if argument is None else argument)
         resolved = resolve(file, run, overrides)
         spec, origins, path = resolved.spec, resolved.origins, Path(file)
-        if spec.schedule.file is None:
-            return Chosen(spec, origins, path)
-        from compiler.schedules.own import checked  # only specs that name a file wait for it
+        if spec.cluster.rates is not None:
+            from compiler.rates import own as rated  # only specs that name a file wait for it
 
-        return Chosen(spec, origins, path, checked(spec, origins, path.parent))
+            spec = rated.checked(spec, origins, path.parent)
+        ranking = None
+        if resolved.opened:
+            from compiler.commands.decide import decided  # only specs that leave something open wait for it
+
+            ranking = decided(replace(resolved, spec=spec), file, run, overrides)
+            spec = ranking.best.spec
+        chosen = Chosen(spec, origins, path, ranking=ranking)
+        if spec.schedule.file is not None:
+            from compiler.schedules import own
+
+            chosen = replace(chosen, own=own.checked(spec, origins, path.parent))
+        if spec.parallel.placement is not None:
+            from compiler.place import own as placed
+
+            chosen = replace(chosen, placement=placed.checked(spec, origins, path.parent))
+        return chosen
     except SpecError as error:
         refused(error.diagnostics, how)
         return None
@@ -119,7 +139,22 @@ def say(text: str, stream: TextIO | None = None) -> None:
     """Print messages, to stderr if nothing else is said: coloured where a person reads them, see no-color.org."""
     stream = sys.stderr if stream is None else stream
     if text and stream is not None:  # None: closed by who started us
-        print(_coloured(text) if _shows_colours(stream) else text, file=stream)
+        try:
+            print(_coloured(text) if _shows_colours(stream) else text, file=stream, flush=True)
+        except OSError:  # a full disk: what is said beside the work does not change how it ended
+            if stream is not sys.stderr:
+                raise
+            sys.stderr = None  # or it would be tried again at the end
+
+
+def progress(command: str) -> Callable[[str], None]:
+    """What shows, on a terminal, what is being done in the place of what was; "": nothing is any more."""
+
+    def tell(text: str) -> None:
+        if sys.stderr is not None and sys.stderr.isatty():
+            print(f"\r\x1b[K{text and f'{command}: {text}'}", end="", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _shows_colours(stream: TextIO) -> bool:

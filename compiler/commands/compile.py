@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from compiler.commands.common import EXIT_BUG, EXIT_SPEC, add_spec_arguments, is_refused, load_spec, say
+from compiler.commands.common import EXIT_BUG, EXIT_SPEC, add_spec_arguments, is_refused, load_spec, progress, say
 from compiler.emit.folder import check_place
 from compiler.proof import ProofError
 
@@ -28,12 +28,13 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_spec(args.spec, args.set)
     if loaded is None or is_refused(loaded):
         return EXIT_SPEC
+    tell = progress("compile")
     out = args.out or Path("build") / loaded.spec.name
     try:
         check_place(out)  # before the work
         from compiler.build import compile_spec, write_build  # imports torch
 
-        build = compile_spec(loaded.spec, _say, own=loaded.own)
+        build = compile_spec(loaded.spec, tell, own=loaded.own, placement=loaded.placement)
         write_build(out, build.files)
     except ProofError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -41,15 +42,9 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         print(f"error: {f'{out} cannot be written: {error.strerror}' if error.strerror else error}", file=sys.stderr)
         return EXIT_SPEC
-    _say("")
+    tell("")
     print(build.summary, end="", flush=True)
     if build.warning:
         say(f"warning: {build.warning}")
     print(f"build: {out}")
     return 0
-
-
-def _say(text: str) -> None:
-    """Show what is being done, in the place of what was; "": nothing is any more."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        print(f"\r\x1b[K{text and f'compile: {text}'}", end="", file=sys.stderr, flush=True)

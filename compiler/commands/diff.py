@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from compiler.commands.common import EXIT_DIFFERS, add_overrides, human, refused, wrong
 from compiler.difference import Change, Difference, Fact, Move, difference
+from compiler.rates import own as rates
 from compiler.schedules.own import checked
 from compiler.schedules.schedule import Schedule
 from dsl.diagnostics import Diagnostic, SpecError, in_order, visible
@@ -62,8 +64,10 @@ def run(args: argparse.Namespace) -> int:
     for name, overrides in zip(names, ([], args.set), strict=True):
         try:
             found = resolve(name, overrides=overrides)
+            folder = Path(split(name)[0]).parent
+            found = replace(found, spec=rates.checked(found.spec, found.origins, folder))
             resolved.append(found)
-            owns.append(checked(found.spec, found.origins, Path(split(name)[0]).parent))
+            owns.append(checked(found.spec, found.origins, folder))
         except SpecError as error:
             mistakes += error.diagnostics
     if mistakes:

@@ -16,13 +16,16 @@ import sys
 from dataclasses import asdict
 
 from compiler.commands.common import wrong
-from compiler.importers.codes import topics as of_import
-from compiler.schedules.codes import topics as of_schedule
+from compiler.importers import codes as of_imports
+from compiler.place import codes as of_placements
+from compiler.rates import codes as of_rates
+from compiler.schedules import codes as of_schedules
 from dsl.codes import CODES
 from dsl.reference import Topic, find, index, keys, suggestions, text_of
 
 VERSION = 1  # of the JSON, docs/json.md
 SHOWN = 4  # topics that are printed whole; of more, one line each
+OF_FILES = (of_imports, of_schedules, of_placements, of_rates)  # rules of files that are no specs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         listed = {"version": VERSION, "codes": CODES, "keys": {path: key.meaning for path, key in keys().items()}}
         print(json.dumps(listed, indent=2, ensure_ascii=False) if args.format == "json" else index())
         return 0
-    topics = find(args.topic) or of_import(args.topic) or of_schedule(args.topic)
+    topics = find(args.topic) or _of_files(args.topic)
     if not topics:
         close = " or ".join(f"`{name}`" for name in suggestions(args.topic))
         hint = f"did you mean {close}?" if close else "`dsc explain` lists codes and keys"
@@ -54,6 +57,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print("\n\n".join(text_of(topic) for topic in topics))
     return 0
+
+
+def _of_files(asked: str) -> tuple[Topic, ...]:
+    """What is said of a code that is no spec's."""
+    code = asked.strip().strip("`").upper()
+    return tuple(Topic("code", code, table.CODES[code], table.MORE[code]) for table in OF_FILES if code in table.CODES)
 
 
 def _plain(topic: Topic) -> dict[str, object]:

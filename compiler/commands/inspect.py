@@ -77,10 +77,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(folder: Path) -> Run:
     from compiler.commands.schedule_spec import run_of  # with pydantic and networkx
+    from compiler.rates.own import with_rates
     from compiler.schedules.own import own_schedule
     from dsl.load import load
 
-    spec = load(folder / "spec.resolved")
+    spec = with_rates(load(folder / "spec.resolved"), folder)
     return run_of(spec, own_schedule(spec, folder))
 
 

@@ -15,6 +15,7 @@ dsc schedule spec.dsc --format torch-csv                        for torch.distri
 dsc schedule spec.dsc --format megatron-layout                  the stages' layers, for Megatron
 
 Costs are those of one action: one stage, one micro-batch. B costs I + W and a pair the sum of its two, unless given.
+Of auto, and where schedules are compared, costs and cap are those of 1/P of the model, however it is cut.
 A table of costs is JSON (docs/schedules.md), or deepseek-v3-low or deepseek-v3-high, which are in ms.
 
 Exit codes: 0 done · 2 the command line is wrong, or there is no such schedule, of that size, within that cap
@@ -42,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help=f"one of: {names}; default: the spec's")
     parser.add_argument("--ranks", type=int, metavar="P", help="pipeline ranks")
     parser.add_argument("--micro-batches", type=int, metavar="N", help="micro-batches of a step")
-    parser.add_argument("--chunks", type=int, metavar="V", help="stages a rank, of interleaved; default: 2")
+    parser.add_argument(
+        "--chunks", type=int, metavar="V", help="stages a rank, of interleaved, also as one that auto tries; default: 2"
+    )
     parser.add_argument("--costs", metavar="COSTS", help="F=1,I=1,W=1,B=2,FB=3, a JSON file, or deepseek-v3-low")
     parser.add_argument("--pairs", choices=("any",), help="any: pairs of F, B and I all gain by the factor of FB")
     parser.add_argument("--latency", metavar="L", help="time of a message to the next stage; default: 0")

@@ -23,12 +23,16 @@ COLUMNS = ("schedule", "makespan", "bubble", "activations", "copies", "bound", "
 
 @dataclass(frozen=True)
 class Entry:
-    """A schedule, what it takes where there are costs, or why there is no such schedule."""
+    """A schedule, what it takes where there are costs, or why there is no such schedule.
+
+    `parts` of its activations are one of those in which a single schedule is told, and the cap is counted.
+    """
 
     name: str
     schedule: Schedule | None = None
     measured: Measured | None = None
     fault: str = ""
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ def as_json(answer: Answer) -> str:
         value |= {
             "makespan": number(measured.makespan),
             "bubble": [number(idle) for idle in measured.timeline.idle],
-            "peak_activations": list(measured.timeline.peak_activations),
+            "peak_activations": [number(Fraction(each, entry.parts)) for each in measured.timeline.peak_activations],
+            "parts": entry.parts,
             "lower_bound": number(measured.lower_bound),
             "gap": number(measured.gap),
             "excess": number(measured.excess),
@@ -130,14 +135,19 @@ def summary(answer: Answer) -> list[str]:
     if (measured := entry.measured) is None:
         return []
     unit, N = f" {answer.unit}" if answer.unit else "", measured.schedule.num_micro_batches
-    pair = measured.costs.two("FB") * measured.stages_a_rank
-    return [
+    pair, parts = measured.costs.two("FB") * measured.stages_a_rank, entry.parts
+    held, cap = (shown(Fraction(each, parts)) for each in (measured.peak_activations, measured.cap))
+    lines = [
         f"makespan {shown(measured.makespan)}{unit} · bubble {percent(measured.idle)} ·"
-        f" {measured.peak_activations} activations on the fullest rank",
+        f" {held} activations on the fullest rank",
         f"lower bound {shown(measured.lower_bound)}{unit} for placement {measured.schedule.placement} and at most"
-        f" {measured.cap} activations · gap {percent(measured.gap)}",
+        f" {cap} activations · gap {percent(measured.gap)}",
         f"excess {shown(measured.excess)}{unit} over {N} F&B of {shown(pair)}",
     ]
+    if parts > 1:
+        note = f"an action has 1/{parts} of the costs of 1/P of the model, and its activation counts 1/{parts}"
+        lines.append(f"{parts} stages a rank: {note}")
+    return lines
 
 
 def table(answer: Answer) -> list[str]:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from compiler.commands.common import progress
 from compiler.commands.schedule_formats import Answer, Entry
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedules.costs import Costs, any_pairs, costs_of_json, parse_costs, parse_time, shipped, shipped_names
+from compiler.schedules.limits import MAX_CELLS, MAX_RANKS
 from compiler.schedules.measure import measure
 from compiler.schedules.placement import BIDIRECTIONAL, num_stages
 from compiler.schedules.schedule import Schedule, ScheduleError
 from compiler.schedules.simulate import peak_activations
 
-# Bounds before work: the largest published pipelines have 16 to 64 ranks; a million actions take a few seconds.
-MAX_RANKS = 512
 MAX_MICRO_BATCHES = 65_536
-MAX_CELLS = 2**19  # stages x micro-batches; each is a forward and a backward
+MOST_COMPARED = 2 * MAX_CELLS
+PARTS_OF_AUTO = 4  # it tries all the others, which takes about as long as a schedule of so many stages a rank
 MAX_CHUNKS = 64
 MAX_CAP = 100_000_000
 MAX_TABLE_BYTES = 1 << 20
@@ -35,7 +37,10 @@ class WrongError(Exception):
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What schedules are asked for. `costs` are those of one of `num_stages` stages, or if None of any action."""
+    """What schedules are asked for. `costs` are those of one of `num_stages` stages, or if None of any action.
+
+    For `auto` they are those of 1/P of the model, and so is the cap; `storage` is where it must run, if that is given.
+    """
 
     num_ranks: int
     num_micro_batches: int
@@ -43,6 +48,7 @@ class _Sizes:
     cap: int | None
     costs: Costs | None
     num_stages: int | None = None
+    storage: str | None = None
 
 
 def answer_to(args: argparse.Namespace) -> Answer | None:
@@ -66,8 +72,7 @@ def answer_to(args: argparse.Namespace) -> Answer | None:
     _check_sizes(args, sizes)
     if args.compare:
         return _compared(names, sizes, "")
-    schedule = _generated(names[0], sizes)
-    return Answer((_entry(schedule, sizes),), sizes.costs)
+    return Answer((_made(names[0], sizes),), sizes.costs)
 
 
 def _of_spec(args: argparse.Namespace) -> Answer | None:
@@ -91,13 +96,16 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
     if args.compare:
         return _compared(_names(args), sizes, unit)
     searched = run.name == AUTO and (given is not None or args.cap is not None)  # not for what the run would take
-    if args.name is None and not searched:
-        schedule = run.schedule()
-        _check_cap(schedule, sizes)
+    if searched and args.name is None:
+        entry = _made(AUTO, replace(sizes, storage=run.plan.placement))
+    elif args.name is None:
+        with _progress() as progress:
+            schedule = run.schedule(progress)
+        entry = _entry(schedule, sizes, run.num_stages // run.num_ranks if run.name == AUTO else 1)
     else:
-        schedule = _generated(AUTO if args.name is None else _names(args)[0], sizes)
+        entry = _made(_names(args)[0], sizes)
     layout, lanes = (None, None) if args.name else (run.layout, run.lanes)
-    return Answer((_entry(schedule, sizes),), costs, unit=unit, layout=layout, lanes=lanes)
+    return Answer((entry,), costs, unit=unit, layout=layout, lanes=lanes)
 
 
 def _is_spec(argument: str) -> bool:
@@ -117,7 +125,6 @@ def _of_file(args: argparse.Namespace) -> Answer:
         raise WrongError(str(error)) from None
     sizes = _Sizes(schedule.num_ranks, schedule.num_micro_batches, DEFAULT_CHUNKS, args.cap, costs_of(args))
     _check_sizes(args, sizes)
-    _check_cap(schedule, sizes)
     return Answer((_entry(schedule, sizes),), sizes.costs)
 
 
@@ -182,74 +189,109 @@ def _check_sizes(args: argparse.Namespace, sizes: _Sizes) -> None:
     ):
         if value is not None and not 1 <= value <= most:
             raise WrongError(f"{option} {value} is out of bounds: use 1 to {most}")
-    chunked = any(
-        name in SCHEDULES and SCHEDULES[name].chunked for name in (args.name, *(args.compare or "").split(","))
-    )
-    if args.chunks is not None and not chunked:
+    names = [name for name in (args.name, *(args.compare or "").split(",")) if name]
+    if args.chunks is not None and not any(name == AUTO or SCHEDULES[name].chunked for name in names):
         raise WrongError("--chunks is for interleaved: leave it out, or write --name interleaved")
-    stages = sizes.num_ranks * (sizes.chunks if chunked else 1)
-    if stages * sizes.num_micro_batches > MAX_CELLS:
+    parts = [PARTS_OF_AUTO + sizes.chunks - 2 if name == AUTO else _parts(name, sizes.chunks) for name in names] or [1]
+    most = min(MAX_CELLS // max(parts), MOST_COMPARED // sum(parts)) // sizes.num_ranks
+    if sizes.num_micro_batches > most:
+        stages = sizes.num_ranks * max(parts)
+        what = f"{stages} stages" if stages > sizes.num_ranks and AUTO not in names else f"{sizes.num_ranks} ranks"
+        edit = f"use --micro-batches {most} or fewer" if most else "use fewer ranks"
         raise WrongError(
-            f"{stages} {'stages' if chunked else 'ranks'} x {sizes.num_micro_batches} micro-batches is too large:"
-            f" use --micro-batches {MAX_CELLS // stages} or fewer"
+            f"{what} x {sizes.num_micro_batches} micro-batches is too large: {edit}, which take some 10 s"
+            + (", or compare fewer" if len(names) > 1 else "")
         )
 
 
 # ---------------------------------------------------------------- schedules
 
 
-def _generated(name: str, sizes: _Sizes) -> Schedule:
+def _made(name: str, sizes: _Sizes) -> Entry:
     """The schedule of a name, checked; `WrongError` for a size it does not have, or one that the cap does not hold."""
-    P, N, cap = sizes.num_ranks, sizes.num_micro_batches, sizes.cap
     try:
         if name == AUTO:
-            from compiler.solver import solve
-
-            searched = solve(P, N, _of_one_rank(sizes), cap).schedule
-            searched.check()
-            return searched
-        schedule = SCHEDULES[name].generate(P, N, sizes.chunks)
+            return _searched(sizes)
+        schedule = SCHEDULES[name].generate(sizes.num_ranks, sizes.num_micro_batches, sizes.chunks)
     except ValueError as error:  # a size this schedule does not have, a cap that nothing fits
         raise WrongError(str(error)) from None
     schedule.check()
-    _check_cap(schedule, sizes)
-    return schedule
+    return _entry(schedule, sizes)
 
 
-def _check_cap(schedule: Schedule, sizes: _Sizes) -> None:
-    if sizes.cap is not None and (held := max(peak_activations(schedule))) > sizes.cap:
+def _searched(sizes: _Sizes) -> Entry:
+    """`auto`, always measured. ValueError for a cap that nothing fits, and for weights of other numbers."""
+    from compiler.solver import solve, solve_on
+
+    P, N, cap, storage = sizes.num_ranks, sizes.num_micro_batches, sizes.cap, sizes.storage
+    with _progress() as progress:
+
+        def report(share: float) -> None:
+            progress(f"search for auto: {share:.0%}")
+
+        if storage is None:
+            found = solve(P, N, _cut(sizes, P), cap, report=report, chunks=sizes.chunks)
+        else:
+            stages = num_stages(storage, P)
+            of_stage = None if cap is None else cap * stages // P
+            found = solve_on(storage, P, N, _cut(sizes, stages), of_stage, report=report)
+    found.schedule.check()
+    measured = found.measured()
+    return Entry(AUTO, found.schedule, measured, parts=measured.stages_a_rank)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """What is being done, on a terminal, until it is done."""
+    tell = progress("schedule")
+    try:
+        yield tell
+    finally:
+        tell("")
+
+
+def _check_cap(schedule: Schedule, cap: int | None) -> None:
+    if cap is not None and (held := max(peak_activations(schedule))) > cap:
         sizes_said = f"{schedule.num_ranks} ranks with {schedule.num_micro_batches} micro-batches"
         raise WrongError(f"{schedule.name} on {sizes_said} holds {held} activations: use --cap {held} or more, or auto")
 
 
-def _of_one_rank(sizes: _Sizes) -> Costs:
-    """Costs where the model is cut into as many stages as there are ranks."""
-    costs = sizes.costs or Costs()
-    return costs if sizes.num_stages is None else costs.recut(sizes.num_stages, sizes.num_ranks)
-
-
-def _entry(schedule: Schedule, sizes: _Sizes) -> Entry:
-    """A schedule, measured where there are costs, or where it was searched for by some."""
-    costs = Costs() if sizes.costs is None and schedule.name == AUTO else sizes.costs
-    if costs is None:
-        return Entry(schedule.name, schedule)
-    stages = num_stages(schedule.placement, schedule.num_ranks)
+def _cut(sizes: _Sizes, stages: int) -> Costs:
+    """Costs where the model is cut into so many stages; what is given for `auto` is of as many as there are ranks."""
+    costs, had = sizes.costs or Costs(), sizes.num_stages or sizes.num_ranks
     try:
-        costs = costs if sizes.num_stages is None else costs.recut(sizes.num_stages, stages)
-        return Entry(schedule.name, schedule, measure(schedule, costs, sizes.cap))
+        costs.check(sizes.num_ranks, had)
+    except ValueError as error:
+        raise WrongError(str(error)) from None
+    return costs.recut(had, stages)
+
+
+def _entry(schedule: Schedule, sizes: _Sizes, parts: int = 1) -> Entry:
+    """A schedule that is not searched for here, measured where there are costs; `WrongError` where it holds too much.
+
+    The cap counts activations of so many `parts`, each that of one of its stages.
+    """
+    stages = num_stages(schedule.placement, schedule.num_ranks)
+    cap = None if sizes.cap is None else sizes.cap * parts
+    _check_cap(schedule, cap)
+    if sizes.costs is None:
+        return Entry(schedule.name, schedule)
+    try:
+        costs = sizes.costs if sizes.num_stages is None else sizes.costs.recut(sizes.num_stages, stages)
+        return Entry(schedule.name, schedule, measure(schedule, costs, cap), parts=parts)
     except ValueError as error:  # weights of another number of stages
         raise WrongError(str(error)) from None
 
 
 def _compared(names: Sequence[str], sizes: _Sizes, unit: str) -> Answer:
     """One entry for each name. Costs are those of 1/P of the model, and the cap counts activations of that much."""
-    base = _of_one_rank(sizes)
+    base = _cut(sizes, sizes.num_ranks)
     entries = []
     for name in names:
-        cap = None if sizes.cap is None else sizes.cap * _parts(name, sizes.chunks)
+        cap = None if sizes.cap is None else sizes.cap * (1 if name == AUTO else _parts(name, sizes.chunks))
         own = replace(sizes, costs=base, num_stages=sizes.num_ranks, cap=cap)
         try:
-            entries.append(_entry(_generated(name, own), own))
+            entries.append(_made(name, own))
         except WrongError as error:
             entries.append(Entry(name, fault=str(error)))
     if all(entry.fault for entry in entries):
@@ -259,5 +301,5 @@ def _compared(names: Sequence[str], sizes: _Sizes, unit: str) -> Answer:
 
 def _parts(name: str, chunks: int) -> int:
     """Into how many stages a schedule cuts the model's share of a rank."""
-    placement = BIDIRECTIONAL if name == AUTO else SCHEDULES[name].placement(chunks)
+    placement = SCHEDULES[name].placement(chunks)
     return 1 if placement == BIDIRECTIONAL else num_stages(placement, 1)

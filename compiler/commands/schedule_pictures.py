@@ -54,7 +54,8 @@ def _panel(entry: Entry, answer: Answer) -> Panel:
         ("bubble", percent(measured.idle)),
         ("bound", shown(measured.lower_bound) + unit),
         ("gap", percent(measured.gap)),
-        ("activations at most", str(measured.peak_activations)),
+        ("activations at most", shown(Fraction(measured.peak_activations, entry.parts))),
     )
     lanes = answer.lanes(schedule) if answer.lanes else ()
-    return panel_of(schedule, measured.costs, facts=facts, lanes=lanes, timeline=measured.timeline)
+    kept = Fraction(1, entry.parts)
+    return panel_of(schedule, measured.costs, facts=facts, lanes=lanes, activation=kept, timeline=measured.timeline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -9,11 +10,11 @@ from itertools import accumulate, pairwise
 from compiler.ir import Cut, Plan, Use
 from compiler.lower import lower
 from compiler.lower.estimate import stage_costs, times_of
-from compiler.lower.rates import rates_of
 from compiler.picture.lanes import lanes_of
 from compiler.picture.values import Lanes
-from compiler.pipeline import schedule_for, uses
+from compiler.pipeline import schedule_for, search_of, uses
 from compiler.plan import make_plan
+from compiler.rates import rates_of
 from compiler.schedules import DEFAULT_CHUNKS
 from compiler.schedules.costs import Costs
 from compiler.schedules.placement import num_stages
@@ -69,9 +70,10 @@ class Run:
         ends = [0, *accumulate(counts)]
         return layout_of(tuple(pairwise(ends)), self.spec.model.mtp.depth if self.spec.model.mtp else 0)
 
-    def schedule(self) -> Schedule:
-        """What the run takes, checked."""
-        schedule = schedule_for(self.spec, self.plan, self.num_micro_batches, self.own)
+    def schedule(self, progress: Callable[[str], None] = lambda _: None) -> Schedule:
+        """What the run takes, checked. `progress` is told of a search."""
+        search = search_of(self.spec, self.plan, progress)
+        schedule = schedule_for(self.spec, self.plan, self.num_micro_batches, self.own, search)
         schedule.check()
         return schedule
 

@@ -25,8 +25,9 @@ from types import FrameType
 
 from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, is_refused, load_spec
 from compiler.emit.files import versions
+from compiler.rates.own import own_table
 from compiler.report.run import write_run_report
-from compiler.schedules.own import BUILT, standing_alone
+from compiler.schedules.own import BUILT, PLACED, RATED, standing_alone
 from dsl.format import canonical
 from runtime.options import add_options
 
@@ -100,6 +101,11 @@ def _stale(build: Path, chosen: Chosen) -> bool:
     except (OSError, ValueError, KeyError):
         return True
     if made_by != versions() or text != canonical(standing_alone(chosen.spec)):
+        return True
+    if chosen.placement is not None and (build / PLACED).read_text("utf-8") != chosen.placement.text:
+        return True
+    table = own_table(chosen.spec)
+    if table is not None and (build / RATED).read_text("utf-8") != table.to_json():
         return True
     return chosen.own is not None and (build / BUILT).read_text("utf-8") != chosen.own.to_text()
 

@@ -88,6 +88,8 @@ def _keys(cls: type[Node], path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         here = f"{path}.{name}" if path else name
         if kind.form == "label" or (cls is Model and name == "layers") or kind.form == "rate":
             continue
+        if here == "cluster.more":  # few clusters have it, and only there its keys can be set
+            continue
         blocks = [node for node in kind.nodes if node not in (Tile, TrainTokenizer)]
         if not blocks or kind.form == "batch":
             yield here, _choices(kind.types)

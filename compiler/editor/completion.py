@@ -13,7 +13,7 @@ from compiler.editor.keys import Inside
 from compiler.editor.structure import Place
 from compiler.editor.values import rate_items, value_items
 from dsl.resolve.fields import fields_of
-from dsl.syntax import KINDS
+from dsl.syntax import KINDS, NAMED
 
 Lister = Callable[[str], list[str]]  # path of a folder → the names in it, those of folders with a `/` at the end
 STATEMENTS = {  # of a file
@@ -73,7 +73,7 @@ def _all_keys(where: Inside) -> Iterator[Item]:
     elif where.form == "class":
         fields = fields_of(where.cls)
         for name in keys.keys(where.cls):
-            is_block = name in fields and keys.is_block(fields[name]) and name not in keys.NAMED
+            is_block = name in fields and keys.is_block(fields[name]) and name not in NAMED
             detail = "required" if keys.required(where.cls, name) else ""
             documentation, snippet = texts.key(where.at(name)), keys.snippet(where.cls, name)
             yield Item(name, "block" if is_block else "key", detail, documentation, snippet)

@@ -12,7 +12,7 @@ from compiler.editor.structure import Place, Token
 from compiler.editor.summary import summary
 from dsl.resolve.fields import fields_of
 from dsl.schema import BUILT_IN, Spec
-from dsl.syntax import KINDS
+from dsl.syntax import KINDS, NAMED
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _label(document: Document, where: Inside, statement: structure.Node, token: 
 
 def _value(document: Document, where: Inside, statement: structure.Node, token: Token) -> str:
     key = statement.key
-    if where.form == "class" and where.cls is Spec and key in keys.NAMED:
+    if where.form == "class" and where.cls is Spec and key in NAMED:
         return _named(document, key, token.text)
     if token.kind == "word":
         found = _reference(document, token)

@@ -13,9 +13,8 @@ from dsl.resolve import derive
 from dsl.resolve.fields import FieldType, fields_of, keys_of
 from dsl.resolve.merge import ALTERNATIVES
 from dsl.schema import Batch, LayerRange, Node, Spec, Tile, TrainTokenizer
-from dsl.syntax import KINDS
+from dsl.syntax import KINDS, NAMED
 
-NAMED = ("model", "cluster", "precision")
 BATCH_KEYS = {
     "from": ("from = 3072", "sequences of the first step"),
     "to": ("to = 15360", "sequences of a step once it has grown"),

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from compiler.editor import keys, structure
+from compiler.editor import structure
 from compiler.editor.document import LET, Document, span, target
 from compiler.editor.structure import Token
 from dsl.source import Source, Span
-from dsl.syntax import KINDS, Let
+from dsl.syntax import KINDS, NAMED, Let
 
 SymbolKind = Literal["run", "model", "cluster", "precision", "block", "key", "let", "import", "line"]
 
@@ -87,7 +87,7 @@ def _name(statement: structure.Node, token: Token) -> tuple[str, str] | None:
     if is_file and kind in KINDS and len(words) > 3 and words[2].text == "extends" and token is words[3]:
         return kind, token.text
     in_run = statement.parent is not None and [each.key for each in statement.parent.path()] == ["run"]
-    return (kind, token.text) if in_run and kind in keys.NAMED and token in statement.value[:1] else None
+    return (kind, token.text) if in_run and kind in NAMED and token in statement.value[:1] else None
 
 
 def _names(source: Source) -> Iterator[tuple[Span, tuple[str, str]]]:

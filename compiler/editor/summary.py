@@ -42,14 +42,12 @@ def _model(model: Model) -> str:
 
 
 def _cluster(cluster: Cluster) -> str:
-    node, device = cluster.node, cluster.node.device
-    nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes:,} nodes"
-    return _list(
-        [
-            f"{cluster.world:,} × {device.name}: {nodes} of {node.devices:,}",
-            f"{units.write(device.memory, 'byte')} a device",
-        ]
-    )
+    lines = []
+    for count, node in cluster.parts:
+        nodes = "1 node" if count == 1 else f"{count:,} nodes"
+        lines.append(f"{count * node.devices:,} × {node.device.name}: {nodes} of {node.devices:,}")
+        lines.append(f"{units.write(node.device.memory, 'byte')} a device")
+    return _list(lines)
 
 
 def _precision(precision: Precision) -> str:

@@ -15,6 +15,7 @@ from dsl.resolve import derive
 from dsl.resolve.fields import WORDS_AS_TEXT, FieldType, fields_of
 from dsl.resolve.forms import CLAUSES, SHAPES
 from dsl.schema import BUILT_IN, Node, Spec, Unit
+from dsl.syntax import NAMED
 
 TOKENS, STEPS = Unit("token", bare=True), Unit("step", bare=True)
 OPERATORS = ("+", "-", "*", "/", "(")
@@ -41,7 +42,7 @@ def _of_field(
     document: Document, where: Inside, key: str, kind: FieldType, place: Place, before: list[Token]
 ) -> Iterator[Item]:
     first = not before
-    if key in keys.NAMED and where.cls is Spec:
+    if key in NAMED and where.cls is Spec:
         yield from _names(document, key) if first else ()
     elif kind.form == "phases":
         yield from _phases(before, place)

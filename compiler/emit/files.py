@@ -13,7 +13,7 @@ from compiler.layers.build import TORCH_DTYPE
 from compiler.layers.stages import block_of
 from compiler.lower.estimate import Overlap
 from compiler.pipeline import Lowered
-from compiler.plan.memory import rank_memory
+from compiler.predict.memory_state import proven_memories
 from compiler.schedules.placement import ranks_of_stage
 from dsl.schema import Moe, Precision, Spec
 
@@ -25,7 +25,7 @@ def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> 
     """All the runtime needs to know: mesh, replica table, recipe, and which program serves which step."""
     plan, mesh = lowered.plan, lowered.plan.mesh
     table = {r.name: r for r in plan.replicas}
-    memories = [rank_memory(spec, plan, lowered.certificates.values(), rank) for rank in range(mesh.pp)]
+    memories = proven_memories(spec, plan, lowered.certificates.values())
     data: dict[str, Any] = {
         "run": spec.name,
         "mesh": {axis: getattr(mesh, axis) for axis in ("pp", "dp", "ep", "tp", "cp")},
@@ -41,12 +41,12 @@ def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> 
         "message": _message(plan),
         "edges": edges(lowered.programs.values()),
         "records": [metric for stage in plan.stages for metric, _ in stage.records],
-        "moe_layers": [_moe_layer(spec, stage, step) for stage in plan.stages for step in _routers(stage)],
+        "moe_layers": [_moe_layer(spec, plan, stage, step) for stage in plan.stages for step in _routers(stage)],
         "stages": [[s.site for s in stage.steps if isinstance(s, Use)] for stage in plan.stages],
         "overlap": _overlap_json(overlaps),
         "memory": [memory.total for memory in memories],
         "buckets": [_bucket(b, table) for b in plan.buckets],
-        "biases": [{"name": r.name, "shape": r.shape, "holders": r.holders} for r in plan.replicas if r.role == "bias"],
+        "biases": [_bias(r) for r in plan.replicas if r.role == "bias"],
     }
     return _pretty(data)
 
@@ -100,7 +100,7 @@ def _routers(stage: Stage) -> list[Use]:
     return [s for s in stage.steps if isinstance(s, Use) and s.segment.kind == "router"]
 
 
-def _moe_layer(spec: Spec, stage: Stage, router: Use) -> dict[str, Any]:
+def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> dict[str, Any]:
     site = router.site.partition(".")[0]
     index = int(site[1:])
     ffn = spec.model.ffn(index) if site.startswith("L") else spec.model.ffn(spec.model.num_layers - 1)
@@ -114,6 +114,7 @@ def _moe_layer(spec: Spec, stage: Stage, router: Use) -> dict[str, Any]:
         "sequence_loss": ffn.balance.sequence_loss if balanced else 0.0,
         "bias": dict(router.params).get("bias"),
         "bias_rate": [p.model_dump(mode="json") for p in rate] if rate is not None else None,
+        **({"slots": dict(plan.slots)[tensor]} if (tensor := dict(router.params).get("slots")) else {}),
     }
 
 
@@ -122,7 +123,11 @@ def _bucket(bucket: Bucket, table: Mapping[str, Replica]) -> dict[str, Any]:
         {"name": r.name, "tensor": r.tensor, "shape": r.shape, "init": r.init, "decay": r.decay}
         for r in (table[name] for name in bucket.replicas)
     ]
-    return {"name": bucket.name, "holders": bucket.holders, "parameters": rows}
+    return {"name": bucket.name, "holders": tuple(bucket.holders), "parameters": rows}
+
+
+def _bias(replica: Replica) -> dict[str, Any]:
+    return {"name": replica.name, "shape": replica.shape, "holders": tuple(replica.holders)}
 
 
 def program_json(program: Program) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from compiler.emit.files import plan_head
 from compiler.lower.estimate import Overlap
 from compiler.pipeline import Lowered
-from compiler.plan.memory import rank_memory
+from compiler.predict.memory_state import proven_memories
 from dsl.memory import Memory
 from dsl.rules.resources import size
 from dsl.schema import Spec
@@ -36,14 +36,15 @@ def does_not_fit(spec: Spec, lowered: Lowered) -> str:
 
     `dsc check` refuses what no schedule could fit. This is the plan's own peak, of even load on the experts.
     """
-    device = spec.cluster.node.device
-    full = [rank for rank in range(lowered.plan.mesh.pp) if _memory(spec, lowered, rank).total > device.memory]
+    device = min(spec.cluster.devices, key=lambda each: each.memory)
+    full = [memory for memory in _memories(spec, lowered) if memory.total > device.memory]
     if not full:
         return ""
     rank, memory = fullest(spec, lowered)
     return (
         f"this does not fit: devices of {count(len(full), 'pipeline rank')} of {lowered.plan.mesh.pp} hold more than "
-        f"the {size(device.memory)} of device {device.name}, those of rank {rank} the most, {size(memory.total)}"
+        f"the {size(device.memory)} of device {device.name}, those of rank {rank} the most, {size(memory.total)}; "
+        "`dsc plan` says what they hold, and shows edits that mend it"
     )
 
 
@@ -55,7 +56,7 @@ def count(number: int, word: str) -> str:
 
 def fullest(spec: Spec, lowered: Lowered) -> tuple[int, Memory]:
     """The pipeline rank whose devices hold the most, and what they hold."""
-    memories = [_memory(spec, lowered, rank) for rank in range(lowered.plan.mesh.pp)]
+    memories = _memories(spec, lowered)
     rank = max(range(len(memories)), key=lambda rank: memories[rank].total)
     return rank, memories[rank]
 
@@ -70,5 +71,5 @@ def parts_of(memory: Memory) -> tuple[tuple[str, int], ...]:
     )
 
 
-def _memory(spec: Spec, lowered: Lowered, rank: int) -> Memory:
-    return rank_memory(spec, lowered.plan, lowered.certificates.values(), rank)
+def _memories(spec: Spec, lowered: Lowered) -> tuple[Memory, ...]:
+    return proven_memories(spec, lowered.plan, lowered.certificates.values())

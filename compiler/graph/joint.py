@@ -5,7 +5,8 @@ split by `compiler.graph.split`, and the two cuts must be equal.
 
 Values are named. Parameters, inputs and outputs have the segment's names, the tangent of output `y` is `d_y`. Any other
 value of the forward is named by the op that made it (`linear_2`, `rmsnorm_0_rstd`), its gradient is `d_linear_2`.
-Summands of a gradient, which never leave a function, are named by theirs (`linear_dgrad_0`).
+Summands of a gradient, which never leave a function, are named by theirs (`linear_dgrad_0`). What the backward computes
+a second time has the first value's name with `_again` behind it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Node:
 @dataclass(frozen=True)
 class Joint:
     """`nodes` in an order of execution; `outputs`, `gradients`, `weights`: the value of each output of the segment, of
-    the gradient of each input and of each parameter that has one."""
+    the gradient of each input and of each parameter that has one. `again`: what the backward computes a second time."""
 
     segment: Segment
     nodes: tuple[Node, ...]
@@ -45,6 +46,8 @@ class Joint:
     outputs: tuple[tuple[str, str], ...]
     gradients: tuple[tuple[str, str], ...]
     weights: tuple[tuple[str, str], ...]
+    again: tuple[str, ...] = ()
+    early: tuple[str, ...] = ()  # what F makes though the backward alone reads it
 
 
 def arguments_of(segment: Segment) -> tuple[Param | Input, ...]:

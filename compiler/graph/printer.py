@@ -22,6 +22,8 @@ PURPOSE = {
     "W": "Backward for the weights: adds to the gradients in the g_ buffers.",
 }
 
+AGAIN = "_again: what F had, computed again."
+
 
 @dataclass(frozen=True, slots=True)
 class Alias:
@@ -84,6 +86,8 @@ def module(joint: Joint, parts: Split, kernel_of: KernelOf) -> str:
     if any("R" in argument.shape for argument in segment.inputs):
         lines.append("# R: rows received, any number")
     lines += [f"# {line}" for line in wrap(constants, WIDTH - 2)]
+    if joint.again:
+        lines.append(f"# recompute: {', '.join(segment.recompute)}")
     if any(node.op in ("add", "cat2") for nodes in parts.functions.values() for node in nodes):
         lines += ["", "import torch"]
     lines += [""] if ops else []
@@ -122,7 +126,8 @@ def function(joint: Joint, parts: Split, name: str, nodes: tuple[Node, ...], ker
         return [f"def {name}():", f'    """{PURPOSE[name]} There are none."""']
     lines = [f"def {name}("]
     lines += [f"    {arg},  # {shape(arg)}" for arg in signature.args]
-    lines += ["):", f'    """{PURPOSE[name]}"""']
+    again = any(value in joint.again for node in nodes for value in node.outputs)
+    lines += ["):", f'    """{PURPOSE[name]}{again * f" {AGAIN}"}"""']
     for node in nodes:
         comment = f"  # {', '.join(shape(value) for value in node.outputs)}" if node.outputs else ""
         lines += wrapped(print_node(node, callee(node)), comment)

@@ -4,9 +4,10 @@ F = ancestors of the outputs, whole nodes: an output of an F node that only the 
 I = ancestors of the input gradients, minus F. W = ancestors of the weight gradients, minus F and I.
 What crosses from F is the saved list, what crosses from I to W the deferred list; tangents are arguments of both.
 
-Two rules beside. Views own no storage: what crosses is the tensor they view, and they are taken again where they are
+Three rules beside. Views own no storage: what crosses is the tensor they view, and they are taken again where they are
 read. W gets gradient accumulators and no weights (they may be far away by then), so a node that reads a weight belongs
-to I. Which function a node belongs to is decided by `phases` alone.
+to I. What is computed again from a value that I computes again belongs to I with it: W gets the end of such a chain,
+not its beginning. Which function a node belongs to is decided by `phases` alone.
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ def phases(joint: Joint) -> dict[int, str]:
         return seen
 
     gradients = [value for _, value in joint.gradients]
-    forward = ancestors(value for _, value in joint.outputs)
+    forward = ancestors([*(value for _, value in joint.outputs), *joint.early])
     needed = ancestors([*gradients, *(value for _, value in joint.weights)])
     weighing = [node for index, node in enumerate(joint.nodes) if index in needed and params.intersection(node.reads)]
     inward = ancestors([*gradients, *(value for node in weighing for value in node.outputs)])
+    again = {producer[value] for value in joint.again}
+    chained = [index for index in again & needed if ancestors(joint.nodes[index].reads) & again & inward]
+    inward |= ancestors(value for index in chained for value in joint.nodes[index].outputs)
     where = dict.fromkeys(needed, "W") | dict.fromkeys(inward, "I") | dict.fromkeys(forward, "F")
     return {index: where[index] for index in sorted(where) if joint.nodes[index].outputs[0] not in views}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dsl.reference import Topic
-
 CODES = {
     "I0101": "a configuration is a JSON object (RFC 8259)",
     "I0102": "a configuration gives a key once",
@@ -26,9 +24,3 @@ MORE = {
     "I0303": "A warning, and a comment in the spec: a context that was extended after pre-training, a balancing loss "
     "of another kind.",
 }
-
-
-def topics(asked: str) -> tuple[Topic, ...]:
-    """What `dsc explain` says of a code of an import; nothing of another word."""
-    code = asked.strip().strip("`").upper()
-    return (Topic("code", code, CODES[code], MORE[code]),) if code in CODES else ()

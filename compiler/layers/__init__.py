@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler import ir
 from compiler.layers import attention, dense, ends, moe, mtp
 from compiler.layers.build import Place
+from compiler.layers.storage import stored
 
 __all__ = ["LAYERS", "Layer", "Place"]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A kind of segment: its builder, and the logical name below its block of each parameter."""
+    """A kind of segment: its function and sizes at a place, the logical name below its block of each parameter, and
+    which names of a run's `recompute` mean something in it."""
 
-    build: Callable[[Place], ir.Segment]
+    plain: Callable[[Place], ir.Segment]
     parameters: Mapping[str, str]
+    recompute: tuple[str, ...] = ()
+
+    def build(self, place: Place) -> ir.Segment:
+        """The segment at a place, its backward as the run wants it."""
+        names = tuple(name for name in self.recompute if name in place.spec.recompute)
+        plain = self.plain(place)
+        return replace(plain, recompute=names, stored=stored(place, plain.kind))
 
 
 LAYERS: dict[str, Layer] = {
-    "attention": Layer(attention.build, attention.PARAMETERS),
-    "dense": Layer(dense.build, dense.PARAMETERS),
+    "attention": Layer(attention.build, attention.PARAMETERS, ("rmsnorm", "mla_up", "attention")),
+    "dense": Layer(dense.build, dense.PARAMETERS, ("rmsnorm", "swiglu", "dense")),
     "embed": Layer(ends.build_embed, ends.EMBED_PARAMETERS),
-    "experts": Layer(moe.build_experts, moe.EXPERTS_PARAMETERS),
+    "experts": Layer(moe.build_experts, moe.EXPERTS_PARAMETERS, ("swiglu", "experts")),
     "final_norm": Layer(ends.build_final_norm, ends.FINAL_NORM_PARAMETERS),
     "head": Layer(ends.build_head, ends.HEAD_PARAMETERS),
     "join": Layer(moe.build_join, {}),
-    "mtp_input": Layer(mtp.build, mtp.PARAMETERS),
-    "router": Layer(moe.build_router, moe.ROUTER_PARAMETERS),
-    "shared": Layer(moe.build_shared, moe.SHARED_PARAMETERS),
+    "mtp_input": Layer(mtp.build, mtp.PARAMETERS, ("rmsnorm",)),
+    "router": Layer(moe.build_router, moe.ROUTER_PARAMETERS, ("rmsnorm", "router")),
+    "shared": Layer(moe.build_shared, moe.SHARED_PARAMETERS, ("rmsnorm", "swiglu", "shared")),
 }

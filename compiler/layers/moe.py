@@ -7,13 +7,19 @@ Sources: DeepSeekMoE, arXiv 2401.06066; DeepSeek-V2, arXiv 2405.04434, §2.1.3; 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from compiler import ir
 from compiler.layers.build import Place, index, segment
 
-ROUTER_PARAMETERS = {"norm": "ffn.norm", "weight": "ffn.router.weight", "bias": "ffn.router.bias"}
-SHARED_PARAMETERS = {"up": "ffn.shared.up", "down": "ffn.shared.down"}
+ROUTER_PARAMETERS = {
+    "norm": "ffn.norm",
+    "weight": "ffn.router.weight",
+    "bias": "ffn.router.bias",
+    "slots": "ffn.router.slots",
+}
+SHARED_PARAMETERS = {"norm": "ffn.norm", "up": "ffn.shared.up", "down": "ffn.shared.down"}
 EXPERTS_PARAMETERS = {"up": "ffn.experts.up", "down": "ffn.experts.down"}
 
 
@@ -33,14 +39,18 @@ def router(
     sequence: int,
     shared: bool,
     balance: bool,
+    placed: bool = False,
 ) -> tuple[Any, ...]:
-    """Chooses experts and puts the rows in their order. `h` is handed through to the join, the normed `x` to the shared
-    experts; with `balance` there is the sequence-wise loss, without its weight."""
+    """Chooses experts and puts the rows in their order, or if they are `placed`, in that of their places. `h` is handed
+    through to the join, the normed `x` to the shared experts; with `balance` there is the sequence-wise loss, without
+    its weight."""
     x_TD = ops.rmsnorm(h_TD, p.norm, eps)
     logits_TE = ops.linear(x_TD, p.weight)
     bias_E = p.bias if biased else None
     gate_TK, expert_TK = ops.route(logits_TE, bias_E, softmax, groups, top_groups, top_k, normalize, scale)
-    rows_SD, gate_S, order_S, counts_E = ops.permute(x_TD, gate_TK, expert_TK, p.weight.shape[0])
+    routed = (x_TD, gate_TK, expert_TK)
+    permuted = ops.permute_placed(*routed, p.slots) if placed else ops.permute(*routed, p.weight.shape[0])
+    rows_SD, gate_S, order_S, counts_E = permuted
     x = (x_TD,) if shared else ()
     loss = (ops.sequence_balance(logits_TE, expert_TK, sequence, softmax),) if balance else ()
     return (h_TD, *x, rows_SD, gate_S, order_S, counts_E, *loss)
@@ -51,10 +61,12 @@ def build_router(place: Place) -> ir.Segment:
     shared, balance = moe.shared > 0, moe.balance.sequence_loss > 0 and not place.mtp
     biased = moe.balance.bias_rate is not None
     bias = (place.param("bias", moe.experts, grad=False),) if biased else ()
-    return segment(
+    placed = place.spec.parallel.placement is not None
+    slots = (ir.Param("slots", (moe.experts,), "int64", grad=False),) if placed else ()
+    of = segment(
         "router",
         router,
-        (place.param("norm", D), place.param("weight", moe.experts, D), *bias),
+        (place.param("norm", D), place.param("weight", moe.experts, D), *bias, *slots),
         (place.input("h", place.T, D),),
         (
             "residual",
@@ -76,18 +88,32 @@ def build_router(place: Place) -> ir.Segment:
         sequence=place.spec.train.sequence,
         shared=shared,
         balance=balance,
+        **({"placed": True} if placed else {}),
     )
+    return replace(of, remade=_normed(place) if shared else ())
 
 
-def shared(ops: Any, p: Any, x_TD: Any) -> tuple[Any, ...]:
-    """The experts every token goes to, as one."""
+def _normed(place: Place) -> tuple[ir.Remade, ...]:
+    """The normed `x` has two readers, the router and the shared experts. Where norms are computed again, each makes it
+    for its own backward, and nobody keeps it."""
+    remade = ir.Remade("x", "rmsnorm", ("h", "norm", place.model.norm_eps))
+    return (remade,) if "rmsnorm" in place.spec.recompute else ()
+
+
+def shared(ops: Any, p: Any, x_TD: Any, *h_TD: Any) -> tuple[Any, ...]:
+    """The experts every token goes to, as one. `h`, if given, is what the backward makes `x` of."""
     return (ops.linear(ops.swiglu(ops.linear(x_TD, p.up)), p.down),)
 
 
 def build_shared(place: Place) -> ir.Segment:
     inner, D = place.moe.inner * place.moe.shared, place.D
-    params = (place.param("up", 2 * inner, D), place.param("down", D, inner))
-    return segment("shared", shared, params, (place.input("x", place.T, D),), ("y",))
+    params: tuple[ir.Param, ...] = (place.param("up", 2 * inner, D), place.param("down", D, inner))
+    inputs: tuple[ir.Input, ...] = (place.input("x", place.T, D),)
+    remade = _normed(place)
+    if remade:  # the norm's gradients are the router's
+        params = (place.param("norm", D, grad=False), *params)
+        inputs = (*inputs, replace(place.input("h", place.T, D), grad=False))
+    return replace(segment("shared", shared, params, inputs, ("y",)), remade=remade)
 
 
 def experts(ops: Any, p: Any, rows_RD: Any, gate_R: Any, offsets_G: Any) -> tuple[Any, ...]:

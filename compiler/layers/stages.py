@@ -6,19 +6,23 @@ values begin with their block: `L3_rows` in layer 3, `M0_rows` in the MTP block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from compiler import ir
 from compiler.layers import LAYERS, Place
-from compiler.layers.balance import balance
-from compiler.shapes import cut
+from compiler.layers.balance import partition
+from compiler.layers.costs import Cuts, blocks_on
+from compiler.layers.pipeline import Pipeline, Runs, Split
+from compiler.layers.storage import back, to_experts
+from compiler.rates import rates_of
+from compiler.schedules.placement import BIDIRECTIONAL, V, loops
+from compiler.topology.kinds import parts_of_ranks, spec_on
 from dsl.pipeline_layout import stages_of_layout
 from dsl.schema import Moe, Spec
 
 Step = ir.Use | ir.Communication
 
+OVERLAPPING = ("dualpipe", "dualpipev", "auto")  # schedules that have pairs of actions; a file may
 MODEL_TENSORS = ("embedding", "head")  # those that the MTP block shares with the main model
 
 
@@ -34,10 +38,12 @@ class Block:
         return tuple(step for step in self.steps if isinstance(step, ir.Use))
 
 
-def build_stages(spec: Spec, num_stages: int) -> tuple[ir.Stage, ...]:
-    """Contiguous runs of layers: the layout's, or so that the stage with the most forward FLOPs has the fewest."""
+def build_stages(
+    spec: Spec, num_stages: int, placement: str = "loop(1)", cuts: Cuts | None = None
+) -> tuple[ir.Stage, ...]:
+    """Contiguous runs of layers: the layout's, or the best there are for the stages of a placement (balance.py)."""
     first, *layers, last = model_blocks(spec)
-    runs = _runs(spec, first, layers, last, num_stages)
+    runs = _runs(spec, (first, *layers, last), num_stages, placement, {} if cuts is None else cuts)
     stages: list[ir.Stage] = []
     for index, (begin, end) in enumerate(runs):
         blocks = layers[begin:end]
@@ -59,37 +65,23 @@ def build_stages(spec: Spec, num_stages: int) -> tuple[ir.Stage, ...]:
     return tuple(stages)
 
 
-def _runs(
-    spec: Spec, first: Block, layers: Sequence[Block], last: Block, num_stages: int
-) -> tuple[tuple[int, int], ...]:
+def _runs(spec: Spec, blocks: tuple[Block, ...], num_stages: int, placement: str, cuts: Cuts) -> Runs:
     """(begin, end) of the layers of each stage."""
     if spec.parallel.layout is not None:
-        runs = stages_of_layout(spec.parallel.layout, len(layers), spec.model.mtp.depth if spec.model.mtp else 0)
+        num_layers, mtp = len(blocks) - 2, spec.model.mtp.depth if spec.model.mtp else 0
+        runs = stages_of_layout(spec.parallel.layout, num_layers, mtp)
         assert len(runs) == num_stages, "the rules hold a layout to the schedule's stages"
         return runs
-    flops = forward_flops(spec)
-    return balance([flops(block) for block in layers], flops(first), flops(last), num_stages)
+    return split_of(spec, blocks, num_stages, placement, cuts).runs
 
 
-def forward_flops(spec: Spec) -> Callable[[Block], int]:
-    """Forward FLOPs of a block, where every expert rank receives as many rows as it sends."""
-    known: dict[Any, ir.Cost] = {}
-
-    def flops(block: Block) -> int:
-        total = 0
-        for use in block.uses:
-            key = use.segment.key
-            if key not in known:
-                known[key] = dict(cut(use.segment).costs)["F"]
-            total += known[key].flops + known[key].flops_row * _balanced_rows(block)
-        return total
-
-    return flops
-
-
-def _balanced_rows(block: Block) -> int:
-    rows = [step.sizes[0].shape[0] for step in block.steps if isinstance(step, ir.Communication)]
-    return int(rows[0]) if rows else 0
+def split_of(spec: Spec, blocks: tuple[Block, ...], num_stages: int, placement: str, cuts: Cuts) -> Split:
+    """The best split of a model, at the times that its blocks are predicted to take where they run."""
+    overlaps = spec.schedule.name in OVERLAPPING or spec.schedule.file is not None
+    num_ranks = num_stages // (1 if placement == BIDIRECTIONAL else 2 if placement == V else loops(placement))
+    parts = parts_of_ranks(spec) if num_ranks == spec.parallel.pipeline else (0,) * num_ranks
+    on = {part: blocks_on(rates_of(spec_on(spec, part)), blocks, overlaps, cuts) for part in dict.fromkeys(parts)}
+    return partition(Pipeline(placement, tuple(on[part] for part in parts)))
 
 
 # ---------------------------------------------------------------- the model
@@ -141,36 +133,39 @@ def _mixture(place: Place, name: str, prefix: str, h: str, out: str) -> tuple[St
     rows, gate, offsets = f"{name}_received_rows", f"{name}_received_gate", f"{name}_offsets"
     y, returned = f"{name}_expert_rows", f"{name}_returned_rows"
     shared = (f"{name}_shared",) if place.moe.shared else ()
+    normed = tuple(made[value] for value in ("x", "residual")[: len(LAYERS["shared"].build(place).inputs)] if shared)
     S, D, experts, groups = place.S, place.D, place.moe.experts, place.spec.parallel.expert * place.experts_local
-    dtype = place.dtype
+    dtype, there, here = place.dtype, to_experts(place), back(place)
     dispatch = ir.Communication(
         kind="dispatch",
         site=name,
         axis="ep",
         inputs=(made["rows"], made["gate"], made["counts"]),
         outputs=(
-            ir.Buffer(rows, ("R", D), dtype),
+            ir.Buffer(rows, ("R", D), there),
             ir.Buffer(gate, ("R",), dtype),
             ir.Buffer(offsets, (groups,), "int32"),
         ),
         sizes=(
-            ir.Buffer(made["rows"], (S, D), dtype),
+            ir.Buffer(made["rows"], (S, D), there),
             ir.Buffer(made["gate"], (S,), dtype),
             ir.Buffer(made["counts"], (experts,), "int64"),
         ),
+        back=here,
     )
     combine = ir.Communication(
         kind="combine",
         site=name,
         axis="ep",
         inputs=(y,),
-        outputs=(ir.Buffer(returned, (S, D), dtype),),
-        sizes=(ir.Buffer(y, ("R", D), dtype),),
+        outputs=(ir.Buffer(returned, (S, D), here),),
+        sizes=(ir.Buffer(y, ("R", D), here),),
+        back=there,
     )
     return (
         _use(place, "router", f"{name}.router", prefix, (h,), tuple(made.values())),
         dispatch,
-        *(_use(place, "shared", f"{name}.shared", prefix, (made["x"],), (value,)) for value in shared),
+        *(_use(place, "shared", f"{name}.shared", prefix, normed, (value,)) for value in shared),
         _use(place, "experts", f"{name}.experts", prefix, (rows, gate, offsets), (y,)),
         combine,
         _use(place, "join", f"{name}.join", prefix, (made["residual"], *shared, returned, made["order"]), (out,)),

@@ -6,11 +6,11 @@ A chain is in base order, without waits and frees: `order.py` interleaves chains
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from compiler.ir import Buffer, Communication, Cut, Instruction, Stage, Use
-from compiler.lower.rates import Rates
+from compiler.rates import Rates
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class Chains:
     rates: Rates
     before: int
     after: int
+    _made: dict[tuple[str, str], list[Node]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def rows(self) -> int:
@@ -75,8 +76,16 @@ class Chains:
         return int(sent[0]) if sent else 0
 
     def of(self, kind: str) -> list[Node]:
-        """The chain of an action of a kind: F, B, I or W."""
-        return self.forward() if kind == "F" else self.backward("IW" if kind == "B" else kind)
+        """The chain of an action of a kind: F, B, I or W. Made once."""
+        if ("of", kind) not in self._made:
+            chain = self.forward() if kind == "F" else self.backward("IW" if kind == "B" else kind)
+            self._made["of", kind] = chain
+        return self._made["of", kind]
+
+    def kept(self, kind: str) -> frozenset[str]:
+        """What later actions of the same stage and micro-batch read."""
+        later = {"F": "B", "I": "W"}.get(kind)
+        return frozenset(value for n in (self.of(later) if later else ()) for value in n.instruction.reads)
 
     def forward(self) -> list[Node]:
         stage = self.stage
@@ -118,9 +127,18 @@ class Chains:
         signature = getattr(self.cuts[use.site], phase)
         return signature.args, signature.returns
 
+    @cached_property
+    def _names(self) -> dict[str, Names]:
+        """By site."""
+        return {step.site: Names.of(step, self.cuts[step.site]) for step in self.stage.steps if isinstance(step, Use)}
+
     def _run(self, use: Use, phase: str) -> Node:
-        cut, tensors = self.cuts[use.site], dict(use.params)
-        names = Names.of(use, cut)
+        if (use.site, phase) not in self._made:
+            self._made[use.site, phase] = [self._new_run(use, phase)]
+        return self._made[use.site, phase][0]
+
+    def _new_run(self, use: Use, phase: str) -> Node:
+        cut, tensors, names = self.cuts[use.site], dict(use.params), self._names[use.site]
         args, returns = self._signature(use, phase)
         accumulators = {f"g_{p.name}": tensors[p.name] for p in use.segment.params}
         params = tuple((tensors | accumulators)[a] for a in args if a in tensors or a in accumulators)
@@ -153,7 +171,7 @@ class Chains:
         moved = step.outputs if step.kind == "combine" else step.outputs[:-1]  # offsets have no gradient
         given = step.sizes if step.kind == "combine" else step.sizes[:-1]  # neither have counts
         reads = (*(f"d_{b.name}" for b in moved), f"{step.site}_route")
-        writes = tuple(self._gradient(b) for b in given)
+        writes = tuple(map(step.gradient, given))
         return [self._exchange(step.kind, "I", step.site, reads, writes)]
 
     def _gradient(self, buffer: Buffer) -> Buffer:
@@ -163,7 +181,7 @@ class Chains:
         for step in self.stage.steps:
             if isinstance(step, Use) and value in step.outputs:
                 local = step.segment.outputs[step.outputs.index(value)].name
-                return Names.of(step, self.cuts[step.site]).buffers[local].dtype
+                return self._names[step.site].buffers[local].dtype
         raise AssertionError(f"no segment of stage {self.stage.index} makes {value}")
 
 

@@ -16,7 +16,7 @@ from compiler.ir import Body, Cut, Instruction, Plan, Program
 from compiler.lower.chains import EXCHANGES, Chains
 from compiler.lower.lanes import best_order, end_of
 from compiler.lower.order import jobs_of
-from compiler.lower.rates import Rates
+from compiler.rates import Rates
 from compiler.schedules.costs import PAIR_KINDS, Costs
 from compiler.schedules.placement import stages_of
 from compiler.schedules.schedule import Schedule

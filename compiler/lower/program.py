@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 
-from compiler.ir import Body, Cut, Invocation, Message, Plan, Program
+from compiler.ir import Body, Cut, Instruction, Invocation, Message, Plan, Program
 from compiler.lower.chains import Chains
 from compiler.lower.order import finish, interleave
-from compiler.lower.rates import Rates
+from compiler.rates import Rates, core_rates
 from compiler.schedules.placement import num_stages, rank_of
 from compiler.schedules.schedule import Schedule
 from runtime.actions import Action, Step, actions_of
@@ -40,8 +42,14 @@ def lower(
 
     `made`: bodies of other programs of the same plan, cuts and rates, to be taken again; new ones are added.
     """
-    rates, made = rates or Rates(), {} if made is None else made
-    bodies = tuple(_bodies(plan, schedule, cuts, rates, rank, evaluate, made) for rank in range(schedule.num_ranks))
+    rates, made = rates or core_rates(), {} if made is None else made
+
+    @cache
+    def chains(stage: int, before: int, after: int) -> Chains:
+        return Chains(plan.stages[stage], cuts, rates, before, after)
+
+    alike: dict[str, Body] = {}  # ranks of both directions have bodies that differ in whom they talk to alone
+    bodies = tuple(_bodies(schedule, chains, rank, evaluate, made, alike) for rank in range(schedule.num_ranks))
     tables = [{b.name: b for b in ranks} for ranks in bodies]
     calls = [[_call(step, evaluate) for step in steps] for steps in schedule.actions]
     output = next((s.output for s in plan.stages if s.output), None)
@@ -66,13 +74,12 @@ def _call(step: Step, evaluate: bool) -> tuple[str, tuple[int, ...]]:
 
 
 def _bodies(
-    plan: Plan,
     schedule: Schedule,
-    cuts: Mapping[str, Cut],
-    rates: Rates,
+    chains: Callable[[int, int, int], Chains],
     rank: int,
     evaluate: bool,
     made: Bodies,
+    alike: dict[str, Body],
 ) -> tuple[Body, ...]:
     found: dict[str, Body] = {}
     neighbours: dict[str, tuple[tuple[int, int], ...]] = {}
@@ -82,25 +89,30 @@ def _bodies(
         assert neighbours.setdefault(name, peers) == peers, f"{name} on rank {rank} has more than one pair of peers"
         if name not in found:
             if (name, peers) not in made:
-                made[name, peers] = _body(plan, step, name, peers, cuts, rates, evaluate)
+                if name not in alike:
+                    of_slots = [chains(a.stage, *p) for a, p in zip(actions_of(step), peers, strict=True)]
+                    alike[name] = _body(step, name, of_slots, evaluate)
+                made[name, peers] = _between(alike[name], peers)
             found[name] = made[name, peers]
     return tuple(found[name] for name in sorted(found))
 
 
-def _body(
-    plan: Plan,
-    step: Step,
-    name: str,
-    peers: tuple[tuple[int, int], ...],
-    cuts: Mapping[str, Cut],
-    rates: Rates,
-    evaluate: bool,
-) -> Body:
+def _body(step: Step, name: str, chains: Sequence[Chains], evaluate: bool) -> Body:
     actions = tuple(f"{a.kind}{a.stage}" for a in actions_of(step))
-    chains = [Chains(plan.stages[a.stage], cuts, rates, *p) for a, p in zip(actions_of(step), peers, strict=True)]
     order = interleave([c.of(a[0]) for c, a in zip(chains, actions, strict=True)])
-    kept = [frozenset() if evaluate else _kept(c, a[0]) for c, a in zip(chains, actions, strict=True)]
+    kept = [frozenset() if evaluate else c.kept(a[0]) for c, a in zip(chains, actions, strict=True)]
     return Body(name, actions, finish(order, actions, kept))
+
+
+def _between(body: Body, peers: Sequence[tuple[int, int]]) -> Body:
+    """The same between other ranks: forwards come from the first of a slot's peers, backwards from the second."""
+
+    def of(i: Instruction) -> Instruction:
+        before, after = peers[i.slot]
+        peer = before if (i.kind == "receive") == (i.phase == "F") else after
+        return i if i.kind not in ("send", "receive") or i.peer == peer else replace(i, peer=peer)
+
+    return replace(body, instructions=tuple(map(of, body.instructions)))
 
 
 def _neighbours(schedule: Schedule, action: Action) -> tuple[int, int]:
@@ -110,13 +122,6 @@ def _neighbours(schedule: Schedule, action: Action) -> tuple[int, int]:
         return rank_of(schedule.placement, schedule.num_ranks, schedule.num_micro_batches, stage, action.micro_batch)
 
     return rank(action.stage - 1), rank(action.stage + 1)
-
-
-def _kept(chains: Chains, kind: str) -> frozenset[str]:
-    """What later actions of the same stage and micro-batch read."""
-    later = {"F": "IW", "I": "W"}.get(kind)
-    nodes = chains.backward(later) if later else []
-    return frozenset(value for n in nodes for value in n.instruction.reads)
 
 
 def _with_channels(

@@ -7,11 +7,11 @@ from compiler.oprules.attention import GQA_ATTENTION, MLA_ATTENTION
 from compiler.oprules.linear import GROUPED_LINEAR, LINEAR
 from compiler.oprules.norm import HEAD_RMSNORM, RMSNORM
 from compiler.oprules.plain import ADD, CAT2, SPLIT2
-from compiler.oprules.routing import PERMUTE, ROUTE, SEQUENCE_BALANCE, UNPERMUTE
-from compiler.oprules.rule import Extent, Gradient, Rule, Tensor
+from compiler.oprules.routing import PERMUTE, PERMUTE_PLACED, ROUTE, SEQUENCE_BALANCE, UNPERMUTE
+from compiler.oprules.rule import Extent, Gradient, Rule, Shape, Tensor
 from compiler.oprules.vocabulary import CROSS_ENTROPY, EMBEDDING
 
-__all__ = ["RULES", "Extent", "Gradient", "Rule", "Tensor"]
+__all__ = ["RULES", "Extent", "Gradient", "Rule", "Shape", "Tensor"]
 
 RULES: dict[str, Rule] = {
     "add": ADD,
@@ -25,6 +25,7 @@ RULES: dict[str, Rule] = {
     "linear": LINEAR,
     "mla_attention": MLA_ATTENTION,
     "permute": PERMUTE,
+    "permute_placed": PERMUTE_PLACED,
     "rmsnorm": RMSNORM,
     "route": ROUTE,
     "sequence_balance": SEQUENCE_BALANCE,

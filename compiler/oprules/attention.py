@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from compiler.oprules.rule import Gradient, Rule, Tensor, statistics_dtype
+from compiler.oprules.rule import Gradient, Rule, Shape, Tensor, statistics_dtype
 
 _MLA = ("sequence", "heads", "nope", "rope", "value", "theta")
 _GQA = ("sequence", "heads", "kv_heads", "theta")
@@ -43,17 +43,30 @@ def _gqa_flops(products: int) -> Callable[[SimpleNamespace], int]:
     return lambda n: products * n.q[0] * n.sequence * n.q[1]
 
 
+def _mla_kernel(n: SimpleNamespace) -> Shape:
+    """(tokens, sequence, heads, width of a key, width of a value)."""
+    return n.q[0], n.sequence, n.heads, n.nope + n.rope, n.value
+
+
+def _gqa_kernel(n: SimpleNamespace) -> Shape:
+    """The same."""
+    width = n.q[1] // n.heads
+    return n.q[0], n.sequence, n.heads, width, width
+
+
 MLA_ATTENTION = Rule(
     args=("q", "kv", "k_rope", *_MLA),
     outputs=("y", "lse"),
     hidden=1,
     infer=_infer_mla,
     flops=_mla_flops(1, 1),  # q·k and p·v
+    kernel=_mla_kernel,
     dgrad=Gradient(  # q·k again, dk and dq; dv and dp
         "mla_attention_dgrad",
         reads=("d_y", "q", "kv", "k_rope", "y", "lse", *_MLA),
         gives=("q", "kv", "k_rope"),
         flops=_mla_flops(3, 2),
+        kernel=_mla_kernel,
     ),
 )
 
@@ -63,10 +76,12 @@ GQA_ATTENTION = Rule(
     hidden=1,
     infer=_infer_gqa,
     flops=_gqa_flops(2),  # q·k and p·v
+    kernel=_gqa_kernel,
     dgrad=Gradient(  # q·k again, dk and dq; dv and dp
         "gqa_attention_dgrad",
         reads=("d_y", "q", "k", "v", "y", "lse", *_GQA),
         gives=("q", "k", "v"),
         flops=_gqa_flops(5),
+        kernel=_gqa_kernel,
     ),
 )

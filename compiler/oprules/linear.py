@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from compiler.oprules.rule import Extent, Gradient, Rule, Tensor
+from compiler.oprules.rule import Extent, Gradient, Rule, Shape, Tensor
 
 
 def _gemm(rows: str) -> Callable[[SimpleNamespace], int]:
@@ -16,6 +16,20 @@ def _gemm(rows: str) -> Callable[[SimpleNamespace], int]:
         return 2 * getattr(sizes, rows)[0] * N * K
 
     return flops
+
+
+def _product(rows: str, kind: str) -> Callable[[SimpleNamespace], Shape]:
+    """(m, n, k) of the product, behind the number of experts if there are several: of m rows and n columns, over k.
+
+    `kind`: "y" of the output, "x" of the input's gradient, "w" of the weight's.
+    """
+
+    def extents(sizes: SimpleNamespace) -> Shape:
+        *experts, N, K = sizes.w
+        T = getattr(sizes, rows)[0]
+        return (*experts, *{"y": (T, N, K), "x": (T, K, N), "w": (N, K, T)}[kind])
+
+    return extents
 
 
 def _infer(x_TK: Tensor, w_NK: Tensor) -> tuple[Tensor, ...]:
@@ -33,8 +47,9 @@ LINEAR = Rule(
     outputs=("y",),
     infer=_infer,
     flops=_gemm("x"),
-    dgrad=Gradient("linear_dgrad", reads=("d_y", "w"), gives=("x",), flops=_gemm("d_y")),
-    wgrad=Gradient("linear_wgrad", reads=("d_y", "x"), gives=("w",), flops=_gemm("d_y")),
+    kernel=_product("x", "y"),
+    dgrad=Gradient("linear_dgrad", reads=("d_y", "w"), gives=("x",), flops=_gemm("d_y"), kernel=_product("d_y", "x")),
+    wgrad=Gradient("linear_wgrad", reads=("d_y", "x"), gives=("w",), flops=_gemm("d_y"), kernel=_product("d_y", "w")),
 )
 
 GROUPED_LINEAR = Rule(
@@ -42,8 +57,19 @@ GROUPED_LINEAR = Rule(
     outputs=("y",),
     infer=_infer_grouped,
     flops=_gemm("x"),
-    dgrad=Gradient("grouped_linear_dgrad", reads=("d_y", "w", "offsets"), gives=("x",), flops=_gemm("d_y")),
+    kernel=_product("x", "y"),
+    dgrad=Gradient(
+        "grouped_linear_dgrad",
+        reads=("d_y", "w", "offsets"),
+        gives=("x",),
+        flops=_gemm("d_y"),
+        kernel=_product("d_y", "x"),
+    ),
     wgrad=Gradient(
-        "grouped_linear_wgrad", reads=("d_y", "x", "offsets", Extent("w", 0)), gives=("w",), flops=_gemm("d_y")
+        "grouped_linear_wgrad",
+        reads=("d_y", "x", "offsets", Extent("w", 0)),
+        gives=("w",),
+        flops=_gemm("d_y"),
+        kernel=_product("d_y", "w"),
     ),
 )

@@ -33,6 +33,10 @@ def _infer_permute(x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, num_experts
     return rows_SD, Tensor((T * K,), gate_TK.dtype), Tensor((T * K,), INDEX), Tensor((num_experts,), INDEX)
 
 
+def _infer_permute_placed(x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, slots_E: Tensor) -> tuple[Tensor, ...]:
+    return _infer_permute(x_TD, gate_TK, expert_TK, slots_E.shape[0])
+
+
 def _infer_unpermute(y_SD: Tensor, order_S: Tensor, top_k: int) -> tuple[Tensor, ...]:
     return (Tensor((y_SD.shape[0] // top_k, y_SD.shape[1]), y_SD.dtype),)
 
@@ -75,6 +79,14 @@ PERMUTE = Rule(
         gives=("x", "gate"),
         flops=elementwise("d_rows", 1),
     ),
+)
+
+PERMUTE_PLACED = Rule(
+    args=("x", "gate", "expert", "slots"),
+    outputs=("rows", "gate", "order", "counts"),
+    infer=_infer_permute_placed,
+    differentiable=("rows", "gate"),
+    dgrad=PERMUTE.dgrad,
 )
 
 UNPERMUTE = Rule(

@@ -50,7 +50,7 @@ class Gradient:
     `reads`: its arguments: names of the forward's arguments, outputs or constants, `d_<output>`, or an `Extent`.
     `gives`: the arguments of the forward whose gradients it returns, in order; each has its argument's shape and dtype.
     `op` "" computes nothing: the gradient of every argument in `gives` is the one tensor in `reads`.
-    `flops` and `touched` get the shapes (R as a number) by the names in `reads` and `gives`.
+    `flops` and `touched` get the shapes (R as a number) by the names in `reads` and `gives`, `kernel` with "R" in them.
     """
 
     op: str
@@ -58,6 +58,7 @@ class Gradient:
     gives: tuple[str, ...]
     flops: Callable[[SimpleNamespace], int] = no_flops
     touched: Callable[[SimpleNamespace], int] | None = None  # elements read and written, if not all there are
+    kernel: Callable[[SimpleNamespace], Shape] | None = None  # extents its rate depends on, if not rows and columns
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Rule:
     infer: Callable[..., tuple[Tensor, ...]]
     flops: Callable[[SimpleNamespace], int] = no_flops
     touched: Callable[[SimpleNamespace], int] | None = None
+    kernel: Callable[[SimpleNamespace], Shape] | None = None
     hidden: int = 0
     differentiable: tuple[str, ...] = ("y",)
     dgrad: Gradient | None = None

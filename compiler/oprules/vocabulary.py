@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from compiler.oprules.rule import Extent, Gradient, Rule, Tensor, elementwise, statistics_dtype
+from types import SimpleNamespace
+
+from compiler.oprules.rule import Extent, Gradient, Rule, Shape, Tensor, elementwise, statistics_dtype
 
 
 def _infer_embedding(tokens_T: Tensor, w_VD: Tensor) -> tuple[Tensor, ...]:
     return (Tensor((tokens_T.shape[0], w_VD.shape[1]), w_VD.dtype),)
+
+
+def _rows(n: SimpleNamespace) -> Shape:
+    return n.tokens[0], n.w[1]
 
 
 def _infer_cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, ...]:
@@ -20,12 +26,14 @@ EMBEDDING = Rule(
     outputs=("y",),
     infer=_infer_embedding,
     touched=lambda n: n.tokens[0] * (1 + 2 * n.w[1]),
+    kernel=_rows,
     wgrad=Gradient(
         "embedding_wgrad",
         reads=("d_y", "tokens", Extent("w", 0)),
         gives=("w",),
         flops=elementwise("d_y", 1),
         touched=lambda n: n.tokens[0] * (1 + 3 * n.w[1]),
+        kernel=_rows,
     ),
 )
 

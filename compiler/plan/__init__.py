@@ -1,5 +1,5 @@
 """Spec → Plan: mesh, stages, and the replica table that says who holds every logical parameter."""
 
-from compiler.plan.plan import make_plan
+from compiler.plan.plan import Owners, make_plan
 
-__all__ = ["make_plan"]
+__all__ = ["Owners", "make_plan"]

@@ -7,31 +7,40 @@ a mirrored stage, and the embedding and head that MTP shares with the main model
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import networkx as nx
 
+from compiler.holders import Holders
 from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
-from compiler.layers.parameters import Parameter, parameters
+from compiler.layers.costs import Cuts
+from compiler.layers.parameters import Tensor, tensors
+from compiler.layers.pipeline import storage_of
 from compiler.layers.stages import build_stages
-from compiler.schedules import DEFAULT_CHUNKS, placement_of
 from compiler.schedules.placement import num_stages, stages_of
 from compiler.schedules.schedule import Schedule
 from dsl.schema import Spec
 
+Owners = Mapping[str, tuple[int, ...]]  # layers.3 → the expert rank of each of its experts
 
-def make_plan(spec: Spec, own: Schedule | None = None) -> Plan:
+
+def make_plan(spec: Spec, own: Schedule | None = None, cuts: Cuts | None = None, owners: Owners | None = None) -> Plan:
     """Pure and torch-free. The spec has passed its checks; what they promise is asserted here.
 
-    `own`: the schedule of the file that the spec names, whose placement the ranks then store.
+    `own`: the schedule of the file that the spec names, whose placement the ranks then store. `cuts` remembers those
+    of segments, for who asks for them next. `owners`: of the placement of experts that the spec names
+    (compiler/place/own.py); without them experts are placed by their numbers.
     """
     parallel = spec.parallel
     mesh = Mesh(pp=parallel.pipeline, dp=parallel.data, ep=parallel.expert, tp=parallel.tensor, cp=parallel.context)
     placement = own.placement if own else storage_of(spec)
-    stages = build_stages(spec, num_stages(placement, mesh.pp))
+    stages = build_stages(spec, num_stages(placement, mesh.pp), placement, cuts)
     graph = placement_graph(stages, placement, mesh.pp)
-    rows = parameters(spec)
-    replicas = tuple(_replica(row, graph, mesh) for row in rows)
+    rows = tensors(spec, (step for stage in stages for step in stage.steps))
+    owned = {row.name: _owners(row, mesh.ep, owners or {}) for row in rows if row.num_experts is not None}
+    replicas = tuple(
+        each for row in rows for each in replicas_of(row, _ranks_with(row.name, graph), mesh, owned.get(row.name, ()))
+    )
     return Plan(
         mesh=mesh,
         placement=placement,
@@ -41,21 +50,38 @@ def make_plan(spec: Spec, own: Schedule | None = None) -> Plan:
         assumptions=(
             "layers are on the stages that the layout says"
             if parallel.layout is not None
-            else "layers are split over stages so that the most expensive stage costs least, in forward FLOPs",
+            else "layers are split so that the most loaded pipeline rank takes least, then the slowest stage",
             *(
-                ("expert e of E lives on expert rank e // (E / expert)",)
-                if any(row.num_experts for row in rows)
+                (
+                    "expert e of E lives on expert rank e // (E / expert)"
+                    if owners is None
+                    else "experts live on the expert ranks that the placement says",
+                )
+                if owned
                 else ()
             ),
         ),
+        slots=tuple((row.name, slots_of(owners[block_of(row.name)])) for row in rows if owners and row.role == "slots"),
     )
 
 
-def storage_of(spec: Spec) -> str:
-    """The placement of a spec's schedule: what each pipeline rank stores."""
-    name, chunks = spec.schedule.name, spec.schedule.chunks
-    assert name is not None
-    return placement_of(name, spec.parallel.pipeline, chunks or DEFAULT_CHUNKS)
+def block_of(tensor: str) -> str:
+    """layers.3 of layers.3.ffn.router.slots."""
+    return tensor.partition(".ffn.")[0]
+
+
+def slots_of(owners: Sequence[int]) -> tuple[int, ...]:
+    """The place of each expert in its layer: ranks one after the other, the experts of a rank in their order."""
+    order = sorted(range(len(owners)), key=lambda expert: (owners[expert], expert))
+    places = {expert: place for place, expert in enumerate(order)}
+    return tuple(places[expert] for expert in range(len(owners)))
+
+
+def _owners(tensor: Tensor, num_ranks: int, owners: Owners) -> tuple[int, ...]:
+    """The expert rank of each expert."""
+    assert tensor.num_experts is not None
+    given = owners.get(block_of(tensor.name))
+    return given or tuple(e // (tensor.num_experts // num_ranks) for e in range(tensor.num_experts))
 
 
 def placement_graph(stages: Sequence[Stage], placement: str, num_ranks: int) -> nx.DiGraph:
@@ -70,26 +96,26 @@ def placement_graph(stages: Sequence[Stage], placement: str, num_ranks: int) -> 
     return graph
 
 
-def _replica(row: Parameter, graph: nx.DiGraph, mesh: Mesh) -> Replica:
-    pipeline_ranks = sorted(index for kind, index in nx.descendants(graph, ("tensor", row.tensor)) if kind == "rank")
-    data_ranks: Iterable[int] = range(mesh.dp)
-    if row.expert is not None and row.num_experts is not None:
-        owner = row.expert // (row.num_experts // mesh.ep)
-        data_ranks = range(owner, mesh.dp, mesh.ep)
-    return Replica(
-        name=row.name,
-        tensor=row.tensor,
-        shape=row.shape,
-        role=row.role,
-        init=row.init,
-        decay=row.decay,
-        holders=tuple(mesh.rank(p, d) for p in pipeline_ranks for d in data_ranks),
-    )
+def _ranks_with(tensor: str, graph: nx.DiGraph) -> tuple[int, ...]:
+    """The pipeline ranks reached from a tensor, ascending."""
+    stages = graph.successors(("tensor", tensor))
+    return tuple(sorted({rank for stage in stages for _, rank in graph.successors(stage)}))
+
+
+def replicas_of(tensor: Tensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, owners: Sequence[int]) -> list[Replica]:
+    """Of each logical parameter of a tensor, of an expert on its owner. Those with equal holders share their value."""
+    everyone = Holders(pipeline_ranks, range(mesh.dp), mesh.dp)
+    holders = [everyone] * len(names := tensor.names())
+    if tensor.num_experts is not None:
+        ranks = [Holders(pipeline_ranks, range(rank, mesh.dp, mesh.ep), mesh.dp) for rank in range(mesh.ep)]
+        holders = [ranks[owner] for owner in owners]
+    row = (tensor.shape, tensor.role, tensor.init, tensor.decay)
+    return [Replica(name, tensor.name, *row, held) for name, held in zip(names, holders, strict=True)]
 
 
 def buckets(replicas: Sequence[Replica]) -> tuple[Bucket, ...]:
     """Trained parameters grouped by holders, decayed ones first, in model order otherwise."""
-    grouped: dict[tuple[int, ...], list[Replica]] = defaultdict(list)
+    grouped: dict[Holders, list[Replica]] = defaultdict(list)
     for replica in replicas:
         if replica.role == "parameter":
             grouped[replica.holders].append(replica)

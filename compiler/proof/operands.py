@@ -103,7 +103,7 @@ def _of_exchange(step: Communication, kind: str, phase: str) -> tuple[tuple[str,
         given, taken = given[:-1], taken[:-1]
     if phase == "F":
         return (*(b.name for b in given), route), taken
-    return (*(f"d_{b.name}" for b in taken), route), tuple(map(_gradient, given))
+    return (*(f"d_{b.name}" for b in taken), route), tuple(map(step.gradient, given))
 
 
 def _gradient(buffer: Buffer) -> Buffer:

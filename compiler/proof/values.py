@@ -29,6 +29,7 @@ from runtime.actions import Action, Step, actions_of
 
 Name: TypeAlias = tuple[int, str]  # of a value: its stage, and its name there
 Rows: TypeAlias = Callable[[int, str, int], int]  # (pipeline rank, layer, micro-batch) -> R
+Inside: TypeAlias = Callable[[str, str, int], int]  # (site, phase, R) -> bytes
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Storage:
     fixed_bytes: int
     bytes: int
     holders: int = 0
+    name: str = ""  # of the value it was made for
 
 
 @dataclass
@@ -65,10 +67,14 @@ class Memory:
         self.peak_fixed_bytes = max(self.peak_fixed_bytes, self.fixed_bytes)
         self.peak_bytes = max(self.peak_bytes, self.bytes)
 
+    def touch(self, fixed_bytes: int, bytes: int) -> None:
+        """These are there for a moment."""
+        self.peak_fixed_bytes = max(self.peak_fixed_bytes, self.fixed_bytes + fixed_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.bytes + bytes)
+
     def follow(self, change: Memory) -> None:
         """Go through what was found from no live bytes on."""
-        self.peak_fixed_bytes = max(self.peak_fixed_bytes, self.fixed_bytes + change.peak_fixed_bytes)
-        self.peak_bytes = max(self.peak_bytes, self.bytes + change.peak_bytes)
+        self.touch(change.peak_fixed_bytes, change.peak_bytes)
         self.fixed_bytes += change.fixed_bytes
         self.bytes += change.bytes
 
@@ -84,7 +90,7 @@ class State:
 
 
 @dataclass
-class _Namespace:
+class Namespace:
     """Values of one micro-batch, of stages that follow each other on the rank: mostly of one stage."""
 
     live: dict[Name, tuple[Buffer, Storage]] = field(default_factory=dict)
@@ -92,10 +98,12 @@ class _Namespace:
     sent: dict[str, Storage] = field(default_factory=dict)
 
     @staticmethod
-    def of(state: State) -> _Namespace:
+    def of(state: State) -> Namespace:
         storages = [Storage(*sizes) for sizes in state.storages]
         live = {name: (buffer, storages[at]) for name, buffer, at in state.live}
-        return _Namespace(live, set(state.written), {action: storages[at] for action, at in state.sent})
+        for name, (buffer, storage) in live.items():
+            storage.name = storage.name if buffer.alias and storage.name else name[1]
+        return Namespace(live, set(state.written), {action: storages[at] for action, at in state.sent})
 
     def state(self) -> State:
         held = [*(storage for _, storage in self.live.values()), *self.sent.values()]
@@ -123,13 +131,14 @@ class Effects:
     found: dict[Hashable, tuple[tuple[int, ...], Memory]] = field(default_factory=dict)
     cuts: Cuts = field(default_factory=Cuts)
     bodies: dict[int, Body] = field(default_factory=dict)  # by identity: kept, so that no other one gets it
+    inside: Inside | None = None  # bytes that segments need inside beside what they return; a ledger knows none
 
     def of(
-        self, key: Hashable, before: tuple[int, ...], act: Callable[[list[_Namespace], Memory], None]
+        self, key: Hashable, before: tuple[int, ...], act: Callable[[list[Namespace], Memory], None]
     ) -> tuple[tuple[int, ...], Memory]:
         """The numbers of the states after `act`, and the change of memory; `key` says everything `act` depends on."""
         if (key, before) not in self.found:
-            names, change = [_Namespace.of(self.states[number]) for number in before], Memory()
+            names, change = [Namespace.of(self.states[number]) for number in before], Memory()
             act(names, change)
             self.found[key, before] = tuple(self._number(each.state()) for each in names), change
         return self.found[key, before]
@@ -143,7 +152,7 @@ class Effects:
 
 def check_values(program: Program, schedule: Schedule, rank: int, rows: int | Rows, effects: Effects) -> Memory:
     """Raise ProofError unless every read, write and free of `rank` is sound; returns its peak bytes."""
-    state = _RankValues(program, schedule, rank, rows, effects)
+    state = RankValues(program, schedule, rank, rows, effects)
     for invocation, step in zip(program.invocations[rank], schedule.actions[rank], strict=True):
         state.invoke(invocation, step)
     for (_, micro_batch), number in sorted(state.numbers.items()):
@@ -152,11 +161,14 @@ def check_values(program: Program, schedule: Schedule, rank: int, rows: int | Ro
     return state.memory
 
 
-class _RankValues:
+class RankValues:
     """The namespaces and memory of one rank as its program goes on."""
 
-    def __init__(self, program: Program, schedule: Schedule, rank: int, rows: int | Rows, effects: Effects) -> None:
-        self.schedule = schedule
+    def __init__(
+        self, program: Program, schedule: Schedule, rank: int, rows: int | Rows, effects: Effects, fixed_rows: int = 0
+    ) -> None:
+        """`fixed_rows`: how many received rows fixed bytes are to stand for; one `effects` knows one number."""
+        self.schedule, self.fixed_rows = schedule, fixed_rows
         self.rank, self.rows, self.message, self.effects = rank, rows, program.message, effects
         self.bodies = {body.name: (body, waits_of(rank, body)) for body in program.bodies[rank]}
         effects.bodies |= {id(body): body for body in program.bodies[rank]}
@@ -164,23 +176,46 @@ class _RankValues:
         self.memory = Memory()
 
     def invoke(self, invocation: Invocation, step: Step) -> None:
+        """Go through one invocation and what is posted before and released after it."""
         body, waits = self.bodies[invocation.body]
         actions = actions_of(step)
-        if invocation.posts and self.message is None:
-            message = invocation.posts[0][1]
-            raise ProofError(f"rank {self.rank}, {step}: posts {message}, but the program has no message buffer")
-        for _ in invocation.posts:
-            self.memory.hold(self._storage(self.message, "", 0))
+        self._post(invocation, step, self.memory)
         # With recorded rows every micro-batch of every rank has its own sizes.
         sizes = self.rows if isinstance(self.rows, int) else (self.rank, invocation.micro_batches)
-        wanted = [self._place(action.stage, action.micro_batch) for action in actions]
-        places = list(dict.fromkeys(wanted))
-        slots = tuple(map(places.index, wanted))
+        places, slots = self._places(actions)
         key = (id(body), sizes, self.message, slots)
         self._change(key, places, partial(self._run, body, waits, actions, slots))
         for _, message in invocation.releases:
             place = self._place(int(message.action[1:]), message.micro_batch)
-            self._change(message.action, [place], partial(_release, message.action))
+            self._change(message.action, [place], partial(release, message.action))
+
+    def spaces(self) -> dict[tuple[int, int], Namespace]:
+        """The namespaces as they stand, to be gone on with without the rank."""
+        return {place: Namespace.of(self.effects.states[number]) for place, number in self.numbers.items()}
+
+    def watch(
+        self, invocation: Invocation, step: Step, spaces: dict[tuple[int, int], Namespace], memory: Memory
+    ) -> None:
+        """Go through the next invocation, up to its releases, instruction by instruction, on `spaces` and `memory`."""
+        body, waits = self.bodies[invocation.body]
+        actions = actions_of(step)
+        places, slots = self._places(actions)
+        self._post(invocation, step, memory)
+        self._run(body, waits, actions, slots, [spaces.setdefault(place, Namespace()) for place in places], memory)
+
+    def _post(self, invocation: Invocation, step: Step, memory: Memory) -> None:
+        if invocation.posts and self.message is None:
+            message = invocation.posts[0][1]
+            raise ProofError(f"rank {self.rank}, {step}: posts {message}, but the program has no message buffer")
+        for _ in invocation.posts:
+            storage = self._storage(self.message, "", 0)
+            memory.add(storage.fixed_bytes, storage.bytes)
+
+    def _places(self, actions: tuple[Action, ...]) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
+        """The namespaces of actions, and which of them is that of each."""
+        wanted = [self._place(action.stage, action.micro_batch) for action in actions]
+        places = list(dict.fromkeys(wanted))
+        return places, tuple(map(places.index, wanted))
 
     def _place(self, stage: int, micro_batch: int) -> tuple[int, int]:
         """Where its values live: the first of the stages that follow each other on this rank, and the micro-batch."""
@@ -191,7 +226,7 @@ class _RankValues:
         return stage, micro_batch
 
     def _change(
-        self, key: Hashable, places: list[tuple[int, int]], act: Callable[[list[_Namespace], Memory], None]
+        self, key: Hashable, places: list[tuple[int, int]], act: Callable[[list[Namespace], Memory], None]
     ) -> None:
         before = tuple(self.numbers.get(place, 0) for place in places)
         after, change = self.effects.of(key, before, act)
@@ -204,7 +239,7 @@ class _RankValues:
         waits: dict[int, int],
         actions: tuple[Action, ...],
         slots: tuple[int, ...],
-        namespaces: list[_Namespace],
+        namespaces: list[Namespace],
         memory: Memory,
     ) -> None:
         results: dict[int, dict[str, Storage]] = {}  # of exchanges under way, by the index of their wait
@@ -237,20 +272,28 @@ class _RankValues:
                 self._write(action, instruction, names, {instruction.writes[0].name: storage}, memory)
             else:
                 self._write(action, instruction, names, results.pop(index, {}), memory)
+                if instruction.kind == "run" and self.effects.inside:
+                    both = (self.fixed_rows, self._rows(instruction.site, action.micro_batch))
+                    memory.touch(*(self.effects.inside(instruction.site, instruction.phase, R) for R in both))
 
     def _storage(self, buffer: Buffer | None, site: str, micro_batch: int) -> Storage:
         assert buffer is not None, "a message of a program that has messages"
-        fixed, row = buffer.fixed_bytes, buffer.row_bytes
+        row = buffer.row_bytes
         if not row:
-            return Storage(fixed, fixed)
-        rows = self.rows if isinstance(self.rows, int) else self.rows(self.rank, site.split(".")[0], micro_batch)
-        return Storage(fixed, fixed + row * rows)
+            return Storage(buffer.fixed_bytes, buffer.fixed_bytes, name=buffer.name)
+        return Storage(row * self.fixed_rows, row * self._rows(site, micro_batch), name=buffer.name)
+
+    def _rows(self, site: str, micro_batch: int) -> int:
+        """What its rank receives in a layer. A site without one receives nothing, and asks for nothing recorded."""
+        if isinstance(self.rows, int):
+            return self.rows
+        return self.rows(self.rank, site.split(".")[0], micro_batch)
 
     def _write(
         self,
         action: Action,
         instruction: Instruction,
-        names: _Namespace,
+        names: Namespace,
         given: dict[str, Storage],
         memory: Memory,
     ) -> None:
@@ -286,7 +329,7 @@ class _RankValues:
                 f"{buffer.name} is {buffer.dtype}{list(buffer.shape)}, a message of the program {shape}",
             )
 
-    def _free(self, action: Action, instruction: Instruction, names: _Namespace, name: str, memory: Memory) -> None:
+    def _free(self, action: Action, instruction: Instruction, names: Namespace, name: str, memory: Memory) -> None:
         if (action.stage, name) not in names.live:
             raise self._error(action, instruction, f"{name} is not live")
         memory.drop(names.live.pop((action.stage, name))[1])
@@ -296,6 +339,6 @@ class _RankValues:
         return ProofError(f"rank {self.rank}, {action}: {' '.join(word for word in words if word)}: {fault}")
 
 
-def _release(action: str, namespaces: list[_Namespace], memory: Memory) -> None:
+def release(action: str, namespaces: list[Namespace], memory: Memory) -> None:
     """A send of the namespace's action needs its storage no longer."""
     memory.drop(namespaces[0].sent.pop(action))

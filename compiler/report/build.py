@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from compiler.emit.files import layers_of
 from compiler.emit.summary import parts_of
-from compiler.ir import Plan, Use
-from compiler.lower.estimate import pair_kinds, stage_costs, times_of
-from compiler.lower.rates import rates_of
+from compiler.ir import Cut, Plan, Use
+from compiler.lower.estimate import times_of
 from compiler.picture import panel_of
 from compiler.picture.lanes import lanes_of
-from compiler.pipeline import Lowered
-from compiler.plan.memory import rank_memory
+from compiler.pipeline import Lowered, uses
+from compiler.predict.memory_run import measured_line
+from compiler.predict.memory_state import proven_memories
+from compiler.predict.predict import memories, predicted, timed
+from compiler.rates import rates_of
+from compiler.report.planned import planned_of
 from compiler.report.values import ExpertRow, RankRow, Report, RunFigures, StageRow
+from compiler.schedules.costs import Costs
 from compiler.schedules.placement import ranks_of_stage, stages_of
+from dsl.memory import Memory
 from dsl.schema import Spec
 
 
@@ -22,7 +29,9 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Re
     schedule = lowered.main_schedule
     rates, program = rates_of(spec), lowered.programs[f"train_{schedule.num_micro_batches}"]
     lanes = lanes_of(program, times_of(plan, lowered.cuts, rates))
-    panel = panel_of(schedule, stage_costs(plan, lowered.cuts, rates, pair_kinds(schedule)), lanes=lanes)
+    known: dict[Any, Cut] = {use.segment.key: lowered.cuts[use.site] for use in uses(plan)}
+    found = timed(spec, schedule, known=known, plan=plan)
+    panel = panel_of(schedule, Costs(), lanes=lanes, timeline=found.timeline)
     idle = 1 - min(row.busy for row in panel.rows) / panel.makespan
     return Report(
         name=spec.name,
@@ -35,16 +44,21 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Re
             ("steps", f"{lowered.num_steps:,}"),
             ("precision", spec.precision.name),
             ("idle, predicted", f"{idle:.1%}"),
+            *((("values, measured", measured_line(run.memory)),) if run and run.memory else ()),
         ),
         schedule=panel,
         time_unit="milliseconds, as predicted from the cluster",
         stages=tuple(_stage(plan, index) for index in range(len(plan.stages))),
-        ranks=tuple(_rank(spec, lowered, rank) for rank in range(plan.mesh.pp)),
-        capacity_bytes=spec.cluster.node.device.memory,
+        ranks=tuple(
+            _rank(lowered, rank, memory)
+            for rank, memory in enumerate(proven_memories(spec, plan, lowered.certificates.values()))
+        ),
+        capacity_bytes=min(device.memory for device in spec.cluster.devices),
         experts=_experts(plan),
         moe_layers=_moe_layers(plan),
         assumptions=plan.assumptions,
         run=run,
+        planned=planned_of(found, predicted(found, memories(found))),
     )
 
 
@@ -62,7 +76,7 @@ def _stage(plan: Plan, index: int) -> StageRow:
     return StageRow(index, tuple(layers_of(stage)), ranks, parameters)
 
 
-def _rank(spec: Spec, lowered: Lowered, rank: int) -> RankRow:
+def _rank(lowered: Lowered, rank: int, memory: Memory) -> RankRow:
     plan, mesh = lowered.plan, lowered.plan.mesh
     first = mesh.rank(rank, 0)
     held = [r for r in plan.replicas if r.role == "parameter" and first in r.holders]
@@ -71,7 +85,7 @@ def _rank(spec: Spec, lowered: Lowered, rank: int) -> RankRow:
         world_ranks=(first, mesh.rank(rank, mesh.dp - 1)),
         stages=stages_of(plan.placement, mesh.pp, rank),
         parameters=sum(r.num_elements for r in held),
-        memory=parts_of(rank_memory(spec, plan, lowered.certificates.values(), rank)),
+        memory=parts_of(memory),
     )
 
 

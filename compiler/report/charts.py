@@ -98,8 +98,19 @@ def panels(metrics: Sequence[Mapping[str, Any]]) -> tuple[Chart, ...]:
     )
 
 
-def chart(title: str, series: Sequence[Series], width: float, height: float, from_zero: bool, labels: bool) -> Chart:
-    """All series on common axes, steps to the right, their names (`labels`) at their right ends."""
+def chart(
+    title: str,
+    series: Sequence[Series],
+    width: float,
+    height: float,
+    from_zero: bool,
+    labels: bool,
+    whole: bool = True,
+) -> Chart:
+    """All series on common axes, steps to the right, their names (`labels`) at their right ends.
+
+    `whole`: only whole numbers are marked to the right.
+    """
     left, right = LEFT, width - (LABEL_WIDTH if labels else RIGHT)
     top, bottom = TOP, height - BOTTOM
     x_low, x_high = _range([x for s in series for x, _ in s.points])
@@ -126,7 +137,9 @@ def chart(title: str, series: Sequence[Series], width: float, height: float, fro
         right=right,
         bottom=bottom,
         x_ticks=tuple(
-            (place((x, y_low))[0], text.tick(x, max(1, x_step))) for x in x_marks if x_step >= 1 or x == int(x)
+            (place((x, y_low))[0], text.tick(x, max(1, x_step) if whole else x_step))
+            for x in x_marks
+            if x_step >= 1 or not whole or x == int(x)
         ),
         y_ticks=tuple((place((x_low, y))[1], text.tick(y, y_step)) for y in y_marks),
         curves=tuple(

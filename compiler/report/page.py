@@ -15,6 +15,7 @@ from compiler.picture.geometry import Style, figure_of, pixels
 from compiler.picture.svg import bulk, figure_css
 from compiler.picture.template import environment
 from compiler.report import charts
+from compiler.report.diagrams import view_of
 from compiler.report.values import RankRow, Report, RunFigures, StageRow
 
 FOLDER = Path(__file__).parent
@@ -37,6 +38,7 @@ def report_html(report: Report) -> str:
             placement=placement_rows(report),
             memory=memory_rows(report),
             run=_run(report.run, report.moe_layers) if report.run else None,
+            view=view_of(report.planned) if report.planned else None,
         )
     )
 

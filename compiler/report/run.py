@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from compiler.pipeline import lower_spec
+from compiler.place.own import own_placement
+from compiler.predict.memory_run import measured_memories
+from compiler.rates.own import with_rates
 from compiler.report.build import report_of
 from compiler.report.page import report_html
 from compiler.report.values import RunFigures
@@ -16,9 +19,16 @@ from dsl.load import load
 
 def write_run_report(run: Path) -> Path:
     """`run`/report.html from what it left: spec.resolved, schedule.txt, metrics.jsonl, load.json, data/*/meta.json."""
-    spec = load(run / "spec.resolved")
-    figures = RunFigures(metrics=_lines(run / "metrics.jsonl"), data=_meta(run), load=_json(run / "load.json"))
-    text = report_html(report_of(spec, lower_spec(spec, own_schedule(spec, run)), figures))
+    spec = with_rates(load(run / "spec.resolved"), run)
+    placement = own_placement(spec, run)
+    lowered = lower_spec(spec, own_schedule(spec, run), owners=placement.owners if placement else None)
+    figures = RunFigures(
+        metrics=_lines(run / "metrics.jsonl"),
+        data=_meta(run),
+        load=_json(run / "load.json"),
+        memory=measured_memories(run, spec, lowered.plan, lowered.cuts, lowered.schedules),
+    )
+    text = report_html(report_of(spec, lowered, figures))
     path = run / "report.html"
     temporary = path.with_name(".report.html.tmp")
     temporary.write_text(text, "utf-8")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.picture import Panel
+from compiler.predict.memory_run import Measured
+from compiler.report.planned import Planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class RunFigures:
     metrics: tuple[Mapping[str, Any], ...]
     data: Mapping[str, Any]
     load: Mapping[str, Any]
+    memory: tuple[Measured, ...] = ()  # of the values of every rank
 
 
 @dataclass(frozen=True)
@@ -65,3 +68,4 @@ class Report:
     moe_layers: tuple[str, ...]  # names of the rows of load.json
     assumptions: tuple[str, ...]
     run: RunFigures | None = None
+    planned: Planned | None = None  # what the planner says of its largest batch

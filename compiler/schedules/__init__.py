@@ -58,10 +58,13 @@ SCHEDULES: dict[str, Row] = {  # names as the language spells them
 }
 
 
-def placement_of(name: str, num_ranks: int, chunks: int = DEFAULT_CHUNKS) -> str:
-    """What the ranks store under a schedule of the language. `auto` mirrors the stages where it can: P even."""
+def placement_of(name: str, num_ranks: int, chunks: int = DEFAULT_CHUNKS, folded: bool = True) -> str:
+    """What the ranks store under a schedule of the language.
+
+    `auto` mirrors the stages where it can, P being even; else it folds them, two a rank, if there are so many.
+    """
     if name == AUTO:
-        return "loop(1)" if num_ranks % 2 else BIDIRECTIONAL
+        return BIDIRECTIONAL if num_ranks % 2 == 0 else V if folded else "loop(1)"
     return SCHEDULES[name].placement(chunks)
 
 

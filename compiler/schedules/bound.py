@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import reduce
+from functools import cache, reduce
 from itertools import combinations_with_replacement
 
 from compiler.schedules.costs import Costs
@@ -68,9 +68,15 @@ class _Path:
         stages = range(num_stages(placement, num_ranks))
         ranks = tuple(rank_of(placement, num_ranks, num_micro_batches, stage, micro_batch) for stage in stages)
         hops = [costs.latency * (ranks[stage] != ranks[stage + 1]) for stage in stages[:-1]]
-        held = [held_by[rank] for rank in ranks]
+        alike = [{costs.weight(stage, rank): stage for stage in each} for rank, each in enumerate(held_by)]
+
+        @cache
+        def quickest(kind: ActionKind, stage: int, rank: int) -> Fraction:
+            return _quickest(costs, kind, stage, rank, tuple(alike[rank].values()))
+
         forward, whole, backward, deferred = (
-            [_quickest(costs, kind, stage, ranks[stage], held[stage]) for stage in stages] for kind in KINDS
+            [quickest(kind, alike[rank][costs.weight(stage, rank)], rank) for stage, rank in enumerate(ranks)]
+            for kind in KINDS
         )
         backward = [min(one) for one in zip(whole, backward, strict=True)]
         last = min(whole[0], backward[0] + deferred[0])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dsl.reference import Topic
-
 CODES = {"S0101": "the schedule of a file is legal, free of deadlock, and of the run's sizes"}
 MORE = {
     "S0101": "A file is in the notation (`dsc schedule SPEC --format text` writes it), in its JSON form, or torch's "
@@ -11,9 +9,3 @@ MORE = {
     "a ramp run a schedule of dsc on the same storage. Every stage runs F, then B or I and W, once on every "
     "micro-batch. `dsc schedule FILE` checks one without a spec.",
 }
-
-
-def topics(asked: str) -> tuple[Topic, ...]:
-    """What `dsc explain` says of a code of this table; nothing of another word."""
-    code = asked.strip().strip("`").upper()
-    return (Topic("code", code, CODES[code], MORE[code]),) if code in CODES else ()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from compiler.schedules.costs import Costs
+from compiler.schedules.limits import MAX_CELLS, MAX_RANKS
 from compiler.schedules.placement import num_stages
 from compiler.schedules.schedule import Schedule, ScheduleError
 from compiler.schedules.simulate import simulate
@@ -19,9 +20,9 @@ from dsl.source import Span
 from runtime.actions import actions_of
 
 BUILT = "schedule.txt"  # what a build, and a run, call the file: it is among their files then
+PLACED = "placement.json"  # the same for the file of a placement, compiler/place/own.py
+RATED = "rates.json"  # and for that of a rate table, compiler/rates/own.py
 MAX_BYTES = 32 << 20
-MAX_RANKS = 512  # the largest published pipelines have 16 to 64
-MAX_CELLS = 2**19  # stages x micro-batches; each is a forward and a backward
 
 
 def read_schedule(path: Path) -> Schedule:
@@ -92,10 +93,14 @@ def mistakes(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Dia
 
 
 def standing_alone(spec: Spec) -> Spec:
-    """The spec as its build has it, which holds the schedule's file itself."""
-    if spec.schedule.file is None:
-        return spec
-    return spec.model_copy(update={"schedule": spec.schedule.model_copy(update={"file": BUILT})})
+    """The spec as its build has it, which holds the files of schedule, placement of experts and rates itself."""
+    if spec.schedule.file is not None:
+        spec = spec.model_copy(update={"schedule": spec.schedule.model_copy(update={"file": BUILT})})
+    if spec.parallel.placement is not None:
+        spec = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"placement": PLACED})})
+    if spec.cluster.rates is not None:
+        spec = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"rates": RATED})})
+    return spec
 
 
 def _parsed(text: str, name: str) -> Schedule:
@@ -116,7 +121,8 @@ def _check(schedule: Schedule) -> None:
     except ValueError as error:
         raise ScheduleError(str(error)) from None
     if stages * schedule.num_micro_batches > MAX_CELLS:
-        raise ScheduleError(f"{stages} stages x {schedule.num_micro_batches} micro-batches is too large")
+        most = f"at most {MAX_CELLS // stages} for so many stages"
+        raise ScheduleError(f"{stages} stages x {schedule.num_micro_batches} micro-batches is too large: {most}")
     schedule.check()
     simulate(schedule, Costs())
     kinds = {action.kind for steps in schedule.actions for step in steps for action in actions_of(step)}

@@ -11,11 +11,25 @@ from collections import deque
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Protocol
 
-from compiler.schedules.costs import Costs
 from compiler.schedules.placement import num_stages, rank_of
 from compiler.schedules.schedule import Schedule, ScheduleError
-from runtime.actions import actions_of
+from runtime.actions import Step, actions_of
+
+
+class Prices(Protocol):
+    """What steps take: a table of costs by kinds and weights, or the times of a plan's own stages."""
+
+    @property
+    def latency(self) -> Fraction:
+        """Of a message to the next stage on another rank."""
+
+    def check(self, num_ranks: int, num_stages: int) -> None:
+        """ValueError where they are those of other sizes."""
+
+    def of(self, step: Step, rank: int) -> Fraction:
+        """Time of a step on a pipeline rank."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +56,7 @@ class Timeline:
         return tuple(self.makespan - sum(end - start for start, end in rank) * self.unit for rank in self.ticks)
 
 
-def simulate(schedule: Schedule, costs: Costs) -> Timeline:
+def simulate(schedule: Schedule, costs: Prices) -> Timeline:
     """Run a schedule that `check` accepts, in O(actions).
 
     ScheduleError names rank and step where ranks wait for each other for ever; ValueError where the weights of the
@@ -100,7 +114,7 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
     return tuple(peaks)
 
 
-def _ticks(schedule: Schedule, costs: Costs) -> tuple[Fraction, list[list[int]]]:
+def _ticks(schedule: Schedule, costs: Prices) -> tuple[Fraction, list[list[int]]]:
     """A unit of which all times are whole multiples, and per rank the steps' times in it."""
     kinds: list[dict[tuple[object, ...], Fraction]] = [{} for _ in schedule.actions]
     keys: list[list[tuple[object, ...]]] = []

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from compiler.solver.solve import Cores, Solution, default_cap, is_long, solve
+from compiler.solver.solve import Cores, Solution, default_cap, is_long, solve, solve_on
 
-__all__ = ["Cores", "Solution", "default_cap", "is_long", "solve"]
+__all__ = ["Cores", "Solution", "default_cap", "is_long", "solve", "solve_on"]

@@ -10,18 +10,24 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 from compiler.solver.line import Line, changed, line_of
 from compiler.solver.moves import change
 from compiler.solver.problem import Problem
-from compiler.solver.timing import Timing, in_time_order, retimed, timing_of
+from compiler.solver.timing import Timing, in_time_order, is_longer, retimed, timing_of
 from compiler.solver.tokens import Slots
 
-_DRAWN, _TIMED, _SLOT = 3.0, 5.0, 0.16  # microseconds of a change that is drawn, of one that is timed, for each slot
-_ONE_ROW = 0.7  # share of changes to one row alone; the others are made to the next rows, too
-_GO_ON = 0.8  # and to the row after that
+# Microseconds of a change that is drawn, of one to a row, and for each slot that is timed.
+_DRAWN, _CHANGED, _SLOT = 3.0, 10.0, 0.2
+_ONE_ROW = 0.3  # share of changes to one row alone; the others are made to the next rows, too
+_GO_ON = 0.9  # and to the row after that
+_LATE, _HOW_LATE = 0.5, 0.25  # share of changes that are made late: most is gained where a schedule drains
 _NEAR = 12  # slots in which the like of a slot is looked for in the next row
 _SORTED = 50  # changes taken between two sorts of the order in which slots are timed
+
+
+Changed = tuple[list[Line], int, int, dict[int, int]]  # see _changed
 
 
 @dataclass(frozen=True)
@@ -52,12 +58,21 @@ def anneal(problem: Problem, slots: Slots, work: float, heat: tuple[float, float
         candidate = _changed(problem, lines, timing, draw)
         if candidate is None:
             continue
-        spent += _TIMED + _SLOT * len(timing.order)
+        new, first, last, more = candidate
         allowed = -math.log(1 - draw()) * temperature * math.exp(cooling * spent)
-        timed = retimed(problem, timing, candidate[0], candidate[1], timing.makespan + int(allowed / num_rows))
-        if timed is None or (new := _value(timed)) - value > allowed:
+        limit = timing.makespan + int(allowed / num_rows)
+        begin, size = timing.marks[first].timed, len(timing.order)
+        spent += _CHANGED * len(more)
+        if last < len(timing.marks):
+            spent += _SLOT * (timing.marks[last].timed - begin)
+            if is_longer(problem, timing, new, first, last, more, limit):
+                continue
+        spent += _SLOT * (size - begin)
+        timed = retimed(problem, timing, new, first, limit)
+        if timed is None or (new_value := _value(timed)) - value > allowed:
             continue
-        lines, timing, value, taken = candidate[0], timed, new, taken + 1
+        spent += _SLOT * size  # for its tails
+        lines, timing, value, taken = new, timed, new_value, taken + 1
         if taken % _SORTED == 0:
             timing = in_time_order(problem, timing, lines)
         if (timing.makespan, value) < (best.makespan, best.value):
@@ -69,14 +84,24 @@ def _value(timing: Timing) -> int:
     return len(timing.ends) * timing.makespan + sum(timing.ends)
 
 
-def _changed(
-    problem: Problem, lines: list[Line], timing: Timing, draw: Callable[[], float]
-) -> tuple[list[Line], int] | None:
-    """Lines with a random change to one row, or the same change to some neighbouring ones; the mark to time from."""
-    row, mark = int(draw() * problem.num_rows), len(timing.marks) - 1
-    at = int(draw() * len(lines[row].slots))
+def _changed(problem: Problem, lines: list[Line], timing: Timing, draw: Callable[[], float]) -> Changed | None:
+    """Lines with a random change to one row, or the same change to some neighbouring ones.
+
+    With the marks between which they differ, the second one more than there is if there is none; by row that changed
+    how many slots more it has.
+    """
+    marks = timing.marks
+    row, first, last = int(draw() * problem.num_rows), len(marks) - 1, 0
+    place = draw() ** _HOW_LATE if draw() < _LATE else draw()
+    at = min(int(place * len(lines[row].slots)), len(lines[row].slots) - 1)  # a root may be rounded to 1
     go_on, step = _GO_ON if draw() > _ONE_ROW else 0.0, 1 if draw() < 0.5 else -1
-    candidate, draws = lines[:], _Draws(draw)
+    candidate, more = lines[:], {}
+    drawn: list[float] = []
+
+    def draws() -> float:  # remembered, so that a change can be made once more elsewhere
+        drawn.append(draw())
+        return drawn[-1]
+
     while True:
         old = lines[row]
         new = change(old.slots, at, draws, problem.offered[row])
@@ -84,31 +109,22 @@ def _changed(
         if not new or not line:
             return None
         candidate[row] = line
-        while timing.marks[mark].at[row] > new[1]:
-            mark -= 1
+        more[row] = len(line.slots) - len(old.slots)
+        while marks[first].at[row] > new[1]:
+            first -= 1
+        end = len(old.slots) - new[2]
+        if not problem.one_w and line.far is not old.far:  # a W behind may take another time
+            last = len(marks)
+        while last < len(marks) and marks[last].at[row] < end:
+            last += 1
         other = row + step
         if draw() >= go_on or not 0 <= other < problem.num_rows:
-            return candidate, mark
-        places = timing.marks[mark].at
-        like = _like(lines[other].slots, old.slots[at], places[other] + at - places[row])
+            break
+        like = _like(lines[other].slots, old.slots[at], marks[first].at[other] + at - marks[first].at[row])
         if like is None:
-            return candidate, mark
-        row, at, draws = other, like, _Draws(draw, draws)
-
-
-class _Draws:
-    """Draws, remembered so that a change can be made once more elsewhere."""
-
-    def __init__(self, draw: Callable[[], float], again: _Draws | None = None) -> None:
-        self.draw = draw
-        self.drawn: list[float] = [] if again is None else again.drawn
-        self.at = 0
-
-    def __call__(self) -> float:
-        if self.at == len(self.drawn):
-            self.drawn.append(self.draw())
-        self.at += 1
-        return self.drawn[self.at - 1]
+            break
+        row, at, draws = other, like, chain(drawn, iter(draw, None)).__next__  # the same once more
+    return candidate, first, last, more
 
 
 def _like(slots: list[int], slot: int, around: int) -> int | None:

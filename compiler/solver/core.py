@@ -15,12 +15,12 @@ from compiler.solver.tokens import Slots
 Report = Callable[[float], None]  # told the share of the work that is done
 Bound = Callable[[int], int]  # by count: no slots end sooner
 # Work is counted in microseconds of one core of 2024 by what is done, so that no clock decides what is found.
-_WORK_A_SLOT, _LEAST_WORK, _MOST_WORK = 50_000, 300_000, 11_000_000
+_WORK_A_SLOT, _LEAST_WORK, _MOST_WORK = 60_000, 300_000, 15_000_000
 _STEADY = 0.25  # share of the work for a better steady state, where that of the starts is not at the bound
 _FIRST_ROUND = 0.65  # share of the rest
-_RUN = 7_000  # work a slot of a run of the first round: shorter ones end high, longer ones are too few
-_KEPT, _WORTH = 3, 1.05  # starts of the first round: so many, of at most so much of the best one's makespan
-_HEATS = ((0.2, 0.02), (0.1, 0.1), (0.05, 0.02), (0.1, 0.01))  # at the start and at the end of a run, in F
+_RUN = 12_000  # work a slot of a run of the first round: shorter ones end high, longer ones are too few
+_KEPT, _WORTH = 3, 1.02  # starts of the first round: so many, of at most so much of the best one's makespan
+_HEATS = ((0.2, 0.02), (0.1, 0.1), (0.1, 0.01), (0.05, 0.02))  # at the start and at the end of a run, in F
 _LAST_HEATS = ((0.05, 0.01), (0.1, 0.02))
 _LONG = 3  # a steady state is judged by a run of so many times the length
 

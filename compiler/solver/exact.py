@@ -15,8 +15,9 @@ from itertools import combinations
 from typing import Any
 
 from compiler.schedules.costs import Costs
-from compiler.schedules.placement import BIDIRECTIONAL
+from compiler.schedules.placement import BIDIRECTIONAL, V
 from compiler.schedules.schedule import Schedule
+from compiler.schedules.simulate import simulate
 from compiler.solver.line import line_of
 from compiler.solver.periods import makespan_of
 from compiler.solver.problem import FIRST, Form, Problem, make_problem, schedule_of_slots, slots_of_schedule
@@ -38,17 +39,20 @@ class Exact:
 def prove(schedule: Schedule, costs: Costs, cap: int, work: float) -> tuple[Schedule, Fraction, Fraction]:
     """A schedule at least as short, its makespan, and what none of its form is below, of what `auto` gives.
 
-    `work` is in deterministic seconds of one core: P = 4 and N = 8 take one, P = 8 and N = 20 are too large.
+    Costs and cap are those of the schedule's own stages. `work` is in deterministic seconds of one core: P = 4 and
+    N = 8 take one, P = 8 and N = 20 are too large.
     ValueError where OR-tools is missing or the schedule is of another placement.
     """
     P, N = schedule.num_ranks, schedule.num_micro_batches
     mirrored = schedule.placement == BIDIRECTIONAL and costs.ranks == costs.ranks[::-1] and N % 2 == 0
-    form: Form = "chain" if schedule.placement == "loop(1)" else "folded" if mirrored else "unfolded"
-    if schedule.placement not in ("loop(1)", BIDIRECTIONAL):
-        raise ValueError(f"a proof is for the placements loop(1) and bidirectional, not {schedule.placement}")
+    forms: dict[str, Form] = {V: "v", "loop(1)": "chain", BIDIRECTIONAL: "folded" if mirrored else "unfolded"}
+    if schedule.placement not in forms:
+        raise ValueError(f"a proof is for the placements {', '.join(forms)}, not {schedule.placement}")
+    form = forms[schedule.placement]
     problem = make_problem(form, P, N, costs, cap)
     found = exact(problem, slots_of_schedule(problem, schedule), work)
-    return schedule_of_slots(problem, found.slots), found.makespan * problem.unit, found.bound * problem.unit
+    best = schedule_of_slots(problem, found.slots)
+    return best, simulate(best, costs).makespan, found.bound * problem.unit
 
 
 def exact(problem: Problem, start: Slots, work: float) -> Exact:
@@ -160,7 +164,8 @@ class _Row:
             need = self.problem.needs[self.row][token] - FIRST - count if token < I0 else -1
             if need >= 0:
                 row, kind = divmod(need // count, 4)
-                self.model.add(begin >= rows[row].end[kind, k] + self.problem.latency)
+                stays = self.problem.form == "v" and row == self.row  # where the V turns
+                self.model.add(begin >= rows[row].end[kind, k] + (0 if stays else self.problem.latency))
 
     def hint(self, slots: Sequence[int], starts: Sequence[int]) -> None:
         """Begin with these."""

@@ -41,7 +41,7 @@ def _most_near(problem: Problem, row: int) -> int:
     """How many micro-batches can be on their way from a row's near forward to its near backward without a pause."""
     if problem.num_chunks == 1:
         return problem.num_ranks - row
-    return problem.num_ranks - min(row, problem.num_ranks - 1 - row)
+    return problem.num_stages - min(row, problem.num_stages - 1 - row)
 
 
 def _likings(random_: random.Random) -> list[float]:

@@ -1,8 +1,11 @@
 """What is solved: rows that run slots, who waits for whom, and whole times that are those of the costs exactly.
 
-Three forms. `folded`: a bidirectional pipeline whose rank r and mirror P-1-r run the same list, seen as the V of half
-the ranks. `unfolded`: the same pipeline with a list for every rank, for rank weights that are no mirror image.
-`chain`: one stage a rank, `loop(1)`.
+Four forms. `v`: two stages a rank, in the form of a V. `folded`: a bidirectional pipeline whose rank r and mirror P-1-r
+run the same list, seen as the V of half the ranks. `unfolded`: the same pipeline with a list for every rank, for rank
+weights that are no mirror image. `chain`: one stage a rank, `loop(1)`.
+
+Costs and cap are those of the form's stages: of half as much of the model under `v` as under the others. Where the V
+turns, the message stays on its rank; here it takes the latency as any other, so that under `v` the judge may find less.
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ from fractions import Fraction
 from typing import Literal
 
 from compiler.schedules.costs import Costs
-from compiler.schedules.placement import BIDIRECTIONAL
+from compiler.schedules.placement import BIDIRECTIONAL, V
 from compiler.schedules.schedule import Schedule
 from compiler.solver.tokens import KIND, NUM_CODES, PAIRS, W1, Slots, W, slot_of, tokens_of
 from runtime.actions import Action, ActionKind, Pair, Step, actions_of
 
-Form = Literal["folded", "unfolded", "chain"]
+Form = Literal["v", "folded", "unfolded", "chain"]
 NEVER, NOW, NOBODY, FIRST = 0, 1, 2, 3  # events: not there, at the start, waited for by nobody; then `count` entries
 
 
@@ -53,8 +56,16 @@ class Problem:
         return 1 if self.form == "chain" else 2
 
     @property
+    def num_stages(self) -> int:
+        return 2 * self.num_ranks if self.form == "v" else self.num_ranks
+
+    @property
+    def placement(self) -> str:
+        return {"v": V, "chain": "loop(1)"}.get(self.form, BIDIRECTIONAL)
+
+    @property
     def num_micro_batches(self) -> int:
-        return self.count * self.num_chunks - self.odd
+        return self.count if self.form in ("v", "chain") else 2 * self.count - self.odd
 
     def event(self, row: int, kind: int) -> int:
         """The first event of a row and kind: F0, F1, B0, B1 = 0, 1, 2, 3."""
@@ -64,7 +75,7 @@ class Problem:
 def make_problem(form: Form, num_ranks: int, num_micro_batches: int, costs: Costs, cap: int) -> Problem:
     """A problem of so many micro-batches, or where the form is folded and they are odd, of one more."""
     P, N = num_ranks, num_micro_batches
-    count, odd = (N, False) if form == "chain" else ((N + 1) // 2, form == "unfolded" and N % 2 == 1)
+    count, odd = (N, False) if form in ("v", "chain") else ((N + 1) // 2, form == "unfolded" and N % 2 == 1)
     rows = P // 2 if form == "folded" else P
     tables = [_times(form, P, row, costs) for row in range(rows)]
     unit = Fraction(
@@ -96,8 +107,9 @@ def stages_of_row(form: Form, num_ranks: int, row: int) -> tuple[int, ...]:
     """The stages of a row's chunks."""
     if form == "chain":
         return (row,)
-    near = min(row, num_ranks - 1 - row)
-    return (near, num_ranks - 1 - near)
+    stages = 2 * num_ranks if form == "v" else num_ranks
+    near = min(row, stages - 1 - row)
+    return (near, stages - 1 - near)
 
 
 def _times(form: Form, num_ranks: int, row: int, costs: Costs) -> dict[int, Fraction]:
@@ -129,7 +141,7 @@ def _need(problem: Problem, row: int, kind: int) -> int:
     """Where the k-th of a kind finds what it waits for: at this event + k."""
     chunk, backward = kind & 1, kind >= 2
     away = backward != bool(chunk)  # whether it comes from the middle, or for a chain from the next row
-    P, half = problem.num_ranks, problem.num_ranks // 2
+    P, half = problem.num_stages, problem.num_stages // 2
     if problem.form == "chain":
         source = row + 1 if backward else row - 1
         return problem.event(source, kind) if 0 <= source < P and not chunk else FIRST
@@ -139,7 +151,7 @@ def _need(problem: Problem, row: int, kind: int) -> int:
     if other < 0:
         return FIRST
     if other == half:  # the middle: the other chunk, of the same row seen folded
-        if problem.form == "folded":
+        if problem.form != "unfolded":
             return problem.event(row, kind ^ 1)
         return problem.event(P - 1 - row, kind ^ 1)
     return problem.event(P - 1 - other if mirrored else other, kind)
@@ -156,15 +168,15 @@ def schedule_of_slots(problem: Problem, slots: Slots) -> Schedule:
     """The schedule that the rows run, named auto."""
     P, N = problem.num_ranks, problem.num_micro_batches
     rows = slots if problem.form != "folded" else (*slots, *reversed(slots))
-    placement = "loop(1)" if problem.form == "chain" else BIDIRECTIONAL
     ranks = tuple(_steps(problem, rank, row) for rank, row in enumerate(rows))
-    return Schedule("auto", P, N, placement, ranks)
+    return Schedule("auto", P, N, problem.placement, ranks)
 
 
 def _steps(problem: Problem, rank: int, slots: tuple[int, ...]) -> tuple[Step, ...]:
     stages = stages_of_row(problem.form, problem.num_ranks, rank)
-    mirrored = problem.form != "chain" and rank >= problem.num_ranks // 2
-    first = (problem.count, 0) if mirrored else (0, problem.count)
+    mirrored = rank >= problem.num_ranks // 2
+    halves = (problem.count, 0) if mirrored else (0, problem.count)
+    first = halves if problem.placement == BIDIRECTIONAL else (0, 0)
     done = [0] * 4
     deferred: list[Action] = []
     steps: list[Step] = []

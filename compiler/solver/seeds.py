@@ -13,7 +13,7 @@ from compiler.schedules.zbv import zbv
 from compiler.solver.greedy import greedy
 from compiler.solver.line import FIXED
 from compiler.solver.problem import Problem, slots_of_schedule
-from compiler.solver.tokens import B0, F0, I0, KIND, Slots, W, pair, slot_of, tokens_of
+from compiler.solver.tokens import B0, B1, F0, F1, I0, KIND, Slots, W, pair, slot_of, tokens_of
 
 _MOST_GREEDY, _GREEDY_SLOTS = 60, 40_000  # seeds, and slots of all together
 
@@ -28,7 +28,8 @@ def seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
         if problem.cap > P:
             yield "paired", _paired(problem)
         return
-    for name, schedule in (("dualpipe", dualpipev(P // 2, max(N, P))), ("zbv", zbv(P // 2, N))):
+    half = problem.num_stages // 2
+    for name, schedule in (("dualpipe", dualpipev(half, max(N, 2 * half))), ("zbv", zbv(half, N))):
         yield name, _both_sides(problem, schedule)
 
 
@@ -45,7 +46,7 @@ def _both_sides(problem: Problem, schedule: Schedule) -> Slots:
     """The slots of a V of half the ranks, of each kind and chunk as many as the problem has."""
     half = slots_of_schedule(problem, schedule)
     half = tuple(_first(row, problem.count) for row in half)
-    return half if problem.form == "folded" else (*half, *reversed(half))
+    return (*half, *reversed(half)) if problem.form == "unfolded" else half
 
 
 def without_last(slots: Slots) -> Slots:
@@ -97,6 +98,17 @@ def capped(problem: Problem) -> Slots:
         warm_up = min(problem.cap, problem.num_ranks - rank, problem.count) - 1
         rows.append((F0,) * warm_up + (F0, B0) * (problem.count - warm_up) + (B0,) * warm_up)
     return tuple(rows)
+
+
+def in_groups(problem: Problem) -> Slots:
+    """A V under any cap: as many micro-batches as fit go down, up and back before the next ones."""
+    most, rest = max(1, problem.cap // 2), problem.count
+    row: list[int] = []
+    while rest:
+        size = min(most, rest)
+        row += [token for token in (F0, F1, B1, B0) for _ in range(size)]
+        rest -= size
+    return (tuple(row),) * problem.num_rows
 
 
 def _paired(problem: Problem) -> Slots:

@@ -1,44 +1,114 @@
 """`auto`: the schedule that ends soonest for given costs under a hard cap on activations, as far as can be found.
 
-Every named schedule of as many stages is a candidate, so that none is better; a search goes on from the best.
+Every named schedule that fits is a candidate, so that none is better; a search goes on from the best of a placement.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
+from itertools import chain
 
-from compiler.schedules import SCHEDULES
+from compiler.schedules import DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import Costs
-from compiler.schedules.placement import BIDIRECTIONAL
+from compiler.schedules.measure import Measured, measure
+from compiler.schedules.placement import BIDIRECTIONAL, V, num_stages, supports
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import peak_activations, simulate
+from compiler.schedules.zbv import zbv_both_ways
 from compiler.solver.core import Core, Report, solve_core
 from compiler.solver.periods import COPIES, stretched
 from compiler.solver.problem import Form, Problem, make_problem, resized, schedule_of_slots
-from compiler.solver.seeds import capped, without_last
+from compiler.solver.seeds import capped, in_groups, without_last
 from compiler.solver.tokens import Slots
 from runtime.actions import Pair, actions_of
 
 Cores = dict[tuple[object, ...], Core | None]  # what was searched, by all that it depends on
+LOOP = "loop(1)"
+_MOST_ACTIONS = 10_000  # forwards and backwards of a core; in the time for more of them a search finds next to nothing
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A schedule named auto, its time, a bound that no schedule of its placement beats, and what it came from."""
+    """A schedule named auto, what it takes, and what it came from.
+
+    `costs` are those of its actions, and `cap` counts its activations. `lower_bound`: no schedule ends sooner that is
+    on its placement or one that was searched, and holds no more than the cap, or where there is none, than this one.
+    """
 
     schedule: Schedule
+    costs: Costs
+    cap: int | None
     makespan: Fraction
     lower_bound: Fraction
     origin: str  # "search", or the name of the schedule that it is
 
+    def measured(self) -> Measured:
+        """The same in numbers that are printed."""
+        return replace(measure(self.schedule, self.costs, self.cap), lower_bound=self.lower_bound)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Sizes, costs of one of `num_stages` stages, and a cap on activations of such a stage."""
+
+    num_ranks: int
+    num_micro_batches: int
+    costs: Costs
+    num_stages: int
+    cap: int | None
+
+    def costs_on(self, placement: str) -> Costs:
+        """Of the model cut into the stages of a placement."""
+        return self.costs.recut(self.num_stages, num_stages(placement, self.num_ranks))
+
+    def cap_on(self, placement: str, cap: Fraction | int | None) -> int | None:
+        """A cap in activations of a placement's stages."""
+        return None if cap is None else int(cap * num_stages(placement, self.num_ranks) / self.num_stages)
+
+    def bound(self, placement: str, cap: Fraction | int | None) -> Fraction:
+        P, N = self.num_ranks, self.num_micro_batches
+        return lower_bound(placement, P, N, self.costs_on(placement), self.cap_on(placement, cap))
+
+    def timed(self, origin: str, schedule: Schedule) -> _Found:
+        stages = num_stages(schedule.placement, self.num_ranks)
+        timeline = simulate(schedule, self.costs_on(schedule.placement))
+        held = Fraction(max(timeline.peak_activations) * self.num_stages, stages)
+        return _Found(timeline.makespan, held, origin, schedule)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A schedule, how long it takes, the most that a rank holds in the unit of the cap, and what it came from."""
+
+    makespan: Fraction
+    held: Fraction
+    origin: str
+    schedule: Schedule
+
+    def key(self) -> tuple[Fraction, bool]:
+        """The least is the best."""
+        return self.makespan, self.schedule.placement == BIDIRECTIONAL
+
+
+@dataclass(frozen=True)
+class _Search:
+    effort: float
+    cores: Cores
+    report: Report
+
+    def part(self, at: int, count: int, effort: float = 1.0) -> _Search:
+        """One of several searches, with a share of the effort."""
+        return _Search(self.effort * effort, self.cores, lambda share: self.report((at + share) / count))
+
 
 def default_cap(num_ranks: int) -> int:
-    """What a rank may hold where nobody says: what DualPipe holds, which full pairs need; more buys almost nothing."""
+    """What a rank may hold where nobody says, in activations of 1/P of the model: what DualPipe holds, which full pairs
+    need; more buys almost nothing."""
     return num_ranks + 1
 
 
@@ -50,85 +120,145 @@ def solve(
     effort: float = 1.0,
     cores: Cores | None = None,
     report: Report = lambda share: None,
+    chunks: int = DEFAULT_CHUNKS,
 ) -> Solution:
-    """The best schedule found for `cap` activations a rank (None: `default_cap`, or what a named schedule holds).
+    """The best schedule found of any placement. Costs and cap are those of 1/P of the model: with v stages a rank, an
+    action takes 1/v of them and an activation counts 1/v.
 
-    `effort` scales how much is searched: about 12 s at most at 1. `cores` remembers searches: with the same dict, other
-    numbers of micro-batches cost next to nothing once there are enough of them. `report` is told of progress. Equal
-    arguments give equal schedules. ValueError for sizes, weights or a cap with which nothing runs.
+    Searched on are `bidirectional` where P and N are even, `v` where one is odd, and then `bidirectional` or `loop(1)`
+    if something better could be there. Candidates are all named schedules, `interleaved` with `chunks` stages a rank.
+    Of equal ones that with fewer copies of the parameters is taken.
+
+    `cap` None: what a named schedule holds, or `default_cap`. `effort` scales how much is searched: about 18 s a
+    placement at most at 1. `cores` remembers searches: with the same dict, other numbers of micro-batches cost next to
+    nothing once there are enough of them. `report` is told of progress. Equal arguments give equal schedules.
+    ValueError for sizes, weights or a cap with which nothing runs.
     """
     P, N = num_ranks, num_micro_batches
-    if P < 1 or N < 1:
-        raise ValueError(f"auto needs at least 1 rank and 1 micro-batch, got {P} and {N}")
-    if cap is not None and cap < 1:
-        raise ValueError(f"auto cannot run with a cap of {cap}: a rank holds at least 1 activation, use cap = 1")
-    costs.check(P, P)
-    candidates = list(_named(P, N, cap))
-    candidates += _searched(P, N, costs, cap or default_cap(P), effort, {} if cores is None else cores, report)
-    makespan, at = min((simulate(schedule, costs).makespan, at) for at, (_, schedule) in enumerate(candidates))
-    origin, schedule = candidates[at]
-    bound = lower_bound(schedule.placement, P, N, costs, cap)
-    return Solution(replace(schedule, name="auto"), makespan, bound, origin)
+    asked = _checked(_Asked(P, N, costs, P, cap))
+    storages = (V, LOOP) if P % 2 else (V, BIDIRECTIONAL) if N % 2 else (BIDIRECTIONAL,)
+    effort /= 2 if BIDIRECTIONAL in storages and V in storages else 1  # both will mostly be searched on
+    search = _Search(effort, {} if cores is None else cores, report)
+    return _solved(asked, storages, _named(asked, chunks), search)
 
 
-def _named(num_ranks: int, num_micro_batches: int, cap: int | None) -> Iterator[tuple[str, Schedule]]:
-    """All named schedules of as many stages that fit the cap."""
+def solve_on(
+    storage: str,
+    num_ranks: int,
+    num_micro_batches: int,
+    costs: Costs,
+    cap: int | None = None,
+    effort: float = 1.0,
+    cores: Cores | None = None,
+    report: Report = lambda share: None,
+) -> Solution:
+    """The same for ranks that store their stages by `storage`: `v`, `bidirectional` or `loop(1)`.
+
+    Costs and cap are those of one of its stages.
+    """
+    asked = _checked(_Asked(num_ranks, num_micro_batches, costs, num_stages(storage, num_ranks), cap))
+    search = _Search(effort, {} if cores is None else cores, report)
+    return _solved(asked, (storage,), _named(asked, DEFAULT_CHUNKS, storage), search)
+
+
+def _checked(asked: _Asked) -> _Asked:
+    if asked.num_ranks < 1 or asked.num_micro_batches < 1:
+        raise ValueError(
+            f"auto needs at least 1 rank and 1 micro-batch, got {asked.num_ranks} and {asked.num_micro_batches}"
+        )
+    least = asked.num_stages // asked.num_ranks  # a micro-batch comes by so often before it goes back
+    if asked.cap is not None and asked.cap < least:
+        what = f"{least} activation{'s' if least > 1 else ''}"
+        raise ValueError(f"auto cannot run with a cap of {asked.cap}: a rank holds at least {what}, use cap = {least}")
+    asked.costs.check(asked.num_ranks, asked.num_stages)
+    return asked
+
+
+def _named(asked: _Asked, chunks: int, storage: str | None = None) -> Iterator[_Found]:
+    """All named schedules that fit the cap, and the storage if there is one."""
+    P, N = asked.num_ranks, asked.num_micro_batches
     for name, row in SCHEDULES.items():
-        if row.stored in ("loop(1)", BIDIRECTIONAL) and row.has(num_ranks, num_micro_batches):
-            schedule = row.generate(num_ranks, num_micro_batches)
-            if cap is None or max(peak_activations(schedule)) <= cap:
-                yield name, schedule
+        if row.has(P, N) and (storage is None or supports(storage, row.placement(chunks), P)):
+            found = asked.timed(name, row.generate(P, N, chunks))
+            if asked.cap is None or found.held <= asked.cap:
+                yield found
 
 
-def _searched(
-    num_ranks: int, num_micro_batches: int, costs: Costs, cap: int, effort: float, cores: Cores, report: Report
-) -> list[tuple[str, Schedule]]:
-    """What a search finds, and what runs under any cap."""
-    P, N = num_ranks, num_micro_batches
-    chain = make_problem("chain", P, N, costs, cap)
-    found = [("1f1b", schedule_of_slots(chain, capped(chain)))]
-    form = _form(P, costs)
-    problem = chain if form == "chain" else make_problem(form, P, N + N % 2, costs, cap)
-    core = _core(problem, costs, effort, cores, report)
+def _solved(asked: _Asked, storages: Sequence[str], named: Iterator[_Found], search: _Search) -> Solution:
+    """The best of the named ones and of what searches find; later ones where a bound says that they may be better."""
+    P = asked.num_ranks
+    best = min(named, key=_Found.key, default=None)
+    cap = asked.cap or Fraction(default_cap(P) * asked.num_stages, P)
+    for at, storage in enumerate(storages):
+        if best is None or asked.bound(storage, cap) < best.makespan:
+            found = (asked.timed(*each) for each in _searched(storage, asked, cap, search.part(at, len(storages))))
+            best = min(found if best is None else chain([best], found), key=_Found.key)
+    assert best is not None
+    search.report(1.0)
+    schedule, held = best.schedule, best.held if asked.cap is None else asked.cap
+    return Solution(
+        replace(schedule, name="auto"),
+        asked.costs_on(schedule.placement),
+        asked.cap_on(schedule.placement, asked.cap),
+        best.makespan,
+        min(asked.bound(placement, held) for placement in {*storages, schedule.placement}),
+        best.origin,
+    )
+
+
+def _searched(storage: str, asked: _Asked, cap: Fraction | int, search: _Search) -> list[tuple[str, Schedule]]:
+    """What a search finds on a storage, and what runs there under any cap."""
+    P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs_on(storage)
+    most = asked.cap_on(storage, cap)
+    assert most is not None
+    form = _form(storage, P, costs)
+    anyway = make_problem("v" if storage == V else "chain", P, N, costs, most)
+    slots = in_groups(anyway) if storage == V else capped(anyway)
+    found = [("gpipe" if storage == V else "1f1b", schedule_of_slots(anyway, slots))]
+    if storage == BIDIRECTIONAL and max(peak_activations(both := zbv_both_ways(P, N))) <= most:
+        found.append(("zbv", both))
+    twice = form in ("folded", "unfolded") and N % 2 == 1
+    problem = make_problem(form, P, N + twice, costs, most)
+    core = _core(problem, costs, search.part(0, 1 + twice))
     if core is not None:
         found.append((core.origin, _first(_schedule(problem, core), N)))
-    if core is not None and problem.num_micro_batches > N:  # a pair may take less than what is left of it: go on
-        odd = make_problem("unfolded", P, N, costs, cap)
+    if core is not None and twice:  # a pair may take less than what is left of it: go on
+        odd = make_problem("unfolded", P, N, costs, most)
         slots = core.slots if form == "unfolded" else (*core.slots, *reversed(core.slots))
-        core = _core(odd, costs, effort / 2, cores, report, (without_last(slots),))
+        core = _core(odd, costs, search.part(1, 2, 0.5), (without_last(slots),))
         if core is not None:
             found.append((core.origin, _schedule(odd, core)))
     return found
 
 
-def is_long(num_ranks: int, num_micro_batches: int) -> bool:
+def is_long(storage: str, num_ranks: int, num_micro_batches: int) -> bool:
     """Whether a run is solved as a shorter one with a period to repeat, the same for all that are long."""
-    short = _short(num_ranks) + COPIES - 1
-    return num_micro_batches > (short if num_ranks % 2 else 2 * short)
+    short = _short(storage, num_ranks) + COPIES - 1
+    return num_micro_batches > (2 * short if storage == BIDIRECTIONAL else short)
 
 
-def _short(num_ranks: int) -> int:
+def _short(storage: str, num_ranks: int) -> int:
     """Micro-batches of a chunk that are enough to fill and to drain, with some steady state between."""
-    return 2 * num_ranks + 2 if num_ranks % 2 else num_ranks + 2
+    return num_ranks + 2 if storage == BIDIRECTIONAL else 2 * num_ranks + 2
 
 
-def _core(
-    problem: Problem, costs: Costs, effort: float, cores: Cores, report: Report, given: tuple[Slots, ...] = ()
-) -> Core | None:
+def _core(problem: Problem, costs: Costs, search: _Search, given: tuple[Slots, ...] = ()) -> Core | None:
     """What a search finds from the given slots, or from all starts."""
-    P, long = problem.num_ranks, is_long(problem.num_ranks, problem.num_micro_batches)
-    count = _short(P) + (COPIES - 1 if given else 0) if long else problem.count
-    placement = "loop(1)" if problem.form == "chain" else BIDIRECTIONAL
+    P, placement = problem.num_ranks, problem.placement
+    long = is_long(placement, P, problem.num_micro_batches)
+    count = _short(placement, P) + (COPIES - 1 if given else 0) if long else problem.count
+    if 2 * problem.num_rows * problem.num_chunks * count > _MOST_ACTIONS:
+        return None
 
     @cache
     def bound(count: int) -> int:
         least = lower_bound(placement, P, resized(problem, count).num_micro_batches, costs, problem.cap)
         return math.ceil(least / problem.unit)
 
-    key = (problem.form, problem.odd, P, count, long, costs, problem.cap, effort)
-    if key not in cores:
-        cores[key] = solve_core(resized(problem, count), effort, bound, long, report, given)
-    return cores[key]
+    key = (problem.form, problem.odd, P, count, long, costs, problem.cap, search.effort)
+    if key not in search.cores:
+        search.cores[key] = solve_core(resized(problem, count), search.effort, bound, long, search.report, given)
+    return search.cores[key]
 
 
 def _schedule(problem: Problem, core: Core) -> Schedule:
@@ -137,10 +267,13 @@ def _schedule(problem: Problem, core: Core) -> Schedule:
     return schedule_of_slots(problem, slots)
 
 
-def _form(num_ranks: int, costs: Costs) -> Form:
-    if num_ranks % 2:
-        return "chain"
-    return "folded" if costs.ranks == costs.ranks[::-1] else "unfolded"
+def _form(storage: str, num_ranks: int, costs: Costs) -> Form:
+    if storage == V:
+        return "v"
+    if storage == BIDIRECTIONAL:
+        return "folded" if costs.ranks == costs.ranks[::-1] else "unfolded"
+    assert storage == LOOP, storage
+    return "chain"
 
 
 def _first(schedule: Schedule, num_micro_batches: int) -> Schedule:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from compiler.solver.line import Line
@@ -36,6 +36,9 @@ class Timing:
     order: list[int]
     marks: list[Mark]
     ends: list[int]  # of the rows
+    # Of the last marks, last first, by row: from the start of the next slot to the end of all. Made where asked for.
+    tails: list[list[int]] = field(default_factory=list)
+    behind: list[int] = field(default_factory=list)  # the same of what waits for an event, as of the last of these
 
     @property
     def makespan(self) -> int:
@@ -140,3 +143,74 @@ def retimed(problem: Problem, old: Timing, lines: Sequence[Line], first: int, li
         if left == before:
             return None
     return Timing(old.order[: mark.timed] + order, marks, now)
+
+
+def is_longer(
+    problem: Problem, old: Timing, lines: Sequence[Line], first: int, last: int, more: dict[int, int], limit: int
+) -> bool:
+    """Whether `lines` end after `limit`, or never; they are those of `old` but between the marks `first` and `last`.
+
+    `more` has the rows that changed and how many slots they have more. Only what lies between is timed: the rest takes
+    as long as it did. False means only that nobody knows. What waits for something behind the second mark is taken to
+    wait for ever, as in nearly all cases it does.
+    """
+    begin, end = old.marks[first], old.marks[last]
+    events, at, now, latency = begin.events[:], begin.at[:], begin.now[:], problem.latency
+    order = old.order[begin.timed : end.timed]
+    for row, count in more.items():
+        order += [row] * count
+        for _ in range(-count):
+            order.pop(len(order) - 1 - order[::-1].index(row))
+    steps = [line.steps for line in lines]
+    while order:
+        later = []
+        for row in order:
+            time, wait, other, makes, also = steps[row][at[row]]
+            ready = events[wait]
+            more_ready = events[other]
+            if ready < 0 or more_ready < 0:
+                later.append(row)
+                continue
+            start = now[row]
+            if ready > start:
+                start = ready
+            if more_ready > start:
+                start = more_ready
+            start += time
+            now[row] = start
+            at[row] += 1
+            events[makes] = events[also] = start + latency
+        if len(later) == len(order):
+            return True
+        order = later
+    for row, tail in enumerate(_tails(problem, old, lines, last, more)):
+        _, wait, other, _, _ = steps[row][at[row]]
+        if max(now[row], events[wait], events[other]) + tail > limit:
+            return True
+    return False
+
+
+def _tails(problem: Problem, timing: Timing, lines: Sequence[Line], mark: int, more: dict[int, int]) -> list[int]:
+    """The tails of the rows at a mark; `lines` are those of the timing behind it, with so many slots more before."""
+    tails, marks, latency = timing.tails, timing.marks, problem.latency
+    if not tails:
+        timing.behind = [-latency] * problem.num_events  # of what nobody waits for
+    behind = timing.behind
+    while len(marks) - len(tails) > mark:
+        at_mark = len(marks) - 1 - len(tails)
+        if tails:
+            end, rows = marks[at_mark + 1].timed, tails[-1][:]
+            at = [place + more.get(row, 0) for row, place in enumerate(marks[at_mark + 1].at)]
+        else:
+            end, rows, at = len(timing.order), [0] * len(lines), [len(line.slots) for line in lines]
+        for row in reversed(timing.order[marks[at_mark].timed : end]):
+            at[row] -= 1
+            time, wait, other, makes, also = lines[row].steps[at[row]]
+            tail = rows[row]
+            if behind[makes] + latency > tail:
+                tail = behind[makes] + latency
+            if behind[also] + latency > tail:
+                tail = behind[also] + latency
+            rows[row] = behind[wait] = behind[other] = tail + time
+        tails.append(rows)
+    return tails[len(marks) - 1 - mark]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dsl.conflict.search import Change, Problem, Row, TooManyError
-from dsl.conflict.sheet import DATA, MODEL, PRECISION, SCHEDULE, WORLD, Sheet, Variable, text_of, variables
+from dsl.conflict.sheet import DATA, MODEL, PRECISION, SCHEDULE, WORLD, Sheet, Variable, text_of, value_at, variables
 from dsl.diagnostics import Conflict, Diagnostic, Edit, in_order
 from dsl.rules import JOINT, missing, related
 from dsl.rules.finding import Finding, Rule
@@ -55,6 +55,8 @@ def explained(
     subject: Subject, told: Sequence[Diagnostic], found: Sequence[tuple[Rule, Finding, Diagnostic]]
 ) -> list[Diagnostic]:
     """All messages, with a conflict on the first one of those that each conflict explains."""
+    if value_at(subject.spec, "cluster.more") is not None:  # sums of products are no lines that divide each other
+        return [*told, *(message for _, _, message in found)]
     known = variables(subject.spec, subject.origins, subject.failed, subject.constants)
     failed = [path for path in subject.failed if path != DATA or path not in known or not {*WORLD} <= known.keys()]
     rows = [

@@ -17,8 +17,9 @@ from dsl.resolve.fields import WORDS_AS_TEXT, FieldType, fields_of
 from dsl.rules import RULES
 from dsl.rules.finding import Rule
 from dsl.schema import Choices, Derived, Node, Spec, Tile
+from dsl.syntax import NAMED
 
-NAMED = ("model", "cluster", "precision")  # blocks of their own, which a run names
+NESTED = ("more",)  # blocks that may be within one of their kind
 CODE = re.compile(r"E\d{4}")
 SMALL = 3  # keys of a block that a rule reads as a whole, so that it concerns each of them
 
@@ -44,7 +45,6 @@ ABOUT = {
     "E0812": ("cluster.node.device.memory",),
     "E0910": ("model.attention.query_rank", "model.attention.kv_rank", "model.attention.heads"),
     "E1001": ("precision",),
-    "E1003": ("recompute",),
     "E1005": ("data.tokenizer",),
 }
 
@@ -110,6 +110,14 @@ def plain(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in _kinds())
 
 
+def told_at(path: str) -> str:
+    """Where the block of a path is told: `cluster.more.more` has the keys of `cluster.more`."""
+    parts = path.split(".")
+    return ".".join(
+        part for index, part in enumerate(parts) if part not in NESTED or parts[index - 1 : index] != [part]
+    )
+
+
 def related(key: Key) -> tuple[str, ...]:
     """Paths of the keys that some rule reads together with this one."""
     mine, block = plain(key.path), key.path.rpartition(".")[0]
@@ -138,8 +146,9 @@ def _inner(cls: type[Node], name: str, path: str) -> Iterator[Block]:
         head = f"{name} {label or ('NAME' if named else 'FIRST..LAST' if kind.form == 'layers' else '')}".strip()
         inner = f"{at}.{label}".rstrip(".")
         yield Block(inner, head, _doc(each), tuple(_keys(each, inner)))
-        for field in fields_of(each):
-            yield from _inner(each, field, inner)
+        for field, of in fields_of(each).items():
+            if each not in of.nodes:  # `more` may be within `more`, and has the same keys there
+                yield from _inner(each, field, inner)
     assert info.description, f"{cls.__name__}.{name}"
 
 
@@ -255,7 +264,7 @@ def _kinds() -> frozenset[str]:
                 each
                 for one in kind.types
                 for each in (one, *get_args(one))
-                if isinstance(each, type) and issubclass(each, Node)
+                if isinstance(each, type) and issubclass(each, Node) and each is not cls
             ]
     return frozenset(found)
 
@@ -296,7 +305,8 @@ def _small() -> frozenset[str]:
         for name, kind in fields_of(cls).items():
             found[path] = found.get(path, 0) + (kind.form != "label")
             for each in kind.nodes:
-                visit(each, f"{path}.{name}".lstrip("."))
+                if each is not cls:
+                    visit(each, f"{path}.{name}".lstrip("."))
 
     visit(Spec, "")
     return frozenset(path for path, count in found.items() if count <= SMALL)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from dsl.codes import CODES
 from dsl.lessons import COMMAND, Example, lesson
-from dsl.reference.keys import Block, Key, blocks
+from dsl.reference.keys import Block, Key, blocks, told_at
 from dsl.reference.topics import GROUPS, sample
 from dsl.reference.words import BATCH, FAMILIES, WORDS, Unit, Word, family
 from dsl.schema import BUILT_IN
@@ -92,14 +92,13 @@ def _block(block: Block) -> str:
 
 def _takes(key: Key) -> str:
     # the block itself, or those of its kinds; what is inside of it has another head
-    inner = [block for block in blocks() if f"{block.path}.".startswith(f"{key.path}.")]
+    at = told_at(key.path)
+    inner = [block for block in blocks() if f"{block.path}.".startswith(f"{at}.")]
     own = [
-        block.path
-        for block in inner
-        if block.head.split()[0] == key.name and block.path.count(".") < key.path.count(".") + 2
+        block.path for block in inner if block.head.split()[0] == key.name and block.path.count(".") < at.count(".") + 2
     ]
     if key.takes.startswith("block") and own:
-        kinds = [path.removeprefix(key.path).lstrip(".") or key.takes for path in own]
+        kinds = [path.removeprefix(at).lstrip(".") or key.takes for path in own]
         links = (f"[{kind}](#{slug(path)})" for kind, path in zip(kinds, own, strict=True))
         return ("block " * (len(own) > 1)) + " or ".join(links)
     return key.value + (f"; {key.unit}" if key.unit else "")

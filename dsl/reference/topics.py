@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from dsl import vocabulary
 from dsl.codes import CODES, RETIRED
 from dsl.lessons import COMMAND, Example, lesson
-from dsl.reference.keys import Block, Key, blocks, keys, plain, related
+from dsl.reference.keys import Block, Key, blocks, keys, plain, related, told_at
 from dsl.reference.words import BATCH, FAMILIES, WORDS, Unit, Word, family, unit
 from dsl.resolve.fields import fields_of
 from dsl.schema import BUILT_IN, Precision
@@ -99,7 +99,7 @@ def names_of_topics() -> frozenset[str]:
 
 def _structure(word: str) -> list[Topic]:
     """Blocks and keys whose path is, or ends in, what is asked for; kinds and numbers may be left out."""
-    asked = [part for part in word.removeprefix("run.").split(".") if part != "*" and not part.isdigit()]
+    asked = [part for part in told_at(word).removeprefix("run.").split(".") if part != "*" and not part.isdigit()]
     exact, ending = [], []
     entries: list[tuple[str, Block | Key]] = [(block.path, block) for block in blocks()]
     entries += [(key.path, key) for key in keys().values() if not key.is_block or key.choices]

@@ -16,9 +16,8 @@ from dsl.resolve.merge import key_of, label_of, lost_keys
 from dsl.schema import BUILT_IN, LayerRange, Node, Spec, Tile, Unit
 from dsl.schema.model import MAX_LAYER
 from dsl.source import Span
-from dsl.syntax import Attribute, Block, Import, Let, Line, Lost, Range, Statement, String, Value, Word
+from dsl.syntax import NAMED, Attribute, Block, Import, Let, Line, Lost, Range, Statement, String, Value, Word
 
-NAMED = ("model", "cluster", "precision")  # blocks of their own, which a run names
 MAX_RANGE_TEXT = 16  # of what is no range, and may be read as one all the same: `0 to 60`
 BOUNDS = {  # a bound → the rule, the edit
     "ge": ("at least {}", "{} or more"),

@@ -15,7 +15,7 @@ from dsl.resolve.evaluate import convert, leading, phrase
 from dsl.resolve.fields import broken_bound, fields_of
 from dsl.resolve.forms import STEP, TOKEN, whole
 from dsl.resolve.merge import key_of, lost_keys
-from dsl.schema import Batch, Node, Parallel, Schedule, Spec, Unit
+from dsl.schema import Batch, More, Node, Parallel, Schedule, Spec, Unit
 from dsl.schema.base import MAX_TOKENS
 from dsl.schema.run import MAX_DEGREE
 from dsl.source import Span
@@ -104,9 +104,20 @@ def _positive(context: Context, path: str) -> int:
     return value
 
 
+def _devices_of_more(more: More | None) -> int:
+    """Of further nodes. Raises RejectedError where a part of them could not be read."""
+    if more is None:
+        return 0
+    try:
+        return more.nodes * more.node.devices + _devices_of_more(more.more)
+    except AttributeError:
+        raise RejectedError from None
+
+
 def data_degree(context: Context, span: Span | None = None) -> int:
     """`data = auto`: the ranks of the cluster that the pipeline leaves."""
     world = _positive(context, "cluster.nodes") * _positive(context, "cluster.node.devices")
+    world += _devices_of_more(peek(context, "cluster.more"))
     pipeline = _positive(context, "parallel.pipeline")  # tensor and context become 1, a rule says
     place = span or context.origins.get("parallel.pipeline") or context.origins.get("parallel") or context.run.head
     if world % pipeline == 0 and world // pipeline > MAX_DEGREE:

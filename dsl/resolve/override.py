@@ -17,11 +17,10 @@ from dsl.resolve.fields import fields_of, keys_of
 from dsl.resolve.merge import inner, key_of, merge
 from dsl.schema import Node, Spec
 from dsl.source import OVERRIDE, Source, Span
-from dsl.syntax import Attribute, Block, Let, Line, Phrase, Range, Statement, String, Word
+from dsl.syntax import NAMED, Attribute, Block, Let, Line, Phrase, Range, Statement, String, Word
 
 NAME_OR_CALL = re.compile(r"[A-Za-z_]\w*(\([^()]*\)?)?", re.ASCII)  # train(4096), also if not closed
 KEY = re.compile(r"\s*([A-Za-z_]\w*(?:\.\w+)*)\s*(=?)", re.ASCII)
-NAMED = ("model", "cluster", "precision")
 EXAMPLE = "write `-s parallel.pipeline=8`"
 
 Setting = Attribute | Block | tuple[Line, ...]  # what a path is set to; lines are those of a rate

@@ -72,22 +72,29 @@ def _words() -> frozenset[str]:
     return frozenset({"none", "auto", "true", "false", *WORDS_AS_TEXT, *_choices(Spec)})
 
 
-def _choices(cls: type[Node]) -> Iterator[str]:
+def _choices(cls: type[Node], inside: tuple[type[Node], ...] = ()) -> Iterator[str]:
+    if cls in inside:  # a block may hold one of its kind
+        return
     for kind in fields_of(cls).values():
         for each in kind.types:
-            yield from _choices(each) if isinstance(each, type) and issubclass(each, Node) else _literals(each)
+            yield from _of_type(each, (*inside, cls))
 
 
-def _literals(kind: Any) -> Iterator[str]:
+def _of_type(kind: Any, inside: tuple[type[Node], ...]) -> Iterator[str]:
+    if isinstance(kind, type) and issubclass(kind, Node):
+        yield from _choices(kind, inside)
+    else:
+        yield from _literals(kind, inside)
+
+
+def _literals(kind: Any, inside: tuple[type[Node], ...]) -> Iterator[str]:
     """The words of a type: of `Literal["a", "b"]`, or of a tuple of such."""
     if get_origin(kind) is Literal:
         yield from get_args(kind)
     else:
         for each in get_args(kind):
-            if isinstance(each, type) and issubclass(each, Node):
-                yield from _choices(each)
-            elif get_origin(each) is not None:
-                yield from _literals(each)
+            if get_origin(each) is not None or (isinstance(each, type) and issubclass(each, Node)):
+                yield from _of_type(each, inside)
 
 
 # ---------------------------------------------------------------- numbers as they are written

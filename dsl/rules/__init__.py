@@ -19,9 +19,11 @@ WORLD = (
     *(f"parallel.{degree}" for degree in ("pipeline", "data", "tensor", "context")),
     "cluster.nodes",
     "cluster.node.devices",
+    "cluster.more",
 )
 FP8 = tuple(f"precision.{key}" for key in ("linear", "activation_tile", "weight_tile"))
 LAYERS = "model.layers.*"
+STATE = ("model", "precision", "parallel", "schedule", "train.micro_batch", "train.sequence")
 Row = tuple[tuple[str, ...], Rule]
 # Rules that numbers of several lines satisfy together, or cannot: of these `dsl.conflict` finds the smallest sets.
 JOINT: tuple[Row, ...] = (
@@ -40,9 +42,9 @@ JOINT: tuple[Row, ...] = (
     (tuple(f"{LAYERS}.ffn.{key}" for key in ("experts", "groups", "top_groups", "top_k")), model.moe_groups),
     (("model.attention.heads", "model.attention.kv_heads"), model.heads_share_keys),
     (("data.tokenizer", "model.vocab"), model.vocabulary_fits),
-    (("cluster.node.device.sms", "cluster.node.device.name", "sm"), resources.compute_keeps_sms),
+    (("cluster.node.device.sms", "cluster.node.device.name", "cluster.more", "sm"), resources.compute_keeps_sms),
     (
-        ("model", "precision", "parallel", "schedule", "train.micro_batch", "train.sequence", "cluster.node.device"),
+        (*STATE, "cluster.node.device", "cluster.more"),
         resources.state_fits,
     ),
 )
@@ -66,13 +68,13 @@ RULES: tuple[Row, ...] = (
         parallel.layout_is_of_the_model,
     ),
     (tuple(f"schedule.{key}" for key in ("name", "file", "chunks", "cap")), parallel.options_of_schedules),
+    (("parallel.placement", "parallel.expert", f"{LAYERS}.ffn.experts"), parallel.placement_has_experts),
+    (WORLD, parallel.ranks_are_of_one_kind),
+    (("precision.linear", "cluster.node.device", "cluster.more"), resources.devices_have_the_precision),
     *JOINT,
 )
 
-REFUSALS: tuple[Rule, ...] = (
-    training.trains_in_full_precision,
-    training.trains_without_recompute,
-)
+REFUSALS: tuple[Rule, ...] = (training.trains_in_full_precision,)
 
 
 def check(spec: Spec, origins: Mapping[str, Span], failed: Collection[str]) -> tuple[Diagnostic, ...]:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from math import gcd
 
 from dsl import ramp
 from dsl.pipeline_layout import LayoutError, stages_of_layout
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
 from dsl.schema import Moe, Spec
-from dsl.stages import AUTO, EVEN, FEWEST, FOLDED, INTERLEAVED, stages_of_rank
+from dsl.stages import (
+    AUTO,
+    EVEN,
+    FEWEST,
+    FOLDED,
+    INTERLEAVED,
+    fewest_stages_of_rank,
+    most_stages,
+    most_stages_of_rank,
+    stages_of_rank,
+)
 
 MAX_PLANNED = 2**18  # micro-batches of all stages of all ranks and sizes of the batch
 
@@ -30,6 +41,23 @@ def world_is_used(spec: Spec) -> Iterator[Finding]:
     )
     notes = (("devices of a node", "cluster.node.devices"), ("nodes", "cluster.nodes"))
     yield Finding("E0801", message, "parallel.data", hint, notes)
+
+
+def ranks_are_of_one_kind(spec: Spec) -> Iterator[Finding]:
+    """All data ranks of a pipeline rank run the same stages at the same pace: on nodes of one kind."""
+    data, pipeline, world = spec.parallel.data, spec.parallel.pipeline, spec.cluster.world
+    sizes = [nodes * node.devices for nodes, node in spec.cluster.parts]
+    if not _fits(spec):
+        return
+    for index, before in enumerate(accumulate(sizes[:-1]), 1):
+        if before % data:
+            message = f"pipeline rank {before // data} has {data} data ranks, on devices of two kinds"
+            possible = [p for p in range(1, world + 1) if world % p == 0 and gcd(*sizes) % (world // p) == 0]
+            near = min(possible, key=lambda p: (abs(p - pipeline), p))
+            hint = f"write `pipeline = {near}` and `data = auto`"
+            notes = (("the other kind begins here", f"cluster.{'more.' * index}node"),)
+            yield Finding("E0817", message, "parallel.pipeline", hint, notes)
+            return
 
 
 def expert_divides_data(spec: Spec) -> Iterator[Finding]:
@@ -156,7 +184,7 @@ def schedules_are_bounded(spec: Spec) -> Iterator[Finding]:
     if not _fits(spec) or train.batch.end < train.batch.start:
         return
     sizes = ramp.num_sizes(train.batch, ramp.quantum_of(p, train.micro_batch))
-    stages = p.pipeline * stages_of_rank(spec.schedule)
+    stages = p.pipeline * most_stages_of_rank(spec.schedule, p.pipeline)
     planned = stages * sizes * (train.batch.start + train.batch.end) // (2 * unit)
     if sizes > ramp.MAX_SIZES or planned <= MAX_PLANNED:
         return
@@ -178,9 +206,9 @@ def schedules_are_bounded(spec: Spec) -> Iterator[Finding]:
 
 def stages_have_layers(spec: Spec) -> Iterator[Finding]:
     """No stage is empty. The first one has the embedding and the last one the head, so they may be without layers."""
-    per_rank = stages_of_rank(spec.schedule)
+    per_rank = fewest_stages_of_rank(spec.schedule)
     stages, layers = spec.parallel.pipeline * per_rank, spec.model.num_layers
-    if stages > layers + 2:
+    if stages > most_stages(layers):
         each = f", {per_rank} on each of {spec.parallel.pipeline} ranks," if per_rank > 1 else ""
         message = f"{stages} stages{each} for {layers} layers, of which only the first and the last may have none"
         most = (layers + 2) // per_rank
@@ -221,10 +249,23 @@ def layout_is_of_the_model(spec: Spec) -> Iterator[Finding]:
     except LayoutError as error:
         yield Finding("E0815", str(error), "parallel.layout", "remove `layout`, and the stages are even", notes)
         return
-    stages = spec.parallel.pipeline * stages_of_rank(spec.schedule)
+    stages = spec.parallel.pipeline * stages_of_rank(spec)
     if spec.schedule.file is None and len(runs) != stages:
         a_rank = f" of {stages // spec.parallel.pipeline} stages" if stages > spec.parallel.pipeline else ""
         ranks = f"{spec.parallel.pipeline} pipeline rank{'s' if spec.parallel.pipeline > 1 else ''}{a_rank}"
         message = f"the layout has {len(runs)} stages, {ranks} have {stages}"
         hint = f"write {stages - 1} `|` in it, or remove `layout`"
         yield Finding("E0815", message, "parallel.layout", hint, (("the ranks", "parallel.pipeline"),))
+
+
+def placement_has_experts(spec: Spec) -> Iterator[Finding]:
+    """A placement says which rank has which expert: there are experts, and several ranks that they are spread over."""
+    if spec.parallel.placement is None:
+        return
+    if not any(isinstance(span.ffn, Moe) for span in spec.model.layers):
+        notes = (("the layers", f"model.layers.{len(spec.model.layers) - 1}"),)
+        yield Finding("E0816", "no layer has experts to place", "parallel.placement", "remove `placement`", notes)
+    elif spec.parallel.expert == 1:
+        note = ("how many ranks", "parallel.expert")
+        message = "expert = 1: all experts are on one rank, and there is nothing to place"
+        yield Finding("E0816", message, "parallel.placement", "remove `placement`", (note,))

@@ -94,6 +94,7 @@ def recomputed_ops_exist(spec: Spec) -> Iterator[Finding]:
     moe = [span.ffn for span in spec.model.layers if isinstance(span.ffn, Moe)]
     absent = {"mla_up": isinstance(spec.model.attention, Gqa)} | dict.fromkeys(("router", "experts"), not moe)
     absent["shared"] = not any(ffn.shared for ffn in moe)
+    absent["dense"] = len(moe) == len(spec.model.layers)
     lost = [name for name in spec.recompute if absent.get(name)]
     if lost:
         kept = ", ".join(name for name in spec.recompute if name not in lost)

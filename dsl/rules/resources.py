@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dsl import memory
 from dsl.rules.finding import Finding
-from dsl.schema import Spec
+from dsl.schema import Device, Spec
 from dsl.stages import is_mirrored
 
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
@@ -14,20 +14,38 @@ UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
 
 def compute_keeps_sms(spec: Spec) -> Iterator[Finding]:
     """Communication takes some of the SMs of a device that has them."""
-    device, communication = spec.cluster.node.device, spec.sm.communication
-    if device.sms is None and communication:
-        message = f"communication = {communication} SMs, but device {device.name} states no sms"
-        hint = "write `communication = 0`, or give the device its `sms`"
-        yield Finding("E0914", message, "sm.communication", hint, (("the device", "cluster.node.device"),))
-    elif device.sms is not None and communication >= device.sms:
-        message = f"communication = {communication} of {device.sms} SMs leaves none to compute"
-        hint = f"write `communication = {min(20, device.sms - 1)}`"
-        yield Finding("E0907", message, "sm.communication", hint, (("the device", "cluster.node.device.sms"),))
+    communication = spec.sm.communication
+    for path, device in _devices(spec):
+        if device.sms is None and communication:
+            message = f"communication = {communication} SMs, but device {device.name} states no sms"
+            hint = "write `communication = 0`, or give the device its `sms`"
+            yield Finding("E0914", message, "sm.communication", hint, (("the device", path),))
+            return
+        if device.sms is not None and communication >= device.sms:
+            message = f"communication = {communication} of {device.sms} SMs leaves none to compute"
+            hint = f"write `communication = {min(20, device.sms - 1)}`"
+            yield Finding("E0907", message, "sm.communication", hint, (("the device", f"{path}.sms"),))
+            return
+
+
+def devices_have_the_precision(spec: Spec) -> Iterator[Finding]:
+    """Linears in FP8 run on devices that multiply in it. A device without any peak stands for it in software."""
+    for path, device in _devices(spec):
+        if spec.precision.linear == "e4m3" and device.bf16 is not None and device.fp8 is None:
+            message = f"linear = e4m3, but device {device.name} has no fp8 peak: it does not multiply in it"
+            hint = f"take a precision with `linear = bf16`, or state its peak: `fp8 = {device.bf16 * 2 / 1e12:g}TFLOPS`"
+            yield Finding("E0916", message, path, hint, (("the precision", "precision.linear"),))
+
+
+def _devices(spec: Spec) -> Iterator[tuple[str, Device]]:
+    """(path, device) of every kind of the cluster."""
+    for index, device in enumerate(spec.cluster.devices):
+        yield f"cluster.{'more.' * index}node.device", device
 
 
 def state_fits(spec: Spec) -> Iterator[Finding]:
     """A device holds at least its weights, their gradients and the optimizer's state: a bound in closed form."""
-    device = spec.cluster.node.device
+    path, device = max(_devices(spec), key=lambda each: each[1].memory)  # the fullest may be on any
     least = memory.lower_bound(spec)
     if least.total <= device.memory:
         return
@@ -41,7 +59,7 @@ def state_fits(spec: Spec) -> Iterator[Finding]:
     zero = "zero = 1, " if spec.parallel.zero == 0 else ""
     hint = f"plan with {zero}more pipeline or expert ranks, more devices, or larger ones"
     notes = (("the model", "model"),)
-    yield Finding("E0812", message, "cluster.node.device.memory", hint, notes)
+    yield Finding("E0812", message, f"{path}.memory", hint, notes)
 
 
 def size(num_bytes: int) -> str:

@@ -21,10 +21,3 @@ def trains_in_full_precision(spec: Spec) -> Iterator[Finding]:
     lower = ", ".join(f"{role} in {dtype}" for role, dtype in dtypes.items() if dtype not in ("fp64", "fp32"))
     message = f"precision {spec.precision.name} has {lower or 'several dtypes'}; training runs in fp64 or fp32"
     yield Finding("E1001", message, "precision", "write `precision = fp32`")
-
-
-def trains_without_recompute(spec: Spec) -> Iterator[Finding]:
-    """Nothing is computed twice yet."""
-    if spec.recompute:
-        message = f"recompute of {', '.join(spec.recompute)} is planned, not run yet"
-        yield Finding("E1003", message, "recompute", "write `recompute = []`")

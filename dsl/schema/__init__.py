@@ -1,7 +1,7 @@
 """The typed, frozen form of a spec. Every number has bounds; units are those of the fields' marks."""
 
 from dsl.schema.base import Choices, Derived, FilePath, Node, Phase, Syntax, Unit, value_at
-from dsl.schema.cluster import Cluster, Device, Machine
+from dsl.schema.cluster import Cluster, Device, Machine, More
 from dsl.schema.model import Balance, Dense, Gqa, HeadDim, LayerRange, Mla, Model, Moe, Mtp, Rope
 from dsl.schema.precision import BUILT_IN, Dtype, Precision, Tile
 from dsl.schema.run import (
@@ -40,6 +40,7 @@ __all__ = [
     "Mla",
     "Model",
     "Moe",
+    "More",
     "Mtp",
     "Node",
     "Parallel",

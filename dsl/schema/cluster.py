@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
-from dsl.schema.base import Node, Syntax, Unit
+from dsl.schema.base import FilePath, Node, Syntax, Unit
 
 ByteRate = Annotated[float | None, Field(gt=0, le=1e18), Unit("byte/s")]
 FlopRate = Annotated[float | None, Field(gt=0, le=1e21), Unit("flop/s")]
@@ -45,16 +45,98 @@ class Machine(Node):
     )
 
 
+class More(Node):
+    """Further nodes of a cluster, of another kind, and `more` within it of a third. Ranks are laid on them behind those
+    before."""
+
+    nodes: Annotated[int, Field(ge=1, le=1_000_000, description="number of nodes", examples=["nodes = 2"])]
+    node: Annotated[
+        Machine, Field(description="each of them", examples=["node { devices = 8, device a100 { memory = 79.1GiB } }"])
+    ]
+    more: Annotated[
+        More | None,
+        Field(
+            description="nodes of yet another kind",
+            examples=["more { nodes = 2, node { devices = 8, device a100 { memory = 79.1GiB } } }"],
+        ),
+    ] = None
+
+
 class Cluster(Node):
-    """Equal nodes. One rank runs on each of their devices."""
+    """Nodes of one kind, or of several where there is `more`. One rank runs on each of their devices."""
 
     name: Annotated[str, Syntax("label"), Field(description="name of the cluster")]
     nodes: Annotated[int, Field(ge=1, le=1_000_000, description="number of nodes", examples=["nodes = 1"])]
     node: Annotated[
         Machine, Field(description="each of them", examples=["node { devices = 8, device h800 { memory = 79.1GiB } }"])
     ]
+    more: Annotated[
+        More | None,
+        Field(
+            description="nodes of another kind, behind these",
+            examples=["more { nodes = 2, node { devices = 8, device a100 { memory = 79.1GiB } } }"],
+        ),
+    ] = None
+
+    rates: Annotated[
+        str | None,
+        FilePath(),
+        Field(
+            min_length=1,
+            max_length=4096,
+            description="a rate table of `dsc calibrate`, that plans go by; relative to the spec",
+            examples=['rates = "rates.json"'],
+        ),
+    ] = None
+    _table: object = PrivateAttr(default=None)  # what `rates` names, once compiler.rates has read it
+
+    @property
+    def table(self) -> object:
+        """The content of the file of `rates`; None until `with_table`."""
+        return self._table
+
+    def with_table(self, table: object) -> Cluster:
+        """The cluster with the content of that file."""
+        copy = self.model_copy()
+        copy._table = table
+        return copy
+
+    @property
+    def parts(self) -> tuple[tuple[int, Machine], ...]:
+        """How many nodes of which kind, in the order in which ranks are laid on them."""
+        found, more = [(self.nodes, self.node)], self.more
+        while more is not None:
+            found.append((more.nodes, more.node))
+            more = more.more
+        return tuple(found)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """One of each kind of device, in the order of `parts`."""
+        found, more = [self.node.device], self.more  # not of `parts`, that reads how many nodes there are
+        while more is not None:
+            found.append(more.node.device)
+            more = more.more
+        return tuple(found)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all kinds."""
+        return sum(nodes for nodes, _ in self.parts)
+
+    def part_of(self, rank: int) -> int:
+        """The index in `parts` of the nodes that a world rank is on."""
+        for index, (nodes, node) in enumerate(self.parts):
+            rank -= nodes * node.devices
+            if rank < 0:
+                return index
+        raise IndexError("the cluster has no such rank")
+
+    def only(self, part: int) -> Cluster:
+        """A cluster of as many nodes, all of the kind of this part."""
+        return self.model_copy(update={"nodes": self.num_nodes, "node": self.parts[part][1], "more": None})
 
     @property
     def world(self) -> int:
         """Devices of the whole cluster; one rank runs on each."""
-        return self.nodes * self.node.devices
+        return sum(nodes * node.devices for nodes, node in self.parts)

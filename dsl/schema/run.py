@@ -18,7 +18,7 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), Unit("token", bare=True)]
 Steps = Annotated[int, Field(ge=1, le=MAX_STEPS), Unit("step", bare=True)]
 LearningRate = Annotated[float, Field(ge=0, le=10)]
 
-Recompute = Literal["rmsnorm", "mla_up", "swiglu", "attention", "router", "shared", "experts"]
+Recompute = Literal["rmsnorm", "mla_up", "swiglu", "attention", "dense", "router", "shared", "experts"]
 ScheduleName = Literal["dualpipe", "1f1b", "dualpipev", "zb1p", "zbv", "interleaved", "gpipe", "auto"]
 MAX_CHUNKS = 1000  # a stage has a layer, and a model has no more of them
 
@@ -58,6 +58,16 @@ class Parallel(Node):
             examples=['layout = "Et*3|(tt|)*28ttmL"'],
         ),
     ] = None
+    placement: Annotated[
+        str | None,
+        FilePath(),
+        Field(
+            min_length=1,
+            max_length=4096,
+            description="which expert is on which rank, a file of `dsc place`; else by number; relative to the spec",
+            examples=['placement = "placement.json"'],
+        ),
+    ] = None
     zero: Annotated[
         int, Field(ge=0, le=3, description="1: each optimizer state has one owner", examples=["zero = 1"])
     ] = 0
@@ -78,7 +88,8 @@ class Schedule(Node):
                 "zbv": "two stages a rank, in the form of a V, without a bubble (arXiv 2401.10241)",
                 "interleaved": "1f1b with several smaller stages a rank (arXiv 2104.04473)",
                 "gpipe": "all forwards, then all backwards (arXiv 1811.06965)",
-                "auto": "searched for: the shortest one found for the costs at hand, under `cap`",
+                "auto": "searched for: the shortest one found for the costs at hand, under `cap`; two copies of the "
+                "stages if `pipeline` is even, else two stages a rank in the form of a V if there are layers for it",
             }
         ),
         Derived("1f1b where pipeline = 1, else dualpipe; none where a file is given"),
@@ -93,7 +104,7 @@ class Schedule(Node):
         Field(
             ge=1,
             le=100_000_000,
-            description="most activations of a stage that a rank holds at once, of auto",
+            description="most activations that a rank holds at once, of auto; each is that of 1/pipeline of the model",
             examples=["cap = 9"],
         ),
     ] = None
@@ -287,6 +298,7 @@ class Spec(Node):
                 "mla_up": "the up-projections of latent attention",
                 "swiglu": "the activation between up and down",
                 "attention": "all of attention",
+                "dense": "the feed-forward part of a dense layer",
                 "router": "the gate of an MoE layer",
                 "shared": "the shared experts",
                 "experts": "the routed experts",

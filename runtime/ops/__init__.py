@@ -19,7 +19,7 @@ from runtime.ops.grouped_linear import grouped_linear, grouped_linear_dgrad, gro
 from runtime.ops.head_rmsnorm import head_rmsnorm, head_rmsnorm_dgrad, head_rmsnorm_wgrad, head_rmsnorm_wgrad_
 from runtime.ops.linear import linear, linear_dgrad, linear_wgrad, linear_wgrad_
 from runtime.ops.mla_attention import mla_attention, mla_attention_dgrad
-from runtime.ops.permute import permute, permute_dgrad
+from runtime.ops.permute import permute, permute_dgrad, permute_placed
 from runtime.ops.rmsnorm import rmsnorm, rmsnorm_dgrad, rmsnorm_wgrad, rmsnorm_wgrad_
 from runtime.ops.route import route, route_dgrad
 from runtime.ops.sequence_balance import sequence_balance, sequence_balance_dgrad
@@ -52,6 +52,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "mla_attention_dgrad": mla_attention_dgrad,
     "permute": permute,
     "permute_dgrad": permute_dgrad,
+    "permute_placed": permute_placed,
     "rmsnorm": rmsnorm,
     "rmsnorm_dgrad": rmsnorm_dgrad,
     "rmsnorm_wgrad": rmsnorm_wgrad,

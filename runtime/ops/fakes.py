@@ -78,6 +78,12 @@ def _permute(
     return x_TD.new_empty((S, x_TD.shape[1])), gate_TK.new_empty(S), order_S, counts_E
 
 
+def _permute_placed(
+    x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, slots_E: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _permute(x_TD, gate_TK, expert_TK, slots_E.shape[0])
+
+
 def _permute_dgrad(drows_SD: Tensor, dgate_S: Tensor, order_S: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     return _unpermute(drows_SD, order_S, top_k), dgate_S.new_empty((dgate_S.shape[0] // top_k, top_k))
 
@@ -128,6 +134,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "mla_attention_dgrad": _like(1, 2, 3),
     "permute": _permute,
     "permute_dgrad": _permute_dgrad,
+    "permute_placed": _permute_placed,
     "rmsnorm": _rmsnorm,
     "rmsnorm_dgrad": _like(1),
     "rmsnorm_wgrad": _rmsnorm_wgrad,

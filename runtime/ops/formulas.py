@@ -95,6 +95,12 @@ FORMULAS: dict[str, Formula] = {
         ("rows", "row_gate"),
         (Gradient("permute_dgrad", ("d_rows", "d_row_gate", "order", ("expert", 1)), ("x", "gate")),),
     ),
+    "permute_placed": Formula(
+        ("x", "gate", "expert", "slots"),
+        ("rows", "row_gate", "order", "counts"),
+        ("rows", "row_gate"),
+        (Gradient("permute_dgrad", ("d_rows", "d_row_gate", "order", ("expert", 1)), ("x", "gate")),),
+    ),
     "unpermute": Formula(
         ("y", "order", "top_k"),
         ("sum",),

@@ -76,6 +76,7 @@ def ops() -> SimpleNamespace:
         linear=dsc.linear,
         mla_attention=mla_attention,
         permute=dsc.permute,
+        permute_placed=dsc.permute_placed,
         rmsnorm=rmsnorm,
         route=dsc.route,
         sequence_balance=dsc.sequence_balance,

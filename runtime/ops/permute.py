@@ -18,11 +18,23 @@ def permute(
 
     Row j holds choice order[j] = t·K + k: token t's row and its gate weight; counts are the rows of each expert.
     """
-    chosen_S = expert_TK.flatten()
-    order_S = torch.argsort(chosen_S, stable=True)
-    rows_SD = x_TD.index_select(0, order_S // expert_TK.shape[1])
+    return _sorted(x_TD, gate_TK, expert_TK.flatten(), num_experts)
+
+
+def permute_placed(
+    x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, slots_E: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same where expert e is in place slots[e] of the layer (int64, a permutation), instead of place e: rows are
+    in the order of the places, and counts are those of each place.
+    """
+    return _sorted(x_TD, gate_TK, slots_E.index_select(0, expert_TK.flatten()), slots_E.shape[0])
+
+
+def _sorted(x_TD: Tensor, gate_TK: Tensor, place_S: Tensor, num_places: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    order_S = torch.argsort(place_S, stable=True)
+    rows_SD = x_TD.index_select(0, order_S // gate_TK.shape[1])
     gate_S = gate_TK.flatten().index_select(0, order_S)
-    return rows_SD, gate_S, order_S, torch.bincount(chosen_S, minlength=num_experts)
+    return rows_SD, gate_S, order_S, torch.bincount(place_S, minlength=num_places)
 
 
 def permute_dgrad(drows_SD: Tensor, dgate_S: Tensor, order_S: Tensor, top_k: int) -> tuple[Tensor, Tensor]:

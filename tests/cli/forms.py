@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs" / "json.md"
-FORMS = {name: json.loads(text) for name, text in re.findall(r"```form (\w+)\n(.*?)```", PAGE.read_text("utf-8"), re.S)}
+WRITTEN = re.findall(r"```form (\w+)\n(.*?)```", PAGE.read_text("utf-8"), re.S)
+FORMS = {name: json.loads(text) for name, text in WRITTEN}
+assert len(FORMS) == len(WRITTEN), "two forms of one name"
 TYPES: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None)}
 
 

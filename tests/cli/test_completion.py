@@ -80,7 +80,7 @@ def test_specs_and_files(complete) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_keys_and_codes(complete) -> None:  # type: ignore[no-untyped-def]
-    assert complete("check", "-s", "parallel.p") == ["parallel.pipeline="]
+    assert complete("check", "-s", "parallel.pi") == ["parallel.pipeline="]
     assert complete("train", "--set", "train.ste") == ["train.steps="]
     assert complete("check", "-s", "schedule.name", "=", "zb") == ["zb1p", "zbv"]
     assert complete("check", "-s", "precision", "=") == ["fp64", "fp32", "bf16"]

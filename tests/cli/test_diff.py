@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from compiler.cli import main
 from compiler.difference import difference
 from compiler.ir import Use
-from compiler.layers.stages import build_stages
+from compiler.plan import make_plan
 from dsl.counts import parameters
 from dsl.load import load, resolve, runs_in
 from dsl.memory import lower_bound
@@ -90,7 +90,7 @@ def test_what_follows_is_what_the_specs_say() -> None:
     assert facts["schedule.bubble"] == (0.0, pytest.approx(2 / 26, abs=1e-6))
     stages: list[dict[int, int]] = [{}, {}]
     for table, spec in zip(stages, (before.spec, after.spec), strict=True):
-        for stage in build_stages(spec, spec.parallel.pipeline):
+        for stage in make_plan(spec).stages:
             for use in stage.steps:
                 match = re.match(r"L(\d+)\.", use.site) if isinstance(use, Use) else None
                 if match:

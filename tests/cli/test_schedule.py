@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -135,7 +136,71 @@ def test_auto_is_searched_for_and_always_measured(capsys: Captured) -> None:
     assert auto["makespan"] == 63 and "holds 9 activations" in named["fault"]
 
 
+def test_auto_of_two_stages_a_rank_says_so(capsys: Captured) -> None:
+    """Costs and cap are those of 1/P of the model, and so is what is told of it."""
+    words = ("--name", "auto", "--ranks", "3", "--micro-batches", "7", "--costs", "F=2,I=2,W=2", "--cap", "3")
+    assert run(*words, "--format", "json") == 0
+    document = parsed(capsys.readouterr().out, "simulated")
+    assert (document["placement"], document["parts"], document["costs"]["F"]) == ("v", 2, 1)
+    assert document["makespan"] == document["lower_bound"] == simulated(document) == 44
+    assert max(document["peak_activations"]) <= 3
+    assert run(*words) == 0
+    out, err = capsys.readouterr()
+    assert Schedule.from_text(out).placement == "v"
+    assert "at most 3 activations" in err and "2 stages a rank: an action has 1/2 of the costs of 1/P" in err
+
+
+def test_auto_is_never_behind_in_a_comparison(capsys: Captured) -> None:
+    """Nor where another placement is the best, as that of as many chunks as are asked for."""
+    words = ("--ranks", "3", "--micro-batches", "7", "--format", "json")
+    for names, chunks in (("zbv,dualpipev,1f1b,auto", ()), ("interleaved,auto", ("--chunks", "24"))):
+        assert run("--compare", names, *words, *chunks) == 0
+        *named, auto = parsed(capsys.readouterr().out, "compared")["schedules"]
+        assert auto["makespan"] == min(row["makespan"] for row in named) <= 22
+    assert auto["placement"] == "loop(24)"
+
+
+def test_many_are_compared_where_they_are_small(capsys: Captured) -> None:
+    """All together take as long as they do one after the other."""
+    names = "gpipe,1f1b,zb1p,zbv,dualpipev,auto"
+    assert run("--compare", names, "--ranks", "512", "--micro-batches", "128") == 2
+    assert "use --micro-batches 93 or fewer, which take some 10 s, or compare fewer" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_search_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """On a terminal, until it is done."""
+    words = ("--ranks", "2", "--micro-batches", "2", "--costs", "FB=1.8", "--cap", "3", "--format", "json")
+    for asked in ("--name", "--compare"):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", Terminal())
+            assert run(asked, "auto", *words) == 0
+            shown = sys.stderr.getvalue().split("\r\x1b[K")  # type: ignore[attr-defined]
+        assert shown[0] == shown[-1] == "" and shown[-2] == "schedule: search for auto: 100%"
+    capsys.readouterr()
+    assert run("--name", "auto", *words) == 0
+    assert capsys.readouterr().err == ""
+
+
 # ---------------------------------------------------------------- a spec
+
+
+THREE = ("cluster.node.devices=3", "parallel.pipeline=3", "parallel.expert=1", "schedule.name=auto", "train.batch=4")
+ON_THREE = [word for each in THREE for word in ("-s", each)]
+
+
+def test_auto_of_a_spec_counts_shares_of_the_model(capsys: Captured) -> None:
+    """Six stages on three ranks: what the run takes, and what it would take under another cap."""
+    for words in (("-s", "schedule.cap=2"), ("--cap", "2")):
+        assert run(QUICK, *ON_THREE, *words, "--format", "json") == 0
+        document = parsed(capsys.readouterr().out, "simulated")
+        assert (document["placement"], document["parts"], len(document["costs"]["stages"])) == ("v", 2, 6)
+        assert max(document["peak_activations"]) <= 2
+        assert document["lower_bound"] <= document["makespan"] == pytest.approx(simulated(document))
 
 
 def test_of_a_spec(capsys: Captured) -> None:
@@ -178,8 +243,10 @@ def test_several_schedules_of_a_spec(capsys: Captured) -> None:
         ("dualpipe", "0", "20", "--ranks 0 is out of bounds: use 1 to 512"),
         ("1f1b", "1", "-1", "--micro-batches -1 is out of bounds: use 1 to 65536"),
         ("1f1b", "1000000000", "1", "--ranks 1000000000 is out of bounds"),
-        ("1f1b", "512", "1025", "use --micro-batches 1024 or fewer"),
-        ("interleaved", "512", "1024", "1024 stages x 1024 micro-batches is too large: use --micro-batches 512"),
+        ("1f1b", "512", "513", "512 ranks x 513 micro-batches is too large: use --micro-batches 512 or fewer"),
+        ("interleaved", "512", "512", "1024 stages x 512 micro-batches is too large: use --micro-batches 256"),
+        ("zbv", "512", "257", "1024 stages x 257 micro-batches is too large: use --micro-batches 256"),
+        ("auto", "512", "129", "512 ranks x 129 micro-batches is too large: use --micro-batches 128"),
         ("dualpip", "8", "20", "unknown schedule 'dualpip': use one of gpipe, 1f1b"),
     ],
 )
@@ -287,3 +354,12 @@ def test_small_times_are_drawn_soon(capsys: Captured) -> None:
     assert run("--name", "1f1b", "--ranks", "2", "--micro-batches", "2", "--costs", "F=1e-9,I=1e-9,W=1e-9",
                "--format", "terminal") == 0  # fmt: skip
     assert "rank 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("costs", "code"), [("FB=1.8", 0), ("Q=1", 2)])
+def test_what_cannot_be_said_changes_no_exit_code(costs: str, code: int) -> None:
+    """A disk that is full under stderr."""
+    words = [sys.executable, "-m", "compiler.cli", "schedule", *DUALPIPE, "--costs", costs]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=full, text=True, check=False)
+    assert (done.returncode, bool(done.stdout)) == (code, code == 0)

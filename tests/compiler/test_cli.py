@@ -51,8 +51,7 @@ def test_a_refusal_is_an_error_at_its_place(tmp_path: Path, capsys: pytest.Captu
     assert main(["compile", str(spec), "-o", str(tmp_path / "build")]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "warning" not in err and not (tmp_path / "build").exists()
-    assert "error[E1001]" in err and "deepseek-v3.dsc:9:15" in err
-    assert "error[E1003]" in err and "deepseek-v3.dsc:10:15" in err
+    assert "error[E1001]" in err and "deepseek-v3.dsc:9:15" in err and err.count("error[") == 1
 
 
 def test_a_place_that_cannot_be_is_said_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,10 +9,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from compiler.cli import main
+from compiler.commands.explain import OF_FILES
 from dsl.codes import CODES
 from dsl.lessons import lesson
 from dsl.reference import keys
@@ -83,6 +85,16 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--format", "json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed["codes"] == CODES and list(listed["keys"]) == list(keys())
+
+
+@pytest.mark.parametrize("table", OF_FILES)
+def test_codes_of_other_files_are_explained(table: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    for code, rule in table.CODES.items():
+        assert main(["explain", code.lower()]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"{code}: {rule}\n") and " ".join(shown.split()).endswith(table.MORE[code])
+        assert main(["explain", f"{code[:-1]}9"]) == 2
+    assert set(table.CODES) == set(table.MORE)
 
 
 def test_it_needs_neither_torch_nor_rich() -> None:

@@ -33,11 +33,13 @@ def test_the_fullest_rank_is_the_sum_of_its_parts_and_of_no_other() -> None:
     spec = resolve(QUICKSTART).spec
     lowered = lower_spec(spec)
     rank, memory = fullest(spec, lowered)
-    held = [r for r in lowered.plan.replicas if r.role == "parameter" and lowered.plan.mesh.rank(rank, 0) in r.holders]
+    first = lowered.plan.mesh.rank(rank, 0)
+    held = [r for r in lowered.plan.replicas if r.role == "parameter" and first in r.holders]
     elements = sum(r.num_elements for r in held)
+    biases = sum(r.num_elements for r in lowered.plan.replicas if r.role == "bias" and first in r.holders)
     owned = sum(r.num_elements // (len(r.holders) if spec.parallel.zero else 1) for r in held)
     peak = max(c.peak_bytes[rank] for c in lowered.certificates.values())
-    assert [amount for _, amount in parts_of(memory)] == [4 * elements, 4 * elements, 8 * owned, peak]
+    assert [amount for _, amount in parts_of(memory)] == [4 * (elements + biases), 4 * elements, 8 * owned, peak]
     assert memory.total == sum(amount for _, amount in parts_of(memory))
 
 

@@ -86,7 +86,7 @@ def test_each_gradient_is_reduced_over_exactly_its_copies(
         readers = stages_with(plan, replica.tensor)
         assert readers, f"{replica.tensor} is read"
         wanted = [rank for rank in range(RANKS) if stored[rank] & readers]
-        assert replica.holders == tuple(plan.mesh.rank(p, d) for p in wanted for d in range(plan.mesh.dp))
+        assert tuple(replica.holders) == tuple(plan.mesh.rank(p, d) for p in wanted for d in range(plan.mesh.dp))
         if replica.role == "parameter":
             assert holders[replica.name] == replica.holders
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +16,7 @@ from dsl.load import analyse, load
 from dsl.parser import decode
 from dsl.ramp import of
 from dsl.source import Source
-from dsl.stages import stages_of_rank
+from dsl.stages import fewest_stages_of_rank
 
 SPECS = Path(__file__).parent.parent.parent / "specs"
 Draw = st.DrawFn
@@ -105,21 +106,36 @@ def models(draw: Draw, expert: int, least: int) -> schema.Model:
 
 
 @st.composite
-def clusters(draw: Draw, world: int) -> schema.Cluster:
+def machines(draw: Draw, world: int, linear: str) -> tuple[int, schema.Machine]:
+    """Nodes with `world` devices that multiply in the dtype of linears, and how many."""
     nodes = draw(st.sampled_from([each for each in range(1, world + 1) if world % each == 0]))
     rates = small(1, 1e17)
+    fp8 = draw(maybe(rates))
     device = schema.Device(
         name=draw(names),
         sms=draw(maybe(st.integers(64, 256))),
         memory=draw(st.integers(2**58, 2**60)),
         hbm=draw(maybe(rates)),
-        bf16=draw(maybe(rates)),
-        fp8=draw(maybe(rates)),
+        bf16=draw(maybe(rates)) if fp8 or linear != "e4m3" else None,
+        fp8=fp8,
         cores=draw(maybe(st.integers(1, 512))),
         price=draw(maybe(small(0, 1000))),
     )
-    node = schema.Machine(devices=world // nodes, device=device, nvlink=draw(maybe(rates)), nic=draw(maybe(rates)))
-    return schema.Cluster(name=draw(names), nodes=nodes, node=node)
+    return nodes, schema.Machine(
+        devices=world // nodes, device=device, nvlink=draw(maybe(rates)), nic=draw(maybe(rates))
+    )
+
+
+@st.composite
+def clusters(draw: Draw, pipeline: int, data: int, linear: str) -> schema.Cluster:
+    """Of several kinds of nodes, each with the devices of whole pipeline ranks."""
+    begins = sorted(draw(st.sets(st.integers(1, pipeline), max_size=2)) - {pipeline})
+    ranks = [end - begin for begin, end in pairwise((0, *begins, pipeline))]
+    (nodes, node), *others = (draw(machines(each * data, linear)) for each in ranks)
+    more = None
+    for others_nodes, other in reversed(others):
+        more = schema.More(nodes=others_nodes, node=other, more=more)
+    return schema.Cluster(name=draw(names), nodes=nodes, node=node, more=more, rates=draw(maybe(texts)))
 
 
 tiles = st.builds(schema.Tile, rows=st.integers(1, 1024), columns=st.integers(1, 1024))
@@ -160,6 +176,10 @@ def rates(draw: Draw, tokens: int) -> tuple[schema.RatePhase, ...]:
     return tuple(found)
 
 
+def has_moe(model: schema.Model) -> bool:
+    return any(isinstance(span.ffn, schema.Moe) for span in model.layers)
+
+
 schedules = (
     st.builds(schema.Schedule, name=st.sampled_from(["dualpipe", "1f1b", "zb1p", "gpipe", "dualpipev", "zbv"]))
     | st.builds(schema.Schedule, name=st.just("interleaved"), chunks=st.integers(2, 5))
@@ -182,18 +202,25 @@ def specs(draw: Draw) -> schema.Spec:
     over = draw(st.integers(1, 10**13)) if end > start else 0
     tokens = draw(st.integers(2, 10**14))
     every = st.integers(1, 10**9)
-    cluster, model = draw(clusters(pipeline * data)), draw(models(expert, pipeline * stages_of_rank(schedule)))
+    precision, model = draw(precisions), draw(models(expert, pipeline * fewest_stages_of_rank(schedule)))
+    cluster, has_experts = draw(clusters(pipeline, data, precision.linear)), has_moe(model)
     ops = ["rmsnorm", "swiglu", "attention", *["mla_up"] * isinstance(model.attention, schema.Mla)]
-    ops += ["router", "experts"] * any(isinstance(span.ffn, schema.Moe) for span in model.layers)
+    ops += ["router", "experts"] * has_experts
     return schema.Spec(
         name=draw(names),
         model=model,
         cluster=cluster,
-        precision=draw(precisions),
+        precision=precision,
         recompute=tuple(draw(st.lists(st.sampled_from(ops), unique=True))),
-        parallel=schema.Parallel(pipeline=pipeline, expert=expert, data=data, zero=draw(st.integers(0, 1))),
+        parallel=schema.Parallel(
+            pipeline=pipeline,
+            expert=expert,
+            data=data,
+            placement=draw(maybe(texts)) if has_experts and expert > 1 else None,
+            zero=draw(st.integers(0, 1)),
+        ),
         schedule=schedule,
-        sm=schema.Sm(communication=draw(st.integers(0, 63)) if cluster.node.device.sms else 0),
+        sm=schema.Sm(communication=draw(st.integers(0, 63)) if all(each.sms for each in cluster.devices) else 0),
         train=schema.Train(
             sequence=draw(st.integers(1, 10**6)),
             micro_batch=micro_batch,

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from compiler.editor import keys
 from compiler.editor.completion import complete
 from compiler.editor.items import Item
 from dsl.parser import parse
 from dsl.reference.keys import blocks
 from dsl.source import Source
+from dsl.syntax import NAMED
 from tests.editor.texts import HERE, cursor, documented, in_quickstart
 
 LIBRARY = "model deep { }\ncluster big { }\nprecision fp8 { }\nlet base = 64\n"
@@ -28,6 +28,7 @@ def labels(marked: str, **others: str) -> list[str]:
 
 
 FILE = ["run", "model", "cluster", "precision", "import", "let"]
+PARALLEL = ["expert", "data", "tensor", "context", "layout", "placement", "zero"]
 SHAPES = ["warmup", "linear", "constant", "cosine"]
 
 
@@ -37,8 +38,8 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("|", FILE),
         ("mod|", FILE),
         ("model a { }\n|\nmodel b { }", FILE),
-        ("run a {\n  parallel { pipeline = 2, |", ["expert", "data", "tensor", "context", "layout", "zero"]),
-        ("run a {\n  parallel { pipeline = 2, exp|", ["expert", "data", "tensor", "context", "layout", "zero"]),
+        ("run a {\n  parallel { pipeline = 2, |", PARALLEL),
+        ("run a {\n  parallel { pipeline = 2, exp|", PARALLEL),
         ("run a {\n  parallel {\n    |\n  }\n  schedule { name = 1f1b }\n}", None),
         ("model a {\n  attention |", ["mla", "gqa"]),
         ("model a {\n  attention | {\n", ["mla", "gqa"]),
@@ -58,7 +59,7 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("model m { layers 0..1 { ffn moe { score = |", ["sigmoid", "softmax"]),
         ("model m { layers 0..1 { ffn moe { normalize = |", ["true", "false"]),
         ("run a { recompute = |", ["[ ]"]),
-        ("run a { recompute = [rmsnorm, swiglu, |", ["mla_up", "attention", "router", "shared", "experts"]),
+        ("run a { recompute = [rmsnorm, swiglu, |", ["mla_up", "attention", "dense", "router", "shared", "experts"]),
         ("run a { parallel { data = |", ["auto"]),
         ("run a { train { optimizer adamw { clip = |", ["none"]),
         ("run a { data { tokenizer = |", ["train(4096)", '"tokenizer.json"']),
@@ -165,7 +166,7 @@ def test_every_snippet_of_a_key_parses() -> None:
     number = 0
     for block in blocks():
         head = block.head.replace("NAME", "mine").replace("FIRST..LAST", "0..3")
-        where = ["run mine"] if block.path.split(".")[0] not in keys.NAMED and block.path != "run" else []
+        where = ["run mine"] if block.path.split(".")[0] not in NAMED and block.path != "run" else []
         for part in block.path.split(".")[:-1]:
             known = next((each.head for each in blocks() if each.path.endswith(part)), None)
             where += [known.replace("NAME", "mine").replace("FIRST..LAST", "0..3")] if known else []
@@ -184,7 +185,7 @@ def test_every_key_of_every_block_is_proposed() -> None:
     """The schema walked by its own table, the text written by hand from it."""
     for block in blocks():
         parts = block.path.split(".")
-        texts = [] if parts[0] in (*keys.NAMED, "run") else ["run mine {"]
+        texts = [] if parts[0] in (*NAMED, "run") else ["run mine {"]
         at = ""
         for part in parts:
             at = f"{at}.{part}".lstrip(".")

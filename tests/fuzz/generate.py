@@ -195,6 +195,8 @@ def _block(chooser: random.Random, cls: type[Node], share: float) -> list[str]:
             lines.append(f"{name} = {'fp32' if name == 'precision' else 'a'}")
         elif kind.nodes and kind.form != "tokenizer" and kind.types[0].__name__ != "Tile":
             inner = chooser.choice(kind.nodes)
+            if inner is cls:  # `more` within `more`, and so on
+                continue
             label = inner.model_fields["kind"].default if "kind" in inner.model_fields else ""
             label = "cpu" if "name" in inner.model_fields and fields_of(inner)["name"].form == "label" else label
             lines += [f"{name} {label} {{", *_block(chooser, inner, share), "}"]

@@ -17,10 +17,11 @@ from compiler.graph import check, emit, printer
 from compiler.graph.joint import Node
 from compiler.graph.split import split
 from compiler.layers import LAYERS, Place
-from compiler.layers.stages import forward_flops, model_blocks, model_steps
+from compiler.layers.stages import model_blocks, model_steps
 from compiler.oprules import RULES
 from compiler.shapes import cut, interpret
 from dsl.schema import Balance, HeadDim, Spec
+from tests.graph.costs import forward_flops
 from tests.graph.running import NUM_SMS
 from tests.graph.specs import DENSE, deepseek_v3, gqa, mla, moe, quickstart_sized, softmax_moe, spec
 
@@ -205,9 +206,8 @@ def test_published_flops() -> None:
     """DeepSeek-V3 spends 250 GFLOP a token: three times the forward of the main model (arXiv 2505.09343, table 2)."""
     of = deepseek_v3()
     *main, end = model_blocks(of)
-    flops = forward_flops(of)
     head = [step for step in end.steps if isinstance(step, ir.Use) and not step.site.startswith("M0")]
-    total = sum(flops(block) for block in main) + flops(replace(end, steps=tuple(head)))
+    total = sum(forward_flops(block) for block in main) + forward_flops(replace(end, steps=tuple(head)))
     assert 3 * total / of.train.sequence == pytest.approx(250e9, rel=0.01)
 
 
@@ -227,7 +227,8 @@ def test_matrix_products_cost_the_same_three_times() -> None:
 
 def test_every_rule_is_used() -> None:
     """By some layer, or as the gradient of a rule that is."""
-    ops = {node.op for of in (spec(), GROUPED) for s in segments(of) for node in interpret(s).nodes}
+    placed = spec().model_copy(update={"parallel": spec().parallel.model_copy(update={"placement": "experts.json"})})
+    ops = {node.op for of in (spec(), GROUPED, placed) for s in segments(of) for node in interpret(s).nodes}
     assert set(RULES) - ops == {"split2"}, "its halves are views in the graph"
 
 

@@ -3,68 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from compiler import ir
-from compiler.layers.balance import balance
 from compiler.layers.parameters import parameters
-from compiler.layers.stages import build_stages, forward_flops, model_blocks, model_steps
+from compiler.layers.stages import build_stages, model_blocks, model_steps
 from compiler.shapes import cut
 from dsl.schema import Balance, Phase, Spec
+from tests.graph.costs import forward_flops
 from tests.graph.specs import DENSE, deepseek_v3, mla, moe, quickstart_sized, spec
 from tests.reference.config import Config
 from tests.reference.model import Reference
 
-# ---------------------------------------------------------------- balance
-
-
-@given(
-    layers=st.lists(st.integers(0, 9), min_size=1, max_size=6),
-    first=st.integers(0, 9),
-    last=st.integers(0, 9),
-    data=st.data(),
-)
-def test_no_split_is_better(layers: list[int], first: int, last: int, data: st.DataObject) -> None:
-    """Against every split there is: smallest maximum, then smallest sum of squares."""
-    num_stages = data.draw(st.integers(1, len(layers) + 2))
-
-    def costs(ends: tuple[int, ...]) -> list[int]:
-        stages = [sum(layers[begin:end]) for begin, end in zip((0, *ends[:-1]), ends, strict=True)]
-        stages[0] += first
-        stages[-1] += last
-        return stages
-
-    def legal(ends: tuple[int, ...]) -> bool:
-        sizes = [end - begin for begin, end in zip((0, *ends[:-1]), ends, strict=True)]
-        return all(size > 0 for size in sizes[1:-1])
-
-    splits = [(*ends, len(layers)) for ends in _with_repetition(len(layers), num_stages - 1)]
-    every = [costs(ends) for ends in splits if legal(ends)]
-    runs = balance(layers, first, last, num_stages)
-    ends = tuple(end for _, end in runs)
-    assert [begin for begin, _ in runs] == [0, *ends[:-1]] and ends[-1] == len(layers) and legal(ends)
-    score = [(max(c), sum(x * x for x in c)) for c in (costs(ends), *every)]
-    assert score[0] == min(score)
-
-
-def _with_repetition(layers: int, cuts: int) -> list[tuple[int, ...]]:
-    """Every ascending choice of `cuts` places among 0..layers, repeats allowed."""
-    return [tuple(c - i for i, c in enumerate(places)) for places in combinations(range(layers + cuts), cuts)]
-
-
-def test_more_stages_than_can_be_filled_are_refused() -> None:
-    assert balance([1], 1, 1, 3) == ((0, 0), (0, 1), (1, 1))
-    with pytest.raises(AssertionError, match="cannot fill"):
-        balance([1], 1, 1, 4)
+# ---------------------------------------------------------------- the split
 
 
 def test_deepseek_v3_over_sixteen_stages() -> None:
     """Four MoE layers a stage; the ends, with three dense layers or the head and MTP, have one."""
-    stages = build_stages(deepseek_v3(), 16)
+    stages = build_stages(deepseek_v3(), 16, "bidirectional")
     layers = [
         [step.site for step in stage.steps if isinstance(step, ir.Use) and step.site.endswith(".attention")]
         for stage in stages
@@ -194,10 +152,9 @@ def test_stages_hold_every_tensor() -> None:
 
 def test_blocks_cost_what_their_segments_cost() -> None:
     of = quickstart_sized()
-    flops = forward_flops(of)
     _, dense, sparse, *_ = model_blocks(of)
     T, rows = 256, 256 * 4
     routed = 2 * rows * 3 * 256 * 128
     everyone = 2 * T * 256 * (16 + 3 * 128)  # gate and shared expert
-    attention = flops(dense) - dict(cut(dense.uses[1].segment).costs)["F"].flops
-    assert flops(sparse) - attention == pytest.approx(routed + everyone, rel=0.02)
+    attention = forward_flops(dense) - dict(cut(dense.uses[1].segment).costs)["F"].flops
+    assert forward_flops(sparse) - attention == pytest.approx(routed + everyone, rel=0.02)

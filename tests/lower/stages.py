@@ -6,9 +6,9 @@ from functools import cache
 
 from compiler.ir import Cut, Plan
 from compiler.lower.chains import Chains, Node
-from compiler.lower.rates import Rates, rates_of
 from compiler.pipeline import uses
 from compiler.plan import make_plan
+from compiler.rates import Rates, rates_of
 from compiler.shapes import cut
 from dsl.schema import Spec
 from tests.specs.shipped import shipped

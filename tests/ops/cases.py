@@ -88,6 +88,10 @@ def permute(source: Source, T: int = 6, D: int = 5, E: int = 7, K: int = 3) -> A
     return source.normal(T, D), source.normal(T, K), source.choices(T, E, K), E
 
 
+def permute_placed(source: Source, T: int = 6, D: int = 5, E: int = 7, K: int = 3) -> Args:
+    return *permute(source, T, D, E, K)[:3], torch.randperm(E, generator=source.generator)
+
+
 def unpermute(source: Source, T: int = 6, D: int = 5, E: int = 7, K: int = 3) -> Args:
     return source.normal(T * K, D), source.order(T, E, K), K
 
@@ -128,6 +132,7 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "linear": linear,
     "mla_attention": mla_attention,
     "permute": permute,
+    "permute_placed": permute_placed,
     "rmsnorm": rmsnorm,
     "route": route,
     "sequence_balance": sequence_balance,

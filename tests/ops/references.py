@@ -136,6 +136,13 @@ def permute(
     return rows, gates, torch.tensor(order), torch.tensor([chosen.count(expert) for expert in range(num_experts)])
 
 
+def permute_placed(
+    x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, slots_E: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    places = [[int(slots_E[expert]) for expert in row] for row in expert_TK.tolist()]
+    return permute(x_TD, gate_TK, torch.tensor(places).reshape(expert_TK.shape), len(slots_E))
+
+
 def unpermute(y_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
     back = functional.one_hot(order_S // top_k, y_SD.shape[0] // top_k).to(y_SD.dtype)
     return back.T @ y_SD
@@ -157,6 +164,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "linear": linear,
     "mla_attention": mla_attention,
     "permute": permute,
+    "permute_placed": permute_placed,
     "rmsnorm": rmsnorm,
     "route": route,
     "sequence_balance": sequence_balance,

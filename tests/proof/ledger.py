@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
-from compiler.ir import ITEMSIZE, Body, Buffer, Instruction, Message, Program
+from compiler.dtypes import ITEMSIZE
+from compiler.ir import Body, Buffer, Instruction, Message, Program
 
 Name = tuple[str, ...]  # of a value: (stage, micro-batch, name); of a send under way: ("sent", message)
 
@@ -15,11 +17,11 @@ def peak_bytes(program: Program, rank: int, rows: int) -> int:
 
 
 def size(buffer: Buffer, rows: int) -> int:
-    """Bytes of a tensor."""
-    total = ITEMSIZE[buffer.dtype]
-    for extent in buffer.shape:
-        total *= rows if extent == "R" else int(extent)
-    return total
+    """Bytes of a tensor; one of eight bits has four more for each tile, a row of so many columns."""
+    element, _, tile = buffer.dtype.removesuffix("]").partition("[1x")
+    extents = [rows if extent == "R" else int(extent) for extent in buffer.shape]
+    scales = 4 * extents[0] * -(-extents[1] // int(tile)) if tile else 0
+    return prod(extents) * ITEMSIZE[element] + scales
 
 
 def _history(program: Program, rank: int, rows: int) -> Iterator[dict[Name, int]]:

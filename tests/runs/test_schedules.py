@@ -60,6 +60,16 @@ def test_on_two_ranks(tmp_path: Path, traced: dict[Any, Any]) -> None:
         assert executed(tmp_path, f"{name}_{n}", 2) == planned(order)
 
 
+def test_on_three_ranks(tmp_path: Path, traced: dict[Any, Any]) -> None:
+    """What is searched for where the stages cannot be mirrored: a V of six stages, or three with too few layers."""
+    specs = {f"auto_{layers}": small(AUTO, 3, 4, layers) for layers in (4, 3)}
+    check(tmp_path, traced, specs, 3)
+    for layers, placement in ((4, "v"), (3, "loop(1)")):
+        order = of_build(tmp_path, f"auto_{layers}")
+        assert (order.name, order.placement) == (AUTO, placement)
+        assert executed(tmp_path, f"auto_{layers}", 3) == planned(order)
+
+
 def test_on_four_ranks(tmp_path: Path, traced: dict[Any, Any]) -> None:
     """Eight stages, round a ring and in a V; and a V of two pipeline ranks with two expert ranks each."""
     specs = {f"{name}_{n}": small(name, 4 // columns, n, 7, columns) for name, n, columns in OVER_FOUR}

@@ -52,6 +52,13 @@ def test_traces_agree_on_the_time(run: Path) -> None:
         assert all(ends[f"F1.{k}"] > starts[f"F0.{k}"] for k in range(8))
 
 
+def test_the_ledger_of_the_first_step_is_the_plan(run: Path) -> None:
+    """Each rank's peak, replayed with the rows that it received; the report says so."""
+    ledgers = [json.loads((run / "memory" / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
+    assert [(each["step"], each["program"]) for each in ledgers] == [(1, "train_8")] * 2
+    assert "on every rank as planned for the rows it received, to the byte" in (run / "report.html").read_text()
+
+
 def test_a_long_run_leaves_a_short_trace() -> None:
     assert sum(is_traced(step) for step in range(1, 100_001)) == EVERY_ONE_TO + 11
 

@@ -248,9 +248,10 @@ def test_every_phase_runs_on_the_storage_of_the_plan(name: str, ranks: int) -> N
 
 
 def test_storage_of_auto() -> None:
-    """Mirrored where there is a mirror."""
-    assert {placement_of(AUTO, ranks) for ranks in (1, 3, 7)} == {"loop(1)"}
-    assert {placement_of(AUTO, ranks) for ranks in (2, 4, 16)} == {"bidirectional"}
+    """Mirrored where there is a mirror, else folded where there are layers for it."""
+    for folded, placement in ((True, "v"), (False, "loop(1)")):
+        assert {placement_of(AUTO, ranks, folded=folded) for ranks in (1, 3, 7)} == {placement}
+        assert {placement_of(AUTO, ranks, folded=folded) for ranks in (2, 4, 16)} == {"bidirectional"}
 
 
 def test_the_language_knows_the_same() -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from compiler.commands.common import load_spec
 from compiler.schedules import SCHEDULES
 from compiler.schedules.own import read_schedule
 from compiler.schedules.schedule import ScheduleError
 from compiler.schedules.torch_csv import to_torch_csv
+
+QUICKSTART = Path(__file__).parents[2] / "specs" / "quickstart.dsc"
 
 
 def test_every_form_is_read(tmp_path: Path) -> None:
@@ -66,3 +69,17 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     for path in (tmp_path / "pipe", tmp_path / "none", tmp_path, Path("/dev/zero")):
         with pytest.raises(ScheduleError, match="there is no file"):
             read_schedule(path)
+
+
+def test_it_lies_beside_the_spec_as_it_is_named(tmp_path: Path) -> None:
+    """Where a link leads to the spec, what it imports, and the schedule, lie beside the link."""
+    for name in ("there", "here"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "there" / "spec.dsc").write_text(
+        'import "base.dsc"\nrun mine extends quickstart { schedule { file = "mine.schedule" } }\n'
+    )
+    (tmp_path / "here" / "spec.dsc").symlink_to(tmp_path / "there" / "spec.dsc")
+    (tmp_path / "here" / "base.dsc").write_text(QUICKSTART.read_text("utf-8").replace("{ name = dualpipe }", "{ }"))
+    (tmp_path / "here" / "mine.schedule").write_text(SCHEDULES["zb1p"].generate(2, 4).to_text())
+    chosen = load_spec(str(tmp_path / "here" / "spec.dsc"), [])
+    assert chosen is not None and chosen.own == SCHEDULES["zb1p"].generate(2, 4)

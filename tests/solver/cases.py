@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from compiler.schedules import SCHEDULES
 from compiler.schedules.costs import PAIR_KINDS, Costs
-from compiler.schedules.placement import BIDIRECTIONAL
-from compiler.schedules.schedule import Schedule
-from compiler.schedules.simulate import peak_activations
+from compiler.schedules.placement import num_stages
+from compiler.schedules.simulate import peak_activations, simulate
 
 times = st.integers(1, 12).map(lambda tenths: Fraction(tenths, 4))
 
@@ -38,8 +37,16 @@ def costs(draw: st.DrawFn, num_ranks: int) -> Costs:
     )
 
 
-def named(num_ranks: int, num_micro_batches: int, cap: int | None) -> list[Schedule]:
-    """All named schedules of as many stages as ranks that fit the cap."""
-    rows = [row for row in SCHEDULES.values() if row.stored in ("loop(1)", BIDIRECTIONAL)]
-    made = [row.generate(num_ranks, num_micro_batches) for row in rows if row.has(num_ranks, num_micro_batches)]
-    return [schedule for schedule in made if cap is None or max(peak_activations(schedule)) <= cap]
+def named(
+    num_ranks: int, num_micro_batches: int, table: Costs, cap: int | None, chunks: int = 2
+) -> dict[str, Fraction]:
+    """Makespans of all named schedules that fit the cap; costs and cap are those of 1/P of the model."""
+    makespans = {}
+    for name, row in SCHEDULES.items():
+        if row.has(num_ranks, num_micro_batches):
+            schedule = row.generate(num_ranks, num_micro_batches, chunks)
+            parts = num_stages(schedule.placement, num_ranks) // num_ranks
+            if cap is None or max(peak_activations(schedule)) <= cap * parts:
+                scaled = table.recut(num_ranks, num_ranks * parts)
+                makespans[name] = simulate(schedule, scaled).makespan
+    return makespans

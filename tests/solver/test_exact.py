@@ -10,8 +10,8 @@ import pytest
 
 from compiler.schedules.costs import Costs, parse_costs
 from compiler.schedules.dualpipe import dualpipe
+from compiler.schedules.interleaved import interleaved
 from compiler.schedules.simulate import peak_activations, simulate
-from compiler.schedules.zbv import zbv
 from compiler.solver import solve
 from compiler.solver.exact import prove
 from tests.solver.test_least import TABLES, least
@@ -45,13 +45,14 @@ def test_other_forms() -> None:
     table = replace(PAIRED, latency=Fraction(1, 2))
     for num_ranks, num_micro_batches in ((3, 4), (2, 3)):
         found = solve(num_ranks, num_micro_batches, table, 3, effort=0.05)
-        _, makespan, bound = prove(found.schedule, table, 3, work=20)
+        assert found.cap is not None
+        _, makespan, bound = prove(found.schedule, found.costs, found.cap, work=20)
         assert bound <= makespan <= found.makespan
 
 
 def test_another_placement_is_refused() -> None:
-    with pytest.raises(ValueError, match="not v"):
-        prove(zbv(2, 4), Costs(), 4, work=1)
+    with pytest.raises(ValueError, match=r"not loop\(2\)"):
+        prove(interleaved(2, 4, 2), Costs(), 4, work=1)
 
 
 def test_without_or_tools_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from compiler.lower.estimate import stage_costs
-from compiler.lower.rates import rates_of
 from compiler.pipeline import lower_spec
+from compiler.rates import rates_of
 from compiler.schedules import SCHEDULES
 from compiler.schedules.simulate import peak_activations, simulate
+from dsl.diagnostics import SpecError
 from dsl.load import load
 
 QUICKSTART = Path(__file__).parents[2] / "specs" / "quickstart.dsc"
@@ -38,9 +38,40 @@ def test_each_size_of_a_ramp_has_its_own_schedule(tmp_path: Path) -> None:
     grown = text.replace("batch       = 16 ", "batch { from = 24, to = 40, over = 100K tokens } ")
     assert grown != text
     (tmp_path / "ramp.dsc").write_text(grown, "utf-8")
-    shutil.copytree(QUICKSTART.parent / "clusters", tmp_path / "clusters")
-    shutil.copytree(QUICKSTART.parent / "precision", tmp_path / "precision")
     lowered = lower_spec(load(tmp_path / "ramp.dsc"))
     trained = [schedule for name, schedule in lowered.schedules.items() if name.startswith("train")]
     assert [schedule.num_micro_batches for schedule in trained] == [6, 8, 10]
     assert {schedule.name for schedule in trained} == {"auto"}
+
+
+THREE = ("cluster.node.devices=3", "parallel.pipeline=3", "parallel.expert=1", "schedule.name=auto")
+
+
+@pytest.mark.parametrize(
+    ("last", "layout", "placement"),
+    [
+        (3, None, "v"),  # the last layer: there are four, and six stages
+        (2, None, "loop(1)"),
+        (3, "Et|t|t|tmL", None),
+        (3, "Et|tt|tmL", "loop(1)"),
+        (3, "E|t|t|t|t|mL", "v"),
+    ],
+)
+def test_an_odd_number_of_ranks_folds_where_there_are_layers(
+    last: int, layout: str | None, placement: str | None, tmp_path: Path
+) -> None:
+    """Or where the layout says so; the cap is one of 1/P of the model."""
+    written = [f'parallel.layout="{layout}"'] if layout else []
+    overrides = [*THREE, "schedule.cap=2", "train.batch=6", *written]
+    path = tmp_path / "three.dsc"
+    path.write_text(QUICKSTART.read_text("utf-8").replace("layers 1..3", f"layers 1..{last}"), "utf-8")
+    if placement is None:
+        with pytest.raises(SpecError, match="the layout has 4 stages, 3 pipeline ranks of 2 stages have 6"):
+            load(path, overrides=overrides)
+        return
+    lowered = lower_spec(load(path, overrides=overrides))
+    parts = len(lowered.plan.stages) // 3
+    assert lowered.plan.placement == placement and parts == (2 if placement == "v" else 1)
+    assert {schedule.placement for schedule in lowered.schedules.values()} == {placement}
+    assert max(peak_activations(lowered.main_schedule)) <= 2 * parts
+    assert lowered.certificates.keys() == lowered.schedules.keys()

@@ -26,7 +26,7 @@ from dsl.schema import (
     Schedule,
     Spec,
 )
-from dsl.stages import stages_of_rank
+from dsl.stages import fewest_stages_of_rank
 from tests.specs.shipped import shipped
 
 ALWAYS = (Phase(value=0.001),)
@@ -94,7 +94,7 @@ def specs(draw: st.DrawFn) -> Spec:
     pipeline, expert, copies = draw(st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(1, 2)))
     data = expert * copies
     schedule = draw(schedules) if pipeline > 1 else Schedule(name="1f1b")
-    model = draw(models(expert, pipeline * stages_of_rank(schedule) + draw(st.integers(0, 3))))
+    model = draw(models(expert, pipeline * fewest_stages_of_rank(schedule) + draw(st.integers(0, 3))))
     batch = data * 2 * pipeline * draw(st.integers(1, 2))
     base = shipped("tiny.dsc")
     device = Device(name="cpu", memory=10**9)

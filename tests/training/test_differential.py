@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compiler.build import compile_spec, write_build
+from compiler.place.own import OwnPlacement
 from compiler.schedules.schedule import Schedule
 from dsl.schema import Spec
 from runtime.rate import learning_rate
@@ -105,11 +106,18 @@ def test_training_equals_autograd(tmp_path: Path, traced: dict[Any, Any], pp: in
 
 
 def check(
-    tmp_path: Path, traced: dict[Any, Any], specs: Mapping[str, Spec], world: int, own: Schedule | None = None
+    tmp_path: Path,
+    traced: dict[Any, Any],
+    specs: Mapping[str, Spec],
+    world: int,
+    own: Schedule | None = None,
+    placement: OwnPlacement | None = None,
 ) -> None:
-    """Trains every spec on `world` ranks and compares what each of them leaves. `own`: of specs that name a file."""
+    """Trains every spec on `world` ranks and compares what each of them leaves. `own`, `placement`: of specs that name
+    a file."""
     for name, chosen in specs.items():
-        write_build(tmp_path / "builds" / name, compile_spec(chosen, codes=traced, own=own).files)
+        build = compile_spec(chosen, codes=traced, own=own, placement=placement)
+        write_build(tmp_path / "builds" / name, build.files)
     run_module("tests.training.ranks", tmp_path, world)
     for name, chosen in specs.items():
         expected = reference_run(chosen)

@@ -9,7 +9,9 @@ import pytest
 
 from compiler.build import compile_spec, write_build
 from compiler.pipeline import lower_spec
+from compiler.predict.memory import rank_memories
 from compiler.proof import prove
+from dsl.schema import Spec
 from tests.training.processes import run_module
 from tests.training.specs import spec
 
@@ -29,10 +31,17 @@ def test_proven_peak_is_the_measured_one(
     tmp_path: Path, of: str, pp: int, ep: int, dp: int, n: int, schedule: str
 ) -> None:
     """Under a V too, where a message stays in its storage at the bottom."""
-    chosen = spec(pp, ep, dp, n, of=of, schedule=schedule)
+    measured_peaks(tmp_path, spec(pp, ep, dp, n, of=of, schedule=schedule))
+
+
+def measured_peaks(tmp_path: Path, chosen: Spec) -> list[int]:
+    """Bytes of each rank in a step, by its ledger, which are those that the proof gives."""
+    pp, dp = chosen.parallel.pipeline, chosen.parallel.data
+    n = chosen.train.batch.end // (dp * chosen.train.micro_batch)
     write_build(tmp_path / "build", compile_spec(chosen).files)
     run_module("tests.training.ledger", tmp_path, pp * dp)
     lowered = lower_spec(chosen)
+    peaks = []
     for rank in range(pp * dp):
         found = json.loads((tmp_path / f"rank_{rank}.json").read_text())
         column, pipeline_rank = rank % dp, rank // dp
@@ -41,3 +50,13 @@ def test_proven_peak_is_the_measured_one(
             lowered.programs[f"train_{n}"], lowered.plan, lambda p, layer, m, rows=rows: rows[p][f"{layer} {m}"]
         )
         assert found["peak"] == certificate.peak_bytes[pipeline_rank], f"rank {rank}"
+        held = rank_memories(
+            chosen,
+            lowered.plan,
+            lowered.cuts,
+            lowered.schedules[f"train_{n}"],
+            rows=lambda p, layer, m, rows=rows: rows[p][f"{layer} {m}"],
+        )[pipeline_rank]
+        assert found["peak"] == held.activations + held.buffers, f"rank {rank}"
+        peaks.append(found["peak"])
+    return peaks

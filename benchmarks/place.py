@@ -1,0 +1,85 @@
+"""How evenly experts are placed, next to the published greedy algorithm and the bound, and the time it takes.
+
+    python -m benchmarks.place [--layers 16] [--out benchmarks/results/place.txt]
+
+One core; the time is that of the process. Loads are drawn: tokens of an expert are log-normal, with a deviation of 0.1
+(as if a bias balanced them) to 1 (as if nothing did). `greedy` is hierarchical where groups divide over nodes, and in
+brackets the better of both forms. Balances are the busiest device over the mean, and means over layers; `worst gap` is
+that of the layer furthest above its bound, `whole` counts layers with every group on one node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from pathlib import Path
+
+import numpy as np
+
+from compiler.place.greedy import global_
+from compiler.place.layout import Layout, balance_of
+from compiler.place.search import GroupRule, place_layer
+
+LAYOUTS = {
+    "V3 trains": Layout(256, 256, 8, 8, 64),
+    "V3 prefills": Layout(256, 288, 8, 4, 32),
+    "V3 decodes": Layout(256, 320, 8, 40, 320),
+    "18 nodes": Layout(256, 288, 8, 18, 144),
+    "Qwen3-30B": Layout(128, 128, 1, 2, 16),
+    "V2-Lite": Layout(64, 64, 1, 1, 8),
+}
+RULES: tuple[GroupRule, ...] = ("keep", "auto")
+HEAD = (
+    "layout", "experts", "replicas", "nodes", "devices", "deviation", "rule", "greedy", "placed", "bound", "worst gap",
+    "node greedy", "node placed", "whole", "CPU ms/layer",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    rows = [HEAD]
+    for name, layout in LAYOUTS.items():
+        for deviation in (0.1, 0.5, 1.0):
+            for rule in RULES:
+                if rule == "auto" or (layout.groups_divide and layout.nodes > 1 and layout.groups > 1):
+                    rows.append(measured(name, layout, deviation, rule, args.layers))
+                    print("  ".join(rows[-1]), flush=True)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    text = "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    text = f"Python {platform.python_version()}, {platform.machine()}, one core\n\n{text}\n"
+    print(text)
+    if args.out:
+        args.out.write_text(text, "utf-8")
+
+
+def measured(name: str, layout: Layout, deviation: float, rule: GroupRule, num_layers: int) -> tuple[str, ...]:
+    """A row of the table."""
+    random = np.random.default_rng(7)
+    loads = [np.round(1e6 * random.lognormal(0, deviation, layout.experts)) for _ in range(num_layers)]
+    start = time.process_time()
+    placed = [place_layer(load, layout, rule) for load in loads]
+    took = (time.process_time() - start) / num_layers
+    other = [
+        min(each.greedy.device, balance_of(load, global_(load, layout), layout).device)
+        for load, each in zip(loads, placed, strict=True)
+    ]
+
+    def mean(values: list[float]) -> str:
+        return f"{sum(values) / num_layers:.4f}"
+
+    greedy = f"{mean([each.greedy.device for each in placed])} ({mean(other)})"
+    return (
+        name, *map(str, (layout.experts, layout.replicas, layout.nodes, layout.devices, deviation)), rule, greedy,
+        mean([each.balance.device for each in placed]), mean([each.bound for each in placed]),
+        f"{max(each.gap for each in placed):.2%}", mean([each.greedy.node for each in placed]),
+        mean([each.balance.node for each in placed]), f"{sum(each.kept for each in placed)}/{num_layers}",
+        f"{took * 1e3:.0f}",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""How long `dsc plan` takes: a process from its start to its end, on one thread.
+
+    python -m benchmarks.plan [--rounds 5] [--out benchmarks/results/plan.txt]
+
+The least of all rounds is what the machine can do undisturbed; the time of the processor is that of the median round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+DSC = str(Path(sys.executable).with_name("dsc"))
+V3 = "specs/deepseek-v3.dsc"
+MANY = ("-s", "cluster.nodes=16384", "-s", "train.batch.from=196608", "-s", "train.batch.to=983040")
+COMMANDS = {
+    "dsc plan, DeepSeek-V3 on 2,048 devices": ("plan", V3),
+    "dsc plan, DeepSeek-V3 on 131,072 devices": ("plan", V3, *MANY),
+    "dsc plan --format json, DeepSeek-V3 on 2,048 devices": ("plan", V3, "--format", "json"),
+    "dsc plan, DeepSeek-V2 on 2,048 devices": ("plan", "specs/deepseek-v2.dsc"),
+    "dsc plan, quickstart on 4 CPU ranks": ("plan", "specs/quickstart.dsc"),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each command")
+    parser.add_argument("--out", type=Path, help="write the table to a file, too")
+    args = parser.parse_args()
+    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
+    for _ in range(args.rounds + 1):
+        for name, command in COMMANDS.items():
+            runs[name].append(timed(command))
+    text = table({name: each[1:] for name, each in runs.items()})  # the first round fills the caches of files
+    print(text, end="")
+    if args.out:
+        args.out.parent.mkdir(exist_ok=True)
+        args.out.write_text(text, encoding="utf-8")
+    return 0
+
+
+def timed(command: tuple[str, ...]) -> tuple[float, float]:
+    """Seconds of one run: by the clock, and of the processor."""
+    before, begin = _processor_s(), time.perf_counter()
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([DSC, *command], cwd=ROOT, env=environment, capture_output=True, check=True)
+    return time.perf_counter() - begin, _processor_s() - before
+
+
+def table(runs: dict[str, list[tuple[float, float]]]) -> str:
+    """Seconds of every command."""
+    rounds = len(next(iter(runs.values())))
+    machine = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    lines = [f"{machine}; {rounds} rounds, interleaved", ""]
+    lines.append(f"{'seconds':<54}{'clock, least':>14}{'clock, median':>15}{'processor, median':>19}")
+    for name, each in runs.items():
+        clock, processor = zip(*each, strict=True)
+        figures = f"{min(clock):>14.2f}{statistics.median(clock):>15.2f}{statistics.median(processor):>19.2f}"
+        lines.append(f"{name:<54}{figures}")
+    return "\n".join(lines) + "\n"
+
+
+def _processor_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""`dsc calibrate [SPEC[:RUN]] -o rates.json`: measure what this machine achieves, for plans to go by.
+
+dsc calibrate -o rates.json                          at the shapes of a small model, about half a minute
+dsc calibrate train.dsc -o rates.json                at those of the spec; then: cluster { rates = "rates.json" }
+dsc calibrate train.dsc --trace t.json -o rates.json  class factors from one traced layer, nothing is measured
+
+Exit codes: 0 done · 2 the spec, the trace or the command line is wrong · others: those of the processes that measure
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from compiler.commands.common import EXIT_SPEC, add_spec_arguments, load_spec, wrong
+from compiler.ir import Plan
+from compiler.plan import make_plan
+from compiler.rates import RateError, Table, rates_of, read_table, shipped_table, shipped_tables, table_for
+from compiler.rates.measure import job, table_of, tasks_of
+from compiler.rates.table import Device
+from compiler.templates import SHIPPED
+from dsl.schema import Spec
+
+BUDGET_S = 20.0  # of the ops; transfers take some seconds
+MEASURED_ON = "quickstart.dsc"  # without a spec
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add_spec_arguments(parser, f"a spec file, or SPEC:RUN; default: the {MEASURED_ON} that comes with dsc")
+    parser.add_argument("-o", "--out", metavar="FILE", type=Path, required=True, help="the rate table to write")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="a traced layer of the spec, docs/rates.md")
+    parser.add_argument(
+        "--table", metavar="TABLE", help="with --trace: the table to correct, a file or a name; default: the device's"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, or take a trace; write the table."""
+    if args.table and not args.trace:
+        return wrong("--table is for --trace", "without a trace, everything is measured")
+    default = next(folder / MEASURED_ON for folder in SHIPPED if (folder / MEASURED_ON).exists())
+    chosen = load_spec(args.spec or str(default), args.set)
+    if chosen is None:
+        return EXIT_SPEC
+    plan = make_plan(chosen.spec, chosen.own)
+    try:
+        made = _traced(args, chosen.spec, plan) if args.trace else _measured(args.device, chosen.spec, plan)
+        if isinstance(made, int):
+            return made
+        args.out.write_text(made.to_json(), "utf-8")
+    except RateError as error:
+        return wrong(str(error))
+    except OSError as error:
+        return wrong(f"{args.out} cannot be written: {error.strerror}")
+    print(f"{args.out}: {len(made.rows)} rows, {len(made.factors)} class factors")
+    print(f'plan with it:  cluster {chosen.spec.cluster.name} {{ rates = "{args.out.name}" }}')
+    return 0
+
+
+def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> Table:
+    from compiler.pipeline import uses
+    from compiler.rates.trace import calibrated, read_trace
+    from compiler.shapes import cut
+
+    name = args.table or table_for(spec.cluster.node.device)
+    table = shipped_table(name) if name in shipped_tables() else read_table(Path(name))
+    return calibrated(table, read_trace(args.trace), spec, plan, {use.site: cut(use.segment) for use in uses(plan)})
+
+
+def _measured(device: str, spec: Spec, plan: Plan) -> Table | int:
+    """The table of this machine, or the exit code of the processes that measure."""
+    from compiler.pipeline import balanced_rows
+
+    tasks, large = tasks_of(plan, rates_of(spec, "cpu"), balanced_rows(spec))
+    if large:
+        print(f"calibrate: {large} ops are too large for this and left out", file=sys.stderr)
+    if not tasks:
+        raise RateError("every op of this spec is too large to measure here: take a smaller model")
+    cores = len(os.sched_getaffinity(0))
+    processes = min(cores, spec.cluster.node.devices) if device == "cpu" else 1
+    with tempfile.TemporaryDirectory(prefix="dsc-calibrate-") as folder:
+        question, answer = Path(folder, "job.json"), Path(folder, "measured.json")
+        transfers = 2 if device == "cpu" else 0
+        question.write_text(json.dumps(job(tasks, device, processes, transfers, BUDGET_S)), "utf-8")
+        command = [sys.executable, "-P", "-m", "runtime.calibrate", str(question), str(answer)]
+        code = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False).returncode
+        if code:
+            return code if code > 0 else 128 - code
+        found = json.loads(answer.read_text("utf-8"))
+    name = found["device"] if device == "cuda" else _processor()
+    on = Device(name=name, cores=cores if device == "cpu" else None)
+    return table_of(found, tasks, on, f"measured on {name}, {cores} cores", time.strftime("%Y-%m-%d"))
+
+
+def _processor(info: Path = Path("/proc/cpuinfo")) -> str:
+    """The public name of this machine's processor."""
+    try:
+        lines = info.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next((name[:200] for name in names if name), platform.machine() or "CPU")

@@ -1,0 +1,129 @@
+"""`dsc plan [SPEC[:RUN]] [-s key=value] [--rates FILE] [--format …]`: what a run takes, before it runs.
+
+dsc plan                                     the spec in the current folder
+dsc plan specs/deepseek-v3.dsc               time, money and memory of 2,048 devices, in a second on a laptop
+dsc plan spec.dsc -s parallel.pipeline=8     of another plan
+dsc plan spec.dsc --rates here.json          at the rates that dsc calibrate measured
+dsc plan spec.dsc --format json              for programs, docs/json.md
+dsc plan spec.dsc --format html -o plan.html placement, memory over time, network and schedule as pictures
+
+A spec that does not train yet has a plan too. Where it does not fit, edits that mend it are planned, and the fastest
+are shown. What is assumed is said at the end.
+
+Exit codes: 0 done · 2 the spec or the command line is wrong
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, load_spec, progress, wrong
+from compiler.picture.formats import screen_of
+from compiler.picture.output import put
+from compiler.picture.values import Screen
+
+if TYPE_CHECKING:
+    from compiler.predict.predict import Timed
+    from compiler.predict.values import Prediction, RankMemory
+    from compiler.predict.why_shown import Why
+    from compiler.rates import Rates, Table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add_spec_arguments(parser)
+    parser.add_argument("--rates", metavar="FILE", help="a table of rates, or the name of one; default: the spec's")
+    parser.add_argument("--width", type=int, metavar="COLUMNS", help="of the text; default: as wide as the terminal")
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "html"),
+        default="text",
+        help="text, json (docs/json.md) or html, a page with pictures; default: text",
+    )
+    parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file, not to stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan."""
+    chosen = load_spec(args.spec, args.set, args.format)
+    if chosen is None:
+        return EXIT_SPEC
+    from compiler.predict.predict import memories, predicted, timed  # with networkx
+    from compiler.rates import RateError, rates_of
+
+    try:
+        rates = rates_of(chosen.spec, _table(args.rates)) if args.rates is not None else None
+    except RateError as error:
+        return wrong(str(error), how=args.format)
+    found = timed(chosen.spec, chosen.own, rates)
+    prediction = predicted(found, memories(found))
+    why = None if prediction.fits else _why(args, chosen, found, prediction.ranks, rates)
+    try:
+        put(RENDERERS[args.format](args, chosen, found, prediction, why), args.out)
+    except OSError as error:
+        if args.out is None:
+            raise
+        return wrong(f"{args.out} cannot be written: {error.strerror}", how=args.format)
+    return 0
+
+
+def _why(
+    args: argparse.Namespace, chosen: Chosen, found: Timed, ranks: Sequence[RankMemory], rates: Rates | None
+) -> Why:
+    """Why it does not fit, and the edits that mend it."""
+    from compiler.predict.why import ways_to_fit
+    from compiler.predict.why_shown import why_of
+    from dsl.load import find, variants
+
+    choice = chosen.ranking.best.choice if chosen.ranking else {}
+    legal = variants(str(find()) if args.spec is None else args.spec, None, args.set, choice)
+    tell = progress("plan")
+    tell("it does not fit: looking for edits that mend it")
+    try:
+        ways = ways_to_fit(found, ranks, legal, chosen.origins, tuple(choice), chosen.own, rates)
+    finally:
+        tell("")
+    return why_of(found, ranks, ways, chosen.origins)
+
+
+def _json(args: argparse.Namespace, chosen: Chosen, found: Timed, prediction: Prediction, why: Why | None) -> str:
+    from compiler.predict.json import document
+    from compiler.predict.ranking import document as rows_of
+
+    chosen_of = {} if chosen.ranking is None else {"choices": rows_of(chosen.ranking)}
+    whole = document(prediction, why) | chosen_of
+    return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _html(args: argparse.Namespace, chosen: Chosen, found: Timed, prediction: Prediction, why: Why | None) -> str:
+    from compiler.report.plan import plan_html  # with jinja2
+
+    return plan_html(found, prediction, why)
+
+
+def _text(args: argparse.Namespace, chosen: Chosen, found: Timed, prediction: Prediction, why: Why | None) -> str:
+    from compiler.predict.text import text  # with rich
+
+    screen = screen_of(sys.stdout) if args.out is None else Screen()
+    screen = replace(screen, width=args.width) if args.width else screen
+    return text(prediction, screen, chosen.ranking, why)
+
+
+RENDERERS = {"text": _text, "json": _json, "html": _html}
+
+
+def _table(name: str) -> Table:
+    """A table that comes with dsc, or one of a file. RateError where there is none."""
+    from compiler.rates import RateError, read_table, shipped_table, shipped_tables
+
+    if name in shipped_tables():
+        return shipped_table(name)
+    if "/" not in name and not name.endswith(".json") and not Path(name).exists():
+        raise RateError(f"there is no table {name[:80]!r}: use a file, or one of {', '.join(shipped_tables())}")
+    return read_table(Path(name))

@@ -1,0 +1,138 @@
+"""What a placement of a layer's experts is, and how even it is. No torch.
+
+Physical expert p lives on device p // (replicas / devices), device d on node d // (devices / nodes). Of a logical
+expert with several replicas each takes an equal share of its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+MAX_REPLICAS = 65_536  # physical experts of a layer; DeepSeek-V3 serves with 288 and 320
+
+
+class PlaceError(ValueError):
+    """What is asked for cannot be placed; `hint` says what to change."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes of a layer: logical experts in groups of neighbours, physical experts, devices in nodes."""
+
+    experts: int
+    replicas: int
+    groups: int
+    nodes: int
+    devices: int
+
+    @property
+    def slots(self) -> int:
+        """Physical experts of a device."""
+        return self.replicas // self.devices
+
+    @property
+    def groups_divide(self) -> bool:
+        """Whether every node can have whole groups, equally many."""
+        return self.groups % self.nodes == 0
+
+    def check(self) -> Layout:
+        """Itself; PlaceError where the sizes do not fit each other."""
+        for name in ("experts", "replicas", "groups", "nodes", "devices"):
+            if getattr(self, name) < 1:
+                raise PlaceError(f"{name} = {getattr(self, name)}: at least 1")
+        if self.replicas > MAX_REPLICAS:
+            raise PlaceError(f"replicas = {self.replicas:,} are too many: at most {MAX_REPLICAS:,}")
+        if self.replicas < self.experts:
+            raise PlaceError(
+                f"replicas = {self.replicas} hold not all of the {self.experts} experts: at least one each",
+                f"--replicas {_multiple(self.experts, self.devices)}",
+            )
+        if self.replicas % self.devices:
+            raise PlaceError(
+                f"replicas = {self.replicas} cannot be spread evenly over devices = {self.devices}",
+                f"--replicas {_multiple(self.replicas, self.devices)}",
+            )
+        if self.devices % self.nodes:
+            raise PlaceError(
+                f"devices = {self.devices} cannot be spread evenly over nodes = {self.nodes}",
+                "--devices counts the devices of all nodes together",
+            )
+        if self.experts % self.groups:
+            raise PlaceError(f"groups = {self.groups} do not divide the {self.experts} experts of the load file")
+        return self
+
+
+def _multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Largest load over the mean load; 1 is perfect, and what a layer without load has."""
+
+    device: float
+    node: float
+
+
+def device_loads(load: Floats, physical: Ints, devices: int) -> Floats:
+    """Tokens of each device. `physical`: the logical expert in each slot."""
+    share = load / np.bincount(physical, minlength=len(load))
+    loads: Floats = share[physical].reshape(devices, -1).sum(axis=1)
+    return loads
+
+
+def node_loads(device: Floats, nodes: int) -> Floats:
+    """Tokens of each node, from those of its devices."""
+    loads: Floats = device.reshape(nodes, -1).sum(axis=1)
+    return loads
+
+
+def balance_of(load: Floats, physical: Ints, layout: Layout) -> Balance:
+    """How even a placement is."""
+    total = load.sum()
+    if total == 0:
+        return Balance(1.0, 1.0)
+    device = device_loads(load, physical, layout.devices)
+    node = node_loads(device, layout.nodes)
+    return Balance(
+        max(1.0, float(device.max() * layout.devices / total)), max(1.0, float(node.max() * layout.nodes / total))
+    )
+
+
+def duplicates(physical: Ints, layout: Layout) -> int:
+    """Slots that hold an expert which their device has already: memory without use."""
+    rows = np.sort(physical.reshape(layout.devices, -1), axis=1)
+    return int((rows[:, 1:] == rows[:, :-1]).sum())
+
+
+def default_placement(layout: Layout) -> Ints:
+    """What a plan does by itself: expert e on device e // (experts / devices)."""
+    assert layout.replicas == layout.experts
+    return np.arange(layout.experts, dtype=np.int64)
+
+
+def keeps_groups(physical: Ints, layout: Layout) -> bool:
+    """Whether all experts of each group are on one node."""
+    slots_of_node, group_size = layout.replicas // layout.nodes, layout.experts // layout.groups
+    node = np.arange(layout.replicas) // slots_of_node
+    pairs = np.unique(physical // group_size * layout.nodes + node)
+    return len(pairs) == layout.groups
+
+
+def checked(physical: Sequence[int] | Ints, layout: Layout) -> Ints:
+    """A placement as an array; asserts that it is one: every slot filled, every expert somewhere."""
+    array = np.asarray(physical, dtype=np.int64)
+    assert array.shape == (layout.replicas,), (array.shape, layout)
+    assert np.bincount(array, minlength=layout.experts).min() >= 1 and array.max() < layout.experts
+    return array

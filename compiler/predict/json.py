@@ -1,0 +1,102 @@
+"""A prediction as the document of docs/json.md: what is not known is null."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from compiler.predict.values import Prediction, RankMemory, RankTime, Step
+from compiler.predict.why_shown import Why
+from compiler.predict.why_shown import document as edits
+
+VERSION = 1
+
+
+def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
+    """`why`: of a plan that does not fit, with edits that mend it.
+
+    Times in seconds, memory in bytes, money in USD; shares from 0 to 1. Pipeline ranks and stages count from 0.
+    """
+    p = prediction
+    return {
+        "version": VERSION,
+        "run": p.run,
+        "model": p.model,
+        "cluster": {"name": p.cluster, "devices": p.num_devices, "device": p.device},
+        "parallel": dict(p.degrees),
+        "placement": p.placement,
+        "parameters": {"total": p.parameters, "active": p.active_parameters},
+        "flops_per_token": asdict(p.flops),
+        "step": _step(p.step),
+        "mfu": asdict(p.mfu) if p.mfu else {"causal": None, "full": None},
+        "tokens_per_second": p.step.tokens_per_second,
+        "device_hours_per_trillion_tokens": p.device_hours_per_trillion_tokens,
+        "cost": {
+            "usd_per_device_hour": p.money.usd_per_device_hour,
+            "usd_per_trillion_tokens": p.money.usd_per_trillion_tokens,
+            "usd": p.money.usd,
+        },
+        "energy": {"watts_per_device": p.energy.watts, "kwh_per_trillion_tokens": p.energy.kwh_per_trillion_tokens},
+        "whole_run": {"tokens": p.whole.tokens, "steps": p.whole.steps, "seconds": p.whole.seconds},
+        "memory": _memory(p),
+        "edits": edits(why),
+        "stages": [
+            {
+                "stage": row.stage,
+                "ranks": list(row.ranks),
+                "layers": list(row.layers),
+                "others": list(row.others),
+                "compute_s": row.compute_s,
+                "exchange_s": row.exchange_s,
+                "parameters": row.parameters,
+            }
+            for row in p.stages
+        ],
+        "exchange": asdict(p.exchange) if p.exchange else None,
+        "rates": p.rates,
+        "assumptions": list(p.assumptions),
+    }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    return {
+        "seconds": step.seconds,
+        "tokens": step.tokens,
+        **_rows(step.first),
+        "low_s": step.interval.low_s if step.interval else None,
+        "high_s": step.interval.high_s if step.interval else None,
+        "bound_s": step.bound_s,
+        "schedule": step.schedule,
+        "micro_batches": step.num_micro_batches,
+        "reduction_s": step.tail.reduction_s,
+        "gather_s": step.tail.gather_s,
+        "norm_s": step.tail.norm_s,
+        "update_s": step.tail.update_s,
+        "mean": _rows(step.mean),
+        "ranks": [{"pp_rank": rank.pp_rank, **_rows(rank)} for rank in step.ranks],
+    }
+
+
+def _rows(rank: RankTime) -> dict[str, float]:
+    rows = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
+    return {row: getattr(rank, row) for row in rows}
+
+
+def _memory(prediction: Prediction) -> dict[str, Any]:
+    return {
+        "capacity_bytes": min(rank.capacity_bytes for rank in prediction.ranks),
+        "peak_bytes": max(rank.peak_bytes for rank in prediction.ranks),
+        "fits": prediction.fits,
+        "ranks": [_rank(rank) for rank in prediction.ranks],
+    }
+
+
+def _rank(rank: RankMemory) -> dict[str, Any]:
+    keys = ("pp_rank", "capacity_bytes", "peak_bytes", "weights", "gradients", "optimizer", "activations", "buffers")
+    return {
+        **{key: getattr(rank, key) for key in keys},
+        "peak_action": rank.peak_action,
+        "worst_bytes": rank.worst_bytes,
+        "worst_action": rank.worst_action,
+        "held": [asdict(each) for each in rank.held],
+    }

@@ -1,0 +1,152 @@
+"""Memory of every pipeline rank over a step: what it always holds, and what the actions of its schedule hold.
+
+The schedule is lowered to the program that would run, and that is gone through as the proof goes through it: a value
+lives from the instruction that writes it to the one that frees it, a message until it is known to have arrived. So for
+what compiles, the peak of values is that of the certificate, and of the ledger of a run, to the byte. Beside it stands
+what a segment needs inside, between its instructions, which neither of them sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from compiler.ir import Body, Cut, Plan, Program
+from compiler.lower import lower
+from compiler.pipeline import balanced_rows
+from compiler.predict.memory_peak import made_for, peak_of
+from compiler.predict.memory_state import device_of, rank_states
+from compiler.predict.values import RankMemory
+from compiler.proof.values import Effects, RankValues, Rows
+from compiler.rates import Rates, rates_of
+from compiler.schedules.schedule import Schedule
+from compiler.schedules.simulate import Timeline
+from dsl.memory import Memory
+from dsl.schema import Moe, Spec
+
+MAX_POINTS = 400  # of a curve
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Bytes of the values of a rank over its invocations: the most during each, what is left behind it, and the most
+    during each if the most rows came."""
+
+    peaks: tuple[int, ...]
+    ends: tuple[int, ...]
+    worst: tuple[int, ...]
+
+    @property
+    def top(self) -> int:
+        """The invocation of the peak, the first of them."""
+        return self.peaks.index(max(self.peaks))
+
+
+def rank_memories(
+    spec: Spec,
+    plan: Plan,
+    cuts: Mapping[str, Cut],
+    schedule: Schedule,
+    timeline: Timeline | None = None,
+    rates: Rates | None = None,
+    rows: Rows | None = None,
+) -> tuple[RankMemory, ...]:
+    """Of a device of each pipeline rank: the peak of a step and its parts, and with a `timeline` (in milliseconds) the
+    bytes over the seconds of the step. Torch-free; O(actions).
+
+    Every rank receives as many rows in a layer as it sends; `worst_bytes` is what the fullest would hold if in every
+    layer all rows of its expert group came to it. With `rows`, as a run recorded them, it is those rows, and what
+    segments need inside is left out: the view of the run's ledger.
+    """
+    program = with_like_bodies(lower(plan, schedule, cuts, rates or rates_of(spec)))
+    effects = Effects(inside=None if rows else lambda site, phase, rows: cuts[site].inside_bytes(phase, rows))
+    most, made = worst_rows(spec), made_for(plan, cuts)
+    result = []
+    for rank, state in enumerate(rank_states(spec, plan)):
+        values = RankValues(program, schedule, rank, rows or balanced_rows(spec), effects, most)
+        curve = curve_of(values, program, schedule)
+        values = RankValues(program, schedule, rank, rows or balanced_rows(spec), effects, most)
+        peak = peak_of(values, program, schedule, curve.top, made)
+        assert peak.bytes == curve.peaks[curve.top], "both go through the same instructions"
+        result.append(
+            RankMemory(
+                pp_rank=rank,
+                capacity_bytes=device_of(spec, plan, rank).memory,
+                peak_bytes=state.total + peak.bytes,
+                weights=state.weights,
+                gradients=state.gradients,
+                optimizer=state.optimizer,
+                activations=peak.bytes - peak.buffers,
+                buffers=peak.buffers,
+                peak_action=str(schedule.actions[rank][curve.top]),
+                timeline=_over_time(curve, timeline, rank, state) if timeline else (),
+                worst_bytes=None if rows else state.total + max(curve.worst),
+                worst_action=None if rows else str(schedule.actions[rank][curve.worst.index(max(curve.worst))]),
+                held=peak.held,
+            )
+        )
+    return tuple(result)
+
+
+def with_like_bodies(program: Program) -> Program:
+    """The program with one body for all that differ in whom they talk to alone: ranks of both directions have such.
+
+    Memory does not depend on which other rank that is, so what one body does need not be found again for the next.
+    """
+    alike: dict[str, Body] = {}
+
+    def of(rank: int, body: Body) -> Body:
+        if any(i.peer == rank for i in body.instructions):  # handed over inside the rank
+            return body
+        if body.name not in alike:
+            instructions = (i if i.peer == -1 else replace(i, peer=-1) for i in body.instructions)
+            alike[body.name] = replace(body, instructions=tuple(instructions))
+        return alike[body.name]
+
+    bodies = tuple(tuple(of(rank, body) for body in row) for rank, row in enumerate(program.bodies))
+    return replace(program, bodies=bodies)
+
+
+def curve_of(values: RankValues, program: Program, schedule: Schedule) -> Curve:
+    """A rank's bytes over its invocations, from its first on."""
+    points, memory = [], values.memory
+    for invocation, step in zip(program.invocations[values.rank], schedule.actions[values.rank], strict=True):
+        memory.peak_fixed_bytes, memory.peak_bytes = memory.fixed_bytes, memory.bytes
+        values.invoke(invocation, step)
+        points.append((memory.peak_bytes, memory.bytes, memory.peak_fixed_bytes))
+    return Curve(*zip(*points, strict=True))
+
+
+def worst_rows(spec: Spec) -> int:
+    """Rows it receives if every token of its expert group chooses as many of its experts as a token can."""
+    ranks = spec.parallel.expert
+    mixtures = (layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe))
+    most = max((min(moe.top_k, moe.experts // ranks) for moe in mixtures), default=0)
+    return ranks * spec.train.micro_batch * spec.train.sequence * most
+
+
+# ---------------------------------------------------------------- over time
+
+
+def _over_time(curve: Curve, timeline: Timeline, rank: int, state: Memory) -> tuple[tuple[float, int], ...]:
+    """(second, bytes) of a device, all that it holds: three points a step, or fewer where these are too many."""
+    points: list[tuple[float, int]] = [(0.0, state.total)]
+    unit = float(timeline.unit) / 1000
+    for (start, end), peak, left in zip(timeline.ticks[rank], curve.peaks, curve.ends, strict=True):
+        points += [(start * unit, points[-1][1]), ((start + end) / 2 * unit, state.total + peak)]
+        points.append((end * unit, state.total + left))
+    return tuple(thinned(points, MAX_POINTS))
+
+
+def thinned(points: Sequence[tuple[float, int]], most: int) -> list[tuple[float, int]]:
+    """As many points at most, in order: of each run of points that fall together, the least and the greatest."""
+    if len(points) <= most:
+        return list(points)
+    size = -(-2 * len(points) // (most - 2))
+    inner = points[1:-1]
+    kept = [points[0]]
+    for at in range(0, len(inner), size):
+        run = range(at, min(at + size, len(inner)))
+        ends = {min(run, key=lambda k: inner[k][1]), max(run, key=lambda k: inner[k][1])}
+        kept += [inner[k] for k in sorted(ends)]
+    return [*kept, points[-1]]

@@ -1,0 +1,116 @@
+"""What a rank holds at its peak: every value by name, and what it is there for.
+
+kept      made by other segments and kept for the backward: inputs of segments, rows that were received
+saved     made by a forward for its backward
+deferred  made by a backward for the weight gradients behind it, which other actions run
+gradient  of activations, in the action that runs
+buffer    sent or received by the exchanges of the action that runs
+message   posted, received or sent between pipeline ranks, until it is known to have arrived
+inside    within one segment for a moment
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from compiler.ir import Cut, Plan, Program, Use
+from compiler.predict.values import Held
+from compiler.proof.structure import EXCHANGES
+from compiler.proof.values import Memory, RankValues, Storage
+from compiler.schedules.schedule import Schedule
+
+NAMELESS = {"message": "between pipeline ranks", "inside": "of the segment that runs"}
+_LAYER = re.compile(r"^(d_)?[LM]\d+_")
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Of the values of one rank; `buffers`: what exchanges of the action send and receive, and messages under way."""
+
+    bytes: int
+    buffers: int
+    held: tuple[Held, ...]  # values of one name in any layer and micro-batch together, the largest first
+
+
+class _Watch(Memory):
+    """Knows the storages that are live when the most is; a message that was posted is none until it is received."""
+
+    def __init__(self, num_bytes: int, kept: Iterable[Storage]) -> None:
+        super().__init__(bytes=num_bytes, peak_bytes=num_bytes)
+        self.live = {id(storage): storage for storage in kept}
+        self.at_peak, self.inside = tuple(self.live.values()), 0
+
+    def hold(self, storage: Storage) -> None:
+        self.live.setdefault(id(storage), storage)
+        super().hold(storage)
+
+    def drop(self, storage: Storage) -> None:
+        if storage.holders == 1:
+            self.live.pop(id(storage), None)
+        super().drop(storage)
+
+    def add(self, fixed_bytes: int, bytes: int) -> None:
+        self._note(bytes, 0)
+        super().add(fixed_bytes, bytes)
+
+    def touch(self, fixed_bytes: int, bytes: int) -> None:
+        self._note(bytes, bytes)
+        super().touch(fixed_bytes, bytes)
+
+    def _note(self, bytes: int, inside: int) -> None:
+        if self.bytes + bytes > self.peak_bytes:
+            self.at_peak, self.inside = tuple(self.live.values()), inside
+
+
+def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, made: Mapping[str, str]) -> Peak:
+    """What is live at the peak of a rank that is at its beginning; it comes in the rank's invocation number `top`.
+
+    `made`: as `made_for` has it.
+    """
+    steps = list(zip(program.invocations[values.rank], schedule.actions[values.rank], strict=True))
+    for invocation, step in steps[:top]:
+        values.invoke(invocation, step)
+    invocation, step = steps[top]
+    spaces = values.spaces()
+    kept = {id(s): s for space in spaces.values() for s in (*(s for _, s in space.live.values()), *space.sent.values())}
+    watch = _Watch(values.memory.bytes, kept.values())
+    values.watch(invocation, step, spaces, watch)
+
+    instructions = values.bodies[invocation.body][0].instructions
+    exchanges = [i for i in instructions if (i.wait or i.kind) in EXCHANGES]
+    exchanged = {name for i in exchanges for name in (*i.reads, *(buffer.name for buffer in i.writes))}
+
+    def kind(storage: Storage) -> str:
+        if not storage.name:
+            return "message"
+        if id(storage) not in kept and storage.name in exchanged:
+            return "buffer"
+        if storage.name.startswith("d_"):
+            return "deferred" if id(storage) in kept else "gradient"
+        return made.get(storage.name, "kept")
+
+    held = Counter[tuple[str, str]]()
+    for storage in watch.at_peak:
+        of = kind(storage)
+        held[of, _LAYER.sub(r"\1", storage.name) or NAMELESS[of]] += storage.bytes
+    held["message", NAMELESS["message"]] += watch.peak_bytes - watch.inside - sum(s.bytes for s in watch.at_peak)
+    held["inside", NAMELESS["inside"]] += watch.inside
+    rows = sorted(held.items(), key=lambda row: (-row[1], row[0]))
+    return Peak(
+        bytes=watch.peak_bytes,
+        buffers=sum(size for (of, _), size in rows if of in ("buffer", "message")),
+        held=tuple(Held(name, size, of) for (of, name), size in rows if size),
+    )
+
+
+def made_for(plan: Plan, cuts: Mapping[str, Cut]) -> dict[str, str]:
+    """What segments make beyond inputs and outputs, by name: saved or deferred."""
+    found: dict[str, str] = {}
+    for use in (step for stage in plan.stages for step in stage.steps if isinstance(step, Use)):
+        prefix, cut = use.site.replace(".", "_"), cuts[use.site]
+        found |= {f"{prefix}_{buffer.name}": "saved" for buffer in cut.saved}
+        found |= {f"{prefix}_{buffer.name}": "deferred" for buffer in cut.deferred}
+    return found

@@ -1,0 +1,63 @@
+"""What a run's values took, by the ledger of its first step, beside the plan replayed with the rows it received."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compiler.ir import Cut, Plan
+from compiler.predict.memory import rank_memories
+from compiler.predict.memory_why import gib
+from compiler.schedules.schedule import Schedule
+from dsl.schema import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Peak bytes of the values of one world rank."""
+
+    rank: int
+    planned: int
+    measured: int
+
+
+def measured_memories(
+    run: Path, spec: Spec, plan: Plan, cuts: Mapping[str, Cut], schedules: Mapping[str, Schedule]
+) -> tuple[Measured, ...]:
+    """Of every rank of a run folder; empty where no step was measured. `schedules`: by program, train_8.
+
+    Raises ValueError, KeyError or OSError where a file is not as a run leaves it.
+    """
+    paths = [run / "memory" / f"rank_{rank}.json" for rank in range(plan.mesh.world)]
+    if not all(path.is_file() for path in paths):
+        return ()
+    found: list[dict[str, Any]] = [json.loads(path.read_text("utf-8")) for path in paths]
+    result: dict[int, Measured] = {}
+    for column in range(plan.mesh.dp):
+        world = [plan.mesh.rank(rank, column) for rank in range(plan.mesh.pp)]
+        received = [found[rank]["rows"] for rank in world]
+
+        def rows(rank: int, layer: str, micro_batch: int, received: list[Any] = received) -> int:
+            return int(received[rank][f"{layer} {micro_batch}"])
+
+        schedule = schedules[found[world[0]]["program"]]
+        for at, memory in zip(world, rank_memories(spec, plan, cuts, schedule, rows=rows), strict=True):
+            result[at] = Measured(at, memory.activations + memory.buffers, int(found[at]["peak"]))
+    return tuple(result[rank] for rank in sorted(result))
+
+
+def measured_line(ranks: tuple[Measured, ...]) -> str:
+    """One line for people."""
+    most = max(ranks, key=lambda each: each.measured)
+    found = f"{gib(most.measured)} on rank {most.rank}"
+    unlike = [each for each in ranks if each.planned != each.measured]
+    if not unlike:
+        return f"{found}; on every rank as planned for the rows it received, to the byte"
+    worst = max(unlike, key=lambda each: abs(each.measured - each.planned))
+    return (
+        f"{found}; {len(unlike)} of {len(ranks)} ranks differ from their plan, rank {worst.rank} the most: "
+        f"planned {worst.planned:,} bytes, measured {worst.measured:,}"
+    )

@@ -1,0 +1,89 @@
+"""What a device of each pipeline rank holds all the time: weights, gradients, and its part of the optimizer's state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from compiler.dtypes import tensor_bytes
+from compiler.graph.storage import operand_weights
+from compiler.ir import Plan, Use
+from compiler.proof import Certificate
+from compiler.schedules.placement import stages_of
+from compiler.shapes import interpret
+from dsl.memory import ITEMSIZE, Memory, bytes_per_element
+from dsl.schema import Device, Spec
+
+
+def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
+    """Bytes of data rank 0 of every pipeline rank, as of all of them; activations are left at 0.
+
+    Parameters with the same holders lie in one flat buffer. With ZeRO it is padded to equal parts, of which each holder
+    updates one (arXiv 1910.02054). The balancing biases have the dtype of master weights. Weights that products read in
+    eight bits are held so once more.
+    """
+    size, table = bytes_per_element(spec.precision), {replica.name: replica for replica in plan.replicas}
+    held, owned, biases = Counter[int](), Counter[int](), Counter[int]()
+    for bucket in plan.buckets:
+        parts = len(bucket.holders) if spec.parallel.zero else 1
+        part = -(-sum(table[name].num_elements for name in bucket.replicas) // parts)
+        for rank in _pipeline_ranks(plan, bucket.holders):
+            held[rank] += part * parts
+            owned[rank] += part
+    for replica in plan.replicas:
+        if replica.role == "bias":
+            for rank in _pipeline_ranks(plan, replica.holders):
+                biases[rank] += replica.num_elements * ITEMSIZE[spec.precision.master]
+    copies = quantised_weights(plan)
+    return tuple(
+        Memory(
+            weights=held[rank] * size.weights + biases[rank] + copies[rank],
+            gradients=held[rank] * size.gradients,
+            optimizer=owned[rank] * size.optimizer,
+            activations=0,
+        )
+        for rank in range(plan.mesh.pp)
+    )
+
+
+def _pipeline_ranks(plan: Plan, holders: Collection[int]) -> list[int]:
+    """Those whose data rank 0 is a holder."""
+    return [rank for rank in range(plan.mesh.pp) if plan.mesh.rank(rank, 0) in holders]
+
+
+def quantised_weights(plan: Plan) -> tuple[int, ...]:
+    """Bytes of the eight-bit copies on a device of every pipeline rank, one copy of each weight with its scales."""
+    found: dict[object, dict[str, int]] = {}  # by segment key: bytes of each local name
+    result = []
+    for rank in range(plan.mesh.pp):
+        tensors: dict[str, int] = {}
+        for stage in stages_of(plan.placement, plan.mesh.pp, rank):
+            for use in (step for step in plan.stages[stage].steps if isinstance(step, Use)):
+                key = use.segment.key
+                if key not in found:
+                    joint = interpret(use.segment)
+                    of = {name: joint.tensors[name] for name in operand_weights(joint)}
+                    found[key] = {name: tensor_bytes(each.shape, each.dtype) for name, each in of.items()}
+                tensors |= {dict(use.params)[name]: size for name, size in found[key].items()}
+        result.append(sum(tensors.values()))
+    return tuple(result)
+
+
+def device_of(spec: Spec, plan: Plan, rank: int) -> Device:
+    """The device of a pipeline rank: all its data ranks are on one kind."""
+    left = plan.mesh.rank(rank, 0)
+    for nodes, node in spec.cluster.parts:
+        if left < nodes * node.devices:
+            return node.device
+        left -= nodes * node.devices
+    raise AssertionError("the cluster has a device for every rank")
+
+
+def proven_memories(spec: Spec, plan: Plan, certificates: Iterable[Certificate]) -> tuple[Memory, ...]:
+    """Bytes of a device of every pipeline rank; its activations are those of the fullest of the proven programs."""
+    peaks = [certificate.peak_bytes for certificate in certificates]
+    return tuple(
+        replace(state, activations=max(peak[rank] for peak in peaks))
+        for rank, state in enumerate(rank_states(spec, plan))
+    )

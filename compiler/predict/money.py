@@ -1,0 +1,25 @@
+"""Hours of devices → money and energy. What is not known is None, never 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.predict.values import Energy, Money, Whole
+
+# The most that a device draws, by its name: thermal design power of the SXM modules, data sheets of the maker.
+WATTS = {"a100": 400.0, "h100": 700.0, "h200": 700.0, "h800": 700.0, "b200": 1000.0}
+
+
+def money_of(price: float | None, hours_per_trillion: float, whole: Whole, num_devices: int) -> Money:
+    """`price` in USD an hour of one device."""
+    if price is None:
+        return Money(None, None, None)
+    return Money(price, price * hours_per_trillion, price * num_devices * whole.seconds / 3600)
+
+
+def energy_of(devices: Sequence[tuple[int, str]], hours_per_trillion: float) -> Energy:
+    """Of so many devices of each name, at their design power all the time: hosts, network, cooling come on top."""
+    if any(name not in WATTS for _, name in devices):
+        return Energy(None, None)
+    watts = sum(count * WATTS[name] for count, name in devices) / sum(count for count, _ in devices)
+    return Energy(watts, watts * hours_per_trillion / 1000)

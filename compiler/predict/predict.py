@@ -1,0 +1,235 @@
+"""`predict`: spec → what a step takes, what it costs, and whether it fits. One model for every spec; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compiler.ir import Cut, Plan, Use
+from compiler.layers.costs import Cuts, cut_of
+from compiler.pipeline import balanced_rows, schedule_for, search_of, uses
+from compiler.plan import make_plan
+from compiler.predict.flops import flops_per_token
+from compiler.predict.interval import interval_of, rank_seconds
+from compiler.predict.memory import rank_memories
+from compiler.predict.memory_why import memory_assumptions
+from compiler.predict.money import energy_of, money_of
+from compiler.predict.step import step_of
+from compiler.predict.tail import Tensor, groups_of, tail_of, tensors_of
+from compiler.predict.times import StepTimes, lane_seconds, step_times, twins_of
+from compiler.predict.values import Exchange, Flops, Prediction, RankMemory, StageRow, Step, Whole
+from compiler.rates import Rates
+from compiler.schedules.placement import ranks_of_stage
+from compiler.schedules.schedule import Schedule
+from compiler.schedules.simulate import Timeline, simulate
+from compiler.topology import Fabric
+from compiler.topology.kinds import rank_rates
+from dsl import ramp
+from dsl.counts import parameters
+from dsl.memory import ITEMSIZE
+from dsl.schema import Device, Moe, Spec
+
+ASSUMPTIONS = (
+    "every expert gets as many tokens as every other",
+    "gradients are reduced, and weights gathered, after the last backward, beside nothing",
+    "reading data, checkpoints, validation and failures take no time",
+)
+TRILLION = 10**12
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A plan with its step, before memory and money are looked into."""
+
+    spec: Spec
+    plan: Plan
+    cuts: Mapping[str, Cut]  # by site
+    rates: tuple[Rates, ...]  # of each pipeline rank
+    schedule: Schedule
+    timeline: Timeline  # in milliseconds
+    tensors: Mapping[str, Tensor]
+    shared: float  # by how much all is longer, since ranks share cores
+    step: Step
+
+
+def timed(
+    spec: Spec,
+    own: Schedule | None = None,
+    rates: Rates | None = None,
+    known: dict[Any, Cut] | None = None,
+    plan: Plan | None = None,
+    effort: float | None = None,
+    least: bool = False,
+) -> Timed:
+    """What a step of the largest batch takes. `known`: cuts by key of a segment, which it adds to.
+
+    `plan`: the spec's, if it is there. `effort`: of the search for the schedule `auto`; None: as a build has it.
+    `least`: what it takes at least, whatever order the instructions of its actions are in.
+    """
+    known = {} if known is None else known
+    plan = plan or make_plan(spec, own, known)
+    cuts = cuts_of(plan, known)
+    each = rank_rates(spec) if rates is None else (rates,) * plan.mesh.pp
+    search = search_of(spec, plan)
+    if search is not None and effort is not None:
+        search = replace(search, effort=effort)
+    schedule = schedule_for(spec, plan, ramp.micro_batches(spec)[-1], own, search)
+    times = step_times(plan, cuts, each, schedule, least)
+    timeline = simulate(schedule, times)
+    shared = shared_by(each[0], plan, schedule, times, float(timeline.makespan) / 1000)
+    if shared > 1:
+        times = times.longer(shared)
+        timeline = simulate(schedule, times)
+    tensors, reduce_s = tensors_of(plan), Fabric.of(spec.cluster).reduce_s
+    groups = [groups_of(plan.mesh, tensors.values(), rank) for rank in range(plan.mesh.pp)]
+    tails = [tail_of(spec, plan.mesh, held, reduce_s, r.optimizer_time_s) for held, r in zip(groups, each, strict=True)]
+    step = step_of(schedule, times, timeline, tails, spec.train.batch.end * spec.train.sequence)
+    busiest = max(step.ranks, key=lambda rank: rank.busy_s)
+    exposed_s = busiest.busy_s - times.computed_s(schedule.actions[busiest.pp_rank], busiest.pp_rank)
+    on = each[busiest.pp_rank]
+    classes = rank_seconds(plan, cuts, on, balanced_rows(spec), schedule, busiest.pp_rank)
+    step = replace(step, interval=interval_of(step.seconds, classes, max(0.0, exposed_s), on))
+    return Timed(spec, plan, cuts, each, schedule, timeline, tensors, shared, step)
+
+
+def memories(found: Timed) -> tuple[RankMemory, ...]:
+    """What each pipeline rank of a timed plan holds."""
+    return rank_memories(found.spec, found.plan, found.cuts, found.schedule, found.timeline, found.rates[0])
+
+
+def predict(spec: Spec, own: Schedule | None = None, rates: Rates | None = None) -> Prediction:
+    """What a run takes at its largest batch. `own`: the schedule of the file that the spec names.
+
+    `rates`: what its devices achieve; None: of the spec's own table, or the best there is for each kind of device. The
+    spec has passed its checks; it need not be one that trains yet.
+    """
+    found = timed(spec, own, rates)
+    return predicted(found, memories(found))
+
+
+def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
+    """All that is said of a timed plan; `ranks`: its memories."""
+    spec, plan, cuts, each, step = found.spec, found.plan, found.cuts, found.rates, found.step
+    flops = flops_per_token(spec.model, spec.train.sequence)
+    hours = step.seconds / step.tokens * TRILLION * plan.mesh.world / 3600
+    counts = parameters(spec.model)
+    whole = whole_of(spec, step)
+    p, devices = spec.parallel, devices_of(spec)
+    peak, prices = sum(n * (d.bf16 or 0) for n, d in devices), [d.price for _, d in devices]
+    price = None if None in prices else sum(n * (d.price or 0) for n, d in devices) / plan.mesh.world
+    return Prediction(
+        run=spec.name,
+        model=spec.model.name,
+        cluster=spec.cluster.name,
+        num_devices=plan.mesh.world,
+        device=" and ".join(dict.fromkeys(device.name for _, device in devices)),
+        degrees=(
+            ("pipeline", p.pipeline), ("expert", p.expert), ("data", p.data), ("tensor", p.tensor),
+            ("context", p.context),
+        ),
+        placement=plan.placement,
+        rates=" and ".join(dict.fromkeys(one.table for one in each)),
+        parameters=counts.total,
+        active_parameters=counts.active,
+        flops=flops,
+        step=step,
+        mfu=mfu_of(flops, step, peak) if all(device.bf16 for _, device in devices) else None,
+        device_hours_per_trillion_tokens=hours,
+        money=money_of(price, hours, whole, plan.mesh.world),
+        energy=energy_of([(n, device.name) for n, device in devices], hours),
+        whole=whole,
+        ranks=ranks,
+        stages=stage_rows(plan, cuts, each, found.tensors),
+        exchange=exchange_of(spec),
+        assumptions=(
+            *plan.assumptions, *ASSUMPTIONS, *dict.fromkeys(said for one in each for said in one.assumptions),
+            *said_of(each[0], found.shared), *memory_assumptions(spec, plan, ranks),
+        ),
+    )  # fmt: skip
+
+
+def devices_of(spec: Spec) -> list[tuple[int, Device]]:
+    """How many devices there are of each kind."""
+    return [(nodes * node.devices, node.device) for nodes, node in spec.cluster.parts]
+
+
+def shared_by(rates: Rates, plan: Plan, schedule: Schedule, times: StepTimes, makespan_s: float) -> float:
+    """By how much a step is longer because the ranks of a node share fewer cores; 1 where each has a device."""
+    if rates.cores is None:
+        return 1.0
+    busy = [times.computed_s(steps, rank) for rank, steps in enumerate(schedule.actions)]
+    return rates.shared_s(makespan_s, busy * plan.mesh.dp) / makespan_s
+
+
+def said_of(rates: Rates, shared: float) -> tuple[str, ...]:
+    """What is said of ranks that share cores."""
+    if shared <= 1:
+        return ()
+    return (
+        f"{rates.ranks_of_node} ranks share {rates.cores} cores, so that everything takes {shared:.2f} times as long",
+    )
+
+
+def cuts_of(plan: Plan, known: Cuts | None = None) -> dict[str, Cut]:
+    """The cut of every segment, by site; equal segments are cut once, and those that are `known` not at all."""
+    known = {} if known is None else known
+    return {use.site: cut_of(use.segment, known) for use in uses(plan)}
+
+
+def mfu_of(flops: Flops, step: Step, peak: float) -> Flops:
+    """The share of all devices' BF16 peak, whatever the dtype: the published definition (arXiv 2505.09343, table 4)."""
+    peak_of_step = step.seconds * peak
+    return Flops(flops.causal * step.tokens / peak_of_step, flops.full * step.tokens / peak_of_step)
+
+
+def whole_of(spec: Spec, step: Step) -> Whole:
+    """The whole run. A smaller batch saves what its micro-batches take on the busiest rank, and none of the bubble."""
+    growth = ramp.of(spec)
+    busiest = max(rank.busy_s for rank in step.ranks) / step.num_micro_batches
+    quantum = spec.parallel.data * spec.train.micro_batch
+    seconds = sum(
+        count * (step.seconds - (step.num_micro_batches - batch / quantum) * busiest)
+        for batch, count in growth.phases(spec.train.tokens)
+    )
+    return Whole(spec.train.tokens, growth.steps_for(spec.train.tokens), seconds)
+
+
+def stage_rows(
+    plan: Plan, cuts: Mapping[str, Cut], rates: Sequence[Rates], tensors: Mapping[str, Tensor]
+) -> tuple[StageRow, ...]:
+    """What each stage runs, and who holds it; times are those on its first rank."""
+    rows = []
+    twins = twins_of(plan.stages)
+    lanes: dict[tuple[int, int], tuple[float, float]] = {}
+    for stage in plan.stages:
+        sites = dict.fromkeys(step.site.partition(".")[0] for step in stage.steps if isinstance(step, Use))
+        layers = tuple(int(site[1:]) for site in sites if site[0] == "L")
+        others = tuple(OTHERS[site] for site in sites if site in OTHERS)
+        ranks = ranks_of_stage(plan.placement, plan.mesh.pp, stage.index)
+        twin = twins[stage.index][0], rates.index(rates[ranks[0]])
+        if twin not in lanes:
+            lanes[twin] = lane_seconds(plan, cuts, rates[ranks[0]], twin[0])
+        held = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
+        elements = sum(tensors[tensor].elements for tensor in held if tensor in tensors)
+        rows.append(StageRow(stage.index, ranks, layers, others, *lanes[twin], elements))
+    return tuple(rows)
+
+
+OTHERS: Mapping[str, str] = {"embed": "embedding", "head": "head", "M0": "mtp.0"}
+
+
+def exchange_of(spec: Spec) -> Exchange | None:
+    """What one token costs on the way to the experts of a layer and back."""
+    moe = next((layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe)), None)
+    if moe is None:
+        return None
+    precision, tile = spec.precision, spec.precision.activation_tile
+    scales = 4 / (tile.rows * tile.columns) if tile else 0.0
+    sizes = {
+        role: spec.model.hidden * (ITEMSIZE[dtype] + (scales if dtype == "e4m3" else 0.0))
+        for role, dtype in (("dispatch", precision.dispatch), ("combine", precision.combine))
+    }
+    nodes = -(-spec.parallel.expert // spec.cluster.node.devices)
+    copies = min(moe.top_k, moe.top_groups * -(-nodes // moe.groups), nodes)
+    return Exchange(sizes["dispatch"], sizes["combine"], copies)

@@ -1,0 +1,198 @@
+"""What is `auto` in a spec: of all plans that keep the rules, the one that fits and whose step is predicted shortest.
+
+Every combination of the open degrees, micro-batch and recompute is a candidate. A plan is left out unseen only where a
+bound says that it cannot be the best: no order of the instructions makes its step short enough, or its weights and what
+its forwards save do not fit. The SMs that communicate are tried last, on the plans near the best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compiler.ir import Cut, Plan, Use
+from compiler.pipeline import balanced_rows, schedule_for
+from compiler.plan import make_plan
+from compiler.predict.memory_state import device_of, rank_states
+from compiler.predict.predict import cuts_of, memories, timed
+from compiler.schedules import AUTO, stand_in
+from compiler.schedules.schedule import Schedule
+from dsl import choices, ramp
+from dsl.choices import Choice
+from dsl.schema import Spec
+from runtime.actions import actions_of
+
+SMS, RECOMPUTE = "sm.communication", "recompute"
+NEAR = 1.05  # plans for which other numbers of SMs are tried, as a multiple of the shortest step that fits
+EFFORT = 0.02  # of the search for the schedule `auto` of a plan that may be the best: some tenths of a second
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan that keeps the rules, and how it did."""
+
+    choice: Choice
+    spec: Spec
+    bound_s: float = 0.0  # its step takes at least as long
+    seconds: float | None = None  # of a step; None where the bound was enough
+    missing_bytes: int | None = None  # what its fullest device lacks; 0: it fits; None: it was not looked into
+    rank: int | None = None  # the pipeline rank of that device
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is known to fit."""
+        return self.missing_bytes == 0
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What was found: first what fits, by time; then what does not; then what was left out. `best` fits if any does."""
+
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> Candidate:
+        """The fastest that fits, or what lacks least."""
+        return self.candidates[0]
+
+    def why(self, candidate: Candidate) -> str:
+        """Why a candidate lost."""
+        if candidate is self.best:
+            return "the fastest that fits" if candidate.fits else "lacks least"
+        if candidate.missing_bytes:
+            return f"lacks {candidate.missing_bytes / GIB:.1f} GiB on rank {candidate.rank}"
+        assert self.best.seconds is not None, "what is no slower has been looked into"
+        known = candidate.bound_s if candidate.seconds is None else candidate.seconds
+        slower = f"{known / self.best.seconds - 1:.1%} slower"
+        if slower == "0.0% slower":
+            return "no faster"
+        return slower if candidate.seconds is not None else f"at least {slower}"
+
+
+def search(
+    spec: Spec,
+    opened: Sequence[str],
+    structures: Iterable[tuple[Choice, Spec]],
+    report: Callable[[float], None] = lambda share: None,
+) -> Ranking:
+    """Every plan of `structures` (dsl.load.alternatives), with every value of the other open keys, ranked.
+
+    `spec` has first values of the open keys. `report` is told which share of the structures has been looked into.
+    """
+    seen = _Seen()
+    again = RECOMPUTE in opened
+    waiting = []
+    found = [Candidate(choice, one) for choice, one in structures]
+    for at, candidate in enumerate(found):
+        report(at / len(found) / 2)
+        if not seen.lacks(candidate):  # not even where the most is computed again, its first value
+            least = choices.values(candidate.spec, RECOMPUTE)[-1] if again else None
+            waiting.append(seen.bounded(_with(candidate, RECOMPUTE, least) if again else candidate))
+    waiting.sort(key=lambda each: each.bound_s)
+    for at, candidate in enumerate(waiting):
+        report(0.5 + at / len(waiting) / 2)
+        for recompute in reversed(choices.values(candidate.spec, RECOMPUTE)) if again else (None,):
+            tried = _with(candidate, RECOMPUTE, recompute) if again else candidate
+            if not seen.look_into(tried).missing_bytes:
+                break  # it fits, or is too slow: what computes more again is slower
+    if SMS in opened:
+        near = seen.best * NEAR
+        for candidate in [each for each in seen.candidates if each.fits and (each.seconds or 0) <= near]:
+            for count in choices.values(spec, SMS):
+                if count != candidate.spec.sm.communication:
+                    seen.look_into(seen.bounded(_with(candidate, SMS, count)))
+    return Ranking(tuple(sorted(seen.candidates, key=_order)))
+
+
+class _Seen:
+    """What has been looked into, and the shortest step of what fits."""
+
+    def __init__(self) -> None:
+        self.candidates: list[Candidate] = []
+        self.best = math.inf
+        self.known: dict[Any, Cut] = {}  # cuts of segments, which most plans share
+
+    def look_into(self, candidate: Candidate) -> Candidate:
+        """Its memory and its time, each only as far as it may be the best."""
+        found = self._look(candidate)
+        self.candidates.append(found)
+        if found.fits and found.seconds is not None:
+            self.best = min(self.best, found.seconds)
+        return found
+
+    def lacks(self, candidate: Candidate) -> bool:
+        """Whether it surely does not fit; then it is seen."""
+        missing = self._missing(candidate, make_plan(candidate.spec, None, self.known))
+        self.candidates += [missing] if missing is not None else []
+        return missing is not None
+
+    def bounded(self, candidate: Candidate) -> Candidate:
+        """With what its step takes at least."""
+        found = timed(candidate.spec, known=self.known, effort=EFFORT, least=True)
+        return replace(candidate, bound_s=found.step.seconds)
+
+    def _missing(self, candidate: Candidate, plan: Plan) -> Candidate | None:
+        rank, missing = least_missing(candidate.spec, plan, cuts_of(plan, self.known))
+        return replace(candidate, missing_bytes=missing, rank=rank) if missing > 0 else None
+
+    def _look(self, candidate: Candidate) -> Candidate:
+        if candidate.bound_s >= self.best:
+            return candidate
+        spec = candidate.spec
+        plan = make_plan(spec, None, self.known)
+        lacking = self._missing(candidate, plan)
+        if lacking is not None:
+            return lacking
+        found = timed(spec, known=self.known, plan=plan, effort=EFFORT)
+        if found.step.seconds > self.best * NEAR:
+            return replace(candidate, seconds=found.step.seconds)
+        fullest = max(memories(found), key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
+        missing = max(0, fullest.peak_bytes - fullest.capacity_bytes)
+        return replace(candidate, seconds=found.step.seconds, missing_bytes=missing, rank=fullest.pp_rank)
+
+
+def least_missing(spec: Spec, plan: Plan, cuts: Mapping[str, Cut], own: Schedule | None = None) -> tuple[int, int]:
+    """The pipeline rank whose device surely lacks most, and the bytes; below 0 where it may fit.
+
+    It holds its weights and their kind all the time, and what forwards have saved until they are used: as much as one
+    micro-batch of a stage saves, for as many of them as its schedule has under way. `own`: that of a file.
+    """
+    counts = ramp.micro_batches(spec)[-1]
+    rows = balanced_rows(spec)
+    saved = [
+        sum(buffer.fixed_bytes + rows * buffer.row_bytes for use in stage.steps if isinstance(use, Use)
+            for buffer in cuts[use.site].saved)
+        for stage in plan.stages
+    ]  # fmt: skip
+    schedule = stand_in(plan.placement, plan.mesh.pp, counts) if spec.schedule.name == AUTO else schedule_for(
+        spec, plan, counts, own
+    )  # fmt: skip
+    missing = []
+    for rank, state in enumerate(rank_states(spec, plan)):
+        live = peak = 0
+        for step in schedule.actions[rank]:  # within a pair, one may give back before the other takes
+            live += sum(saved[action.stage] for action in actions_of(step) if action.kind == "F")
+            live -= sum(saved[action.stage] for action in actions_of(step) if action.kind in "BI")
+            peak = max(peak, live)
+        missing.append((state.total + peak - device_of(spec, plan, rank).memory, rank))
+    most, rank = max(missing, key=lambda each: (each[0], -each[1]))
+    return rank, most
+
+
+def _with(candidate: Candidate, path: str, value: Any) -> Candidate:
+    """The same structure with another value of an open key."""
+    spec = candidate.spec
+    changed: dict[str, Any] = {RECOMPUTE: value}
+    if path == SMS:
+        changed = {"sm": spec.sm.model_copy(update={"communication": value})}
+    return Candidate({**candidate.choice, path: value}, spec.model_copy(update=changed), candidate.bound_s)
+
+
+def _order(candidate: Candidate) -> tuple[int, float]:
+    """What fits, then what is slower than the best that fits, each by its time; then what lacks memory."""
+    if candidate.missing_bytes:
+        return 2, candidate.missing_bytes
+    return int(not candidate.fits), candidate.bound_s if candidate.seconds is None else candidate.seconds

@@ -1,0 +1,60 @@
+"""A step: the schedule run at the times of its actions, and what follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from statistics import fmean
+
+from compiler.predict.times import StepTimes
+from compiler.predict.values import RankTime, Step, Tail
+from compiler.schedules.schedule import Schedule
+from compiler.schedules.simulate import Timeline
+from runtime.actions import Pair
+
+# An action alone → its row of arXiv 2505.09343, table 4. A backward for the inputs is a backward there.
+ROWS = {"F": "forward_s", "B": "backward_s", "I": "backward_s", "W": "weight_s"}
+
+
+def rank_times(schedule: Schedule, timeline: Timeline, tail_s: float) -> tuple[RankTime, ...]:
+    """The rows of each pipeline rank. They sum to the step: who has no action and no tail to run waits."""
+    unit = float(timeline.unit) / 1000  # in seconds
+    makespan = int(timeline.makespan / timeline.unit)  # in whole ticks, so that a bubble is no rest of a sum
+    ranks = []
+    for rank, (steps, ticks) in enumerate(zip(schedule.actions, timeline.ticks, strict=True)):
+        rows = dict.fromkeys(("forward_s", "backward_s", "weight_s", "overlapped_s"), 0)
+        for step, (start, end) in zip(steps, ticks, strict=True):
+            rows["overlapped_s" if isinstance(step, Pair) else ROWS[step.kind]] += end - start
+        rows["bubble_s"] = makespan - sum(rows.values())
+        ranks.append(RankTime(rank, **{row: ticks * unit for row, ticks in rows.items()}, optimizer_s=tail_s))
+    return tuple(ranks)
+
+
+def mean_of(ranks: Sequence[RankTime]) -> RankTime:
+    """Each row's mean over the pipeline ranks."""
+    rows = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
+    means = {row: fmean(getattr(rank, row) for rank in ranks) for row in rows}
+    return RankTime(-1, **means)
+
+
+def step_of(schedule: Schedule, times: StepTimes, timeline: Timeline, tails: Sequence[Tail], tokens: int) -> Step:
+    """The step. The ranks begin what follows it together, so the slowest tail is that of all."""
+    tail = max(tails, key=lambda each: each.seconds)
+    ranks = rank_times(schedule, timeline, tail.seconds)
+    return Step(
+        seconds=float(timeline.makespan) / 1000 + tail.seconds,
+        tokens=tokens,
+        schedule=schedule.name,
+        num_micro_batches=schedule.num_micro_batches,
+        mean=mean_of(ranks),
+        ranks=ranks,
+        tail=tail,
+        bound_s=float(least(schedule, times)) / 1000 + tail.seconds,
+    )
+
+
+def least(schedule: Schedule, times: StepTimes) -> Fraction:
+    """No order of these very steps ends sooner: the busiest rank's work, and the longest way of a micro-batch."""
+    return max(
+        sum((times.of(step, rank) for step in steps), Fraction(0)) for rank, steps in enumerate(schedule.actions)
+    )

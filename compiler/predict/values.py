@@ -1,0 +1,197 @@
+"""What a plan is predicted to take: time, memory, money. Frozen; seconds in `_s`, bytes as whole numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RankTime:
+    """The step of one pipeline rank. The parts are its rows in arXiv 2505.09343, table 4; they sum to the step."""
+
+    pp_rank: int
+    forward_s: float  # 1F: forwards that run alone
+    backward_s: float  # 1B: backwards that run alone, whole or for the inputs
+    weight_s: float  # 1W: deferred weight gradients that run alone
+    overlapped_s: float  # 1F1B: pairs
+    bubble_s: float  # it runs nothing
+    optimizer_s: float  # what is behind the last action: gradient reduction, norm, update
+
+    @property
+    def busy_s(self) -> float:
+        """In which it runs actions."""
+        return self.forward_s + self.backward_s + self.weight_s + self.overlapped_s
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.busy_s + self.bubble_s + self.optimizer_s
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Between which two values a time lies, if every rate is off by as much as its class is known to be."""
+
+    low_s: float
+    high_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What follows the last action of a step, and is not overlapped with it."""
+
+    reduction_s: float  # of gradients, to who owns them
+    gather_s: float  # of updated weights, from who owns them; 0 without ZeRO
+    norm_s: float  # of all gradients, to clip them; 0 without clipping
+    update_s: float  # of master weights and moments
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.reduction_s + self.gather_s + self.norm_s + self.update_s
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of the largest batch. `mean` is that of the pipeline ranks, row by row."""
+
+    seconds: float
+    tokens: int
+    schedule: str
+    num_micro_batches: int
+    mean: RankTime  # its pp_rank is -1
+    ranks: tuple[RankTime, ...]
+    tail: Tail  # of the rank whose tail is longest
+    bound_s: float  # no schedule of these actions on this placement takes less, the tail included
+    interval: Interval | None = None  # None where the rates' errors are not asked for
+
+    @property
+    def first(self) -> RankTime:
+        """Pipeline rank 0, which has the embedding and where stages are mirrored the head: what is shown of a step."""
+        return self.ranks[0]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the whole cluster."""
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor or group of tensors that a rank holds at its peak."""
+
+    name: str
+    bytes: int
+    kind: str = ""  # kept, saved, deferred, gradient, buffer, message, inside: compiler/predict/memory_peak.py
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Bytes of one device of a pipeline rank, where the experts' load is even; its parts are those at the peak."""
+
+    pp_rank: int
+    capacity_bytes: int
+    peak_bytes: int
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int  # saved and deferred, and the temporaries of the action
+    buffers: int  # of dispatch and combine, and of pipeline messages
+    peak_action: str  # F3.0, (F3.7|B12.4)
+    timeline: tuple[tuple[float, int], ...] = ()  # (second of the step, bytes), all that is held
+    worst_bytes: int | None = None  # the peak if every routed row of the expert group came to this device
+    worst_action: str | None = None
+    held: tuple[Held, ...] = ()  # the most of it at the peak, largest first
+
+    @property
+    def fits(self) -> bool:
+        """Whether its device has as much."""
+        return self.peak_bytes <= self.capacity_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StageRow:
+    """Which layers a stage runs, and which pipeline ranks hold it."""
+
+    stage: int
+    ranks: tuple[int, ...]
+    layers: tuple[int, ...]  # of the main model
+    others: tuple[str, ...] = ()  # embedding, head, mtp.0
+    compute_s: float = 0.0  # of a micro-batch, forward and backward, on one lane and on the other
+    exchange_s: float = 0.0
+    parameters: int = 0  # on one of its devices
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """Of training on one token, forward and backward, nothing computed twice."""
+
+    causal: float  # attention looks at what came before alone
+    full: float  # as if it looked at the whole sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Bytes that one token costs in one MoE layer, one way."""
+
+    dispatch_bytes: float  # of a copy of the token
+    combine_bytes: float
+    copies: int  # at most, over the links between nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """What is paid for devices; None where the cluster names no price."""
+
+    usd_per_device_hour: float | None
+    usd_per_trillion_tokens: float | None
+    usd: float | None  # of the whole run
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """What the devices draw; None where their power is not known."""
+
+    watts: float | None  # of one device
+    kwh_per_trillion_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The run from its first to its last token, the batch growing as it does."""
+
+    tokens: int
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What `dsc plan` says of a run."""
+
+    run: str
+    model: str
+    cluster: str
+    num_devices: int
+    device: str
+    degrees: tuple[tuple[str, int], ...]  # pipeline, expert, data, tensor, context
+    placement: str
+    rates: str  # which table they are from
+    parameters: int
+    active_parameters: int
+    flops: Flops
+    step: Step
+    mfu: Flops | None  # the share of the BF16 peak, 0 to 1; None where a device has none
+    device_hours_per_trillion_tokens: float
+    money: Money
+    energy: Energy
+    whole: Whole
+    ranks: tuple[RankMemory, ...]
+    stages: tuple[StageRow, ...]
+    exchange: Exchange | None  # None without experts
+    assumptions: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device has the memory."""
+        return all(rank.fits for rank in self.ranks)

@@ -1,0 +1,349 @@
+"""Edits that would make a plan fit: candidates are planned, and only what then fits is said, the fastest first.
+
+A candidate changes one key, or one more where one is not enough: what is computed again, micro-batch, owners of the
+optimizer, schedule, precision, degrees, and the number of nodes. What surely lacks memory is left out by a bound
+(search.least_missing). How many are planned whole is bounded, and nothing is drawn by lot.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, get_args
+
+from compiler.ir import Cut, Plan
+from compiler.pipeline import schedule_for, uses
+from compiler.plan import make_plan
+from compiler.predict.memory import rank_memories
+from compiler.predict.predict import Timed, cuts_of, timed
+from compiler.predict.search import least_missing
+from compiler.predict.values import RankMemory
+from compiler.rates import Rates
+from compiler.rates.own import own_table, with_table
+from compiler.schedules import AUTO, SCHEDULES
+from compiler.schedules.schedule import Schedule
+from compiler.solver import default_cap
+from compiler.topology.kinds import rank_rates
+from dsl import ramp
+from dsl.schema import Spec
+from dsl.schema.run import Recompute
+from dsl.source import Span
+
+MAX_SHOWN = 5
+ENOUGH = 2  # edits that fit: where there are so many of one key, no two keys are tried
+MAX_PLANNED = 7  # edits of one key that are planned whole
+MAX_PAIRS, MOST_PAIRS = 4, 15  # edits of two keys that are tried, and where nothing has been found yet
+MAX_SEARCHES = 3  # edits with which the schedule is searched for: some seconds each
+MARGIN = 0.1  # of a device: what is expected to lack more is not worth planning whole
+# Cheap ones first: norms and activations cost next to nothing, the products of attention and of experts the most.
+OPS = ("rmsnorm", "swiglu", "mla_up", "router", "shared", "dense", "attention", "experts")
+CHEAP, DEAR = OPS[:3], OPS[3:]
+RECOMPUTE, DATA, NODES = "recompute", "parallel.data", "cluster.nodes"
+OF_WORLD = ("parallel.pipeline", NODES)  # what decides how many data ranks there are
+Setting = tuple[str, str]  # key, value: as `-s` takes them
+Legal = Callable[[Iterable[str]], Spec | None]  # what more overrides make of the spec: dsl.load.variants
+assert set(OPS) == set(get_args(Recompute))
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """An edit with which everything fits, and what it costs."""
+
+    settings: tuple[Setting, ...]
+    seconds: float  # of a step
+    change: float  # of the step, as a share of that without the edit
+    free_bytes: int  # on the fullest device
+    num_devices: int
+    more_devices: bool  # than without the edit
+    exact: bool  # whether values are as precise as without the edit
+    ops: frozenset[str]  # that are computed again
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """As the command line takes them."""
+        return tuple(f"{key}={value}" for key, value in self.settings)
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A legal candidate with what it surely lacks, in bytes; below 0 where it may fit."""
+
+    settings: tuple[Setting, ...]
+    spec: Spec
+    plan: Plan
+    cuts: Mapping[str, Cut]
+    least: int
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset(key for key, _ in self.settings)
+
+    @property
+    def others(self) -> frozenset[Setting]:
+        """All but what is computed again."""
+        return frozenset(setting for setting in self.settings if setting[0] != RECOMPUTE)
+
+
+def ways_to_fit(
+    found: Timed,
+    ranks: Sequence[RankMemory],
+    legal: Legal,
+    origins: Mapping[str, Span],
+    opened: Collection[str] = (),
+    own: Schedule | None = None,
+    rates: Rates | None = None,
+) -> tuple[Way, ...]:
+    """Of a plan that does not fit: edits with which it does, the fastest first, then those of less precision, then of
+    more devices.
+
+    `ranks`: its memories. `opened`: keys that are `auto`, of which all degrees and micro-batches
+    were tried, and some of what can be computed again. `own`, `rates`: as of
+    predict. Empty where everything fits, or nothing that was tried helps.
+    """
+    if all(rank.fits for rank in ranks):
+        return ()
+    looking = _Looking(found, ranks, legal, origins, own, rates)
+    for ladder in ladders(found.spec, opened, own is not None):
+        looking.climb(ladder)
+    looking.recompute()
+    looking.plan_likely()
+    if len(looking.found) < ENOUGH:
+        looking.put_together()
+    looking.lighten()
+    order = sorted(
+        (way for _, way in looking.found),
+        key=lambda way: (way.more_devices, not way.exact, way.seconds, len(way.settings)),
+    )
+    return tuple(order[:MAX_SHOWN])
+
+
+def ladders(spec: Spec, opened: Collection[str], of_file: bool = False) -> Iterator[list[Setting]]:
+    """Values of one key, the least change first. `of_file`: the schedule is a file, of one size."""
+    p, precision = spec.parallel, spec.precision
+    if not p.zero:
+        yield [("parallel.zero", "1")]
+    sizes = [spec.train.micro_batch // by for by in (2, 4, 8, 16, 32) if spec.train.micro_batch % by == 0]
+    yield from ([[("train.micro_batch", str(size)) for size in sizes]] if "train.micro_batch" not in opened else [])
+    if precision.name in ("fp32", "fp64"):
+        yield [("precision", "bf16")]
+    elif precision.name != "bf16":
+        yield [("precision.moments", "bf16")] if precision.moments in ("fp32", "fp64") else []
+    if spec.schedule.name == AUTO and p.pipeline > 1:
+        yield [("schedule.cap", str((spec.schedule.cap or default_cap(p.pipeline)) // 2))]
+    if not of_file and p.pipeline > 1:
+        yield from (
+            [("schedule.name", name)] for name in reversed(SCHEDULES) if name not in (spec.schedule.name, "gpipe")
+        )
+    for key, now in (("parallel.expert", p.expert), ("parallel.pipeline", p.pipeline)):
+        if key not in opened and not (of_file and key == "parallel.pipeline"):
+            yield [(key, str(now * by)) for by in (2, 4)]
+            yield [(key, str(now // by)) for by in (2, 4) if now % by == 0]
+    if not spec.cluster.more:
+        yield [(NODES, str(spec.cluster.nodes * by)) for by in (2, 4)]
+
+
+class _Looking:
+    """What has been tried, and what was found to fit."""
+
+    def __init__(
+        self,
+        base: Timed,
+        ranks: Sequence[RankMemory],
+        legal: Legal,
+        origins: Mapping[str, Span],
+        own: Schedule | None,
+        rates: Rates | None,
+    ) -> None:
+        self.base, self.legal, self.own, self.rates = base, legal, own, rates
+        span = origins.get(DATA)
+        self.data_is_written = span is not None and span.text != "auto"
+        self.known: dict[Any, Cut] = {use.segment.key: base.cuts[use.site] for use in uses(base.plan)}
+        self.least = least_missing(base.spec, base.plan, base.cuts, own)[1]
+        self.lacks = max(rank.peak_bytes - rank.capacity_bytes for rank in ranks)
+        self.margin = int(MARGIN * min(rank.capacity_bytes for rank in ranks))
+        self.tried: list[_Tried] = []  # of one key, that lack less than the plan does
+        self.planned: dict[frozenset[Setting], int] = {}  # what those that were planned whole lack
+        self.failed: list[tuple[frozenset[Setting], frozenset[str]]] = []  # of those that lack: others, ops
+        self.searches = 0  # for schedules
+        self.seen: set[frozenset[Setting]] = set()
+        self.found: list[tuple[_Tried, Way]] = []
+
+    def expected(self, tried: _Tried) -> int:
+        """What it lacks, or is expected to: the bound is as kind to it as it is to the plan that does not fit."""
+        known = self.planned.get(frozenset(tried.settings))
+        return tried.least + max(0, self.lacks - self.least) if known is None else known
+
+    def is_likely(self, tried: _Tried) -> bool:
+        """Whether it is worth planning whole."""
+        return tried.least <= 0 and self.expected(tried) <= self.margin
+
+    def is_hopeless(self, tried: _Tried) -> bool:
+        """Whether it lacks memory for sure: by the bound, or as one that computes no less again lacks it."""
+        return tried.least > 0 or any(tried.others == others and _ops(tried) <= ops for others, ops in self.failed)
+
+    # ------------------------------------------------------------ candidates
+
+    def climb(self, ladder: Iterable[Setting]) -> None:
+        """Try values of a key until one seems to be enough, or makes it worse; those that break rules are passed."""
+        for setting in ladder:
+            tried = self.attempt((setting,))
+            if tried is not None and (tried.least >= self.least or self.expected(tried) <= 0):
+                break
+
+    def recompute(self) -> None:
+        """Ops computed again: of the cheap ones as few as may do, then dearer ones besides."""
+        now = self.base.spec.recompute
+        cheap, dear = (
+            tuple(op for op in ops if op not in now and self.legal((f"{RECOMPUTE}={_list((*now, op))}",)) is not None)
+            for ops in (CHEAP, DEAR)
+        )
+        likely = {cheap} if cheap and self._is_recomputed(cheap) else set()
+        for size in range(len(cheap) - 1, 0, -1):  # what lacks memory with all of them lacks it with fewer
+            likely = {
+                part
+                for part in combinations(cheap, size)
+                if all(more in likely for more in combinations(cheap, size + 1) if set(part) < set(more))
+                and self._is_recomputed(part)
+            }
+        for count in range(1, len(dear) + 1):
+            if self._is_recomputed((*cheap, *dear[:count])):
+                break
+
+    def _is_recomputed(self, more: Sequence[str]) -> bool:
+        tried = self.attempt(((RECOMPUTE, _list((*self.base.spec.recompute, *more))),))
+        return tried is not None and self.is_likely(tried)
+
+    def attempt(self, settings: Sequence[Setting]) -> _Tried | None:
+        """A candidate, if it keeps the rules and has not been seen; it is kept where it lacks less than the plan."""
+        if frozenset(settings) in self.seen:
+            return None
+        self.seen.add(frozenset(settings))
+        whole = (*settings, *self._following(settings))
+        spec = self.legal(f"{key}={value}" for key, value in whole)
+        if spec is None or (self.own is not None and not self._is_of_file(spec)):
+            return None
+        table = own_table(self.base.spec)
+        spec = spec if table is None else with_table(spec, table)
+        plan = make_plan(spec, self.own, self.known)
+        cuts = cuts_of(plan, self.known)
+        tried = _Tried(whole, spec, plan, cuts, least_missing(spec, plan, cuts, self.own)[1])
+        if len(settings) == 1 and tried.least < self.least:
+            self.tried.append(tried)
+        return tried
+
+    def _following(self, settings: Sequence[Setting]) -> tuple[Setting, ...]:
+        """Where data ranks are a number in the spec: the number that the edit leaves."""
+        values = {key: int(value) for key, value in settings if key in OF_WORLD}
+        if not values or not self.data_is_written:
+            return ()
+        spec = self.base.spec
+        p, nodes = spec.parallel, values.get(NODES, spec.cluster.nodes)
+        ranks = values.get("parallel.pipeline", p.pipeline) * p.tensor * p.context
+        return ((DATA, str(max(1, nodes * spec.cluster.node.devices // ranks))),)
+
+    def _is_of_file(self, spec: Spec) -> bool:
+        """Whether the schedule's file has this size."""
+        assert self.own is not None
+        same = ramp.micro_batches(spec)[-1] == self.own.num_micro_batches
+        return same and spec.parallel.pipeline == self.own.num_ranks
+
+    # ------------------------------------------------------------ planned whole
+
+    def plan_likely(self) -> None:
+        """Plan what probably fits; what computes more again than one that fits is left out. Else, what may fit."""
+        likely = sorted((tried for tried in self.tried if self.is_likely(tried)), key=lambda each: len(_ops(each)))
+        turns = Counter[frozenset[str]]()
+        order = []  # of each key the first, then the second of each
+        for tried in sorted(likely, key=lambda each: each.keys != {RECOMPUTE}):
+            order.append((turns[tried.keys], tried))
+            turns[tried.keys] += 1
+        for _, tried in sorted(order, key=lambda each: each[0])[:MAX_PLANNED]:
+            if not any(tried.keys == {RECOMPUTE} and _ops(tried) > ops for ops in self._enough()):
+                self.look(tried)
+        if not self.found:
+            rest = [tried for tried in self.tried if frozenset(tried.settings) not in self.planned]
+            for tried in sorted(rest, key=self.expected)[: MAX_PLANNED - len(self.planned)]:
+                self.look(tried)
+
+    def _enough(self) -> list[frozenset[str]]:
+        return [way.ops for _, way in self.found if way.settings[0][0] == RECOMPUTE]
+
+    def look(self, tried: _Tried) -> bool:
+        """Whether it fits; it is then among what was found."""
+        spec = tried.spec
+        if self.is_hopeless(tried) or (spec.schedule.name == AUTO and self.searches >= MAX_SEARCHES):
+            return False
+        self.searches += spec.schedule.name == AUTO
+        rates = self.rates or rank_rates(spec)[0]
+        schedule = schedule_for(spec, tried.plan, ramp.micro_batches(spec)[-1], self.own)
+        ranks = rank_memories(spec, tried.plan, tried.cuts, schedule, None, rates)
+        lacks = max(rank.peak_bytes - rank.capacity_bytes for rank in ranks)
+        self.planned[frozenset(tried.settings)] = lacks
+        if lacks > 0:
+            self.failed.append((tried.others, _ops(tried)))
+            return False
+        seconds = timed(spec, schedule, self.rates, self.known, tried.plan).step.seconds
+        same = spec.precision == self.base.spec.precision
+        change = seconds / self.base.step.seconds - 1
+        free = min(rank.capacity_bytes - rank.peak_bytes for rank in ranks)
+        world, more = spec.cluster.world, spec.cluster.world > self.base.spec.cluster.world
+        way = Way(tried.settings, seconds, change, free, world, more, same, _ops(tried))
+        self.found.append((tried, way))
+        return True
+
+    # ------------------------------------------------------------ several keys
+
+    def put_together(self) -> None:
+        """Edits of two keys, the likeliest first; if none is enough, of as many as it takes."""
+        parts = [tried for tried in self.tried if self.planned.get(frozenset(tried.settings), 1) > 0]
+        pairs = [pair for pair in combinations(parts, 2) if not pair[0].keys & pair[1].keys]
+        pairs.sort(key=lambda pair: sum(self.expected(each) for each in pair))  # what both gain together
+        for count, pair in enumerate(pairs[:MOST_PAIRS]):
+            if self.found and count >= MAX_PAIRS:
+                break
+            both = self.attempt(_merged(pair))
+            if both is not None and self.look(both) and len(self.found) >= ENOUGH:
+                return
+        if not self.found:
+            self._pile(parts)
+
+    def lighten(self) -> None:
+        """Leave out of edits the dear ops that need not be computed again."""
+        for at, (tried, way) in enumerate(self.found):
+            for op in (op for op in DEAR if op in way.ops and op not in self.base.spec.recompute):
+                fewer = tuple((k, _list(_without(v, op)) if k == RECOMPUTE else v) for k, v in way.settings)
+                other = self.attempt(tuple(setting for setting in fewer if setting[0] != DATA))
+                gap = self.planned[frozenset(way.settings)] - tried.least  # of the bound, here and so perhaps there
+                if other is not None and other.least + gap <= 0 and self.look(other):
+                    tried, way = self.found[at] = self.found.pop()
+
+    def _pile(self, parts: Sequence[_Tried]) -> None:
+        """One edit upon another, each time the one that gains most alone, until all fits."""
+        pile: list[_Tried] = []
+        for part in sorted(parts, key=self.expected):
+            if any(part.keys & each.keys for each in pile):
+                continue
+            tried = self.attempt(_merged([*pile, part]))
+            if tried is not None or not pile:
+                pile.append(part)
+            if tried is not None and self.look(tried):
+                return
+
+
+def _merged(several: Iterable[_Tried]) -> tuple[Setting, ...]:
+    """The settings of several edits; how many data ranks there are follows again."""
+    return tuple(setting for tried in several for setting in tried.settings if setting[0] != DATA)
+
+
+def _ops(tried: _Tried) -> frozenset[str]:
+    return frozenset(tried.spec.recompute)
+
+
+def _without(ops: str, op: str) -> list[str]:
+    return [each for each in ops.strip("[]").split(", ") if each != op]
+
+
+def _list(ops: Iterable[str]) -> str:
+    return f"[{', '.join(ops)}]"

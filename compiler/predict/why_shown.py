@@ -1,0 +1,104 @@
+"""Why a plan does not fit and what would mend it, for people and for programs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.predict.memory_why import explain_memory, gib
+from compiler.predict.predict import Timed
+from compiler.predict.values import RankMemory
+from compiler.predict.why import Way
+from dsl.as_json import span_value
+from dsl.diagnostics import visible
+from dsl.source import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A setting of an edit: what is written, and where. `replaces`: the value at the place; else its block is there."""
+
+    key: str
+    value: str
+    span: Span | None
+    replaces: bool
+
+    def __str__(self) -> str:
+        verb, name = "write" if self.replaces else "add", self.key.rpartition(".")[2]
+        return f"{verb} `{name} = {self.value}`" + ("" if self.span is None else f" at {visible(str(self.span))}")
+
+
+@dataclass(frozen=True)
+class Why:
+    """What is said of a plan that does not fit. `lines`: rank, action, bytes, and what they are."""
+
+    lines: tuple[str, ...]
+    ways: tuple[Way, ...]
+    places: tuple[tuple[Place, ...], ...]  # of the settings of each way
+
+
+def why_of(found: Timed, ranks: Sequence[RankMemory], ways: Sequence[Way], origins: Mapping[str, Span]) -> Why:
+    """`origins`: where the spec's values are written."""
+    places = tuple(tuple(place_of(key, value, origins) for key, value in way.settings) for way in ways)
+    return Why(explain_memory(found.spec, found.plan, ranks), tuple(ways), places)
+
+
+def place_of(key: str, value: str, origins: Mapping[str, Span]) -> Place:
+    """Where a key's value stands; if nobody wrote it, the block that it belongs into."""
+    path = key
+    while path not in origins and path:
+        path = path.rpartition(".")[0]
+    return Place(key, value, origins.get(path), path == key)
+
+
+def lines_of(why: Why, width: int) -> Iterator[tuple[str, bool]]:
+    """(line, whether it is an edit), none wider than `width`."""
+    yield from ((line, False) for said in why.lines for line in _wrapped(said, width))
+    if not why.ways:
+        yield from ((line, False) for line in _wrapped("no edit of one key or two that was tried makes it fit", width))
+        return
+    offer = "with any one of these edits it fits, as planned with it; the fastest first:"
+    yield from ((line, False) for line in _wrapped(offer, width))
+    for number, (way, places) in enumerate(zip(why.ways, why.places, strict=True), 1):
+        said = ", ".join(f"{key} = {value}" for key, value in way.settings)
+        yield from (
+            (line, True) for line in textwrap.wrap(said, width, initial_indent=f"{number}. ", subsequent_indent="   ")
+        )
+        yield from ((line, False) for line in _wrapped(f"   {gain(way)}", width))
+        yield from ((line, False) for place in places for line in _wrapped(f"   {place}", width))
+
+
+def gain(way: Way) -> str:
+    """`fits, 3.8 GiB free, step 19.47 s (+1.2%)`, and what else it costs."""
+    also = "" if way.exact else ", values are less precise"
+    return f"fits, {gib(way.free_bytes)} free, step {way.seconds:#.4g} s ({way.change:+.1%}){also}" + (
+        f", {way.num_devices:,} devices" if way.more_devices else ""
+    )
+
+
+def document(why: Why | None) -> list[dict[str, Any]]:
+    """The key `edits` of docs/json.md; none of a plan that fits."""
+    if why is None:
+        return []
+    return [
+        {
+            "settings": [
+                {"key": each.key, "value": each.value, "replaces": each.replaces, **span_value(each.span)}
+                for each in places
+            ],
+            "step_s": way.seconds,
+            "change": way.change,
+            "free_bytes": way.free_bytes,
+            "devices": way.num_devices,
+            "exact": way.exact,
+        }
+        for way, places in zip(why.ways, why.places, strict=True)
+    ]
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line that is too long goes on below, set in."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.wrap(line, width, subsequent_indent=f"{indent}  ", break_on_hyphens=False, drop_whitespace=True)

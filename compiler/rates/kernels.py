@@ -1,0 +1,88 @@
+"""Kernel classes: which op is which, in what its rate is said, and what stands in for a class that has no rows.
+
+A rate depends on the class, the dtype and the shape of a kernel. The shape is
+
+    products            (m, n, k): m rows and n columns, summed over k; dgrad and wgrad in their own extents
+    grouped products    (groups, m, n, k): m, or k of weight gradients, is the mean of the groups
+    attention           (tokens, sequence, heads, width of a key, width of a value)
+    all others          (rows, columns) of the largest tensor that is read or written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+FLOPS = ("gemm", "grouped_gemm", "wgrad", "grouped_wgrad", "attention", "attention_backward")  # rates in FLOP/s
+MEMORY = (
+    *("rope", "norm", "swiglu", "add", "permute", "quantise", "cast", "cross_entropy", "router", "embedding", "copy"),
+)
+LINKS = (  # rates in byte/s; shape (ranks, bytes a rank sends)
+    *("dispatch_node", "combine_node", "dispatch_network", "combine_network"),
+    *("message_node", "message_network", "all_reduce"),
+)
+BYTES = (*MEMORY, *LINKS, "optimizer")
+# Seconds: of a launch, and what a transfer takes however small it is.
+SECONDS = ("launch", "exchange_node", "exchange_network", "latency_node", "latency_network")
+PAIR = "pair"  # of factors alone: of two micro-batches over two lanes, beside what both lanes take
+CLASSES = (*FLOPS, *BYTES, *SECONDS)
+
+# Where a class has no rows, the rows of the next that has.
+INSTEAD = {
+    "wgrad": ("gemm",),
+    "grouped_gemm": ("gemm",),
+    "grouped_wgrad": ("wgrad", "grouped_gemm", "gemm"),
+    "attention_backward": ("attention",),
+    **{kind: ("copy",) for kind in (*MEMORY, "optimizer") if kind != "copy"},
+    "combine_node": ("dispatch_node",),
+    "combine_network": ("dispatch_network",),
+    "message_network": ("message_node",),
+    "message_node": ("message_network",),
+    "all_reduce": ("message_network", "message_node"),
+    "latency_network": ("latency_node",),
+    "latency_node": ("latency_network",),
+    "exchange_network": ("latency_network",),
+    "exchange_node": ("latency_node",),
+}
+
+_OPS = {
+    "add": "add",
+    "cast": "cast",
+    "cat2": "copy",
+    "cross_entropy": "cross_entropy",
+    "embedding": "embedding",
+    "gated_swiglu": "swiglu",
+    "gqa_attention": "attention",
+    "grouped_linear": "grouped_gemm",
+    "head_rmsnorm": "norm",
+    "linear": "gemm",
+    "mla_attention": "attention",
+    "permute": "permute",
+    "permute_placed": "permute",
+    "quantise": "quantise",
+    "quantise_both": "quantise",
+    "requantise": "quantise",
+    "rmsnorm": "norm",
+    "route": "router",
+    "sequence_balance": "router",
+    "split2": "copy",
+    "swiglu": "swiglu",
+    "unpermute": "permute",
+}
+_WGRAD = {"gemm": "wgrad", "grouped_gemm": "grouped_wgrad"}
+_DGRAD = {"attention": "attention_backward"}
+
+
+def class_of(op: str) -> str:
+    """The class of an op of `Cost.ops`; what is not known moves memory."""
+    base = op.removesuffix("_dgrad").removesuffix("_wgrad")
+    kind = _OPS.get(base, "copy")
+    if op.endswith("_wgrad"):
+        return _WGRAD.get(kind, kind)
+    return _DGRAD.get(kind, kind) if op.endswith("_dgrad") else kind
+
+
+def shape_at(shape: Sequence[int | str], rows: int) -> tuple[int, ...]:
+    """A shape with `rows` received rows for "R": spread evenly over the groups where a product has these."""
+    groups = shape[0] if len(shape) == 4 else 1
+    assert isinstance(groups, int)
+    return tuple(max(1, rows // groups) if extent == "R" else int(extent) for extent in shape)

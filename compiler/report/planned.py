@@ -1,0 +1,142 @@
+"""A timed plan → what a page shows of it: the step of every rank, stages, memory over time, and the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.plan.graph import model_graph
+from compiler.predict.predict import Timed
+from compiler.predict.values import Prediction, RankMemory, StageRow, Step
+from compiler.topology.fabric import Fabric
+from compiler.topology.graph import graph_of
+from compiler.topology.links import LEVELS
+from compiler.topology.traffic import traffic
+
+MOST_DRAWN = 64  # devices of a cluster that is drawn, and not told in classes alone
+PURPOSES = ("experts", "gradients", "pipeline")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A segment or exchange of a stage, and the seconds that a micro-batch holds its lane, forward and backward."""
+
+    site: str
+    kind: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StageDrawn:
+    """A stage of the placement; `sends`: bytes of a micro-batch that go to the next stage, of values that it made."""
+
+    row: StageRow
+    parts: tuple[Part, ...]
+    sends: int
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A class of links: what one carries, and what a step moves over all of them, by purpose."""
+
+    name: str
+    links: int  # ends of links, one for each device
+    bandwidth: float  # byte/s of each, achieved
+    latency_s: float
+    moved: tuple[int, ...]  # bytes of each of PURPOSES
+
+    @property
+    def total(self) -> int:
+        return sum(self.moved)
+
+    @property
+    def seconds(self) -> float:
+        """That the links would carry it for if all were busy."""
+        return self.total / self.links / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Network:
+    """The cluster. `nodes`: world ranks of each node, `joints`: a device and its switch, or two switches; if few."""
+
+    num_nodes: int
+    num_devices: int
+    levels: tuple[Level, ...]
+    nodes: tuple[tuple[int, ...], ...] = ()
+    joints: tuple[tuple[str, str], ...] = ()
+    ranks: tuple[int, ...] = ()  # pipeline rank of each world rank
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Of a step of the largest batch, as predicted."""
+
+    step: Step
+    ranks: tuple[RankMemory, ...]
+    stages: tuple[StageDrawn, ...]
+    network: Network
+
+
+def planned_of(found: Timed, prediction: Prediction) -> Planned:
+    """`prediction`: of the timed plan."""
+    return Planned(prediction.step, prediction.ranks, _stages(found, prediction.stages), network_of(found))
+
+
+def _stages(found: Timed, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...]:
+    """Each stage at the rates of the first rank that holds it."""
+    kinds = {row.stage: found.rates.index(found.rates[row.ranks[0]]) for row in rows}
+    graphs = {kind: model_graph(found.plan, found.cuts, found.rates[kind]) for kind in dict.fromkeys(kinds.values())}
+    drawn = []
+    for row in rows:
+        graph = graphs[kinds[row.stage]]
+        mine = [(site, node) for site, node in graph.nodes(data=True) if node["stage"] == row.stage]
+        parts = tuple(Part(site, node["kind"], sum(node[f"{kind}_s"] for kind in "FIW")) for site, node in mine)
+        sends = sum(
+            edge["bytes"] for site, _ in mine for _, _, edge in graph.out_edges(site, data=True) if edge["crosses"]
+        )
+        drawn.append(StageDrawn(row, parts, sends))
+    return tuple(drawn)
+
+
+# ---------------------------------------------------------------- network
+
+
+def network_of(found: Timed) -> Network:
+    """Links by class with a step's traffic, and the cluster as a graph where it is small."""
+    fabric, mesh = Fabric.of(found.spec.cluster), found.plan.mesh
+    levels = _levels(fabric, traffic(fabric, found.plan, found.schedule))
+    if fabric.num_devices > MOST_DRAWN:
+        return Network(fabric.num_nodes, fabric.num_devices, levels)
+    graph = graph_of(fabric)
+    nodes: dict[int, list[int]] = {}
+    for device in range(fabric.num_devices):
+        nodes.setdefault(fabric.place(device)[0], []).append(device)
+    ends = [(_name(a), _name(b)) for a, b in graph.edges if "nvlink" not in (a[0], b[0])]
+    joints = tuple((b, a) if b.startswith("device") else (a, b) for a, b in ends if a != b)
+    ranks = tuple(min(device // mesh.dp, mesh.pp - 1) for device in range(fabric.num_devices))
+    return Network(
+        fabric.num_nodes,
+        fabric.num_devices,
+        levels,
+        tuple(tuple(each) for each in nodes.values()),
+        joints,
+        ranks,
+    )
+
+
+def _levels(fabric: Fabric, moved: Mapping[str, Mapping[str, int]]) -> tuple[Level, ...]:
+    """Those that a step crosses; of unlike nodes the slower links."""
+    links = [nodes.links for nodes in fabric.nodes]
+    found = []
+    for name in LEVELS:
+        each = tuple(moved.get(purpose, {}).get(name, 0) for purpose in PURPOSES)
+        if any(each):
+            bandwidth = min(link.nvlink if name == "nvlink" else link.nic for link in links)
+            found.append(Level(name, fabric.num_devices, bandwidth, max(link.latency_of(name) for link in links), each))
+    return tuple(found)
+
+
+def _name(node: tuple[object, ...]) -> str:
+    """A device with its NIC is one; a switch is `leaf 3.0`: rail and number."""
+    kind, *place = node
+    return f"device {place[0]}" if kind in ("device", "nic") else f"{kind} {'.'.join(map(str, place))}"

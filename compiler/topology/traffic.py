@@ -1,0 +1,82 @@
+"""Bytes a step moves over each level of a cluster's links, for pictures: in closed form, as all data ranks do alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from compiler.holders import Holders
+from compiler.ir import Communication, Plan
+from compiler.schedules.placement import num_stages, rank_of
+from compiler.schedules.schedule import Schedule
+from compiler.topology.fabric import Fabric
+from runtime.actions import Action, actions_of
+
+Traffic = Mapping[str, Mapping[str, int]]  # what for → level → bytes of a step, of all devices together
+
+
+def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
+    """Bytes of `pipeline` messages, of rows to and from `experts`, and of `gradients`, over nvlink, leaf, spine, core.
+
+    A message counts on each level it crosses (Fabric.path). Experts are evenly loaded: a row goes to each member of its
+    group as often, there and back in the dtype they are dispatched in; rows go by themselves, so where a network copies
+    one for several members it carries less. Gradients, of 4 bytes, are summed in nodes and then between them, and
+    gathered the same way.
+    """
+    mesh = plan.mesh
+    pipeline: Counter[str] = Counter()
+    experts: Counter[str] = Counter()
+    sent = [_exchanged(plan, stage) for stage in range(len(plan.stages))]
+    message = next((stage.output.fixed_bytes for stage in plan.stages if stage.output), 0)
+    for rank, row in enumerate(schedule.actions):
+        actions = [action for step in row for action in actions_of(step) if action.kind != "W"]
+        exchanged = sum(sent[action.stage] for action in actions)
+        for level, share in _group_levels(fabric, mesh.rank(rank, 0), mesh.ep).items():
+            experts[level] += round(exchanged * share * mesh.dp)
+        for to, times in Counter(_receiver(schedule, action) for action in actions).items():
+            if to is not None and to != rank:
+                levels = fabric.levels(mesh.rank(rank, 0), mesh.rank(to, 0), mesh.dp)
+                pipeline.update({level: times * count * message for level, count in levels.items()})
+    return {"pipeline": dict(pipeline), "experts": dict(experts), "gradients": dict(_gradients(fabric, plan))}
+
+
+def _receiver(schedule: Schedule, action: Action) -> int | None:
+    """The pipeline rank that the result of an action goes to."""
+    stage = action.stage + (1 if action.kind == "F" else -1)
+    if not 0 <= stage < num_stages(schedule.placement, schedule.num_ranks):
+        return None
+    return rank_of(schedule.placement, schedule.num_ranks, schedule.num_micro_batches, stage, action.micro_batch)
+
+
+def _exchanged(plan: Plan, stage: int) -> int:
+    """Bytes that a device sends to its group in one direction of a micro-batch through a stage."""
+    steps = [step for step in plan.stages[stage].steps if isinstance(step, Communication) and step.kind == "dispatch"]
+    return 2 * sum(step.sizes[0].fixed_bytes for step in steps)
+
+
+def _group_levels(fabric: Fabric, first: int, members: int) -> dict[str, float]:
+    """The mean share of its rows that a member of the expert group from `first` on sends over each level."""
+    found: Counter[str] = Counter()
+    for offset in range(1, members):
+        for level, count in (
+            *fabric.levels(first, first + offset, members - offset).items(),
+            *fabric.levels(first + offset, first, members - offset).items(),
+        ):
+            found[level] += count
+    return {level: count / members**2 for level, count in found.items()}
+
+
+def _gradients(fabric: Fabric, plan: Plan) -> Counter[str]:
+    found: Counter[str] = Counter()
+    elements: Counter[Holders] = Counter()
+    for replica in plan.replicas:
+        if replica.role == "parameter":
+            elements[replica.holders] += replica.num_elements
+    for holders, count in elements.items():
+        if len(holders) < 2:
+            continue
+        spread = fabric.spread(holders)
+        found["nvlink"] += 2 * 4 * count * (spread.most - 1) * spread.nodes
+        if spread.nodes > 1:
+            found[fabric.level_of(holders)] += 2 * 4 * count * (spread.nodes - 1)
+    return found

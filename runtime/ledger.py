@@ -1,0 +1,85 @@
+"""memory/rank_<r>.json: the most bytes that a rank's values took in the first step of a run, and the rows it received.
+
+    {"step": 1, "program": "train_8", "peak": 1048576, "rows": {"L3 0": 212, …}}
+
+Measured, not planned: after every statement of an emitted body, the storages that values, messages and exchanges hold.
+`rows` are those of each layer and micro-batch: a plan replayed with them has this peak, to the byte.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch import Tensor
+
+from runtime.comm.transport import Pending, Route
+from runtime.executor import Executor
+
+
+class Ledger:
+    """Peak live bytes of what an executor does inside `with`. A route counts as the two rows of expert counts that it
+    stands for; `num_experts` of a layer, over all ranks."""
+
+    def __init__(self, executor: Executor, num_experts: int) -> None:
+        self.executor, self.peak, self.rows = executor, 0, dict[str, int]()
+        # of a route, and of the offsets of the groups: experts of this rank times ranks they come from
+        self.route_bytes, self.offsets_bytes = 2 * num_experts * 8, num_experts * 4
+
+    def __enter__(self) -> Ledger:
+        self._trace_before, self._wait_counts = sys.gettrace(), self.executor.exchange.wait_counts
+        self.executor.exchange.wait_counts = self._counted  # type: ignore[method-assign]
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._trace_before)
+        self.executor.exchange.wait_counts = self._wait_counts  # type: ignore[method-assign]
+
+    def write(self, run: Path, rank: int, step: int, program: str) -> None:
+        """Leave it in a run folder."""
+        folder = run / "memory"
+        folder.mkdir(exist_ok=True)
+        found = {"step": step, "program": program, "peak": self.peak, "rows": self.rows}
+        (folder / f"rank_{rank}.json").write_text(json.dumps(found) + "\n", "utf-8")
+
+    def _counted(self, name: str) -> tuple[Route, Tensor]:
+        route, offsets = self._wait_counts(name)
+        action, _, site = name.removeprefix("counts ").partition("@")
+        self.rows[f"{site} {action.partition('.')[2]}"] = sum(route.received)
+        return route, offsets
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        if "/stages/" not in frame.f_code.co_filename:
+            return None
+        self._measure()
+        return self._trace
+
+    def _measure(self) -> None:
+        storages: dict[int, int] = {}
+        extra = 0
+        data = [tensor for tensor in self.executor.data.values() if tensor.nbytes]
+        for thing in self._things():
+            if isinstance(thing, Route):
+                extra += self.route_bytes
+                continue
+            at = thing.data_ptr()
+            loaded = any(at - each.data_ptr() in range(each.nbytes) for each in data)
+            size = thing.nbytes if loaded else thing.untyped_storage().nbytes()
+            storages[at] = max(storages.get(at, 0), size)
+        counting = sum(name.startswith("counts") for name in self.executor.exchange.pending)
+        total = sum(storages.values()) + extra + counting * (self.route_bytes + self.offsets_bytes)
+        self.peak = max(self.peak, total)
+
+    def _things(self) -> Iterator[Any]:
+        for space in self.executor._values.values():
+            yield from vars(space).values()
+        pending: list[Pending] = [*self.executor._posted.values(), *self.executor._sent.values()]
+        for name, exchanges in self.executor.exchange.pending.items():
+            pending += [] if name.startswith("counts") else exchanges
+        yield from (p.result for p in pending)
+        yield from self.executor._kept.values()

@@ -1,0 +1,1 @@
+"""Placement of experts: the algorithm, its file, its command, and what trains with it."""

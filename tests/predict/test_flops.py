@@ -1,0 +1,62 @@
+"""FLOPs and MFU by the published definition: figures come out exactly given the published step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compiler.predict.flops import flops_per_token, product_parameters
+from compiler.predict.predict import mfu_of
+from compiler.predict.values import RankTime, Step, Tail
+from dsl.load import resolve
+from dsl.schema import Model
+
+SPECS = Path(__file__).parents[2] / "specs"
+NOTHING = RankTime(-1, 0, 0, 0, 0, 0, 0)
+
+
+def model(name: str) -> Model:
+    return resolve(SPECS / f"{name}.dsc").spec.model
+
+
+def step(seconds: float, tokens: int) -> Step:
+    return Step(seconds, tokens, "dualpipe", 120, NOTHING, (), Tail(0, 0, 0, 0), 0)
+
+
+def test_v3_flops_are_the_published_ones() -> None:
+    flops = flops_per_token(model("deepseek-v3"), 4096)
+    assert (round(flops.causal / 1e9, 1), round(flops.full / 1e9, 1)) == (249.8, 280.5)
+
+
+def test_v3_mfu_is_the_published_one_given_the_step() -> None:
+    flops = flops_per_token(model("deepseek-v3"), 4096)
+    mfu = mfu_of(flops, step(19.926, 15360 * 4096), 2048 * 989e12)
+    assert (round(mfu.causal * 100, 2), round(mfu.full * 100, 2)) == (38.94, 43.73)
+    of_device = (mfu.causal * 989, mfu.full * 989)
+    assert (round(of_device[0]), int(of_device[1])) == (385, 432)  # TFLOPS, as printed
+
+
+def test_products_leave_out_embedding_gates_norms_and_mtp() -> None:
+    # V2-Lite by hand: D 2048, 16 heads, no query rank, kv rank 512; layer 0 dense, 26 with 6 + 2 experts of 1408.
+    D, H = 2048, 16
+    attention = D * H * 192 + D * (512 + 64) + 512 * H * 256 + H * 128 * D
+    experts, dense = 8 * 3 * D * 1408, 3 * D * 10944
+    assert product_parameters(model("deepseek-v2-lite")) == 102400 * D + 27 * attention + 26 * experts + dense
+    v3 = model("deepseek-v3")
+    assert product_parameters(v3.model_copy(update={"mtp": None})) == product_parameters(v3)
+
+
+def test_attention_grows_with_the_sequence_and_half_of_it_is_causal() -> None:
+    lite = model("deepseek-v2-lite")
+    short, long = (flops_per_token(lite, sequence) for sequence in (2048, 4096))
+    assert long.full - short.full == 2 * (long.causal - short.causal) == 6 * 27 * 16 * (192 + 128) * 2048
+
+
+@pytest.mark.parametrize("factor", [2, 10])
+def test_mfu_falls_as_the_step_grows(factor: int) -> None:
+    flops = flops_per_token(model("quickstart"), 128)
+    fast = mfu_of(flops, step(1.0, 1000), 4e12)
+    slow = mfu_of(flops, replace(step(1.0, 1000), seconds=float(factor)), 4e12)
+    assert fast.full == pytest.approx(slow.full * factor)

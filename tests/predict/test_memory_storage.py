@@ -1,0 +1,165 @@
+"""What segments keep and send under FP8 and other recipes, against lists made by hand from arXiv 2412.19437, §3.3."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler import ir
+from compiler.dtypes import is_packed, tensor_bytes, turned
+from compiler.graph.split import split
+from compiler.graph.storage import PRODUCTS
+from compiler.layers.stages import model_steps
+from compiler.shapes import cut, interpret
+from dsl.load import load
+from dsl.schema import BUILT_IN, Spec
+from tests.specs.shipped import SPECS
+
+T, D, S = 4096, 7168, 8 * 4096  # tokens of a micro-batch, hidden, routed rows
+TILE = 1 + 4 / 128  # bytes of an element with its share of a scale
+
+
+def deepseek(*overrides: str) -> Spec:
+    return load(SPECS / "deepseek-v3.dsc", overrides=overrides)
+
+
+def use_of(spec: Spec, kind: str) -> ir.Use:
+    """The first of a kind."""
+    return next(step for step in model_steps(spec) if isinstance(step, ir.Use) and step.segment.kind == kind)
+
+
+def sizes(buffers: tuple[ir.Buffer, ...]) -> dict[str, float]:
+    """Bytes, or bytes of a received row."""
+    return {b.name: b.fixed_bytes + b.row_bytes for b in buffers if not b.alias}
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "size"),
+    [
+        ((4096, 7168), "float8_e4m3fn[1x128]", 4096 * (7168 + 56 * 4)),
+        ((7168, 2048), "float8_e4m3fn[128x128]", 7168 * 2048 + 56 * 16 * 4),
+        ((4, 4096, 7168), "float8_e4m3fn[128x128]", 4 * (4096 * 7168 + 32 * 56 * 4)),
+        (("R", 7168), "float8_e4m3fn[1x128]", 7392),  # of a row: bytes of a dispatched token
+        (("R", 7168), "float8_e4m3fn[128x1]", 7392),
+        ((130, 130), "float8_e4m3fn[128x128]", 130 * 130 + 4 * 4),  # tiles that are not full have scales too
+        ((3, 5), "bfloat16", 30),
+        (("R", 5), "float32", 20),
+        ((), "float64", 8),
+    ],
+)
+def test_bytes(shape: tuple[int | str, ...], dtype: str, size: int) -> None:
+    assert tensor_bytes(shape, dtype) == size
+
+
+def test_tiles_turn() -> None:
+    assert turned("float8_e4m3fn[1x128]") == "float8_e4m3fn[128x1]"
+    assert turned(turned("float8_e4m3fn[2x64]")) == "float8_e4m3fn[2x64]"
+
+
+# ---------------------------------------------------------------- as published
+
+
+def test_attention_keeps_latents_and_what_it_returns() -> None:
+    """Norms and up-projections are computed again, so their results are not there, in no dtype. What attention returns
+    is read by its own backward: it stays in BF16, and no second copy of it is kept."""
+    made = cut(use_of(deepseek(), "attention").segment)
+    kept = {name: size for name, size in sizes(made.saved).items() if not name.endswith(("rstd", "lse"))}
+    assert kept == {"linear_0": T * 1536 * 2, "linear_2": T * 576 * 2, "mla_attention_0": T * 16384 * 2}
+    assert "mla_attention_0" in made.W.args
+
+
+def test_experts_keep_rows_and_the_input_of_swiglu_in_eight_bits() -> None:
+    of = use_of(deepseek(), "experts")
+    made = cut(of.segment)
+    assert sizes(made.saved) == {"grouped_linear_0_fp8": 4096 * TILE}
+    assert {"rows", "d_y", "grouped_linear_0_fp8"} <= set(made.W.args)  # as they came; SwiGLU is computed again
+    assert sizes(made.deferred) == {"d_grouped_linear_0_columns": 4096 * TILE}
+    assert sizes(made.gradients) == {"d_rows": D * 2, "d_gate": 2}  # combine = bf16
+
+
+def test_rows_travel_in_eight_bits_and_back_in_sixteen() -> None:
+    """Per token and expert rank: 7,392 bytes there, forward and backward, and 14,336 back."""
+    exchanges = [step for step in model_steps(deepseek()) if isinstance(step, ir.Communication)][:2]
+    dispatch, combine = exchanges
+    sent, received = dispatch.sizes[0], dispatch.outputs[0]
+    assert sent.fixed_bytes / S == received.row_bytes == 7392
+    assert dispatch.gradient(sent).fixed_bytes / S == dispatch.gradient(received).row_bytes == 14_336
+    assert combine.sizes[0].row_bytes == combine.outputs[0].fixed_bytes / S == 14_336
+    assert combine.gradient(combine.sizes[0]).row_bytes == combine.gradient(combine.outputs[0]).fixed_bytes / S == 7392
+    router, experts, join = (cut(use_of(deepseek(), kind).segment) for kind in ("router", "experts", "join"))
+    assert {b.name: b.dtype for b in router.outputs}["rows"] == sent.dtype == "float8_e4m3fn[1x128]"
+    assert {b.name: b.dtype for b in experts.outputs}["y"] == "bfloat16"
+    assert {b.name: b.dtype for b in join.gradients}["d_rows"] == "float8_e4m3fn[1x128]"
+
+
+def test_the_gates_gradient_keeps_its_width() -> None:
+    dispatch = next(step for step in model_steps(deepseek()) if isinstance(step, ir.Communication))
+    assert dispatch.gradient(dispatch.sizes[1]).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("kind", ["attention", "dense", "experts", "mtp_input", "shared"])
+@pytest.mark.parametrize("recompute", ["[]", "[rmsnorm, mla_up, swiglu]", "[swiglu]", "[rmsnorm]"])
+def test_every_product_reads_eight_bits(kind: str, recompute: str) -> None:
+    """Activations, gradients and weights; and no function keeps a value both wide and narrow."""
+    joint = interpret(use_of(deepseek(f"recompute={recompute}"), kind).segment)
+    for node in joint.nodes:
+        if node.op.removesuffix("_dgrad").removesuffix("_wgrad") in PRODUCTS:
+            assert all(is_packed(joint.tensors[value].dtype) for value in node.reads[:2]), node
+        if node.op.endswith("_wgrad") and "linear" in node.op:
+            assert [joint.tensors[value].dtype for value in node.reads[:2]] == ["float8_e4m3fn[128x1]"] * 2
+    made = split(joint).cut
+    kept = {b.name for b in (*made.saved, *made.deferred)}
+    assert not any(name.removesuffix("_fp8") in kept for name in kept if name.endswith("_fp8"))
+    assert not any(f"{name}_fp8" in kept for name in made.W.args)
+
+
+@pytest.mark.parametrize("kind", ["router", "head"])
+def test_gate_and_head_stay_wide(kind: str) -> None:
+    joint = interpret(use_of(deepseek(), kind).segment)
+    products = [node for node in joint.nodes if "linear" in node.op]
+    assert products and not any(is_packed(joint.tensors[value].dtype) for node in products for value in node.reads)
+
+
+def test_without_recompute_results_are_kept_quantised() -> None:
+    """The results of norms and SwiGLU in eight bits for weight gradients, what their own backwards read in sixteen."""
+    made = cut(use_of(deepseek("recompute=[]"), "dense").segment)
+    assert {name: size for name, size in sizes(made.saved).items() if "rstd" not in name} == {
+        "rmsnorm_0_fp8": T * D * TILE,
+        "linear_0": T * 2 * 18432 * 2,
+        "swiglu_0_fp8": T * 18432 * TILE,
+    }
+
+
+def test_quantising_takes_time() -> None:
+    """Each op of it has its bytes: read in sixteen bits, written in eight; turned, both in eight."""
+    costs = dict(cut(use_of(deepseek("recompute=[]"), "dense").segment).costs)
+    found = {phase: [(op, work.bytes) for op, work in cost.ops if "quantise" in op] for phase, cost in costs.items()}
+    norm, gate, up = T * D, T * 18432, T * 2 * 18432
+    assert found["F"] == [("quantise", norm * (2 + TILE)), ("quantise", gate * (2 + TILE))]
+    assert found["I"] == [("quantise_both", norm * (2 + 2 * TILE)), ("quantise_both", up * (2 + 2 * TILE))]
+    assert sorted(found["W"]) == sorted([("requantise", norm * 2 * TILE), ("requantise", gate * 2 * TILE)])
+    plain = dict(cut(use_of(deepseek("recompute=[]", "precision=bf16"), "dense").segment).costs)
+    assert [plain[phase].flops for phase in "FIW"] == [costs[phase].flops for phase in "FIW"]
+
+
+# ---------------------------------------------------------------- other recipes
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32", "fp64"])
+def test_built_in_recipes_store_what_they_compute(precision: str) -> None:
+    spec = deepseek(f"precision={precision}")
+    assert precision in BUILT_IN
+    for kind in ("attention", "dense", "router", "shared", "experts", "join", "head", "mtp_input"):
+        segment = use_of(spec, kind).segment
+        assert segment.stored == ()
+        ops = {node.op for node in interpret(segment).nodes}
+        assert not any("quantise" in op for op in ops)
+
+
+def test_dispatch_alone_in_eight_bits() -> None:
+    """BF16 products read what came in eight bits as it is, forward and backward."""
+    spec = deepseek("precision.linear=bf16")
+    made = cut(use_of(spec, "experts").segment)
+    assert sizes(made.saved) == {"grouped_linear_0": 4096 * 2}
+    joint = interpret(use_of(spec, "experts").segment)
+    assert joint.tensors["rows"].dtype == joint.tensors["d_y"].dtype == "float8_e4m3fn[1x128]"
+    assert "quantise" in {node.op for node in interpret(use_of(spec, "router").segment).nodes}

@@ -1,0 +1,110 @@
+"""`dsc plan`: the document has its form, the text is for people, wrong specs are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from compiler.cli import main
+from compiler.picture.values import Screen
+from compiler.predict.json import document
+from compiler.predict.predict import predict
+from compiler.predict.text import count, ranges, seconds, size, span, text
+from dsl.load import resolve
+from tests.cli.forms import parsed
+
+ROOT = Path(__file__).parents[2]
+SPECS = ROOT / "specs"
+QUICK, V3 = str(SPECS / "quickstart.dsc"), str(SPECS / "deepseek-v3.dsc")
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("name", ["quickstart", "deepseek-v3", "llama3-8b", "single-gpu"])
+def test_the_document_has_its_form(name: str, capsys: Captured) -> None:
+    assert main(["plan", str(SPECS / f"{name}.dsc"), "--format", "json"]) == 0
+    found = parsed(capsys.readouterr().out, "plan")
+    step = found["step"]
+    rows = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
+    assert sum(step[row] for row in rows) == pytest.approx(step["seconds"])
+    for rank in found["memory"]["ranks"]:
+        parts = ("weights", "gradients", "optimizer", "activations", "buffers")
+        assert sum(rank[part] for part in parts) == rank["peak_bytes"]
+    assert found["memory"]["fits"] == all(r["peak_bytes"] <= r["capacity_bytes"] for r in found["memory"]["ranks"])
+    assert found["assumptions"]
+
+
+def test_v3_is_planned_though_it_does_not_train_yet(capsys: Captured) -> None:
+    assert main(["plan", V3, "--format", "json"]) == 0
+    found = parsed(capsys.readouterr().out, "plan")
+    assert found["parameters"] == {"total": 671_026_419_200, "active": 37_552_297_472}
+    assert found["cluster"] == {"name": "h800_2048", "devices": 2048, "device": "h800"}
+    assert found["memory"]["fits"]
+    assert found["cost"]["usd_per_device_hour"] == 2
+    assert [layer for stage in found["stages"] for layer in stage["layers"]] == list(range(61))
+    assert found["stages"][0]["ranks"] == found["stages"][15]["ranks"][::-1] == [0, 15]
+
+
+def test_unknown_facts_say_what_to_add(capsys: Captured) -> None:
+    assert main(["plan", QUICK]) == 0
+    shown = capsys.readouterr().out
+    assert "add `price = 2USD/h` to the device" in shown and "add `bf16 = …TFLOPS` to the device" in shown
+    assert main(["plan", QUICK, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["cost"]["usd"] is None and found["mfu"]["full"] is None
+    assert main(["plan", QUICK, "-s", "cluster.node.device.price=0.5USD/h"]) == 0
+    assert "$" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_no_line_is_wider_than_asked_for(width: int, capsys: Captured) -> None:
+    for name in (QUICK, V3):
+        assert main(["plan", name, "--width", str(width)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width
+        assert all(line == line.rstrip() for line in lines)
+
+
+def test_colours_and_ascii_change_nothing_but_the_looks() -> None:
+    prediction = predict(resolve(QUICK).spec)
+    plain = text(prediction, Screen(100))
+    coloured = text(prediction, Screen(100, colours=True))
+    assert "\x1b[" in coloured and re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+    assert text(prediction, Screen(100, ascii=True)).isascii()
+
+
+def test_what_does_not_fit_is_said_with_rank_and_action(capsys: Captured) -> None:
+    assert main(["plan", V3, "-s", "cluster.node.device.memory=60GiB"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("memory "))
+    assert "does not fit" in line and re.search(r"\d GiB too much: .* of 60\.0 GiB on rank \d+ at [(FBIW]", line)
+
+
+def test_a_wrong_spec_is_refused(capsys: Captured) -> None:
+    assert main(["plan", QUICK, "-s", "parallel.pipeline=7"]) == 2
+    assert "error" in capsys.readouterr().err
+    assert main(["plan", str(SPECS / "nowhere.dsc")]) == 2
+    assert main(["plan", QUICK, "-s", "nonsense=1", "--format", "json"]) == 2
+    assert parsed(capsys.readouterr().out, "failure")["diagnostics"]
+
+
+def test_wrong_rates_are_refused(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "rates.json").write_text("{", "utf-8")
+    assert main(["plan", QUICK, "--rates", str(tmp_path / "rates.json")]) == 2
+    assert "rates.json:1" in capsys.readouterr().err
+    assert main(["plan", QUICK, "--rates", "no-such-table"]) == 2
+    assert main(["plan", QUICK, "--rates", "h100"]) == 0
+
+
+def test_a_plan_is_the_same_each_time() -> None:
+    spec = resolve(V3).spec
+    assert document(predict(spec)) == document(predict(spec))
+
+
+def test_numbers_are_short() -> None:
+    assert [seconds(each) for each in (19.926, 0.137, 1.25e-5, 0.0)] == ["19.93 s", "137.0 ms", "12.50 us", "0.000 s"]
+    assert [count(each) for each in (671_026_419_200, 180_000, 512)] == ["671.0B", "180.0K", "512"]
+    assert [span(each) for each in (4.6e6, 7200, 90, 2)] == ["53.2 days", "2.00 hours", "1.50 minutes", "2.000 s"]
+    assert [size(each) for each in (2**36, 3 * 2**20, 100)] == ["64.0 GiB", "3.0 MiB", "100 bytes"]
+    assert ranges((0, 1, 2, 3, 7, 9, 10)) == "0–3, 7, 9, 10"

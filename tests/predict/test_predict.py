@@ -1,0 +1,162 @@
+"""The prediction as a whole: what is conserved, what is symmetric, what grows and what shrinks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from compiler.plan import make_plan
+from compiler.predict.predict import predict
+from compiler.predict.tail import groups_of, tensors_of
+from compiler.predict.values import Prediction
+from dsl.counts import parameters
+from dsl.load import resolve
+from dsl.schema import Spec
+
+ROOT = Path(__file__).parents[2]
+SPECS = sorted(path.stem for path in (ROOT / "specs").glob("*.dsc"))
+ROWS = ("forward_s", "backward_s", "weight_s", "overlapped_s", "bubble_s", "optimizer_s")
+
+
+@cache
+def spec_of(name: str, *overrides: str) -> Spec:
+    return resolve(ROOT / "specs" / f"{name}.dsc", overrides=overrides).spec
+
+
+@cache
+def plan_of(name: str, *overrides: str) -> Prediction:
+    return predict(spec_of(name, *overrides))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_rows_of_every_rank_sum_to_the_step(name: str) -> None:
+    step = plan_of(name).step
+    for rank in (*step.ranks, step.mean):
+        assert sum(getattr(rank, row) for row in ROWS) == pytest.approx(step.seconds, rel=1e-9)
+        assert all(getattr(rank, row) >= 0 for row in ROWS)
+    for row in ROWS:
+        mean = sum(getattr(rank, row) for rank in step.ranks) / len(step.ranks)
+        assert getattr(step.mean, row) == pytest.approx(mean)
+    assert step.interval is not None
+    assert 0 < step.interval.low_s < step.seconds < step.interval.high_s
+    assert step.bound_s <= step.seconds * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_layer_is_on_one_stage_and_every_parameter_has_one_owner(name: str) -> None:
+    prediction, spec = plan_of(name), spec_of(name)
+    layers = [layer for row in prediction.stages for layer in row.layers]
+    assert layers == list(range(spec.model.num_layers))
+    others = [each for row in prediction.stages for each in row.others]
+    assert sorted(others) == sorted(("embedding", "head", *(("mtp.0",) if spec.model.mtp else ())))
+    assert all(len(set(row.ranks)) == len(row.ranks) and row.ranks for row in prediction.stages)
+    plan, counts = make_plan(spec), parameters(spec.model)
+    tensors = tensors_of(plan).values()
+    groups = [group for rank in range(plan.mesh.pp) for group in groups_of(plan.mesh, tensors, rank)]
+    owned = sum(plan.mesh.dp * group.elements / len(group.holders) for group in groups)
+    biases = counts.bias + (spec.model.mtp.depth * _bias(spec) if spec.model.mtp else 0)
+    assert owned == pytest.approx(counts.total + counts.mtp - biases, rel=1e-12)
+
+
+def _bias(spec: Spec) -> int:
+    ffn = spec.model.layers[-1].ffn
+    return getattr(ffn, "experts", 0) if parameters(spec.model).bias else 0
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_groups_are_those_of_the_replica_table(name: str) -> None:
+    plan = make_plan(spec_of(name))
+    sizes = {replica.name: replica.num_elements for replica in plan.replicas}
+    tensors = tensors_of(plan).values()
+    for rank in {0, plan.mesh.pp - 1, plan.mesh.pp // 2}:
+        device = plan.mesh.rank(rank, 0)
+        found = {tuple(g.holders): g.elements for g in groups_of(plan.mesh, tensors, rank)}
+        table: dict[tuple[int, ...], int] = {}
+        for bucket in (bucket for bucket in plan.buckets if device in bucket.holders):
+            holders = tuple(bucket.holders)
+            table[holders] = table.get(holders, 0) + sum(sizes[name] for name in bucket.replicas)
+        assert found == table
+
+
+def test_mirrored_ranks_take_and_hold_the_same() -> None:
+    v3 = plan_of("deepseek-v3")
+    assert v3.placement == "bidirectional" and len(v3.step.ranks) == 16
+    for rank, mirrored in zip(v3.step.ranks[:8], v3.step.ranks[:7:-1], strict=True):
+        for row in ROWS:
+            assert getattr(rank, row) == pytest.approx(getattr(mirrored, row), rel=0.02)
+    for memory, other in zip(v3.ranks[:8], v3.ranks[:7:-1], strict=True):
+        assert (memory.weights, memory.optimizer) == (other.weights, other.optimizer)
+
+
+RATES = {  # a key, and the values it goes through, each faster than the one before
+    "cluster.node.nic": ("25GB/s", "50GB/s", "100GB/s", "400GB/s"),
+    "cluster.node.nvlink": ("100GB/s", "200GB/s", "900GB/s"),
+    "cluster.node.device.hbm": ("2TB/s", "3.35TB/s", "8TB/s"),
+    "cluster.node.device.bf16": ("700TFLOPS", "989TFLOPS", "1500TFLOPS"),
+    "cluster.node.device.fp8": ("989TFLOPS", "1979TFLOPS", "4PFLOPS"),
+}
+MANY = ("cluster.nodes=16384", "train.batch.from=196608", "train.batch.to=983040")
+LAYOUT = "parallel.layout=Et*4|(tttt|)*14tmL"  # stages stay what they are, whatever is fast
+
+
+@pytest.mark.parametrize("key", RATES)
+def test_a_faster_device_or_link_is_never_predicted_slower(key: str) -> None:
+    times = [plan_of("deepseek-v3", f"{key}={value}", LAYOUT).step.seconds for value in RATES[key]]
+    assert times == sorted(times, reverse=True)
+    assert key == "cluster.node.nvlink" or times[0] > times[-1]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb1p"])
+@pytest.mark.parametrize("key", sorted(set(RATES) - {"cluster.node.device.fp8"}))
+def test_faster_is_never_slower_under_other_schedules(key: str, schedule: str) -> None:
+    layers = spec_of("moe-8gpu").model.num_layers
+    half = layers // 2
+    layout = f"parallel.layout=Et*{half}|t*{layers - half}L"
+    plan = ("parallel.pipeline=2", "parallel.expert=4", f"schedule.name={schedule}", layout)
+    times = [plan_of("moe-8gpu", f"{key}={value}", *plan).step.seconds for value in RATES[key]]
+    assert times == sorted(times, reverse=True)
+
+
+def test_what_a_step_takes_is_what_a_trillion_tokens_take() -> None:
+    v3 = plan_of("deepseek-v3")
+    hours = v3.step.seconds * v3.num_devices * 1e12 / v3.step.tokens / 3600
+    assert v3.device_hours_per_trillion_tokens == pytest.approx(hours)
+    assert v3.money.usd_per_trillion_tokens == pytest.approx(2 * hours)
+    assert v3.whole.steps == 243_099 and v3.whole.tokens == 14_800_000_000_000
+    steady = v3.step.seconds * v3.whole.tokens / v3.step.tokens
+    assert steady < v3.whole.seconds < 1.05 * steady  # smaller batches have the same bubble
+
+
+def test_bytes_per_token_are_those_of_the_paper() -> None:
+    exchange = plan_of("deepseek-v3").exchange
+    assert exchange is not None
+    assert (exchange.dispatch_bytes, exchange.combine_bytes, exchange.copies) == (7392, 14336, 4)
+    assert plan_of("llama3-8b").exchange is None
+
+
+def test_what_is_not_known_is_none() -> None:
+    quick = plan_of("quickstart")
+    assert quick.mfu is None and quick.money.usd is None and quick.energy.kwh_per_trillion_tokens is None
+
+
+def test_no_torch_is_imported() -> None:
+    code = (
+        "import sys; from dsl.load import resolve; from compiler.predict.predict import predict;"
+        "predict(resolve('specs/deepseek-v3.dsc').spec); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_more_devices_cost_no_more_work() -> None:
+    """131,072 devices: the plan has as many values as that of 2,048, so it takes as long."""
+    few = plan_of("deepseek-v3")
+    many = plan_of("deepseek-v3", *MANY)
+    assert many.num_devices == 131_072 and dict(many.degrees)["data"] == 8192
+    assert len(many.ranks) == len(few.ranks) and len(many.stages) == len(few.stages)
+    assert many.step.num_micro_batches == few.step.num_micro_batches
+    plans = [make_plan(spec_of("deepseek-v3")), make_plan(spec_of("deepseek-v3", *MANY))]
+    assert len(plans[0].replicas) == len(plans[1].replicas)

@@ -1,0 +1,42 @@
+"""docs/predictions.md is what the program predicts, and the goals are met."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.predictions import FIXED, PAGE, ROOT, page, rows_of
+from compiler.predict.predict import predict
+from compiler.rates import rates_of
+from dsl.load import resolve
+
+TABLES = json.loads(FIXED.read_text("utf-8"))["tables"]
+
+
+@pytest.fixture(scope="module")
+def fixed() -> Any:
+    return json.loads(FIXED.read_text("utf-8"))
+
+
+def test_the_page_is_current(bless: bool) -> None:
+    made = page()
+    if bless:
+        PAGE.write_text(made, "utf-8")
+    assert PAGE.read_text("utf-8") == made, "run: python -m benchmarks.predictions"
+
+
+@pytest.mark.parametrize("table", TABLES, ids=[table["name"] for table in TABLES])
+def test_predictions_are_as_near_as_they_should_be(table: dict[str, Any], fixed: Any) -> None:
+    spec = resolve(ROOT / fixed["run"], overrides=fixed["overrides"]).spec
+    prediction = predict(spec, rates=rates_of(spec, table["name"]))
+    assert [list(row.layers) for row in prediction.stages] == fixed["layers"]
+    rows = rows_of(fixed, prediction)
+    published = fixed["published"]
+    for row, goal in table["within"].items():
+        assert abs(rows[row] / published[row] - 1) <= goal, (row, rows[row], published[row])
+    interval = prediction.step.interval
+    assert interval is not None and interval.low_s <= published["seconds"] <= interval.high_s
+    assert prediction.fits and all(rank.peak_bytes < 80e9 for rank in prediction.ranks)
+    assert sum(value for row, value in rows.items() if row != "seconds") == pytest.approx(rows["seconds"])

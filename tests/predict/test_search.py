@@ -1,0 +1,114 @@
+"""`auto`: what is chosen is the best that there is, by trying every plan one by one."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from compiler.cli import main
+from compiler.pipeline import balanced_rows
+from compiler.plan import make_plan
+from compiler.predict.predict import cuts_of, memories, predict, timed
+from compiler.predict.ranking import document, table
+from compiler.predict.search import Ranking, least_missing, search
+from dsl import choices
+from dsl.load import alternatives, check, load, resolve
+
+SPECS = Path(__file__).resolve().parents[2] / "specs"
+SMALL = ("parallel.pipeline", "parallel.expert", "train.micro_batch", "recompute")
+
+
+def searched(file: str, opened: tuple[str, ...], *given: str) -> Ranking:
+    overrides = (*(f"{path}=auto" for path in opened), *given)
+    resolved = resolve(SPECS / file, overrides=overrides)
+    return search(resolved.spec, resolved.opened, alternatives(SPECS / file, overrides=overrides))
+
+
+def written(path: str, value: object) -> str:
+    return f"{path}=[{', '.join(value)}]" if isinstance(value, tuple) else f"{path}={value}"
+
+
+@pytest.mark.parametrize(
+    ("file", "opened", "given"),
+    [
+        ("quickstart.dsc", SMALL, ()),
+        ("quickstart.dsc", SMALL[:3], ("cluster.node.device.memory=0.09GB", "schedule.name=1f1b")),
+        ("moe-8gpu.dsc", ("parallel.expert", "recompute"), ("train.batch=64", "cluster.node.device.memory=70GiB")),
+    ],
+)
+def test_the_best_by_trying_all(file: str, opened: tuple[str, ...], given: tuple[str, ...]) -> None:
+    spec = load(SPECS / file, overrides=given)
+    fitting = {}
+    for values in product(*(choices.values(spec, path) for path in opened)):
+        overrides = (*(written(*each) for each in zip(opened, values, strict=True)), *given)
+        if not check(SPECS / file, overrides=overrides):
+            prediction = predict(load(SPECS / file, overrides=overrides))
+            if prediction.fits:
+                fitting[values] = prediction.step.seconds
+    assert fitting, "the case has something to choose"
+    ranking = searched(file, opened, *given)
+    best = ranking.best
+    assert best.fits and best.seconds == min(fitting.values())
+    assert fitting[tuple(best.choice[path] for path in opened)] == best.seconds
+    for candidate in ranking.candidates:  # and nothing said of the others is wrong
+        seconds = fitting.get(tuple(candidate.choice[path] for path in opened))
+        assert candidate.seconds is None or seconds in (None, candidate.seconds)
+        assert not candidate.fits or seconds is not None
+        assert seconds is None or not candidate.missing_bytes
+        assert seconds is None or candidate.bound_s <= seconds
+
+
+@pytest.mark.parametrize("file", ["deepseek-v3.dsc", "moe-8gpu.dsc", "qwen3-30b-a3b.dsc", "llama3-8b.dsc"])
+@pytest.mark.parametrize("recompute", ["[]", "[rmsnorm, swiglu]"])
+def test_the_least_that_is_missing_is_no_more_than_what_is(file: str, recompute: str) -> None:
+    spec = load(SPECS / file, overrides=(f"recompute={recompute}",))
+    plan = make_plan(spec)
+    rank, missing = least_missing(spec, plan, cuts_of(plan))
+    held = memories(timed(spec))
+    assert missing <= max(each.peak_bytes - each.capacity_bytes for each in held)
+    assert missing <= held[rank].peak_bytes - held[rank].capacity_bytes
+    assert missing > max(each.weights + each.gradients + each.optimizer - each.capacity_bytes for each in held)
+    assert balanced_rows(spec) >= 0
+
+
+def test_the_degrees_that_deepseek_v3_was_trained_with() -> None:
+    """Of all pipelines and expert degrees on 2,048 devices, the published ones are found (arXiv 2412.19437, §3.1)."""
+    best = searched("deepseek-v3.dsc", ("parallel.pipeline", "parallel.expert")).best
+    assert best.fits and best.choice == {"parallel.pipeline": 16, "parallel.expert": 64}
+
+
+def test_what_is_best_where_nothing_fits() -> None:
+    ranking = searched("deepseek-v3.dsc", ("train.micro_batch",), "cluster.node.device.memory=40GiB", "recompute=[]")
+    assert not ranking.best.fits and ranking.why(ranking.best) == "lacks least"
+
+
+def test_tables_say_why() -> None:
+    ranking = searched("quickstart.dsc", ("parallel.pipeline", "parallel.expert"))
+    heads, first, *others = table(ranking)
+    assert heads[:2] == ("pipeline", "expert") and first[-1] == "the fastest that fits"
+    assert all(row[-1].endswith(("slower", "no faster")) for row in others) and others
+    rows = json.loads(json.dumps(document(ranking)))
+    assert [row["why"] for row in rows[: len(others) + 1]] == [first[-1], *(row[-1] for row in others)]
+
+
+def test_commands_take_what_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A build holds numbers; a plan of the same spec is of the same ones."""
+    spec = str(SPECS / "tiny.dsc")
+    opened = ["-s", "parallel.pipeline=auto", "-s", "parallel.expert=auto", "-s", "schedule.name=1f1b"]
+    assert main(["show", spec, *opened, "parallel"]) == 0
+    shown = capsys.readouterr().out
+    assert main(["compile", spec, *opened, "-o", str(tmp_path / "build")]) == 0
+    resolved = load(tmp_path / "build" / "spec.resolved")
+    assert f"parallel.pipeline = {resolved.parallel.pipeline}\n" in shown
+    assert f"parallel.expert = {resolved.parallel.expert}\n" in shown
+
+
+def test_a_schedule_of_a_file_leaves_no_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (SPECS / "tiny.dsc").read_text("utf-8")
+    before, _, rest = text.partition("schedule {")
+    (tmp_path / "mine.dsc").write_text(f'{before}schedule {{ file = "mine.schedule" }}{rest.partition("}")[2]}', "utf-8")
+    assert main(["plan", str(tmp_path / "mine.dsc"), "-s", "parallel.pipeline=auto"]) == 2
+    assert "a schedule's file is of one size" in capsys.readouterr().err
