@@ -96,7 +96,7 @@ def _json(args: argparse.Namespace, chosen: Chosen, found: Timed, prediction: Pr
     from compiler.predict.json import document
     from compiler.predict.ranking import document as rows_of
 
-    chosen_of = {} if chosen.ranking is None else {"choices": rows_of(chosen.ranking)}
+    chosen_of = {"choices": [] if chosen.ranking is None else rows_of(chosen.ranking)}
     whole = document(prediction, why) | chosen_of
     return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 

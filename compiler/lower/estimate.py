@@ -19,8 +19,6 @@ from compiler.lower.order import jobs_of
 from compiler.rates import Rates
 from compiler.schedules.costs import PAIR_KINDS, Costs
 from compiler.schedules.placement import stages_of
-from compiler.schedules.schedule import Schedule
-from runtime.actions import Pair, actions_of
 
 Times = Mapping[tuple[str, str, str], int]  # (kind, phase, site) of a segment or exchange → nanoseconds on its lane
 KINDS = "FBIW"
@@ -59,12 +57,6 @@ def stage_costs(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, pairs: Collec
         latency=_ms(round(rates.message_time_s(message) * 1e9)) if message else Fraction(0),
         stages=tuple(Fraction(total) / mean(map(Fraction, totals)) for total in totals),
     )
-
-
-def pair_kinds(schedule: Schedule) -> frozenset[str]:
-    """The kinds of pairs in a schedule, each in alphabetical order."""
-    steps = {step for row in schedule.actions for step in row}
-    return frozenset("".join(sorted(a.kind for a in actions_of(step))) for step in steps if isinstance(step, Pair))
 
 
 def _time(*actions: tuple[Chains, str]) -> int:

@@ -16,7 +16,7 @@ from compiler.ir import Cut, Plan, Use
 from compiler.pipeline import balanced_rows, schedule_for
 from compiler.plan import make_plan
 from compiler.predict.memory_state import device_of, rank_states
-from compiler.predict.predict import cuts_of, memories, timed
+from compiler.predict.predict import Timed, cuts_of, memories, timed
 from compiler.schedules import AUTO, stand_in
 from compiler.schedules.schedule import Schedule
 from dsl import choices, ramp
@@ -104,6 +104,8 @@ def search(
             for count in choices.values(spec, SMS):
                 if count != candidate.spec.sm.communication:
                     seen.look_into(seen.bounded(_with(candidate, SMS, count)))
+    if not math.isfinite(seen.best):
+        seen.find_nearest()
     return Ranking(tuple(sorted(seen.candidates, key=_order)))
 
 
@@ -134,6 +136,15 @@ class _Seen:
         found = timed(candidate.spec, known=self.known, effort=EFFORT, least=True)
         return replace(candidate, bound_s=found.step.seconds)
 
+    def find_nearest(self) -> None:
+        """Where nothing fits: what surely lacks least is looked into until it is known to."""
+        while self.candidates:
+            nearest = min(self.candidates, key=_order)
+            if nearest.seconds is not None:
+                return
+            self.candidates.remove(nearest)
+            self.candidates.append(_measured(nearest, timed(nearest.spec, known=self.known, effort=EFFORT)))
+
     def _missing(self, candidate: Candidate, plan: Plan) -> Candidate | None:
         rank, missing = least_missing(candidate.spec, plan, cuts_of(plan, self.known))
         return replace(candidate, missing_bytes=missing, rank=rank) if missing > 0 else None
@@ -149,9 +160,14 @@ class _Seen:
         found = timed(spec, known=self.known, plan=plan, effort=EFFORT)
         if found.step.seconds > self.best * NEAR:
             return replace(candidate, seconds=found.step.seconds)
-        fullest = max(memories(found), key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
-        missing = max(0, fullest.peak_bytes - fullest.capacity_bytes)
-        return replace(candidate, seconds=found.step.seconds, missing_bytes=missing, rank=fullest.pp_rank)
+        return _measured(candidate, found)
+
+
+def _measured(candidate: Candidate, found: Timed) -> Candidate:
+    """With the time of its step and what its fullest device lacks."""
+    fullest = max(memories(found), key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
+    missing = max(0, fullest.peak_bytes - fullest.capacity_bytes)
+    return replace(candidate, seconds=found.step.seconds, missing_bytes=missing, rank=fullest.pp_rank)
 
 
 def least_missing(spec: Spec, plan: Plan, cuts: Mapping[str, Cut], own: Schedule | None = None) -> tuple[int, int]:

@@ -98,9 +98,8 @@ def ways_to_fit(
     """Of a plan that does not fit: edits with which it does, the fastest first, then those of less precision, then of
     more devices.
 
-    `ranks`: its memories. `opened`: keys that are `auto`, of which all degrees and micro-batches
-    were tried, and some of what can be computed again. `own`, `rates`: as of
-    predict. Empty where everything fits, or nothing that was tried helps.
+    `ranks`: its memories. `opened`: keys that are `auto`, of which all degrees and micro-batches were tried, and some
+    of what can be computed again. `own`, `rates`: as of predict. Empty where everything fits, or nothing tried helps.
     """
     if all(rank.fits for rank in ranks):
         return ()

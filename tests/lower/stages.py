@@ -9,8 +9,10 @@ from compiler.lower.chains import Chains, Node
 from compiler.pipeline import uses
 from compiler.plan import make_plan
 from compiler.rates import Rates, rates_of
+from compiler.schedules.schedule import Schedule
 from compiler.shapes import cut
 from dsl.schema import Spec
+from runtime.actions import Pair, actions_of
 from tests.specs.shipped import shipped
 
 Planned = tuple[Plan, dict[str, Cut], Rates]
@@ -20,6 +22,12 @@ def planned_stages(spec: Spec) -> Planned:
     plan = make_plan(spec)
     keyed = {use.segment.key: cut(use.segment) for use in uses(plan)}
     return plan, {use.site: keyed[use.segment.key] for use in uses(plan)}, rates_of(spec)
+
+
+def pair_kinds(schedule: Schedule) -> frozenset[str]:
+    """The kinds of pairs in a schedule, each in alphabetical order."""
+    steps = {step for row in schedule.actions for step in row}
+    return frozenset("".join(sorted(a.kind for a in actions_of(step))) for step in steps if isinstance(step, Pair))
 
 
 @cache

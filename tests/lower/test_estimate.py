@@ -7,12 +7,12 @@ from fractions import Fraction
 import pytest
 
 from compiler.lower.chains import Chains
-from compiler.lower.estimate import pair_kinds, stage_costs
+from compiler.lower.estimate import stage_costs
 from compiler.lower.lanes import best_order, end_of
 from compiler.lower.order import jobs_of
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.simulate import simulate
-from tests.lower.stages import chain, deepseek_v3, small
+from tests.lower.stages import chain, deepseek_v3, pair_kinds, small
 
 # ms of four MoE layers on H800, DeepSeek's public profile: a lone action is its compute and all its communication.
 PUBLISHED = {"F": 97.5, "I": 111.7, "W": 35.1, "B": 146.8}

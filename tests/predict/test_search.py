@@ -16,6 +16,7 @@ from compiler.predict.ranking import document, table
 from compiler.predict.search import Ranking, least_missing, search
 from dsl import choices
 from dsl.load import alternatives, check, load, resolve
+from tests.cli.forms import parsed
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 SMALL = ("parallel.pipeline", "parallel.expert", "train.micro_batch", "recompute")
@@ -83,6 +84,11 @@ def test_the_degrees_that_deepseek_v3_was_trained_with() -> None:
 def test_what_is_best_where_nothing_fits() -> None:
     ranking = searched("deepseek-v3.dsc", ("train.micro_batch",), "cluster.node.device.memory=40GiB", "recompute=[]")
     assert not ranking.best.fits and ranking.why(ranking.best) == "lacks least"
+    lacks = {}
+    for candidate in ranking.candidates:
+        held = predict(candidate.spec).ranks
+        lacks[candidate.choice["train.micro_batch"]] = max(each.peak_bytes - each.capacity_bytes for each in held)
+    assert ranking.best.missing_bytes == min(lacks.values()) and len(lacks) > 1
 
 
 def test_tables_say_why() -> None:
@@ -109,6 +115,16 @@ def test_commands_take_what_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_schedule_of_a_file_leaves_no_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (SPECS / "tiny.dsc").read_text("utf-8")
     before, _, rest = text.partition("schedule {")
-    (tmp_path / "mine.dsc").write_text(f'{before}schedule {{ file = "mine.schedule" }}{rest.partition("}")[2]}', "utf-8")
+    text = f'{before}schedule {{ file = "mine.schedule" }}{rest.partition("}")[2]}'
+    (tmp_path / "mine.dsc").write_text(text, "utf-8")
     assert main(["plan", str(tmp_path / "mine.dsc"), "-s", "parallel.pipeline=auto"]) == 2
     assert "a schedule's file is of one size" in capsys.readouterr().err
+
+
+def test_the_document_has_what_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    opened = ["-s", "parallel.pipeline=auto", "-s", "parallel.expert=auto"]
+    assert main(["plan", str(SPECS / "quickstart.dsc"), *opened, "--format", "json"]) == 0
+    found = parsed(capsys.readouterr().out, "plan")
+    best = found["choices"][0]
+    assert best["fits"] and best["seconds"] == found["step"]["seconds"]
+    assert best["values"]["parallel.pipeline"] == found["parallel"]["pipeline"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from compiler.cli import main
 from compiler.predict.predict import memories, predict, timed
-from compiler.predict.why import MAX_SHOWN, Way, ways_to_fit
+from compiler.predict.why import MAX_SHOWN, Way, ladders, ways_to_fit
 from compiler.predict.why_shown import lines_of, why_of
 from compiler.schedules import SCHEDULES
 from compiler.schedules.own import checked
@@ -77,10 +78,11 @@ def test_what_fits_needs_no_edit() -> None:
 
 
 def test_keys_that_are_auto_are_left_to_the_search() -> None:
-    overrides = [f"{MEMORY}=40GiB"]
-    assert any("parallel.pipeline" in dict(way.settings) for way in ways("qwen3-30b-a3b", overrides))
-    found = ways("qwen3-30b-a3b", overrides, opened=("parallel.pipeline",))
-    assert found and all("parallel.pipeline" not in dict(way.settings) for way in found)
+    spec = resolve(SPECS / "qwen3-30b-a3b.dsc", None, ["train.micro_batch=2"]).spec
+    keys = {"parallel.pipeline", "parallel.expert", "train.micro_batch"}
+    assert keys <= {key for ladder in ladders(spec, ()) for key, _ in ladder}
+    for key in keys:
+        assert key not in {each for ladder in ladders(spec, (key,)) for each, _ in ladder}
 
 
 def test_where_the_search_finds_nothing_an_edit_may(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,12 +90,12 @@ def test_where_the_search_finds_nothing_an_edit_may(capsys: pytest.CaptureFixtur
     spec = str(SPECS / "llama3-8b.dsc")
     given = ["-s", f"{MEMORY}=20GiB", "-s", "recompute=auto", "-s", "parallel.pipeline=auto"]
     assert main(["plan", spec, *given, "--format", "json"]) == 0
-    edits = parsed(capsys.readouterr().out, "plan")["edits"]
+    edits = json.loads(capsys.readouterr().out)["edits"]
     assert edits
     for edit in edits:
         applied = [part for each in edit["settings"] for part in ("-s", f"{each['key']}={each['value']}")]
         assert main(["plan", spec, *given, *applied, "--format", "json"]) == 0
-        after = parsed(capsys.readouterr().out, "plan")
+        after = json.loads(capsys.readouterr().out)
         assert after["memory"]["fits"] and after["step"]["seconds"] <= edit["step_s"] * (1 + 1e-9)
 
 

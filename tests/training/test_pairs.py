@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compiler.lower.estimate import pair_kinds
 from compiler.schedules.costs import PAIR_KINDS
 from compiler.schedules.schedule import Schedule
 from dsl.schema import Schedule as Named
+from tests.lower.stages import pair_kinds
 from tests.training.specs import spec
 from tests.training.test_differential import STEPS, check
 
