@@ -28,8 +28,8 @@ STEP = (
 KINDS = {
     "attention": ("p0", "attention"),
     "experts": ("p1", "experts"),
-    "shared": ("p2", "shared experts, dense"),
-    "dense": ("p2", "shared experts, dense"),
+    "dense": ("p2", "dense"),
+    "shared": ("p2", "shared experts"),
     "dispatch": ("p3", "exchanges"),
     "combine": ("p3", "exchanges"),
 }
@@ -89,8 +89,9 @@ def stage_bars(stages: Sequence[StageDrawn]) -> Bars:
         sent = f"{text.num_bytes(stage.sends)} on" if stage.sends else ""
         held = f"rank{'s' * (len(stage.row.ranks) > 1)} {ranges(stage.row.ranks)}"
         rows.append((f"stage {stage.row.stage}, {held}", sent, cells))
-    kinds = {KINDS.get(part.kind, OTHER) for stage in stages for part in stage.parts}
-    return _bars(rows, tuple(sorted(kinds)), 136.0, 84.0)
+    met = {KINDS.get(part.kind, OTHER) for stage in stages for part in stage.parts}
+    legend = [(css, ", ".join(name for other, name in sorted(met) if other == css)) for css in sorted(dict(met))]
+    return _bars(rows, tuple(legend), 136.0, 84.0)
 
 
 def _bars(
@@ -241,6 +242,7 @@ class PlanView:
     bound_s: str
     stages: Bars
     memory: Curves
+    has_experts: bool
     cluster: Cluster | None
     purposes: tuple[tuple[str, str], ...]  # css, meaning
     levels: tuple[LevelRow, ...]
@@ -260,8 +262,13 @@ def view_of(planned: Planned) -> PlanView:
         bound_s=seconds(step.bound_s),
         stages=stage_bars(planned.stages),
         memory=memory_curves(planned.ranks),
+        has_experts=any(part.kind == "experts" for stage in planned.stages for part in stage.parts),
         cluster=cluster_of(network),
-        purposes=tuple(zip(COLOURS, PURPOSES, strict=True)),
+        purposes=tuple(
+            (css, purpose)
+            for at, (css, purpose) in enumerate(zip(COLOURS, PURPOSES, strict=True))
+            if any(level.moved[at] for level in network.levels)
+        ),
         levels=tuple(level_row(level, most) for level in network.levels),
         network_note=f"{nodes}, {network.num_devices:,} devices.",
     )
