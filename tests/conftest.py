@@ -13,6 +13,7 @@ from hypothesis import settings
 settings.register_profile("search", deadline=None)
 settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.load_profile("fixed")
+os.environ.pop("COLUMNS", None)  # of pytest's workers: what is printed is as wide as in a pipe
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
