@@ -33,7 +33,7 @@ OVER_BF16 = {"bf16": 1.0, "fp32": 0.5, "fp64": 0.068, "any": 1.0}
 
 Extent = Annotated[int, Field(ge=1, le=2**62)]
 Text = Annotated[str, Field(min_length=1, max_length=500)]
-Peak = Annotated[float, Field(gt=0, le=1e21, allow_inf_nan=False)]
+Peak = Annotated[float, Field(ge=1, le=1e21, allow_inf_nan=False)]
 Date = Annotated[str, Field(pattern=r"^[0-9]{4}(-[0-9]{2}){0,2}$")]
 Model = TypeVar("Model", bound=BaseModel)
 Dtype = Literal["e4m3", "bf16", "fp32", "fp64", "any"]
@@ -68,7 +68,7 @@ class Row(Entry):
     kind: Annotated[str, Field(alias="class")]
     dtype: Dtype = "any"
     shape: Annotated[tuple[Extent, ...], Field(max_length=5)] = ()
-    rate: Annotated[float, Field(gt=0, le=1e21, allow_inf_nan=False)] | None = None
+    rate: Annotated[float, Field(ge=1, le=1e21, allow_inf_nan=False)] | None = None
     seconds: Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)] | None = None
     sms: Annotated[int, Field(ge=1, le=4096)] | None = None  # it ran on; None: all
     when: Literal["lone", "paired"] = "lone"  # paired: beside communication, or beside other ranks on a CPU

@@ -8,8 +8,8 @@ from pydantic import Field, PrivateAttr
 
 from dsl.schema.base import FilePath, Node, Syntax, Unit
 
-ByteRate = Annotated[float | None, Field(gt=0, le=1e18), Unit("byte/s")]
-FlopRate = Annotated[float | None, Field(gt=0, le=1e21), Unit("flop/s")]
+ByteRate = Annotated[float | None, Field(ge=1, le=1e18), Unit("byte/s")]
+FlopRate = Annotated[float | None, Field(ge=1, le=1e21), Unit("flop/s")]
 
 
 class Device(Node):

@@ -136,7 +136,7 @@ def test_a_bound_has_its_unit() -> None:
         "memory = -4GB": "`memory = -4GB` is out of bounds: at least 1 byte",
         "memory = 2_000_000TiB": "`memory = 2_000_000TiB` is out of bounds: at most 1048576TiB",
         "memory = 4GB, price = -2USD/h": "`price = -2USD/h` is out of bounds: at least 0USD/h",
-        "memory = 4GB, hbm = 0GB/s": "`hbm = 0GB/s` is out of bounds: more than 0bytes/s",
+        "memory = 4GB, hbm = 0GB/s": "`hbm = 0GB/s` is out of bounds: at least 1bytes/s",
     }.items():
         assert [item.message for item in said(spec("tiny", {"memory = 4GB": wrong}))] == [message]
 

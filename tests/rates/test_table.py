@@ -61,7 +61,7 @@ WRONG = {
     "shape": (text(rows=[ROW | {"class": "gemm", "shape": [1, 2]}]), "the shape of class gemm has 0 or 3 extents"),
     "extent": (text(rows=[ROW | {"shape": [0, 2]}]), "rows[0].shape[0]"),
     "text for a number": (text(rows=[ROW | {"rate": "1e12"}]), "rows[0].rate: input should be a valid number"),
-    "negative": (text(rows=[ROW | {"rate": -1.0}]), "rows[0].rate: input should be greater than 0"),
+    "negative": (text(rows=[ROW | {"rate": -1.0}]), "rows[0].rate: input should be greater than or equal to 1"),
     "unknown key": (text(rows=[ROW | {"rates": 1.0}]), "rows[0].rates: extra inputs are not permitted"),
     "no source": (text(rows=[{k: v for k, v in ROW.items() if k != "source"}]), "rows[0].source: field required"),
     "date": (text(rows=[ROW | {"date": "last May"}]), "rows[0].date"),
