@@ -18,6 +18,7 @@ from compiler.schedules.measure import measure
 from compiler.schedules.placement import BIDIRECTIONAL, num_stages
 from compiler.schedules.schedule import Schedule, ScheduleError
 from compiler.schedules.simulate import peak_activations
+from compiler.textfile import read_text
 
 MAX_MICRO_BATCHES = 65_536
 MOST_COMPARED = 2 * MAX_CELLS
@@ -161,11 +162,7 @@ def _read_costs(text: str) -> Costs:
         raise ValueError(
             f"no such file, and no table of that name: write F=1,I=1,W=1 or {' or '.join(shipped_names())}"
         )
-    with path.open("rb") as file:
-        data = file.read(MAX_TABLE_BYTES + 1)
-    if len(data) > MAX_TABLE_BYTES:
-        raise ValueError(f"a table of costs has at most {MAX_TABLE_BYTES} bytes")
-    return costs_of_json(data.decode("utf-8"))  # UnicodeDecodeError is a ValueError
+    return costs_of_json(read_text(path, MAX_TABLE_BYTES, "it"))  # TextFileError is a ValueError
 
 
 def _names(args: argparse.Namespace) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ a weight gradient `w`, in capitals for direction 1, a pair `%`, and idle time is
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
 
@@ -15,6 +14,7 @@ from rich.style import Style
 from rich.text import Text
 
 from compiler.picture import text
+from compiler.picture.console import console_of, printed
 from compiler.picture.palette import DARK, KINDS, Theme
 from compiler.picture.values import Cell, Panel, Picture, Row, Screen, Table
 
@@ -26,18 +26,11 @@ def terminal(picture: Picture, screen: Screen | None = None) -> str:
     """The text, with escape codes if the screen has colours; no line is wider than the screen, or than 40 columns."""
     screen = screen or Screen()
     width = min(max(screen.width, NARROWEST), WIDEST)
-    console = Console(
-        file=io.StringIO(), width=width, force_terminal=screen.colours, no_color=not screen.colours,
-        color_system="truecolor" if screen.colours else None, highlight=False, legacy_windows=False, _environ={},
-    )  # fmt: skip
+    console = console_of(screen, width)
     for line in _lines(picture, width, screen, DARK):
         line.truncate(width)
         console.print(line, soft_wrap=True, end="\n")
-    found = console.file.getvalue()  # type: ignore[attr-defined]
-    return found.translate(_ASCII) if screen.ascii else found
-
-
-_ASCII = {ord("·"): ".", ord("▀"): "=", ord("–"): "-", ord("│"): "|", ord("×"): "x"}
+    return printed(console, screen)
 
 
 def _lines(picture: Picture, width: int, screen: Screen, theme: Theme) -> list[Text]:

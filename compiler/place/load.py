@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from compiler.place.layout import MAX_REPLICAS, Floats, PlaceError
+from compiler.textfile import TextFileError, read_text
 
 MAX_BYTES = 64 << 20
 MAX_LAYERS = 4096
@@ -57,18 +58,10 @@ def same_length(path: Path, rows: tuple[Floats, ...]) -> int:
 def read_json(path: Path) -> Any:
     """The document of a file; PlaceError where there is none: no file, too large, not strict JSON."""
     try:
-        if not path.is_file():  # nor a pipe, which would be waited for
-            raise PlaceError(f"{path}: there is no such file")
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise PlaceError(f"{path}: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise PlaceError(f"{path} is larger than {MAX_BYTES >> 20} MiB")
-    try:
-        return json.loads(data.decode("utf-8-sig"), parse_constant=_no_number, object_pairs_hook=_object)
-    except UnicodeDecodeError:
-        raise PlaceError(f"{path} is not text in UTF-8") from None
+        text = read_text(path, MAX_BYTES)
+        return json.loads(text, parse_constant=_no_number, object_pairs_hook=_object)
+    except TextFileError as error:
+        raise PlaceError(str(error)) from None
     except json.JSONDecodeError as error:
         raise PlaceError(f"{path}:{error.lineno}:{error.colno}: this is not JSON: {error.msg}") from None
     except RecursionError:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from compiler.picture.console import console_of, printed
 from compiler.picture.palette import DARK
 from compiler.picture.values import Screen
 from compiler.place.report import Links, Row, overall
 from compiler.place.search import GroupRule
 
 NARROWEST, WIDEST, SHOWN = 72, 160, 8
-_ASCII = str.maketrans({"→": ">", "·": ".", "–": "-", "×": "x", "…": "~", "%": "%"})
 RULES = {
     "auto": "each group on one node where that costs at most 1%, and does not lose against the greedy algorithm",
     "keep": "each group on one node",
@@ -29,14 +27,10 @@ def text(rows: Sequence[Row], rule: GroupRule, written: str | None, screen: Scre
     """The text, with escape codes if the screen has colours. `written`: the file that the placement is in."""
     screen = screen or Screen()
     width = min(max(screen.width, NARROWEST), WIDEST)
-    console = Console(
-        file=io.StringIO(), width=width, force_terminal=screen.colours, no_color=not screen.colours,
-        color_system="truecolor" if screen.colours else None, highlight=False, legacy_windows=False, _environ={},
-    )  # fmt: skip
+    console = console_of(screen, width)
     for part in (*_head(rows), _table(rows), *_after(rows, rule, written, width)):
         console.print(part)
-    found = "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"  # type: ignore[attr-defined]
-    return found.translate(_ASCII) if screen.ascii else found
+    return "\n".join(line.rstrip() for line in printed(console, screen).splitlines()) + "\n"
 
 
 def _quiet() -> Style:

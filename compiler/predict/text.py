@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from compiler.picture.console import console_of, printed
 from compiler.picture.palette import DARK
 from compiler.picture.values import Screen
 from compiler.predict.ranking import table
@@ -20,7 +19,6 @@ from compiler.predict.why_shown import Why, lines_of
 NARROWEST, WIDEST = 60, 200
 GIB = 2**30
 BAR, REST = "█", "·"
-_ASCII = str.maketrans({"█": "#", "·": ".", "–": "-", "×": "x", "…": "~", "▌": "|"})
 # The parts of a step, and the tint each has in every picture of a schedule.
 ROWS = (
     ("overlapped_s", "pairs, overlapped", "F1"),
@@ -44,16 +42,12 @@ def text(
     """
     screen = screen or Screen()
     width = min(max(screen.width, NARROWEST), WIDEST)
-    console = Console(
-        file=io.StringIO(), width=width, force_terminal=screen.colours, no_color=not screen.colours,
-        color_system="truecolor" if screen.colours else None, highlight=False, legacy_windows=False, _environ={},
-    )  # fmt: skip
+    console = console_of(screen, width)
     for line in _lines(prediction, ranking, why, width):
         line.truncate(width)
         line.rstrip()
         console.print(line, soft_wrap=True)
-    found: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return found.translate(_ASCII) if screen.ascii else found
+    return printed(console, screen)
 
 
 def _lines(p: Prediction, ranking: Ranking | None, why: Why | None, width: int) -> Iterable[Text]:

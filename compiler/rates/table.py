@@ -22,6 +22,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from compiler import textfile
 from compiler.rates.kernels import CLASSES, FLOPS, INSTEAD, LINKS, PAIR, SECONDS
 
 TABLES = Path(__file__).parent / "tables"
@@ -180,22 +181,10 @@ def read_table(path: Path, shown: str = "") -> Table:
 
 def read_text(path: Path, shown: str = "") -> str:
     """The text of a JSON file that a user names. RateError says why there is none."""
-    shown = shown or str(path)
     try:
-        if not path.is_file():  # nor a pipe, which would be waited for
-            raise RateError(f"there is no file {shown}")
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise RateError(f"{shown}: {error.strerror}") from None
-    except ValueError:  # a NUL in the path
-        raise RateError(f"there is no file {shown!r}") from None
-    if len(data) > MAX_BYTES:
-        raise RateError(f"{shown} is larger than {MAX_BYTES >> 20} MiB")
-    try:
-        return data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError:
-        raise RateError(f"{shown} is not text in UTF-8") from None
+        return textfile.read_text(path, MAX_BYTES, shown)
+    except textfile.TextFileError as error:
+        raise RateError(str(error)) from None
 
 
 def table_of_json(text: str, shown: str) -> Table:

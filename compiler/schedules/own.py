@@ -12,6 +12,7 @@ from compiler.schedules.placement import num_stages
 from compiler.schedules.schedule import Schedule, ScheduleError
 from compiler.schedules.simulate import simulate
 from compiler.schedules.torch_csv import from_torch_csv
+from compiler.textfile import TextFileError, read_text
 from dsl import ramp
 from dsl.diagnostics import Diagnostic, SpecError
 from dsl.pipeline_layout import expanded
@@ -28,20 +29,12 @@ MAX_BYTES = 32 << 20
 def read_schedule(path: Path) -> Schedule:
     """The schedule of a file: in the notation, as JSON, or torch's CSV. ScheduleError says why it is none that runs."""
     try:
-        if not path.is_file():  # nor a pipe, which would be waited for
-            raise ScheduleError(f"there is no file {path}")
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ScheduleError(f"{path}: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise ScheduleError(f"{path} is larger than {MAX_BYTES >> 20} MiB")
+        text = read_text(path, MAX_BYTES).replace("\r\n", "\n")
+    except TextFileError as error:
+        raise ScheduleError(str(error)) from None
     try:
-        text = data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
         schedule = _parsed(text, path.stem)
         _check(schedule)
-    except UnicodeDecodeError:
-        raise ScheduleError(f"{path} is not text in UTF-8") from None
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error}") from None
     return schedule

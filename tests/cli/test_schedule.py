@@ -292,9 +292,9 @@ def test_mistakes_say_what_to_change(words: tuple[str, ...], message: str, capsy
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\xff\xfe", "can't decode"),
+        (b"\xff\xfe", "it is not text in UTF-8"),
         (b'{"F": 1, "I": 1, "W": 1, "stages": [1, 2]}', "weights of 2 stages, the schedule has 8"),
-        (b" " * ((1 << 20) + 1), "at most"),
+        (b" " * ((1 << 20) + 1), "it is larger than 1 MiB"),
     ],
 )
 def test_bad_tables_say_what_is_wrong(data: bytes, message: str, capsys: Captured, tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_wrong_command_lines(tmp_path: Path, capsys: Shown, flags: tuple[object,
 def test_wrong_loads(tmp_path: Path, capsys: Shown) -> None:
     path = load_file(tmp_path, [1] * 8, [1] * 7)
     assert "row 1 has 7 experts, row 0 has 8" in refused(capsys, path, "--devices", 2)
-    assert "there is no such file" in refused(capsys, tmp_path / "none.json", "--devices", 2)
+    assert "there is no file" in refused(capsys, tmp_path / "none.json", "--devices", 2)
     assert "has not reached a checkpoint" in refused(capsys, tmp_path.parent / tmp_path.name / "..", "--devices", 2)
     assert "which load?" in refused(capsys)
     assert "leave one of them out" in refused(capsys, path, QUICKSTART, "--load", path)

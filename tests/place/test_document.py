@@ -94,7 +94,7 @@ def test_a_load_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "l.json").write_bytes(b'{"load": "\xff"}')
     with pytest.raises(PlaceError, match="is not text in UTF-8"):
         read_load(tmp_path / "l.json")
-    with pytest.raises(PlaceError, match="there is no such file"):
+    with pytest.raises(PlaceError, match="is no regular file"):
         read_load(tmp_path)
 
 

@@ -139,4 +139,4 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, edit: Callable[[Any
 def test_what_commands_say_of_it(place: Place) -> None:
     for command in ("check", "compile"):
         said = place.dsc(command, "tiny.dsc", "-s", 'parallel.placement="gone.json"', code=2).stderr
-        assert "error[P0101]: gone.json: there is no such file" in said and "--> -s:1:20" in said
+        assert "error[P0101]: there is no file gone.json" in said and "--> -s:1:20" in said

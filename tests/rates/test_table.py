@@ -96,7 +96,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         file.truncate(MAX_BYTES + 1)
     for name, said in {
         "none.json": "there is no file",
-        "": "there is no file",
+        "": "is no regular file",
         "a\0b": "there is no file",
         "binary.json": "is not text in UTF-8",
         "large.json": "is larger than 8 MiB",
