@@ -66,7 +66,7 @@ def test_what_cannot_run_is_refused(text: str, message: str, tmp_path: Path) -> 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ScheduleError, match="there is no file .*none"):
+    with pytest.raises(ScheduleError, match=r"there is no file .*none"):
         read_schedule(tmp_path / "none")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         with pytest.raises(ScheduleError, match=f"{path} is no regular file"):
