@@ -1,6 +1,6 @@
 """Predicted beside measured: the step of CPU runs, after `dsc calibrate` on the machine they run on.
 
-    python -m benchmarks.calibrate [SPEC …] [--steps 24] [--out benchmarks/results/calibrate.txt]
+    python -m benchmarks.calibrate [SPEC …] [--out benchmarks/results/calibrate.txt]
 
 For each spec: `dsc calibrate SPEC -o rates.json`, the prediction by that table, then two runs of different lengths. By
 the clock, the median and the least step are told (after warm-up; the least is nearest to an idle machine where others
@@ -29,6 +29,7 @@ from dsl.load import load
 ROOT = Path(__file__).parent.parent
 SPECS = ("specs/tiny.dsc", "specs/laptop-gqa.dsc", "specs/quickstart.dsc")
 WARM_UP, SHORT = 3, 4  # steps: left out, and of the short run
+LONG_S, LEAST_STEPS, MOST_STEPS = 12, 24, 500  # of the long run
 GOAL = 0.15
 
 
@@ -48,13 +49,12 @@ class Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("specs", nargs="*", default=SPECS, help=f"default: {' '.join(SPECS)}")
-    parser.add_argument("--steps", type=int, default=24, help="of the long run")
     parser.add_argument("--out", type=Path, help="write the table to a file, too")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = []
         for spec in args.specs:
-            rows.append(compared(Path(spec), args.steps, Path(folder)))
+            rows.append(compared(Path(spec), Path(folder)))
             print(rows[-1], file=sys.stderr)
     text = table(rows)
     print(text, end="")
@@ -64,13 +64,15 @@ def main() -> int:
     return 0
 
 
-def compared(file: Path, steps: int, folder: Path) -> Row:
+def compared(file: Path, folder: Path) -> Row:
     """One spec, calibrated, predicted and run."""
     rates_file, build = folder / f"{file.stem}.json", folder / file.stem
     _run("compiler.cli", "calibrate", str(file), "-o", str(rates_file))
     spec = load(file)
     rates = rates_of(spec, read_table(rates_file))
+    predicted_s = predict(spec, rates=rates).step.seconds
     alone = predict(spec, rates=replace(rates, cores=None)).step  # as if each rank had a core: what they compute
+    steps = min(MOST_STEPS, max(LEAST_STEPS, round(LONG_S / predicted_s)))
     _run("compiler.cli", "compile", str(file), "-o", str(build))
     used = {}
     for count in (1, SHORT, steps):  # the first prepares the data
@@ -83,7 +85,7 @@ def compared(file: Path, steps: int, folder: Path) -> Row:
     return Row(
         name=file.stem,
         ranks=spec.cluster.world,
-        predicted=predict(spec, rates=rates).step.seconds,
+        predicted=predicted_s,
         median=statistics.median(times),
         least=min(times),
         processor_predicted=sum(rank.busy_s + rank.optimizer_s for rank in alone.ranks) * spec.parallel.data,

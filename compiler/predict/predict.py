@@ -18,7 +18,7 @@ from compiler.predict.money import energy_of, money_of
 from compiler.predict.step import step_of
 from compiler.predict.tail import Tensor, groups_of, tail_of, tensors_of
 from compiler.predict.times import StepTimes, lane_seconds, step_times, twins_of
-from compiler.predict.values import Exchange, Flops, Prediction, RankMemory, StageRow, Step, Whole
+from compiler.predict.values import Exchange, Flops, Prediction, RankMemory, StageRow, Step, Tail, Whole
 from compiler.rates import Rates
 from compiler.schedules.placement import ranks_of_stage
 from compiler.schedules.schedule import Schedule
@@ -77,13 +77,13 @@ def timed(
     schedule = schedule_for(spec, plan, ramp.micro_batches(spec)[-1], own, search)
     times = step_times(plan, cuts, each, schedule, least)
     timeline = simulate(schedule, times)
-    shared = shared_by(each[0], plan, schedule, times, float(timeline.makespan) / 1000)
-    if shared > 1:
-        times = times.longer(shared)
-        timeline = simulate(schedule, times)
     tensors, reduce_s = tensors_of(plan), Fabric.of(spec.cluster).reduce_s
     groups = [groups_of(plan.mesh, tensors.values(), rank) for rank in range(plan.mesh.pp)]
     tails = [tail_of(spec, plan.mesh, held, reduce_s, r.optimizer_time_s) for held, r in zip(groups, each, strict=True)]
+    shared = shared_by(each[0], plan, schedule, times, timeline, tails)
+    if shared > 1:
+        times, tails = times.longer(shared), [tail.longer(shared) for tail in tails]
+        timeline = simulate(schedule, times)
     step = step_of(schedule, times, timeline, tails, spec.train.batch.end * spec.train.sequence)
     busiest = max(step.ranks, key=lambda rank: rank.busy_s)
     exposed_s = busiest.busy_s - times.computed_s(schedule.actions[busiest.pp_rank], busiest.pp_rank)
@@ -154,12 +154,21 @@ def devices_of(spec: Spec) -> list[tuple[int, Device]]:
     return [(nodes * node.devices, node.device) for nodes, node in spec.cluster.parts]
 
 
-def shared_by(rates: Rates, plan: Plan, schedule: Schedule, times: StepTimes, makespan_s: float) -> float:
-    """By how much a step is longer because the ranks of a node share fewer cores; 1 where each has a device."""
+def shared_by(
+    rates: Rates, plan: Plan, schedule: Schedule, times: StepTimes, timeline: Timeline, tails: Sequence[Tail]
+) -> float:
+    """By how much a step is longer because the ranks of a node share fewer cores; 1 where each has a device.
+
+    Cores copy what is sent, too, so a rank holds one whenever it does not wait.
+    """
     if rates.cores is None:
         return 1.0
-    busy = [times.computed_s(steps, rank) for rank, steps in enumerate(schedule.actions)]
-    return rates.shared_s(makespan_s, busy * plan.mesh.dp) / makespan_s
+    busy = [
+        float(sum(times.of(step, rank) for step in steps)) / 1000 + tails[rank].seconds
+        for rank, steps in enumerate(schedule.actions)
+    ]
+    alone_s = float(timeline.makespan) / 1000 + max(tail.seconds for tail in tails)
+    return rates.shared_s(alone_s, busy * plan.mesh.dp) / alone_s
 
 
 def said_of(rates: Rates, shared: float) -> tuple[str, ...]:

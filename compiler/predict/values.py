@@ -50,6 +50,10 @@ class Tail:
         """All of it."""
         return self.reduction_s + self.gather_s + self.norm_s + self.update_s
 
+    def longer(self, factor: float) -> Tail:
+        """All of it by a factor."""
+        return Tail(*(factor * part for part in (self.reduction_s, self.gather_s, self.norm_s, self.update_s)))
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
