@@ -7,7 +7,7 @@ FOR_TESTS := $(VENV)/.installed-for-tests
 EXTENSION := compiler/editor/vscode
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test soak census lint docs extension bless clean
+.PHONY: train test bench soak census lint docs extension bless clean
 
 train: $(INSTALLED)
 	$(BIN)/dsc compile specs/quickstart.dsc
@@ -27,6 +27,10 @@ soak: $(FOR_TESTS)
 # What the proof says of 5,400 broken programs, some 10 minutes on one core.
 census: $(FOR_TESTS)
 	$(BIN)/python -m tests.proof.census --count 5400
+
+# Our training beside transformers and torch's pipelining, and docs/performance.md; some 15 minutes, on an idle machine.
+bench: $(FOR_TESTS)
+	$(BIN)/python -m benchmarks.speed
 
 lint: $(FOR_TESTS)
 	$(BIN)/ruff format --check --quiet .

@@ -7,26 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from compiler.emit.certificate import certificate_json
+from compiler.emit.certificate import certificate_json, digest
 from compiler.emit.files import manifest, plan_json, plan_text, program_json, train_py
 from compiler.emit.folder import write_build
 from compiler.emit.origin import with_origin
 from compiler.emit.stages import emit_rank
 from compiler.emit.summary import does_not_fit, summary
-from compiler.graph import emit
+from compiler.graph import cache, emit
 from compiler.ir import Body, Plan, Program, SegmentCode
-from compiler.lower.estimate import overlaps_of, times_of
+from compiler.lower.estimate import overlaps_of, rank_times
 from compiler.pipeline import lower_spec, uses
-from compiler.place.own import OwnPlacement
-from compiler.rates import rates_of
 from compiler.rates.own import own_table
 from compiler.report.build import report_of
 from compiler.report.page import report_html
 from compiler.schedules.own import PLACED, RATED, standing_alone
 from compiler.schedules.schedule import Schedule
+from compiler.topology.kinds import rank_rates
 from dsl.format import canonical
 from dsl.schema import Spec
+
+if TYPE_CHECKING:
+    from compiler.place.own import OwnPlacement  # with numpy
 
 __all__ = ["Build", "Files", "compile_spec", "num_sms", "write_build"]
 
@@ -40,6 +44,7 @@ class Build:
     files: Files
     summary: str  # in a few lines
     warning: str  # where the plan does not fit the spec's devices
+    entries: Files = ()  # of its segments, for a cache (compiler/graph/cache.py)
 
 
 def compile_spec(
@@ -48,6 +53,7 @@ def compile_spec(
     codes: dict[object, SegmentCode] | None = None,
     own: Schedule | None = None,
     placement: OwnPlacement | None = None,
+    cached: Path | None = None,
 ) -> Build:
     """Everything that `dsc compile` writes. Raises ProofError before anything is emitted.
 
@@ -55,14 +61,16 @@ def compile_spec(
     `placement`: of experts, from the file that it names; the build has it as placement.json. A rate table that it names
     is in its value already (compiler/rates/own.py); the build has it as rates.json.
 
-    `codes`: segments traced before, by key and number of SMs; what is traced here is added.
+    `codes`: segments traced before, by key and number of SMs; what is traced here is added. `cached`: a folder of
+    entries, there or not, to look into for others; the build then has those of its segments, for the caller to keep.
     """
     assert (placement is not None) == (spec.parallel.placement is not None), "the placement that a spec names is read"
     progress("plan, schedules, proofs")
-    lowered = lower_spec(spec, own, progress, placement.owners if placement else None)
+    lowered = lower_spec(spec, own, progress, placement)
     plan, resolved = lowered.plan, canonical(standing_alone(spec))
-    overlaps = overlaps_of(lowered.programs, times_of(plan, lowered.cuts, rates_of(spec)))
-    segments = _trace(spec, plan, progress, {} if codes is None else codes)
+    overlaps = overlaps_of(lowered.programs, rank_times(plan, lowered.cuts, rank_rates(spec)))
+    keys = _keys(spec, plan) if cached else {}
+    segments = _trace(spec, plan, progress, {} if codes is None else codes, cached, keys)
     first = {use.segment.key: use for use in reversed(uses(plan))}  # in model order the first use of each segment
     modules = {use.site: segments[use.segment.key].name for use in uses(plan)}
     files = {
@@ -82,20 +90,42 @@ def compile_spec(
         files |= {f"kernels/{name}.py": text for name, text in code.kernels}
     for rank, bodies in enumerate(_all_bodies(lowered.programs, plan.mesh.pp)):
         files[f"stages/rank_{rank}.py"] = emit_rank(rank, bodies, modules)
+    digests = {name: digest(text) for name, text in files.items()}
+    told: dict[int, str] = {}
     for name, proven in lowered.certificates.items():
-        schedule = lowered.schedules[name]
-        files[f"certificate/{name}.json"] = certificate_json(name, lowered.programs[name], schedule, proven, files)
+        of = (lowered.programs[name], lowered.schedules[name], proven)
+        files[f"certificate/{name}.json"] = certificate_json(name, *of, digests, told)
     said = summary(spec, lowered, overlaps)
-    return Build((*sorted(files.items()), ("manifest.json", manifest(files))), said, does_not_fit(spec, lowered))
+    entries = tuple(sorted((f"{name}.json", cache.entry(name, segments[key])) for key, name in keys.items()))
+    written = (*sorted(files.items()), ("manifest.json", manifest(files)))
+    return Build(written, said, does_not_fit(spec, lowered), entries)
 
 
-def _trace(spec: Spec, plan: Plan, progress: Progress, codes: dict[object, SegmentCode]) -> dict[object, SegmentCode]:
-    """The emitted segments of a plan by their key, each traced once."""
+def _keys(spec: Spec, plan: Plan) -> dict[object, str]:
+    """The names of a cache's entries by the keys of a plan's segments."""
+    sms, tools = num_sms(spec), cache.tools()
+    different = {use.segment.key: use.segment for use in uses(plan)}
+    return {key: cache.key_of(segment, sms, tools) for key, segment in different.items()}
+
+
+def _trace(
+    spec: Spec,
+    plan: Plan,
+    progress: Progress,
+    codes: dict[object, SegmentCode],
+    cached: Path | None,
+    keys: Mapping[object, str],
+) -> dict[object, SegmentCode]:
+    """The emitted segments of a plan by their key, each traced once, or found in the folder `cached`."""
     sms = num_sms(spec)
     for use in uses(plan):
-        if (use.segment.key, sms) not in codes:
-            progress(f"trace {use.segment.kind}")
-            codes[use.segment.key, sms] = emit(use.segment, sms)
+        key = use.segment.key
+        if (key, sms) not in codes:
+            found = cache.find(cached, keys[key], use.segment) if cached else None
+            if found is None:
+                progress(f"trace {use.segment.kind}")
+                found = emit(use.segment, sms)
+            codes[key, sms] = found
     return {use.segment.key: codes[use.segment.key, sms] for use in uses(plan)}
 
 

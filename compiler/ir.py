@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from compiler.dtypes import tensor_bytes
 from compiler.holders import Holders
@@ -188,7 +188,8 @@ class Use:
 class Communication:
     """An all-to-all between segments.
 
-    dispatch: (rows, gate, counts) -> (rows_R, gate_R, offsets_G); combine: y_R -> y.
+    dispatch: (rows, gate, counts) -> (rows_R, gate_R, offsets_G); combine: y_R -> y. With one expert rank nothing
+    moves: what comes is what was sent, so the outputs alias the inputs, and gradients those of the outputs.
     """
 
     kind: Literal["dispatch", "combine"]
@@ -202,7 +203,8 @@ class Communication:
     def gradient(self, buffer: Buffer) -> Buffer:
         """Of one of its inputs or outputs, as the backward of the exchange has it."""
         dtype = self.back if self.back and len(buffer.shape) > 1 else buffer.dtype
-        return Buffer(f"d_{buffer.name}", buffer.shape, dtype)
+        alias = next((f"d_{output.name}" for output in self.outputs if output.alias == buffer.name), "")
+        return Buffer(f"d_{buffer.name}", buffer.shape, dtype, alias)
 
 
 @dataclass(frozen=True)
@@ -327,10 +329,9 @@ class Body:
     instructions: tuple[Instruction, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A tensor between neighbouring stages, named by its producer: `F2.5` the output of stage 2, `B3.1` the input
-    gradient of stage 3 (whether a B or an I action made it)."""
+    gradient of stage 3 (whether a B or an I action made it). A proof looks up a million of them, hence no dataclass."""
 
     action: str
     micro_batch: int

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from compiler.ir import Cut, Plan, Program, Use
 from compiler.lower import lower
 from compiler.lower.estimate import stage_costs
 from compiler.lower.program import Bodies
-from compiler.plan import Owners, make_plan
+from compiler.plan import make_plan
 from compiler.proof import Certificate, Effects, prove
-from compiler.rates import rates_of
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedules.costs import Costs
 from compiler.schedules.forward import forward_only
 from compiler.schedules.schedule import Schedule
 from compiler.shapes import cut
 from compiler.solver import Cores, default_cap, is_long, solve_on
+from compiler.topology.kinds import rank_rates
 from dsl import ramp
 from dsl.schema import Moe, Spec
+
+if TYPE_CHECKING:
+    from compiler.place.own import OwnPlacement  # with numpy
 
 # Of a search when a spec is compiled: some seconds, and less for the sizes of a ramp that are of no use to longer ones.
 _EFFORT, _RAMP_EFFORT = 0.5, 0.1
@@ -58,15 +62,16 @@ def lower_spec(
     spec: Spec,
     own: Schedule | None = None,
     progress: Callable[[str], None] = lambda _: None,
-    owners: Owners | None = None,
+    placement: OwnPlacement | None = None,
 ) -> Lowered:
     """Plan, schedules, programs and their proofs; torch-free. Raises ProofError naming rank and action.
 
     `own`: the schedule of the file that the spec names (compiler/schedules/own.py). `progress` is told of a search.
-    `owners`: of the placement of experts that it names (compiler/place/own.py).
+    `placement`: of experts, from the file that it names.
     """
-    plan = make_plan(spec, own, owners=owners)
-    keyed = {use.segment.key: cut(use.segment) for use in uses(plan)}
+    plan = make_plan(spec, own, placed=placement)
+    different = {use.segment.key: use.segment for use in uses(plan)}
+    keyed = {key: cut(segment) for key, segment in different.items()}
     cuts = {use.site: keyed[use.segment.key] for use in uses(plan)}
     growth = ramp.of(spec)
     num_steps = growth.steps_for(spec.train.tokens)
@@ -77,7 +82,7 @@ def lower_spec(
     if spec.train.validate is not None:
         n = counts[-1]
         schedules[f"evaluate_{n}"] = forward_only(plan.placement, plan.mesh.pp, n)
-    rates = rates_of(spec)
+    rates = rank_rates(spec)
     made: Bodies = {}  # the sizes of a growing batch have most of their bodies in common
     effects = Effects()
     programs = {
@@ -134,6 +139,6 @@ def search_of(spec: Spec, plan: Plan, progress: Callable[[str], None] = lambda _
     """At the predicted costs; stages are weighed to a thousandth, which is more than is known. None for a name."""
     if spec.schedule.name != AUTO:
         return None
-    costs = stage_costs(plan, {use.site: cut(use.segment) for use in uses(plan)}, rates_of(spec))
+    costs = stage_costs(plan, {use.site: cut(use.segment) for use in uses(plan)}, rank_rates(spec))
     stages = tuple(Fraction(max(1, round(1000 * each)), 1000) for each in costs.stages)
     return Search(replace(costs, stages=stages), progress)

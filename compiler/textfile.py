@@ -1,8 +1,12 @@
-"""Reading a text file that a user names: bounded, and with a reason where there is none."""
+"""Reading a text file that a user names, and JSON in it: bounded, and with a reason where there is none."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any, NoReturn
+
+MOST_DIGITS = 4_000  # of a whole number in JSON; Python stops at 4,300, with advice for who programs in it
 
 
 class TextFileError(ValueError):
@@ -14,7 +18,7 @@ def read_text(path: Path, most_bytes: int, shown: str = "") -> str:
     shown = shown or str(path)
     try:
         if not path.is_file():  # nor a pipe, which would be waited for
-            raise TextFileError(f"{shown} is no regular file" if path.exists() else f"there is no file {shown}")
+            raise TextFileError(_why_none(path, shown))
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
     except OSError as error:
@@ -29,3 +33,42 @@ def read_text(path: Path, most_bytes: int, shown: str = "") -> str:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError:
         raise TextFileError(f"{shown} is not text in UTF-8") from None
+
+
+def _why_none(path: Path, shown: str) -> str:
+    if path.is_dir():
+        return f"{shown} is no regular file, but a folder"
+    if path.exists():
+        return f"{shown} is no regular file"
+    return f"{shown} is a link that leads to no file" if path.is_symlink() else f"there is no file {shown}"
+
+
+def json_of(text: str, shown: str) -> Any:
+    """The document that a text is, as the standard has it: no NaN, and no key twice. TextFileError names the place."""
+    try:
+        return json.loads(text, parse_constant=_no_number, parse_int=_whole, object_pairs_hook=_object)
+    except json.JSONDecodeError as error:
+        raise TextFileError(f"{shown}:{error.lineno}:{error.colno}: this is not JSON: {error.msg}") from None
+    except RecursionError:
+        raise TextFileError(f"{shown}: it is nested too deep") from None
+    except ValueError as error:  # of the hooks
+        raise TextFileError(f"{shown}: {error}") from None
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits):,} digits is too large")
+    return int(digits)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"`{name[:40]}` is given twice")
+        found[name] = value
+    return found

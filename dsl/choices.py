@@ -54,9 +54,10 @@ def _pipelines(spec: Spec) -> tuple[int, ...]:
 
 
 def _experts(spec: Spec) -> tuple[int, ...]:
-    """Divisors of the experts of every layer and of the devices."""
+    """Divisors of the experts of every layer and of the devices; of a placement several, over which it spreads them."""
     experts = gcd(*(span.ffn.experts for span in spec.model.layers if isinstance(span.ffn, Moe)))
-    return _divisors(gcd(experts, spec.cluster.world), experts) if experts else (1,)
+    degrees = _divisors(gcd(experts, spec.cluster.world), experts) if experts else (1,)
+    return (degrees[1:] or degrees) if spec.parallel.placement is not None else degrees
 
 
 def _micro_batches(spec: Spec) -> tuple[int, ...]:

@@ -75,7 +75,7 @@ CODES = {
     "E0915": "a run that validates holds files out",
     "E0916": "linears are in a dtype that every kind of device multiplies in",
     # what is right, and cannot be compiled and trained yet
-    "E1001": "training runs in fp64 or fp32",
+    "E1001": "training runs in fp64, fp32 or bf16",
     "E1005": "a tokenizer is trained, or is a file",
 }
 

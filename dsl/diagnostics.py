@@ -189,6 +189,11 @@ def _clipped(text: str) -> str:
     return visible(text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]} … {text[-MAX_TEXT // 4 :]}")
 
 
+def plural(count: int, word: str) -> str:
+    """`1 error`, `2 errors`, `2 batches`."""
+    return f"{count:,} {word}{'' if count == 1 else 'es' if word.endswith('ch') else 's'}"
+
+
 def visible(text: str) -> str:
     """Text that a terminal shows as it is: no control character, no change of direction."""
     return "".join(_glyph(character) for character in text)

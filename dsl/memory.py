@@ -56,7 +56,17 @@ def lower_bound(spec: Spec) -> Memory:
 
     Not counted: all other activations, messages, gate biases, buffers of libraries. What fits this may still not fit.
     """
-    return max((_memory(spec, held) for held in (_everything(spec), _end(spec))), key=lambda memory: memory.total)
+    return max((of_mean(spec), of_end(spec)), key=lambda memory: memory.total)
+
+
+def of_mean(spec: Spec) -> Memory:
+    """Bytes that devices hold at least in the mean over the pipeline ranks."""
+    return _memory(spec, _everything(spec))
+
+
+def of_end(spec: Spec) -> Memory:
+    """Bytes that a device holds at least on the pipeline rank with the last stage."""
+    return _memory(spec, _end(spec))
 
 
 def _everything(spec: Spec) -> _Held:

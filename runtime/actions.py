@@ -77,6 +77,6 @@ def parse_step(text: str) -> Step:
 def _parse_action(text: str) -> Action:
     match = _ACTION.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not an action: write F, B, I or W, a stage, a dot, a micro-batch, as F3.0")
+        raise ValueError(f"{text[:40]!r} is not an action: write F, B, I or W, a stage, a dot, a micro-batch, as F3.0")
     kind, stage, micro_batch = match.groups()
     return Action(cast(ActionKind, kind), int(stage), int(micro_batch))

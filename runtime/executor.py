@@ -96,7 +96,7 @@ class Executor:
         if peer == self.rank:
             return self._kept.pop(message)
         self.board.set_action(f"recv {message}")
-        value = self.edges_in[peer].take(message, self._posted.pop((peer, message)))
+        value = self._posted.pop((peer, message)).wait()
         self._arrived_us = self._arrived_us or _now_us()
         return value
 

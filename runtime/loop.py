@@ -14,10 +14,12 @@ import torch.distributed as dist
 from runtime import checkpoint, snapshot
 from runtime.build import Build
 from runtime.checkpoint import Checkpoint
+from runtime.comm.connect import Transport
 from runtime.data.samples import Samples
 from runtime.device import take
 from runtime.heartbeat import Board
 from runtime.metrics import Metrics
+from runtime.profile import WARM_UP, Profile
 from runtime.progress import Progress
 from runtime.resume import origin
 from runtime.trace import Trace
@@ -37,9 +39,13 @@ class Loop:
     steps: int | None
     resume: Checkpoint | None
     device: str = "cpu"  # or cuda
+    transport: Transport = "auto"
+    profile: int | None = None  # steps to profile; such a run ends with them and leaves no checkpoint
 
     @property
     def total(self) -> int:
+        if self.profile is not None:
+            return (self.resume.step if self.resume else 0) + WARM_UP + self.profile
         return self.steps if self.steps is not None else self.build.plan["steps"]
 
     def progress(self) -> Progress:
@@ -51,31 +57,38 @@ class Loop:
         """Train to the end; the target of a launch. `view`: shown by this rank, where no supervisor does."""
         train = self.build.plan["train"]
         device = take(self.device, rank)
-        trainer = Trainer(self.build, rank, self._samples("train"), self._validation(), board, device)
+        samples, validation = self._samples("train"), self._validation()
+        trainer = Trainer(self.build, rank, samples, validation, board, device, transport=self.transport)
         if self.resume is not None:
             board.set_action("load checkpoint")
             _restore(trainer, self.resume)
         metrics = Metrics(self.run / "metrics.jsonl", trainer.step) if rank == 0 else None
         trace = Trace(self.run, rank, trainer.step)
         self._write_once(rank)
+        profile = Profile(trainer, self.profile) if self.profile is not None else None
         while trainer.step < self.total:
             board.start_step(trainer.step + 1)
-            row = self._measured_step(trainer) if trainer.step == 0 else trainer.train_step()
+            if profile:
+                row = profile.train_step()
+            else:
+                row = self._measured_step(trainer) if trainer.step == 0 else trainer.train_step()
             trace.write(trainer.step, trainer.program, trainer.actions)
             last = trainer.step == self.total
             stop = board.should_stop(trainer.step)
-            if train["validate"] and (last or trainer.step % train["validate"]["every"] == 0):
+            if train["validate"] and not profile and (last or trainer.step % train["validate"]["every"] == 0):
                 row |= trainer.evaluate()
             if metrics:
                 metrics.write(row)
             if view:
                 view.poll(board)
             every = train["checkpoint"]["every"] if train["checkpoint"] else None
-            if last or stop or (every and trainer.step % every == 0):
+            if not profile and (last or stop or (every and trainer.step % every == 0)):
                 board.set_action("checkpoint")
                 self._save(trainer, world)
             if stop:
                 break
+        if profile and trainer.step == self.total:
+            profile.write(self.run)
         trace.close()
         if metrics:
             metrics.close()

@@ -2,7 +2,7 @@
 
 AdamW with decoupled decay (arXiv 1711.05101). Gradients of a bucket are summed over its holders, never averaged: the
 loss is already normalised by the whole global batch. With zero = 1 a bucket's holders each update one shard of it and
-gather the rest.
+gather the rest, in the dtype that segments read.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from runtime.comm.transport import Groups
+from runtime.comm.transport import Sums
 from runtime.state import Bucket, State
 
 
@@ -29,23 +28,22 @@ class AdamW:
     clip: float | None
 
 
-def reduce_gradients(bucket: Bucket, groups: Groups) -> None:
+def reduce_gradients(bucket: Bucket, sums: Sums) -> None:
     if len(bucket.holders) > 1:
-        dist.all_reduce(bucket.gradients, group=groups["reduce", bucket.holders])
+        sums.reduce(bucket.gradients_name, bucket.holders, bucket.gradients)
 
 
-def gradient_norm(state: State, rank: int) -> float:
+def gradient_norm(state: State, rank: int, sums: Sums) -> float:
     """Global L2 norm: every logical element counted once, by its owner. A collective over the world."""
     total = torch.zeros((), dtype=torch.float64, device=state.device)
     for b in state.buckets:
         if sharded(b) or rank == b.holders[0]:
             total += torch.linalg.vector_norm(b.gradients[b.owned], dtype=torch.float64).square()
-    if dist.is_initialized():
-        dist.all_reduce(total)
+    sums.all_reduce(total)
     return math.sqrt(total.item())
 
 
-def update(state: State, recipe: AdamW, rate: float, step: int, norm: float, groups: Groups) -> None:
+def update(state: State, recipe: AdamW, rate: float, step: int, norm: float, sums: Sums) -> None:
     """One AdamW update with gradients scaled by min(1, clip / norm). `step` counts from 1."""
     scale = min(1.0, recipe.clip / norm) if recipe.clip is not None and norm > 0 else 1.0
     for b in state.buckets:
@@ -53,22 +51,15 @@ def update(state: State, recipe: AdamW, rate: float, step: int, norm: float, gro
             b.gradients[b.owned].mul_(scale)
         for decay, part in ((recipe.weight_decay, slice(0, b.decayed)), (0.0, slice(b.decayed, b.gradients.numel()))):
             _adamw(b, _intersection(b.owned, part), recipe, rate, decay, step)
+        if b.mixed:
+            b.parameters[b.owned].copy_(b.master)
         if sharded(b):
-            b.parameters.copy_(gathered(b, b.parameters[b.owned].clone(), groups))
+            sums.gather(b.parameters_name, b.holders, b.parameters, b.owned)
 
 
 def sharded(b: Bucket) -> bool:
     """Whether this rank's optimizer state is of a part of the bucket only."""
     return b.owned != slice(0, b.gradients.numel())
-
-
-def gathered(b: Bucket, part: Tensor, groups: Groups) -> Tensor:
-    """The whole flat buffer, from the parts its holders own; a collective of them where it is sharded."""
-    if not sharded(b):
-        return part
-    whole = part.new_empty(b.gradients.numel())
-    dist.all_gather(list(whole.chunk(len(b.holders))), part, group=groups["reduce", b.holders])
-    return whole
 
 
 def _intersection(a: slice, b: slice) -> slice:
@@ -81,7 +72,7 @@ def _adamw(b: Bucket, part: slice, recipe: AdamW, rate: float, decay: float, ste
         return
     mine = slice(part.start - b.owned.start, part.stop - b.owned.start)
     torch._fused_adamw_(
-        [b.parameters[part]],
+        [b.master[mine]],
         [b.gradients[part]],
         [b.moment1[mine]],
         [b.moment2[mine]],

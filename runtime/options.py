@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+PROFILED = 5  # steps
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """--out, --steps, --resume, --data, --device, --hang-timeout."""
+    """--out, --steps, --resume, --data, --device, --transport, --hang-timeout, --profile."""
     parser.add_argument("--out", type=Path, metavar="RUN", help="run folder; default: runs/<run>")
     parser.add_argument("--steps", type=_positive, metavar="N", help="end after step N instead of the spec's last")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
@@ -19,7 +21,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="cuda: one device a rank; auto: that where there are enough devices, else the CPU",
     )
     parser.add_argument(
+        "--transport",
+        choices=("auto", "memory", "gloo"),
+        default="auto",
+        help="how CPU ranks talk: memory they share on one machine, or gloo; auto: memory where it can be",
+    )
+    parser.add_argument(
         "--hang-timeout", type=float, default=300.0, metavar="S", help="end the run when no rank moves for S seconds"
+    )
+    parser.add_argument(
+        "--profile",
+        nargs="?",
+        type=_positive,
+        const=PROFILED,
+        metavar="N",
+        help=f"say where the time of N steps goes ({PROFILED} if N is left out), after some of warm-up, and end",
     )
 
 

@@ -1,7 +1,8 @@
 """A rank's state as logical tensors, and back: what a checkpoint holds, whatever the plan.
 
-Names: `weight/<parameter>`, `moment1/<parameter>`, `moment2/<parameter>`, `bias/<router bias>`. Of replicas the first
-holder answers for a weight; with sharded optimizer state each holder answers for its part of the moments.
+Names: `weight/<parameter>`, `moment1/<parameter>`, `moment2/<parameter>`, `bias/<router bias>`. A weight is the master
+weight. Of replicas the first holder answers for a weight; with sharded optimizer state each holder answers for its part
+of the moments, and of master weights that are none of its parameters.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ def take(state: State, plan: Mapping[str, Any], rank: int) -> dict[str, Tensor |
     """The tensors this rank answers for, as views of its state."""
     tensors: dict[str, Tensor | Part] = {}
     for bucket, entry, value in state.logical(lambda b: b.parameters):
-        if bucket.holders[0] == rank:
-            tensors[f"weight/{entry.name}"] = value
+        if bucket.mixed and sharded(bucket):
+            tensors[f"weight/{entry.name}"] = _part(bucket, entry, bucket.master)
+        elif bucket.holders[0] == rank:
+            tensors[f"weight/{entry.name}"] = _whole(bucket, entry) if bucket.mixed else value
         if sharded(bucket) or bucket.holders[0] == rank:
             tensors |= {f"{kind}/{entry.name}": _part(bucket, entry, getattr(bucket, kind)) for kind in MOMENTS}
     first = {row["name"] for row in plan["biases"] if row["holders"][0] == rank}
@@ -33,10 +36,10 @@ def take(state: State, plan: Mapping[str, Any], rank: int) -> dict[str, Tensor |
 
 def put(state: State, read: Read) -> None:
     """Fill this rank's state from logical tensors; `read(names)` gives them whole, by name."""
-    for bucket, entry, value in state.logical(lambda b: b.parameters):
+    for bucket, entry, _ in state.logical(lambda b: b.parameters):
         names = [f"{kind}/{entry.name}" for kind in ("weight", *MOMENTS)]
         weight, *moments = (read(names)[name] for name in names)
-        value.copy_(weight)
+        bucket.set_weight(entry, weight)
         for kind, moment in zip(MOMENTS, moments, strict=True):
             mine = _part(bucket, entry, getattr(bucket, kind))
             mine.values.copy_(moment.reshape(-1)[mine.start : mine.start + mine.values.numel()])
@@ -46,7 +49,10 @@ def put(state: State, read: Read) -> None:
 
 def _part(bucket: Bucket, entry: Entry, owned: Tensor) -> Part:
     """The elements of `entry` that lie in the bucket's owned slice, whose values are `owned`."""
-    start = max(entry.start, bucket.owned.start)
-    end = max(start, min(entry.end, bucket.owned.stop))
-    values = owned[start - bucket.owned.start : end - bucket.owned.start]
-    return Part(values, start=start - entry.start if end > start else 0, shape=entry.shape)
+    of_entry, of_owned = bucket.owned_of(entry)
+    return Part(owned[of_owned], start=of_entry.start, shape=entry.shape)
+
+
+def _whole(bucket: Bucket, entry: Entry) -> Tensor:
+    """The master weights of `entry`, all of which are here."""
+    return bucket.master[entry.start : entry.end].view(entry.shape)

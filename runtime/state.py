@@ -1,7 +1,8 @@
 """What a rank holds: parameters, gradient accumulators, optimizer moments, balancing biases.
 
 Parameters with the same holders lie in one flat buffer (a bucket), so a reduction or an optimizer update is one call.
-Segments see views: one tensor per name, the experts of a rank stacked along dimension 0.
+Segments see views: one tensor per name, the experts of a rank stacked along dimension 0. The optimizer updates master
+weights: a slice of what segments see where the dtype is the same, else a buffer beside it, and segments see it rounded.
 """
 
 from __future__ import annotations
@@ -34,21 +35,51 @@ class Entry:
 
 @dataclass
 class Bucket:
-    """Parameters with the same holders. `owned` is the part whose optimizer state lives on this rank."""
+    """Parameters with the same holders. `owned` is the part whose optimizer state, master weights among it, lives on
+    this rank."""
 
     name: str
     holders: tuple[int, ...]
     entries: tuple[Entry, ...]
     decayed: int  # elements [0, decayed) are decayed
     owned: slice
-    parameters: Tensor
+    parameters: Tensor  # as segments read them
     gradients: Tensor
-    moment1: Tensor  # of the owned part
+    master: Tensor  # of the owned part, and so are the moments
+    moment1: Tensor
     moment2: Tensor
 
     @property
     def size(self) -> int:
         return self.entries[-1].end
+
+    @property
+    def mixed(self) -> bool:
+        """Whether master weights are others than those that segments read."""
+        return self.master.dtype != self.parameters.dtype
+
+    def owned_of(self, entry: Entry) -> tuple[slice, slice]:
+        """The part of a parameter that is owned here: as a slice of its elements, and of the owned buffers'."""
+        start = max(entry.start, self.owned.start)
+        end = max(start, min(entry.end, self.owned.stop))
+        first = start - entry.start if end > start else 0
+        return slice(first, first + end - start), slice(start - self.owned.start, end - self.owned.start)
+
+    def set_weight(self, entry: Entry, value: Tensor) -> None:
+        """Give a parameter its value: the master weights whole, what segments read rounded."""
+        flat, (of_entry, of_owned) = value.reshape(-1), self.owned_of(entry)
+        self.parameters[entry.start : entry.end].copy_(flat)
+        self.master[of_owned].copy_(flat[of_entry])
+
+    @property
+    def parameters_name(self) -> str:
+        """Of its flat tensor of parameters."""
+        return f"parameters {self.name}"
+
+    @property
+    def gradients_name(self) -> str:
+        """Of its flat tensor of gradients."""
+        return f"gradients {self.name}"
 
 
 @dataclass
@@ -72,10 +103,20 @@ class State:
                 yield bucket, e, buffer[e.start : e.end].view(e.shape)
 
 
-def build_state(plan: Mapping[str, Any], rank: int, device: torch.device) -> State:
-    """Allocate and initialise what `rank` holds. Values are a function of (seed, logical name) alone."""
+Allocate = Callable[[str, int, torch.dtype], Tensor | None]  # name, elements → zeros; None: anywhere
+
+
+def build_state(
+    plan: Mapping[str, Any], rank: int, device: torch.device, allocate: Allocate = lambda *_: None
+) -> State:
+    """Allocate and initialise what `rank` holds. Values are a function of (seed, logical name) alone.
+
+    `allocate`: where the flat tensors lie that are summed and gathered over several holders.
+    """
     precision, zero, seed = plan["precision"], plan["zero"], plan["train"]["seed"]
-    buckets = tuple(_bucket(b, rank, precision, zero, device) for b in plan["buckets"] if rank in b["holders"])
+    buckets = tuple(
+        _bucket(b, rank, precision, zero, device, allocate) for b in plan["buckets"] if rank in b["holders"]
+    )
     biases = {
         b["name"]: torch.zeros(b["shape"], dtype=DTYPES[precision["master"]], device=device)
         for b in plan["biases"]
@@ -89,8 +130,9 @@ def build_state(plan: Mapping[str, Any], rank: int, device: torch.device) -> Sta
     parameters = {name: t for b in buckets for name, t in _views(b, b.parameters)} | biases | slots
     gradients = {name: t for b in buckets for name, t in _views(b, b.gradients)}
     state = State(buckets, biases, _namespace(parameters), _namespace(gradients))
-    for _, entry, value in state.logical(lambda b: b.parameters):
-        value.copy_(initial_value(seed, entry.name, entry.shape, entry.init))
+    for bucket in buckets:
+        for entry in bucket.entries:
+            bucket.set_weight(entry, initial_value(seed, entry.name, entry.shape, entry.init))
     return state
 
 
@@ -103,7 +145,33 @@ def initial_value(seed: int, name: str, shape: Sequence[int], init: float | None
     return torch.empty(tuple(shape)).normal_(0.0, init, generator=generator)
 
 
-def _bucket(row: Mapping[str, Any], rank: int, precision: Mapping[str, str], zero: int, device: torch.device) -> Bucket:
+def shared_flats(plan: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Name of every flat tensor that is summed or gathered → its holders and bytes."""
+    flats = {}
+    for row in plan["buckets"]:
+        holders = tuple(row["holders"])
+        for name, role in (("parameters", "parameter"), ("gradients", "gradients")):
+            if len(holders) > 1 and (name == "gradients" or plan["zero"]):
+                size = padded_size(row, plan["zero"]) * DTYPES[plan["precision"][role]].itemsize
+                flats[f"{name} {row['name']}"] = (holders, size)
+    return flats
+
+
+def padded_size(row: Mapping[str, Any], zero: int) -> int:
+    """Elements of a bucket's flat tensors: of equal shards under ZeRO, so that they can be gathered."""
+    elements = sum(torch.Size(parameter["shape"]).numel() for parameter in row["parameters"])
+    shards = len(row["holders"]) if zero else 1
+    return -(-elements // shards) * shards
+
+
+def _bucket(
+    row: Mapping[str, Any],
+    rank: int,
+    precision: Mapping[str, str],
+    zero: int,
+    device: torch.device,
+    allocate: Allocate,
+) -> Bucket:
     entries, start = [], 0
     for r in row["parameters"]:
         shape = tuple(r["shape"])
@@ -111,23 +179,26 @@ def _bucket(row: Mapping[str, Any], rank: int, precision: Mapping[str, str], zer
         entries.append(Entry(r["name"], r["tensor"], shape, r["init"], r["decay"], start, end))
         start = end
     holders = tuple(row["holders"])
-    shards = len(holders) if zero else 1
-    padded = -(-start // shards) * shards  # equal shards, so that they can be gathered
-    shard = padded // shards
+    padded = padded_size(row, zero)
+    shard = padded // (len(holders) if zero else 1)
     first = holders.index(rank) * shard if zero else 0
     owned = slice(first, first + shard)
 
-    def zeros(extent: int, role: str) -> Tensor:
-        return torch.zeros(extent, dtype=DTYPES[precision[role]], device=device)
+    def zeros(extent: int, role: str, name: str = "") -> Tensor:
+        placed = allocate(f"{name} {row['name']}", extent, DTYPES[precision[role]])
+        return torch.zeros(extent, dtype=DTYPES[precision[role]], device=device) if placed is None else placed
 
+    parameters = zeros(padded, "parameter", "parameters")
+    mixed = precision["master"] != precision["parameter"]
     return Bucket(
         name=row["name"],
         holders=holders,
         entries=tuple(entries),
         decayed=max((e.end for e in entries if e.decay), default=0),
         owned=owned,
-        parameters=zeros(padded, "master"),
-        gradients=zeros(padded, "gradients"),
+        parameters=parameters,
+        gradients=zeros(padded, "gradients", "gradients"),
+        master=zeros(shard, "master") if mixed else parameters[owned],
         moment1=zeros(shard, "moments"),
         moment2=zeros(shard, "moments"),
     )

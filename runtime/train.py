@@ -27,6 +27,7 @@ from runtime.room import lack
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
     from runtime.build import Build
     from runtime.checkpoint import Checkpoint
+    from runtime.comm.connect import Transport
     from runtime.loop import Loop
 
 EXIT_USAGE = 2
@@ -47,6 +48,8 @@ class Options:
     resume: bool
     hang_timeout_s: float
     device: str  # auto, cpu or cuda
+    transport: Transport
+    profile: int | None  # steps
 
 
 def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
@@ -70,7 +73,10 @@ def _run(args: argparse.Namespace) -> int:
         broken = f"{args.build} is not what dsc compile wrote; compile it again"
         raise UsageError(error if isinstance(error, BuildError) else broken) from None
     run = args.out or Path("runs") / opened.plan["run"]
-    options = Options(run, args.data or Path.cwd(), args.steps, args.resume, args.hang_timeout, args.device)
+    data = args.data or Path.cwd()
+    options = Options(run, data, args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile)
+    if options.profile is not None and options.steps is not None:
+        raise UsageError("--profile N ends after the steps that it profiles: leave --steps out")
     if not options.resume and (run / "checkpoints").exists():
         raise UsageError(f"{run} holds an earlier run: go on with --resume, or name another folder with --out")
     if options.resume and not (run / "checkpoints").exists():
@@ -91,14 +97,15 @@ def _parse(argv: Sequence[str] | None, build: Path | None) -> argparse.Namespace
 def _supervise(build: Build, options: Options) -> int:
     if options.device == "cpu" and (reason := lack(build.plan)):
         raise UsageError(reason)
-    corpus = _prepare(build, options)
+    with _preparing(build, options) as preparing:
+        with _signals_later():  # a second, in which the data is prepared
+            import runtime.loop  # noqa: F401
+            from runtime.device import BACKENDS
+            from runtime.launch import RunFolderBusyError, launch  # imports torch, once for all ranks
+
+        corpus = _prepared(preparing)
     if corpus is None:
         return EXIT_USAGE
-    with _signals_later():
-        import runtime.loop  # noqa: F401
-        from runtime.device import BACKENDS
-        from runtime.launch import RunFolderBusyError, launch  # imports torch, once for all ranks
-
     loop = _loop(build, options, corpus, _say)
     if loop.resume is not None and loop.resume.step >= loop.total:
         _say(f"nothing to do: step {loop.resume.step} of {loop.total} is reached; name more with --steps")
@@ -142,7 +149,8 @@ def _loop(build: Build, options: Options, corpus: Path, say: Callable[[str], Non
         device = choose(options.device, _world(build))
     except ValueError as error:
         raise UsageError(error) from None
-    return Loop(build, options.run, corpus, options.steps, _checkpoint(build, options, corpus, say), device)
+    resume = _checkpoint(build, options, corpus, say)
+    return Loop(build, options.run, corpus, options.steps, resume, device, options.transport, options.profile)
 
 
 def _world(build: Build) -> int:
@@ -172,21 +180,32 @@ def _say(text: str) -> None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
 
 
-def _prepare(build: Build, options: Options) -> Path | None:
-    """The prepared corpus, made by a process of its own: the tokenizer's threads must not exist where ranks fork."""
+@contextmanager
+def _preparing(build: Build, options: Options) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that prepares the corpus, one of its own: the tokenizer's threads must not exist where ranks fork."""
     folders = [str(build.folder), str(options.data), str(options.run / "data")]
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-P", "-m", "runtime.prepare", *folders],
         stdout=subprocess.PIPE,
-        check=False,
         process_group=0,  # Ctrl-C reaches this process alone, which then ends it
         preexec_fn=_die_with_parent,
     )
-    if done.returncode == EXIT_USAGE:  # it has said why
+    with process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _prepared(process: subprocess.Popen[bytes]) -> Path | None:
+    """The corpus, once its process has ended; None where it has said why there is none."""
+    said, _ = process.communicate()
+    if process.returncode == EXIT_USAGE:
         return None
-    if done.returncode:
-        raise UsageError(f"the data could not be prepared: its process ended with code {done.returncode}")
-    return Path(json.loads(done.stdout)["folder"])
+    if process.returncode:
+        raise UsageError(f"the data could not be prepared: its process ended with code {process.returncode}")
+    return Path(json.loads(said)["folder"])
 
 
 def _die_with_parent() -> None:

@@ -13,16 +13,17 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from runtime import optimizer
 from runtime.build import Build
-from runtime.comm.transport import Edge, Exchange, channels, connect
+from runtime.comm.connect import Transport, connect
+from runtime.comm.transport import Exchange, Links, Wanted, channels
 from runtime.executor import Board, Executor
 from runtime.ledger import Ledger
+from runtime.ops.wide import wide_dtype
 from runtime.rate import learning_rate, position, value_at
-from runtime.state import DTYPES, State, build_state
+from runtime.state import DTYPES, State, build_state, shared_flats
 from runtime.trace import Span
 
 CPU = torch.device("cpu")
@@ -68,6 +69,7 @@ class Trainer:
         device: torch.device = CPU,
         timeout_s: float = 600.0,
         checked: bool = False,
+        transport: Transport = "auto",
     ) -> None:
         plan = build.plan
         mesh = plan["mesh"]
@@ -76,33 +78,29 @@ class Trainer:
         self.pp_rank, self.dp_rank = divmod(rank, mesh["dp"])
         self.programs = build.programs(self.pp_rank)
         self.bodies = build.bodies(self.pp_rank)
-        self.state: State = build_state(plan, rank, device)
+        pairs = [(a, b) for a, b in plan["edges"]]
+        wanted = Wanted(channels(mesh, pairs, (tuple(b["holders"]) for b in plan["buckets"])), shared_flats(plan))
+        self.links = connect(rank, wanted, device, timeout_s, checked, transport)
+        self.state: State = build_state(plan, rank, device, self.links.flat)
         self.layers = [Layer(**row) for row in plan["moe_layers"]]
         self.recipe = optimizer.AdamW(**{k: plan["train"]["optimizer"][k] for k in optimizer.AdamW.__annotations__})
         self.loads = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in self.layers}
         self.step = 0
         self.program, self.actions = "", list[Span]()  # what was run last, and when
-        self._connect(timeout_s, checked)
+        self.executor = self._executor(pairs, self.links)
 
-    def _connect(self, timeout_s: float, checked: bool) -> None:
+    def _executor(self, pairs: Sequence[tuple[int, int]], links: Links) -> Executor:
         mesh, here = self.plan["mesh"], self.pp_rank
-        pairs = [(a, b) for a, b in self.plan["edges"]]
         world = {r: r * mesh["dp"] + self.dp_rank for r in range(mesh["pp"])}
         first = self.rank - self.dp_rank % mesh["ep"]
         members = tuple(range(first, first + mesh["ep"]))
-        wanted = channels(mesh, pairs, (tuple(b["holders"]) for b in self.plan["buckets"]))
-        self.groups = connect(self.rank, wanted, timeout_s)
-        self.executor = Executor(
+        return Executor(
             rank=here,
             parameters=self.state.parameters,
             gradients=self.state.gradients,
-            edges_in={
-                a: Edge(self.groups["edge", (world[a], self.rank)], world[a], checked) for a, b in pairs if b == here
-            },
-            edges_out={
-                b: Edge(self.groups["edge", (self.rank, world[b])], world[b], checked) for a, b in pairs if a == here
-            },
-            exchange=Exchange(self.groups.get(("expert", members)), mesh["ep"]),
+            edges_in={a: links.edge(world[a], self.rank) for a, b in pairs if b == here},
+            edges_out={b: links.edge(self.rank, world[b]) for a, b in pairs if a == here},
+            exchange=Exchange(links.swap(members) if len(members) > 1 else None, mesh["ep"]),
             message=_message(self.plan["message"]),
             device=self.device,
             board=self.board,
@@ -140,13 +138,13 @@ class Trainer:
         sums = self._run("train", self.train_source, size, before)
         for bucket in self.state.buckets:
             self.board.set_action(f"reduce {bucket.name}")
-            optimizer.reduce_gradients(bucket, self.groups)
+            optimizer.reduce_gradients(bucket, self.links.sums)
         return sums
 
     def apply(self, sums: Sums) -> dict[str, Any]:
         """Clip, update, balance; the step counts from here on."""
         self.board.set_action("optimizer")
-        norm = optimizer.gradient_norm(self.state, self.rank)
+        norm = optimizer.gradient_norm(self.state, self.rank, self.links.sums)
         losses = self._losses(sums)
         if not math.isfinite(norm) or not math.isfinite(losses["loss"]):
             raise NotFiniteError(
@@ -155,7 +153,7 @@ class Trainer:
         tokens_before = self.tokens_seen
         self.step += 1
         rate = learning_rate(self.plan["train"]["rate"], self.tokens_seen)
-        optimizer.update(self.state, self.recipe, rate, self.step, norm, self.groups)
+        optimizer.update(self.state, self.recipe, rate, self.step, norm, self.links.sums)
         self._balance(sums, tokens_before)
         return {
             "step": self.step,
@@ -207,12 +205,12 @@ class Trainer:
         counts = torch.zeros(2, dtype=torch.int64, device=self.device)
         if self.pp_rank == 0:
             counts = torch.stack([(self.executor.data[n] >= 0).sum() for n in ("targets", "mtp_targets")])
-        self._all_reduce(counts)
+        self.links.sums.all_reduce(counts)
         return {"targets": counts[0], "mtp_targets": counts[1]}
 
     def _tangents(self, counts: Sums) -> dict[str, Tensor]:
         """Gradients of the step's objective with respect to the loss outputs: constants, known before any forward."""
-        dtype = DTYPES[self.plan["precision"]["compute"]]
+        dtype = wide_dtype(DTYPES[self.plan["precision"]["compute"]])
         constants = {"loss": 1.0 / counts["targets"].clamp(min=1).item()}
         if self.plan["mtp_weight"] is not None:
             weight = value_at(self.plan["mtp_weight"], self.tokens_seen)
@@ -230,7 +228,7 @@ class Trainer:
             for name, extent in zip(names, extents, strict=True)
         ]
         total = torch.cat(parts)
-        self._all_reduce(total)
+        self.links.sums.all_reduce(total)
         sums = dict(zip(names, total.split(extents), strict=True))
         for layer in self.layers:
             if layer.slots is not None:
@@ -261,10 +259,6 @@ class Trainer:
         loads = [sums[f"load {layer.name}"] for layer in self.layers]
         ratios = [(load.max() / load.mean()).item() for load in loads]
         return {"imbalance": sum(ratios) / len(ratios)} if ratios else {}
-
-    def _all_reduce(self, tensor: Tensor) -> None:
-        if dist.is_initialized():
-            dist.all_reduce(tensor)
 
 
 def _message(row: Mapping[str, Any] | None) -> tuple[tuple[int, ...], torch.dtype]:

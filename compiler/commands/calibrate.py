@@ -19,17 +19,22 @@ import tempfile
 import time
 from pathlib import Path
 
-from compiler.commands.common import EXIT_SPEC, add_spec_arguments, load_spec, wrong
+from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, load_spec, say, wrong
+from compiler.commands.files import refuse_output, write
 from compiler.ir import Plan
 from compiler.plan import make_plan
 from compiler.rates import RateError, Table, rates_of, read_table, shipped_table, shipped_tables, table_for
 from compiler.rates.measure import job, table_of, tasks_of
 from compiler.rates.table import Device
 from compiler.templates import SHIPPED
+from dsl.diagnostics import plural
+from dsl.format import quoted
 from dsl.schema import Spec
+from dsl.source import OVERRIDE
 
 BUDGET_S = 20.0  # of the ops; transfers take some seconds
 MEASURED_ON = "quickstart.dsc"  # without a spec
+FAR = "../../"  # from the spec's folder: an absolute path reads better
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,32 +53,65 @@ def run(args: argparse.Namespace) -> int:
     if args.table and not args.trace:
         return wrong("--table is for --trace", "without a trace, everything is measured")
     default = next(folder / MEASURED_ON for folder in SHIPPED if (folder / MEASURED_ON).exists())
+    try:
+        refuse_output(args.out, args.spec, args.trace, args.table)  # before the work
+    except OSError as error:
+        return _unwritten(args.out, error)
     chosen = load_spec(args.spec or str(default), args.set)
     if chosen is None:
         return EXIT_SPEC
     plan = make_plan(chosen.spec, chosen.own)
     try:
         made = _traced(args, chosen.spec, plan) if args.trace else _measured(args.device, chosen.spec, plan)
-        if isinstance(made, int):
-            return made
-        args.out.write_text(made.to_json(), "utf-8")
     except RateError as error:
         return wrong(str(error))
+    if isinstance(made, int):
+        return made
+    try:
+        write(args.out, made.to_json().encode())
     except OSError as error:
-        return wrong(f"{args.out} cannot be written: {error.strerror}")
-    print(f"{args.out}: {len(made.rows)} rows, {len(made.factors)} class factors")
-    print(f'plan with it:  cluster {chosen.spec.cluster.name} {{ rates = "{args.out.name}" }}')
+        return _unwritten(args.out, error)
+    print(f"{args.out}: {plural(len(made.rows), 'row')}, {plural(len(made.factors), 'class factor')}")
+    print(f"plan with it:  {_edit(chosen, args)}")
     return 0
+
+
+def _unwritten(out: Path, error: OSError) -> int:
+    return wrong(f"{out} cannot be written: {error.strerror}")
+
+
+def _edit(chosen: Chosen, args: argparse.Namespace) -> str:
+    """The line that goes by the table: a path in a spec starts at the file that it is written in, that of the cluster.
+
+    Absolute where that is far away, and where no spec was named: it will be written in one that is not known.
+    """
+    files = [place.source.name for key, place in chosen.origins.items() if key.startswith("cluster.")]
+    files = [name for name in files if name != OVERRIDE] if args.spec else []
+    out = os.path.realpath(args.out)
+    near = os.path.relpath(out, Path(files[0]).resolve().parent) if files else out
+    path = out if near.startswith(FAR) else near
+    if not args.spec:
+        return f"cluster … {{ rates = {quoted(path)} }}"
+    where = f"  in {files[0]}" if files and files[0] != str(chosen.path) else ""
+    return f"cluster {chosen.spec.cluster.name} {{ rates = {quoted(path)} }}{where}"
 
 
 def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> Table:
     from compiler.pipeline import uses
-    from compiler.rates.trace import calibrated, read_trace
+    from compiler.rates.trace import calibrated, read_trace, uncalibrated
     from compiler.shapes import cut
 
     name = args.table or table_for(spec.cluster.node.device)
     table = shipped_table(name) if name in shipped_tables() else read_table(Path(name))
-    return calibrated(table, read_trace(args.trace), spec, plan, {use.site: cut(use.segment) for use in uses(plan)})
+    cuts = {use.site: cut(use.segment) for use in uses(plan)}
+    trace = read_trace(args.trace)
+    made = calibrated(table, trace, spec, plan, cuts)
+    if kept := uncalibrated(made, spec, plan, cuts):
+        say(
+            f"note: the trace does not name, or its layer {trace.layer} does not run, {', '.join(kept)}: these stay as "
+            f"table {table.name[:40]} has them"
+        )
+    return made
 
 
 def _measured(device: str, spec: Spec, plan: Plan) -> Table | int:
@@ -82,7 +120,7 @@ def _measured(device: str, spec: Spec, plan: Plan) -> Table | int:
 
     tasks, large = tasks_of(plan, rates_of(spec, "cpu"), balanced_rows(spec))
     if large:
-        print(f"calibrate: {large} ops are too large for this and left out", file=sys.stderr)
+        say(f"calibrate: left out as too large for this: {plural(large, 'op')}")
     if not tasks:
         raise RateError("every op of this spec is too large to measure here: take a smaller model")
     cores = len(os.sched_getaffinity(0))

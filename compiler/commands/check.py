@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.commands.common import EXIT_SPEC, add_overrides, human, plural, say, wrong
+from compiler.commands.common import EXIT_SPEC, add_overrides, human, say, wrong
 from dsl.counts import parameters
-from dsl.diagnostics import Diagnostic, Edit, Note, SpecError, given, giver, visible
+from dsl.diagnostics import Diagnostic, Edit, Note, SpecError, given, giver, plural, visible
 from dsl.load import Analysis, View, analyse, find, refusals, split
 from dsl.resolve.files import read
 from dsl.source import Source
@@ -89,7 +89,8 @@ def _of_files(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
     if placed := [view for view in runs if view.spec.parallel.placement is not None]:
         from compiler.place import own as own_placement
 
-        found += [m for view in placed for m in own_placement.mistakes(view.spec, view.context.origins, folder)]
+        of = [(view.spec, view.context.origins, folder, view.context.chosen) for view in placed]
+        found += [mistake for each in of for mistake in own_placement.mistakes(*each)]
     if rated := [view for view in runs if view.spec.cluster.rates is not None]:
         from compiler.rates import own as own_rates
 

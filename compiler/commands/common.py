@@ -8,7 +8,9 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, TextIO
 
 from dsl.diagnostics import Diagnostic, SpecError, render_all, visible
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 EXIT_DIFFERS = 1  # a check found that files differ
 EXIT_SPEC = 2  # the spec or the command line is wrong
 FAILURE_VERSION = 1  # of the JSON, docs/json.md
+WAITS_S = (2.0, 10.0)  # of who reads a log, before a line on what is being done, and before the next
 EXIT_BUG = 3  # an error of dsc itself: a schedule that its own proof refuses
 
 # How lines of a message look on a terminal; `render` makes them.
@@ -147,14 +150,43 @@ def say(text: str, stream: TextIO | None = None) -> None:
             sys.stderr = None  # or it would be tried again at the end
 
 
-def progress(command: str) -> Callable[[str], None]:
-    """What shows, on a terminal, what is being done in the place of what was; "": nothing is any more."""
+def progress(command: str, waits_s: Sequence[float] = WAITS_S) -> Callable[[str], None]:
+    """What shows what is being done; "": nothing is any more, which must be told.
 
-    def tell(text: str) -> None:
-        if sys.stderr is not None and sys.stderr.isatty():
-            print(f"\r\x1b[K{text and f'{command}: {text}'}", end="", file=sys.stderr, flush=True)
+    On a terminal in the place of what was; elsewhere a line where it takes long, and again now and then.
+    """
+    if sys.stderr is not None and sys.stderr.isatty():
+        return lambda text: print(
+            f"\r\x1b[K{text and f'{command}: {text}'}", end="", file=sys.stderr, flush=True
+        )  # fmt: skip
+    return _Log(command, waits_s).tell
 
-    return tell
+
+class _Log:
+    """Says what was told last from a thread of its own, for a single step of the work may take long."""
+
+    def __init__(self, command: str, waits_s: Sequence[float]) -> None:
+        self._command, self._waits_s = command, waits_s
+        self._text = ""
+        self._over = Event()
+        self._thread: Thread | None = None
+
+    def tell(self, text: str) -> None:
+        self._text = text
+        if text and self._thread is None:
+            self._over.clear()
+            self._thread = Thread(target=self._say, daemon=True)
+            self._thread.start()
+        elif not text and self._thread is not None:
+            self._over.set()
+            self._thread.join()
+            self._thread = None
+
+    def _say(self) -> None:
+        for wait_s in chain(self._waits_s, repeat(self._waits_s[-1])):
+            if self._over.wait(wait_s):
+                return
+            say(f"{self._command}: {self._text}")
 
 
 def _shows_colours(stream: TextIO) -> bool:
@@ -165,11 +197,6 @@ def _coloured(text: str) -> str:
     for pattern, colour in COLOURS:
         text = re.sub(pattern, f"\x1b[{colour}m\\g<0>\x1b[0m", text, flags=re.MULTILINE)
     return text
-
-
-def plural(count: int, word: str) -> str:
-    """`1 error`, `2 errors`."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def human(number: float) -> str:

@@ -2,6 +2,9 @@
 
 dsc compile                        the one spec of this folder → build/<run>
 dsc compile spec.dsc:ablation -o build/wide -s model.hidden=512
+dsc compile spec.dsc --cache ~/.cache/dsc
+
+Segments that were traced before are taken from BUILD/cache/segments, or from the folder of --cache, which builds share.
 
 Exit codes: 0 done · 2 the spec is wrong or does not train yet · 3 an error of dsc: its proof refuses a program
 """
@@ -9,18 +12,25 @@ Exit codes: 0 done · 2 the spec is wrong or does not train yet · 3 an error of
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from compiler.commands.common import EXIT_BUG, EXIT_SPEC, add_spec_arguments, is_refused, load_spec, progress, say
-from compiler.emit.folder import check_place
-from compiler.proof import ProofError
+from compiler.emit.folder import CACHE, check_place, write_build
+
+if TYPE_CHECKING:
+    from compiler.build import Build
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add_spec_arguments(parser)
     parser.add_argument("-o", "--out", metavar="BUILD", type=Path, help="build folder; default: build/<run>")
+    kept = parser.add_mutually_exclusive_group()
+    add_cache(kept)
+    kept.add_argument("--no-cache", action="store_true", help="trace every segment, and keep none")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,23 +38,53 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_spec(args.spec, args.set)
     if loaded is None or is_refused(loaded):
         return EXIT_SPEC
+    from compiler.build import compile_spec  # a right spec alone waits for it
+    from compiler.proof import ProofError
+
     tell = progress("compile")
     out = args.out or Path("build") / loaded.spec.name
+    own = out / CACHE
+    kept = None if args.no_cache else args.cache or own
+    collects = gc.isenabled()
+    gc.disable()  # what is made is frozen and stays to the end: looking for cycles in it took a quarter of the time
     try:
         check_place(out)  # before the work
-        from compiler.build import compile_spec, write_build  # imports torch
-
-        build = compile_spec(loaded.spec, tell, own=loaded.own, placement=loaded.placement)
-        write_build(out, build.files)
+        if args.cache is not None and args.cache.exists() and not args.cache.is_dir():
+            raise NotADirectoryError(f"{args.cache} is a file: choose a folder with --cache")
+        build = compile_spec(loaded.spec, tell, own=loaded.own, placement=loaded.placement, cached=kept)
+        entries = [(f"{CACHE}/{name}", text) for name, text in build.entries if kept == own]
+        write_build(out, (*build.files, *entries))
     except ProofError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_BUG
     except OSError as error:
         print(f"error: {f'{out} cannot be written: {error.strerror}' if error.strerror else error}", file=sys.stderr)
         return EXIT_SPEC
-    tell("")
+    finally:
+        tell("")
+        if collects:
+            gc.enable()
     print(build.summary, end="", flush=True)
     if build.warning:
         say(f"warning: {build.warning}")
+    if args.cache is not None:
+        _keep(args.cache, build)
     print(f"build: {out}")
     return 0
+
+
+def add_cache(parser: argparse._ActionsContainer) -> None:
+    """--cache."""
+    parser.add_argument(
+        "--cache", metavar="DIR", type=Path, help="keep traced segments here, for any build, and not in the build"
+    )
+
+
+def _keep(folder: Path, build: Build) -> None:
+    """Where they cannot be kept, the build is there all the same."""
+    from compiler.graph import cache
+
+    try:
+        cache.keep(folder, build.entries)
+    except OSError as error:
+        say(f"warning: {folder} keeps no segments: {error.strerror or error}")

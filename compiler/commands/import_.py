@@ -13,13 +13,13 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from compiler.commands.common import EXIT_SPEC, plural, say, wrong
+from compiler.commands.common import EXIT_SPEC, say, wrong
 from compiler.commands.files import replace, write_new
 from compiler.importers import huggingface
 from compiler.importers.json_text import Json, parse
 from compiler.importers.placement import run_text
 from compiler.importers.write import identifier, model_text
-from dsl.diagnostics import Diagnostic, SpecError, render_all, visible
+from dsl.diagnostics import Diagnostic, SpecError, plural, render_all, visible
 from dsl.layout import formatted
 from dsl.resolve.files import read
 from dsl.source import Source

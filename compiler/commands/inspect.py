@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compiler.commands.common import EXIT_DIFFERS, wrong
+from compiler.commands.files import put, write
 from compiler.picture.compared import measured_picture
 from compiler.picture.formats import FORMATS, render
-from compiler.picture.output import put
 from compiler.picture.run import (
     Measured,
     OrderError,
@@ -68,9 +68,11 @@ def run(args: argparse.Namespace) -> int:
         return wrong(f"{args.run_folder} cannot be inspected: {error}")
     try:
         if args.write_costs:
-            args.write_costs.write_text(json_of_costs(here), "utf-8")
+            write(args.write_costs, json_of_costs(here).encode())
         put(contents, args.out)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        return wrong(f"{error.filename or args.out} cannot be written: {error.strerror}")
+    except ValueError as error:
         return wrong(str(error))
     return 0
 

@@ -15,19 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
-from compiler.commands.common import EXIT_SPEC, add_overrides, load_spec, say, wrong
-from compiler.commands.files import refuse_replacing, replace
+from compiler.commands.common import EXIT_SPEC, add_overrides, load_spec, progress, say, wrong
+from compiler.commands.files import is_folder, refuse_output, refuse_replacing, replace
 from compiler.place.document import to_text
 from compiler.place.layout import Floats, Layout, PlaceError
 from compiler.place.load import read_load, same_length
 from compiler.place.report import document
 from compiler.place.tasks import Task, at_hand, file_layers, place_all
-
-PATIENCE_S = 2.0  # of a person, before a word on how far it is
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,9 +58,13 @@ def run(args: argparse.Namespace) -> int:
         if tasks is None:
             return EXIT_SPEC
         if args.out is not None:
-            refuse_replacing(args.out)  # before the work
-        rows = place_all(tasks, args.group_rule, _progress(len(tasks)))
-        _clear()
+            refuse_output(args.out, args.load, args.source, f"{args.source}/load.json", args.spec)  # before the work
+            refuse_replacing(args.out)
+        tell = progress("place")
+        try:
+            rows = place_all(tasks, args.group_rule, lambda done: tell(f"layer {done + 1} of {len(tasks)}"))
+        finally:
+            tell("")
         if not any(row.load.any() for row in rows):
             say("warning: no token was counted: every placement is as even as any other")
         if args.out is not None:
@@ -98,7 +99,7 @@ def _tasks(args: argparse.Namespace) -> list[Task] | None:
     if source is None:
         raise PlaceError("which load? Name a run folder, or the file of a load", "dsc place runs/pretrain")
     path, spec = Path(source), args.spec
-    if path.is_dir():
+    if is_folder(path):
         spec = spec or str(path / "spec.resolved")
         path = path / "load.json"
         if not path.is_file():
@@ -134,32 +135,17 @@ def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], sp
         )
     if args.devices is None and chosen.spec.parallel.expert == 1:
         raise PlaceError("expert = 1: all experts are on every rank", "--devices D, or -s parallel.expert=D")
+    per_node: Mapping[str, int] = {}
+    if chosen.spec.cluster.more is not None:
+        from compiler.place.kinds import devices_of_nodes  # with networkx
+
+        per_node = devices_of_nodes(chosen.spec, chosen.own)
     tasks = []
     for (name, ffn), load in zip(layers, loads, strict=True):
         if len(load) != ffn.experts:
             raise PlaceError(f"{path} has {len(load)} experts in {name}, and the model {ffn.experts}")
-        layout = layout_of(chosen.spec, ffn, args.replicas, args.groups, args.nodes, args.devices).check()
+        given = (args.replicas, args.groups, args.nodes, args.devices)
+        layout = layout_of(chosen.spec, ffn, *given, per_node.get(name)).check()
         known = chosen.placement.layers[name] if chosen.placement else None
         tasks.append(Task(name, load, layout, at_hand(layout, known), True, routing_of(chosen.spec, ffn)))
     return tasks
-
-
-# ---------------------------------------------------------------- doing it
-
-
-def _progress(num_layers: int) -> Callable[[int], None]:
-    """Says how far it is, on a terminal, once it has taken a while."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return lambda _: None
-    start = time.monotonic()
-
-    def show(done: int) -> None:
-        if time.monotonic() - start > PATIENCE_S:
-            print(f"\r\x1b[Kplace: layer {done + 1} of {num_layers}", end="", file=sys.stderr, flush=True)
-
-    return show
-
-
-def _clear() -> None:
-    if sys.stderr is not None and sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

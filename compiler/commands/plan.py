@@ -10,7 +10,8 @@ dsc plan spec.dsc --format html -o plan.html placement, memory over time, networ
 A spec that does not train yet has a plan too. Where it does not fit, edits that mend it are planned, and the fastest
 are shown. What is assumed is said at the end.
 
-Exit codes: 0 done · 2 the spec or the command line is wrong
+Exit codes: 0 planned, whether or not it fits: programs read `memory.fits` of the JSON · 2 the spec or the command line
+is wrong
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, load_spec, progress, wrong
+from compiler.commands.files import put, refuse_output
 from compiler.picture.formats import screen_of
-from compiler.picture.output import put
 from compiler.picture.values import Screen
 
 if TYPE_CHECKING:
+    from compiler.ir import Cut
     from compiler.predict.predict import Timed
     from compiler.predict.values import Prediction, RankMemory
     from compiler.predict.why_shown import Why
@@ -51,17 +53,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
+    try:
+        if args.out is not None:
+            refuse_output(args.out, args.spec, args.rates)  # before the work
+    except OSError as error:
+        return _unwritten(args, error)
     chosen = load_spec(args.spec, args.set, args.format)
     if chosen is None:
         return EXIT_SPEC
-    from compiler.predict.predict import memories, predicted, timed  # with networkx
+    from compiler.plan import make_plan  # with networkx
+    from compiler.predict.predict import memories, predicted, timed
     from compiler.rates import RateError, rates_of
 
     try:
         rates = rates_of(chosen.spec, _table(args.rates)) if args.rates is not None else None
     except RateError as error:
         return wrong(str(error), how=args.format)
-    found = timed(chosen.spec, chosen.own, rates)
+    known: dict[Any, Cut] = {}
+    plan = make_plan(chosen.spec, chosen.own, known, chosen.placement)
+    found = timed(chosen.spec, chosen.own, rates, known, plan)
     prediction = predicted(found, memories(found))
     why = None if prediction.fits else _why(args, chosen, found, prediction.ranks, rates)
     try:
@@ -69,8 +79,12 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         if args.out is None:
             raise
-        return wrong(f"{args.out} cannot be written: {error.strerror}", how=args.format)
+        return _unwritten(args, error)
     return 0
+
+
+def _unwritten(args: argparse.Namespace, error: OSError) -> int:
+    return wrong(f"{args.out} cannot be written: {error.strerror}", how=args.format)
 
 
 def _why(

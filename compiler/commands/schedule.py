@@ -28,9 +28,10 @@ import sys
 from pathlib import Path
 
 from compiler.commands.common import EXIT_SPEC, add_spec_arguments, say, wrong
+from compiler.commands.files import put, refuse_output
 from compiler.commands.schedule_formats import FORMATS, summary
 from compiler.commands.schedule_input import WrongError, answer_to
-from compiler.picture.output import TooMuchError, put
+from compiler.picture.output import TooMuchError
 from compiler.schedules import AUTO, SCHEDULES
 
 
@@ -58,22 +59,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what was asked for and return 0, or say on stderr what to change and return 2."""
     try:
+        if args.out is not None:
+            refuse_output(args.out, args.spec, args.costs)  # before the work
         answer = answer_to(args)
         if answer is None:  # the mistakes of the spec are printed
             return EXIT_SPEC
-        if args.out is not None and (args.out.suffix == ".dsc" or _same(args.out, args.spec)):
-            raise WrongError(f"-o {args.out} is what is read, or a spec: name another file")
-        printed = FORMATS[args.format](answer)
-        put(printed, args.out)
+        put(FORMATS[args.format](answer), args.out)
     except WrongError as error:
         return wrong(str(error), error.hint)
     except TooMuchError as error:
         return wrong(str(error))
+    except OSError as error:
+        if args.out is None:
+            raise
+        return wrong(f"{args.out} cannot be written: {error.strerror}")
     if args.format == "text" and not answer.compared:
         sys.stdout.flush()
         say("\n".join(summary(answer)))  # on stderr: what is on stdout can be read back
     return 0
-
-
-def _same(out: Path, given: str | None) -> bool:
-    return given is not None and out.exists() and Path(given).exists() and out.samefile(given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compiler.commands.common import progress
+from compiler.commands.files import is_file
 from compiler.commands.schedule_formats import Answer, Entry
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedules.costs import Costs, any_pairs, costs_of_json, parse_costs, parse_time, shipped, shipped_names
@@ -20,6 +22,7 @@ from compiler.schedules.schedule import Schedule, ScheduleError
 from compiler.schedules.simulate import peak_activations
 from compiler.textfile import read_text
 
+SIZES = "--ranks 8 --micro-batches 20"
 MAX_MICRO_BATCHES = 65_536
 MOST_COMPARED = 2 * MAX_CELLS
 PARTS_OF_AUTO = 4  # it tries all the others, which takes about as long as a schedule of so many stages a rank
@@ -54,16 +57,21 @@ class _Sizes:
 
 def answer_to(args: argparse.Namespace) -> Answer | None:
     """What the command line asks for; None after the mistakes of a spec have been printed. `WrongError` for its own."""
-    if args.ranks is None and args.micro_batches is None:
+    sizes_given = {"--ranks": args.ranks, "--micro-batches": args.micro_batches}
+    missing = [option for option, value in sizes_given.items() if value is None]
+    if len(missing) == len(sizes_given):
+        if args.spec is None:
+            _check_here(args)
         return _of_spec(args) if args.spec is None or _is_spec(args.spec) else _of_file(args)
-    for value, option in ((args.ranks, "--ranks"), (args.micro_batches, "--micro-batches")):
-        if value is None:
-            raise WrongError(
-                f"{option} is missing: a schedule has --ranks P and --micro-batches N, or is that of a SPEC"
-            )
     if args.spec is not None:
+        given = " and ".join(option for option in sizes_given if option not in missing)
         raise WrongError(
-            f"{args.spec} says how many ranks and micro-batches there are: leave --ranks and --micro-batches out"
+            f"{args.spec} says how many ranks and micro-batches there are: leave {given} out",
+            "-s parallel.pipeline=8" if _is_spec(args.spec) else "another size: dsc schedule --name 1f1b " + SIZES,
+        )
+    if missing:
+        raise WrongError(
+            f"{missing[0]} is missing: a schedule has --ranks P and --micro-batches N, or is that of a SPEC"
         )
     if args.set:
         raise WrongError("-s changes a spec, and there is none", "dsc schedule spec.dsc -s schedule.name=1f1b")
@@ -74,6 +82,22 @@ def answer_to(args: argparse.Namespace) -> Answer | None:
     if args.compare:
         return _compared(names, sizes, "")
     return Answer((_made(names[0], sizes),), sizes.costs)
+
+
+def _check_here(args: argparse.Namespace) -> None:
+    """Say which sizes are missing where schedules are named, and no spec is here of which they would be."""
+    from dsl.diagnostics import SpecError
+    from dsl.load import find
+
+    if args.name is None and args.compare is None:
+        return
+    try:
+        find()
+    except SpecError as error:
+        if any(item.code != "E0404" for item in error.diagnostics):
+            return  # told where it is loaded
+        here = error.diagnostics[0].message
+        raise WrongError(f"--ranks and --micro-batches are missing, and {here}", SIZES) from None
 
 
 def _of_spec(args: argparse.Namespace) -> Answer | None:
@@ -87,7 +111,7 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
 
     if args.chunks is not None:
         raise WrongError("--chunks goes with --ranks: of a spec, change `schedule.chunks`", "-s schedule.chunks=4")
-    run = run_of(chosen.spec, chosen.own)
+    run = run_of(chosen.spec, chosen.own, chosen.placement)
     given = costs_of(args)
     # what is given is of the schedule at hand, as without a spec; the plan's costs are of the stages that it has
     costs, stages, unit = (run.costs(), run.num_stages, run.unit) if given is None else (given, None, "")
@@ -111,7 +135,7 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
 
 def _is_spec(argument: str) -> bool:
     """Whether it is one, or meant to be, and not the file of a schedule."""
-    return re.search(r"\.dsc(:|$)", Path(argument).name) is not None or not Path(argument).is_file()
+    return re.search(r"\.dsc(:|$)", Path(argument).name) is not None or not is_file(argument)
 
 
 def _of_file(args: argparse.Namespace) -> Answer:
@@ -155,14 +179,11 @@ def costs_of(args: argparse.Namespace) -> Costs | None:
 def _read_costs(text: str) -> Costs:
     if text in shipped_names():
         return shipped(text)
-    path = Path(text)
-    if len(text) > 255 or not path.is_file():
-        if "=" in text:
-            return parse_costs(text)
-        raise ValueError(
-            f"no such file, and no table of that name: write F=1,I=1,W=1 or {' or '.join(shipped_names())}"
-        )
-    return costs_of_json(read_text(path, MAX_TABLE_BYTES, "it"))  # TextFileError is a ValueError
+    if os.path.lexists(text):
+        return costs_of_json(read_text(Path(text), MAX_TABLE_BYTES, "it"))  # TextFileError is a ValueError
+    if "=" in text:
+        return parse_costs(text)
+    raise ValueError(f"no such file, and no table of that name: write F=1,I=1,W=1 or {' or '.join(shipped_names())}")
 
 
 def _names(args: argparse.Namespace) -> tuple[str, ...]:

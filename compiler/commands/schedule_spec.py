@@ -6,23 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 from compiler.ir import Cut, Plan, Use
 from compiler.lower import lower
-from compiler.lower.estimate import stage_costs, times_of
+from compiler.lower.estimate import rank_times, stage_costs
 from compiler.picture.lanes import lanes_of
 from compiler.picture.values import Lanes
 from compiler.pipeline import schedule_for, search_of, uses
 from compiler.plan import make_plan
-from compiler.rates import rates_of
 from compiler.schedules import DEFAULT_CHUNKS
 from compiler.schedules.costs import Costs
 from compiler.schedules.placement import num_stages
 from compiler.schedules.schedule import Schedule
 from compiler.shapes import cut
+from compiler.topology.kinds import rank_rates
 from dsl import ramp
 from dsl.pipeline_layout import layout_of
 from dsl.schema import Spec
+
+if TYPE_CHECKING:
+    from compiler.place.own import OwnPlacement  # with numpy
 
 
 @dataclass(frozen=True)
@@ -85,14 +89,14 @@ class Run:
 
     def costs(self) -> Costs:
         """Of its stages, from the work that the plan counts and the rates of its devices."""
-        return stage_costs(self.plan, self.cuts, rates_of(self.spec))
+        return stage_costs(self.plan, self.cuts, rank_rates(self.spec))
 
     def lanes(self, schedule: Schedule) -> tuple[Lanes, ...]:
         """What each rank's actions communicate when, in the program of a schedule on the run's stages."""
-        rates = rates_of(self.spec)
-        return lanes_of(lower(self.plan, schedule, self.cuts, rates), times_of(self.plan, self.cuts, rates))
+        rates = rank_rates(self.spec)
+        return lanes_of(lower(self.plan, schedule, self.cuts, rates), rank_times(self.plan, self.cuts, rates))
 
 
-def run_of(spec: Spec, own: Schedule | None = None) -> Run:
-    """The spec has passed its checks."""
-    return Run(spec, make_plan(spec, own), own)
+def run_of(spec: Spec, own: Schedule | None = None, placement: OwnPlacement | None = None) -> Run:
+    """The spec has passed its checks. `own`, `placement`: of the files that it names."""
+    return Run(spec, make_plan(spec, own, placed=placement), own)

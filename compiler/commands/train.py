@@ -3,6 +3,7 @@
 dsc train                          the one spec of this folder → runs/<run>
 dsc train spec.dsc --steps 20 -s train.batch=32
 dsc train build/quickstart --resume
+dsc train --profile                where the time of a step goes
 
 Exit codes: 0 done · 1 a rank failed · 2 the spec, the data or the command line is wrong · 3 hung, or an error of dsc ·
 128 + signal when asked to stop, after a checkpoint
@@ -24,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, is_refused, load_spec
+from compiler.commands.compile import add_cache
 from compiler.emit.files import versions
 from compiler.rates.own import own_table
 from compiler.report.run import write_run_report
@@ -36,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add_spec_arguments(parser, "a spec file, SPEC:RUN, or a build folder; default: the spec in the current folder")
     add_options(parser)
+    add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,11 +63,15 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or Path("runs") / (name or _name(build))
     command = [sys.executable, "-P", "-m", "runtime.train", str(build), "--out", str(out)]
     command += ["--data", str(data or Path.cwd()), "--hang-timeout", str(args.hang_timeout), "--device", args.device]
+    command += ["--transport", args.transport]
     command += ["--steps", str(args.steps)] if args.steps is not None else []
     command += ["--resume"] if args.resume else []
+    command += ["--profile", str(args.profile)] if args.profile is not None else []
     code = _call(command)
     if code != EXIT_SPEC and (out / "metrics.jsonl").is_file():  # at 2 there was no run
         report = write_run_report(out)
+        if args.profile is not None and code == 0:
+            _say_profile(out)
         _say(f"report: {report}\nrun: {out}")
     return code
 
@@ -83,6 +90,14 @@ def _say(text: str) -> None:
         print(text, flush=True)
     except OSError:  # nobody reads, or the disk is full: the exit code is still that of the training
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+
+
+def _say_profile(run: Path) -> None:
+    from compiler.picture.formats import screen_of  # only a profile waits for these
+    from compiler.report.profile import write_run_profile
+    from compiler.report.profile_text import text
+
+    _say(text(write_run_profile(run), screen_of(sys.stdout)) + f"profile: {run / 'profile.json'}")
 
 
 def _name(build: Path) -> str:
@@ -112,6 +127,7 @@ def _stale(build: Path, chosen: Chosen) -> bool:
 
 def _compile(args: argparse.Namespace, chosen: Chosen, build: Path) -> int:
     command = [sys.executable, "-P", "-m", "compiler.cli", "compile", args.spec or str(chosen.path), "-o", str(build)]
+    command += ["--cache", str(args.cache)] if args.cache is not None else []
     return _call([*command, *(word for override in args.set for word in ("-s", override))])
 
 

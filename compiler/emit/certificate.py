@@ -9,29 +9,37 @@ from dataclasses import asdict
 
 from compiler.ir import Body, Program
 from compiler.proof import Certificate
-from compiler.proof.channels import message_of
+from compiler.proof.channels import producer_of
 from compiler.schedules.schedule import Schedule
 
 
 def certificate_json(
-    name: str, program: Program, schedule: Schedule, certificate: Certificate, files: Mapping[str, str]
+    name: str,
+    program: Program,
+    schedule: Schedule,
+    certificate: Certificate,
+    digests: Mapping[str, str],
+    told: dict[int, str] | None = None,
 ) -> str:
     """Facts of the proof, digests of what it is of, and what each body sends and receives (for the re-check).
 
-    name: of the program's file. files: the build's, by path; the plan, the program and the stage modules are digested.
+    name: of the program's file. digests: of the build's files, by path; those of the plan, the program and the stage
+    modules are told. told: what is said of bodies, by identity; programs that share bodies share it.
     """
+    known = {} if told is None else told
     wanted = ["plan.json", f"program/{name}.json", *(f"stages/rank_{rank}.py" for rank in range(schedule.num_ranks))]
     facts = {key: value for key, value in asdict(certificate).items() if key.startswith(("num", "peak"))}
     parts = [
-        f' "schedule": {json.dumps(_digest(schedule.to_text()))}',
-        _object("files", {file: _digest(files[file]) for file in wanted}),
+        f' "schedule": {json.dumps(digest(schedule.to_text()))}',
+        _object("files", {file: digests[file] for file in wanted}),
         _object("facts", facts),
-        ' "bodies": [\n' + ",\n".join(_rank(bodies) for bodies in program.bodies) + "\n ]",
+        ' "bodies": [\n' + ",\n".join(_rank(bodies, known) for bodies in program.bodies) + "\n ]",
     ]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """Of a file."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -40,10 +48,9 @@ def _object(name: str, values: Mapping[str, object]) -> str:
     return f" {json.dumps(name)}: {{\n{rows}\n }}"
 
 
-def _rank(bodies: tuple[Body, ...]) -> str:
-    rows = [
-        f"   {json.dumps(body.name)}: "
-        + json.dumps([[i.kind, i.peer, message_of(i, 0).action, i.slot] for i in body.instructions if i.peer >= 0])
-        for body in bodies
-    ]
-    return "  {\n" + ",\n".join(rows) + "\n  }"
+def _rank(bodies: tuple[Body, ...], told: dict[int, str]) -> str:
+    for body in bodies:
+        if id(body) not in told:
+            exchanged = [[i.kind, i.peer, producer_of(i), i.slot] for i in body.instructions if i.peer >= 0]
+            told[id(body)] = f"   {json.dumps(body.name)}: {json.dumps(exchanged)}"
+    return "  {\n" + ",\n".join(told[id(body)] for body in bodies) + "\n  }"

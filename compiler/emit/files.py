@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from typing import Any
 
-from compiler.ir import Bucket, Buffer, Communication, Plan, Program, Replica, Stage, Use
+from compiler.ir import Bucket, Buffer, Communication, Message, Plan, Program, Replica, Stage, Use
 from compiler.layers.build import TORCH_DTYPE
 from compiler.layers.stages import block_of
 from compiler.lower.estimate import Overlap
@@ -18,6 +19,7 @@ from compiler.schedules.placement import ranks_of_stage
 from dsl.schema import Moe, Precision, Spec
 
 ROLES = ("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine")
+_WIDTH = 110  # of a line of JSON
 PACKAGES = ("dsc-trainer", "torch", "triton")  # whose versions decide what is emitted
 
 
@@ -130,19 +132,16 @@ def _bias(replica: Replica) -> dict[str, Any]:
     return {"name": replica.name, "shape": replica.shape, "holders": tuple(replica.holders)}
 
 
+def _messages(ends: Sequence[tuple[int, Message]]) -> str:
+    """Items of a JSON list; names of actions have no letter that JSON escapes."""
+    return ", ".join([f'[{rank}, "{action}.{micro_batch}"]' for rank, (action, micro_batch) in ends])
+
+
 def program_json(program: Program) -> str:
     """One line an invocation: [body, micro-batches, posts, releases]."""
     ranks = [
         ",\n".join(
-            "   "
-            + json.dumps(
-                [
-                    i.body,
-                    list(i.micro_batches),
-                    [[rank, str(message)] for rank, message in i.posts],
-                    [[rank, str(message)] for rank, message in i.releases],
-                ]
-            )
+            f'   ["{i.body}", {list(i.micro_batches)}, [{_messages(i.posts)}], [{_messages(i.releases)}]]'
             for i in invocations
         )
         for invocations in program.invocations
@@ -242,11 +241,20 @@ def versions() -> dict[str, str]:
 
 def _pretty(data: Any, depth: int = 0) -> str:
     """JSON for reading: a value that fits a line is on one line, others a line an item; keys in the order given."""
-    line = json.dumps(data)
-    if len(line) + depth <= 110 or not isinstance(data, (dict, list, tuple)):
-        return line + ("" if depth else "\n")
+    if type(data) is int:  # most of it, and no other JSON
+        return str(data) + ("" if depth else "\n")
+    several = isinstance(data, (dict, list, tuple))
+    if not several or 3 * len(data) + depth <= _WIDTH:  # an item takes three characters at least
+        line = json.dumps(data)
+        if len(line) + depth <= _WIDTH or not several:
+            return line + ("" if depth else "\n")
     pad, close = " " * (depth + 1), "\n" + " " * depth
     if isinstance(data, dict):
-        items = [f"{pad}{json.dumps(k)}: {_pretty(v, depth + 1)}" for k, v in data.items()]
+        items = [f"{pad}{_text(k)}: {_pretty(v, depth + 1)}" for k, v in data.items()]
         return "{\n" + ",\n".join(items) + close + "}" + ("" if depth else "\n")
     return "[\n" + ",\n".join(pad + _pretty(v, depth + 1) for v in data) + close + "]" + ("" if depth else "\n")
+
+
+@cache
+def _text(key: str) -> str:
+    return json.dumps(key)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 MANIFEST = "manifest.json"
+CACHE = "cache/segments"  # the entries of the build's own segments, and no others: compiler/graph/cache.py
+_ENTRY = re.compile(CACHE + r"/[0-9a-f]{64}\.json", re.ASCII)
 
 
 def check_place(folder: Path) -> None:
@@ -50,9 +53,11 @@ def _written(manifest: Path) -> set[str] | None:
 
 
 def _files(folder: Path) -> set[str]:
-    """Everything in a folder but folders, by path; not what Python keeps beside modules it has imported."""
+    """Everything in a folder but folders, by path; not what Python keeps beside modules it has imported, nor segments
+    that are kept for the next build."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return {path.relative_to(folder).as_posix() for path in paths if path.parent.name != "__pycache__"}
+    names = {path.relative_to(folder).as_posix() for path in paths if path.parent.name != "__pycache__"}
+    return {name for name in names if not _ENTRY.fullmatch(name)}
 
 
 def write_build(folder: Path, files: Iterable[tuple[str, str]]) -> None:

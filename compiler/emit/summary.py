@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from compiler.emit.files import plan_head
 from compiler.lower.estimate import Overlap
 from compiler.pipeline import Lowered
-from compiler.predict.memory_state import proven_memories
+from compiler.predict.memory_state import device_of, proven_memories
 from dsl.memory import Memory
 from dsl.rules.resources import size
 from dsl.schema import Spec
@@ -36,14 +36,20 @@ def does_not_fit(spec: Spec, lowered: Lowered) -> str:
 
     `dsc check` refuses what no schedule could fit. This is the plan's own peak, of even load on the experts.
     """
-    device = min(spec.cluster.devices, key=lambda each: each.memory)
-    full = [memory for memory in _memories(spec, lowered) if memory.total > device.memory]
-    if not full:
+    memories = _memories(spec, lowered)
+    devices = [device_of(spec, lowered.plan, rank) for rank in range(len(memories))]
+    over = [memory.total - device.memory for memory, device in zip(memories, devices, strict=True)]
+    rank = over.index(max(over))
+    if over[rank] <= 0:
         return ""
-    rank, memory = fullest(spec, lowered)
+    full, worst = count(sum(each > 0 for each in over), "pipeline rank"), f"{size(memories[rank].total)}"
+    has = f"the {size(devices[rank].memory)} of device {devices[rank].name}"
+    if spec.cluster.more is not None:
+        said = f"hold more than they have, those of rank {rank} the most, {worst} where {has} are all there is"
+    else:
+        said = f"hold more than {has}, those of rank {rank} the most, {worst}"
     return (
-        f"this does not fit: devices of {count(len(full), 'pipeline rank')} of {lowered.plan.mesh.pp} hold more than "
-        f"the {size(device.memory)} of device {device.name}, those of rank {rank} the most, {size(memory.total)}; "
+        f"this does not fit: devices of {full} of {lowered.plan.mesh.pp} {said}; "
         "`dsc plan` says what they hold, and shows edits that mend it"
     )
 

@@ -13,6 +13,7 @@ from compiler import ir
 from compiler.graph.joint import COLUMNS, Joint, Node
 from compiler.graph.split import Split
 from compiler.oprules import Tensor
+from compiler.oprules.rule import statistics_dtype
 
 WIDTH = 120
 
@@ -80,9 +81,8 @@ def module(joint: Joint, parts: Split, kernel_of: KernelOf) -> str:
     clashes = {name for name in joint.tensors if name in taken or keyword.iskeyword(name)}
     assert not clashes and all(name.isidentifier() and name.isascii() for name in joint.tensors), clashes
     sizes = [f"{letter}={extent}" for letter, extent in letters(segment).items()]
-    dtype = next(b.dtype for b in parts.cut.outputs)
     constants = " ".join(f"{name}={value!r}" for name, value in segment.constants)
-    lines = [f"# constructed by dsc: segment {segment.kind}, {' '.join(sizes)}, {dtype}"]
+    lines = [f"# constructed by dsc: segment {segment.kind}, {' '.join(sizes)}, {dtype_of(segment, parts)}"]
     if any("R" in argument.shape for argument in segment.inputs):
         lines.append("# R: rows received, any number")
     lines += [f"# {line}" for line in wrap(constants, WIDTH - 2)]
@@ -119,8 +119,13 @@ def function(joint: Joint, parts: Split, name: str, nodes: tuple[Node, ...], ker
         file = kernel_of(node)
         return node.op if file is None else table[node.op, file].name
 
+    dtype = dtype_of(joint.segment, parts)
+
     def shape(value: str) -> str:
-        return describe(joint.tensors[value.removeprefix("g_") if value not in joint.tensors else value])
+        if value in joint.tensors:
+            return describe(joint.tensors[value], dtype)
+        parameter = joint.tensors[value.removeprefix("g_")]
+        return describe(Tensor(parameter.shape, statistics_dtype(parameter.dtype)), dtype)
 
     if not signature.args:
         return [f"def {name}():", f'    """{PURPOSE[name]} There are none."""']
@@ -171,7 +176,12 @@ def print_node(node: Node, callee: str) -> str:
     return f"{', '.join(node.outputs)} = {call}" if node.outputs else call
 
 
-def describe(tensor: Tensor) -> str:
-    """`[512, 256]`, with the dtype of integers."""
+def dtype_of(segment: ir.Segment, parts: Split) -> str:
+    """The dtype of activations: that of the first input that has a gradient, else of the first output."""
+    return next((i.dtype for i in segment.inputs if i.grad), parts.cut.outputs[0].dtype)
+
+
+def describe(tensor: Tensor, usual: str) -> str:
+    """`[512, 256]`, with its dtype where that is not the usual one."""
     shape = f"[{', '.join(map(str, tensor.shape))}]"
-    return f"{shape} {tensor.dtype}" if tensor.dtype.startswith("int") else shape
+    return shape if tensor.dtype == usual else f"{shape} {tensor.dtype}"

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from compiler import ir
+from compiler.oprules.rule import statistics_dtype
 from dsl.schema import Dense, Model, Moe, Spec
 
 TORCH_DTYPE = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
@@ -53,6 +54,11 @@ class Place:
     def dtype(self) -> str:
         """Dtype of activations."""
         return TORCH_DTYPE[self.spec.precision.compute]
+
+    @property
+    def wide_dtype(self) -> str:
+        """Dtype of router scores and gate weights."""
+        return statistics_dtype(self.dtype)
 
     def param(self, name: str, *shape: int, stack: int = 0, grad: bool = True) -> ir.Param:
         """A weight; of `stack` > 0 experts, each of `shape`."""

@@ -35,28 +35,33 @@ def cut_of(segment: ir.Segment, cuts: Cuts) -> ir.Cut:
     return cuts[key]
 
 
-def blocks_on(rates: Rates, blocks: Sequence[Steps], overlaps: bool, cuts: Cuts) -> Blocks:
-    """Nanoseconds of the blocks of a model, forward and backward, at the rates of one kind of device.
-
-    Equal load of the experts is assumed: every rank receives as many rows as it sends.
-    """
-    known: dict[Hashable, Cost] = {}
-    costs = []
+def chains_of(rates: Rates, blocks: Sequence[Steps], cuts: Cuts) -> tuple[Chains, ...]:
+    """Each block as a stage of its own, on one kind of device. Blocks that differ in names alone share the first's."""
+    known: dict[Hashable, Chains] = {}
+    result = []
     for block in blocks:
         key = tuple(
             step.segment.key if isinstance(step, ir.Use) else (step.kind, step.sizes[0].shape) for step in block.steps
         )
         if key not in known:
-            known[key] = _cost(rates, block, overlaps, cuts)
-        costs.append(known[key])
-    first, *layers, last = costs
+            made = {step.site: cut_of(step.segment, cuts) for step in block.steps if isinstance(step, ir.Use)}
+            known[key] = Chains(ir.Stage(0, block.steps, (), None, None, (), ()), made, rates, -1, -1)
+        result.append(known[key])
+    return tuple(result)
+
+
+def blocks_of(chains: Sequence[Chains], overlaps: bool) -> Blocks:
+    """Nanoseconds of the blocks of a model, forward and backward.
+
+    Equal load of the experts is assumed: every rank receives as many rows as it sends.
+    """
+    known = {id(each): each for each in chains}
+    costs = {key: _cost(each, overlaps) for key, each in known.items()}
+    first, *layers, last = (costs[id(each)] for each in chains)
     return Blocks(tuple(layers), first, last)
 
 
-def _cost(rates: Rates, block: Steps, overlaps: bool, cuts: Cuts) -> Cost:
-    stage = ir.Stage(0, block.steps, (), None, None, (), ())
-    made = {step.site: cut_of(step.segment, cuts) for step in block.steps if isinstance(step, ir.Use)}
-    chains = Chains(stage, made, rates, -1, -1)
+def _cost(chains: Chains, overlaps: bool) -> Cost:
     nodes = [chains.of(kind) for kind in "FB"]
     if not overlaps:
         jobs = [jobs_of([chain]) for chain in nodes]

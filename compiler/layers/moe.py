@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from compiler import ir
-from compiler.layers.build import Place, index, segment
+from compiler.layers.build import TORCH_DTYPE, Place, index, segment
 
 ROUTER_PARAMETERS = {
     "norm": "ffn.norm",
@@ -45,7 +45,7 @@ def router(
     through to the join, the normed `x` to the shared experts; with `balance` there is the sequence-wise loss, without
     its weight."""
     x_TD = ops.rmsnorm(h_TD, p.norm, eps)
-    logits_TE = ops.linear(x_TD, p.weight)
+    logits_TE = ops.linear_wide(x_TD, p.weight)
     bias_E = p.bias if biased else None
     gate_TK, expert_TK = ops.route(logits_TE, bias_E, softmax, groups, top_groups, top_k, normalize, scale)
     routed = (x_TD, gate_TK, expert_TK)
@@ -60,7 +60,7 @@ def build_router(place: Place) -> ir.Segment:
     moe, D = place.moe, place.D
     shared, balance = moe.shared > 0, moe.balance.sequence_loss > 0 and not place.mtp
     biased = moe.balance.bias_rate is not None
-    bias = (place.param("bias", moe.experts, grad=False),) if biased else ()
+    bias = (ir.Param("bias", (moe.experts,), TORCH_DTYPE[place.spec.precision.master], grad=False),) if biased else ()
     placed = place.spec.parallel.placement is not None
     slots = (ir.Param("slots", (moe.experts,), "int64", grad=False),) if placed else ()
     of = segment(
@@ -129,7 +129,11 @@ def build_experts(place: Place) -> ir.Segment:
         "experts",
         experts,
         (place.param("up", 2 * moe.inner, D, stack=stack), place.param("down", D, moe.inner, stack=stack)),
-        (place.input("rows", "R", D), place.input("gate", "R"), index("offsets", groups, dtype="int32")),
+        (
+            place.input("rows", "R", D),
+            ir.Input("gate", ("R",), place.wide_dtype),
+            index("offsets", groups, dtype="int32"),
+        ),
         ("y",),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -14,6 +14,8 @@ from dsl.stages import is_folded
 
 Cost = tuple[int, ...]  # nanoseconds on each lane that goes on at the same time; a load is the largest of its sums
 Runs = tuple[tuple[int, int], ...]  # (begin, end) of the layers of each stage
+Bytes = tuple[int, int, int]  # held all the time; of a micro-batch until its backward; of one with W put off
+Moment = tuple[Bytes, ...]  # of each stage of a rank, how often it holds each of these
 
 
 def storage_of(spec: Spec) -> str:
@@ -43,12 +45,59 @@ class Blocks:
 
 
 @dataclass(frozen=True)
+class Holding:
+    """What the blocks of a model hold on a device, how often at the fullest moments of each pipeline rank, and what its
+    devices have room for (compiler/layers/holding.py). All in bytes."""
+
+    layers: tuple[Bytes, ...]
+    first: Bytes
+    last: Bytes
+    shared: int  # of both ends: a rank that has both holds it once
+    moments: tuple[tuple[Moment, ...], ...]
+    room: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Split:
-    """Runs of layers, one a stage; how long a rank and a stage take at most, in nanoseconds for a micro-batch."""
+    """Runs of layers, one a stage; how long a rank and a stage take at most, in nanoseconds for a micro-batch; and what
+    the fullest device holds, in bytes beyond what it has if others have more (0: nobody knows)."""
 
     runs: Runs
     rank_load: int
     stage_load: int
+    held: int = 0
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Nanoseconds of a lane of a kind of device, or bytes of a moment of a rank, by the runs of its stages."""
+
+    costs: tuple[tuple[int, ...], ...]  # of each run: of the first n layers from where its stages begin
+    ends: tuple[int, ...]  # of each run: what its stage costs without layers
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Ranks that store the same stages."""
+
+    stages: tuple[int, ...]
+    times: tuple[Lane, ...]
+    bytes: tuple[Lane, ...]
+
+    @cached_property
+    def costs(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Of each run, what every lane has of its first n layers; times first."""
+        return tuple(zip(*(lane.costs for lane in (*self.times, *self.bytes)), strict=True))
+
+    @cached_property
+    def ends(self) -> tuple[tuple[int, ...], ...]:
+        """Of each run, what its stage takes of time without layers."""
+        return tuple(zip(*(lane.ends for lane in self.times), strict=True))
+
+    @cached_property
+    def empty(self) -> tuple[int, ...]:
+        """What the cell has on every lane without layers."""
+        return tuple(sum(lane.ends) for lane in (*self.times, *self.bytes))
 
 
 @dataclass(frozen=True)
@@ -57,6 +106,7 @@ class Pipeline:
 
     placement: str
     blocks: tuple[Blocks, ...]  # of each pipeline rank; equal devices share one value
+    holding: Holding | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -104,16 +154,74 @@ class Pipeline:
             for lane, first, final in zip(blocks.before, blocks.first, blocks.last, strict=True)
         )
 
-    def score(self, runs: Runs) -> tuple[int, int, int]:
-        """(largest load of a rank, largest of a stage, sum of the stages' squares). What is less is better.
+    @cached_property
+    def lanes(self) -> tuple[Cell, ...]:
+        """The cells with all their lanes."""
+        return tuple(
+            Cell(stages, tuple(self._times(stages, kinds)), tuple(dict.fromkeys(self._bytes(stages))))
+            for stages, kinds in self.cells
+        )
+
+    def _descends(self, run: int) -> bool:
+        """Whether the stages of a run begin at the last layer."""
+        return self.folded and run == 1
+
+    def _times(self, stages: Sequence[int], kinds: Sequence[Blocks]) -> Iterator[Lane]:
+        last = self.num_stages - 1
+        down = [self._descends(run) for run in range(len(stages))]
+        for each in kinds:
+            for before, behind, first, final in zip(each.before, each.behind, each.first, each.last, strict=True):
+                ends = tuple((first if s == 0 else 0) + (final if s == last else 0) for s in stages)
+                yield Lane(tuple(behind if descends else before for descends in down), ends)
+
+    def _bytes(self, stages: tuple[int, ...]) -> Iterator[Lane]:
+        """Of each moment of each rank that stores the stages. What others have room for beyond it counts as held."""
+        held = self.holding
+        if held is None:
+            return
+        last = self.num_stages - 1
+        for rank, moments in enumerate(held.moments):
+            if stages_of(self.placement, self.num_ranks, rank) != stages:
+                continue
+            for moment in moments:
+                ends = [
+                    (_times(often, held.first) if s == 0 else 0) + (_times(often, held.last) if s == last else 0)
+                    for s, often in zip(stages, moment, strict=True)
+                ]
+                ends[0] += max(held.room) - held.room[rank] - (held.shared if {0, last} <= {*stages} else 0)
+                costs = []
+                for run, often in enumerate(moment):
+                    layers = [_times(often, layer) for layer in held.layers]
+                    costs.append((0, *accumulate(reversed(layers) if self._descends(run) else layers)))
+                yield Lane(tuple(costs), tuple(ends))
+
+    def score(self, runs: Runs) -> tuple[int, int, int, int]:
+        """(bytes of the fullest rank, largest load of a rank, of a stage, sum of the stages' squares). Less is better.
 
         Loads of ranks are sums of their stages; `split_of` makes the mean of them where a rank runs each half the time.
         """
         ranks = [self.loads(stages, b, [runs[s] for s in stages]) for stages, kinds in self.cells for b in kinds]
         each = [self.stage_load(s, *run) for s, run in enumerate(runs)]
-        return max(ranks), max(each), sum(load * load for load in each)
+        return self.held(runs), max(ranks), max(each), sum(load * load for load in each)
+
+    def held(self, runs: Runs) -> int:
+        """Bytes of the fullest rank."""
+        size, fullest = self.num_layers, 0
+        for cell in self.lanes:
+            for lane in cell.bytes:
+                spent = sum(lane.ends)
+                for run, s in enumerate(cell.stages):
+                    begin, end = runs[s]
+                    begin, end = (size - end, size - begin) if self._descends(run) else (begin, end)
+                    spent += lane.costs[run][end] - lane.costs[run][begin]
+                fullest = max(fullest, spent)
+        return fullest
 
     def split_of(self, runs: Runs) -> Split:
         """The runs, with their loads."""
-        rank_load, stage_load, _ = self.score(runs)
-        return Split(runs, rank_load // (2 if self.placement == BIDIRECTIONAL else 1), stage_load)
+        held, rank_load, stage_load, _ = self.score(runs)
+        return Split(runs, rank_load // (2 if self.placement == BIDIRECTIONAL else 1), stage_load, held)
+
+
+def _times(often: Bytes, held: Bytes) -> int:
+    return sum(count * size for count, size in zip(often, held, strict=True))

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from compiler import ir
 from compiler.layers import LAYERS, Place
 from compiler.layers.balance import partition
-from compiler.layers.costs import Cuts, blocks_on
-from compiler.layers.pipeline import Pipeline, Runs, Split
+from compiler.layers.costs import Cuts, blocks_of, chains_of
+from compiler.layers.holding import holding_of, schedule_on
+from compiler.layers.pipeline import Pipeline, Runs
 from compiler.layers.storage import back, to_experts
 from compiler.rates import rates_of
 from compiler.schedules.placement import BIDIRECTIONAL, V, loops
-from compiler.topology.kinds import parts_of_ranks, spec_on
+from compiler.schedules.schedule import Schedule
+from compiler.topology.kinds import parts_of_ranks
 from dsl.pipeline_layout import stages_of_layout
 from dsl.schema import Moe, Spec
 
@@ -39,11 +41,18 @@ class Block:
 
 
 def build_stages(
-    spec: Spec, num_stages: int, placement: str = "loop(1)", cuts: Cuts | None = None
+    spec: Spec,
+    num_stages: int,
+    placement: str = "loop(1)",
+    cuts: Cuts | None = None,
+    own: Schedule | None = None,
 ) -> tuple[ir.Stage, ...]:
-    """Contiguous runs of layers: the layout's, or the best there are for the stages of a placement (balance.py)."""
+    """Contiguous runs of layers: the layout's, or the best there are for the stages of a placement (balance.py).
+
+    `own`: the schedule of the file that the spec names.
+    """
     first, *layers, last = model_blocks(spec)
-    runs = _runs(spec, (first, *layers, last), num_stages, placement, {} if cuts is None else cuts)
+    runs = _runs(spec, (first, *layers, last), num_stages, placement, {} if cuts is None else cuts, own)
     stages: list[ir.Stage] = []
     for index, (begin, end) in enumerate(runs):
         blocks = layers[begin:end]
@@ -65,23 +74,36 @@ def build_stages(
     return tuple(stages)
 
 
-def _runs(spec: Spec, blocks: tuple[Block, ...], num_stages: int, placement: str, cuts: Cuts) -> Runs:
+def _runs(
+    spec: Spec, blocks: tuple[Block, ...], num_stages: int, placement: str, cuts: Cuts, own: Schedule | None
+) -> Runs:
     """(begin, end) of the layers of each stage."""
     if spec.parallel.layout is not None:
         num_layers, mtp = len(blocks) - 2, spec.model.mtp.depth if spec.model.mtp else 0
         runs = stages_of_layout(spec.parallel.layout, num_layers, mtp)
         assert len(runs) == num_stages, "the rules hold a layout to the schedule's stages"
         return runs
-    return split_of(spec, blocks, num_stages, placement, cuts).runs
+    return partition(pipeline_of(spec, blocks, num_stages, placement, cuts, own)).runs
 
 
-def split_of(spec: Spec, blocks: tuple[Block, ...], num_stages: int, placement: str, cuts: Cuts) -> Split:
-    """The best split of a model, at the times that its blocks are predicted to take where they run."""
+def pipeline_of(
+    spec: Spec,
+    blocks: tuple[Block, ...],
+    num_stages: int,
+    placement: str,
+    cuts: Cuts,
+    own: Schedule | None = None,
+) -> Pipeline:
+    """What a model is split by: the times that its blocks are predicted to take where they run, and what they hold."""
     overlaps = spec.schedule.name in OVERLAPPING or spec.schedule.file is not None
     num_ranks = num_stages // (1 if placement == BIDIRECTIONAL else 2 if placement == V else loops(placement))
     parts = parts_of_ranks(spec) if num_ranks == spec.parallel.pipeline else (0,) * num_ranks
-    on = {part: blocks_on(rates_of(spec_on(spec, part)), blocks, overlaps, cuts) for part in dict.fromkeys(parts)}
-    return partition(Pipeline(placement, tuple(on[part] for part in parts)))
+    chains = {part: chains_of(rates_of(spec, rank=parts.index(part)), blocks, cuts) for part in dict.fromkeys(parts)}
+    on = {part: blocks_of(each, overlaps) for part, each in chains.items()}
+    room = [spec.cluster.parts[part][1].device.memory for part in parts]
+    schedule = schedule_on(spec, placement, num_ranks, own)
+    holding = holding_of(spec, [block.steps for block in blocks], chains[parts[0]], schedule, room)
+    return Pipeline(placement, tuple(on[part] for part in parts), holding)
 
 
 # ---------------------------------------------------------------- the model
@@ -135,20 +157,21 @@ def _mixture(place: Place, name: str, prefix: str, h: str, out: str) -> tuple[St
     shared = (f"{name}_shared",) if place.moe.shared else ()
     normed = tuple(made[value] for value in ("x", "residual")[: len(LAYERS["shared"].build(place).inputs)] if shared)
     S, D, experts, groups = place.S, place.D, place.moe.experts, place.spec.parallel.expert * place.experts_local
-    dtype, there, here = place.dtype, to_experts(place), back(place)
+    there, here = to_experts(place), back(place)
+    stays = place.spec.parallel.expert == 1  # nothing moves: rows come as the tensors that were sent
     dispatch = ir.Communication(
         kind="dispatch",
         site=name,
         axis="ep",
         inputs=(made["rows"], made["gate"], made["counts"]),
         outputs=(
-            ir.Buffer(rows, ("R", D), there),
-            ir.Buffer(gate, ("R",), dtype),
+            ir.Buffer(rows, ("R", D), there, made["rows"] if stays else ""),
+            ir.Buffer(gate, ("R",), place.wide_dtype, made["gate"] if stays else ""),
             ir.Buffer(offsets, (groups,), "int32"),
         ),
         sizes=(
             ir.Buffer(made["rows"], (S, D), there),
-            ir.Buffer(made["gate"], (S,), dtype),
+            ir.Buffer(made["gate"], (S,), place.wide_dtype),
             ir.Buffer(made["counts"], (experts,), "int64"),
         ),
         back=here,
@@ -158,7 +181,7 @@ def _mixture(place: Place, name: str, prefix: str, h: str, out: str) -> tuple[St
         site=name,
         axis="ep",
         inputs=(y,),
-        outputs=(ir.Buffer(returned, (S, D), here),),
+        outputs=(ir.Buffer(returned, (S, D), here, y if stays else ""),),
         sizes=(ir.Buffer(y, ("R", D), here),),
         back=there,
     )

@@ -150,7 +150,7 @@ class Chains:
 
     def _exchange(self, kind: str, phase: str, site: str, reads: tuple[str, ...], writes: tuple[Buffer, ...]) -> Node:
         moved = tuple(b for b in writes if b.dtype not in INTEGERS)
-        time_s = self.rates.exchange_time_s((kind, phase) in TO_EXPERTS, moved, self.rows)
+        time_s = self.rates.fabric.exchange_s(self.rates.experts, (kind, phase) in TO_EXPERTS, moved, self.rows)
         instruction = Instruction(kind, 0, "", phase, site, reads=reads)  # type: ignore[arg-type]
         return Node(instruction, _ns(time_s), writes)
 

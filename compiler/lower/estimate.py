@@ -17,8 +17,10 @@ from compiler.lower.chains import EXCHANGES, Chains
 from compiler.lower.lanes import best_order, end_of
 from compiler.lower.order import jobs_of
 from compiler.rates import Rates
+from compiler.rates.on_ranks import OnRanks, kinds_of, on_ranks
 from compiler.schedules.costs import PAIR_KINDS, Costs
-from compiler.schedules.placement import stages_of
+from compiler.schedules.placement import ranks_of_stage, stages_of
+from compiler.topology.messages import messages_s
 
 Times = Mapping[tuple[str, str, str], int]  # (kind, phase, site) of a segment or exchange → nanoseconds on its lane
 KINDS = "FBIW"
@@ -27,26 +29,37 @@ KINDS = "FBIW"
 # ---------------------------------------------------------------- of a schedule
 
 
-def stage_costs(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, pairs: Collection[str] = PAIR_KINDS) -> Costs:
+def stage_costs(plan: Plan, cuts: Mapping[str, Cut], rates: OnRanks, pairs: Collection[str] = PAIR_KINDS) -> Costs:
     """Costs of the schedules of a plan's stages, in milliseconds; of `pairs` alone, if that is all a schedule has.
 
     A lone action takes the time of its own order, the mean of all stages; a stage weighs the sum of its four kinds of
     actions over the mean sum. What a pair gains is what it gains on the ranks of the most common kind. A message takes
-    its bytes over the link between pipeline ranks.
+    its bytes over the link between pipeline ranks. `rates` are those of the ranks; a stage that two kinds of devices
+    run takes what it takes on the slower one, and every message as long as the slowest.
     """
-    chains = [Chains(stage, cuts, rates, -1, -1) for stage in plan.stages]
-    alone = [{kind: _time((stage, kind)) for kind in KINDS} for stage in chains]
+    each = on_ranks(rates, plan.mesh.pp)
+
+    def on(stage: int, rank: int) -> Chains:
+        return Chains(plan.stages[stage], cuts, each[rank], -1, -1)
+
+    alone = []
+    for stage in range(len(plan.stages)):
+        kinds = dict.fromkeys(kinds_of(each)[rank] for rank in ranks_of_stage(plan.placement, plan.mesh.pp, stage))
+        times = [{kind: _time((chains, kind)) for kind in KINDS} for chains in (on(stage, rank) for rank in kinds)]
+        alone.append(max(times, key=lambda one: sum(one.values())))
     totals = [sum(times.values()) for times in alone]
-    stages = _common_stages(plan, alone)
+    rank = _common_rank(plan, alone)
+    stages = stages_of(plan.placement, plan.mesh.pp, rank)
+    chains = {stage: on(stage, rank) for stage in stages}
     gained = {}
     both = tuple(dict.fromkeys([(stages[0], stages[-1]), (stages[-1], stages[0])]))
     for first, second in map(tuple, sorted(pairs)):
         together = sum(_time((chains[a], first), (chains[b], second)) for a, b in both)
-        apart = sum(alone[a][first] + alone[b][second] for a, b in both)
+        apart = sum(_time((chains[a], first)) + _time((chains[b], second)) for a, b in both)
         if together < apart:
             lone = mean(times[first] + times[second] for times in alone)
             gained[first + second] = _ms(Fraction(lone) * together / apart)
-    message = next((stage.output for stage in plan.stages if stage.output), None)
+    messages = messages_s(each[0].fabric, plan, plan.placement)
     F, B, I, W = (_ms(mean(Fraction(times[kind]) for times in alone)) for kind in KINDS)
     return Costs(
         F=F,
@@ -54,7 +67,7 @@ def stage_costs(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, pairs: Collec
         I=I,
         W=W,
         pairs=tuple(sorted(gained.items())),
-        latency=_ms(round(rates.message_time_s(message) * 1e9)) if message else Fraction(0),
+        latency=_ms(round(max(messages.values(), default=0.0) * 1e9)),
         stages=tuple(Fraction(total) / mean(map(Fraction, totals)) for total in totals),
     )
 
@@ -65,11 +78,11 @@ def _time(*actions: tuple[Chains, str]) -> int:
     return end_of(jobs, best_order(jobs))
 
 
-def _common_stages(plan: Plan, alone: Sequence[Mapping[str, int]]) -> tuple[int, ...]:
-    """The stages of a rank of the most common kind, the first of them."""
+def _common_rank(plan: Plan, alone: Sequence[Mapping[str, int]]) -> int:
+    """A rank whose stages are of the most common kind, the first of them."""
     ranks = [stages_of(plan.placement, plan.mesh.pp, rank) for rank in range(plan.mesh.pp)]
     kinds = [tuple(sorted(tuple(alone[stage].items()) for stage in stages)) for stages in ranks]
-    return ranks[kinds.index(Counter(kinds).most_common(1)[0][0])]
+    return kinds.index(Counter(kinds).most_common(1)[0][0])
 
 
 def _ms(time_ns: Fraction | int) -> Fraction:
@@ -107,6 +120,13 @@ class Overlap:
         return _sum((1, times) for _, times in self.kinds)
 
 
+def rank_times(plan: Plan, cuts: Mapping[str, Cut], rates: Sequence[Rates]) -> tuple[Times, ...]:
+    """The times of every pipeline rank; ranks on one kind of device share one table."""
+    kinds = kinds_of(rates)
+    tables = {kind: times_of(plan, cuts, rates[kind]) for kind in dict.fromkeys(kinds)}
+    return tuple(tables[kind] for kind in kinds)
+
+
 def times_of(plan: Plan, cuts: Mapping[str, Cut], rates: Rates) -> Times:
     """The time of every segment and exchange of a plan."""
     chains = [Chains(stage, cuts, rates, -1, -1) for stage in plan.stages]
@@ -141,25 +161,37 @@ def held(instructions: Iterable[Instruction], times: Times) -> Iterator[tuple[In
             yield i, compute - times[key[1:]], compute
 
 
-def overlaps_of(programs: Mapping[str, Program], times: Times) -> dict[str, Overlap]:
-    """How programs of one plan use the two lanes, each body as often as it is invoked."""
-    known: dict[str, LaneTimes] = {}  # one name is one body, on whatever rank
+def overlaps_of(programs: Mapping[str, Program], times: Times | Sequence[Times]) -> dict[str, Overlap]:
+    """How programs of one plan use the two lanes, each body as often as it is invoked.
+
+    `times`: of all pipeline ranks, or of each. Of a body that two kinds of devices run, the slower one is told.
+    """
+    known: dict[tuple[str, int], LaneTimes] = {}  # one name is one body, on whatever rank of a kind
     return {name: _overlap(program, times, known) for name, program in programs.items()}
 
 
-def _overlap(program: Program, times: Times, known: dict[str, LaneTimes]) -> Overlap:
+def _overlap(program: Program, times: Times | Sequence[Times], known: dict[tuple[str, int], LaneTimes]) -> Overlap:
     kinds: dict[str, list[tuple[int, LaneTimes]]] = defaultdict(list)
-    for bodies, invocations in zip(program.bodies, program.invocations, strict=True):
+    slowest: dict[str, LaneTimes] = {}
+    tables = tables_of(times, len(program.bodies))
+    for bodies, invocations, (kind, table) in zip(program.bodies, program.invocations, tables, strict=True):
         counts = Counter(invocation.body for invocation in invocations)
         for body in bodies:
-            if body.name not in known:
-                known[body.name] = lane_times(body.instructions, times)
-            kinds[_kinds(body)].append((counts[body.name], known[body.name]))
-    names = sorted({body.name for bodies in program.bodies for body in bodies})
+            if (body.name, kind) not in known:
+                known[body.name, kind] = lane_times(body.instructions, table)
+            found = known[body.name, kind]
+            kinds[_kinds(body)].append((counts[body.name], found))
+            slowest[body.name] = max(slowest.get(body.name, found), found, key=lambda one: one.end)
     return Overlap(
-        tuple((name, known[name]) for name in names),
+        tuple(sorted(slowest.items())),
         tuple((kind, _sum(kinds[kind])) for kind in sorted(kinds, key=lambda kind: (len(kind), kind))),
     )
+
+
+def tables_of(times: Times | Sequence[Times], num_ranks: int) -> list[tuple[int, Times]]:
+    """Of each pipeline rank, the first one that has the same times, and these."""
+    tables = [times] * num_ranks if isinstance(times, Mapping) else list(times)
+    return [(tables.index(table), table) for table in tables]
 
 
 def _kinds(body: Body) -> str:

@@ -15,50 +15,57 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from compiler.ir import Body, Cut, Instruction, Invocation, Message, Plan, Program
 from compiler.lower.chains import Chains
 from compiler.lower.order import finish, interleave
-from compiler.rates import Rates, core_rates
-from compiler.schedules.placement import num_stages, rank_of
+from compiler.rates import core_rates
+from compiler.rates.on_ranks import OnRanks, kinds_of, on_ranks
+from compiler.schedules.placement import direction, num_stages, rank_of
 from compiler.schedules.schedule import Schedule
 from runtime.actions import Action, Step, actions_of
 
 Event = tuple[int, int, Message]  # (invocation, position in it, message)
 Channel = tuple[int, int]  # (source, destination) pipeline ranks
-Bodies = dict[tuple[str, tuple[tuple[int, int], ...]], Body]  # by name and the peers of each slot
+Call = tuple[str, tuple[int, ...]]  # body, micro-batches
+Bodies = dict[tuple[str, tuple[tuple[int, int], ...], int], Body]  # by name, the peers of each slot, and the device
 
 
 def lower(
     plan: Plan,
     schedule: Schedule,
     cuts: Mapping[str, Cut],
-    rates: Rates | None = None,
+    rates: OnRanks | None = None,
     evaluate: bool = False,
     made: Bodies | None = None,
 ) -> Program:
     """The program of `schedule` on the plan's stages. `cuts`: by site of use. `evaluate`: forwards keep nothing.
 
+    `rates` are those of the pipeline ranks: on another kind of device the instructions of a body go in another order.
     `made`: bodies of other programs of the same plan, cuts and rates, to be taken again; new ones are added.
     """
-    rates, made = rates or core_rates(), {} if made is None else made
+    made = {} if made is None else made
+    each = on_ranks(rates or core_rates(), schedule.num_ranks)
 
     @cache
-    def chains(stage: int, before: int, after: int) -> Chains:
-        return Chains(plan.stages[stage], cuts, rates, before, after)
+    def chains(stage: int, before: int, after: int, kind: int) -> Chains:
+        return Chains(plan.stages[stage], cuts, each[kind], before, after)
 
-    alike: dict[str, Body] = {}  # ranks of both directions have bodies that differ in whom they talk to alone
-    bodies = tuple(_bodies(schedule, chains, rank, evaluate, made, alike) for rank in range(schedule.num_ranks))
-    tables = [{b.name: b for b in ranks} for ranks in bodies]
     calls = [[_call(step, evaluate) for step in steps] for steps in schedule.actions]
+    # Ranks of both directions have bodies that differ in whom they talk to alone.
+    alike: dict[tuple[str, int], Body] = {}
+    bodies = tuple(
+        _bodies(schedule, calls[rank], partial(chains, kind=kind), rank, evaluate, made, alike, kind)
+        for rank, kind in enumerate(kinds_of(each))
+    )
     output = next((s.output for s in plan.stages if s.output), None)
     return Program(
         name="evaluate" if evaluate else schedule.name,
         num_micro_batches=schedule.num_micro_batches,
         placement=schedule.placement,
         bodies=bodies,
-        invocations=_with_channels(tables, calls),
+        invocations=_with_channels(bodies, calls),
         message=output,
         reduces=() if evaluate else tuple(b for b in plan.buckets if len(b.holders) > 1),
     )
@@ -69,31 +76,39 @@ def body_name(step: Step, evaluate: bool = False) -> str:
     return "_".join(n.replace("F", "E") if evaluate else n for n in names)
 
 
-def _call(step: Step, evaluate: bool) -> tuple[str, tuple[int, ...]]:
+def _call(step: Step, evaluate: bool) -> Call:
     return body_name(step, evaluate), tuple(a.micro_batch for a in actions_of(step))
 
 
 def _bodies(
     schedule: Schedule,
+    calls: Sequence[Call],
     chains: Callable[[int, int, int], Chains],
     rank: int,
     evaluate: bool,
     made: Bodies,
-    alike: dict[str, Body],
+    alike: dict[tuple[str, int], Body],
+    kind: int,
 ) -> tuple[Body, ...]:
+    """Of a rank; `kind`: the first rank that is on the same kind of device."""
     found: dict[str, Body] = {}
     neighbours: dict[str, tuple[tuple[int, int], ...]] = {}
-    for step in schedule.actions[rank]:
-        name = body_name(step, evaluate)
+    towards = [direction(schedule.placement, schedule.num_micro_batches, k) for k in range(schedule.num_micro_batches)]
+    seen: set[tuple[str, tuple[int, ...]]] = set()  # whom a body talks to depends on the directions alone
+    for step, (name, micro_batches) in zip(schedule.actions[rank], calls, strict=True):
+        ways = tuple([towards[k] for k in micro_batches])
+        if (name, ways) in seen:
+            continue
+        seen.add((name, ways))
         peers = tuple(_neighbours(schedule, action) for action in actions_of(step))
         assert neighbours.setdefault(name, peers) == peers, f"{name} on rank {rank} has more than one pair of peers"
         if name not in found:
-            if (name, peers) not in made:
-                if name not in alike:
+            if (name, peers, kind) not in made:
+                if (name, kind) not in alike:
                     of_slots = [chains(a.stage, *p) for a, p in zip(actions_of(step), peers, strict=True)]
-                    alike[name] = _body(step, name, of_slots, evaluate)
-                made[name, peers] = _between(alike[name], peers)
-            found[name] = made[name, peers]
+                    alike[name, kind] = _body(step, name, of_slots, evaluate)
+                made[name, peers, kind] = _between(alike[name, kind], peers)
+            found[name] = made[name, peers, kind]
     return tuple(found[name] for name in sorted(found))
 
 
@@ -125,56 +140,58 @@ def _neighbours(schedule: Schedule, action: Action) -> tuple[int, int]:
 
 
 def _with_channels(
-    bodies: list[dict[str, Body]], calls: list[list[tuple[str, tuple[int, ...]]]]
+    bodies: Sequence[Sequence[Body]], calls: Sequence[Sequence[Call]]
 ) -> tuple[tuple[Invocation, ...], ...]:
     sends: dict[Channel, list[Event]] = defaultdict(list)
     awaits: dict[Channel, list[Event]] = defaultdict(list)
     for rank, invocations in enumerate(calls):
-        exchanged = {
-            name: [(at, i) for at, i in enumerate(body.instructions) if i.kind in ("send", "receive")]
-            for name, body in bodies[rank].items()
-        }
+        exchanged = {body.name: _exchanged(rank, body, sends, awaits) for body in bodies[rank]}
         for index, (name, micro_batches) in enumerate(invocations):
-            for position, i in exchanged[name]:
-                if i.peer == rank:
-                    continue  # handed over, not sent
-                message = _message(i.kind, i.phase, int(i.action[1:]), micro_batches[i.slot])
-                channel = (rank, i.peer) if i.kind == "send" else (i.peer, rank)
-                (sends if i.kind == "send" else awaits)[channel].append((index, position, message))
+            for events, position, action, slot in exchanged[name]:
+                events.append((index, position, Message(action, micro_batches[slot])))
     posts = {channel: _posts(sends[channel], awaits[channel]) for channel in sends}
     releases = {
         (source, peer): _releases(sends[source, peer], awaits[source, peer], sends[peer, source], awaits[peer, source])
         for source, peer in list(sends)
     }
-    return tuple(
-        tuple(
-            Invocation(
-                body=name,
-                micro_batches=micro_batches,
-                posts=tuple(
-                    (source, message)
-                    for (source, destination), table in sorted(posts.items())
-                    if destination == rank
-                    for message in table.get(index, ())
-                ),
-                releases=tuple(
-                    (destination, message)
-                    for (source, destination), table in sorted(releases.items())
-                    if source == rank
-                    for message in table.get(index, ())
-                ),
+    result = []
+    for rank, invocations in enumerate(calls):
+        before: dict[int, list[tuple[int, Message]]] = defaultdict(list)
+        after: dict[int, list[tuple[int, Message]]] = defaultdict(list)
+        for (source, destination), posted in sorted(posts.items()):
+            if destination == rank:
+                for index, messages in posted.items():
+                    before[index] += [(source, message) for message in messages]
+        for (source, destination), released in sorted(releases.items()):
+            if source == rank:
+                for index, messages in released.items():
+                    after[index] += [(destination, message) for message in messages]
+        result.append(
+            tuple(
+                Invocation(name, micro_batches, tuple(before.get(index, ())), tuple(after.get(index, ())))
+                for index, (name, micro_batches) in enumerate(invocations)
             )
-            for index, (name, micro_batches) in enumerate(invocations)
         )
-        for rank, invocations in enumerate(calls)
-    )
+    return tuple(result)
 
 
-def _message(kind: str, phase: str, stage: int, micro_batch: int) -> Message:
-    """The message a send gives or a receive awaits, named by its producer."""
+def _exchanged(
+    rank: int, body: Body, sends: dict[Channel, list[Event]], awaits: dict[Channel, list[Event]]
+) -> list[tuple[list[Event], int, str, int]]:
+    """Of every message that a body sends or awaits: the events it is one of, its place in the body, action and slot."""
+    result = []
+    for position, i in enumerate(body.instructions):
+        if i.kind in ("send", "receive") and i.peer != rank:  # what is handed over is not sent
+            events = sends[rank, i.peer] if i.kind == "send" else awaits[i.peer, rank]
+            result.append((events, position, _produced(i.kind, i.phase, int(i.action[1:])), i.slot))
+    return result
+
+
+def _produced(kind: str, phase: str, stage: int) -> str:
+    """The action that makes the message which a send gives or a receive awaits."""
     if phase == "F":
-        return Message(f"F{stage}" if kind == "send" else f"F{stage - 1}", micro_batch)
-    return Message(f"B{stage}" if kind == "send" else f"B{stage + 1}", micro_batch)
+        return f"F{stage}" if kind == "send" else f"F{stage - 1}"
+    return f"B{stage}" if kind == "send" else f"B{stage + 1}"
 
 
 def _posts(sends: list[Event], awaits: list[Event]) -> dict[int, list[Message]]:
@@ -205,8 +222,9 @@ def _releases(
     releases: dict[int, list[Message]] = defaultdict(list)
     for index, _, message in sends:
         first = bisect_right(sent, taken_at[message])  # the first reply sent after this message was taken
-        later = range(bisect_left(replies, (index + 1, 0)), len(replies))
-        known = next((replies[k][0] for k in later if replies[k][1] >= first), None)
-        if known is not None:
-            releases[known].append(message)
+        k = bisect_left(replies, (index + 1, 0))
+        while k < len(replies) and replies[k][1] < first:
+            k += 1
+        if k < len(replies):
+            releases[replies[k][0]].append(message)
     return releases

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compiler.oprules.activation import GATED_SWIGLU, SWIGLU
 from compiler.oprules.attention import GQA_ATTENTION, MLA_ATTENTION
-from compiler.oprules.linear import GROUPED_LINEAR, LINEAR
+from compiler.oprules.linear import GROUPED_LINEAR, LINEAR, LINEAR_WIDE
 from compiler.oprules.norm import HEAD_RMSNORM, RMSNORM
 from compiler.oprules.plain import ADD, CAT2, SPLIT2
 from compiler.oprules.routing import PERMUTE, PERMUTE_PLACED, ROUTE, SEQUENCE_BALANCE, UNPERMUTE
@@ -23,6 +23,7 @@ RULES: dict[str, Rule] = {
     "grouped_linear": GROUPED_LINEAR,
     "head_rmsnorm": HEAD_RMSNORM,
     "linear": LINEAR,
+    "linear_wide": LINEAR_WIDE,
     "mla_attention": MLA_ATTENTION,
     "permute": PERMUTE,
     "permute_placed": PERMUTE_PLACED,

@@ -1,11 +1,11 @@
-"""Matrix products: `linear`, and `grouped_linear` over the rows of many experts."""
+"""Matrix products: `linear`; `linear_wide` of logits, FP32 at least; `grouped_linear` over the rows of many experts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from compiler.oprules.rule import Extent, Gradient, Rule, Shape, Tensor
+from compiler.oprules.rule import Extent, Gradient, Rule, Shape, Tensor, statistics_dtype
 
 
 def _gemm(rows: str) -> Callable[[SimpleNamespace], int]:
@@ -37,6 +37,11 @@ def _infer(x_TK: Tensor, w_NK: Tensor) -> tuple[Tensor, ...]:
     return (Tensor((x_TK.shape[0], w_NK.shape[0]), x_TK.dtype),)
 
 
+def _infer_wide(x_TK: Tensor, w_NK: Tensor) -> tuple[Tensor, ...]:
+    (y_TN,) = _infer(x_TK, w_NK)
+    return (Tensor(y_TN.shape, statistics_dtype(y_TN.dtype)),)
+
+
 def _infer_grouped(x_RK: Tensor, w_ENK: Tensor, offsets_G: Tensor) -> tuple[Tensor, ...]:
     assert x_RK.shape[1] == w_ENK.shape[2] and offsets_G.shape[0] % w_ENK.shape[0] == 0, (x_RK, w_ENK, offsets_G)
     return (Tensor((x_RK.shape[0], w_ENK.shape[1]), x_RK.dtype),)
@@ -50,6 +55,20 @@ LINEAR = Rule(
     kernel=_product("x", "y"),
     dgrad=Gradient("linear_dgrad", reads=("d_y", "w"), gives=("x",), flops=_gemm("d_y"), kernel=_product("d_y", "x")),
     wgrad=Gradient("linear_wgrad", reads=("d_y", "x"), gives=("w",), flops=_gemm("d_y"), kernel=_product("d_y", "w")),
+)
+
+LINEAR_WIDE = Rule(
+    args=("x", "w"),
+    outputs=("y",),
+    infer=_infer_wide,
+    flops=_gemm("x"),
+    kernel=_product("x", "y"),
+    dgrad=Gradient(
+        "linear_wide_dgrad", reads=("d_y", "w"), gives=("x",), flops=_gemm("d_y"), kernel=_product("d_y", "x")
+    ),
+    wgrad=Gradient(
+        "linear_wide_wgrad", reads=("d_y", "x"), gives=("w",), flops=_gemm("d_y"), kernel=_product("d_y", "w")
+    ),
 )
 
 GROUPED_LINEAR = Rule(

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from compiler.ir import Instruction, Program
 from compiler.lower.chains import EXCHANGES
-from compiler.lower.estimate import Times, held
+from compiler.lower.estimate import Times, held, tables_of
 from compiler.picture.values import Lanes, Share
 
 
-def lanes_of(program: Program, times: Times) -> tuple[Lanes, ...]:
-    """Of each pipeline rank, its bodies' exchanges. `times`: nanoseconds, from `estimate.times_of`."""
-    known: dict[str, tuple[Share, ...]] = {}  # one name is one body, on whatever rank
+def lanes_of(program: Program, times: Times | Sequence[Times]) -> tuple[Lanes, ...]:
+    """Of each pipeline rank, its bodies' exchanges. `times`: nanoseconds, from `estimate`, of all ranks or of each."""
+    known: dict[tuple[str, int], tuple[Share, ...]] = {}  # one name is one body, on whatever rank of a kind
     ranks = []
-    for bodies in program.bodies:
+    for bodies, (kind, table) in zip(program.bodies, tables_of(times, len(program.bodies)), strict=True):
         for body in bodies:
-            if body.name not in known:
-                known[body.name] = shares_of(body.instructions, times)
-        ranks.append(tuple((body.name, known[body.name]) for body in bodies if known[body.name]))
+            if (body.name, kind) not in known:
+                known[body.name, kind] = shares_of(body.instructions, table)
+        ranks.append(tuple((body.name, known[body.name, kind]) for body in bodies if known[body.name, kind]))
     return tuple(ranks)
 
 

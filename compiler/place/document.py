@@ -1,7 +1,8 @@
 """The file of a placement: which experts are on which device, to be reviewed, kept beside a spec, and applied.
 
-A line a device, so that two files differ in the lines of the devices that differ; and the moves that led here, which
-must agree with it: what was reviewed is what is applied.
+A line a device, so that two files differ in the lines of the devices that differ; the moves that led here, which must
+agree with it: what was reviewed is what is applied; and the load that it was made from, by which a plan knows how even
+it is. A file without loads is one, too.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from compiler.place.align import Move
-from compiler.place.layout import MAX_REPLICAS, Ints, PlaceError
-from compiler.place.load import MAX_LAYERS, read_json
+from compiler.place.layout import MAX_REPLICAS, Floats, Ints, PlaceError
+from compiler.place.load import MAX_LAYERS, read_json, wrong_tokens
 
 VERSION = 1
 _MOVE = re.compile(r"expert (\d{1,6}): (?:new|device (\d{1,6})) → (?:gone|device (\d{1,6}))")
@@ -30,6 +31,7 @@ class LayerPlacement:
     layer: str  # layers.3; the number of its row where no model is known
     devices: tuple[tuple[int, ...], ...]  # experts of each device
     moves: tuple[str, ...] = ()
+    load: tuple[float, ...] = ()  # tokens of each expert that it was made from; empty where they are not known
 
     @property
     def num_experts(self) -> int:
@@ -41,14 +43,16 @@ class LayerPlacement:
         return np.array([expert for device in self.devices for expert in device], dtype=np.int64)
 
 
-def layer_placement(layer: str, physical: Ints, devices: int, moved: Sequence[Move]) -> LayerPlacement:
+def layer_placement(
+    layer: str, physical: Ints, devices: int, moved: Sequence[Move], load: Floats | None = None
+) -> LayerPlacement:
     """Of a placement that was found."""
     rows = tuple(tuple(row) for row in physical.reshape(devices, -1).tolist())
-    return LayerPlacement(layer, rows, tuple(map(str, moved)))
+    return LayerPlacement(layer, rows, tuple(map(str, moved)), () if load is None else tuple(load.tolist()))
 
 
 def to_text(layers: Sequence[LayerPlacement]) -> str:
-    """JSON, a line a device and a line a move."""
+    """JSON, a line a device, a line a move, and a line of a load."""
     return f'{{\n "version": {VERSION},\n "layers": [\n' + ",\n".join(map(_layer_text, layers)) + "\n ]\n}\n"
 
 
@@ -56,7 +60,10 @@ def _layer_text(layer: LayerPlacement) -> str:
     devices = ",\n".join(f"    {json.dumps(list(device))}" for device in layer.devices)
     moved = ",\n".join(f"    {json.dumps(move, ensure_ascii=False)}" for move in layer.moves)
     moved = f"[\n{moved}\n   ]" if moved else "[]"
-    return f'  {{\n   "layer": {json.dumps(layer.layer)},\n   "devices": [\n{devices}\n   ],\n   "moves": {moved}\n  }}'
+    counts = [int(tokens) if tokens == int(tokens) else tokens for tokens in layer.load]
+    load = f',\n   "load": {json.dumps(counts)}' if layer.load else ""
+    head = f'  {{\n   "layer": {json.dumps(layer.layer)},\n   "devices": [\n{devices}\n   ],\n'
+    return f'{head}   "moves": {moved}{load}\n  }}'
 
 
 def read_placement(path: Path) -> Mapping[str, LayerPlacement]:
@@ -87,9 +94,9 @@ def _layers(document: Any) -> dict[str, LayerPlacement]:
 
 
 def _layer(row: Any) -> LayerPlacement:
-    if not isinstance(row, dict) or row.keys() != {"layer", "devices", "moves"}:
-        raise PlaceError('a layer is {"layer": …, "devices": […], "moves": […]}')
-    name, devices, moved = row["layer"], row["devices"], row["moves"]
+    if not isinstance(row, dict) or row.keys() - {"load"} != {"layer", "devices", "moves"}:
+        raise PlaceError('a layer is {"layer": …, "devices": […], "moves": […], "load": […]}, the load if it is known')
+    name, devices, moved, load = row["layer"], row["devices"], row["moves"], row.get("load", [])
     if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9.]{1,64}", name):
         raise PlaceError(f"{json.dumps(name)[:40]} is no name of a layer, such as layers.3")
     right = isinstance(devices, list) and all(isinstance(device, list) and device for device in devices) and devices
@@ -98,6 +105,10 @@ def _layer(row: Any) -> LayerPlacement:
     if len({len(device) for device in devices}) > 1:
         raise PlaceError(f"{name}: every device has equally many experts")
     layer = LayerPlacement(name, tuple(map(tuple, devices)), tuple(moved) if isinstance(moved, list) else ())
+    if "load" in row and (not isinstance(load, list) or len(load) != layer.num_experts):
+        raise PlaceError(f"{name}: `load` is the tokens of each of its {layer.num_experts} experts")
+    if wrong := next((said for value in load if (said := wrong_tokens(value))), ""):
+        raise PlaceError(f"{name}: `load`: {wrong}")
     missing = set(range(layer.num_experts)) - {expert for device in devices for expert in device}
     if missing:
         raise PlaceError(f"{name}: expert {min(missing)} is on no device")
@@ -105,7 +116,7 @@ def _layer(row: Any) -> LayerPlacement:
         raise PlaceError(f"{name}: `moves` is a list of texts")
     for move in moved:
         _check_move(layer, move)
-    return layer
+    return replace(layer, load=tuple(map(float, load)))
 
 
 def _is_expert(value: Any) -> bool:

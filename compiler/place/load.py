@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from compiler.place.layout import MAX_REPLICAS, Floats, PlaceError
-from compiler.textfile import TextFileError, read_text
+from compiler.textfile import TextFileError, json_of, read_text
 
 MAX_BYTES = 64 << 20
 MAX_LAYERS = 4096
@@ -36,11 +35,18 @@ def _row(path: Path, index: int, row: Any) -> Floats:
     if len(row) > MAX_REPLICAS:
         raise PlaceError(f"{path}: row {index} has {len(row):,} experts, too many: at most {MAX_REPLICAS:,}")
     for expert, value in enumerate(row):
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise PlaceError(f"{path}: row {index}, expert {expert}: {json.dumps(value)[:40]} is no number")
-        if value < 0 or value > MAX_TOKENS or not math.isfinite(value):
-            raise PlaceError(f"{path}: row {index}, expert {expert}: {value:.6g} tokens; from 0 to {MAX_TOKENS:.0e}")
+        if wrong := wrong_tokens(value):
+            raise PlaceError(f"{path}: row {index}, expert {expert}: {wrong}")
     return np.array(row, dtype=np.float64)
+
+
+def wrong_tokens(value: Any) -> str:
+    """Why a value of a file is no number of tokens; "" where it is one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"{json.dumps(value)[:40]} is no number"
+    if not 0 <= value <= MAX_TOKENS:
+        return f"{str(value)[:40]} tokens; from 0 to {MAX_TOKENS:.0e}"
+    return ""
 
 
 def same_length(path: Path, rows: tuple[Floats, ...]) -> int:
@@ -58,26 +64,6 @@ def same_length(path: Path, rows: tuple[Floats, ...]) -> int:
 def read_json(path: Path) -> Any:
     """The document of a file; PlaceError where there is none: no file, too large, not strict JSON."""
     try:
-        text = read_text(path, MAX_BYTES)
-        return json.loads(text, parse_constant=_no_number, object_pairs_hook=_object)
+        return json_of(read_text(path, MAX_BYTES), str(path))
     except TextFileError as error:
         raise PlaceError(str(error)) from None
-    except json.JSONDecodeError as error:
-        raise PlaceError(f"{path}:{error.lineno}:{error.colno}: this is not JSON: {error.msg}") from None
-    except RecursionError:
-        raise PlaceError(f"{path}: lists are nested too deep") from None
-    except ValueError as error:  # a number of thousands of digits, and those of the hooks
-        raise PlaceError(f"{path}: {str(error).partition(';')[0]}") from None
-
-
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number of JSON")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"`{twice[:40]}` is given twice")
-    return found

@@ -17,11 +17,20 @@ def layers_with_experts(spec: Spec) -> tuple[tuple[str, Moe], ...]:
 
 
 def layout_of(
-    spec: Spec, ffn: Moe, replicas: int | None, groups: int | None, nodes: int | None, devices: int | None
+    spec: Spec,
+    ffn: Moe,
+    replicas: int | None,
+    groups: int | None,
+    nodes: int | None,
+    devices: int | None,
+    per_node: int | None = None,
 ) -> Layout:
-    """Sizes of a layer; what is not given is the spec's: the expert ranks, which fill nodes one after the other."""
+    """Sizes of a layer; what is not given is the spec's: the expert ranks, which fill nodes one after the other.
+
+    `per_node`: devices of a node where the layer runs; None: on all nodes equally many.
+    """
     of = devices or spec.parallel.expert
-    per_node = spec.cluster.node.devices
+    per_node = per_node or spec.cluster.node.devices
     filled = of // per_node if of > per_node and of % per_node == 0 else 1
     return Layout(ffn.experts, replicas or ffn.experts, groups or ffn.groups, nodes or filled, of)
 

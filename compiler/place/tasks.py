@@ -76,6 +76,8 @@ def _links(task: Task, routing: Routing, placed: Placed) -> Links:
 def file_layers(rows: Sequence[Row]) -> list[LayerPlacement]:
     """What the file of a placement says of them."""
     return [
-        layer_placement(row.layer, in_order(row.placed.physical, row.layout), row.layout.devices, row.moved or ())
+        layer_placement(
+            row.layer, in_order(row.placed.physical, row.layout), row.layout.devices, row.moved or (), row.load
+        )
         for row in rows
     ]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import networkx as nx
 
 from compiler.holders import Holders
 from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
+from compiler.layers.balance import NEAR
 from compiler.layers.costs import Cuts
 from compiler.layers.parameters import Tensor, tensors
 from compiler.layers.pipeline import storage_of
@@ -21,22 +23,28 @@ from compiler.schedules.placement import num_stages, stages_of
 from compiler.schedules.schedule import Schedule
 from dsl.schema import Spec
 
+if TYPE_CHECKING:
+    from compiler.place.own import OwnPlacement  # with numpy
+
 Owners = Mapping[str, tuple[int, ...]]  # layers.3 → the expert rank of each of its experts
 
 
-def make_plan(spec: Spec, own: Schedule | None = None, cuts: Cuts | None = None, owners: Owners | None = None) -> Plan:
+def make_plan(
+    spec: Spec, own: Schedule | None = None, cuts: Cuts | None = None, placed: OwnPlacement | None = None
+) -> Plan:
     """Pure and torch-free. The spec has passed its checks; what they promise is asserted here.
 
     `own`: the schedule of the file that the spec names, whose placement the ranks then store. `cuts` remembers those
-    of segments, for who asks for them next. `owners`: of the placement of experts that the spec names
-    (compiler/place/own.py); without them experts are placed by their numbers.
+    of segments, for who asks for them next. `placed`: the experts, from the file that the spec names; without it they
+    are placed by their numbers, which holds the same bytes and takes the same time.
     """
     parallel = spec.parallel
     mesh = Mesh(pp=parallel.pipeline, dp=parallel.data, ep=parallel.expert, tp=parallel.tensor, cp=parallel.context)
     placement = own.placement if own else storage_of(spec)
-    stages = build_stages(spec, num_stages(placement, mesh.pp), placement, cuts)
+    stages = build_stages(spec, num_stages(placement, mesh.pp), placement, cuts, own)
     graph = placement_graph(stages, placement, mesh.pp)
     rows = tensors(spec, (step for stage in stages for step in stage.steps))
+    owners: Owners | None = placed.owners if placed else None
     owned = {row.name: _owners(row, mesh.ep, owners or {}) for row in rows if row.num_experts is not None}
     replicas = tuple(
         each for row in rows for each in replicas_of(row, _ranks_with(row.name, graph), mesh, owned.get(row.name, ()))
@@ -50,16 +58,18 @@ def make_plan(spec: Spec, own: Schedule | None = None, cuts: Cuts | None = None,
         assumptions=(
             "layers are on the stages that the layout says"
             if parallel.layout is not None
-            else "layers are split so that the most loaded pipeline rank takes least, then the slowest stage",
+            else "layers are split so that the most loaded pipeline rank takes least, then the slowest stage; "
+            f"of splits that take at most {1 / NEAR:.0%} more, the one whose fullest device holds least",
             *(
                 (
                     "expert e of E lives on expert rank e // (E / expert)"
-                    if owners is None
-                    else "experts live on the expert ranks that the placement says",
+                    if spec.parallel.placement is None
+                    else f"experts live on the expert ranks that {spec.parallel.placement} says",
                 )
                 if owned
                 else ()
             ),
+            *(placed.said if placed else ()),
         ),
         slots=tuple((row.name, slots_of(owners[block_of(row.name)])) for row in rows if owners and row.role == "slots"),
     )

@@ -21,6 +21,7 @@ from compiler.schedules.schedule import Schedule
 from runtime.actions import actions_of
 
 LEAST, UNKNOWN = 0.05, 0.20
+MOST_COMPARED = 400  # rows of a class, each with all others: every k-th where a table has more
 PROFILED = "h800-calibrated"
 
 
@@ -52,7 +53,7 @@ def rank_seconds(
 def interval_of(step_s: float, seconds: Mapping[str, float], exposed_s: float, rates: Rates) -> Interval:
     """Around a step whose busiest rank computes `seconds` by class, and waits `exposed_s` for exchanges beside it."""
     busy = sum(seconds.values()) + exposed_s
-    parts = {**seconds, "dispatch_network" if rates.several_nodes else "dispatch_node": exposed_s}
+    parts = {**seconds, "dispatch_network" if rates.experts.spread.nodes > 1 else "dispatch_node": exposed_s}
     factors = factors_of(rates)
     low = high = bias = 0.0
     for kind, part in parts.items():
@@ -76,6 +77,7 @@ def spread_of(points: Sequence[Point]) -> float:
     """How well each row's rate follows from the other rows; `UNKNOWN` where there are no others."""
     if len(points) < 2 or not all(shape for shape, _ in points):
         return UNKNOWN
+    points = points[:: -(-len(points) // MOST_COMPARED)]  # each with all others
     off = [log(rate_at([*points[:k], *points[k + 1 :]], shape) / rate) for k, (shape, rate) in enumerate(points)]
     return exp(sqrt(sum(each**2 for each in off) / len(off))) - 1
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from compiler.predict.values import Prediction, RankMemory, RankTime, Step
-from compiler.predict.why_shown import Why
+from compiler.predict.why_shown import Why, nearest
 from compiler.predict.why_shown import document as edits
 
 VERSION = 1
@@ -40,6 +40,7 @@ def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
         "whole_run": {"tokens": p.whole.tokens, "steps": p.whole.steps, "seconds": p.whole.seconds},
         "memory": _memory(p),
         "edits": edits(why),
+        "nearest": nearest(why),
         "stages": [
             {
                 "stage": row.stage,

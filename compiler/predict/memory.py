@@ -18,9 +18,10 @@ from compiler.predict.memory_peak import made_for, peak_of
 from compiler.predict.memory_state import device_of, rank_states
 from compiler.predict.values import RankMemory
 from compiler.proof.values import Effects, RankValues, Rows
-from compiler.rates import Rates, rates_of
+from compiler.rates.on_ranks import OnRanks, kinds_of, on_ranks
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline
+from compiler.topology.kinds import rank_rates
 from dsl.memory import Memory
 from dsl.schema import Moe, Spec
 
@@ -48,7 +49,7 @@ def rank_memories(
     cuts: Mapping[str, Cut],
     schedule: Schedule,
     timeline: Timeline | None = None,
-    rates: Rates | None = None,
+    rates: OnRanks | None = None,
     rows: Rows | None = None,
 ) -> tuple[RankMemory, ...]:
     """Of a device of each pipeline rank: the peak of a step and its parts, and with a `timeline` (in milliseconds) the
@@ -58,7 +59,8 @@ def rank_memories(
     layer all rows of its expert group came to it. With `rows`, as a run recorded them, it is those rows, and what
     segments need inside is left out: the view of the run's ledger.
     """
-    program = with_like_bodies(lower(plan, schedule, cuts, rates or rates_of(spec)))
+    each = on_ranks(rates or rank_rates(spec), plan.mesh.pp)
+    program = with_like_bodies(lower(plan, schedule, cuts, each), kinds_of(each))
     effects = Effects(inside=None if rows else lambda site, phase, rows: cuts[site].inside_bytes(phase, rows))
     most, made = worst_rows(spec), made_for(plan, cuts)
     result = []
@@ -88,20 +90,22 @@ def rank_memories(
     return tuple(result)
 
 
-def with_like_bodies(program: Program) -> Program:
+def with_like_bodies(program: Program, kinds: Sequence[int]) -> Program:
     """The program with one body for all that differ in whom they talk to alone: ranks of both directions have such.
 
     Memory does not depend on which other rank that is, so what one body does need not be found again for the next.
+    `kinds`: of each rank, the first one that is on the same kind of device, and so has the same orders.
     """
-    alike: dict[str, Body] = {}
+    alike: dict[tuple[str, int], Body] = {}
 
     def of(rank: int, body: Body) -> Body:
         if any(i.peer == rank for i in body.instructions):  # handed over inside the rank
             return body
-        if body.name not in alike:
+        key = body.name, kinds[rank]
+        if key not in alike:
             instructions = (i if i.peer == -1 else replace(i, peer=-1) for i in body.instructions)
-            alike[body.name] = replace(body, instructions=tuple(instructions))
-        return alike[body.name]
+            alike[key] = replace(body, instructions=tuple(instructions))
+        return alike[key]
 
     bodies = tuple(tuple(of(rank, body) for body in row) for rank, row in enumerate(program.bodies))
     return replace(program, bodies=bodies)

@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from compiler.dtypes import tensor_bytes
-from compiler.graph.storage import operand_weights
 from compiler.ir import Plan, Use
+from compiler.layers.holding import quantised_bytes
 from compiler.proof import Certificate
 from compiler.schedules.placement import stages_of
-from compiler.shapes import interpret
 from dsl.memory import ITEMSIZE, Memory, bytes_per_element
 from dsl.schema import Device, Spec
 
@@ -62,9 +60,7 @@ def quantised_weights(plan: Plan) -> tuple[int, ...]:
             for use in (step for step in plan.stages[stage].steps if isinstance(step, Use)):
                 key = use.segment.key
                 if key not in found:
-                    joint = interpret(use.segment)
-                    of = {name: joint.tensors[name] for name in operand_weights(joint)}
-                    found[key] = {name: tensor_bytes(each.shape, each.dtype) for name, each in of.items()}
+                    found[key] = quantised_bytes(use.segment)
                 tensors |= {dict(use.params)[name]: size for name, size in found[key].items()}
         result.append(sum(tensors.values()))
     return tuple(result)

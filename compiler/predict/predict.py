@@ -23,11 +23,10 @@ from compiler.rates import Rates
 from compiler.schedules.placement import ranks_of_stage
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline, simulate
-from compiler.topology import Fabric
+from compiler.topology import Experts
 from compiler.topology.kinds import rank_rates
 from dsl import ramp
 from dsl.counts import parameters
-from dsl.memory import ITEMSIZE
 from dsl.schema import Device, Moe, Spec
 
 ASSUMPTIONS = (
@@ -77,7 +76,7 @@ def timed(
     schedule = schedule_for(spec, plan, ramp.micro_batches(spec)[-1], own, search)
     times = step_times(plan, cuts, each, schedule, least)
     timeline = simulate(schedule, times)
-    tensors, reduce_s = tensors_of(plan), Fabric.of(spec.cluster).reduce_s
+    tensors, reduce_s = tensors_of(plan), each[0].fabric.reduce_s
     groups = [groups_of(plan.mesh, tensors.values(), rank) for rank in range(plan.mesh.pp)]
     tails = [tail_of(spec, plan.mesh, held, reduce_s, r.optimizer_time_s) for held, r in zip(groups, each, strict=True)]
     shared = shared_by(each[0], plan, schedule, times, timeline, tails)
@@ -95,7 +94,7 @@ def timed(
 
 def memories(found: Timed) -> tuple[RankMemory, ...]:
     """What each pipeline rank of a timed plan holds."""
-    return rank_memories(found.spec, found.plan, found.cuts, found.schedule, found.timeline, found.rates[0])
+    return rank_memories(found.spec, found.plan, found.cuts, found.schedule, found.timeline, found.rates)
 
 
 def predict(spec: Spec, own: Schedule | None = None, rates: Rates | None = None) -> Prediction:
@@ -141,7 +140,7 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
         whole=whole,
         ranks=ranks,
         stages=stage_rows(plan, cuts, each, found.tensors),
-        exchange=exchange_of(spec),
+        exchange=exchange_of(spec, each[0].experts),
         assumptions=(
             *plan.assumptions, *ASSUMPTIONS, *dict.fromkeys(said for one in each for said in one.assumptions),
             *said_of(each[0], found.shared), *memory_assumptions(spec, plan, ranks),
@@ -228,17 +227,10 @@ def stage_rows(
 OTHERS: Mapping[str, str] = {"embed": "embedding", "head": "head", "M0": "mtp.0"}
 
 
-def exchange_of(spec: Spec) -> Exchange | None:
+def exchange_of(spec: Spec, experts: Experts) -> Exchange | None:
     """What one token costs on the way to the experts of a layer and back."""
     moe = next((layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe)), None)
     if moe is None:
         return None
-    precision, tile = spec.precision, spec.precision.activation_tile
-    scales = 4 / (tile.rows * tile.columns) if tile else 0.0
-    sizes = {
-        role: spec.model.hidden * (ITEMSIZE[dtype] + (scales if dtype == "e4m3" else 0.0))
-        for role, dtype in (("dispatch", precision.dispatch), ("combine", precision.combine))
-    }
-    nodes = -(-spec.parallel.expert // spec.cluster.node.devices)
-    copies = min(moe.top_k, moe.top_groups * -(-nodes // moe.groups), nodes)
-    return Exchange(sizes["dispatch"], sizes["combine"], copies)
+    hidden, copies = spec.model.hidden, max(1, round(experts.network_copies * moe.top_k))
+    return Exchange(hidden * experts.dispatch_bytes, hidden * experts.combine_bytes, copies)

@@ -12,17 +12,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.ir import Cut, Plan, Use
-from compiler.pipeline import balanced_rows, schedule_for
+from compiler.ir import Cut, Plan
+from compiler.layers.holding import kept_bytes, moments_of
+from compiler.lower.chains import Chains
+from compiler.pipeline import schedule_for
 from compiler.plan import make_plan
 from compiler.predict.memory_state import device_of, rank_states
 from compiler.predict.predict import Timed, cuts_of, memories, timed
+from compiler.predict.times import twins_of
+from compiler.rates import rates_of
 from compiler.schedules import AUTO, stand_in
+from compiler.schedules.placement import stages_of
 from compiler.schedules.schedule import Schedule
 from dsl import choices, ramp
 from dsl.choices import Choice
 from dsl.schema import Spec
-from runtime.actions import actions_of
 
 SMS, RECOMPUTE = "sm.communication", "recompute"
 NEAR = 1.05  # plans for which other numbers of SMs are tried, as a multiple of the shortest step that fits
@@ -173,27 +177,29 @@ def _measured(candidate: Candidate, found: Timed) -> Candidate:
 def least_missing(spec: Spec, plan: Plan, cuts: Mapping[str, Cut], own: Schedule | None = None) -> tuple[int, int]:
     """The pipeline rank whose device surely lacks most, and the bytes; below 0 where it may fit.
 
-    It holds its weights and their kind all the time, and what forwards have saved until they are used: as much as one
-    micro-batch of a stage saves, for as many of them as its schedule has under way. `own`: that of a file.
+    It holds its weights and their kind all the time, and what forwards keep until it is used: as much as one
+    micro-batch of a stage keeps, for as many of them as its schedule has under way. `own`: that of a file.
     """
     counts = ramp.micro_batches(spec)[-1]
-    rows = balanced_rows(spec)
-    saved = [
-        sum(buffer.fixed_bytes + rows * buffer.row_bytes for use in stage.steps if isinstance(use, Use)
-            for buffer in cuts[use.site].saved)
-        for stage in plan.stages
-    ]  # fmt: skip
+    rates = rates_of(spec)  # of nothing that is read here
+    kept: dict[int, tuple[int, int]] = {}
+    for stage, twins in twins_of(plan.stages).items():
+        if twins[0] not in kept:
+            chains = Chains(plan.stages[twins[0]], cuts, rates, -1, -1)
+            kept[twins[0]] = kept_bytes(chains, "F"), kept_bytes(chains, "I")
+        kept[stage] = kept[twins[0]]
     schedule = stand_in(plan.placement, plan.mesh.pp, counts) if spec.schedule.name == AUTO else schedule_for(
         spec, plan, counts, own
     )  # fmt: skip
     missing = []
+    moments = moments_of(schedule, within=False)
     for rank, state in enumerate(rank_states(spec, plan)):
-        live = peak = 0
-        for step in schedule.actions[rank]:  # within a pair, one may give back before the other takes
-            live += sum(saved[action.stage] for action in actions_of(step) if action.kind == "F")
-            live -= sum(saved[action.stage] for action in actions_of(step) if action.kind in "BI")
-            peak = max(peak, live)
-        missing.append((state.total + peak - device_of(spec, plan, rank).memory, rank))
+        stages = stages_of(plan.placement, plan.mesh.pp, rank)
+        most = max(
+            sum(under_way * kept[s][0] + late * kept[s][1] for s, (_, under_way, late) in zip(stages, one, strict=True))
+            for one in moments[rank]
+        )
+        missing.append((state.total + most - device_of(spec, plan, rank).memory, rank))
     most, rank = max(missing, key=lambda each: (each[0], -each[1]))
     return rank, most
 

@@ -15,6 +15,7 @@ from compiler.predict.ranking import table
 from compiler.predict.search import Ranking
 from compiler.predict.values import Prediction, RankMemory, Step
 from compiler.predict.why_shown import Why, lines_of
+from dsl.diagnostics import plural
 
 NARROWEST, WIDEST = 60, 200
 GIB = 2**30
@@ -91,7 +92,7 @@ def _heading(p: Prediction) -> Iterable[Text]:
     yield _title(f"{p.run}: {p.model} on {p.num_devices:,} × {p.device}", f"({p.cluster})")
     yield Text(
         f"{count(p.parameters)} parameters, {count(p.active_parameters)} active; {degrees}; {p.step.schedule}, "
-        f"{p.step.num_micro_batches:,} micro-batches",
+        f"{plural(p.step.num_micro_batches, 'micro-batch')}",
         style=_quiet(),
     )
 
@@ -103,7 +104,7 @@ def _headline(p: Prediction) -> Iterable[Text]:
     yield _fact("step", seconds(step.seconds), between)
     yield _fact("tokens", f"{count(step.tokens_per_second)}/s", f"{count(step.tokens)} a step")
     yield _fact("MFU", mfu, "of the BF16 peak" if p.mfu else "add `bf16 = …TFLOPS` to the device")
-    yield _fact("run", span(p.whole.seconds), f"{count(p.whole.tokens)} tokens in {p.whole.steps:,} steps")
+    yield _fact("run", span(p.whole.seconds), f"{count(p.whole.tokens)} tokens in {plural(p.whole.steps, 'step')}")
     yield _fact("hours", count(p.device_hours_per_trillion_tokens), "of devices, for a trillion tokens")
     if p.money.usd is None or p.money.usd_per_trillion_tokens is None:
         yield _fact("cost", unknown, "add `price = 2USD/h` to the device")
@@ -129,7 +130,8 @@ def _fact(name: str, value: str, note: str) -> Text:
 
 
 def _chosen(ranking: Ranking) -> Iterable[Text]:
-    yield _title("chosen", f"among {len(ranking.candidates)} plans that keep the rules")
+    tried = len(ranking.candidates)
+    yield _title("chosen", f"among {tried} plans that keep the rules" if tried > 1 else "no other plan keeps the rules")
     rows = list(table(ranking))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for at, row in enumerate(rows):

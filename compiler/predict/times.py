@@ -15,6 +15,7 @@ from compiler.lower.lanes import Jobs, best_order, end_of, least_end
 from compiler.lower.order import jobs_of
 from compiler.rates import Rates
 from compiler.schedules.schedule import Schedule
+from compiler.topology.messages import messages_s
 from runtime.actions import Step, actions_of
 
 Key = tuple[tuple[str, int], ...]  # (kind, stage) of an action, or of both of a pair
@@ -27,7 +28,7 @@ class StepTimes:
 
     times: Mapping[tuple[Key, int], int]  # of a step, on a pipeline rank
     compute: Mapping[tuple[Key, int], int]  # what of it the compute lane is busy
-    latency: Fraction  # of a message to a neighbour
+    messages: Mapping[tuple[int, int], int]  # of one to a neighbour, by the pipeline ranks that send and receive it
 
     def check(self, num_ranks: int, num_stages: int) -> None:
         """Nothing to hold against sizes: they are those of the schedule it was made for."""
@@ -36,6 +37,10 @@ class StepTimes:
         """Time of a step of the schedule."""
         return Fraction(self.times[key_of(step), rank], NS_IN_MS)
 
+    def message(self, source: int, target: int) -> Fraction:
+        """Time of a message from a pipeline rank to another."""
+        return Fraction(self.messages[source, target], NS_IN_MS)
+
     def computed_s(self, steps: Iterable[Step], rank: int) -> float:
         """What a rank computes in some steps."""
         return sum(self.compute[key_of(step), rank] for step in steps) / NS
@@ -43,7 +48,7 @@ class StepTimes:
     def longer(self, factor: float) -> StepTimes:
         """All of it by a factor of at least 1."""
         times, compute = ({key: round(time * factor) for key, time in t.items()} for t in (self.times, self.compute))
-        return StepTimes(times, compute, self.latency)
+        return StepTimes(times, compute, self.messages)
 
 
 def key_of(step: Step) -> Key:
@@ -78,11 +83,9 @@ def step_times(
                 jobs = jobs_of(chains)
                 ends[alike, kinds[rank]] = _span(jobs, rates[rank].pair if len(alike) > 1 else 1.0, least)
             times[key, rank] = ends[alike, kinds[rank]]
-    message = next((stage.output for stage in plan.stages if stage.output), None)
-    # A message is as slow as the slower of its two ends.
-    latency = max(round(each.message_time_s(message) * NS) for each in rates) if message else 0
+    between = messages_s(rates[0].fabric, plan, schedule.placement)
     whole, compute = ({key: both[k] for key, both in times.items()} for k in (0, 1))
-    return StepTimes(whole, compute, Fraction(latency, NS_IN_MS))
+    return StepTimes(whole, compute, {ends: round(time_s * NS) for ends, time_s in between.items()})
 
 
 def _span(jobs: Jobs, factor: float, least: bool) -> tuple[int, int]:

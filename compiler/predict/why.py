@@ -35,6 +35,7 @@ MAX_SHOWN = 5
 ENOUGH = 2  # edits that fit: where there are so many of one key, no two keys are tried
 MAX_PLANNED = 7  # edits of one key that are planned whole
 MAX_PAIRS, MOST_PAIRS = 4, 15  # edits of two keys that are tried, and where nothing has been found yet
+MAX_NEAREST = 3  # edits that are planned whole to find the nearest, where none fits
 MAX_SEARCHES = 3  # edits with which the schedule is searched for: some seconds each
 MARGIN = 0.1  # of a device: what is expected to lack more is not worth planning whole
 # Cheap ones first: norms and activations cost next to nothing, the products of attention and of experts the most.
@@ -66,6 +67,24 @@ class Way:
         return tuple(f"{key}={value}" for key, value in self.settings)
 
 
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """An edit with which less is lacking, where with none that was tried all fits."""
+
+    settings: tuple[Setting, ...]
+    lacking_bytes: int  # of its fullest device
+    pp_rank: int  # of that device
+    num_devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Edits with which everything fits; where there are none, what comes nearest, if anything does."""
+
+    fit: tuple[Way, ...] = ()
+    nearest: Nearest | None = None
+
+
 @dataclass(frozen=True)
 class _Tried:
     """A legal candidate with what it surely lacks, in bytes; below 0 where it may fit."""
@@ -94,15 +113,15 @@ def ways_to_fit(
     opened: Collection[str] = (),
     own: Schedule | None = None,
     rates: Rates | None = None,
-) -> tuple[Way, ...]:
+) -> Ways:
     """Of a plan that does not fit: edits with which it does, the fastest first, then those of less precision, then of
-    more devices.
+    more devices; or the one with which it lacks least.
 
     `ranks`: its memories. `opened`: keys that are `auto`, of which all degrees and micro-batches were tried, and some
     of what can be computed again. `own`, `rates`: as of predict. Empty where everything fits, or nothing tried helps.
     """
     if all(rank.fits for rank in ranks):
-        return ()
+        return Ways()
     looking = _Looking(found, ranks, legal, origins, own, rates)
     for ladder in ladders(found.spec, opened, own is not None):
         looking.climb(ladder)
@@ -115,7 +134,7 @@ def ways_to_fit(
         (way for _, way in looking.found),
         key=lambda way: (way.more_devices, not way.exact, way.seconds, len(way.settings)),
     )
-    return tuple(order[:MAX_SHOWN])
+    return Ways(tuple(order[:MAX_SHOWN]), None if order else looking.nearest())
 
 
 def ladders(spec: Spec, opened: Collection[str], of_file: bool = False) -> Iterator[list[Setting]]:
@@ -136,7 +155,8 @@ def ladders(spec: Spec, opened: Collection[str], of_file: bool = False) -> Itera
             [("schedule.name", name)] for name in reversed(SCHEDULES) if name not in (spec.schedule.name, "gpipe")
         )
     for key, now in (("parallel.expert", p.expert), ("parallel.pipeline", p.pipeline)):
-        if key not in opened and not (of_file and key == "parallel.pipeline"):
+        kept = of_file if key == "parallel.pipeline" else p.placement is not None  # a file is of one size
+        if key not in opened and not kept:
             yield [(key, str(now * by)) for by in (2, 4)]
             yield [(key, str(now // by)) for by in (2, 4) if now % by == 0]
     if not spec.cluster.more:
@@ -163,10 +183,12 @@ class _Looking:
         self.lacks = max(rank.peak_bytes - rank.capacity_bytes for rank in ranks)
         self.margin = int(MARGIN * min(rank.capacity_bytes for rank in ranks))
         self.tried: list[_Tried] = []  # of one key, that lack less than the plan does
+        self.less: list[_Tried] = []  # of any number of keys
         self.planned: dict[frozenset[Setting], int] = {}  # what those that were planned whole lack
+        self.fullest: dict[frozenset[Setting], int] = {}  # and the pipeline rank that lacks it
         self.failed: list[tuple[frozenset[Setting], frozenset[str]]] = []  # of those that lack: others, ops
         self.searches = 0  # for schedules
-        self.seen: set[frozenset[Setting]] = set()
+        self.seen: dict[frozenset[Setting], _Tried | None] = {}
         self.found: list[tuple[_Tried, Way]] = []
 
     def expected(self, tried: _Tried) -> int:
@@ -218,7 +240,7 @@ class _Looking:
         """A candidate, if it keeps the rules and has not been seen; it is kept where it lacks less than the plan."""
         if frozenset(settings) in self.seen:
             return None
-        self.seen.add(frozenset(settings))
+        self.seen[frozenset(settings)] = None
         whole = (*settings, *self._following(settings))
         spec = self.legal(f"{key}={value}" for key, value in whole)
         if spec is None or (self.own is not None and not self._is_of_file(spec)):
@@ -228,8 +250,10 @@ class _Looking:
         plan = make_plan(spec, self.own, self.known)
         cuts = cuts_of(plan, self.known)
         tried = _Tried(whole, spec, plan, cuts, least_missing(spec, plan, cuts, self.own)[1])
-        if len(settings) == 1 and tried.least < self.least:
-            self.tried.append(tried)
+        self.seen[frozenset(settings)] = tried
+        if tried.least < self.least:
+            self.less.append(tried)
+            self.tried += [tried] if len(settings) == 1 else []
         return tried
 
     def _following(self, settings: Sequence[Setting]) -> tuple[Setting, ...]:
@@ -274,13 +298,8 @@ class _Looking:
         spec = tried.spec
         if self.is_hopeless(tried) or (spec.schedule.name == AUTO and self.searches >= MAX_SEARCHES):
             return False
-        self.searches += spec.schedule.name == AUTO
-        rates = self.rates or rank_rates(spec)[0]
-        schedule = schedule_for(spec, tried.plan, ramp.micro_batches(spec)[-1], self.own)
-        ranks = rank_memories(spec, tried.plan, tried.cuts, schedule, None, rates)
-        lacks = max(rank.peak_bytes - rank.capacity_bytes for rank in ranks)
-        self.planned[frozenset(tried.settings)] = lacks
-        if lacks > 0:
+        schedule, ranks = self.plan_whole(tried)
+        if self.planned[frozenset(tried.settings)] > 0:
             self.failed.append((tried.others, _ops(tried)))
             return False
         seconds = timed(spec, schedule, self.rates, self.known, tried.plan).step.seconds
@@ -291,6 +310,32 @@ class _Looking:
         way = Way(tried.settings, seconds, change, free, world, more, same, _ops(tried))
         self.found.append((tried, way))
         return True
+
+    def plan_whole(self, tried: _Tried) -> tuple[Schedule, tuple[RankMemory, ...]]:
+        """Its schedule and memories; what it lacks is then known."""
+        spec, key = tried.spec, frozenset(tried.settings)
+        self.searches += spec.schedule.name == AUTO
+        schedule = schedule_for(spec, tried.plan, ramp.micro_batches(spec)[-1], self.own)
+        ranks = rank_memories(spec, tried.plan, tried.cuts, schedule, None, self.rates or rank_rates(spec))
+        fullest = max(ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
+        self.planned[key], self.fullest[key] = fullest.peak_bytes - fullest.capacity_bytes, fullest.pp_rank
+        return schedule, ranks
+
+    def nearest(self) -> Nearest | None:
+        """What lacks least of all that was tried, planned whole; None where nothing lacks less than the plan."""
+        for _ in range(MAX_NEAREST):
+            best = min(self.less, key=self.expected, default=None)
+            if best is None or frozenset(best.settings) in self.planned:
+                break
+            if best.spec.schedule.name == AUTO and self.searches >= MAX_SEARCHES:
+                break
+            self.plan_whole(best)
+        known = [tried for tried in self.less if frozenset(tried.settings) in self.planned]
+        best = min(known, key=self.expected, default=None)
+        if best is None or self.expected(best) >= self.lacks:
+            return None
+        key = frozenset(best.settings)
+        return Nearest(best.settings, self.planned[key], self.fullest[key], best.spec.cluster.world)
 
     # ------------------------------------------------------------ several keys
 
@@ -324,11 +369,12 @@ class _Looking:
         for part in sorted(parts, key=self.expected):
             if any(part.keys & each.keys for each in pile):
                 continue
-            tried = self.attempt(_merged([*pile, part]))
-            if tried is not None or not pile:
+            settings = _merged([*pile, part])
+            tried = self.attempt(settings) or self.seen[frozenset(settings)]
+            if tried is not None:
                 pile.append(part)
-            if tried is not None and self.look(tried):
-                return
+                if self.look(tried):
+                    return
 
 
 def _merged(several: Iterable[_Tried]) -> tuple[Setting, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from compiler.predict.memory_why import explain_memory, gib
 from compiler.predict.predict import Timed
 from compiler.predict.values import RankMemory
-from compiler.predict.why import Way
+from compiler.predict.why import Nearest, Way, Ways
 from dsl.as_json import span_value
 from dsl.diagnostics import visible
 from dsl.source import Span
@@ -32,17 +32,34 @@ class Place:
 
 @dataclass(frozen=True)
 class Why:
-    """What is said of a plan that does not fit. `lines`: rank, action, bytes, and what they are."""
+    """What is said of a plan that does not fit. `lines`: rank, action, bytes, what they are; and where no edit mends
+    it, what comes nearest."""
 
     lines: tuple[str, ...]
     ways: tuple[Way, ...]
     places: tuple[tuple[Place, ...], ...]  # of the settings of each way
+    nearest: Nearest | None = None
 
 
-def why_of(found: Timed, ranks: Sequence[RankMemory], ways: Sequence[Way], origins: Mapping[str, Span]) -> Why:
+def why_of(found: Timed, ranks: Sequence[RankMemory], ways: Ways, origins: Mapping[str, Span]) -> Why:
     """`origins`: where the spec's values are written."""
-    places = tuple(tuple(place_of(key, value, origins) for key, value in way.settings) for way in ways)
-    return Why(explain_memory(found.spec, found.plan, ranks), tuple(ways), places)
+    places = tuple(tuple(place_of(key, value, origins) for key, value in way.settings) for way in ways.fit)
+    lines = explain_memory(found.spec, found.plan, ranks)
+    return Why((*lines, *_of_none(found, ways)), ways.fit, places, ways.nearest)
+
+
+def _of_none(found: Timed, ways: Ways) -> Iterator[str]:
+    if not ways.fit:
+        yield "no edit of one key or more that was tried makes it fit"
+    if ways.nearest is not None:
+        near = ways.nearest
+        more = f" on {near.num_devices:,} devices" if near.num_devices > found.spec.cluster.world else ""
+        lacking = f"the nearest still lacks {gib(near.lacking_bytes)}, {near.lacking_bytes:,} bytes, on pipeline rank "
+        yield f"{lacking}{near.pp_rank}{more}: {_said(near.settings)}"
+
+
+def _said(settings: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in settings)
 
 
 def place_of(key: str, value: str, origins: Mapping[str, Span]) -> Place:
@@ -57,14 +74,13 @@ def lines_of(why: Why, width: int) -> Iterator[tuple[str, bool]]:
     """(line, whether it is an edit), none wider than `width`."""
     yield from ((line, False) for said in why.lines for line in _wrapped(said, width))
     if not why.ways:
-        yield from ((line, False) for line in _wrapped("no edit of one key or two that was tried makes it fit", width))
         return
     offer = "with any one of these edits it fits, as planned with it; the fastest first:"
     yield from ((line, False) for line in _wrapped(offer, width))
     for number, (way, places) in enumerate(zip(why.ways, why.places, strict=True), 1):
-        said = ", ".join(f"{key} = {value}" for key, value in way.settings)
         yield from (
-            (line, True) for line in textwrap.wrap(said, width, initial_indent=f"{number}. ", subsequent_indent="   ")
+            (line, True)
+            for line in textwrap.wrap(_said(way.settings), width, initial_indent=f"{number}. ", subsequent_indent="   ")
         )
         yield from ((line, False) for line in _wrapped(f"   {gain(way)}", width))
         yield from ((line, False) for place in places for line in _wrapped(f"   {place}", width))
@@ -96,6 +112,19 @@ def document(why: Why | None) -> list[dict[str, Any]]:
         }
         for way, places in zip(why.ways, why.places, strict=True)
     ]
+
+
+def nearest(why: Why | None) -> dict[str, Any] | None:
+    """The key `nearest` of docs/json.md."""
+    if why is None or why.nearest is None:
+        return None
+    near = why.nearest
+    return {
+        "settings": [{"key": key, "value": value} for key, value in near.settings],
+        "lacking_bytes": near.lacking_bytes,
+        "pp_rank": near.pp_rank,
+        "devices": near.num_devices,
+    }
 
 
 def _wrapped(line: str, width: int) -> list[str]:

@@ -20,16 +20,16 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import islice
+from typing import Literal, NamedTuple
 
-from compiler.ir import Instruction, Message, Program
+from compiler.ir import Body, Instruction, Message, Program
 from compiler.proof.certificate import ProofError
 from compiler.schedules.schedule import Schedule
 from runtime.actions import Step, actions_of
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One communication event of a rank; `step` is where it happens, `peer` the other end."""
 
     kind: Literal["post", "send", "receive", "release"]
@@ -52,11 +52,16 @@ class _Rank:
 
 def message_of(instruction: Instruction, micro_batch: int) -> Message:
     """The message that a send gives or a receive awaits, named by its producer."""
+    return Message(producer_of(instruction), micro_batch)
+
+
+def producer_of(instruction: Instruction) -> str:
+    """The action whose message it is."""
     stage = int(instruction.action[1:])
     forward = instruction.phase == "F"
     if instruction.kind == "receive":
         stage += -1 if forward else 1
-    return Message(f"{'F' if forward else 'B'}{stage}", micro_batch)
+    return f"{'F' if forward else 'B'}{stage}"
 
 
 def check_channels(program: Program, schedule: Schedule) -> int:
@@ -71,19 +76,22 @@ def check_channels(program: Program, schedule: Schedule) -> int:
 
 
 def _events(program: Program, schedule: Schedule, rank: int) -> Iterator[Event]:
-    bodies = {
-        body.name: [each for each in body.instructions if each.kind == "send" or each.kind == "receive"]
-        for body in program.bodies[rank]
-    }
+    bodies = {body.name: [*_exchanged(body)] for body in program.bodies[rank]}
     for invocation, step in zip(program.invocations[rank], schedule.actions[rank], strict=True):
         for source, message in invocation.posts:
             yield Event("post", source, message, step)
-        for instruction in bodies[invocation.body]:
-            message = message_of(instruction, actions_of(step)[instruction.slot].micro_batch)
-            kind: Literal["send", "receive"] = "send" if instruction.kind == "send" else "receive"
-            yield Event(kind, instruction.peer, message, step)
+        actions = actions_of(step)
+        for kind, peer, producer, slot in bodies[invocation.body]:
+            yield Event(kind, peer, Message(producer, actions[slot].micro_batch), step)
         for destination, message in invocation.releases:
             yield Event("release", destination, message, step)
+
+
+def _exchanged(body: Body) -> Iterator[tuple[Literal["send", "receive"], int, str, int]]:
+    """(kind, peer, producer, slot) of every message that a body sends or receives."""
+    for i in body.instructions:
+        if i.kind == "send" or i.kind == "receive":
+            yield i.kind, i.peer, producer_of(i), i.slot
 
 
 def _check_order(events: list[list[Event]]) -> None:
@@ -124,29 +132,29 @@ def _run(ranks: list[_Rank]) -> None:
     while runnable:
         rank = runnable.popleft()
         state = ranks[rank]
-        while state.done < len(state.events):
-            event = state.events[state.done]
-            given, taken = (rank, event.peer, event.message), (event.peer, rank, event.message)
-            if event.kind == "receive" and taken not in sent and event.peer != rank:
-                waiting[taken] = rank
+        clock = state.clock
+        for event in islice(state.events, state.done, None):
+            kind, peer, message, _ = event
+            if kind == "receive" and peer != rank and (peer, rank, message) not in sent:
+                waiting[peer, rank, message] = rank
                 break
             state.done += 1
-            state.clock[rank] = state.done
-            if event.peer == rank:
+            clock[rank] = state.done
+            if peer == rank:
                 _hand_over(rank, state, event)
-            elif event.kind == "send":
-                state.in_flight.add((event.peer, event.message))
-                sent[given] = tuple(state.clock)
-                if given in waiting:
-                    runnable.append(waiting.pop(given))
-            elif event.kind == "receive":
+            elif kind == "send":
+                state.in_flight.add((peer, message))
+                sent[rank, peer, message] = tuple(clock)
+                if (rank, peer, message) in waiting:
+                    runnable.append(waiting.pop((rank, peer, message)))
+            elif kind == "receive":
                 _take(rank, state, event)
-                state.clock[:] = map(max, state.clock, sent[taken])
-                received[taken] = state.done
-            elif event.kind == "release":
-                _release(rank, state, event, received.get(given))
+                clock[:] = map(max, clock, sent[peer, rank, message])
+                received[peer, rank, message] = state.done
+            elif kind == "release":
+                _release(rank, state, event, received.get((rank, peer, message)))
             else:
-                state.posted.add((event.peer, event.message))
+                state.posted.add((peer, message))
     _check_ended(ranks)
 
 

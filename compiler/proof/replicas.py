@@ -28,8 +28,10 @@ def check_holders(plan: Plan) -> None:
 
 def check_reduces(program: Program, plan: Plan, trains: bool) -> None:
     """Raise ProofError unless, in training, every gradient with several holders is reduced exactly once."""
-    expected = Counter(bucket for bucket in plan.buckets if len(bucket.holders) > 1 and trains)
-    given = Counter(program.reduces)
+    wanted = tuple(bucket for bucket in plan.buckets if len(bucket.holders) > 1 and trains)
+    if program.reduces == wanted:
+        return
+    expected, given = Counter(wanted), Counter(program.reduces)
     for bucket in (*expected, *given):
         if expected[bucket] != given[bucket]:
             raise ProofError(f"reduce {bucket.name}: runs {given[bucket]} times instead of {expected[bucket]}")

@@ -7,7 +7,7 @@ It leaves to the later passes only *when* things happen. A body is looked at onc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from typing import TypeAlias
 
 from compiler.ir import Body, Communication, Instruction, Plan, Program, Stage
@@ -15,7 +15,7 @@ from compiler.proof.certificate import ProofError
 from compiler.proof.operands import Cuts, operands, steps_of
 from compiler.schedules.placement import num_stages, supports
 from compiler.schedules.schedule import Schedule, ScheduleError
-from runtime.actions import Step, parse_step
+from runtime.actions import Action, Pair, Step, actions_of, parse_step
 
 Key: TypeAlias = tuple[str, str, str, str]  # (kind, phase, site, value or what is waited for)
 
@@ -30,9 +30,7 @@ def schedule_of(program: Program, plan: Plan) -> Schedule:
         raise ProofError(
             f"{num_ranks} ranks have bodies, {len(program.invocations)} invocations, and the plan has {plan.mesh.pp}"
         )
-    steps = tuple(
-        tuple(_step(program, rank, at) for at in range(len(row))) for rank, row in enumerate(program.invocations)
-    )
+    steps = tuple(tuple(_steps(program, rank)) for rank in range(num_ranks))
     schedule = Schedule(program.name, num_ranks, program.num_micro_batches, program.placement, steps)
     try:
         schedule.check()
@@ -97,18 +95,23 @@ def waits_of(rank: int, body: Body) -> dict[int, int]:
     return ends
 
 
-def _step(program: Program, rank: int, at: int) -> Step:
-    invocation = program.invocations[rank][at]
-    body = next((body for body in program.bodies[rank] if body.name == invocation.body), None)
-    if body is None or len(body.actions) != len(invocation.micro_batches) or len(body.actions) not in (1, 2):
-        raise ProofError(
-            f"rank {rank}, {invocation.body}: no body of this name takes {len(invocation.micro_batches)} micro-batches"
-        )
-    try:
-        texts = [f"{action}.{k}" for action, k in zip(body.actions, invocation.micro_batches, strict=True)]
-        return parse_step(texts[0] if len(texts) == 1 else f"({'|'.join(texts)})")
-    except ValueError as error:
-        raise ProofError(f"rank {rank}, {invocation.body}: {error}") from None
+def _steps(program: Program, rank: int) -> Iterator[Step]:
+    """What the invocations of a rank are of, from the texts of its bodies' actions, each of which is read once."""
+    bodies = {body.name: body for body in reversed(program.bodies[rank])}
+    read: dict[str, tuple[Action, ...]] = {}
+    for invocation in program.invocations[rank]:
+        name, micro_batches = invocation.body, invocation.micro_batches
+        try:
+            if name not in read:
+                texts = bodies[name].actions if name in bodies else ()
+                read[name] = tuple(action for text in texts for action in actions_of(parse_step(f"{text}.0")))
+            of = read[name]
+            if len(of) != len(micro_batches) or len(of) not in (1, 2):
+                raise ProofError(f"rank {rank}, {name}: no body of this name takes {len(micro_batches)} micro-batches")
+            taken = [Action(action.kind, action.stage, k) for action, k in zip(of, micro_batches, strict=True)]
+        except ValueError as error:
+            raise ProofError(f"rank {rank}, {name}: {error}") from None
+        yield taken[0] if len(taken) == 1 else Pair(*taken)
 
 
 def _needs(stage: Stage, phases: str, cuts: Cuts) -> frozenset[Key]:

@@ -3,9 +3,10 @@
 Posts and releases stand at fixed places of a rank's program, so its memory does not depend on the interleaving.
 A value lives in the namespace of its (stage, micro-batch), across bodies. A storage lives as long as one of: a value
 in it, a value that aliases it, an unreleased send of it. A receive's buffer lives from its post, an exchange's results
-from its start. What a rank sends to itself stays in its storage: the send's hold goes over to the value received. So
-stages that follow each other on one rank share a namespace. That all posted messages are sent, awaited and released
-once, and what is handed over is received once, is the second pass's finding.
+from its start; with one expert rank these are what it was given, whose storage it holds on to. What a rank sends to
+itself stays in its storage: the send's hold goes over to the value received. So stages that follow each other on one
+rank share a namespace. That all posted messages are sent, awaited and released once, and what is handed over is
+received once, is the second pass's finding.
 
 Namespaces with the same values in them are one state, and what a body does to a state is found once, however many
 micro-batches meet it: a proof takes time for each invocation, not for each instruction.
@@ -16,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from compiler.ir import Body, Buffer, Instruction, Invocation, Plan, Program
 from compiler.proof.certificate import ProofError
 from compiler.proof.channels import message_of
 from compiler.proof.operands import Cuts
 from compiler.proof.structure import EXCHANGES, waits_of
-from compiler.schedules.placement import rank_of
+from compiler.schedules.placement import direction, rank_of
 from compiler.schedules.schedule import Schedule
 from runtime.actions import Action, Step, actions_of
 
@@ -64,13 +65,14 @@ class Memory:
     def add(self, fixed_bytes: int, bytes: int) -> None:
         self.fixed_bytes += fixed_bytes
         self.bytes += bytes
-        self.peak_fixed_bytes = max(self.peak_fixed_bytes, self.fixed_bytes)
-        self.peak_bytes = max(self.peak_bytes, self.bytes)
+        self.touch(0, 0)
 
     def touch(self, fixed_bytes: int, bytes: int) -> None:
         """These are there for a moment."""
-        self.peak_fixed_bytes = max(self.peak_fixed_bytes, self.fixed_bytes + fixed_bytes)
-        self.peak_bytes = max(self.peak_bytes, self.bytes + bytes)
+        if self.fixed_bytes + fixed_bytes > self.peak_fixed_bytes:
+            self.peak_fixed_bytes = self.fixed_bytes + fixed_bytes
+        if self.bytes + bytes > self.peak_bytes:
+            self.peak_bytes = self.bytes + bytes
 
     def follow(self, change: Memory) -> None:
         """Go through what was found from no live bytes on."""
@@ -129,19 +131,26 @@ class Effects:
     states: list[State] = field(default_factory=lambda: [State()])
     numbers: dict[State, int] = field(default_factory=lambda: {State(): 0})
     found: dict[Hashable, tuple[tuple[int, ...], Memory]] = field(default_factory=dict)
+    messages: dict[Buffer | None, int] = field(default_factory=dict)  # numbers of the programs' messages
     cuts: Cuts = field(default_factory=Cuts)
     bodies: dict[int, Body] = field(default_factory=dict)  # by identity: kept, so that no other one gets it
+    waits: dict[int, dict[int, int]] = field(default_factory=dict)  # of those
     inside: Inside | None = None  # bytes that segments need inside beside what they return; a ledger knows none
 
-    def of(
+    def waits_of(self, rank: int, body: Body) -> dict[int, int]:
+        """As `waits_of` of a body whose identity is known."""
+        if id(body) not in self.waits:
+            self.waits[id(body)] = waits_of(rank, body)
+        return self.waits[id(body)]
+
+    def find(
         self, key: Hashable, before: tuple[int, ...], act: Callable[[list[Namespace], Memory], None]
     ) -> tuple[tuple[int, ...], Memory]:
         """The numbers of the states after `act`, and the change of memory; `key` says everything `act` depends on."""
-        if (key, before) not in self.found:
-            names, change = [Namespace.of(self.states[number]) for number in before], Memory()
-            act(names, change)
-            self.found[key, before] = tuple(self._number(each.state()) for each in names), change
-        return self.found[key, before]
+        names, change = [Namespace.of(self.states[number]) for number in before], Memory()
+        act(names, change)
+        self.found[key, before] = found = tuple(self._number(each.state()) for each in names), change
+        return found
 
     def _number(self, state: State) -> int:
         if state not in self.numbers:
@@ -170,9 +179,12 @@ class RankValues:
         """`fixed_rows`: how many received rows fixed bytes are to stand for; one `effects` knows one number."""
         self.schedule, self.fixed_rows = schedule, fixed_rows
         self.rank, self.rows, self.message, self.effects = rank, rows, program.message, effects
-        self.bodies = {body.name: (body, waits_of(rank, body)) for body in program.bodies[rank]}
         effects.bodies |= {id(body): body for body in program.bodies[rank]}
+        self.bodies = {body.name: (body, effects.waits_of(rank, body)) for body in program.bodies[rank]}
         self.numbers: dict[tuple[int, int], int] = {}  # of the states of `_place`s
+        self.firsts: dict[tuple[int, int], int] = {}  # of `_place`, by stage and direction
+        self.message_number = effects.messages.setdefault(self.message, len(effects.messages))
+        self.posted: Storage | None = None  # what a post takes
         self.memory = Memory()
 
     def invoke(self, invocation: Invocation, step: Step) -> None:
@@ -183,11 +195,11 @@ class RankValues:
         # With recorded rows every micro-batch of every rank has its own sizes.
         sizes = self.rows if isinstance(self.rows, int) else (self.rank, invocation.micro_batches)
         places, slots = self._places(actions)
-        key = (id(body), sizes, self.message, slots)
-        self._change(key, places, partial(self._run, body, waits, actions, slots))
+        key = (id(body), sizes, self.message_number, slots)
+        self._change(key, places, self._run, body, waits, actions, slots)
         for _, message in invocation.releases:
             place = self._place(int(message.action[1:]), message.micro_batch)
-            self._change(message.action, [place], partial(release, message.action))
+            self._change(message.action, [place], release, message.action)
 
     def spaces(self) -> dict[tuple[int, int], Namespace]:
         """The namespaces as they stand, to be gone on with without the rank."""
@@ -204,33 +216,42 @@ class RankValues:
         self._run(body, waits, actions, slots, [spaces.setdefault(place, Namespace()) for place in places], memory)
 
     def _post(self, invocation: Invocation, step: Step, memory: Memory) -> None:
-        if invocation.posts and self.message is None:
+        if not invocation.posts:
+            return
+        if self.message is None:
             message = invocation.posts[0][1]
             raise ProofError(f"rank {self.rank}, {step}: posts {message}, but the program has no message buffer")
+        if self.posted is None:
+            self.posted = self._storage(self.message, "", 0)
         for _ in invocation.posts:
-            storage = self._storage(self.message, "", 0)
-            memory.add(storage.fixed_bytes, storage.bytes)
+            memory.add(self.posted.fixed_bytes, self.posted.bytes)
 
     def _places(self, actions: tuple[Action, ...]) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
         """The namespaces of actions, and which of them is that of each."""
         wanted = [self._place(action.stage, action.micro_batch) for action in actions]
+        if len(wanted) == 1:
+            return wanted, (0,)
         places = list(dict.fromkeys(wanted))
         return places, tuple(map(places.index, wanted))
 
     def _place(self, stage: int, micro_batch: int) -> tuple[int, int]:
         """Where its values live: the first of the stages that follow each other on this rank, and the micro-batch."""
         of = self.schedule
-        sizes = (of.placement, of.num_ranks, of.num_micro_batches)
-        while stage > 0 and rank_of(*sizes, stage - 1, micro_batch) == self.rank:
-            stage -= 1
-        return stage, micro_batch
+        key = (stage, direction(of.placement, of.num_micro_batches, micro_batch))
+        if key not in self.firsts:
+            sizes = (of.placement, of.num_ranks, of.num_micro_batches)
+            while stage > 0 and rank_of(*sizes, stage - 1, micro_batch) == self.rank:
+                stage -= 1
+            self.firsts[key] = stage
+        return self.firsts[key], micro_batch
 
-    def _change(
-        self, key: Hashable, places: list[tuple[int, int]], act: Callable[[list[Namespace], Memory], None]
-    ) -> None:
-        before = tuple(self.numbers.get(place, 0) for place in places)
-        after, change = self.effects.of(key, before, act)
-        self.numbers |= zip(places, after, strict=True)
+    def _change(self, key: Hashable, places: list[tuple[int, int]], act: Callable[..., None], *given: Any) -> None:
+        """`act(*given, namespaces, memory)` on the namespaces of `places`, or what is known of it by its `key`."""
+        numbers = self.numbers
+        before = tuple([numbers.get(place, 0) for place in places])
+        after, change = self.effects.found.get((key, before)) or self.effects.find(key, before, partial(act, *given))
+        for place, number in zip(places, after, strict=True):
+            numbers[place] = number
         self.memory.follow(change)
 
     def _run(
@@ -252,11 +273,13 @@ class RankValues:
                 for name in instruction.reads:
                     self._free(action, instruction, names, name, memory)
             elif instruction.kind in EXCHANGES:
-                writes = body.instructions[waits[index]].writes
-                made = {b.name: self._storage(b, instruction.site, action.micro_batch) for b in writes if not b.alias}
-                for storage in made.values():
+                results[waits[index]] = {}
+                for buffer in body.instructions[waits[index]].writes:
+                    storage = self._storage(buffer, instruction.site, action.micro_batch)
+                    if buffer.alias:  # one of what it reads, which is live
+                        storage = names.live[action.stage, buffer.alias][1]
                     memory.hold(storage)
-                results[waits[index]] = made
+                    results[waits[index]][buffer.name] = storage
             elif instruction.kind == "send":
                 buffer, storage = names.live[action.stage, instruction.reads[0]]
                 self._check_message(action, instruction, buffer)
@@ -305,10 +328,12 @@ class RankValues:
                 name, alias = (action.stage, buffer.name), (action.stage, buffer.alias)
                 if name in names.written:
                     raise self._error(action, instruction, f"{buffer.name} is written twice")
-                if buffer.alias and alias not in names.live:
-                    later.append(buffer)
-                    continue
-                storage = names.live[alias][1] if buffer.alias else given.get(buffer.name)
+                storage = given.get(buffer.name)
+                if buffer.alias and storage is None:
+                    if alias not in names.live:
+                        later.append(buffer)
+                        continue
+                    storage = names.live[alias][1]
                 if storage is None:
                     storage = self._storage(buffer, instruction.site, action.micro_batch)
                 if buffer.name not in given:

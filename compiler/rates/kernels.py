@@ -18,7 +18,7 @@ MEMORY = (
 )
 LINKS = (  # rates in byte/s; shape (ranks, bytes a rank sends)
     *("dispatch_node", "combine_node", "dispatch_network", "combine_network"),
-    *("message_node", "message_network", "all_reduce"),
+    *("message_node", "message_network", "all_reduce_node", "all_reduce_network"),
 )
 BYTES = (*MEMORY, *LINKS, "optimizer")
 # Seconds: of a launch, and what a transfer takes however small it is.
@@ -37,7 +37,8 @@ INSTEAD = {
     "combine_network": ("dispatch_network",),
     "message_network": ("message_node",),
     "message_node": ("message_network",),
-    "all_reduce": ("message_network", "message_node"),
+    "all_reduce_node": ("message_node", "message_network"),
+    "all_reduce_network": ("message_network", "all_reduce_node", "message_node"),
     "latency_network": ("latency_node",),
     "latency_node": ("latency_network",),
     "exchange_network": ("latency_network",),
@@ -55,6 +56,7 @@ _OPS = {
     "grouped_linear": "grouped_gemm",
     "head_rmsnorm": "norm",
     "linear": "gemm",
+    "linear_wide": "gemm",
     "mla_attention": "attention",
     "permute": "permute",
     "permute_placed": "permute",

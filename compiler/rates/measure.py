@@ -10,6 +10,7 @@ from typing import Any
 from compiler.graph.split import phases
 from compiler.ir import Cost, Plan, Use
 from compiler.oprules import RULES, Tensor
+from compiler.oprules.rule import statistics_dtype
 from compiler.rates.kernels import FLOPS, class_of, shape_at
 from compiler.rates.rates import Rates
 from compiler.rates.table import Device, Row, Table
@@ -78,7 +79,8 @@ def _arguments(op: str, args: Sequence[Any], outputs: Sequence[str], tensors: Ma
         for name, arg in zip(names, args, strict=True)
         if isinstance(arg, str) or not op.endswith("_wgrad")
     ]
-    return (*(_tensor(tensors[output], "", bounds) for output in outputs if op.endswith("_wgrad")), *made)
+    gradients = [tensors[output] for output in outputs if op.endswith("_wgrad")]
+    return (*(_tensor(replace(each, dtype=statistics_dtype(each.dtype)), "", bounds) for each in gradients), *made)
 
 
 def _names(op: str) -> tuple[str, ...]:
@@ -165,7 +167,7 @@ def table_of(measured: Mapping[str, Any], tasks: Sequence[Task], device: Device,
 _LINKS = (
     ("all_to_all", ("dispatch_node", "combine_node"), "exchange_node"),
     ("message", ("message_node",), "latency_node"),
-    ("all_reduce", ("all_reduce",), ""),
+    ("all_reduce", ("all_reduce_node",), ""),
 )
 
 
@@ -177,8 +179,7 @@ def _link_rows(points: Sequence[Sequence[float]], kinds: Sequence[str], latency:
     rows: list[dict[str, Any]] = [{"class": latency, "seconds": _figures(least_s)}] if latency else []
     for kind in kinds:
         for size, took_s in others:
-            moved = 2 * size / 2 if kind == "all_reduce" else size  # of two ranks, as Rates.all_reduce_time_s counts
-            rate = moved / max(took_s - least_s, LEAST_SHARE * took_s)
+            rate = size / max(took_s - least_s, LEAST_SHARE * took_s)  # an all-reduce of two sends half twice
             rows.append({"class": kind, "shape": (2, int(size)), "rate": _figures(rate)})
     return rows
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import gcd
 
+from compiler.holders import Holders
 from compiler.rates.kernels import FLOPS, INSTEAD, LINKS, MEMORY, PAIR, SECONDS
 from compiler.rates.lookup import Point
 from compiler.rates.own import own_table
 from compiler.rates.rates import Rates
 from compiler.rates.table import Device, Row, Table, peak_of, shipped_table, shipped_tables, with_base
+from compiler.topology import Experts, Fabric, Links, Nodes
 from dsl.memory import sent_bytes
 from dsl.schema import Device as SpecDevice
-from dsl.schema import Moe, Precision, Spec
+from dsl.schema import Machine, Model, Moe, Precision, Spec
 
 RATED = (*FLOPS, *MEMORY, *LINKS, "optimizer")
-# Of a class without any row: shares of a peak that well-written kernels reach, and of a CPU core without a peak.
-ROOFLINE_FLOPS, ROOFLINE_BYTES = 0.5, 0.7
+# Of a class without any row: shares of a peak that well-written kernels reach, and of a CPU core without a peak. Of
+# links what DeepSeek measured, arXiv 2412.19437 and 2505.09343: 160 of 200 GB/s NVLink, 40 of 50 GB/s InfiniBand.
+ROOFLINE_FLOPS, ROOFLINE_BYTES, ROOFLINE_LINKS = 0.5, 0.7, 0.8
 CORE_FLOPS, CORE_BYTES, CORE_LINK = 5e10, 1e10, 5e8
 SHIPPED_FOR = ("h800", "h100", "h200")  # tables that are for devices of the same name
 OTHERWISE = "h100"
@@ -32,44 +36,34 @@ class Place:
     communication: int = 0  # SMs that communicate; 0: no split
 
 
-def rates_of(spec: Spec, table: Table | str | None = None) -> Rates:
-    """The rates of the spec's devices under its recipe, SM split and routing.
+def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rates:
+    """The rates of the devices of a pipeline rank under the spec's recipe, SM split and routing.
 
     `table`: a table, or the name of a shipped one; None: that of the spec's file (compiler/rates/own.py), or the one of
     the device's name, calibrated on a traced layer if there is such a one, or else the nearest.
     """
-    said: list[str] = []
-    table = table or own_table(spec)
-    if table is None:
-        table = table_for(spec.cluster.node.device)
-        if table == OTHERWISE and OTHERWISE not in spec.cluster.node.device.name.lower():
-            said.append(f"device {spec.cluster.node.device.name} has no rate table: shares of peaks as on H100")
-        if f"{table}-calibrated" in shipped_tables():
-            table = f"{table}-calibrated"
-    table = shipped_table(table) if isinstance(table, str) else with_base(table)
-    precision, ranks, place = spec.precision, spec.parallel.expert, _place(spec)
-    points = {}
-    for kind in RATED:
-        for dtype in _dtypes(kind, precision):
-            points[kind, dtype], note = points_of(table, place, kind, dtype)
-            said += [note] if note else []
+    table, precision = table or own_table(spec), spec.precision
+    parts = [(count, node, _table_of(node.device, table), _place(spec, node)) for count, node in spec.cluster.parts]
+    fabric = Fabric(tuple(Nodes(count, node.devices, _links(at, place)) for count, node, at, place in parts))
+    _, node, at, place = parts[part_of(spec, rank)]
+    wanted = [(kind, dtype) for kind in RATED for dtype in _dtypes(kind, precision)]
+    found = {each: points_of(at, place, *each) for each in wanted}
+    said = [note for _, note in found.values() if note]
+    if table is None and table_for(node.device) == OTHERWISE and OTHERWISE not in node.device.name.lower():
+        said.insert(0, f"device {node.device.name} has no rate table: shares of peaks as on H100")
     return Rates(
-        points=points,
-        seconds=_seconds(table),
+        points={each: points for each, (points, _) in found.items()},
+        fabric=fabric,
+        experts=experts_of(spec, fabric, rank),
+        launch_s=_seconds(at)["launch"],
         linear=precision.linear,
         plain=precision.compute,
-        ranks=ranks,
-        several_nodes=spec.cluster.nodes > 1,
-        row_copies=1.0 if ranks > 1 else 0.0,
-        network_copies=_copies(spec),
-        dispatch_bytes=sent_bytes(precision.dispatch, precision),
-        combine_bytes=sent_bytes(precision.combine, precision),
-        cores=table.device.cores if spec.cluster.node.device.bf16 is None else None,
-        ranks_of_node=spec.cluster.node.devices,
+        cores=at.device.cores if node.device.bf16 is None else None,
+        ranks_of_node=node.devices,
         compute=place.compute,
-        rope=any(row.kind == "rope" for row in table.rows),
-        pair=table.factor_of(PAIR),
-        table=table.name,
+        rope=any(row.kind == "rope" for row in at.rows),
+        pair=at.factor_of(PAIR),
+        table=at.name,
         assumptions=tuple(said),
     )
 
@@ -82,7 +76,17 @@ def core_rates() -> Rates:
         for kind in RATED
         for dtype in (("fp32",) if kind in FLOPS else ("any",))
     }
-    return Rates(points=points, seconds=_seconds(table), ranks=2, table=table.name)
+    fabric, pair = Fabric((Nodes(1, 2, _links(table, place)),)), range(2)
+    experts = Experts(pair, fabric.spread(pair))
+    return Rates(points, fabric, experts, _seconds(table)["launch"], table=table.name)
+
+
+def _table_of(device: SpecDevice, table: Table | str | None) -> Table:
+    """The one that is given, or the best there is for a device; with its base."""
+    if table is None:
+        table = table_for(device)
+        table = f"{table}-calibrated" if f"{table}-calibrated" in shipped_tables() else table
+    return shipped_table(table) if isinstance(table, str) else with_base(table)
 
 
 def table_for(device: SpecDevice) -> str:
@@ -110,8 +114,20 @@ def points_of(table: Table, place: Place, kind: str, dtype: str) -> tuple[tuple[
     return tuple((row.shape, _rate(row, table.device, place, kind, dtype) / factor) for row in rows), note
 
 
-def _place(spec: Spec) -> Place:
-    node, device = spec.cluster.node, spec.cluster.node.device
+def part_of(spec: Spec, rank: int) -> int:
+    """The part of the cluster (Cluster.parts) that a pipeline rank is on. All its data ranks are there, the rules say.
+
+    A plan may have fewer ranks than the cluster, as when one is planned alone; what is beyond is on the last part.
+    """
+    return spec.cluster.part_of(min(rank * spec.parallel.data, spec.cluster.world - 1))
+
+
+def _links(table: Table, place: Place) -> Links:
+    return Links({kind: points_of(table, place, kind, "any")[0] for kind in LINKS}, _seconds(table))
+
+
+def _place(spec: Spec, node: Machine) -> Place:
+    device, sms = node.device, spec.sm.communication
     peaks = Device(
         name=device.name,
         sms=device.sms,
@@ -121,7 +137,6 @@ def _place(spec: Spec) -> Place:
         nvlink=node.nvlink,
         nic=node.nic,
     )
-    sms = spec.sm.communication
     return Place(peaks, 1 - sms / device.sms if device.sms else 1.0, sms)
 
 
@@ -142,9 +157,7 @@ def _rows(table: Table, kind: str, dtype: str) -> tuple[tuple[Row, ...], str]:
         if kind not in FLOPS and as_dtype == "any":  # what moves memory is alike
             return bare, ""
         return bare, f"table {table.name} has no row of {kind} in {dtype}: taken from {of} in {as_dtype}"
-    said = (
-        f"table {table.name} has no row of {kind}: {ROOFLINE_FLOPS if kind in FLOPS else ROOFLINE_BYTES:.0%} of a peak"
-    )
+    said = f"table {table.name} has no row of {kind}: {_share(kind):.0%} of a peak"
     return (), said
 
 
@@ -169,11 +182,16 @@ def _rate(row: Row, measured: Device, place: Place, kind: str, dtype: str) -> fl
     return rate
 
 
+def _share(kind: str) -> float:
+    """Of a peak, where a class has no row."""
+    return ROOFLINE_FLOPS if kind in FLOPS else ROOFLINE_LINKS if kind in LINKS else ROOFLINE_BYTES
+
+
 def _roofline(place: Place, kind: str, dtype: str) -> float:
     peak = peak_of(place.device, kind, dtype)
-    if kind in FLOPS:
-        return peak * place.compute * ROOFLINE_FLOPS if peak else CORE_FLOPS
-    return peak * ROOFLINE_BYTES if peak else (CORE_LINK if kind in LINKS else CORE_BYTES)
+    if peak is None:
+        return CORE_FLOPS if kind in FLOPS else CORE_LINK if kind in LINKS else CORE_BYTES
+    return peak * _share(kind) * (place.compute if kind in FLOPS else 1.0)
 
 
 def _seconds(table: Table) -> dict[str, float]:
@@ -183,13 +201,28 @@ def _seconds(table: Table) -> dict[str, float]:
     return found
 
 
-def _copies(spec: Spec) -> float:
+def experts_of(spec: Spec, fabric: Fabric, rank: int) -> Experts:
+    """The expert group of a pipeline rank that lies on the most nodes: groups go in step."""
+    data, expert, precision = spec.parallel.data, spec.parallel.expert, spec.precision
+    devices = spec.cluster.parts[part_of(spec, rank)][1].devices
+    alike = expert * devices // gcd(expert, devices)  # from here on groups lie as those before
+    groups = [Holders((rank,), range(at, at + expert), data) for at in range(0, min(data, alike), expert)]
+    spread, members = max(((fabric.spread(each), each) for each in groups), key=lambda one: (one[0].nodes, one[0].most))
+    return Experts(
+        members,
+        spread,
+        copies_per_row(spec.model, spread.nodes),
+        sent_bytes(precision.dispatch, precision),
+        sent_bytes(precision.combine, precision),
+    )
+
+
+def copies_per_row(model: Model, nodes: int) -> float:
     """Copies to nodes per routed row, the own one among them: a token goes once to each node that it goes to.
 
     Where routing keeps a token to some groups of experts, it goes to the nodes of these groups alone.
     """
-    moe = next((layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe)), None)
-    nodes = -(-spec.parallel.expert // spec.cluster.node.devices)
+    moe = next((layers.ffn for layers in model.layers if isinstance(layers.ffn, Moe)), None)
     if moe is None or nodes == 1:
         return 0.0
     of_a_group = -(-nodes // moe.groups)

@@ -1,4 +1,4 @@
-"""What a spec's devices achieve on their two lanes: op → seconds of compute, exchange → seconds of communication.
+"""What a spec's devices achieve: op → seconds of compute; and the fabric of its cluster, which prices transfers.
 
 The rows come from a rate table (compiler/rates/tables, or a file of `dsc calibrate`). None was fitted to a training
 step. docs/rates.md says how a rate is found.
@@ -10,30 +10,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from compiler.ir import Buffer, Cost
+from compiler.ir import Cost
 from compiler.rates.kernels import FLOPS, class_of, shape_at
-from compiler.rates.lookup import Point, link_rate_at, rate_at
+from compiler.rates.lookup import Point, rate_at
+from compiler.topology import Experts, Fabric
 
 
 @dataclass(frozen=True)
 class Rates:
     """Achieved rates of one spec: those of a table, at its devices' peaks and for the SMs it gives to each side.
 
-    `linear` is the dtype of products of linears, `plain` that of all others. An exchange sends every routed row
-    `row_copies` times over the links of a node and `network_copies` times over the network, at `dispatch_bytes` and
-    `combine_bytes` an element, scales among them. As in DeepEP's figures, a copy to the own node is counted.
+    `linear` is the dtype of products of linears, `plain` that of all others. Transfers are asked of `fabric`, which has
+    the rows of links of every kind of node; `points` says of these, too, how well they are known.
     """
 
     points: Mapping[tuple[str, str], tuple[Point, ...]]  # by class and dtype; rates with the factors of classes in them
-    seconds: Mapping[str, float]  # of launches and latencies, by class
+    fabric: Fabric  # of the whole cluster: prices messages, reductions and exchanges
+    experts: Experts  # whom one of these devices exchanges rows with
+    launch_s: float = 0.0  # between two kernels of a stream, or of calling one function of torch
     linear: str = "fp32"
     plain: str = "fp32"
-    ranks: int = 1  # that exchange with each other
-    several_nodes: bool = False
-    row_copies: float = 1.0
-    network_copies: float = 0.0
-    dispatch_bytes: float = 4.0
-    combine_bytes: float = 4.0
     cores: int | None = None  # CPU cores that the ranks of a node share; None: each rank has a device of its own
     ranks_of_node: int = 1
     compute: float = 1.0  # share of the SMs that compute
@@ -62,11 +58,6 @@ class Rates:
             time_s = sum(self.launch_s + self.kernel_s(kind, op, work, rows) for op, work in cost.ops)
             self._calls[kind, id(cost), rows] = known = (cost, time_s)
         return known[1]
-
-    @property
-    def launch_s(self) -> float:
-        """Between two kernels of a stream, or of calling one function of torch."""
-        return self.seconds.get("launch", 0.0)
 
     def kernel_s(self, kind: str, op: str, work: Cost, rows: int) -> float:
         """Seconds that an op of a segment of `kind` computes, without its launch."""
@@ -104,38 +95,6 @@ class Rates:
     def optimizer_time_s(self, moved_bytes: float) -> float:
         """Seconds of an optimizer that reads and writes so many bytes of weights, gradients and moments."""
         return moved_bytes / self.rate("optimizer", "any", ())
-
-    # ------------------------------------------------------------ communication
-
-    def exchange_time_s(self, to_experts: bool, buffers: Iterable[Buffer], rows: int) -> float:
-        """Seconds of an all-to-all of `rows` routed rows of these buffers; none where nothing moves."""
-        if not self.row_copies:
-            return 0.0
-        element = self.dispatch_bytes if to_experts else self.combine_bytes
-        row = sum(int(b.shape[1]) * element if len(b.shape) == 2 else 4.0 for b in buffers)
-        way = "dispatch" if to_experts else "combine"
-        inside, between = rows * row * self.row_copies, rows * row * self.network_copies
-        time_s = inside / self._link(f"{way}_node", self.ranks, inside)
-        if between:
-            time_s = max(time_s, between / self._link(f"{way}_network", self.ranks, between))
-        return self.seconds["exchange_network" if self.several_nodes else "exchange_node"] + time_s
-
-    def message_time_s(self, message: Buffer) -> float:
-        """Seconds of a message between two pipeline ranks; these are `data` ranks apart."""
-        place = "network" if self.several_nodes else "node"
-        rate = self._link(f"message_{place}", 2, message.fixed_bytes)
-        return self.seconds[f"latency_{place}"] + message.fixed_bytes / rate
-
-    def all_reduce_time_s(self, moved_bytes: float, ranks: int) -> float:
-        """Seconds of a ring that sums so many bytes over ranks: 2·(n−1)/n of them pass each link."""
-        if ranks < 2:
-            return 0.0
-        place = "network" if self.several_nodes else "node"
-        passed = 2 * (ranks - 1) / ranks * moved_bytes
-        return 2 * (ranks - 1) * self.seconds[f"latency_{place}"] + passed / self._link("all_reduce", ranks, passed)
-
-    def _link(self, kind: str, ranks: int, moved_bytes: float) -> float:
-        return link_rate_at(self.points[kind, "any"], ranks, moved_bytes)
 
     def shared_s(self, makespan_s: float, busy_s: Iterable[float]) -> float:
         """A makespan where the ranks of a node share cores: no shorter than their work over the cores.

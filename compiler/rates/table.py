@@ -20,20 +20,32 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from compiler import textfile
 from compiler.rates.kernels import CLASSES, FLOPS, INSTEAD, LINKS, PAIR, SECONDS
+from dsl.diagnostics import is_hidden
 
 TABLES = Path(__file__).parent / "tables"
 MAX_BYTES = 8 << 20
-MAX_ROWS = 20_000
+MAX_ROWS = 5_000  # a second of lookups; a spec of 61 layers has some 100 shapes
+
+MAX_TEXT = 500
+LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
 
 # Peaks of wider floats over the BF16 peak, H100 data sheet: TF32 495 and FP64 67 of 989 TFLOPS.
 OVER_BF16 = {"bf16": 1.0, "fp32": 0.5, "fp64": 0.068, "any": 1.0}
 
+
+def printable(text: str) -> str:
+    """The text; ValueError where it would do more to a terminal than be read."""
+    if any(map(is_hidden, text)):
+        raise ValueError("it has characters that cannot be printed")
+    return text
+
+
 Extent = Annotated[int, Field(ge=1, le=2**62)]
-Text = Annotated[str, Field(min_length=1, max_length=500)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(printable)]
 Peak = Annotated[float, Field(ge=1, le=1e21, allow_inf_nan=False)]
 Date = Annotated[str, Field(pattern=r"^[0-9]{4}(-[0-9]{2}){0,2}$")]
 Model = TypeVar("Model", bound=BaseModel)
@@ -95,7 +107,7 @@ class Factor(Entry):
 
     kind: Annotated[str, Field(alias="class")]
     dtype: Dtype = "any"  # of the kernels it was measured on; those of other dtypes are other kernels
-    factor: Annotated[float, Field(gt=1e-3, lt=1e3, allow_inf_nan=False)]
+    factor: Annotated[float, Field(ge=LEAST_FACTOR, le=MOST_FACTOR, allow_inf_nan=False)]
     source: Text
     date: Date
 
@@ -235,22 +247,14 @@ def _at(row: Row, measured: Device, here: Device) -> Row:
 def parsed(model: type[Model], text: str, shown: str) -> Model:
     """A model of a JSON text. RateError at file:line where it is no JSON, and at the key where it is another."""
     try:
-        json.loads(text, parse_constant=_no_constant)
+        textfile.json_of(text, shown)
         return model.model_validate_json(text)
-    except json.JSONDecodeError as error:
-        raise RateError(f"{shown}:{error.lineno}:{error.colno}: this is no JSON: {error.msg}") from None
-    except RecursionError:
-        raise RateError(f"{shown}: it is nested too deep") from None
+    except textfile.TextFileError as error:
+        raise RateError(str(error)) from None
     except ValidationError as error:
         first, *rest = error.errors(include_url=False, include_input=False)
         more = f" (and {len(rest)} more)" if rest else ""
         raise RateError(f"{shown}: {_key(first['loc'])}{_said(first['msg'])}{more}") from None
-    except ValueError as error:
-        raise RateError(f"{shown}: {error}") from None
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def _key(location: tuple[str | int, ...]) -> str:
@@ -259,7 +263,8 @@ def _key(location: tuple[str | int, ...]) -> str:
 
 
 def _said(message: str) -> str:
-    message = message.removeprefix("Value error, ")
+    message = message.removeprefix("Value error, ").replace("Tuple should", "The list should")
+    message = message.replace(" after validation", "")
     return message[:1].lower() + message[1:]
 
 

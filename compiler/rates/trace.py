@@ -22,6 +22,9 @@ from compiler.rates.kernels import CLASSES, FLOPS, PAIR, SECONDS, class_of
 from compiler.rates.of_spec import rates_of
 from compiler.rates.rates import Rates
 from compiler.rates.table import (
+    LEAST_FACTOR,
+    MAX_TEXT,
+    MOST_FACTOR,
     Date,
     Entry,
     Factor,
@@ -34,10 +37,12 @@ from compiler.rates.table import (
     read_text,
     shipped_table,
     shipped_tables,
+    with_base,
 )
 from dsl.schema import Spec
 
 TRACES = Path(__file__).parent / "traces"
+CALIBRATED = "-calibrated"  # what the name of a table ends in then
 FAR = 0.05  # how far the classes' times may be from what the trace says is busy
 
 Ms = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
@@ -99,6 +104,9 @@ class Trace(Entry):
             raise ValueError(f"the classes sum to {total:.1f} ms of {self.layers} layers, and busy_ms = {self.busy_ms}")
         if self.busy_ms + self.gaps_ms > self.span_ms:
             raise ValueError("busy_ms and gaps_ms are longer than span_ms")
+        phases = [each.phase for each in self.exchanges]
+        if len(set(phases)) < len(phases) or "W" in phases or any(each.part for each in self.exchanges):
+            raise ValueError("`exchanges` has a time of phase F, one of phase I, or both, and no parts")
         return self
 
 
@@ -140,7 +148,7 @@ def layer_times(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, layer: str) -
         instruction = node.instruction
         if instruction.site.partition(".")[0] == layer and instruction.kind in EXCHANGES:
             exchanges[instruction.phase] += node.time_ns * 1e-9
-            latency[instruction.phase] += rates.exchange_time_s(True, (), 0)
+            latency[instruction.phase] += rates.fabric.exchange_s(rates.experts, True, (), 0)
     for use in _uses(stage, layer):
         part = "attention" if use.segment.kind in ("attention", "router") else "mlp"
         for phase, cost in cuts[use.site].costs:
@@ -171,16 +179,14 @@ def calibrated(table: Table, trace: Trace, spec: Spec, plan: Plan, cuts: Mapping
         kept = {each.phase for each in trace.exchanges}
         known = sum(time_s for phase, time_s in times.exchanges.items() if phase in kept)
         latency = sum(time_s for phase, time_s in times.latency.items() if phase in kept)
-        if measured <= latency:
+        if measured <= latency or known <= latency:
             raise RateError(f"trace {trace.name}: its exchanges are shorter than their latency")
-        place = "network" if rates.network_copies else "node"
-        factors |= dict.fromkeys((f"dispatch_{place}", f"combine_{place}"), (measured - latency) / (known - latency))
+        factors |= dict.fromkeys(_exchanged(rates), (measured - latency) / (known - latency))
     said = {"source": trace.source, "date": trace.date}
 
     def factor_of(kind: str, factor: float) -> Factor:
         dtype = _dtype_of(rates, kind)
-        product = float(f"{table.factor_of(kind, dtype) * factor:.5g}")
-        return Factor.model_validate({"class": kind, "dtype": dtype, "factor": product, **said})
+        return _factor(trace, kind, dtype, table.factor_of(kind, dtype) * factor)
 
     made = tuple(factor_of(kind, factor) for kind, factor in factors.items())
     gap_s = float(f"{trace.gaps_ms * 1e-3 / trace.layers / times.launches:.4g}")
@@ -191,11 +197,17 @@ def calibrated(table: Table, trace: Trace, spec: Spec, plan: Plan, cuts: Mapping
         rows, base = (*launch, *(row for row in table.rows if not launch or row.kind != "launch")), None
         known_kinds = {(factor.kind, factor.dtype) for factor in made}
         made += tuple(factor for factor in table.factors if (factor.kind, factor.dtype) not in known_kinds)
-    found = Table(name=f"{table.name}-calibrated", base=base, device=table.device, rows=rows, factors=made)
+    found = Table(
+        name=f"{table.name[: MAX_TEXT - len(CALIBRATED)]}{CALIBRATED}",
+        base=base,
+        device=table.device,
+        rows=rows,
+        factors=made,
+    )
     span_s = pair_s(plan, cuts, rates_of(spec, found), trace)
     if span_s is None:
         return found
-    pair = Factor.model_validate({"class": PAIR, "factor": float(f"{trace.span_ms * 1e-3 / span_s:.5g}"), **said})
+    pair = _factor(trace, PAIR, "any", trace.span_ms * 1e-3 / span_s)
     return found.model_copy(update={"factors": (*(each for each in found.factors if each.kind != PAIR), pair)})
 
 
@@ -208,6 +220,35 @@ def pair_s(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, trace: Trace) -> f
             jobs = jobs_of([chains.of("F"), chains.of("B")])
             return end_of(jobs, best_order(jobs)) * 1e-9
     return None
+
+
+def uncalibrated(table: Table, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) -> tuple[str, ...]:
+    """The classes of a plan's kernels and exchanges of which a table says no factor: these take what its rows say."""
+    uses = [step for stage in plan.stages for step in stage.steps if isinstance(step, Use)]
+    used = {class_of(op) for use in uses for _, cost in cuts[use.site].costs for op, _ in cost.ops}
+    rates = rates_of(spec, table)
+    if rates.rope and "attention" in used:
+        used.add("rope")
+    if spec.parallel.expert > 1:
+        used |= set(_exchanged(rates))
+    known = {factor.kind for factor in with_base(table).factors}
+    return tuple(kind for kind in CLASSES if kind in used - known)
+
+
+def _exchanged(rates: Rates) -> tuple[str, str]:
+    """The classes of the exchanges that a layer waits for."""
+    place = "network" if rates.experts.spread.nodes > 1 else "node"
+    return f"dispatch_{place}", f"combine_{place}"
+
+
+def _factor(trace: Trace, kind: str, dtype: str, factor: float) -> Factor:
+    if not LEAST_FACTOR <= factor <= MOST_FACTOR:
+        raise RateError(
+            f"trace {trace.name}: {kind} takes {factor:.3g} times what the table says, not from {LEAST_FACTOR:g} to "
+            f"{MOST_FACTOR:g} times: are its times those of one layer, in ms?"
+        )
+    said = {"source": trace.source, "date": trace.date}
+    return Factor.model_validate({"class": kind, "dtype": dtype, "factor": float(f"{factor:.5g}"), **said})
 
 
 def _dtype_of(rates: Rates, kind: str) -> str:

@@ -7,18 +7,18 @@ from typing import Any
 from compiler.emit.files import layers_of
 from compiler.emit.summary import parts_of
 from compiler.ir import Cut, Plan, Use
-from compiler.lower.estimate import times_of
+from compiler.lower.estimate import rank_times
 from compiler.picture import panel_of
 from compiler.picture.lanes import lanes_of
 from compiler.pipeline import Lowered, uses
 from compiler.predict.memory_run import measured_line
 from compiler.predict.memory_state import proven_memories
 from compiler.predict.predict import memories, predicted, timed
-from compiler.rates import rates_of
 from compiler.report.planned import planned_of
 from compiler.report.values import ExpertRow, RankRow, Report, RunFigures, StageRow
 from compiler.schedules.costs import Costs
 from compiler.schedules.placement import ranks_of_stage, stages_of
+from compiler.topology.kinds import rank_rates
 from dsl.memory import Memory
 from dsl.schema import Spec
 
@@ -27,8 +27,8 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Re
     """The report of a build; of a run of it if `run` is given. Times are predicted from the cluster, not measured."""
     plan = lowered.plan
     schedule = lowered.main_schedule
-    rates, program = rates_of(spec), lowered.programs[f"train_{schedule.num_micro_batches}"]
-    lanes = lanes_of(program, times_of(plan, lowered.cuts, rates))
+    program = lowered.programs[f"train_{schedule.num_micro_batches}"]
+    lanes = lanes_of(program, rank_times(plan, lowered.cuts, rank_rates(spec)))
     known: dict[Any, Cut] = {use.segment.key: lowered.cuts[use.site] for use in uses(plan)}
     found = timed(spec, schedule, known=known, plan=plan)
     panel = panel_of(schedule, Costs(), lanes=lanes, timeline=found.timeline)
@@ -53,7 +53,7 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Re
             _rank(lowered, rank, memory)
             for rank, memory in enumerate(proven_memories(spec, plan, lowered.certificates.values()))
         ),
-        capacity_bytes=min(device.memory for device in spec.cluster.devices),
+        capacity_bytes=spec.cluster.node.device.memory if spec.cluster.more is None else None,
         experts=_experts(plan),
         moe_layers=_moe_layers(plan),
         assumptions=plan.assumptions,
@@ -90,7 +90,9 @@ def _rank(lowered: Lowered, rank: int, memory: Memory) -> RankRow:
 
 
 def _experts(plan: Plan) -> tuple[ExpertRow, ...]:
-    """Which experts live on which expert rank: the same split in every MoE layer."""
+    """Which experts live on which expert rank: the same split in every MoE layer, but for a placement of a file."""
+    if plan.slots:
+        return ()
     dp, ep = plan.mesh.dp, plan.mesh.ep
     rows: dict[int, set[int]] = {}
     for replica in plan.replicas:

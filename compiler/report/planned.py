@@ -10,7 +10,7 @@ from compiler.predict.predict import Timed
 from compiler.predict.values import Prediction, RankMemory, StageRow, Step
 from compiler.topology.fabric import Fabric
 from compiler.topology.graph import graph_of
-from compiler.topology.links import LEVELS
+from compiler.topology.links import LARGE, LEVELS
 from compiler.topology.traffic import traffic
 
 MOST_DRAWN = 64  # devices of a cluster that is drawn, and not told in classes alone
@@ -103,7 +103,7 @@ def _stages(found: Timed, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...]:
 
 def network_of(found: Timed) -> Network:
     """Links by class with a step's traffic, and the cluster as a graph where it is small."""
-    fabric, mesh = Fabric.of(found.spec.cluster), found.plan.mesh
+    fabric, mesh = found.rates[0].fabric, found.plan.mesh
     levels = _levels(fabric, traffic(fabric, found.plan, found.schedule))
     if fabric.num_devices > MOST_DRAWN:
         return Network(fabric.num_nodes, fabric.num_devices, levels)
@@ -131,7 +131,7 @@ def _levels(fabric: Fabric, moved: Mapping[str, Mapping[str, int]]) -> tuple[Lev
     for name in LEVELS:
         each = tuple(moved.get(purpose, {}).get(name, 0) for purpose in PURPOSES)
         if any(each):
-            bandwidth = min(link.nvlink if name == "nvlink" else link.nic for link in links)
+            bandwidth = min(link.rate("message", name, LARGE) for link in links)
             found.append(Level(name, fabric.num_devices, bandwidth, max(link.latency_of(name) for link in links), each))
     return tuple(found)
 

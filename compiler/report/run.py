@@ -21,7 +21,7 @@ def write_run_report(run: Path) -> Path:
     """`run`/report.html from what it left: spec.resolved, schedule.txt, metrics.jsonl, load.json, data/*/meta.json."""
     spec = with_rates(load(run / "spec.resolved"), run)
     placement = own_placement(spec, run)
-    lowered = lower_spec(spec, own_schedule(spec, run), owners=placement.owners if placement else None)
+    lowered = lower_spec(spec, own_schedule(spec, run), placement=placement)
     figures = RunFigures(
         metrics=_lines(run / "metrics.jsonl"),
         data=_meta(run),

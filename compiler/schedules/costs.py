@@ -19,8 +19,12 @@ from runtime.actions import KINDS, Action, Step
 
 PAIR_KINDS = tuple(sorted("".join(sorted(pair)) for pair in combinations_with_replacement(KINDS, 2)))  # BB, BF, …
 TABLES = Path(__file__).parent / "tables"
-# Exponents and digits are bounded: 1e999999999 would be a number of a gigabyte.
+# Exponents and digits are bounded before anything is made of them: 1e999999999 would be a number of a gigabyte.
+_ANY = re.compile(r"(\d+)(?:\.(\d+))?(?:[eE]([+-]?)(\d+))?|\d+/0*[1-9]\d*", re.ASCII)
 _NUMBER = re.compile(r"\d{1,20}(\.\d{1,20})?([eE][+-]?[0-3]?\d)?|\d{1,20}/0*[1-9]\d{0,19}", re.ASCII)
+LEAST, MOST = Fraction(1, 10**20), Fraction(10**15)  # of a time that is not 0: in ns, ten days
+TOO_LARGE, TOO_SMALL = "is too large: at most 1e15", "is too small: at least 1e-20, or 0"
+MOST_OVERLAP = 10  # times what they take apart, of two actions at a time: more is another unit, or a slip
 _MOST_WEIGHTS = 4096
 _MOST_TEXT = 1 << 20
 
@@ -78,6 +82,10 @@ class Costs:
             return time * weights[0]
         weighted = sum(one * weight for one, weight in zip(lone, weights, strict=True)) * time / sum(lone)
         return max(weighted, *(min(one, time) * weight for one, weight in zip(lone, weights, strict=True)))
+
+    def message(self, source: int, target: int) -> Fraction:
+        """Time of a message from a pipeline rank to another: the same between all."""
+        return self.latency
 
     def gains(self) -> frozenset[str]:
         """The kinds of pairs that take less than their two actions one after the other, alphabetical."""
@@ -191,6 +199,8 @@ def _of_lanes(value: Any) -> tuple[dict[str, Fraction], dict[str, Fraction]]:
     moved |= {"I": moved["B"], "W": Fraction(0)}
     chain = {kind: compute["I" if kind == "B" else kind] + moved[kind] for kind in "FBIW"}
     overlap = lanes.get("overlap", Fraction(1))
+    if overlap > MOST_OVERLAP:
+        raise ValueError(f'"overlap" is {float(overlap):g}: at most {MOST_OVERLAP}; 1 is no loss, 0.98 a little gain')
     pairs = {}
     for a, b in map(tuple, PAIR_KINDS):
         if moved[a] + moved[b]:  # W&W has nothing to hide
@@ -206,6 +216,13 @@ def _made(one: Mapping[str, Fraction], pairs: Mapping[str, Fraction]) -> Costs:
             raise ValueError(f"{kind} costs nothing: give it a time above 0")
     if empty := [kinds for kinds, time in costs.pairs if not time and costs.one(kinds[0]) + costs.one(kinds[1])]:
         raise ValueError(f"the pair {empty[0]} costs nothing: give it a time above 0")
+    for kinds, time in costs.pairs:
+        apart = costs.one(kinds[0]) + costs.one(kinds[1])
+        if time > MOST_OVERLAP * apart:
+            raise ValueError(
+                f"the pair {kinds} takes {float(time):g}, its two actions one after the other {float(apart):g}: "
+                f"give it at most {MOST_OVERLAP} times as much"
+            )
     return costs
 
 
@@ -217,10 +234,27 @@ def _key(name: str) -> str:
 
 
 def _number(text: str, name: str = "") -> Fraction:
-    if not _NUMBER.fullmatch(text):
-        of = f"{name[:40]}: " if name else ""
-        raise ValueError(f"{of}{text[:40]!r} is not a time: write a number of 0 or more, as 1.8 or 9/5")
+    if wrong := _fault(text):
+        raise ValueError(f"{f'{name[:40]}: ' if name else ''}{text[:40]!r} {wrong}")
     return Fraction(text)
+
+
+def _fault(text: str) -> str:
+    """What is wrong with a number, if anything is."""
+    match = _ANY.fullmatch(text)
+    if match is None:
+        return "is not a time: write a number of 0 or more, as 1.8 or 9/5"
+    if not _NUMBER.fullmatch(text):
+        whole, decimals, sign, exponent = match.groups(default="")
+        if not whole:
+            return "has too many digits: at most 20 on each side"
+        if len(decimals) > 20:
+            return "has too many decimals: at most 20"
+        return TOO_SMALL if exponent and sign == "-" and len(whole) <= 20 else TOO_LARGE
+    value = Fraction(text)
+    if value > MOST:
+        return TOO_LARGE
+    return TOO_SMALL if 0 < value < LEAST else ""
 
 
 def _time(value: Any, name: str) -> Fraction:

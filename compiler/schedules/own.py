@@ -98,10 +98,17 @@ def standing_alone(spec: Spec) -> Spec:
 
 def _parsed(text: str, name: str) -> Schedule:
     first = text.lstrip()[:1]
+    if not first:
+        raise ScheduleError("it is empty: `dsc schedule --name 1f1b --ranks 2 --micro-batches 4` prints one")
     if first == "#":
         return Schedule.from_text(text.rstrip() + "\n")
     if first == "{":
         return Schedule.from_json(text)
+    if first not in ',("' and not first.isdigit():  # what a cell of torch begins with
+        raise ScheduleError(
+            f"line 1: {text.lstrip().splitlines()[0][:80]!r} begins no schedule: neither "
+            "# <name> ranks=<P> micro_batches=<N> placement=<placement>, nor JSON, nor torch's CSV"
+        )
     return from_torch_csv(text, re.sub("[^A-Za-z0-9._+-]", "", name)[:64] or "csv")
 
 

@@ -25,7 +25,7 @@ def loops(placement: str) -> int:
         return 0
     match = _LOOP.fullmatch(placement)
     if match is None:
-        raise ValueError(f"unknown placement {placement!r}: expected bidirectional, v or loop(1), loop(2), …")
+        raise ValueError(f"unknown placement {placement!r}: expected bidirectional, v or loop(1), … loop(9999)")
     return int(match.group(1))
 
 

@@ -7,12 +7,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from compiler.schedules.limits import MAX_CELLS, MAX_RANKS
 from compiler.schedules.placement import num_stages, rank_of
+from dsl.diagnostics import plural
 from runtime.actions import Action, Step, actions_of, parse_step
 
 _HEADER = re.compile(
-    r"# (?P<name>\S+) ranks=(?P<ranks>\d{1,6}) micro_batches=(?P<micro>\d{1,6}) placement=(?P<place>\S+)", re.ASCII
+    r"# (?P<name>\S+) ranks=(?P<ranks>\d+) micro_batches=(?P<micro>\d+) placement=(?P<place>\S+)", re.ASCII
 )
+_MOST_DIGITS = 6  # of ranks and micro-batches
 _NAME = re.compile(r"[A-Za-z0-9._+-]{1,64}")
 _JSON_KEYS = {"schedule": str, "ranks": int, "micro_batches": int, "placement": str, "actions": list}
 
@@ -47,6 +50,9 @@ class Schedule:
                 f"line 1: {header[:80]!r} is not a header: write"
                 " # <name> ranks=<P> micro_batches=<N> placement=<placement>"
             )
+        for key, given, most in (("ranks", "ranks", MAX_RANKS), ("micro_batches", "micro", MAX_CELLS)):
+            if len(match[given]) > _MOST_DIGITS:
+                raise ScheduleError(f"line 1: {key}={match[given][:20]} is too large: at most {most}")
         num_ranks = int(match["ranks"])
         if len(lines) != num_ranks:
             raise ScheduleError(f"the header says ranks={num_ranks}, but {len(lines)} lines of actions follow it")
@@ -105,9 +111,8 @@ class Schedule:
         for action in actions:
             stage, micro_batch = action.stage, action.micro_batch
             if stage >= stages or micro_batch >= self.num_micro_batches:
-                raise ScheduleError(
-                    f"rank {rank}, {action}: there are {stages} stages and {self.num_micro_batches} micro-batches"
-                )
+                sizes = f"{plural(stages, 'stage')} and {plural(self.num_micro_batches, 'micro-batch')}"
+                raise ScheduleError(f"rank {rank}, {action}: its schedule has {sizes}")
             owner = rank_of(self.placement, self.num_ranks, self.num_micro_batches, stage, micro_batch)
             if owner != rank:
                 raise ScheduleError(f"rank {rank}, {action}: placement {self.placement} runs it on rank {owner}")
@@ -162,6 +167,9 @@ def _check_json(value: Any) -> None:
     for key, kind in _JSON_KEYS.items():
         if type(value[key]) is not kind:
             raise ScheduleError(f'"{key}" must be of type {kind.__name__}, got {type(value[key]).__name__}')
+    for key, most in (("ranks", MAX_RANKS), ("micro_batches", MAX_CELLS)):
+        if abs(value[key]) >= 10**_MOST_DIGITS:
+            raise ScheduleError(f'"{key}" is out of bounds: at most {most}')
     for rank, row in enumerate(value["actions"]):
         if not isinstance(row, list) or not all(isinstance(text, str) for text in row):
             raise ScheduleError(f"rank {rank}: expected a list of actions as strings")

@@ -1,16 +1,18 @@
 """Runs a schedule against a table of costs, exactly: when each step starts and ends, and who waits.
 
 Ranks do their steps in order; a step starts when its rank is free and what its actions need from other stages is
-there. A message to another rank takes `latency` and occupies nobody.
+there. A message to another rank takes its time and occupies nobody.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import Protocol
 
 from compiler.schedules.placement import num_stages, rank_of
@@ -21,9 +23,8 @@ from runtime.actions import Step, actions_of
 class Prices(Protocol):
     """What steps take: a table of costs by kinds and weights, or the times of a plan's own stages."""
 
-    @property
-    def latency(self) -> Fraction:
-        """Of a message to the next stage on another rank."""
+    def message(self, source: int, target: int) -> Fraction:
+        """Time of a message from a pipeline rank to another, that runs a stage next to one of its own."""
 
     def check(self, num_ranks: int, num_stages: int) -> None:
         """ValueError where they are those of other sizes."""
@@ -63,9 +64,10 @@ def simulate(schedule: Schedule, costs: Prices) -> Timeline:
     costs are not as many as the stages and ranks.
     """
     costs.check(schedule.num_ranks, num_stages(schedule.placement, schedule.num_ranks))
-    unit, times = _ticks(schedule, costs)
-    latency = int(costs.latency / unit)
-    needs = [_needs(schedule, rank, latency) for rank in range(schedule.num_ranks)]
+    messages = _messages(schedule, costs)
+    unit, times = _ticks(schedule, costs, messages.values())
+    delays = {ends: int(time / unit) for ends, time in messages.items()}
+    needs = [_needs(schedule, rank, delays) for rank in range(schedule.num_ranks)]
     ends: dict[int, int] = {}  # what `_needs` numbers -> tick at which it is done
     ticks: list[list[tuple[int, int]]] = [[] for _ in schedule.actions]
     waiting: dict[int, list[int]] = {}  # what is not done -> ranks that wait for it
@@ -114,7 +116,17 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
     return tuple(peaks)
 
 
-def _ticks(schedule: Schedule, costs: Prices) -> tuple[Fraction, list[list[int]]]:
+def _messages(schedule: Schedule, costs: Prices) -> dict[tuple[int, int], Fraction]:
+    """The time of a message from a rank to another by both; 0 where a rank hands over to itself."""
+    placement, P, N = schedule.placement, schedule.num_ranks, schedule.num_micro_batches
+    ends = set()
+    for micro_batch in {0, N - 1}:  # one of each direction
+        ranks = [rank_of(placement, P, N, stage, micro_batch) for stage in range(num_stages(placement, P))]
+        ends |= {pair for a, b in pairwise(ranks) for pair in ((a, b), (b, a))}
+    return {(a, b): costs.message(a, b) if a != b else Fraction(0) for a, b in ends}
+
+
+def _ticks(schedule: Schedule, costs: Prices, messages: Iterable[Fraction]) -> tuple[Fraction, list[list[int]]]:
     """A unit of which all times are whole multiples, and per rank the steps' times in it."""
     kinds: list[dict[tuple[object, ...], Fraction]] = [{} for _ in schedule.actions]
     keys: list[list[tuple[object, ...]]] = []
@@ -123,13 +135,15 @@ def _ticks(schedule: Schedule, costs: Prices) -> tuple[Fraction, list[list[int]]
         for key, step in zip(keys[rank], steps, strict=True):
             if key not in kinds[rank]:
                 kinds[rank][key] = costs.of(step, rank)
-    values = {costs.latency, *(time for table in kinds for time in table.values())}
+    values = {*messages, *(time for table in kinds for time in table.values())}
     unit = Fraction(1, math.lcm(*(value.denominator for value in values)))
     tables = [{key: int(time / unit) for key, time in table.items()} for table in kinds]
     return unit, [[table[key] for key in row] for table, row in zip(tables, keys, strict=True)]
 
 
-def _needs(schedule: Schedule, rank: int, latency: int) -> list[tuple[list[int], list[tuple[int, int]]]]:
+def _needs(
+    schedule: Schedule, rank: int, delays: Mapping[tuple[int, int], int]
+) -> list[tuple[list[int], list[tuple[int, int]]]]:
     """Per step of a rank: the numbers of what it makes, and of what it needs from other stages with the delay of each.
 
     Stage s on micro-batch m makes 2(sN + m) forward and 2(sN + m) + 1 backward, be it by a B or an I.
@@ -147,7 +161,7 @@ def _needs(schedule: Schedule, rank: int, latency: int) -> list[tuple[list[int],
             makes.append(2 * (stage * N + micro_batch) + backward)
             before = stage + 1 if backward else stage - 1
             if 0 <= before <= last_stage:
-                near = rank_of(schedule.placement, schedule.num_ranks, N, before, micro_batch) == rank
-                wants.append((2 * (before * N + micro_batch) + backward, 0 if near else latency))
+                source = rank_of(schedule.placement, schedule.num_ranks, N, before, micro_batch)
+                wants.append((2 * (before * N + micro_batch) + backward, delays[source, rank]))
         result.append((makes, wants))
     return result

@@ -1,21 +1,22 @@
-"""Prices of transfers between the devices of a cluster, by class of path: nothing is built, so size costs nothing.
+"""The one price of every transfer: its path from the topology, what that path achieves from the rate table.
 
-World rank r runs on device r: nodes in the order of the spec, devices in order within each. Source of the collectives'
-costs: R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations in MPICH, 2005.
+Prices are by class of path: nothing is built, so size costs nothing. World rank r runs on device r: nodes in the order
+of the spec, devices in order within each. Source of the collectives' costs: R. Thakur, R. Rabenseifner, W. Gropp,
+Optimization of collective communication operations in MPICH, 2005.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
 from compiler.holders import Holders
-from compiler.topology.links import LEAF, POD, Link, Links
-from dsl.schema import Cluster
+from compiler.ir import Buffer
+from compiler.topology.links import LARGE, LEAF, POD, Link, Links
 
 Reduction = Literal["all_reduce", "reduce_scatter", "all_gather"]
 
@@ -29,6 +30,11 @@ class Nodes:
     links: Links
 
 
+Place = tuple[int, int, Nodes]  # node, position in it, its kind
+# Levels that are crossed, links of both ends, and of the nodes that can forward to another rail.
+Route = tuple[tuple[str, ...], tuple[Links, Links], tuple[Links, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """How members of a group lie: on how many nodes, and on the fullest and the emptiest of them how many."""
@@ -38,18 +44,26 @@ class Spread:
     least: int
 
 
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Whom a device exchanges routed rows with, and what of each row travels.
+
+    A row goes `network_copies` times over the network; as in DeepEP's figures, a copy to the own node is counted. It
+    has `dispatch_bytes` an element on the way to its expert and `combine_bytes` back, scales among them.
+    """
+
+    members: Sequence[int]  # world ranks
+    spread: Spread
+    network_copies: float = 0.0
+    dispatch_bytes: float = 4.0
+    combine_bytes: float = 4.0
+
+
 @dataclass(frozen=True)
 class Fabric:
-    """The devices of a cluster and what joins them."""
+    """The devices of a cluster and what joins them, at what a rate table says (rates_of has it as `fabric`)."""
 
     nodes: tuple[Nodes, ...]
-
-    @staticmethod
-    def of(cluster: Cluster) -> Fabric:
-        """At the achieved shares of the spec's peaks (links.py)."""
-        return Fabric(
-            tuple(Nodes(count, node.devices, Links.of(node.nvlink, node.nic)) for count, node in cluster.parts)
-        )
 
     @property
     def num_devices(self) -> int:
@@ -59,13 +73,13 @@ class Fabric:
     def num_nodes(self) -> int:
         return sum(nodes.count for nodes in self.nodes)
 
-    def place(self, device: int) -> tuple[int, int, Links]:
-        """(node, position in it, links) of a device. Its position is its rail."""
+    def place(self, device: int) -> Place:
+        """(node, position in it, kind of node) of a device. Its position is its rail."""
         first_node = 0
         for nodes in self.nodes:
             if device < nodes.count * nodes.devices:
                 node, position = divmod(device, nodes.devices)
-                return first_node + node, position, nodes.links
+                return first_node + node, position, nodes
             device -= nodes.count * nodes.devices
             first_node += nodes.count
         raise IndexError("the cluster has no such device")
@@ -74,32 +88,21 @@ class Fabric:
 
     def path(self, a: int, b: int) -> tuple[str, ...]:
         """The levels a message crosses, inside a node last: () on one device, ("leaf", "nvlink") to another rail."""
+        return _route(self.place(a), self.place(b))[0] if a != b else ()
+
+    def link(self, a: int, b: int, num_bytes: float = LARGE) -> Link | None:
+        """The whole path of a message as one link: its narrowest part, its latencies summed. None on one device."""
+        return _joined(_route(self.place(a), self.place(b)), num_bytes) if a != b else None
+
+    def message_s(self, a: int, b: int, num_bytes: float, count: int = 1) -> float:
+        """Seconds until the last of the messages from a + i to b + i, i < count, is there, all sent at once.
+
+        0 on one device, where nothing is sent.
+        """
         if a == b:
-            return ()
-        (node_a, rail_a, _), (node_b, rail_b, _) = self.place(a), self.place(b)
-        if node_a == node_b:
-            return ("nvlink",)
-        return (level_between(node_a, node_b), *(("nvlink",) if rail_a != rail_b else ()))
-
-    def link(self, a: int, b: int) -> Link | None:
-        """The whole path as one link: its narrowest part, its latencies summed. None on one device."""
-        path = self.path(a, b)
-        if not path:
-            return None
-        ends = self.place(a)[2], self.place(b)[2]
-        between = path[0] != "nvlink"
-        bandwidth = min(links.nic if between else links.nvlink for links in ends)
-        latency = max(links.latency_of(path[0]) for links in ends)
-        if len(path) > 1:  # forwarded in the node of either end, where that is better
-            inside = [(links.nvlink, -links.nvlink_s) for links in ends]
-            widest, least = max(inside)
-            bandwidth, latency = min(bandwidth, widest), latency - least
-        return Link(bandwidth, latency)
-
-    def message_s(self, a: int, b: int, num_bytes: float) -> float:
-        """Seconds of a message of device a to device b; 0 on one device, where nothing is sent."""
-        link = self.link(a, b)
-        return link.time_s(num_bytes) if link else 0.0
+            return 0.0
+        routes = {_route(self.place(a + at), self.place(b + at)) for at, _ in self._runs(a, b, count)}
+        return max(_joined(route, num_bytes).time_s(num_bytes) for route in routes)
 
     # ------------------------------------------------------------ groups
 
@@ -117,17 +120,11 @@ class Fabric:
         a, b = self.place(members[0])[0], self.place(members[-1])[0]
         return "nvlink" if a == b else level_between(a, b)
 
-    def worst(self, members: Sequence[int], spread: Spread) -> tuple[Link, Link]:
-        """The slowest (link inside a node, link between nodes) of a group."""
-        first, last = members[0], members[-1]
-        a, b = self.place(first)[0], self.place(last)[0]
-        level = level_between(a, b) if spread.nodes > 1 else "nvlink"
+    def kinds(self, members: Sequence[int]) -> tuple[Links, ...]:
+        """Those of the nodes between a group's first and its last member."""
+        a, b = self.place(members[0])[0], self.place(members[-1])[0]
         starts = [0, *accumulate(nodes.count for nodes in self.nodes)]
-        kinds = (
-            self.nodes if len(self.nodes) == 1 else self.nodes[bisect_right(starts, a) - 1 : bisect_right(starts, b)]
-        )
-        inside = Link(min(k.links.nvlink for k in kinds), max(k.links.nvlink_s for k in kinds))
-        return inside, Link(min(k.links.nic for k in kinds), max(k.links.latency_of(level) for k in kinds))
+        return tuple(nodes.links for nodes in self.nodes[bisect_right(starts, a) - 1 : bisect_right(starts, b)])
 
     def reduce_s(self, num_bytes: float, holders: Sequence[int], kind: Reduction = "all_reduce") -> float:
         """Seconds to sum a buffer of `num_bytes` over its holders, or to gather it from them; 0 of one holder.
@@ -135,29 +132,42 @@ class Fabric:
         kind: `reduce_scatter` leaves each holder its part of the sum, `all_gather` gives each all parts, `all_reduce`
         is both. Inside each node first: each of its g holders gets the sum of an equal part; then over the network,
         where a part is summed among the n nodes over the NIC of its holder. Each is a ring or recursive halving: (n −
-        1) / n of the bytes, in n − 1 or log2 n steps, whichever has fewer. An `all_gather` is the way back.
+        1) / n of the bytes, in n − 1 or log2 n steps, whichever has fewer. An `all_gather` is the way back. So a row
+        of two ranks holds for n: a link carries what a rank sends, twice (n − 1) / n of the buffer, at the row's rate.
         """
         if len(holders) < 2:
             return 0.0
-        spread = self.spread(holders)
-        inside, between = self.worst(holders, spread)
-        once = _halving_s(num_bytes, spread.most, inside) + _halving_s(num_bytes / spread.least, spread.nodes, between)
-        return 2 * once if kind == "all_reduce" else once
+        spread, kinds, ways = self.spread(holders), self.kinds(holders), 2 if kind == "all_reduce" else 1
 
-    def all_to_all_s(self, sent_bytes: float, members: Sequence[int], network_bytes: float | None = None) -> float:
-        """Seconds of an all-to-all in which each member sends `sent_bytes` in all, evenly to all and to itself.
+        def ring_s(whole: float, members: int, level: str) -> float:
+            if members < 2:
+                return 0.0
+            sent, steps = ways * whole * (members - 1) / members, min(members - 1, (members - 1).bit_length())
+            latency = ways * steps * max(links.latency_of(level) for links in kinds)
+            return latency + sent / min(links.rate("all_reduce", level, sent, members) for links in kinds)
 
-        `network_bytes`: what of that each member sends to other nodes, where rows for several members of a node cross
-        once and are copied there; else what goes to members elsewhere. Both networks carry at the same time.
+        inside = ring_s(num_bytes, spread.most, "nvlink")
+        return inside + ring_s(num_bytes / spread.least, spread.nodes, self.level_of(holders))
+
+    def exchange_s(self, experts: Experts, to_experts: bool, buffers: Iterable[Buffer], rows: int) -> float:
+        """Seconds of an all-to-all of `rows` routed rows of these buffers that each member sends; 0 of one member.
+
+        Every row goes over the links of a node, copies over the network beside it: the slower of both counts.
         """
-        if len(members) < 2:
+        if len(experts.members) < 2:
             return 0.0
-        spread, count = self.spread(members), len(members)
-        inside, between = self.worst(members, spread)
-        outside = sent_bytes * (count - spread.least) / count if network_bytes is None else network_bytes
-        in_node = sent_bytes * (spread.most - 1) / count if network_bytes is None else sent_bytes
-        over_nvlink = inside.time_s(in_node) if spread.most > 1 else 0.0
-        return max(over_nvlink, between.time_s(outside)) if spread.nodes > 1 else over_nvlink
+        way, element = ("dispatch", experts.dispatch_bytes) if to_experts else ("combine", experts.combine_bytes)
+        sent = rows * sum(int(b.shape[1]) * element if len(b.shape) == 2 else 4.0 for b in buffers)
+        spread, kinds, ranks = experts.spread, self.kinds(experts.members), len(experts.members)
+
+        def carried_s(num_bytes: float, level: str) -> float:
+            return num_bytes / min(links.rate(way, level, num_bytes, ranks) for links in kinds)
+
+        inside = carried_s(sent, "nvlink") if spread.most > 1 else 0.0
+        if spread.nodes == 1:
+            return max(links.seconds["exchange_node"] for links in kinds) + inside
+        between = carried_s(sent * experts.network_copies, "leaf")
+        return max(links.seconds["exchange_network"] for links in kinds) + max(inside, between)
 
     # ------------------------------------------------------------ classes of many paths
 
@@ -185,18 +195,36 @@ class Fabric:
         raise IndexError("the cluster has no such device")
 
 
+def _route(a: Place, b: Place) -> Route:
+    """Between two devices."""
+    (node_a, rail_a, kind_a), (node_b, rail_b, kind_b) = a, b
+    ends = (kind_a.links, kind_b.links)
+    if node_a == node_b:
+        return ("nvlink",), ends, ()
+    level = level_between(node_a, node_b)
+    if rail_a == rail_b:
+        return (level,), ends, ()
+    reached = ((kind_a, rail_b), (kind_b, rail_a))  # a node has a NIC on as many rails as devices
+    return (level, "nvlink"), ends, tuple(kind.links for kind, rail in reached if rail < kind.devices)
+
+
+def _joined(route: Route, num_bytes: float) -> Link:
+    """A route as one link for messages of a size; it is forwarded in the node in which that is sooner."""
+    (level, *_), ends, forwards = route
+    bandwidth = min(links.rate("message", level, num_bytes) for links in ends)
+    latency = sum(links.latency_of(level) for links in ends) / 2  # half of it lies at each end
+    whole = [
+        Link(min(bandwidth, links.rate("message", "nvlink", num_bytes)), latency + links.latency_of("nvlink"))
+        for links in forwards
+    ]
+    return min(whole, key=lambda link: link.time_s(num_bytes), default=Link(bandwidth, latency))
+
+
 def level_between(node_a: int, node_b: int) -> str:
     """The level of switches at which the paths of two different nodes meet."""
     if node_a // LEAF == node_b // LEAF:
         return "leaf"
     return "spine" if node_a // POD == node_b // POD else "core"
-
-
-def _halving_s(num_bytes: float, members: int, link: Link) -> float:
-    if members < 2:
-        return 0.0
-    steps = min(members - 1, (members - 1).bit_length())
-    return steps * link.latency_s + num_bytes * (members - 1) / members / link.bandwidth
 
 
 def _even_spread(holders: Holders, devices: int) -> Spread | None:

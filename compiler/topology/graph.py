@@ -8,34 +8,35 @@ from __future__ import annotations
 import networkx as nx
 
 from compiler.topology.fabric import Fabric
-from compiler.topology.links import LEAF, POD, Link
+from compiler.topology.links import LARGE, LEAF, POD, Link
 
 MOST_DEVICES = 4096
 
 
-def graph_of(fabric: Fabric) -> nx.Graph:
+def graph_of(fabric: Fabric, num_bytes: float = LARGE) -> nx.Graph:
     """Nodes ("device", d), ("nvlink", n), ("nic", d), ("leaf", rail, i), ("spine", rail, i), ("core", rail).
 
-    Edges have `bandwidth` in byte/s and `latency_s`, those of a path sum. Only for at most `MOST_DEVICES`.
+    Edges have `bandwidth` in byte/s, of messages of `num_bytes`, and `latency_s`; those of a path sum. Only for at most
+    `MOST_DEVICES`.
     """
     if fabric.num_devices > MOST_DEVICES:
         raise ValueError(f"a graph of {fabric.num_devices:,} devices; it is drawn for at most {MOST_DEVICES:,}")
     graph: nx.Graph = nx.Graph()
     several = fabric.num_nodes > 1
     for device in range(fabric.num_devices):
-        node, rail, links = fabric.place(device)
-        leaf, pod = node // LEAF, node // POD
-        _join(graph, ("device", device), ("nvlink", node), Link(links.nvlink, links.nvlink_s / 2))
+        node, rail, nodes = fabric.place(device)
+        leaf, pod, links = node // LEAF, node // POD, nodes.links
+        nvlink, nic = (links.rate("message", level, num_bytes) for level in ("nvlink", "leaf"))
+        leaf_s, spine_s, core_s = (links.latency_of(level) for level in ("leaf", "spine", "core"))
+        _join(graph, ("device", device), ("nvlink", node), Link(nvlink, links.latency_of("nvlink") / 2))
         if not several:
             continue
-        _join(graph, ("device", device), ("nic", device), Link(links.nic, 0.0))
-        _join(graph, ("nic", device), ("leaf", rail, leaf), Link(links.nic, links.leaf_s / 2))
+        _join(graph, ("device", device), ("nic", device), Link(nic, 0.0))
+        _join(graph, ("nic", device), ("leaf", rail, leaf), Link(nic, leaf_s / 2))
         if fabric.num_nodes > LEAF:
-            up = Link(links.nic * LEAF, (links.spine_s - links.leaf_s) / 2)
-            _join(graph, ("leaf", rail, leaf), ("spine", rail, pod), up)
+            _join(graph, ("leaf", rail, leaf), ("spine", rail, pod), Link(nic * LEAF, (spine_s - leaf_s) / 2))
         if fabric.num_nodes > POD:
-            up = Link(links.nic * POD, (links.core_s - links.spine_s) / 2)
-            _join(graph, ("spine", rail, pod), ("core", rail), up)
+            _join(graph, ("spine", rail, pod), ("core", rail), Link(nic * POD, (core_s - spine_s) / 2))
     return graph
 
 

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from compiler.rates import Rates, rates_of
+from compiler.rates.of_spec import experts_of, part_of
 from dsl.schema import Spec
 
 
 def parts_of_ranks(spec: Spec) -> tuple[int, ...]:
-    """The part of the cluster (Cluster.parts) of each pipeline rank. Its data ranks are all there, the rules say.
-
-    A plan may have fewer ranks than the cluster, as when one is planned alone; what is beyond is on the last part.
-    """
-    data, world = spec.parallel.data, spec.cluster.world
-    return tuple(spec.cluster.part_of(min(rank * data, world - 1)) for rank in range(spec.parallel.pipeline))
-
-
-def spec_on(spec: Spec, part: int) -> Spec:
-    """The spec on a cluster of one kind of nodes: that of a part."""
-    if len(spec.cluster.parts) == 1:
-        return spec
-    return spec.model_copy(update={"cluster": spec.cluster.only(part)})
+    """The part of the cluster (Cluster.parts) of each pipeline rank. Its data ranks are all there, the rules say."""
+    return tuple(part_of(spec, rank) for rank in range(spec.parallel.pipeline))
 
 
 def rank_rates(spec: Spec) -> tuple[Rates, ...]:
-    """The rates of each pipeline rank; ranks on one kind of device share one value."""
-    parts = parts_of_ranks(spec)
-    rates = {part: rates_of(spec_on(spec, part)) for part in dict.fromkeys(parts)}
-    return tuple(rates[part] for part in parts)
+    """The rates of each pipeline rank; ranks on one kind of device whose expert groups lie alike share one value."""
+    first = rates_of(spec)
+    kinds = [(part, experts_of(spec, first.fabric, rank).spread) for rank, part in enumerate(parts_of_ranks(spec))]
+    others = {kind: rates_of(spec, rank=kinds.index(kind)) for kind in dict.fromkeys(kinds) if kind != kinds[0]}
+    return tuple(others.get(kind, first) for kind in kinds)

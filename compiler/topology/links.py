@@ -7,20 +7,20 @@ crosses inside a node. That is DeepSeek-V3's network (arXiv 2505.09343, §5.1: e
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import log2
 
 LEAF = 32  # nodes on a leaf switch: half of the 64 ports of a 400G switch
 POD = LEAF * LEAF * 2  # nodes under the spines of one pod: 64 leaves of them; more go over a core
 LEVELS = ("nvlink", "leaf", "spine", "core")  # the highest level a path crosses, cheapest first
 
-# Shares of peaks that DeepSeek measured on these links, arXiv 2412.19437 and 2505.09343: 160 of 200, 40 of 50 GB/s.
-NVLINK_SHARE, NIC_SHARE = 0.80, 0.80
-# End to end for 64 bytes, arXiv 2505.09343, table 5: NVLink, InfiniBand under one leaf, and between leaves. A second
-# layer of switches adds 0.9 µs; a third is taken to add as much again.
-NVLINK_S, LEAF_S, SPINE_S = 3.33e-6, 2.8e-6, 3.7e-6
-CORE_S = 2 * SPINE_S - LEAF_S
-# Between processes of one machine and over its loopback, gloo: all-to-all of 16 MiB in 19 to 27 ms, a message 0.1 ms.
-PROCESS_BYTES, PROCESS_S = 7e8, 1e-4
+# A layer of switches more: arXiv 2505.09343, table 5, InfiniBand under one leaf 2.8 µs, and between leaves 3.7 µs.
+LAYER_S = 0.9e-6
+LARGE = 2**30  # bytes of a message that says what a link carries
+
+Point = tuple[tuple[int, ...], float]  # (ranks, bytes a rank sends), byte/s; () holds for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +35,52 @@ class Link:
         return self.latency_s + num_bytes / self.bandwidth
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Links:
-    """What devices of one kind of node have. A path takes the slower end's bandwidth."""
+    """What the links of one kind of node achieve, as rates_of reads it from a table (compiler/rates/of_spec.py).
 
-    nvlink: float
-    nic: float
-    nvlink_s: float = NVLINK_S
-    leaf_s: float = LEAF_S
-    spine_s: float = SPINE_S
-    core_s: float = CORE_S
+    Transfers are `message`, `all_reduce`, `dispatch` and `combine`; a class is one of these within a node or over the
+    network, as "message_node".
+    """
 
-    @staticmethod
-    def of(nvlink: float | None, nic: float | None) -> Links:
-        """From a node's peaks. What is not named is the other; where neither is, processes talk over one machine."""
-        if nvlink is None and nic is None:
-            return Links(PROCESS_BYTES, PROCESS_BYTES, PROCESS_S, PROCESS_S, PROCESS_S, PROCESS_S)
-        inside, between = nvlink or nic, nic or nvlink
-        assert inside is not None and between is not None
-        return Links(inside * NVLINK_SHARE, between * NIC_SHARE)
+    points: Mapping[str, tuple[Point, ...]]  # by class
+    seconds: Mapping[str, float]  # latency_node, latency_network: under one leaf; exchange_node, exchange_network
+
+    def rate(self, transfer: str, level: str, num_bytes: float, ranks: int = 2) -> float:
+        """Byte/s of a transfer over a level, in which each of so many ranks sends `num_bytes`."""
+        return link_rate_at(self.points[f"{transfer}_{place_of(level)}"], ranks, num_bytes)
 
     def latency_of(self, level: str) -> float:
         """Seconds over a path whose highest level this is, on one rail."""
-        return {"nvlink": self.nvlink_s, "leaf": self.leaf_s, "spine": self.spine_s, "core": self.core_s}[level]
+        layers = max(0, LEVELS.index(level) - 1)
+        return self.seconds[f"latency_{place_of(level)}"] + layers * LAYER_S
+
+
+def place_of(level: str) -> str:
+    """How classes of a table call it: within a node, or over the network."""
+    return "node" if level == "nvlink" else "network"
+
+
+def link_rate_at(points: Sequence[Point], ranks: int, num_bytes: float) -> float:
+    """The rate of a transfer between `ranks` of so many bytes a rank: interpolated by bytes, then by ranks.
+
+    Each ends at the last row.
+    """
+    sizes = sorted({at[0] for at, _ in points if at})
+    if not sizes:
+        return points[0][1]
+    known = []
+    for size in sizes:
+        of_size = sorted((at[1], rate) for at, rate in points if at and at[0] == size)
+        known.append((size, _between(of_size, num_bytes)))
+    return _between(known, ranks)
+
+
+def _between(known: Sequence[tuple[int, float]], at: float) -> float:
+    """Linear in the logarithm between neighbours; constant beyond the ends."""
+    right = bisect_left([x for x, _ in known], at)
+    if right == 0 or right == len(known):
+        return known[min(right, len(known) - 1)][1]
+    (a, low), (b, high) = known[right - 1], known[right]
+    share = log2(at / a) / log2(b / a)
+    return low + (high - low) * share

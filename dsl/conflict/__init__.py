@@ -11,16 +11,30 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dsl.conflict.search import Change, Problem, Row, TooManyError
-from dsl.conflict.sheet import DATA, MODEL, PRECISION, SCHEDULE, WORLD, Sheet, Variable, text_of, value_at, variables
+from dsl.conflict.sheet import (
+    DATA,
+    MODEL,
+    PRECISION,
+    SCHEDULE,
+    WORLD,
+    Sheet,
+    Variable,
+    as_one_kind,
+    text_of,
+    value_at,
+    variables,
+)
 from dsl.diagnostics import Conflict, Diagnostic, Edit, in_order
 from dsl.rules import JOINT, missing, related
 from dsl.rules.finding import Finding, Rule
 from dsl.rules.parallel import one_tensor_and_context
-from dsl.rules.resources import state_fits
+from dsl.rules.resources import compute_keeps_sms, state_fits
 from dsl.schema import Spec
 from dsl.source import Source, Span
 
 REFUSED = frozenset(("parallel.tensor", "parallel.context"))  # degrees that must be 1, so nothing depends on them
+NODES, DEVICES = "cluster.nodes", "cluster.node.devices"
+OF_A_KIND = (compute_keeps_sms, state_fits)  # rules about the devices themselves
 MAX_CONFLICTS = 5  # of one spec; where there are more, each mistake keeps its own hint
 MAX_VARIABLES = 150  # of one search
 MAX_NAMED = 8  # lines of a resolution of many
@@ -55,13 +69,17 @@ def explained(
     subject: Subject, told: Sequence[Diagnostic], found: Sequence[tuple[Rule, Finding, Diagnostic]]
 ) -> list[Diagnostic]:
     """All messages, with a conflict on the first one of those that each conflict explains."""
-    if value_at(subject.spec, "cluster.more") is not None:  # sums of products are no lines that divide each other
-        return [*told, *(message for _, _, message in found)]
-    known = variables(subject.spec, subject.origins, subject.failed, subject.constants)
+    known, joint = variables(subject.spec, subject.origins, subject.failed, subject.constants), JOINT
+    if value_at(subject.spec, "cluster.more") is not None:
+        if any(path.startswith("cluster") for path in subject.failed) or "cluster" not in subject.origins:
+            return [*told, *(message for _, _, message in found)]
+        subject = replace(subject, spec=as_one_kind(subject.spec))
+        known |= _of_kinds(subject.spec.cluster.world, subject.origins["cluster"])
+        joint = tuple(row for row in JOINT if row[1] not in OF_A_KIND)
     failed = [path for path in subject.failed if path != DATA or path not in known or not {*WORLD} <= known.keys()]
     rows = [
         Row(frozenset(path for path in known if _reads(reads, path)), rule)
-        for reads, rule in JOINT
+        for reads, rule in joint
         if not missing(reads, failed)
     ]
     of_rule = {row.rule: row.paths for row in rows}
@@ -82,6 +100,14 @@ def explained(
     for group in _groups(looked_at)[:MAX_CONFLICTS]:
         messages = _explain(subject, known, rows, group, looked_at, broken, messages)
     return messages
+
+
+def _of_kinds(world: int, span: Span) -> dict[str, Variable]:
+    """Of a cluster of several kinds of nodes: how many devices there are is what the line that names it says."""
+    return {
+        NODES: Variable(NODES, 1, given=True),
+        DEVICES: Variable(DEVICES, world, span),
+    }
 
 
 def _reads(reads: Sequence[str], path: str) -> bool:
@@ -146,7 +172,8 @@ def _explain(
     named = {subject.origins.get(each.at) for each in group} | {n.span for each in group for n in each.message.notes}
     lines = sorted(problem.lines, key=lambda line: (line not in named, place(line)))
     conflict = _conflict(problem, known, group, lines, subject.sources, memory)
-    offered = [line for line in sorted(lines, key=place) if not _is_given(problem.lines[line], memory)]
+    kept = {DEVICES} if NODES in known and known[NODES].given else set()
+    offered = [line for line in sorted(lines, key=place) if not _is_given(problem.lines[line], memory, kept)]
     told = [line for line in offered if line in {subject.origins.get(each.at) for each in group}]
     changes = problem.changes(offered, told[:MAX_NAMED], [each.paths for each in group])
     resolutions = _verified(subject, problem, changes, [each.message for each in group], messages, place)
@@ -192,9 +219,13 @@ def _free(variable: Variable) -> Variable:
     return replace(variable, span=None, value=1 if variable.path in REFUSED else variable.value)
 
 
-def _is_given(paths: Collection[str], memory: bool) -> bool:
-    """Whether a line states what no edit changes: a fact of the device; and the model, where the devices are small."""
-    return any(path.startswith("cluster.node.device.") or (memory and path.startswith("model.")) for path in paths)
+def _is_given(paths: Collection[str], memory: bool, kept: Collection[str]) -> bool:
+    """Whether a line states what no edit changes: a fact of the device; what is `kept`; and the model, where the
+    devices are small."""
+    return any(
+        path.startswith("cluster.node.device.") or path in kept or (memory and path.startswith("model."))
+        for path in paths
+    )
 
 
 def _reachable(paths: frozenset[str], rows: Sequence[Row], memory: bool) -> frozenset[str]:

@@ -105,6 +105,7 @@ class Problem:
     def can_hold(self, lines: frozenset[Line], memory: bool) -> bool:
         """Whether some values of all other variables make every rule hold."""
         fixed = {path: value for line in lines for path in self.lines[line] if (value := self._value(path)) is not None}
+        fixed |= {path: each.value for path, each in self.variables.items() if each.given and each.value is not None}
         if MODEL in fixed:  # the model is meant as it is
             fixed |= {
                 path: value for path in self.variables if path.startswith("model.") and (value := self._value(path))

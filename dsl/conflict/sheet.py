@@ -32,6 +32,7 @@ class Variable:
     value: Value | None  # None: what would say it contradicts itself
     span: Span | None = None  # where the user wrote it; None: a default, or auto
     constant: bool = True  # whether what is written says the same whatever other lines say
+    given: bool = False  # whether it is what it is, whichever lines hold
 
 
 class Sheet:
@@ -54,6 +55,13 @@ class Sheet:
             self._places[path] = (vars(node), name)
         values, name = self._places[path]
         values[name] = value
+
+
+def as_one_kind(spec: Spec) -> Spec:
+    """The same devices as one node: of several kinds of nodes, joint rules that are no rule of a kind read how many."""
+    cluster = spec.cluster
+    node = cluster.node.model_copy(update={"devices": cluster.world})
+    return spec.model_copy(update={"cluster": cluster.model_copy(update={"nodes": 1, "node": node, "more": None})})
 
 
 def variables(

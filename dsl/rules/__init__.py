@@ -71,10 +71,11 @@ RULES: tuple[Row, ...] = (
     (("parallel.placement", "parallel.expert", f"{LAYERS}.ffn.experts"), parallel.placement_has_experts),
     (WORLD, parallel.ranks_are_of_one_kind),
     (("precision.linear", "cluster.node.device", "cluster.more"), resources.devices_have_the_precision),
+    ((*STATE, *WORLD, "cluster.node.device"), resources.state_fits_each_kind),
     *JOINT,
 )
 
-REFUSALS: tuple[Rule, ...] = (training.trains_in_full_precision,)
+REFUSALS: tuple[Rule, ...] = (training.trains_in_a_built_in_precision,)
 
 
 def check(spec: Spec, origins: Mapping[str, Span], failed: Collection[str]) -> tuple[Diagnostic, ...]:

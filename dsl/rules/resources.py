@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsl import memory
 from dsl.rules.finding import Finding
 from dsl.schema import Device, Spec
-from dsl.stages import is_mirrored
+from dsl.stages import is_folded, is_mirrored
 
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
 
@@ -45,21 +45,73 @@ def _devices(spec: Spec) -> Iterator[tuple[str, Device]]:
 
 def state_fits(spec: Spec) -> Iterator[Finding]:
     """A device holds at least its weights, their gradients and the optimizer's state: a bound in closed form."""
-    path, device = max(_devices(spec), key=lambda each: each[1].memory)  # the fullest may be on any
-    least = memory.lower_bound(spec)
-    if least.total <= device.memory:
+    device, least = spec.cluster.node.device, memory.lower_bound(spec)
+    if spec.cluster.more is None and least.total > device.memory:
+        message = f"device {device.name} has {size(device.memory)}, but the fullest holds {size(least.total)}"
+        yield Finding("E0812", f"{message}: {_parts(spec, least)}", "cluster.node.device.memory", *_mending(spec))
+
+
+def state_fits_each_kind(spec: Spec) -> Iterator[Finding]:
+    """The same of several kinds of devices: the ranks together hold everything, and those with the last stage its end.
+
+    Of two ranks that mirror each other's stages, both have room for no more than the smaller one has.
+    """
+    kinds = _kinds_of_ranks(spec) if spec.cluster.more is not None else None
+    if kinds is None:
         return
-    mirrored = f"weights (two copies, as {spec.schedule.name} keeps)"
-    weights = mirrored if is_mirrored(spec) else "weights"
-    parts = (
+    devices = spec.cluster.devices
+    room = [devices[kind].memory for kind in kinds]
+    if is_mirrored(spec):
+        room = [min(pair) for pair in zip(room, reversed(room), strict=True)]
+    mean, end = memory.of_mean(spec), memory.of_end(spec)
+    if mean.total * len(room) > sum(room):
+        message = (
+            f"devices have {size(sum(room) // len(room))} in the mean of the {len(room)} pipeline ranks"
+            f"{', of two with the same stages the smaller,' if is_mirrored(spec) else ''} but hold {size(mean.total)}: "
+            f"{_parts(spec, mean)}"
+        )
+        yield Finding("E0812", message, "cluster", *_mending(spec))
+        return
+    rank = _last(spec, room)
+    if end.total > room[rank]:
+        kind = next(kind for kind in (kinds[rank], kinds[-1 - rank]) if devices[kind].memory == room[rank])
+        message = (
+            f"device {devices[kind].name} has {size(room[rank])}, but with the last stage it holds "
+            f"{size(end.total)}: {_parts(spec, end)}"
+        )
+        yield Finding("E0812", message, f"cluster.{'more.' * kind}node.device.memory", *_mending(spec))
+
+
+def _kinds_of_ranks(spec: Spec) -> list[int] | None:
+    """The kind of devices of each pipeline rank; None where the ranks are not on the devices, which other rules say."""
+    p, cluster = spec.parallel, spec.cluster
+    if p.pipeline * p.data != cluster.world:
+        return None
+    ends = [(cluster.part_of(rank * p.data), cluster.part_of((rank + 1) * p.data - 1)) for rank in range(p.pipeline)]
+    return [first for first, _ in ends] if all(first == last for first, last in ends) else None
+
+
+def _last(spec: Spec, room: list[int]) -> int:
+    """A pipeline rank with the last stage; where a file says which, the one that has the most room."""
+    if spec.schedule.file is not None:
+        return room.index(max(room))
+    return 0 if is_folded(spec) else len(room) - 1
+
+
+def _parts(spec: Spec, least: memory.Memory) -> str:
+    weights = f"weights (two copies, as {spec.schedule.name} keeps)" if is_mirrored(spec) else "weights"
+    return (
         f"{weights} {size(least.weights)}, gradients {size(least.gradients)}, optimizer {size(least.optimizer)}, "
         f"one activation {size(least.activations)}"
     )
-    message = f"device {device.name} has {size(device.memory)}, but the fullest holds {size(least.total)}: {parts}"
-    zero = "zero = 1, " if spec.parallel.zero == 0 else ""
-    hint = f"plan with {zero}more pipeline or expert ranks, more devices, or larger ones"
-    notes = (("the model", "model"),)
-    yield Finding("E0812", message, f"{path}.memory", hint, notes)
+
+
+def _mending(spec: Spec) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The hint and the notes of what does not fit."""
+    divided = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"zero": 1})})
+    less = memory.lower_bound(divided).total < memory.lower_bound(spec).total  # not on a single data rank
+    zero = "zero = 1, " if spec.parallel.zero == 0 and less else ""
+    return f"plan with {zero}more pipeline or expert ranks, more devices, or larger ones", (("the model", "model"),)
 
 
 def size(num_bytes: int) -> str:

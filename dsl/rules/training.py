@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsl.rules.finding import Finding
-from dsl.schema import Spec
+from dsl.schema import BUILT_IN, Precision, Spec
+
+ROLES = ("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine")
 
 
-def trains_in_full_precision(spec: Spec) -> Iterator[Finding]:
-    """One of the built-in FP64 and FP32 recipes, or one that equals it."""
-    dtypes = {
-        role: getattr(spec.precision, role)
-        for role in (
-            "parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine",
-        )
-    }  # fmt: skip
-    if len(set(dtypes.values())) == 1 and dtypes["parameter"] in ("fp64", "fp32"):
+def trains_in_a_built_in_precision(spec: Spec) -> Iterator[Finding]:
+    """One of the built-in FP64, FP32 and BF16 recipes, or one that equals it."""
+    if any(not _differing(spec.precision, recipe) for recipe in BUILT_IN.values()):
         return
-    lower = ", ".join(f"{role} in {dtype}" for role, dtype in dtypes.items() if dtype not in ("fp64", "fp32"))
-    message = f"precision {spec.precision.name} has {lower or 'several dtypes'}; training runs in fp64 or fp32"
-    yield Finding("E1001", message, "precision", "write `precision = fp32`")
+    name = "bf16" if spec.precision.compute == "bf16" else "fp32"
+    differing = ", ".join(f"{role} in {dtype}" for role, dtype in _differing(spec.precision, BUILT_IN[name]).items())
+    message = f"precision {spec.precision.name} has {differing}; training runs in fp64, fp32 or bf16"
+    yield Finding("E1001", message, "precision", f"write `precision = {name}`")
+
+
+def _differing(precision: Precision, recipe: Precision) -> dict[str, str]:
+    """The roles that do not have the recipe's dtype."""
+    return {role: getattr(precision, role) for role in ROLES if getattr(precision, role) != getattr(recipe, role)}

@@ -132,10 +132,6 @@ class Cluster(Node):
                 return index
         raise IndexError("the cluster has no such rank")
 
-    def only(self, part: int) -> Cluster:
-        """A cluster of as many nodes, all of the kind of this part."""
-        return self.model_copy(update={"nodes": self.num_nodes, "node": self.parts[part][1], "more": None})
-
     @property
     def world(self) -> int:
         """Devices of the whole cluster; one rank runs on each."""

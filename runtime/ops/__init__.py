@@ -1,9 +1,9 @@
 """The ops of every layer, as plain functions: what emitted code calls, and on the CPU what it runs.
 
 An op has a forward, a gradient of its activations (`_dgrad`) and of its weight (`_wgrad`), and the latter added to a
-buffer (`_wgrad_`). Activations are row-major [rows, columns]; indices are int64, offsets int32. Results are contiguous
-and never share storage with an argument; the same arguments give the same bits. `library` gives the same ops to torch's
-dispatcher, for tracing.
+buffer (`_wgrad_`). What is BF16 and what is not is in `wide`. Activations are row-major [rows, columns]; indices are
+int64, offsets int32. Results are contiguous and never share storage with an argument; the same arguments give the same
+bits. `library` gives the same ops to torch's dispatcher, for tracing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from runtime.ops.gqa_attention import gqa_attention, gqa_attention_dgrad
 from runtime.ops.grouped_linear import grouped_linear, grouped_linear_dgrad, grouped_linear_wgrad, grouped_linear_wgrad_
 from runtime.ops.head_rmsnorm import head_rmsnorm, head_rmsnorm_dgrad, head_rmsnorm_wgrad, head_rmsnorm_wgrad_
 from runtime.ops.linear import linear, linear_dgrad, linear_wgrad, linear_wgrad_
+from runtime.ops.linear_wide import linear_wide, linear_wide_dgrad, linear_wide_wgrad, linear_wide_wgrad_
 from runtime.ops.mla_attention import mla_attention, mla_attention_dgrad
 from runtime.ops.permute import permute, permute_dgrad, permute_placed
 from runtime.ops.rmsnorm import rmsnorm, rmsnorm_dgrad, rmsnorm_wgrad, rmsnorm_wgrad_
@@ -48,6 +49,10 @@ OPS: dict[str, Callable[..., Any]] = {
     "linear_dgrad": linear_dgrad,
     "linear_wgrad": linear_wgrad,
     "linear_wgrad_": linear_wgrad_,
+    "linear_wide": linear_wide,
+    "linear_wide_dgrad": linear_wide_dgrad,
+    "linear_wide_wgrad": linear_wide_wgrad,
+    "linear_wide_wgrad_": linear_wide_wgrad_,
     "mla_attention": mla_attention,
     "mla_attention_dgrad": mla_attention_dgrad,
     "permute": permute,

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runtime.ops.wide import wide_dtype
+
 
 def _like(*indices: int) -> Callable[..., Any]:
     """Results shaped like the arguments at `indices`: one tensor, or a tuple of several."""
@@ -26,8 +28,12 @@ def _nothing(*args: Any) -> None:
     """Of ops that add to their first argument."""
 
 
+def _statistics(x: Tensor, *shape: Any) -> Tensor:
+    return x.new_empty(shape, dtype=wide_dtype(x.dtype))
+
+
 def _rmsnorm(x_TD: Tensor, w_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return x_TD.new_empty(x_TD.shape), x_TD.new_empty(x_TD.shape[0])
+    return x_TD.new_empty(x_TD.shape), _statistics(x_TD, x_TD.shape[0])
 
 
 def _rmsnorm_wgrad(dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor) -> Tensor:
@@ -35,7 +41,7 @@ def _rmsnorm_wgrad(dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor) -> Tensor:
 
 
 def _head_rmsnorm(x_TW: Tensor, w_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return x_TW.new_empty(x_TW.shape), x_TW.new_empty((x_TW.shape[0], x_TW.shape[1] // w_C.shape[0]))
+    return x_TW.new_empty(x_TW.shape), _statistics(x_TW, x_TW.shape[0], x_TW.shape[1] // w_C.shape[0])
 
 
 def _head_rmsnorm_wgrad(dy_TW: Tensor, x_TW: Tensor, rstd_TH: Tensor) -> Tensor:
@@ -46,14 +52,14 @@ def _gqa_attention(
     q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float
 ) -> tuple[Tensor, Tensor]:
     T = q.shape[0]
-    return q.new_empty(q.shape), q.new_empty((T // sequence, kv_heads, sequence, heads // kv_heads))
+    return q.new_empty(q.shape), _statistics(q, T // sequence, kv_heads, sequence, heads // kv_heads)
 
 
 def _mla_attention(
     q: Tensor, kv: Tensor, k_rope: Tensor, sequence: int, heads: int, nope: int, rope: int, value: int, theta: float
 ) -> tuple[Tensor, Tensor]:
     T = q.shape[0]
-    return q.new_empty((T, heads * value)), q.new_empty((T // sequence, heads, sequence))
+    return q.new_empty((T, heads * value)), _statistics(q, T // sequence, heads, sequence)
 
 
 def _route(
@@ -105,7 +111,7 @@ def _grouped_linear_wgrad(dy_RN: Tensor, x_RK: Tensor, offsets_G: Tensor, num_ex
 
 
 def _cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
-    return logits_TV.new_empty(()), logits_TV.new_empty(targets_T.shape)
+    return _statistics(logits_TV), _statistics(logits_TV, *targets_T.shape)
 
 
 FAKES: dict[str, Callable[..., Any]] = {
@@ -130,6 +136,10 @@ FAKES: dict[str, Callable[..., Any]] = {
     "linear_dgrad": lambda dy_TN, w_NK: dy_TN.new_empty((dy_TN.shape[0], w_NK.shape[1])),
     "linear_wgrad": lambda dy_TN, x_TK: dy_TN.new_empty((dy_TN.shape[1], x_TK.shape[1])),
     "linear_wgrad_": _nothing,
+    "linear_wide": lambda x_TK, w_NK: _statistics(x_TK, x_TK.shape[0], w_NK.shape[0]),
+    "linear_wide_dgrad": lambda dy_TN, w_NK: w_NK.new_empty((dy_TN.shape[0], w_NK.shape[1])),
+    "linear_wide_wgrad": lambda dy_TN, x_TK: x_TK.new_empty((dy_TN.shape[1], x_TK.shape[1])),
+    "linear_wide_wgrad_": _nothing,
     "mla_attention": _mla_attention,
     "mla_attention_dgrad": _like(1, 2, 3),
     "permute": _permute,

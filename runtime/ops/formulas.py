@@ -47,6 +47,12 @@ FORMULAS: dict[str, Formula] = {
         ("y",),
         (Gradient("linear_dgrad", ("d_y", "w"), ("x",)), Gradient("linear_wgrad", ("d_y", "x"), ("w",))),
     ),
+    "linear_wide": Formula(
+        ("x", "w"),
+        ("y",),
+        ("y",),
+        (Gradient("linear_wide_dgrad", ("d_y", "w"), ("x",)), Gradient("linear_wide_wgrad", ("d_y", "x"), ("w",))),
+    ),
     "rmsnorm": Formula(
         ("x", "w", "eps"),
         ("y", "rstd"),
@@ -140,8 +146,8 @@ def autograd(formula: Formula) -> tuple[Callable[..., None], Callable[..., tuple
         outputs = output if isinstance(output, tuple) else (output,)
         values = dict(zip((*formula.args, *formula.outputs), (*inputs, *outputs), strict=True))
         ctx.wanted = _wanted(formula, ctx.needs_input_grad[: len(inputs)])  # torch adds an argument of its own
-        ctx.shapes = {f"d_{name}": values[name].shape for name in formula.differentiable}
-        reads = {read: None for gradient in ctx.wanted for read in gradient.reads if read not in ctx.shapes}
+        ctx.tangents = {f"d_{name}": (values[name].shape, values[name].dtype) for name in formula.differentiable}
+        reads = {read: None for gradient in ctx.wanted for read in gradient.reads if read not in ctx.tangents}
         kept = {read: values[read] if isinstance(read, str) else values[read[0]].shape[read[1]] for read in reads}
         ctx.tensor_names = [name for name, value in kept.items() if isinstance(value, Tensor)]
         ctx.constants = {name: value for name, value in kept.items() if not isinstance(value, Tensor)}
@@ -154,9 +160,9 @@ def autograd(formula: Formula) -> tuple[Callable[..., None], Callable[..., tuple
         arrived = [tangent for tangent in tangents if tangent is not None]
         if not arrived:
             return (None,) * len(formula.args)
-        for name, shape in ctx.shapes.items():
+        for name, (shape, dtype) in ctx.tangents.items():
             if values[name] is None:  # an output nobody used
-                values[name] = arrived[0].new_zeros(shape)
+                values[name] = arrived[0].new_zeros(shape, dtype=dtype)
         values |= ctx.constants | dict(zip(ctx.tensor_names, ctx.saved_tensors, strict=True))
         given: dict[str, Tensor] = {}
         for gradient in ctx.wanted:

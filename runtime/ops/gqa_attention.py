@@ -17,6 +17,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from runtime.ops.causal import angles, attend, attend_dgrad, back, columns, rotate, split_heads
+from runtime.ops.wide import wide
 
 
 def gqa_attention(
@@ -24,12 +25,12 @@ def gqa_attention(
 ) -> tuple[Tensor, Tensor]:
     """q [T, H·C], k and v [T, G·C] -> o [T, H·C], lse [B, G, S, H/G].
 
-    softmax(q·k/√C) over the keys at or before the query; lse is the logarithm of its denominator. q, k and v may be
-    views of columns.
+    softmax(q·k/√C) over the keys at or before the query; lse is the logarithm of its denominator, FP32 at least. q, k
+    and v may be views of columns.
     """
     angles_Sr = angles(sequence, q.shape[1] // heads, theta, q.dtype, q.device)
-    o_NMC, lse_NM = attend(*_grouped(q, k, v, sequence, heads, kv_heads, angles_Sr))
-    return _ungrouped(o_NMC, sequence, kv_heads), lse_NM.view(-1, kv_heads, sequence, heads // kv_heads)
+    o_NMC, lse_NM = attend(*_grouped(wide(q), wide(k), wide(v), sequence, heads, kv_heads, angles_Sr))
+    return _ungrouped(o_NMC.to(q.dtype), sequence, kv_heads), lse_NM.view(-1, kv_heads, sequence, heads // kv_heads)
 
 
 def gqa_attention_dgrad(
@@ -45,16 +46,17 @@ def gqa_attention_dgrad(
     theta: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do [T, H·C], the forward's inputs and results -> dq, dk, dv, shaped like q, k, v."""
-    C = q.shape[1] // heads
+    C, dtype = q.shape[1] // heads, q.dtype
+    do, q, k, v, o = (wide(x) for x in (do, q, k, v, o))
     angles_Sr = angles(sequence, C, theta, q.dtype, q.device)
     back_Sr = back(angles_Sr)
     delta_TH = (do * o).unflatten(1, (heads, C)).sum(dim=-1)
     do_NMC, delta_NM = _rows(do, sequence, kv_heads, C), _rows(delta_TH, sequence, kv_heads, 1)[..., 0]
     inputs = _grouped(q, k, v, sequence, heads, kv_heads, angles_Sr)
     dq_NMC, dk_NSC, dv_NSC = attend_dgrad(do_NMC, delta_NM, lse.flatten(0, 1).flatten(1), *inputs)
-    dq = _ungrouped(_turned(dq_NMC, back_Sr * C**-0.5), sequence, kv_heads)
-    dk = _ungrouped(_turned(dk_NSC, back_Sr), sequence, kv_heads)
-    return dq, dk, _ungrouped(dv_NSC, sequence, kv_heads)
+    turned = (_turned(dq_NMC, back_Sr * C**-0.5), _turned(dk_NSC, back_Sr), dv_NSC)
+    dq, dk, dv = (_ungrouped(gradient.to(dtype), sequence, kv_heads) for gradient in turned)
+    return dq, dk, dv
 
 
 def _grouped(

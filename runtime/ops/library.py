@@ -74,6 +74,7 @@ def ops() -> SimpleNamespace:
         grouped_linear=dsc.grouped_linear,
         head_rmsnorm=head_rmsnorm,
         linear=dsc.linear,
+        linear_wide=dsc.linear_wide,
         mla_attention=mla_attention,
         permute=dsc.permute,
         permute_placed=dsc.permute_placed,

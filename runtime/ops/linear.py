@@ -22,5 +22,14 @@ def linear_wgrad(dy_TN: Tensor, x_TK: Tensor) -> Tensor:
 
 
 def linear_wgrad_(acc_NK: Tensor, dy_TN: Tensor, x_TK: Tensor) -> None:
-    """acc_NK += dw_NK of (dy_TN, x_TK). Adding inside the product costs no more than the product."""
-    acc_NK.addmm_(dy_TN.t(), x_TK)
+    """acc_NK += dw_NK of (dy_TN, x_TK)."""
+    add_product_(acc_NK, dy_TN.t(), x_TK)
+
+
+def add_product_(acc_NK: Tensor, a_NT: Tensor, b_TK: Tensor) -> None:
+    """acc_NK += a·b. In one dtype adding inside the product costs no more than the product. No product of BF16 gives
+    FP32 on the CPU: there it is rounded, then added in FP32."""
+    if acc_NK.dtype == a_NT.dtype:
+        acc_NK.addmm_(a_NT, b_TK)
+    else:
+        acc_NK.add_(torch.mm(a_NT, b_TK))

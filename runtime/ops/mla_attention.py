@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from runtime.ops.causal import angles, attend, attend_dgrad, back, columns, rotate, split_heads
+from runtime.ops.wide import wide
 
 
 def mla_attention(
@@ -27,11 +28,11 @@ def mla_attention(
     """q [T, H·(nope+rope)], kv [T, H·(nope+value)], k_rope [T, rope] -> o [T, H·value], lse_BHS.
 
     Per head q is [nope | rope] and kv is [nope | value]; softmax(q·k/√(nope+rope)) over the keys at or before
-    the query; lse is the logarithm of its denominator. k_rope may be a view of columns.
+    the query; lse is the logarithm of its denominator, FP32 at least. k_rope may be a view of columns.
     """
     angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
-    o_PSV, lse_PS = attend(*_heads(q, kv, k_rope, sequence, heads, nope, angles_Sr))
-    return columns(o_PSV, heads), lse_PS.unflatten(0, (-1, heads))
+    o_PSV, lse_PS = attend(*_heads(wide(q), wide(kv), wide(k_rope), sequence, heads, nope, angles_Sr))
+    return columns(o_PSV.to(q.dtype), heads), lse_PS.unflatten(0, (-1, heads))
 
 
 def mla_attention_dgrad(
@@ -50,12 +51,15 @@ def mla_attention_dgrad(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do [T, H·value], the forward's inputs and results -> dq, dkv, dk_rope, shaped like q, kv, k_rope."""
     angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
+    dtype = q.dtype
+    do, q, kv, k_rope, o = (wide(x) for x in (do, q, kv, k_rope, o))
     do_PSV = split_heads(do, sequence, heads).flatten(0, 1).contiguous()
     delta_TH = (do * o).unflatten(1, (heads, value)).sum(dim=-1)
     delta_PS = split_heads(delta_TH, sequence, heads)[..., 0].flatten(0, 1)
     inputs = _heads(q, kv, k_rope, sequence, heads, nope, angles_Sr)
     gradients = attend_dgrad(do_PSV, delta_PS, lse_BHS.flatten(0, 1), *inputs)
-    return _from_heads(*gradients, heads, nope, back(angles_Sr))
+    dq, dkv, dk_rope = _from_heads(*gradients, heads, nope, back(angles_Sr))
+    return dq.to(dtype), dkv.to(dtype), dk_rope.to(dtype)
 
 
 def _heads(

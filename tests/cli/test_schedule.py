@@ -277,7 +277,14 @@ def test_bad_sizes_say_what_to_change(
         ((*DUALPIPE, "--latency", "-1"), "is not a time"),
         ((*DUALPIPE, "--pairs", "any"), "--pairs any gives all pairs the factor of FB"),
         ((*DUALPIPE, "--pairs", "any", "--costs", "deepseek-v3-low"), "give --costs with FB and no other pair"),
-        ((QUICK, *DUALPIPE), "leave --ranks and --micro-batches out"),
+        ((QUICK, *DUALPIPE), "leave --ranks and --micro-batches out\n = hint: -s parallel.pipeline=8"),
+        ((QUICK, "--ranks", "8"), "how many ranks and micro-batches there are: leave --ranks out\n"),
+        ((*DUALPIPE, "--costs", "FB=100"), "--costs FB=100: the pair BF takes 100"),
+        ((*DUALPIPE, "--costs", "F=1e16"), "--costs F=1e16: F: '1e16' is too large: at most 1e15"),
+        ((*DUALPIPE, "--latency", "1e16"), "--latency '1e16' is too large: at most 1e15"),
+        ((*DUALPIPE, "--costs", "."), "--costs .: it is no regular file, but a folder"),
+        ((*DUALPIPE, "--costs", "/dev/null"), "--costs /dev/null: it is no regular file"),
+        ((*DUALPIPE, "--costs", "9" * 300), "no such file, and no table of that name"),
         ((*DUALPIPE, "-s", "train.seed=1"), "-s changes a spec, and there is none"),
         ((QUICK, "--chunks", "3"), "change `schedule.chunks`"),
         ((QUICK, "--cap", "1", "--name", "dualpipe"), "--cap 3 or more"),
@@ -332,6 +339,24 @@ def test_what_is_read_is_not_written_over(tmp_path: Path, capsys: Captured) -> N
         before = [path.read_bytes() for path in (spec, mine)]
         assert run(*words) == 2 and "name another file" in capsys.readouterr().err
         assert before == [path.read_bytes() for path in (spec, mine)]
+
+
+def test_sizes_that_are_missing_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (("--name", "1f1b"), ("--compare", "1f1b,zbv", "--costs", "FB=1.8")):
+        assert run(*words) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: --ranks and --micro-batches are missing, and there is no spec here: a .dsc file")
+    (tmp_path / "train.dsc").write_bytes(Path(QUICK).read_bytes())
+    assert run("--name", "1f1b") == 0, "of the sizes of the spec that is here"
+    (tmp_path / "mine.schedule").write_text(capsys.readouterr().out)
+    assert run("mine.schedule", "--ranks", "8") == 2
+    said = capsys.readouterr().err
+    assert "mine.schedule says how many ranks and micro-batches there are: leave --ranks out" in said
+    assert "dsc schedule --name 1f1b --ranks 8 --micro-batches 20" in said
+    assert run("x" * 300) == 2 and "Errno" not in capsys.readouterr().err
 
 
 def test_a_folder_named_like_a_spec_is_none(tmp_path: Path, capsys: Captured) -> None:

@@ -74,6 +74,7 @@ def test_what_v3_needs_beyond_training_is_told_with_its_place() -> None:
 @pytest.mark.parametrize("name", ["quickstart", "tiny"])
 def test_small_specs_train(name: str) -> None:
     assert train_refusals(load(SPECS / f"{name}.dsc")) == ()
+    assert train_refusals(load(SPECS / f"{name}.dsc", overrides=["precision=bf16"])) == ()
 
 
 def test_quickstart_has_every_part_of_v3() -> None:

@@ -23,6 +23,10 @@ def linear(x_TK: Tensor, w_NK: Tensor) -> Tensor:
     return functional.linear(x_TK, w_NK)
 
 
+def linear_wide(x_TK: Tensor, w_NK: Tensor) -> Tensor:
+    return functional.linear(x_TK, w_NK)
+
+
 def rmsnorm(x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
     return x_TD / torch.sqrt((x_TD**2).mean(dim=1, keepdim=True) + eps) * w_D
 

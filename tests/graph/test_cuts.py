@@ -259,11 +259,11 @@ def test_emitted_text(kind: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("linear(x, weight)", "linear(h, weight)"),
+        ("linear_wide(x, weight)", "linear_wide(h, weight)"),
         ("2.5)", "2.4)"),
         ("torch.add(d_residual, ", "torch.add(d_x, "),
-        ("return d_h, d_linear_0", "return d_linear_0, d_h"),
-        ("    linear_wgrad_(g_weight, d_linear_0, x)\n", ""),
+        ("return d_h, d_linear_wide_0", "return d_linear_wide_0, d_h"),
+        ("    linear_wide_wgrad_(g_weight, d_linear_wide_0, x)\n", ""),
         ("def W(\n    g_norm,", "def W(\n    g_weight,"),
     ],
 )

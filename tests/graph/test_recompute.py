@@ -78,7 +78,7 @@ def test_the_up_projections_start_at_the_kept_norms_where_these_are_not_named() 
 def test_the_cuts_of_a_moe_layer() -> None:
     """Nobody keeps the normed `x`: router and shared experts make it again, each for itself."""
     made = {kind: cut(segment) for kind, segment in segments(again(spec(), *V3)).items()}
-    assert names_of(made["router"].saved) == {"linear_0", "route_0_expert"}
+    assert names_of(made["router"].saved) == {"linear_wide_0", "route_0_expert"}
     assert {"x_again", "rmsnorm_0_rstd_again"} < names_of(made["router"].deferred)
     assert names_of(made["shared"].saved) == {"linear_0"}
     assert names_of(made["shared"].deferred) == {"d_linear_0", "x_again"}

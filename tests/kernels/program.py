@@ -22,8 +22,8 @@ def main(folder: Path, out: Path) -> None:
     build = Build.open(folder)
     samples = RandomSamples(build.plan["model"]["vocab"], build.plan["train"]["sequence"])
     trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
-    for _, entry, value in trainer.state.logical(lambda bucket: bucket.parameters):
-        value.copy_(torch.from_numpy(weight(entry.name, entry.shape)))
+    for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
+        bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     sums = trainer.accumulate()
     found = {e.name: g.clone() for _, e, g in trainer.state.logical(lambda bucket: bucket.gradients)}
     found |= {"loss": sums["loss"].clone(), "files": torch.tensor(load_kernels.cache_info().currsize)}

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from runtime.ops import OPS
 from runtime.ops.formulas import FORMULAS
+from runtime.ops.wide import wide
 
 Args = tuple[Any, ...]
+
+WIDE = {"gate", "logits", "bias"}
 
 
 class Source:
@@ -130,6 +133,7 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "grouped_linear": grouped_linear,
     "head_rmsnorm": head_rmsnorm,
     "linear": linear,
+    "linear_wide": linear,
     "mla_attention": mla_attention,
     "permute": permute,
     "permute_placed": permute_placed,
@@ -149,7 +153,8 @@ def gradient_arguments(op: str, inputs: Args, source: Source) -> list[tuple[str,
     """(gradient op, its arguments) for each gradient of a forward `op` called on `inputs`: random tangents."""
     formula = FORMULAS[op]
     values = dict(zip((*formula.args, *formula.outputs), (*inputs, *as_tuple(OPS[op](*inputs))), strict=True))
-    values |= {f"d_{output}": source.normal(*values[output].shape) for output in formula.differentiable}
+    made = {name: values[name] for name in formula.differentiable}
+    values |= {f"d_{name}": source.normal(*output.shape).to(output.dtype) for name, output in made.items()}
     return [
         (
             gradient.op,
@@ -159,6 +164,14 @@ def gradient_arguments(op: str, inputs: Args, source: Source) -> list[tuple[str,
     ]
 
 
+def widened(op: str, args: Args) -> Args:
+    """Arguments of a forward op as a run has them: what router scores are made into is FP32 beside BF16."""
+    return tuple(
+        wide(arg) if name in WIDE and isinstance(arg, Tensor) else arg
+        for name, arg in zip(FORMULAS[op].args, args, strict=True)
+    )
+
+
 def arguments(op: str, dtype: torch.dtype, sizes: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> Args:
     """Arguments of any op of `OPS`; those of a gradient are its forward's, its results and random tangents.
 
@@ -166,12 +179,13 @@ def arguments(op: str, dtype: torch.dtype, sizes: Mapping[str, Mapping[str, Any]
     """
     source = Source(dtype, seed=0)
     if op in FORWARD:
-        return FORWARD[op](source, **sizes.get(op, {}))
+        return widened(op, FORWARD[op](source, **sizes.get(op, {})))
     for name in FORMULAS:
-        for gradient_op, args in gradient_arguments(name, FORWARD[name](source, **sizes.get(name, {})), source):
+        inputs = widened(name, FORWARD[name](source, **sizes.get(name, {})))
+        for gradient_op, args in gradient_arguments(name, inputs, source):
             if op == gradient_op:
                 return args
             if op == f"{gradient_op}_":
-                accumulator = source.normal(*OPS[gradient_op](*args).shape)
+                accumulator = wide(source.normal(*OPS[gradient_op](*args).shape))
                 return accumulator, *(arg for arg in args if isinstance(arg, Tensor))
     raise AssertionError(f"no case gives {op}")

@@ -162,6 +162,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "grouped_linear": grouped_linear,
     "head_rmsnorm": head_rmsnorm,
     "linear": linear,
+    "linear_wide": linear,
     "mla_attention": mla_attention,
     "permute": permute,
     "permute_placed": permute_placed,

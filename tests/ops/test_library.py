@@ -72,7 +72,7 @@ def test_registration_is_asked_for_and_happens_once() -> None:
     assert library.register() is library.register()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("op", sorted(OPS))
 def test_shape_rule_equals_what_the_op_returns(op: str, dtype: torch.dtype) -> None:
     library.register()

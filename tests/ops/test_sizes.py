@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.ops import OPS, cross_entropy, cross_entropy_dgrad, mla_attention, permute, route, unpermute
 from runtime.ops.causal import BLOCK_BYTES, BLOCK_ROWS
-from runtime.ops.gated_swiglu import BLOCK
+from runtime.ops.swiglu import BLOCK
 from tests.ops import cases, references
 from tests.ops.cases import Source
 from tests.ops.test_ops import compare

@@ -133,7 +133,7 @@ def test_a_load_of_nothing_is_said(tmp_path: Path, capsys: Shown) -> None:
         (("--devices", 2, "--nodes", 2, "--groups", 1, "--group-rule", "keep"), "--group-rule ignore"),
         (("--devices", 2, "-s", "a=1"), "-s changes a spec, and there is none"),
         (("--devices", 2, "-o", "/dev/null/x"), "/dev/null/x cannot be written: Not a directory"),
-        (("--devices", 2, "-o", "/dev"), "/dev cannot be written: it is not a regular file"),
+        (("--devices", 2, "-o", "/dev"), "/dev cannot be written: it is a folder"),
         ((QUICKSTART,), "and the model of"),
     ],
 )

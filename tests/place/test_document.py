@@ -80,7 +80,8 @@ def test_what_is_no_placement(tmp_path: Path, edit: Callable[[Any], None], messa
         ('{"load": [["7"]]}', 'row 0, expert 0: "7" is no number'),
         ('{"load": [[1]], "load": [[2]]}', "`load` is given twice"),
         ("[" * 100_000, "nested too deep|not JSON"),
-        ('{"load": [[' + "9" * 5000 + "]]}", "integer string conversion"),
+        ('{"load": [[' + "9" * 5000 + "]]}", "a number of 5,000 digits is too large"),
+        ('{"load": [[' + "9" * 400 + "]]}", "row 0, expert 0: 9{40} tokens; from 0 to 1e.18"),
         ('{"load": ' + json.dumps([[1]] * 5000) + "}", "5,000 layers are too many"),
     ],
 )

@@ -56,7 +56,7 @@ def test_training_equals_autograd(
 
 def test_experts_are_held_where_the_placement_says() -> None:
     chosen, placement = scattered(spec(2, 2, 4, 4), seed=3)
-    plan = make_plan(chosen, owners=placement.owners)
+    plan = make_plan(chosen, placed=placement)
     held = {replica.name: {rank % 4 % 2 for rank in replica.holders} for replica in plan.replicas}
     for layer, owners in placement.owners.items():
         for expert, owner in enumerate(owners):
@@ -65,7 +65,7 @@ def test_experts_are_held_where_the_placement_says() -> None:
         owners = placement.owners[tensor.removesuffix(".ffn.router.slots")]
         assert sorted(slots) == list(range(len(slots)))
         assert [slot // (len(slots) // 2) for slot in slots] == list(owners)
-    lower_spec(chosen, owners=placement.owners)  # and the proof has nothing against it
+    lower_spec(chosen, placement=placement)  # and the proof has nothing against it
 
 
 # ---------------------------------------------------------------- from a run to its next resume

@@ -156,10 +156,10 @@ def edit_messages(program: Program, generator: random.Random, field: str, how: s
         flat[index] = (at, (_another(peer, range(len(program.bodies)), generator), message))
     elif generator.random() < 0.5:
         micro_batch = _another(message.micro_batch, range(program.num_micro_batches), generator)
-        flat[index] = (at, (peer, replace(message, micro_batch=micro_batch)))
+        flat[index] = (at, (peer, message._replace(micro_batch=micro_batch)))
     else:
         actions = [each.action for _, (_, each) in flat]
-        flat[index] = (at, (peer, replace(message, action=_another(message.action, actions, generator))))
+        flat[index] = (at, (peer, message._replace(action=_another(message.action, actions, generator))))
     listed = [tuple(entry for where, entry in flat if where == at) for at in range(len(row))]
     return with_row(program, rank, tuple(replace(i, **{field: new}) for i, new in zip(row, listed, strict=True)))  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.emit.certificate import certificate_json
+from compiler.emit.certificate import certificate_json, digest
 from compiler.emit.files import manifest, program_json
 from compiler.ir import Plan, Program
 from compiler.proof import ProofError, prove
@@ -28,7 +28,8 @@ def emitted(program: Program, plan: Plan, schedule: Schedule) -> Files:
     """The files of a build that a certificate is of, in small."""
     files = {"plan.json": "{}\n", "program/train_4.json": program_json(program)}
     files |= {f"stages/rank_{rank}.py": f"# rank {rank}\n" for rank in range(schedule.num_ranks)}
-    text = certificate_json("train_4", program, schedule, prove(program, plan), files)
+    digests = {name: digest(text) for name, text in files.items()}
+    text = certificate_json("train_4", program, schedule, prove(program, plan), digests)
     return files | {"certificate/train_4.json": text}
 
 

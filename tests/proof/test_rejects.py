@@ -242,7 +242,7 @@ def test_programs_that_are_no_legal_schedule() -> None:
     )
     other = replace(row[0], micro_batches=(9,))
     assert rejected(with_invocations(program, 0, (other, *row[1:])), plan).startswith(
-        "rank 0, F0.9: there are 2 stages"
+        "rank 0, F0.9: its schedule has 2 stages"
     )
     assert rejected(with_invocations(program, 0, row[:-1]), plan) == "rank 0, W0.1: missing"
     assert rejected(with_invocations(program, 0, row[::-1]), plan).startswith("rank 0, W0.1: comes before its I")

@@ -70,8 +70,9 @@ def test_a_table_predicts_what_was_measured() -> None:
     calls = sum(task.count for task in found)
     expected = sum(task.count * task.work for task in found) / 1e10 + calls * 2e-6
     assert predicted_s(rates, plan, balanced_rows(spec)) == pytest.approx(expected, rel=2e-3)
-    message = next(stage.output for stage in plan.stages if stage.output)
-    assert rates.message_time_s(message) == pytest.approx(1e-4 + message.fixed_bytes / 1e9, rel=1e-2)
+    message = next(stage.output.fixed_bytes for stage in plan.stages if stage.output)
+    assert rates.fabric.message_s(0, 2, message) == pytest.approx(1e-4 + message / 1e9, rel=1e-2)
+    assert rates.fabric.reduce_s(2**22, range(2)) == pytest.approx(2e-4 + 2**22 / 1e9, rel=1e-2), "sums of two ranks"
 
 
 def predicted_s(rates: Rates, plan, rows: int) -> float:  # type: ignore[no-untyped-def]
@@ -103,10 +104,10 @@ def test_it_measures_this_machine(tmp_path: Path, capfd: pytest.CaptureFixture[s
     out = tmp_path / "rates.json"
     assert main(["calibrate", str(SPECS / "tiny.dsc"), "-o", str(out)]) == 0
     said = capfd.readouterr()
-    assert "ops on 1 processes" in said.err and 'cluster one { rates = "rates.json" }' in said.out
+    assert "ops on 1 processes" in said.err and f'cluster one {{ rates = "{out}" }}' in said.out
     table = read_table(out)
     assert {row.kind for row in table.rows} >= {"gemm", "wgrad", "attention", "norm", "copy", "optimizer", "launch"}
-    assert {row.kind for row in table.rows} >= {"dispatch_node", "message_node", "all_reduce", "latency_node"}
+    assert {row.kind for row in table.rows} >= {"dispatch_node", "message_node", "all_reduce_node", "latency_node"}
     assert table.device.cores and all(row.source.startswith("measured on ") for row in table.rows)
     assert all(1e5 < row.rate < 1e13 for row in table.rows if row.rate)
 

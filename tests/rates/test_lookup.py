@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.rates.lookup import link_rate_at, rate_at
+from compiler.rates.lookup import rate_at
 
 SHAPES = st.tuples(*[st.integers(1, 2**20)] * 3)
 POINTS = st.lists(st.tuples(SHAPES, st.floats(1e9, 1e15)), min_size=1, max_size=8, unique_by=lambda point: point[0])
@@ -32,12 +32,3 @@ def test_the_nearer_row_weighs_more() -> None:
     near, middle, far = (rate_at(points, (rows, 64, 64)) for rows in (1100, 2048, 4000))
     assert 100 < near < middle < far < 200
     assert middle == pytest.approx(2 / (1 / 100 + 1 / 200)), "work of equal weight takes the mean time"
-
-
-def test_transfers_are_interpolated_by_ranks_and_by_bytes() -> None:
-    points = [((8, 100), 10.0), ((8, 400), 30.0), ((32, 100), 20.0)]
-    assert link_rate_at(points, 8, 100) == 10 and link_rate_at(points, 8, 200) == pytest.approx(20)
-    assert link_rate_at(points, 16, 100) == pytest.approx(15)
-    assert link_rate_at(points, 16, 400) == pytest.approx(25), "a row's rate holds for all bytes beyond it"
-    assert link_rate_at(points, 1000, 1) == 20 and link_rate_at(points, 2, 10**9) == 30
-    assert link_rate_at([((), 7.0)], 64, 5) == 7

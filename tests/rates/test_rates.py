@@ -14,6 +14,7 @@ from compiler.oprules import RULES
 from compiler.rates import Rates, core_rates, rates_of, shipped_table, table_for
 from compiler.rates.kernels import _OPS, FLOPS, MEMORY, class_of, shape_at
 from compiler.rates.of_spec import RATED
+from compiler.topology.messages import messages_s
 from dsl.schema import Sm, Spec
 from tests.lower.stages import deepseek_v3
 from tests.specs.shipped import shipped
@@ -29,6 +30,10 @@ def with_device(spec: Spec, **peaks: float) -> Spec:
     device = node.device.model_copy(update={k: v for k, v in peaks.items() if k not in links})
     node = node.model_copy(update={"device": device, **links})
     return spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"node": node})})
+
+
+def exchange_s(rates: Rates, rows: int = 4096, to_experts: bool = True) -> float:
+    return rates.fabric.exchange_s(rates.experts, to_experts, ROWS, rows)
 
 
 # ---------------------------------------------------------------- ops
@@ -100,7 +105,7 @@ def test_few_rows_are_slower() -> None:
 def test_exchanges_of_deepseek_v3() -> None:
     """Four nodes a token; FP8 there, BF16 back; 51 and 50 GB/s on 24 SMs (DeepEP), of which the spec gives 20."""
     rates = rates_of(shipped(*V3), "h800")
-    there, back = (rates.exchange_time_s(to, ROWS, TOKENS * TOP_K) for to in (True, False))
+    there, back = (exchange_s(rates, TOKENS * TOP_K, to) for to in (True, False))
     assert there == pytest.approx(TOKENS * 4 * 7392 / (51e9 * 20 / 24), rel=0.01)
     assert back == pytest.approx(TOKENS * 4 * 14336 / (50e9 * 20 / 24), rel=0.01)
 
@@ -115,17 +120,16 @@ def test_sms_that_communicate_do_not_compute() -> None:
                 assert rate == pytest.approx(all_of_them * 112 / 132)
             elif kind in MEMORY:
                 assert rate == all_of_them
-    assert more.exchange_time_s(True, ROWS, 4096) < shared.exchange_time_s(True, ROWS, 4096)
+    assert exchange_s(more) < exchange_s(shared)
     most = rates_of(spec.model_copy(update={"sm": Sm(communication=100)}))
-    assert most.exchange_time_s(True, ROWS, 4096) == more.exchange_time_s(True, ROWS, 4096), "24 SMs fill the links"
+    assert exchange_s(most) == exchange_s(more), "24 SMs fill the links"
 
 
 def layer_s(rates: Rates) -> float:
     plan, cuts, _ = deepseek_v3()
     chains = Chains(plan.stages[5], cuts, rates, -1, -1)
-    message = plan.stages[5].output
-    assert message is not None
-    return sum(node.time_ns for kind in "FB" for node in chains.of(kind)) * 1e-9 + rates.message_time_s(message)
+    between = messages_s(rates.fabric, plan, plan.placement)[5, 6]
+    return sum(node.time_ns for kind in "FB" for node in chains.of(kind)) * 1e-9 + between
 
 
 PEAKS = {"bf16": 989e12, "fp8": 1979e12, "hbm": 3.35e12, "nvlink": 200e9, "nic": 50e9}
@@ -170,12 +174,12 @@ def test_every_rated_class_has_a_rate() -> None:
 
 def test_within_a_node_nothing_crosses_the_network() -> None:
     rates = rates_of(shipped("moe-8gpu.dsc"))
-    assert rates.network_copies == 0
-    assert rates.exchange_time_s(True, (Buffer("rows", ("R", 100), "bfloat16"),), 1000) > 0
+    assert rates.experts.network_copies == 0 and rates.experts.spread.nodes == 1
+    assert exchange_s(rates, 1000) > 0
 
 
 def test_one_expert_rank_exchanges_nothing() -> None:
-    assert rates_of(shipped("tiny.dsc")).exchange_time_s(True, (Buffer("rows", ("R", 8), "float32"),), 64) == 0
+    assert exchange_s(rates_of(shipped("tiny.dsc")), 64) == 0
 
 
 def test_a_device_without_peaks_is_a_core() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from compiler.predict import interval
 from compiler.rates import RateError, read_table, shipped_table, shipped_tables
 from compiler.rates.kernels import FLOPS, LINKS, SECONDS
-from compiler.rates.table import MAX_BYTES, TABLES, Table, parsed, table_of_json
+from compiler.rates.lookup import Point, rate_at
+from compiler.rates.table import MAX_BYTES, MAX_ROWS, TABLES, Table, parsed, table_of_json
 
 ROW = {"class": "copy", "rate": 1e12, "source": "a note", "date": "2025-01"}
 TABLE = {"name": "mine", "device": {"name": "a device"}, "rows": [ROW]}
@@ -70,12 +73,16 @@ WRONG = {
         text(factors=[{"class": "norm", "factor": 2.0, "source": "s", "date": "2025"}] * 2),
         "t.json: a class has two factors",
     ),
+    "key twice": ('{"name": "a", ' + text()[1:], "t.json: `name` is given twice"),
+    "digits": (text(rows=[]).replace("[]", "1" * 5000), "t.json: a number of 5,000 digits is too large"),
+    "rows": (text(rows=[ROW] * (MAX_ROWS + 1)), f"t.json: rows: the list should have at most {MAX_ROWS} items, not"),
+    "steers the terminal": (text(name="a\x1b[2J"), "t.json: name: it has characters that cannot be printed"),
     "factor of seconds": (
         text(factors=[{"class": "launch", "factor": 2.0, "source": "s", "date": "2025"}]),
         "factors[0]: 'launch' is no class with a rate",
     ),
     "a list": ("[]", "t.json: input should be an object"),
-    "no json": ('{\n  "name": x}', "t.json:2:11: this is no JSON"),
+    "no json": ('{\n  "name": x}', "t.json:2:11: this is not JSON"),
     "NaN": (text(rows=[ROW | {"rate": float("nan")}]), "NaN is no number of JSON"),
     "huge": (text(rows=[ROW | {"rate": 10**400}]), "rows[0].rate"),
     "deep": ("[" * 200_000, "t.json: it is nested too deep"),
@@ -103,6 +110,21 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(RateError, match=said):
             read_table(tmp_path / name)
+
+
+def test_how_rows_agree_is_found_in_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def counted(points: Sequence[Point], shape: tuple[int, ...]) -> float:
+        asked.append(len(points))
+        return rate_at(points, shape)
+
+    monkeypatch.setattr(interval, "rate_at", counted)
+    points = tuple(((k, 1), 1e9 if k % 2 else 1e9 * (1 + k / MAX_ROWS)) for k in range(1, MAX_ROWS + 1))
+    assert interval.spread_of(points[:100]) > 0 and asked == [99] * 100
+    asked.clear()
+    assert interval.spread_of(points) > 0
+    assert sum(asked) < interval.MOST_COMPARED**2
 
 
 def test_each_class_has_one_unit() -> None:

@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 from compiler.rates import RateError, Table, rates_of, shipped_table
-from compiler.rates.table import TABLES, with_base
-from compiler.rates.trace import TRACES, LayerTimes, Trace, calibrated, layer_times, read_trace, shipped_trace
+from compiler.rates.table import TABLES, table_of_json, with_base
+from compiler.rates.trace import (
+    TRACES,
+    LayerTimes,
+    Trace,
+    calibrated,
+    layer_times,
+    read_trace,
+    shipped_trace,
+    uncalibrated,
+)
 from tests.lower.stages import deepseek_v3
 from tests.specs.shipped import shipped
 
@@ -96,6 +105,26 @@ def test_a_trace_of_twice_the_time_has_twice_the_factors() -> None:
     assert twice.factor_of("norm") == twice.factor_of("add") > 1, "without shares, all of an entry alike"
 
 
+def test_what_a_trace_leaves_is_told() -> None:
+    """A dense layer runs no experts, and exchanges nothing with them."""
+    plan, cuts, _ = deepseek_v3()
+    spec = shipped(*V3)
+
+    def left(trace: Trace) -> tuple[str, ...]:
+        return uncalibrated(calibrated(shipped_table("h800"), trace, spec, plan, cuts), spec, plan, cuts)
+
+    assert left(shipped_trace("deepseek-pair")) == ("copy",), "the trace does not name it"
+    dense = left(Trace.model_validate_json(json.dumps(document(layer="L0"))))
+    assert dense == ("grouped_gemm", "copy", "dispatch_network", "combine_network")
+
+
+def test_a_long_name_stays_one() -> None:
+    plan, cuts, _ = deepseek_v3()
+    table = shipped_table("h800").model_copy(update={"name": "x" * 500})
+    made = calibrated(table, shipped_trace("deepseek-pair"), shipped(*V3), plan, cuts)
+    assert table_of_json(made.to_json(), "t.json") == made and made.name.endswith("x-calibrated")
+
+
 WRONG = {
     "sum": (document(busy_ms=90.0), "the classes sum to 123.3 ms of 4 layers, and busy_ms = 90.0"),
     "span": (document(span_ms=125.0), "busy_ms and gaps_ms are longer than span_ms"),
@@ -103,6 +132,10 @@ WRONG = {
     "share": (document(shares=[{"class": "copy", "share": 0.5}]), "`shares` has copy, and no entry"),
     "layer": (document(layer="10"), "layer: string should match pattern"),
     "key": (document(step_ms=1.0), "step_ms: extra inputs are not permitted"),
+    "phase W": (document(exchanges=[{"phase": "W", "ms": 1.0}]), "`exchanges` has a time of phase F, one of phase I"),
+    "phase twice": (document(exchanges=[{"phase": "F", "ms": 1.0}] * 2), "`exchanges` has a time of phase F"),
+    "exchange of a part": (document(exchanges=[{"phase": "F", "part": "mlp", "ms": 1.0}]), "and no parts"),
+    "steers the terminal": (document(name="a\x1b[2J"), "name: it has characters that cannot be printed"),
 }
 
 
@@ -118,6 +151,15 @@ def test_a_wrong_trace_is_told_at_its_key(case: str, tmp_path: Path) -> None:
 def test_a_trace_that_does_not_fit_its_spec() -> None:
     with pytest.raises(RateError, match="no layer L99"):
         factors_of(Trace.model_validate_json(json.dumps(document(layer="L99"))))
+    for factor, said in ((1e4, r"gemm takes 1.13e\+04 times what"), (1e-9, "gemm takes 1.13e-09 times what")):
+        classes = [{"classes": ["gemm"], "ms": 4.7 * factor}]
+        given = document(classes=classes, shares=[], layers=1, busy_ms=4.7 * factor, span_ms=5e4, gaps_ms=0.0)
+        with pytest.raises(RateError, match=said):
+            factors_of(Trace.model_validate_json(json.dumps(given)))
+    with pytest.raises(RateError, match=r"pair takes .* times what the table says, not from 0.001 to 1000 times"):
+        factors_of(Trace.model_validate_json(json.dumps(document(span_ms=1e6))))
+    with pytest.raises(RateError, match="its exchanges are shorter than their latency"):
+        factors_of(Trace.model_validate_json(json.dumps(document(exchanges=[{"phase": "F", "ms": 1e-9}]))))
     tiny = [{"class": "norm", "share": 0.001}]
     with pytest.raises(RateError, match="the shares of norm leave no time"):
         factors_of(Trace.model_validate_json(json.dumps(document(shares=tiny))))

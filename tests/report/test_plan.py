@@ -18,7 +18,6 @@ from compiler.report.diagrams import cluster_of, memory_curves, stage_bars, step
 from compiler.report.page import report_html
 from compiler.report.plan import plan_html
 from compiler.report.planned import MOST_DRAWN, Planned, planned_of
-from compiler.topology import Fabric
 from compiler.topology.traffic import traffic
 from dsl.load import load
 from tests.picture.browser import browser
@@ -89,7 +88,7 @@ def test_curves_stay_under_the_capacity_line_if_and_only_if_it_fits() -> None:
 
 def test_the_network_has_all_that_moves() -> None:
     found, _, planned = plan_of("deepseek-v3")
-    moved = traffic(Fabric.of(found.spec.cluster), found.plan, found.schedule)
+    moved = traffic(found.rates[0].fabric, found.plan, found.schedule)
     assert sum(level.total for level in planned.network.levels) == sum(sum(each.values()) for each in moved.values())
     assert [level.name for level in planned.network.levels] == ["nvlink", "leaf", "spine"]
     assert planned.network.nodes == () and cluster_of(planned.network) is None  # too large to be drawn

@@ -43,8 +43,15 @@ def test_flags_say_what_is_not_one() -> None:
         ("F=", "F: '' is not a time"),
         ("F=-1", "F: '-1' is not a time"),
         ("F=nan", "is not a time"),
-        ("F=1e999", "is not a time"),  # a number of a gigabyte
-        ("F=" + "9" * 5000, "is not a time"),
+        ("F=1e999999999", "F: '1e999999999' is too large: at most 1e15"),  # a number of a gigabyte
+        ("F=" + "9" * 5000, "is too large: at most 1e15"),
+        ("F=1000000000000001", "is too large: at most 1e15"),
+        ("F=1e-999999999", "is too small: at least 1e-20, or 0"),
+        ("F=1e-21", "is too small: at least 1e-20, or 0"),
+        ("F=1." + "1" * 21, "has too many decimals: at most 20"),
+        ("F=1/" + "3" * 21, "has too many digits: at most 20 on each side"),
+        ("FB=30.1", "the pair BF takes 30.1, its two actions one after the other 3: give it at most 10 times as much"),
+        ("W=0,WW=1", "the pair WW takes 1, its two actions one after the other 0"),
         ("F=1/0", "is not a time"),
         ("F=0", "F costs nothing"),
         ("I=0,W=0", "B costs nothing"),
@@ -60,6 +67,12 @@ def test_bad_flags_say_what_to_write(text: str, said: str) -> None:
 def test_zero_is_a_time_where_something_is_left() -> None:
     assert parse_costs("W=0").of(W, 0) == 0
     assert parse_costs("W=0").one("B") == 1
+
+
+def test_the_bounds_of_times_are_times() -> None:
+    assert parse_costs("F=1e15,I=1e-20,FB=2").one("F") == 10**15
+    assert parse_costs("FB=30").two("FB") == 30 and parse_costs("F=1e-9,I=1e-9,W=1e-9").one("B") == Fraction(2, 10**9)
+    assert parse_costs("F=" + "0" * 19 + "1").one("F") == 1 and parse_costs("F=1." + "5" * 20).one("F") > 1
 
 
 # ---------------------------------------------------------------- tables
@@ -105,7 +118,12 @@ def test_a_table_says_what_flags_say_and_more() -> None:
         ('{"F": 1, "I": 1, "W": true}', '"W" must be a number'),
         ('{"F": 1, "I": 1, "W": -1}', "'-1' is not a time"),
         ('{"F": NaN, "I": 1, "W": 1}', "'NaN' is not a time"),
-        ('{"F": 1e999999999, "I": 1, "W": 1}', "is not a time"),
+        ('{"F": 1e999999999, "I": 1, "W": 1}', "'1e999999999' is too large: at most 1e15"),
+        ('{"F": 1, "I": 1, "W": 1, "pairs": {"FB": 31}}', "the pair BF takes 31"),
+        (
+            '{"lanes": {"compute": {"F": 1, "I": 1, "W": 1}, "communication": {"F": 1, "B": 1}, "overlap": 1e3}}',
+            '"overlap" is 1000: at most 10',
+        ),
         ('{"F": 1, "I": 1, "W": 1, "X": 1}', "unknown key 'X'"),
         ('{"F": 1, "I": 1, "W": 1, "pairs": {"F": 1}}', "which is no pair"),
         ('{"F": 1, "I": 1, "W": 1, "pairs": {"FB": "1"}}', "must be a number"),

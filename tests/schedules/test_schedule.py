@@ -104,8 +104,8 @@ EDITS = [  # (rank, old, new, what the error must say), of dualpipe(4, 8)
     (0, "I3.4 W3.4", "I3.4 B3.4", "rank 0, B3.4: runs after F, I of the same stage and micro-batch, so twice"),
     (0, "F0.1", "F1.1", "rank 0, F1.1: placement bidirectional runs it on rank 1"),
     (0, "F0.1", "F0.5", "rank 0, F0.5: placement bidirectional runs it on rank 3"),
-    (0, "F0.1", "F4.1", "rank 0, F4.1: there are 4 stages and 8 micro-batches"),
-    (0, "F0.1", "F0.8", "rank 0, F0.8: there are 4 stages and 8 micro-batches"),
+    (0, "F0.1", "F4.1", "rank 0, F4.1: its schedule has 4 stages and 8 micro-batches"),
+    (0, "F0.1", "F0.8", "rank 0, F0.8: its schedule has 4 stages and 8 micro-batches"),
     (3, "I3.0 W3.0", "(I3.0|W3.0)", r"rank 3, \(I3.0\|W3.0\): its two actions are not independent"),
 ]
 

@@ -10,48 +10,107 @@ import networkx as nx
 import pytest
 
 from compiler.holders import Holders
+from compiler.ir import Buffer
 from compiler.plan import make_plan
+from compiler.rates import rates_of
 from compiler.schedules import schedule_of
-from compiler.topology import Fabric, Links
-from compiler.topology.fabric import Nodes, level_between
+from compiler.topology import Experts, Fabric, Links, Nodes
+from compiler.topology.fabric import level_between
 from compiler.topology.graph import MOST_DEVICES, graph_of
-from compiler.topology.links import LEAF_S, NVLINK_S, SPINE_S
+from compiler.topology.links import LARGE, LAYER_S, LEVELS, link_rate_at
 from compiler.topology.traffic import traffic
 from dsl.load import load
 
-H800 = Links.of(200e9, 50e9)
-A100 = Links.of(300e9, 25e9)
+NVLINK_S, LEAF_S = 3.3e-6, 2.8e-6
+TRANSFERS = ("message", "all_reduce", "dispatch", "combine")
+
+
+def links_of(nvlink: float, nic: float, nvlink_s: float = NVLINK_S, leaf_s: float = LEAF_S) -> Links:
+    points = {
+        f"{transfer}_{place}": (((), rate),)
+        for transfer in TRANSFERS
+        for place, rate in (("node", nvlink), ("network", nic))
+    }
+    seconds = {"latency_node": nvlink_s, "latency_network": leaf_s, "exchange_node": 3e-6, "exchange_network": 7e-6}
+    return Links(points, seconds)
+
+
+H800 = links_of(160e9, 40e9)
+A100 = links_of(240e9, 20e9)
 SMALL = [
     Fabric((Nodes(1, 4, H800),)),
     Fabric((Nodes(3, 4, H800),)),
     Fabric((Nodes(40, 2, H800),)),
     Fabric((Nodes(2, 4, H800), Nodes(3, 2, A100))),
-    Fabric((Nodes(2, 2, Links.of(None, 10e9)), Nodes(1, 3, H800))),
+    Fabric((Nodes(2, 2, links_of(8e9, 8e9)), Nodes(1, 3, H800))),
 ]
 
 
-def best_path(graph: nx.Graph, a: int, b: int) -> tuple[float, float]:
-    """(bandwidth, latency in seconds) between two devices: of the widest path, and of the shortest one."""
-    ends = ("device", a), ("device", b)
-    widest = nx.maximum_spanning_tree(graph, weight="bandwidth")  # has a widest path between any two
-    bandwidth = min(widest.edges[edge]["bandwidth"] for edge in pairwise(nx.shortest_path(widest, *ends)))
-    return bandwidth, nx.shortest_path_length(graph, *ends, weight="latency_s")
+# ---------------------------------------------------------------- paths
 
 
-@pytest.mark.parametrize("fabric", SMALL)
-def test_every_path_is_the_best_of_the_graph(fabric: Fabric) -> None:
-    graph = graph_of(fabric)
-    generator = random.Random(1)
-    for _ in range(60):
-        a, b = (generator.randrange(fabric.num_devices) for _ in range(2))
-        link = fabric.link(a, b)
-        if a == b:
-            assert link is None and fabric.message_s(a, b, 1e9) == 0
+def best_path(graph: nx.Graph, a: int, b: int, num_bytes: float) -> tuple[float, list[tuple[object, ...]]]:
+    """(seconds, nodes) of the soonest of all paths: for each bandwidth, the shortest over edges that have it."""
+    found = []
+    for least in {bandwidth for _, _, bandwidth in graph.edges(data="bandwidth")}:
+        wide = nx.subgraph_view(graph, filter_edge=lambda x, y, least=least: graph.edges[x, y]["bandwidth"] >= least)
+        if nx.has_path(wide, ("device", a), ("device", b)):
+            latency_s, path = nx.single_source_dijkstra(wide, ("device", a), ("device", b), weight="latency_s")
+            narrowest = min(graph.edges[edge]["bandwidth"] for edge in pairwise(path))
+            found.append((latency_s + num_bytes / narrowest, path))
+    return min(found, key=lambda each: each[0])
+
+
+def random_links(generator: random.Random) -> Links:
+    """Of rates that grow with bytes; NVLink is wider than any NIC."""
+    points = {}
+    for place, low, high in (("node", 50e9, 200e9), ("network", 5e9, 40e9)):
+        rate = generator.uniform(low, high)
+        points[f"message_{place}"] = tuple(((2, size), rate * share) for size, share in ((4096, 0.5), (LARGE, 1.0)))
+    return Links(
+        points, {"latency_node": generator.uniform(3e-6, 4e-6), "latency_network": generator.uniform(2e-6, 3e-6)}
+    )
+
+
+def random_fabric(generator: random.Random) -> Fabric:
+    """Of one or two kinds of nodes; some have several leaves."""
+    kinds = range(generator.choice((1, 2)))
+    return Fabric(
+        tuple(
+            Nodes(generator.choice((1, 2, 3, 20, 40)), generator.randint(1, 4), random_links(generator)) for _ in kinds
+        )
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_price_is_that_of_the_best_path_of_the_graph(seed: int) -> None:
+    """On random clusters: seconds, and which levels the path crosses."""
+    generator = random.Random(seed)
+    fabric = random_fabric(generator)
+    for num_bytes in (1e3, 1e6, 1e9):
+        graph = graph_of(fabric, num_bytes)
+        for _ in range(8):
+            a, b = (generator.randrange(fabric.num_devices) for _ in range(2))
+            if a == b:
+                assert fabric.link(a, b) is None and fabric.message_s(a, b, num_bytes) == 0
+                continue
+            seconds, path = best_path(graph, a, b, num_bytes)
+            assert fabric.message_s(a, b, num_bytes) == pytest.approx(seconds)
+            assert fabric.message_s(b, a, num_bytes) == fabric.message_s(a, b, num_bytes)
+            crossed = {str(kind) for kind, *_ in path} & {*LEVELS}
+            highest = max(crossed, key=LEVELS.index)
+            assert {*fabric.path(a, b)} == {highest} | (crossed & {"nvlink"})
+
+
+def test_many_messages_take_as_long_as_the_slowest() -> None:
+    generator = random.Random(7)
+    for fabric in (random_fabric(generator) for _ in range(12)):
+        if fabric.num_devices < 2:
             continue
-        bandwidth, latency_s = best_path(graph, a, b)
-        assert link is not None
-        assert (link.bandwidth, link.latency_s) == (pytest.approx(bandwidth), pytest.approx(latency_s))
-        assert fabric.link(b, a) == link
+        count = generator.randrange(1, fabric.num_devices // 2 + 1)
+        a, b = (generator.randrange(fabric.num_devices - count + 1) for _ in range(2))
+        each = [fabric.message_s(a + i, b + i, 1e7) for i in range(count)]
+        assert fabric.message_s(a, b, 1e7, count) == max(each)
 
 
 def test_levels() -> None:
@@ -64,7 +123,8 @@ def test_levels() -> None:
     assert [level_between(0, node) for node in (31, 32, 2047, 2048)] == ["leaf", "spine", "spine", "core"]
     link = fabric.link(0, 9)
     assert link is not None and link.bandwidth == 40e9 and link.latency_s == pytest.approx(LEAF_S + NVLINK_S)
-    assert fabric.message_s(0, 8 * 40, 40e9) == pytest.approx(1 + SPINE_S)
+    assert fabric.message_s(0, 8 * 40, 40e9) == pytest.approx(1 + LEAF_S + LAYER_S)
+    assert H800.latency_of("core") == pytest.approx(LEAF_S + 2 * LAYER_S)
 
 
 def test_an_explicit_graph_is_for_small_clusters() -> None:
@@ -115,22 +175,55 @@ def test_the_slowest_kind_prices_a_reduction() -> None:
     assert mixed.reduce_s(1e9, (8, 12)) == across
 
 
-def test_more_bytes_and_slower_links_take_longer() -> None:
-    for members in (range(2), range(8), range(0, 64, 8), range(64)):
-        times = [Fabric((Nodes(8, 8, Links.of(200e9, nic)),)).reduce_s(1e9, members) for nic in (10e9, 50e9, 100e9)]
+def test_a_sum_of_two_ranks_holds_for_many() -> None:
+    """Rows of two ranks by bytes: of n, a link carries 2 (n - 1) / n of the buffer at the rate of so many bytes."""
+    rows = (((2, 1000), 1e8), ((2, 1_000_000), 4e8))
+    links = Links({"all_reduce_node": rows}, {"latency_node": 1e-4})
+    fabric = Fabric((Nodes(1, 8, links),))
+    assert fabric.reduce_s(1e6, range(2)) == pytest.approx(2e-4 + 1e6 / 4e8)
+    assert fabric.reduce_s(1e6, range(4)) == pytest.approx(4e-4 + 1.5e6 / 4e8)
+    assert fabric.reduce_s(1e3, range(2)) == pytest.approx(2e-4 + 1e3 / 1e8)
+    sent = 2 * 7 / 8 * 20_000
+    assert fabric.reduce_s(20_000, range(8)) == pytest.approx(6e-4 + sent / link_rate_at(rows, 8, sent))
+
+
+def exchange_s(fabric: Fabric, members: range, rows: int = 1000, copies: float = 0.5) -> float:
+    spread = fabric.spread(members)
+    experts = Experts(members, spread, copies if spread.nodes > 1 else 0.0, 2.0, 2.0)
+    return fabric.exchange_s(experts, True, (Buffer("rows", ("R", 100), "bfloat16"),), rows)
+
+
+@pytest.mark.parametrize("members", [range(2), range(8), range(0, 64, 8), range(64)])
+def test_more_bytes_and_slower_links_take_longer(members: range) -> None:
+    fabrics = [Fabric((Nodes(8, 8, links_of(200e9, nic)),)) for nic in (10e9, 50e9, 100e9)]
+    for times in (
+        [fabric.reduce_s(1e9, members) for fabric in fabrics],
+        [exchange_s(fabric, members) for fabric in fabrics],
+        [fabric.message_s(0, members[-1], 1e6) for fabric in fabrics],
+    ):
         assert all(slow >= fast for slow, fast in pairwise(times))
-        fabric = Fabric((Nodes(8, 8, H800),))
-        assert fabric.reduce_s(2e9, members) > fabric.reduce_s(1e9, members)
-        assert fabric.all_to_all_s(2e9, members) > fabric.all_to_all_s(1e9, members)
+    fabric = Fabric((Nodes(8, 8, H800),))
+    assert fabric.reduce_s(2e9, members) > fabric.reduce_s(1e9, members)
+    assert exchange_s(fabric, members, 2000) > exchange_s(fabric, members, 1000)
 
 
-def test_an_all_to_all_by_hand() -> None:
-    """Of 16 members on two nodes, 7/16 stay in the node beside the own part, and 8/16 leave it."""
+def test_an_exchange_by_hand() -> None:
+    """1000 rows of 200 bytes over NVLink, half as much over the network where members are on two nodes."""
     fabric = Fabric((Nodes(2, 8, H800),))
-    assert fabric.all_to_all_s(16e9, range(16)) == pytest.approx(LEAF_S + 8e9 / 40e9)
-    assert fabric.all_to_all_s(16e9, range(8)) == pytest.approx(NVLINK_S + 14e9 / 160e9)
-    assert fabric.all_to_all_s(16e9, range(16), 1e9) == pytest.approx(NVLINK_S + 16e9 / 160e9)
-    assert fabric.all_to_all_s(16e9, (5,)) == 0
+    assert exchange_s(fabric, range(8)) == pytest.approx(3e-6 + 200_000 / 160e9)
+    assert exchange_s(fabric, range(16)) == pytest.approx(7e-6 + 100_000 / 40e9)
+    assert exchange_s(fabric, range(16), copies=0.1) == pytest.approx(7e-6 + 200_000 / 160e9), "the slower of both"
+    assert exchange_s(fabric, range(0, 16, 8), copies=0.1) == pytest.approx(7e-6 + 20_000 / 40e9), "one a node"
+    assert exchange_s(fabric, range(5, 6)) == 0
+
+
+def test_transfers_are_interpolated_by_ranks_and_by_bytes() -> None:
+    points = [((8, 100), 10.0), ((8, 400), 30.0), ((32, 100), 20.0)]
+    assert link_rate_at(points, 8, 100) == 10 and link_rate_at(points, 8, 200) == pytest.approx(20)
+    assert link_rate_at(points, 16, 100) == pytest.approx(15)
+    assert link_rate_at(points, 16, 400) == pytest.approx(25), "a row's rate holds for all bytes beyond it"
+    assert link_rate_at(points, 1000, 1) == 20 and link_rate_at(points, 2, 10**9) == 30
+    assert link_rate_at([((), 7.0)], 64, 5) == 7
 
 
 def test_levels_of_many_messages_are_as_counted() -> None:
@@ -147,7 +240,7 @@ def test_levels_of_many_messages_are_as_counted() -> None:
 
 
 def test_deepseek_v3s_cluster() -> None:
-    fabric = Fabric.of(load("specs/deepseek-v3.dsc").cluster)
+    fabric = rates_of(load("specs/deepseek-v3.dsc")).fabric
     assert (fabric.num_devices, fabric.num_nodes) == (2048, 256)
     link = fabric.link(0, 128)
     assert link is not None and link.bandwidth == 40e9
@@ -155,8 +248,9 @@ def test_deepseek_v3s_cluster() -> None:
 
 
 def test_processes_of_a_laptop() -> None:
-    fabric = Fabric.of(load("specs/quickstart.dsc").cluster)
+    fabric = rates_of(load("specs/quickstart.dsc")).fabric
     assert fabric.message_s(0, 1, 7e8) == pytest.approx(1.0, rel=1e-3)
+    assert fabric.link(0, 1) == fabric.link(2, 3)
 
 
 # ---------------------------------------------------------------- traffic
@@ -166,7 +260,7 @@ def test_traffic_of_a_step_by_hand() -> None:
     """Quickstart: one node, so everything is NVLink's; a message from every action but those at the ends."""
     spec = load("specs/quickstart.dsc")
     plan, schedule = make_plan(spec), schedule_of("dualpipe", 2, 4)
-    found = traffic(Fabric.of(spec.cluster), plan, schedule)
+    found = traffic(rates_of(spec).fabric, plan, schedule)
     hidden = 2 * 128 * 192 * 4
     assert found["pipeline"] == {"nvlink": 2 * 4 * hidden * plan.mesh.dp}  # 4 micro-batches, forth and back
     rows = 2 * 128 * 4 * 192 * 4
@@ -179,7 +273,7 @@ def test_traffic_of_a_step_by_hand() -> None:
 def test_traffic_between_nodes_is_on_rails() -> None:
     """DeepSeek-V3 on 256 nodes: neighbours are 16 nodes apart, every other one under another leaf."""
     spec = load("specs/deepseek-v3.dsc")
-    found = traffic(Fabric.of(spec.cluster), make_plan(spec), schedule_of("dualpipe", 16, 32))
+    found = traffic(rates_of(spec).fabric, make_plan(spec), schedule_of("dualpipe", 16, 32))
     assert found["pipeline"].keys() == {"leaf", "spine"} and "nvlink" not in found["pipeline"]
     assert found["experts"].keys() == {"nvlink", "leaf"}
     assert found["pipeline"]["leaf"] + found["pipeline"]["spine"] == 2 * 15 * 32 * 128 * 4096 * 7168 * 2

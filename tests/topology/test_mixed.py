@@ -13,7 +13,6 @@ from compiler.layers.costs import cut_of
 from compiler.plan import make_plan
 from compiler.plan.graph import model_graph
 from compiler.schedules.placement import stages_of
-from compiler.topology import Fabric
 from compiler.topology.kinds import parts_of_ranks, rank_rates
 from dsl.diagnostics import SpecError
 from dsl.format import canonical
@@ -83,7 +82,7 @@ def test_stages_are_sized_to_the_pace_of_their_ranks(mixed, schedule: str) -> No
 
 
 def test_the_slower_nics_price_what_leaves_them(mixed) -> None:  # type: ignore[no-untyped-def]
-    fabric = Fabric.of(mixed().cluster)
+    fabric = rank_rates(mixed())[0].fabric
     inside, across, slow = fabric.link(0, 8), fabric.link(8, 16), fabric.link(16, 24)
     assert inside is not None and across is not None and slow is not None
     assert (inside.bandwidth, across.bandwidth, slow.bandwidth) == (40e9, 20e9, 20e9)

@@ -10,9 +10,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def run_module(module: str, folder: Path, world: int) -> None:
-    """`python -m module FOLDER WORLD`, one thread a rank; its output where it fails."""
+def run_module(module: str, folder: Path, world: int, *more: str) -> None:
+    """`python -m module FOLDER WORLD …`, one thread a rank; its output where it fails."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", module, str(folder), str(world)]
+    command = [sys.executable, "-m", module, str(folder), str(world), *more]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,5 @@
-"""Ranks of a differential test: `python -m tests.training.ranks FOLDER WORLD` trains every build below FOLDER/builds.
+"""Ranks of a differential test: `python -m tests.training.ranks FOLDER WORLD TRANSPORT` trains every build below
+FOLDER/builds.
 
 Each rank leaves FOLDER/out/<build>/rank_<r>.safetensors: every logical gradient it holds after the first backward,
 every logical weight, moment and bias after the last step, and the losses and norms of all steps; and beside it its
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.build import Build
+from runtime.comm.connect import Transport
 from runtime.heartbeat import Board
 from runtime.launch import launch
 from runtime.trace import Trace
@@ -29,12 +31,12 @@ def logical(trainer: Trainer, prefix: str, flat: str) -> dict[str, Tensor]:
     }
 
 
-def train(build: Build, rank: int, board: Board, trace: Trace) -> dict[str, Tensor]:
+def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transport) -> dict[str, Tensor]:
     plan = build.plan
     samples = RandomSamples(plan["model"]["vocab"], plan["train"]["sequence"])
-    trainer = Trainer(build, rank, samples, samples, board, checked=True)
-    for _, entry, value in trainer.state.logical(lambda bucket: bucket.parameters):
-        value.copy_(torch.from_numpy(weight(entry.name, entry.shape)))
+    trainer = Trainer(build, rank, samples, samples, board, checked=True, transport=transport)
+    for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
+        bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     for name, bias in trainer.state.biases.items():
         bias.copy_(torch.from_numpy(weight(name, tuple(bias.shape))))
     result: dict[str, Tensor] = {}
@@ -56,12 +58,12 @@ def train(build: Build, rank: int, board: Board, trace: Trace) -> dict[str, Tens
     return result
 
 
-def main(folder: Path, world: int) -> int:
+def main(folder: Path, world: int, transport: Transport) -> int:
     def target(rank: int, world: int, board: Board) -> None:
         for path in sorted((folder / "builds").iterdir()):
             out = folder / "out" / path.name
             out.mkdir(parents=True, exist_ok=True)
-            result = train(Build.open(path), rank, board, Trace(out, rank, 0))
+            result = train(Build.open(path), rank, board, Trace(out, rank, 0), transport)
             save_file(result, out / f"rank_{rank}.safetensors")
 
     outcome = launch(target, world, folder=folder, hang_timeout_s=120)
@@ -70,4 +72,5 @@ def main(folder: Path, world: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    chosen: Transport = "gloo" if sys.argv[3] == "gloo" else "memory"
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), chosen))

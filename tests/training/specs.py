@@ -98,6 +98,7 @@ def spec(
     zero: int = 0,
     of: str = "v3",
     schedule: str = "dualpipe",
+    precision: str = "fp64",
 ) -> Spec:
     """`dp` ranks per pipeline rank, which `ep` divides; each pipeline runs `num_micro_batches`. One rank runs 1f1b."""
     batch = num_micro_batches * dp * MICRO_BATCH
@@ -106,7 +107,7 @@ def spec(
         name="differential",
         model=MODELS[of],
         cluster=Cluster(name="c", nodes=1, node=Machine(devices=pp * dp, device=Device(name="cpu", memory=4 * 10**9))),
-        precision=BUILT_IN["fp64"],
+        precision=BUILT_IN[precision],
         parallel=Parallel(pipeline=pp, expert=ep, data=dp, zero=zero),
         schedule=Schedule(name="1f1b" if pp == 1 else schedule),
         train=Train(

@@ -112,19 +112,26 @@ def check(
     world: int,
     own: Schedule | None = None,
     placement: OwnPlacement | None = None,
+    transport: str = "memory",
 ) -> None:
     """Trains every spec on `world` ranks and compares what each of them leaves. `own`, `placement`: of specs that name
     a file."""
     for name, chosen in specs.items():
         build = compile_spec(chosen, codes=traced, own=own, placement=placement)
         write_build(tmp_path / "builds" / name, build.files)
-    run_module("tests.training.ranks", tmp_path, world)
+    run_module("tests.training.ranks", tmp_path, world, transport)
     for name, chosen in specs.items():
         expected = reference_run(chosen)
         held: set[str] = set()
         for rank in range(world):
             held |= compare(load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors"), expected)
         assert held == expected["gradients"].keys(), "some parameter is on no rank"
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_training_over_gloo_equals_autograd(tmp_path: Path, traced: dict[Any, Any], zero: int) -> None:
+    """As where ranks are on several machines."""
+    check(tmp_path, traced, {"only": spec(2, 2, 2, 4, STEPS, zero)}, 4, transport="gloo")
 
 
 @pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "zero"), OTHER_MODELS)

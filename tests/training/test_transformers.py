@@ -61,8 +61,8 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     write_build(folder, compile_spec(chosen).files)
     samples = RandomSamples(chosen.model.vocab, SEQUENCE)
     trainer = Trainer(Build.open(folder), 0, samples, samples, Board(1).bind(0))
-    for _, entry, value in trainer.state.logical(lambda bucket: bucket.parameters):
-        value.copy_(torch.from_numpy(weight(entry.name, entry.shape)))
+    for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
+        bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     for name, bias in trainer.state.biases.items():
         bias.copy_(torch.from_numpy(weight(name, tuple(bias.shape))))
     before = weights(trainer)

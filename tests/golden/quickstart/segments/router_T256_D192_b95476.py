@@ -7,9 +7,9 @@ import torch
 
 from runtime.kernels import on_cuda
 from runtime.ops import (
-    linear,
-    linear_dgrad,
-    linear_wgrad_,
+    linear_wide,
+    linear_wide_dgrad,
+    linear_wide_wgrad_,
     permute,
     permute_dgrad,
     rmsnorm,
@@ -34,13 +34,13 @@ def F(
 ):
     """Forward: the outputs, then what the backward will read."""
     x, rmsnorm_0_rstd = rmsnorm(h, norm, 1e-06)  # [256, 192], [256]
-    linear_0 = linear(x, weight)  # [256, 16]
-    route_0_gate, route_0_expert = route(linear_0, bias, False, 4, 2, 4, True, 2.5)  # [256, 4], [256, 4] int64
+    linear_wide_0 = linear_wide(x, weight)  # [256, 16]
+    route_0_gate, route_0_expert = route(linear_wide_0, bias, False, 4, 2, 4, True, 2.5)  # [256, 4], [256, 4] int64
     rows, gate, order, counts = permute(
         x, route_0_gate, route_0_expert, 16
     )  # [1024, 192], [1024], [1024] int64, [16] int64
-    sequence_loss = sequence_balance(linear_0, route_0_expert, 128, False)  # []
-    return h, x, rows, gate, order, counts, sequence_loss, rmsnorm_0_rstd, linear_0, route_0_expert
+    sequence_loss = sequence_balance(linear_wide_0, route_0_expert, 128, False)  # []
+    return h, x, rows, gate, order, counts, sequence_loss, rmsnorm_0_rstd, linear_wide_0, route_0_expert
 
 
 def I(
@@ -49,7 +49,7 @@ def I(
     h,  # [256, 192]
     order,  # [1024] int64
     rmsnorm_0_rstd,  # [256]
-    linear_0,  # [256, 16]
+    linear_wide_0,  # [256, 16]
     route_0_expert,  # [256, 4] int64
     d_residual,  # [256, 192]
     d_x,  # [256, 192]
@@ -59,17 +59,17 @@ def I(
 ):
     """Backward for the inputs: their gradients, then what W will read."""
     sequence_balance_dgrad_0 = sequence_balance_dgrad(
-        d_sequence_loss, linear_0, route_0_expert, 128, False
+        d_sequence_loss, linear_wide_0, route_0_expert, 128, False
     )  # [256, 16]
     permute_dgrad_0_0, d_route_0_gate = permute_dgrad(d_rows, d_gate, order, 4)  # [256, 192], [256, 4]
     add_0 = torch.add(d_x, permute_dgrad_0_0)  # [256, 192]
-    route_dgrad_0 = route_dgrad(d_route_0_gate, linear_0, route_0_expert, False, True, 2.5)  # [256, 16]
-    d_linear_0 = torch.add(sequence_balance_dgrad_0, route_dgrad_0)  # [256, 16]
-    linear_dgrad_0 = linear_dgrad(d_linear_0, weight)  # [256, 192]
-    d_rmsnorm_0 = torch.add(add_0, linear_dgrad_0)  # [256, 192]
+    route_dgrad_0 = route_dgrad(d_route_0_gate, linear_wide_0, route_0_expert, False, True, 2.5)  # [256, 16]
+    d_linear_wide_0 = torch.add(sequence_balance_dgrad_0, route_dgrad_0)  # [256, 16]
+    linear_wide_dgrad_0 = linear_wide_dgrad(d_linear_wide_0, weight)  # [256, 192]
+    d_rmsnorm_0 = torch.add(add_0, linear_wide_dgrad_0)  # [256, 192]
     rmsnorm_dgrad_0 = rmsnorm_dgrad(d_rmsnorm_0, h, norm, rmsnorm_0_rstd)  # [256, 192]
     d_h = torch.add(d_residual, rmsnorm_dgrad_0)  # [256, 192]
-    return d_h, d_linear_0, d_rmsnorm_0
+    return d_h, d_linear_wide_0, d_rmsnorm_0
 
 
 def W(
@@ -78,9 +78,9 @@ def W(
     h,  # [256, 192]
     x,  # [256, 192]
     rmsnorm_0_rstd,  # [256]
-    d_linear_0,  # [256, 16]
+    d_linear_wide_0,  # [256, 16]
     d_rmsnorm_0,  # [256, 192]
 ):
     """Backward for the weights: adds to the gradients in the g_ buffers."""
-    linear_wgrad_(g_weight, d_linear_0, x)
+    linear_wide_wgrad_(g_weight, d_linear_wide_0, x)
     rmsnorm_wgrad_(g_norm, d_rmsnorm_0, h, rmsnorm_0_rstd)

@@ -66,19 +66,19 @@ def B1(c, p, g, a):
     del v.M0_shared_swiglu_0, v.d_M0_shared, v.M0_shared_d_linear_0
     v.d_M0_rows, v.d_M0_gate = c.wait_dispatch('I1', a, 'M0')
     del v.d_M0_received_rows, v.d_M0_received_gate, v.M0_route
-    v.d_M0_attended, v.M0_router_d_linear_0, v.M0_router_d_rmsnorm_0 = router_T256_D192_e91968.I(
+    v.d_M0_attended, v.M0_router_d_linear_wide_0, v.M0_router_d_rmsnorm_0 = router_T256_D192_e91968.I(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, v.M0_attended, v.M0_order, v.M0_router_rmsnorm_0_rstd,
-        v.M0_router_linear_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows, v.d_M0_gate
+        v.M0_router_linear_wide_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows, v.d_M0_gate
     )
     del (
-        v.M0_order, v.M0_router_linear_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows,
+        v.M0_order, v.M0_router_linear_wide_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows,
         v.d_M0_gate
     )
     router_T256_D192_e91968.W(
         g.mtp_0_ffn_norm, g.mtp_0_ffn_router_weight, v.M0_attended, v.M0_x, v.M0_router_rmsnorm_0_rstd,
-        v.M0_router_d_linear_0, v.M0_router_d_rmsnorm_0
+        v.M0_router_d_linear_wide_0, v.M0_router_d_rmsnorm_0
     )
-    del v.M0_attended, v.M0_x, v.M0_router_rmsnorm_0_rstd, v.M0_router_d_linear_0, v.M0_router_d_rmsnorm_0
+    del v.M0_attended, v.M0_x, v.M0_router_rmsnorm_0_rstd, v.M0_router_d_linear_wide_0, v.M0_router_d_rmsnorm_0
     (
         v.d_M0_input, v.M0_attention_d_linear_1, v.M0_attention_d_linear_3, v.M0_attention_d_rmsnorm_2,
         v.M0_attention_d_linear_2, v.M0_attention_d_rmsnorm_1, v.M0_attention_d_linear_0, v.M0_attention_d_rmsnorm_0
@@ -174,11 +174,11 @@ def E0(c, p, g, a):
     )
     (
         v.L1_residual, v.L1_x, v.L1_rows, v.L1_gate, v.L1_order, v.L1_counts, v.L1_sequence_loss,
-        v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_0, v.L1_router_route_0_expert
+        v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_wide_0, v.L1_router_route_0_expert
     ) = router_T256_D192_b95476.F(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, p.layers_1_ffn_router_bias, v.L1_attended
     )
-    del v.L1_attended, v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_0, v.L1_router_route_0_expert
+    del v.L1_attended, v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_wide_0, v.L1_router_route_0_expert
     c.record('load layers.1', v.L1_counts)
     c.record('sequence_loss L1', v.L1_sequence_loss)
     del v.L1_sequence_loss
@@ -219,11 +219,11 @@ def E0(c, p, g, a):
     )
     (
         v.L2_residual, v.L2_x, v.L2_rows, v.L2_gate, v.L2_order, v.L2_counts, v.L2_sequence_loss,
-        v.L2_router_rmsnorm_0_rstd, v.L2_router_linear_0, v.L2_router_route_0_expert
+        v.L2_router_rmsnorm_0_rstd, v.L2_router_linear_wide_0, v.L2_router_route_0_expert
     ) = router_T256_D192_b95476.F(
         p.layers_2_ffn_norm, p.layers_2_ffn_router_weight, p.layers_2_ffn_router_bias, v.L2_attended
     )
-    del v.L2_attended, v.L2_router_rmsnorm_0_rstd, v.L2_router_linear_0, v.L2_router_route_0_expert
+    del v.L2_attended, v.L2_router_rmsnorm_0_rstd, v.L2_router_linear_wide_0, v.L2_router_route_0_expert
     c.record('load layers.2', v.L2_counts)
     c.record('sequence_loss L2', v.L2_sequence_loss)
     del v.L2_sequence_loss
@@ -264,11 +264,11 @@ def E0(c, p, g, a):
     )
     (
         v.L3_residual, v.L3_x, v.L3_rows, v.L3_gate, v.L3_order, v.L3_counts, v.L3_sequence_loss,
-        v.L3_router_rmsnorm_0_rstd, v.L3_router_linear_0, v.L3_router_route_0_expert
+        v.L3_router_rmsnorm_0_rstd, v.L3_router_linear_wide_0, v.L3_router_route_0_expert
     ) = router_T256_D192_b95476.F(
         p.layers_3_ffn_norm, p.layers_3_ffn_router_weight, p.layers_3_ffn_router_bias, v.L3_attended
     )
-    del v.L3_attended, v.L3_router_rmsnorm_0_rstd, v.L3_router_linear_0, v.L3_router_route_0_expert
+    del v.L3_attended, v.L3_router_rmsnorm_0_rstd, v.L3_router_linear_wide_0, v.L3_router_route_0_expert
     c.record('load layers.3', v.L3_counts)
     c.record('sequence_loss L3', v.L3_sequence_loss)
     del v.L3_sequence_loss
@@ -327,11 +327,11 @@ def E1(c, p, g, a):
     )
     (
         v.M0_residual, v.M0_x, v.M0_rows, v.M0_gate, v.M0_order, v.M0_counts, v.M0_router_rmsnorm_0_rstd,
-        v.M0_router_linear_0, v.M0_router_route_0_expert
+        v.M0_router_linear_wide_0, v.M0_router_route_0_expert
     ) = router_T256_D192_e91968.F(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_attended
     )
-    del v.M0_attended, v.M0_router_rmsnorm_0_rstd, v.M0_router_linear_0, v.M0_router_route_0_expert
+    del v.M0_attended, v.M0_router_rmsnorm_0_rstd, v.M0_router_linear_wide_0, v.M0_router_route_0_expert
     c.record('load mtp.0', v.M0_counts)
     c.counts('F1', a, 'M0', v.M0_counts)
     v.M0_route, v.M0_offsets = c.wait_counts('F1', a, 'M0')
@@ -399,7 +399,7 @@ def F0(c, p, g, a):
     )
     (
         v.L1_residual, v.L1_x, v.L1_rows, v.L1_gate, v.L1_order, v.L1_counts, v.L1_sequence_loss,
-        v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_0, v.L1_router_route_0_expert
+        v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_wide_0, v.L1_router_route_0_expert
     ) = router_T256_D192_b95476.F(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, p.layers_1_ffn_router_bias, v.L1_attended
     )
@@ -435,7 +435,7 @@ def F0(c, p, g, a):
     )
     (
         v.L2_residual, v.L2_x, v.L2_rows, v.L2_gate, v.L2_order, v.L2_counts, v.L2_sequence_loss,
-        v.L2_router_rmsnorm_0_rstd, v.L2_router_linear_0, v.L2_router_route_0_expert
+        v.L2_router_rmsnorm_0_rstd, v.L2_router_linear_wide_0, v.L2_router_route_0_expert
     ) = router_T256_D192_b95476.F(
         p.layers_2_ffn_norm, p.layers_2_ffn_router_weight, p.layers_2_ffn_router_bias, v.L2_attended
     )
@@ -471,7 +471,7 @@ def F0(c, p, g, a):
     )
     (
         v.L3_residual, v.L3_x, v.L3_rows, v.L3_gate, v.L3_order, v.L3_counts, v.L3_sequence_loss,
-        v.L3_router_rmsnorm_0_rstd, v.L3_router_linear_0, v.L3_router_route_0_expert
+        v.L3_router_rmsnorm_0_rstd, v.L3_router_linear_wide_0, v.L3_router_route_0_expert
     ) = router_T256_D192_b95476.F(
         p.layers_3_ffn_norm, p.layers_3_ffn_router_weight, p.layers_3_ffn_router_bias, v.L3_attended
     )
@@ -520,7 +520,7 @@ def F1(c, p, g, a):
     )
     (
         v.M0_residual, v.M0_x, v.M0_rows, v.M0_gate, v.M0_order, v.M0_counts, v.M0_router_rmsnorm_0_rstd,
-        v.M0_router_linear_0, v.M0_router_route_0_expert
+        v.M0_router_linear_wide_0, v.M0_router_route_0_expert
     ) = router_T256_D192_e91968.F(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_attended
     )
@@ -598,7 +598,7 @@ def F1_B0(c, p, g, a, b):
     c.dispatch('I0', b, 'L3', w.d_L3_received_rows, w.d_L3_received_gate, w.L3_route)
     (
         v.M0_residual, v.M0_x, v.M0_rows, v.M0_gate, v.M0_order, v.M0_counts, v.M0_router_rmsnorm_0_rstd,
-        v.M0_router_linear_0, v.M0_router_route_0_expert
+        v.M0_router_linear_wide_0, v.M0_router_route_0_expert
     ) = router_T256_D192_e91968.F(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_attended
     )
@@ -617,20 +617,20 @@ def F1_B0(c, p, g, a, b):
     w.d_L3_sequence_loss = c.constant('sequence_loss L3')
     w.d_L3_rows, w.d_L3_gate = c.wait_dispatch('I0', b, 'L3')
     del w.d_L3_received_rows, w.d_L3_received_gate, w.L3_route
-    w.d_L3_attended, w.L3_router_d_linear_0, w.L3_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
+    w.d_L3_attended, w.L3_router_d_linear_wide_0, w.L3_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
         p.layers_3_ffn_norm, p.layers_3_ffn_router_weight, w.L3_attended, w.L3_order, w.L3_router_rmsnorm_0_rstd,
-        w.L3_router_linear_0, w.L3_router_route_0_expert, w.d_L3_residual, w.d_L3_x, w.d_L3_rows, w.d_L3_gate,
+        w.L3_router_linear_wide_0, w.L3_router_route_0_expert, w.d_L3_residual, w.d_L3_x, w.d_L3_rows, w.d_L3_gate,
         w.d_L3_sequence_loss
     )
     del (
-        w.L3_order, w.L3_router_linear_0, w.L3_router_route_0_expert, w.d_L3_residual, w.d_L3_x, w.d_L3_rows,
+        w.L3_order, w.L3_router_linear_wide_0, w.L3_router_route_0_expert, w.d_L3_residual, w.d_L3_x, w.d_L3_rows,
         w.d_L3_gate, w.d_L3_sequence_loss
     )
     router_T256_D192_b95476.W(
         g.layers_3_ffn_norm, g.layers_3_ffn_router_weight, w.L3_attended, w.L3_x, w.L3_router_rmsnorm_0_rstd,
-        w.L3_router_d_linear_0, w.L3_router_d_rmsnorm_0
+        w.L3_router_d_linear_wide_0, w.L3_router_d_rmsnorm_0
     )
-    del w.L3_attended, w.L3_x, w.L3_router_rmsnorm_0_rstd, w.L3_router_d_linear_0, w.L3_router_d_rmsnorm_0
+    del w.L3_attended, w.L3_x, w.L3_router_rmsnorm_0_rstd, w.L3_router_d_linear_wide_0, w.L3_router_d_rmsnorm_0
     (
         w.d_L2_h, w.L3_attention_d_linear_1, w.L3_attention_d_linear_3, w.L3_attention_d_rmsnorm_2,
         w.L3_attention_d_linear_2, w.L3_attention_d_rmsnorm_1, w.L3_attention_d_linear_0, w.L3_attention_d_rmsnorm_0
@@ -682,20 +682,20 @@ def F1_B0(c, p, g, a, b):
     w.d_L2_sequence_loss = c.constant('sequence_loss L2')
     w.d_L2_rows, w.d_L2_gate = c.wait_dispatch('I0', b, 'L2')
     del w.d_L2_received_rows, w.d_L2_received_gate, w.L2_route
-    w.d_L2_attended, w.L2_router_d_linear_0, w.L2_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
+    w.d_L2_attended, w.L2_router_d_linear_wide_0, w.L2_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
         p.layers_2_ffn_norm, p.layers_2_ffn_router_weight, w.L2_attended, w.L2_order, w.L2_router_rmsnorm_0_rstd,
-        w.L2_router_linear_0, w.L2_router_route_0_expert, w.d_L2_residual, w.d_L2_x, w.d_L2_rows, w.d_L2_gate,
+        w.L2_router_linear_wide_0, w.L2_router_route_0_expert, w.d_L2_residual, w.d_L2_x, w.d_L2_rows, w.d_L2_gate,
         w.d_L2_sequence_loss
     )
     del (
-        w.L2_order, w.L2_router_linear_0, w.L2_router_route_0_expert, w.d_L2_residual, w.d_L2_x, w.d_L2_rows,
+        w.L2_order, w.L2_router_linear_wide_0, w.L2_router_route_0_expert, w.d_L2_residual, w.d_L2_x, w.d_L2_rows,
         w.d_L2_gate, w.d_L2_sequence_loss
     )
     router_T256_D192_b95476.W(
         g.layers_2_ffn_norm, g.layers_2_ffn_router_weight, w.L2_attended, w.L2_x, w.L2_router_rmsnorm_0_rstd,
-        w.L2_router_d_linear_0, w.L2_router_d_rmsnorm_0
+        w.L2_router_d_linear_wide_0, w.L2_router_d_rmsnorm_0
     )
-    del w.L2_attended, w.L2_x, w.L2_router_rmsnorm_0_rstd, w.L2_router_d_linear_0, w.L2_router_d_rmsnorm_0
+    del w.L2_attended, w.L2_x, w.L2_router_rmsnorm_0_rstd, w.L2_router_d_linear_wide_0, w.L2_router_d_rmsnorm_0
     (
         w.d_L1_h, w.L2_attention_d_linear_1, w.L2_attention_d_linear_3, w.L2_attention_d_rmsnorm_2,
         w.L2_attention_d_linear_2, w.L2_attention_d_rmsnorm_1, w.L2_attention_d_linear_0, w.L2_attention_d_rmsnorm_0
@@ -786,20 +786,20 @@ def F1_B0(c, p, g, a, b):
     w.d_L1_sequence_loss = c.constant('sequence_loss L1')
     w.d_L1_rows, w.d_L1_gate = c.wait_dispatch('I0', b, 'L1')
     del w.d_L1_received_rows, w.d_L1_received_gate, w.L1_route
-    w.d_L1_attended, w.L1_router_d_linear_0, w.L1_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
+    w.d_L1_attended, w.L1_router_d_linear_wide_0, w.L1_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, w.L1_attended, w.L1_order, w.L1_router_rmsnorm_0_rstd,
-        w.L1_router_linear_0, w.L1_router_route_0_expert, w.d_L1_residual, w.d_L1_x, w.d_L1_rows, w.d_L1_gate,
+        w.L1_router_linear_wide_0, w.L1_router_route_0_expert, w.d_L1_residual, w.d_L1_x, w.d_L1_rows, w.d_L1_gate,
         w.d_L1_sequence_loss
     )
     del (
-        w.L1_order, w.L1_router_linear_0, w.L1_router_route_0_expert, w.d_L1_residual, w.d_L1_x, w.d_L1_rows,
+        w.L1_order, w.L1_router_linear_wide_0, w.L1_router_route_0_expert, w.d_L1_residual, w.d_L1_x, w.d_L1_rows,
         w.d_L1_gate, w.d_L1_sequence_loss
     )
     router_T256_D192_b95476.W(
         g.layers_1_ffn_norm, g.layers_1_ffn_router_weight, w.L1_attended, w.L1_x, w.L1_router_rmsnorm_0_rstd,
-        w.L1_router_d_linear_0, w.L1_router_d_rmsnorm_0
+        w.L1_router_d_linear_wide_0, w.L1_router_d_rmsnorm_0
     )
-    del w.L1_attended, w.L1_x, w.L1_router_rmsnorm_0_rstd, w.L1_router_d_linear_0, w.L1_router_d_rmsnorm_0
+    del w.L1_attended, w.L1_x, w.L1_router_rmsnorm_0_rstd, w.L1_router_d_linear_wide_0, w.L1_router_d_rmsnorm_0
     (
         w.d_L0_h, w.L1_attention_d_linear_1, w.L1_attention_d_linear_3, w.L1_attention_d_rmsnorm_2,
         w.L1_attention_d_linear_2, w.L1_attention_d_rmsnorm_1, w.L1_attention_d_linear_0, w.L1_attention_d_rmsnorm_0
@@ -892,13 +892,13 @@ def I0(c, p, g, a):
     v.d_L3_sequence_loss = c.constant('sequence_loss L3')
     v.d_L3_rows, v.d_L3_gate = c.wait_dispatch('I0', a, 'L3')
     del v.d_L3_received_rows, v.d_L3_received_gate, v.L3_route
-    v.d_L3_attended, v.L3_router_d_linear_0, v.L3_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
+    v.d_L3_attended, v.L3_router_d_linear_wide_0, v.L3_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
         p.layers_3_ffn_norm, p.layers_3_ffn_router_weight, v.L3_attended, v.L3_order, v.L3_router_rmsnorm_0_rstd,
-        v.L3_router_linear_0, v.L3_router_route_0_expert, v.d_L3_residual, v.d_L3_x, v.d_L3_rows, v.d_L3_gate,
+        v.L3_router_linear_wide_0, v.L3_router_route_0_expert, v.d_L3_residual, v.d_L3_x, v.d_L3_rows, v.d_L3_gate,
         v.d_L3_sequence_loss
     )
     del (
-        v.L3_order, v.L3_router_linear_0, v.L3_router_route_0_expert, v.d_L3_residual, v.d_L3_x, v.d_L3_rows,
+        v.L3_order, v.L3_router_linear_wide_0, v.L3_router_route_0_expert, v.d_L3_residual, v.d_L3_x, v.d_L3_rows,
         v.d_L3_gate, v.d_L3_sequence_loss
     )
     (
@@ -930,13 +930,13 @@ def I0(c, p, g, a):
     v.d_L2_sequence_loss = c.constant('sequence_loss L2')
     v.d_L2_rows, v.d_L2_gate = c.wait_dispatch('I0', a, 'L2')
     del v.d_L2_received_rows, v.d_L2_received_gate, v.L2_route
-    v.d_L2_attended, v.L2_router_d_linear_0, v.L2_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
+    v.d_L2_attended, v.L2_router_d_linear_wide_0, v.L2_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
         p.layers_2_ffn_norm, p.layers_2_ffn_router_weight, v.L2_attended, v.L2_order, v.L2_router_rmsnorm_0_rstd,
-        v.L2_router_linear_0, v.L2_router_route_0_expert, v.d_L2_residual, v.d_L2_x, v.d_L2_rows, v.d_L2_gate,
+        v.L2_router_linear_wide_0, v.L2_router_route_0_expert, v.d_L2_residual, v.d_L2_x, v.d_L2_rows, v.d_L2_gate,
         v.d_L2_sequence_loss
     )
     del (
-        v.L2_order, v.L2_router_linear_0, v.L2_router_route_0_expert, v.d_L2_residual, v.d_L2_x, v.d_L2_rows,
+        v.L2_order, v.L2_router_linear_wide_0, v.L2_router_route_0_expert, v.d_L2_residual, v.d_L2_x, v.d_L2_rows,
         v.d_L2_gate, v.d_L2_sequence_loss
     )
     (
@@ -968,13 +968,13 @@ def I0(c, p, g, a):
     v.d_L1_sequence_loss = c.constant('sequence_loss L1')
     v.d_L1_rows, v.d_L1_gate = c.wait_dispatch('I0', a, 'L1')
     del v.d_L1_received_rows, v.d_L1_received_gate, v.L1_route
-    v.d_L1_attended, v.L1_router_d_linear_0, v.L1_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
+    v.d_L1_attended, v.L1_router_d_linear_wide_0, v.L1_router_d_rmsnorm_0 = router_T256_D192_b95476.I(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, v.L1_attended, v.L1_order, v.L1_router_rmsnorm_0_rstd,
-        v.L1_router_linear_0, v.L1_router_route_0_expert, v.d_L1_residual, v.d_L1_x, v.d_L1_rows, v.d_L1_gate,
+        v.L1_router_linear_wide_0, v.L1_router_route_0_expert, v.d_L1_residual, v.d_L1_x, v.d_L1_rows, v.d_L1_gate,
         v.d_L1_sequence_loss
     )
     del (
-        v.L1_order, v.L1_router_linear_0, v.L1_router_route_0_expert, v.d_L1_residual, v.d_L1_x, v.d_L1_rows,
+        v.L1_order, v.L1_router_linear_wide_0, v.L1_router_route_0_expert, v.d_L1_residual, v.d_L1_x, v.d_L1_rows,
         v.d_L1_gate, v.d_L1_sequence_loss
     )
     (
@@ -1023,9 +1023,9 @@ def W0(c, p, g, a):
     del v.L3_shared_swiglu_0, v.d_L3_shared, v.L3_shared_d_linear_0
     router_T256_D192_b95476.W(
         g.layers_3_ffn_norm, g.layers_3_ffn_router_weight, v.L3_attended, v.L3_x, v.L3_router_rmsnorm_0_rstd,
-        v.L3_router_d_linear_0, v.L3_router_d_rmsnorm_0
+        v.L3_router_d_linear_wide_0, v.L3_router_d_rmsnorm_0
     )
-    del v.L3_attended, v.L3_x, v.L3_router_rmsnorm_0_rstd, v.L3_router_d_linear_0, v.L3_router_d_rmsnorm_0
+    del v.L3_attended, v.L3_x, v.L3_router_rmsnorm_0_rstd, v.L3_router_d_linear_wide_0, v.L3_router_d_rmsnorm_0
     attention_T256_D192_5d35de.W(
         g.layers_3_attention_norm, g.layers_3_attention_q_down, g.layers_3_attention_q_norm, g.layers_3_attention_q_up,
         g.layers_3_attention_kv_down, g.layers_3_attention_kv_norm, g.layers_3_attention_kv_up,
@@ -1057,9 +1057,9 @@ def W0(c, p, g, a):
     del v.L2_shared_swiglu_0, v.d_L2_shared, v.L2_shared_d_linear_0
     router_T256_D192_b95476.W(
         g.layers_2_ffn_norm, g.layers_2_ffn_router_weight, v.L2_attended, v.L2_x, v.L2_router_rmsnorm_0_rstd,
-        v.L2_router_d_linear_0, v.L2_router_d_rmsnorm_0
+        v.L2_router_d_linear_wide_0, v.L2_router_d_rmsnorm_0
     )
-    del v.L2_attended, v.L2_x, v.L2_router_rmsnorm_0_rstd, v.L2_router_d_linear_0, v.L2_router_d_rmsnorm_0
+    del v.L2_attended, v.L2_x, v.L2_router_rmsnorm_0_rstd, v.L2_router_d_linear_wide_0, v.L2_router_d_rmsnorm_0
     attention_T256_D192_5d35de.W(
         g.layers_2_attention_norm, g.layers_2_attention_q_down, g.layers_2_attention_q_norm, g.layers_2_attention_q_up,
         g.layers_2_attention_kv_down, g.layers_2_attention_kv_norm, g.layers_2_attention_kv_up,
@@ -1091,9 +1091,9 @@ def W0(c, p, g, a):
     del v.L1_shared_swiglu_0, v.d_L1_shared, v.L1_shared_d_linear_0
     router_T256_D192_b95476.W(
         g.layers_1_ffn_norm, g.layers_1_ffn_router_weight, v.L1_attended, v.L1_x, v.L1_router_rmsnorm_0_rstd,
-        v.L1_router_d_linear_0, v.L1_router_d_rmsnorm_0
+        v.L1_router_d_linear_wide_0, v.L1_router_d_rmsnorm_0
     )
-    del v.L1_attended, v.L1_x, v.L1_router_rmsnorm_0_rstd, v.L1_router_d_linear_0, v.L1_router_d_rmsnorm_0
+    del v.L1_attended, v.L1_x, v.L1_router_rmsnorm_0_rstd, v.L1_router_d_linear_wide_0, v.L1_router_d_rmsnorm_0
     attention_T256_D192_5d35de.W(
         g.layers_1_attention_norm, g.layers_1_attention_q_down, g.layers_1_attention_q_norm, g.layers_1_attention_q_up,
         g.layers_1_attention_kv_down, g.layers_1_attention_kv_norm, g.layers_1_attention_kv_up,

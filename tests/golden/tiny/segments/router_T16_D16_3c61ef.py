@@ -7,9 +7,9 @@ import torch
 
 from runtime.kernels import on_cuda
 from runtime.ops import (
-    linear,
-    linear_dgrad,
-    linear_wgrad_,
+    linear_wide,
+    linear_wide_dgrad,
+    linear_wide_wgrad_,
     permute,
     permute_dgrad,
     rmsnorm,
@@ -32,10 +32,10 @@ def F(
 ):
     """Forward: the outputs, then what the backward will read."""
     x, rmsnorm_0_rstd = rmsnorm(h, norm, 1e-06)  # [16, 16], [16]
-    linear_0 = linear(x, weight)  # [16, 4]
-    route_0_gate, route_0_expert = route(linear_0, bias, False, 2, 1, 2, True, 2.5)  # [16, 2], [16, 2] int64
+    linear_wide_0 = linear_wide(x, weight)  # [16, 4]
+    route_0_gate, route_0_expert = route(linear_wide_0, bias, False, 2, 1, 2, True, 2.5)  # [16, 2], [16, 2] int64
     rows, gate, order, counts = permute(x, route_0_gate, route_0_expert, 4)  # [32, 16], [32], [32] int64, [4] int64
-    return h, x, rows, gate, order, counts, rmsnorm_0_rstd, linear_0, route_0_expert
+    return h, x, rows, gate, order, counts, rmsnorm_0_rstd, linear_wide_0, route_0_expert
 
 
 def I(
@@ -44,7 +44,7 @@ def I(
     h,  # [16, 16]
     order,  # [32] int64
     rmsnorm_0_rstd,  # [16]
-    linear_0,  # [16, 4]
+    linear_wide_0,  # [16, 4]
     route_0_expert,  # [16, 2] int64
     d_residual,  # [16, 16]
     d_x,  # [16, 16]
@@ -54,12 +54,12 @@ def I(
     """Backward for the inputs: their gradients, then what W will read."""
     permute_dgrad_0_0, d_route_0_gate = permute_dgrad(d_rows, d_gate, order, 2)  # [16, 16], [16, 2]
     add_0 = torch.add(d_x, permute_dgrad_0_0)  # [16, 16]
-    d_linear_0 = route_dgrad(d_route_0_gate, linear_0, route_0_expert, False, True, 2.5)  # [16, 4]
-    linear_dgrad_0 = linear_dgrad(d_linear_0, weight)  # [16, 16]
-    d_rmsnorm_0 = torch.add(add_0, linear_dgrad_0)  # [16, 16]
+    d_linear_wide_0 = route_dgrad(d_route_0_gate, linear_wide_0, route_0_expert, False, True, 2.5)  # [16, 4]
+    linear_wide_dgrad_0 = linear_wide_dgrad(d_linear_wide_0, weight)  # [16, 16]
+    d_rmsnorm_0 = torch.add(add_0, linear_wide_dgrad_0)  # [16, 16]
     rmsnorm_dgrad_0 = rmsnorm_dgrad(d_rmsnorm_0, h, norm, rmsnorm_0_rstd)  # [16, 16]
     d_h = torch.add(d_residual, rmsnorm_dgrad_0)  # [16, 16]
-    return d_h, d_linear_0, d_rmsnorm_0
+    return d_h, d_linear_wide_0, d_rmsnorm_0
 
 
 def W(
@@ -68,9 +68,9 @@ def W(
     h,  # [16, 16]
     x,  # [16, 16]
     rmsnorm_0_rstd,  # [16]
-    d_linear_0,  # [16, 4]
+    d_linear_wide_0,  # [16, 4]
     d_rmsnorm_0,  # [16, 16]
 ):
     """Backward for the weights: adds to the gradients in the g_ buffers."""
-    linear_wgrad_(g_weight, d_linear_0, x)
+    linear_wide_wgrad_(g_weight, d_linear_wide_0, x)
     rmsnorm_wgrad_(g_norm, d_rmsnorm_0, h, rmsnorm_0_rstd)

@@ -59,19 +59,19 @@ def B0(c, p, g, a):
     del v.M0_shared_swiglu_0, v.d_M0_shared, v.M0_shared_d_linear_0
     v.d_M0_rows, v.d_M0_gate = c.wait_dispatch('I0', a, 'M0')
     del v.d_M0_received_rows, v.d_M0_received_gate, v.M0_route
-    v.d_M0_attended, v.M0_router_d_linear_0, v.M0_router_d_rmsnorm_0 = router_T16_D16_3c61ef.I(
+    v.d_M0_attended, v.M0_router_d_linear_wide_0, v.M0_router_d_rmsnorm_0 = router_T16_D16_3c61ef.I(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, v.M0_attended, v.M0_order, v.M0_router_rmsnorm_0_rstd,
-        v.M0_router_linear_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows, v.d_M0_gate
+        v.M0_router_linear_wide_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows, v.d_M0_gate
     )
     del (
-        v.M0_order, v.M0_router_linear_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows,
+        v.M0_order, v.M0_router_linear_wide_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows,
         v.d_M0_gate
     )
     router_T16_D16_3c61ef.W(
         g.mtp_0_ffn_norm, g.mtp_0_ffn_router_weight, v.M0_attended, v.M0_x, v.M0_router_rmsnorm_0_rstd,
-        v.M0_router_d_linear_0, v.M0_router_d_rmsnorm_0
+        v.M0_router_d_linear_wide_0, v.M0_router_d_rmsnorm_0
     )
-    del v.M0_attended, v.M0_x, v.M0_router_rmsnorm_0_rstd, v.M0_router_d_linear_0, v.M0_router_d_rmsnorm_0
+    del v.M0_attended, v.M0_x, v.M0_router_rmsnorm_0_rstd, v.M0_router_d_linear_wide_0, v.M0_router_d_rmsnorm_0
     (
         v.d_M0_input, v.M0_attention_d_linear_1, v.M0_attention_d_linear_3, v.M0_attention_d_rmsnorm_2,
         v.M0_attention_d_linear_2, v.M0_attention_d_rmsnorm_1, v.M0_attention_d_linear_0, v.M0_attention_d_rmsnorm_0
@@ -156,20 +156,20 @@ def B0(c, p, g, a):
     v.d_L1_sequence_loss = c.constant('sequence_loss L1')
     v.d_L1_rows, v.d_L1_gate = c.wait_dispatch('I0', a, 'L1')
     del v.d_L1_received_rows, v.d_L1_received_gate, v.L1_route
-    v.d_L1_attended, v.L1_router_d_linear_0, v.L1_router_d_rmsnorm_0 = router_T16_D16_49bbc5.I(
+    v.d_L1_attended, v.L1_router_d_linear_wide_0, v.L1_router_d_rmsnorm_0 = router_T16_D16_49bbc5.I(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, v.L1_attended, v.L1_order, v.L1_router_rmsnorm_0_rstd,
-        v.L1_router_linear_0, v.L1_router_route_0_expert, v.d_L1_residual, v.d_L1_x, v.d_L1_rows, v.d_L1_gate,
+        v.L1_router_linear_wide_0, v.L1_router_route_0_expert, v.d_L1_residual, v.d_L1_x, v.d_L1_rows, v.d_L1_gate,
         v.d_L1_sequence_loss
     )
     del (
-        v.L1_order, v.L1_router_linear_0, v.L1_router_route_0_expert, v.d_L1_residual, v.d_L1_x, v.d_L1_rows,
+        v.L1_order, v.L1_router_linear_wide_0, v.L1_router_route_0_expert, v.d_L1_residual, v.d_L1_x, v.d_L1_rows,
         v.d_L1_gate, v.d_L1_sequence_loss
     )
     router_T16_D16_49bbc5.W(
         g.layers_1_ffn_norm, g.layers_1_ffn_router_weight, v.L1_attended, v.L1_x, v.L1_router_rmsnorm_0_rstd,
-        v.L1_router_d_linear_0, v.L1_router_d_rmsnorm_0
+        v.L1_router_d_linear_wide_0, v.L1_router_d_rmsnorm_0
     )
-    del v.L1_attended, v.L1_x, v.L1_router_rmsnorm_0_rstd, v.L1_router_d_linear_0, v.L1_router_d_rmsnorm_0
+    del v.L1_attended, v.L1_x, v.L1_router_rmsnorm_0_rstd, v.L1_router_d_linear_wide_0, v.L1_router_d_rmsnorm_0
     (
         v.d_L0_h, v.L1_attention_d_linear_1, v.L1_attention_d_linear_3, v.L1_attention_d_rmsnorm_2,
         v.L1_attention_d_linear_2, v.L1_attention_d_rmsnorm_1, v.L1_attention_d_linear_0, v.L1_attention_d_rmsnorm_0
@@ -272,7 +272,7 @@ def F0(c, p, g, a):
     )
     (
         v.L1_residual, v.L1_x, v.L1_rows, v.L1_gate, v.L1_order, v.L1_counts, v.L1_sequence_loss,
-        v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_0, v.L1_router_route_0_expert
+        v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_wide_0, v.L1_router_route_0_expert
     ) = router_T16_D16_49bbc5.F(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, p.layers_1_ffn_router_bias, v.L1_attended
     )
@@ -318,7 +318,7 @@ def F0(c, p, g, a):
     )
     (
         v.M0_residual, v.M0_x, v.M0_rows, v.M0_gate, v.M0_order, v.M0_counts, v.M0_router_rmsnorm_0_rstd,
-        v.M0_router_linear_0, v.M0_router_route_0_expert
+        v.M0_router_linear_wide_0, v.M0_router_route_0_expert
     ) = router_T16_D16_3c61ef.F(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_attended
     )

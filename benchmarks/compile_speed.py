@@ -1,0 +1,314 @@
+"""How long `dsc compile` takes, cold and with its segments kept, where that time goes, and when a run's first step is.
+
+    python -m benchmarks.compile_speed [--rounds 3] [--page]
+
+Writes benchmarks/results/compile-speed.json and docs/compile-speed.md; `--page` writes the page alone, from what was
+measured before. Commands are run in turn, so that other work on the machine falls on all of them, one thread each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "compile-speed.json"
+PAGE = ROOT / "docs" / "compile-speed.md"
+DSC = (sys.executable, "-P", "-m", "compiler.cli")
+QUICKSTART = (str(ROOT / "specs" / "quickstart.dsc"),)
+V3 = (str(ROOT / "specs" / "deepseek-v3.dsc"), "-s", "precision=bf16")
+MANY = ("-s", "cluster.nodes=16384", "-s", "train.batch.from=196608", "-s", "train.batch.to=983040")
+SPECS = {
+    "DeepSeek-V3, 2,048 devices": V3,
+    "DeepSeek-V3, 131,072 devices": (*V3, *MANY),
+    "quickstart, 4 CPU ranks": QUICKSTART,
+}
+SMALL, LARGE, FIRST = SPECS
+# The parts of a compilation: (what the table says, module, function there). Of nested ones the outer has the rest.
+PARTS = (
+    ("read and check the spec", "compiler.commands.compile", "load_spec"),
+    ("plan", "compiler.pipeline", "make_plan"),
+    ("schedules", "compiler.pipeline", "schedule_for"),
+    ("cuts, torch-free", "compiler.pipeline", "cut"),
+    ("programs", "compiler.pipeline", "lower"),
+    ("proofs", "compiler.pipeline", "prove"),
+    ("segments: traced, or read", "compiler.build", "_trace"),
+    ("plan.json", "compiler.build", "plan_json"),
+    ("report", "compiler.build", "report_of"),
+    ("report", "compiler.build", "report_html"),
+    ("program/*.json", "compiler.build", "program_json"),
+    ("stages/*.py, read back", "compiler.build", "emit_rank"),
+    ("certificates", "compiler.build", "certificate_json"),
+    ("write the folder", "compiler.commands.compile", "write_build"),
+)
+NUM_SIZES = 49  # of DeepSeek-V3's batch; a test compares it
+GOALS_S = {"cold": 12.0, "kept": 3.0, "first step": 8.0}
+MOST_GROWTH, MOST_BYTES = 1.3, 2 << 30
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each command")
+    parser.add_argument("--page", action="store_true", help="measure nothing")
+    parser.add_argument("--parts", nargs="+", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.parts:
+        print(json.dumps(parts_of(args.parts)), file=sys.stderr)
+        return 0
+    if not args.page:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(measured(args.rounds), indent=1) + "\n", "utf-8")
+    PAGE.write_text(page(json.loads(RESULTS.read_text("utf-8"))), "utf-8")
+    return 0
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def measured(rounds: int) -> dict[str, Any]:
+    """Seconds and bytes of every command in every round."""
+    loads = [os.getloadavg()[0]]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        compiled = {
+            name: {
+                "cold": [_timed(("compile", *words, "-o", f"{at}-cold", "--no-cache"), folder) for _ in range(rounds)],
+                "first": _timed(("compile", *words, "-o", f"{at}"), folder),
+                "kept": [_timed(("compile", *words, "-o", f"{at}"), folder) for _ in range(rounds)],
+            }
+            for at, (name, words) in enumerate(SPECS.items())
+        }
+        parts = {
+            name: {
+                "cold": _parts((*words, "-o", f"{at}-cold", "--no-cache"), folder),
+                "kept": _parts((*words, "-o", f"{at}"), folder),
+            }
+            for at, (name, words) in enumerate(SPECS.items())
+        }
+        steps = [_first_steps(folder / f"train-{n}") for n in range(rounds)]
+    cores, python = os.cpu_count(), platform.python_version()
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{platform.system()} {platform.machine()}, {cores} cores, Python {python}",
+        "torch": metadata.version("torch").partition("+")[0],
+        "load": [*loads, os.getloadavg()[0]],
+        "rounds": rounds,
+        "compiled": compiled,
+        "parts": parts,
+        "first_step_s": {how: [each[how] for each in steps] for how in steps[0]},
+    }
+
+
+def _timed(words: tuple[str, ...], folder: Path) -> dict[str, float]:
+    """Of one `dsc`: seconds by the clock and of the processor, and the most bytes it held."""
+    begin = time.perf_counter()
+    process = subprocess.Popen((*DSC, *words), cwd=folder, env=_environment(), stdout=-3, stderr=-3)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, words
+    took = time.perf_counter() - begin
+    return {"clock": took, "processor": usage.ru_utime + usage.ru_stime, "bytes": usage.ru_maxrss * 1024}
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def _first_steps(folder: Path) -> dict[str, float]:
+    """Seconds by the clock from the start of `dsc train` until its first step is told."""
+    folder.mkdir()
+    train = ("train", *QUICKSTART, "--out")
+    result = {"nothing there": _until_step((*train, "runs/a", "--steps", "1"), 1, folder)}
+    result["build there"] = _until_step((*train, "runs/b", "--steps", "1"), 1, folder)
+    result["build and data there"] = _until_step((*train, "runs/b", "--resume", "--steps", "2"), 2, folder)
+    return result
+
+
+def _until_step(words: tuple[str, ...], step: int, folder: Path) -> float:
+    begin = time.perf_counter()
+    process = subprocess.Popen(
+        (*DSC, *words), cwd=folder, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    took = next(time.perf_counter() - begin for line in process.stdout if line.startswith(f"step {step}/"))
+    process.stdout.read()
+    assert process.wait() == 0, words
+    return took
+
+
+# ---------------------------------------------------------------- where the time goes
+
+
+def _parts(words: tuple[str, ...], folder: Path) -> dict[str, float]:
+    command = [sys.executable, "-P", "-m", "benchmarks.compile_speed", "--parts", *(f"={word}" for word in words)]
+    done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stderr.splitlines()[-1])
+    return found
+
+
+def parts_of(words: list[str]) -> dict[str, float]:
+    """Seconds of the processor of each part of one compilation in this process; words begin with a sign of equality."""
+    from compiler.commands import compile as command  # as `dsc` does: what it imports counts
+
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    args = parser.parse_intermixed_args([word.removeprefix("=") for word in words])
+    gc.freeze()
+    import_module("compiler.build")
+    spent = {"start, and imports but torch": time.process_time()}
+    begin = time.process_time()
+    with _watched(spent):
+        assert command.run(args) == 0
+    whole = time.process_time() - begin + spent["start, and imports but torch"]
+    return spent | {"the rest": whole - sum(spent.values()), "whole": whole}
+
+
+@contextmanager
+def _watched(spent: dict[str, float]) -> Iterator[None]:
+    """The parts' functions add what they take to `spent`, while this lasts."""
+    before = [(import_module(module), name, getattr(import_module(module), name)) for _, module, name in PARTS]
+    inner = [0.0]
+
+    def watched(label: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begin, outer, inner[0] = time.process_time(), inner[0], 0.0
+            try:
+                return function(*args, **kwargs)
+            finally:
+                took = time.process_time() - begin
+                spent[label] = spent.get(label, 0.0) + took - inner[0]
+                inner[0] = outer + took
+
+        return call
+
+    for (label, _, _), (module, name, function) in zip(PARTS, before, strict=True):
+        setattr(module, name, watched(label, function))
+    try:
+        yield
+    finally:
+        for module, name, function in before:
+            setattr(module, name, function)
+
+
+# ---------------------------------------------------------------- the page
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """docs/compile-speed.md, of what was measured: nothing is rounded twice."""
+    low, high = sorted(found["load"])
+    return "\n".join(
+        (
+            f"""# How fast dsc compiles
+
+Written by `python -m benchmarks.compile_speed`, which measures it again.
+
+{found["machine"]}, torch {found["torch"]}; medians of {found["rounds"]} rounds, {found["date"]}. Others used the
+machine meanwhile, its load was {low:.1f} to {high:.1f}: seconds of the processor say what a compilation takes, seconds
+by the clock what was waited for. DeepSeek-V3 is compiled in BF16. Its batch grows over {NUM_SIZES} sizes, each of which
+has a program that is proven.
+""",
+            _commands(found),
+            _goals(found),
+            _steps(found),
+            *(_parts_table(name, found["parts"][name]) for name in (SMALL, FIRST)),
+            _CACHE,
+        )
+    )
+
+
+def median(found: Mapping[str, Any], name: str, how: str, what: str) -> float:
+    return statistics.median(run[what] for run in found["compiled"][name][how])
+
+
+def _commands(found: Mapping[str, Any]) -> str:
+    lines = ["| `dsc compile` | segments | processor, s | clock, s | most memory, MB |", "|---|---|--:|--:|--:|"]
+    for name in SPECS:
+        for how, said in (("cold", "traced"), ("kept", "kept")):
+            processor, clock, size = (median(found, name, how, what) for what in ("processor", "clock", "bytes"))
+            lines.append(f"| {name} | {said} | {processor:.1f} | {clock:.1f} | {size / 1e6:,.0f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _goals(found: Mapping[str, Any]) -> str:
+    growth = {
+        how: median(found, LARGE, how, "processor") / median(found, SMALL, how, "processor") for how in ("cold", "kept")
+    }
+    most = max(median(found, name, how, "bytes") for name in SPECS for how in growth)
+    first = min(found["first_step_s"]["nothing there"])
+    rows = [
+        *(
+            (f"DeepSeek-V3 for 2,048 devices, segments {said}: at most {GOALS_S[how]:.0f} s", value, GOALS_S[how], "s")
+            for how, said in (("cold", "traced"), ("kept", "kept"))
+            for value in [median(found, SMALL, how, "processor")]
+        ),
+        *(
+            (f"from 2,048 to 131,072 devices, segments {said}: at most {MOST_GROWTH}×", growth[how], MOST_GROWTH, "×")
+            for how, said in (("cold", "traced"), ("kept", "kept"))
+        ),
+        ("memory: under 2 GiB", most / 2**30, MOST_BYTES / 2**30, "GiB"),
+        ("quickstart, until its first step, nothing there before: at most 8 s", first, GOALS_S["first step"], "s"),
+    ]
+    lines = ["## Goals", "", "| | here | |", "|---|--:|---|"]
+    lines += [f"| {text} | {value:.2f} {unit} | {_verdict(value, goal)} |" for text, value, goal, unit in rows]
+    return (
+        "\n".join(lines) + "\n\nSeconds are of the processor, but for the first step: by the clock, the best round.\n"
+    )
+
+
+def _verdict(value: float, goal: float) -> str:
+    return "reached" if value <= goal else "not reached"
+
+
+def _steps(found: Mapping[str, Any]) -> str:
+    lines = ["## Until the first step of the quickstart", ""]
+    lines += ["Four ranks share the cores of the machine with whatever else runs there.", ""]
+    lines += ["| before | clock, s, median | best |", "|---|--:|--:|"]
+    for how, seconds in found["first_step_s"].items():
+        lines.append(f"| {how} | {statistics.median(seconds):.1f} | {min(seconds):.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _parts_table(name: str, parts: Mapping[str, Mapping[str, float]]) -> str:
+    labels = list(dict.fromkeys(label for how in parts for label in parts[how]))
+    labels = [*(label for label in labels if label not in ("the rest", "whole")), "the rest", "whole"]
+    lines = [f"## Where it goes: {name}", "", "| seconds of the processor | traced | kept |", "|---|--:|--:|"]
+    for label in labels:
+        lines.append(f"| {label} | {parts['cold'].get(label, 0):.2f} | {parts['kept'].get(label, 0):.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+_CACHE = """## What is kept
+
+A traced segment is kept as a file whose name is the digest of everything that decides its text: the segment, the SMs
+its kernels may use, the sources of dsc that trace and print, the versions of Python, torch and jinja2. A compilation
+that finds all of its segments imports no torch. That what torch traces has the cut of the torch-free graph, and that
+the text is the graph's, is asserted where a segment is traced, so of a kept one it was. Plan, schedules, programs and
+proofs are made anew every time.
+
+- `dsc compile` keeps them in the build, in `cache/segments`, those of this build and no others: it grows no further,
+  and goes with the build. No manifest names them; nothing but `dsc compile` reads them.
+- `--cache DIR`, of `dsc compile` and `dsc train`, keeps them in a folder that builds share, at once too. It is never
+  emptied; an entry is some ten kilobytes, and any may be removed at any time.
+- `--no-cache` reads and keeps none.
+
+An entry that is damaged, cut off, edited by hand or of another key is traced again and replaced. The digest in it finds
+damage, not malice: who may write to the folder may as well write to the build.
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Profiles of training on this machine: `dsc train --profile` of some specs, with the rate of a core beside them.
+
+    python -m benchmarks.profile [NAME …] [--steps 5] [--out benchmarks/results]
+
+NAME: one of the table below; default: all. Each gives OUT/profile-<name>.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from compiler.report.profile_text import text
+
+ROOT = Path(__file__).parent.parent
+DSC = str(Path(sys.executable).with_name("dsc"))
+RUNS = {
+    "quickstart": ("specs/quickstart.dsc", "-s", "precision=fp32"),
+    "bench-4": ("specs/bench-4.dsc",),
+}
+GEMM = 1024  # rows, columns and inner extent
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("names", nargs="*", choices=[*RUNS, []], metavar="NAME")
+    parser.add_argument("--steps", type=int, default=5, help="steps that are profiled")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the tables")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in args.names or RUNS:
+        said = profile(RUNS[name], args.steps)
+        print(said)
+        (args.out / f"profile-{name}.txt").write_text(said, encoding="utf-8")
+    return 0
+
+
+def profile(words: tuple[str, ...], steps: int) -> str:
+    """The table of a run in a folder of its own."""
+    spec, *more = words
+    with tempfile.TemporaryDirectory(prefix="dsc-profile-") as folder:
+        command = [DSC, "train", str(ROOT / spec), *more, "--profile", str(steps), "--out", f"{folder}/run"]
+        subprocess.run(command, cwd=folder, env=_environment(), stdout=subprocess.DEVNULL, check=True)
+        document = json.loads((Path(folder) / "run" / "profile.json").read_text("utf-8"))
+    rate = gemm_rate()
+    document["gemm_flops_s"] = document["gemm_flops_s"] or rate
+    machine = f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}"
+    core = f"{rate / 1e9:.0f} GFLOP/s of a core in FP32 products of {GEMM} x {GEMM} x {GEMM}"
+    head = f"dsc train {' '.join(words)} --profile {steps}\n{machine}, {os.cpu_count()} cores; {core}\n"
+    return f"{head}\n{text(document)}"
+
+
+def gemm_rate(calls: int = 20) -> float:
+    """FLOP/s of one core by its own time, which others on the machine do not lengthen: the best of some products."""
+    torch.set_num_threads(1)
+    x, w, y = (torch.randn(GEMM, GEMM) for _ in range(3))
+    took = []
+    for _ in range(calls):
+        begin = time.thread_time_ns()
+        torch.mm(x, w, out=y)
+        took.append(time.thread_time_ns() - begin)
+    return 2 * GEMM**3 / min(took) * 1e9
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

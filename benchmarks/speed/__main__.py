@@ -1,0 +1,169 @@
+"""The speed benchmark: our training beside `transformers` and torch's pipelining, on this machine, in turn.
+
+    make bench                                   # all of it → benchmarks/results/speed.json → docs/performance.md
+    python -m benchmarks.speed --quick           # two rounds of a few contestants, printed
+    python -m benchmarks.speed --only "bench-8"  # contests by name, printed
+    python -m benchmarks.speed --page            # docs/performance.md from the results that are there
+
+Let the machine be idle: a contestant of several threads collapses when anybody else is busy. Exit codes: 0 measured · 1
+a contestant failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import platform
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed.arena import Record, compete
+from benchmarks.speed.contests import CORES, Contest, builds_of, chosen, contestant
+from benchmarks.speed.page import PAGE, RESULTS, ROOT, page, table
+from benchmarks.speed.work import work_of
+from dsl.load import resolve
+
+ROUNDS, QUICK_ROUNDS = 5, 2
+WORK = ROOT / "runs" / "speed"
+TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}  # of the losses of the first step: all have the same weights and samples
+PACKAGES = ("torch", "transformers", "numpy")
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    if not args.page:
+        rounds = args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
+        contests = chosen(args.quick, args.only)
+        found = {**about(rounds), "contests": [measured(contest, rounds) for contest in contests]}
+        for contest in found["contests"]:
+            print(table(contest, found["cores"]), flush=True)
+        if args.quick or args.only:
+            out = args.out or WORK / "results.json"
+            write(out, found)
+            print(f"wrote {out}")
+            return failed(found)
+        write(RESULTS, found)
+    found = json.loads(RESULTS.read_text("utf-8"))
+    PAGE.write_text(page(found), "utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+    return failed(found)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--quick", action="store_true", help="two rounds of a few contestants")
+    parser.add_argument("--rounds", type=int, help=f"default: {ROUNDS}, of a quick run {QUICK_ROUNDS}")
+    parser.add_argument("--only", action="append", default=[], metavar="WORD", help="contests whose name holds it")
+    parser.add_argument("--page", action="store_true", help="measure nothing, write the page")
+    parser.add_argument("--out", type=Path, help="where a part of the results goes; default: runs/speed/results.json")
+    return parser
+
+
+def about(rounds: int) -> dict[str, Any]:
+    """The machine, the versions and the day."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    memory = next(line for line in Path("/proc/meminfo").read_text("ascii").splitlines() if line.startswith("MemTotal"))
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "processor": models[0] if models else platform.processor(),
+        "cores": CORES,
+        "memory_bytes": int(memory.split()[1]) * 1024,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "rounds": rounds,
+    }
+
+
+def measured(contest: Contest, rounds: int) -> dict[str, Any]:
+    """Everything of a contest: what a step is, and of each row every round."""
+    spec = resolve(ROOT / contest.spec).spec
+    work = work_of(spec.model, spec.train.batch.end, spec.train.sequence)
+    place = WORK / contest.name.replace(" ", "-")
+    builds, refused = compiled(contest, place / "builds")
+    corpus = prepared(builds["start"])
+    rows = [row for row in contest.rows if row.name not in refused]
+    contestants = [contestant(contest, row, builds.get(row.name, builds["start"]), corpus, WORK) for row in rows]
+    records = compete(contestants, rounds, place / "logs", lambda text: print(text, file=sys.stderr, flush=True))
+    disagree(records, TOLERANCE[contest.precision])
+    records |= {name: Record(contest.steps, failed=f"not measured: {why}") for name, why in refused.items()}
+    return {
+        "name": contest.name,
+        "title": contest.title,
+        "spec": contest.spec,
+        "precision": contest.precision,
+        "tokens": work.tokens,
+        "product_flops": work.product_flops,
+        "attention_flops": work.attention,
+        "rows": [
+            {
+                **{key: getattr(row, key) for key in ("name", "title", "group", "processes", "threads")},
+                **_plain(records[row.name]),
+            }
+            for row in contest.rows
+        ],
+    }
+
+
+def disagree(records: dict[str, Record], tolerance: float) -> None:
+    """Fail those whose first loss is not that of the others: they do other work."""
+    first = {name: r.losses[0] for name, r in records.items() if r.losses and r.losses[0] is not None}
+    finite = [loss for loss in first.values() if math.isfinite(loss)]
+    common = statistics.median(finite) if finite else math.nan
+    for name, loss in first.items():
+        if not abs(loss - common) <= tolerance:
+            records[name].failed = (
+                records[name].failed or f"its first loss is {loss:.4f}, that of the others {common:.4f}"
+            )
+
+
+def _plain(record: Record) -> dict[str, Any]:
+    """A record with its rounds as [seconds, processor seconds]."""
+    rounds = [[round(r.seconds, 6), round(r.processor_s, 6)] for r in record.rounds]
+    return {**asdict(record), "rounds": rounds, "idle_processor_s": round(record.idle_processor_s, 6)}
+
+
+def compiled(contest: Contest, folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """(build of each row, why there is none), made by `dsc compile`."""
+    builds: dict[str, Path] = {}
+    refused: dict[str, str] = {}
+    for name, overrides in builds_of(contest).items():
+        build = folder / name.replace(" ", "-")
+        options = [word for override in overrides for word in ("-s", override)]
+        command = [sys.executable, "-m", "compiler.cli", "compile", contest.spec, "-o", str(build), *options]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            refused[name] = (done.stderr.strip() or done.stdout.strip()).splitlines()[0]
+        else:
+            builds[name] = build
+    if "start" in refused:
+        raise SystemExit(f"{contest.spec} does not compile: {refused['start']}")
+    return builds, refused
+
+
+def prepared(build: Path) -> Path:
+    """The corpus of a build; once made, it is found again."""
+    command = [sys.executable, "-m", "runtime.prepare", str(build), str(ROOT / "specs"), str(WORK / "data")]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return Path(json.loads(done.stdout)["folder"])
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+def failed(found: dict[str, Any]) -> int:
+    """1 where a contestant failed; one that this version refuses to compile has not."""
+    rows = [row for contest in found["contests"] for row in contest["rows"]]
+    return int(any(row["failed"] and not row["failed"].startswith("not measured") for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

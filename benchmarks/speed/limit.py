@@ -1,0 +1,66 @@
+"""A contestant that does nothing but the matrix products of a step, on one thread: the limit of this machine.
+
+    python -m benchmarks.speed.limit SPEC --dtype float32 --wire READ,WRITE
+
+Outputs are allocated beforehand and each product has weights of its own, as in training. No program that computes its
+products by this library is faster on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.speed.serve import serve
+from benchmarks.speed.work import Product, Work, work_of
+from dsl.load import resolve
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--wire", required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    spec = resolve(args.spec).spec
+    work = work_of(spec.model, spec.train.batch.end, spec.train.sequence)
+    serve(args.wire, products_of(work, getattr(torch, args.dtype)), {})
+    return 0
+
+
+def products_of(work: Work, dtype: torch.dtype) -> Callable[[], None]:
+    """All products of a step. Those of one shape share what they read and write but for the weights."""
+    generator = torch.Generator().manual_seed(1)
+
+    def made(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    def calls(product: Product) -> Callable[[], None]:
+        weights, gradients = made(product.times, product.n, product.k), made(product.times, product.n, product.k)
+        x_MK, y_MN = made(product.m, product.k), made(product.m, product.n)
+        dx_MK, dy_MN = made(product.m, product.k), made(product.m, product.n)
+
+        def run() -> None:
+            for w_NK, g_NK in zip(weights, gradients, strict=True):
+                torch.mm(x_MK, w_NK.T, out=y_MN)
+                torch.mm(dy_MN, w_NK, out=dx_MK)
+                torch.mm(dy_MN.T, x_MK, out=g_NK)
+
+        return run
+
+    every = [calls(product) for product in work.products]
+
+    def step() -> None:
+        for run in every:
+            run()
+
+    return step
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""docs/performance.md from benchmarks/results/speed.json: nothing is measured here, and nothing rounded twice."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "speed.json"
+PAGE = ROOT / "docs" / "performance.md"
+MB = 10**6
+HEAD = "| | layout | tokens/s | × theirs | of the limit | a second of a core | of its limit | memory | first loss |"
+RULE = "|---|---|--:|--:|--:|--:|--:|--:|--:|"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the rounds of a row come to: medians."""
+
+    row: Mapping[str, Any]
+    tokens_per_s: float
+    tokens_per_processor_s: float
+    limit: float | None  # tokens a second of one core that did nothing but products, where that was measured
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(self.row["peak_bytes"])
+
+    @property
+    def one_thread(self) -> bool:
+        return bool(self.row["processes"] * self.row["threads"] == 1)
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The whole page."""
+    parts = (_head(found), _goals(found), *(table(c, found["cores"]) for c in found["contests"]), _method(found))
+    return "\n".join(parts)
+
+
+def _head(found: Mapping[str, Any]) -> str:
+    packages = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    return f"""# Speed
+
+Our training beside what a user would pick instead, on one machine, in turn. Written by `make bench`, which measures it
+again; what was tried, and did or did not help, is in [performance-log.md](performance-log.md).
+
+{found["processor"]}, {found["cores"]} cores, {found["memory_bytes"] / 2**30:.0f} GiB; {packages};
+{found["rounds"]} rounds, {found["date"]}.
+"""
+
+
+# ---------------------------------------------------------------- figures
+
+
+def figures(contest: Mapping[str, Any]) -> dict[str, Figures]:
+    """Of each row that was measured to its end, by name."""
+    rows = {row["name"]: row for row in contest["rows"] if not row["failed"] and row["rounds"]}
+    seconds = {name: [_median(row, column) for column in (0, 1)] for name, row in rows.items()}
+    share = contest["product_flops"] / (contest["product_flops"] + contest["attention_flops"])
+    limit = share * contest["tokens"] / seconds["limit"][1] if "limit" in seconds else None
+    return {
+        name: Figures(rows[name], contest["tokens"] / clock, contest["tokens"] / processor, limit)
+        for name, (clock, processor) in seconds.items()
+        if rows[name]["group"] != "limit"
+    }
+
+
+def _median(row: Mapping[str, Any], column: int) -> float:
+    """Seconds of a step: by the clock (0) or of the processor (1)."""
+    return statistics.median(r[column] for r in row["rounds"]) / row["steps"]
+
+
+def best(found: Iterable[Figures], group: str, one_thread: bool = False, holds: str = "") -> Figures | None:
+    """The fastest of a group: by the clock, or of those of one thread by the processor's time."""
+    rows = [
+        f for f in found if f.row["group"] == group and holds in f.row["title"] and (not one_thread or f.one_thread)
+    ]
+    key: Callable[[Figures], float] = lambda f: f.tokens_per_processor_s if one_thread else f.tokens_per_s  # noqa: E731
+    return max(rows, key=key, default=None)
+
+
+# ---------------------------------------------------------------- a contest
+
+
+def table(contest: Mapping[str, Any], cores: int) -> str:
+    """A contest: every row, also those that failed."""
+    found = figures(contest)
+    others = best(found.values(), "theirs")
+    limit = next((f.limit for f in found.values()), None)
+    lines = [f"## {contest['title']}\n", *([_of_limit(contest, limit, cores), ""] if limit else []), HEAD, RULE]
+    lines += [_line(row, found.get(row["name"]), others, cores) for row in contest["rows"] if row["group"] != "limit"]
+    return "\n".join([*lines, "", *_notes(contest), ""])
+
+
+def _of_limit(contest: Mapping[str, Any], limit: float, cores: int) -> str:
+    flops = contest["product_flops"] + contest["attention_flops"]
+    rate = limit * flops / contest["tokens"]
+    return (
+        f"[{contest['spec']}](../{contest['spec']}): {flops / 1e9:.1f} GFLOP a step of {contest['tokens']:,} tokens, "
+        f"{contest['product_flops'] / 1e9:.1f} of them in\nproducts, which one thread alone does at "
+        f"{rate / 1e9:.0f} GFLOP/s. Limit: {limit:,.0f} tokens/s a core, {cores * limit:,.0f} on {cores}."
+    )
+
+
+def _line(row: Mapping[str, Any], f: Figures | None, others: Figures | None, cores: int) -> str:
+    title = f"**dsc**, {row['title']}" if row["group"] == "ours" else row["title"]
+    layout = f"{row['processes']} × {row['threads']}"
+    if f is None:
+        why = row["failed"].splitlines()[0] if row["failed"] else "no rounds"
+        return f"| {title} | {layout} | {_cell(why)} | | | | | | |"
+    cells = [
+        f"{f.tokens_per_s:,.0f}",
+        f"{f.tokens_per_s / others.tokens_per_s:.2f}" if others else "",
+        "" if f.one_thread else _share(f.tokens_per_s / cores, f.limit),
+        f"{f.tokens_per_processor_s:,.0f}",
+        _share(f.tokens_per_processor_s, f.limit),
+        f"{f.peak_bytes / MB:,.0f} MB",
+        f"{row['losses'][0]:.4f}",
+    ]
+    return " | ".join([f"| {title}", layout, *cells]) + " |"
+
+
+def _share(tokens_per_s: float, limit: float | None) -> str:
+    return f"{tokens_per_s / limit:.0%}" if limit else ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _notes(contest: Mapping[str, Any]) -> list[str]:
+    """What the fastest choice of each row of theirs was, and why rows failed."""
+    lines = []
+    for row in contest["rows"]:
+        if choice := row["info"].get("choice"):
+            words = ", ".join(f"{key} {value}" for key, value in choice.items())
+            lines.append(f"- {row['title']}, {row['processes']} × {row['threads']}: {words}")
+    return lines
+
+
+# ---------------------------------------------------------------- goals
+
+
+def _goals(found: Mapping[str, Any]) -> str:
+    """Goals and what was reached, as far as it was measured."""
+    contests = {contest["name"]: list(figures(contest).values()) for contest in found["contests"]}
+    rows = [
+        row
+        for name, words, ratio, dualpipe, core in (
+            ("bench-4 fp32", "FP32", 1.5, 1.2, 0.80),
+            ("bench-4 bf16", "BF16", 2.2, 1.7, 0.65),
+        )
+        for row in _goals_of(contests.get(name, []), words, ratio, dualpipe, core)
+    ]
+    four = contests.get("bench-8 on 4", [])
+    rows.append(("4 ranks, against torch's pipelining", "≥ 1.50", _ratio(best(four, "ours"), best(four, "theirs"))))
+    lines = [f"| {what} | {goal} | {reached} |" for what, goal, reached in rows]
+    return "\n".join(["| | goal | reached |", "|---|--:|--:|", *lines, ""])
+
+
+def _goals_of(
+    found: Sequence[Figures], words: str, ratio: float, dualpipe: float, core: float
+) -> list[tuple[str, str, str]]:
+    ours, others = best(found, "ours"), best(found, "theirs")
+    alone, other_alone = best(found, "ours", one_thread=True), best(found, "theirs", one_thread=True)
+    pipeline = best(found, "ours", holds="DualPipe")
+    of_core = (alone and _share(alone.tokens_per_processor_s, alone.limit)) or "not measured"
+    memory = f"{ours.peak_bytes / others.peak_bytes:.2f}" if ours and others else "not measured"
+    return [
+        (f"{words}, all cores, against their best", f"≥ {ratio:.2f}", _ratio(ours, others)),
+        (f"{words}, DualPipe P = 2, against their best", f"≥ {dualpipe:.2f}", _ratio(pipeline, others)),
+        (f"{words}, one thread, by processor time", f"≥ {ratio:.2f}", _ratio(alone, other_alone, processor=True)),
+        (f"{words}, one thread, of a core's limit", f"≥ {core:.0%}", of_core),
+        (f"{words}, peak memory of the fastest, of theirs", "≤ 1.00", memory),
+    ]
+
+
+def _ratio(ours: Figures | None, others: Figures | None, processor: bool = False) -> str:
+    if ours is None or others is None:
+        return "not measured"
+    if processor:
+        return f"{ours.tokens_per_processor_s / others.tokens_per_processor_s:.2f}"
+    return f"{ours.tokens_per_s / others.tokens_per_s:.2f}"
+
+
+# ---------------------------------------------------------------- how
+
+
+def _method(found: Mapping[str, Any]) -> str:
+    return """## How it is measured
+
+- Every row is a process, or several, of its own: it prepares, takes 4 steps to warm up, and is then stopped (SIGSTOP)
+  but for its turns. Turns go round: A/B/C/A/B/C. Medians over rounds; raw numbers in
+  [benchmarks/results/speed.json](../benchmarks/results/speed.json). That nobody used the processor out of turn is
+  checked, not assumed.
+- A turn is timed from outside, from the order to the reply, by the same clock for all; a step is all of it: samples,
+  forward, backward, clipping by the global norm, AdamW, and the loss read back. Columns: *layout* is processes ×
+  threads; *× theirs*, against the fastest row that is not ours; *a second of a core*, tokens per second of processor
+  time of all its processes, the column to compare rows of one thread by; *memory*, the peak of all its processes as
+  though they were alone (a file that several map counts once).
+- All do the same work: the same start weights, samples, batch (8 sequences of 256) and recipe. The loss of the first
+  step is printed; later ones differ in the fourth digit, for `transformers` does not balance experts.
+- The limit is a row of the same contest: one thread that computes nothing but the step's products, at its very shapes,
+  into memory that is there. Attention is counted causal, at the rate of the products.
+- The others get their best: what a user may choose freely (attention by sdpa or eager, the batch in one go or in two
+  parts, AdamW fused or foreach) is tried out before, and the fastest is taken; it is listed below each table. Compiled
+  rows take sdpa, one part, fused. Experts by grouped_mm need a word from the user (`experts_implementation`), the
+  compiler some minutes. Layers for torch's pipelining are split so that no rank has the head and as much as the others.
+"""

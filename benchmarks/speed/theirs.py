@@ -1,0 +1,139 @@
+"""A contestant: DeepSeek-V3 of `transformers`, with autograd, in one process, or data parallel in several.
+
+    python -m benchmarks.speed.theirs BUILD CORPUS --threads 2 --experts grouped_mm [--compile] --wire READ,WRITE
+
+What a user may choose freely (attention, batch in one go or in two, kind of AdamW) is tried out beforehand in a process
+of its own, and the fastest is taken. Weights, samples and recipe are those of BUILD.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmarks.speed.ranks import joined
+from benchmarks.speed.serve import Step, die_with_parent, serve
+from benchmarks.speed.theirs_model import Choice, Optimizer, batches_of, loss_of, model_of
+from runtime.build import Build
+
+TRIALS = ({"attention": "eager"}, {"split": 2}, {"optimizer": "foreach"})  # each against the best so far
+TRIAL_STEPS = 2
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    torch.set_num_threads(args.threads)
+    if args.try_choices:
+        print(json.dumps(asdict(_fastest(args))))
+        return 0
+    choice = Choice(**json.loads(args.choice or _tried(sys.orig_argv)))
+    info = {"threads": args.threads, "processes": args.ranks, "choice": asdict(choice)}
+    with joined("benchmarks.speed.theirs", args, choice=json.dumps(asdict(choice))) as rank:
+        serve(args.wire, step_of(args, choice, rank), info, rank, args.ranks)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("build", type=Path)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--ranks", type=int, default=1, help="processes, data parallel")
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--store", help="file by which the ranks meet")
+    parser.add_argument("--precision", choices=("fp32", "autocast", "bf16"), default="fp32")
+    parser.add_argument("--experts", choices=("eager", "grouped_mm"), default="grouped_mm")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--choice", help="of attention, split and optimizer, as JSON; default: the fastest")
+    parser.add_argument("--try-choices", action="store_true", help="find the fastest choice, and nothing else")
+    parser.add_argument("--wire", default="")
+    return parser
+
+
+# ---------------------------------------------------------------- one step
+
+
+def step_of(args: argparse.Namespace, choice: Choice, rank: int = 0) -> Step:
+    """A training step of the whole batch, or of this rank's part of it, from the start weights."""
+    plan = Build.open(args.build).plan
+    batches = batches_of(plan, args.corpus)
+    model = model_of(plan, args.experts, choice.attention)
+    if args.precision == "bf16":
+        model.bfloat16()
+    parameters = dict(model.named_parameters())
+    optimizer = Optimizer(parameters, plan, choice.optimizer)
+    network: nn.Module = nn.parallel.DistributedDataParallel(model) if args.ranks > 1 else model
+    loss_of_part: Callable[[Tensor, Tensor], Tensor] = loss_of(network)
+    if args.compile:
+        loss_of_part = torch.compile(loss_of_part, dynamic=False)
+    cast = torch.autocast("cpu", torch.bfloat16) if args.precision == "autocast" else nullcontext()
+    done = 0
+
+    def step() -> float:
+        nonlocal done
+        tokens, targets = (whole.chunk(args.ranks)[rank] for whole in batches.of_step(done))
+        total = 0.0
+        for part, aims in zip(tokens.chunk(choice.split), targets.chunk(choice.split), strict=True):
+            with cast:
+                loss = loss_of_part(part, aims) / choice.split
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        done += 1
+        return total if args.ranks == 1 else _mean(total)
+
+    return step
+
+
+def _mean(loss: float) -> float:
+    value = torch.tensor(loss)
+    dist.all_reduce(value)
+    return value.item() / dist.get_world_size()
+
+
+# ---------------------------------------------------------------- what is fastest
+
+
+def _tried(command: Sequence[str]) -> str:
+    """The fastest choice, found in a process of its own, so that nothing of it is left when the contest begins."""
+    command = [*command, "--try-choices"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, preexec_fn=die_with_parent)
+    return done.stdout.splitlines()[-1]
+
+
+def _fastest(args: argparse.Namespace) -> Choice:
+    """The choice whose steps take least, one key after the other; of ranks, for one of them alone."""
+    args.ranks = 1
+    best = Choice()
+    best_s = _shortest_s(step_of(args, best))
+    for change in TRIALS:
+        other = replace(best, **change)
+        if (other_s := _shortest_s(step_of(args, other))) < best_s:
+            best, best_s = other, other_s
+    return best
+
+
+def _shortest_s(step: Step) -> float:
+    seconds = []
+    for _ in range(1 + TRIAL_STEPS):
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes beside the contestant
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""DeepSeek-V3 of `transformers` as a user would train it, with the start weights and the samples of a build of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from runtime.data.samples import Samples
+from runtime.state import initial_value
+from runtime.trainer import EXTRA_TOKENS
+from tests.reference.config import Config
+from tests.reference.huggingface import to_transformers
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is open to a user of `transformers`; whatever is fastest counts."""
+
+    attention: str = "sdpa"  # or eager
+    split: int = 1  # parts of the batch, whose gradients are summed
+    optimizer: str = "fused"  # or foreach
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The samples of ours, in the order of ours."""
+
+    samples: Samples
+    size: int
+
+    def of_step(self, step: int) -> tuple[Tensor, Tensor]:
+        """tokens, targets [batch, sequence] of a step, counted from 0."""
+        rows = [self.samples.tokens(step * self.size + i) for i in range(self.size)]
+        z_BZ = torch.stack([torch.from_numpy(row.astype("int64")) for row in rows])
+        sequence = self.samples.sequence
+        return z_BZ[:, :sequence].contiguous(), z_BZ[:, 1 : sequence + 1].contiguous()
+
+
+def batches_of(plan: Mapping[str, Any], corpus: Path) -> Batches:
+    train = plan["train"]
+    samples = Samples(corpus, "train", train["sequence"], EXTRA_TOKENS, seed=train["seed"])
+    return Batches(samples, train["batch"]["end"])
+
+
+def model_of(plan: Mapping[str, Any], experts: str, attention: str) -> PreTrainedModel:
+    """Their model in float32 with the start weights of ours."""
+    seed = plan["train"]["seed"]
+    rows = {row["name"]: row for bucket in plan["buckets"] for row in bucket["parameters"]}
+    logical = {name: initial_value(seed, name, row["shape"], row["init"]) for name, row in rows.items()}
+    config = Config.from_plan({**plan["model"], "sequence": plan["train"]["sequence"]})
+    model = to_transformers(logical, config).train()
+    model.config._experts_implementation = experts
+    model.set_attn_implementation(attention)
+    return model
+
+
+def loss_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """Mean cross entropy of a part of the batch, in float32."""
+
+    def loss(tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
+        logits_BSV = model(input_ids=tokens_BS, use_cache=False).logits
+        return functional.cross_entropy(logits_BSV.float().flatten(0, 1), targets_BS.flatten())
+
+    return loss
+
+
+class Optimizer:
+    """AdamW and clipping by the global norm with the recipe of the plan.
+
+    Norms are not decayed. Where the weights are not float32, masters are updated and copied back.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], plan: Mapping[str, Any], kind: str) -> None:
+        recipe = plan["train"]["optimizer"]
+        self.clip = recipe["clip"]
+        self.weights: list[nn.Parameter] = list(parameters.values())
+        copied = any(weight.dtype != torch.float32 for weight in self.weights)
+        self.masters = [nn.Parameter(w.detach().float().clone()) for w in self.weights] if copied else self.weights
+        self.copied = copied
+        is_norm = [name.endswith("norm.weight") for name in parameters]
+        groups: list[dict[str, Any]] = [
+            {"params": [m for m, norm in zip(self.masters, is_norm, strict=True) if not norm]},
+            {"params": [m for m, norm in zip(self.masters, is_norm, strict=True) if norm], "weight_decay": 0.0},
+        ]
+        self.adamw = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=plan["train"]["rate"][0]["start"],
+            betas=(recipe["beta1"], recipe["beta2"]),
+            eps=recipe["eps"],
+            weight_decay=recipe["weight_decay"],
+            **{kind: True},
+        )
+
+    def step(self, norm_over: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Clip, update, forget the gradients. `norm_over`: sums a squared norm over the ranks that share the model."""
+        if self.copied:
+            for master, weight in zip(self.masters, self.weights, strict=True):
+                assert weight.grad is not None
+                master.grad = weight.grad.float()
+        if norm_over is None:
+            nn.utils.clip_grad_norm_(self.masters, self.clip)
+        else:
+            squared = nn.utils.get_total_norm(_gradients(self.masters)) ** 2
+            nn.utils.clip_grads_with_norm_(self.masters, self.clip, norm_over(squared).sqrt())
+        self.adamw.step()
+        if self.copied:
+            with torch.no_grad():
+                torch._foreach_copy_([*self.weights], [*self.masters])
+        for parameter in (*self.weights, *self.masters):
+            parameter.grad = None
+
+
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [p.grad for p in parameters if p.grad is not None]

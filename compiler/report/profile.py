@@ -1,0 +1,109 @@
+"""The profile of a run: what its ranks measured (runtime/profile.py), with the work of each op from the op rules.
+
+    {"version": 1, "steps": 5, "device": "cpu", "gemm_flops_s": null, "ranks": [{"rank": 0, …, "rows": [{…}]}]}
+
+docs/profiling.md says what each field is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from compiler.graph.printer import module_name
+from compiler.ir import Cost, Plan
+from compiler.pipeline import uses
+from compiler.place.own import own_placement
+from compiler.plan import make_plan
+from compiler.rates.own import own_table, with_rates
+from compiler.schedules.own import own_schedule
+from compiler.shapes import cut
+from dsl.load import load
+from dsl.schema import Spec
+
+VERSION = 1
+_TORCH = {"cat": "cat2"}  # ops that segments call by torch's names
+
+Document = dict[str, Any]
+
+
+def write_run_profile(run: Path) -> Document:
+    """Join what the ranks of a run left in `run`/profile, and leave it in `run`/profile.json. OSError if it is not
+    there."""
+    spec = with_rates(load(run / "spec.resolved"), run)
+    plan = make_plan(spec, own_schedule(spec, run), placed=own_placement(spec, run))
+    paths = [run / "profile" / f"rank_{rank}.json" for rank in range(plan.mesh.pp * plan.mesh.dp)]
+    ranks = [json.loads(path.read_text("utf-8")) for path in paths]
+    work = _Work(plan)
+    for rank in ranks:
+        work.give(rank)
+    document = {
+        "version": VERSION,
+        "steps": ranks[0]["steps"],
+        "device": ranks[0].pop("device"),
+        "gemm_flops_s": _gemm_rate(spec),
+        "ranks": ranks,
+    }
+    temporary = run / ".profile.json.tmp"
+    temporary.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    temporary.replace(run / "profile.json")
+    return document
+
+
+def _gemm_rate(spec: Spec) -> float | None:
+    """The best of a core's or device's products by the spec's own rate table, FLOP/s."""
+    table, dtype = own_table(spec), spec.precision.compute
+    rates = [row.rate for row in table.rows if row.kind == "gemm" and row.dtype == dtype] if table else []
+    return max((rate for rate in rates if rate), default=None)
+
+
+class _Work:
+    """FLOPs and bytes of the ops of every emitted segment."""
+
+    def __init__(self, plan: Plan) -> None:
+        segments = {module_name(use.segment): use.segment for use in uses(plan)}
+        self._ops = {
+            (name, function, op): list(costs)
+            for name, segment in segments.items()
+            for function, whole in cut(segment).costs
+            for op, costs in _by_op(whole.ops).items()
+        }
+        self._sites = {
+            name: sorted({use.site.partition(".")[0] for use in uses(plan) if module_name(use.segment) == name})
+            for name in segments
+        }
+
+    def give(self, rank: Document) -> None:
+        """Add `flops` and `bytes`, of all its calls, to the rows of a rank that are ops of a segment."""
+        called: Counter[tuple[str, str, str]] = Counter()
+        for row in rank["rows"]:
+            if row["kind"] == "python":
+                called[row["place"], row["segment"], row["function"]] += row["calls"]
+        for row in rank["rows"]:
+            costs = self._ops.get((row["segment"], row["function"], _base(row["name"])))
+            if row["kind"] == "op" and costs:
+                times = called[row["place"], row["segment"], row["function"]]
+                rows = self._rows(row["segment"], rank["received"])
+                row["flops"] = round(times * sum(cost.flops + cost.flops_row * rows for cost in costs))
+                row["bytes"] = round(times * sum(cost.bytes + cost.bytes_row * rows for cost in costs))
+
+    def _rows(self, segment: str, received: Mapping[str, tuple[int, int]]) -> float:
+        """Rows that a call of a segment received, in the mean."""
+        found = [received[site] for site in self._sites[segment] if site in received]
+        calls = sum(calls for calls, _ in found)
+        return sum(rows for _, rows in found) / calls if calls else 0.0
+
+
+def _by_op(ops: Iterable[tuple[str, Cost]]) -> dict[str, list[Cost]]:
+    result: dict[str, list[Cost]] = {}
+    for op, cost in ops:
+        result.setdefault(op, []).append(cost)
+    return result
+
+
+def _base(name: str) -> str:
+    """The op of the rules that an emitted call is of."""
+    return _TORCH.get(name, name.removesuffix("_"))

@@ -1,0 +1,123 @@
+"""Channels over torch.distributed: gloo between processes, NCCL between GPUs. One communicator for each channel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.comm.transport import Channel, ChannelError, Pending, Sums, Swap, Wanted, Work, digest
+
+
+class CollectiveLinks:
+    """A rank's communicators. Every rank makes all of them, for torch names groups by how many it has made."""
+
+    def __init__(self, rank: int, wanted: Wanted, timeout_s: float, checked: bool) -> None:
+        self._groups: dict[Channel, dist.ProcessGroup] = {}
+        self._rank, self._checked = rank, checked
+        for kind, ranks in wanted.channels:
+            made = dist.new_group(sorted(ranks), timeout=timedelta(seconds=timeout_s), group_desc=f"{kind} {ranks}")
+            if rank in ranks:
+                self._groups[kind, ranks] = made
+        self.sums: Sums = CollectiveSums(self._groups)
+
+    def edge(self, source: int, destination: int) -> CollectiveEdge:
+        peer = destination if source == self._rank else source
+        return CollectiveEdge(self._groups["edge", (source, destination)], peer, self._checked)
+
+    def swap(self, members: tuple[int, ...]) -> Swap | None:
+        group = self._groups.get(("expert", members))
+        return CollectiveSwap(group) if group is not None else None
+
+    def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
+        return None
+
+
+@dataclass
+class CollectiveEdge:
+    """Every message of a checked run is preceded by its name and its place in the channel."""
+
+    group: dist.ProcessGroup
+    peer: int  # world rank at the other end
+    checked: bool
+    sequence: int = 0
+
+    def send(self, name: str, tensor: Tensor) -> Pending:
+        tensor = tensor.contiguous()
+        works: list[Work] = []
+        header = torch.tensor([self.sequence, digest(name)], device=tensor.device)
+        if self.checked:
+            works.append(_work(dist.isend(header, self.peer, self.group)))
+        self.sequence += 1
+        works.append(_work(dist.isend(_raw(tensor), self.peer, self.group)))
+        return Pending(works, tensor, keep=(header,))
+
+    def post(self, name: str, buffer: Tensor) -> Pending:
+        works: list[Work] = []
+        if self.checked:
+            expected = torch.tensor([self.sequence, digest(name)], device=buffer.device)
+            header = torch.empty_like(expected)
+            received = _work(dist.irecv(header, self.peer, self.group))
+            works.append(_Header(received, header, expected, f"recv {name}: rank {self.peer}"))
+        works.append(_work(dist.irecv(_raw(buffer), self.peer, self.group)))
+        self.sequence += 1
+        return Pending(works, buffer)
+
+
+@dataclass
+class _Header:
+    """What says which message follows."""
+
+    work: Work
+    header: Tensor
+    expected: Tensor
+    what: str
+
+    def wait(self) -> None:
+        self.work.wait()
+        if not torch.equal(self.header, self.expected):
+            raise ChannelError(f"{self.what} sent another message ({self.header.tolist()})")
+
+
+@dataclass(frozen=True)
+class CollectiveSwap:
+    group: dist.ProcessGroup
+
+    def start(
+        self, name: str, tensor: Tensor, given: Sequence[int] | None, out: Tensor, taken: Sequence[int] | None
+    ) -> list[Work]:
+        sizes = (None if taken is None else list(taken), None if given is None else list(given))
+        work = dist.all_to_all_single(_raw(out), _raw(tensor), sizes[0], sizes[1], group=self.group, async_op=True)
+        return [_work(work)]
+
+
+@dataclass(frozen=True)
+class CollectiveSums:
+    groups: dict[Channel, dist.ProcessGroup]
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        dist.all_reduce(tensor)
+
+    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor) -> None:
+        dist.all_reduce(flat, group=self.groups["reduce", holders])  # gloo has no reduce-scatter
+
+    def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, owned: slice) -> None:
+        everything = torch.empty_like(flat)
+        group = self.groups["reduce", holders]
+        parts = [_raw(part) for part in everything.chunk(len(holders))]
+        dist.all_gather(parts, _raw(flat[owned].clone()), group=group)
+        flat.copy_(everything)
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """What is moved and not summed, as bytes where gloo does not know the dtype. Rows stay rows."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bfloat16 else tensor
+
+
+def _work(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "this rank is not a member of the group"
+    return work

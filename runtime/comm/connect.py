@@ -1,0 +1,67 @@
+"""Which transport a world has: memory where all ranks are of one machine and compute on its CPU, else collectives."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from runtime.comm.collective import CollectiveLinks
+from runtime.comm.host import HostLinks, parts_of
+from runtime.comm.memory import Address, Memory, can_share, make_memory, map_memory
+from runtime.comm.transport import Alone, Links, Wanted
+
+Transport = Literal["auto", "memory", "gloo"]  # gloo: torch.distributed, NCCL on GPUs
+
+
+def connect(
+    rank: int, wanted: Wanted, device: torch.device, timeout_s: float, checked: bool, transport: Transport = "auto"
+) -> Links:
+    """The channels of `rank`; a collective of the world. OSError: `memory` was asked for, and is not shared."""
+    if not dist.is_initialized():
+        return Alone()
+    if transport != "gloo" and device.type == "cpu":
+        found = _memories(rank, wanted)
+        if not isinstance(found, str):
+            return HostLinks(rank, wanted, found, timeout_s)
+        if transport == "memory":
+            raise OSError(f"ranks cannot share memory: {found}")
+    return CollectiveLinks(rank, wanted, timeout_s, checked)
+
+
+def _memories(rank: int, wanted: Wanted) -> list[Memory] | str:
+    """The memories of all ranks, or why one of them cannot be reached: the same on all ranks."""
+    mine, said = None, ""
+    try:
+        if not can_share():
+            raise OSError("this processor or system does not promise an order of stores")
+        mine, address = make_memory(parts_of(rank, wanted))
+        said = json.dumps(asdict(address))
+    except OSError as error:
+        problem = str(error)
+    addresses = _tell_all(said)
+    mapped: list[Memory] = []
+    try:
+        for other, text in enumerate(addresses):
+            if not text:
+                raise OSError(problem if other == rank else f"rank {other} has none")
+            mapped.append(mine if mine and other == rank else map_memory(Address(**json.loads(text))))
+        problem = ""
+    except OSError as error:
+        problem = f"rank {rank}: {error}"
+    return next((each for each in _tell_all(problem) if each), "") or mapped
+
+
+def _tell_all(text: str) -> list[str]:
+    """What each rank says."""
+    data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+    longest = torch.tensor(data.numel())
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    mine = torch.full((int(longest),), ord(" "), dtype=torch.uint8)
+    mine[: data.numel()] = data
+    all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_of_them, mine)
+    return [bytes(each.tolist()).decode().strip() for each in all_of_them]

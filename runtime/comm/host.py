@@ -1,0 +1,131 @@
+"""Channels over memory that the ranks of one machine share (memory.py): two to twenty times as fast as gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.comm.memory import CIRCLE_BYTES, PIPE_BYTES, Circle, Memory, Reader, Writer
+from runtime.comm.transport import ChannelError, Pending, Sums, Swap, Wanted, Work, digest
+
+
+def parts_of(rank: int, wanted: Wanted) -> dict[str, int]:
+    """What lies in a rank's memory, in bytes: pipes to the ranks it writes to, circles, and flat tensors."""
+    pipes = [f"edge {ranks}" for ranks in wanted.of(rank, "edge") if ranks[0] == rank]
+    swaps = [f"expert {rank}>{peer}" for ranks in wanted.of(rank, "expert") for peer in ranks if peer != rank]
+    circles = ["world", *(f"reduce {ranks}" for ranks in wanted.of(rank, "reduce"))]
+    flats = {name: size for name, (holders, size) in wanted.flats.items() if rank in holders}
+    return dict.fromkeys((*pipes, *swaps), PIPE_BYTES) | dict.fromkeys(circles, CIRCLE_BYTES) | flats
+
+
+class HostLinks:
+    """A rank's channels in the memories of all ranks of its machine."""
+
+    def __init__(self, rank: int, wanted: Wanted, memories: Sequence[Memory], timeout_s: float) -> None:
+        self._rank, self._memories, self._timeout_s, self._wanted = rank, memories, timeout_s, wanted
+
+        def circle(part: str, members: Sequence[int]) -> Circle:
+            return Circle([memories[m] for m in members], members.index(rank), part, timeout_s)
+
+        of_holders = {ranks: circle(f"reduce {ranks}", ranks) for ranks in wanted.of(rank, "reduce")}
+        self.sums: Sums = HostSums(circle("world", range(len(memories))), of_holders)
+
+    def edge(self, source: int, destination: int) -> HostEdge:
+        part = f"edge {(source, destination)}"
+        if source == self._rank:
+            return HostEdge(Writer(self._memories[source], part, self._timeout_s), None)
+        return HostEdge(None, Reader(self._memories[source], part, self._timeout_s))
+
+    def swap(self, members: tuple[int, ...]) -> Swap | None:
+        if len(members) < 2:
+            return None
+        mine, here = self._memories[self._rank], self._rank
+        return HostSwap(
+            members.index(here),
+            [Writer(mine, f"expert {here}>{m}", self._timeout_s) if m != here else None for m in members],
+            [Reader(self._memories[m], f"expert {m}>{here}", self._timeout_s) if m != here else None for m in members],
+        )
+
+    def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
+        if name not in self._wanted.flats:
+            return None
+        return self._memories[self._rank].tensor(name, elements, dtype)
+
+
+@dataclass
+class HostEdge:
+    """One end of a pipe."""
+
+    writer: Writer | None
+    reader: Reader | None
+    sequence: int = 0
+
+    def send(self, name: str, tensor: Tensor) -> Pending:
+        assert self.writer is not None
+        tensor = tensor.contiguous()
+        self.writer.write(tensor, digest(name))
+        return Pending([], tensor)
+
+    def post(self, name: str, buffer: Tensor) -> Pending:
+        assert self.reader is not None
+        self.sequence += 1
+        return Pending([Arrival(self.reader, self.sequence - 1, buffer, name)], buffer)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A message of a pipe that is to come."""
+
+    reader: Reader
+    message: int
+    out: Tensor
+    name: str
+
+    def wait(self) -> None:
+        stamp = self.reader.read(self.message, self.out, f"recv {self.name}")
+        if stamp != digest(self.name):
+            raise ChannelError(f"recv {self.name}: another message was sent ({stamp})")
+
+
+@dataclass
+class HostSwap:
+    """Pipes to and from each member of an expert group; what stays here is copied at once."""
+
+    index: int
+    writers: Sequence[Writer | None]
+    readers: Sequence[Reader | None]
+    sequence: int = 0
+
+    def start(
+        self, name: str, tensor: Tensor, given: Sequence[int] | None, out: Tensor, taken: Sequence[int] | None
+    ) -> list[Work]:
+        equal = [tensor.shape[0] // len(self.writers)] * len(self.writers)
+        parts, places = tensor.split(list(given or equal)), out.split(list(taken or equal))
+        for writer, part in zip(self.writers, parts, strict=True):
+            if writer is not None:
+                writer.write(part, digest(name))
+        places[self.index].copy_(parts[self.index])
+        self.sequence += 1
+        return [
+            Arrival(reader, self.sequence - 1, place, name)
+            for reader, place in zip(self.readers, places, strict=True)
+            if reader is not None
+        ]
+
+
+@dataclass(frozen=True)
+class HostSums:
+    world: Circle
+    of_holders: Mapping[tuple[int, ...], Circle]
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        self.world.all_reduce(tensor)
+
+    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor) -> None:
+        self.of_holders[holders].reduce_parts(bucket, flat.numel(), flat.dtype)
+
+    def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, owned: slice) -> None:
+        self.of_holders[holders].gather_parts(bucket, flat.numel(), flat.dtype)

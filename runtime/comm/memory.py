@@ -1,0 +1,295 @@
+"""Memory that the ranks of one machine share: pipes between two of them, and sums over several.
+
+Each rank makes one file in memory and says where it is; the others map it. A message is copied into the writer's part
+and out of it by the reader, and a word says how far each has come: no system call, no thread, no socket. Who waits
+spins for a moment, then leaves its core to others, then sleeps. That a word is seen after what it stands for is a
+promise of x86; other processors take gloo (`can_share`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+WORD = 8  # bytes
+LINE = 64  # bytes of a cache line, so that no word shares one with a word of another rank
+ENTRIES = 1 << 12  # messages of a pipe that are not yet read
+HEAP_BYTES = 1 << 30  # of a pipe; only what was ever used takes memory
+SLOT_BYTES = 1 << 16  # of a rank, for sums of tensors that are not shared
+BLOCK = 1 << 15  # elements summed at a time, so that the sum stays in the cache
+SPIN_S, YIELD_S = 20e-6, 500e-6  # how long a waiting rank spins, and then yields, before it sleeps
+SLEEPS_S = (50e-6, 1e-3)  # the shortest and the longest
+
+
+class PeerTimeoutError(RuntimeError):
+    """Another rank did not come in time."""
+
+
+def can_share() -> bool:
+    """Whether this machine keeps the order of stores, and has files in memory."""
+    return platform.machine().lower() in ("x86_64", "amd64") and hasattr(os, "memfd_create")
+
+
+def wait_until(ready: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Return as soon as `ready()` holds."""
+    if ready():
+        return
+    start = time.monotonic()
+    sleep_s = SLEEPS_S[0]
+    while not ready():
+        waited = time.monotonic() - start
+        if waited < SPIN_S:
+            continue
+        if waited < YIELD_S:
+            os.sched_yield()
+        elif waited < timeout_s:
+            time.sleep(sleep_s)
+            sleep_s = min(SLEEPS_S[1], 1.1 * sleep_s)
+        else:
+            raise PeerTimeoutError(f"{what}: no answer in {timeout_s:.0f} s")
+
+
+# ---------------------------------------------------------------- memory
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where another process finds a file of memory, and where in it what lies."""
+
+    machine: str  # of this boot
+    pid: int
+    descriptor: int
+    size: int
+    parts: Mapping[str, int]  # name → byte
+
+
+class Memory:
+    """A file of memory with named parts: this rank's own, or another rank's, mapped."""
+
+    def __init__(self, mapped: mmap.mmap, parts: Mapping[str, int]) -> None:
+        self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)
+        self._words = memoryview(mapped).cast("q")
+        self._parts = parts
+
+    def tensor(self, part: str, elements: int, dtype: torch.dtype, skip: int = 0) -> Tensor:
+        """A view of so many elements, `skip` bytes into the part."""
+        start = self._parts[part] + skip
+        return self._bytes[start : start + elements * dtype.itemsize].view(dtype)
+
+    def words(self, part: str, count: int, skip: int = 0) -> memoryview:
+        """A view of int64s."""
+        start = (self._parts[part] + skip) // WORD
+        return self._words[start : start + count]
+
+
+def make_memory(sizes: Mapping[str, int]) -> tuple[Memory, Address]:
+    """Memory of this process with parts of so many bytes; untouched, it takes no room."""
+    parts, size = {}, 0
+    for name, extent in sizes.items():
+        parts[name] = size
+        size += -(-extent // mmap.PAGESIZE) * mmap.PAGESIZE
+    descriptor = os.memfd_create("dsc", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, max(size, mmap.PAGESIZE))
+    mapped = mmap.mmap(descriptor, max(size, mmap.PAGESIZE))
+    return Memory(mapped, parts), Address(_machine(), os.getpid(), descriptor, max(size, mmap.PAGESIZE), parts)
+
+
+def map_memory(address: Address) -> Memory:
+    """Another rank's. OSError where it cannot be reached, as from another machine."""
+    if address.machine != _machine():
+        raise OSError("another machine")
+    descriptor = os.open(f"/proc/{address.pid}/fd/{address.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_size != address.size:
+            raise OSError("another file")
+        return Memory(mmap.mmap(descriptor, address.size), address.parts)
+    finally:
+        os.close(descriptor)
+
+
+def _machine() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return platform.node()
+
+
+# ---------------------------------------------------------------- pipes
+
+
+class Heap:
+    """Blocks of a range of bytes, each at the lowest place where it fits, so that little of the range is ever used."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._taken: list[tuple[int, int]] = []  # (start, end), ascending
+
+    def take(self, size: int) -> int | None:
+        """Where a block of `size` bytes starts; None: there is no room."""
+        size, start = -(-max(size, 1) // LINE) * LINE, 0
+        for index, (at, end) in enumerate(self._taken):
+            if at - start >= size:
+                self._taken.insert(index, (start, start + size))
+                return start
+            start = end
+        if self.size - start < size:
+            return None
+        self._taken.append((start, start + size))
+        return start
+
+    def free(self, start: int) -> None:
+        """Give a block back."""
+        self._taken = [block for block in self._taken if block[0] != start]
+
+
+# Words of a pipe's part: how many messages were written; then of each entry where it is, its size and its stamp; then
+# of each entry how many messages the reader had taken when it took this one, plus one. The heap follows.
+_HEAD, _ENTRY = 0, 3
+_ENTRIES_AT = LINE // WORD
+_ACKS_AT = _ENTRIES_AT + _ENTRY * ENTRIES
+_CONTROL_BYTES = -(-(_ACKS_AT + ENTRIES) * WORD // mmap.PAGESIZE) * mmap.PAGESIZE
+PIPE_BYTES = _CONTROL_BYTES + HEAP_BYTES
+
+
+class Writer:
+    """The writing end of a pipe, in memory of its own. A message stays until it was read; `write` seldom waits."""
+
+    def __init__(self, memory: Memory, part: str, timeout_s: float) -> None:
+        self._words = memory.words(part, _ACKS_AT + ENTRIES)
+        self._heap_bytes = memory.tensor(part, HEAP_BYTES, torch.uint8, _CONTROL_BYTES)
+        self._heap = Heap(HEAP_BYTES)
+        self._unread: deque[tuple[int, int]] = deque()  # (message, where)
+        self._written = 0
+        self._timeout_s, self._part = timeout_s, part
+
+    def write(self, tensor: Tensor, stamp: int) -> None:
+        """Copy a contiguous tensor in."""
+        size = tensor.nbytes
+        assert size <= HEAP_BYTES, f"{self._part}: a message of {size} bytes"
+        self._reclaim()
+        start = self._heap.take(size) if len(self._unread) < ENTRIES else None
+        while start is None:
+            wait_until(self._reclaim, self._timeout_s, f"room in {self._part}")
+            start = self._heap.take(size)
+        if size:
+            self._heap_bytes[start : start + size].copy_(tensor.view(-1).view(torch.uint8))
+        entry = _ENTRIES_AT + _ENTRY * (self._written % ENTRIES)
+        self._words[entry], self._words[entry + 1], self._words[entry + 2] = start, size, stamp
+        self._unread.append((self._written, start))
+        self._written += 1
+        self._words[_HEAD] = self._written
+
+    def _reclaim(self) -> bool:
+        """Free what was read; whether anything was."""
+        left: deque[tuple[int, int]] = deque()
+        for message, start in self._unread:
+            if self._words[_ACKS_AT + message % ENTRIES] == message + 1:
+                self._heap.free(start)
+            else:
+                left.append((message, start))
+        found = len(left) < len(self._unread)
+        self._unread = left
+        return found
+
+
+class Reader:
+    """The reading end, in the writer's memory. Messages have numbers, in the order in which they were written."""
+
+    def __init__(self, memory: Memory, part: str, timeout_s: float) -> None:
+        self._words = memory.words(part, _ACKS_AT + ENTRIES)
+        self._heap_bytes = memory.tensor(part, HEAP_BYTES, torch.uint8, _CONTROL_BYTES)
+        self._timeout_s = timeout_s
+
+    def read(self, message: int, out: Tensor, what: str) -> int:
+        """Copy a message into a contiguous tensor of its size, once it is there; its stamp."""
+        wait_until(lambda: self._words[_HEAD] > message, self._timeout_s, what)
+        entry = _ENTRIES_AT + _ENTRY * (message % ENTRIES)
+        start, size, stamp = self._words[entry : entry + _ENTRY]
+        if size != out.nbytes:
+            raise RuntimeError(f"{what}: {size} bytes were sent, {out.nbytes} are expected")
+        if size:
+            out.view(-1).view(torch.uint8).copy_(self._heap_bytes[start : start + size])
+        self._words[_ACKS_AT + message % ENTRIES] = message + 1
+        return int(stamp)
+
+
+# ---------------------------------------------------------------- sums
+
+
+@dataclass
+class Circle:
+    """Ranks that meet: `memories` are theirs in one order that is the same on all of them, mine at `index`."""
+
+    memories: Sequence[Memory]
+    index: int
+    part: str  # of the words by which they meet, and of a slot for small tensors
+    timeout_s: float
+    _met: int = 0
+    _words: list[memoryview] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._words = [memory.words(self.part, 1) for memory in self.memories]
+
+    def meet(self, what: str) -> None:
+        """Return when all have come."""
+        self._met += 1
+        self._words[self.index][0] = self._met
+        for words in self._words:
+            wait_until(lambda words=words: words[0] >= self._met, self.timeout_s, what)  # type: ignore[misc]
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum a small tensor over all, in their order, so that all have the same to the bit."""
+        assert tensor.nbytes <= SLOT_BYTES and tensor.is_contiguous(), (tensor.nbytes, tensor.stride())
+        slots = [memory.tensor(self.part, tensor.numel(), tensor.dtype, LINE) for memory in self.memories]
+        slots[self.index].copy_(tensor.view(-1))
+        self.meet("sum")
+        total = slots[0].clone()
+        for slot in slots[1:]:
+            total += slot
+        self.meet("sum was read")
+        tensor.view(-1).copy_(total)
+
+    def reduce_parts(self, part: str, elements: int, dtype: torch.dtype) -> None:
+        """Sum a tensor that lies in this part of each memory: each rank its share, then it takes the others'."""
+        of_each = [memory.tensor(part, elements, dtype) for memory in self.memories]
+        mine, shares = of_each[self.index], _shares(elements, len(self.memories))
+        self.meet("gradients")
+        start, end = shares[self.index]
+        for at in range(start, end, BLOCK):
+            block = slice(at, min(at + BLOCK, end))
+            total = of_each[0][block] + of_each[1][block]
+            for other in of_each[2:]:
+                total += other[block]
+            mine[block] = total
+        self.meet("sums of gradients")
+        self._take(of_each, shares)
+
+    def gather_parts(self, part: str, elements: int, dtype: torch.dtype) -> None:
+        """Of a tensor that lies in this part of each memory, give each rank the others' shares."""
+        of_each = [memory.tensor(part, elements, dtype) for memory in self.memories]
+        self.meet("weights")
+        self._take(of_each, _shares(elements, len(self.memories)))
+
+    def _take(self, of_each: Sequence[Tensor], shares: Sequence[tuple[int, int]]) -> None:
+        for owner, (start, end) in enumerate(shares):
+            if owner != self.index:
+                of_each[self.index][start:end].copy_(of_each[owner][start:end])
+        self.meet("shares were read")
+
+
+CIRCLE_BYTES = LINE + SLOT_BYTES
+
+
+def _shares(elements: int, members: int) -> list[tuple[int, int]]:
+    """Equal ranges; the last may be shorter."""
+    extent = -(-elements // members)
+    return [(min(r * extent, elements), min((r + 1) * extent, elements)) for r in range(members)]

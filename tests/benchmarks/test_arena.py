@@ -1,0 +1,116 @@
+"""The arena with contestants that are none: who runs when, what is taken, and who is to blame."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.speed.arena import IDLE_S, Contestant, Record, Round, compete
+from benchmarks.speed.processes import file_parts, tree
+from benchmarks.speed.serve import WARM_UP
+from tests.benchmarks.fakes import BURNT_S, HELD_BYTES
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(ROOT)
+    return tmp_path / "journal"
+
+
+def fakes(journal: Path, steps: int = 2, **kinds: str) -> list[Contestant]:
+    command = (sys.executable, "-m", "tests.benchmarks.fakes")
+    return [Contestant(name, (*command, name, kind, str(journal)), steps) for name, kind in kinds.items()]
+
+
+def run(journal: Path, rounds: int, steps: int = 2, limit_s: float = 60.0, **kinds: str) -> dict[str, Record]:
+    records = compete(fakes(journal, steps, **kinds), rounds, journal.parent / "logs", round_s=limit_s)
+    assert tree(os.getpid()) == (os.getpid(),), "no process is left"
+    return records
+
+
+def test_rounds_go_in_turn(journal: Path) -> None:
+    records = run(journal, 3, a="good", b="good", c="good")
+    turns = [name for name in "abc" for _ in range(WARM_UP)] + [name for name in "abcabcabc" for _ in range(2)]
+    assert journal.read_text().split() == [*turns, *"abc"], "and each once more, for its memory"
+    for name, record in records.items():
+        assert (record.failed, len(record.rounds), record.info) == ("", 3, {"name": name})
+        assert record.losses == [1.0, 2.0, 3.0, 4.0]
+        assert record.peak_bytes > 1 << 20
+
+
+def test_figures_are_medians_of_a_step() -> None:
+    record = Record(steps=4, rounds=[Round(8.0, 2.0), Round(400.0, 12.0), Round(4.0, 4.0)])
+    assert (record.step_s(), record.step_processor_s()) == (2.0, 1.0)
+
+
+def test_the_processor_s_time_is_of_all_processes(journal: Path) -> None:
+    records = run(journal, 2, burns="burns", parent="parent", good="good")
+    for name in ("burns", "parent"):
+        assert all(r.processor_s >= 2 * BURNT_S for r in records[name].rounds), (name, records[name].rounds)
+    assert all(r.seconds >= 2 * BURNT_S for r in records["burns"].rounds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("dies", "round 2: ended with exit code 7\n    out of cheese"),
+        ("killed", "round 1: ended with SIGKILL"),
+        ("hangs", "round 2: said nothing for 3 s"),
+    ],
+)
+def test_one_that_fails_is_named_and_the_others_go_on(journal: Path, kind: str, what: str) -> None:
+    records = run(journal, 3, limit_s=3.0, a="good", bad=kind, c="good")
+    assert records["bad"].failed == what
+    assert [len(records[name].rounds) for name in ("a", "c")] == [3, 3]
+    assert not records["a"].failed and not records["c"].failed
+    assert journal.read_text().split()[-2:] == ["a", "c"], "memory of those that are left"
+
+
+def test_one_that_never_is_ready_is_given_up(journal: Path) -> None:
+    records = compete(fakes(journal, mute="mute"), 1, journal.parent / "logs", prepare_s=0.5)
+    assert (records["mute"].failed, records["mute"].rounds) == ("preparation: said nothing for 0.5 s", [])
+
+
+def test_one_that_cannot_start_is_named(journal: Path) -> None:
+    records = compete([Contestant("no", (sys.executable, "-c", "raise SystemExit('no spec')"), 1)], 1, journal.parent)
+    assert records["no"].failed == "preparation: ended with exit code 1\n    no spec"
+
+
+def test_out_of_turn_nobody_runs(journal: Path) -> None:
+    """Not even one with a thread that spins; one that cannot be stopped is found out."""
+    records = run(journal, 2, restless="restless", escaped="escaped", burns="burns")
+    assert not records["restless"].failed and records["restless"].idle_processor_s <= IDLE_S
+    assert "of the processor while others had their turn" in records["escaped"].failed
+    assert records["escaped"].failed.startswith("round ")
+    assert not records["burns"].failed and len(records["burns"].rounds) == 2
+
+
+def test_peak_memory_is_seen(journal: Path) -> None:
+    records = run(journal, 1, steps=1, good="good", holds="holds")
+    more = records["holds"].peak_bytes - records["good"].peak_bytes
+    assert 0.9 * HELD_BYTES < more < 1.5 * HELD_BYTES
+
+
+def test_a_file_counts_once_and_what_was_written_to_not_as_a_file() -> None:
+    smaps = """\
+7f00-7f10 r-xp 00001000 08:01 42                         /usr/lib/libtorch cpu.so
+Size:                900 kB
+Rss:                 500 kB
+Pss:                  10 kB
+Anonymous:           100 kB
+7f20-7f30 rw-p 00000000 00:00 0                          [heap]
+Rss:                  64 kB
+Anonymous:            64 kB
+7f30-7f40 rw-p 00000000 00:00 0 
+Rss:                  32 kB
+Anonymous:            32 kB
+7f40-7f50 rw-s 00000000 00:01 7                          /dev/shm/edge (deleted)
+Rss:                  16 kB
+Anonymous:             0 kB
+"""
+    assert file_parts(smaps) == [(("/usr/lib/libtorch cpu.so", "00001000"), 400 * 1024)]

@@ -1,0 +1,29 @@
+"""docs/compile-speed.md is what was measured, and what is measured is what compiles."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+
+from benchmarks.compile_speed import NUM_SIZES, PAGE, PARTS, RESULTS, SPECS, V3, page
+from dsl import ramp
+from dsl.load import resolve
+
+FOUND = json.loads(RESULTS.read_text("utf-8"))
+
+
+def test_the_page_is_of_the_results() -> None:
+    assert PAGE.read_text("utf-8") == page(FOUND)
+    assert list(FOUND["compiled"]) == list(SPECS) == list(FOUND["parts"])
+
+
+def test_the_parts_are_there_to_be_watched() -> None:
+    assert all(callable(getattr(import_module(module), name)) for _, module, name in PARTS[1:-1])
+    for parts in FOUND["parts"].values():
+        assert {label for label, _, _ in PARTS} < set(parts["cold"])
+        assert abs(sum(parts["cold"].values()) - 2 * parts["cold"]["whole"]) < 1e-6
+
+
+def test_the_page_says_how_many_sizes_v3_has() -> None:
+    file, *words = V3
+    assert len(ramp.micro_batches(resolve(file, None, words[1::2]).spec)) == NUM_SIZES

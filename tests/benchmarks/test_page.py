@@ -1,0 +1,140 @@
+"""docs/performance.md is made of what was measured, and says what was not."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.speed.__main__ import disagree
+from benchmarks.speed.arena import Record
+from benchmarks.speed.contests import CONTESTS, builds_of
+from benchmarks.speed.page import PAGE, RESULTS, best, figures, page, table
+from compiler.commands.common import is_refused, load_spec
+from dsl.load import resolve
+
+ROOT = Path(__file__).parents[2]
+WIDTH = 9  # columns of a table
+
+
+def row(name: str, group: str, seconds: float, processor_s: float, processes: int = 1, **more: Any) -> dict[str, Any]:
+    """A row of three rounds of two steps, one of which was disturbed."""
+    rounds = [[2 * s, 2 * processor_s] for s in (seconds, seconds, 9.0)]
+    return {
+        "name": name,
+        "title": more.pop("title", f"the {name} | one"),
+        "group": group,
+        "processes": processes,
+        "threads": 1,
+        "steps": 2,
+        "info": {},
+        "losses": [8.5, 8.25],
+        "rounds": rounds,
+        "peak_bytes": 500_000_000,
+        "idle_processor_s": 0.0,
+        "failed": "",
+        **more,
+    }
+
+
+def contest() -> dict[str, Any]:
+    return {
+        "name": "bench-4 fp32",
+        "title": "4 layers, FP32",
+        "spec": "specs/bench-4.dsc",
+        "precision": "fp32",
+        "tokens": 1000,
+        "product_flops": 90_000_000_000,
+        "attention_flops": 10_000_000_000,
+        "rows": [
+            row("limit", "limit", 0.9, 0.9),  # products alone: 0.9 s, so all of it 1 s: 1000 tokens/s
+            row("alone", "ours", 1.25, 1.25),
+            row("both", "ours", 0.8, 1.6, processes=2),
+            row("pipe", "ours", 1.0, 1.7, processes=2, title="DualPipe P = 2"),
+            row("hf", "theirs", 1.6, 3.2, processes=2, info={"choice": {"attention": "eager"}}),
+            row("hf 1", "theirs", 2.0, 2.0),
+            row("late", "theirs", 0.1, 0.1, failed="not measured: error[E1001]: a | b\nmore", rounds=[]),
+        ],
+    }
+
+
+def found() -> dict[str, Any]:
+    return {
+        "date": "2000-01-02",
+        "processor": "A Processor",
+        "cores": 2,
+        "memory_bytes": 16 << 30,
+        "versions": {"torch": "1.0"},
+        "rounds": 3,
+        "contests": [contest()],
+    }
+
+
+def test_the_page_is_current(bless: bool) -> None:
+    made = page(json.loads(RESULTS.read_text("utf-8")))
+    if bless:
+        PAGE.write_text(made, "utf-8")
+    assert PAGE.read_text("utf-8") == made, "run: python -m benchmarks.speed --page"
+
+
+def test_a_row_says_medians_ratios_and_shares() -> None:
+    text = table(contest(), 2)
+    assert "Limit: 1,000 tokens/s a core, 2,000 on 2." in text and "100 GFLOP/s" in text
+    cells = {line.split(" | ")[0]: line for line in text.splitlines() if line.startswith("| ")}
+    both = "| **dsc**, the both | one | 2 × 1 | 1,250 | 2.00 | 62% | 625 | 62% | 500 MB | 8.5000 |"
+    assert both in text and len(cells) > 5
+    assert "| **dsc**, the alone | one | 1 × 1 | 800 | 1.28 |  | 800 | 80% | 500 MB | 8.5000 |" in text
+    assert "| the late | one | 1 × 1 | not measured: error[E1001]: a \\| b | | | | | | |" in text
+    assert "- the hf | one, 2 × 1: attention eager" in text
+
+
+def test_goals_are_of_the_best_rows() -> None:
+    goals = dict(re.findall(r"^\| (FP32|BF16|4 ranks)(.*?) \|", page(found()), re.MULTILINE))
+    assert set(goals) == {"FP32", "BF16", "4 ranks"}
+    lines = page(found()).splitlines()
+    assert "| FP32, all cores, against their best | ≥ 1.50 | 2.00 |" in lines
+    assert "| FP32, DualPipe P = 2, against their best | ≥ 1.20 | 1.60 |" in lines
+    assert "| FP32, one thread, by processor time | ≥ 1.50 | 1.60 |" in lines
+    assert "| FP32, one thread, of a core's limit | ≥ 80% | 80% |" in lines
+    assert "| BF16, all cores, against their best | ≥ 2.20 | not measured |" in lines
+
+
+def test_without_a_limit_or_others_there_are_no_shares() -> None:
+    alone = copy.deepcopy(contest())
+    alone["rows"] = [row("both", "ours", 0.8, 1.6, processes=2)]
+    assert best(figures(alone).values(), "theirs") is None
+    assert "nan" not in table(alone, 2)
+
+
+def test_who_does_other_work_is_found_out() -> None:
+    losses = {"limit": None, "a": 8.5, "b": 8.5004, "c": 8.502, "d": math.nan}
+    records = {name: Record(1, losses=[loss]) for name, loss in losses.items()}
+    disagree(records, 1e-3)
+    assert [name for name, record in records.items() if record.failed] == ["c", "d"]
+    assert "8.5020" in records["c"].failed
+
+
+def test_names_are_of_one_row_each() -> None:
+    assert len({c.name for c in CONTESTS}) == len(CONTESTS)
+    for each in CONTESTS:
+        names = [r.name for r in each.rows]
+        assert len(set(names)) == len(names)
+        assert [r.group for r in each.rows].count("limit") == 1
+        assert any(r.group == "theirs" for r in each.rows)
+
+
+@pytest.mark.parametrize("each", [c for c in CONTESTS if c.precision == "fp32"], ids=lambda c: c.name)
+def test_layouts_are_what_their_rows_say(each: Any) -> None:
+    """All train today, on as many ranks as the row says, and the batch is the same."""
+    processes = {r.name: r.processes for r in each.rows} | {"start": 1}
+    for name, overrides in builds_of(each).items():
+        chosen = load_spec(str(ROOT / each.spec), list(overrides))
+        assert chosen is not None and not is_refused(chosen), name
+        parallel, spec = chosen.spec.parallel, resolve(ROOT / each.spec).spec
+        assert parallel.pipeline * parallel.data == processes[name], name
+        assert chosen.spec.train.batch == spec.train.batch and chosen.spec.model == spec.model

@@ -1,0 +1,83 @@
+"""What commands say while they work: on a terminal in place, in a log a line where it takes long."""
+
+from __future__ import annotations
+
+import io
+import sys
+from threading import Event, active_count
+
+import pytest
+
+from compiler.cli import main
+from compiler.commands import common, plan
+from compiler.commands.common import progress
+from tests.cli.test_schedule import QUICK, Terminal
+
+
+class Log(io.StringIO):
+    """What is written to it, and a word when a line is whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = Event()
+
+    def write(self, text: str) -> int:
+        done = super().write(text)
+        if text.endswith("\n"):
+            self.said.set()
+        return done
+
+
+def test_on_a_terminal_each_takes_the_place_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    tell = progress("plan")
+    for text in ("one", "two", ""):
+        tell(text)
+    assert terminal.getvalue() == "\r\x1b[Kplan: one\r\x1b[Kplan: two\r\x1b[K"
+
+
+def test_in_a_log_a_long_step_is_said_though_it_tells_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, before = Log(), active_count()
+    monkeypatch.setattr(sys, "stderr", log)
+    tell = progress("plan", (0.0, 1e6))
+    tell("one")
+    assert log.said.wait(60)
+    tell("two")  # not said: the next line is far off
+    tell("")
+    tell("")
+    assert log.getvalue() == "plan: one\n" and active_count() == before
+    log.said.clear()
+    tell("three")  # begins anew
+    assert log.said.wait(60)
+    tell("")
+    assert log.getvalue() == "plan: one\nplan: three\n"
+
+
+def test_what_is_short_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", log := Log())
+    tell = progress("plan", (1e6,))
+    tell("one")
+    tell("")
+    assert log.getvalue() == ""
+
+
+def test_a_closed_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    tell = progress("plan", (0.0,))
+    tell("one")
+    tell("")
+
+
+def test_plan_says_what_it_looks_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    for module in (common, plan):
+        monkeypatch.setattr(module, "progress", lambda command: told.append)
+    from compiler.commands import decide
+
+    monkeypatch.setattr(decide, "progress", lambda command: told.append)
+    words = ("-s", "train.micro_batch=auto", "-s", "cluster.node.device.memory=100MB")
+    assert main(["plan", QUICK, *words, "--format", "json"]) == 0
+    assert told[0].startswith("looking for the best of ") and "it does not fit: looking for edits that mend it" in told
+    assert told.count("") == 2 and told[-1] == ""
+    capsys.readouterr()

@@ -1,0 +1,174 @@
+"""What the steps of a trainer do, counted.
+
+`python -m tests.runtime.counts FOLDER WORLD [bytes]` leaves FOLDER/rank_<r>.json: of FOLDER/build, two steps' counts.
+No clock: the same build has the same counts on every machine. Every step starts from the same weights and has the same
+samples, so that the same experts get no row, and a gradient is clipped or is not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from runtime.build import Build
+from runtime.comm import host, memory
+from runtime.heartbeat import Board
+from runtime.launch import launch
+from runtime.trainer import Trainer
+from tests.training.samples import RandomSamples
+
+OURS = str(Path(__file__).parents[2] / "runtime")
+WAITING = str(Path(memory.__file__))  # how often it looks depends on others
+INLINED = ("<listcomp>", "<dictcomp>", "<setcomp>")  # no calls from Python 3.12 on
+BEFORE = 2  # steps
+
+Counts = Counter[str]  # "F0 dispatches" → how many
+
+
+class SameSamples(RandomSamples):
+    """The samples of the first step, in every step."""
+
+    def __init__(self, vocab: int, sequence: int, batch: int) -> None:
+        super().__init__(vocab, sequence)
+        self.batch = batch
+
+    def tokens(self, index: int) -> npt.NDArray[np.int64]:
+        return super().tokens(index % self.batch)
+
+
+class Place:
+    """Which action's body runs, or "tail"."""
+
+    def __init__(self) -> None:
+        self.now = "tail"
+
+    def of(self, name: str, body: Callable[..., None], *args: Any) -> None:
+        self.now = name
+        body(*args)
+        self.now = "tail"
+
+
+class Dispatches(TorchDispatchMode):
+    """Ops that torch dispatches, and the storages that they make."""
+
+    def __init__(self, place: Place, counts: Counts) -> None:
+        super().__init__()
+        self.place, self.counts = place, counts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        known = {_storage(each).data_ptr() for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        made = [_storage(each) for each in tree_leaves(result) if isinstance(each, Tensor)]
+        made = [each for each in made if each.nbytes() and each.data_ptr() not in known]
+        self.counts[f"{self.place.now} dispatches"] += 1
+        self.counts[f"{self.place.now} allocations"] += len(made)
+        self.counts[f"{self.place.now} allocated bytes"] += sum(each.nbytes() for each in made)
+        return result
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
+
+
+@contextmanager
+def python_calls(place: Place, counts: Counts, build: Path) -> Iterator[None]:
+    """Calls of functions of the runtime and of the build."""
+
+    def see(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        ours = code.co_filename.startswith((OURS, str(build))) and code.co_filename != WAITING
+        if event == "call" and ours and code.co_name not in INLINED:
+            counts[f"{place.now} Python calls"] += 1
+
+    sys.setprofile(see)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+@contextmanager
+def moved(counts: Counts) -> Iterator[None]:
+    """Bytes that a rank gives away. Rows that stay on it count, so the sum over ranks is the same for any routing."""
+
+    def counted(original: Any, what: Callable[..., tuple[str, int]]) -> Any:
+        def call(self: Any, *args: Any) -> Any:
+            name, size = what(*args)
+            counts[f"moved bytes of {name}"] += size
+            return original(self, *args)
+
+        return call
+
+    def flat(name: str, _: str, elements: int, dtype: torch.dtype) -> tuple[str, int]:
+        return name, elements * dtype.itemsize
+
+    table: tuple[tuple[type, str, Callable[..., tuple[str, int]]], ...] = (
+        (host.HostEdge, "send", lambda _, tensor: ("messages", tensor.nbytes)),
+        (host.HostSwap, "start", lambda name, tensor, *_: (name.partition(" ")[0], tensor.nbytes)),
+        (memory.Circle, "all_reduce", lambda tensor: ("sums", tensor.nbytes)),
+        (memory.Circle, "reduce_parts", partial(flat, "reductions")),
+        (memory.Circle, "gather_parts", partial(flat, "gathers")),
+    )
+    patches = [patch.object(owner, name, counted(getattr(owner, name), what)) for owner, name, what in table]
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()
+
+
+def counted(build: Build, rank: int, board: Board, only_bytes: bool) -> list[dict[str, int]]:
+    """Counts of two steps that follow each other; in fact of pairs of steps, one for each thing that is counted."""
+    plan = build.plan
+    samples = SameSamples(plan["model"]["vocab"], plan["train"]["sequence"], plan["batches"][0][1])
+    trainer, place = Trainer(build, rank, samples, None, board), Place()
+    tensors = [*(bucket.parameters for bucket in trainer.state.buckets), *trainer.state.biases.values()]
+    start = [(tensor, tensor.clone()) for tensor in tensors]
+    trainer.bodies = {name: partial(place.of, name, body) for name, body in trainer.bodies.items()}
+    for _ in range(BEFORE):
+        trainer.train_step()
+    found: list[Counts] = [Counter(), Counter()]
+
+    def both(means: Callable[[Counts], AbstractContextManager[object]]) -> None:
+        for counts in found:
+            for tensor, value in start:
+                tensor.copy_(value)
+            with means(counts):
+                trainer.train_step()
+
+    both(moved)
+    if not only_bytes:
+        both(lambda counts: python_calls(place, counts, build.folder))
+        both(lambda counts: Dispatches(place, counts))
+    return [dict(sorted(counts.items())) for counts in found]
+
+
+def main(folder: Path, world: int, only_bytes: bool) -> int:
+    def target(rank: int, world: int, board: Board) -> None:
+        text = json.dumps(counted(Build.open(folder / "build"), rank, board, only_bytes))
+        (folder / f"rank_{rank}.json").write_text(text)
+
+    outcome = launch(target, world, folder=folder, hang_timeout_s=120)
+    print(outcome)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), "bytes" in sys.argv[3:]))

@@ -1,0 +1,189 @@
+"""Memory shared by ranks: pipes and sums, in threads that map each other's memory as processes would."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.comm import memory
+from runtime.comm.memory import (
+    CIRCLE_BYTES,
+    ENTRIES,
+    PIPE_BYTES,
+    Circle,
+    Heap,
+    Memory,
+    PeerTimeoutError,
+    Reader,
+    Writer,
+    make_memory,
+    map_memory,
+)
+from runtime.comm.transport import Wanted, channels
+
+WAIT_S = 20.0
+
+
+def pipe(timeout_s: float = WAIT_S) -> tuple[Writer, Reader]:
+    """Both ends, the reader in a mapping of its own."""
+    mine, address = make_memory({"first": 100, "pipe": PIPE_BYTES})
+    return Writer(mine, "pipe", timeout_s), Reader(map_memory(address), "pipe", timeout_s)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 1000)), max_size=60))
+def test_blocks_of_a_heap_never_overlap_and_lie_as_low_as_they_can(moves: list[tuple[bool, int]]) -> None:
+    heap, taken = Heap(4096), dict[int, int]()
+    for is_free, size in moves:
+        if is_free and taken:
+            start = sorted(taken)[size % len(taken)]
+            del taken[start]
+            heap.free(start)
+            continue
+        extent = -(-max(size, 1) // 64) * 64
+        free = [
+            at
+            for at in range(0, 4096 - extent + 1, 64)
+            if all(at + extent <= start or at >= start + length for start, length in taken.items())
+        ]
+        assert heap.take(size) == (free[0] if free else None)
+        if free:
+            taken[free[0]] = extent
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=30), st.randoms(use_true_random=False))
+def test_messages_arrive_whole_in_whatever_order_they_are_read(sizes: list[int], order: random.Random) -> None:
+    writer, reader = pipe()
+    sent = [torch.randint(0, 1 << 30, (size,)) for size in sizes]
+    for stamp, tensor in enumerate(sent):
+        writer.write(tensor, stamp)
+    for message in order.sample(range(len(sent)), len(sent)):
+        out = torch.empty_like(sent[message])
+        assert reader.read(message, out, "it") == message
+        assert torch.equal(out, sent[message])
+
+
+def test_a_pipe_reuses_its_lowest_blocks_and_outlives_its_entries() -> None:
+    writer, reader = pipe()
+    out = torch.empty(64, dtype=torch.int64)
+    highest = 0
+    for message in range(2 * ENTRIES + 3):
+        writer.write(torch.full((64,), message), message)
+        highest = max(highest, writer._heap._taken[-1][1])
+        reader.read(message, out, "it")
+        assert out[0] == message
+    assert highest == 512, "one message at a time takes the place of one"
+
+
+def test_the_ends_of_a_pipe_run_at_their_own_pace() -> None:
+    writer, reader = pipe()
+    count = 3000
+
+    def write() -> None:
+        for message in range(count):
+            writer.write(torch.full((1 + message % 700,), message), message)
+
+    def read() -> int:
+        right = 0
+        for message in range(count):
+            out = torch.empty(1 + message % 700, dtype=torch.int64)
+            reader.read(message, out, "it")
+            right += bool((out == message).all())
+        return right
+
+    with ThreadPoolExecutor() as threads:
+        writing, reading = threads.submit(write), threads.submit(read)
+        assert reading.result() == count and writing.result() is None
+
+
+def test_who_waits_for_a_message_in_vain_says_for_which() -> None:
+    _, reader = pipe(timeout_s=0.05)
+    with pytest.raises(PeerTimeoutError, match=r"recv F0\.1: no answer in 0 s"):
+        reader.read(0, torch.empty(1), "recv F0.1")
+
+
+def test_a_message_of_another_size_is_refused() -> None:
+    writer, reader = pipe()
+    writer.write(torch.zeros(3), 0)
+    with pytest.raises(RuntimeError, match=r"recv it: 12 bytes were sent, 16 are expected"):
+        reader.read(0, torch.empty(4), "recv it")
+
+
+def test_memory_of_another_machine_or_process_that_ended_is_refused() -> None:
+    _, address = make_memory({"part": 8})
+    with pytest.raises(OSError, match="another machine"):
+        map_memory(replace(address, machine="elsewhere"))
+    with pytest.raises(OSError, match="No such"):
+        map_memory(replace(address, pid=2**22 + 1))
+    with pytest.raises(OSError, match="another file"):
+        map_memory(replace(address, size=address.size + 1))
+
+
+# ---------------------------------------------------------------- sums
+
+
+def circles(members: int, elements: int) -> list[Circle]:
+    """Of members that each map the others."""
+    made = [make_memory({"world": CIRCLE_BYTES, "flat": 8 * elements}) for _ in range(members)]
+
+    def seen_by(member: int) -> list[Memory]:
+        return [own if index == member else map_memory(address) for index, (own, address) in enumerate(made)]
+
+    return [Circle(seen_by(member), member, "world", WAIT_S) for member in range(members)]
+
+
+def on_all(each: list[Circle], work: Callable[[Circle], None]) -> None:
+    with ThreadPoolExecutor(len(each)) as threads:
+        for done in [threads.submit(work, circle) for circle in each]:
+            done.result()
+
+
+@pytest.mark.parametrize("members", [2, 3, 4])
+@pytest.mark.parametrize("elements", [1, 5, 12, 70_001])
+def test_every_member_has_the_same_sum(monkeypatch: pytest.MonkeyPatch, members: int, elements: int) -> None:
+    monkeypatch.setattr(memory, "BLOCK", 1000)
+    each = circles(members, elements)
+    flats = [circle.memories[circle.index].tensor("flat", elements, torch.float64) for circle in each]
+    for round_ in range(3):
+        given = [torch.randn(elements, dtype=torch.float64) for _ in each]
+        for flat, values in zip(flats, given, strict=True):
+            flat.copy_(values)
+        on_all(each, lambda circle: circle.reduce_parts("flat", elements, torch.float64))
+        expected = sum(given[1:], given[0].clone())  # in the members' order
+        assert all(torch.equal(flat, expected) for flat in flats), round_
+        small = [values[:7].clone() for values in given]
+        on_all(each, lambda circle, small=small: circle.all_reduce(small[circle.index]))  # type: ignore[misc]
+        assert all(torch.equal(values, expected[:7]) for values in small)
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_shares_are_gathered(members: int) -> None:
+    elements = 4 * members
+    each = circles(members, elements)
+    flats = [circle.memories[circle.index].tensor("flat", elements, torch.float32) for circle in each]
+    for rank, flat in enumerate(flats):
+        flat.fill_(-1.0)
+        flat[4 * rank : 4 * rank + 4] = rank
+    on_all(each, lambda circle: circle.gather_parts("flat", elements, torch.float32))
+    expected = torch.arange(members).repeat_interleave(4).float()
+    assert all(torch.equal(flat, expected) for flat in flats)
+
+
+def test_memory_that_is_not_used_takes_no_room() -> None:
+    wanted = Wanted(channels({"pp": 4, "dp": 2, "ep": 2}, [(0, 1), (1, 0)], [(0, 1)]), {})
+    assert len(wanted.of(0, "edge")) == 2 and wanted.of(0, "expert") == [(0, 1)]
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096
+
+    before = resident()
+    kept = [make_memory({"pipe": PIPE_BYTES}) for _ in range(8)]
+    assert len(kept) == 8 and resident() - before < PIPE_BYTES / 100

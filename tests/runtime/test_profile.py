@@ -1,0 +1,269 @@
+"""`dsc train --profile`: every nanosecond of a step is in one row, no result changes, and nothing stays replaced."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from compiler.build import compile_spec, write_build
+from compiler.ir import SegmentCode
+from compiler.pipeline import lower_spec, uses
+from compiler.report.profile import write_run_profile
+from compiler.report.profile_text import text
+from dsl.load import load
+from runtime import optimizer, profile
+from runtime.build import Build
+from runtime.comm import collective, memory
+from runtime.heartbeat import Board
+from runtime.profile import WARM_UP, Key, Overhead, Profile, Row, Stopwatch, without_overhead
+from runtime.trainer import Trainer
+from tests.runs.place import FOUR_RANKS, ONE_RANK, Place
+from tests.training.samples import RandomSamples
+
+TINY = Path(__file__).parents[2] / "specs" / "tiny.dsc"
+MICRO_BATCHES = 4
+COMMUNICATION = {"copy", "wait"}
+
+
+@pytest.fixture(scope="module")
+def codes() -> dict[object, SegmentCode]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory, codes: dict[object, SegmentCode]) -> Build:
+    folder = tmp_path_factory.mktemp("build") / "tiny"
+    write_build(folder, compile_spec(load(TINY), codes=codes).files)
+    return Build.open(folder)
+
+
+def trainer_of(build: Build) -> Trainer:
+    samples = RandomSamples(build.plan["model"]["vocab"], build.plan["train"]["sequence"])
+    return Trainer(build, 0, samples, None, Board(1).bind(0))
+
+
+def total(rows: list[dict[str, Any]], field: str = "clock_ns") -> int:
+    return sum(row[field] for row in rows)
+
+
+def sums_up(rank: dict[str, Any]) -> None:
+    """The rows of a rank are its steps; those of an action are its ops, its communication, and Python."""
+    rows, actions = rank["rows"], set(rank["actions"])
+    for field in ("clock_ns", "processor_ns"):
+        bubble = total([row for row in rows if row["kind"] == "bubble"], field)
+        inside = [row for row in rows if row["place"] in actions and row["kind"] != "bubble"]
+        tail = [row for row in rows if row["place"] not in actions and row["kind"] != "bubble"]
+        assert total(inside, field) + total(tail, field) + bubble == rank[field] > 0
+        kinds: Counter[str] = Counter()
+        for row in inside:
+            kinds[row["kind"]] += row[field]
+        assert set(kinds) <= {"op", "python", "profile", *COMMUNICATION} and kinds["op"] > 0
+    assert all(row["clock_ns"] >= 0 and row["calls"] > 0 for row in rows)
+    assert len({tuple(row[name] for name in Key._fields) for row in rows}) == len(rows)
+
+
+# ---------------------------------------------------------------- the clock
+
+
+class Clock:
+    """Its processor runs at a tenth of the speed."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def perf_counter_ns(self) -> int:
+        return self.now
+
+    def thread_time_ns(self) -> int:
+        return self.now // 10
+
+
+def test_times_are_those_that_no_inner_call_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, watch = Clock(), Stopwatch()
+    monkeypatch.setattr(profile, "time", clock)
+
+    def takes(ns: int) -> None:
+        clock.now += ns
+
+    def fails() -> None:
+        takes(70)
+        raise ValueError
+
+    wait, op, failing = watch.timed(takes, "wait"), watch.timed(takes, "op", "linear"), watch.timed(fails, "op", "bad")
+
+    def received() -> None:
+        takes(10)
+        wait(100)
+
+    def body() -> None:
+        takes(1000)
+        watch.timed(lambda: (op(20_000), op(20_000)), "python", segment="dense", function="F")()
+        watch.timed(received, "copy", "message")()
+        watch.timed(received, "copy", "dispatch")()
+        wait(500_000)
+        with pytest.raises(ValueError):
+            failing()
+
+    watch.timed(body, "python", place="F0")()
+    assert {tuple(key): (row.calls, row.clock, row.inside) for key, row in watch.rows.items()} == {
+        ("F0", "", "", "python", ""): (1, 1000, 5),
+        ("F0", "dense", "F", "python", ""): (1, 0, 2),
+        ("F0", "dense", "F", "op", "linear"): (2, 40_000, 0),
+        ("F0", "", "", "copy", "message"): (1, 10, 1),
+        ("F0", "", "", "bubble", "message"): (2, 500_100, 0),
+        ("F0", "", "", "copy", "dispatch"): (1, 10, 1),
+        ("F0", "", "", "wait", "dispatch"): (1, 100, 0),
+        ("F0", "", "", "op", "bad"): (1, 70, 0),
+    }
+    assert watch.clock == clock.now and watch.processor == clock.now // 10
+    assert sum(row.processor for row in watch.rows.values()) == watch.processor
+
+
+def test_what_the_profile_takes_is_a_row_of_its_own() -> None:
+    python, op, tail = (
+        Key("F0", "", "", "python", ""),
+        Key("F0", "", "", "op", "add"),
+        Key("norm", "", "", "op", "norm"),
+    )
+    rows = {python: Row(1, 5000, 500, 3), op: Row(3, 9000, 20, 0), tail: Row(1, 100, 0, 0)}
+    found = without_overhead(rows, Overhead(own=(200.0, 10.0), around=(1000.0, 100.0)))
+    assert found[python] == Row(1, 5000 - 3200, 500 - 310, 3)
+    assert found[op] == Row(3, 9000 - 600, 0, 0), "never below zero"
+    assert found[Key("F0", "", "", "profile", "profile")] == Row(4, 3800, 330, 0)
+    for place in ("F0", "norm"):
+        assert sum(row.clock for key, row in found.items() if key.place == place) == sum(
+            row.clock for key, row in rows.items() if key.place == place
+        )
+
+
+# ---------------------------------------------------------------- one rank
+
+
+def attributes(trainer: Trainer) -> list[dict[str, Any]]:
+    """Of everything in which a profile replaces something."""
+    stage = next(iter(trainer.bodies.values())).__globals__
+    modules = [value for value in stage.values() if isinstance(value, ModuleType)]
+    owners = (*modules, optimizer, memory, collective, trainer.executor, trainer.links, trainer)
+    return [{name: id(value) for name, value in vars(owner).items() if callable(value)} for owner in owners]
+
+
+def test_a_profiled_step_is_the_step_it_would_be(build: Build, tmp_path: Path) -> None:
+    plain, watched = trainer_of(build), trainer_of(build)
+    found = Profile(watched, 2)
+    before, bodies = attributes(watched), watched.bodies
+    times = {"step_s", "tokens_per_s"}
+    for _ in range(WARM_UP + 2):
+        row, other = plain.train_step(), found.train_step()
+        assert {k: v for k, v in row.items() if k not in times} == {k: v for k, v in other.items() if k not in times}
+    assert attributes(watched) == before and watched.bodies is bodies, "all is as it was"
+
+    rank = json.loads(json.dumps(found.document()))
+    sums_up(rank)
+    calls = Counter({(row["segment"], row["function"], row["name"]): row["calls"] for row in rank["rows"]})
+    for path in (build.folder / "segments").glob("*.py"):
+        module = build.module(f"segments.{path.stem}")
+        for function in "FIW":
+            called = Counter(vars(module)[function].__code__.co_names) if hasattr(module, function) else Counter()
+            for op in called - Counter({"torch": 1}):
+                name = getattr(vars(module).get(op), "__name__", op)
+                assert calls[path.stem, function, name] > 0, (path.stem, function, op)
+    phases = {row["place"] for row in rank["rows"]} - set(rank["actions"])
+    assert phases == {
+        *("metrics", "zero", "between actions", "load data", "count targets", "records", "reduce", "norm", "update"),
+        "balance",
+    }
+
+    # The FLOPs of all rows are those of the op rules for every call of every segment.
+    found.write(tmp_path)
+    (tmp_path / "spec.resolved").write_text((build.folder / "spec.resolved").read_text("utf-8"), "utf-8")
+    document = write_run_profile(tmp_path)
+    lowered = lower_spec(load(TINY))
+    received = {site: rows / calls for site, (calls, rows) in rank["received"].items()}
+    assert set(received.values()) == {2 * 16}  # top_k of each token: on one rank all come back
+    each = [
+        cost.flops + cost.flops_row * received.get(use.site.partition(".")[0], 0.0)
+        for use in uses(lowered.plan)
+        for _, cost in lowered.cuts[use.site].costs
+    ]
+    (written,) = document["ranks"]
+    assert total([row for row in written["rows"] if "flops" in row], "flops") == 2 * MICRO_BATCHES * sum(each) > 0
+    assert json.loads((tmp_path / "profile.json").read_text("utf-8")) == document
+
+
+# ---------------------------------------------------------------- a run
+
+
+@pytest.mark.parametrize("transport", ["memory", "gloo"])
+def test_ranks_of_a_run(tmp_path: Path, codes: dict[object, SegmentCode], transport: str) -> None:
+    place = Place(tmp_path, codes)
+    place.compile(FOUR_RANKS)
+    done = place.dsc("train", "tiny.dsc", "--profile", 2, "--transport", transport)
+    run = tmp_path / "runs" / "tiny"
+    document = json.loads((run / "profile.json").read_text("utf-8"))
+    assert document["steps"] == 2 and [rank["rank"] for rank in document["ranks"]] == [0, 1, 2, 3]
+    names = {"counts", "dispatch", "combine", "message", "sum", "reduce"}
+    for rank in document["ranks"]:
+        sums_up(rank)
+        waits = {row["name"] for row in rank["rows"] if row["kind"] in ("wait", "bubble")}
+        assert waits == names and {row["name"] for row in rank["rows"] if row["kind"] == "bubble"} == {"message"}
+        assert {row["name"] for row in rank["rows"] if row["kind"] == "copy"} == names
+    shown = done.stdout
+    assert "of the processor  2 steps, 4 ranks, their mean" in shown and "GFLOP/s" in shown and "\x1b" not in shown
+    assert not (run / "checkpoints").exists(), "the run can be trained afterwards"
+    assert len((run / "metrics.jsonl").read_text("utf-8").splitlines()) == WARM_UP + 2
+
+
+def test_a_profile_has_its_own_number_of_steps(tmp_path: Path, codes: dict[object, SegmentCode]) -> None:
+    """Those after the newest checkpoint, which stays the newest."""
+    place, run = Place(tmp_path, codes), tmp_path / "runs" / "tiny"
+    place.compile(ONE_RANK)
+    refused = place.dsc("train", "tiny.dsc", "--profile", "--steps", 9, code=2)
+    assert "error: --profile N ends after the steps that it profiles: leave --steps out" in refused.stderr
+    place.dsc("train", "tiny.dsc", "--steps", 2)
+    saved = sorted(path.name for path in (run / "checkpoints").iterdir())
+    place.dsc("train", "tiny.dsc", "--resume", "--profile", 1)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == saved
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 2 + WARM_UP + 1 + 1))
+
+
+# ---------------------------------------------------------------- the text
+
+
+def row(place: str, kind: str, name: str, ms: float, calls: int = 2, **more: Any) -> dict[str, Any]:
+    ns = round(ms * 1e6)
+    known = {"place": place, "segment": "", "function": "", "kind": kind, "name": name, "calls": calls}
+    return {**known, "clock_ns": ns, "processor_ns": ns // 2, **more}
+
+
+def test_the_text_says_where_the_time_went() -> None:
+    at = {"segment": "dense", "function": "F"}
+    rows = [
+        row("metrics", "python", "", 2.0),
+        row("F0", "python", "", 2.0, **at),
+        row("F0", "op", "linear", 10.0, **at, flops=1_000_000_000),
+        row("F0", "bubble", "message", 4.0),
+        row("norm", "wait", "sum", 2.0),
+    ]
+    rank = {"rank": 0, "clock_ns": 20_000_000, "processor_ns": 10_000_000, "actions": ["F0"]}
+    rank |= {"plain": {"clock_ns": 9_000_000, "processor_ns": 4_500_000}}
+    document = {"steps": 2, "device": "cpu", "gemm_flops_s": 400e9, "ranks": [{**rank, "rows": rows}]}
+    lines = [" ".join(line.split()) for line in text(document).splitlines()]
+    assert lines[:3] == [
+        "10.0 ms a step, 5.0 of the processor 2 steps, 1 rank",
+        "at best 9.0 and 4.5 without the profile, of two steps",
+        "Python: 20.0% by the clock, 20.0% of the processor; the profile itself: 0.0 ms",
+    ]
+    for line in (
+        "0 10.0 5.0 6.0 2.0 2.0 5.0 0.0 1.0 2.0",
+        "F0 8.00 4.00 80.0% █████████████ 62% · 25% 12%",
+        "linear 1 5.00 2.50 50.0% ████████ 200.0 50%",
+        "message 0 0.00 2.00 1.00",
+        "dense.F 1 6.00 60.0% ██████████ 5.00 1.00",
+    ):
+        assert line in lines, text(document)
