@@ -16,6 +16,8 @@ from torch import Tensor
 from runtime.comm.transport import Sums
 from runtime.state import Bucket, State
 
+NORM_ROW = 1024  # elements
+
 
 @dataclass(frozen=True)
 class AdamW:
@@ -38,9 +40,18 @@ def gradient_norm(state: State, rank: int, sums: Sums) -> float:
     total = torch.zeros((), dtype=torch.float64, device=state.device)
     for b in state.buckets:
         if sharded(b) or rank == b.holders[0]:
-            total += torch.linalg.vector_norm(b.gradients[b.owned], dtype=torch.float64).square()
+            total += square_sum(b.gradients[b.owned])
     sums.all_reduce(total)
     return math.sqrt(total.item())
+
+
+def square_sum(flat: Tensor) -> Tensor:
+    """Of all elements, in float64 but within `NORM_ROW` of them. A copy in float64 takes 30 times as long."""
+    whole = flat.numel() // NORM_ROW * NORM_ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1).to(torch.float64)
+    if not rows.isfinite().all():  # a square may be too large for the elements' dtype
+        return torch.linalg.vector_norm(flat, dtype=torch.float64).square()
+    return rows.square().sum() + torch.linalg.vector_norm(flat[whole:], dtype=torch.float64).square()
 
 
 def update(state: State, recipe: AdamW, rate: float, step: int, norm: float, sums: Sums) -> None:
