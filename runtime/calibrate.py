@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runtime.comm.connect import connect
+from runtime.comm.transport import Wanted, channels
 from runtime.device import BACKENDS, choose, take
 from runtime.heartbeat import Board
 from runtime.launch import launch
@@ -40,6 +42,7 @@ LAUNCHES = 100  # of an op on so few elements that it computes nothing to speak 
 EMPTY_ELEMENTS = 8
 TRANSFER_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
 TRANSFER_ROUNDS = 12
+TIMEOUT_S = 600.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -201,26 +204,36 @@ def _adamw(weights: Tensor, gradients: Tensor, moment1: Tensor, moment2: Tensor,
 
 
 def measure_transfers(device: torch.device, world: int, board: Board) -> dict[str, list[tuple[int, float]]]:
-    """Seconds by bytes a rank sends, by the clock: of an all-to-all, a message to the next rank, and an all-reduce."""
+    """Seconds by bytes a rank sends, by the clock: of an all-to-all, a message to the next rank and an all-reduce, over
+    what training would take (runtime/comm/connect.py)."""
     found: dict[str, list[tuple[int, float]]] = {"all_to_all": [], "message": [], "all_reduce": []}
-    rank = dist.get_rank()
+    rank, everyone = dist.get_rank(), tuple(range(world))
+    mesh = {"pp": world, "dp": 1, "ep": world}
+    flats = {f"flat {size}": (everyone, size) for size in TRANSFER_BYTES}
+    links = connect(rank, Wanted(channels(mesh, [(0, 1), (1, 0)], [everyone]), flats), device, TIMEOUT_S, checked=False)
+    there, back = (links.edge(*ends) if rank < 2 else None for ends in ((0, 1), (1, 0)))
+    swap = links.swap(everyone)
+    assert swap is not None, "transfers are between several ranks"
     for size in TRANSFER_BYTES:
+        placed = links.flat(f"flat {size}", size // 4, torch.float32)
         whole = torch.ones(size // 4, device=device)
+        flat = whole.clone() if placed is None else placed
         out = torch.empty_like(whole)
 
         def message(whole: Tensor = whole, out: Tensor = out) -> None:
-            if rank == 0:
-                dist.send(whole, 1)
-                dist.recv(out, 1)  # and back: half of it is one message
-            elif rank == 1:
-                dist.recv(out, 0)
-                dist.send(whole, 0)
+            if rank == 0 and there and back:
+                there.send("there", whole).wait()
+                back.post("back", out).wait()  # half of it is one message
+            elif rank == 1 and there and back:
+                there.post("there", out).wait()
+                back.send("back", whole).wait()
 
         def all_to_all(whole: Tensor = whole, out: Tensor = out) -> None:
-            dist.all_to_all_single(out, whole)
+            for work in swap.start("rows", whole, None, out, None):
+                work.wait()
 
-        def all_reduce(whole: Tensor = whole) -> None:
-            dist.all_reduce(whole)
+        def all_reduce(name: str = f"flat {size}", flat: Tensor = flat) -> None:
+            links.sums.reduce(name, everyone, flat)
 
         for name, call, share in (
             ("all_to_all", all_to_all, 1),
