@@ -100,7 +100,7 @@ class Trainer:
             gradients=self.state.gradients,
             edges_in={a: links.edge(world[a], self.rank) for a, b in pairs if b == here},
             edges_out={b: links.edge(self.rank, world[b]) for a, b in pairs if a == here},
-            exchange=Exchange(links.swap(members) if len(members) > 1 else None, mesh["ep"]),
+            exchange=Exchange(links.swap(members), mesh["ep"]),
             message=_message(self.plan["message"]),
             device=self.device,
             board=self.board,

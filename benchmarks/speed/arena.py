@@ -13,7 +13,6 @@ import json
 import os
 import select
 import signal
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,14 +64,6 @@ class Record:
     peak_bytes: int = 0
     idle_processor_s: float = 0.0
     failed: str = ""
-
-    def step_s(self) -> float:
-        """Median over rounds, of one step."""
-        return statistics.median(r.seconds for r in self.rounds) / self.steps
-
-    def step_processor_s(self) -> float:
-        """Median over rounds, of one step."""
-        return statistics.median(r.processor_s for r in self.rounds) / self.steps
 
 
 def compete(

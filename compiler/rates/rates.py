@@ -99,8 +99,8 @@ class Rates:
     def shared_s(self, makespan_s: float, busy_s: Iterable[float]) -> float:
         """A makespan where the ranks of a node share cores: no shorter than their work over the cores.
 
-        `busy_s`: of each rank of a node, what it computes. Between this and a device of its own for each rank, a
-        rank that waits leaves its core to another.
+        `busy_s`: of each rank of a node, what it computes and copies. Between this and a device of its own for each
+        rank, a rank that waits leaves its core to another.
         """
         if self.cores is None or self.cores >= self.ranks_of_node:
             return makespan_s

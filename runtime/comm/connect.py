@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from typing import Literal
 
@@ -34,12 +35,12 @@ def connect(
 
 def _memories(rank: int, wanted: Wanted) -> list[Memory] | str:
     """The memories of all ranks, or why one of them cannot be reached: the same on all ranks."""
-    mine, said = None, ""
+    mine, said, descriptor = None, "", None
     try:
         if not can_share():
             raise OSError("this processor or system does not promise an order of stores")
         mine, address = make_memory(parts_of(rank, wanted))
-        said = json.dumps(asdict(address))
+        said, descriptor = json.dumps(asdict(address)), address.descriptor
     except OSError as error:
         problem = str(error)
     addresses = _tell_all(said)
@@ -52,7 +53,10 @@ def _memories(rank: int, wanted: Wanted) -> list[Memory] | str:
         problem = ""
     except OSError as error:
         problem = f"rank {rank}: {error}"
-    return next((each for each in _tell_all(problem) if each), "") or mapped
+    problems = _tell_all(problem)
+    if descriptor is not None:
+        os.close(descriptor)  # all have mapped it, or none will
+    return next((each for each in problems if each), "") or mapped
 
 
 def _tell_all(text: str) -> list[str]:

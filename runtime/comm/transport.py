@@ -163,7 +163,9 @@ class Links(Protocol):
 
     def edge(self, source: int, destination: int) -> Edge: ...
 
-    def swap(self, members: tuple[int, ...]) -> Swap | None: ...
+    def swap(self, members: tuple[int, ...]) -> Swap | None:
+        """Of one expert group; None of a group of one."""
+        ...
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
         """Memory for a flat tensor, if it must lie in a certain place; zeros."""

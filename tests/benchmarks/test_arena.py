@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.speed.arena import IDLE_S, Contestant, Record, Round, compete
+from benchmarks.speed.arena import IDLE_S, Contestant, Record, compete
 from benchmarks.speed.processes import file_parts, tree
 from benchmarks.speed.serve import WARM_UP
 from tests.benchmarks.fakes import BURNT_S, HELD_BYTES
@@ -41,11 +41,6 @@ def test_rounds_go_in_turn(journal: Path) -> None:
         assert (record.failed, len(record.rounds), record.info) == ("", 3, {"name": name})
         assert record.losses == [1.0, 2.0, 3.0, 4.0]
         assert record.peak_bytes > 1 << 20
-
-
-def test_figures_are_medians_of_a_step() -> None:
-    record = Record(steps=4, rounds=[Round(8.0, 2.0), Round(400.0, 12.0), Round(4.0, 4.0)])
-    assert (record.step_s(), record.step_processor_s()) == (2.0, 1.0)
 
 
 def test_the_processor_s_time_is_of_all_processes(journal: Path) -> None:
