@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 FOR_TESTS := $(VENV)/.installed-for-tests
+NATIVE := hatch_build.py runtime/native/build.py $(wildcard runtime/native/*.cpp runtime/native/*.h)
 EXTENSION := compiler/editor/vscode
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -52,11 +53,13 @@ clean:
 	rm -rf build runs $(VENV)
 
 # torch comes first and pinned: with it there, no other package asks for another build of it.
-$(INSTALLED): pyproject.toml constraints.txt
+# pip keeps to itself what building said, so the C++ is asked for again: what is there is not made a second time.
+$(INSTALLED): pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "dsc needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) -e .
+	@$(BIN)/python -m runtime.native.build > /dev/null || true
 	@touch $@
 
 $(FOR_TESTS): $(INSTALLED)

@@ -125,7 +125,10 @@ def _timed(words: tuple[str, ...], folder: Path) -> dict[str, float]:
 
 
 def _environment() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    """One thread; Python keeps the bytecode of modules, as it does of a package that is installed."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    bytecode = str(Path(tempfile.gettempdir()) / f"{ROOT.name}-bytecode")
+    return inherited | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": bytecode}
 
 
 def _first_steps(folder: Path) -> dict[str, float]:
@@ -222,7 +225,7 @@ by the clock what was waited for. DeepSeek-V3 is compiled in BF16. Its batch gro
 has a program that is proven.
 """,
             _commands(found),
-            _goals(found),
+            "## Goals\n\n" + goals(found),
             _steps(found),
             *(_parts_table(name, found["parts"][name]) for name in (SMALL, FIRST)),
             _CACHE,
@@ -243,7 +246,8 @@ def _commands(found: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _goals(found: Mapping[str, Any]) -> str:
+def goals(found: Mapping[str, Any]) -> str:
+    """A table of what was asked and what was reached."""
     growth = {
         how: median(found, LARGE, how, "processor") / median(found, SMALL, how, "processor") for how in ("cold", "kept")
     }
@@ -262,7 +266,7 @@ def _goals(found: Mapping[str, Any]) -> str:
         ("memory: under 2 GiB", most / 2**30, MOST_BYTES / 2**30, "GiB"),
         ("quickstart, until its first step, nothing there before: at most 8 s", first, GOALS_S["first step"], "s"),
     ]
-    lines = ["## Goals", "", "| | here | |", "|---|--:|---|"]
+    lines = ["| | here | |", "|---|--:|---|"]
     lines += [f"| {text} | {value:.2f} {unit} | {_verdict(value, goal)} |" for text, value, goal, unit in rows]
     return (
         "\n".join(lines) + "\n\nSeconds are of the processor, but for the first step: by the clock, the best round.\n"
@@ -296,16 +300,20 @@ _CACHE = """## What is kept
 A traced segment is kept as a file whose name is the digest of everything that decides its text: the segment, the SMs
 its kernels may use, the sources of dsc that trace and print, the versions of Python, torch and jinja2. A compilation
 that finds all of its segments imports no torch. That what torch traces has the cut of the torch-free graph, and that
-the text is the graph's, is asserted where a segment is traced, so of a kept one it was. Plan, schedules, programs and
-proofs are made anew every time.
+the text is the graph's, is asserted where a segment is traced, so of a kept one it was.
 
-- `dsc compile` keeps them in the build, in `cache/segments`, those of this build and no others: it grows no further,
-  and goes with the build. No manifest names them; nothing but `dsc compile` reads them.
+The order of a body's instructions over the two lanes, which is searched for, is kept too: its name is the digest of the
+jobs that are ordered, of the source of the search, and of the version of Python. What is read is an order of those jobs
+or is searched for again. Plan, schedules and programs are made anew every time, and every program is proven, whoever
+found its orders: no proof is kept.
+
+- `dsc compile` keeps them in the build, in `cache`, those of this build and no others: it grows no further, and goes
+  with the build. No manifest names them; nothing but `dsc compile` reads them.
 - `--cache DIR`, of `dsc compile` and `dsc train`, keeps them in a folder that builds share, at once too. It is never
-  emptied; an entry is some ten kilobytes, and any may be removed at any time.
+  emptied; an entry is some ten kilobytes at most, and any may be removed at any time.
 - `--no-cache` reads and keeps none.
 
-An entry that is damaged, cut off, edited by hand or of another key is traced again and replaced. The digest in it finds
+An entry that is damaged, cut off, edited by hand or of another key is made again and replaced. The digest in it finds
 damage, not malice: who may write to the folder may as well write to the build.
 """
 

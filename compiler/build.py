@@ -19,6 +19,8 @@ from compiler.emit.summary import does_not_fit, summary
 from compiler.graph import cache, emit
 from compiler.ir import Body, Plan, Program, SegmentCode
 from compiler.lower.estimate import overlaps_of, rank_times
+from compiler.lower.kept import Orders
+from compiler.lower.lanes import best_order
 from compiler.pipeline import lower_spec, uses
 from compiler.rates.own import own_table
 from compiler.report.build import report_of
@@ -44,7 +46,7 @@ class Build:
     files: Files
     summary: str  # in a few lines
     warning: str  # where the plan does not fit the spec's devices
-    entries: Files = ()  # of its segments, for a cache (compiler/graph/cache.py)
+    entries: Files = ()  # for a cache: its segments (compiler/graph/cache.py), and orders (compiler/lower/kept.py)
 
 
 def compile_spec(
@@ -61,12 +63,15 @@ def compile_spec(
     `placement`: of experts, from the file that it names; the build has it as placement.json. A rate table that it names
     is in its value already (compiler/rates/own.py); the build has it as rates.json.
 
-    `codes`: segments traced before, by key and number of SMs; what is traced here is added. `cached`: a folder of
-    entries, there or not, to look into for others; the build then has those of its segments, for the caller to keep.
+    `codes`: segments traced before, by key and number of SMs; what is traced here is added. `cached`: a cache of
+    entries, there or not, to look into for others and for orders of their instructions; the build then has those it
+    is of, for the caller to keep.
     """
     assert (placement is not None) == (spec.parallel.placement is not None), "the placement that a spec names is read"
     progress("plan, schedules, proofs")
-    lowered = lower_spec(spec, own, progress, placement)
+    orders = Orders(cached) if cached else None
+    best = orders.best if orders else best_order
+    lowered = lower_spec(spec, own, progress, placement, best)
     plan, resolved = lowered.plan, canonical(standing_alone(spec))
     overlaps = overlaps_of(lowered.programs, rank_times(plan, lowered.cuts, rank_rates(spec)))
     keys = _keys(spec, plan) if cached else {}
@@ -78,7 +83,7 @@ def compile_spec(
         "plan.json": plan_json(spec, lowered, overlaps),
         "plan.txt": plan_text(spec, lowered, overlaps),
         "schedule.txt": lowered.main_schedule.to_text(),
-        "report.html": report_html(report_of(spec, lowered)),
+        "report.html": report_html(report_of(spec, lowered, best=best)),
         "train.py": train_py(spec),
     }
     files |= {PLACED: placement.text} if placement else {}
@@ -88,15 +93,17 @@ def compile_spec(
         code = segments[key]
         files[f"segments/{code.name}.py"] = with_origin(code, use, spec.model, resolved)
         files |= {f"kernels/{name}.py": text for name, text in code.kernels}
+    statements: dict[int, str] = {}  # texts, by instruction: many are of several bodies
     for rank, bodies in enumerate(_all_bodies(lowered.programs, plan.mesh.pp)):
-        files[f"stages/rank_{rank}.py"] = emit_rank(rank, bodies, modules)
+        files[f"stages/rank_{rank}.py"] = emit_rank(rank, bodies, modules, statements)
     digests = {name: digest(text) for name, text in files.items()}
     told: dict[int, str] = {}
     for name, proven in lowered.certificates.items():
         of = (lowered.programs[name], lowered.schedules[name], proven)
         files[f"certificate/{name}.json"] = certificate_json(name, *of, digests, told)
     said = summary(spec, lowered, overlaps)
-    entries = tuple(sorted((f"{name}.json", cache.entry(name, segments[key])) for key, name in keys.items()))
+    kept = {f"{cache.FOLDER}/{name}.json": cache.entry(name, segments[key]) for key, name in keys.items()}
+    entries = tuple(sorted((kept | (orders.entries if orders else {})).items()))
     written = (*sorted(files.items()), ("manifest.json", manifest(files)))
     return Build(written, said, does_not_fit(spec, lowered), entries)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from compiler.dtypes import tensor_bytes
@@ -328,6 +329,11 @@ class Body:
     actions: tuple[str, ...]  # ("F0",), ("F0", "B1")
     instructions: tuple[Instruction, ...]
 
+    @cached_property
+    def messages(self) -> tuple[tuple[int, Instruction], ...]:
+        """Its sends and receives, each with its place."""
+        return tuple((at, i) for at, i in enumerate(self.instructions) if i.kind in ("send", "receive"))
+
 
 class Message(NamedTuple):
     """A tensor between neighbouring stages, named by its producer: `F2.5` the output of stage 2, `B3.1` the input
@@ -340,8 +346,7 @@ class Message(NamedTuple):
         return f"{self.action}.{self.micro_batch}"
 
 
-@dataclass(frozen=True)
-class Invocation:
+class Invocation(NamedTuple):
     """One body on its micro-batches. Before it: `posts` (source rank, message), in the sender's order.
 
     After it: `releases` (destination rank, message): buffers of sends that are known to have arrived. Sends that no

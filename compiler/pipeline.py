@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from compiler.ir import Cut, Plan, Program, Use
 from compiler.lower import lower
 from compiler.lower.estimate import stage_costs
+from compiler.lower.lanes import Best, best_order
 from compiler.lower.program import Bodies
 from compiler.plan import make_plan
 from compiler.proof import Certificate, Effects, prove
@@ -63,11 +64,12 @@ def lower_spec(
     own: Schedule | None = None,
     progress: Callable[[str], None] = lambda _: None,
     placement: OwnPlacement | None = None,
+    best: Best = best_order,
 ) -> Lowered:
     """Plan, schedules, programs and their proofs; torch-free. Raises ProofError naming rank and action.
 
     `own`: the schedule of the file that the spec names (compiler/schedules/own.py). `progress` is told of a search.
-    `placement`: of experts, from the file that it names.
+    `placement`: of experts, from the file that it names. `best`: who knows or finds orders (compiler/lower/kept.py).
     """
     plan = make_plan(spec, own, placed=placement)
     different = {use.segment.key: use.segment for use in uses(plan)}
@@ -86,7 +88,7 @@ def lower_spec(
     made: Bodies = {}  # the sizes of a growing batch have most of their bodies in common
     effects = Effects()
     programs = {
-        name: lower(plan, schedule, cuts, rates, name.startswith("evaluate"), made)
+        name: lower(plan, schedule, cuts, rates, name.startswith("evaluate"), made, best)
         for name, schedule in schedules.items()
     }
     certificates = {name: prove(program, plan, balanced_rows(spec), effects) for name, program in programs.items()}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from weakref import ref
 
 from torch import Tensor
 
@@ -29,6 +30,7 @@ class Ledger:
         self.executor, self.peak, self.rows = executor, 0, dict[str, int]()
         # of a route, and of the offsets of the groups: experts of this rank times ranks they come from
         self.route_bytes, self.offsets_bytes = 2 * num_experts * 8, num_experts * 4
+        self._known: dict[int, tuple[ref[Tensor], int, int]] = {}  # by id: the tensor, where it is, bytes
 
     def __enter__(self) -> Ledger:
         self._trace_before, self._wait_counts = sys.gettrace(), self.executor.exchange.wait_counts
@@ -62,18 +64,25 @@ class Ledger:
     def _measure(self) -> None:
         storages: dict[int, int] = {}
         extra = 0
-        data = [tensor for tensor in self.executor.data.values() if tensor.nbytes]
         for thing in self._things():
             if isinstance(thing, Route):
                 extra += self.route_bytes
                 continue
-            at = thing.data_ptr()
-            loaded = any(at - each.data_ptr() in range(each.nbytes) for each in data)
-            size = thing.nbytes if loaded else thing.untyped_storage().nbytes()
+            known = self._known.get(id(thing))
+            if known is None or known[0]() is not thing:
+                known = self._known[id(thing)] = (ref(thing), *self._storage(thing))
+            _, at, size = known
             storages[at] = max(storages.get(at, 0), size)
         counting = sum(name.startswith("counts") for name in self.executor.exchange.pending)
         total = sum(storages.values()) + extra + counting * (self.route_bytes + self.offsets_bytes)
         self.peak = max(self.peak, total)
+
+    def _storage(self, tensor: Tensor) -> tuple[int, int]:
+        """Where a tensor's bytes begin, and how many there are: of the loaded data its own, else its whole storage."""
+        at = tensor.data_ptr()
+        data = (each for each in self.executor.data.values() if each.nbytes)
+        loaded = any(each.data_ptr() <= at < each.data_ptr() + each.nbytes for each in data)
+        return at, tensor.nbytes if loaded else tensor.untyped_storage().nbytes()
 
     def _things(self) -> Iterator[Any]:
         for space in self.executor._values.values():

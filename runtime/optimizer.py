@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from runtime.comm.transport import Sums
+from runtime.native import ops as native
+from runtime.native.library import takes
 from runtime.state import Bucket, State
 
 NORM_ROW = 1024  # elements
@@ -56,14 +58,10 @@ def square_sum(flat: Tensor) -> Tensor:
 
 def update(state: State, recipe: AdamW, rate: float, step: int, norm: float, sums: Sums) -> None:
     """One AdamW update with gradients scaled by min(1, clip / norm). `step` counts from 1."""
-    scale = min(1.0, recipe.clip / norm) if recipe.clip is not None and norm > 0 else 1.0
+    factor = min(1.0, recipe.clip / norm) if recipe.clip is not None and norm > 0 else 1.0
     for b in state.buckets:
-        if scale != 1.0:
-            b.gradients[b.owned].mul_(scale)
         for decay, part in ((recipe.weight_decay, slice(0, b.decayed)), (0.0, slice(b.decayed, b.gradients.numel()))):
-            _adamw(b, _intersection(b.owned, part), recipe, rate, decay, step)
-        if b.mixed:
-            b.parameters[b.owned].copy_(b.master)
+            _adamw(b, _intersection(b.owned, part), recipe, factor, rate, decay, step)
         if sharded(b):
             sums.gather(b.parameters_name, b.holders, b.parameters, b.owned)
 
@@ -78,15 +76,23 @@ def _intersection(a: slice, b: slice) -> slice:
     return slice(start, max(start, min(a.stop, b.stop)))
 
 
-def _adamw(b: Bucket, part: slice, recipe: AdamW, rate: float, decay: float, step: int) -> None:
+def _adamw(b: Bucket, part: slice, recipe: AdamW, factor: float, rate: float, decay: float, step: int) -> None:
     if part.start == part.stop:
         return
     mine = slice(part.start - b.owned.start, part.stop - b.owned.start)
+    master, gradients, moment1, moment2 = b.master[mine], b.gradients[part], b.moment1[mine], b.moment2[mine]
+    rounded = b.parameters[part] if b.mixed else None
+    if takes(master, gradients, moment1, moment2) and master.dtype == torch.float32:
+        betas = recipe.beta1, recipe.beta2
+        native.adamw(master, gradients, moment1, moment2, rounded, factor, rate, *betas, recipe.eps, decay, step)
+        return
+    if factor != 1.0:
+        gradients.mul_(factor)
     torch._fused_adamw_(
-        [b.master[mine]],
-        [b.gradients[part]],
-        [b.moment1[mine]],
-        [b.moment2[mine]],
+        [master],
+        [gradients],
+        [moment1],
+        [moment2],
         [],
         [torch.tensor(float(step), device=b.parameters.device)],
         lr=rate,
@@ -97,6 +103,8 @@ def _adamw(b: Bucket, part: slice, recipe: AdamW, rate: float, decay: float, ste
         amsgrad=False,
         maximize=False,
     )
+    if rounded is not None:
+        rounded.copy_(master)
 
 
 def balance(bias_E: Tensor, load_E: Tensor, rate: float) -> None:

@@ -1,12 +1,15 @@
-"""Prepare the data of a build: `python -P -m runtime.prepare BUILD DATA_DIR OUT`.
+"""Prepare the data of a plan: `python -P -m runtime.prepare DATA_DIR OUT`.
 
-Progress goes to stderr, one JSON object to stdout: {"folder": where the corpus is, "meta": its meta.json}. Exit codes:
-0 prepared · 2 the data cannot be used. The build is the caller's to verify; no torch, which would take a second.
+The first line of stdin is the plan in JSON, of which the data, the model's vocabulary and the seed are needed. Progress
+goes to stderr from the end of stdin on: until then somebody else says what is going on. To stdout goes an empty line as
+soon as the text is found, and at last {"folder": where the corpus is, "meta": its meta.json}. Exit codes: 0 prepared ·
+2 the data cannot be used. The plan is the caller's to verify; no torch, which would take a second.
 """
 
 from __future__ import annotations
 
 import json
+import select
 import sys
 import time
 from collections.abc import Mapping
@@ -15,18 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from runtime.data.errors import DataError
-from runtime.data.prepare import Progress, prepare
+from runtime.data.prepare import prepare
+
+PHASES = {"read": "find text", "tokenizer": "train tokenizer", "encode": "encode text"}
+CLEAR = "\r\x1b[K"  # of a terminal's line
 
 
 def main(argv: list[str]) -> int:
-    folder, data, out = map(Path, argv)
+    data, out = map(Path, argv)
+    told = Told()
     try:
-        plan = json.loads((folder / "plan.json").read_text("utf-8"))
-        prepared = prepare(*_inputs(plan), data, out, _stderr_progress())
+        with open(0, "rb", buffering=0, closefd=False) as stdin:
+            plan = json.loads(stdin.readline())
+        prepared = prepare(*_inputs(plan), data, out, told.progress)
     except (DataError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        told.error(f"error: {error}")
         return 2
-    print(json.dumps({"folder": str(prepared.folder), "meta": dict(prepared.meta)}))
+    print(json.dumps({"folder": str(prepared.folder), "meta": dict(prepared.meta)}), flush=True)
+    told.rest()
     return 0
 
 
@@ -42,24 +51,41 @@ def _inputs(plan: Mapping[str, Any]) -> tuple[dict[str, Any], int, int]:
     return data, plan["model"]["vocab"], plan["train"]["seed"]
 
 
-def _stderr_progress() -> Progress:
-    """A line a phase, and on a terminal the percentage while it runs."""
-    live, last = sys.stderr.isatty(), 0.0
+class Told:
+    """What is said of the work: a line a phase, and on a terminal the percentage while it runs."""
 
-    def show(text: str) -> None:
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._last = 0.0
+        self._held: list[str] = []  # phases that have ended before anything may be said
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        if done >= total:
+            if phase == "read":
+                print(flush=True)
+            self._held.append(PHASES[phase])
+        if not self._held and not (self._live and time.monotonic() - self._last > 0.1):
+            return
+        if not select.select([0], [], [], 0)[0]:
+            return
+        self.rest()
+        if self._live and done < total:
+            self._last = time.monotonic()
+            self._show(f"{CLEAR}data: {PHASES[phase]} {100 * done // max(total, 1)}%")
+
+    def rest(self) -> None:
+        """What has not been said, when it may be."""
+        select.select([0], [], [])
+        for phase in self._held:
+            self._show(f"{CLEAR if self._live else ''}data: {phase}\n")
+        self._held = []
+
+    def error(self, text: str) -> None:
+        self._show(f"{CLEAR if self._live else ''}{text}\n")
+
+    def _show(self, text: str) -> None:
         with suppress(OSError):  # nobody reads: the data is wanted all the same
             print(text, end="", file=sys.stderr, flush=True)
-
-    def say(phase: str, done: int, total: int) -> None:
-        nonlocal last
-        text = {"read": "find text", "tokenizer": "train tokenizer", "encode": "encode text"}.get(phase, phase)
-        if done >= total:
-            show(f"\r\x1b[Kdata: {text}\n" if live else f"data: {text}\n")
-        elif live and time.monotonic() - last > 0.1:
-            last = time.monotonic()
-            show(f"\r\x1b[Kdata: {text} {100 * done // max(total, 1)}%")
-
-    return say
 
 
 if __name__ == "__main__":

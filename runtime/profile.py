@@ -222,7 +222,7 @@ _PHASES: tuple[tuple[str, str, Kind, str], ...] = (
 _OPTIMIZER: tuple[tuple[str, str, Kind, str], ...] = (
     ("reduce_gradients", "reduce", "python", ""),
     ("gradient_norm", "norm", "op", "norm"),
-    ("update", "update", "op", "scale"),
+    ("update", "update", "python", ""),
     ("_adamw", "", "op", "adamw"),
 )
 _COMMUNICATION = {

@@ -1,8 +1,8 @@
 """Going on from a checkpoint: which one, whether this build may, and what is no longer as it was.
 
-A checkpoint holds logical tensors, so any plan of a model loads it. Under the same build, data and torch the run goes
-on bit for bit as if it had never ended; where one of them differs it goes on from equal values, and that is said.
-Another model, or other tokens, are refused: the numbers would load and mean something else.
+A checkpoint holds logical tensors, so any plan of a model loads it. Under the same build, data, torch and library of
+ops the run goes on bit for bit as if it had never ended; where one of them differs it goes on from equal values, and
+that is said. Another model, or other tokens, are refused: the numbers would load and mean something else.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from runtime.build import Build
 from runtime.checkpoint import Checkpoint, load
 from runtime.checkpoint_manifest import CheckpointError
+from runtime.native import library
 from runtime.snapshot import MOMENTS
 
 SECTIONS = ("model", "train", "mesh", "placement", "zero", "precision")  # of plan.json
@@ -42,6 +43,7 @@ def origin(build: Build, corpus: Path) -> dict[str, Any]:
     return {
         "build": build.digest,
         "torch": torch.__version__.partition("+")[0],
+        "ops": library.identity(),
         "data": meta["sha256"],
         "tokenizer": meta["tokenizer"]["sha256"],
         "plan": {section: build.plan[section] for section in SECTIONS} | _placed(build.plan),
@@ -71,7 +73,7 @@ def find(folder: Path, build: Build, corpus: Path) -> Resumption:
     notes.append(f"going on from {checkpoint.path}")
     differs = [text for _, text in changed]
     differs += ["other text"] if was.get("data") != now["data"] else []
-    differs += [f"torch {was.get('torch')} → {now['torch']}"] if was.get("torch") != now["torch"] else []
+    differs += [f"{name} {was.get(name)} → {now[name]}" for name in ("torch", "ops") if was.get(name) != now[name]]
     if was.get("build") != now["build"]:
         differs = differs or ["the build"]
     if differs:

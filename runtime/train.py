@@ -3,6 +3,10 @@
 Alone, it prepares the data, then forks one rank per device and watches them; under torchrun it is one rank. Exit codes:
 0 trained · 1 a rank failed · 2 the build, the data or the run folder cannot be used · 3 hung · 128 + signal when asked
 to stop.
+
+With `--unbuilt` the build is still being made, and this process begins with what needs none: a line on stdin has the
+parts of the plan by which the data is prepared (see runtime/prepare.py), another says that the build is there. Where
+stdin ends instead, it ends too, and says nothing.
 """
 
 from __future__ import annotations
@@ -11,15 +15,17 @@ import argparse
 import ctypes
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from runtime.options import add_options
 from runtime.room import lack
@@ -58,21 +64,16 @@ def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
     try:
         return _run(args)
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        clear = "\r\x1b[K" if args.unbuilt and sys.stderr.isatty() else ""  # the compiler's line
+        print(f"{clear}error: {error}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:  # before the ranks were there: from then on the launch takes the signal
         return EXIT_INTERRUPTED
 
 
 def _run(args: argparse.Namespace) -> int:
-    from runtime.build import Build, BuildError
-
-    try:
-        opened = Build.open(args.build)
-    except (BuildError, ValueError, KeyError) as error:
-        broken = f"{args.build} is not what dsc compile wrote; compile it again"
-        raise UsageError(error if isinstance(error, BuildError) else broken) from None
-    run = args.out or Path("runs") / opened.plan["run"]
+    opened = None if args.unbuilt else _open(args.build)
+    run = args.out or Path("runs") / (opened.plan["run"] if opened else args.build.name)
     data = args.data or Path.cwd()
     options = Options(run, data, args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile)
     if options.profile is not None and options.steps is not None:
@@ -81,31 +82,92 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"{run} holds an earlier run: go on with --resume, or name another folder with --out")
     if options.resume and not (run / "checkpoints").exists():
         raise UsageError(f"{run} holds no checkpoint to go on from: train without --resume")
+    if opened is None:
+        return _supervise_unbuilt(args.build, options)
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return _join(opened, options)
     return _supervise(opened, options)
+
+
+def _open(folder: Path) -> Build:
+    from runtime.build import Build, BuildError
+
+    try:
+        return Build.open(folder)
+    except (BuildError, ValueError, KeyError) as error:
+        broken = f"{folder} is not what dsc compile wrote; compile it again"
+        raise UsageError(error if isinstance(error, BuildError) else broken) from None
 
 
 def _parse(argv: Sequence[str] | None, build: Path | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m runtime.train" if build is None else "train.py")
     if build is None:
         parser.add_argument("build", type=Path, metavar="BUILD", help="folder written by dsc compile")
+        parser.add_argument("--unbuilt", action="store_true", help="stdin will say when the build is there")
     add_options(parser)
-    return parser.parse_args(argv, argparse.Namespace(build=build))
+    return parser.parse_args(argv, argparse.Namespace(build=build, unbuilt=False))
 
 
 def _supervise(build: Build, options: Options) -> int:
+    _check_room(build, options)
+    with _preparing(build.plan, options) as preparing:
+        _may_talk(preparing)
+        _import_torch()  # a second, in which the data is prepared
+        corpus = _prepared(preparing)
+    return _train(build, options, corpus) if corpus else EXIT_USAGE
+
+
+def _supervise_unbuilt(folder: Path, options: Options) -> int:
+    """As `_supervise`, of a build that comes while the data is prepared."""
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        parts = stdin.readline()
+        if not parts:
+            return EXIT_INTERRUPTED
+        with _preparing(json.loads(parts), options) as preparing:
+            build = None
+            if _is_found(preparing):  # what is wrong with the data is mostly known by then
+                _import_torch()
+                if _comes(stdin, preparing):
+                    build = _open(folder)
+                    _check_room(build, options)
+                elif not preparing.poll():
+                    preparing.kill()
+                    return EXIT_INTERRUPTED
+            _may_talk(preparing)
+            corpus = _prepared(preparing)
+    return _train(build, options, corpus) if build and corpus else EXIT_USAGE
+
+
+def _comes(stdin: FileIO, preparing: subprocess.Popen[bytes]) -> bool:
+    """Whether the build comes; not waited for where the data has failed."""
+    ended = os.pidfd_open(preparing.pid)
+    try:
+        ready, _, _ = select.select([stdin.fileno(), ended], [], [])
+        failed = stdin.fileno() not in ready and preparing.poll()
+        return not failed and bool(stdin.readline())
+    finally:
+        os.close(ended)
+
+
+def _check_room(build: Build, options: Options) -> None:
     if options.device == "cpu" and (reason := lack(build.plan)):
         raise UsageError(reason)
-    with _preparing(build, options) as preparing:
-        with _signals_later():  # a second, in which the data is prepared
-            import runtime.loop  # noqa: F401
-            from runtime.device import BACKENDS
-            from runtime.launch import RunFolderBusyError, launch  # imports torch, once for all ranks
 
-        corpus = _prepared(preparing)
-    if corpus is None:
-        return EXIT_USAGE
+
+def _import_torch() -> None:
+    """Once, for all ranks. Ctrl-C is taken after it: the interrupt it raises is lost where it meets a callback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        import runtime.launch
+        import runtime.loop  # noqa: F401
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _train(build: Build, options: Options, corpus: Path) -> int:
+    from runtime.device import BACKENDS
+    from runtime.launch import RunFolderBusyError, launch
+
     loop = _loop(build, options, corpus, _say)
     if loop.resume is not None and loop.resume.step >= loop.total:
         _say(f"nothing to do: step {loop.resume.step} of {loop.total} is reached; name more with --steps")
@@ -131,24 +193,17 @@ def _supervise(build: Build, options: Options) -> int:
     return outcome.exit_code
 
 
-@contextmanager
-def _signals_later() -> Iterator[None]:
-    """Take Ctrl-C after this: the interrupt it raises is lost where it meets a callback of an import."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _loop(build: Build, options: Options, corpus: Path, say: Callable[[str], None]) -> Loop:
     from runtime.device import choose
     from runtime.loop import Loop
+    from runtime.native.library import missing
 
     try:
         device = choose(options.device, _world(build))
     except ValueError as error:
         raise UsageError(error) from None
+    if device == "cpu" and (reason := missing()):
+        say(f"ops run on torch, which takes about twice as long: {reason}")
     resume = _checkpoint(build, options, corpus, say)
     return Loop(build, options.run, corpus, options.steps, resume, device, options.transport, options.profile)
 
@@ -181,26 +236,49 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def _preparing(build: Build, options: Options) -> Iterator[subprocess.Popen[bytes]]:
+def _preparing(plan: Mapping[str, Any], options: Options) -> Iterator[subprocess.Popen[bytes]]:
     """A process that prepares the corpus, one of its own: the tokenizer's threads must not exist where ranks fork."""
-    folders = [str(build.folder), str(options.data), str(options.run / "data")]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "runtime.prepare", *folders],
+        [sys.executable, "-P", "-m", "runtime.prepare", str(options.data), str(options.run / "data")],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        bufsize=0,  # of its output nothing is read too early
         process_group=0,  # Ctrl-C reaches this process alone, which then ends it
         preexec_fn=_die_with_parent,
     )
+    parts = json.dumps({name: plan[name] for name in ("data", "model", "train")}).encode() + b"\n"
     with process:
         try:
+            with suppress(BrokenPipeError):  # it has failed, and says so
+                while parts:
+                    parts = parts[_stdin(process).write(parts) :]
             yield process
         except BaseException:
             process.kill()
             raise
 
 
+def _stdin(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdin is not None
+    return process.stdin
+
+
+def _may_talk(preparing: subprocess.Popen[bytes]) -> None:
+    """From now on it says how far it is."""
+    _stdin(preparing).close()
+
+
+def _is_found(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the text is found, once that is known."""
+    assert process.stdout is not None
+    return bool(process.stdout.readline())
+
+
 def _prepared(process: subprocess.Popen[bytes]) -> Path | None:
     """The corpus, once its process has ended; None where it has said why there is none."""
-    said, _ = process.communicate()
+    assert process.stdout is not None
+    said = process.stdout.read()
+    process.wait()
     if process.returncode == EXIT_USAGE:
         return None
     if process.returncode:

@@ -149,8 +149,9 @@ def compiled(contest: Contest, folder: Path) -> tuple[dict[str, Path], dict[str,
 
 def prepared(build: Path) -> Path:
     """The corpus of a build; once made, it is found again."""
-    command = [sys.executable, "-m", "runtime.prepare", str(build), str(ROOT / "specs"), str(WORK / "data")]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    command = [sys.executable, "-m", "runtime.prepare", str(ROOT / "specs"), str(WORK / "data")]
+    plan = json.dumps(json.loads((build / "plan.json").read_text("utf-8")))
+    done = subprocess.run(command, cwd=ROOT, input=plan, stdout=subprocess.PIPE, text=True, check=True)
     return Path(json.loads(done.stdout)["folder"])
 
 

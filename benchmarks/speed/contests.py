@@ -16,7 +16,7 @@ ON_4 = ("cluster.node.devices=4",)
 PIPELINE_4 = (*ON_4, "parallel.pipeline=4", "parallel.data=1", "train.micro_batch=1")
 DATA_4 = (*ON_4, "parallel.data=4", "train.micro_batch=2")
 DUALPIPE_4 = (*ON_4, "parallel.pipeline=2", "parallel.data=2", "schedule.name=dualpipe", "train.micro_batch=1")
-ALONE = ("cluster.node.devices=1", "parallel.data=1", "train.micro_batch=4")
+ALONE = ("cluster.node.devices=1", "parallel.data=1", "train.micro_batch=8")
 # What is fastest of attention, parts of the batch and AdamW is tried out by the others; two compilations are too many.
 COMPILED = ("--compile", "--choice", "{}")
 

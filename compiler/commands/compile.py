@@ -4,7 +4,8 @@ dsc compile                        the one spec of this folder → build/<run>
 dsc compile spec.dsc:ablation -o build/wide -s model.hidden=512
 dsc compile spec.dsc --cache ~/.cache/dsc
 
-Segments that were traced before are taken from BUILD/cache/segments, or from the folder of --cache, which builds share.
+Segments that were traced before, and orders that were searched for, are taken from BUILD/cache, or from the folder of
+--cache, which builds share.
 
 Exit codes: 0 done · 2 the spec is wrong or does not train yet · 3 an error of dsc: its proof refuses a program
 """
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", metavar="BUILD", type=Path, help="build folder; default: build/<run>")
     kept = parser.add_mutually_exclusive_group()
     add_cache(kept)
-    kept.add_argument("--no-cache", action="store_true", help="trace every segment, and keep none")
+    kept.add_argument("--no-cache", action="store_true", help="trace and search for everything, and keep nothing")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 def add_cache(parser: argparse._ActionsContainer) -> None:
     """--cache."""
     parser.add_argument(
-        "--cache", metavar="DIR", type=Path, help="keep traced segments here, for any build, and not in the build"
+        "--cache", metavar="DIR", type=Path, help="keep traced segments and found orders here, for any build"
     )
 
 
@@ -87,4 +88,4 @@ def _keep(folder: Path, build: Build) -> None:
     try:
         cache.keep(folder, build.entries)
     except OSError as error:
-        say(f"warning: {folder} keeps no segments: {error.strerror or error}")
+        say(f"warning: {folder} keeps nothing: {error.strerror or error}")

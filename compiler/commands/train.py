@@ -9,28 +9,26 @@ Exit codes: 0 done · 1 a rank failed · 2 the spec, the data or the command lin
 128 + signal when asked to stop, after a checkpoint
 """
 
-# This process imports no torch: it starts the compiler and the ranks, and writes the report when they have ended.
+# This process imports no torch: it starts the compiler, and the launcher of the ranks, which prepares the data
+# meanwhile; and it writes the report when they have ended.
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
-import signal
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, is_refused, load_spec
 from compiler.commands.compile import add_cache
+from compiler.commands.train_processes import call, call_both
 from compiler.emit.files import versions
+from compiler.emit.folder import check_place
 from compiler.rates.own import own_table
-from compiler.report.run import write_run_report
 from compiler.schedules.own import BUILT, PLACED, RATED, standing_alone
 from dsl.format import canonical
+from dsl.schema import Spec
 from runtime.options import add_options
 
 
@@ -48,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     """
     _open_streams()
     build, data, name = Path(args.spec or ""), args.data, None
+    compiler: list[str] = []
+    parts = ""
     if args.spec and (build / "manifest.json").is_file():
         if args.set:
             print(f"error: {build} is compiled already: -s needs the spec", file=sys.stderr)
@@ -58,17 +58,25 @@ def run(args: argparse.Namespace) -> int:
             return EXIT_SPEC
         build, name = Path("build") / chosen.spec.name, chosen.spec.name
         data = data or chosen.path.parent
-        if _stale(build, chosen) and (code := _compile(args, chosen, build)):
-            return code
+        if _stale(build, chosen):
+            compiler, parts = _compiler(args, chosen, build), _parts(chosen.spec)
     out = args.out or Path("runs") / (name or _name(build))
-    command = [sys.executable, "-P", "-m", "runtime.train", str(build), "--out", str(out)]
-    command += ["--data", str(data or Path.cwd()), "--hang-timeout", str(args.hang_timeout), "--device", args.device]
-    command += ["--transport", args.transport]
-    command += ["--steps", str(args.steps)] if args.steps is not None else []
-    command += ["--resume"] if args.resume else []
-    command += ["--profile", str(args.profile)] if args.profile is not None else []
-    code = _call(command)
+    launcher = ["runtime.train", str(build), "--out", str(out), "--data", str(data or Path.cwd())]
+    launcher += ["--hang-timeout", str(args.hang_timeout), "--device", args.device, "--transport", args.transport]
+    launcher += ["--steps", str(args.steps)] if args.steps is not None else []
+    launcher += ["--resume"] if args.resume else []
+    launcher += ["--profile", str(args.profile)] if args.profile is not None else []
+    if compiler and _can_begin(build):
+        code, built = call_both(compiler, [*launcher, "--unbuilt"], parts)
+        if not built:
+            return code
+    elif code := call(compiler) if compiler else 0:
+        return code
+    else:
+        code = call(launcher)
     if code != EXIT_SPEC and (out / "metrics.jsonl").is_file():  # at 2 there was no run
+        from compiler.report.run import write_run_report  # until now it would only have kept the ranks waiting
+
         report = write_run_report(out)
         if args.profile is not None and code == 0:
             _say_profile(out)
@@ -125,31 +133,25 @@ def _stale(build: Path, chosen: Chosen) -> bool:
     return chosen.own is not None and (build / BUILT).read_text("utf-8") != chosen.own.to_text()
 
 
-def _compile(args: argparse.Namespace, chosen: Chosen, build: Path) -> int:
-    command = [sys.executable, "-P", "-m", "compiler.cli", "compile", args.spec or str(chosen.path), "-o", str(build)]
+def _compiler(args: argparse.Namespace, chosen: Chosen, build: Path) -> list[str]:
+    command = ["compiler.cli", "compile", args.spec or str(chosen.path), "-o", str(build)]
     command += ["--cache", str(args.cache)] if args.cache is not None else []
-    return _call([*command, *(word for override in args.set for word in ("-s", override))])
+    return [*command, *(word for override in args.set for word in ("-s", override))]
 
 
-def _call(command: Sequence[str]) -> int:
-    """Run a process that ends with this one, pass signals on to it, and give its exit code."""
-    process = subprocess.Popen(
-        command,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        preexec_fn=_die_with_parent,
-    )
+def _parts(spec: Spec) -> str:
+    """What of its plan the launcher needs to prepare the data, in a line of JSON."""
+    train, model = {"seed": spec.train.seed}, {"vocab": spec.model.vocab}
+    return json.dumps({"data": spec.data.model_dump(mode="json"), "model": model, "train": train})
 
-    def forward(number: int, _: FrameType | None) -> None:
-        process.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+def _can_begin(build: Path) -> bool:
+    """Whether the data can be prepared while the spec is compiled. Not where the compiler will have nowhere to put the
+    build, and will say so; nor for one rank of torchrun's, which shares the data with others."""
+    if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        return False
     try:
-        code = process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        check_place(build)
+    except OSError:
+        return False
+    return True

@@ -51,6 +51,6 @@ def _object(name: str, values: Mapping[str, object]) -> str:
 def _rank(bodies: tuple[Body, ...], told: dict[int, str]) -> str:
     for body in bodies:
         if id(body) not in told:
-            exchanged = [[i.kind, i.peer, producer_of(i), i.slot] for i in body.instructions if i.peer >= 0]
+            exchanged = [[i.kind, i.peer, producer_of(i), i.slot] for _, i in body.messages]
             told[id(body)] = f"   {json.dumps(body.name)}: {json.dumps(exchanged)}"
     return "  {\n" + ",\n".join(told[id(body)] for body in bodies) + "\n  }"

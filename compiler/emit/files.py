@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
@@ -19,6 +19,7 @@ from compiler.schedules.placement import ranks_of_stage
 from dsl.schema import Moe, Precision, Spec
 
 ROLES = ("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine")
+_quoted = json.JSONEncoder().encode  # of a text as json.dumps has it, which looks at its options first
 _WIDTH = 110  # of a line of JSON
 PACKAGES = ("dsc-trainer", "torch", "triton")  # whose versions decide what is emitted
 
@@ -69,7 +70,7 @@ def edges(programs: Iterable[Program]) -> list[tuple[int, int]]:
         for program in programs
         for rank, bodies in enumerate(program.bodies)
         for body in bodies
-        for i in body.instructions
+        for _, i in body.messages
         if i.kind == "send" and i.peer != rank
     }
     return sorted(found)
@@ -239,22 +240,29 @@ def versions() -> dict[str, str]:
     return {name: metadata.version(name).partition("+")[0] for name in PACKAGES}
 
 
-def _pretty(data: Any, depth: int = 0) -> str:
+def _pretty(data: Any) -> str:
     """JSON for reading: a value that fits a line is on one line, others a line an item; keys in the order given."""
-    if type(data) is int:  # most of it, and no other JSON
-        return str(data) + ("" if depth else "\n")
-    several = isinstance(data, (dict, list, tuple))
-    if not several or 3 * len(data) + depth <= _WIDTH:  # an item takes three characters at least
-        line = json.dumps(data)
-        if len(line) + depth <= _WIDTH or not several:
-            return line + ("" if depth else "\n")
-    pad, close = " " * (depth + 1), "\n" + " " * depth
+    return _value(data, 0) + "\n"
+
+
+def _value(data: Any, depth: int) -> str:
+    # A value that fits a line has items that do, so their texts are made first, and each of them once.
     if isinstance(data, dict):
-        items = [f"{pad}{_text(k)}: {_pretty(v, depth + 1)}" for k, v in data.items()]
-        return "{\n" + ",\n".join(items) + close + "}" + ("" if depth else "\n")
-    return "[\n" + ",\n".join(pad + _pretty(v, depth + 1) for v in data) + close + "]" + ("" if depth else "\n")
+        begin, end = "{", "}"
+        items = [f"{_text(key)}: {_value(each, depth + 1)}" for key, each in data.items()]
+    elif isinstance(data, (list, tuple)):
+        begin, end = "[", "]"
+        items = [str(each) if type(each) is int else _value(each, depth + 1) for each in data]
+    else:
+        return _quoted(data) if isinstance(data, str) else _text(data)
+    if 3 * len(items) + depth <= _WIDTH:  # an item takes three characters at least
+        line = ", ".join(items)
+        if len(line) + 2 + depth <= _WIDTH and "\n" not in line:
+            return begin + line + end
+    pad = "\n" + " " * (depth + 1)
+    return begin + pad + f",{pad}".join(items) + "\n" + " " * depth + end
 
 
-@cache
-def _text(key: str) -> str:
-    return json.dumps(key)
+@lru_cache(maxsize=None, typed=True)
+def _text(scalar: str | float | None) -> str:
+    return json.dumps(scalar)

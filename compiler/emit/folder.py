@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MANIFEST = "manifest.json"
-CACHE = "cache/segments"  # the entries of the build's own segments, and no others: compiler/graph/cache.py
-_ENTRY = re.compile(CACHE + r"/[0-9a-f]{64}\.json", re.ASCII)
+CACHE = "cache"  # entries of the build's own segments and orders, and no others: compiler/graph/cache.py
+_ENTRY = re.compile(CACHE + r"/(segments|orders)/[0-9a-f]{64}\.json", re.ASCII)
 
 
 def check_place(folder: Path) -> None:
@@ -53,8 +53,8 @@ def _written(manifest: Path) -> set[str] | None:
 
 
 def _files(folder: Path) -> set[str]:
-    """Everything in a folder but folders, by path; not what Python keeps beside modules it has imported, nor segments
-    that are kept for the next build."""
+    """Everything in a folder but folders, by path; not what Python keeps beside modules it has imported, nor what
+    is kept for the next build."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     names = {path.relative_to(folder).as_posix() for path in paths if path.parent.name != "__pycache__"}
     return {name for name in names if not _ENTRY.fullmatch(name)}

@@ -1,6 +1,7 @@
 """Program → `stages/rank_<r>.py`: the bodies of one pipeline rank as straight-line Python, a statement an instruction.
 
-What is written is parsed back and its statements compared with the program's before it leaves this module.
+What is written is parsed back and compared with the program before it leaves this module: each statement by itself, and
+the functions they go into.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from compiler.ir import Body, Instruction
 
@@ -66,31 +68,40 @@ def identifier(tensor: str) -> str:
     return tensor.replace(".", "_")
 
 
-def emit_rank(rank: int, bodies: Sequence[Body], modules: Mapping[str, str]) -> str:
-    """The module of one pipeline rank. `modules`: segment module by site of use."""
+def emit_rank(
+    rank: int, bodies: Sequence[Body], modules: Mapping[str, str], written: dict[int, str] | None = None
+) -> str:
+    """The module of one pipeline rank. `modules`: segment module by site of use.
+
+    `written`: texts of instructions by identity. Ranks whose bodies have instructions in common may share it, as long
+    as the bodies are kept; each instruction is read back once.
+    """
+    written = {} if written is None else written
+    new = {id(i): i for body in bodies for i in body.instructions if id(i) not in written}
+    written |= zip(new, _read_back([*new.values()], modules), strict=True)
     sites = {i.site for b in bodies for i in b.instructions if i.kind == "run"}
     imports = sorted({modules[s] for s in sites})
-    parts = [
-        f'"""Bodies of pipeline rank {rank}, constructed by dsc: what each action does, in order.\n\n'
-        "c: the executor · p: parameters · g: gradient accumulators · v, w: values of one stage and micro-batch\n"
-        '"""\n',
-        *([f"from ..segments import {name}" for name in imports] or []),
-        *(_function(b, modules) for b in bodies),
-        "\n\nBODIES = {\n" + "".join(f"    {b.name!r}: {b.name},\n" for b in bodies) + "}\n",
-    ]
-    source = "\n".join(parts)
-    _check(source, bodies, modules)
-    return source
+    head = "\n".join(
+        (
+            f'"""Bodies of pipeline rank {rank}, constructed by dsc: what each action does, in order.\n\n'
+            "c: the executor · p: parameters · g: gradient accumulators · v, w: values of one stage and micro-batch\n"
+            '"""\n',
+            *(f"from ..segments import {name}" for name in imports),
+        )
+    )
+    tail = "\n\nBODIES = {\n" + "".join(f"    {b.name!r}: {b.name},\n" for b in bodies) + "}\n"
+    functions = [(_head(body), "\n".join([written[id(i)] for i in body.instructions])) for body in bodies]
+    _check("\n".join([head, *(begin for begin, _ in functions), tail]), bodies)
+    return "\n".join([head, *(f"{begin}\n{text}" if text else begin for begin, text in functions), tail])
 
 
-def _function(body: Body, modules: Mapping[str, str]) -> str:
+def _head(body: Body) -> str:
     names = ", ".join(MICRO_BATCHES[: len(body.actions)])
     spaces = [
         f"    {NAMESPACES[k]} = c.values({int(action[1:])}, {MICRO_BATCHES[k]})"
         for k, action in enumerate(body.actions)
     ]
-    lines = [_wrapped(str(statement(i, modules))) for i in body.instructions]
-    return f"\n\ndef {body.name}(c, p, g, {names}):\n" + "\n".join(spaces + lines)
+    return f"\n\ndef {body.name}(c, p, g, {names}):\n" + "\n".join(spaces)
 
 
 def _wrapped(text: str) -> str:
@@ -118,14 +129,28 @@ def _block(names: str) -> str:
     return "(\n" + "\n".join(f"        {line}" for line in lines) + "\n    )"
 
 
-def _check(source: str, bodies: Iterable[Body], modules: Mapping[str, str]) -> None:
-    """The emitted text, parsed, is the program: the same statements in the same order."""
-    functions = {f.name: f for f in ast.parse(source).body if isinstance(f, ast.FunctionDef)}
-    for body in bodies:
-        written = [_read(node) for node in functions.pop(body.name).body[len(body.actions) :]]
-        meant = [statement(i, modules) for i in body.instructions]
-        assert written == meant, f"emitted body {body.name} is not the program's"
-    assert not functions, sorted(functions)
+def _read_back(instructions: Sequence[Instruction], modules: Mapping[str, str]) -> list[str]:
+    """The text of each, a line or more of a function. Parsed one after the other they are the program's statements.
+
+    Each text is a whole statement by itself, so it is the same statement wherever it stands in a body.
+    """
+    meant = [statement(i, modules) for i in instructions]
+    texts = [_wrapped(str(each)) for each in meant]
+    lines = list(accumulate((text.count("\n") + 1 for text in texts), initial=2))
+    (function,) = ast.parse("def _():\n" + "\n".join([*texts, "    pass"])).body
+    assert isinstance(function, ast.FunctionDef)
+    *nodes, _ = function.body
+    assert [node.lineno for node in nodes] == lines[:-1], "a statement does not begin where its text does"
+    for i, one, node in zip(instructions, meant, nodes, strict=True):
+        assert _read(node) == one, f"emitted {i.kind} of {i.action} is not the program's"
+    return texts
+
+
+def _check(source: str, bodies: Iterable[Body]) -> None:
+    """The module without the statements of its bodies, parsed: a function for each body, and their table."""
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    for function, body in zip(functions, bodies, strict=True):
+        assert function.name == body.name and len(function.body) == len(body.actions), f"body {body.name} is lost"
 
 
 def _read(node: ast.stmt) -> Statement:

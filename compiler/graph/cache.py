@@ -1,8 +1,8 @@
 """What was emitted for a segment, kept by everything that decides it: a compilation that finds it needs no torch.
 
-An entry is a file `<key>.json`. Its key is the digest of the segment, of the number of SMs, of the sources that
-trace and print, and of the versions of Python, torch and jinja2. It holds the emitted text, and a digest of it. What
-cannot be read back whole is no entry: the segment is traced anew, and the entry replaced. The digest finds damage;
+An entry is a file `segments/<key>.json`. Its key is the digest of the segment, of the number of SMs, of the sources
+that trace and print, and of the versions of Python, torch and jinja2. It holds the emitted text, and a digest of it.
+What cannot be read back whole is no entry: the segment is traced anew, and the entry replaced. The digest finds damage;
 against whoever may write to the folder it protects no more than the build beside it does.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 from compiler.graph.printer import module_name
 from compiler.ir import Segment, SegmentCode
 
+FOLDER = "segments"
 MAX_BYTES = 16 << 20  # of an entry; those of DeepSeek-V3 have some ten thousand
 
 # What decides how a segment is traced, cut, checked and printed, from the root of the sources: all that
@@ -35,6 +36,7 @@ SOURCES = (
     "compiler/layers",
     "compiler/oprules",
     "compiler/shapes.py",
+    "runtime/native",
     "runtime/ops",
 )
 PACKAGES = ("torch", "jinja2")  # their whole versions: a build for a GPU may trace another graph
@@ -103,27 +105,32 @@ def read(text: str, key: str, segment: Segment) -> SegmentCode | None:
 
 
 def find(folder: Path, key: str, segment: Segment) -> SegmentCode | None:
-    """The entry of a key in a folder, or None."""
+    """The entry of a key in a cache, or None."""
+    text = text_of(folder / FOLDER, key)
+    return read(text, key, segment) if text is not None else None
+
+
+def text_of(folder: Path, key: str) -> str | None:
+    """Of the file that has the entry of a key; None where there is none that can be read."""
     path = folder / f"{key}.json"
     try:
-        if not path.is_file() or path.stat().st_size > MAX_BYTES:
-            return None
-        return read(path.read_text("utf-8"), key, segment)
+        return path.read_text("utf-8") if path.is_file() and path.stat().st_size <= MAX_BYTES else None
     except (OSError, ValueError):
         return None
 
 
 def keep(folder: Path, entries: Iterable[tuple[str, str]]) -> None:
-    """Put entries, (file name, text), into a folder that several compilations may use at once. Raises OSError.
+    """Put entries, (path, text), into a cache that several compilations may use at once. Raises OSError.
 
     Each is written under a name of its own and moved into place; one that is there already stays.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in entries:
         path = folder / name
+        path.parent.mkdir(exist_ok=True)
         if _is(path, text):
             continue
-        with tempfile.NamedTemporaryFile("wb", dir=folder, prefix=".new-", delete=False) as scratch:
+        with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=".new-", delete=False) as scratch:
             written = Path(scratch.name)
             try:
                 scratch.write(text.encode())

@@ -96,6 +96,9 @@ def least_end(jobs: Jobs) -> int:
     return least
 
 
+Best = Callable[[Jobs], tuple[int, ...]]  # the best order found
+
+
 @cache
 def best_order(jobs: Jobs) -> tuple[int, ...]:
     """The best order found; never later than the chains one after the other, each in its best order.

@@ -18,17 +18,17 @@ from itertools import pairwise
 
 from compiler.ir import Instruction
 from compiler.lower.chains import Node
-from compiler.lower.lanes import Jobs, best_order
+from compiler.lower.lanes import Best, Jobs, best_order
 
 Placed = tuple[int, Node]  # (slot, node)
 
 
-def interleave(chains: Sequence[Sequence[Node]]) -> list[Placed]:
+def interleave(chains: Sequence[Sequence[Node]], best: Best = best_order) -> list[Placed]:
     """One order of all instructions, the slot beside each. Deterministic; the order depends on nodes alone."""
     placed = [(slot, node) for slot, chain in enumerate(chains) for node in chain]
     held = [each for each in placed if each[1].ordered]
     jobs = jobs_of(chains)
-    order = _early_exchanges(jobs, best_order(jobs))
+    order = _early_exchanges(jobs, best(jobs))
     beside = [each for each in placed if not each[1].ordered]
     return _with_beside([held[job] for job in order], beside)
 

@@ -11,14 +11,15 @@ inside it: a send to the own rank, with neither post nor release; the value move
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from compiler.ir import Body, Cut, Instruction, Invocation, Message, Plan, Program
 from compiler.lower.chains import Chains
+from compiler.lower.lanes import Best, best_order
 from compiler.lower.order import finish, interleave
 from compiler.rates import core_rates
 from compiler.rates.on_ranks import OnRanks, kinds_of, on_ranks
@@ -26,9 +27,10 @@ from compiler.schedules.placement import direction, num_stages, rank_of
 from compiler.schedules.schedule import Schedule
 from runtime.actions import Action, Step, actions_of
 
-Event = tuple[int, int, Message]  # (invocation, position in it, message)
-Channel = tuple[int, int]  # (source, destination) pipeline ranks
+Point = tuple[int, int]  # (invocation, position in it)
+Talk = Sequence[tuple[int, int, str, int]]  # (peer, position in the body, producer, slot)
 Call = tuple[str, tuple[int, ...]]  # body, micro-batches
+Names = dict[tuple[str | int, ...], str]  # of bodies, by kind and stage of their actions
 Bodies = dict[tuple[str, tuple[tuple[int, int], ...], int], Body]  # by name, the peers of each slot, and the device
 
 
@@ -39,11 +41,13 @@ def lower(
     rates: OnRanks | None = None,
     evaluate: bool = False,
     made: Bodies | None = None,
+    best: Best = best_order,
 ) -> Program:
     """The program of `schedule` on the plan's stages. `cuts`: by site of use. `evaluate`: forwards keep nothing.
 
     `rates` are those of the pipeline ranks: on another kind of device the instructions of a body go in another order.
-    `made`: bodies of other programs of the same plan, cuts and rates, to be taken again; new ones are added.
+    `made`: bodies of other programs of the same plan, cuts and rates, to be taken again; new ones are added. `best`:
+    who searches for the orders of their instructions, or knows them (kept.py).
     """
     made = {} if made is None else made
     each = on_ranks(rates or core_rates(), schedule.num_ranks)
@@ -52,11 +56,12 @@ def lower(
     def chains(stage: int, before: int, after: int, kind: int) -> Chains:
         return Chains(plan.stages[stage], cuts, each[kind], before, after)
 
-    calls = [[_call(step, evaluate) for step in steps] for steps in schedule.actions]
+    names: Names = {}
+    calls = [[_call(step, evaluate, names) for step in steps] for steps in schedule.actions]
     # Ranks of both directions have bodies that differ in whom they talk to alone.
     alike: dict[tuple[str, int], Body] = {}
     bodies = tuple(
-        _bodies(schedule, calls[rank], partial(chains, kind=kind), rank, evaluate, made, alike, kind)
+        _bodies(schedule, calls[rank], partial(chains, kind=kind), rank, evaluate, made, alike, kind, best)
         for rank, kind in enumerate(kinds_of(each))
     )
     output = next((s.output for s in plan.stages if s.output), None)
@@ -76,8 +81,12 @@ def body_name(step: Step, evaluate: bool = False) -> str:
     return "_".join(n.replace("F", "E") if evaluate else n for n in names)
 
 
-def _call(step: Step, evaluate: bool) -> Call:
-    return body_name(step, evaluate), tuple(a.micro_batch for a in actions_of(step))
+def _call(step: Step, evaluate: bool, names: Names) -> Call:
+    actions = actions_of(step)
+    key = tuple([part for a in actions for part in (a.kind, a.stage)])
+    if key not in names:
+        names[key] = body_name(step, evaluate)
+    return names[key], tuple([a.micro_batch for a in actions])
 
 
 def _bodies(
@@ -89,6 +98,7 @@ def _bodies(
     made: Bodies,
     alike: dict[tuple[str, int], Body],
     kind: int,
+    best: Best,
 ) -> tuple[Body, ...]:
     """Of a rank; `kind`: the first rank that is on the same kind of device."""
     found: dict[str, Body] = {}
@@ -106,15 +116,15 @@ def _bodies(
             if (name, peers, kind) not in made:
                 if (name, kind) not in alike:
                     of_slots = [chains(a.stage, *p) for a, p in zip(actions_of(step), peers, strict=True)]
-                    alike[name, kind] = _body(step, name, of_slots, evaluate)
+                    alike[name, kind] = _body(step, name, of_slots, evaluate, best)
                 made[name, peers, kind] = _between(alike[name, kind], peers)
             found[name] = made[name, peers, kind]
     return tuple(found[name] for name in sorted(found))
 
 
-def _body(step: Step, name: str, chains: Sequence[Chains], evaluate: bool) -> Body:
+def _body(step: Step, name: str, chains: Sequence[Chains], evaluate: bool, best: Best) -> Body:
     actions = tuple(f"{a.kind}{a.stage}" for a in actions_of(step))
-    order = interleave([c.of(a[0]) for c, a in zip(chains, actions, strict=True)])
+    order = interleave([c.of(a[0]) for c, a in zip(chains, actions, strict=True)], best)
     kept = [frozenset() if evaluate else c.kept(a[0]) for c, a in zip(chains, actions, strict=True)]
     return Body(name, actions, finish(order, actions, kept))
 
@@ -139,52 +149,64 @@ def _neighbours(schedule: Schedule, action: Action) -> tuple[int, int]:
     return rank(action.stage - 1), rank(action.stage + 1)
 
 
+@dataclass(slots=True)
+class _Channel:
+    """From one rank to another: its messages in the order sent, where each is sent and where it is awaited."""
+
+    messages: list[Message] = field(default_factory=list)
+    sent: list[Point] = field(default_factory=list)
+    awaited: list[Point] = field(default_factory=list)
+    place: dict[tuple[str, int], int] = field(default_factory=dict)  # of messages, by what they are
+    order: list[tuple[int, int]] = field(default_factory=list)  # (invocation that awaits, place), as awaited
+
+
 def _with_channels(
     bodies: Sequence[Sequence[Body]], calls: Sequence[Sequence[Call]]
 ) -> tuple[tuple[Invocation, ...], ...]:
-    sends: dict[Channel, list[Event]] = defaultdict(list)
-    awaits: dict[Channel, list[Event]] = defaultdict(list)
+    channels: dict[tuple[int, int], _Channel] = defaultdict(_Channel)  # (source, destination)
+    exchanged = [{body.name: _exchanged(rank, body) for body in row} for rank, row in enumerate(bodies)]
     for rank, invocations in enumerate(calls):
-        exchanged = {body.name: _exchanged(rank, body, sends, awaits) for body in bodies[rank]}
         for index, (name, micro_batches) in enumerate(invocations):
-            for events, position, action, slot in exchanged[name]:
-                events.append((index, position, Message(action, micro_batches[slot])))
-    posts = {channel: _posts(sends[channel], awaits[channel]) for channel in sends}
-    releases = {
-        (source, peer): _releases(sends[source, peer], awaits[source, peer], sends[peer, source], awaits[peer, source])
-        for source, peer in list(sends)
-    }
-    result = []
+            for peer, position, action, slot in exchanged[rank][name][0]:
+                channel = channels[rank, peer]
+                message = Message(action, micro_batches[slot])
+                channel.place[message] = len(channel.messages)
+                channel.messages.append(message)
+                channel.sent.append((index, position))
+    for channel in channels.values():
+        channel.awaited = [(0, 0)] * len(channel.messages)
     for rank, invocations in enumerate(calls):
-        before: dict[int, list[tuple[int, Message]]] = defaultdict(list)
-        after: dict[int, list[tuple[int, Message]]] = defaultdict(list)
-        for (source, destination), posted in sorted(posts.items()):
-            if destination == rank:
-                for index, messages in posted.items():
-                    before[index] += [(source, message) for message in messages]
-        for (source, destination), released in sorted(releases.items()):
-            if source == rank:
-                for index, messages in released.items():
-                    after[index] += [(destination, message) for message in messages]
-        result.append(
-            tuple(
-                Invocation(name, micro_batches, tuple(before.get(index, ())), tuple(after.get(index, ())))
-                for index, (name, micro_batches) in enumerate(invocations)
-            )
+        for index, (name, micro_batches) in enumerate(invocations):
+            for peer, position, action, slot in exchanged[rank][name][1]:
+                channel = channels[peer, rank]
+                place = channel.place[action, micro_batches[slot]]
+                channel.awaited[place] = index, position
+                channel.order.append((index, place))
+    before: list[dict[int, list[tuple[int, Message]]]] = [defaultdict(list) for _ in calls]
+    after: list[dict[int, list[tuple[int, Message]]]] = [defaultdict(list) for _ in calls]
+    for (source, destination), channel in sorted(channels.items(), key=lambda each: each[0]):
+        for index, message in _posts(channel):
+            before[destination][index].append((source, message))
+        for index, message in _releases(channel, channels[destination, source]):
+            after[source][index].append((destination, message))
+    return tuple(
+        tuple(
+            Invocation(*call, tuple(posts.get(index, ())), tuple(releases.get(index, ())))
+            for index, call in enumerate(row)
         )
-    return tuple(result)
+        for row, posts, releases in zip(calls, before, after, strict=True)
+    )
 
 
-def _exchanged(
-    rank: int, body: Body, sends: dict[Channel, list[Event]], awaits: dict[Channel, list[Event]]
-) -> list[tuple[list[Event], int, str, int]]:
-    """Of every message that a body sends or awaits: the events it is one of, its place in the body, action and slot."""
-    result = []
-    for position, i in enumerate(body.instructions):
-        if i.kind in ("send", "receive") and i.peer != rank:  # what is handed over is not sent
-            events = sends[rank, i.peer] if i.kind == "send" else awaits[i.peer, rank]
-            result.append((events, position, _produced(i.kind, i.phase, int(i.action[1:])), i.slot))
-    return result
+def _exchanged(rank: int, body: Body) -> tuple[Talk, Talk]:
+    """What a body sends, and what it receives; what is handed over inside the rank is neither."""
+    sends: list[tuple[int, int, str, int]] = []
+    receives: list[tuple[int, int, str, int]] = []
+    for position, i in body.messages:
+        if i.peer != rank:
+            row = i.peer, position, _produced(i.kind, i.phase, int(i.action[1:])), i.slot
+            (sends if i.kind == "send" else receives).append(row)
+    return sends, receives
 
 
 def _produced(kind: str, phase: str, stage: int) -> str:
@@ -194,37 +216,28 @@ def _produced(kind: str, phase: str, stage: int) -> str:
     return f"B{stage}" if kind == "send" else f"B{stage + 1}"
 
 
-def _posts(sends: list[Event], awaits: list[Event]) -> dict[int, list[Message]]:
-    """Invocation of the receiver → messages to post before it: all up to what the next one awaits, as sent."""
-    order = [message for _, _, message in sends]
-    place = {message: k for k, message in enumerate(order)}
-    posts: dict[int, list[Message]] = defaultdict(list)
+def _posts(channel: _Channel) -> Iterator[tuple[int, Message]]:
+    """(invocation of the receiver, message to post before it): all up to what the next one awaits, as sent."""
     posted = 0
-    for index, _, message in awaits:
-        needed = place[message] + 1
-        posts[max(index - 1, 0)] += order[posted:needed]
-        posted = max(posted, needed)
-    return posts
+    for index, place in channel.order:
+        for message in channel.messages[posted : place + 1]:
+            yield max(index - 1, 0), message
+        posted = max(posted, place + 1)
 
 
-def _releases(
-    sends: list[Event], taken: list[Event], back: list[Event], received: list[Event]
-) -> dict[int, list[Message]]:
-    """Invocation of the sender → messages whose arrival is implied by then.
+def _releases(channel: _Channel, back: _Channel) -> Iterator[tuple[int, Message]]:
+    """(invocation of the sender, message whose arrival is implied by then); `back` is the channel the other way.
 
-    `taken`: where the peer awaits them; `back`: what the peer sends here; `received`: where this rank awaits that.
     Replies may be awaited in another order than sent, so they are searched by when they are awaited.
     """
-    taken_at = {message: (index, position) for index, position, message in taken}
-    awaited_at = {message: index for index, _, message in received}
-    sent = [(index, position) for index, position, _ in back]
-    replies = sorted((awaited_at[message], number) for number, (_, _, message) in enumerate(back))
-    releases: dict[int, list[Message]] = defaultdict(list)
-    for index, _, message in sends:
-        first = bisect_right(sent, taken_at[message])  # the first reply sent after this message was taken
-        k = bisect_left(replies, (index + 1, 0))
+    replies = sorted(back.order)
+    earliest = 0  # of the replies that this rank awaits after the message's own invocation
+    for place, message in enumerate(channel.messages):
+        first = bisect_right(back.sent, channel.awaited[place])  # the first reply sent after this message was taken
+        while earliest < len(replies) and replies[earliest][0] <= channel.sent[place][0]:
+            earliest += 1
+        k = earliest
         while k < len(replies) and replies[k][1] < first:
             k += 1
         if k < len(replies):
-            releases[replies[k][0]].append(message)
-    return releases
+            yield replies[k][0], message

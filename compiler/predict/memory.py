@@ -9,16 +9,17 @@ what a segment needs inside, between its instructions, which neither of them see
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from compiler.ir import Body, Cut, Plan, Program
+from compiler.ir import Cut, Plan, Program
 from compiler.lower import lower
 from compiler.pipeline import balanced_rows
 from compiler.predict.memory_peak import made_for, peak_of
 from compiler.predict.memory_state import device_of, rank_states
 from compiler.predict.values import RankMemory
-from compiler.proof.values import Effects, RankValues, Rows
-from compiler.rates.on_ranks import OnRanks, kinds_of, on_ranks
+from compiler.proof.effects import Effects, Rows
+from compiler.proof.values import RankValues
+from compiler.rates.on_ranks import OnRanks, on_ranks
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline
 from compiler.topology.kinds import rank_rates
@@ -51,16 +52,17 @@ def rank_memories(
     timeline: Timeline | None = None,
     rates: OnRanks | None = None,
     rows: Rows | None = None,
+    program: Program | None = None,
 ) -> tuple[RankMemory, ...]:
     """Of a device of each pipeline rank: the peak of a step and its parts, and with a `timeline` (in milliseconds) the
     bytes over the seconds of the step. Torch-free; O(actions).
 
     Every rank receives as many rows in a layer as it sends; `worst_bytes` is what the fullest would hold if in every
     layer all rows of its expert group came to it. With `rows`, as a run recorded them, it is those rows, and what
-    segments need inside is left out: the view of the run's ledger.
+    segments need inside is left out: the view of the run's ledger. `program`: of the schedule, if it is there.
     """
     each = on_ranks(rates or rank_rates(spec), plan.mesh.pp)
-    program = with_like_bodies(lower(plan, schedule, cuts, each), kinds_of(each))
+    program = program or lower(plan, schedule, cuts, each)
     effects = Effects(inside=None if rows else lambda site, phase, rows: cuts[site].inside_bytes(phase, rows))
     most, made = worst_rows(spec), made_for(plan, cuts)
     result = []
@@ -88,27 +90,6 @@ def rank_memories(
             )
         )
     return tuple(result)
-
-
-def with_like_bodies(program: Program, kinds: Sequence[int]) -> Program:
-    """The program with one body for all that differ in whom they talk to alone: ranks of both directions have such.
-
-    Memory does not depend on which other rank that is, so what one body does need not be found again for the next.
-    `kinds`: of each rank, the first one that is on the same kind of device, and so has the same orders.
-    """
-    alike: dict[tuple[str, int], Body] = {}
-
-    def of(rank: int, body: Body) -> Body:
-        if any(i.peer == rank for i in body.instructions):  # handed over inside the rank
-            return body
-        key = body.name, kinds[rank]
-        if key not in alike:
-            instructions = (i if i.peer == -1 else replace(i, peer=-1) for i in body.instructions)
-            alike[key] = replace(body, instructions=tuple(instructions))
-        return alike[key]
-
-    bodies = tuple(tuple(of(rank, body) for body in row) for rank, row in enumerate(program.bodies))
-    return replace(program, bodies=bodies)
 
 
 def curve_of(values: RankValues, program: Program, schedule: Schedule) -> Curve:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.ir import Cut, Plan, Use
+from compiler.ir import Cut, Plan, Program, Use
 from compiler.layers.costs import Cuts, cut_of
+from compiler.lower.lanes import Best, best_order
 from compiler.pipeline import balanced_rows, schedule_for, search_of, uses
 from compiler.plan import make_plan
 from compiler.predict.flops import flops_per_token
@@ -60,11 +61,13 @@ def timed(
     plan: Plan | None = None,
     effort: float | None = None,
     least: bool = False,
+    best: Best = best_order,
 ) -> Timed:
     """What a step of the largest batch takes. `known`: cuts by key of a segment, which it adds to.
 
     `plan`: the spec's, if it is there. `effort`: of the search for the schedule `auto`; None: as a build has it.
-    `least`: what it takes at least, whatever order the instructions of its actions are in.
+    `least`: what it takes at least, whatever order the instructions of its actions are in. `best`: who knows
+    or finds the orders (compiler/lower/kept.py).
     """
     known = {} if known is None else known
     plan = plan or make_plan(spec, own, known)
@@ -74,7 +77,7 @@ def timed(
     if search is not None and effort is not None:
         search = replace(search, effort=effort)
     schedule = schedule_for(spec, plan, ramp.micro_batches(spec)[-1], own, search)
-    times = step_times(plan, cuts, each, schedule, least)
+    times = step_times(plan, cuts, each, schedule, least, best)
     timeline = simulate(schedule, times)
     tensors, reduce_s = tensors_of(plan), each[0].fabric.reduce_s
     groups = [groups_of(plan.mesh, tensors.values(), rank) for rank in range(plan.mesh.pp)]
@@ -92,9 +95,10 @@ def timed(
     return Timed(spec, plan, cuts, each, schedule, timeline, tensors, shared, step)
 
 
-def memories(found: Timed) -> tuple[RankMemory, ...]:
-    """What each pipeline rank of a timed plan holds."""
-    return rank_memories(found.spec, found.plan, found.cuts, found.schedule, found.timeline, found.rates)
+def memories(found: Timed, program: Program | None = None) -> tuple[RankMemory, ...]:
+    """What each pipeline rank of a timed plan holds. `program`: of its schedule, if it is there."""
+    given = (found.spec, found.plan, found.cuts, found.schedule)
+    return rank_memories(*given, found.timeline, found.rates, program=program)
 
 
 def predict(spec: Spec, own: Schedule | None = None, rates: Rates | None = None) -> Prediction:

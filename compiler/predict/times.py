@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from compiler.ir import Cut, Plan, Stage, Use
 from compiler.lower.chains import Chains, Node
-from compiler.lower.lanes import Jobs, best_order, end_of, least_end
+from compiler.lower.lanes import Best, Jobs, best_order, end_of, least_end
 from compiler.lower.order import jobs_of
 from compiler.rates import Rates
 from compiler.schedules.schedule import Schedule
@@ -57,11 +57,17 @@ def key_of(step: Step) -> Key:
 
 
 def step_times(
-    plan: Plan, cuts: Mapping[str, Cut], rates: Sequence[Rates], schedule: Schedule, least: bool = False
+    plan: Plan,
+    cuts: Mapping[str, Cut],
+    rates: Sequence[Rates],
+    schedule: Schedule,
+    least: bool = False,
+    best: Best = best_order,
 ) -> StepTimes:
     """Times of all steps of a schedule on a plan's stages; `rates` are those of each pipeline rank's devices.
 
     `least`: what each step takes in any order of its instructions at least, which is found much sooner.
+    `best`: who knows or finds orders.
     """
     twins = twins_of(plan.stages)
     kinds = [rates.index(each) for each in rates]  # of devices; the first rank that has one stands for it
@@ -81,16 +87,16 @@ def step_times(
                     free = rates[rank].undivided
                     chains = [Chains(plan.stages[stage], cuts, free, -1, -1).of(kind) for kind, stage in alike]
                 jobs = jobs_of(chains)
-                ends[alike, kinds[rank]] = _span(jobs, rates[rank].pair if len(alike) > 1 else 1.0, least)
+                ends[alike, kinds[rank]] = _span(jobs, rates[rank].pair if len(alike) > 1 else 1.0, least, best)
             times[key, rank] = ends[alike, kinds[rank]]
     between = messages_s(rates[0].fabric, plan, schedule.placement)
     whole, compute = ({key: both[k] for key, both in times.items()} for k in (0, 1))
     return StepTimes(whole, compute, {ends: round(time_s * NS) for ends, time_s in between.items()})
 
 
-def _span(jobs: Jobs, factor: float, least: bool) -> tuple[int, int]:
+def _span(jobs: Jobs, factor: float, least: bool, best: Best) -> tuple[int, int]:
     """Nanoseconds until the last job has ended, and those that the compute lane is busy."""
-    end = least_end(jobs) if least else end_of(jobs, best_order(jobs))
+    end = least_end(jobs) if least else end_of(jobs, best(jobs))
     return round(end * factor), jobs.total(exchange=False)
 
 

@@ -12,42 +12,72 @@ A column (one data coordinate) stands for all: they run one program, so the memb
 exchanges in the same order, and stepping all columns together is one of the runs.
 
 A release promises that a message has moved. That must hold in every interleaving, hence follow from the order of
-events alone: the peer's `receive` of it must lie in the releasing rank's past, which vector clocks decide.
+events alone: the peer's `receive` of it must lie in the releasing rank's past. Mostly the rank has received something
+that the peer sent after it, which is enough. Where it has not, it may know by way of other ranks: a second run decides,
+with vector clocks.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import TypeAlias
 
 from compiler.ir import Body, Instruction, Message, Program
 from compiler.proof.certificate import ProofError
 from compiler.schedules.schedule import Schedule
-from runtime.actions import Step, actions_of
+
+SEND, RECEIVE, RELEASE = range(3)
+Exchanged: TypeAlias = tuple[tuple[str, int, str, int], ...]  # (kind, peer, producer, slot)
+Event: TypeAlias = "tuple[int, int, Channel, int]"  # kind, number of the message, its channel, the invocation it is in
 
 
-class Event(NamedTuple):
-    """One communication event of a rank; `step` is where it happens, `peer` the other end."""
+@dataclass(slots=True, eq=False)
+class Channel:
+    """From one rank to another: the messages sent and those posted in their orders, each with its invocation."""
 
-    kind: Literal["post", "send", "receive", "release"]
-    peer: int
-    message: Message
-    step: Step
+    source: int
+    destination: int
+    numbers: dict[tuple[str, int], int] = field(default_factory=dict)  # of messages; on other channels there are others
+    sends: list[int] = field(default_factory=list)
+    sent_in: list[int] = field(default_factory=list)
+    posts: list[int] = field(default_factory=list)
+    posted_in: list[int] = field(default_factory=list)
+    heard: int = 0  # how many of the source's events the messages that were received tell of
 
 
 @dataclass
-class _Rank:
-    """How far a rank has come, and what it knows of the others."""
+class Lines:
+    """What each rank communicates, in its order: a program's messages by number, and what its ranks do with them."""
 
-    events: list[Event]
-    clock: list[int]  # of rank q: how many of its events lie in this rank's past
-    done: int = 0
-    posted: set[tuple[int, Message]] = field(default_factory=set)  # not yet awaited
-    in_flight: set[tuple[int, Message]] = field(default_factory=set)  # sent, not yet released
-    kept: dict[Message, Event] = field(default_factory=dict)  # sent to itself, not yet received
+    program: Program
+    schedule: Schedule
+    channels: dict[tuple[int, int], Channel] = field(default_factory=dict)  # by source and destination
+    messages: list[Message] = field(default_factory=list)  # by number
+    events: list[list[Event]] = field(default_factory=list)  # by rank
+    faults: dict[int, tuple[int, str]] = field(default_factory=dict)  # rank -> events before its first, and what it is
+    ends: list[str] = field(default_factory=list)  # faults that show where a rank has come to its end
+
+    def at(self, rank: int, index: int) -> str:
+        """Rank and action of an invocation."""
+        return f"rank {rank}, {self.schedule.actions[rank][index]}"
+
+    def channel(self, rank: int, index: int, source: int, destination: int, what: str) -> Channel:
+        """That of an event of a rank."""
+        key = source, destination
+        if key not in self.channels:
+            peer = destination if rank == source else source
+            if not 0 <= peer < len(self.program.bodies) or peer == rank:
+                raise ProofError(f"{self.at(rank, index)}: {what} names rank {peer}")
+            self.channels[key] = Channel(source, destination)
+        return self.channels[key]
+
+    def number(self, channel: Channel, message: tuple[str, int]) -> int:
+        """Of a message that the channel has not met."""
+        channel.numbers[message] = number = len(self.messages)
+        self.messages.append(Message(*message))
+        return number
 
 
 def message_of(instruction: Instruction, micro_batch: int) -> Message:
@@ -64,140 +94,208 @@ def producer_of(instruction: Instruction) -> str:
     return f"{'F' if forward else 'B'}{stage}"
 
 
+def exchanged(body: Body) -> Exchanged:
+    """Every message that a body sends or receives."""
+    return tuple((i.kind, i.peer, producer_of(i), i.slot) for _, i in body.messages)
+
+
 def check_channels(program: Program, schedule: Schedule) -> int:
     """Raise ProofError unless all posts are in the sender's order, no rank can hang and releases are safe.
 
     Returns the number of messages between ranks.
     """
-    events = [list(_events(program, schedule, rank)) for rank in range(schedule.num_ranks)]
-    _check_order(events)
-    _run([_Rank(row, [0] * len(events)) for row in events])
-    return sum(event.kind == "send" and event.peer != rank for rank, row in enumerate(events) for event in row)
+    lines = read_lines(program, schedule)
+    for _, channel in sorted(lines.channels.items()):
+        _check_order(lines, channel)
+    if not _run(lines):
+        _run_with_clocks(lines)
+    if lines.ends:
+        raise ProofError(lines.ends[0])
+    return sum(len(channel.sends) for channel in lines.channels.values())
 
 
-def _events(program: Program, schedule: Schedule, rank: int) -> Iterator[Event]:
-    bodies = {body.name: [*_exchanged(body)] for body in program.bodies[rank]}
-    for invocation, step in zip(program.invocations[rank], schedule.actions[rank], strict=True):
-        for source, message in invocation.posts:
-            yield Event("post", source, message, step)
-        actions = actions_of(step)
+def read_lines(program: Program, schedule: Schedule) -> Lines:
+    """What each rank communicates; ProofError where that is with a rank that is not there."""
+    lines = Lines(program, schedule)
+    for rank, bodies in enumerate(program.bodies):
+        lines.events.append(_line(lines, rank, {body.name: exchanged(body) for body in bodies}))
+    return lines
+
+
+def _line(lines: Lines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
+    """The events of a rank. What it posts is told of in the channels alone: no one waits for it."""
+    events: list[Event] = []
+    coming: dict[int, Channel] = {}  # by peer
+    going: dict[int, Channel] = {}
+    posted: set[int] = set()  # not yet awaited
+    in_flight: set[int] = set()  # sent, not yet released
+    kept: dict[Message, int] = {}  # sent to itself and not yet received, with the invocation
+
+    def fault(index: int, text: str) -> None:
+        lines.faults.setdefault(rank, (len(events), f"{lines.at(rank, index)}: {text}"))
+
+    for index, invocation in enumerate(lines.program.invocations[rank]):
+        micro_batches = invocation.micro_batches
+        for peer, message in invocation.posts:
+            if peer not in coming:
+                coming[peer] = lines.channel(rank, index, peer, rank, f"post {message}")
+            channel = coming[peer]
+            if (number := channel.numbers.get(message)) is None:
+                number = lines.number(channel, message)
+            channel.posts.append(number)
+            channel.posted_in.append(index)
+            posted.add(number)
         for kind, peer, producer, slot in bodies[invocation.body]:
-            yield Event(kind, peer, Message(producer, actions[slot].micro_batch), step)
-        for destination, message in invocation.releases:
-            yield Event("release", destination, message, step)
+            named = producer, micro_batches[slot]
+            if peer == rank:
+                if text := _handed_over(kind, Message(*named), index, kept):
+                    fault(index, text)
+            elif kind == "send":
+                if peer not in going:
+                    going[peer] = lines.channel(rank, index, rank, peer, f"send {Message(*named)}")
+                channel = going[peer]
+                if (number := channel.numbers.get(named)) is None:
+                    number = lines.number(channel, named)
+                channel.sends.append(number)
+                channel.sent_in.append(index)
+                in_flight.add(number)
+                events.append((SEND, number, channel, index))
+            else:
+                if peer not in coming:
+                    coming[peer] = lines.channel(rank, index, peer, rank, f"receive {Message(*named)}")
+                channel = coming[peer]
+                if (number := channel.numbers.get(named)) is None:
+                    number = lines.number(channel, named)
+                events.append((RECEIVE, number, channel, index))
+                if number in posted:
+                    posted.remove(number)
+                else:
+                    fault(index, f"recv {Message(*named)} awaits what is not posted, or awaited already")
+        for peer, message in invocation.releases:
+            if peer not in going:
+                going[peer] = lines.channel(rank, index, rank, peer, f"release {message}")
+            channel = going[peer]
+            number = channel.numbers.get(message, -1)
+            if number in in_flight:
+                in_flight.remove(number)
+                events.append((RELEASE, number, channel, index))
+            else:
+                fault(index, f"releases {message}, which is not sent, or released already")
+    for kept_message, index in kept.items():
+        lines.ends.append(f"{lines.at(rank, index)}: send {kept_message} is never received by the rank itself")
+    for source, channel in coming.items():
+        late = sorted(str(lines.messages[number]) for number in channel.posts if number in posted)
+        last = len(lines.program.invocations[rank]) - 1
+        lines.ends += [f"{lines.at(rank, last)}: {text} from rank {source} is posted, never awaited" for text in late]
+    return events
 
 
-def _exchanged(body: Body) -> Iterator[tuple[Literal["send", "receive"], int, str, int]]:
-    """(kind, peer, producer, slot) of every message that a body sends or receives."""
-    for i in body.instructions:
-        if i.kind == "send" or i.kind == "receive":
-            yield i.kind, i.peer, producer_of(i), i.slot
+def _handed_over(kind: str, message: Message, index: int, kept: dict[Message, int]) -> str:
+    """A send to the own rank, or the receive of it; what is wrong with it."""
+    if kind == "send":
+        again = message in kept
+        kept[message] = index
+        return f"send {message} again before it was received" if again else ""
+    return "" if kept.pop(message, None) is not None else f"recv {message} comes before this rank has sent it"
 
 
-def _check_order(events: list[list[Event]]) -> None:
-    """On every channel the k-th post must be the k-th send."""
-    sends: dict[tuple[int, int], list[Event]] = defaultdict(list)
-    posts: dict[tuple[int, int], list[Event]] = defaultdict(list)
-    for rank, row in enumerate(events):
-        for event in row:
-            if event.peer == rank and event.kind in ("send", "receive"):
-                continue
-            if not 0 <= event.peer < len(events) or event.peer == rank:
-                raise ProofError(f"rank {rank}, {event.step}: {event.kind} {event.message} names rank {event.peer}")
-            if event.kind == "send":
-                sends[rank, event.peer].append(event)
-            elif event.kind == "post":
-                posts[event.peer, rank].append(event)
-    for source, destination in sorted(sends.keys() | posts.keys()):
-        given, taken = sends[source, destination], posts[source, destination]
-        for k, (send, post) in enumerate(zip(given, taken, strict=False)):
-            if send.message != post.message:
-                raise ProofError(
-                    f"rank {destination}, {post.step}: posts {post.message} as message {k} from rank {source}, "
-                    f"which sends {send.message} as message {k} (in {send.step})"
-                )
-        if len(given) > len(taken):
-            send = given[len(taken)]
-            raise ProofError(f"rank {source}, {send.step}: send {send.message} is never posted by rank {destination}")
-        if len(taken) > len(given):
-            post = taken[len(given)]
-            raise ProofError(f"rank {destination}, {post.step}: posts {post.message}, which rank {source} never sends")
+def _check_order(lines: Lines, channel: Channel) -> None:
+    """On a channel the k-th post must be the k-th send."""
+    given, taken = channel.sends, channel.posts
+    if given == taken:
+        return
+    source, destination, messages = channel.source, channel.destination, lines.messages
+    for k, (send, post) in enumerate(zip(given, taken, strict=False)):
+        if send != post:
+            raise ProofError(
+                f"{lines.at(destination, channel.posted_in[k])}: posts {messages[post]} as message {k} from rank "
+                f"{source}, which sends {messages[send]} as message {k} (in "
+                f"{lines.schedule.actions[source][channel.sent_in[k]]})"
+            )
+    k = min(len(given), len(taken))
+    if len(given) > len(taken):
+        where = lines.at(source, channel.sent_in[k])
+        raise ProofError(f"{where}: send {messages[given[k]]} is never posted by rank {destination}")
+    where = lines.at(destination, channel.posted_in[k])
+    raise ProofError(f"{where}: posts {messages[taken[k]]}, which rank {source} never sends")
 
 
-def _run(ranks: list[_Rank]) -> None:
-    sent: dict[tuple[int, int, Message], tuple[int, ...]] = {}  # (source, destination, message) -> sender's clock
-    received: dict[tuple[int, int, Message], int] = {}  # -> which event of the destination the receive was
-    runnable = deque(range(len(ranks)))
-    waiting: dict[tuple[int, int, Message], int] = {}
+def _run(lines: Lines) -> bool:
+    """A maximal run; False where what a rank has received itself does not show that a release is safe."""
+    sent, received = [0] * len(lines.messages), [0] * len(lines.messages)  # which event of the rank that is; 0: not yet
+    waiting: dict[int, int] = {}  # message -> rank
+    done = [0] * len(lines.events)
+    back = {id(channel): lines.channels.get((d, s)) for (s, d), channel in lines.channels.items()}
+    runnable = deque(range(len(done)))
     while runnable:
         rank = runnable.popleft()
-        state = ranks[rank]
-        clock = state.clock
-        for event in islice(state.events, state.done, None):
-            kind, peer, message, _ = event
-            if kind == "receive" and peer != rank and (peer, rank, message) not in sent:
-                waiting[peer, rank, message] = rank
-                break
-            state.done += 1
-            clock[rank] = state.done
-            if peer == rank:
-                _hand_over(rank, state, event)
-            elif kind == "send":
-                state.in_flight.add((peer, message))
-                sent[rank, peer, message] = tuple(clock)
-                if (rank, peer, message) in waiting:
-                    runnable.append(waiting.pop((rank, peer, message)))
-            elif kind == "receive":
-                _take(rank, state, event)
-                clock[:] = map(max, clock, sent[peer, rank, message])
-                received[peer, rank, message] = state.done
-            elif kind == "release":
-                _release(rank, state, event, received.get((rank, peer, message)))
+        events, count = lines.events[rank], done[rank]
+        stop, fault = lines.faults.get(rank, (len(events), ""))
+        for kind, number, channel, _ in islice(events, count, stop):
+            count += 1
+            if kind == RECEIVE:
+                if not sent[number]:
+                    waiting[number] = rank
+                    count -= 1
+                    break
+                if sent[number] > channel.heard:
+                    channel.heard = sent[number]
+                received[number] = count
+            elif kind == SEND:
+                sent[number] = count
+                if number in waiting:
+                    runnable.append(waiting.pop(number))
             else:
-                state.posted.add((peer, message))
-    _check_ended(ranks)
+                reply = back[id(channel)]
+                if not received[number] or reply is None or received[number] > reply.heard:
+                    return False
+        else:
+            if fault:
+                raise ProofError(fault)
+        done[rank] = count
+    _check_ended(lines, done)
+    return True
 
 
-def _hand_over(rank: int, state: _Rank, event: Event) -> None:
-    """A send to the own rank, or the receive of it."""
-    if event.kind == "send":
-        if event.message in state.kept:
-            raise ProofError(f"rank {rank}, {event.step}: send {event.message} again before it was received")
-        state.kept[event.message] = event
-    elif state.kept.pop(event.message, None) is None:
-        raise ProofError(f"rank {rank}, {event.step}: recv {event.message} comes before this rank has sent it")
+def _run_with_clocks(lines: Lines) -> None:
+    """The same run, with what each rank knows of all others: of each, how many of its events lie in the own past."""
+    clocks = [[0] * len(lines.events) for _ in lines.events]
+    sent: dict[int, list[int]] = {}  # message -> sender's clock
+    received: dict[int, int] = {}  # message -> which event of the destination that was
+    waiting: dict[int, int] = {}
+    runnable = deque(range(len(clocks)))
+    while runnable:
+        rank = runnable.popleft()
+        events, clock = lines.events[rank], clocks[rank]
+        stop, fault = lines.faults.get(rank, (len(events), ""))
+        for kind, number, channel, index in islice(events, clock[rank], stop):
+            if kind == RECEIVE and number not in sent:
+                waiting[number] = rank
+                break
+            clock[rank] += 1
+            if kind == RECEIVE:
+                clock[:] = map(max, clock, sent[number])
+                received[number] = clock[rank]
+            elif kind == SEND:
+                sent[number] = clock[:]
+                if number in waiting:
+                    runnable.append(waiting.pop(number))
+            elif received.get(number, clock[channel.destination] + 1) > clock[channel.destination]:
+                raise ProofError(
+                    f"{lines.at(rank, index)}: releases {lines.messages[number]}, but nothing it has received by then "
+                    f"shows that rank {channel.destination} has taken it"
+                )
+        else:
+            if fault:
+                raise ProofError(fault)
+    _check_ended(lines, [clock[rank] for rank, clock in enumerate(clocks)])
 
 
-def _take(rank: int, state: _Rank, event: Event) -> None:
-    if (event.peer, event.message) not in state.posted:
-        raise ProofError(
-            f"rank {rank}, {event.step}: recv {event.message} awaits what is not posted, or awaited already"
-        )
-    state.posted.remove((event.peer, event.message))
-
-
-def _release(rank: int, state: _Rank, event: Event, received: int | None) -> None:
-    if (event.peer, event.message) not in state.in_flight:
-        raise ProofError(f"rank {rank}, {event.step}: releases {event.message}, which is not sent, or released already")
-    if received is None or received > state.clock[event.peer]:
-        raise ProofError(
-            f"rank {rank}, {event.step}: releases {event.message}, but nothing it has received by then "
-            f"shows that rank {event.peer} has taken it"
-        )
-    state.in_flight.remove((event.peer, event.message))
-
-
-def _check_ended(ranks: list[_Rank]) -> None:
-    stuck = [(rank, state.events[state.done]) for rank, state in enumerate(ranks) if state.done < len(state.events)]
-    if stuck:
-        waits = [
-            f"rank {rank}, {event.step}: recv {event.message} waits for rank {event.peer}" for rank, event in stuck
-        ]
+def _check_ended(lines: Lines, done: list[int]) -> None:
+    stuck = [(rank, *lines.events[rank][count]) for rank, count in enumerate(done) if count < len(lines.events[rank])]
+    waits = [
+        f"{lines.at(rank, index)}: recv {lines.messages[number]} waits for rank {channel.source}"
+        for rank, _, number, channel, index in stuck
+    ]
+    if waits:
         raise ProofError("; ".join(waits) + "; none of them can go on")
-    for rank, state in enumerate(ranks):
-        for message, event in state.kept.items():
-            raise ProofError(f"rank {rank}, {event.step}: send {message} is never received by the rank itself")
-        for source, message in sorted(state.posted, key=str):
-            raise ProofError(
-                f"rank {rank}, {state.events[-1].step}: {message} from rank {source} is posted, never awaited"
-            )

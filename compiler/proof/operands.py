@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from compiler.ir import Buffer, Communication, Cut, Instruction, Signature, Stage, Use
+from compiler.ir import Buffer, Communication, Cut, Instruction, Segment, Signature, Stage, Use
 from compiler.shapes import cut
 
 Steps = Mapping[tuple[str, str], Use | Communication]  # by site and kind; a segment's kind is "run"
@@ -21,12 +21,16 @@ class Cuts:
     """The cuts of a plan's segments, each made once."""
 
     found: dict[object, Cut] = field(default_factory=dict)  # by segment key
+    same: dict[int, tuple[Segment, Cut]] = field(default_factory=dict)  # by identity of segments, kept with it
 
     def of(self, use: Use) -> Cut:
-        key = use.segment.key
-        if key not in self.found:
-            self.found[key] = cut(use.segment)
-        return self.found[key]
+        segment = use.segment
+        if id(segment) not in self.same:
+            key = segment.key
+            if key not in self.found:
+                self.found[key] = cut(segment)
+            self.same[id(segment)] = segment, self.found[key]
+        return self.same[id(segment)][1]
 
     def runs(self, use: Use, phase: str) -> bool:
         """Whether the segment has anything to do in a phase."""

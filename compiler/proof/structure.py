@@ -7,11 +7,13 @@ It leaves to the later passes only *when* things happen. A body is looked at onc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TypeAlias
 
 from compiler.ir import Body, Communication, Instruction, Plan, Program, Stage
 from compiler.proof.certificate import ProofError
+from compiler.proof.effects import Effects, Waits
 from compiler.proof.operands import Cuts, operands, steps_of
 from compiler.schedules.placement import num_stages, supports
 from compiler.schedules.schedule import Schedule, ScheduleError
@@ -23,14 +25,18 @@ PHASES = {"F": "F", "B": "IW", "I": "I", "W": "W"}
 EXCHANGES = ("counts", "dispatch", "combine")
 
 
-def schedule_of(program: Program, plan: Plan) -> Schedule:
-    """The schedule a program carries out, legal (each F, then B or I…W, once, on the placement's rank) on the plan."""
+def schedule_of(program: Program, plan: Plan, known: Effects | None = None) -> Schedule:
+    """The schedule a program carries out, legal (each F, then B or I…W, once, on the placement's rank) on the plan.
+
+    `known` has the actions of programs that were read before.
+    """
+    actions = {} if known is None else known.actions
     num_ranks = len(program.bodies)
     if len(program.invocations) != num_ranks or plan.mesh.pp != num_ranks:
         raise ProofError(
             f"{num_ranks} ranks have bodies, {len(program.invocations)} invocations, and the plan has {plan.mesh.pp}"
         )
-    steps = tuple(tuple(_steps(program, rank)) for rank in range(num_ranks))
+    steps = tuple(tuple(_steps(program, rank, actions)) for rank in range(num_ranks))
     schedule = Schedule(program.name, num_ranks, program.num_micro_batches, program.placement, steps)
     try:
         schedule.check()
@@ -43,18 +49,19 @@ def schedule_of(program: Program, plan: Plan) -> Schedule:
     return schedule
 
 
-def check_bodies(program: Program, plan: Plan, cuts: Cuts, right: Container[int] = ()) -> None:
-    """Raise ProofError unless every body holds what its actions need, and nothing else.
-
-    `right`: identities of bodies that are known to.
-    """
+def check_bodies(program: Program, plan: Plan, known: Effects) -> None:
+    """Raise ProofError unless every body holds what its actions need, and nothing else; of those `known` to, again."""
+    cuts = known.cuts
     for rank, bodies in enumerate(program.bodies):
         names = [body.name for body in bodies]
         if len(set(names)) < len(names):
             raise ProofError(f"rank {rank}: two bodies have one name")
         if set(names) != {invocation.body for invocation in program.invocations[rank]}:
             raise ProofError(f"rank {rank}: there is a body that nothing invokes")
-        for body in (body for body in bodies if id(body) not in right):
+        for body in bodies:
+            number = known.number_of(rank, body)
+            if number in known.right:
+                continue
             _check_labels(rank, body)
             for slot, action in enumerate(body.actions):
                 stage = plan.stages[int(action[1:])]
@@ -67,12 +74,13 @@ def check_bodies(program: Program, plan: Plan, cuts: Cuts, right: Container[int]
                     ):
                         raise ProofError(f"rank {rank}, {action}: {_name(i)} has other operands than its stage says")
             waits_of(rank, body)
+            known.right.add(number)
 
 
-def waits_of(rank: int, body: Body) -> dict[int, int]:
+def waits_of(rank: int, body: Body) -> Waits:
     """Index of each exchange's start → that of the wait which ends it: exactly one, later, with the same operands."""
     started: dict[tuple[int, Key], int] = {}
-    ends: dict[int, int] = {}
+    ends: Waits = {}
     for index, instruction in enumerate(body.instructions):
         kind = instruction.wait or instruction.kind
         where = (instruction.slot, (kind, instruction.phase, instruction.site, ""))
@@ -95,23 +103,28 @@ def waits_of(rank: int, body: Body) -> dict[int, int]:
     return ends
 
 
-def _steps(program: Program, rank: int) -> Iterator[Step]:
-    """What the invocations of a rank are of, from the texts of its bodies' actions, each of which is read once."""
-    bodies = {body.name: body for body in reversed(program.bodies[rank])}
-    read: dict[str, tuple[Action, ...]] = {}
+def _steps(program: Program, rank: int, known: dict[tuple[str, int], Action]) -> Iterator[Step]:
+    """What the invocations of a rank are of, from the texts of its bodies' actions; each action is read once."""
+    texts = {body.name: body.actions for body in reversed(program.bodies[rank])}
     for invocation in program.invocations[rank]:
         name, micro_batches = invocation.body, invocation.micro_batches
-        try:
-            if name not in read:
-                texts = bodies[name].actions if name in bodies else ()
-                read[name] = tuple(action for text in texts for action in actions_of(parse_step(f"{text}.0")))
-            of = read[name]
-            if len(of) != len(micro_batches) or len(of) not in (1, 2):
-                raise ProofError(f"rank {rank}, {name}: no body of this name takes {len(micro_batches)} micro-batches")
-            taken = [Action(action.kind, action.stage, k) for action, k in zip(of, micro_batches, strict=True)]
-        except ValueError as error:
-            raise ProofError(f"rank {rank}, {name}: {error}") from None
+        of = texts.get(name, ())
+        if len(of) != len(micro_batches) or len(of) not in (1, 2):
+            raise ProofError(f"rank {rank}, {name}: no body of this name takes {len(micro_batches)} micro-batches")
+        taken = []
+        for key in zip(of, micro_batches, strict=True):
+            if key not in known:
+                known[key] = _action(rank, name, *key)
+            taken.append(known[key])
         yield taken[0] if len(taken) == 1 else Pair(*taken)
+
+
+def _action(rank: int, name: str, text: str, micro_batch: int) -> Action:
+    try:
+        (action,) = actions_of(parse_step(f"{text}.0"))
+        return replace(action, micro_batch=micro_batch)
+    except ValueError as error:
+        raise ProofError(f"rank {rank}, {name}: {error}") from None
 
 
 def _needs(stage: Stage, phases: str, cuts: Cuts) -> frozenset[Key]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from typing import Any
 
 from compiler.emit.files import layers_of
 from compiler.emit.summary import parts_of
+from compiler.holders import Holders
 from compiler.ir import Cut, Plan, Use
 from compiler.lower.estimate import rank_times
+from compiler.lower.lanes import Best, best_order
 from compiler.picture import panel_of
 from compiler.picture.lanes import lanes_of
 from compiler.pipeline import Lowered, uses
@@ -23,14 +26,18 @@ from dsl.memory import Memory
 from dsl.schema import Spec
 
 
-def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Report:
-    """The report of a build; of a run of it if `run` is given. Times are predicted from the cluster, not measured."""
+def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, best: Best = best_order) -> Report:
+    """The report of a build; of a run of it if `run` is given. Times are predicted from the cluster, not measured.
+
+    `best`: who knows or finds the orders of actions (compiler/lower/kept.py).
+    """
     plan = lowered.plan
     schedule = lowered.main_schedule
     program = lowered.programs[f"train_{schedule.num_micro_batches}"]
     lanes = lanes_of(program, rank_times(plan, lowered.cuts, rank_rates(spec)))
     known: dict[Any, Cut] = {use.segment.key: lowered.cuts[use.site] for use in uses(plan)}
-    found = timed(spec, schedule, known=known, plan=plan)
+    found = timed(spec, schedule, known=known, plan=plan, best=best)
+    held = _held(plan)
     panel = panel_of(schedule, Costs(), lanes=lanes, timeline=found.timeline)
     idle = 1 - min(row.busy for row in panel.rows) / panel.makespan
     return Report(
@@ -48,9 +55,9 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Re
         ),
         schedule=panel,
         time_unit="milliseconds, as predicted from the cluster",
-        stages=tuple(_stage(plan, index) for index in range(len(plan.stages))),
+        stages=_stages(plan),
         ranks=tuple(
-            _rank(lowered, rank, memory)
+            _rank(plan, rank, held[rank], memory)
             for rank, memory in enumerate(proven_memories(spec, plan, lowered.certificates.values()))
         ),
         capacity_bytes=spec.cluster.node.device.memory if spec.cluster.more is None else None,
@@ -58,7 +65,7 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Re
         moe_layers=_moe_layers(plan),
         assumptions=plan.assumptions,
         run=run,
-        planned=planned_of(found, predicted(found, memories(found))),
+        planned=planned_of(found, predicted(found, memories(found, program))),
     )
 
 
@@ -68,23 +75,36 @@ def _moe_layers(plan: Plan) -> tuple[str, ...]:
     return tuple(metric.removeprefix("load ") for metric in metrics if metric.startswith("load "))
 
 
-def _stage(plan: Plan, index: int) -> StageRow:
-    stage = plan.stages[index]
-    tensors = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
-    ranks = ranks_of_stage(plan.placement, plan.mesh.pp, index)
-    parameters = sum(r.num_elements for r in plan.replicas if r.role == "parameter" and r.tensor in tensors)
-    return StageRow(index, tuple(layers_of(stage)), ranks, parameters)
+def _stages(plan: Plan) -> tuple[StageRow, ...]:
+    sizes: Counter[str] = Counter()
+    for replica in plan.replicas:
+        if replica.role == "parameter":
+            sizes[replica.tensor] += replica.num_elements
+    rows = []
+    for index, stage in enumerate(plan.stages):
+        tensors = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
+        ranks = ranks_of_stage(plan.placement, plan.mesh.pp, index)
+        rows.append(StageRow(index, tuple(layers_of(stage)), ranks, sum(sizes[tensor] for tensor in tensors)))
+    return tuple(rows)
 
 
-def _rank(lowered: Lowered, rank: int, memory: Memory) -> RankRow:
-    plan, mesh = lowered.plan, lowered.plan.mesh
-    first = mesh.rank(rank, 0)
-    held = [r for r in plan.replicas if r.role == "parameter" and first in r.holders]
+def _held(plan: Plan) -> tuple[int, ...]:
+    """Parameters that data rank 0 of each pipeline rank holds."""
+    together: Counter[Holders] = Counter()  # of those with the same holders
+    for replica in plan.replicas:
+        if replica.role == "parameter":
+            together[replica.holders] += replica.num_elements
+    firsts = [plan.mesh.rank(rank, 0) for rank in range(plan.mesh.pp)]
+    return tuple(sum(n for holders, n in together.items() if first in holders) for first in firsts)
+
+
+def _rank(plan: Plan, rank: int, parameters: int, memory: Memory) -> RankRow:
+    mesh = plan.mesh
     return RankRow(
         rank=rank,
-        world_ranks=(first, mesh.rank(rank, mesh.dp - 1)),
+        world_ranks=(mesh.rank(rank, 0), mesh.rank(rank, mesh.dp - 1)),
         stages=stages_of(plan.placement, mesh.pp, rank),
-        parameters=sum(r.num_elements for r in held),
+        parameters=parameters,
         memory=parts_of(memory),
     )
 
@@ -94,12 +114,14 @@ def _experts(plan: Plan) -> tuple[ExpertRow, ...]:
     if plan.slots:
         return ()
     dp, ep = plan.mesh.dp, plan.mesh.ep
-    rows: dict[int, set[int]] = {}
+    rows: dict[int, set[int]] = defaultdict(set)
+    coordinates: dict[Holders, int] = {}
     for replica in plan.replicas:
-        parts = replica.name.split(".")
-        if "experts" in parts:
-            coordinate = plan.mesh.coordinates(replica.holders[0])[1] % ep
-            rows.setdefault(coordinate, set()).add(int(parts[parts.index("experts") + 1]))
+        _, inner, number = replica.name.partition(".experts.")
+        if inner:
+            if replica.holders not in coordinates:
+                coordinates[replica.holders] = plan.mesh.coordinates(replica.holders[0])[1] % ep
+            rows[coordinates[replica.holders]].add(int(number.partition(".")[0]))
     return tuple(
         ExpertRow(rank, min(experts), max(experts), tuple(range(rank, dp, ep)))
         for rank, experts in sorted(rows.items())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from compiler.schedules.placement import BIDIRECTIONAL, V
 from compiler.schedules.schedule import Schedule
@@ -29,6 +30,9 @@ I1: Token = ("I", 1)
 W0: Token = ("W", 0)
 W1: Token = ("W", 1)
 W: Token = ("W", -1)
+
+
+_action = lru_cache(maxsize=1 << 16)(Action)  # the sizes of a growing batch have most of them in common
 
 
 def down_and_up(
@@ -51,7 +55,7 @@ def both_ways(name: str, num_ranks: int, num_micro_batches: int, slots_of: Calla
         near = min(rank, P - 1 - rank)
         first = (0, half) if rank == near else (half, 0)
         steps = _numbered(slots_of(near), (near, P - 1 - near), first)
-        ranks.append(tuple(left for step in steps for left in _before(step, N)))
+        ranks.append(tuple(left for step in steps for left in _before(step, N)) if N % 2 else steps)
     return Schedule(name, P, N, BIDIRECTIONAL, tuple(ranks))
 
 
@@ -72,10 +76,10 @@ def _numbered(slots: Sequence[Slot], stages: tuple[int, int], first: tuple[int, 
             queues = [queue for queue in deferred if queue] if direction < 0 else [deferred[direction]]
             return min(queues).popleft()[1]  # that with the older head
         counter = next_forward if kind == "F" else next_backward
-        made = Action(kind, stages[direction], counter[direction])
+        made = _action(kind, stages[direction], counter[direction])
         counter[direction] += 1
         if kind == "I":
-            deferred[direction].append((sum(next_backward), Action("W", made.stage, made.micro_batch)))
+            deferred[direction].append((sum(next_backward), _action("W", made.stage, made.micro_batch)))
         return made
 
     return tuple(Pair(action(slot[0]), action(slot[1])) if len(slot) == 2 else action(slot[0]) for slot in slots)

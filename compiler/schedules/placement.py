@@ -13,6 +13,7 @@ first asks for less: a `loop(1)` schedule runs on the storage of a `bidirectiona
 from __future__ import annotations
 
 import re
+import sys
 
 BIDIRECTIONAL = "bidirectional"
 V = "v"
@@ -40,9 +41,14 @@ def num_stages(placement: str, num_ranks: int) -> int:
     return num_ranks * (2 if placement == V else loops(placement))
 
 
+def turn(placement: str, num_micro_batches: int) -> int:
+    """The first micro-batch of direction 1; where there is none, more than there are."""
+    return (num_micro_batches + 1) // 2 if placement == BIDIRECTIONAL else sys.maxsize
+
+
 def direction(placement: str, num_micro_batches: int, micro_batch: int) -> int:
     """0 or 1: from which end a micro-batch enters the pipeline; 1 only under `bidirectional`."""
-    return int(placement == BIDIRECTIONAL and micro_batch >= (num_micro_batches + 1) // 2)
+    return int(micro_batch >= turn(placement, num_micro_batches))
 
 
 def rank_of(placement: str, num_ranks: int, num_micro_batches: int, stage: int, micro_batch: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.schedules.limits import MAX_CELLS, MAX_RANKS
-from compiler.schedules.placement import num_stages, rank_of
+from compiler.schedules.placement import num_stages, rank_of, turn
 from dsl.diagnostics import plural
 from runtime.actions import Action, Step, actions_of, parse_step
 
@@ -16,6 +16,7 @@ _HEADER = re.compile(
     r"# (?P<name>\S+) ranks=(?P<ranks>\d+) micro_batches=(?P<micro>\d+) placement=(?P<place>\S+)", re.ASCII
 )
 _MOST_DIGITS = 6  # of ranks and micro-batches
+_KINDS = ("F", "FB", "FI", "FIW")  # of a stage on a micro-batch, as far as it has come
 _NAME = re.compile(r"[A-Za-z0-9._+-]{1,64}")
 _JSON_KEYS = {"schedule": str, "ranks": int, "micro_batches": int, "placement": str, "actions": list}
 
@@ -99,30 +100,41 @@ class Schedule:
         except ValueError as error:
             raise ScheduleError(str(error)) from None
         done: dict[tuple[int, int], str] = {}  # (stage, micro-batch) -> kinds run so far
+        owned: dict[tuple[int, bool], int] = {}  # (stage, whether in direction 1) -> the rank that runs it
+        first_back = turn(self.placement, self.num_micro_batches)
         for rank, steps in enumerate(self.actions):
             for step in steps:
-                self._check_step(rank, step, stages, done)
+                actions = actions_of(step)
+                if len(actions) == 2 and (depends(*actions) or depends(*reversed(actions))):
+                    fault = "its two actions are not independent, so they cannot overlap"
+                    raise ScheduleError(f"rank {rank}, {step}: {fault}")
+                for action in actions:
+                    stage, micro_batch = key = action.stage, action.micro_batch
+                    way = stage, micro_batch >= first_back
+                    if micro_batch >= self.num_micro_batches or owned.get(way) != rank:
+                        self._check_place(rank, action, stages)
+                        owned[way] = rank
+                    before = done.get(key, "")
+                    done[key] = kinds = before + action.kind
+                    if kinds not in _KINDS:
+                        raise ScheduleError(f"rank {rank}, {action}: {_order_fault(action, before)}")
         self._check_complete(stages, done)
 
-    def _check_step(self, rank: int, step: Step, stages: int, done: dict[tuple[int, int], str]) -> None:
-        actions = actions_of(step)
-        if len(actions) == 2 and (depends(*actions) or depends(*reversed(actions))):
-            raise ScheduleError(f"rank {rank}, {step}: its two actions are not independent, so they cannot overlap")
-        for action in actions:
-            stage, micro_batch = action.stage, action.micro_batch
-            if stage >= stages or micro_batch >= self.num_micro_batches:
-                sizes = f"{plural(stages, 'stage')} and {plural(self.num_micro_batches, 'micro-batch')}"
-                raise ScheduleError(f"rank {rank}, {action}: its schedule has {sizes}")
-            owner = rank_of(self.placement, self.num_ranks, self.num_micro_batches, stage, micro_batch)
-            if owner != rank:
-                raise ScheduleError(f"rank {rank}, {action}: placement {self.placement} runs it on rank {owner}")
-            before = done.get((stage, micro_batch), "")
-            if before + action.kind not in ("F", "FB", "FI", "FIW"):
-                raise ScheduleError(f"rank {rank}, {action}: {_order_fault(action, before)}")
-            done[stage, micro_batch] = before + action.kind
+    def _check_place(self, rank: int, action: Action, stages: int) -> None:
+        """Raise ScheduleError unless the placement runs an action of these sizes on this rank."""
+        stage, micro_batch = action.stage, action.micro_batch
+        if stage >= stages or micro_batch >= self.num_micro_batches:
+            sizes = f"{plural(stages, 'stage')} and {plural(self.num_micro_batches, 'micro-batch')}"
+            raise ScheduleError(f"rank {rank}, {action}: its schedule has {sizes}")
+        owner = rank_of(self.placement, self.num_ranks, self.num_micro_batches, stage, micro_batch)
+        if owner != rank:
+            raise ScheduleError(f"rank {rank}, {action}: placement {self.placement} runs it on rank {owner}")
 
     def _check_complete(self, stages: int, done: dict[tuple[int, int], str]) -> None:
-        final = ("F",) if not any("B" in kinds or "I" in kinds for kinds in done.values()) else ("FB", "FIW")
+        run = {*done.values()}
+        final = ("F",) if not any("B" in kinds or "I" in kinds for kinds in run) else ("FB", "FIW")
+        if run <= {*final} and len(done) == stages * self.num_micro_batches:
+            return
         for stage in range(stages):
             for micro_batch in range(self.num_micro_batches):
                 kinds = done.get((stage, micro_batch), "")

@@ -99,7 +99,7 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
 
     Where nothing runs backward (evaluation), a forward keeps nothing beyond its own end.
     """
-    kinds = [[tuple(action.kind for action in actions_of(step)) for step in steps] for steps in schedule.actions]
+    kinds = [[tuple([action.kind for action in actions_of(step)]) for step in steps] for steps in schedule.actions]
     backward = {kind for rank in kinds for step in set(rank) for kind in step} - {"F"}
     peaks = []
     for rank in kinds:
@@ -110,7 +110,8 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
         for step in rank:
             starts, ends = changes[step]
             live += starts
-            peak = max(peak, live)
+            if live > peak:
+                peak = live
             live -= ends
         peaks.append(peak)
     return tuple(peaks)

@@ -2,7 +2,7 @@
 
 The key is a hash of everything the result depends on. A folder appears whole or not at all (built aside, synced,
 renamed), under a lock, so ranks and runs may ask for it at the same time. `python_stdlib` with train(4096): 12 MB,
-3.5M tokens in 6.6 s of one core, reuse in 0.2 s (measured).
+3.5M tokens in 4.3 s of one core, reuse in 0.2 s (measured).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from runtime.data import corpus, tokenizer
 from runtime.data.corpus import Corpus, SourceFile, Split
 from runtime.data.errors import DataError
 from runtime.data.shards import Reader, Writer
+from runtime.data.words import Encoder
 
 FORMAT = 1
 META = "meta.json"
@@ -117,7 +118,7 @@ def _sample(files: tuple[SourceFile, ...], seed: int, progress: Progress) -> Ite
 
 def _build(folder: Path, bpe: Tokenizer, divided: Split, meta: dict[str, Any], progress: Progress) -> None:
     """Writes everything but the name: shards, tokenizer.json, and meta.json last."""
-    vocab = tokenizer.size(bpe)
+    vocab, encoder = tokenizer.size(bpe), Encoder(bpe)
     _write(folder / "tokenizer.json", tokenizer.to_json(bpe))
     total, done = len(divided.train) + len(divided.validation), 0
     splits: dict[str, dict[str, int]] = {}
@@ -125,7 +126,7 @@ def _build(folder: Path, bpe: Tokenizer, divided: Split, meta: dict[str, Any], p
         with Writer(folder / name, vocab) as writer:
             num_documents = num_bytes = 0
             for num_files, texts in _batches(files):
-                for ids in tokenizer.encode(bpe, texts):
+                for ids in encoder.encode(texts):
                     writer.add([*ids, tokenizer.end_id(bpe)])
                 num_documents += len(texts)
                 num_bytes += sum(len(text.encode()) for text in texts)

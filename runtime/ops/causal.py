@@ -4,9 +4,8 @@ Su et al., "RoFormer", 2021; blocks: Dao, "FlashAttention-2", 2023. T tokens in 
 every sequence. N: the heads of keys and values of all sequences, a batch of products. r query heads share one of them,
 so that it has M = S·r rows of queries, those of one position together. C columns of queries and keys, V of values.
 
-All of it is FP32 at least: the callers widen BF16, and round their results. Heads are narrow, and most of the time goes
-into softmax, which is FP32 anyway. (Torch's flash attention in BF16 takes 0.7 of the time for 4 sequences of 256, 4
-heads of 48 columns; it rounds the gradients of keys and values once for every block of queries that it adds.)
+All of it is FP32 at least: the callers widen BF16, and round their results. This is what runs in FP64 and where there
+is no C++ for the processor (`runtime/native/attention.cpp`, three times as fast).
 
 The scores are made block by block, a few query rows against the keys up to the last of them, so that a block stays in
 the cache and most of the masked half is never computed. Measurements are in `mla_attention`.

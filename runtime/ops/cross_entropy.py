@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from runtime.native import ops as native
+from runtime.native.library import takes
 from runtime.ops.wide import wide, wide_dtype
 
 BLOCK = 2**18  # logits at a time: 1 MiB of FP32, so that no second [T, V] tensor is made
@@ -13,6 +15,8 @@ BLOCK = 2**18  # logits at a time: 1 MiB of FP32, so that no second [T, V] tenso
 def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
     """logits_TV, targets_T (int64) -> loss [] = Σ lse − logit of the target, lse_T = log Σ_v exp(logits), both FP32 at
     least."""
+    if takes(logits_TV):
+        return native.cross_entropy(logits_TV, targets_T)
     lse_T = _logsumexp(logits_TV)
     picked_T = logits_TV.gather(1, targets_T.clamp(min=0)[:, None])[:, 0]
     return (lse_T - picked_T).masked_fill_(targets_T < 0, 0).sum(), lse_T
@@ -20,6 +24,8 @@ def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]
 
 def cross_entropy_dgrad(dloss: Tensor, logits_TV: Tensor, targets_T: Tensor, lse_T: Tensor) -> Tensor:
     """dloss [], logits_TV, targets_T, lse_T -> dlogits_TV = (softmax − onehot)·dloss, 0 in the rows of void targets."""
+    if takes(logits_TV):
+        return native.cross_entropy_dgrad(dloss, logits_TV, targets_T, lse_T)
     dloss_T1 = dloss.expand(targets_T.shape).masked_fill(targets_T < 0, 0)[:, None]
     if logits_TV.dtype != torch.bfloat16:
         return _dgrad(dloss_T1, logits_TV, targets_T, lse_T)

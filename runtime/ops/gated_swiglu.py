@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from runtime.native import ops as native
+from runtime.native.library import takes
 from runtime.ops.swiglu import blocks, silu_backward, wide_result
 from runtime.ops.wide import wide
 
 
 def gated_swiglu(h_RM: Tensor, gate_R: Tensor) -> Tensor:
     """h_RM [R, 2·I], gate_R -> y_RI."""
+    if takes(h_RM):
+        return native.swiglu(h_RM, gate_R)
     y_RI = h_RM.new_empty((h_RM.shape[0], h_RM.shape[1] // 2))
     for y_rI, h_rM, gate_r in blocks(y_RI, h_RM, gate_R):
         g_rI, u_rI = h_rM.chunk(2, dim=-1)
@@ -25,6 +29,8 @@ def gated_swiglu(h_RM: Tensor, gate_R: Tensor) -> Tensor:
 
 def gated_swiglu_dgrad(dy_RI: Tensor, h_RM: Tensor, gate_R: Tensor) -> tuple[Tensor, Tensor]:
     """dy_RI, h_RM [R, 2·I], gate_R -> dh_RM, dgate_R."""
+    if takes(dy_RI, h_RM):
+        return native.gated_swiglu_dgrad(dy_RI, h_RM, gate_R)
     dh_RM, dgate_R = h_RM.new_empty(h_RM.shape), gate_R.new_empty(gate_R.shape)
     for dy_rI, h_rM, gate_r, dh_rM, dgate_r in blocks(dy_RI, h_RM, gate_R, dh_RM, dgate_R):
         result_rM = wide_result(dh_rM)

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from runtime.native import ops as native
+from runtime.native.library import takes
 from runtime.ops.causal import angles, attend, attend_dgrad, back, columns, rotate, split_heads
 from runtime.ops.wide import wide
 
@@ -29,6 +31,8 @@ def gqa_attention(
     and v may be views of columns.
     """
     angles_Sr = angles(sequence, q.shape[1] // heads, theta, q.dtype, q.device)
+    if takes(q, k, v):
+        return native.gqa_attention(q, k, v, angles_Sr, heads, kv_heads)
     o_NMC, lse_NM = attend(*_grouped(wide(q), wide(k), wide(v), sequence, heads, kv_heads, angles_Sr))
     return _ungrouped(o_NMC.to(q.dtype), sequence, kv_heads), lse_NM.view(-1, kv_heads, sequence, heads // kv_heads)
 
@@ -47,8 +51,10 @@ def gqa_attention_dgrad(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do [T, H·C], the forward's inputs and results -> dq, dk, dv, shaped like q, k, v."""
     C, dtype = q.shape[1] // heads, q.dtype
+    angles_Sr = angles(sequence, C, theta, dtype, q.device)
+    if takes(q, k, v):
+        return native.gqa_attention_dgrad(do, q, k, v, o, lse, angles_Sr, heads, kv_heads)
     do, q, k, v, o = (wide(x) for x in (do, q, k, v, o))
-    angles_Sr = angles(sequence, C, theta, q.dtype, q.device)
     back_Sr = back(angles_Sr)
     delta_TH = (do * o).unflatten(1, (heads, C)).sum(dim=-1)
     do_NMC, delta_NM = _rows(do, sequence, kv_heads, C), _rows(delta_TH, sequence, kv_heads, 1)[..., 0]

@@ -18,6 +18,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from runtime.native import ops as native
+from runtime.native.library import takes
 from runtime.ops.causal import angles, attend, attend_dgrad, back, columns, rotate, split_heads
 from runtime.ops.wide import wide
 
@@ -31,6 +33,8 @@ def mla_attention(
     the query; lse is the logarithm of its denominator, FP32 at least. k_rope may be a view of columns.
     """
     angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
+    if takes(q, kv, k_rope):
+        return native.mla_attention(q, kv, k_rope, angles_Sr, heads, nope, value)
     o_PSV, lse_PS = attend(*_heads(wide(q), wide(kv), wide(k_rope), sequence, heads, nope, angles_Sr))
     return columns(o_PSV.to(q.dtype), heads), lse_PS.unflatten(0, (-1, heads))
 
@@ -51,6 +55,8 @@ def mla_attention_dgrad(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do [T, H·value], the forward's inputs and results -> dq, dkv, dk_rope, shaped like q, kv, k_rope."""
     angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
+    if takes(q, kv, k_rope):
+        return native.mla_attention_dgrad(do, q, kv, k_rope, o, lse_BHS, angles_Sr, heads, nope, value)
     dtype = q.dtype
     do, q, kv, k_rope, o = (wide(x) for x in (do, q, kv, k_rope, o))
     do_PSV = split_heads(do, sequence, heads).flatten(0, 1).contiguous()

@@ -61,6 +61,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
 CODE = SegmentCode(module_name(SEGMENT), "def F():\n    ...\n", ("linear", "swiglu"), (("swiglu_m8", "# é\n"),))
 KEY = cache.key_of(SEGMENT, 132, "tools")
 ENTRY = cache.entry(KEY, CODE)
+NAME = f"segments/{KEY}.json"
 
 
 def test_everything_that_a_segment_is_changes_its_key() -> None:
@@ -188,7 +189,7 @@ def test_an_entry_of_another_key_or_name_is_none() -> None:
 
 
 def test_what_is_kept_is_found_and_mended(tmp_path: Path) -> None:
-    folder, name = tmp_path / "deep" / "cache", f"{KEY}.json"
+    folder, name = tmp_path / "deep" / "cache", NAME
     assert cache.find(folder, KEY, SEGMENT) is None
     cache.keep(folder, [(name, ENTRY)])
     assert cache.find(folder, KEY, SEGMENT) == CODE
@@ -200,15 +201,16 @@ def test_what_is_kept_is_found_and_mended(tmp_path: Path) -> None:
     before = (folder / name).stat()
     cache.keep(folder, [(name, ENTRY)])
     assert (folder / name).stat().st_ino == before.st_ino, "what is there already stays"
-    assert [path.name for path in folder.iterdir()] == [name], "nothing is left beside it"
+    assert [path.name for path in folder.rglob("*.json")] == [f"{KEY}.json"], "nothing is left beside it"
+    assert len([*folder.rglob("*")]) == 2
 
 
 def test_what_is_no_file_or_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / f"{KEY}.json").mkdir()
+    (tmp_path / NAME).mkdir(parents=True)
     assert cache.find(tmp_path, KEY, SEGMENT) is None
     with pytest.raises(IsADirectoryError):
-        cache.keep(tmp_path, [(f"{KEY}.json", ENTRY)])
-    assert [path.name for path in tmp_path.iterdir()] == [f"{KEY}.json"], "the scratch file is gone"
-    cache.keep(tmp_path / "other", [(f"{KEY}.json", ENTRY)])
+        cache.keep(tmp_path, [(NAME, ENTRY)])
+    assert [path.name for path in (tmp_path / "segments").iterdir()] == [f"{KEY}.json"], "the scratch file is gone"
+    cache.keep(tmp_path / "other", [(NAME, ENTRY)])
     monkeypatch.setattr(cache, "MAX_BYTES", len(ENTRY.encode()) - 1)
     assert cache.find(tmp_path / "other", KEY, SEGMENT) is None

@@ -92,7 +92,7 @@ def exchange_actions(program: Program, generator: random.Random) -> Program:
     a = generator.randrange(len(row))
     b = _other(a, len(row), generator)
     for here, there in ((a, row[b]), (b, row[a])):
-        row[here] = replace(row[here], body=there.body, micro_batches=there.micro_batches)
+        row[here] = row[here]._replace(body=there.body, micro_batches=there.micro_batches)
     return with_row(program, rank, tuple(row))
 
 
@@ -102,7 +102,7 @@ def change_micro_batch(program: Program, generator: random.Random) -> Program:
     def change(invocation: Invocation) -> Invocation:
         numbers, slot = list(invocation.micro_batches), generator.randrange(len(invocation.micro_batches))
         numbers[slot] = _another(numbers[slot], range(program.num_micro_batches), generator)
-        return replace(invocation, micro_batches=tuple(numbers))
+        return invocation._replace(micro_batches=tuple(numbers))
 
     return _with_one_invocation(program, generator, change)
 
@@ -113,7 +113,7 @@ def change_body(program: Program, generator: random.Random) -> Program:
     row = list(program.invocations[rank])
     at = generator.randrange(len(row))
     names = [body.name for body in program.bodies[rank]]
-    row[at] = replace(row[at], body=_another(row[at].body, names, generator))
+    row[at] = row[at]._replace(body=_another(row[at].body, names, generator))
     return with_row(program, rank, tuple(row))
 
 
@@ -161,7 +161,7 @@ def edit_messages(program: Program, generator: random.Random, field: str, how: s
         actions = [each.action for _, (_, each) in flat]
         flat[index] = (at, (peer, message._replace(action=_another(message.action, actions, generator))))
     listed = [tuple(entry for where, entry in flat if where == at) for at in range(len(row))]
-    return with_row(program, rank, tuple(replace(i, **{field: new}) for i, new in zip(row, listed, strict=True)))  # type: ignore[arg-type]
+    return with_row(program, rank, tuple(i._replace(**{field: new}) for i, new in zip(row, listed, strict=True)))  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- instructions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,11 +11,13 @@ from dataclasses import replace
 import pytest
 
 from compiler.ir import Message, Program
-from compiler.proof import prove
-from compiler.proof.channels import message_of
+from compiler.proof import ProofError, prove
+from compiler.proof.channels import _run, _run_with_clocks, message_of, read_lines
+from compiler.proof.structure import schedule_of
 from compiler.schedules.schedule import Schedule
 from tests.proof.executor import Symbols, outcomes
-from tests.proof.programs import dualpipe_program, from_text, lowered, small_plan
+from tests.proof.mutants import MUTATIONS, NothingToEditError
+from tests.proof.programs import dualpipe_program, family_program, from_text, lowered, small_plan
 from tests.proof.test_rejects import rejected, with_invocations
 
 
@@ -42,7 +45,7 @@ def in_own_order(program: Program) -> Program:
         for peer, messages in sorted(awaits.items()):
             for k, (_, message) in enumerate(messages):
                 posts[messages[max(k - 1, 0)][0]].append((peer, message))
-        rows.append(tuple(replace(invocation, posts=tuple(posts[at])) for at, invocation in enumerate(row)))
+        rows.append(tuple(invocation._replace(posts=tuple(posts[at])) for at, invocation in enumerate(row)))
     return replace(program, invocations=tuple(rows))
 
 
@@ -73,7 +76,7 @@ def blocking(program: Program, waited: frozenset[str], ahead: Sequence[int]) -> 
                 elif message and str(message) in waited:
                     releases[at].append((i.peer, message))
         lists = zip(row, posts, releases, strict=True)
-        rows.append(tuple(replace(i, posts=tuple(p), releases=tuple(r)) for i, p, r in lists))
+        rows.append(tuple(i._replace(posts=tuple(p), releases=tuple(r)) for i, p, r in lists))
     return replace(program, invocations=tuple(rows))
 
 
@@ -116,8 +119,8 @@ def test_a_release_too_early_by_one() -> None:
     for rank, row in enumerate(program.invocations):
         for at, invocation in enumerate(row):
             for entry in invocation.releases:
-                without = replace(invocation, releases=tuple(e for e in invocation.releases if e != entry))
-                before = replace(row[at - 1], releases=(*row[at - 1].releases, entry))
+                without = invocation._replace(releases=tuple(e for e in invocation.releases if e != entry))
+                before = row[at - 1]._replace(releases=(*row[at - 1].releases, entry))
                 message = rejected(
                     with_invocations(program, rank, (*row[: at - 1], before, without, *row[at + 1 :])), plan
                 )
@@ -125,3 +128,34 @@ def test_a_release_too_early_by_one() -> None:
                 assert f"releases {entry[1]}, " in message
                 moved += 1
     assert moved > 20
+
+
+@pytest.mark.parametrize("row", [("dualpipe", 4, 8), ("interleaved", 3, 6), ("zbv", 4, 6), ("1f1b", 3, 6)])
+def test_what_a_rank_has_heard_itself_is_in_its_past(row: tuple[str, int, int]) -> None:
+    """What the first run of a program with any fault accepts, or refuses, vector clocks do in the same words."""
+    program, plan = family_program(*row)
+    draw, refused = random.Random(0), 0
+    names = [name for name in sorted(MUTATIONS) if name.endswith((" post", " release", " send or receive", "'s peer"))]
+    accepted = {(True, ""): 0, (False, ""): 0}  # by whether the first run is sure, and what the second says
+    for number in range(160):
+        try:
+            mutant = MUTATIONS[names[number % len(names)]](program, draw)
+            lines = read_lines(mutant, schedule_of(mutant, plan))
+        except (NothingToEditError, ProofError):
+            continue
+        try:
+            sure = _run(lines)
+        except ProofError as error:
+            with pytest.raises(ProofError, match=re.escape(str(error))):
+                _run_with_clocks(lines)
+            refused += 1
+            continue
+        fault = ""
+        try:
+            _run_with_clocks(lines)
+        except ProofError as error:
+            fault = str(error)
+        assert not (sure and fault)
+        accepted[sure, fault] = accepted.get((sure, fault), 0) + 1
+    assert refused > 20 and accepted[True, ""] > 5 and len(accepted) > 2
+    assert bool(accepted[False, ""]) == (row[0] == "interleaved"), "round a loop, a rank knows by way of a third"

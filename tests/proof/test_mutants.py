@@ -31,7 +31,7 @@ def test_what_changes_no_result_is_accepted(ranks: int) -> None:
     """Reductions in another common order; sends that are all drained in the end."""
     program, plan = dualpipe_program(ranks, 2 * ranks), small_plan(ranks)
     reference = outcomes(program, plan, symbols := Symbols())
-    drained = tuple(tuple(replace(i, releases=()) for i in row) for row in program.invocations)
+    drained = tuple(tuple(i._replace(releases=()) for i in row) for row in program.invocations)
     for variant in (replace(program, reduces=program.reduces[::-1]), replace(program, invocations=drained)):
         assert accepted(variant, plan)
         assert outcomes(variant, plan, symbols) == reference
@@ -58,7 +58,7 @@ def test_the_executor_sees_faults() -> None:
     """It is not the proof that makes a hang, garbage or a lost gradient visible."""
     program, plan, symbols = dualpipe_program(2, 4), small_plan(2), Symbols()
     reference = outcomes(program, plan, symbols)
-    waiting = tuple(tuple(replace(i, posts=()) for i in row) for row in program.invocations)
+    waiting = tuple(tuple(i._replace(posts=()) for i in row) for row in program.invocations)
     assert outcomes(replace(program, invocations=waiting), plan, symbols)[0].fault == "KeyError"
     unreduced = outcomes(replace(program, reduces=program.reduces[1:]), plan, symbols)
     assert unreduced[0].fault == ""

@@ -47,11 +47,11 @@ def test_other_faults_of_channels() -> None:
     (source, message), *rest = row[at].posts
 
     def posting(*posts: tuple[int, Message]) -> str:
-        return rejected(with_invocations(program, 0, (*row[:at], replace(row[at], posts=posts), *row[at + 1 :])), plan)
+        return rejected(with_invocations(program, 0, (*row[:at], row[at]._replace(posts=posts), *row[at + 1 :])), plan)
 
     assert posting((0, message), *rest).startswith(f"rank 0, {row[at].body.split('_')[0]}.")
     assert "names rank 7" in posting((7, message), *rest)
-    last = replace(row[-1], posts=(*row[-1].posts, (source, message)))
+    last = row[-1]._replace(posts=(*row[-1].posts, (source, message)))
     assert f"posts {message}, which rank 1 never sends" in rejected(
         with_invocations(program, 0, (*row[:-1], last)), plan
     )
@@ -61,7 +61,7 @@ def test_a_message_that_is_posted_after_it_is_awaited() -> None:
     program, plan = lowered(one_f_one_b(2, 1)), small_plan(2)
     row = program.invocations[1]
     assert row[0].posts
-    late = (replace(row[0], posts=()), replace(row[1], posts=row[0].posts))
+    late = (row[0]._replace(posts=()), row[1]._replace(posts=row[0].posts))
     assert rejected(with_invocations(program, 1, late), plan) == (
         "rank 1, F1.0: recv F0.0 awaits what is not posted, or awaited already"
     )
@@ -236,11 +236,11 @@ def test_values_alone(edit: Edit, message: str) -> None:
 def test_programs_that_are_no_legal_schedule() -> None:
     program, plan = dualpipe_program(2, 4), small_plan(2)
     row = program.invocations[0]
-    named = replace(row[0], body="F7")
+    named = row[0]._replace(body="F7")
     assert rejected(with_invocations(program, 0, (named, *row[1:])), plan).startswith(
         "rank 0, F7: no body of this name"
     )
-    other = replace(row[0], micro_batches=(9,))
+    other = row[0]._replace(micro_batches=(9,))
     assert rejected(with_invocations(program, 0, (other, *row[1:])), plan).startswith(
         "rank 0, F0.9: its schedule has 2 stages"
     )

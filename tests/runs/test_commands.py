@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -143,6 +144,58 @@ def test_missing_data_is_said(shop: Place, tmp_path: Path) -> None:
         done.stderr == f"error: data source 'corpus/*.py': no .txt, .md, .py, .jsonl file found in {tmp_path}/corpus\n"
     )
     assert "report: " not in done.stdout
+
+
+# ---------------------------------------------------------------- what is wrong beside the spec, before it is compiled
+
+
+def test_missing_data_is_said_instead_of_compiling(place: Place) -> None:
+    place.write(dict(ONE_RANK, source="away/*.py"))
+    done = place.dsc("train", code=2)
+    assert done.stderr.startswith("error: data source 'away/*.py': no .txt") and done.stderr.count("\n") == 1
+    assert done.stdout == "" and not (place.folder / "build").exists()
+
+
+def test_a_run_folder_that_is_taken_is_said_instead_of_compiling(place: Place) -> None:
+    place.write(ONE_RANK)
+    (place.folder / "runs" / "tiny" / "checkpoints").mkdir(parents=True)
+    done = place.dsc("train", code=2)
+    said = "error: runs/tiny holds an earlier run: go on with --resume, or name another folder with --out\n"
+    assert done.stderr == said and done.stdout == ""
+    assert not (place.folder / "build").exists()
+
+
+def test_a_build_that_has_no_place_makes_no_data(place: Place) -> None:
+    place.write(ONE_RANK)
+    (place.folder / "build").mkdir()
+    (place.folder / "build" / "tiny").write_text("mine")
+    done = place.dsc("train", code=2)
+    assert done.stderr == "error: build/tiny is a file: choose another folder with -o\n"
+    assert not (place.folder / "runs").exists()
+
+
+def test_data_that_fails_after_the_compiler_has_begun(place: Place) -> None:
+    """The text is found, and is too little for the tokenizer."""
+    (place.folder / "few").mkdir()
+    for name in "ab":
+        (place.folder / "few" / f"{name}.py").write_text(f"{name} = 1\n")
+    place.write(dict(ONE_RANK, source="few/*.py"))
+    done = place.dsc("train", code=2)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "the training text yields" in errors[0]
+    assert not list((place.folder / "runs").rglob(".building-*"))
+
+
+def test_compiler_and_data_are_told_in_turn(place: Place) -> None:
+    """They are at work at once; who reads sees the one after the other."""
+    place.write(ONE_RANK)
+    command = (*DSC, "train", "--steps", "1")
+    done = subprocess.run(
+        command, cwd=place.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    )
+    named = ["tiny:", "mesh:", "proven:", "build:", "data: find text", "data: train tokenizer", "data: encode text"]
+    lines = [next(i for i, line in enumerate(done.stdout.splitlines()) if line.startswith(n)) for n in named]
+    assert lines == sorted(lines), done.stdout
 
 
 # ---------------------------------------------------------------- what is refused at once

@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,13 +170,7 @@ def test_a_killed_launcher_leaves_nothing(place: Place) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_ended_while_the_data_is_prepared(place: Place, number: signal.Signals) -> None:
     """The standard library takes seconds to encode; the run ends before it has begun."""
-    settings = dict(ONE_RANK, name="slow", source="slow/*.py")
-    slow = place.folder / "slow"
-    slow.mkdir(exist_ok=True)
-    text = (place.folder / "corpus" / "textwrap.py").read_text("utf-8")
-    for index in range(2):
-        (slow / f"{index}.py").write_text(text * 1000, "utf-8")
-    place.compile(settings, "slow.dsc")
+    place.compile(slow_data(place, "slow"), "slow.dsc")
     run = place.folder / f"early-{number.name}"
     with place.started("train", "slow.dsc", "--out", run) as running:
         wait_for(lambda: list((run / "data").glob(".building-*")), "the preparation of the data")
@@ -186,3 +181,47 @@ def test_ended_while_the_data_is_prepared(place: Place, number: signal.Signals) 
         assert all(map(is_gone, running.seen()))
     assert "Traceback" not in running.stderr()
     assert not (run / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_ended_while_the_spec_is_compiled(place: Place, number: signal.Signals) -> None:
+    """The data is being prepared meanwhile; no build is there, nor half of one."""
+    name = f"uncompiled_{number.name}"
+    place.write(slow_data(place, name), f"{name}.dsc")
+    run = place.folder / name
+    with place.started("train", f"{name}.dsc", "--out", run) as running:
+        wait_for(lambda: list((run / "data").glob(".building-*")), "the preparation of the data")
+        assert len(running.seen()) == 4, "the command, the compiler, the launcher, the preparation"
+        running.process.send_signal(number)
+        code = running.ends()
+        assert code == (-number if number == signal.SIGKILL else 128 + number)
+        assert all(map(is_gone, running.seen()))
+    assert running.stderr() == running.stdout() == ""
+    assert not [path.name for path in place.folder.glob("build/*") if name in path.name]
+    assert not (run / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_killed_compiler_or_launcher(place: Place, which: int) -> None:
+    """While both are at work: the other one ends too."""
+    name = f"bereft_{which}"
+    place.write(slow_data(place, name), f"{name}.dsc")
+    run = place.folder / name
+    with place.started("train", f"{name}.dsc", "--out", run) as running:
+        wait_for(lambda: list((run / "data").glob(".building-*")), "the preparation of the data")
+        _, compiler, launcher, _ = running.seen()
+        os.kill((0, compiler, launcher)[which], signal.SIGKILL)
+        assert running.ends() == 128 + signal.SIGKILL
+        assert all(map(is_gone, running.seen()))
+    assert running.stdout() == ""
+    assert not (place.folder / "build" / name).exists()
+
+
+def slow_data(place: Place, name: str) -> dict[str, Any]:
+    """Settings of a spec whose data takes seconds to prepare."""
+    slow = place.folder / "slow"
+    slow.mkdir(exist_ok=True)
+    text = (place.folder / "corpus" / "textwrap.py").read_text("utf-8")
+    for index in range(2):
+        (slow / f"{index}.py").write_text(text * 1000, "utf-8")
+    return dict(ONE_RANK, name=name, source="slow/*.py")

@@ -1,7 +1,7 @@
 """What a step does, in counts that no machine's speed changes. `--bless` rewrites counts.json; read its diff.
 
 Torch's dispatches, allocations and Python calls are what the CPU does beside arithmetic: a change that makes a step do
-more of them shows here, and not in a clock that flickers.
+more of them shows here, and not in a clock that flickers. A step on torch alone has counts of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 from compiler.build import compile_spec, write_build
 from dsl.load import load
 from dsl.schema import Spec
+from runtime.native import library
 from tests.training.processes import run_module
 from tests.training.specs import spec as small
 
@@ -55,13 +56,19 @@ def check(name: str, found: dict[str, int], bless: bool) -> None:
     assert not changed, f"{name}: counts of a step changed; `--bless` keeps the new ones\n{table}"
 
 
+@pytest.mark.parametrize("ops", ["C++", "torch"])
 @pytest.mark.parametrize(("name", "world"), [("tiny", 1), ("bench-4", 2)])
-def test_counts_of_a_step(tmp_path: Path, name: str, world: int, bless: bool) -> None:
+def test_counts_of_a_step(
+    tmp_path: Path, name: str, world: int, ops: str, bless: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSC_OPS", "torch" if ops == "torch" else "")
+    assert ops == "torch" or library.missing() is None, "these counts need the C++ of the ops"
     found: dict[str, int] = {}
     for rank, (step, after) in enumerate(counts_of(tmp_path, load(SPECS / f"{name}.dsc"), world)):
         assert step == after, f"rank {rank}: a step does what the one before it did"
         found |= {f"rank {rank} {key}": value for key, value in step.items()}
-    check(name, found | ops_of_segments(tmp_path / "build"), bless)
+    check(f"{name} by {ops}", found, bless)
+    check(f"{name}, segments", ops_of_segments(tmp_path / "build"), bless)
 
 
 def test_bytes_that_ranks_move(tmp_path: Path, bless: bool) -> None:

@@ -15,7 +15,8 @@ from compiler.pipeline import balanced_rows
 from compiler.plan import make_plan
 from compiler.predict.memory import curve_of
 from compiler.predict.predict import cuts_of, memories, timed
-from compiler.proof.values import Effects, RankValues
+from compiler.proof import Effects
+from compiler.proof.values import RankValues
 from compiler.rates import rates_of
 from compiler.schedules.schedule import Schedule
 from dsl.load import resolve

@@ -1,0 +1,108 @@
+"""The processes that `dsc train` starts: the compiler, and the launcher of the ranks.
+
+They end with this process, however it ends; SIGINT and SIGTERM are passed on to them. No torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+Running = subprocess.Popen[bytes]
+
+
+def call(command: Sequence[str]) -> int:
+    """Run `python -P -m COMMAND` to its end; its exit code."""
+    with _started(command) as process, _forwarding(process):
+        return _code(process)
+
+
+def call_both(compiler: Sequence[str], launcher: Sequence[str], parts: str) -> tuple[int, bool]:
+    """Run two commands at once, and the launcher alone when the compiler is done.
+
+    The launcher is told on its standard input `parts`, one line, and with another line that the build is there. If one
+    of the two fails, the other is ended. Returns the exit code of what failed, or else of the launcher; and whether
+    the compiler came to its end, so that there may be a run.
+    """
+    with (
+        _started(compiler) as compiling,
+        _started(launcher, subprocess.PIPE) as launching,
+        _forwarding(compiling, launching),
+    ):
+        _tell(launching, parts)
+        built = False
+        if _first_to_end(compiling, launching) is launching:
+            compiling.terminate()
+            compiling.wait()
+            if sys.stderr.isatty():
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # what it was doing
+        elif code := _code(compiling):
+            launching.terminate()
+            return code, built
+        else:
+            built = True
+            _tell(launching, "")
+        return _code(launching), built
+
+
+@contextmanager
+def _started(command: Sequence[str], stdin: int | None = None) -> Iterator[Running]:
+    """A process that ends with this one, and that has ended afterwards."""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", *command],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdin=stdin,
+        preexec_fn=_die_with_parent,
+    ) as process:
+        yield process
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+@contextmanager
+def _forwarding(*processes: Running) -> Iterator[None]:
+    def forward(number: int, _: FrameType | None) -> None:
+        for process in processes:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _first_to_end(*processes: Running) -> Running:
+    """That which ends first; of several the first given."""
+    descriptors = {os.pidfd_open(process.pid): process for process in processes}
+    poll = select.poll()
+    try:
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLIN)
+        ended = {descriptor for descriptor, _ in poll.poll()}
+        return next(process for descriptor, process in descriptors.items() if descriptor in ended)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _tell(process: Running, line: str) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it has ended, and has said why
+        process.stdin.write(line.encode() + b"\n")
+        process.stdin.flush()
+
+
+def _code(process: Running) -> int:
+    code = process.wait()
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,172 @@
+"""What is known of the states that values go through: of a namespace, of a rank's memory, and what bodies do to them.
+
+Namespaces with the same values in them are one state, and what a body does to a state is found once, however many
+micro-batches meet it: a proof takes time for each invocation, not for each instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from compiler.ir import Body, Buffer, Instruction, Plan
+from compiler.proof.operands import Cuts
+from runtime.actions import Action
+
+Name: TypeAlias = tuple[int, str]  # of a value: its stage, and its name there
+Rows: TypeAlias = Callable[[int, str, int], int]  # (pipeline rank, layer, micro-batch) -> R
+Inside: TypeAlias = Callable[[str, str, int], int]  # (site, phase, R) -> bytes
+Change: TypeAlias = tuple[int, int, int, int]  # of a memory: its fixed bytes, its bytes, and their peaks on the way
+Found: TypeAlias = dict[tuple[int, ...], tuple[tuple[int, ...], Change]]  # numbers of states -> those behind it
+Waits: TypeAlias = dict[int, int]  # index of each exchange's start in a body -> that of the wait which ends it
+Place: TypeAlias = tuple[int, int]  # the first of the stages that follow each other on the rank, and the micro-batch
+
+
+@dataclass
+class Storage:
+    """A piece of memory and how many values and sends hold it."""
+
+    fixed_bytes: int
+    bytes: int
+    holders: int = 0
+    name: str = ""  # of the value it was made for
+
+
+@dataclass
+class Memory:
+    """Live and peak bytes of a rank: without received rows, and with them."""
+
+    fixed_bytes: int = 0
+    bytes: int = 0
+    peak_fixed_bytes: int = 0
+    peak_bytes: int = 0
+
+    def hold(self, storage: Storage) -> None:
+        if storage.holders == 0:
+            self.add(storage.fixed_bytes, storage.bytes)
+        storage.holders += 1
+
+    def drop(self, storage: Storage) -> None:
+        storage.holders -= 1
+        if storage.holders == 0:
+            self.add(-storage.fixed_bytes, -storage.bytes)
+
+    def add(self, fixed_bytes: int, bytes: int) -> None:
+        self.fixed_bytes += fixed_bytes
+        self.bytes += bytes
+        self.touch(0, 0)
+
+    def touch(self, fixed_bytes: int, bytes: int) -> None:
+        """These are there for a moment."""
+        if self.fixed_bytes + fixed_bytes > self.peak_fixed_bytes:
+            self.peak_fixed_bytes = self.fixed_bytes + fixed_bytes
+        if self.bytes + bytes > self.peak_bytes:
+            self.peak_bytes = self.bytes + bytes
+
+    def follow(self, change: Change) -> None:
+        """Go through what was found from no live bytes on."""
+        fixed_bytes, num_bytes, peak_fixed_bytes, peak_bytes = change
+        if self.fixed_bytes + peak_fixed_bytes > self.peak_fixed_bytes:
+            self.peak_fixed_bytes = self.fixed_bytes + peak_fixed_bytes
+        if self.bytes + peak_bytes > self.peak_bytes:
+            self.peak_bytes = self.bytes + peak_bytes
+        self.fixed_bytes += fixed_bytes
+        self.bytes += num_bytes
+
+    @property
+    def change(self) -> Change:
+        """For another memory to follow."""
+        return self.fixed_bytes, self.bytes, self.peak_fixed_bytes, self.peak_bytes
+
+
+@dataclass(frozen=True)
+class State:
+    """A namespace as it stands between two bodies; storages are named by their place in `storages`."""
+
+    live: tuple[tuple[Name, Buffer, int], ...] = ()
+    written: frozenset[Name] = frozenset()
+    sent: tuple[tuple[str, int], ...] = ()  # by the action that made the message; not yet released, or received here
+    storages: tuple[tuple[int, int, int], ...] = ()  # fixed bytes, bytes, holders
+
+
+@dataclass
+class Namespace:
+    """Values of one micro-batch, of stages that follow each other on the rank: mostly of one stage."""
+
+    live: dict[Name, tuple[Buffer, Storage]] = field(default_factory=dict)
+    written: set[Name] = field(default_factory=set)
+    sent: dict[str, Storage] = field(default_factory=dict)
+
+    @staticmethod
+    def of(state: State) -> Namespace:
+        storages = [Storage(*sizes) for sizes in state.storages]
+        live = {name: (buffer, storages[at]) for name, buffer, at in state.live}
+        for name, (buffer, storage) in live.items():
+            storage.name = storage.name if buffer.alias and storage.name else name[1]
+        return Namespace(live, set(state.written), {action: storages[at] for action, at in state.sent})
+
+    def state(self) -> State:
+        held = [*(storage for _, storage in self.live.values()), *self.sent.values()]
+        storages = {id(storage): storage for storage in held}
+        place = {key: at for at, key in enumerate(storages)}
+        return State(
+            tuple((name, buffer, place[id(storage)]) for name, (buffer, storage) in self.live.items()),
+            frozenset(self.written),
+            tuple((action, place[id(storage)]) for action, storage in self.sent.items()),
+            tuple((storage.fixed_bytes, storage.bytes, storage.holders) for storage in storages.values()),
+        )
+
+
+@dataclass
+class Effects:
+    """What bodies and releases do to states, as far as it is known.
+
+    Programs of one plan that share bodies, and have one number of rows, may share it; so do the other passes then:
+    what they have found right of a body, or of the plan, they do not look at again.
+    """
+
+    plan: Plan | None = None  # whose replicas are right
+    states: list[State] = field(default_factory=lambda: [State()])
+    numbers: dict[State, int] = field(default_factory=lambda: {State(): 0})
+    found: dict[Hashable, Found] = field(default_factory=dict)  # by all that decides what is done to the states
+    messages: dict[Buffer | None, int] = field(default_factory=dict)  # numbers of the programs' messages
+    cuts: Cuts = field(default_factory=Cuts)
+    bodies: dict[int, tuple[Body, int]] = field(default_factory=dict)  # by identity: kept, so that no other one gets it
+    alike: dict[Hashable, int] = field(default_factory=dict)  # numbers of those bodies, by all but whom they talk to
+    waits: dict[int, Waits] = field(default_factory=dict)  # by that number
+    right: set[int] = field(default_factory=set)  # numbers of bodies that hold what their stages need
+    counts: dict[int, tuple[int, int]] = field(default_factory=dict)  # by number: instructions, exchanges
+    actions: dict[tuple[str, int], Action] = field(default_factory=dict)  # by text and micro-batch
+    inside: Inside | None = None  # bytes that segments need inside beside what they return; a ledger knows none
+
+    def number_of(self, rank: int, body: Body) -> int:
+        """One number for all bodies that differ in whom they talk to alone, as long as that is not the own rank."""
+        known = self.bodies.get(id(body))
+        if known is None:
+            same = body.name, body.actions, tuple([_but_peer(rank, i) for i in body.instructions])
+            known = self.bodies[id(body)] = body, self.alike.setdefault(same, len(self.alike))
+        return known[1]
+
+    def find(
+        self, before: tuple[int, ...], act: Callable[[list[Namespace], Memory], None]
+    ) -> tuple[tuple[int, ...], Change]:
+        """The numbers of the states after `act`, and the change of memory."""
+        names, memory = [Namespace.of(self.states[number]) for number in before], Memory()
+        act(names, memory)
+        return tuple(self._number(each.state()) for each in names), memory.change
+
+    def _number(self, state: State) -> int:
+        if state not in self.numbers:
+            self.numbers[state] = len(self.states)
+            self.states.append(state)
+        return self.numbers[state]
+
+
+def _but_peer(rank: int, instruction: Instruction) -> Hashable:
+    """All of an instruction but the other rank it talks to. Bodies that are made together have most of them in common:
+    identity tells, as long as the bodies are kept."""
+    i = instruction
+    if i.peer < 0:
+        return id(i)
+    return i.kind, i.slot, i.action, i.phase, i.site, i.wait, i.reads, i.writes, i.params, i.peer == rank

@@ -1,0 +1,275 @@
+// Causal softmax attention with rotated heads, forward and backward, of one sequence after the other, head by head.
+//
+// Dao, "FlashAttention-2", 2023; Su et al., "RoFormer", 2021. S positions; a head has C columns of queries and keys and
+// D of values, each rounded up to whole vectors (Cp, Dp). Operands are FP32 or BF16, all between is FP32.
+// Scores are made for a few rows of queries against the keys up to the last of them, and stay in the cache.
+#include <cmath>
+
+#include "product.h"
+
+namespace {
+
+constexpr long ROWS = 32;            // of queries in a block
+constexpr long BLOCK = 64 * 1024;    // of its scores, in elements, at most
+
+// What a head works on. Keys and values also transposed: their columns are then vectors over positions. What lies behind
+// the last column or position is never set, and what it becomes is never read.
+struct Head {
+  long S, C, D, Cp, Dp, Sp;
+  Buffer q, k, kt, v, vt, dout, scores, dq, dk, dv, delta, dscores, out;
+
+  Head(long S, long C, long D, bool backward)
+      : S(S), C(C), D(D), Cp(up(C)), Dp(up(D)), Sp(up(S)), q(S * Cp), kt(C * Sp), v(S * Dp), scores(block() * Sp) {
+    if (backward) {
+      k = Buffer(S * Cp), vt = Buffer(D * Sp), dout = Buffer(S * Dp), delta = Buffer(S), dq = Buffer(block() * Cp);
+      dscores = Buffer(block() * Sp), dk = Buffer(S * Cp), dv = Buffer(S * Dp);
+    } else {
+      out = Buffer(block() * Dp);
+    }
+  }
+
+  long block() const { return std::max(1L, std::min(ROWS, BLOCK / Sp)); }
+};
+
+// n columns of S rows, times `scale`.
+template <class T> void take(const T *x, long stride, long S, long n, float scale, float *y, long ld) {
+  for (long s = 0; s < S; s++, x += stride, y += ld) {
+    long i = 0;
+    for (; i + W <= n; i += W) store(y + i, load(x + i) * scale);
+    for (; i < n; i++) y[i] = wide(x[i]) * scale;
+  }
+}
+
+template <class T> void give(const float *y, long ld, long S, long n, float scale, T *x, long stride) {
+  for (long s = 0; s < S; s++, x += stride, y += ld) {
+    long i = 0;
+    for (; i + W <= n; i += W) store(x + i, load(y + i) * scale);
+    for (; i < n; i++) put(x + i, y[i] * scale);
+  }
+}
+
+// As `take`, and each pair of columns turned by its angle: (cos, sin) of [S, n/2].
+template <class T>
+void take_turned(const T *x, long stride, long S, long n, const float *angles, float scale, float *y, long ld) {
+  for (long s = 0; s < S; s++, x += stride, y += ld, angles += n)
+    for (long i = 0; i < n; i += 2) {
+      const float a = wide(x[i]) * scale, b = wide(x[i + 1]) * scale, cos = angles[i], sin = angles[i + 1];
+      y[i] = a * cos - b * sin, y[i + 1] = a * sin + b * cos;
+    }
+}
+
+// As `give`, turned back.
+template <class T>
+void give_turned(const float *y, long ld, long S, long n, const float *angles, float scale, T *x, long stride) {
+  for (long s = 0; s < S; s++, x += stride, y += ld, angles += n)
+    for (long i = 0; i < n; i += 2) {
+      const float a = y[i] * scale, b = y[i + 1] * scale, cos = angles[i], sin = angles[i + 1];
+      put(x + i, a * cos + b * sin), put(x + i + 1, b * cos - a * sin);
+    }
+}
+
+// o [S, D] in rows of `stride`, lse [S] in steps of `lse_step`, of h.q (turned, scaled), h.kt and h.v.
+template <class T> void forward(Head &h, T *o, long stride, float *lse, long lse_step) {
+  const long step = h.block();
+  for (long start = 0; start < h.S; start += step) {
+    const long end = std::min(start + step, h.S), keys = up(end);
+    small_product<false>({h.q.data() + start * h.Cp, h.Cp, 1}, h.kt.data(), h.Sp, h.scores.data(), h.Sp, end - start, keys, h.C);
+    for (long s = start; s < end; s++) {
+      float *row = h.scores.data() + (s - start) * h.Sp;
+      for (long j = s + 1; j < keys; j++) row[j] = -INFINITY;
+      V most = load(row);
+      for (long j = W; j < keys; j += W) most = larger(load(row + j), most);
+      const float top = largest(most);
+      V total = {};
+      for (long j = 0; j < keys; j += W) {
+        const V weight = exp(load(row + j) - top);
+        store(row + j, weight), total += weight;
+      }
+      lse[s * lse_step] = top + std::log(sum(total));
+      const float part = 1 / sum(total);
+      for (long j = 0; j < keys; j += W) store(row + j, load(row + j) * part);
+    }
+    small_product<false>({h.scores.data(), h.Sp, 1}, h.v.data(), h.Dp, h.out.data(), h.Dp, end - start, h.Dp, end);
+    give(h.out.data(), h.Dp, end - start, h.D, 1, o + start * stride, stride);
+  }
+}
+
+// h.dk and h.dv grow by the gradients of h.q, h.k(t), h.v(t), h.dout and h.delta; dq goes to `give_dq(start, rows)`.
+template <class Give> void backward(Head &h, const float *lse, long lse_step, Give give_dq) {
+  const long step = h.block();
+  for (long start = 0; start < h.S; start += step) {
+    const long end = std::min(start + step, h.S), rows = end - start, keys = up(end);
+    const float *q = h.q.data() + start * h.Cp, *dout = h.dout.data() + start * h.Dp;
+    small_product<false>({q, h.Cp, 1}, h.kt.data(), h.Sp, h.scores.data(), h.Sp, rows, keys, h.C);
+    small_product<false>({dout, h.Dp, 1}, h.vt.data(), h.Sp, h.dscores.data(), h.Sp, rows, keys, h.D);
+    for (long s = start; s < end; s++) {
+      float *row = h.scores.data() + (s - start) * h.Sp, *drow = h.dscores.data() + (s - start) * h.Sp;
+      for (long j = s + 1; j < keys; j++) row[j] = -INFINITY;
+      const float log_sum = lse[s * lse_step], delta = h.delta[s];
+      for (long j = 0; j < keys; j += W) {
+        const V weight = exp(load(row + j) - log_sum);
+        store(row + j, weight), store(drow + j, (load(drow + j) - delta) * weight);
+      }
+    }
+    small_product<false>({h.dscores.data(), h.Sp, 1}, h.k.data(), h.Cp, h.dq.data(), h.Cp, rows, h.Cp, end);
+    small_product<true>({h.dscores.data(), 1, h.Sp}, q, h.Cp, h.dk.data(), h.Cp, end, h.Cp, rows);
+    small_product<true>({h.scores.data(), 1, h.Sp}, dout, h.Dp, h.dv.data(), h.Dp, end, h.Dp, rows);
+    give_dq(start, rows);
+  }
+}
+
+// h.dout and h.delta of the gradient and the result of a head.
+template <class T> void take_dout(Head &h, const T *dout, const T *o, long stride) {
+  take(dout, stride, h.S, h.D, 1, h.dout.data(), h.Dp);
+  for (long s = 0; s < h.S; s++) {
+    float delta = 0;
+    for (long i = 0; i < h.D; i++) delta += h.dout[s * h.Dp + i] * wide(o[s * stride + i]);
+    h.delta[s] = delta;
+  }
+}
+
+// H heads of [nope | rope] columns; the rope part of the keys is one for all of them.
+struct Mla {
+  long B, S, H, nope, rope, value, q_stride, kv_stride, kr_stride;
+  long C() const { return nope + rope; }
+  float scale() const { return 1 / std::sqrt(float(C())); }
+};
+
+// The queries, keys and values of head n of sequence b.
+template <class T>
+void take_mla(Head &h, const Mla &m, long b, long n, const T *q, const T *kv, const Buffer &rope_key,
+              const float *angles, float *k) {
+  q += b * m.S * m.q_stride + n * m.C(), kv += b * m.S * m.kv_stride + n * (m.nope + m.value);
+  take(q, m.q_stride, m.S, m.nope, m.scale(), h.q.data(), h.Cp);
+  take_turned(q + m.nope, m.q_stride, m.S, m.rope, angles, m.scale(), h.q.data() + m.nope, h.Cp);
+  take(kv, m.kv_stride, m.S, m.nope, 1, k, h.Cp);
+  take(rope_key.data(), m.rope, m.S, m.rope, 1, k + m.nope, h.Cp);
+  take(kv + m.nope, m.kv_stride, m.S, m.value, 1, h.v.data(), h.Dp);
+  transpose(k, h.Cp, m.S, h.C, h.kt.data(), h.Sp);
+}
+
+template <class T>
+void mla(const Mla &m, const T *q, const T *kv, const T *k_rope, const float *angles, T *o, float *lse) {
+  Head h(m.S, m.C(), m.value, false);
+  Buffer rope_key(m.S * m.rope), k(m.S * h.Cp);
+  for (long b = 0; b < m.B; b++) {
+    take_turned(k_rope + b * m.S * m.kr_stride, m.kr_stride, m.S, m.rope, angles, 1, rope_key.data(), m.rope);
+    for (long n = 0; n < m.H; n++) {
+      take_mla(h, m, b, n, q, kv, rope_key, angles, k.data());
+      forward(h, o + (b * m.S * m.H + n) * m.value, m.H * m.value, lse + (b * m.H + n) * m.S, 1);
+    }
+  }
+}
+
+template <class T>
+void mla_dgrad(const Mla &m, const T *dout, const T *q, const T *kv, const T *k_rope, const T *o, const float *lse,
+               const float *angles, T *dq, T *dkv, T *dk_rope) {
+  Head h(m.S, m.C(), m.value, true);
+  Buffer rope_key(m.S * m.rope), drope_key(m.S * m.rope);
+  const long width = m.H * m.C(), kv_head = m.nope + m.value, kv_width = m.H * kv_head, o_width = m.H * m.value;
+  for (long b = 0; b < m.B; b++) {
+    take_turned(k_rope + b * m.S * m.kr_stride, m.kr_stride, m.S, m.rope, angles, 1, rope_key.data(), m.rope);
+    drope_key.zero();
+    for (long n = 0; n < m.H; n++) {
+      take_mla(h, m, b, n, q, kv, rope_key, angles, h.k.data());
+      transpose(h.v.data(), h.Dp, m.S, h.D, h.vt.data(), h.Sp);
+      const long at = b * m.S * o_width + n * m.value;
+      take_dout(h, dout + at, o + at, o_width);
+      h.dk.zero(), h.dv.zero();
+      T *dq_head = dq + b * m.S * width + n * m.C(), *dkv_head = dkv + b * m.S * kv_width + n * kv_head;
+      backward(h, lse + (b * m.H + n) * m.S, 1, [&](long start, long rows) {
+        T *to = dq_head + start * width;
+        give(h.dq.data(), h.Cp, rows, m.nope, m.scale(), to, width);
+        give_turned(h.dq.data() + m.nope, h.Cp, rows, m.rope, angles + start * m.rope, m.scale(), to + m.nope, width);
+      });
+      give(h.dk.data(), h.Cp, m.S, m.nope, 1, dkv_head, kv_width);
+      give(h.dv.data(), h.Dp, m.S, m.value, 1, dkv_head + m.nope, kv_width);
+      for (long s = 0; s < m.S; s++)
+        for (long i = 0; i < m.rope; i++) drope_key[s * m.rope + i] += h.dk[s * h.Cp + m.nope + i];
+    }
+    give_turned(drope_key.data(), m.rope, m.S, m.rope, angles, 1, dk_rope + b * m.S * m.rope, m.rope);
+  }
+}
+
+// H query heads, H/G of them share a head of keys and values; all of C columns, all turned.
+struct Gqa {
+  long B, S, H, G, C, q_stride, k_stride, v_stride;
+  float scale() const { return 1 / std::sqrt(float(C)); }
+};
+
+// The keys and values of group g of sequence b.
+template <class T>
+void take_group(Head &h, const Gqa &m, long b, long g, const T *k, const T *v, const float *angles, float *key) {
+  take_turned(k + b * m.S * m.k_stride + g * m.C, m.k_stride, m.S, m.C, angles, 1, key, h.Cp);
+  take(v + b * m.S * m.v_stride + g * m.C, m.v_stride, m.S, m.C, 1, h.v.data(), h.Dp);
+  transpose(key, h.Cp, m.S, m.C, h.kt.data(), h.Sp);
+}
+
+template <class T> void gqa(const Gqa &m, const T *q, const T *k, const T *v, const float *angles, T *o, float *lse) {
+  Head h(m.S, m.C, m.C, false);
+  Buffer key(m.S * h.Cp);
+  const long share = m.H / m.G;
+  for (long b = 0; b < m.B; b++)
+    for (long g = 0; g < m.G; g++) {
+      take_group(h, m, b, g, k, v, angles, key.data());
+      for (long r = 0; r < share; r++) {
+        const long n = g * share + r;
+        take_turned(q + b * m.S * m.q_stride + n * m.C, m.q_stride, m.S, m.C, angles, m.scale(), h.q.data(), h.Cp);
+        forward(h, o + (b * m.S * m.H + n) * m.C, m.H * m.C, lse + (b * m.G + g) * m.S * share + r, share);
+      }
+    }
+}
+
+template <class T>
+void gqa_dgrad(const Gqa &m, const T *dout, const T *q, const T *k, const T *v, const T *o, const float *lse,
+               const float *angles, T *dq, T *dk, T *dv) {
+  Head h(m.S, m.C, m.C, true);
+  const long share = m.H / m.G, width = m.H * m.C, shared_width = m.G * m.C;
+  for (long b = 0; b < m.B; b++)
+    for (long g = 0; g < m.G; g++) {
+      take_group(h, m, b, g, k, v, angles, h.k.data());
+      transpose(h.v.data(), h.Dp, m.S, m.C, h.vt.data(), h.Sp);
+      h.dk.zero(), h.dv.zero();
+      for (long r = 0; r < share; r++) {
+        const long n = g * share + r, at = b * m.S * width + n * m.C;
+        take_turned(q + b * m.S * m.q_stride + n * m.C, m.q_stride, m.S, m.C, angles, m.scale(), h.q.data(), h.Cp);
+        take_dout(h, dout + at, o + at, width);
+        backward(h, lse + (b * m.G + g) * m.S * share + r, share, [&](long start, long rows) {
+          const float *turn = angles + start * m.C;
+          give_turned(h.dq.data(), h.Cp, rows, m.C, turn, m.scale(), dq + at + start * width, width);
+        });
+      }
+      const long at = b * m.S * shared_width + g * m.C;
+      give_turned(h.dk.data(), h.Cp, m.S, m.C, angles, 1, dk + at, shared_width);
+      give(h.dv.data(), h.Dp, m.S, m.C, 1, dv + at, shared_width);
+    }
+}
+
+}  // namespace
+
+#define ATTENTION(T, suffix)                                                                                           \
+  extern "C" void mla_attention_##suffix(long B, long S, long H, long nope, long rope, long value, const T *q,         \
+                                         long q_stride, const T *kv, long kv_stride, const T *k_rope, long kr_stride,  \
+                                         const float *angles, T *o, float *lse) {                                      \
+    mla({B, S, H, nope, rope, value, q_stride, kv_stride, kr_stride}, q, kv, k_rope, angles, o, lse);                  \
+  }                                                                                                                    \
+  extern "C" void mla_attention_dgrad_##suffix(long B, long S, long H, long nope, long rope, long value,               \
+                                               const T *dout, const T *q, long q_stride, const T *kv, long kv_stride,  \
+                                               const T *k_rope, long kr_stride, const T *o, const float *lse,          \
+                                               const float *angles, T *dq, T *dkv, T *dk_rope) {                       \
+    mla_dgrad({B, S, H, nope, rope, value, q_stride, kv_stride, kr_stride}, dout, q, kv, k_rope, o, lse, angles, dq,   \
+              dkv, dk_rope);                                                                                           \
+  }                                                                                                                    \
+  extern "C" void gqa_attention_##suffix(long B, long S, long H, long G, long C, const T *q, long q_stride,            \
+                                         const T *k, long k_stride, const T *v, long v_stride, const float *angles,    \
+                                         T *o, float *lse) {                                                           \
+    gqa({B, S, H, G, C, q_stride, k_stride, v_stride}, q, k, v, angles, o, lse);                                       \
+  }                                                                                                                    \
+  extern "C" void gqa_attention_dgrad_##suffix(long B, long S, long H, long G, long C, const T *dout, const T *q,      \
+                                               long q_stride, const T *k, long k_stride, const T *v, long v_stride,    \
+                                               const T *o, const float *lse, const float *angles, T *dq, T *dk,        \
+                                               T *dv) {                                                                \
+    gqa_dgrad({B, S, H, G, C, q_stride, k_stride, v_stride}, dout, q, k, v, o, lse, angles, dq, dk, dv);               \
+  }
+ATTENTION(float, float32)
+ATTENTION(bf16, bfloat16)

@@ -1,0 +1,128 @@
+"""Finding and calling the C++ that this machine runs: which operands it takes, and its functions by name and dtype."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from ctypes import CDLL, c_float, c_long, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from runtime.native import build
+
+Functions = Mapping[tuple[str, torch.dtype], tuple[Callable[..., None], str]]  # and the signature of each
+
+OFF = "DSC_OPS"  # =torch: ops run on torch
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+# ROWS: a matrix that may be a view of columns, followed by its row stride; MATRIX: by both of its strides
+NUMBER, FLOAT, TENSOR, ROWS, MATRIX = "nfprm"
+TYPES = {
+    NUMBER: (c_long,),
+    FLOAT: (c_float,),
+    TENSOR: (c_void_p,),
+    ROWS: (c_void_p, c_long),
+    MATRIX: (c_void_p, c_long, c_long),
+}
+SIGNATURES = {
+    "mla_attention": "nnnnnnrrrppp",
+    "mla_attention_dgrad": "nnnnnnprrrpppppp",
+    "gqa_attention": "nnnnnrrrppp",
+    "gqa_attention_dgrad": "nnnnnprrrpppppp",
+    "rmsnorm": "nnrpfpp",
+    "rmsnorm_dgrad": "nnrrppp",
+    "rmsnorm_wgrad": "nnprrp",
+    "swiglu": "nnppp",
+    "swiglu_dgrad": "nnppppp",
+    "cross_entropy": "nnrppp",
+    "cross_entropy_dgrad": "nnprppp",
+    "product": "nnnmmrn",
+    "adamw": "npppppfffffffff",
+}
+
+
+def takes(*operands: Tensor) -> bool:
+    """Whether an op on these runs in C++: all FP32 or all BF16 on the CPU, views of columns at most."""
+    if not _functions():
+        return False
+    dtype = operands[0].dtype
+    return dtype in DTYPES and all(x.is_cpu and x.dtype == dtype and x.stride(-1) == 1 for x in operands)
+
+
+def multiplies(a: Tensor, b: Tensor) -> bool:
+    """Whether products of two such matrices run in C++. Either may be transposed."""
+    known = ("product", a.dtype) in _functions() and a.dtype == b.dtype
+    return known and a.is_cpu and 1 in a.stride() and 1 in b.stride()
+
+
+def call(name: str, dtype: torch.dtype, *args: Tensor | float | None) -> None:
+    """Call the function of operands of `dtype`. A tensor that must be contiguous and is not is copied."""
+    function, signature = _functions()[name, dtype]
+    values: list[float | None] = []
+    kept = []  # copies, until the function has returned
+    for kind, arg in zip(signature, args, strict=True):
+        if isinstance(arg, Tensor):
+            if kind == TENSOR:
+                arg = arg.contiguous()
+                kept.append(arg)
+            values.append(arg.data_ptr())
+            if kind == ROWS:
+                values.append(arg.stride(0))
+            elif kind == MATRIX:
+                values += arg.stride()
+        else:
+            values.append(arg)
+    function(*values)
+
+
+def missing() -> str | None:
+    """None, or why all ops run on torch, and how to mend it."""
+    if os.environ.get(OFF) == "torch":
+        return f"{OFF} is torch; unset it"
+    if instructions() not in build.VARIANTS:
+        return f"there is no C++ for a processor with {instructions()}"
+    library = build.path(instructions())
+    if not library.exists():
+        return (
+            "no C++ was compiled when dsc was installed; `python -m runtime.native.build` compiles it, or says why not"
+        )
+    if not build.is_current(library):
+        return "the C++ was compiled of other sources; `python -m runtime.native.build` compiles it again"
+    try:
+        CDLL(str(library))
+    except OSError as error:
+        return f"the C++ cannot be loaded: {error}"
+    return None
+
+
+@cache
+def instructions() -> str:
+    """Of this processor, as `build.VARIANTS` calls them. BF16's are passed over where there are AMX's, for oneDNN."""
+    known = torch.backends.cpu.get_cpu_capability()
+    flags = Path("/proc/cpuinfo").read_text("utf-8") if known == "AVX512" else ""
+    return "AVX512_BF16" if " avx512_bf16" in flags and " amx_bf16" not in flags else known
+
+
+def identity() -> str:
+    """What ops run on: the instructions and the beginning of the digest, or torch. Two of a kind give the same bits."""
+    return "torch" if missing() else f"{instructions()} {build.digest()[:12]}"
+
+
+def functions(instructions: str) -> Functions:
+    """Those of the library for a processor that has these."""
+    library, found = CDLL(str(build.path(instructions))), {}
+    for name, signature in SIGNATURES.items():
+        for dtype, suffix in DTYPES.items():
+            function = getattr(library, f"{name}_{suffix}", None)
+            if function is None:  # a product of BF16, where the processor has no instruction for it
+                continue
+            function.argtypes, function.restype = [c for kind in signature for c in TYPES[kind]], None
+            found[name, dtype] = function, signature
+    return found
+
+
+@cache
+def _functions() -> Functions:
+    return {} if missing() else functions(instructions())

@@ -1,0 +1,112 @@
+// Products of FP32 matrices: c = a·b or c += a·b, of M rows, N columns and K inner elements.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "simd.h"
+
+// Memory from the start of a cache line on.
+class Buffer {
+  std::unique_ptr<float, decltype(&std::free)> memory{nullptr, &std::free};
+  long size = 0;
+
+ public:
+  Buffer() = default;
+  explicit Buffer(long n)
+      : memory(static_cast<float *>(std::aligned_alloc(64, (4 * n + 63) / 64 * 64)), &std::free), size(n) {
+    if (n && !memory) throw std::bad_alloc();  // nobody catches it: the process says so and ends
+  }
+  void zero() { std::fill_n(data(), size, 0.0f); }
+  float *data() const { return memory.get(); }
+  float &operator[](long i) { return data()[i]; }
+};
+
+// a(m, k) = a[m·am + k·ak], so that a may be transposed.
+struct Left {
+  const float *a;
+  long am, ak;
+  Left at(long m, long k) const { return {a + m * am + k * ak, am, ak}; }
+};
+
+// R rows of U vectors, in registers.
+template <int R, int U, bool ADD>
+INLINE void tile(Left l, const float *b, long ldb, float *c, long ldc, long K) {
+  V acc[R][U];
+#pragma GCC unroll 32
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int u = 0; u < U; u++) acc[r][u] = ADD ? load(c + r * ldc + u * W) : V{};
+  for (long k = 0; k < K; k++) {
+    V right[U];
+#pragma GCC unroll 8
+    for (int u = 0; u < U; u++) right[u] = load(b + k * ldb + u * W);
+#pragma GCC unroll 32
+    for (int r = 0; r < R; r++) {
+      const V left = all(l.a[r * l.am + k * l.ak]);
+#pragma GCC unroll 8
+      for (int u = 0; u < U; u++) acc[r][u] += left * right[u];
+    }
+  }
+#pragma GCC unroll 32
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int u = 0; u < U; u++) store(c + r * ldc + u * W, acc[r][u]);
+}
+
+// All rows of U vectors: R at a time, then fewer.
+template <int R, int U, bool ADD>
+INLINE void rows(Left l, const float *b, long ldb, float *c, long ldc, long M, long K) {
+  for (; M >= R; M -= R, l.a += R * l.am, c += R * ldc) tile<R, U, ADD>(l, b, ldb, c, ldc, K);
+  if constexpr (R > 1) {
+    if (M) rows<(R + 1) / 2, U, ADD>(l, b, ldb, c, ldc, M, K);
+  }
+}
+
+// Accumulators, the vectors of b and one of a fill the registers: 32 of AVX-512, 16 of AVX2.
+constexpr int REGISTERS = W == 16 ? 24 : 12;
+constexpr int WIDE = W == 16 ? 4 : 2;  // vectors of a panel
+
+// Of matrices that are in the cache. b and c lie in rows; N is a multiple of W.
+template <bool ADD>
+static void small_product(Left l, const float *b, long ldb, float *c, long ldc, long M, long N, long K) {
+  long n = 0;
+  for (; N - n >= WIDE * W; n += WIDE * W) rows<REGISTERS / WIDE, WIDE, ADD>(l, b + n, ldb, c + n, ldc, M, K);
+  if constexpr (WIDE > 3)
+    for (; N - n >= 3 * W; n += 3 * W) rows<REGISTERS / 3, 3, ADD>(l, b + n, ldb, c + n, ldc, M, K);
+  if constexpr (WIDE > 2)
+    for (; N - n >= 2 * W; n += 2 * W) rows<REGISTERS / 2, 2, ADD>(l, b + n, ldb, c + n, ldc, M, K);
+  for (; n < N; n += W) rows<REGISTERS / 2, 1, ADD>(l, b + n, ldb, c + n, ldc, M, K);
+}
+
+// xt[c, r] = x[r, c] of R rows and C columns, in squares of whole vectors.
+static void transpose(const float *x, long ldx, long R, long C, float *xt, long ldt) {
+  for (long c = 0; c < C; c += W)
+    for (long r = 0; r < R; r += W) {
+      const float *from = x + r * ldx + c;
+      float *to = xt + c * ldt + r;
+      if (r + W <= R && c + W <= C) {
+        V v[W];
+#pragma GCC unroll 16
+        for (int i = 0; i < W; i++) v[i] = load(from + i * ldx);
+#pragma GCC unroll 4
+        for (int s = 1; s < W; s *= 2) {  // swap squares of s × s off the diagonal
+          VI low, high;
+          for (int i = 0; i < W; i++) low[i] = i & s ? W + i - s : i, high[i] = i & s ? W + i : i + s;
+#pragma GCC unroll 16
+          for (int i = 0; i < W; i++)
+            if (!(i & s)) {
+              const V a = v[i], b = v[i + s];
+              v[i] = __builtin_shuffle(a, b, low), v[i + s] = __builtin_shuffle(a, b, high);
+            }
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < W; i++) store(to + i * ldt, v[i]);
+      } else {
+        for (long i = 0; i < W && r + i < R; i++)
+          for (long j = 0; j < W && c + j < C; j++) to[j * ldt + i] = from[i * ldx + j];
+      }
+    }
+}

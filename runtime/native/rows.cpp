@@ -1,0 +1,154 @@
+// Passes over rows: norms, gated activations, cross entropy. Operands are FP32 or BF16; all between is FP32, and every
+// result is rounded once. Rows lie `stride` elements apart where an operand may be a view of columns.
+#include <cmath>
+
+#include "simd.h"
+
+namespace {
+
+// f(i, n) for all whole vectors of n columns, then for what is left: n is W, or less once.
+template <class F> INLINE void each(long columns, F f) {
+  long i = 0;
+  for (; i + W <= columns; i += W) f(i, long(W));
+  if (i < columns) f(i, columns - i);
+}
+
+template <class T> INLINE V get(const T *p, long n) { return n == W ? load(p) : load(p, n); }
+template <class T> INLINE void set(T *p, V v, long n) { n == W ? store(p, v) : store(p, v, n); }
+
+template <class T> void rmsnorm(long R, long D, const T *x, long stride, const T *w, float eps, T *y, float *rstd) {
+  for (long r = 0; r < R; r++, x += stride, y += D) {
+    V squares = {};
+    each(D, [&](long i, long n) {
+      const V v = get(x + i, n);
+      squares += v * v;
+    });
+    const float scale = rstd[r] = 1 / std::sqrt(sum(squares) / D + eps);
+    each(D, [&](long i, long n) { set(y + i, get(x + i, n) * scale * get(w + i, n), n); });
+  }
+}
+
+template <class T>
+void rmsnorm_dgrad(long R, long D, const T *dy, long dy_stride, const T *x, long stride, const T *w, const float *rstd,
+                   T *dx) {
+  for (long r = 0; r < R; r++, dy += dy_stride, x += stride, dx += D) {
+    V dots = {};
+    each(D, [&](long i, long n) { dots += get(dy + i, n) * get(w + i, n) * get(x + i, n); });
+    const float scale = rstd[r], slope = sum(dots) / D * scale * scale;
+    each(D, [&](long i, long n) {
+      set(dx + i, (get(dy + i, n) * get(w + i, n) - get(x + i, n) * slope) * scale, n);
+    });
+  }
+}
+
+// Summed over 64 rows at a time, and these sums one after the other.
+template <class T>
+void rmsnorm_wgrad(long R, long D, float *acc, const T *dy, long dy_stride, const T *x, long stride, const float *rstd) {
+  for (long start = 0; start < R; start += 64)
+    each(D, [&](long i, long n) {
+      V part = {};
+      for (long r = start; r < start + 64 && r < R; r++)
+        part += get(dy + r * dy_stride + i, n) * get(x + r * stride + i, n) * rstd[r];
+      set(acc + i, get(acc + i, n) + part, n);
+    });
+}
+
+// y = silu(g)·u of h = [g | u], and times the gate weight of the row where there are any.
+template <class T> void swiglu(long R, long I, const T *h, const float *gate, T *y) {
+  for (long r = 0; r < R; r++, h += 2 * I, y += I) {
+    const float weight = gate ? gate[r] : 1;
+    each(I, [&](long i, long n) {
+      const V g = get(h + i, n);
+      set(y + i, g * sigmoid(g) * get(h + I + i, n) * weight, n);
+    });
+  }
+}
+
+template <class T>
+void swiglu_dgrad(long R, long I, const T *dy, const T *h, const float *gate, T *dh, float *dgate) {
+  for (long r = 0; r < R; r++, dy += I, h += 2 * I, dh += 2 * I) {
+    const float weight = gate ? gate[r] : 1;
+    V dots = {};
+    each(I, [&](long i, long n) {
+      const V g = get(h + i, n), u = get(h + I + i, n), d = get(dy + i, n), s = sigmoid(g);
+      const V value = d * g * s;
+      dots += value * u;
+      set(dh + I + i, value * weight, n);
+      set(dh + i, d * u * weight * s * (1.0f + g * (1.0f - s)), n);
+    });
+    if (dgate) dgate[r] = sum(dots);
+  }
+}
+
+// The loss is summed over the rows whose target is not negative. One that is no column makes it NaN, and its gradient.
+template <class T>
+void cross_entropy(long R, long columns, const T *x, long stride, const int64_t *targets, float *loss, float *lse) {
+  double total = 0;
+  for (long r = 0; r < R; r++, x += stride) {
+    V most = all(-INFINITY);
+    each(columns, [&](long i, long n) {
+      V v = get(x + i, n);
+      if (n < W)
+        for (long j = n; j < W; j++) v[j] = -INFINITY;
+      most = larger(v, most);
+    });
+    const float top = largest(most);
+    V weights = {};
+    each(columns, [&](long i, long n) {
+      V v = exp(get(x + i, n) - top);
+      if (n < W)
+        for (long j = n; j < W; j++) v[j] = 0;
+      weights += v;
+    });
+    lse[r] = top + std::log(sum(weights));
+    if (targets[r] >= 0) total += targets[r] < columns ? lse[r] - wide(x[targets[r]]) : NAN;
+  }
+  *loss = float(total);
+}
+
+template <class T>
+void cross_entropy_dgrad(long R, long columns, const float *dloss, const T *x, long stride, const int64_t *targets,
+                         const float *lse, T *dx) {
+  for (long r = 0; r < R; r++, x += stride, dx += columns) {
+    const float scale = targets[r] < 0 ? 0 : targets[r] < columns ? *dloss : NAN;
+    each(columns, [&](long i, long n) { set(dx + i, exp(get(x + i, n) - lse[r]) * scale, n); });
+    if (targets[r] >= 0 && targets[r] < columns) {
+      const float weight = sum(exp(all(wide(x[targets[r]]) - lse[r]))) / W;
+      put(dx + targets[r], (weight - 1) * scale);
+    }
+  }
+}
+
+}  // namespace
+
+// Of the sources that this was made from.
+extern "C" const char *digest() { return DIGEST; }
+
+#define ROWS(T, suffix)                                                                                                \
+  extern "C" void rmsnorm_##suffix(long R, long D, const T *x, long stride, const T *w, float eps, T *y,               \
+                                   float *rstd) {                                                                      \
+    rmsnorm(R, D, x, stride, w, eps, y, rstd);                                                                         \
+  }                                                                                                                    \
+  extern "C" void rmsnorm_dgrad_##suffix(long R, long D, const T *dy, long dy_stride, const T *x, long stride,         \
+                                         const T *w, const float *rstd, T *dx) {                                       \
+    rmsnorm_dgrad(R, D, dy, dy_stride, x, stride, w, rstd, dx);                                                        \
+  }                                                                                                                    \
+  extern "C" void rmsnorm_wgrad_##suffix(long R, long D, float *acc, const T *dy, long dy_stride, const T *x,          \
+                                         long stride, const float *rstd) {                                             \
+    rmsnorm_wgrad(R, D, acc, dy, dy_stride, x, stride, rstd);                                                          \
+  }                                                                                                                    \
+  extern "C" void swiglu_##suffix(long R, long I, const T *h, const float *gate, T *y) { swiglu(R, I, h, gate, y); }   \
+  extern "C" void swiglu_dgrad_##suffix(long R, long I, const T *dy, const T *h, const float *gate, T *dh,             \
+                                        float *dgate) {                                                                \
+    swiglu_dgrad(R, I, dy, h, gate, dh, dgate);                                                                        \
+  }                                                                                                                    \
+  extern "C" void cross_entropy_##suffix(long R, long columns, const T *x, long stride, const int64_t *targets,        \
+                                         float *loss, float *lse) {                                                    \
+    cross_entropy(R, columns, x, stride, targets, loss, lse);                                                          \
+  }                                                                                                                    \
+  extern "C" void cross_entropy_dgrad_##suffix(long R, long columns, const float *dloss, const T *x, long stride,      \
+                                               const int64_t *targets, const float *lse, T *dx) {                      \
+    cross_entropy_dgrad(R, columns, dloss, x, stride, targets, lse, dx);                                               \
+  }
+ROWS(float, float32)
+ROWS(bf16, bfloat16)
