@@ -79,8 +79,8 @@ def call(name: str, dtype: torch.dtype, *args: Tensor | float | None) -> None:
 
 def missing() -> str | None:
     """None, or why all ops run on torch, and how to mend it."""
-    if os.environ.get(OFF) == "torch":
-        return f"{OFF} is torch; unset it"
+    if chosen := os.environ.get(OFF):
+        return f"{OFF} is {chosen}; unset it"  # any other word than torch, too: it was meant to change something
     if instructions() not in build.VARIANTS:
         return f"there is no C++ for a processor with {instructions()}"
     library = build.path(instructions())
