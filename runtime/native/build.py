@@ -63,7 +63,7 @@ def digest() -> str:
 
 def is_current(library: Path) -> bool:
     """Whether it was made of the sources that are here."""
-    return library.is_file() and digest().encode() in library.read_bytes()
+    return library.is_file() and library.read_bytes().endswith(digest().encode())
 
 
 def build() -> str | None:
@@ -91,7 +91,9 @@ def _make(compiler: list[str], variant: str) -> str | None:
         done = subprocess.run(
             command, cwd=HERE, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False
         )
-        if done.returncode == 0:
+        if done.returncode == 0 and scratch.is_file():
+            with scratch.open("ab") as file:  # the last bytes: a file that was cut off is not current
+                file.write(digest().encode())
             scratch.replace(path(variant))  # whoever has loaded the old one keeps it
             return None
         said = f"with exit code {done.returncode}\n{done.stderr}".strip().splitlines()

@@ -18,7 +18,7 @@ from runtime.ops.wide import wide
 
 def gated_swiglu(h_RM: Tensor, gate_R: Tensor) -> Tensor:
     """h_RM [R, 2·I], gate_R -> y_RI."""
-    if takes(h_RM):
+    if takes(h_RM) and gate_R.dtype == torch.float32:
         return native.swiglu(h_RM, gate_R)
     y_RI = h_RM.new_empty((h_RM.shape[0], h_RM.shape[1] // 2))
     for y_rI, h_rM, gate_r in blocks(y_RI, h_RM, gate_R):
@@ -29,7 +29,7 @@ def gated_swiglu(h_RM: Tensor, gate_R: Tensor) -> Tensor:
 
 def gated_swiglu_dgrad(dy_RI: Tensor, h_RM: Tensor, gate_R: Tensor) -> tuple[Tensor, Tensor]:
     """dy_RI, h_RM [R, 2·I], gate_R -> dh_RM, dgate_R."""
-    if takes(dy_RI, h_RM):
+    if takes(dy_RI, h_RM) and gate_R.dtype == torch.float32:
         return native.gated_swiglu_dgrad(dy_RI, h_RM, gate_R)
     dh_RM, dgate_R = h_RM.new_empty(h_RM.shape), gate_R.new_empty(gate_R.shape)
     for dy_rI, h_rM, gate_r, dh_rM, dgate_r in blocks(dy_RI, h_RM, gate_R, dh_RM, dgate_R):
