@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(folder: Path) -> Run:
-    from compiler.commands.schedule_spec import run_of  # with pydantic
+    from compiler.commands.schedule_spec import run_of  # with pydantic and networkx
     from compiler.rates.own import with_rates
     from compiler.schedules.own import own_schedule
     from dsl.load import load

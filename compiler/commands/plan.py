@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = load_spec(args.spec, args.set, args.format)
     if chosen is None:
         return EXIT_SPEC
-    from compiler.plan import make_plan
+    from compiler.plan import make_plan  # with networkx
     from compiler.predict.predict import memories, predicted, timed
     from compiler.rates import RateError, rates_of
 

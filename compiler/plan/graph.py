@@ -3,42 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+import networkx as nx
 
 from compiler.ir import Buffer, Communication, Cut, Plan, Use
 from compiler.lower.chains import Chains, Names
 from compiler.rates import Rates
 
 
-@dataclass(frozen=True)
-class Node:
-    """A segment or exchange. `seconds` of a micro-batch each way, F, I and W, experts evenly loaded."""
+def model_graph(plan: Plan, cuts: Mapping[str, Cut], rates: Rates) -> nx.DiGraph:
+    """Nodes are the sites of a plan: "L3.attention", "L3 dispatch"; edges go from who makes a value to who reads it.
 
-    kind: str
-    stage: int
-    seconds: tuple[float, float, float]
-
-
-@dataclass(frozen=True)
-class Edge:
-    """What one makes for another. `crosses`: whether a message takes it to the next stage."""
-
-    values: tuple[str, ...]
-    bytes: int
-    crosses: bool
-
-
-@dataclass(frozen=True)
-class ModelGraph:
-    """Nodes by name, the sites of a plan: "L3.attention", "L3 dispatch"; edges go from who makes a value to readers."""
-
-    nodes: dict[str, Node] = field(default_factory=dict)
-    edges: dict[tuple[str, str], Edge] = field(default_factory=dict)
-
-
-def model_graph(plan: Plan, cuts: Mapping[str, Cut], rates: Rates) -> ModelGraph:
-    """Of a plan, in the order of its stages. `cuts` by site."""
-    graph = ModelGraph()
+    Nodes have `kind`, `stage` and `F_s`, `I_s`, `W_s`, seconds of a micro-batch each way, experts evenly loaded. Edges
+    have `values`, their names, `bytes`, and `crosses`: whether a message takes them to the next stage. `cuts` by site.
+    """
+    graph: nx.DiGraph = nx.DiGraph()
     made: dict[str, tuple[str, int]] = {}  # value → (who makes it, bytes)
     for stage in plan.stages:
         chains = Chains(stage, cuts, rates, -1, -1)
@@ -51,9 +30,9 @@ def model_graph(plan: Plan, cuts: Mapping[str, Cut], rates: Rates) -> ModelGraph
                 times[name, kind] = times.get((name, kind), 0) + node.time_ns
         for step in stage.steps:
             name = node_of(step)
-            forward, back, weights = (times.get((name, kind), 0) / 1e9 for kind in "FIW")
+            seconds = {f"{kind}_s": times.get((name, kind), 0) / 1e9 for kind in "FIW"}
             kind = step.segment.kind if isinstance(step, Use) else step.kind
-            graph.nodes[name] = Node(kind, stage.index, (forward, back, weights))
+            graph.add_node(name, kind=kind, stage=stage.index, **seconds)
             for value in step.inputs:
                 if value in made:
                     maker, size = made[value]
@@ -78,7 +57,7 @@ def _bytes(buffer: Buffer, rows: int) -> int:
     return own.fixed_bytes + own.row_bytes * rows
 
 
-def _add(graph: ModelGraph, maker: str, reader: str, value: str, size: int) -> None:
-    crosses = graph.nodes[maker].stage != graph.nodes[reader].stage
-    known = graph.edges.get((maker, reader), Edge((), 0, crosses))
-    graph.edges[maker, reader] = replace(known, values=(*known.values, value), bytes=known.bytes + size)
+def _add(graph: nx.DiGraph, maker: str, reader: str, value: str, size: int) -> None:
+    known = graph.get_edge_data(maker, reader, {"values": (), "bytes": 0})
+    crosses = graph.nodes[maker]["stage"] != graph.nodes[reader]["stage"]
+    graph.add_edge(maker, reader, values=(*known["values"], value), bytes=known["bytes"] + size, crosses=crosses)

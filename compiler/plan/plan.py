@@ -1,7 +1,7 @@
 """The plan of a spec: which stage runs which layers, who holds what, which replicas are summed.
 
-A tensor is held by the pipeline ranks of the stages that use it, so the second copy of a mirrored stage, and the
-embedding and head that MTP shares with the main model, need no rule of their own.
+Placement is a graph, tensor → stage → pipeline rank: a tensor is held by the ranks reached from it. The second copy of
+a mirrored stage, and the embedding and head that MTP shares with the main model, need no rule of their own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import networkx as nx
 
 from compiler.holders import Holders
 from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
@@ -40,12 +42,12 @@ def make_plan(
     mesh = Mesh(pp=parallel.pipeline, dp=parallel.data, ep=parallel.expert, tp=parallel.tensor, cp=parallel.context)
     placement = own.placement if own else storage_of(spec)
     stages = build_stages(spec, num_stages(placement, mesh.pp), placement, cuts, own)
-    held_by = ranks_of_tensors(stages, placement, mesh.pp)
+    graph = placement_graph(stages, placement, mesh.pp)
     rows = tensors(spec, (step for stage in stages for step in stage.steps))
     owners: Owners | None = placed.owners if placed else None
     owned = {row.name: _owners(row, mesh.ep, owners or {}) for row in rows if row.num_experts is not None}
     replicas = tuple(
-        each for row in rows for each in replicas_of(row, held_by[row.name], mesh, owned.get(row.name, ()))
+        each for row in rows for each in replicas_of(row, _ranks_with(row.name, graph), mesh, owned.get(row.name, ()))
     )
     return Plan(
         mesh=mesh,
@@ -92,15 +94,22 @@ def _owners(tensor: Tensor, num_ranks: int, owners: Owners) -> tuple[int, ...]:
     return given or tuple(e // (tensor.num_experts // num_ranks) for e in range(tensor.num_experts))
 
 
-def ranks_of_tensors(stages: Sequence[Stage], placement: str, num_ranks: int) -> dict[str, tuple[int, ...]]:
-    """Tensor → the pipeline ranks that hold one of its stages, ascending."""
-    found: dict[str, set[int]] = defaultdict(set)
+def placement_graph(stages: Sequence[Stage], placement: str, num_ranks: int) -> nx.DiGraph:
+    """Nodes ("tensor", name), ("stage", s), ("rank", r); edges from what is held to its holder."""
+    graph: nx.DiGraph = nx.DiGraph()
+    for stage in stages:
+        tensors = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
+        graph.add_edges_from((("tensor", t), ("stage", stage.index)) for t in sorted(tensors))
     for rank in range(num_ranks):
-        for stage in stages_of(placement, num_ranks, rank):
-            for step in stages[stage].steps:
-                for _, tensor in step.params if isinstance(step, Use) else ():
-                    found[tensor].add(rank)
-    return {tensor: tuple(sorted(ranks)) for tensor, ranks in found.items()}
+        graph.add_edges_from((("stage", s), ("rank", rank)) for s in stages_of(placement, num_ranks, rank))
+    assert nx.is_directed_acyclic_graph(graph)
+    return graph
+
+
+def _ranks_with(tensor: str, graph: nx.DiGraph) -> tuple[int, ...]:
+    """The pipeline ranks reached from a tensor, ascending."""
+    stages = graph.successors(("tensor", tensor))
+    return tuple(sorted({rank for stage in stages for _, rank in graph.successors(stage)}))
 
 
 def replicas_of(tensor: Tensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, owners: Sequence[int]) -> list[Replica]:

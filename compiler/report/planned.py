@@ -9,6 +9,7 @@ from compiler.plan.graph import model_graph
 from compiler.predict.predict import Timed
 from compiler.predict.values import Prediction, RankMemory, StageRow, Step
 from compiler.topology.fabric import Fabric
+from compiler.topology.graph import graph_of
 from compiler.topology.links import LARGE, LEVELS
 from compiler.topology.traffic import traffic
 
@@ -88,9 +89,11 @@ def _stages(found: Timed, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...]:
     drawn = []
     for row in rows:
         graph = graphs[kinds[row.stage]]
-        mine = {site: node for site, node in graph.nodes.items() if node.stage == row.stage}
-        parts = tuple(Part(site, node.kind, sum(node.seconds)) for site, node in mine.items())
-        sends = sum(edge.bytes for (site, _), edge in graph.edges.items() if edge.crosses and site in mine)
+        mine = [(site, node) for site, node in graph.nodes(data=True) if node["stage"] == row.stage]
+        parts = tuple(Part(site, node["kind"], sum(node[f"{kind}_s"] for kind in "FIW")) for site, node in mine)
+        sends = sum(
+            edge["bytes"] for site, _ in mine for _, _, edge in graph.out_edges(site, data=True) if edge["crosses"]
+        )
         drawn.append(StageDrawn(row, parts, sends))
     return tuple(drawn)
 
@@ -104,8 +107,6 @@ def network_of(found: Timed) -> Network:
     levels = _levels(fabric, traffic(fabric, found.plan, found.schedule))
     if fabric.num_devices > MOST_DRAWN:
         return Network(fabric.num_nodes, fabric.num_devices, levels)
-    from compiler.topology.graph import graph_of  # with networkx, for small clusters alone
-
     graph = graph_of(fabric)
     nodes: dict[int, list[int]] = {}
     for device in range(fabric.num_devices):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -102,17 +101,15 @@ def test_the_model_as_a_graph() -> None:
     cuts: dict = {}
     plan = make_plan(spec, cuts=cuts)
     by_site = {s.site: cut_of(s.segment, cuts) for stage in plan.stages for s in stage.steps if isinstance(s, Use)}
-    found = model_graph(plan, by_site, rank_rates(spec)[0])
-    graph: nx.DiGraph = nx.DiGraph()
-    graph.add_nodes_from(found.nodes)
-    graph.add_edges_from(found.edges)
+    graph = model_graph(plan, by_site, rank_rates(spec)[0])
     assert nx.is_directed_acyclic_graph(graph)
     assert len(graph) == sum(len(stage.steps) for stage in plan.stages)
     layers = {name.partition(".")[0] for name in graph if name.endswith(".attention")}
     assert layers == {*(f"L{i}" for i in range(61)), "M0"}
     assert all(nx.has_path(graph, f"L{a}.attention", f"L{b}.attention") for a, b in pairwise(range(61)))
-    crossing = [edge for edge in found.edges.values() if edge.crosses]
+    crossing = [(a, b) for a, b, crosses in graph.edges(data="crosses") if crosses]
     hidden = 4096 * 7168 * 2
-    assert len(crossing) >= 15 and {edge.bytes for edge in crossing} == {hidden}
-    assert all(value > 0 for value in found.nodes["L10.experts"].seconds)
-    assert replace(found.nodes["L10.experts"], stage=0) == replace(found.nodes["L20.experts"], stage=0)
+    assert len(crossing) >= 15 and {graph.edges[edge]["bytes"] for edge in crossing} == {hidden}
+    seconds = {kind: graph.nodes["L10.experts"][f"{kind}_s"] for kind in "FIW"}
+    assert all(value > 0 for value in seconds.values())
+    assert graph.nodes["L10.experts"] | {"stage": 0} == graph.nodes["L20.experts"] | {"stage": 0}
