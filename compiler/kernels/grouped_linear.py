@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from compiler.ir import Buffer
 from compiler.kernels.kernel import BYTES, FUSION, Choice, power_of_two
 
 
@@ -64,3 +67,18 @@ def _extent(size: int, largest: int) -> int:
     while extent > 32 and -(-size // (extent // 2)) * (extent // 2) * 8 < -(-size // extent) * extent * 7:
         extent //= 2
     return extent
+
+
+def _of(experts: Buffer, rows: Buffer, other: Buffer, offsets: Buffer, num_sms: int) -> Choice | None:
+    """`experts` is what has shape [E, N, K]; `rows` and `other` meet in one product, so their dtypes must agree."""
+    E, N, K = (int(extent) for extent in experts.shape)
+    if rows.dtype != other.dtype:
+        return None
+    return choose(E, N, K, int(offsets.shape[0]), rows.dtype, num_sms)
+
+
+OPS: dict[str, Callable[..., Choice | None]] = {
+    "grouped_linear": lambda sms, x, w, offsets: _of(w, x, w, offsets, sms),
+    "grouped_linear_dgrad": lambda sms, dy, w, offsets: _of(w, dy, w, offsets, sms),
+    "grouped_linear_wgrad_": lambda sms, acc, dy, x, offsets: _of(acc, dy, x, offsets, sms),
+}

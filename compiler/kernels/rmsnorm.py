@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from compiler.kernels.kernel import BYTES, FUSION, Choice, power_of_two
 
 
@@ -24,3 +26,10 @@ def choose(columns: int, dtype: str, num_sms: int) -> Choice | None:
             ("TOTAL", {"num_warps": 4, **FUSION}),
         ),
     )
+
+
+OPS: dict[str, Callable[..., Choice | None]] = {
+    "rmsnorm": lambda sms, x, w, eps: choose(x.shape[1], x.dtype, sms),
+    "rmsnorm_dgrad": lambda sms, dy, x, w, rstd: choose(x.shape[1], x.dtype, sms),
+    "rmsnorm_wgrad_": lambda sms, acc, dy, x, rstd: choose(x.shape[1], x.dtype, sms),
+}

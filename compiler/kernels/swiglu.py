@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from compiler.kernels.kernel import BYTES, FUSION, Choice, power_of_two
 
 
@@ -21,3 +23,11 @@ def choose(inner: int, dtype: str, gated: bool) -> Choice | None:
             ("LAUNCH", {"num_warps": 4, **FUSION}),
         ),
     )
+
+
+OPS: dict[str, Callable[..., Choice | None]] = {
+    "swiglu": lambda sms, h: choose(h.shape[1] // 2, h.dtype, gated=False),
+    "swiglu_dgrad": lambda sms, dy, h: choose(h.shape[1] // 2, h.dtype, gated=False),
+    "gated_swiglu": lambda sms, h, gate: choose(h.shape[1] // 2, h.dtype, gated=True),
+    "gated_swiglu_dgrad": lambda sms, dy, h, gate: choose(h.shape[1] // 2, h.dtype, gated=True),
+}
