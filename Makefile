@@ -8,7 +8,7 @@ NATIVE := hatch_build.py runtime/native/build.py $(wildcard runtime/native/*.cpp
 EXTENSION := compiler/editor/vscode
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test bench soak census lint docs extension bless clean
+.PHONY: train test kernels bench gpu soak census lint docs extension bless clean
 
 train: $(INSTALLED)
 	$(BIN)/dsc compile specs/quickstart.dsc
@@ -18,6 +18,18 @@ train: $(INSTALLED)
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
+
+# Every kernel of every shipped spec: compiled for four devices and read, and checked in Triton's interpreter; on the Triton
+# that is installed, then on 3.6.0, the other one that kernels are written for. Goes on behind a failure.
+OLDER := .triton/3.6.0
+kernels: $(FOR_TESTS) $(OLDER)/.installed
+	@failed=0; export OMP_NUM_THREADS=1; for path in "" "$(CURDIR)/$(OLDER)"; do export PYTHONPATH="$$path"; \
+	$(BIN)/python -m tests.kernels.sweep || failed=1; $(BIN)/python -m pytest tests/kernels || failed=1; \
+	done; exit $$failed
+
+$(OLDER)/.installed: | $(FOR_TESTS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(OLDER) triton==3.6.0 'numpy<2.4'
+	@touch $@
 
 # A million inputs to the language, some 90 minutes on one core. It goes on where it was stopped with START=…
 COUNT ?= 1000000
@@ -32,6 +44,10 @@ census: $(FOR_TESTS)
 # Our training beside transformers and torch's pipelining, and docs/performance.md; some 15 minutes, on an idle machine.
 bench: $(FOR_TESTS)
 	$(BIN)/python -m benchmarks.speed
+
+# On a machine with a GPU, all that needs one: every kernel checked and timed, the quickstart trained; ten minutes.
+gpu: $(FOR_TESTS)
+	$(BIN)/python -m benchmarks.gpu
 
 lint: $(FOR_TESTS)
 	$(BIN)/ruff format --check --quiet .
@@ -50,7 +66,7 @@ bless: $(FOR_TESTS)
 	$(BIN)/python -m pytest --bless tests/dsl/test_ui.py tests/golden
 
 clean:
-	rm -rf build runs $(VENV)
+	rm -rf build runs .triton $(VENV)
 
 # torch comes first and pinned: with it there, no other package asks for another build of it.
 # pip keeps to itself what building said, so the C++ is asked for again: what is there is not made a second time.

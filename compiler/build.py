@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 from compiler.emit.certificate import certificate_json, digest
 from compiler.emit.files import manifest, plan_json, plan_text, program_json, train_py
 from compiler.emit.folder import write_build
+from compiler.emit.kernels import kernels_json
 from compiler.emit.origin import with_origin
 from compiler.emit.stages import emit_rank
 from compiler.emit.summary import does_not_fit, summary
 from compiler.graph import cache, emit
 from compiler.ir import Body, Plan, Program, SegmentCode
+from compiler.kernels import emit_kernel
+from compiler.kernels.calls import update as call_of_optimizer
 from compiler.lower.estimate import overlaps_of, rank_times
 from compiler.lower.kept import Orders
 from compiler.lower.lanes import best_order
@@ -80,6 +83,7 @@ def compile_spec(
     modules = {use.site: segments[use.segment.key].name for use in uses(plan)}
     files = {
         "spec.resolved": resolved,
+        "kernels.json": kernels_json(spec, plan, segments),
         "plan.json": plan_json(spec, lowered, overlaps),
         "plan.txt": plan_text(spec, lowered, overlaps),
         "schedule.txt": lowered.main_schedule.to_text(),
@@ -93,6 +97,9 @@ def compile_spec(
         code = segments[key]
         files[f"segments/{code.name}.py"] = with_origin(code, use, spec.model, resolved)
         files |= {f"kernels/{name}.py": text for name, text in code.kernels}
+    optimizer = call_of_optimizer(spec)
+    if kernel := emit_kernel(optimizer.op, optimizer.arguments, num_sms(spec)):
+        files[f"kernels/{kernel.name}.py"] = kernel.source
     statements: dict[int, str] = {}  # texts, by instruction: many are of several bodies
     for rank, bodies in enumerate(_all_bodies(lowered.programs, plan.mesh.pp)):
         files[f"stages/rank_{rank}.py"] = emit_rank(rank, bodies, modules, statements)

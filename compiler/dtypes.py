@@ -8,6 +8,7 @@ from fractions import Fraction
 from functools import cache
 from math import prod
 
+TORCH_DTYPE = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}  # by a spec's names
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "int64": 8, "int32": 4}
 
 _PACKED = re.compile(r"(?P<element>\w+)\[(?P<rows>\d+)x(?P<columns>\d+)\]")

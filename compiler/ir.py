@@ -102,11 +102,12 @@ class Segment:
     recompute: tuple[str, ...] = ()  # names of what the backward computes again: compiler/graph/recompute.py
     remade: tuple[Remade, ...] = ()
     stored: tuple[tuple[str, str], ...] = ()  # (value or role, dtype): compiler/graph/storage.py
+    fused: tuple[str, ...] = ()  # passes that make one op of several: compiler/graph/fuse.py
 
     @property
     def key(self) -> tuple[Any, ...]:
         again = (*self.recompute, *self.remade, *self.stored)
-        return (self.kind, self.params, self.inputs, self.outputs, self.constants, *again)
+        return (self.kind, self.params, self.inputs, self.outputs, self.constants, *again, self.fused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,21 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Emitted:
+    """A call of an op in an emitted segment. `kernel`: its file of kernels/, "" where the reference op always runs.
+
+    `parts`: the ops that a fused one stands for; `saved`, `saved_row`: bytes that these would move beyond its own.
+    """
+
+    function: str  # F, I or W
+    op: str
+    kernel: str = ""
+    parts: tuple[str, ...] = ()
+    saved: int = 0
+    saved_row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentCode:
     """An emitted segment: module `name` (shape-suffixed) with plain functions F, I, W as in its cut."""
 
@@ -169,6 +185,7 @@ class SegmentCode:
     source: str
     ops: tuple[str, ...]  # runtime.ops functions it calls, sorted
     kernels: tuple[tuple[str, str], ...] = ()  # (file of kernels/ without suffix, source text)
+    calls: tuple[Emitted, ...] = ()  # in the order of its functions
 
 
 # ---------------------------------------------------------------- stages
@@ -318,6 +335,7 @@ class Instruction:
     reads: tuple[str, ...] = ()
     writes: tuple[Buffer, ...] = ()
     params: tuple[str, ...] = ()  # tensor names (run only); W reads their gradient accumulators
+    weights: tuple[str, ...] = ()  # tensors that W reads itself, behind its accumulators
     peer: int = -1  # pipeline rank of a send or receive; the own one where the neighbouring stage is there too
 
 

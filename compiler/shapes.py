@@ -1,4 +1,4 @@
-"""The shape interpreter: the joint graph, the cut and the costs of a segment, from the op rules alone. No torch.
+"""The shape interpreter: the joint graph and the cut of a segment, from the op rules alone. No torch.
 
 A layer called with `ShapeOps` runs on shapes. The backward follows from the rules as autograd would find it: ops in
 reverse, each handing gradients to its arguments, several gradients of one value summed.
@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
 from types import SimpleNamespace
 from typing import Any
 
 from compiler import ir
-from compiler.dtypes import ITEMSIZE, tensor_bytes
 from compiler.graph import storage
+from compiler.graph.costs import costs
+from compiler.graph.fuse import fused
 from compiler.graph.inside import inside
 from compiler.graph.joint import COLUMNS, Constant, Joint, Node, differentiable_outputs, named
 from compiler.graph.recompute import recomputed
-from compiler.graph.split import phases, split
-from compiler.oprules import RULES, Extent, Gradient, Rule, Shape, Tensor
+from compiler.graph.split import split
+from compiler.oprules import RULES, Extent, Gradient, Rule, Tensor
 
 
 def cut(segment: ir.Segment) -> ir.Cut:
@@ -166,7 +166,7 @@ def _nodes(op: str, args: tuple[str | Constant, ...], outputs: list[str], tensor
 
 
 def interpret(segment: ir.Segment) -> Joint:
-    """The joint graph of a segment as the op rules have it, and what its backward computes again."""
+    """The joint graph of a segment as the op rules have it, with what its backward computes again, and fused ops."""
     params = {p.name: Value(p.name, Tensor(p.shape, p.dtype), p.grad) for p in segment.params}
     inputs = {i.name: Value(i.name, Tensor(i.shape, i.dtype), i.grad) for i in segment.inputs}
     ops = ShapeOps()
@@ -190,70 +190,4 @@ def interpret(segment: ir.Segment) -> Joint:
     names = [value.name for value in outputs]
     leaves = gradients(inputs), gradients(params)
     made = named(segment, graph.nodes, graph.tensors, graph.names, names, *leaves)
-    return storage.in_storage(recomputed(made))
-
-
-# ---------------------------------------------------------------- costs
-
-
-def costs(joint: Joint) -> tuple[tuple[str, ir.Cost], ...]:
-    """FLOPs and bytes of F, I and W. They are affine in R: two values of R give both coefficients."""
-    none, one = (_work(joint, rows) for rows in (0, 1))
-    ops: dict[str, list[tuple[str, ir.Cost]]] = {phase: [] for phase in "FIW"}
-    for (op, phase, flops, moved, kernel), (_, _, flops_1, moved_1, _) in zip(none, one, strict=True):
-        shape, dtype = kernel
-        ops[phase].append((op, ir.Cost(flops, moved, flops_1 - flops, moved_1 - moved, shape=shape, dtype=dtype)))
-    return tuple((phase, _total(tuple(works))) for phase, works in ops.items())
-
-
-def _total(ops: tuple[tuple[str, ir.Cost], ...]) -> ir.Cost:
-    works = [work for _, work in ops]
-    return ir.Cost(
-        flops=sum(work.flops for work in works),
-        bytes=sum(work.bytes for work in works),
-        flops_row=sum(work.flops_row for work in works),
-        bytes_row=sum(work.bytes_row for work in works),
-        ops=ops,
-    )
-
-
-def _work(joint: Joint, rows: int) -> list[tuple[str, str, int, int, tuple[Shape, str]]]:
-    """(op, phase, FLOPs, bytes, shape and dtype of its kernel) of each node when R = rows."""
-    works: list[tuple[str, str, int, int, tuple[Shape, str]]] = []
-    backward = {gradient.op: gradient for rule in RULES.values() for gradient in rule.gradients}
-    tensors = {
-        name: Tensor(tuple(rows if extent == "R" else extent for extent in tensor.shape), tensor.dtype)
-        for name, tensor in joint.tensors.items()
-    }
-    for index, phase in phases(joint).items():
-        node = joint.nodes[index]
-        rule = RULES.get(node.op) or storage.RULES.get(node.op) or backward[node.op]
-        reads, gives = (rule.args, rule.outputs) if isinstance(rule, Rule) else (rule.reads, rule.gives)
-        sizes, extents = SimpleNamespace(), SimpleNamespace()
-        for name, arg in (*zip(reads, node.args, strict=True), *zip(gives, node.outputs, strict=True)):
-            if isinstance(name, str):
-                setattr(sizes, name, tensors[arg].shape if isinstance(arg, str) else arg)
-                setattr(extents, name, joint.tensors[arg].shape if isinstance(arg, str) else arg)
-        if rule.touched:
-            moved = rule.touched(sizes) * ITEMSIZE[tensors[node.outputs[0]].dtype]
-        else:
-            moved = sum(_bytes(joint.tensors[name], rows) for name in (*node.reads, *node.outputs))
-            if node.op.endswith("_wgrad"):
-                moved += sum(_bytes(joint.tensors[name], rows) for name in node.outputs)  # the accumulator is read too
-        kernel = _kernel([joint.tensors[name] for name in (*node.reads, *node.outputs)])
-        if rule.kernel:
-            kernel = rule.kernel(extents), tensors[node.reads[0]].dtype
-        works.append((node.op, phase, rule.flops(sizes), moved, kernel))
-    return works
-
-
-def _kernel(tensors: list[Tensor]) -> tuple[Shape, str]:
-    """(rows, columns) and dtype of the largest tensor that a kernel reads or writes; R counts as more than any number
-    of rows."""
-    largest = max(tensors, key=lambda tensor: ("R" in tensor.shape, prod(e for e in tensor.shape if e != "R")))
-    rows, *columns = largest.shape or (1,)
-    return (rows, prod(columns)), largest.dtype
-
-
-def _bytes(tensor: Tensor, rows: int) -> int:
-    return tensor_bytes(tensor.shape, tensor.dtype) * (rows if "R" in tensor.shape else 1)
+    return fused(storage.in_storage(recomputed(made)))

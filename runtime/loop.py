@@ -38,7 +38,7 @@ class Loop:
     corpus: Path
     steps: int | None
     resume: Checkpoint | None
-    device: str = "cpu"  # or cuda
+    device: str = "cpu"  # or cuda, or shared
     transport: Transport = "auto"
     profile: int | None = None  # steps to profile; such a run ends with them and leaves no checkpoint
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from runtime.comm.transport import Sums
-from runtime.native import ops as native
-from runtime.native.library import takes
+from runtime.kernels import Op, on_cuda
+from runtime.ops.adamw import adamw
 from runtime.state import Bucket, State
 
 NORM_ROW = 1024  # elements
@@ -56,12 +57,18 @@ def square_sum(flat: Tensor) -> Tensor:
     return rows.square().sum() + torch.linalg.vector_norm(flat[whole:], dtype=torch.float64).square()
 
 
-def update(state: State, recipe: AdamW, rate: float, step: int, norm: float, sums: Sums) -> None:
-    """One AdamW update with gradients scaled by min(1, clip / norm). `step` counts from 1."""
+def update_of(build: Path) -> Op:
+    """The `adamw` of a build folder: its kernel on CUDA, where it has one, else the op."""
+    emitted = build / "kernels" / "adamw.py"
+    return on_cuda(str(emitted), emitted.stem, adamw) if emitted.exists() else adamw
+
+
+def update(state: State, recipe: AdamW, rate: float, step: int, norm: float, sums: Sums, by: Op = adamw) -> None:
+    """One AdamW update, `by` that op, with gradients scaled by min(1, clip / norm). `step` counts from 1."""
     factor = min(1.0, recipe.clip / norm) if recipe.clip is not None and norm > 0 else 1.0
     for b in state.buckets:
         for decay, part in ((recipe.weight_decay, slice(0, b.decayed)), (0.0, slice(b.decayed, b.gradients.numel()))):
-            _adamw(b, _intersection(b.owned, part), recipe, factor, rate, decay, step)
+            _adamw(b, _intersection(b.owned, part), recipe, factor, rate, decay, step, by)
         if sharded(b):
             sums.gather(b.parameters_name, b.holders, b.parameters, b.owned)
 
@@ -76,35 +83,13 @@ def _intersection(a: slice, b: slice) -> slice:
     return slice(start, max(start, min(a.stop, b.stop)))
 
 
-def _adamw(b: Bucket, part: slice, recipe: AdamW, factor: float, rate: float, decay: float, step: int) -> None:
+def _adamw(b: Bucket, part: slice, recipe: AdamW, factor: float, rate: float, decay: float, step: int, by: Op) -> None:
     if part.start == part.stop:
         return
     mine = slice(part.start - b.owned.start, part.stop - b.owned.start)
-    master, gradients, moment1, moment2 = b.master[mine], b.gradients[part], b.moment1[mine], b.moment2[mine]
     rounded = b.parameters[part] if b.mixed else None
-    if takes(master, gradients, moment1, moment2) and master.dtype == torch.float32:
-        betas = recipe.beta1, recipe.beta2
-        native.adamw(master, gradients, moment1, moment2, rounded, factor, rate, *betas, recipe.eps, decay, step)
-        return
-    if factor != 1.0:
-        gradients.mul_(factor)
-    torch._fused_adamw_(
-        [master],
-        [gradients],
-        [moment1],
-        [moment2],
-        [],
-        [torch.tensor(float(step), device=b.parameters.device)],
-        lr=rate,
-        beta1=recipe.beta1,
-        beta2=recipe.beta2,
-        weight_decay=decay,
-        eps=recipe.eps,
-        amsgrad=False,
-        maximize=False,
-    )
-    if rounded is not None:
-        rounded.copy_(master)
+    tensors = b.master[mine], b.gradients[part], b.moment1[mine], b.moment2[mine], rounded
+    by(*tensors, factor, rate, recipe.beta1, recipe.beta2, recipe.eps, decay, step)
 
 
 def balance(bias_E: Tensor, load_E: Tensor, rate: float) -> None:

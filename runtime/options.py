@@ -16,15 +16,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder that the data's paths are relative to")
     parser.add_argument(
         "--device",
-        choices=("auto", "cpu", "cuda"),
+        choices=("auto", "cpu", "cuda", "shared"),
         default="cpu",
-        help="cuda: one device a rank; auto: that where there are enough devices, else the CPU",
+        help="cuda: one device a rank; auto: that where there are enough devices, else the CPU; shared: all ranks on"
+        " one device, to try things out",
     )
     parser.add_argument(
         "--transport",
         choices=("auto", "memory", "gloo"),
         default="auto",
-        help="how CPU ranks talk: memory they share on one machine, or gloo; auto: memory where it can be",
+        help="how ranks without a device each talk: memory they share on one machine, or gloo; auto: memory where it"
+        " can be",
     )
     parser.add_argument(
         "--hang-timeout", type=float, default=300.0, metavar="S", help="end the run when no rank moves for S seconds"

@@ -53,7 +53,7 @@ class Options:
     steps: int | None
     resume: bool
     hang_timeout_s: float
-    device: str  # auto, cpu or cuda
+    device: str  # auto, cpu, cuda or shared
     transport: Transport
     profile: int | None  # steps
 

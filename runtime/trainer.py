@@ -84,6 +84,7 @@ class Trainer:
         self.state: State = build_state(plan, rank, device, self.links.flat)
         self.layers = [Layer(**row) for row in plan["moe_layers"]]
         self.recipe = optimizer.AdamW(**{k: plan["train"]["optimizer"][k] for k in optimizer.AdamW.__annotations__})
+        self.adamw = optimizer.update_of(build.folder)
         self.loads = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in self.layers}
         self.step = 0
         self.program, self.actions = "", list[Span]()  # what was run last, and when
@@ -153,7 +154,7 @@ class Trainer:
         tokens_before = self.tokens_seen
         self.step += 1
         rate = learning_rate(self.plan["train"]["rate"], self.tokens_seen)
-        optimizer.update(self.state, self.recipe, rate, self.step, norm, self.links.sums)
+        optimizer.update(self.state, self.recipe, rate, self.step, norm, self.links.sums, self.adamw)
         self._balance(sums, tokens_before)
         return {
             "step": self.step,

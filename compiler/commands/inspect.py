@@ -1,11 +1,13 @@
-"""`dsc inspect RUN`: what a run really did, beside what was planned: every action, its time and its error.
+"""`dsc inspect RUN`: what a run really did, beside what was planned: every action, its time and its error; and
+`dsc inspect BUILD --kernels`: what its ops run on, and which were fused into one.
 
 dsc inspect runs/quickstart                                 on the terminal
 dsc inspect runs/quickstart --format html -o timeline.html  to zoom into and hover over
 dsc inspect runs/quickstart --costs plan                    against what was predicted before the run
 dsc inspect runs/quickstart --write-costs here.json         then: dsc schedule … --costs here.json
+dsc inspect build/quickstart --kernels                      its kernels, and the bytes that fusing saves
 
-Exit codes: 0 done · 1 a rank ran another order than was planned · 2 the folder holds no traced run
+Exit codes: 0 done · 1 a rank ran another order than was planned · 2 the folder holds no traced run, or no build
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 from compiler.commands.common import EXIT_DIFFERS, wrong
 from compiler.commands.files import put, write
 from compiler.picture.compared import measured_picture
-from compiler.picture.formats import FORMATS, render
+from compiler.picture.formats import FORMATS, render, screen_of
 from compiler.picture.run import (
     Measured,
     OrderError,
@@ -41,19 +43,24 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="run folder, written by dsc train or torchrun")
+    parser.add_argument("--kernels", action="store_true", help="RUN is a build: list its kernels, and what was fused")
     parser.add_argument("--program", metavar="NAME", help="default: that of most micro-batches, as train_8")
     parser.add_argument(
         "--costs",
         metavar="FILE",
         help="plan with these costs, in ms, or `plan`: those predicted; default: those measured",
     )
-    parser.add_argument("--format", choices=tuple(FORMATS), default="terminal", help="default: terminal")
+    parser.add_argument("--format", choices=(*FORMATS, "json"), default="terminal", help="default: terminal")
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, help="write to a file")
     parser.add_argument("--write-costs", metavar="FILE", type=Path, help="write the measured costs, for dsc schedule")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw the picture; say on stderr what is wrong and return 1 or 2."""
+    """Draw the picture, or list the kernels; say on stderr what is wrong and return 1 or 2."""
+    if args.kernels:
+        return _kernels(args)
+    if args.format == "json":
+        return wrong("--format json is for --kernels: a run's trace is JSON already, in its folder trace/")
     try:
         run = _run(args.run_folder)
         schedule, measured = _measured(args.run_folder, run, args.program)
@@ -74,6 +81,26 @@ def run(args: argparse.Namespace) -> int:
         return wrong(f"{error.filename or args.out} cannot be written: {error.strerror}")
     except ValueError as error:
         return wrong(str(error))
+    return 0
+
+
+def _kernels(args: argparse.Namespace) -> int:
+    from compiler.commands.inspect_kernels import FILE, read, text, to_json
+
+    if args.format not in ("terminal", "json"):
+        return wrong(f"--kernels has no --format {args.format}: use terminal or json")
+    if args.program or args.costs or args.write_costs:
+        return wrong("--kernels lists a build: --program, --costs and --write-costs are for runs")
+    try:
+        found = read(args.run_folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return wrong(f"{args.run_folder} has no {FILE} that can be read: name a folder that dsc compile wrote")
+    screen = screen_of(sys.stdout) if args.out is None else None
+    said = to_json(found) if args.format == "json" else text(args.run_folder.name, found, screen)
+    try:
+        put(said, args.out)
+    except OSError as error:
+        return wrong(f"{error.filename or args.out} cannot be written: {error.strerror}")
     return 0
 
 

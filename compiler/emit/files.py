@@ -9,8 +9,8 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
+from compiler.dtypes import TORCH_DTYPE
 from compiler.ir import Bucket, Buffer, Communication, Message, Plan, Program, Replica, Stage, Use
-from compiler.layers.build import TORCH_DTYPE
 from compiler.layers.stages import block_of
 from compiler.lower.estimate import Overlap
 from compiler.pipeline import Lowered
@@ -51,7 +51,7 @@ def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> 
         "buckets": [_bucket(b, table) for b in plan.buckets],
         "biases": [_bias(r) for r in plan.replicas if r.role == "bias"],
     }
-    return _pretty(data)
+    return pretty(data)
 
 
 def _dtypes(precision: Precision) -> dict[str, str]:
@@ -135,15 +135,15 @@ def _bias(replica: Replica) -> dict[str, Any]:
 
 def _messages(ends: Sequence[tuple[int, Message]]) -> str:
     """Items of a JSON list; names of actions have no letter that JSON escapes."""
-    return ", ".join([f'[{rank}, "{action}.{micro_batch}"]' for rank, (action, micro_batch) in ends])
+    return ", ".join([f'[{rank}, "{action}.{micro_batch}"]' for rank, (action, micro_batch) in ends]) if ends else ""
 
 
 def program_json(program: Program) -> str:
     """One line an invocation: [body, micro-batches, posts, releases]."""
     ranks = [
         ",\n".join(
-            f'   ["{i.body}", {list(i.micro_batches)}, [{_messages(i.posts)}], [{_messages(i.releases)}]]'
-            for i in invocations
+            f'   ["{body}", {[*micro_batches]}, [{_messages(posts)}], [{_messages(releases)}]]'
+            for body, micro_batches, posts, releases in invocations
         )
         for invocations in program.invocations
     ]
@@ -232,7 +232,7 @@ if __name__ == "__main__":
 def manifest(files: Mapping[str, str]) -> str:
     """sha256 of every file, and the public versions of what emitted them."""
     sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
-    return _pretty({"versions": versions(), "files": sums})
+    return pretty({"versions": versions(), "files": sums})
 
 
 def versions() -> dict[str, str]:
@@ -240,7 +240,7 @@ def versions() -> dict[str, str]:
     return {name: metadata.version(name).partition("+")[0] for name in PACKAGES}
 
 
-def _pretty(data: Any) -> str:
+def pretty(data: Any) -> str:
     """JSON for reading: a value that fits a line is on one line, others a line an item; keys in the order given."""
     return _value(data, 0) + "\n"
 

@@ -41,8 +41,9 @@ def statement(i: Instruction, modules: Mapping[str, str]) -> Statement:
     stage = int(i.action[1:])
     if i.kind == "run":
         space = "g" if i.phase == "W" else "p"
-        params = tuple(f"{space}.{identifier(name)}" for name in i.params)
-        return Statement(f"{modules[i.site]}.{i.phase}", params + reads, writes)
+        params = [f"{space}.{identifier(name)}" for name in i.params]
+        weights = [f"p.{identifier(name)}" for name in i.weights]
+        return Statement(f"{modules[i.site]}.{i.phase}", (*params, *weights, *reads), writes)
     if i.kind == "free":
         return Statement("del", reads)
     if i.kind == "load":
@@ -132,18 +133,21 @@ def _block(names: str) -> str:
 def _read_back(instructions: Sequence[Instruction], modules: Mapping[str, str]) -> list[str]:
     """The text of each, a line or more of a function. Parsed one after the other they are the program's statements.
 
-    Each text is a whole statement by itself, so it is the same statement wherever it stands in a body.
+    Each text is a whole statement by itself, so it is the same statement wherever it stands in a body: what several
+    instructions say is parsed once.
     """
-    meant = [statement(i, modules) for i in instructions]
+    said = [statement(i, modules) for i in instructions]
+    meant = list(dict.fromkeys(said))
     texts = [_wrapped(str(each)) for each in meant]
     lines = list(accumulate((text.count("\n") + 1 for text in texts), initial=2))
     (function,) = ast.parse("def _():\n" + "\n".join([*texts, "    pass"])).body
     assert isinstance(function, ast.FunctionDef)
     *nodes, _ = function.body
     assert [node.lineno for node in nodes] == lines[:-1], "a statement does not begin where its text does"
-    for i, one, node in zip(instructions, meant, nodes, strict=True):
-        assert _read(node) == one, f"emitted {i.kind} of {i.action} is not the program's"
-    return texts
+    for one, node in zip(meant, nodes, strict=True):
+        assert _read(node) == one, f"emitted {one} is not the program's"
+    written = dict(zip(meant, texts, strict=True))
+    return [written[each] for each in said]
 
 
 def _check(source: str, bodies: Iterable[Body]) -> None:

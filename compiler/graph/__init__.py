@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from compiler.graph.joint import Joint, Node
-from compiler.ir import Buffer, Segment, SegmentCode
+from collections.abc import Mapping
+
+from compiler.graph.joint import COLUMNS, Joint, Node
+from compiler.ir import Emitted, Segment, SegmentCode
 from compiler.kernels import KernelFile, emit_kernel
 
 
@@ -13,6 +15,7 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     kernels on CUDA, which use `num_sms` SMs. Imports torch.
     """
     from compiler.graph import check, printer
+    from compiler.graph.costs import bytes_saved
     from compiler.graph.split import split
     from compiler.graph.trace import trace
     from compiler.shapes import interpret
@@ -31,16 +34,28 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     source = printer.module(traced, parts, kernel_of)
     check.text(source, traced, parts, kernel_of)
     files = {file.name: file.source for file in kernels.values() if file}
-    return SegmentCode(printer.module_name(segment), source, printer.runtime_ops(parts), tuple(sorted(files.items())))
+    saved = bytes_saved(traced)
+    calls = tuple(
+        _emitted(function, node, kernel_of(node) or "", traced, saved)
+        for function, nodes in parts.functions.items()
+        for node in nodes
+        if node.op != COLUMNS
+    )
+    called = printer.runtime_ops(parts)
+    return SegmentCode(printer.module_name(segment), source, called, tuple(sorted(files.items())), calls)
+
+
+def _emitted(function: str, node: Node, file: str, joint: Joint, saved: Mapping[Node, tuple[int, int]]) -> Emitted:
+    for fused, parts in joint.parts:
+        adds = node.op == f"{fused.op}_" and node.reads[1:] == fused.reads  # to the gradient of a weight
+        if node == fused or adds:
+            return Emitted(function, node.op, file, tuple(part.op for part in parts), *saved[fused])
+    return Emitted(function, node.op, file)
 
 
 def kernel(joint: Joint, node: Node, num_sms: int) -> KernelFile | None:
     """The kernel file of a node's op at its sizes, or None where the reference op runs on every device."""
+    from compiler.kernels.calls import call_of
 
-    def argument(arg: object) -> object:
-        if not isinstance(arg, str):
-            return arg
-        tensor = joint.tensors[arg if arg in joint.tensors else arg.removeprefix("g_")]
-        return Buffer(arg, tensor.shape, tensor.dtype)
-
-    return emit_kernel(node.op, tuple(argument(arg) for arg in node.args), num_sms)
+    call = call_of(joint, node)
+    return emit_kernel(call.op, call.arguments, num_sms)

@@ -13,13 +13,14 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import astuple
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from compiler.graph.printer import module_name
-from compiler.ir import Segment, SegmentCode
+from compiler.ir import Emitted, Segment, SegmentCode
 
 FOLDER = "segments"
 MAX_BYTES = 16 << 20  # of an entry; those of DeepSeek-V3 have some ten thousand
@@ -72,6 +73,7 @@ def key_of(segment: Segment, num_sms: int, tools: str) -> str:
         segment.recompute,
         [[r.value, r.op, r.args] for r in segment.remade],
         segment.stored,
+        segment.fused,
     ]
     return _digest(json.dumps([values, num_sms, tools]))
 
@@ -88,7 +90,8 @@ def _function(function: Callable[..., Any]) -> list[object]:
 
 def entry(key: str, code: SegmentCode) -> str:
     """The text of an entry; `read` is its inverse."""
-    value = {"name": code.name, "source": code.source, "ops": code.ops, "kernels": code.kernels}
+    calls = [astuple(call) for call in code.calls]
+    value = {"name": code.name, "source": code.source, "ops": code.ops, "kernels": code.kernels, "calls": calls}
     return json.dumps({"key": key, "sha256": _digest(json.dumps(value)), "code": value}) + "\n"
 
 
@@ -97,11 +100,16 @@ def read(text: str, key: str, segment: Segment) -> SegmentCode | None:
     try:
         given = json.loads(text)["code"]
         kernels = tuple((str(name), str(source)) for name, source in given["kernels"])
-        found = SegmentCode(str(given["name"]), str(given["source"]), tuple(map(str, given["ops"])), kernels)
+        calls = tuple(_call(*call) for call in given["calls"])
+        found = SegmentCode(str(given["name"]), str(given["source"]), tuple(map(str, given["ops"])), kernels, calls)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     named = found.name == module_name(segment) and all(name.isidentifier() for name, _ in kernels)  # names become paths
     return found if named and entry(key, found) == text else None
+
+
+def _call(function: str, op: str, kernel: str, parts: list[str], saved: int, saved_row: int) -> Emitted:
+    return Emitted(str(function), str(op), str(kernel), tuple(map(str, parts)), int(saved), int(saved_row))
 
 
 def find(folder: Path, key: str, segment: Segment) -> SegmentCode | None:

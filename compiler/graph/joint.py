@@ -48,6 +48,7 @@ class Joint:
     weights: tuple[tuple[str, str], ...]
     again: tuple[str, ...] = ()
     early: tuple[str, ...] = ()  # what F makes though the backward alone reads it
+    parts: tuple[tuple[Node, tuple[Node, ...]], ...] = ()  # of fused nodes, those that each stands for
 
 
 def arguments_of(segment: Segment) -> tuple[Param | Input, ...]:

@@ -27,8 +27,11 @@ AGAIN = "_again"
 
 
 def is_named(segment: Segment, node: Node) -> bool:
-    """Whether the names in `segment.recompute` mean a node of the forward: a kind of op, or the whole segment."""
+    """Whether the names in `segment.recompute` mean a node of the forward: a kind of op, or the whole segment, but for
+    sums, which are less to keep than their two parts."""
     names = segment.recompute
+    if node.op == "add":
+        return False
     ops = {op for name in names for op in OPS.get(name, ())}
     weights = {weight for name in names for weight in WEIGHTS.get(name, ())}
     return segment.kind in names or node.op in ops or (node.op == "linear" and node.args[1] in weights)

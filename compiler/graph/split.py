@@ -6,8 +6,9 @@ What crosses from F is the saved list, what crosses from I to W the deferred lis
 
 Three rules beside. Views own no storage: what crosses is the tensor they view, and they are taken again where they are
 read. W gets gradient accumulators and no weights (they may be far away by then), so a node that reads a weight belongs
-to I. What is computed again from a value that I computes again belongs to I with it: W gets the end of such a chain,
-not its beginning. Which function a node belongs to is decided by `phases` alone.
+to I, unless it is the one that ends a weight's gradient. What is computed again from a value that I computes again
+belongs to I with it: W gets the end of such a chain, not its beginning. Which function a node belongs to is decided by
+`phases` alone.
 """
 
 from __future__ import annotations
@@ -52,7 +53,12 @@ def phases(joint: Joint) -> dict[int, str]:
     gradients = [value for _, value in joint.gradients]
     forward = ancestors([*(value for _, value in joint.outputs), *joint.early])
     needed = ancestors([*gradients, *(value for _, value in joint.weights)])
-    weighing = [node for index, node in enumerate(joint.nodes) if index in needed and params.intersection(node.reads)]
+    ends = {value for _, value in joint.weights}
+    weighing = [
+        node
+        for index, node in enumerate(joint.nodes)
+        if index in needed and params.intersection(node.reads) and not ends.intersection(node.outputs)
+    ]
     inward = ancestors([*gradients, *(value for node in weighing for value in node.outputs)])
     again = {producer[value] for value in joint.again}
     chained = [index for index in again & needed if ancestors(joint.nodes[index].reads) & again & inward]
@@ -90,7 +96,7 @@ def split(joint: Joint) -> Split:
     accumulators = tuple(f"g_{name}" for name, _ in joint.weights)
     assert not set(deferred) & {value for _, value in gradients}, "W reads no input gradient"
     known = {*arguments, *deferred, *accumulators}
-    assert read["W"] - set(made["W"]) <= known, "every value W reads crosses the cut"
+    assert read["W"] - set(made["W"]) <= known | set(params), "every value W reads crosses the cut"
 
     def signature(name: str, candidates: tuple[str, ...], returns: tuple[str, ...]) -> ir.Signature:
         direct = {value for _, value in gradients} if name == "I" else set()
@@ -109,7 +115,7 @@ def split(joint: Joint) -> Split:
     cut = ir.Cut(
         F=ir.Signature((*params, *inputs), (*(name for name, _ in joint.outputs), *saved)),
         I=signature("I", (*params, *arguments), (*(name for name, _ in gradients), *deferred)),
-        W=signature("W", (*accumulators, *arguments, *deferred), ()),
+        W=signature("W", (*accumulators, *params, *arguments, *deferred), ()),
         outputs=buffers(joint.outputs, dict(own)),
         saved=buffers(((value, value) for value in saved), {}),
         gradients=buffers(gradients, {value: value for value in (*tangents, *arguments)}),

@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from compiler import ir
 from compiler.graph.convert import Label, convert
+from compiler.graph.fuse import fused
 from compiler.graph.joint import Joint, arguments_of
 from compiler.graph.recompute import recomputed
 
@@ -83,7 +84,7 @@ def trace(segment: ir.Segment, ops: Any) -> Joint:
         }
         names += tangents
         graph = make_fx(joint)(*given.values(), *tangents.values())
-    return recomputed(convert(segment, graph.graph, names, labels))
+    return fused(recomputed(convert(segment, graph.graph, names, labels)))
 
 
 def run(segment: ir.Segment, ops: Any, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:

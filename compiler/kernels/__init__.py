@@ -5,16 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from compiler.kernels import grouped_linear, rmsnorm, swiglu
+from compiler.kernels import (
+    adamw,
+    cross_entropy,
+    embedding,
+    grouped_linear,
+    grouped_linear_fp8,
+    linear_cross_entropy,
+    linear_fp8,
+    permute,
+    quantise,
+    rmsnorm,
+    rmsnorm_quantise,
+    route,
+    sequence_balance,
+    swiglu,
+    swiglu_quantise,
+    unpermute,
+)
 from compiler.kernels.kernel import Choice, KernelFile, render
 
 __all__ = ["KERNELS", "KernelFile", "emit_kernel"]
 
 # op → its choice, from the number of SMs and the op's own arguments. Ops that share a file make the same choice.
 KERNELS: dict[str, Callable[..., Choice | None]] = {
+    **adamw.OPS,
+    **cross_entropy.OPS,
+    **embedding.OPS,
     **grouped_linear.OPS,
+    **grouped_linear_fp8.OPS,
+    **linear_cross_entropy.OPS,
+    **linear_fp8.OPS,
+    **permute.OPS,
+    **quantise.OPS,
     **rmsnorm.OPS,
+    **rmsnorm_quantise.OPS,
+    **route.OPS,
+    **sequence_balance.OPS,
     **swiglu.OPS,
+    **swiglu_quantise.OPS,
+    **unpermute.OPS,
 }
 
 

@@ -1,135 +1,240 @@
-"""The gate: what a kernel's sm_90 machine code must show before it is trusted, found without a GPU.
+"""The gate: what a kernel's machine code must show before it is trusted, found without a GPU.
 
-A wrapper of the emitted module is called with meta tensors, its launches are recorded instead of run, and each
-is compiled for sm_90 exactly as a launch would be (Triton's own binder specialises the arguments). Then the SASS
-is read with the `cuobjdump` of the Triton wheel:
+A wrapper of the emitted module is called with meta tensors, its launches are recorded instead of run, and each is
+compiled for a target exactly as a launch would be (Triton's own binder specialises the arguments).
+
+On sm_90, which the launches are chosen for, the code must show:
 
 - no spills: STACK:0, no LDL or STL;
-- where the kernel multiplies matrices of 16-bit numbers: HGMMA, the warpgroup product, and no HMMA, the old one;
-  in FP32 neither, for both would round to TF32;
-- shared memory within the 227 KiB a block may have (compiling does not fail above it).
+- where the kernel multiplies matrices of 16-bit numbers HGMMA, the warpgroup product, of 8-bit ones QGMMA, and no HMMA,
+  the old one; in FP32 none, for all would round to TF32;
+- sums of 8-bit products moved out of the tensor cores' short accumulator every 128;
+- UTMALDG and UTMASTG, copies by the tensor memory accelerator, where tensor descriptors load and store;
+- USETMAXREG where warps are to be specialised, which Triton may leave out without a word;
+- shared memory within the 227 KiB a block may have (compiling does not fail above it);
+- what the kernel's family says that it streams (`STREAMS` in compiler/kernels/<family>.py), as loads and stores of PTX
+  that begin so; where rows are wide and all begin at 16 bytes, the loads among them take 16 bytes.
+
+On sm_100 the same but for the last, by the products of its tensor memory. For sm_80 and gfx942 it compiles; neither has
+products of E4M3. What it takes there is in the verdict.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import re
-import subprocess
+import sys
 import tempfile
+from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.compiler.compiler import make_backend
-from triton.runtime.jit import JITFunction, create_function_from_signature
 
+from compiler.kernels import KERNELS
+from compiler.kernels.gate_launch import Launch, load, record, source_of
+from compiler.kernels.gate_read import PRODUCTS, Move, disassemble, moves, products, threads
 from compiler.kernels.kernel import KernelFile
 
-HOPPER = GPUTarget("cuda", 90, 32)
-SHARED_BYTES = 232448  # of one block on sm_90
+Streams = Mapping[str, tuple[str, ...]]  # name of a kernel → how its streaming instructions begin
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """One launch of one kernel, its arguments as the wrapper passed them."""
+class Target:
+    """A device to compile for. `products`: the instruction for operands of each dtype; none are read if it is empty."""
 
-    kernel: JITFunction[Any]
-    args: tuple[Any, ...]
-    options: tuple[tuple[str, Any], ...]
+    name: str
+    gpu: GPUTarget
+    products: tuple[tuple[str, str], ...] = ()
+    eight_bits: bool = False
+    strict: bool = False  # whether the launches are to fit it: no spills, and shared memory for a block
+    shared_bytes: int = 0  # of a block
+    shared_bytes_sm: int = 0  # of an SM; each block takes 1 KiB more than it asks for
+
+
+SM_90 = Target(
+    "sm_90",
+    GPUTarget("cuda", 90, 32),
+    (("bf16", "HGMMA"), ("f16", "HGMMA"), ("f8E4M3FN", "QGMMA")),
+    eight_bits=True,
+    strict=True,
+    shared_bytes=232448,
+    shared_bytes_sm=233472,
+)
+SM_100 = Target(
+    "sm_100",
+    GPUTarget("cuda", 100, 32),
+    (("bf16", "UTCHMMA"), ("f16", "UTCHMMA"), ("f8E4M3FN", "UTCQMMA")),
+    eight_bits=True,
+    strict=True,
+    shared_bytes=232448,
+    shared_bytes_sm=233472,
+)
+SM_80 = Target(
+    "sm_80",
+    GPUTarget("cuda", 80, 32),
+    (("bf16", "HMMA"), ("f16", "HMMA")),
+    shared_bytes=166912,
+    shared_bytes_sm=167936,
+)
+GFX942 = Target("gfx942", GPUTarget("hip", "gfx942", 64))
+TARGETS = (SM_90, SM_100, SM_80, GFX942)
+SHARED_BYTES = SM_90.shared_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one kernel compiled to; `failures` is empty if it passed."""
+    """What one kernel compiled to for one target; `failures` is empty if it passed. Of AMD only that it compiled."""
 
     kernel: str
-    registers: int
-    shared_bytes: int
-    failures: tuple[str, ...]
+    target: str
+    failures: tuple[str, ...] = ()
+    registers: int = 0  # of a thread
+    shared_bytes: int = 0
+    spilled_bytes: int = 0  # of a thread
+    threads: int = 0  # of a program
+    programs: int = 0  # that run on an SM at a time
+    instructions: tuple[str, ...] = ()  # that multiply matrices, copy tiles, or change the number of registers
+    load_bytes: int = 0  # the most that one instruction of a thread loads
 
 
-def gate(file: KernelFile, op: str, arguments: tuple[Any, ...]) -> tuple[Verdict, ...]:
-    """A verdict for every launch of `op(*arguments)`; tensors among the arguments are on the meta device."""
+def gate(
+    file: KernelFile,
+    op: str,
+    arguments: tuple[Any, ...],
+    target: Target = SM_90,
+    known: dict[str, Verdict] | None = None,
+    streams: Streams | None = None,
+) -> tuple[Verdict, ...]:
+    """A verdict for every launch of `op(*arguments)`; tensors among the arguments are on the meta device.
+
+    Launches with operands of eight bits have none on targets without. `known`: verdicts so far, by the launch.
+    `streams`: those of the op's family, if not given.
+    """
+    streams = streams_of(op) if streams is None else streams
     with tempfile.TemporaryDirectory() as folder:
-        module = _load(file, Path(folder))
-        return tuple(judge(launch) for launch in record(module, op, arguments))
+        module = load(file, Path(folder))
+        launches = [launch for launch in record(module, op, arguments) if target.eight_bits or not launch.eight_bits]
+        return tuple(judge(launch, target, known, streams) for launch in launches)
 
 
-def record(module: ModuleType, op: str, arguments: tuple[Any, ...]) -> tuple[Launch, ...]:
-    """The launches `module.op(*arguments)` makes, none of them run."""
-    launches: list[Launch] = []
-    kernels = {name: value for name, value in vars(module).items() if isinstance(value, JITFunction)}
-    assert kernels, f"{module.__name__} has no compiled kernel; is TRITON_INTERPRET set?"
+def streams_of(op: str) -> Streams:
+    """What the family of an op, the module that has its row of KERNELS, says that its kernels stream."""
+    streams: Streams = vars(sys.modules[KERNELS[op].__module__]).get("STREAMS", {})
+    return streams
+
+
+def judge(
+    launch: Launch, target: Target = SM_90, known: dict[str, Verdict] | None = None, streams: Streams | None = None
+) -> Verdict:
+    """Compiles one launch and reads what came out."""
+    source, options = source_of(launch, target.gpu)
+    rows = launch.streams_rows
+    key = f"{launch.name} {target.name} {source.hash()} {sorted(options.items())} {rows} {streams}"
+    known = {} if known is None else known
+    if key not in known:
+        known[key] = _judged(launch, target, (streams or {}).get(launch.name, ()) if target is SM_90 else (), rows)
+    return known[key]
+
+
+def _judged(launch: Launch, target: Target, streams: tuple[str, ...], in_rows: bool) -> Verdict:
     try:
-        for name, kernel in kernels.items():
-            setattr(module, name, _Recorder(kernel, launches))
-        getattr(module, op)(*arguments)
-    finally:
-        for name, kernel in kernels.items():
-            setattr(module, name, kernel)
-    return tuple(launches)
-
-
-def judge(launch: Launch) -> Verdict:
-    """Compiles one launch for sm_90 and reads what came out."""
-    compiled = _compile(launch)
-    usage, instructions = _disassemble(compiled.asm["cubin"])
-    failures = []
-    if usage["STACK"] or instructions & {"LDL", "STL"}:
+        with redirect_stdout(sys.stderr):  # where Triton prints what does not assemble
+            compiled = _compile(launch, target)
+    except Exception as error:  # whatever the compilers throw, it is the kernel's
+        first, *_ = str(error).strip().splitlines() or [repr(error)]
+        assembler = re.search(r"line \d+; error *: (.*)", str(error))
+        return Verdict(launch.name, target.name, (f"does not compile: {assembler[1] if assembler else first}",))
+    if target.gpu.backend != "cuda":
+        return Verdict(launch.name, target.name, shared_bytes=compiled.metadata.shared)
+    asm, shared = compiled.asm, compiled.metadata.shared
+    usage, instructions = disassemble(asm["cubin"])
+    failures = [
+        *_of_products(target, asm["ttir"], instructions),
+        *(_of_copies(launch, asm["ttir"], instructions) if target.strict else ()),
+        *_of_streams(streams, moves(asm["ptx"]), in_rows),
+    ]
+    spills = usage["STACK"] or instructions & {"LDL", "STL"}
+    if target.strict and spills:
         failures.append(f"spills {usage['STACK']} bytes")
-    if compiled.metadata.shared > SHARED_BYTES:
-        failures.append(f"wants {compiled.metadata.shared} bytes of shared memory of {SHARED_BYTES}")
-    products = re.findall(r"tt\.dot .*: tensor<[0-9x]+x(\w+)", compiled.asm["ttir"])
-    wanted = {"HGMMA"} if any(dtype in ("bf16", "f16") for dtype in products) else set()
-    found = instructions & {"HGMMA", "HMMA"}
+    if target.strict and shared > target.shared_bytes:
+        failures.append(f"wants {shared} bytes of shared memory of {target.shared_bytes}")
+    size = threads(asm["ptx"])
+    return Verdict(
+        kernel=launch.name,
+        target=target.name,
+        failures=tuple(failures),
+        registers=usage["REG"],
+        shared_bytes=shared,
+        spilled_bytes=usage["STACK"],
+        threads=size,
+        programs=occupancy(target, usage["REG"], shared, size),
+        instructions=tuple(sorted(name for name in instructions if PRODUCTS.match(name) or name in _TOLD)),
+        load_bytes=max((move.bytes for move in moves(asm["ptx"]) if not move.text.startswith("st")), default=0),
+    )
+
+
+_TOLD = ("LDGSTS", "UTMALDG", "UTMASTG", "USETMAXREG")
+
+
+def occupancy(target: Target, registers: int, shared_bytes: int, threads: int) -> int:
+    """Programs that fit an SM at a time: of 64 Ki registers, 8 at a time, its shared memory, 64 warps and 32 blocks."""
+    by_registers = 65536 // (threads * (-(-registers // 8) * 8))
+    return min(by_registers, target.shared_bytes_sm // (shared_bytes + 1024), 2048 // threads, 32)
+
+
+def _of_products(target: Target, ttir: str, instructions: frozenset[str]) -> list[str]:
+    """What is wrong with how matrices are multiplied."""
+    meant = products(ttir)
+    assert len(meant) == len(re.findall(r"= tt\.dot ", ttir)), "a product that was not understood"
+    names = "·".join(sorted({product.dtype for product in meant}))
+    failures = []
+    if any(product.tf32 for product in meant):
+        failures.append("multiplies f32 rounded to TF32")
+    wanted = {dict(target.products)[product.dtype] for product in meant if product.dtype != "f32"}
+    found = {name for name in instructions if PRODUCTS.match(name)}
     if found != wanted:
-        failures.append(f"multiplies {'·'.join(sorted(set(products)))} with {sorted(found)}, not {sorted(wanted)}")
-    return Verdict(launch.kernel.fn.__name__, usage["REG"], compiled.metadata.shared, tuple(failures))
+        failures.append(f"multiplies {names or 'nothing'} with {sorted(found)}, not {sorted(wanted)}")
+    if target is SM_90 and any(product.short for product in meant):
+        failures.append("sums products of eight bits over more than 128 in the tensor cores")
+    return failures
 
 
-class _Recorder:
-    """Stands in for a kernel in its module: `kernel[grid](…)` notes the launch."""
-
-    def __init__(self, kernel: JITFunction[Any], launches: list[Launch]) -> None:
-        self.kernel, self.launches = kernel, launches
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **options: self.launches.append(Launch(self.kernel, args, tuple(sorted(options.items()))))
-
-
-def _load(file: KernelFile, folder: Path) -> ModuleType:
-    path = folder / f"{file.name}.py"  # Triton reads the text of a kernel from its file
-    path.write_text(file.source)
-    spec = importlib.util.spec_from_file_location(file.name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _of_copies(launch: Launch, ttir: str, instructions: frozenset[str]) -> list[str]:
+    """What was asked for and is not there: copies by descriptor, and specialised warps."""
+    asked = {
+        "tt.descriptor_load": "UTMALDG",
+        "tt.descriptor_store": "UTMASTG",
+        "tt.warp_specialize": "USETMAXREG",
+    }
+    failures = [
+        f"asks for {op} and has no {name}" for op, name in asked.items() if op in ttir and name not in instructions
+    ]
+    used = len(set(re.findall(r"tt\.descriptor_\w+ (%\w+)", ttir)))
+    given = launch.num_descriptors + ttir.count("tt.make_tensor_descriptor")
+    return [*failures, *([f"takes {given} descriptors and copies by {used}"] if used < given else [])]
 
 
-def _compile(launch: Launch) -> Any:
-    kernel, backend = launch.kernel, make_backend(HOPPER)
-    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-    bound, specialization, options = bind(*launch.args, **dict(launch.options), debug=False)
-    parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, options)
-    source = ASTSource(kernel, signature, constants, attributes)
-    return triton.compile(source, target=HOPPER, options=parsed.__dict__)
+def _of_streams(streams: tuple[str, ...], found: tuple[Move, ...], in_rows: bool) -> list[str]:
+    """What is wrong with loads and stores of what is touched once."""
+    failures = []
+    for text in streams:
+        these = [move for move in found if move.text.startswith(text)]
+        narrow = [move for move in these if move.bytes < 16]
+        if not these:
+            failures.append(f"has no {text}")
+        # A few bytes of statistics may be among them.
+        elif in_rows and not text.startswith("st") and 8 * _bytes(narrow) > _bytes(these):
+            failures.append(f"loads {min(move.bytes for move in narrow)} bytes at a time with {text}")
+    return failures
 
 
-@functools.cache  # 0.4 s each, and the ops of one file share kernels
-def _disassemble(cubin: bytes) -> tuple[dict[str, int], frozenset[str]]:
-    """(resource usage such as REG and STACK, the instructions that occur)."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", "-sass", file.name]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    usage = {key: int(value) for key, value in re.findall(r"\b([A-Z]+)(?:\[0\])?:(\d+)", text)}
-    instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(\w+)", text, re.MULTILINE)
-    assert "REG" in usage and "EXIT" in instructions, "cuobjdump showed no kernel"
-    return usage, frozenset(instructions)
+def _bytes(found: list[Move]) -> int:
+    return sum(move.bytes for move in found)
+
+
+def _compile(launch: Launch, target: Target) -> Any:
+    source, options = source_of(launch, target.gpu)
+    return triton.compile(source, target=target.gpu, options=options)

@@ -7,6 +7,11 @@ from collections.abc import Callable
 from compiler.ir import Buffer
 from compiler.kernels.kernel import BYTES, FUSION, Choice, power_of_two
 
+STREAMS = {
+    "_rows_by_weight": ("st.global.cs",),
+    "_weight_gradient": ("ld.global.L1::evict_first", "st.global.cs"),
+}
+
 
 def choose(experts: int, out: int, inner: int, groups: int, dtype: str, num_sms: int) -> Choice | None:
     """Weights [experts, out, inner], rows in `groups` (source, expert)."""
@@ -36,11 +41,12 @@ def _rows_by_weight(out: int, inner: int, dtype: str) -> dict[str, int]:
     """The launch of y[rows, out] = x[rows, inner] · w: eight warps of 64 × 256 / 4 outputs each where `out` is wide."""
     if dtype == "float32":
         tile = {"BLOCK_R": 64, "BLOCK_OUT": _extent(out, 128), "BLOCK_IN": 16}
-        return tile | {"num_warps": 8, "num_stages": 3, **FUSION}
+        return tile | {"BLOCKS": False, "num_warps": 8, "num_stages": 3, **FUSION}
     if _ragged(out, inner, dtype):
-        return {"BLOCK_R": 64, "BLOCK_OUT": 64, "BLOCK_IN": 32, "num_warps": 4, "num_stages": 2, **FUSION}
+        tile = {"BLOCK_R": 64, "BLOCK_OUT": 64, "BLOCK_IN": 32, "BLOCKS": False}
+        return tile | {"num_warps": 4, "num_stages": 2, **FUSION}
     block = _extent(out, 256)
-    tile = {"BLOCK_R": 128, "BLOCK_OUT": block, "BLOCK_IN": 64}
+    tile = {"BLOCK_R": 128, "BLOCK_OUT": block, "BLOCK_IN": 64, "BLOCKS": inner % 64 == 0}
     return tile | {"num_warps": 8 if block == 256 else 4, "num_stages": 4, **FUSION}
 
 

@@ -54,5 +54,7 @@ def render(choice: Choice) -> KernelFile:
 def _literal(value: Any) -> str:
     assert not isinstance(value, jinja2.Undefined), f"no value for {value._undefined_name}"
     text = repr(value)
+    if isinstance(value, dict) and len(text) > 100:  # a line each
+        text = "\n".join(["{", *(f"    {key!r}: {each!r}," for key, each in value.items()), "}"])
     assert ast.literal_eval(text) == value, text
     return text

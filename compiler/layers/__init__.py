@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from compiler import ir
+from compiler.dtypes import is_packed
 from compiler.layers import attention, dense, ends, moe, mtp
 from compiler.layers.build import Place
 from compiler.layers.storage import stored
@@ -15,29 +16,38 @@ __all__ = ["LAYERS", "Layer", "Place"]
 
 @dataclass(frozen=True)
 class Layer:
-    """A kind of segment: its function and sizes at a place, the logical name below its block of each parameter, and
-    which names of a run's `recompute` mean something in it."""
+    """A kind of segment: its function and sizes at a place, the logical name below its block of each parameter, which
+    names of a run's `recompute` mean something in it, and the passes that fuse ops of it (compiler/graph/fuse.py)."""
 
     plain: Callable[[Place], ir.Segment]
     parameters: Mapping[str, str]
     recompute: tuple[str, ...] = ()
+    fused: tuple[str, ...] = ()
 
     def build(self, place: Place) -> ir.Segment:
         """The segment at a place, its backward as the run wants it."""
         names = tuple(name for name in self.recompute if name in place.spec.recompute)
         plain = self.plain(place)
-        return replace(plain, recompute=names, stored=stored(place, plain.kind))
+        kept = stored(place, plain.kind)
+        left = {*place.spec.unfused, *self.recompute} - {*names}  # what computes again is fused where that is asked for
+        left |= set() if any(is_packed(dtype) for _, dtype in kept) else {"quantise"}
+        fused = tuple(name for name in self.fused if name not in left)
+        return replace(plain, recompute=names, stored=kept, fused=fused)
 
 
 LAYERS: dict[str, Layer] = {
-    "attention": Layer(attention.build, attention.PARAMETERS, ("rmsnorm", "mla_up", "attention")),
-    "dense": Layer(dense.build, dense.PARAMETERS, ("rmsnorm", "swiglu", "dense")),
+    "attention": Layer(
+        attention.build, attention.PARAMETERS, ("rmsnorm", "mla_up", "attention"), ("residual_norm", "quantise")
+    ),
+    "dense": Layer(dense.build, dense.PARAMETERS, ("rmsnorm", "swiglu", "dense"), ("residual_norm", "quantise")),
     "embed": Layer(ends.build_embed, ends.EMBED_PARAMETERS),
-    "experts": Layer(moe.build_experts, moe.EXPERTS_PARAMETERS, ("swiglu", "experts")),
+    "experts": Layer(moe.build_experts, moe.EXPERTS_PARAMETERS, ("swiglu", "experts"), ("quantise",)),
     "final_norm": Layer(ends.build_final_norm, ends.FINAL_NORM_PARAMETERS),
-    "head": Layer(ends.build_head, ends.HEAD_PARAMETERS),
-    "join": Layer(moe.build_join, {}),
+    "head": Layer(ends.build_head, ends.HEAD_PARAMETERS, ("logits",), ("logits",)),
+    "join": Layer(moe.build_join, {}, (), ("join",)),
     "mtp_input": Layer(mtp.build, mtp.PARAMETERS, ("rmsnorm",)),
-    "router": Layer(moe.build_router, moe.ROUTER_PARAMETERS, ("rmsnorm", "router")),
-    "shared": Layer(moe.build_shared, moe.SHARED_PARAMETERS, ("rmsnorm", "swiglu", "shared")),
+    "router": Layer(
+        moe.build_router, moe.ROUTER_PARAMETERS, ("rmsnorm", "router"), ("residual_norm", "route", "quantise")
+    ),
+    "shared": Layer(moe.build_shared, moe.SHARED_PARAMETERS, ("rmsnorm", "swiglu", "shared"), ("quantise",)),
 }

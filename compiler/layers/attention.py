@@ -1,4 +1,7 @@
-"""The attention of a block, of the kind the model has: a segment from the residual stream to the residual stream."""
+"""The attention of a block, of the kind the model has: a segment from the residual stream to what is added to it.
+
+The sum is the first op of the segment that comes next, where it and that segment's norm are one kernel.
+"""
 
 from __future__ import annotations
 

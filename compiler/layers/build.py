@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any
 
 from compiler import ir
+from compiler.dtypes import TORCH_DTYPE
 from compiler.oprules.rule import statistics_dtype
 from dsl.schema import Dense, Model, Moe, Spec
-
-TORCH_DTYPE = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
 
 
 @dataclass(frozen=True)

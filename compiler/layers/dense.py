@@ -11,10 +11,11 @@ from dsl.schema import Dense
 PARAMETERS = {"norm": "ffn.norm", "up": "ffn.up", "down": "ffn.down"}
 
 
-def dense(ops: Any, p: Any, h_TD: Any, *, eps: float) -> tuple[Any, ...]:
-    """h + down(swiglu(up(rmsnorm(h))))"""
-    x_TD = ops.rmsnorm(h_TD, p.norm, eps)
-    return (ops.add(h_TD, ops.linear(ops.swiglu(ops.linear(x_TD, p.up)), p.down)),)
+def dense(ops: Any, p: Any, h_TD: Any, y_TD: Any, *, eps: float) -> tuple[Any, ...]:
+    """residual + down(swiglu(up(rmsnorm(residual)))), the residual being h + y, of which attention gave y."""
+    residual_TD = ops.add(h_TD, y_TD)
+    x_TD = ops.rmsnorm(residual_TD, p.norm, eps)
+    return (ops.add(residual_TD, ops.linear(ops.swiglu(ops.linear(x_TD, p.up)), p.down)),)
 
 
 def build(place: Place) -> ir.Segment:
@@ -24,7 +25,7 @@ def build(place: Place) -> ir.Segment:
         "dense",
         dense,
         (place.param("norm", D), place.param("up", 2 * ffn.inner, D), place.param("down", D, ffn.inner)),
-        (place.input("h", place.T, D),),
-        ("y",),
+        (place.input("h", place.T, D), place.input("y", place.T, D)),
+        ("out",),
         eps=place.model.norm_eps,
     )

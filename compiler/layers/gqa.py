@@ -1,4 +1,4 @@
-"""Grouped-query attention, a pre-norm residual block. Source: Ainslie et al., "GQA", arXiv 2305.13245.
+"""Grouped-query attention of a pre-norm block. Source: Ainslie et al., "GQA", arXiv 2305.13245.
 
 T tokens of a micro-batch · D hidden. Queries, keys and values come from one product: its columns are those of the query
 heads, then of the key heads, then of the value heads. With `qk_norm`, queries and keys are normed head by head before
@@ -35,14 +35,14 @@ def gqa(
     qk_norm: bool,
     theta: float,
 ) -> tuple[Any, ...]:
-    """h + out(attend(q, k, v)): query head h reads key and value head h // (heads / kv_heads)."""
+    """h, handed through, and out(attend(q, k, v)): query head i reads key and value head i // (heads / kv_heads)."""
     x_TD = ops.rmsnorm(h_TD, p.norm, eps)
     q_T, kv_T = ops.split2(ops.linear(x_TD, p.qkv), heads * head_dim)
     k_T, v_T = ops.split2(kv_T, kv_heads * head_dim)
     if qk_norm:
         q_T, k_T = ops.head_rmsnorm(q_T, p.q_norm, eps), ops.head_rmsnorm(k_T, p.k_norm, eps)
     o_T = ops.gqa_attention(q_T, k_T, v_T, sequence, heads, kv_heads, theta)
-    return (ops.add(h_TD, ops.linear(o_T, p.out)),)
+    return h_TD, ops.linear(o_T, p.out)
 
 
 def build(place: Place, sizes: Gqa) -> ir.Segment:
@@ -58,7 +58,7 @@ def build(place: Place, sizes: Gqa) -> ir.Segment:
             param("out", D, sizes.heads * C),
         ),
         (place.input("h", place.T, D),),
-        ("y",),
+        ("entered", "y"),
         eps=place.model.norm_eps,
         sequence=place.spec.train.sequence,
         heads=sizes.heads,

@@ -1,4 +1,4 @@
-"""Multi-head latent attention, a pre-norm residual block. Source: DeepSeek-V2, arXiv 2405.04434, §2.1.
+"""Multi-head latent attention of a pre-norm block. Source: DeepSeek-V2, arXiv 2405.04434, §2.1.
 
 T tokens of a micro-batch · D hidden · C rank of keys and values. Queries are of low rank too, if the model says so.
 """
@@ -39,7 +39,8 @@ def mla(
     value: int,
     theta: float,
 ) -> tuple[Any, ...]:
-    """h + out(attend(q, [k_nope | v], k_rope)): keys and values from a normed latent, one rope key for all heads."""
+    """h, handed through, and out(attend(q, [k_nope | v], k_rope)): keys and values from a normed latent, one rope key
+    for all heads."""
     x_TD = ops.rmsnorm(h_TD, p.norm, eps)
     if query_rank:
         q_T = ops.linear(ops.rmsnorm(ops.linear(x_TD, p.q_down), p.q_norm, eps), p.q_up)
@@ -48,7 +49,7 @@ def mla(
     latent_TC, k_rope_T = ops.split2(ops.linear(x_TD, p.kv_down), kv_rank)
     kv_T = ops.linear(ops.rmsnorm(latent_TC, p.kv_norm, eps), p.kv_up)
     o_T = ops.mla_attention(q_T, kv_T, k_rope_T, sequence, heads, nope, rope, value, theta)
-    return (ops.add(h_TD, ops.linear(o_T, p.out)),)
+    return h_TD, ops.linear(o_T, p.out)
 
 
 def build(place: Place, sizes: Mla) -> ir.Segment:
@@ -74,7 +75,7 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
             param("out", D, sizes.heads * value),
         ),
         (place.input("h", place.T, D),),
-        ("y",),
+        ("entered", "y"),
         eps=place.model.norm_eps,
         query_rank=sizes.query_rank or 0,
         kv_rank=sizes.kv_rank,

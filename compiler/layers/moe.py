@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from compiler import ir
-from compiler.layers.build import TORCH_DTYPE, Place, index, segment
+from compiler.dtypes import TORCH_DTYPE
+from compiler.layers.build import Place, index, segment
 
 ROUTER_PARAMETERS = {
     "norm": "ffn.norm",
@@ -27,6 +28,7 @@ def router(
     ops: Any,
     p: Any,
     h_TD: Any,
+    y_TD: Any,
     *,
     eps: float,
     biased: bool,
@@ -41,10 +43,11 @@ def router(
     balance: bool,
     placed: bool = False,
 ) -> tuple[Any, ...]:
-    """Chooses experts and puts the rows in their order, or if they are `placed`, in that of their places. `h` is handed
-    through to the join, the normed `x` to the shared experts; with `balance` there is the sequence-wise loss, without
-    its weight."""
-    x_TD = ops.rmsnorm(h_TD, p.norm, eps)
+    """Chooses experts and puts the rows in their order, or if they are `placed`, in that of their places. The
+    residual h + y, of which attention gave y, is for the join, the normed `x` for the shared experts; with `balance`
+    there is the sequence-wise loss, without its weight."""
+    residual_TD = ops.add(h_TD, y_TD)
+    x_TD = ops.rmsnorm(residual_TD, p.norm, eps)
     logits_TE = ops.linear_wide(x_TD, p.weight)
     bias_E = p.bias if biased else None
     gate_TK, expert_TK = ops.route(logits_TE, bias_E, softmax, groups, top_groups, top_k, normalize, scale)
@@ -53,7 +56,7 @@ def router(
     rows_SD, gate_S, order_S, counts_E = permuted
     x = (x_TD,) if shared else ()
     loss = (ops.sequence_balance(logits_TE, expert_TK, sequence, softmax),) if balance else ()
-    return (h_TD, *x, rows_SD, gate_S, order_S, counts_E, *loss)
+    return (residual_TD, *x, rows_SD, gate_S, order_S, counts_E, *loss)
 
 
 def build_router(place: Place) -> ir.Segment:
@@ -67,7 +70,7 @@ def build_router(place: Place) -> ir.Segment:
         "router",
         router,
         (place.param("norm", D), place.param("weight", moe.experts, D), *bias, *slots),
-        (place.input("h", place.T, D),),
+        (place.input("h", place.T, D), place.input("y", place.T, D)),
         (
             "residual",
             *(("x",) if shared else ()),
@@ -90,13 +93,13 @@ def build_router(place: Place) -> ir.Segment:
         balance=balance,
         **({"placed": True} if placed else {}),
     )
-    return replace(of, remade=_normed(place) if shared else ())
+    return replace(of, remade=_normed(place, "residual") if shared else ())
 
 
-def _normed(place: Place) -> tuple[ir.Remade, ...]:
+def _normed(place: Place, residual: str) -> tuple[ir.Remade, ...]:
     """The normed `x` has two readers, the router and the shared experts. Where norms are computed again, each makes it
     for its own backward, and nobody keeps it."""
-    remade = ir.Remade("x", "rmsnorm", ("h", "norm", place.model.norm_eps))
+    remade = ir.Remade("x", "rmsnorm", (residual, "norm", place.model.norm_eps))
     return (remade,) if "rmsnorm" in place.spec.recompute else ()
 
 
@@ -109,7 +112,7 @@ def build_shared(place: Place) -> ir.Segment:
     inner, D = place.moe.inner * place.moe.shared, place.D
     params: tuple[ir.Param, ...] = (place.param("up", 2 * inner, D), place.param("down", D, inner))
     inputs: tuple[ir.Input, ...] = (place.input("x", place.T, D),)
-    remade = _normed(place)
+    remade = _normed(place, "h")
     if remade:  # the norm's gradients are the router's
         params = (place.param("norm", D, grad=False), *params)
         inputs = (*inputs, replace(place.input("h", place.T, D), grad=False))

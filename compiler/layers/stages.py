@@ -141,14 +141,14 @@ def _embedding(place: Place) -> Block:
 
 def _layer(place: Place, name: str, prefix: str, h: str) -> Block:
     """Attention and the feed-forward part of one layer, or of the MTP block."""
-    attended, out = f"{name}_attended", f"{name}_h"
-    attention = _use(place, "attention", f"{name}.attention", prefix, (h,), (attended,))
+    attended, out = (f"{name}_entered", f"{name}_attended"), f"{name}_h"
+    attention = _use(place, "attention", f"{name}.attention", prefix, (h,), attended)
     if not isinstance(place.ffn, Moe):
-        return Block((attention, _use(place, "dense", f"{name}.dense", prefix, (attended,), (out,))), out)
+        return Block((attention, _use(place, "dense", f"{name}.dense", prefix, attended, (out,))), out)
     return Block((attention, *_mixture(place, name, prefix, attended, out)), out)
 
 
-def _mixture(place: Place, name: str, prefix: str, h: str, out: str) -> tuple[Step, ...]:
+def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], out: str) -> tuple[Step, ...]:
     """Router, dispatch, experts, combine, join; the shared experts where they can hide the dispatch."""
     router = LAYERS["router"].build(place)
     made = {output.name: f"{name}_{output.name}" for output in router.outputs}
@@ -186,7 +186,7 @@ def _mixture(place: Place, name: str, prefix: str, h: str, out: str) -> tuple[St
         back=there,
     )
     return (
-        _use(place, "router", f"{name}.router", prefix, (h,), tuple(made.values())),
+        _use(place, "router", f"{name}.router", prefix, attended, tuple(made.values())),
         dispatch,
         *(_use(place, "shared", f"{name}.shared", prefix, normed, (value,)) for value in shared),
         _use(place, "experts", f"{name}.experts", prefix, (rows, gate, offsets), (y,)),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import packed
-from compiler.layers.build import TORCH_DTYPE, Place
+from compiler.dtypes import TORCH_DTYPE, packed
+from compiler.layers.build import Place
 from dsl.schema import Dtype, Tile
 
 # Whose products may be in eight bits: neither those of the gate nor those of the head, arXiv 2412.19437, §3.3.1.

@@ -141,11 +141,14 @@ class Chains:
         cut, tensors, names = self.cuts[use.site], dict(use.params), self._names[use.site]
         args, returns = self._signature(use, phase)
         accumulators = {f"g_{p.name}": tensors[p.name] for p in use.segment.params}
-        params = tuple((tensors | accumulators)[a] for a in args if a in tensors or a in accumulators)
+        added, read = (tuple(of[a] for a in args if a in of) for of in (accumulators, tensors))
+        params, weights = (added, read) if phase == "W" else (read, ())
         reads = tuple(names.values[a] for a in args if a not in tensors and a not in accumulators)
         writes = tuple(names.buffers[r] for r in returns)
         cost = dict(cut.costs)[phase]
-        instruction = Instruction("run", 0, "", phase, use.site, reads=reads, writes=writes, params=params)
+        instruction = Instruction(
+            "run", 0, "", phase, use.site, reads=reads, writes=writes, params=params, weights=weights
+        )
         return Node(instruction, _ns(self.rates.compute_s(use.segment.kind, cost, self.rows)), writes)
 
     def _exchange(self, kind: str, phase: str, site: str, reads: tuple[str, ...], writes: tuple[Buffer, ...]) -> Node:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
@@ -29,6 +29,7 @@ from runtime.actions import Action, Step, actions_of
 
 Point = tuple[int, int]  # (invocation, position in it)
 Talk = Sequence[tuple[int, int, str, int]]  # (peer, position in the body, producer, slot)
+Ends = tuple[tuple[int, Message], ...]  # posts or releases of an invocation
 Call = tuple[str, tuple[int, ...]]  # body, micro-batches
 Names = dict[tuple[str | int, ...], str]  # of bodies, by kind and stage of their actions
 Bodies = dict[tuple[str, tuple[tuple[int, int], ...], int], Body]  # by name, the peers of each slot, and the device
@@ -82,11 +83,16 @@ def body_name(step: Step, evaluate: bool = False) -> str:
 
 
 def _call(step: Step, evaluate: bool, names: Names) -> Call:
-    actions = actions_of(step)
-    key = tuple([part for a in actions for part in (a.kind, a.stage)])
+    key: tuple[str | int, ...]
+    micro_batches: tuple[int, ...]
+    if isinstance(step, Action):
+        key, micro_batches = (step.kind, step.stage), (step.micro_batch,)
+    else:
+        a, b = step.first, step.second
+        key, micro_batches = (a.kind, a.stage, b.kind, b.stage), (a.micro_batch, b.micro_batch)
     if key not in names:
         names[key] = body_name(step, evaluate)
-    return names[key], tuple([a.micro_batch for a in actions])
+    return names[key], micro_batches
 
 
 def _bodies(
@@ -104,12 +110,9 @@ def _bodies(
     found: dict[str, Body] = {}
     neighbours: dict[str, tuple[tuple[int, int], ...]] = {}
     towards = [direction(schedule.placement, schedule.num_micro_batches, k) for k in range(schedule.num_micro_batches)]
-    seen: set[tuple[str, tuple[int, ...]]] = set()  # whom a body talks to depends on the directions alone
-    for step, (name, micro_batches) in zip(schedule.actions[rank], calls, strict=True):
-        ways = tuple([towards[k] for k in micro_batches])
-        if (name, ways) in seen:
-            continue
-        seen.add((name, ways))
+    ways = [(name, tuple([towards[k] for k in micro_batches])) for name, micro_batches in calls]
+    # Whom a body talks to depends on the directions alone.
+    for (name, _), step in dict(zip(ways, schedule.actions[rank], strict=True)).items():
         peers = tuple(_neighbours(schedule, action) for action in actions_of(step))
         assert neighbours.setdefault(name, peers) == peers, f"{name} on rank {rank} has more than one pair of peers"
         if name not in found:
@@ -163,37 +166,33 @@ class _Channel:
 def _with_channels(
     bodies: Sequence[Sequence[Body]], calls: Sequence[Sequence[Call]]
 ) -> tuple[tuple[Invocation, ...], ...]:
-    channels: dict[tuple[int, int], _Channel] = defaultdict(_Channel)  # (source, destination)
+    channels: list[dict[int, _Channel]] = [defaultdict(_Channel) for _ in calls]  # by source, then by destination
     exchanged = [{body.name: _exchanged(rank, body) for body in row} for rank, row in enumerate(bodies)]
-    for rank, invocations in enumerate(calls):
-        for index, (name, micro_batches) in enumerate(invocations):
-            for peer, position, action, slot in exchanged[rank][name][0]:
-                channel = channels[rank, peer]
+    for row, going, talks in zip(calls, channels, exchanged, strict=True):
+        for index, (name, micro_batches) in enumerate(row):
+            for peer, position, action, slot in talks[name][0]:
+                channel = going[peer]
                 message = Message(action, micro_batches[slot])
                 channel.place[message] = len(channel.messages)
                 channel.messages.append(message)
                 channel.sent.append((index, position))
-    for channel in channels.values():
+    for channel in (channel for going in channels for channel in going.values()):
         channel.awaited = [(0, 0)] * len(channel.messages)
-    for rank, invocations in enumerate(calls):
-        for index, (name, micro_batches) in enumerate(invocations):
-            for peer, position, action, slot in exchanged[rank][name][1]:
-                channel = channels[peer, rank]
+    for rank, (row, talks) in enumerate(zip(calls, exchanged, strict=True)):
+        for index, (name, micro_batches) in enumerate(row):
+            for peer, position, action, slot in talks[name][1]:
+                channel = channels[peer][rank]
                 place = channel.place[action, micro_batches[slot]]
                 channel.awaited[place] = index, position
                 channel.order.append((index, place))
-    before: list[dict[int, list[tuple[int, Message]]]] = [defaultdict(list) for _ in calls]
-    after: list[dict[int, list[tuple[int, Message]]]] = [defaultdict(list) for _ in calls]
-    for (source, destination), channel in sorted(channels.items(), key=lambda each: each[0]):
-        for index, message in _posts(channel):
-            before[destination][index].append((source, message))
-        for index, message in _releases(channel, channels[destination, source]):
-            after[source][index].append((destination, message))
+    before: list[list[Ends]] = [[()] * len(row) for row in calls]
+    after: list[list[Ends]] = [[()] * len(row) for row in calls]
+    for source, going in enumerate(channels):
+        for destination, channel in sorted(going.items()):
+            _post(channel, source, before[destination])
+            _release(channel, channels[destination][source], destination, after[source])
     return tuple(
-        tuple(
-            Invocation(*call, tuple(posts.get(index, ())), tuple(releases.get(index, ())))
-            for index, call in enumerate(row)
-        )
+        tuple([Invocation(*call, *ends) for call, *ends in zip(row, posts, releases, strict=True)])
         for row, posts, releases in zip(calls, before, after, strict=True)
     )
 
@@ -216,28 +215,31 @@ def _produced(kind: str, phase: str, stage: int) -> str:
     return f"B{stage}" if kind == "send" else f"B{stage + 1}"
 
 
-def _posts(channel: _Channel) -> Iterator[tuple[int, Message]]:
-    """(invocation of the receiver, message to post before it): all up to what the next one awaits, as sent."""
+def _post(channel: _Channel, source: int, before: list[Ends]) -> None:
+    """Before an invocation of the receiver all is posted up to what the next one awaits, as sent."""
     posted = 0
     for index, place in channel.order:
-        for message in channel.messages[posted : place + 1]:
-            yield max(index - 1, 0), message
-        posted = max(posted, place + 1)
+        if place >= posted:
+            before[max(index - 1, 0)] += tuple([(source, message) for message in channel.messages[posted : place + 1]])
+            posted = place + 1
 
 
-def _releases(channel: _Channel, back: _Channel) -> Iterator[tuple[int, Message]]:
-    """(invocation of the sender, message whose arrival is implied by then); `back` is the channel the other way.
+def _release(channel: _Channel, back: _Channel, destination: int, after: list[Ends]) -> None:
+    """After the invocation of the sender by which a message's arrival is implied; `back` is the channel the other way.
 
     Replies may be awaited in another order than sent, so they are searched by when they are awaited.
     """
     replies = sorted(back.order)
-    earliest = 0  # of the replies that this rank awaits after the message's own invocation
-    for place, message in enumerate(channel.messages):
-        first = bisect_right(back.sent, channel.awaited[place])  # the first reply sent after this message was taken
-        while earliest < len(replies) and replies[earliest][0] <= channel.sent[place][0]:
+    count, earliest = (
+        len(replies),
+        0,
+    )  # the first of the replies that the rank awaits after the message's own invocation
+    for message, (index, _), awaited in zip(channel.messages, channel.sent, channel.awaited, strict=True):
+        first = bisect_right(back.sent, awaited)  # the first reply sent after this message was taken
+        while earliest < count and replies[earliest][0] <= index:
             earliest += 1
         k = earliest
-        while k < len(replies) and replies[k][1] < first:
+        while k < count and replies[k][1] < first:
             k += 1
-        if k < len(replies):
-            yield replies[k][0], message
+        if k < count:
+            after[replies[k][0]] += ((destination, message),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from math import prod
 
 from compiler.ir import Plan, Use
 from compiler.layers.holding import quantised_bytes
@@ -21,11 +22,11 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
     updates one (arXiv 1910.02054). The balancing biases have the dtype of master weights. Weights that products read in
     eight bits are held so once more.
     """
-    size, table = bytes_per_element(spec.precision), {replica.name: replica for replica in plan.replicas}
+    size, elements = bytes_per_element(spec.precision), {replica.name: prod(replica.shape) for replica in plan.replicas}
     held, owned, biases = Counter[int](), Counter[int](), Counter[int]()
     for bucket in plan.buckets:
         parts = len(bucket.holders) if spec.parallel.zero else 1
-        part = -(-sum(table[name].num_elements for name in bucket.replicas) // parts)
+        part = -(-sum(map(elements.__getitem__, bucket.replicas)) // parts)
         for rank in _pipeline_ranks(plan, bucket.holders):
             held[rank] += part * parts
             owned[rank] += part

@@ -39,7 +39,7 @@ MAX_NEAREST = 3  # edits that are planned whole to find the nearest, where none 
 MAX_SEARCHES = 3  # edits with which the schedule is searched for: some seconds each
 MARGIN = 0.1  # of a device: what is expected to lack more is not worth planning whole
 # Cheap ones first: norms and activations cost next to nothing, the products of attention and of experts the most.
-OPS = ("rmsnorm", "swiglu", "mla_up", "router", "shared", "dense", "attention", "experts")
+OPS = ("rmsnorm", "swiglu", "mla_up", "router", "shared", "dense", "attention", "experts", "logits")
 CHEAP, DEAR = OPS[:3], OPS[3:]
 RECOMPUTE, DATA, NODES = "recompute", "parallel.data", "cluster.nodes"
 OF_WORLD = ("parallel.pipeline", NODES)  # what decides how many data ranks there are

@@ -134,9 +134,8 @@ def _line(lines: Lines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
     def fault(index: int, text: str) -> None:
         lines.faults.setdefault(rank, (len(events), f"{lines.at(rank, index)}: {text}"))
 
-    for index, invocation in enumerate(lines.program.invocations[rank]):
-        micro_batches = invocation.micro_batches
-        for peer, message in invocation.posts:
+    for index, (body, micro_batches, posts, releases) in enumerate(lines.program.invocations[rank]):
+        for peer, message in posts:
             if peer not in coming:
                 coming[peer] = lines.channel(rank, index, peer, rank, f"post {message}")
             channel = coming[peer]
@@ -145,7 +144,7 @@ def _line(lines: Lines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
             channel.posts.append(number)
             channel.posted_in.append(index)
             posted.add(number)
-        for kind, peer, producer, slot in bodies[invocation.body]:
+        for kind, peer, producer, slot in bodies[body]:
             named = producer, micro_batches[slot]
             if peer == rank:
                 if text := _handed_over(kind, Message(*named), index, kept):
@@ -171,7 +170,7 @@ def _line(lines: Lines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
                     posted.remove(number)
                 else:
                     fault(index, f"recv {Message(*named)} awaits what is not posted, or awaited already")
-        for peer, message in invocation.releases:
+        for peer, message in releases:
             if peer not in going:
                 going[peer] = lines.channel(rank, index, rank, peer, f"release {message}")
             channel = going[peer]

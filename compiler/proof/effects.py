@@ -157,10 +157,10 @@ class Effects:
         return tuple(self._number(each.state()) for each in names), memory.change
 
     def _number(self, state: State) -> int:
-        if state not in self.numbers:
-            self.numbers[state] = len(self.states)
+        number = self.numbers.setdefault(state, len(self.states))  # its hash is that of all values: taken once
+        if number == len(self.states):
             self.states.append(state)
-        return self.numbers[state]
+        return number
 
 
 def _but_peer(rank: int, instruction: Instruction) -> Hashable:
@@ -169,4 +169,4 @@ def _but_peer(rank: int, instruction: Instruction) -> Hashable:
     i = instruction
     if i.peer < 0:
         return id(i)
-    return i.kind, i.slot, i.action, i.phase, i.site, i.wait, i.reads, i.writes, i.params, i.peer == rank
+    return i.kind, i.slot, i.action, i.phase, i.site, i.wait, i.reads, i.writes, i.params, i.weights, i.peer == rank

@@ -13,7 +13,8 @@ from compiler.ir import Buffer, Communication, Cut, Instruction, Segment, Signat
 from compiler.shapes import cut
 
 Steps = Mapping[tuple[str, str], Use | Communication]  # by site and kind; a segment's kind is "run"
-Operands = tuple[tuple[str, ...], tuple[str, ...], tuple[Buffer, ...]]  # reads, parameters, writes
+Names = tuple[str, ...]
+Operands = tuple[Names, Names, Names, tuple[Buffer, ...]]  # reads, parameters, weights that W reads, writes
 
 
 @dataclass
@@ -56,31 +57,33 @@ def operands(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) -
         message = stage.output if (kind == "send") == (phase == "F") else stage.input
         assert message is not None
         message = message if phase == "F" else _gradient(message)
-        return ((message.name,), (), ()) if kind == "send" else ((), (), (message,))
+        return ((message.name,), (), (), ()) if kind == "send" else ((), (), (), (message,))
     if kind in ("counts", "dispatch", "combine", "wait"):
         exchanged = instruction.wait or kind
         step = steps[instruction.site, exchanged.replace("counts", "dispatch")]
         assert isinstance(step, Communication)
         reads, writes = _of_exchange(step, exchanged, phase)
-        return reads, (), writes if kind == "wait" else ()
+        return reads, (), (), writes if kind == "wait" else ()
     if kind == "load":
-        return (), (), tuple(b for b in stage.loads if b.name == instruction.site)
+        return (), (), (), tuple(b for b in stage.loads if b.name == instruction.site)
     if kind == "constant":
         values = [value for value, constant in stage.tangents if constant == instruction.site]
-        return (), (), tuple(Buffer(f"d_{value}", (), _dtype(stage, value, cuts)) for value in values)
+        return (), (), (), tuple(Buffer(f"d_{value}", (), _dtype(stage, value, cuts)) for value in values)
     assert kind == "record"
-    return tuple(value for metric, value in stage.records if metric == instruction.site), (), ()
+    return tuple(value for metric, value in stage.records if metric == instruction.site), (), (), ()
 
 
 def _of_run(use: Use, phase: str, cuts: Cuts) -> Operands:
     made, signature, tensors = cuts.of(use), cuts.signature(use, phase), dict(use.params)
     values = _values(use, made)
     buffers = {b.name: b for b in (*made.outputs, *made.saved, *made.gradients, *made.deferred)}
-    params = tensors | {f"g_{local}": tensor for local, tensor in use.params}
+    accumulators = {f"g_{local}": tensor for local, tensor in use.params}
+    params = tensors | accumulators
+    added, read = (tuple(of[local] for local in signature.args if local in of) for of in (accumulators, tensors))
     writes = (buffers[local] for local in signature.returns)
     return (
         tuple(values[local] for local in signature.args if local not in params),
-        tuple(params[local] for local in signature.args if local in params),
+        *((added, read) if phase == "W" else (read, ())),
         tuple(replace(b, name=values[b.name], alias=values[b.alias] if b.alias else "") for b in writes),
     )
 

@@ -69,9 +69,8 @@ def check_bodies(program: Program, plan: Plan, known: Effects) -> None:
                 own = [i for i in body.instructions if i.slot == slot and i.kind != "free"]
                 _check_counts(f"rank {rank}, {action}", own, _needs(stage, PHASES[action[0]], cuts))
                 for i in own:
-                    if (i.reads, i.params, i.writes if i.kind not in EXCHANGES else ()) != operands(
-                        i, stage, steps, cuts
-                    ):
+                    has = (i.reads, i.params, i.weights, i.writes if i.kind not in EXCHANGES else ())
+                    if has != operands(i, stage, steps, cuts):
                         raise ProofError(f"rank {rank}, {action}: {_name(i)} has other operands than its stage says")
             waits_of(rank, body)
             known.right.add(number)

@@ -60,19 +60,18 @@ class RankValues:
 
     def invoke(self, invocation: Invocation, step: Step) -> None:
         """Go through one invocation and what is posted before and released after it."""
-        name, micro_batches = invocation.body, invocation.micro_batches
-        if invocation.posts:
+        name, micro_batches, posts, releases = invocation
+        if posts:
             self._post(invocation, step, self.memory)
-        wanted = [self._place(stage, k) for stage, k in zip(self.stages[name], micro_batches, strict=True)]
-        places, slots = _different(wanted)
+        places, slots = _different([*map(self._place, self.stages[name], micro_batches)])
         if isinstance(self.rows, int):
-            if (name, slots) not in self.found:
-                self.found[name, slots] = self._found(name, self.rows, slots)
-            found = self.found[name, slots]
+            found = self.found.get((name, slots))
+            if found is None:
+                found = self.found[name, slots] = self._found(name, self.rows, slots)
         else:  # with recorded rows every micro-batch of every rank has its own sizes
             found = self._found(name, (self.rank, micro_batches), slots)
         numbers = self.numbers
-        before = tuple([numbers.get(place, 0) for place in places])
+        before = (numbers.get(places[0], 0), *[numbers.get(place, 0) for place in places[1:]])
         known = found.get(before)
         if known is None:
             body, waits = self.bodies[name]
@@ -80,7 +79,7 @@ class RankValues:
             known = found[before] = self.effects.find(before, act)
         numbers.update(zip(places, known[0], strict=True))
         self.memory.follow(known[1])
-        for _, message in invocation.releases:
+        for _, message in releases:
             self._release(message)
 
     def _waits(self, body: Body) -> Waits:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from compiler.graph.costs import costs
 from compiler.graph.split import phases
 from compiler.ir import Cost, Plan, Use
 from compiler.oprules import RULES, Tensor
@@ -14,7 +15,7 @@ from compiler.oprules.rule import statistics_dtype
 from compiler.rates.kernels import FLOPS, class_of, shape_at
 from compiler.rates.rates import Rates
 from compiler.rates.table import Device, Row, Table
-from compiler.shapes import costs, interpret
+from compiler.shapes import interpret
 
 # A call beyond these would take a CPU seconds, or memory that training shares out.
 MOST_FLOPS, MOST_BYTES = 2 * 10**11, 2 * 10**9
@@ -43,7 +44,7 @@ def tasks_of(plan: Plan, rates: Rates, rows: int) -> tuple[tuple[Task, ...], int
     counts: Counter[Task] = Counter()
     large = 0
     for key, segment in segments.items():
-        joint = interpret(segment)
+        joint = interpret(replace(segment, fused=()))  # on a CPU a fused op calls what it stands for
         nodes = [(phase, joint.nodes[index]) for index, phase in phases(joint).items()]
         for phase, cost in costs(joint):
             for (op, work), node in zip(cost.ops, [node for at, node in nodes if at == phase], strict=True):

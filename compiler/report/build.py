@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from compiler.emit.files import layers_of
 from compiler.emit.summary import parts_of
-from compiler.holders import Holders
 from compiler.ir import Cut, Plan, Use
 from compiler.lower.estimate import rank_times
 from compiler.lower.lanes import Best, best_order
@@ -37,14 +37,15 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, best:
     lanes = lanes_of(program, rank_times(plan, lowered.cuts, rank_rates(spec)))
     known: dict[Any, Cut] = {use.segment.key: lowered.cuts[use.site] for use in uses(plan)}
     found = timed(spec, schedule, known=known, plan=plan, best=best)
-    held = _held(plan)
+    elements = {replica.name: replica.num_elements for replica in plan.replicas if replica.role == "parameter"}
+    held = _held(plan, elements)
     panel = panel_of(schedule, Costs(), lanes=lanes, timeline=found.timeline)
     idle = 1 - min(row.busy for row in panel.rows) / panel.makespan
     return Report(
         name=spec.name,
         subtitle=f"{spec.model.name} on {spec.cluster.name}",
         facts=(
-            ("parameters", f"{sum(r.num_elements for r in plan.replicas if r.role == 'parameter'):,}"),
+            ("parameters", f"{sum(elements.values()):,}"),
             ("ranks", f"{plan.mesh.world} = pipeline {plan.mesh.pp} · data {plan.mesh.dp} (expert {plan.mesh.ep})"),
             ("sequences a step", ", ".join(str(n) for n in sorted({n for _, n in lowered.batches}))),
             ("tokens a sequence", f"{spec.train.sequence:,}"),
@@ -55,7 +56,7 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, best:
         ),
         schedule=panel,
         time_unit="milliseconds, as predicted from the cluster",
-        stages=_stages(plan),
+        stages=_stages(plan, elements),
         ranks=tuple(
             _rank(plan, rank, held[rank], memory)
             for rank, memory in enumerate(proven_memories(spec, plan, lowered.certificates.values()))
@@ -75,11 +76,11 @@ def _moe_layers(plan: Plan) -> tuple[str, ...]:
     return tuple(metric.removeprefix("load ") for metric in metrics if metric.startswith("load "))
 
 
-def _stages(plan: Plan) -> tuple[StageRow, ...]:
+def _stages(plan: Plan, elements: Mapping[str, int]) -> tuple[StageRow, ...]:
+    """`elements`: of every parameter, by name."""
     sizes: Counter[str] = Counter()
     for replica in plan.replicas:
-        if replica.role == "parameter":
-            sizes[replica.tensor] += replica.num_elements
+        sizes[replica.tensor] += elements.get(replica.name, 0)
     rows = []
     for index, stage in enumerate(plan.stages):
         tensors = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
@@ -88,14 +89,11 @@ def _stages(plan: Plan) -> tuple[StageRow, ...]:
     return tuple(rows)
 
 
-def _held(plan: Plan) -> tuple[int, ...]:
-    """Parameters that data rank 0 of each pipeline rank holds."""
-    together: Counter[Holders] = Counter()  # of those with the same holders
-    for replica in plan.replicas:
-        if replica.role == "parameter":
-            together[replica.holders] += replica.num_elements
+def _held(plan: Plan, elements: Mapping[str, int]) -> tuple[int, ...]:
+    """Parameters that data rank 0 of each pipeline rank holds: whole buckets, which have every parameter once."""
     firsts = [plan.mesh.rank(rank, 0) for rank in range(plan.mesh.pp)]
-    return tuple(sum(n for holders, n in together.items() if first in holders) for first in firsts)
+    mine = [[bucket for bucket in plan.buckets if first in bucket.holders] for first in firsts]
+    return tuple(sum(elements[name] for bucket in buckets for name in bucket.replicas) for buckets in mine)
 
 
 def _rank(plan: Plan, rank: int, parameters: int, memory: Memory) -> RankRow:
@@ -115,13 +113,12 @@ def _experts(plan: Plan) -> tuple[ExpertRow, ...]:
         return ()
     dp, ep = plan.mesh.dp, plan.mesh.ep
     rows: dict[int, set[int]] = defaultdict(set)
-    coordinates: dict[Holders, int] = {}
-    for replica in plan.replicas:
-        _, inner, number = replica.name.partition(".experts.")
-        if inner:
-            if replica.holders not in coordinates:
-                coordinates[replica.holders] = plan.mesh.coordinates(replica.holders[0])[1] % ep
-            rows[coordinates[replica.holders]].add(int(number.partition(".")[0]))
+    for bucket in plan.buckets:  # what is in one has the same holders
+        numbers = {
+            int(name.partition(".experts.")[2].partition(".")[0]) for name in bucket.replicas if ".experts." in name
+        }
+        if numbers:
+            rows[plan.mesh.coordinates(bucket.holders[0])[1] % ep] |= numbers
     return tuple(
         ExpertRow(rank, min(experts), max(experts), tuple(range(rank, dp, ep)))
         for rank, experts in sorted(rows.items())

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.picture import text
-from compiler.predict.text import ranges, seconds
 from compiler.predict.values import RankMemory, RankTime
+from compiler.predict.words import ranges, seconds
 from compiler.report.charts import Chart, Series, chart
 from compiler.report.planned import PURPOSES, Level, Network, Planned, StageDrawn
 

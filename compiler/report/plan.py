@@ -13,9 +13,9 @@ from compiler.picture.geometry import Style, figure_of, pixels
 from compiler.picture.svg import bulk, figure_css
 from compiler.picture.template import environment
 from compiler.predict.predict import Timed
-from compiler.predict.text import count, ranges, seconds, size, span
 from compiler.predict.values import Prediction, StageRow
 from compiler.predict.why_shown import Why, gain
+from compiler.predict.words import count, ranges, seconds, size, span
 from compiler.report.diagrams import view_of
 from compiler.report.planned import planned_of
 from compiler.schedules.costs import Costs

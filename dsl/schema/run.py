@@ -18,7 +18,8 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), Unit("token", bare=True)]
 Steps = Annotated[int, Field(ge=1, le=MAX_STEPS), Unit("step", bare=True)]
 LearningRate = Annotated[float, Field(ge=0, le=10)]
 
-Recompute = Literal["rmsnorm", "mla_up", "swiglu", "attention", "dense", "router", "shared", "experts"]
+Recompute = Literal["rmsnorm", "mla_up", "swiglu", "attention", "dense", "router", "shared", "experts", "logits"]
+Fusion = Literal["residual_norm", "route", "join", "quantise"]
 ScheduleName = Literal["dualpipe", "1f1b", "dualpipev", "zb1p", "zbv", "interleaved", "gpipe", "auto"]
 MAX_CHUNKS = 1000  # a stage has a layer, and a model has no more of them
 
@@ -302,6 +303,22 @@ class Spec(Node):
                 "router": "the gate of an MoE layer",
                 "shared": "the shared experts",
                 "experts": "the routed experts",
+                "logits": "the products of the head, in blocks: no tensor of all tokens and words is made",
+            }
+        ),
+    ] = ()
+    unfused: Annotated[
+        tuple[Fusion, ...],
+        Field(
+            description="ops that stay apart, though one kernel does them: for a comparison, or to look for an error",
+            examples=["unfused = [residual_norm, join]"],
+        ),
+        Choices(
+            {
+                "residual_norm": "the sum with the residual stream and the norm after it, forward and backward",
+                "route": "the choice of experts and the permutation of rows",
+                "join": "the sum of each token's expert rows and the residual stream",
+                "quantise": "eight-bit operands and the norms, activations and gradients that they are of",
             }
         ),
     ] = ()

@@ -1,4 +1,7 @@
-"""Which transport a world has: memory where all ranks are of one machine and compute on its CPU, else collectives."""
+"""Which transport a world has: memory where all ranks are of one machine and compute on its CPU, else collectives.
+
+Ranks that share a GPU take what ranks of a CPU would, and copies (staged.py).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import torch.distributed as dist
 from runtime.comm.collective import CollectiveLinks
 from runtime.comm.host import HostLinks, parts_of
 from runtime.comm.memory import Address, Memory, can_share, make_memory, map_memory
+from runtime.comm.staged import StagedLinks
 from runtime.comm.transport import Alone, Links, Wanted
 
 Transport = Literal["auto", "memory", "gloo"]  # gloo: torch.distributed, NCCL on GPUs
@@ -24,7 +28,15 @@ def connect(
     """The channels of `rank`; a collective of the world. OSError: `memory` was asked for, and is not shared."""
     if not dist.is_initialized():
         return Alone()
-    if transport != "gloo" and device.type == "cpu":
+    staged = device.type != "cpu" and dist.get_backend() == "gloo"  # ranks share a device: runtime/device.py
+    if not staged and device.type != "cpu":
+        return CollectiveLinks(rank, wanted, timeout_s, checked)
+    links = _host_links(rank, wanted, timeout_s, checked, transport)
+    return StagedLinks(links) if staged else links
+
+
+def _host_links(rank: int, wanted: Wanted, timeout_s: float, checked: bool, transport: Transport) -> Links:
+    if transport != "gloo":
         found = _memories(rank, wanted)
         if not isinstance(found, str):
             return HostLinks(rank, wanted, found, timeout_s)

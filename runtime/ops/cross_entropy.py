@@ -18,8 +18,18 @@ def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]
     if takes(logits_TV):
         return native.cross_entropy(logits_TV, targets_T)
     lse_T = _logsumexp(logits_TV)
-    picked_T = logits_TV.gather(1, targets_T.clamp(min=0)[:, None])[:, 0]
-    return (lse_T - picked_T).masked_fill_(targets_T < 0, 0).sum(), lse_T
+    return summed(lse_T, picked(logits_TV, targets_T), targets_T), lse_T
+
+
+def picked(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
+    """logits_TV, targets_T -> each row's logit at its target; any where that is void, NaN where it is no column."""
+    V = logits_TV.shape[1]
+    return logits_TV.gather(1, targets_T.clamp(0, V - 1)[:, None])[:, 0].masked_fill_(targets_T >= V, torch.nan)
+
+
+def summed(lse_T: Tensor, picked_T: Tensor, targets_T: Tensor) -> Tensor:
+    """lse_T, picked_T, targets_T -> loss [], added up in FP64: the order of rows shows in no bit of an FP32 loss."""
+    return (lse_T - picked_T).masked_fill_(targets_T < 0, 0).sum(dtype=torch.float64).to(lse_T.dtype)
 
 
 def cross_entropy_dgrad(dloss: Tensor, logits_TV: Tensor, targets_T: Tensor, lse_T: Tensor) -> Tensor:

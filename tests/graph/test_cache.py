@@ -15,7 +15,7 @@ import pytest
 
 from compiler.graph import cache
 from compiler.graph.printer import module_name
-from compiler.ir import Input, Output, Param, Remade, Segment, SegmentCode
+from compiler.ir import Emitted, Input, Output, Param, Remade, Segment, SegmentCode
 from compiler.layers import dense, moe
 from compiler.layers.stages import model_steps
 from dsl.load import load
@@ -57,8 +57,10 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         )),
     ],
     "stored": [{"stored": ()}, {"stored": (("x", "bfloat16"),)}, {"stored": (("y", "float8_e4m3fn"),)}],
+    "fused": [{"fused": ("join",)}, {"fused": ("join", "route")}],
 }  # fmt: skip
-CODE = SegmentCode(module_name(SEGMENT), "def F():\n    ...\n", ("linear", "swiglu"), (("swiglu_m8", "# é\n"),))
+CALLS = (Emitted("F", "swiglu", "swiglu_m8"), Emitted("W", "join", parts=("add", "linear"), saved=3, saved_row=4))
+CODE = SegmentCode(module_name(SEGMENT), "def F():\n    ...\n", ("linear", "swiglu"), (("swiglu_m8", "# é\n"),), CALLS)
 KEY = cache.key_of(SEGMENT, 132, "tools")
 ENTRY = cache.entry(KEY, CODE)
 NAME = f"segments/{KEY}.json"

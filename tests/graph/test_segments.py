@@ -150,9 +150,9 @@ def experts() -> tuple[ir.Segment, dict]:
 
 def test_what_is_handed_through_is_the_same_tensor() -> None:
     of = spec()
-    router, final_norm, join = (segment_of(kind, of) for kind in ("router", "final_norm", "join"))
-    given = arguments(router, 31)
-    assert by_segment(router, load(router), given).outputs["residual"] is given["h"]
+    attention, final_norm, join = (segment_of(kind, of) for kind in ("attention", "final_norm", "join"))
+    given = arguments(attention, 31)
+    assert by_segment(attention, load(attention), given).outputs["entered"] is given["h"]
     outputs = by_segment(final_norm, load(final_norm), arguments(final_norm, 31)).outputs
     assert outputs["y"] is outputs["y_mtp"]
     given = arguments(join, 31)

@@ -1,58 +1,73 @@
 """Watches what the programs of a launch touch in Triton's interpreter. To be imported before any launch.
 
 The interpreter runs programs one after another, which hides every race. So each launch is checked for what a race
-needs: an address that one program writes and another reads or writes. Addresses outside the launch's tensors are
-refused as well, where the interpreter would read or overwrite what lies there.
+needs: an address that one program writes and another reads or writes. Several programs may add integers to one address
+atomically, in whatever order, if no other access there is anything else; no other atomic is taken. Addresses outside
+the launch's tensors are refused as well, where the interpreter would read or overwrite what lies there. Tensor
+descriptors read and write through the same two functions as pointers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+import triton.language as tl
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 MAX_PROGRAMS = 64  # a slower test than needed, otherwise
 
 _call, _set_grid_idx = GridExecutor.__call__, InterpreterBuilder.set_grid_idx
 _load, _store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+_rmw = InterpreterBuilder.create_atomic_rmw
+_ADD = tl.core.ir.ATOMIC_OP.ADD
+
+Kind = list[list[tuple[np.ndarray, int]]]  # by program: the addresses of accesses, and bytes of each
 
 
 class Accesses:
-    """Of one launch: the addresses each program read and wrote."""
+    """Of one launch: the addresses each program read, wrote, and added to atomically."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.ranges = [(tensor.data_ptr(), tensor.data_ptr() + _extent_bytes(tensor)) for tensor in tensors]
-        self.read: list[list[np.ndarray]] = []
-        self.written: list[list[np.ndarray]] = []
+        self.read: Kind = []
+        self.written: Kind = []
+        self.added: Kind = []
 
     def begin_program(self) -> None:
-        self.read.append([])
-        self.written.append([])
+        for kind in (self.read, self.written, self.added):
+            kind.append([])
 
-    def note(self, kind: list[list[np.ndarray]], pointers: Any, mask: Any) -> None:
-        addresses = np.asarray(pointers.data)[np.broadcast_to(mask.data, np.shape(pointers.data))].ravel()
+    def note(self, kind: Kind, pointers: Any, mask: Any) -> None:
+        inside_mask = np.asarray(getattr(mask, "data", mask), dtype=bool)
+        addresses = np.asarray(pointers.data)[np.broadcast_to(inside_mask, np.shape(pointers.data))].ravel()
         size = pointers.get_element_ty().primitive_bitwidth // 8
         inside = np.zeros(addresses.shape, bool)
         for start, end in self.ranges:
             inside |= (addresses >= start) & (addresses + size <= end)
         assert inside.all(), "an access outside the tensors of the launch"
-        kind[-1].append(addresses)
+        kind[-1].append((addresses, size))
 
     def check(self) -> None:
         assert len(self.read) <= MAX_PROGRAMS, f"{len(self.read)} programs"
-        written = [_union(program) for program in self.written]
-        touched = [np.union1d(_union(program), own) for program, own in zip(self.read, written, strict=True)]
+        every = (*self.read, *self.written, *self.added)
+        unit = min((size for program in every for _, size in program), default=1)
+        written, added = ([_union(program, unit) for program in kind] for kind in (self.written, self.added))
+        touched = [np.union1d(_union(program, unit), own) for program, own in zip(self.read, written, strict=True)]
         writers, by_writer = _labelled(written)
-        others, by_other = _labelled(touched)
         # Of the programs that touch a written address, all must be its only writer.
         assert all(first != second for first, second in pairwise(writers)), "two programs write one address"
-        where = np.searchsorted(writers, others)
-        found = where < len(writers)
-        found[found] = writers[where[found]] == others[found]
-        assert (by_writer[where[found]] == by_other[found]).all(), "a program reads what another writes"
+        assert _alone(writers, by_writer, *_labelled(touched)), "a program reads what another writes"
+        adders, by_adder = _labelled(added)
+        first = np.concatenate([np.ones(min(1, len(adders)), bool), adders[1:] != adders[:-1]])
+        shared = np.unique(adders[~first])
+        others = _labelled(touched)
+        ordered = _alone(adders[first], by_adder[first], *others) and not np.isin(shared, others[0]).any()
+        assert ordered, "a program reads or writes what another adds to"
 
 
 def _extent_bytes(tensor: torch.Tensor) -> int:
@@ -62,8 +77,10 @@ def _extent_bytes(tensor: torch.Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
-def _union(parts: list[np.ndarray]) -> np.ndarray:
-    return np.unique(np.concatenate([np.empty(0, np.uint64), *parts]))
+def _union(parts: list[tuple[np.ndarray, int]], unit: int) -> np.ndarray:
+    """All addresses of accesses, each access cut into pieces of `unit` bytes; ascending."""
+    pieces = [(at[:, None] + np.arange(0, size, unit, dtype=np.uint64)).ravel() for at, size in parts]
+    return np.unique(np.concatenate([np.empty(0, np.uint64), *pieces]))
 
 
 def _labelled(programs: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -74,9 +91,26 @@ def _labelled(programs: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return addresses[order], labels[order]
 
 
+def _alone(owned: np.ndarray, owner: np.ndarray, others: np.ndarray, by_other: np.ndarray) -> bool:
+    """Whether every access to an address that has an owner is its owner's. `owned`: ascending, without repetition."""
+    where = np.searchsorted(owned, others)
+    found = where < len(owned)
+    found[found] = owned[where[found]] == others[found]
+    return bool((owner[where[found]] == by_other[found]).all())
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, TensorDescriptor):
+        yield value.base
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _tensors(each)
+
+
 def launch(self: Any, *args: Any, **options: Any) -> Any:
-    tensors = [arg for arg in (*args, *options.values()) if isinstance(arg, torch.Tensor)]
-    InterpreterBuilder.accesses = accesses = Accesses(tensors)
+    InterpreterBuilder.accesses = accesses = Accesses(list(_tensors((*args, *options.values()))))
     result = _call(self, *args, **options)
     accesses.check()
     return result
@@ -87,17 +121,29 @@ def set_grid_idx(self: Any, *index: int) -> None:
     _set_grid_idx(self, *index)
 
 
-def create_masked_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+def create_masked_load(self: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
     self.accesses.note(self.accesses.read, pointers, mask)
-    return _load(self, pointers, mask, *rest)
+    return _load(self, pointers, mask, *rest, **named)
 
 
-def create_masked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+def create_masked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
     self.accesses.note(self.accesses.written, pointers, mask)
-    return _store(self, pointers, value, mask, *rest)
+    return _store(self, pointers, value, mask, *rest, **named)
+
+
+def create_atomic_rmw(self: Any, operation: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+    assert operation == _ADD and value.dtype.scalar.is_int(), "an atomic whose order shows: no addition of integers"
+    self.accesses.note(self.accesses.added, pointers, mask)
+    return _rmw(self, operation, pointers, value, mask, *rest)
+
+
+def create_atomic_cas(*_: Any) -> Any:
+    raise AssertionError("an atomic whose order shows: compare and swap")
 
 
 GridExecutor.__call__ = launch
 InterpreterBuilder.set_grid_idx = set_grid_idx
 InterpreterBuilder.create_masked_load = create_masked_load
 InterpreterBuilder.create_masked_store = create_masked_store
+InterpreterBuilder.create_atomic_rmw = create_atomic_rmw
+InterpreterBuilder.create_atomic_cas = create_atomic_cas

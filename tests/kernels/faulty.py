@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tests.kernels.accesses
 import tests.kernels.rounding  # noqa: F401
@@ -41,6 +42,79 @@ def writer_and_reader() -> None:
 def outside() -> None:
     with pytest.raises(InterpreterError, match="outside the tensors"):
         _shift[(4,)](torch.zeros(128)[:63], torch.zeros(64), 1, 16)
+
+
+@triton.jit
+def _count(total: Any, seen: Any, ADDEND: tl.constexpr) -> None:
+    """Every program adds to one address, and reads another."""
+    tl.atomic_add(total, ADDEND)
+    tl.load(seen)
+
+
+def atomics() -> None:
+    total, other = torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    _count[(4,)](total, other, 3)
+    assert total[0] == 12
+    with pytest.raises(AssertionError, match="reads or writes what another adds to"):
+        _count[(4,)](total, total, 1)
+    _count[(1,)](total, total, 1)  # of one program, in its own order
+    with pytest.raises(InterpreterError, match="whose order shows"):
+        _count[(4,)](torch.zeros(4), other, 1.0)
+
+
+@triton.jit
+def _swap(lock: Any) -> None:
+    tl.atomic_cas(lock, 0, 1)
+
+
+def swaps() -> None:
+    with pytest.raises(InterpreterError, match="whose order shows"):
+        _swap[(1,)](torch.zeros(4, dtype=torch.int32))
+
+
+@triton.jit
+def _bytes(source: Any, target: Any) -> None:
+    """Program 0 writes a word of 4 bytes, program 1 reads one of them."""
+    if tl.program_id(0) == 0:
+        tl.store(target.to(tl.pointer_type(tl.int32)), 1)
+    else:
+        tl.store(source, tl.load(target + 3))
+
+
+def words() -> None:
+    with pytest.raises(AssertionError, match="a program reads what another writes"):
+        _bytes[(2,)](torch.zeros(4, dtype=torch.int8), torch.zeros(4, dtype=torch.int8))
+
+
+@triton.jit
+def _move(source: Any, target: Any, BY: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """As `_shift`, through descriptors."""
+    p = tl.program_id(0)
+    target.store([p * BY * BLOCK, 0], source.load([p * BLOCK, 0]))
+
+
+@triton.jit
+def _made(source: Any, target: Any, rows: Any, BY: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """As `_move`, with descriptors it makes itself."""
+    first = tl.make_tensor_descriptor(source, [rows, 16], [16, 1], [BLOCK, 16])
+    second = tl.make_tensor_descriptor(target, [rows, 16], [16, 1], [BLOCK, 16])
+    _move(first, second, BY, BLOCK)
+
+
+def descriptors() -> None:
+    source, target = torch.arange(30 * 16.0).view(30, 16), torch.zeros(30, 16)
+    first, second = (TensorDescriptor.from_tensor(tensor, [8, 16]) for tensor in (source, target))
+    _move[(4,)](first, second, 1, 8)  # of the last block, two rows are outside, and left alone
+    assert torch.equal(source, target)
+    target.zero_()
+    _made[(4,)](source, target, 30, 1, 8)
+    assert torch.equal(source, target)
+    with pytest.raises(AssertionError, match="two programs write one address"):
+        _move[(4,)](first, second, 0, 8)
+    with pytest.raises(AssertionError, match="two programs write one address"):
+        _made[(4,)](source, target, 30, 0, 8)
+    with pytest.raises(InterpreterError, match="outside the tensors"):
+        _made[(4,)](source, target[:29], 30, 1, 8)
 
 
 @triton.jit

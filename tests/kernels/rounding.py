@@ -1,8 +1,12 @@
-"""Makes Triton's interpreter (3.6 and 3.9) round BF16 as the hardware does. To be imported before any launch.
+"""Makes Triton's interpreter (3.6 and 3.9) round BF16 and E4M3 as the hardware does. To be imported before any launch.
 
 As it comes, the interpreter adds and multiplies BF16 numbers as the bit patterns it stores them in, feeds such
-patterns to `tl.dot`, and drops the low bits of an FP32 number instead of rounding it. Here every BF16 operation
-is one of FP32 followed by torch's rounding to nearest even, and `tl.dot` multiplies and sums in FP32.
+patterns to `tl.dot`, drops the low bits of an FP32 number instead of rounding it, and neither rounds nor saturates
+E4M3. Here every cast is torch's, to the nearest and of two to the even one, every BF16 operation is one of FP32
+followed by such a cast, and `tl.dot` multiplies and sums in FP32.
+
+A cast to eight bits saturates, as `cvt.rn.satfinite` does: what is too large, infinity too, becomes the largest number
+of its sign; NaN becomes the one NaN without a sign.
 """
 
 from __future__ import annotations
@@ -17,16 +21,36 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 _convert_float, _binary, _unary = interpreter._convert_float, InterpreterBuilder.binary_op, InterpreterBuilder.unary_op
 
+TORCH = {
+    tl.float32: torch.float32,
+    tl.float16: torch.float16,
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+}
+SATURATING = (tl.float8e4nv, tl.float8e5)
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # bytes → integers that torch and numpy both have
 
-def _widen(bits: np.ndarray) -> np.ndarray:
-    """BF16 bit patterns -> the FP32 numbers they stand for: BF16 is the upper half of FP32."""
-    return (np.ascontiguousarray(bits).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+def convert_float(values: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+    """Bit patterns (or numbers) of `source` -> bit patterns of the nearest of `target`."""
+    if source not in TORCH or target not in TORCH:
+        return _convert_float(values, source, target, rounding)
+    x = torch.from_numpy(np.array(values).view(f"int{source.primitive_bitwidth}")).view(TORCH[source])
+    if target in SATURATING:
+        limit = torch.finfo(TORCH[target]).max
+        x = x.float().clamp(-limit, limit)  # keeps NaN
+        x = torch.where(x.isnan(), x.abs(), x)
+    bits = x.to(TORCH[target]).view(BITS[target.primitive_bitwidth // 8]).numpy()
+    return bits.view(f"uint{target.primitive_bitwidth}").reshape(values.shape)
 
 
-def _round(values: np.ndarray) -> np.ndarray:
-    """FP32 numbers -> bit patterns of the nearest BF16 numbers."""
-    rounded = torch.from_numpy(np.array(values, np.float32)).to(torch.bfloat16)
-    return rounded.view(torch.int16).numpy().view(np.uint16)
+def _numbers(handle: Any) -> np.ndarray:
+    """What a handle holds, as numbers that numpy can add: FP32 where it holds bit patterns."""
+    scalar = handle.dtype.scalar
+    if scalar not in TORCH or scalar in (tl.float32, tl.float16):
+        return handle.data
+    return convert_float(handle.data, scalar, tl.float32, None).view(np.float32)
 
 
 def _is_bf16(handle: Any) -> bool:
@@ -34,21 +58,13 @@ def _is_bf16(handle: Any) -> bool:
 
 
 def _f32(handle: Any) -> Any:
-    return TensorHandle(_widen(handle.data).reshape(handle.data.shape), tl.float32) if _is_bf16(handle) else handle
+    return TensorHandle(_numbers(handle), tl.float32) if _is_bf16(handle) else handle
 
 
 def _bf16(handle: Any) -> Any:
     if handle.data.dtype != np.float32:
         return handle  # of a comparison
-    return TensorHandle(_round(handle.data).reshape(handle.data.shape), tl.bfloat16)
-
-
-def convert_float(values: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
-    if source is tl.bfloat16 and target is tl.float32:
-        return _widen(values).view(np.uint32).reshape(values.shape)
-    if source is tl.float32 and target is tl.bfloat16:
-        return _round(np.ascontiguousarray(values).view(np.float32)).reshape(values.shape)
-    return _convert_float(values, source, target, rounding)
+    return TensorHandle(convert_float(handle.data, tl.float32, tl.bfloat16, None), tl.bfloat16)
 
 
 def binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
@@ -62,10 +78,8 @@ def unary_op(self: Any, argument: Any, op: Any) -> Any:
 
 
 def create_dot(self: Any, left: Any, right: Any, total: Any, precision: Any, imprecise: Any) -> Any:
-    product = torch.from_numpy(np.ascontiguousarray(_f32(left).data)) @ torch.from_numpy(
-        np.ascontiguousarray(_f32(right).data)
-    )
-    return TensorHandle(product.numpy() + total.data, total.dtype.scalar)
+    a, b = (torch.from_numpy(np.ascontiguousarray(_numbers(operand))) for operand in (left, right))
+    return TensorHandle((a @ b).numpy() + total.data, total.dtype.scalar)
 
 
 interpreter._convert_float = convert_float

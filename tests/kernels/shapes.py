@@ -1,68 +1,84 @@
-"""The calls of ops a model makes, as meta tensors: what its kernels are emitted for and compiled with."""
+"""The calls of kernels that the shipped specs make, and their arguments as meta tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from functools import cache
+from typing import Any, get_args
 
-import torch
 from torch import Tensor
 
+from compiler.build import num_sms
 from compiler.ir import Buffer
+from compiler.kernels import KERNELS
+from compiler.kernels.calls import Call, calls
+from compiler.pipeline import uses
+from compiler.plan import make_plan
+from dsl.load import load
+from dsl.schema import Spec
+from dsl.schema.run import Fusion
+from tests.specs.shipped import RUNS, SPECS
+
+ROWS = 32768  # received by an expert rank: a multiple of 16, which Triton is told of
+ODD_ROWS = (1023, 1)  # of neither is it told the same
+
+Variant = tuple[str, str, tuple[str, ...]]  # file, run, what is set otherwise
+
+UNFUSED = f"unfused=[{', '.join(get_args(Fusion))}]"
+PLACED = 'parallel.placement="placement.json"'
+
+# Every run as it is and in other precisions; without fusion, and with what is fused on demand.
+OTHERWISE: tuple[tuple[str, ...], ...] = (
+    (),
+    ("precision=bf16",),
+    ("precision=fp32",),
+    (UNFUSED,),
+    ("recompute=[logits]", "precision=bf16"),
+)
+VARIANTS: tuple[Variant, ...] = (
+    *((file, run, values) for file, run in RUNS for values in OTHERWISE),
+    ("quickstart.dsc", "quickstart", ("train.sequence=127", "train.micro_batch=1")),  # an odd number of tokens
+    ("quickstart.dsc", "quickstart", (PLACED, UNFUSED)),
+    ("deepseek-v3.dsc", "pretrain", (PLACED, UNFUSED)),
+    ("deepseek-v3.dsc", "pretrain", ("unfused=[residual_norm]",)),
+    ("deepseek-v3.dsc", "pretrain", ("recompute=[]",)),
+    ("deepseek-v3.dsc", "pretrain", ("recompute=[]", UNFUSED)),
+)
+SAMPLE: tuple[Variant, ...] = (
+    ("quickstart.dsc", "quickstart", ()),
+    ("deepseek-v3.dsc", "pretrain", ()),
+    ("deepseek-v3.dsc", "pretrain", ("precision=bf16",)),
+)
+
+# Rows of KERNELS that no spec calls, and the op at whose arguments they go through the gate.
+NOT_IN_A_SPEC: dict[str, str] = {
+    "quantise_columns": "quantise",  # half of quantise_both, the other half being quantise: what its tests compare with
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """Widths of a model on one expert rank."""
-
-    norms: tuple[int, ...]  # columns of RMSNorms, the widest and a narrow one
-    dense: tuple[int, ...]  # inner widths without gate weights: of a dense layer
-    hidden: int
-    inner: int  # of an expert
-    experts: int  # of this rank
-    sources: int
-    rows: int  # any number: T, or R received
+def calls_in(spec: Spec) -> tuple[Call, ...]:
+    """Those of the segments of a spec's plan."""
+    return calls(spec, (use.segment for use in uses(make_plan(spec))))
 
 
-QUICKSTART = Shapes((192, 96), (512,), hidden=192, inner=128, experts=8, sources=2, rows=1023)
-V3 = Shapes((7168, 512), (18432,), hidden=7168, inner=2048, experts=4, sources=64, rows=32768)
+@cache
+def kernel_calls(file: str, run: str, values: tuple[str, ...] = ()) -> tuple[tuple[Call, int], ...]:
+    """The calls of a run's ops that have a row of KERNELS, with the SMs its kernels may use; and of ops like them."""
+    spec = load(SPECS / file, run, values)
+    found = [call for call in calls_in(spec) if call.op in KERNELS]
+    found += [replace(call, op=op) for op, other in NOT_IN_A_SPEC.items() for call in found if call.op == other]
+    return tuple((call, num_sms(spec)) for call in found)
 
-Call = tuple[str, tuple[Any, ...]]
 
-
-def calls(shapes: Shapes, dtype: torch.dtype) -> Iterator[Call]:
-    """(op, arguments) for every op that has a kernel; gradients accumulate in FP32."""
-    rows = shapes.rows
-
-    def tensor(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    def fp32(*shape: int) -> Tensor:
-        return tensor(*shape, dtype=torch.float32)
-
-    for columns in shapes.norms:
-        x, w, rstd = tensor(rows, columns), tensor(columns), fp32(rows)
-        yield "rmsnorm", (x, w, 1e-6)
-        yield "rmsnorm_dgrad", (x, x, w, rstd)
-        yield "rmsnorm_wgrad_", (fp32(columns), x, x, rstd)
-    for inner in shapes.dense:
-        h, y = tensor(rows, 2 * inner), tensor(rows, inner)
-        yield "swiglu", (h,)
-        yield "swiglu_dgrad", (y, h)
-    h, y, gate = tensor(rows, 2 * shapes.inner), tensor(rows, shapes.inner), fp32(rows)
-    yield "gated_swiglu", (h, gate)
-    yield "gated_swiglu_dgrad", (y, h, gate)
-    offsets = tensor(shapes.sources * shapes.experts, dtype=torch.int32)
-    for out, inner in ((2 * shapes.inner, shapes.hidden), (shapes.hidden, shapes.inner)):
-        x, y, w = tensor(rows, inner), tensor(rows, out), tensor(shapes.experts, out, inner)
-        yield "grouped_linear", (x, w, offsets)
-        yield "grouped_linear_dgrad", (y, w, offsets)
-        yield "grouped_linear_wgrad_", (fp32(shapes.experts, out, inner), y, x, offsets)
+def rows_of(call: Call) -> tuple[int, ...]:
+    """Numbers of rows to try for a call's R; rows of eight bits come in tiles of 128."""
+    parts = [part for part in call.arguments if isinstance(part, Buffer)]
+    odd = any("R" in part.shape for part in parts) and not any(part.dtype.startswith("float8") for part in parts)
+    return (ROWS, *ODD_ROWS) if odd else (ROWS,)
 
 
 def describe(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same arguments as the compiler knows them."""
+    """Arguments with tensors as the compiler knows them."""
     return tuple(
         Buffer("argument", tuple(argument.shape), str(argument.dtype).removeprefix("torch."))
         if isinstance(argument, Tensor)

@@ -13,15 +13,16 @@ from runtime.ops import (
     mla_attention_dgrad,
     rmsnorm,
     rmsnorm_dgrad,
+    rmsnorm_dgrad_add,
     rmsnorm_wgrad_,
 )
 
 rmsnorm_d256 = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm)
 rmsnorm_d64 = on_cuda(__file__, 'rmsnorm_d64_float32', rmsnorm)
 rmsnorm_d96 = on_cuda(__file__, 'rmsnorm_d96_float32', rmsnorm)
-rmsnorm_dgrad_d256 = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm_dgrad)
 rmsnorm_dgrad_d64 = on_cuda(__file__, 'rmsnorm_d64_float32', rmsnorm_dgrad)
 rmsnorm_dgrad_d96 = on_cuda(__file__, 'rmsnorm_d96_float32', rmsnorm_dgrad)
+rmsnorm_dgrad_add = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm_dgrad_add)
 rmsnorm_wgrad_d256_ = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm_wgrad_)
 rmsnorm_wgrad_d64_ = on_cuda(__file__, 'rmsnorm_d64_float32', rmsnorm_wgrad_)
 rmsnorm_wgrad_d96_ = on_cuda(__file__, 'rmsnorm_d96_float32', rmsnorm_wgrad_)
@@ -51,9 +52,8 @@ def F(
     mla_attention_0, mla_attention_0_lse = mla_attention(
         linear_1, linear_3, split2_0_b, 256, 4, 32, 16, 32, 100.0
     )  # [256, 128], [1, 4, 256]
-    linear_4 = linear(mla_attention_0, out)  # [256, 256]
-    y = torch.add(h, linear_4)  # [256, 256]
-    return y, linear_0, linear_2, mla_attention_0, mla_attention_0_lse
+    y = linear(mla_attention_0, out)  # [256, 256]
+    return h, y, linear_0, linear_2, mla_attention_0, mla_attention_0_lse
 
 
 def I(
@@ -70,6 +70,7 @@ def I(
     linear_2,  # [256, 80]
     mla_attention_0,  # [256, 128]
     mla_attention_0_lse,  # [1, 4, 256]
+    d_entered,  # [256, 256]
     d_y,  # [256, 256]
 ):
     """Backward for the inputs: their gradients, then what W will read. _again: what F had, computed again."""
@@ -93,8 +94,7 @@ def I(
     d_linear_0 = rmsnorm_dgrad_d96(d_rmsnorm_1, linear_0, q_norm, rmsnorm_1_rstd_again)  # [256, 96]
     linear_dgrad_1 = linear_dgrad(d_linear_0, q_down)  # [256, 256]
     d_rmsnorm_0 = torch.add(linear_dgrad_0, linear_dgrad_1)  # [256, 256]
-    rmsnorm_dgrad_0 = rmsnorm_dgrad_d256(d_rmsnorm_0, h, norm, rmsnorm_0_rstd_again)  # [256, 256]
-    d_h = torch.add(d_y, rmsnorm_dgrad_0)  # [256, 256]
+    d_h = rmsnorm_dgrad_add(d_rmsnorm_0, h, norm, rmsnorm_0_rstd_again, d_entered)  # [256, 256]
     return (
         d_h,
         rmsnorm_1_again,

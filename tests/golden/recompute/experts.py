@@ -5,8 +5,8 @@
 from runtime.kernels import on_cuda
 from runtime.ops import gated_swiglu, gated_swiglu_dgrad, grouped_linear, grouped_linear_dgrad, grouped_linear_wgrad_
 
-gated_swiglu = on_cuda(__file__, 'gated_swiglu_i128_float32', gated_swiglu)
-gated_swiglu_dgrad = on_cuda(__file__, 'gated_swiglu_i128_float32', gated_swiglu_dgrad)
+gated_swiglu = on_cuda(__file__, 'swiglu_i128_float32', gated_swiglu)
+gated_swiglu_dgrad = on_cuda(__file__, 'swiglu_i128_float32', gated_swiglu_dgrad)
 grouped_linear_g16_e8_n256_k128 = on_cuda(__file__, 'grouped_linear_g16_e8_n256_k128_float32', grouped_linear)
 grouped_linear_g16_e8_n256_k256 = on_cuda(__file__, 'grouped_linear_g16_e8_n256_k256_float32', grouped_linear)
 grouped_linear_dgrad_g16_e8_n256_k128 = on_cuda(__file__, 'grouped_linear_g16_e8_n256_k128_float32', grouped_linear_dgrad)

@@ -16,6 +16,8 @@ from runtime.ops import (
     rmsnorm_wgrad_,
 )
 
+embedding = on_cuda(__file__, 'embedding_d256_float32', embedding)
+embedding_wgrad_ = on_cuda(__file__, 'embedding_d256_float32', embedding_wgrad_)
 rmsnorm = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm)
 rmsnorm_dgrad = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm_dgrad)
 rmsnorm_wgrad_ = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm_wgrad_)

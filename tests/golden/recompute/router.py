@@ -7,23 +7,29 @@ import torch
 
 from runtime.kernels import on_cuda
 from runtime.ops import (
+    add_rmsnorm,
     linear_wide,
     linear_wide_dgrad,
     linear_wide_wgrad_,
-    permute,
     permute_dgrad,
     rmsnorm,
-    rmsnorm_dgrad,
+    rmsnorm_dgrad_add,
     rmsnorm_wgrad_,
-    route,
     route_dgrad,
+    route_permute,
     sequence_balance,
     sequence_balance_dgrad,
 )
 
+add_rmsnorm = on_cuda(__file__, 'rmsnorm_d256_float32', add_rmsnorm)
+permute_dgrad = on_cuda(__file__, 'unpermute_k4_d256_float32', permute_dgrad)
 rmsnorm = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm)
-rmsnorm_dgrad = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm_dgrad)
+rmsnorm_dgrad_add = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm_dgrad_add)
 rmsnorm_wgrad_ = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm_wgrad_)
+route_dgrad = on_cuda(__file__, 'route_dgrad_e16_k4_sigmoid_normalize', route_dgrad)
+route_permute = on_cuda(__file__, 'route_permute_e16_g4_2_k4_sigmoid_normalize_d256_float32', route_permute)
+sequence_balance = on_cuda(__file__, 'sequence_balance_e16_k4_sigmoid', sequence_balance)
+sequence_balance_dgrad = on_cuda(__file__, 'sequence_balance_e16_k4_sigmoid', sequence_balance_dgrad)
 
 
 def F(
@@ -31,22 +37,22 @@ def F(
     weight,  # [16, 256]
     bias,  # [16]
     h,  # [256, 256]
+    y,  # [256, 256]
 ):
     """Forward: the outputs, then what the backward will read."""
-    x, rmsnorm_0_rstd = rmsnorm(h, norm, 1e-06)  # [256, 256], [256]
+    residual, x, rmsnorm_0_rstd = add_rmsnorm(h, y, norm, 1e-06)  # [256, 256], [256, 256], [256]
     linear_wide_0 = linear_wide(x, weight)  # [256, 16]
-    route_0_gate, route_0_expert = route(linear_wide_0, bias, False, 4, 2, 4, True, 2.5)  # [256, 4], [256, 4] int64
-    rows, gate, order, counts = permute(
-        x, route_0_gate, route_0_expert, 16
-    )  # [1024, 256], [1024], [1024] int64, [16] int64
+    route_0_gate, route_0_expert, rows, gate, order, counts = route_permute(
+        linear_wide_0, bias, x, None, False, 4, 2, 4, True, 2.5
+    )  # [256, 4], [256, 4] int64, [1024, 256], [1024], [1024] int64, [16] int64
     sequence_loss = sequence_balance(linear_wide_0, route_0_expert, 256, False)  # []
-    return h, x, rows, gate, order, counts, sequence_loss, linear_wide_0, route_0_expert
+    return residual, x, rows, gate, order, counts, sequence_loss, linear_wide_0, route_0_expert
 
 
 def I(
     norm,  # [256]
     weight,  # [16, 256]
-    h,  # [256, 256]
+    residual,  # [256, 256]
     order,  # [1024] int64
     linear_wide_0,  # [256, 16]
     route_0_expert,  # [256, 4] int64
@@ -65,17 +71,16 @@ def I(
     route_dgrad_0 = route_dgrad(d_route_0_gate, linear_wide_0, route_0_expert, False, True, 2.5)  # [256, 16]
     d_linear_wide_0 = torch.add(sequence_balance_dgrad_0, route_dgrad_0)  # [256, 16]
     linear_wide_dgrad_0 = linear_wide_dgrad(d_linear_wide_0, weight)  # [256, 256]
-    x_again, rmsnorm_0_rstd_again = rmsnorm(h, norm, 1e-06)  # [256, 256], [256]
+    x_again, rmsnorm_0_rstd_again = rmsnorm(residual, norm, 1e-06)  # [256, 256], [256]
     d_rmsnorm_0 = torch.add(add_0, linear_wide_dgrad_0)  # [256, 256]
-    rmsnorm_dgrad_0 = rmsnorm_dgrad(d_rmsnorm_0, h, norm, rmsnorm_0_rstd_again)  # [256, 256]
-    d_h = torch.add(d_residual, rmsnorm_dgrad_0)  # [256, 256]
-    return d_h, d_linear_wide_0, x_again, rmsnorm_0_rstd_again, d_rmsnorm_0
+    d_add_0 = rmsnorm_dgrad_add(d_rmsnorm_0, residual, norm, rmsnorm_0_rstd_again, d_residual)  # [256, 256]
+    return d_add_0, d_add_0, d_linear_wide_0, x_again, rmsnorm_0_rstd_again, d_rmsnorm_0
 
 
 def W(
     g_norm,  # [256]
     g_weight,  # [16, 256]
-    h,  # [256, 256]
+    residual,  # [256, 256]
     d_linear_wide_0,  # [256, 16]
     x_again,  # [256, 256]
     rmsnorm_0_rstd_again,  # [256]
@@ -83,4 +88,4 @@ def W(
 ):
     """Backward for the weights: adds to the gradients in the g_ buffers."""
     linear_wide_wgrad_(g_weight, d_linear_wide_0, x_again)
-    rmsnorm_wgrad_(g_norm, d_rmsnorm_0, h, rmsnorm_0_rstd_again)
+    rmsnorm_wgrad_(g_norm, d_rmsnorm_0, residual, rmsnorm_0_rstd_again)

@@ -11,6 +11,7 @@ races, and equal bits from run to run. All sizes are read on the device; the hos
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 E, N, K, G = 8, 192, 128, 16
 PROGRAMS = 132  # persistent: as many as there are SMs for compute
@@ -18,9 +19,32 @@ BLOCK_G = 16  # powers of two that hold G and E
 BLOCK_E = 8
 SWIZZLE = 16
 ORDER = {'num_warps': 4, 'enable_fp_fusion': True}
-FORWARD = {'BLOCK_R': 64, 'BLOCK_OUT': 64, 'BLOCK_IN': 16, 'num_warps': 8, 'num_stages': 3, 'enable_fp_fusion': True}
-DGRAD = {'BLOCK_R': 64, 'BLOCK_OUT': 128, 'BLOCK_IN': 16, 'num_warps': 8, 'num_stages': 3, 'enable_fp_fusion': True}
-WGRAD = {'BLOCK_N': 64, 'BLOCK_K': 128, 'BLOCK_R': 16, 'num_warps': 4, 'num_stages': 3, 'enable_fp_fusion': True}
+FORWARD = {
+    'BLOCK_R': 64,
+    'BLOCK_OUT': 64,
+    'BLOCK_IN': 16,
+    'BLOCKS': False,
+    'num_warps': 8,
+    'num_stages': 3,
+    'enable_fp_fusion': True,
+}
+DGRAD = {
+    'BLOCK_R': 64,
+    'BLOCK_OUT': 128,
+    'BLOCK_IN': 16,
+    'BLOCKS': False,
+    'num_warps': 8,
+    'num_stages': 3,
+    'enable_fp_fusion': True,
+}
+WGRAD = {
+    'BLOCK_N': 64,
+    'BLOCK_K': 128,
+    'BLOCK_R': 16,
+    'num_warps': 4,
+    'num_stages': 3,
+    'enable_fp_fusion': True,
+}
 
 
 def grouped_linear(x_RK, w_ENK, offsets_G):
@@ -28,8 +52,9 @@ def grouped_linear(x_RK, w_ENK, offsets_G):
     assert w_ENK.is_contiguous() and w_ENK.shape == (E, N, K)
     order_R, ends_E = _expert_order(x_RK, offsets_G)
     y_RN = x_RK.new_empty(x_RK.shape[0], N)
+    w = _blocks(w_ENK, FORWARD["BLOCK_OUT"], FORWARD["BLOCK_IN"]) if FORWARD["BLOCKS"] else w_ENK
     _rows_by_weight[(PROGRAMS,)](
-        x_RK, w_ENK, y_RN, order_R, ends_E, K, E, BLOCK_E, PROGRAMS, SWIZZLE, K, N, 1, K, **FORWARD
+        x_RK, w, y_RN, order_R, ends_E, K, E, BLOCK_E, PROGRAMS, SWIZZLE, K, N, 1, K, **FORWARD
     )
     return y_RN
 
@@ -39,8 +64,9 @@ def grouped_linear_dgrad(dy_RN, w_ENK, offsets_G):
     assert w_ENK.is_contiguous() and w_ENK.shape == (E, N, K)
     order_R, ends_E = _expert_order(dy_RN, offsets_G)
     dx_RK = dy_RN.new_empty(dy_RN.shape[0], K)
+    w = _blocks(w_ENK, DGRAD["BLOCK_IN"], DGRAD["BLOCK_OUT"]) if DGRAD["BLOCKS"] else w_ENK
     _rows_by_weight[(PROGRAMS,)](
-        dy_RN, w_ENK, dx_RK, order_R, ends_E, N, E, BLOCK_E, PROGRAMS, SWIZZLE, N, K, K, 1, **DGRAD
+        dy_RN, w, dx_RK, order_R, ends_E, N, E, BLOCK_E, PROGRAMS, SWIZZLE, N, K, K, 1, **DGRAD
     )
     return dx_RK
 
@@ -50,6 +76,11 @@ def grouped_linear_wgrad_(acc_ENK, dy_RN, x_RK, offsets_G):
     assert acc_ENK.is_contiguous() and dy_RN.is_contiguous() and x_RK.is_contiguous()
     order_R, ends_E = _expert_order(x_RK, offsets_G)
     _weight_gradient[(PROGRAMS,)](acc_ENK, dy_RN, x_RK, order_R, ends_E, E, N, K, PROGRAMS, **WGRAD)
+
+
+def _blocks(w_ENK, block_n, block_k):
+    """What loads blocks of the weights of all experts, laid end to end."""
+    return TensorDescriptor(w_ENK, [E * N, K], [K, 1], [block_n, block_k])
 
 
 def _expert_order(rows, offsets_G):
@@ -94,10 +125,11 @@ def _rows_by_weight(
     x, w, y, order_R, ends_E, end_in,
     E: tl.constexpr, BLOCK_E: tl.constexpr, PROGRAMS: tl.constexpr, SWIZZLE: tl.constexpr,
     IN: tl.constexpr, OUT: tl.constexpr, STRIDE_IN: tl.constexpr, STRIDE_OUT: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """y[r, out] = Σ_in x[r, in] · w[expert of r, out, in]; tiles of BLOCK_R × BLOCK_OUT, expert by expert.
 
+    `w` loads by blocks if BLOCKS; then IN is a multiple of BLOCK_IN, for what lies behind IN is the next expert's.
     `end_in` is IN at run time: a loop of known length, if short, is unrolled whole and spills.
     """
     expert_E = tl.arange(0, BLOCK_E)
@@ -118,25 +150,34 @@ def _rows_by_weight(
         position = start + (band * SWIZZLE + within % height) * BLOCK_R + tl.arange(0, BLOCK_R)
         # Past the end row 0 stands in: its products land in rows of the tile that are not stored.
         row = tl.load(order_R + position, mask=position < end, other=0).to(tl.int64)
-        out = within // height * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+        first_out = within // height * BLOCK_OUT
+        out = first_out + tl.arange(0, BLOCK_OUT)
         inside_out = _below(out, OUT, BLOCK_OUT)
-        w_expert = w + expert.to(tl.int64) * (IN * OUT)
+        if not BLOCKS:
+            w_expert = w + expert.to(tl.int64) * (IN * OUT)
 
         total = tl.zeros((BLOCK_R, BLOCK_OUT), tl.float32)
         for first in tl.range(0, end_in, BLOCK_IN):
             i = first + tl.arange(0, BLOCK_IN)
             inside_in = _below(i, IN, BLOCK_IN)
             x_tile = tl.load(x + row[:, None] * IN + i[None, :], mask=inside_in[None, :], other=0.0)
-            w_tile = tl.load(
-                w_expert + i[:, None] * STRIDE_IN + out[None, :] * STRIDE_OUT,
-                mask=inside_in[:, None] & inside_out[None, :],
-                other=0.0,
-            )
+            if not BLOCKS:
+                w_tile = tl.load(
+                    w_expert + i[:, None] * STRIDE_IN + out[None, :] * STRIDE_OUT,
+                    mask=inside_in[:, None] & inside_out[None, :],
+                    other=0.0,
+                )
+            elif STRIDE_IN == 1:
+                w_tile = w.load([expert * OUT + first_out, first]).T
+            else:
+                w_tile = w.load([expert * IN + first, first_out])
             total = tl.dot(x_tile, w_tile, total, input_precision="ieee")
+        # Streamed: what L2 holds of x and w is read again, y is not.
         tl.store(
             y + row[:, None] * OUT + out[None, :],
             total.to(y.dtype.element_ty),
             mask=(position < end)[:, None] & inside_out[None, :],
+            cache_modifier=".cs",
         )
 
 
@@ -177,4 +218,5 @@ def _weight_gradient(
 
 @triton.jit
 def _add(at, values, inside):
-    tl.store(at, tl.load(at, mask=inside, other=0.0) + values.to(at.dtype.element_ty), mask=inside)
+    before = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
+    tl.store(at, before + values.to(at.dtype.element_ty), mask=inside, cache_modifier=".cs")

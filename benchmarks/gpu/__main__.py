@@ -1,0 +1,133 @@
+"""Everything that needs a GPU, in one go of at most ten minutes: `make gpu`, or where only the tree is
+
+    python3 -m benchmarks.gpu                      # → benchmarks/results/<device>.json, then docs/kernels.md
+    python3 -m benchmarks.gpu --out FILE           # the results elsewhere, and no page
+    python3 -m benchmarks.gpu --only checks        # a part by name, also several
+    python -m benchmarks.gpu --builds              # no GPU: the quickstart compiled into build/gpu, to be brought along
+    python -m benchmarks.gpu --facts               # no GPU: what kernels compile to → benchmarks/results/kernels.json
+    python -m benchmarks.gpu --page                # no GPU: docs/kernels.md from the results that are there
+
+It needs torch, triton, numpy and jinja2, and more for some parts; what a part lacks is said, and the part left out. No
+part stops another, and results are written as they are found. Exit codes: 0 measured, or no GPU · 1 a part failed, or a
+kernel is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.training import BUILDS, OVERRIDES, build_of
+
+RESULTS = Path(__file__).parents[1] / "results"
+FACTS = RESULTS / "kernels.json"
+TOTAL_S = 570.0
+ASK = """
+import json, torch
+found = {"torch": torch.__version__}
+try:
+    import triton
+    found["triton"] = triton.__version__
+except ImportError:
+    pass
+if torch.cuda.is_available():
+    of = torch.cuda.get_device_properties(0)
+    found |= {"device": of.name, "sms": of.multi_processor_count, "memory_bytes": of.total_memory}
+    found |= {"l2_bytes": of.L2_cache_size, "cuda": torch.version.cuda}
+print(json.dumps(found))
+"""
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    if args.builds:
+        return builds()
+    if args.facts:
+        from benchmarks.gpu.facts import facts
+
+        found = facts(json.loads(FACTS.read_text("utf-8")) if FACTS.exists() else {})
+        FACTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        return write_page()
+    if args.page:
+        return write_page()
+    about = device()
+    if "device" not in about:
+        print("No CUDA device here: nothing was measured and no result was written.")
+        return 0
+    return measure(about, args.out, args.only, args.total)
+
+
+def _parser() -> argparse.ArgumentParser:
+    from benchmarks.gpu.parts import PARTS
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], help="parts to run")
+    parser.add_argument("--out", type=Path, help="the file of results; default: benchmarks/results/<device>.json")
+    parser.add_argument("--total", type=float, default=TOTAL_S, metavar="S", help="seconds of all parts together")
+    parser.add_argument("--builds", action="store_true", help="compile what is trained, and end")
+    parser.add_argument("--facts", action="store_true", help="compile every kernel for sm_90, and end")
+    parser.add_argument("--page", action="store_true", help="write docs/kernels.md, and end")
+    return parser
+
+
+def device() -> dict[str, Any]:
+    """The device and versions, asked of another process: CUDA is to stay out of this one."""
+    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=False, timeout=120)
+    if done.returncode:
+        print(done.stderr.strip()[-500:], file=sys.stderr)
+        return {}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure(about: dict[str, Any], out: Path | None, only: list[str] | None, total_s: float) -> int:
+    from benchmarks.gpu.parts import PARTS, Report, run_parts
+
+    now = datetime.datetime.now(datetime.UTC).date().isoformat()
+    found = {**about, "python": platform.python_version(), "date": now}
+    report = Report(out or RESULTS / f"{short_name(about['device'])}.json", found)
+    run_parts(report, only or [part.name for part in PARTS], total_s)
+    print(report.path)
+    if out is None:
+        write_page()
+    return int(failed(report.found))
+
+
+def short_name(device: str) -> str:
+    """NVIDIA H100 80GB HBM3 → h100."""
+    model = re.search(r"\b[A-Z]{1,3}\d{2,4}\w*", device)
+    return (model[0] if model else re.sub(r"\W+", "-", device)).lower()
+
+
+def failed(found: dict[str, Any]) -> bool:
+    parts = found["parts"].values()
+    return any("failed" in part or any("failed" in row for row in part["rows"]) for part in parts)
+
+
+def builds() -> int:
+    for name in OVERRIDES:
+        built = build_of(name)
+        if isinstance(built, str):
+            print(built, file=sys.stderr)
+            return 1
+        print(built.relative_to(BUILDS.parents[1]))
+    return 0
+
+
+def write_page() -> int:
+    from benchmarks.gpu.page import PAGE, current
+
+    PAGE.write_text(current(), "utf-8")
+    print(f"wrote {PAGE.relative_to(PAGE.parents[1])}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,300 @@
+"""Arguments of ops at given sizes: random numbers, and what the ops before them would have made of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.sizes import Make, Sizes
+from runtime import ops
+from runtime.ops.fakes import FAKES
+from runtime.ops.quantise import quantise, quantise_blocks, quantise_columns
+
+EPS, THETA, SCALE = 1e-6, 10_000.0, 2.5
+BF16, FP32 = torch.bfloat16, torch.float32
+Arguments = tuple[Any, ...]
+
+
+def of(op: str, *arguments: Any) -> Any:
+    """The results of an op, or on the meta device its shape rule's."""
+    meant = FAKES if arguments[0].device.type == "meta" else ops.OPS
+    return meant[op](*arguments)
+
+
+def norm(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
+    return t(s.tokens, s.hidden), t(s.hidden)
+
+
+def norm_gradient(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dy, x, w, rstd."""
+    x, w = norm(s, t)
+    return t(s.tokens, s.hidden), x, w, of("rmsnorm", x, w, EPS)[1]
+
+
+def heads(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dy, x, w, rstd of queries."""
+    x, w = t(s.tokens, s.kv_heads * s.head_dim), t(s.head_dim)
+    return t(*x.shape), x, w, of("head_rmsnorm", x, w, EPS)[1]
+
+
+def norm_wgrad(s: Sizes, t: Make) -> Arguments:
+    dy, x, _, rstd = norm_gradient(s, t)
+    return t.wide(s.hidden), dy, x, rstd
+
+
+def heads_wgrad(s: Sizes, t: Make) -> Arguments:
+    dy, x, _, rstd = heads(s, t)
+    return t.wide(s.head_dim), dy, x, rstd
+
+
+def dense(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
+    """dy, h of a dense layer."""
+    return t(s.tokens, s.dense), t(s.tokens, 2 * s.dense)
+
+
+def gated(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor]:
+    """dy, h, gate of the rows of experts."""
+    return t(s.rows, s.inner), t(s.rows, 2 * s.inner), t.wide(s.rows)
+
+
+def gated_fp8(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dy, the h that was kept, its scales, gate."""
+    dy, h, gate = gated(s, t)
+    return dy, *quantise(h), gate
+
+
+def dense_fp8(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor]:
+    dy, h = dense(s, t)
+    return dy, *quantise(h)
+
+
+def attention(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor]:
+    """q, kv, k_rope."""
+    return (
+        t(s.tokens, s.heads * (s.nope + s.rope)),
+        t(s.tokens, s.heads * (s.nope + s.value)),
+        t(s.tokens, s.rope),
+    )
+
+
+def attention_sizes(s: Sizes) -> Arguments:
+    return s.sequence, s.heads, s.nope, s.rope, s.value, THETA
+
+
+def attention_gradient(s: Sizes, t: Make) -> Arguments:
+    inputs = attention(s, t)
+    o, lse = of("mla_attention", *inputs, *attention_sizes(s))
+    return t(*o.shape), *inputs, o, lse, *attention_sizes(s)
+
+
+def grouped_queries(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v."""
+    kv = s.kv_heads * s.head_dim
+    return t(s.tokens, s.heads * s.head_dim), t(s.tokens, kv), t(s.tokens, kv)
+
+
+def grouped_queries_sizes(s: Sizes) -> Arguments:
+    return s.sequence, s.heads, s.kv_heads, THETA
+
+
+def grouped_queries_gradient(s: Sizes, t: Make) -> Arguments:
+    inputs = grouped_queries(s, t)
+    o, lse = of("gqa_attention", *inputs, *grouped_queries_sizes(s))
+    return t(*o.shape), *inputs, o, lse, *grouped_queries_sizes(s)
+
+
+def routing(s: Sizes) -> Arguments:
+    """softmax, groups, top_groups, top_k, normalize, scale."""
+    return False, s.groups, s.top_groups, s.top_k, True, SCALE
+
+
+def router(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
+    """logits, bias: as DeepSeek-V3's, scores spread and biases small."""
+    return t(s.tokens, s.experts, dtype=FP32), t(s.experts, dtype=FP32, scale=0.01)
+
+
+def chosen(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor]:
+    """logits, gate, expert."""
+    logits, bias = router(s, t)
+    return logits, *of("route", logits, bias, *routing(s))
+
+
+def chosen_gradient(s: Sizes, t: Make) -> Arguments:
+    logits, gate, expert = chosen(s, t)
+    return t.wide(*gate.shape), logits, expert, False, True, SCALE
+
+
+def balance(s: Sizes, t: Make) -> Arguments:
+    logits, _, expert = chosen(s, t)
+    return logits, expert, s.sequence, False
+
+
+def balance_gradient(s: Sizes, t: Make) -> Arguments:
+    return torch.full((), 1e-4, dtype=FP32, device=t.device), *balance(s, t)
+
+
+def slots(s: Sizes, t: Make) -> Tensor:
+    return t.permutation(s.experts)
+
+
+def routed(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
+    """rows of the choices of all tokens, order."""
+    _, gate, expert = chosen(s, t)
+    order = of("permute", t(s.tokens, 1), gate, expert, s.experts)[2]
+    return t(s.tokens * s.top_k, s.hidden), order
+
+
+def tokens_fp8(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
+    return quantise(t(s.tokens, s.hidden))
+
+
+def permute_gradient(s: Sizes, t: Make) -> Arguments:
+    rows, order = routed(s, t)
+    return rows, t.wide(s.tokens * s.top_k), order, s.top_k
+
+
+def unpermute_gradient(s: Sizes, t: Make) -> Arguments:
+    return t(s.tokens, s.hidden), routed(s, t)[1], s.top_k
+
+
+def join(s: Sizes, t: Make) -> Arguments:
+    """h, what the shared experts gave, rows, order."""
+    return t(s.tokens, s.hidden), t(s.tokens, s.hidden), *routed(s, t), s.top_k
+
+
+def logits(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
+    """logits, targets, the last of them not valid."""
+    return t(s.tokens, s.vocab), targets(s, t)
+
+
+def logits_gradient(s: Sizes, t: Make) -> Arguments:
+    x, target = logits(s, t)
+    dloss = torch.full((), 1.0 / s.tokens, dtype=FP32, device=t.device)
+    return dloss, x, target, of("cross_entropy", x, target)[1]
+
+
+def targets(s: Sizes, t: Make) -> Tensor:
+    found = t.integers(s.vocab, s.tokens)
+    found[-2:] = -1
+    return found
+
+
+def head(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor]:
+    """h, w, targets; logits of about one."""
+    return t(s.tokens, s.hidden), t(s.vocab, s.hidden, scale=s.hidden**-0.5), targets(s, t)
+
+
+def head_gradient(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dloss, h, w, targets, lse."""
+    h, w, target = head(s, t)
+    dloss = torch.full((), 1.0 / s.tokens, dtype=FP32, device=t.device)
+    lse = t.wide(s.tokens) if t.device == "meta" else ops.OPS["linear_cross_entropy"](h, w, target)[1]
+    return dloss, h, w, target, lse
+
+
+def update(s: Sizes, t: Make) -> Arguments:
+    """The flat tensors of an update, moments in the dtype of activations, and its numbers."""
+    moment1, moment2 = t(s.parameters, scale=1e-3), t(s.parameters, scale=1e-3).square_()
+    rounded = torch.empty(s.parameters, dtype=BF16, device=t.device) if t.dtype == BF16 else None
+    numbers = (0.5, 1e-3, 0.9, 0.95, 1e-8, 0.1, 7)  # factor, rate, betas, eps, decay, step
+    return t.wide(s.parameters), t.wide(s.parameters), moment1, moment2, rounded, *numbers
+
+
+# Rows, outputs, inputs of a product: of the projection out of attention, and of queries out of their latent.
+def out(s: Sizes) -> tuple[int, int, int]:
+    return s.tokens, s.hidden, s.heads * s.value
+
+
+def q_up(s: Sizes) -> tuple[int, int, int]:
+    return s.tokens, s.heads * (s.nope + s.rope), s.query_rank
+
+
+def up(s: Sizes) -> tuple[int, int, int]:
+    return s.rows, 2 * s.inner, s.hidden
+
+
+def down(s: Sizes) -> tuple[int, int, int]:
+    return s.rows, s.hidden, s.inner
+
+
+Shape = Callable[[Sizes], tuple[int, int, int]]
+
+
+def fp8(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+    def arguments(s: Sizes, t: Make) -> Arguments:
+        rows, n, k = of(s)
+        return *quantise(t(rows, k)), *quantise_blocks(t(n, k))[:2]
+
+    return arguments
+
+
+def fp8_dgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+    def arguments(s: Sizes, t: Make) -> Arguments:
+        rows, n, k = of(s)
+        _, scales, turned = quantise_blocks(t(n, k))
+        return *quantise(t(rows, n)), turned, scales.t().contiguous()
+
+    return arguments
+
+
+def fp8_wgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+    def arguments(s: Sizes, t: Make) -> Arguments:
+        rows, n, k = of(s)
+        return t.wide(n, k), *quantise_columns(t(rows, n)), *quantise_columns(t(rows, k))
+
+    return arguments
+
+
+def grouped(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+    def arguments(s: Sizes, t: Make) -> Arguments:
+        rows, n, k = of(s)
+        return t(rows, k), t(s.local_experts, n, k), t.offsets(s)
+
+    return arguments
+
+
+def grouped_dgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+    def arguments(s: Sizes, t: Make) -> Arguments:
+        rows, n, k = of(s)
+        return t(rows, n), t(s.local_experts, n, k), t.offsets(s)
+
+    return arguments
+
+
+def grouped_wgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+    def arguments(s: Sizes, t: Make) -> Arguments:
+        rows, n, k = of(s)
+        return t.wide(s.local_experts, n, k), t(rows, n), t(rows, k), t.offsets(s)
+
+    return arguments
+
+
+def grouped_fp8(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+    def arguments(s: Sizes, t: Make) -> Arguments:
+        rows, n, k = of(s)
+        return *quantise(t(rows, k)), *quantise_blocks(t(s.local_experts, n, k))[:2], t.offsets(s)
+
+    return arguments
+
+
+def grouped_fp8_dgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+    def arguments(s: Sizes, t: Make) -> Arguments:
+        rows, n, k = of(s)
+        _, scales, turned = quantise_blocks(t(s.local_experts, n, k))
+        return *quantise(t(rows, n)), turned, scales.transpose(1, 2).contiguous(), t.offsets(s)
+
+    return arguments
+
+
+def grouped_fp8_wgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
+    """Groups begin at multiples of 128 rows where these are enough rows, as the exchange between experts pads them."""
+
+    def arguments(s: Sizes, t: Make) -> Arguments:
+        rows, n, k = of(s)
+        offsets = t.aligned_offsets(s, 128) if rows % 128 == 0 else t.offsets(s)
+        return t.wide(s.local_experts, n, k), *quantise_columns(t(rows, n)), *quantise_columns(t(rows, k)), offsets
+
+    return arguments

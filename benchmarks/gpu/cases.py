@@ -1,0 +1,259 @@
+"""Every kernel with its arguments, its work, its goal, and whom it is compared with: one literal table.
+
+An op's work is the floating point operations of its products (`flops`), or else the bytes of its arguments and results,
+each moved once. Goals are of an H200; where they come from is in docs/kernels.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from benchmarks.gpu import arguments as a
+from benchmarks.gpu.arguments import BF16, EPS, FP32, Arguments, Shape
+from benchmarks.gpu.sizes import Make, Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """`share` of the machine's limit, TFLOPS or µs, or how many times as fast as `peer`."""
+
+    kind: Literal["share", "TFLOPS", "µs", "ratio"]
+    value: float
+    peer: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "share":
+            return f"≥ {self.value:.2f} of the limit"
+        if self.kind == "ratio":
+            return f"≥ {self.value:.2f}× {self.peer}"
+        return f"{'≤' if self.kind == 'µs' else '≥'} {self.value:g} {self.kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One op at one kind of arguments. `roundings`: how often a number on its way is rounded to BF16 before a result
+    is. `written`: arguments that it changes; `unread`: those of them whose values it does not read. `moved`: bytes,
+    where only some of the rows of an argument are touched."""
+
+    op: str
+    arguments: Callable[[Sizes, Make], Arguments]
+    goal: Goal
+    variant: str = ""
+    flops: Callable[[Sizes], int] | None = None
+    moved: Callable[[Sizes], int] | None = None
+    rate: Literal["bf16", "fp8"] = "bf16"
+    roundings: int = 0
+    written: tuple[int, ...] = ()
+    unread: tuple[int, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = (BF16, FP32)  # of activations; the first is timed
+    sizes: tuple[str, ...] = ("odd", "even")  # besides V3's
+
+    @property
+    def name(self) -> str:
+        return f"{self.op} {self.variant}".strip()
+
+
+COPY = Goal("share", 0.85)
+CAST = Goal("share", 0.88)
+MOVE = Goal("share", 0.80)
+GROUPED = Goal("ratio", 1.2, "_grouped_mm")
+
+
+# ---------------------------------------------------------------- work
+
+
+def product_flops(of: Shape) -> Callable[[Sizes], int]:
+    def flops(s: Sizes) -> int:
+        rows, n, k = of(s)
+        return 2 * rows * n * k
+
+    return flops
+
+
+def causal_flops(columns: Callable[[Sizes], int]) -> Callable[[Sizes], int]:
+    """Of products over the keys at or before a query: `columns` is the sum of their inner extents and widths."""
+    return lambda s: s.tokens * s.sequence * s.heads * columns(s)
+
+
+def forward_columns(s: Sizes) -> int:
+    return s.nope + s.rope + s.value
+
+
+def backward_columns(s: Sizes) -> int:
+    """Scores, dK and dQ of [nope | rope]; dP and dV of the value."""
+    return 3 * (s.nope + s.rope) + 2 * s.value
+
+
+def head_flops(products: int) -> Callable[[Sizes], int]:
+    return lambda s: 2 * products * s.tokens * s.vocab * s.hidden
+
+
+def fp8(op: str, arguments: Callable[[Sizes, Make], Arguments], goal: Goal, variant: str, of: Shape) -> Case:
+    """A product of E4M3, whose results are BF16, or added to FP32."""
+    written = (0,) if op.endswith("_") else ()
+    return Case(op, arguments, goal, variant, product_flops(of), rate="fp8", dtypes=(BF16,), written=written)
+
+
+# ---------------------------------------------------------------- the table
+
+
+O_PROJ, Q_UP = "out-projection", "q up"
+
+CASES: tuple[Case, ...] = (
+    # ---- norms
+    Case("rmsnorm", lambda s, t: (*a.norm(s, t), EPS), COPY),
+    Case("rmsnorm_dgrad", a.norm_gradient, COPY),
+    Case("rmsnorm_wgrad_", a.norm_wgrad, COPY, written=(0,)),
+    Case("add_rmsnorm", lambda s, t: (t(s.tokens, s.hidden), *a.norm(s, t), EPS), COPY, roundings=1),
+    Case("rmsnorm_dgrad_add", lambda s, t: (*a.norm_gradient(s, t), t(s.tokens, s.hidden)), COPY, roundings=1),
+    Case("head_rmsnorm", lambda s, t: (*a.heads(s, t)[1:3], EPS), COPY),
+    Case("head_rmsnorm_dgrad", a.heads, COPY),
+    Case("head_rmsnorm_wgrad_", a.heads_wgrad, COPY, written=(0,)),
+    Case("rmsnorm_quantise", lambda s, t: (*a.norm(s, t), EPS), COPY, dtypes=(BF16,)),
+    Case("rmsnorm_quantise_wide", lambda s, t: (*a.norm(s, t), EPS), COPY, dtypes=(BF16,)),
+    Case("add_rmsnorm_quantise", lambda s, t: (t(s.tokens, s.hidden), *a.norm(s, t), EPS), COPY, dtypes=(BF16,)),
+    Case("add_rmsnorm_quantise_wide", lambda s, t: (t(s.tokens, s.hidden), *a.norm(s, t), EPS), COPY, dtypes=(BF16,)),
+    # ---- SwiGLU
+    Case("swiglu", lambda s, t: a.dense(s, t)[1:], COPY),
+    Case("swiglu_dgrad", a.dense, COPY),
+    Case("gated_swiglu", lambda s, t: a.gated(s, t)[1:], COPY),
+    Case("gated_swiglu_dgrad", a.gated, COPY),
+    Case("swiglu_quantise", lambda s, t: a.dense(s, t)[1:], COPY, dtypes=(BF16,)),
+    Case("swiglu_quantise_kept", lambda s, t: a.dense(s, t)[1:], COPY, dtypes=(BF16,)),
+    Case("gated_swiglu_quantise", lambda s, t: a.gated(s, t)[1:], COPY, dtypes=(BF16,)),
+    Case("gated_swiglu_quantise_kept", lambda s, t: a.gated(s, t)[1:], COPY, dtypes=(BF16,)),
+    Case("swiglu_dgrad_quantise_both", a.dense, COPY, dtypes=(BF16,)),
+    Case("gated_swiglu_dgrad_quantise_both", a.gated, COPY, dtypes=(BF16,)),
+    Case("swiglu_fp8_dgrad_quantise_both", a.dense_fp8, COPY, dtypes=(BF16,)),
+    Case("gated_swiglu_fp8_dgrad_quantise_both", a.gated_fp8, COPY, dtypes=(BF16,)),
+    Case("swiglu_fp8_quantise_requantise", lambda s, t: a.dense_fp8(s, t)[1:], COPY, dtypes=(BF16,)),
+    Case("gated_swiglu_fp8_quantise_requantise", lambda s, t: a.gated_fp8(s, t)[1:], COPY, dtypes=(BF16,)),
+    Case("swiglu_fp8", lambda s, t: a.dense_fp8(s, t)[1:], COPY, dtypes=(BF16,)),
+    Case("swiglu_fp8_dgrad", a.dense_fp8, COPY, dtypes=(BF16,)),
+    Case("gated_swiglu_fp8", lambda s, t: a.gated_fp8(s, t)[1:], COPY, dtypes=(BF16,)),
+    Case("gated_swiglu_fp8_dgrad", a.gated_fp8, COPY, dtypes=(BF16,)),
+    # ---- quantising
+    Case("quantise", lambda s, t: (t(s.rows, s.hidden),), CAST),
+    Case("quantise_columns", lambda s, t: (t(s.rows, s.hidden),), CAST),
+    Case("quantise_both", lambda s, t: (t(s.rows, s.hidden),), CAST),
+    Case("quantise_requantise", lambda s, t: (t(s.rows, s.hidden),), CAST),
+    Case("quantise_blocks", lambda s, t: (t(2 * s.dense, s.hidden),), CAST),
+    Case("quantise_blocks", lambda s, t: (t(s.local_experts, 2 * s.inner, s.hidden),), CAST, "of experts"),
+    Case("requantise", lambda s, t: a.quantise(t(s.rows, s.hidden)), CAST, dtypes=(BF16,)),
+    # ---- attention
+    Case(
+        "mla_attention",
+        lambda s, t: (*a.attention(s, t), *a.attention_sizes(s)),
+        Goal("share", 0.55),
+        flops=causal_flops(forward_columns),
+        roundings=3,
+    ),
+    Case(
+        "mla_attention_dgrad",
+        a.attention_gradient,
+        Goal("share", 0.40),
+        flops=causal_flops(backward_columns),
+        roundings=4,
+    ),
+    Case(
+        "gqa_attention",
+        lambda s, t: (*a.grouped_queries(s, t), *a.grouped_queries_sizes(s)),
+        Goal("share", 0.55),
+        flops=causal_flops(lambda s: 2 * s.head_dim),
+        roundings=3,
+    ),
+    Case(
+        "gqa_attention_dgrad",
+        a.grouped_queries_gradient,
+        Goal("share", 0.40),
+        flops=causal_flops(lambda s: 5 * s.head_dim),
+        roundings=4,
+    ),
+    # ---- routing
+    Case("route", lambda s, t: (*a.router(s, t), *a.routing(s)), Goal("µs", 10), dtypes=(FP32,)),
+    Case("route_dgrad", a.chosen_gradient, Goal("µs", 10), dtypes=(FP32,)),
+    Case("route_permute", lambda s, t: (*a.router(s, t), t(s.tokens, s.hidden), None, *a.routing(s)), MOVE),
+    Case("permute", lambda s, t: (t(s.tokens, s.hidden), *a.chosen(s, t)[1:], s.experts), MOVE),
+    Case("permute_placed", lambda s, t: (t(s.tokens, s.hidden), *a.chosen(s, t)[1:], a.slots(s, t)), MOVE),
+    Case("permute_dgrad", a.permute_gradient, MOVE),
+    Case("permute_fp8", lambda s, t: (*a.tokens_fp8(s, t), *a.chosen(s, t)[1:], s.experts), MOVE, dtypes=(BF16,)),
+    Case(
+        "permute_placed_fp8",
+        lambda s, t: (*a.tokens_fp8(s, t), *a.chosen(s, t)[1:], a.slots(s, t)),
+        MOVE,
+        dtypes=(BF16,),
+    ),
+    Case(
+        "route_permute_fp8",
+        lambda s, t: (*a.router(s, t), *a.tokens_fp8(s, t), None, *a.routing(s)),
+        MOVE,
+        dtypes=(BF16,),
+    ),
+    Case(
+        "unpermute_fp8_dgrad",
+        lambda s, t: (*a.tokens_fp8(s, t), a.routed(s, t)[1], s.top_k),
+        MOVE,
+        dtypes=(BF16,),
+    ),
+    Case("unpermute", lambda s, t: (*a.routed(s, t), s.top_k), MOVE),
+    Case("unpermute_dgrad", a.unpermute_gradient, MOVE),
+    Case("unpermute_add", a.join, MOVE, roundings=2),
+    Case("sequence_balance", a.balance, Goal("µs", 10), dtypes=(FP32,)),
+    Case("sequence_balance_dgrad", a.balance_gradient, Goal("µs", 10), dtypes=(FP32,)),
+    Case(
+        "embedding",
+        lambda s, t: (t.integers(s.vocab, s.tokens), t(s.vocab, s.hidden)),
+        MOVE,
+        moved=lambda s: s.tokens * (8 + (2 + 2) * s.hidden),
+    ),
+    Case(
+        "embedding_wgrad_",
+        lambda s, t: (t.wide(s.vocab, s.hidden), t(s.tokens, s.hidden), t.integers(s.vocab, s.tokens)),
+        MOVE,
+        moved=lambda s: s.tokens * (8 + (2 + 4 + 4) * s.hidden),
+        written=(0,),
+    ),
+    # ---- products
+    Case("grouped_linear", a.grouped(a.up), GROUPED, "up", product_flops(a.up)),
+    Case("grouped_linear", a.grouped(a.down), GROUPED, "down", product_flops(a.down)),
+    Case("grouped_linear_dgrad", a.grouped_dgrad(a.up), GROUPED, "up", product_flops(a.up)),
+    Case("grouped_linear_dgrad", a.grouped_dgrad(a.down), GROUPED, "down", product_flops(a.down)),
+    Case("grouped_linear_wgrad_", a.grouped_wgrad(a.up), GROUPED, "up", product_flops(a.up), written=(0,)),
+    Case("grouped_linear_wgrad_", a.grouped_wgrad(a.down), GROUPED, "down", product_flops(a.down), written=(0,)),
+    fp8("linear_fp8", a.fp8(a.out), Goal("ratio", 1.0, "BF16 product"), O_PROJ, a.out),
+    fp8("linear_fp8", a.fp8(a.q_up), Goal("ratio", 1.0, "BF16 product"), Q_UP, a.q_up),
+    fp8("linear_fp8_dgrad", a.fp8_dgrad(a.out), Goal("ratio", 1.0, "BF16 product"), O_PROJ, a.out),
+    fp8("linear_fp8_dgrad", a.fp8_dgrad(a.q_up), Goal("ratio", 1.0, "BF16 product"), Q_UP, a.q_up),
+    fp8("linear_fp8_wgrad_", a.fp8_wgrad(a.out), Goal("TFLOPS", 800), O_PROJ, a.out),
+    fp8("linear_fp8_wgrad_", a.fp8_wgrad(a.q_up), Goal("TFLOPS", 800), Q_UP, a.q_up),
+    fp8("grouped_linear_fp8", a.grouped_fp8(a.up), Goal("share", 0.75), "up", a.up),
+    fp8("grouped_linear_fp8", a.grouped_fp8(a.down), Goal("share", 0.75), "down", a.down),
+    fp8("grouped_linear_fp8_dgrad", a.grouped_fp8_dgrad(a.up), Goal("share", 0.75), "up", a.up),
+    fp8("grouped_linear_fp8_dgrad", a.grouped_fp8_dgrad(a.down), Goal("share", 0.75), "down", a.down),
+    fp8("grouped_linear_fp8_wgrad_", a.grouped_fp8_wgrad(a.up), Goal("TFLOPS", 800), "up", a.up),
+    fp8("grouped_linear_fp8_wgrad_", a.grouped_fp8_wgrad(a.down), Goal("TFLOPS", 800), "down", a.down),
+    # ---- head and optimizer
+    Case("cross_entropy", a.logits, COPY),
+    Case("cross_entropy_dgrad", a.logits_gradient, COPY),
+    Case("linear_cross_entropy", a.head, Goal("ratio", 0.91, "its product"), flops=head_flops(1), roundings=1),
+    Case(
+        "linear_cross_entropy_dgrad",
+        a.head_gradient,
+        Goal("ratio", 0.91, "its products"),
+        flops=head_flops(2),
+        roundings=2,
+    ),
+    Case(
+        "linear_cross_entropy_wgrad_",
+        lambda s, t: (t.wide(s.vocab, s.hidden), *a.head_gradient(s, t)),
+        Goal("ratio", 0.91, "its products"),
+        flops=head_flops(2),
+        roundings=2,
+        written=(0,),
+    ),
+    Case("adamw", a.update, Goal("share", 0.90), roundings=1, written=(0, 2, 3, 4), unread=(4,)),
+)

@@ -1,0 +1,73 @@
+"""Every kernel on the GPU, at odd sizes, at even ones and at DeepSeek-V3's, against its op. A worker of workers.py."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.cases import CASES, Case
+from benchmarks.gpu.sizes import ALL, Make
+from benchmarks.gpu.verify import copied, emitted, error, exact, results
+from benchmarks.gpu.workers import serve
+
+NUM_SMS_ODD = 7  # persistent programs have several tiles each then
+
+
+def tasks(sizes: str) -> list[dict[str, Any]]:
+    """One for each case and dtype at sizes of a name."""
+    return [
+        {"case": index, "name": case.name, "dtype": str(dtype).removeprefix("torch."), "sizes": sizes}
+        for index, case in enumerate(CASES)
+        for dtype in (case.dtypes[:1] if sizes == "v3" else case.dtypes)
+        if sizes == "v3" or sizes in case.sizes
+    ]
+
+
+def check(task: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """{"error": share of what is allowed}, or why there is none."""
+    case: Case = CASES[task["case"]]
+    assert case.name == task["name"], "another table of cases"
+    started = time.monotonic()
+    dtype = getattr(torch, task["dtype"])
+    arguments = case.arguments(ALL[task["sizes"]], Make(dtype, device))
+    num_sms = NUM_SMS_ODD if task["sizes"] != "v3" else sms(device)
+    kernel = emitted(case.op, arguments, num_sms)
+    if kernel is None:
+        return {"left_out": "the reference op runs at these sizes"}
+    first = results(case, kernel, copied(arguments))
+    poison = [torch.full((tensor.nbytes,), 255, dtype=torch.uint8, device=device) for tensor in first]
+    del poison  # what is left unwritten in memory that is taken again is NaN, or wrong
+    again = results(case, kernel, copied(arguments))
+    same = all(_equal(a, b) for a, b in zip(first, again, strict=True))
+    del again
+    worst = error(case, dtype, first, exact(case, arguments))
+    answer: dict[str, Any] = {"error": round(worst, 4), "seconds": round(time.monotonic() - started, 2)}
+    if not worst <= 1:
+        answer["failed"] = f"{worst:.3g} times the error that is allowed"
+    elif not same:
+        answer["failed"] = "a second run gave other bits"
+    return answer
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """To the bit but for the sign of zero; NaN are equal."""
+    a, b = (x.float() if x.dtype == torch.float8_e4m3fn else x for x in (a, b))
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def sms(device: str) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device == "cuda" else 4
+
+
+def handle(task: Mapping[str, Any]) -> dict[str, Any]:
+    torch.cuda.empty_cache()
+    return check(task, "cuda")
+
+
+if __name__ == "__main__":
+    torch.backends.cuda.matmul.allow_tf32 = False
+    sys.exit(serve(handle))

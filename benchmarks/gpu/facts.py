@@ -1,0 +1,60 @@
+"""What the machine code of every kernel takes at DeepSeek-V3's sizes: found by the gate, without a GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import triton
+
+from benchmarks.gpu.cases import CASES, Case
+from benchmarks.gpu.sizes import ALL, Make
+from benchmarks.gpu.verify import describe
+from compiler.kernels import KernelFile, emit_kernel
+from compiler.kernels.gate import Verdict, gate
+
+NUM_SMS = 132
+
+
+def facts(before: Mapping[str, Any]) -> dict[str, Any]:
+    """By case: the digest of its text, and a row for each launch on sm_90. What was found of the same text is kept."""
+    known: dict[str, Verdict] = {}
+    same = before.get("cases", {}) if before.get("triton") == triton.__version__ else {}
+    found = {}
+    for case in CASES:
+        file, arguments = emitted(case)
+        if file is None:
+            found[case.name] = {"text": "", "launches": []}
+            continue
+        if same.get(case.name, {}).get("text") == digest(file):
+            found[case.name] = same[case.name]
+            continue
+        print(case.name, file=sys.stderr, flush=True)
+        verdicts = gate(file, case.op, arguments, known=known)
+        found[case.name] = {"text": digest(file), "launches": [row(verdict) for verdict in verdicts]}
+    return {"triton": triton.__version__, "target": "sm_90", "cases": found}
+
+
+def emitted(case: Case) -> tuple[KernelFile | None, tuple[Any, ...]]:
+    """The file of a case, if it has a kernel, and the arguments as meta tensors."""
+    arguments = case.arguments(ALL["v3"], Make(case.dtypes[0], "meta"))
+    return emit_kernel(case.op, describe(arguments), NUM_SMS), arguments
+
+
+def digest(file: KernelFile | None) -> str:
+    return "" if file is None else hashlib.sha256(file.source.encode()).hexdigest()[:16]
+
+
+def row(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "kernel": verdict.kernel,
+        "registers": verdict.registers,
+        "shared_bytes": verdict.shared_bytes,
+        "threads": verdict.threads,
+        "programs": verdict.programs,
+        "load_bytes": verdict.load_bytes,
+        "instructions": list(verdict.instructions),
+        "failures": list(verdict.failures),
+    }

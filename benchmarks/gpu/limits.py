@@ -1,0 +1,89 @@
+"""Time on a GPU, and what this one can do at most: a plain copy, products by cuBLAS. Of random numbers: zeros are
+faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+SHORT_S = 200e-6
+WARM_UP_MS, REPEAT_MS = 10, 50
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """The median of a call, L2 flushed before each."""
+    import triton.testing
+
+    milliseconds: float = triton.testing.do_bench(call, warmup=WARM_UP_MS, rep=REPEAT_MS, return_mode="median")
+    return milliseconds / 1e3
+
+
+def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph | None:
+    """None where it cannot be: it reads numbers back."""
+    if waits(call):
+        return None
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    try:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call()
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph):
+            call()
+    except Exception:  # of any kind: torch's, Triton's, CUDA's
+        torch.cuda.synchronize()
+        return None
+    return graph
+
+
+def waits(call: Callable[[], Any]) -> bool:
+    """Whether the host waits for the device in it. Such a call would break a capture."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    except RuntimeError:
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return False
+
+
+def in_turn(calls: dict[str, Callable[[], Any]], rounds: int = 3) -> dict[str, float]:
+    """Seconds of each, medians of rounds: A B C A B C, so that a device that grows warm is so for all.
+
+    A short call is timed as its graph's replay as well, and the less of the two taken: its launches may take longer
+    than it.
+    """
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    graphs: dict[str, torch.cuda.CUDAGraph | None] = {}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            once = seconds(call)
+            if once < SHORT_S and name not in graphs:
+                graphs[name] = captured(call)
+            graph = graphs.get(name)
+            found[name].append(once if graph is None else min(once, seconds(graph.replay)))
+    return {name: sorted(times)[len(times) // 2] for name, times in found.items()}
+
+
+def limits() -> dict[str, float]:
+    """bytes/s of a copy, read and written; FLOP/s of products of BF16 and of E4M3."""
+    found = {"copy": _copy()}
+    extent = 8192
+    a, b = (torch.randn(extent, extent, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    flops = 2 * extent**3
+    found["bf16"] = flops / seconds(lambda: a @ b)
+    a8, b8, one = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+    found["fp8"] = flops / seconds(
+        lambda: torch._scaled_mm(a8, b8.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    )
+    return found
+
+
+def _copy() -> float:
+    source, target = torch.randn(1 << 28, device="cuda"), torch.empty(1 << 28, device="cuda")
+    return 2 * source.nbytes / seconds(lambda: target.copy_(source))

@@ -1,0 +1,290 @@
+"""docs/kernels.md: what was measured on which GPU, and what kernels compile to. Nothing is measured here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.cases import CASES, Case, Goal
+from benchmarks.gpu.sizes import V3, Make
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+FACTS = RESULTS / "kernels.json"
+PAGE = ROOT / "docs" / "kernels.md"
+DEVICES = ("h200", "h100")  # whose results are shown, where there are any
+NOT = "not measured"
+SHORT = {"bfloat16": "bf16", "float32": "f32", "float8_e4m3fn": "e4m3", "int64": "i64", "int32": "i32"}
+Found = Mapping[str, Any]
+
+
+def current() -> str:
+    """The page of the results that are there."""
+    measured = [
+        json.loads(path.read_text("utf-8")) for path in (RESULTS / f"{d}.json" for d in DEVICES) if path.exists()
+    ]
+    facts = json.loads(FACTS.read_text("utf-8")) if FACTS.exists() else {"triton": "", "cases": {}}
+    return page(measured, facts)
+
+
+def page(measured: Sequence[Found], facts: Found) -> str:
+    """The whole page."""
+    tables = [section for found in measured for section in of_device(found)] or [nothing_measured()]
+    return "\n".join([HEAD, *tables, code(facts), HOW])
+
+
+# ---------------------------------------------------------------- measured
+
+
+def of_device(found: Found) -> list[str]:
+    parts = found["parts"]
+    return [
+        _about(found),
+        times(parts.get("timing", {}).get("rows", []), parts.get("checks", {}).get("rows", [])),
+        _left_out(parts),
+        training(parts.get("alone"), parts.get("shared")),
+        split(parts.get("split", {}).get("rows", [])),
+        bounds(parts.get("bounds", {})),
+    ]
+
+
+def nothing_measured() -> str:
+    return f"## On a GPU\n\nNo GPU has run these yet: `make gpu` writes what it finds here.\n\n{times([], [])}"
+
+
+def _about(found: Found) -> str:
+    limits = _limits(found["parts"].get("timing", {}).get("rows", []))
+    said = (
+        f"copy {limits['copy'] / 1e12:.2f} TB/s, BF16 products {limits['bf16'] / 1e12:.0f} TFLOPS, "
+        f"E4M3 {limits['fp8'] / 1e12:.0f}"
+        if limits
+        else NOT
+    )
+    versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "triton", "cuda", "python") if name in found)
+    facts = f"{found['sms']} SMs; {versions}; {found['date']}. Its limits, in the same run: {said}."
+    return f"## {found['device']}\n\n{facts}\n"
+
+
+def _limits(rows: Iterable[Found]) -> Found | None:
+    return next((row for row in rows if row.get("kind") == "limits" and "copy" in row), None)
+
+
+def times(rows: Sequence[Found], checked: Sequence[Found]) -> str:
+    """A row for each case: its time, what of the limit that is, its goal, and others' times over it."""
+    limits = _limits(rows)
+    lines = ["| kernel | time | of the limit | goal | reached | × others | error |", "|---|--:|--:|---|---|---|--:|"]
+    for case in CASES:
+        mine = [row for row in rows if row.get("name") == case.name]
+        lines.append(_line(case, mine, limits, [row for row in checked if row["name"] == case.name]))
+    return "\n".join([*lines, ""])
+
+
+def _line(case: Case, rows: Sequence[Found], limits: Found | None, checked: Sequence[Found]) -> str:
+    timed = next((row for row in rows if row["kind"] == "libraries" and "ours" in row.get("seconds", {})), None)
+    if timed is None:
+        why = next((row.get("failed") or row.get("left_out") for row in rows), None)
+        return f"| {case.name} | {_cell(why or NOT)} | | {case.goal} | | | {_error(checked)} |"
+    ours = timed["seconds"]["ours"]
+    limit = floor(timed, limits)
+    ratios = {
+        name: seconds / row["seconds"]["ours"]
+        for row in rows
+        if "ours" in row.get("seconds", {})
+        for name, seconds in row["seconds"].items()
+        if name != "ours"
+    }
+    cells = [
+        f"{ours * 1e6:,.1f} µs",
+        f"{limit / ours:.0%}" if limit else "",
+        str(case.goal),
+        {True: "yes", False: "no", None: ""}[reached(case.goal, ours, limit, timed["flops"], ratios)],
+        ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()),
+        _error(checked),
+    ]
+    return f"| {case.name} | " + " | ".join(cells) + " |"
+
+
+def floor(timed: Found, limits: Found | None) -> float | None:
+    """Seconds that the machine needs for the work at its limits."""
+    if limits is None:
+        return None
+    moving = timed["bytes"] / limits["copy"]
+    return max(moving, timed["flops"] / limits[timed["rate"]]) if timed["flops"] else moving
+
+
+def reached(
+    goal: Goal, seconds: float, limit: float | None, flops: int | None, ratios: Mapping[str, float]
+) -> bool | None:
+    """None: it cannot be said."""
+    if goal.kind == "share":
+        return None if limit is None else limit / seconds >= goal.value
+    if goal.kind == "TFLOPS":
+        return None if flops is None else flops / seconds / 1e12 >= goal.value
+    if goal.kind == "µs":
+        return seconds * 1e6 <= goal.value
+    return ratios[goal.peer] >= goal.value if goal.peer in ratios else None
+
+
+def _error(checked: Sequence[Found]) -> str:
+    """The worst of all sizes and dtypes, of what is allowed."""
+    if wrong := [row for row in checked if "failed" in row]:
+        return f"**{len(wrong)} failed**"
+    errors = [row["error"] for row in checked if "error" in row]
+    return f"{max(errors):.2f}" if errors else ""
+
+
+def _left_out(parts: Mapping[str, Found]) -> str:
+    lines = []
+    for name, part in parts.items():
+        if why := part.get("left_out") or part.get("failed"):
+            lines.append(f"- {name}: {_cell(why)}")
+        for row in part.get("rows", []):
+            if why := row.get("failed"):
+                sizes = " ".join(str(row[key]) for key in ("name", "kind", "dtype", "sizes") if key in row)
+                lines.append(f"- {name}, {sizes}: {_cell(why)}")
+    return "\n".join(["Left out, or failed:\n", *lines, ""]) if lines else ""
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")[:160]
+
+
+def training(alone: Found | None, shared: Found | None) -> str:
+    """Tokens a second, and how far losses are from the CPU's."""
+    lines = [
+        "| the quickstart in BF16 | tokens/s | the CPU's | steps | first loss | last loss | apart from the CPU's |"
+    ]
+    lines.append("|---|--:|--:|--:|--:|--:|--:|")
+    for words, run in (("one rank", alone), ("four ranks on the one GPU", shared)):
+        if not run or not run.get("device", {}).get("losses"):
+            lines.append(f"| {words} | {NOT} | | | | | |")
+            continue
+        ours, cpu = run["device"], run["cpu"]
+        cells = [
+            f"{ours['tokens_per_s']:,.0f}",
+            f"{cpu['tokens_per_s']:,.0f}" if cpu["tokens_per_s"] else NOT,
+            str(len(ours["losses"])),
+            f"{ours['losses'][0]:.4f}",
+            f"{ours['losses'][-1]:.4f}",
+            f"{run['apart']:.4f}" if run["apart"] is not None else NOT,
+        ]
+        lines.append(f"| {words} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def split(rows: Sequence[Found]) -> str:
+    """Overlap efficiency: the longer of the two alone over both together."""
+    lines = ["| a product and a copy on | product | copy | in turn | two streams | green contexts | efficiency |"]
+    lines.append("|---|--:|--:|--:|--:|--:|--:|")
+    for row in rows:
+        if "product_s" not in row:
+            continue
+        longer = max(row["product_s"], row["copy_s"])
+        green = row.get("green_contexts_s")
+        cells = [f"{row[key] * 1e6:,.0f} µs" for key in ("product_s", "copy_s", "serial_s", "two_streams_s")]
+        cells += [f"{green * 1e6:,.0f} µs" if green else _cell(row.get("no_green_contexts", ""))]
+        efficiency = f"{longer / row['two_streams_s']:.2f}"
+        if green:
+            efficiency += f"; {max(row['green_product_s'], row['green_copy_s']) / green:.2f} in green contexts"
+        lines.append(f"| {row['name']} | " + " | ".join([*cells, efficiency]) + " |")
+    return "\n".join([*lines, ""]) if len(lines) > 2 else ""
+
+
+def bounds(part: Found) -> str:
+    counts = part.get("counts")
+    if not counts:
+        return ""
+    said = ", ".join(f"{count} {word}" for word, count in counts.items())
+    failures = "\n".join(f"- {_cell(line)}" for line in part.get("failures", ())[:10])
+    return f"The interpreter's checks on this device, within their bounds: {said}.\n{failures}\n"
+
+
+# ---------------------------------------------------------------- compiled
+
+
+def code(facts: Found) -> str:
+    """A row for each launch: what its machine code takes."""
+    by = f"For sm_90 by Triton {facts['triton']}, at the sizes above, read by the gate without a GPU."
+    head = f"## Machine code\n\n{by}\n"
+    lines = ["| kernel | arguments | launch | registers | shared | programs an SM | load | instructions |"]
+    lines.append("|---|---|---|--:|--:|--:|--:|---|")
+    for case in CASES:
+        rows = facts["cases"].get(case.name, {}).get("launches")
+        for i, row in enumerate(rows or (None,)):
+            first = (case.name, arguments(case)) if i == 0 else ("", "")
+            lines.append(" | ".join([f"| {first[0]} | {first[1]}", *_launch(row)]) + " |")
+    return "\n".join([head, *lines, ""])
+
+
+def _launch(row: Found | None) -> list[str]:
+    if row is None:
+        return ["no kernel", "", "", "", "", ""]
+    said = ", ".join(row["instructions"]) + (" **" + "; ".join(row["failures"]) + "**" if row["failures"] else "")
+    numbers = (row["registers"], f"{row['shared_bytes']:,}", row["programs"], f"{row['load_bytes']} B")
+    return [f"`{row['kernel']}`", *map(str, numbers), said]
+
+
+def arguments(case: Case) -> str:
+    """The tensors of a case, as `bf16[4096, 7168]`."""
+    made = case.arguments(V3, Make(case.dtypes[0], "meta"))
+    tensors = (_of_tensor(value) for value in made if isinstance(value, Tensor))
+    return " ".join(tensors)
+
+
+def _of_tensor(tensor: torch.Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{SHORT[dtype]}{list(tensor.shape)}"
+
+
+# ---------------------------------------------------------------- text
+
+HEAD = """# Kernels
+
+Triton text that a build holds and the CUDA ranks run; on the CPU the same build runs the ops they stand for. Written by
+`python -m benchmarks.gpu --page` from [benchmarks/results](../benchmarks/results); times are of `make gpu`.
+
+What is fused, and stays the composition of the ops it is made of, to the rounding:
+
+- a norm with the residual's addition before it, the gradient past a norm with the one around it;
+- norms and SwiGLU with the quantising of their result, in both directions where a weight gradient reads columns; gate
+  weights within SwiGLU; SwiGLU of an input that was kept in E4M3;
+- the router with its histogram, the permutation and the copy of the rows; the way back with both additions;
+- RoPE with attention; the softmax with both products; products of E4M3 with their scales, promoted every 128;
+- the head's product with the cross entropy, without a tensor of all logits; AdamW with the rounded copy.
+"""
+
+HOW = """## How a kernel is known to be right without a GPU
+
+- Its text runs in Triton's interpreter against its op in FP64 on the same numbers, within bounds that follow from the
+  number of roundings ([tests/kernels](../tests/kernels)). BF16 and E4M3 round there as hardware does, and two programs
+  that touch one address, a read outside the tensors, or a second run with other bits fail the test.
+- It is compiled for sm_90, sm_100, sm_80 and gfx942, and the machine code is read: no spills, the tensor cores'
+  instructions that are meant and no others, tiles copied by the memory accelerator, streams past the cache, shared
+  memory that a block has ([gate.py](../compiler/kernels/gate.py); `make kernels` for every shipped spec).
+- The runtime's part, what is made on which device and what is copied when, runs on a device that is pretended
+  ([tests/gpu](../tests/gpu)), and gives the CPU's numbers to the bit; ranks that share a device talk through the host.
+
+On a GPU, `make gpu` repeats all of it: every kernel at odd sizes, even ones and these, twice, the second time into
+memory full of NaN. *error* is the worst of these, as a share of what rounding allows. In *× others* are others' times
+over ours: torch is the op itself in eager torch, *written in torch* what a user would write, *compiled* that by
+torch.compile; libraries get rows sorted and heads rotated beforehand. Times are medians of three rounds in turn, L2
+flushed, random numbers; short calls are replayed from a graph where that is faster, theirs as well as ours. *of the
+limit* counts each argument and result moved once at the speed of a copy, or the products at that of cuBLAS's.
+
+A machine without the compiler's packages wants `python -m benchmarks.gpu --builds` before, elsewhere, and build/gpu.
+
+## To add one
+
+1. The op in [runtime/ops](../runtime/ops), in torch: a fused op calls the ops it is made of. It is the definition.
+2. `compiler/kernels/<name>.py`: when the kernel applies, its launch, rows of `OPS`; `<name>.py.j2`: its text; one line
+   in `KERNELS`. What it streams is said in `STREAMS`, and the gate holds it to that.
+3. `tests/kernels/checks_<name>.py`, with the bound of each result, and `test_<name>.py`.
+4. A case with its goal in [cases.py](../benchmarks/gpu/cases.py); then `python -m benchmarks.gpu --facts`.
+
+Tests fail where one of these is missing.
+"""

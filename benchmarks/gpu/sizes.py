@@ -1,0 +1,169 @@
+"""Sizes that kernels are checked and timed at, and the random tensors of their arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What one rank computes on. Rows are what an expert rank receives, in groups (source, expert)."""
+
+    tokens: int
+    sequence: int
+    hidden: int
+    vocab: int
+    dense: int  # inner width of a dense layer
+    inner: int  # of an expert
+    rows: int
+    local_experts: int
+    sources: int
+    experts: int  # that a token chooses from
+    top_k: int
+    groups: int
+    top_groups: int
+    heads: int
+    kv_heads: int  # of grouped-query attention, with `head_dim`
+    head_dim: int
+    nope: int
+    rope: int
+    value: int
+    query_rank: int
+    parameters: int  # of one update
+
+
+# One rank of DeepSeek-V3 with 64 expert ranks: 4096 tokens, and as many rows as its 4 experts get on average.
+V3 = Sizes(
+    tokens=4096,
+    sequence=4096,
+    hidden=7168,
+    vocab=129280,
+    dense=18432,
+    inner=2048,
+    rows=32768,
+    local_experts=4,
+    sources=64,
+    experts=256,
+    top_k=8,
+    groups=8,
+    top_groups=4,
+    heads=128,
+    kv_heads=8,
+    head_dim=128,
+    nope=128,
+    rope=64,
+    value=128,
+    query_rank=1536,
+    parameters=1 << 28,
+)
+# Nothing divides anything, and no row begins at 16 bytes.
+ODD = Sizes(
+    tokens=3 * 67,
+    sequence=67,
+    hidden=193,
+    vocab=1009,
+    dense=331,
+    inner=131,
+    rows=517,
+    local_experts=3,
+    sources=5,
+    experts=40,
+    top_k=3,
+    groups=5,
+    top_groups=2,
+    heads=6,
+    kv_heads=2,
+    head_dim=32,
+    nope=24,
+    rope=8,
+    value=20,
+    query_rank=97,
+    parameters=100_003,
+)
+# Of the quickstart, in two blocks of everything.
+EVEN = Sizes(
+    tokens=512,
+    sequence=256,
+    hidden=256,
+    vocab=4096,
+    dense=512,
+    inner=128,
+    rows=1024,
+    local_experts=4,
+    sources=2,
+    experts=16,
+    top_k=4,
+    groups=4,
+    top_groups=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=64,
+    nope=128,
+    rope=64,
+    value=128,
+    query_rank=128,
+    parameters=1 << 16,
+)
+# For an interpreter, which takes a millisecond for what a GPU does in none.
+TINY = replace(
+    ODD,
+    tokens=2 * 7,
+    sequence=7,
+    hidden=33,
+    vocab=50,
+    dense=21,
+    inner=19,
+    rows=23,
+    local_experts=2,
+    sources=2,
+    experts=10,
+    heads=4,
+    head_dim=16,
+    nope=8,
+    rope=4,
+    value=6,
+    query_rank=17,
+    parameters=300,
+)
+ALL = {"v3": V3, "odd": ODD, "even": EVEN, "tiny": TINY}
+
+
+class Make:
+    """Random tensors on a device, the same for the same seed; on the meta device, shapes."""
+
+    def __init__(self, dtype: torch.dtype, device: str, seed: int = 0) -> None:
+        self.dtype, self.device = dtype, device
+        self.generator = None if device == "meta" else torch.Generator(device).manual_seed(seed)
+
+    def __call__(self, *shape: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
+        """Normal numbers. A large tensor is made in its own dtype, not through a wider copy."""
+        made = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        return made.normal_(0.0, scale, generator=self.generator)
+
+    def wide(self, *shape: int) -> Tensor:
+        """FP32: statistics, gate weights, gradients of weights."""
+        return self(*shape, dtype=torch.float32)
+
+    def integers(self, end: int, *shape: int) -> Tensor:
+        return torch.randint(end, shape, generator=self.generator, device=self.device)
+
+    def permutation(self, extent: int) -> Tensor:
+        return torch.randperm(extent, generator=self.generator, device=self.device)
+
+    def offsets(self, sizes: Sizes) -> Tensor:
+        """offsets_G (int32): uneven groups, some of them empty, that fill the rows."""
+        groups = sizes.sources * sizes.local_experts
+        share = torch.rand(groups, generator=self.generator, device=self.device)
+        share = torch.where(share < 0.1, torch.zeros_like(share), share)
+        ends = (share.cumsum(0) / share.sum() * sizes.rows).round().to(torch.int32)
+        ends[-1] = sizes.rows
+        return ends
+
+    def aligned_offsets(self, sizes: Sizes, multiple: int) -> Tensor:
+        """The same with every group's rows a multiple, of sizes whose rows are."""
+        ends = (self.offsets(sizes).to(torch.int64) // multiple * multiple).to(torch.int32)
+        ends[-1] = sizes.rows
+        return ends

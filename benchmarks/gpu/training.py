@@ -1,0 +1,154 @@
+"""The quickstart trained on a GPU by its emitted kernels: by one rank, and by four that share the device.
+
+Compiling wants lark and pydantic, training does not. So builds may be brought along: `python -m benchmarks.gpu
+--builds` writes them to build/gpu, which git ignores.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from runtime.metrics import read_rows
+
+ROOT = Path(__file__).parents[2]
+BUILDS = ROOT / "build" / "gpu"
+RUNS = ROOT / "runs" / "gpu"
+COMPILES = ("lark", "pydantic", "jinja2", "networkx", "rich")
+TRAINS = ("numpy", "safetensors", "tokenizers", "rich")
+STEPS, SHARED_STEPS = 60, 20
+SPEC = "specs/quickstart.dsc"
+ONE_RANK = ("parallel.pipeline=1", "parallel.expert=1", "cluster.node.devices=1", "schedule.name=1f1b")
+OVERRIDES: Mapping[str, Sequence[str]] = {
+    "alone": ("precision=bf16", *ONE_RANK),
+    "four": ("precision=bf16",),  # pipeline 2, experts over 2 ranks, DualPipe
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run of its own process."""
+
+    name: str
+    build: Path
+    device: str
+    steps: int
+
+    @property
+    def folder(self) -> Path:
+        return RUNS / self.name
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-m", "runtime.train", str(self.build), "--out", str(self.folder)]
+        command += ["--data", str(ROOT / "specs"), "--device", self.device, "--steps", str(self.steps)]
+        self.folder.mkdir(parents=True)
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        with (self.folder / "said").open("wb") as log:
+            return subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def rows(self) -> list[dict[str, Any]]:
+        return read_rows(self.folder / "metrics.jsonl")[0]
+
+    def said(self) -> str:
+        return (self.folder / "said").read_text("utf-8", "replace").strip()[-600:]
+
+
+def missing(packages: Sequence[str]) -> list[str]:
+    return [name for name in packages if find_spec(name) is None]
+
+
+def build_of(name: str) -> Path | str:
+    """A build folder, compiled now where it can be; or why there is none."""
+    folder = BUILDS / name
+    if lacking := missing(COMPILES):
+        if (folder / "manifest.json").is_file():
+            return folder
+        return (
+            f"{', '.join(lacking)} not installed, and build/gpu/{name} is not there: "
+            "write it where they are, with python -m benchmarks.gpu --builds"
+        )
+    command = [sys.executable, "-m", "compiler.cli", "compile", SPEC, "-o", str(folder)]
+    command += [word for override in OVERRIDES[name] for word in ("-s", override)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return f"it does not compile: {done.stderr[-600:]}" if done.returncode else folder
+
+
+def trained(runs: Sequence[Run], until: float) -> dict[str, int | None]:
+    """Run all at once; the exit code of each, None of one that was stopped at the end of the time."""
+    codes: dict[str, int | None] = {}
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for run in runs:
+            processes.append(run.start())
+        for run, process in zip(runs, processes, strict=True):
+            try:
+                codes[run.name] = process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                codes[run.name] = None
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return codes
+
+
+def curve(run: Run, code: int | None) -> dict[str, Any]:
+    """Losses of each step, and tokens/s of the later half: the first compile kernels."""
+    rows = run.rows()
+    speeds = [row["tokens_per_s"] for row in rows[len(rows) // 2 :]]
+    found: dict[str, Any] = {
+        "losses": [row["loss"] for row in rows],
+        "tokens_per_s": statistics.median(speeds) if speeds else None,
+    }
+    if code not in (0, None):
+        found["failed"] = run.said()
+    return found
+
+
+def apart(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """The largest difference of two curves, as far as both go."""
+    return max((abs(x - y) for x, y in zip(a, b, strict=False)), default=None)
+
+
+def alone(until: float, device: str = "cuda", steps: int = STEPS) -> dict[str, Any]:
+    """One rank on the device, and the same build on the CPU, side by side."""
+    return _beside_cpu("alone", until, device, steps)
+
+
+def shared(until: float, device: str = "shared", steps: int = SHARED_STEPS) -> dict[str, Any]:
+    """Four ranks on one device, which talk through the host; and the same on the CPU."""
+    return _beside_cpu("four", until, device, steps)
+
+
+def _beside_cpu(name: str, until: float, device: str, steps: int) -> dict[str, Any]:
+    if lacking := missing(TRAINS):
+        return {"left_out": f"{', '.join(lacking)} not installed"}
+    build = build_of(name)
+    if isinstance(build, str):
+        return {"left_out": build}
+    stamp = f"{os.getpid()}-{time.monotonic_ns()}"
+    ours, cpu = Run(f"{name}-{stamp}", build, device, steps), Run(f"{name}-{stamp}-beside", build, "cpu", steps)
+    codes = trained((ours, cpu), until)
+    found: dict[str, Any] = {
+        "device": curve(ours, codes[ours.name]),
+        "cpu": curve(cpu, codes[cpu.name]),
+        "kernels": len(list((build / "kernels").glob("*.py"))),
+    }
+    found["apart"] = apart(found["device"]["losses"], found["cpu"]["losses"])
+    if "failed" in found["device"]:
+        found["failed"] = found["device"]["failed"]
+    return found

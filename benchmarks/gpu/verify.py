@@ -1,0 +1,168 @@
+"""Whether a kernel computes what its op says: against the op in FP64 on the same numbers.
+
+The error is ‖found − exact‖ / ‖exact‖ of each result, as a share of what its dtype allows:
+
+- BF16: rounding normal numbers gives 0.00166; 0.002 times √(1 + the roundings on the way to it), which are independent;
+- FP32: sums of thousands of terms give 10⁻⁶, so 10⁻⁵, and what roundings to BF16 on the way add;
+- integers: equal, but for one choice in a thousand whose scores are closer than FP32 tells apart;
+- E4M3: the op in its own dtype, for FP64 would round other numbers. A sum that is off by a unit of FP32 changes the
+  BF16 number or the code of one in a thousand, by an eighth of it at most: 0.004.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.cases import Case
+from benchmarks.gpu.sizes import Sizes
+from compiler.ir import Buffer
+from compiler.kernels import emit_kernel
+from runtime import ops
+from runtime.kernels import load_kernels
+from runtime.ops.quantise import dequantise
+
+E4M3 = torch.float8_e4m3fn
+BF16_ERROR, FP32_ERROR, E4M3_ERROR, OTHER_CHOICES = 2e-3, 1e-5, 4e-3, 1e-3
+Arguments = tuple[Any, ...]
+
+
+def describe(arguments: Arguments) -> Arguments:
+    """The same arguments as the compiler knows them."""
+    return tuple(
+        Buffer("argument", tuple(argument.shape), str(argument.dtype).removeprefix("torch."))
+        if isinstance(argument, Tensor)
+        else argument
+        for argument in arguments
+    )
+
+
+@cache
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="kernels-"))
+
+
+def emitted(op: str, arguments: Arguments, num_sms: int) -> Callable[..., Any] | None:
+    """The kernel of these arguments; None where the reference op runs."""
+    file = emit_kernel(op, describe(arguments), num_sms)
+    if file is None:
+        return None
+    path = _folder() / f"{file.name}_{num_sms}.py"
+    path.write_text(file.source)
+    kernel: Callable[..., Any] = vars(load_kernels(path))[op]
+    return kernel
+
+
+def copied(arguments: Arguments) -> Arguments:
+    """Of what may be changed in place; layouts stay."""
+    return tuple(a.clone() if isinstance(a, Tensor) else a for a in arguments)
+
+
+def results(case: Case, function: Callable[..., Any], arguments: Arguments) -> tuple[Tensor, ...]:
+    """What it returns, and then the arguments that it changed."""
+    found = function(*arguments)
+    returned = found if isinstance(found, tuple) else () if found is None else (found,)
+    return (*returned, *(arguments[i] for i in case.written if arguments[i] is not None))
+
+
+def exact(case: Case, arguments: Arguments) -> tuple[Tensor, ...]:
+    """The results as they should be: in FP64, or, where E4M3 is given or made, as the docstring above says."""
+    arguments = copied(arguments)
+    if case.op in _OF_FP8:
+        return _OF_FP8[case.op](*arguments)
+    if "quantise" in case.op or "_fp8" in case.op:
+        return decoded(results(case, ops.OPS[case.op], arguments))
+    if case.op == "adamw":  # rounds its moments, as it is told by their dtype
+        return results(case, ops.OPS[case.op], arguments)
+    wide = tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments)
+    return results(case, ops.OPS[case.op], wide)
+
+
+def decoded(found: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The same with E4M3 as the numbers that it stands for. Data without scales of their own have the last, turned."""
+    numbers: list[Tensor] = []
+    scales = None
+    for i, tensor in enumerate(found):
+        if tensor.dtype != E4M3:
+            numbers.append(tensor)
+            continue
+        if i + 1 < len(found) and found[i + 1].dtype == torch.float32 and found[i + 1].dim() == tensor.dim():
+            scales = found[i + 1]
+            numbers.append(dequantise(tensor, scales))
+        else:
+            assert scales is not None
+            numbers.append(dequantise(tensor, scales.transpose(-1, -2)))
+    return tuple(numbers)
+
+
+def error(case: Case, dtype: torch.dtype, found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The worst error of any result, as a share of what is allowed where activations are of `dtype`."""
+    roundings = case.roundings if dtype == torch.bfloat16 else 0
+    kinds = [tensor.dtype for tensor in found]
+    found = decoded(found)
+    assert len(found) == len(expected), (len(found), len(expected))
+    worst = 0.0
+    for kind, a, b in zip(kinds, found, expected, strict=True):
+        assert a.shape == b.shape, (tuple(a.shape), tuple(b.shape))
+        if not a.numel():
+            continue
+        if not a.is_floating_point():
+            share = float((a != b).double().mean()) / OTHER_CHOICES
+        else:
+            a, b = a.double(), b.double()
+            distance, size = float((a - b).norm()), float(b.norm())
+            share = 0.0 if distance == 0 else distance / max(size, 1e-300) / allowed(kind, roundings)
+        worst = max(worst, share if share == share else float("inf"))
+    return worst
+
+
+def allowed(dtype: torch.dtype, roundings: int) -> float:
+    if dtype == E4M3:
+        return E4M3_ERROR
+    if dtype == torch.bfloat16:
+        return BF16_ERROR * (1 + roundings) ** 0.5
+    return FP32_ERROR + BF16_ERROR * roundings**0.5
+
+
+# ---------------------------------------------------------------- products of E4M3 in FP64
+
+
+def _product(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor) -> tuple[Tensor, ...]:
+    return (dequantise(x, xs).double() @ dequantise(w, ws).double().t(),)
+
+
+def _wgrad(acc: Tensor, dy: Tensor, dys: Tensor, x: Tensor, xs: Tensor) -> tuple[Tensor, ...]:
+    return (acc.double() + _product(dy, dys, x, xs)[0],)
+
+
+def _grouped(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+    return (ops.grouped_linear(dequantise(x, xs).double(), dequantise(w, ws).double(), offsets),)
+
+
+def _grouped_wgrad(acc: Tensor, dy: Tensor, dys: Tensor, x: Tensor, xs: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+    dy_RN, x_RK = (dequantise(data, scales).double().t().contiguous() for data, scales in ((dy, dys), (x, xs)))
+    return (acc.double() + ops.grouped_linear_wgrad(dy_RN, x_RK, offsets, len(acc)),)
+
+
+_OF_FP8: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+    "linear_fp8": _product,
+    "linear_fp8_dgrad": _product,
+    "linear_fp8_wgrad_": _wgrad,
+    "grouped_linear_fp8": _grouped,
+    "grouped_linear_fp8_dgrad": _grouped,
+    "grouped_linear_fp8_wgrad_": _grouped_wgrad,
+}
+
+
+def moved_bytes(case: Case, sizes: Sizes, arguments: Arguments, found: Sequence[Tensor]) -> int:
+    """Every argument read once, every result written once, unless the case knows better."""
+    if case.moved:
+        return case.moved(sizes)
+    read = [a for i, a in enumerate(arguments) if isinstance(a, Tensor) and i not in case.unread]
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*read, *found))

@@ -1,0 +1,132 @@
+"""Tasks given to processes one at a time, so that one that hangs or breaks its device takes none of the others along.
+
+A task and its answer are a line of JSON each. A process that dies, or takes too long, is replaced by a new one, and its
+task answered with why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+Task = Mapping[str, Any]
+Answer = dict[str, Any]
+BROKEN = ("CUDA error", "illegal", "AcceleratorError", "Triton Error", "misaligned", "launch failure")  # for good
+
+
+def serve(handle: Callable[[Task], Answer]) -> int:
+    """Answer the lines of stdin; what else is printed goes to stderr. Ends where the device may be broken."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        broken = False
+        try:
+            answer = handle(json.loads(line))
+        except Exception as error:
+            text = "".join(traceback.format_exception_only(error)).strip()
+            broken = any(word in text for word in BROKEN) and "out of memory" not in text
+            traceback.print_exc()
+            answer = {"failed": text[:500]}
+        print(json.dumps(answer), file=out, flush=True)
+        if broken:
+            return 1
+    return 0
+
+
+def run(
+    command: Sequence[str],
+    tasks: Sequence[Task],
+    workers: int,
+    each_s: float,
+    until: float,
+    answered: Callable[[Task, Answer], None],
+) -> None:
+    """Every task answered once, in any order, by `workers` processes of `command`, until the clock (monotonic)."""
+    left: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    for task in tasks:
+        left.put(task)
+    lock = threading.Lock()
+
+    def work() -> None:
+        process: _Process | None = None
+        while True:
+            try:
+                task = left.get_nowait()
+            except queue.Empty:
+                break
+            limit = min(each_s, until - time.monotonic())
+            if limit <= 0:
+                answer: Answer = {"left_out": "no time was left"}
+            else:
+                process = process or _Process(command)
+                answer = process.ask(task, limit)
+                if process.ended:
+                    process.end()
+                    process = None
+            with lock:
+                answered(task, answer)
+        if process:
+            process.end()
+
+    threads = [threading.Thread(target=work) for _ in range(min(workers, len(tasks)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class _Process:
+    def __init__(self, command: Sequence[str]) -> None:
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
+        self.process = subprocess.Popen(command, bufsize=0, **pipes)  # type: ignore[call-overload]
+        self.ended = False
+
+    def ask(self, task: Task, limit_s: float) -> Answer:
+        pipe_in, pipe_out = _pipe(self.process.stdin), _pipe(self.process.stdout)
+        deadline, answer = time.monotonic() + limit_s, b""
+        with suppress(BrokenPipeError):
+            pipe_in.write(json.dumps(task).encode() + b"\n")
+        while not answer.endswith(b"\n"):
+            ready, _, _ = select.select([pipe_out], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                self.ended = True
+                return {"failed": f"took more than {limit_s:.0f} s"}
+            part = os.read(pipe_out.fileno(), 1 << 16)
+            if not part:
+                self.ended = True
+                return {"failed": f"its process ended with code {self.process.wait()}: {self._last_words()}"}
+            answer += part
+        said: Answer = json.loads(answer)
+        if any(word in said.get("failed", "") for word in BROKEN):
+            self.ended = True
+        return said
+
+    def end(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            with suppress(BrokenPipeError):
+                _pipe(pipe).close()
+        self.process.kill()
+        self.process.wait()
+        self.errors.close()
+
+    def _last_words(self) -> str:
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else "it said nothing"
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe

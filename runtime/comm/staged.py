@@ -1,0 +1,107 @@
+"""Channels of ranks that share a GPU: what they tell each other goes through the host's memory.
+
+NCCL wants a device for every rank. Where several compute on one, a tensor is copied to the host and given to channels
+of the host, shared memory or gloo, and what comes is copied to the device when it is waited for. The same program runs
+and the same numbers are summed in the same order, at the host's pace: it is for trying out a run of several ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from runtime.comm.transport import Edge, Links, Pending, Sums, Swap, Work
+
+
+class StagedLinks:
+    """The channels `host`, for tensors of a device."""
+
+    def __init__(self, host: Links) -> None:
+        self._host = host
+        self.sums: Sums = StagedSums(host)
+
+    def edge(self, source: int, destination: int) -> StagedEdge:
+        return StagedEdge(self._host.edge(source, destination))
+
+    def swap(self, members: tuple[int, ...]) -> Swap | None:
+        swap = self._host.swap(members)
+        return None if swap is None else StagedSwap(swap)
+
+    def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
+        return None  # on the device; its copy on the host is made where it is summed
+
+
+@dataclass(frozen=True)
+class StagedEdge:
+    host: Edge
+
+    def send(self, name: str, tensor: Tensor) -> Pending:
+        return self.host.send(name, tensor.cpu())
+
+    def post(self, name: str, buffer: Tensor) -> Pending:
+        staged = _like(buffer)
+        return Pending([_Arrival([self.host.post(name, staged)], staged, buffer)], buffer)
+
+
+@dataclass(frozen=True)
+class StagedSwap:
+    host: Swap
+
+    def start(
+        self, name: str, tensor: Tensor, given: Sequence[int] | None, out: Tensor, taken: Sequence[int] | None
+    ) -> list[Work]:
+        sent, staged = tensor.cpu(), _like(out)
+        return [_Arrival(self.host.start(name, sent, given, staged, taken), staged, out, keep=sent)]
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """What is to come to the host, and then to the device. `keep` must live until then."""
+
+    works: Sequence[Work]
+    staged: Tensor
+    out: Tensor
+    keep: Tensor | None = None
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+        self.out.copy_(self.staged)
+
+
+@dataclass
+class StagedSums:
+    """Flat tensors have one copy each on the host, where the host's channels want it."""
+
+    host: Links
+    copies: dict[str, Tensor] = field(default_factory=dict)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        staged = tensor.cpu()
+        self.host.sums.all_reduce(staged)
+        tensor.copy_(staged)
+
+    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor) -> None:
+        staged = self._copy_of(bucket, flat)
+        staged.copy_(flat)
+        self.host.sums.reduce(bucket, holders, staged)
+        flat.copy_(staged)
+
+    def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, owned: slice) -> None:
+        staged = self._copy_of(bucket, flat)
+        staged[owned].copy_(flat[owned])
+        self.host.sums.gather(bucket, holders, staged, owned)
+        flat.copy_(staged)
+
+    def _copy_of(self, bucket: str, flat: Tensor) -> Tensor:
+        if bucket not in self.copies:
+            placed = self.host.flat(bucket, flat.numel(), flat.dtype)
+            self.copies[bucket] = _like(flat) if placed is None else placed
+        return self.copies[bucket]
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype)

@@ -1,0 +1,45 @@
+"""`linear_fp8` of several experts over the rows each received. R rows, K in, N out, E experts, G groups, B tiles.
+
+Rows offsets[g-1] … offsets[g] form group g and meet expert g mod E, as in `grouped_linear`. Tiles of columns, which a
+weight gradient reads, run over the rows of the whole buffer. Its sums end where a tile ends and where a group does: so
+groups may begin anywhere, but each tile is read once where they begin at multiples of 128 rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from runtime.ops.linear_fp8 import linear_fp8, scaled_product
+
+
+def grouped_linear_fp8(x_RK: Tensor, xs_RB: Tensor, w_ENK: Tensor, ws: Tensor, offsets_G: Tensor) -> Tensor:
+    """x_RK, its scales, w_ENK, its scales [E, N / 128, K / 128], offsets_G (int32) -> y_RN (BF16)."""
+    y_RN = torch.empty((x_RK.shape[0], w_ENK.shape[1]), dtype=torch.bfloat16, device=x_RK.device)
+    for expert, start, end in _groups(offsets_G, w_ENK.shape[0], x_RK.shape[0]):
+        y_RN[start:end] = linear_fp8(x_RK[start:end], xs_RB[start:end], w_ENK[expert], ws[expert])
+    return y_RN
+
+
+def grouped_linear_fp8_dgrad(dy_RN: Tensor, dys_RB: Tensor, w_EKN: Tensor, ws: Tensor, offsets_G: Tensor) -> Tensor:
+    """dy_RN, its scales, w_EKN (transposed), its scales [E, K / 128, N / 128], offsets_G -> dx_RK (BF16)."""
+    return grouped_linear_fp8(dy_RN, dys_RB, w_EKN, ws, offsets_G)
+
+
+def grouped_linear_fp8_wgrad_(
+    acc_ENK: Tensor, dy_NR: Tensor, dys_NB: Tensor, x_KR: Tensor, xs_KB: Tensor, offsets_G: Tensor
+) -> None:
+    """acc_ENK (FP32) += dw_ENK of (dy_NR, x_KR), both transposed, with scales of 128 rows."""
+    for expert, start, end in _groups(offsets_G, acc_ENK.shape[0], x_KR.shape[1]):
+        acc_ENK[expert] += scaled_product(dy_NR, dys_NB, x_KR, xs_KB, start, end)
+
+
+def _groups(offsets_G: Tensor, num_experts: int, num_rows: int) -> Iterator[tuple[int, int, int]]:
+    """Of every group with rows: its expert, its first row, and the row behind its last."""
+    ends = offsets_G.tolist()
+    assert ends[-1] == num_rows, (ends, num_rows)
+    for group, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        if start < end:
+            yield group % num_experts, start, end

@@ -1,0 +1,163 @@
+"""What is run on a GPU, as far as it can be without one: its tables of kernels and of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from benchmarks.gpu import libraries, split
+from benchmarks.gpu.cases import CASES, Case
+from benchmarks.gpu.checks import tasks
+from benchmarks.gpu.libraries import PEERS
+from benchmarks.gpu.peers import FORMULAS
+from benchmarks.gpu.sizes import TINY, V3, Make
+from benchmarks.gpu.verify import copied, describe, error, exact, moved_bytes, results
+from compiler.kernels import KERNELS, emit_kernel
+from compiler.kernels.gate import Launch, judge
+from runtime.ops import OPS
+from tests.kernels.conftest import interpret  # noqa: F401
+
+Interpret = Callable[..., Any]
+BF16 = torch.bfloat16
+TASKS = [{**task, "sizes": "tiny"} for task in tasks("odd")]
+on_tiny = pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{task['name']}-{task['dtype']}")
+
+
+def test_every_kernel_has_a_case() -> None:
+    assert set(KERNELS) <= {case.op for case in CASES} <= set(OPS)
+    assert len({case.name for case in CASES}) == len(CASES)
+    assert set(FORMULAS) | set(PEERS) <= {case.op for case in CASES}
+
+
+def test_goals_name_their_peer() -> None:
+    for case in CASES:
+        assert (case.goal.kind == "ratio") == bool(case.goal.peer)
+        assert not case.goal.peer or case.goal.peer in PEERS[case.op], case.name
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_case_has_a_kernel_at_v3s_sizes(case: Case) -> None:
+    """Its arguments are made on the meta device, and its kernel is emitted."""
+    arguments = case.arguments(V3, Make(case.dtypes[0], "meta"))
+    assert bool(emit_kernel(case.op, describe(arguments), 132)) == (case.op in KERNELS)
+    for index in (*case.written, *case.unread):
+        assert isinstance(arguments[index], Tensor)
+
+
+def test_the_work_is_that_of_the_published_figures() -> None:
+    """At an H200's 790 and 1600 TFLOPS and 4.3 TB/s."""
+
+    def seconds(name: str, rate: float) -> float:
+        case = next(case for case in CASES if case.name == name)
+        assert case.flops
+        return case.flops(V3) / rate
+
+    assert round(seconds("mla_attention", 790e12) * 1e6) == 870
+    assert round(seconds("mla_attention_dgrad", 790e12) * 1e6) == 2262
+    assert round(seconds("linear_fp8 out-projection", 1600e12) * 1e6) == 601
+    assert round(seconds("grouped_linear_fp8 up", 1600e12) * 1e6) == 1203
+    assert round(seconds("linear_cross_entropy", 790e12) * 1e4) == 96
+    case = next(case for case in CASES if case.op == "unpermute")
+    arguments = case.arguments(V3, Make(BF16, "meta"))
+    moved = moved_bytes(case, V3, arguments, (torch.empty(4096, 7168, dtype=BF16, device="meta"),))
+    assert round(moved / 4.3e12 * 1e6) == 123
+    case = next(case for case in CASES if case.op == "adamw")
+    arguments = case.arguments(V3, Make(BF16, "meta"))
+    moved = moved_bytes(case, V3, arguments, [arguments[i] for i in case.written])
+    assert moved == 22 * V3.parameters  # 5.1 ms for 1e9
+
+
+@on_tiny
+def test_the_op_is_within_the_error_of_its_kernel(task: dict[str, Any]) -> None:
+    """On the CPU the op stands for the kernel. A formula in torch may save a rounding."""
+    case, dtype = CASES[task["case"]], getattr(torch, task["dtype"])
+    arguments = case.arguments(TINY, Make(dtype, "cpu"))
+    expected = exact(case, arguments)
+    found = results(case, OPS[case.op], copied(arguments))
+    assert error(case, dtype, found, expected) <= 1
+    broken = [x.clone() for x in found]
+    broken[0].view(-1)[: max(1, broken[0].numel() // 8)] = 0 if found[0].dtype != torch.int64 else -1
+    assert error(case, dtype, broken, expected) > 1
+    if case.op in FORMULAS:
+        with_formula = results(case, FORMULAS[case.op], copied(arguments))
+        picked = expected[: len(with_formula)] if not case.written else expected[-len(with_formula) :]
+        more = replace(case, roundings=case.roundings + 1)
+        assert error(more, dtype, with_formula, picked) <= 1
+
+
+@on_tiny
+def test_a_kernel_passes_its_check(interpret: Interpret, task: dict[str, Any]) -> None:  # noqa: F811
+    """What `make gpu` does at larger sizes."""
+    interpret("tests.gpu.interpreted", "kernel", task)
+
+
+# ---------------------------------------------------------------- others
+
+ON_CPU = [
+    (case.op, name)
+    for case in CASES
+    for name in PEERS.get(case.op, {})
+    if case.variant in ("", "up", "out-projection")
+    and name.removesuffix("s") in ("_grouped_mm", "BF16 _grouped_mm", "BF16 product", "its product", "_fused_adamw_")
+]
+
+
+@pytest.mark.parametrize(("op", "name"), ON_CPU)
+def test_others_do_the_same_work(op: str, name: str) -> None:
+    """Where a CPU runs them: with one source, whose rows are in the order that they want."""
+    case = next(case for case in CASES if case.op == op)
+    sizes = replace(TINY, sources=1, rows=24, inner=24, hidden=32, heads=4, value=8)  # _grouped_mm wants whole 16 bytes
+    dtype = torch.float32 if op == "adamw" else BF16
+    arguments = case.arguments(sizes, Make(dtype, "cpu"))
+    if op == "adamw":
+        arguments = (*arguments[:5], 1.0, *arguments[6:])
+    expected, given = exact(case, arguments), copied(arguments)
+    found = PEERS[op][name](*given)()
+    if op == "adamw":
+        assert error(case, dtype, (given[0],), expected[:1]) <= 1
+    elif not op.startswith("linear_cross_entropy"):  # of which it does the products alone
+        started = arguments[0].double() if op.endswith("_") else torch.zeros(())
+        assert error(replace(case, roundings=3), BF16, (found,), (expected[0] - started,)) <= 1
+
+
+@pytest.mark.parametrize("op", ["mla_attention", "gqa_attention"])
+def test_attention_of_torch_is_the_same(op: str) -> None:
+    case = next(case for case in CASES if case.op == op)
+    arguments = case.arguments(TINY, Make(torch.float32, "cpu"))
+    heads_of = libraries.mla_heads if op == "mla_attention" else libraries.gqa_heads
+    o_BHSV = libraries.sdpa(heads_of, SDPBackend.MATH)(*arguments)()
+    found = o_BHSV.transpose(1, 2).flatten(2).flatten(0, 1)
+    assert error(case, torch.float32, (found,), exact(case, arguments)[:1]) <= 1
+
+    dgrad = next(case for case in CASES if case.op == f"{op}_dgrad")
+    given = dgrad.arguments(TINY, Make(torch.float32, "cpu"))
+    gradients = libraries.sdpa_dgrad(heads_of, SDPBackend.MATH)(*given)()
+    assert all(x.isfinite().all() and x.abs().sum() > 0 for x in gradients)
+
+
+def test_rows_of_experts_end_where_their_groups_do() -> None:
+    ends = libraries.ends_of(torch.tensor([2, 5, 5, 9], dtype=torch.int32), 2)  # two sources, two experts
+    assert ends.tolist() == [2 + 0, 2 + 0 + 3 + 4] and ends.dtype == torch.int32
+
+
+# ---------------------------------------------------------------- the split of the SMs
+
+
+@pytest.mark.parametrize(("rows", "copied_rows", "programs"), [(9, 9, 3), (5, 3, 8), (1, 1, 1)])
+def test_the_quantising_copy(interpret: Interpret, rows: int, copied_rows: int, programs: int) -> None:  # noqa: F811
+    interpret("tests.gpu.interpreted", "copy", rows, copied_rows, 384, programs)
+
+
+def test_the_kernels_of_the_split_compile() -> None:
+    x = torch.empty(1 << 16, 7168, dtype=BF16, device="meta")
+    q, s = torch.empty_like(x, dtype=torch.float8_e4m3fn), torch.empty(len(x), 56, device="meta")
+    copy = Launch(split._quantising_copy, (x, q, s, 4096, 7168, 64, 20), (("enable_fp_fusion", True), ("num_warps", 8)))
+    where = Launch(split._where, (torch.empty(1024, dtype=torch.int32, device="meta"), 20_000), (("num_warps", 1),))
+    for launch in (copy, where):
+        assert not judge(launch).failures

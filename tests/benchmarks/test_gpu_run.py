@@ -1,0 +1,319 @@
+"""The run on a GPU as a whole: workers that fail alone, parts that are left out, timings, results and their page."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import facts, limits, parts, timing, training
+from benchmarks.gpu.cases import CASES, Case, Goal
+from benchmarks.gpu.facts import digest, emitted
+from benchmarks.gpu.page import FACTS, PAGE, RESULTS, current, floor, page, reached
+from benchmarks.gpu.parts import PARTS, Report, run_parts
+from benchmarks.gpu.workers import run
+from runtime.ops import OPS
+
+ROOT = Path(__file__).parents[2]
+AGAIN = "run: python -m benchmarks.gpu --facts"
+WORKER = [sys.executable, "-m", "tests.gpu.fake_worker"]
+
+# ---------------------------------------------------------------- workers
+
+
+def answers(tasks: list[dict[str, Any]], workers: int, each_s: float = 20, total_s: float = 60) -> list[dict[str, Any]]:
+    found: list[tuple[Any, dict[str, Any]]] = []
+    run(WORKER, tasks, workers, each_s, time.monotonic() + total_s, lambda task, answer: found.append((task, answer)))
+    assert sorted(task["n"] for task, _ in found) == [task["n"] for task in tasks]
+    return [answer for _, answer in sorted(found, key=lambda pair: pair[0]["n"])]
+
+
+def test_a_worker_answers_one_task_after_the_other() -> None:
+    first, second, third = answers([{"n": n, "do": "it", "length": 300_000 * n} for n in range(3)], 1)
+    assert first["pid"] == second["pid"] == third["pid"] != os.getpid() and len(third["long"]) == 600_000
+
+
+def test_what_fails_takes_nothing_along() -> None:
+    what = ["raise", "it", "break", "it", "die", "it"]
+    raised, after, broke, fresh, died, last = answers([{"n": n, "do": do} for n, do in enumerate(what)], 1)
+    assert raised["failed"] == "ValueError: of its own" and "CUDA error" in broke["failed"]
+    assert "code 3: last words" in died["failed"]
+    assert len({after["pid"], fresh["pid"], last["pid"]}) == 3
+
+
+def test_what_hangs_is_stopped() -> None:
+    hung, fine = answers([{"n": 0, "do": "hang"}, {"n": 1, "do": "it"}], 1, each_s=4)
+    assert "took more than 4 s" in hung["failed"] and "pid" in fine
+
+
+def test_without_time_nothing_is_begun() -> None:
+    assert answers([{"n": n, "do": "it"} for n in range(3)], 2, total_s=-1) == [{"left_out": "no time was left"}] * 3
+
+
+# ---------------------------------------------------------------- parts
+
+
+def fake(name: str, work: Callable[[Report, float], None], wants: tuple[str, ...] = (), limit_s: float = 30) -> Any:
+    return parts.Part(name, "of a test", limit_s, wants, work)
+
+
+def test_parts_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(report: Report, until: float) -> None:
+        report.part("fails")["rows"].append({"kept": True})
+        raise RuntimeError("midway")
+
+    def works(report: Report, until: float) -> None:
+        assert json.loads(report.path.read_text())["parts"]["fails"]["rows"] == [{"kept": True}]
+        assert until - time.monotonic() <= 30
+
+    fakes = (
+        fake("lacks", works, wants=("torch", "no_such_package")),
+        fake("fails", fails),
+        fake("works", works),
+        fake("late", works, limit_s=5),
+    )
+    monkeypatch.setattr(parts, "PARTS", fakes)
+    report = Report(tmp_path / "deep" / "h1.json", {"device": "NVIDIA H1"})
+    run_parts(report, ["lacks", "fails", "works", "late"], 100)
+    found = json.loads(report.path.read_text())
+    assert found["parts"]["lacks"]["left_out"] == "no_such_package not installed"
+    assert found["parts"]["fails"]["failed"] == "RuntimeError: midway"
+    assert set(found["parts"]["works"]) == {"rows", "took_s"}
+    assert found["parts"]["late"]["left_out"] == "no time was left"
+    assert command.failed(found) and not command.failed({"parts": {"works": found["parts"]["works"]}})
+
+
+def test_the_parts_fit_into_ten_minutes() -> None:
+    assert sum(part.limit_s for part in PARTS) <= 600 and command.TOTAL_S < 600
+
+
+def test_without_a_gpu_nothing_is_written() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    before = sorted(RESULTS.iterdir())
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "No CUDA device here" in done.stdout and sorted(RESULTS.iterdir()) == before
+
+
+def test_kernels_need_none_of_the_compilers_packages() -> None:
+    """A machine with a GPU may have torch and little else."""
+    code = f"""
+import importlib, sys
+sys.modules |= dict.fromkeys({["lark", "pydantic", "networkx"]})  # None: not to be found
+for name in ("checks", "timing", "split", "parts", "page", "facts", "__main__"):
+    importlib.import_module("benchmarks.gpu." + name)
+import runtime.train, runtime.loop, tests.gpu.plugin
+tests.gpu.plugin.stand_in()
+from tests.kernels.shapes import describe
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4", "a100"), ("Tesla", "tesla")],
+)
+def test_results_are_named_by_the_device(device: str, name: str) -> None:
+    assert command.short_name(device) == name
+
+
+def test_a_run_that_cannot_be_compiled_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "BUILDS", tmp_path)
+    monkeypatch.setattr(training, "COMPILES", ("no_such_package",))
+    assert "--builds" in str(training.build_of("alone"))
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "manifest.json").write_text("{}")
+    assert training.build_of("alone") == tmp_path / "alone"
+
+
+def test_a_curve_is_of_the_steps_that_were_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "RUNS", tmp_path)
+    one = training.Run("one", tmp_path, "cpu", 4)
+    one.folder.mkdir()
+    rows = [{"step": n, "loss": 8.0 - n, "tokens_per_s": 10.0 * n} for n in range(1, 5)]
+    (one.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 5')
+    (one.folder / "said").write_text("error: it broke")
+    assert training.curve(one, 0) == {"losses": [7.0, 6.0, 5.0, 4.0], "tokens_per_s": 35.0}
+    assert training.curve(one, 1)["failed"] == "error: it broke"
+    assert training.apart([7.0, 6.0], [7.0, 6.5, 5.0]) == 0.5 and training.apart([], [1.0]) is None
+
+
+# ---------------------------------------------------------------- timing
+
+
+def test_calls_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, order = iter([3.0, 30.0, 1.0, 10.0, 2.0, 20.0]), []
+
+    def seconds(call: Callable[[], Any]) -> float:
+        order.append(call())
+        return next(clock)
+
+    monkeypatch.setattr(limits, "seconds", seconds)
+    assert limits.in_turn({"a": lambda: "a", "b": lambda: "b"}) == {"a": 2.0, "b": 20.0}
+    assert "".join(order) == "ababab"
+
+
+def test_short_calls_are_replayed_from_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        def replay(self) -> str:
+            return "graph"
+
+    made: list[Any] = []
+    monkeypatch.setattr(limits, "captured", lambda call: made.append(call) or (None if call() == "waits" else Graph()))
+    times = {"short": 9e-5, "graph": 3e-5, "waits": 8e-5, "long": 1e-3}
+    monkeypatch.setattr(limits, "seconds", lambda call: times[call()])
+    calls = {name: (lambda name=name: name) for name in ("short", "waits", "long")}
+    assert limits.in_turn(calls) == {"short": 3e-5, "waits": 8e-5, "long": 1e-3}
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("name", ["rmsnorm", "grouped_linear_wgrad_ up", "linear_fp8 out-projection", "adamw"])
+def test_a_kernel_is_timed_beside_others(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Without a GPU: the op stands for the kernel, and a call for its time."""
+
+    def first(call: Callable[[], Any]) -> float:
+        call()
+        return 0.25
+
+    def each(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+        return {name: first(call) for name, call in calls.items()}
+
+    monkeypatch.setattr(timing, "emitted", lambda op, arguments, num_sms: OPS[op])
+    monkeypatch.setattr(timing, "first", first)
+    monkeypatch.setattr(timing, "in_turn", each)
+    task = next(task for task in timing.tasks() if task.get("name") == name)
+    answer = json.loads(json.dumps(timing.timed(task, "even", "cpu")))
+    assert answer["seconds"]["ours"] == 0.25 and "torch" in answer["seconds"] and answer["bytes"] > 0
+    if name == "rmsnorm":
+        assert set(answer["why_not"]) == {"Liger", "QuACK"} and "No module named" in answer["why_not"]["Liger"]
+    assert (answer["flops"] is None) == (name in ("rmsnorm", "adamw"))
+
+
+def test_every_kernel_is_timed_and_formulas_compiled_after() -> None:
+    tasks = timing.tasks()
+    assert tasks[0] == {"kind": "limits"}
+    assert [task["name"] for task in tasks if task["kind"] == "libraries"] == [case.name for case in CASES]
+
+
+# ---------------------------------------------------------------- the page
+
+LIMITS = {"kind": "limits", "copy": 4e12, "bf16": 800e12, "fp8": 1600e12}
+
+
+def found() -> dict[str, Any]:
+    def timed(name: str, ours: float, **more: Any) -> dict[str, Any]:
+        seconds = {"ours": ours, **more.pop("others", {})}
+        return {"kind": "libraries", "name": name, "seconds": seconds, "flops": None, "rate": "bf16", **more}
+
+    rows = [
+        LIMITS,
+        timed("rmsnorm", 50e-6, bytes=160_000_000, others={"torch": 200e-6}, why_not={"Liger": "absent"}),
+        {**timed("rmsnorm", 50e-6, bytes=160_000_000, others={"compiled": 60e-6}), "kind": "compiled"},
+        timed("grouped_linear up", 1e-3, bytes=1, flops=400e9, others={"_grouped_mm": 1.1e-3}),
+        timed("route", 8e-6, bytes=4_000_000),
+        {"kind": "libraries", "name": "swiglu", "failed": "took | more\nthan 60 s"},
+    ]
+    checks = [
+        {"name": "rmsnorm", "error": 0.8, "dtype": "bfloat16", "sizes": "odd"},
+        {"name": "swiglu", "error": 3.0, "failed": "3 times", "dtype": "bfloat16", "sizes": "odd"},
+    ]
+    curve = {"losses": [8.5, 8.0], "tokens_per_s": 12345.6}
+    split = {"name": "112 + 20 SMs", "product_s": 2e-3, "copy_s": 1.9e-3, "serial_s": 3.9e-3, "two_streams_s": 2.5e-3}
+    return {
+        "device": "NVIDIA H200",
+        "sms": 132,
+        "torch": "2.11.0",
+        "date": "2000-01-02",
+        "parts": {
+            "checks": {"rows": checks},
+            "timing": {"rows": rows},
+            "alone": {"rows": [], "device": curve, "cpu": {**curve, "losses": [8.4]}, "apart": 0.1},
+            "shared": {"rows": [], "left_out": "lark not installed"},
+            "split": {"rows": [split | {"green_product_s": 2e-3, "green_copy_s": 2e-3, "green_contexts_s": 2.1e-3}]},
+            "bounds": {"rows": [], "counts": {"passed": 300, "failed": 1}, "failures": ["FAILED a | b"]},
+        },
+    }
+
+
+def test_the_page_is_of_what_was_measured() -> None:
+    text = page([found()], {"triton": "3.9.0", "cases": {}})
+    lines = text.splitlines()
+    assert "| rmsnorm | 50.0 µs | 80% | ≥ 0.85 of the limit | no | torch 4.00, compiled 1.20 | 0.80 |" in lines
+    assert "| grouped_linear up | 1,000.0 µs | 50% | ≥ 1.20× _grouped_mm | no | _grouped_mm 1.10 |  |" in lines
+    assert "| route | 8.0 µs | 12% | ≤ 10 µs | yes |  |  |" in lines
+    assert "| swiglu | took \\| more than 60 s | | ≥ 0.85 of the limit | | | **1 failed** |" in lines
+    assert "| one rank | 12,346 | 12,346 | 2 | 8.5000 | 8.0000 | 0.1000 |" in lines
+    assert "| four ranks on the one GPU | not measured | | | | | |" in lines
+    assert any(line.startswith("| 112 + 20 SMs |") and "0.80; 0.95 in green contexts" in line for line in lines)
+    assert "- shared: lark not installed" in lines and "300 passed, 1 failed" in text
+    assert sum(line.startswith("| quantise |") for line in lines) == 2  # not measured, not compiled
+
+
+def test_a_page_without_results_says_so() -> None:
+    text = page([], {"triton": "3.9.0", "cases": {}})
+    assert "No GPU has run these yet" in text and text.count("not measured") == len(CASES)
+
+
+@pytest.mark.parametrize(
+    ("goal", "seconds", "said"),
+    [
+        (Goal("share", 0.5), 2.0, True),
+        (Goal("share", 0.6), 2.0, False),
+        (Goal("TFLOPS", 1), 2.0, True),
+        (Goal("TFLOPS", 1.1), 2.0, False),
+        (Goal("µs", 10), 11e-6, False),
+        (Goal("ratio", 1.2, "x"), 1.0, True),
+        (Goal("ratio", 1.2, "y"), 1.0, None),
+    ],
+)
+def test_goals_are_reached_or_not(goal: Goal, seconds: float, said: bool | None) -> None:
+    assert reached(goal, seconds, 1.0, 2 * 10**12, {"x": 1.2}) is said
+
+
+def test_the_limit_is_the_slower_of_moving_and_computing() -> None:
+    assert floor({"bytes": 8e12, "flops": 800e12, "rate": "bf16"}, LIMITS) == 2.0
+    assert floor({"bytes": 4e12, "flops": 4800e12, "rate": "fp8"}, LIMITS) == 3.0
+    assert floor({"bytes": 4e12, "flops": None}, LIMITS) == 1.0 and floor({}, None) is None
+
+
+def test_the_page_is_current(bless: bool) -> None:
+    made = current()
+    if bless:
+        PAGE.write_text(made, "utf-8")
+    assert PAGE.read_text("utf-8") == made, "run: python -m benchmarks.gpu --page"
+
+
+def test_the_facts_are_of_todays_kernels() -> None:
+    cases = json.loads(FACTS.read_text("utf-8"))["cases"]
+    assert list(cases) == [case.name for case in CASES], AGAIN
+    assert [name for name, of in cases.items() if of["text"] != digest(emitted(by_name(name))[0])] == [], AGAIN
+    launches = [row for of in cases.values() for row in of["launches"]]
+    assert launches and not any(row["failures"] for row in launches)
+
+
+def test_facts_of_the_same_text_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = json.loads(FACTS.read_text("utf-8"))
+    monkeypatch.setattr(facts, "CASES", (by_name("rmsnorm"),))
+    monkeypatch.setattr(facts, "gate", lambda *_, **__: ())
+    monkeypatch.setattr(facts.triton, "__version__", before["triton"])
+    text = digest(emitted(by_name("rmsnorm"))[0])
+    kept = {"text": text, "launches": ["kept"]}
+    of = facts.facts({"triton": before["triton"], "cases": {"rmsnorm": kept}})
+    assert of["cases"] == {"rmsnorm": kept}
+    for stale in ({"triton": "0", "cases": {"rmsnorm": kept}}, {"triton": before["triton"], "cases": {}}, {}):
+        assert facts.facts(stale)["cases"] == {"rmsnorm": {"text": text, "launches": []}}
+
+
+def by_name(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)

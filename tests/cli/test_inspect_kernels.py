@@ -1,0 +1,84 @@
+"""`dsc inspect BUILD --kernels`: what is listed is what was emitted, and what is wrong is said."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from compiler.build import compile_spec, write_build
+from compiler.cli import main
+from dsl.load import load
+from tests.cli.forms import parsed
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Of tiny, as it is and with nothing fused."""
+    spec, folder = load(ROOT / "specs" / "tiny.dsc"), tmp_path_factory.mktemp("builds")
+    apart = spec.model_copy(update={"unfused": ("residual_norm", "route", "join")})
+    for name, of in (("tiny", spec), ("apart", apart)):
+        write_build(folder / name, compile_spec(of).files)
+    return folder / "tiny", folder / "apart"
+
+
+def test_every_file_and_every_fused_op_is_listed(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    build, _ = builds
+    assert main(["inspect", str(build), "--kernels", "--format", "json"]) == 0
+    found = parsed(capsys.readouterr().out, "kernels")
+    files = {path.stem for path in (build / "kernels").glob("*.py")}
+    assert {row["kernel"] for row in found["kernels"]} == files
+    told = json.loads((build / "kernels.json").read_text())
+    texts = {path.stem: path.read_text() for path in (build / "segments").glob("*.py")}
+    for segment in told["segments"]:
+        text = texts[segment["segment"]]
+        for op in {call["op"] for call in segment["ops"]} - {"add", "cat2"}:
+            called = sum(call["op"] == op for call in segment["ops"])
+            names = re.findall(rf"^(\w+) = on_cuda\(__file__, '\w+', {op}\)$", text, re.M) or [op]
+            assert sum(len(re.findall(rf"(?<![\w.]){name}\(", text)) for name in {*names}) >= called, op
+    assert {row["op"] for row in found["fused"]} == {
+        "add_rmsnorm",
+        "rmsnorm_dgrad_add",
+        "route_permute",
+        "unpermute_add",
+    }
+    assert all(row["bytes_saved"] > 0 and row["calls"] > 0 for row in found["fused"])
+
+
+def test_what_is_left_apart_is_said(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    _, apart = builds
+    assert main(["inspect", str(apart), "--kernels"]) == 0
+    out = capsys.readouterr().out
+    assert "left apart, as the run says: residual_norm, route, join" in out and "stands for" not in out
+    assert "by torch: add," in out
+
+
+def test_into_a_file(builds: tuple[Path, Path], tmp_path: Path) -> None:
+    assert main(["inspect", str(builds[0]), "--kernels", "-o", str(tmp_path / "kernels.txt")]) == 0
+    text = (tmp_path / "kernels.txt").read_text()
+    assert text.startswith("tiny: ") and "\x1b" not in text and "rmsnorm + " not in text.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kernels"], "has no kernels.json that can be read: name a folder that dsc compile wrote"),
+        (["--kernels", "--format", "svg"], "--kernels has no --format svg: use terminal or json"),
+        (["--kernels", "--costs", "plan"], "--program, --costs and --write-costs are for runs"),
+        (["--format", "json"], "--format json is for --kernels"),
+    ],
+)
+def test_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert main(["inspect", str(tmp_path), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"rows": 1, "unfused": [], "segments": [{}]}', "\udcff"])
+def test_a_damaged_list_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    (tmp_path / "kernels.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert main(["inspect", str(tmp_path), "--kernels"]) == 2
+    assert "has no kernels.json that can be read" in capsys.readouterr().err

@@ -1,0 +1,153 @@
+# constructed by dsc: segment attention, T=256 D=192, float32
+# from spec.resolved:59: attention mla
+# eps=1e-06 query_rank=96 kv_rank=64 sequence=128 heads=4 nope=32 rope=16 value=32 theta=10000.0
+
+import torch
+
+from runtime.kernels import on_cuda
+from runtime.ops import (
+    linear,
+    linear_dgrad,
+    linear_wgrad_,
+    mla_attention,
+    mla_attention_dgrad,
+    rmsnorm,
+    rmsnorm_dgrad,
+    rmsnorm_dgrad_add,
+    rmsnorm_wgrad_,
+)
+
+rmsnorm_d192 = on_cuda(__file__, 'rmsnorm_d192_float32', rmsnorm)
+rmsnorm_d64 = on_cuda(__file__, 'rmsnorm_d64_float32', rmsnorm)
+rmsnorm_d96 = on_cuda(__file__, 'rmsnorm_d96_float32', rmsnorm)
+rmsnorm_dgrad_d64 = on_cuda(__file__, 'rmsnorm_d64_float32', rmsnorm_dgrad)
+rmsnorm_dgrad_d96 = on_cuda(__file__, 'rmsnorm_d96_float32', rmsnorm_dgrad)
+rmsnorm_dgrad_add = on_cuda(__file__, 'rmsnorm_d192_float32', rmsnorm_dgrad_add)
+rmsnorm_wgrad_d192_ = on_cuda(__file__, 'rmsnorm_d192_float32', rmsnorm_wgrad_)
+rmsnorm_wgrad_d64_ = on_cuda(__file__, 'rmsnorm_d64_float32', rmsnorm_wgrad_)
+rmsnorm_wgrad_d96_ = on_cuda(__file__, 'rmsnorm_d96_float32', rmsnorm_wgrad_)
+
+
+def F(
+    norm,  # [192]
+    q_down,  # [96, 192]
+    q_norm,  # [96]
+    q_up,  # [192, 96]
+    kv_down,  # [80, 192]
+    kv_norm,  # [64]
+    kv_up,  # [256, 64]
+    out,  # [192, 128]
+    h,  # [256, 192]
+):
+    """Forward: the outputs, then what the backward will read."""
+    rmsnorm_0, rmsnorm_0_rstd = rmsnorm_d192(h, norm, 1e-06)  # [256, 192], [256]
+    linear_0 = linear(rmsnorm_0, q_down)  # [256, 96]
+    rmsnorm_1, rmsnorm_1_rstd = rmsnorm_d96(linear_0, q_norm, 1e-06)  # [256, 96], [256]
+    linear_1 = linear(rmsnorm_1, q_up)  # [256, 192]
+    linear_2 = linear(rmsnorm_0, kv_down)  # [256, 80]
+    split2_0_a = linear_2[:, 0:64]  # [256, 64]
+    rmsnorm_2, rmsnorm_2_rstd = rmsnorm_d64(split2_0_a, kv_norm, 1e-06)  # [256, 64], [256]
+    linear_3 = linear(rmsnorm_2, kv_up)  # [256, 256]
+    split2_0_b = linear_2[:, 64:80]  # [256, 16]
+    mla_attention_0, mla_attention_0_lse = mla_attention(
+        linear_1, linear_3, split2_0_b, 128, 4, 32, 16, 32, 10000.0
+    )  # [256, 128], [2, 4, 128]
+    y = linear(mla_attention_0, out)  # [256, 192]
+    return (
+        h,
+        y,
+        rmsnorm_0,
+        rmsnorm_0_rstd,
+        linear_0,
+        rmsnorm_1,
+        rmsnorm_1_rstd,
+        linear_1,
+        linear_2,
+        rmsnorm_2,
+        rmsnorm_2_rstd,
+        linear_3,
+        mla_attention_0,
+        mla_attention_0_lse,
+    )
+
+
+def I(
+    norm,  # [192]
+    q_down,  # [96, 192]
+    q_norm,  # [96]
+    q_up,  # [192, 96]
+    kv_down,  # [80, 192]
+    kv_norm,  # [64]
+    kv_up,  # [256, 64]
+    out,  # [192, 128]
+    h,  # [256, 192]
+    rmsnorm_0_rstd,  # [256]
+    linear_0,  # [256, 96]
+    rmsnorm_1_rstd,  # [256]
+    linear_1,  # [256, 192]
+    linear_2,  # [256, 80]
+    rmsnorm_2_rstd,  # [256]
+    linear_3,  # [256, 256]
+    mla_attention_0,  # [256, 128]
+    mla_attention_0_lse,  # [2, 4, 128]
+    d_entered,  # [256, 192]
+    d_y,  # [256, 192]
+):
+    """Backward for the inputs: their gradients, then what W will read."""
+    d_mla_attention_0 = linear_dgrad(d_y, out)  # [256, 128]
+    split2_0_b = linear_2[:, 64:80]  # [256, 16]
+    d_linear_1, d_linear_3, d_split2_0_b = mla_attention_dgrad(
+        d_mla_attention_0, linear_1, linear_3, split2_0_b, mla_attention_0, mla_attention_0_lse, 128, 4, 32, 16, 32,
+        10000.0
+    )  # [256, 192], [256, 256], [256, 16]
+    d_rmsnorm_2 = linear_dgrad(d_linear_3, kv_up)  # [256, 64]
+    split2_0_a = linear_2[:, 0:64]  # [256, 64]
+    d_split2_0_a = rmsnorm_dgrad_d64(d_rmsnorm_2, split2_0_a, kv_norm, rmsnorm_2_rstd)  # [256, 64]
+    d_linear_2 = torch.cat((d_split2_0_a, d_split2_0_b), dim=-1)  # [256, 80]
+    linear_dgrad_0 = linear_dgrad(d_linear_2, kv_down)  # [256, 192]
+    d_rmsnorm_1 = linear_dgrad(d_linear_1, q_up)  # [256, 96]
+    d_linear_0 = rmsnorm_dgrad_d96(d_rmsnorm_1, linear_0, q_norm, rmsnorm_1_rstd)  # [256, 96]
+    linear_dgrad_1 = linear_dgrad(d_linear_0, q_down)  # [256, 192]
+    d_rmsnorm_0 = torch.add(linear_dgrad_0, linear_dgrad_1)  # [256, 192]
+    d_h = rmsnorm_dgrad_add(d_rmsnorm_0, h, norm, rmsnorm_0_rstd, d_entered)  # [256, 192]
+    return d_h, d_linear_1, d_linear_3, d_rmsnorm_2, d_linear_2, d_rmsnorm_1, d_linear_0, d_rmsnorm_0
+
+
+def W(
+    g_norm,  # [192]
+    g_q_down,  # [96, 192]
+    g_q_norm,  # [96]
+    g_q_up,  # [192, 96]
+    g_kv_down,  # [80, 192]
+    g_kv_norm,  # [64]
+    g_kv_up,  # [256, 64]
+    g_out,  # [192, 128]
+    h,  # [256, 192]
+    rmsnorm_0,  # [256, 192]
+    rmsnorm_0_rstd,  # [256]
+    linear_0,  # [256, 96]
+    rmsnorm_1,  # [256, 96]
+    rmsnorm_1_rstd,  # [256]
+    linear_2,  # [256, 80]
+    rmsnorm_2,  # [256, 64]
+    rmsnorm_2_rstd,  # [256]
+    mla_attention_0,  # [256, 128]
+    d_y,  # [256, 192]
+    d_linear_1,  # [256, 192]
+    d_linear_3,  # [256, 256]
+    d_rmsnorm_2,  # [256, 64]
+    d_linear_2,  # [256, 80]
+    d_rmsnorm_1,  # [256, 96]
+    d_linear_0,  # [256, 96]
+    d_rmsnorm_0,  # [256, 192]
+):
+    """Backward for the weights: adds to the gradients in the g_ buffers."""
+    linear_wgrad_(g_out, d_y, mla_attention_0)
+    linear_wgrad_(g_kv_up, d_linear_3, rmsnorm_2)
+    split2_0_a = linear_2[:, 0:64]  # [256, 64]
+    rmsnorm_wgrad_d64_(g_kv_norm, d_rmsnorm_2, split2_0_a, rmsnorm_2_rstd)
+    linear_wgrad_(g_kv_down, d_linear_2, rmsnorm_0)
+    linear_wgrad_(g_q_up, d_linear_1, rmsnorm_1)
+    rmsnorm_wgrad_d96_(g_q_norm, d_rmsnorm_1, linear_0, rmsnorm_1_rstd)
+    linear_wgrad_(g_q_down, d_linear_0, rmsnorm_0)
+    rmsnorm_wgrad_d192_(g_norm, d_rmsnorm_0, h, rmsnorm_0_rstd)

@@ -1,0 +1,86 @@
+"""The interpreter's checks of kernels, run on a GPU: `python -m pytest -p tests.gpu.plugin tests/kernels`.
+
+Every test that asks for the fixture `interpret` is run, and no other; its check runs in this process, on CUDA tensors,
+with the kernels compiled, within the very bounds that hold in the interpreter. Left out are the tests of the
+interpreter itself. Without a GPU all is interpreted, in one process.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+CHECKS = "tests.kernels.interpreted"
+DESCRIBED = "tests.kernels.shapes"
+OF_THE_INTERPRETER = ("tests.kernels.faulty",)  # and whatever else needs its watch
+
+
+def pytest_configure() -> None:
+    import torch
+
+    stand_in()
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+
+
+def stand_in() -> None:
+    """Checks describe tensors by a module that asks the compiler for other things; so where its packages are not."""
+    if find_spec("pydantic") is not None and find_spec("lark") is not None:
+        return
+    from benchmarks.gpu.verify import describe
+
+    stand_in = ModuleType(DESCRIBED)
+    stand_in.describe = describe  # type: ignore[attr-defined]
+    sys.modules[DESCRIBED] = stand_in
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = [item for item in items if "interpret" in getattr(item, "fixturenames", ())]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: Any, request: Any) -> Any:
+    """Instead of the process whose kernels are interpreted."""
+    if fixturedef.argname != "interpret":
+        return None
+    fixturedef.cached_result = (run, fixturedef.cache_key(request), None)
+    return run
+
+
+def run(module: str, name: str, *arguments: Any) -> None:
+    if module in OF_THE_INTERPRETER:
+        pytest.skip("of the interpreter")
+    load()
+    getattr(importlib.import_module(module), name)(*arguments)
+
+
+@functools.cache
+def load() -> None:
+    """The checks' own module, made to give tensors of the device."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    import triton.language  # noqa: F401  it asks once whether to interpret, where a function of it is defined: not
+
+    os.environ["TRITON_INTERPRET"] = "1"  # what the module demands
+    checks = importlib.import_module(CHECKS)
+    del os.environ["TRITON_INTERPRET"]
+    torch.set_default_device("cuda")
+    made: Callable[..., Any] = checks.random
+
+    def random(*shape: int, **more: Any) -> Any:
+        with torch.device("cpu"):
+            return made(*shape, **more).cuda()
+
+    checks.random = random  # type: ignore[attr-defined]

@@ -1,0 +1,63 @@
+"""Ranks of a test: `python -m tests.gpu.ranks FOLDER WORLD DEVICE TRANSPORT` trains FOLDER/build, DEVICE "cpu" or
+"pretend", to its end, and goes on from its own checkpoint.
+
+Each leaves FOLDER/<device>-<transport>/rank_<r>.safetensors: its weights, moments and biases, the metrics of all steps,
+and the losses of a validation.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runtime import snapshot
+from runtime.build import Build
+from runtime.checkpoint import Part
+from runtime.comm.connect import Transport
+from runtime.heartbeat import Board
+from runtime.launch import launch
+from runtime.trainer import Trainer
+from tests.gpu.pretend import DEVICE, pretended
+from tests.training.samples import RandomSamples, weight
+
+METRICS = ("loss", "mtp_loss", "sequence_loss", "grad_norm", "imbalance")
+
+
+def train(build: Build, rank: int, board: Board, device: torch.device, transport: Transport) -> dict[str, Tensor]:
+    samples = RandomSamples(build.plan["model"]["vocab"], build.plan["train"]["sequence"])
+    trainer = Trainer(build, rank, samples, samples, board, device, checked=True, transport=transport)
+    for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
+        bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
+    rows = [trainer.train_step() for _ in range(build.plan["steps"])]
+    held = snapshot.take(trainer.state, trainer.plan, rank)
+    result = {name: (t.values if isinstance(t, Part) else t).cpu().clone() for name, t in held.items()}
+    result["metrics"] = torch.tensor([[row.get(name, 0.0) for name in METRICS] for row in rows], dtype=torch.float64)
+    result["loads"] = torch.stack(list(trainer.loads.values()))
+    if build.plan["train"]["validate"]:
+        result["validation"] = torch.tensor(list(trainer.evaluate().values()), dtype=torch.float64)
+    return result
+
+
+def main(folder: Path, world: int, device: str, transport: Transport) -> int:
+    def target(rank: int, world: int, board: Board) -> None:
+        there = device == "pretend"
+        with pretended() if there else nullcontext():
+            where = DEVICE if there else torch.device("cpu")
+            result = train(Build.open(folder / "build"), rank, board, where, transport)
+        out = folder / f"{device}-{transport}"
+        out.mkdir(exist_ok=True)
+        save_file(result, out / f"rank_{rank}.safetensors")
+
+    outcome = launch(target, world, folder=folder, hang_timeout_s=120, backend="gloo" if world > 1 else None)
+    print(outcome)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    chosen: Transport = "gloo" if sys.argv[4] == "gloo" else "memory"
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], chosen))

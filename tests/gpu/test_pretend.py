@@ -1,0 +1,70 @@
+"""The runtime on a device of its own: what it makes, copies and sends. The numbers are those of the CPU, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from compiler.build import compile_spec, write_build
+from runtime.device import BACKENDS, choose, take
+from tests.gpu.pretend import DEVICE, pretended
+from tests.training.processes import run_module
+from tests.training.specs import spec
+
+
+def test_a_tensor_of_the_cpu_meets_none_of_a_device() -> None:
+    with pretended():
+        x = torch.arange(6.0, device=DEVICE).view(2, 3)
+        assert x.device == DEVICE and x[0].device == DEVICE and x.new_zeros(2).device == DEVICE
+        assert torch.ones(3).to(DEVICE).device == DEVICE and x.to(torch.bfloat16).device == DEVICE
+        for stranger in (lambda: x + torch.ones(3), lambda: x.index_select(0, torch.tensor([0]))):
+            with pytest.raises(RuntimeError, match="meets one on cpu"):
+                stranger()
+        x[1].add_(torch.tensor(1.0)).mul_(2)  # a number may come from anywhere
+        host = x.cpu()
+        x.zero_()
+        assert host.tolist() == [[0.0, 1.0, 2.0], [8.0, 10.0, 12.0]] and x.sum().item() == 0
+        x.copy_(host)
+        assert torch.equal(torch.empty(2, 3).copy_(x), host)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "precision", "zero", "transport"),
+    [((1, 1, 1), "bf16", 0, "gloo"), ((2, 2, 2), "fp32", 0, "gloo"), ((2, 2, 2), "bf16", 1, "memory")],
+    ids=["alone", "four-gloo", "four-memory"],
+)
+def test_a_device_gives_the_numbers_of_the_cpu(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mesh: tuple[int, int, int],
+    precision: str,
+    zero: int,
+    transport: str,
+) -> None:
+    """Ranks that share one talk through the host, by either of its transports."""
+    pp, ep, dp = mesh
+    small = spec(pp, ep, dp, 2 * pp, steps=2, zero=zero, precision=precision)
+    write_build(tmp_path / "build", compile_spec(small).files)
+    monkeypatch.setenv("DSC_OPS", "torch")  # what a device runs where it has no emitted kernel
+    for device in ("cpu", "pretend"):
+        run_module("tests.gpu.ranks", tmp_path, pp * dp, device, transport)
+    for rank in range(pp * dp):
+        file = f"rank_{rank}.safetensors"
+        expected, found = (load_file(tmp_path / f"{device}-{transport}" / file) for device in ("cpu", "pretend"))
+        assert expected.keys() == found.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor), (rank, name)
+
+
+def test_ranks_may_share_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert choose("shared", 4) == "shared" and BACKENDS["shared"] == "gloo"
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert take("shared", 3) == torch.device("cuda", 0) == taken[0]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match="no CUDA device"):
+        choose("shared", 4)

@@ -1,0 +1,98 @@
+"""Training with moments in BF16 beside FP32 master weights: its first step, resumed, and on ranks with parts of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from compiler.build import compile_spec, write_build
+from dsl.schema import Precision, Spec
+from runtime import snapshot
+from runtime.build import Build
+from runtime.checkpoint import Part
+from runtime.heartbeat import Board
+from runtime.trainer import Trainer
+from tests.training.processes import run_module
+from tests.training.samples import RandomSamples, weight
+from tests.training.specs import spec
+
+STEPS, RATE = 4, 1e-2  # its largest
+SHORT, WIDE = Precision(name="short", moments="bf16"), Precision(name="wide", moments="fp32")
+CODES: dict[Any, Any] = {}  # the segments of both are the same
+
+
+def chosen(precision: Precision, dp: int = 1, zero: int = 0) -> Spec:
+    return spec(1, 1, dp, 4 // dp, STEPS, zero).model_copy(update={"precision": precision})
+
+
+def trainer_of(folder: Path, precision: Precision) -> Trainer:
+    write_build(folder, compile_spec(chosen(precision), codes=CODES).files)
+    build = Build.open(folder)
+    samples = RandomSamples(build.plan["model"]["vocab"], build.plan["train"]["sequence"])
+    trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
+    for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
+        bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
+    return trainer
+
+
+def held(trainer: Trainer) -> dict[str, Tensor]:
+    """What a checkpoint would hold."""
+    tensors = snapshot.take(trainer.state, trainer.plan, 0)
+    return {
+        name: (each.values.view(each.shape) if isinstance(each, Part) else each).clone()
+        for name, each in tensors.items()
+    }
+
+
+def test_the_first_update_is_that_of_fp32_moments(tmp_path: Path) -> None:
+    """Weights see the moments of a step before they are rounded; then moments are the nearest that BF16 holds."""
+    after = {}
+    for precision in (SHORT, WIDE):
+        trainer = trainer_of(tmp_path / precision.name, precision)
+        trainer.train_step()
+        after[precision.name] = held(trainer)
+    for name, exact in after["wide"].items():
+        found = after["short"][name]
+        if name.startswith("moment"):
+            assert found.dtype == torch.bfloat16
+            # In FP32 they are off by 4 units at most; half a unit of BF16 is 2¹⁵ of these.
+            assert ((found.float() - exact).abs() <= (2.0**-8 + 2.0**-21) * exact.abs()).all(), name
+        else:
+            assert found.dtype == torch.float32
+            # an update of at most the rate, of some ten operations
+            assert ((found - exact).abs() <= 2.0**-22 * exact.abs() + 2.0**-20 * RATE).all(), name
+
+
+def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path) -> None:
+    straight, before, after = (trainer_of(tmp_path / name, SHORT) for name in ("straight", "before", "after"))
+    losses = [straight.train_step()["loss"] for _ in range(STEPS)]
+    found = [before.train_step()["loss"] for _ in range(STEPS // 2)]
+    saved = held(before)
+    snapshot.put(after.state, lambda names: {name: saved[name] for name in names})
+    after.step = before.step
+    found += [after.train_step()["loss"] for _ in range(STEPS // 2)]
+    assert found == losses
+    assert_equal(held(after), held(straight))
+
+
+def test_parts_of_them_on_two_ranks_make_the_same_weights(tmp_path: Path) -> None:
+    """ZeRO cuts buckets where it falls: an element's update is the same beside whichever others."""
+    for zero in (0, 1):
+        write_build(
+            tmp_path / "builds" / f"zero_{zero}", compile_spec(chosen(SHORT, dp=2, zero=zero), codes=CODES).files
+        )
+    run_module("tests.training.ranks", tmp_path, 2, "memory")
+    for rank in range(2):
+        whole, parts = (load_file(tmp_path / "out" / f"zero_{zero}" / f"rank_{rank}.safetensors") for zero in (0, 1))
+        for norms in (whole, parts):
+            del norms["rows"]  # they are summed over the parts of a bucket, in another order
+        assert_equal(parts, whole)
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
