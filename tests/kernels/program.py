@@ -26,6 +26,7 @@ def main(folder: Path, out: Path) -> None:
         bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     sums = trainer.accumulate()
     found = {e.name: g.clone() for _, e, g in trainer.state.logical(lambda bucket: bucket.gradients)}
+    trainer.apply(sums)  # by the kernel that updates weights
     found |= {"loss": sums["loss"].clone(), "files": torch.tensor(load_kernels.cache_info().currsize)}
     save_file(found, out)
 

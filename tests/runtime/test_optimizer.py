@@ -1,11 +1,14 @@
-"""The norm of gradients, against float64."""
+"""The norm of gradients, against float64, and which code updates weights."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 
-from runtime.optimizer import NORM_ROW, square_sum
+from runtime.ops.adamw import adamw
+from runtime.optimizer import NORM_ROW, square_sum, update_of
 
 
 @pytest.mark.parametrize("elements", [0, 1, NORM_ROW - 1, NORM_ROW, 5 * NORM_ROW + 3])
@@ -29,3 +32,17 @@ def test_one_huge_gradient_is_not_lost_among_many_small_ones() -> None:
     torch.testing.assert_close(square_sum(flat), flat.double().square().sum(), rtol=1e-12, atol=0.0)
     flat[0] = torch.nan
     assert square_sum(flat).isnan()
+
+
+def test_a_build_with_a_kernel_updates_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA, which the interpreter stands for; on the CPU by the op."""
+    assert update_of(tmp_path) is adamw
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "adamw.py").write_text("def adamw(master, *rest):\n    master.fill_(len(rest))\n")
+    weights = torch.ones(3)
+    if not torch.cuda.is_available():
+        assert update_of(tmp_path) is adamw
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    numbers = (1.0, 1e-3, 0.9, 0.95, 1e-8, 0.1, 1)
+    update_of(tmp_path)(weights, weights.clone(), weights.clone(), weights.clone(), None, *numbers)
+    assert weights.tolist() == [11.0, 11.0, 11.0]

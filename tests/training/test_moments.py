@@ -1,4 +1,4 @@
-"""Training with moments in BF16 beside FP32 master weights: its first step, resumed, and on ranks with parts of them."""
+"""Training with moments in BF16 beside FP32 master weights: a first step, resumed, and on ranks with parts of them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_first_update_is_that_of_fp32_moments(tmp_path: Path) -> None:
         found = after["short"][name]
         if name.startswith("moment"):
             assert found.dtype == torch.bfloat16
-            # In FP32 they are off by 4 units at most; half a unit of BF16 is 2¹⁵ of these.
+            # half a unit of BF16, and what both are off in FP32
             assert ((found.float() - exact).abs() <= (2.0**-8 + 2.0**-21) * exact.abs()).all(), name
         else:
             assert found.dtype == torch.float32
