@@ -30,7 +30,7 @@ def test_every_file_and_every_fused_op_is_listed(builds: tuple[Path, Path], caps
     build, _ = builds
     assert main(["inspect", str(build), "--kernels", "--format", "json"]) == 0
     found = parsed(capsys.readouterr().out, "kernels")
-    files = {path.stem for path in (build / "kernels").glob("*.py")}
+    files = {path.stem for path in (build / "kernels").glob("*.py")} - {"adamw"}  # the optimizer is in no segment
     assert {row["kernel"] for row in found["kernels"]} == files
     told = json.loads((build / "kernels.json").read_text())
     texts = {path.stem: path.read_text() for path in (build / "segments").glob("*.py")}
