@@ -6,7 +6,7 @@ not fuse it. What it saves where one kernel does it, the bytes of `bytes_saved`,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from types import SimpleNamespace
 
@@ -22,15 +22,23 @@ _BACKWARD = {gradient.op: gradient for rule in RULES.values() for gradient in ru
 
 def costs(joint: Joint) -> tuple[tuple[str, ir.Cost], ...]:
     """FLOPs and bytes of F, I and W. They are affine in R: two values of R give both coefficients."""
-    none, one = _At(joint, 0), _At(joint, 1)
     ops: dict[str, list[tuple[str, ir.Cost]]] = {phase: [] for phase in "FIW"}
+    for phase, _, works in works_of(joint):
+        ops[phase] += works
+    return tuple((phase, _total(tuple(works))) for phase, works in ops.items())
+
+
+def works_of(joint: Joint) -> Iterator[tuple[str, Node, list[tuple[str, ir.Cost]]]]:
+    """(function, node, the ops it stands for and what each costs) for each node, in the order of the functions."""
+    none, one = _At(joint, 0), _At(joint, 1)
     for index, phase in phases(joint).items():
+        works = []
         for node in none.parts.get(joint.nodes[index], (joint.nodes[index],)):
             flops, moved = none.flops(node), none.moved(node)
             more = one.flops(node) - flops, one.moved(node) - moved
             shape, dtype = none.kernel(node)
-            ops[phase].append((node.op, ir.Cost(flops, moved, *more, shape=shape, dtype=dtype)))
-    return tuple((phase, _total(tuple(works))) for phase, works in ops.items())
+            works.append((node.op, ir.Cost(flops, moved, *more, shape=shape, dtype=dtype)))
+        yield phase, joint.nodes[index], works
 
 
 def bytes_saved(joint: Joint) -> dict[Node, tuple[int, int]]:

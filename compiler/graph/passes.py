@@ -73,7 +73,8 @@ def _quantised_norms(segment: Segment) -> int:
 
 
 def _swiglus(segment: Segment, gated: bool) -> int:
-    return segment.kind in (("experts",) if gated else ("dense", "shared"))
+    """Those whose result is an operand of eight bits; rows that come so alone are read as they are."""
+    return "operands" in dict(segment.stored) and segment.kind in (("experts",) if gated else ("dense", "shared"))
 
 
 def _kept(segment: Segment) -> bool:

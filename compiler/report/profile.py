@@ -8,11 +8,12 @@ docs/profiling.md says what each field is.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from compiler.graph.costs import works_of
 from compiler.graph.printer import module_name
 from compiler.ir import Cost, Plan
 from compiler.pipeline import uses
@@ -20,7 +21,7 @@ from compiler.place.own import own_placement
 from compiler.plan import make_plan
 from compiler.rates.own import own_table, with_rates
 from compiler.schedules.own import own_schedule
-from compiler.shapes import cut
+from compiler.shapes import interpret
 from dsl.load import load
 from dsl.schema import Spec
 
@@ -65,12 +66,10 @@ class _Work:
 
     def __init__(self, plan: Plan) -> None:
         segments = {module_name(use.segment): use.segment for use in uses(plan)}
-        self._ops = {
-            (name, function, op): list(costs)
-            for name, segment in segments.items()
-            for function, whole in cut(segment).costs
-            for op, costs in _by_op(whole.ops).items()
-        }
+        self._ops: defaultdict[tuple[str, str, str], list[Cost]] = defaultdict(list)
+        for name, segment in segments.items():
+            for function, node, works in works_of(interpret(segment)):
+                self._ops[name, function, node.op] += [cost for _, cost in works]
         self._sites = {
             name: sorted({use.site.partition(".")[0] for use in uses(plan) if module_name(use.segment) == name})
             for name in segments
@@ -95,13 +94,6 @@ class _Work:
         found = [received[site] for site in self._sites[segment] if site in received]
         calls = sum(calls for calls, _ in found)
         return sum(rows for _, rows in found) / calls if calls else 0.0
-
-
-def _by_op(ops: Iterable[tuple[str, Cost]]) -> dict[str, list[Cost]]:
-    result: dict[str, list[Cost]] = {}
-    for op, cost in ops:
-        result.setdefault(op, []).append(cost)
-    return result
 
 
 def _base(name: str) -> str:

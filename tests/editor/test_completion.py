@@ -59,7 +59,10 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("model m { layers 0..1 { ffn moe { score = |", ["sigmoid", "softmax"]),
         ("model m { layers 0..1 { ffn moe { normalize = |", ["true", "false"]),
         ("run a { recompute = |", ["[ ]"]),
-        ("run a { recompute = [rmsnorm, swiglu, |", ["mla_up", "attention", "dense", "router", "shared", "experts"]),
+        (
+            "run a { recompute = [rmsnorm, swiglu, |",
+            ["mla_up", "attention", "dense", "router", "shared", "experts", "logits"],
+        ),
         ("run a { parallel { data = |", ["auto"]),
         ("run a { train { optimizer adamw { clip = |", ["none"]),
         ("run a { data { tokenizer = |", ["train(4096)", '"tokenizer.json"']),

@@ -163,4 +163,4 @@ def test_dispatch_alone_in_eight_bits() -> None:
     assert sizes(made.saved) == {"grouped_linear_0": 4096 * 2}
     joint = interpret(use_of(spec, "experts").segment)
     assert joint.tensors["rows"].dtype == joint.tensors["d_y"].dtype == "float8_e4m3fn[1x128]"
-    assert "quantise" in {node.op for node in interpret(use_of(spec, "router").segment).nodes}
+    assert "add_rmsnorm_quantise_wide" in {node.op for node in interpret(use_of(spec, "router").segment).nodes}

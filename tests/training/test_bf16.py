@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from compiler.build import compile_spec, write_build
 from dsl.schema import Dense, Spec
+from dsl.schema.run import Fusion
 from runtime.build import Build
 from runtime.heartbeat import Board
 from runtime.trainer import Trainer
@@ -63,7 +64,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
 def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
     """Gradients and losses of the first step in FP32: as it is, and with roundings at random."""
     folder = tmp_path_factory.mktemp("wide") / "build"
-    write_build(folder, compile_spec(chosen(1, 1, 1, precision="fp32")).files)
+    fp32 = chosen(1, 1, 1, precision="fp32")
+    apart = fp32.model_copy(update={"unfused": get_args(Fusion)})  # each rounding is between ops
+    write_build(folder, compile_spec(apart).files)
     return step(folder, None), [step(folder, seed) for seed in range(SAMPLES)]
 
 

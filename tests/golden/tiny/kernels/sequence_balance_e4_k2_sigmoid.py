@@ -13,7 +13,7 @@ E, K = 4, 2
 SOFTMAX = False
 BLOCK_T = 32  # tokens of a block
 LAUNCH = {'BLOCK_E': 4, 'ROWS': 32, 'num_warps': 8, 'enable_fp_fusion': True}
-TOTAL = {'BLOCK_E': 4, 'ROWS': 256, 'num_warps': 4, 'enable_fp_fusion': True}
+TOTAL = {'BLOCK_E': 4, 'ROWS': 1024, 'num_warps': 8, 'enable_fp_fusion': True}
 
 
 def sequence_balance(logits_TE, expert_TK, sequence, softmax):
