@@ -7,6 +7,7 @@ from typing import Any
 
 from compiler.kernels import (
     adamw,
+    attention,
     cross_entropy,
     embedding,
     grouped_linear,
@@ -30,6 +31,7 @@ __all__ = ["KERNELS", "KernelFile", "emit_kernel"]
 # op → its choice, from the number of SMs and the op's own arguments. Ops that share a file make the same choice.
 KERNELS: dict[str, Callable[..., Choice | None]] = {
     **adamw.OPS,
+    **attention.OPS,
     **cross_entropy.OPS,
     **embedding.OPS,
     **grouped_linear.OPS,

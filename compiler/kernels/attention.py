@@ -1,0 +1,130 @@
+"""Attention with RoPE, latent and grouped: when the Triton kernels apply and how they launch.
+
+Their text is attention.py.j2 and attention_dgrad.py.j2, which include attention_shared.j2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from compiler.ir import Buffer
+from compiler.kernels.kernel import BYTES, FUSION, Choice, power_of_two
+
+_ONCE = "ld.global.L1::evict_first"  # queries, or keys and values, that only one tile is made of
+STREAMS = {
+    "_turn": (_ONCE,),
+    "_forward": (_ONCE, "st.global.cs"),
+    "_row_values": (_ONCE,),
+    "_query_gradient": (_ONCE, "st.global.cs"),
+    "_key_gradient": (_ONCE, "st.global.cs"),
+    "_total_key_gradient": (_ONCE,),
+}
+
+L2_BYTES = 24 * 2**20  # for what tiles share: half of sm_90's, as queries and results pass through it too
+
+
+def _choose(
+    template: str, name: str, dtypes: set[str], sms: int, S: int, H: int, group: int, nope: int, rope: int, value: int
+) -> Choice | None:
+    """Sequences of S, H heads in groups of `group`, their columns [nope | rope] and value; latent if there is nope."""
+    dtype = next(iter(dtypes))
+    blocks = {name: max(16, power_of_two(size)) for name, size in (("NOPE", nope), ("ROPE", rope), ("VALUE", value))}
+    keys = blocks["ROPE"] + (blocks["NOPE"] if nope else 0)
+    if len(dtypes) > 1 or dtype not in BYTES or max(blocks.values()) > 128 or keys > 192:
+        return None
+    sizes = {"S": S, "H": H, "GROUP": group, "SHARED": H if nope else group, "SCALE": (nope + rope) ** -0.5}
+    sizes |= {"NOPE": nope, "ROPE": rope, "VALUE": value, **{f"BLOCK_{name}": size for name, size in blocks.items()}}
+    ragged = any(size * BYTES[dtype] % 16 for size in (nope, rope, value))
+    forward, queries, by_keys, by_values = _launches(S, keys, blocks["VALUE"], dtype, ragged)
+    return Choice(
+        name=f"{name}_s{S}_h{H}_{'n' if nope else 'g'}{nope or H // group}_r{rope}_v{value}_{dtype}",
+        template=template,
+        values=(
+            ("mla", nope > 0),
+            ("ahead", dtype != "float32"),
+            ("S", S),
+            ("H", H),
+            ("GROUP", group),
+            ("NOPE", nope),
+            ("ROPE", rope),
+            ("VALUE", value),
+            ("SIZES", sizes),
+            ("PROGRAMS", sms),
+            ("BAND", _power_within(L2_BYTES // (S * (nope + rope + value) * BYTES[dtype]))),
+            ("TURN_Q", _turn(H, blocks["ROPE"])),
+            ("TURN_K", _turn(1 if nope else H // group, blocks["ROPE"])),
+            ("TOTAL", _turn(min(H, 16), blocks["ROPE"])),
+            ("ROWS", {"COUNT": 8192 // blocks["VALUE"], "num_warps": 4, **FUSION}),
+            ("FORWARD", forward),
+            ("QUERIES", queries),
+            ("KEYS", by_keys),
+            ("VALUES", by_values),
+        ),
+    )
+
+
+Launch = dict[str, int | bool]
+
+
+def _launches(S: int, width: int, value: int, dtype: str, ragged: bool) -> tuple[Launch, Launch, Launch, Launch | None]:
+    """The launches of the forward, of dq, and of dk and dv, for keys and values of these widths.
+
+    Tiles as large as neither spill nor want too much memory. Three stages: with two, the next block is asked for after
+    the last product that reads this one, and nothing hides its way. At V3's 192 and 128, on Triton 3.9 and 3.6:
+
+                  M    N   registers   shared bytes    alternatives
+        forward  128   64   215  227        188416     N 128: 256 KiB, or two stages
+        dq       128   64   222  216        204800     N 128: 120 bytes spilled, 32 on 3.6
+        dk        64  128   239  255        205824     M 128: 160 bytes spilled, 192 on 3.6
+        dv        64  128   172  224        172544     with dk: 112 bytes spilled, 144 on 3.6
+    """
+    together = width + value <= 160
+    if dtype == "float32":  # products without tensor cores
+        forward, queries, by_keys, options = (32, 16), (32, 16), (16, 32 if together else 16), (8, 1)
+    elif ragged:  # rows are copied element by element
+        forward, queries, by_keys, options = (64, 32), (64, 32), (32, 64), (8, 1)
+    else:
+        columns = 128 if width + value <= 128 else 64
+        # In a single block of queries, M 64 spills 16 bytes on 3.9.
+        forward, queries, by_keys, options = (128, columns), (128, columns), (64 if S >= 128 else 32, 128), (8, 3)
+
+    def launch(rows: int, columns: int) -> Launch:
+        return {"M": rows, "N": columns, "num_warps": options[0], "num_stages": options[1], **FUSION}
+
+    keys = {"DK": True, "DV": together, **launch(*by_keys)}
+    values = None if together else {"DK": False, "DV": True, **launch(*by_keys)}
+    return launch(*forward), launch(*queries), keys, values
+
+
+def _turn(heads: int, block: int) -> Launch:
+    """4096 columns of several heads of several tokens a program."""
+    num = min(power_of_two(heads), 4096 // block)
+    return {"TOKENS": 4096 // (block * num), "HEADS": num, "num_warps": 4, **FUSION}
+
+
+def _power_within(size: int) -> int:
+    """The largest power of two in it, as numbers of heads are: a short last band would leave programs waiting."""
+    return 1 << max(0, size.bit_length() - 1)
+
+
+def _mla(sms: int, op: str, q: Buffer, kv: Buffer, k_rope: Buffer, *sizes: Any) -> Choice | None:
+    S, H, nope, rope, value, _ = sizes
+    template = op.replace("mla_", "")
+    return _choose(template, op, {q.dtype, kv.dtype, k_rope.dtype}, sms, S, H, 1, nope, rope, value)
+
+
+def _gqa(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, *sizes: Any) -> Choice | None:
+    S, H, G, _ = sizes
+    width, template = int(q.shape[1]) // H, op.replace("gqa_", "")
+    return _choose(template, op, {q.dtype, k.dtype, v.dtype}, sms, S, H, H // G, 0, width, width)
+
+
+OPS: dict[str, Callable[..., Choice | None]] = {
+    "mla_attention": lambda sms, *args: _mla(sms, "mla_attention", *args),
+    "mla_attention_dgrad": lambda sms, do, q, kv, k_rope, o, lse, *sizes: _mla(
+        sms, "mla_attention_dgrad", q, kv, k_rope, *sizes
+    ),
+    "gqa_attention": lambda sms, *args: _gqa(sms, "gqa_attention", *args),
+    "gqa_attention_dgrad": lambda sms, do, q, k, v, o, lse, *sizes: _gqa(sms, "gqa_attention_dgrad", q, k, v, *sizes),
+}

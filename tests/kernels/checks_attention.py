@@ -1,0 +1,275 @@
+"""Checks of the attention kernels in Triton's interpreter, against their ops in FP64.
+
+How far a result may be off is found by running the kernel's steps on numbers that carry how far they are off: what
+turns is turned in FP32 and rounded to the dtype, products read that dtype and add up in FP32, weights and gradients of
+scores are rounded before the products that read them. With U = 2⁻²⁴ a sum of n products is off by at most n·U of the
+sum of their magnitudes, and each further operation adds one U of its result; 2^x of the hardware is off by 4·U.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tests.kernels.interpreted as interpreted
+from runtime import ops
+from runtime.ops.causal import angles, back, columns, rotate, split_heads
+from tests.kernels.interpreted import STORED, U, double, random, run
+
+CHECKED = ("mla_attention", "mla_attention_dgrad", "gqa_attention", "gqa_attention_dgrad")
+THETA = 100.0  # so that all columns turn a good deal in short sequences
+
+
+@dataclass(frozen=True)
+class Near:
+    """Numbers, FP64, and how far what stands for them may be off."""
+
+    exact: Tensor
+    off: Tensor
+
+    @staticmethod
+    def of(exact: Tensor) -> Near:
+        return Near(exact.double(), torch.zeros_like(exact, dtype=torch.float64))
+
+    @property
+    def most(self) -> Tensor:
+        return self.exact.abs() + self.off
+
+    def rounded(self, dtype: torch.dtype = torch.float32, operations: int = 0) -> Near:
+        return Near(self.exact, self.off + (STORED[dtype] + operations * U) * self.most)
+
+    def __matmul__(self, other: Near) -> Near:
+        return self.product(other)
+
+    def product(self, other: Near, times: int = 1) -> Near:
+        """As the sum over the dim that meets is taken, or `times` such sums one after the other."""
+        terms = times * self.exact.shape[-1]
+        off = self.most @ other.most * (1 + terms * U) - self.exact.abs() @ other.exact.abs()
+        return Near(self.exact @ other.exact, off)
+
+    def sum(self, dim: int) -> Near:
+        terms = self.exact.shape[dim]
+        return Near(self.exact.sum(dim), self.off.sum(dim) + terms * U * self.most.sum(dim))
+
+    def __mul__(self, other: Near) -> Near:
+        exact = self.exact * other.exact
+        return Near(exact, self.most * other.most - exact.abs()).rounded(operations=1)
+
+    def __sub__(self, other: Near) -> Near:
+        return Near(self.exact - other.exact, self.off + other.off).rounded(operations=1)
+
+    @property
+    def mT(self) -> Near:
+        return self.map(lambda x: x.mT)
+
+    def map(self, move: Any) -> Near:
+        """Both moved alike, as a view or a sum is."""
+        return Near(move(self.exact), move(self.off))
+
+
+def turned(x: Near, angles_Sr: Tensor) -> Near:
+    """x [.., S, W], pairs turned in FP32 by a table in FP32: five roundings of two products."""
+    exact = rotate(x.exact, angles_Sr)
+    pairs = x.most.unflatten(-1, (-1, 2)).sum(-1, keepdim=True).expand(*x.off.shape[:-1], -1, 2).flatten(-2)
+    off = x.off.unflatten(-1, (-1, 2)).sum(-1, keepdim=True).expand(*x.off.shape[:-1], -1, 2).flatten(-2)
+    return Near(exact, off + 5 * U * pairs)
+
+
+def cat(*parts: Near) -> Near:
+    return Near(torch.cat([part.exact for part in parts], -1), torch.cat([part.off for part in parts], -1))
+
+
+def scores_of(q: Near, k: Near) -> tuple[Near, Tensor]:
+    """(scaled scores, where the key is later). Of P heads: q_PSC, k_PSC -> PSS."""
+    S, C = q.exact.shape[1:]
+    later = torch.ones(S, S, dtype=torch.bool).triu(1)
+    return (q @ k.mT).rounded(operations=1).map(lambda x: x * C**-0.5), later  # the sum of two products of one
+
+
+def exponents(x: Near, largest: Tensor) -> Tensor:
+    """How far e^x is off, of itself, where what it was subtracted from is at most `largest`: as 2^x."""
+    return torch.expm1(x.off + 4 * U * (x.most + largest) + 4 * U)
+
+
+def attend(q: Near, k: Near, v: Near, dtype: torch.dtype) -> tuple[Near, Near]:
+    """o_PSV, lse_PS1 of turned q and k."""
+    (scores, later), S = scores_of(q, k), q.exact.shape[1]
+    exact = scores.exact.masked_fill(later, -torch.inf)
+    lse = exact.logsumexp(-1, keepdim=True)
+    weights, largest = (exact - lse).exp(), scores.most.masked_fill(later, 0).amax(-1, keepdim=True)
+    # Each of at most S/16 + 1 blocks shrinks what the earlier ones gave by a factor of its own.
+    shrunk = (S // 16 + 1) * 6 * U + 8 * U * largest
+    each = (1 + exponents(scores, largest)) * (1 + shrunk) - 1
+    total = (weights * each).sum(-1, keepdim=True) + (S + 2) * U
+    share = (1 + each) * (1 + STORED[dtype]) * (1 + (S + 4) * U) / (1 - total) - 1
+    o = Near(weights @ v.exact, (weights * share) @ v.exact.abs())
+    return o.rounded(dtype), Near(
+        lse, total / (1 - total) + 4 * U * (lse.abs() + largest + torch.tensor(2.0 * S).log())
+    )
+
+
+def attend_dgrad(
+    do: Tensor, o: Tensor, lse: Tensor, q: Near, k: Near, v: Near, dtype: torch.dtype, group: int = 1
+) -> tuple[Near, Near, Near]:
+    """dq, dk (of turned q and k) and dv, each head's part of the sums over `group` heads."""
+    scores, later = scores_of(q, k)
+    exact = (scores.exact - lse).masked_fill(later, -torch.inf).exp()
+    weights = Near(exact, exact * exponents(scores, lse.abs()))
+    delta = Near((do * o).sum(-1, keepdim=True), (do.shape[-1] + 1) * U * (do * o).abs().sum(-1, keepdim=True))
+    dscores = (weights * (Near.of(do) @ v.mT - delta)).rounded(dtype)
+    dq, dk = dscores @ k, dscores.mT.product(q, group)
+    dq, dk = (d.rounded(operations=1).map(lambda x: x * q.exact.shape[-1] ** -0.5) for d in (dq, dk))
+    return dq, dk, weights.rounded(dtype).mT.product(Near.of(do), group)
+
+
+def close(found: Tensor, near: Near, dtype: torch.dtype, expected: Tensor) -> None:
+    """`found` is as near to `expected`, the op's result in FP64, as `near` allows."""
+    assert found.dtype == dtype and found.is_contiguous() and found.shape == expected.shape
+    torch.testing.assert_close(near.exact.reshape(expected.shape), expected, rtol=1e-10, atol=1e-12)
+    off = near.rounded(dtype).off.reshape(expected.shape) + 1e-30
+    worst = ((found.double() - expected).abs() / off).amax() if expected.numel() else torch.zeros(())
+    assert worst <= 1, f"{worst:.3g} times the bound"
+    if expected.numel() > 1000:  # the bound tells a result from none, in FP32 from one that is 1% off
+        assert off.norm() < (1.0 if dtype == torch.bfloat16 else 0.01) * expected.norm()
+
+
+# ---------------------------------------------------------------- latent
+
+
+Sizes = tuple[int, int, int, int, int, int]  # B, S, H, nope, rope, value
+
+
+def mla_operands(dtype: torch.dtype, sizes: Sizes) -> tuple[Any, ...]:
+    B, S, H, nope, rope, value = sizes
+    q, kv = (
+        random(B * S, H * (nope + rope), dtype=dtype, seed=1),
+        random(B * S, H * (nope + value), dtype=dtype, seed=2),
+    )
+    k_rope = random(B * S, rope + 7, dtype=dtype, seed=3)[:, 3 : rope + 3]
+    return q, kv, k_rope, S, H, nope, rope, value, THETA
+
+
+def mla(dtype: torch.dtype, sizes: Sizes) -> None:
+    B, S, H, nope, rope, value = sizes
+    args = q, kv, k_rope, *more = mla_operands(dtype, sizes)
+    do = random(B * S, H * value, dtype=dtype, seed=4)
+    o, lse = run("mla_attention", *args)
+    q64, kv64, k_rope64, do64, o64, lse64 = double(q, kv, k_rope, do, o, lse)
+    o_exact, lse_exact = ops.mla_attention(q64, kv64, k_rope64, *more)
+
+    angles_Sr = angles(S, rope, THETA, torch.float64, q.device)
+    by_head = split_heads(q64, S, H).flatten(0, 1)
+    kv_by_head = split_heads(kv64, S, H).flatten(0, 1)
+    moved = turned(Near.of(split_heads(k_rope64, S, 1)), angles_Sr).rounded(dtype)
+    moved = moved.map(lambda x: x.expand(B, H, S, rope).flatten(0, 1))
+    queries = cat(Near.of(by_head[..., :nope]), turned(Near.of(by_head[..., nope:]), angles_Sr).rounded(dtype))
+    keys, values = cat(Near.of(kv_by_head[..., :nope]), moved), Near.of(kv_by_head[..., nope:])
+    near_o, near_lse = attend(queries, keys, values, dtype)
+    close(o, near_o.map(lambda x: columns(x, H)), dtype, o_exact)
+    close(lse, near_lse, torch.float32, lse_exact)
+
+    found = run("mla_attention_dgrad", do, q, kv, k_rope, o, lse, *more)
+    expected = ops.mla_attention_dgrad(do64, q64, kv64, k_rope64, o64, lse64, *more)
+    do_by_head, o_by_head = (split_heads(x, S, H).flatten(0, 1) for x in (do64, o64))
+    dq, dk, dv = attend_dgrad(do_by_head, o_by_head, lse64.view(B * H, S, 1), queries, keys, values, dtype)
+    dq = cat(dq.map(lambda x: x[..., :nope]), turned(dq.map(lambda x: x[..., nope:]), back(angles_Sr)))
+    dkv = cat(dk.map(lambda x: x[..., :nope]), dv)
+    dk_rope = dk.map(lambda x: x[..., nope:].unflatten(0, (B, H))).sum(1)
+    close(found[0], dq.map(lambda x: columns(x, H)), dtype, expected[0])
+    close(found[1], dkv.map(lambda x: columns(x, H)), dtype, expected[1])
+    close(found[2], turned(dk_rope, back(angles_Sr)), dtype, expected[2])
+
+
+# ---------------------------------------------------------------- grouped
+
+Grouped = tuple[int, int, int, int, int]  # B, S, G, heads of a group, columns
+
+
+def gqa_operands(dtype: torch.dtype, sizes: Grouped) -> tuple[Any, ...]:
+    B, S, G, group, C = sizes
+    widths = G * group * C, G * C, G * C
+    q, k, v = random(B * S, sum(widths), dtype=dtype, seed=1).split(widths, dim=1)
+    return q, k, v, S, G * group, G, THETA
+
+
+def gqa(dtype: torch.dtype, sizes: Grouped) -> None:
+    B, S, G, group, C = sizes
+    args = q, k, v, _, H, *_ = gqa_operands(dtype, sizes)
+    more, do = args[3:], random(B * S, G * group * C, dtype=dtype, seed=4)
+    o, lse = run("gqa_attention", *args)
+    q64, k64, v64, do64, o64, lse64 = double(q, k, v, do, o, lse)
+    o_exact, lse_exact = ops.gqa_attention(q64, k64, v64, *more)
+
+    def shared(x: Tensor) -> Tensor:
+        return x.unflatten(0, (B, G)).repeat_interleave(group, dim=1).flatten(0, 1)
+
+    angles_Sr = angles(S, C, THETA, torch.float64, q.device)
+    q_by_head, k_by_head, v_by_head = (
+        split_heads(x.contiguous(), S, h).flatten(0, 1) for x, h in ((q64, H), (k64, G), (v64, G))
+    )
+    queries = turned(Near.of(q_by_head), angles_Sr).rounded(dtype)
+    keys, values = turned(Near.of(k_by_head), angles_Sr).rounded(dtype).map(shared), Near.of(shared(v_by_head))
+    near_o, near_lse = attend(queries, keys, values, dtype)
+    close(o, near_o.map(lambda x: columns(x, H)), dtype, o_exact)
+    close(lse, near_lse.map(lambda x: x.view(B, G, group, S).mT), torch.float32, lse_exact)
+
+    found = run("gqa_attention_dgrad", do, q, k, v, o, lse, *more)
+    expected = ops.gqa_attention_dgrad(do64, q64, k64, v64, o64, lse64, *more)
+    do_by_head, o_by_head = (split_heads(x, S, H).flatten(0, 1) for x in (do64, o64))
+    lse_by_head = lse64.mT.reshape(B * H, S, 1)
+    dq, dk, dv = attend_dgrad(do_by_head, o_by_head, lse_by_head, queries, keys, values, dtype, group)
+    dk, dv = (d.map(lambda x: x.unflatten(0, (B * G, group)).sum(1)) for d in (dk, dv))
+    close(found[0], turned(dq, back(angles_Sr)).map(lambda x: columns(x, H)), dtype, expected[0])
+    close(found[1], turned(dk, back(angles_Sr)).map(lambda x: columns(x, G)), dtype, expected[1])
+    close(found[2], dv.map(lambda x: columns(x, G)), dtype, expected[2])
+
+
+# ---------------------------------------------------------------- both
+
+
+OPERANDS: dict[str, Callable[..., tuple[Any, ...]]] = {"mla": mla_operands, "gqa": gqa_operands}
+
+
+def results(op: str, dtype: torch.dtype, sizes: Any) -> list[Tensor]:
+    """Of the forward, then of the backward."""
+    operands = OPERANDS[op](dtype, sizes)
+    o, lse = run(f"{op}_attention", *operands)
+    do = random(*o.shape, dtype=dtype, seed=4)
+    return [o, lse, *run(f"{op}_attention_dgrad", do, *operands[:3], o, lse, *operands[3:])]
+
+
+def nothing(op: str, sizes: Any) -> None:
+    """Of no tokens."""
+    assert all(result.numel() == 0 for result in results(op, torch.bfloat16, sizes))
+
+
+def bits_are_equal(op: str, dtype: torch.dtype, sizes: Any) -> None:
+    """From run to run, and however many programs share the tiles."""
+    first, before = results(op, dtype, sizes), interpreted.NUM_SMS
+    try:
+        for interpreted.NUM_SMS in (before, 1, 7):
+            for again, expected in zip(results(op, dtype, sizes), first, strict=True):
+                assert torch.equal(again, expected)
+    finally:
+        interpreted.NUM_SMS = before
+
+
+def sequences_are_apart(op: str, dtype: torch.dtype, sizes: Any) -> None:
+    """What one holds, NaN among it, does not reach another: not where blocks end past the end of a sequence either."""
+    B, S = sizes[:2]
+
+    def found(value: float) -> list[Tensor]:
+        q, k, v, *more = OPERANDS[op](dtype, sizes)
+        for x in (q, k, v):
+            x[S : 2 * S] = value
+        o, lse = run(f"{op}_attention", q, k, v, *more)
+        do = random(*o.shape, dtype=dtype, seed=4)
+        return [o, lse, *run(f"{op}_attention_dgrad", do, q, k, v, o, lse, *more)]
+
+    for with_nan, without in zip(found(torch.nan), found(1.0), strict=True):
+        with_nan, without = (x.reshape(B, -1) for x in (with_nan, without))
+        assert with_nan[1].isnan().all() and torch.equal(with_nan[[0, 2]], without[[0, 2]])
