@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    rows = [HEAD]
+    rows: list[tuple[str, ...]] = [HEAD]
     for name, layout in LAYOUTS.items():
         for deviation in (0.1, 0.5, 1.0):
             for rule in RULES:

@@ -30,7 +30,7 @@ SIZES = ((2048, 256, 256), (2048, 256, 512), (2048, 256, 4096), (256, 256, 256),
 COLD = 64 * 2**20  # bytes of operands, more than the caches hold
 ROUNDS = 5
 Operands = tuple[Tensor, Tensor, Tensor]
-Kind = tuple[str, Callable[[Operands], None], Callable[[Operands], None]]
+Kind = tuple[str, Callable[[Operands], object], Callable[[Operands], object]]
 
 KINDS: tuple[Kind, ...] = (
     ("forward", lambda t: _ours(t[0], t[2].t()), lambda t: torch.mm(t[0], t[2].t())),

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--effort", type=float, default=1.0, help="how much is searched; the default of `solve` is 1")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "solver.txt")
     args = parser.parse_args()
-    rows = [HEAD]
+    rows: list[tuple[str, ...]] = [HEAD]
     for name in args.cases.split(","):
         rows.append(measured(name, CASES[name], args.effort))
         print(*rows[-1], sep="  ", flush=True)

@@ -81,9 +81,11 @@ def compile_spec(
     segments = _trace(spec, plan, progress, {} if codes is None else codes, cached, keys)
     first = {use.segment.key: use for use in reversed(uses(plan))}  # in model order the first use of each segment
     modules = {use.site: segments[use.segment.key].name for use in uses(plan)}
+    optimizer = call_of_optimizer(spec)
+    kernel = emit_kernel(optimizer.op, optimizer.arguments, num_sms(spec))
     files = {
         "spec.resolved": resolved,
-        "kernels.json": kernels_json(spec, plan, segments),
+        "kernels.json": kernels_json(spec, plan, segments, optimizer, kernel.name if kernel else None),
         "plan.json": plan_json(spec, lowered, overlaps),
         "plan.txt": plan_text(spec, lowered, overlaps),
         "schedule.txt": lowered.main_schedule.to_text(),
@@ -97,8 +99,7 @@ def compile_spec(
         code = segments[key]
         files[f"segments/{code.name}.py"] = with_origin(code, use, spec.model, resolved)
         files |= {f"kernels/{name}.py": text for name, text in code.kernels}
-    optimizer = call_of_optimizer(spec)
-    if kernel := emit_kernel(optimizer.op, optimizer.arguments, num_sms(spec)):
+    if kernel:
         files[f"kernels/{kernel.name}.py"] = kernel.source
     statements: dict[int, str] = {}  # texts, by instruction: many are of several bodies
     for rank, bodies in enumerate(_all_bodies(lowered.programs, plan.mesh.pp)):

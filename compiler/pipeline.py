@@ -13,6 +13,7 @@ from compiler.lower.estimate import stage_costs
 from compiler.lower.lanes import Best, best_order
 from compiler.lower.program import Bodies
 from compiler.plan import make_plan
+from compiler.predict.memory_state import proven_memories
 from compiler.proof import Certificate, Effects, prove
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedules.costs import Costs
@@ -22,6 +23,7 @@ from compiler.shapes import cut
 from compiler.solver import Cores, default_cap, is_long, solve_on
 from compiler.topology.kinds import rank_rates
 from dsl import ramp
+from dsl.memory import Memory
 from dsl.schema import Moe, Spec
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class Lowered:
     schedules: Mapping[str, Schedule]  # by program: train_8, evaluate_2
     programs: Mapping[str, Program]
     certificates: Mapping[str, Certificate]
+    memories: tuple[Memory, ...]  # of a device of every pipeline rank, at the peak of the fullest of the programs
 
     @property
     def main_schedule(self) -> Schedule:
@@ -92,7 +95,8 @@ def lower_spec(
         for name, schedule in schedules.items()
     }
     certificates = {name: prove(program, plan, balanced_rows(spec), effects) for name, program in programs.items()}
-    return Lowered(plan, batches, num_steps, cuts, schedules, programs, certificates)
+    memories = proven_memories(spec, plan, certificates.values())
+    return Lowered(plan, batches, num_steps, cuts, schedules, programs, certificates, memories)
 
 
 def balanced_rows(spec: Spec) -> int:

@@ -151,9 +151,13 @@ def tokens_fp8(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
     return quantise(t(s.tokens, s.hidden))
 
 
-def permute_gradient(s: Sizes, t: Make) -> Arguments:
-    rows, order = routed(s, t)
-    return rows, t.wide(s.tokens * s.top_k), order, s.top_k
+def permute_sum(s: Sizes, t: Make) -> Arguments:
+    """rows, order, the gradients of the shared experts and of the router's product."""
+    return *routed(s, t), s.top_k, t(s.tokens, s.hidden), t(s.tokens, s.hidden)
+
+
+def permute_gates(s: Sizes, t: Make) -> Arguments:
+    return t.wide(s.tokens * s.top_k), routed(s, t)[1], s.top_k
 
 
 def unpermute_gradient(s: Sizes, t: Make) -> Arguments:

@@ -179,7 +179,9 @@ CASES: tuple[Case, ...] = (
     Case("route_permute", lambda s, t: (*a.router(s, t), t(s.tokens, s.hidden), None, *a.routing(s)), MOVE),
     Case("permute", lambda s, t: (t(s.tokens, s.hidden), *a.chosen(s, t)[1:], s.experts), MOVE),
     Case("permute_placed", lambda s, t: (t(s.tokens, s.hidden), *a.chosen(s, t)[1:], a.slots(s, t)), MOVE),
-    Case("permute_dgrad", a.permute_gradient, MOVE),
+    Case("permute_dgrad", lambda s, t: (*a.routed(s, t), s.top_k), MOVE),
+    Case("permute_dgrad_add", a.permute_sum, MOVE, roundings=2),
+    Case("permute_gate_dgrad", a.permute_gates, Goal("µs", 10), dtypes=(FP32,)),
     Case("permute_fp8", lambda s, t: (*a.tokens_fp8(s, t), *a.chosen(s, t)[1:], s.experts), MOVE, dtypes=(BF16,)),
     Case(
         "permute_placed_fp8",
@@ -201,6 +203,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case("unpermute", lambda s, t: (*a.routed(s, t), s.top_k), MOVE),
     Case("unpermute_dgrad", a.unpermute_gradient, MOVE),
+    Case("unpermute_dgrad_quantise", a.unpermute_gradient, MOVE, dtypes=(BF16,)),
     Case("unpermute_add", a.join, MOVE, roundings=2),
     Case("sequence_balance", a.balance, Goal("µs", 10), dtypes=(FP32,)),
     Case("sequence_balance_dgrad", a.balance_gradient, Goal("µs", 10), dtypes=(FP32,)),

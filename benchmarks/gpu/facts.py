@@ -22,7 +22,7 @@ def facts(before: Mapping[str, Any]) -> dict[str, Any]:
     """By case: the digest of its text, and a row for each launch on sm_90. What was found of the same text is kept."""
     known: dict[str, Verdict] = {}
     same = before.get("cases", {}) if before.get("triton") == triton.__version__ else {}
-    found = {}
+    found: dict[str, Any] = {}
     for case in CASES:
         file, arguments = emitted(case)
         if file is None:

@@ -52,8 +52,8 @@ def grouped_mm_of_fp8(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, offsets: Ten
 
 
 def grouped_mm_of_fp8_wgrad(acc: Tensor, dy: Tensor, dys: Tensor, x: Tensor, xs: Tensor, offsets: Tensor) -> Call:
-    turned = [dequantise(data, scales).to(BF16).t().contiguous() for data, scales in ((dy, dys), (x, xs))]
-    return grouped_mm_wgrad(acc, *turned, offsets)
+    dy_turned, x_turned = (dequantise(data, scales).to(BF16).t().contiguous() for data, scales in ((dy, dys), (x, xs)))
+    return grouped_mm_wgrad(acc, dy_turned, x_turned, offsets)
 
 
 def bf16_product(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor) -> Call:
@@ -133,7 +133,9 @@ def sdpa(heads_of: Callable[..., tuple[Tensor, Tensor, Tensor]], backend: SDPBac
 
 def sdpa_dgrad(heads_of: Callable[..., tuple[Tensor, Tensor, Tensor]], backend: SDPBackend) -> Peer:
     def make(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *sizes: Any) -> Call:
-        inputs = [x.requires_grad_() for x in heads_of(q, k, v, *sizes)]
+        inputs = heads_of(q, k, v, *sizes)
+        for x in inputs:
+            x.requires_grad_()
         out = _sdpa(*inputs, backend)()
         tangent = torch.randn_like(out)
         return lambda: torch.autograd.grad(out, inputs, tangent, retain_graph=True)
@@ -198,7 +200,7 @@ def fused_adamw(
 ) -> Call:
     """torch's, with moments in FP32 and no rounded copy: it has neither."""
     lists = [[master], [gradients], [moment1.float()], [moment2.float()], [], [torch.tensor(float(step)).to(master)]]
-    numbers = {"lr": rate, "beta1": beta1, "beta2": beta2, "weight_decay": decay, "eps": eps}
+    numbers: dict[str, Any] = {"lr": rate, "beta1": beta1, "beta2": beta2, "weight_decay": decay, "eps": eps}
     return lambda: torch._fused_adamw_(*lists, **numbers, amsgrad=False, maximize=False)
 
 

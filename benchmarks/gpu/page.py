@@ -253,7 +253,8 @@ What is fused, and stays the composition of the ops it is made of, to the roundi
 - a norm with the residual's addition before it, the gradient past a norm with the one around it;
 - norms and SwiGLU with the quantising of their result, in both directions where a weight gradient reads columns; gate
   weights within SwiGLU; SwiGLU of an input that was kept in E4M3;
-- the router with its histogram, the permutation and the copy of the rows; the way back with both additions;
+- the router with its histogram, the permutation and the copy of the rows; the way back with both additions, the
+  permutation's gradient with two more, the copies of gradients with their quantising;
 - RoPE with attention; the softmax with both products; products of E4M3 with their scales, promoted every 128;
 - the head's product with the cross entropy, without a tensor of all logits; AdamW with the rounded copy.
 """
@@ -265,7 +266,8 @@ HOW = """## How a kernel is known to be right without a GPU
   that touch one address, a read outside the tensors, or a second run with other bits fail the test.
 - It is compiled for sm_90, sm_100, sm_80 and gfx942, and the machine code is read: no spills, the tensor cores'
   instructions that are meant and no others, tiles copied by the memory accelerator, streams past the cache, shared
-  memory that a block has ([gate.py](../compiler/kernels/gate.py); `make kernels` for every shipped spec).
+  memory that a block has ([gate.py](../compiler/kernels/gate.py)). `make kernels`, before a release, does so for every
+  launch of every shipped spec on two versions of Triton, in half an hour on two cores; again, it compiles what changed.
 - The runtime's part, what is made on which device and what is copied when, runs on a device that is pretended
   ([tests/gpu](../tests/gpu)), and gives the CPU's numbers to the bit; ranks that share a device talk through the host.
 

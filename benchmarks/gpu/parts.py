@@ -33,7 +33,8 @@ class Report:
         self.found["parts"] = {}
 
     def part(self, name: str) -> dict[str, Any]:
-        return self.found["parts"].setdefault(name, {"rows": []})  # type: ignore[no-any-return]
+        part: dict[str, Any] = self.found["parts"].setdefault(name, {"rows": []})
+        return part
 
     def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

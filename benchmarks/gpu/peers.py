@@ -159,6 +159,10 @@ def unpermute_add(h: Tensor, shared: Tensor, y: Tensor, order: Tensor, top_k: in
     return h + shared + unpermute(y, order, top_k)
 
 
+def permute_dgrad_add(y: Tensor, order: Tensor, top_k: int, add: Tensor, more: Tensor) -> Tensor:
+    return add + unpermute(y, order, top_k) + more
+
+
 def unpermute_dgrad(dy: Tensor, order: Tensor, top_k: int) -> Tensor:
     return dy[order // top_k]
 
@@ -199,6 +203,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
         requantise,
         quantise_requantise,
         route,
+        permute_dgrad_add,
         unpermute,
         unpermute_add,
         unpermute_dgrad,

@@ -30,7 +30,7 @@ Launch = Callable[[], Any]
 
 
 @triton.jit
-def _quantising_copy(
+def _quantising_copy(  # type: ignore[no-untyped-def]
     x_RC, q_RC, s_RB, rows, COLUMNS: tl.constexpr, TILES: tl.constexpr, PROGRAMS: tl.constexpr
 ):  # fmt: skip
     """Row by row: the largest magnitude of each 128 elements, and they over it as E4M3. COLUMNS is 128 times tiles."""
@@ -47,7 +47,7 @@ def _quantising_copy(
 
 
 @triton.jit
-def _where(sm_P, SPIN: tl.constexpr):
+def _where(sm_P, SPIN: tl.constexpr):  # type: ignore[no-untyped-def]
     """The SM of each program, which keeps it for a while, so that others go elsewhere."""
     sm = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
     total = sm * 0
@@ -99,7 +99,7 @@ def green_streams(n: int, m: int) -> tuple[list[Any], tuple[Any, Any]]:
     """Two green contexts (to be kept alive) and a stream of each."""
     from torch.cuda.green_contexts import GreenContext
 
-    contexts = [GreenContext.create(num_sms=count) for count in (n, m)]
+    contexts: list[Any] = [GreenContext.create(num_sms=count) for count in (n, m)]
     return contexts, (contexts[0].Stream(), contexts[1].Stream())
 
 

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kept = parser.add_mutually_exclusive_group()
     add_cache(kept)
     kept.add_argument("--no-cache", action="store_true", help="trace and search for everything, and keep nothing")
+    parser.set_defaults(at_once=True)  # the process ends with its last line
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,6 @@
-"""The kernels of a build, from its kernels.json: what was fused into one, what each file does, what has none."""
+"""The kernels of a build, from its kernels.json: what was fused into one, what each file does, what has none; and the
+optimizer's, which is in no segment.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ NARROWEST, WIDEST = 72, 160
 
 def read(build: Path) -> dict[str, Any]:
     """What a build says of its kernels, a row for each fused op, file and plain op. Calls and bytes are those of one
-    micro-batch through the whole model, of its forward and backward. Raises OSError, ValueError and KeyError."""
+    micro-batch through the whole model, of its forward and backward; the optimizer's elements and bytes are those of a
+    step, on the pipeline rank that updates most. Raises OSError, ValueError and KeyError."""
     told = json.loads((build / FILE).read_text("utf-8"))
     fused: dict[tuple[str, str], dict[str, Any]] = {}
     files: dict[str, dict[str, Any]] = {}
@@ -50,6 +53,7 @@ def read(build: Path) -> dict[str, Any]:
         "fused": list(fused.values()),
         "kernels": [files[name] for name in sorted(files)],
         "without": [{"op": op, "calls": plain[op]} for op in sorted(plain)],
+        "optimizer": {key: told["optimizer"][key] for key in ("op", "kernel", "elements", "bytes")},
     }
 
 
@@ -71,7 +75,9 @@ def text(name: str, found: dict[str, Any], screen: Screen | None = None) -> str:
 
 
 def _parts(name: str, found: dict[str, Any]) -> Iterator[RenderableType]:
-    yield Text(f"{name}: {len(found['kernels'])} kernel files", style=Style(bold=True))
+    optimizer = found["optimizer"]
+    num_files = len(found["kernels"]) + (optimizer["kernel"] is not None)
+    yield Text(f"{name}: {num_files} kernel files", style=Style(bold=True))
     yield Text("calls and bytes are those of one micro-batch, its forward and backward", style=_quiet())
     yield Text()
     if found["fused"]:
@@ -92,6 +98,9 @@ def _parts(name: str, found: dict[str, Any]) -> Iterator[RenderableType]:
     yield Text()
     plain = ", ".join(row["op"] for row in found["without"])
     yield Text(f"by torch: {plain}" if plain else "no op is left to torch")
+    yield Text()
+    step = f"{optimizer['elements']:,} elements and {optimizer['bytes'] / 1e6:,.1f} MB a step, where it updates most"
+    yield Text(f"optimizer: {optimizer['op']} by {optimizer['kernel'] or 'torch'}, {step}")
 
 
 def _numbers(row: dict[str, Any]) -> tuple[str, str]:

@@ -14,7 +14,6 @@ from compiler.ir import Bucket, Buffer, Communication, Message, Plan, Program, R
 from compiler.layers.stages import block_of
 from compiler.lower.estimate import Overlap
 from compiler.pipeline import Lowered
-from compiler.predict.memory_state import proven_memories
 from compiler.schedules.placement import ranks_of_stage
 from dsl.schema import Moe, Precision, Spec
 
@@ -28,7 +27,6 @@ def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> 
     """All the runtime needs to know: mesh, replica table, recipe, and which program serves which step."""
     plan, mesh = lowered.plan, lowered.plan.mesh
     table = {r.name: r for r in plan.replicas}
-    memories = proven_memories(spec, plan, lowered.certificates.values())
     data: dict[str, Any] = {
         "run": spec.name,
         "mesh": {axis: getattr(mesh, axis) for axis in ("pp", "dp", "ep", "tp", "cp")},
@@ -47,7 +45,7 @@ def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> 
         "moe_layers": [_moe_layer(spec, plan, stage, step) for stage in plan.stages for step in _routers(stage)],
         "stages": [[s.site for s in stage.steps if isinstance(s, Use)] for stage in plan.stages],
         "overlap": _overlap_json(overlaps),
-        "memory": [memory.total for memory in memories],
+        "memory": [memory.total for memory in lowered.memories],
         "buckets": [_bucket(b, table) for b in plan.buckets],
         "biases": [_bias(r) for r in plan.replicas if r.role == "bias"],
     }

@@ -1,4 +1,4 @@
-"""kernels.json of a build: every op of every segment, its kernel, and what was fused into it."""
+"""kernels.json of a build: every op of every segment, its kernel, and what was fused into it; and the optimizer's."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from compiler.dtypes import ITEMSIZE
 from compiler.emit.files import pretty
-from compiler.ir import Emitted, Plan, SegmentCode
+from compiler.ir import Buffer, Emitted, Plan, SegmentCode
+from compiler.kernels.calls import Call
 from compiler.pipeline import balanced_rows, uses
 from dsl.schema import Spec
 
 
-def kernels_json(spec: Spec, plan: Plan, segments: Mapping[object, SegmentCode]) -> str:
-    """Segments by their key, in the order of the model. `rows`: received rows that bytes are said for."""
+def kernels_json(
+    spec: Spec, plan: Plan, segments: Mapping[object, SegmentCode], optimizer: Call, kernel: str | None
+) -> str:
+    """Segments by their key, in the order of the model. `rows`: received rows that bytes are said for.
+
+    `optimizer`, and the `kernel` file that it has: what a step of it moves, on the pipeline rank that updates most.
+    """
     used = Counter(use.segment.key for use in uses(plan))
     first = {use.segment.key: use for use in reversed(uses(plan))}
     rows = balanced_rows(spec)
@@ -30,6 +37,7 @@ def kernels_json(spec: Spec, plan: Plan, segments: Mapping[object, SegmentCode])
             }
             for key, count in used.items()
         ],
+        "optimizer": {"op": optimizer.op, "kernel": kernel, **_update(plan, spec.parallel.zero > 0, optimizer)},
     }
     return pretty(data)
 
@@ -37,3 +45,17 @@ def kernels_json(spec: Spec, plan: Plan, segments: Mapping[object, SegmentCode])
 def _op(call: Emitted, rows: int) -> dict[str, Any]:
     said: dict[str, Any] = {"function": call.function, "op": call.op, "kernel": call.kernel or None}
     return said | ({"of": call.parts, "bytes_saved": call.saved + call.saved_row * rows} if call.parts else {})
+
+
+def _update(plan: Plan, zero: bool, call: Call) -> dict[str, int]:
+    """Elements that data rank 0 of a pipeline rank updates, and the bytes read and written for them, at most."""
+    sizes = {replica.name: replica.num_elements for replica in plan.replicas}
+    owned = [0] * plan.mesh.pp
+    for bucket in plan.buckets:
+        whole, parts = sum(sizes[name] for name in bucket.replicas), len(bucket.holders) if zero else 1
+        for rank in range(plan.mesh.pp):
+            owned[rank] += -(-whole // parts) * (plan.mesh.rank(rank, 0) in bucket.holders)
+    master, gradients, *moments, rounded = call.arguments[:5]
+    moved = (master, gradients, *moments), (master, *moments, rounded)  # read, written
+    each = sum(ITEMSIZE[part.dtype] for parts in moved for part in parts if isinstance(part, Buffer))
+    return {"elements": max(owned), "bytes": max(owned) * each}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from compiler.emit.files import plan_head
 from compiler.lower.estimate import Overlap
 from compiler.pipeline import Lowered
-from compiler.predict.memory_state import device_of, proven_memories
+from compiler.predict.memory_state import device_of
 from dsl.memory import Memory
 from dsl.rules.resources import size
 from dsl.schema import Spec
@@ -36,7 +36,7 @@ def does_not_fit(spec: Spec, lowered: Lowered) -> str:
 
     `dsc check` refuses what no schedule could fit. This is the plan's own peak, of even load on the experts.
     """
-    memories = _memories(spec, lowered)
+    memories = lowered.memories
     devices = [device_of(spec, lowered.plan, rank) for rank in range(len(memories))]
     over = [memory.total - device.memory for memory, device in zip(memories, devices, strict=True)]
     rank = over.index(max(over))
@@ -62,7 +62,7 @@ def count(number: int, word: str) -> str:
 
 def fullest(spec: Spec, lowered: Lowered) -> tuple[int, Memory]:
     """The pipeline rank whose devices hold the most, and what they hold."""
-    memories = _memories(spec, lowered)
+    memories = lowered.memories
     rank = max(range(len(memories)), key=lambda rank: memories[rank].total)
     return rank, memories[rank]
 
@@ -75,7 +75,3 @@ def parts_of(memory: Memory) -> tuple[tuple[str, int], ...]:
         ("optimizer", memory.optimizer),
         ("activations", memory.activations),
     )
-
-
-def _memories(spec: Spec, lowered: Lowered) -> tuple[Memory, ...]:
-    return proven_memories(spec, lowered.plan, lowered.certificates.values())

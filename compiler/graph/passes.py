@@ -42,6 +42,11 @@ def _joined(segment: Segment, shared: bool) -> int:
     return segment.kind == "join" and (len(segment.inputs) == 4) == shared
 
 
+def _routed(segment: Segment, shared: bool) -> int:
+    """What is permuted goes to the router's product as well, and may to shared experts."""
+    return segment.kind == "router" and any(output.name == "x" for output in segment.outputs) == shared
+
+
 def _logits(segment: Segment) -> int:
     return segment.kind == "head" and "logits" in segment.recompute
 
@@ -84,6 +89,11 @@ def _kept(segment: Segment) -> bool:
 
 def _sends_packed(segment: Segment) -> bool:
     return segment.kind == "router" and is_packed(dict(segment.stored).get("rows", ""))
+
+
+def _gets_packed(segment: Segment) -> bool:
+    """Whether the experts get the gradients of their rows in eight bits."""
+    return segment.kind == "join" and is_packed(dict(segment.stored).get("d_rows", ""))
 
 
 def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
@@ -149,6 +159,23 @@ PASSES: dict[str, tuple[Pass, ...]] = {
             ),
             make=(Node("route_permute", ("logits", "bias", "x", "slots", *_HOW), (*_ROUTED, *_PERMUTED)),),
             matches=_placed,
+        ),
+        Pass(
+            find=(
+                Node("permute_dgrad", ("drows", "order", "top_k"), ("dx",)),
+                Node("add", ("other", "dx"), ("both",)),
+                Node("add", ("both", "more"), ("sum",)),
+            ),
+            make=(Node("permute_dgrad_add", ("drows", "order", "top_k", "other", "more"), ("sum",)),),
+            matches=lambda segment: _routed(segment, shared=True),
+        ),
+        Pass(
+            find=(
+                Node("permute_dgrad", ("drows", "order", "top_k"), ("dx",)),
+                Node("add", ("other", "dx"), ("sum",)),
+            ),
+            make=(Node("permute_dgrad_add", ("drows", "order", "top_k", "other", None), ("sum",)),),
+            matches=lambda segment: _routed(segment, shared=False),
         ),
     ),
     "join": (
@@ -221,6 +248,11 @@ PASSES: dict[str, tuple[Pass, ...]] = {
             find=(Node("quantise", ("x",), ("q",)), Node("requantise", ("q",), ("columns",))),
             make=(Node("quantise_requantise", ("x",), ("columns",)),),
             matches=lambda segment: segment.kind == "attention" and "attention" not in segment.recompute,
+        ),
+        Pass(  # copies of quantised rows
+            find=(Node("quantise", ("dy",), ("q",)), Node("unpermute_dgrad", ("q", "order", "top_k"), ("drows",))),
+            make=(Node("unpermute_dgrad_quantise", ("dy", "order", "top_k"), ("drows",)),),
+            matches=_gets_packed,
         ),
     ),
 }

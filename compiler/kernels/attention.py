@@ -43,6 +43,7 @@ def _choose(
         values=(
             ("mla", nope > 0),
             ("ahead", dtype != "float32"),
+            ("hoist", nope > 0 if dtype != "float32" else keys + blocks["VALUE"] > 160),
             ("S", S),
             ("H", H),
             ("GROUP", group),
@@ -55,7 +56,7 @@ def _choose(
             ("TURN_Q", _turn(H, blocks["ROPE"])),
             ("TURN_K", _turn(1 if nope else H // group, blocks["ROPE"])),
             ("TOTAL", _turn(min(H, 16), blocks["ROPE"])),
-            ("ROWS", {"COUNT": 8192 // blocks["VALUE"], "num_warps": 4, **FUSION}),
+            ("ROWS", {"COUNT": 4096 // blocks["VALUE"], "num_warps": 4, **FUSION}),
             ("FORWARD", forward),
             ("QUERIES", queries),
             ("KEYS", by_keys),
@@ -74,20 +75,24 @@ def _launches(S: int, width: int, value: int, dtype: str, ragged: bool) -> tuple
     the last product that reads this one, and nothing hides its way. At V3's 192 and 128, on Triton 3.9 and 3.6:
 
                   M    N   registers   shared bytes    alternatives
-        forward  128   64   215  227        188416     N 128: 256 KiB, or two stages
-        dq       128   64   222  216        204800     N 128: 120 bytes spilled, 32 on 3.6
-        dk        64  128   239  255        205824     M 128: 160 bytes spilled, 192 on 3.6
-        dv        64  128   172  224        172544     with dk: 112 bytes spilled, 144 on 3.6
+        forward  128   64   220  231        188416     N 128: 256 KiB, or two stages
+        dq       128   64   217  214        204800     N 128: 120 bytes spilled, 32 on 3.6
+        dk        64  128   240  255        205824     M 128: 160 bytes spilled, 192 on 3.6
+        dv        64  128   157  189        172544     with dk: 112 bytes spilled, 144 on 3.6
+
+    On sm_100 dq takes 188488 and dk 189512 bytes; with two buffers for each sum 237648 and 238672 on 3.6.
     """
     together = width + value <= 160
     if dtype == "float32":  # products without tensor cores
-        forward, queries, by_keys, options = (32, 16), (32, 16), (16, 32 if together else 16), (8, 1)
+        rows = 32 if together else 16  # of wide heads 32 spill 120 bytes in the forward, on 3.6 for sm_100
+        forward, queries, by_keys, options = (rows, 16), (32, 16), (16, rows), (8, 1)
     elif ragged:  # rows are copied element by element
         forward, queries, by_keys, options = (64, 32), (64, 32), (32, 64), (8, 1)
     else:
         columns = 128 if width + value <= 128 else 64
-        # In a single block of queries, M 64 spills 16 bytes on 3.9.
-        forward, queries, by_keys, options = (128, columns), (128, columns), (64 if S >= 128 else 32, 128), (8, 3)
+        # In a single block of queries, M 64 spills 16 bytes on 3.9. Of 128 columns of scores beside values of 32 the
+        # forward is a trap, on 3.6 for sm_100.
+        forward, queries, by_keys, options = (128, 64), (128, columns), (64 if S >= 128 else 32, 128), (8, 3)
 
     def launch(rows: int, columns: int) -> Launch:
         return {"M": rows, "N": columns, "num_warps": options[0], "num_stages": options[1], **FUSION}
@@ -98,9 +103,9 @@ def _launches(S: int, width: int, value: int, dtype: str, ragged: bool) -> tuple
 
 
 def _turn(heads: int, block: int) -> Launch:
-    """4096 columns of several heads of several tokens a program."""
-    num = min(power_of_two(heads), 4096 // block)
-    return {"TOKENS": 4096 // (block * num), "HEADS": num, "num_warps": 4, **FUSION}
+    """2048 columns of several heads of several tokens a program."""
+    num = min(power_of_two(heads), 2048 // block)
+    return {"TOKENS": 2048 // (block * num), "HEADS": num, "num_warps": 4, **FUSION}
 
 
 def _power_within(size: int) -> int:

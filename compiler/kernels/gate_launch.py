@@ -69,14 +69,16 @@ class Launch:
     @property
     def streams_rows(self) -> bool:
         """Whether its tensors begin at multiples of 16 bytes, and so do their rows, and some have 512 bytes: what a
-        warp loads at once, 16 bytes a thread."""
+        warp loads at once, 16 bytes a thread. Of the stride of a view Triton is told only if 16 elements divide it."""
 
         def steps(tensor: torch.Tensor) -> list[int]:
             pairs = zip(tensor.shape, tensor.stride(), strict=True)
             return [tensor.data_ptr(), *(tensor.element_size() * (n if step == 1 else step) for n, step in pairs)]
 
+        views = (tensor for tensor in self.tensors if not tensor.is_contiguous())
+        told = not any(step % 16 for view in views for step in view.stride() if step > 1)
         widest = max((tensor.shape[-1] * tensor.element_size() for tensor in self.tensors if tensor.dim()), default=0)
-        return widest >= 512 and not any(step % 16 for tensor in self.tensors for step in steps(tensor))
+        return told and widest >= 512 and not any(step % 16 for tensor in self.tensors for step in steps(tensor))
 
 
 def load(file: KernelFile, folder: Path) -> ModuleType:

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import triton
 
 PRODUCTS = re.compile(r"[A-Z]*MMA\Z")  # HMMA of 16-bit numbers, HGMMA by warpgroups, QGMMA of 8-bit ones, UTC…MMA
+# Where PTX has none of these, SASS has nothing that a verdict tells of: no products, no asynchronous copies, no change
+# of registers. Spills are seen without it, as a stack.
+TOLD_IN_PTX = re.compile(r"mma|cp\.async|setmaxnreg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +70,25 @@ def threads(ptx: str) -> int:
     return int(re.search(r"\.reqntid (\d+)", ptx)[1])  # type: ignore[index]
 
 
-@functools.cache  # 0.4 s each, and the ops of one file share kernels
-def disassemble(cubin: bytes) -> tuple[dict[str, int], frozenset[str]]:
-    """(resource usage such as REG and STACK, the instructions that occur)."""
+def usage_of(cubin: bytes) -> dict[str, int]:
+    """What its kernel takes, such as REG and STACK."""
+    text = _cuobjdump("-res-usage", cubin)
+    usage = {key: int(value) for key, value in re.findall(r"\b([A-Z]+)(?:\[0\])?:(\d+)", text)}
+    assert {"REG", "STACK"} <= set(usage), "cuobjdump showed no kernel"
+    return usage
+
+
+@functools.cache  # 0.3 s each, and the ops of one file share kernels
+def instructions_of(cubin: bytes) -> frozenset[str]:
+    """Those that occur."""
+    names = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(\w+)", _cuobjdump("-sass", cubin), re.MULTILINE)
+    assert "EXIT" in names, "cuobjdump showed no kernel"
+    return frozenset(names)
+
+
+def _cuobjdump(what: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", "-sass", file.name]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    usage = {key: int(value) for key, value in re.findall(r"\b([A-Z]+)(?:\[0\])?:(\d+)", text)}
-    instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(\w+)", text, re.MULTILINE)
-    assert "REG" in usage and "EXIT" in instructions, "cuobjdump showed no kernel"
-    return usage, frozenset(instructions)
+        command = [triton.knobs.nvidia.cuobjdump.path, what, file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout

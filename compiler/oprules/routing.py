@@ -75,10 +75,11 @@ PERMUTE = Rule(
     differentiable=("rows", "gate"),
     dgrad=Gradient(
         "permute_dgrad",
-        reads=("d_rows", "d_gate", "order", Extent("gate", 1)),
-        gives=("x", "gate"),
+        reads=("d_rows", "order", Extent("gate", 1)),
+        gives=("x",),
         flops=elementwise("d_rows", 1),
     ),
+    apart=Gradient("permute_gate_dgrad", reads=("d_gate", "order", Extent("gate", 1)), gives=("gate",)),
 )
 
 PERMUTE_PLACED = Rule(
@@ -87,6 +88,7 @@ PERMUTE_PLACED = Rule(
     infer=_infer_permute_placed,
     differentiable=("rows", "gate"),
     dgrad=PERMUTE.dgrad,
+    apart=PERMUTE.apart,
 )
 
 UNPERMUTE = Rule(

@@ -1,7 +1,8 @@
 """What a rule is: everything the planner must know about an op, without torch.
 
 A rule names the op's arguments and outputs in call order, infers the outputs' shapes and dtypes, and states its
-gradients as separate ops: `dgrad` for those of activations, `wgrad` for that of a weight, each with what it reads.
+gradients as separate ops: `dgrad` for those of activations, `apart` for one of them that needs nothing the others do,
+`wgrad` for that of a weight, each with what it reads.
 """
 
 from __future__ import annotations
@@ -78,12 +79,13 @@ class Rule:
     hidden: int = 0
     differentiable: tuple[str, ...] = ("y",)
     dgrad: Gradient | None = None
+    apart: Gradient | None = None
     wgrad: Gradient | None = None
     view: bool = False
 
     @property
     def gradients(self) -> tuple[Gradient, ...]:
-        return tuple(gradient for gradient in (self.dgrad, self.wgrad) if gradient)
+        return tuple(gradient for gradient in (self.dgrad, self.apart, self.wgrad) if gradient)
 
     def value_names(self, op: str, occurrence: int) -> tuple[str, ...]:
         """Logical names of the outputs of the `occurrence`-th `op` of a segment: `linear_2`, `rmsnorm_0_rstd`."""

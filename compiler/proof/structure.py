@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TypeAlias
 
 from compiler.ir import Body, Communication, Instruction, Plan, Program, Stage
@@ -121,7 +120,7 @@ def _steps(program: Program, rank: int, known: dict[tuple[str, int], Action]) ->
 def _action(rank: int, name: str, text: str, micro_batch: int) -> Action:
     try:
         (action,) = actions_of(parse_step(f"{text}.0"))
-        return replace(action, micro_batch=micro_batch)
+        return Action(action.kind, action.stage, micro_batch)
     except ValueError as error:
         raise ProofError(f"rank {rank}, {name}: {error}") from None
 

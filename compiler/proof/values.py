@@ -50,10 +50,10 @@ class RankValues:
         self.bodies = {body.name: (body, self._waits(body)) for body in program.bodies[rank]}
         self.numbers: dict[Place, int] = {}  # of the states
         self.turn = turn(schedule.placement, schedule.num_micro_batches)
-        self.firsts: dict[tuple[int, bool], int] = {}  # of `_place`, by stage and direction
-        self.stages = {body.name: [int(a[1:]) for a in body.actions] for body in program.bodies[rank]}
+        self.firsts: dict[int, tuple[int, int]] = {}  # of `_place`, by stage: of each direction
+        self.of = {body.name: [self._first(int(a[1:])) for a in body.actions] for body in program.bodies[rank]}
         self.found: dict[tuple[str, tuple[int, ...]], Found] = {}  # by body and `slots`
-        self.sent: dict[str, tuple[int, Found]] = {}  # by the action that made a message: its stage
+        self.sent: dict[str, tuple[tuple[int, int], Found]] = {}  # by the action that made a message
         self.message_number = effects.messages.setdefault(self.message, len(effects.messages))
         self.posted: Storage | None = None  # what a post takes
         self.memory = Memory()
@@ -63,7 +63,9 @@ class RankValues:
         name, micro_batches, posts, releases = invocation
         if posts:
             self._post(invocation, step, self.memory)
-        places, slots = _different([*map(self._place, self.stages[name], micro_batches)])
+        # Most of a proof's time is spent here and in `_release`.
+        ways = [(first[k >= self.turn], k) for first, k in zip(self.of[name], micro_batches, strict=True)]
+        places, slots = _different(ways)
         if isinstance(self.rows, int):
             found = self.found.get((name, slots))
             if found is None:
@@ -97,9 +99,9 @@ class RankValues:
         """A send needs its storage no longer."""
         action, micro_batch = message
         if action not in self.sent:
-            self.sent[action] = int(action[1:]), self.effects.found.setdefault(action, {})
-        stage, found = self.sent[action]
-        place = self._place(stage, micro_batch)
+            self.sent[action] = self._first(int(action[1:])), self.effects.found.setdefault(action, {})
+        first, found = self.sent[action]
+        place = first[micro_batch >= self.turn], micro_batch
         before = (self.numbers.get(place, 0),)
         known = found.get(before)
         if known is None:
@@ -136,16 +138,20 @@ class RankValues:
 
     def _place(self, stage: int, micro_batch: int) -> Place:
         """Where its values live."""
-        key = stage, micro_batch >= self.turn
-        first = self.firsts.get(key)
-        if first is None:
-            first, of = stage, self.schedule
-            while (
-                first and rank_of(of.placement, of.num_ranks, of.num_micro_batches, first - 1, micro_batch) == self.rank
-            ):
-                first -= 1
-            self.firsts[key] = first
-        return first, micro_batch
+        return self._first(stage)[micro_batch >= self.turn], micro_batch
+
+    def _first(self, stage: int) -> tuple[int, int]:
+        """Of the stages that precede one on this rank without a gap, the first: in each direction."""
+        if stage not in self.firsts:
+            firsts = []
+            for micro_batch in (0, self.turn):
+                first, of = stage, self.schedule
+                sizes = of.placement, of.num_ranks, of.num_micro_batches
+                while first and rank_of(*sizes, first - 1, micro_batch) == self.rank:
+                    first -= 1
+                firsts.append(first)
+            self.firsts[stage] = firsts[0], firsts[1]
+        return self.firsts[stage]
 
     def _run(
         self,

@@ -59,6 +59,7 @@ _OPS = {
     "linear_wide": "gemm",
     "mla_attention": "attention",
     "permute": "permute",
+    "permute_gate": "permute",
     "permute_placed": "permute",
     "quantise": "quantise",
     "quantise_both": "quantise",

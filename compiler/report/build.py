@@ -15,7 +15,6 @@ from compiler.picture import panel_of
 from compiler.picture.lanes import lanes_of
 from compiler.pipeline import Lowered, uses
 from compiler.predict.memory_run import measured_line
-from compiler.predict.memory_state import proven_memories
 from compiler.predict.predict import memories, predicted, timed
 from compiler.report.planned import planned_of
 from compiler.report.values import ExpertRow, RankRow, Report, RunFigures, StageRow
@@ -57,10 +56,7 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, best:
         schedule=panel,
         time_unit="milliseconds, as predicted from the cluster",
         stages=_stages(plan, elements),
-        ranks=tuple(
-            _rank(plan, rank, held[rank], memory)
-            for rank, memory in enumerate(proven_memories(spec, plan, lowered.certificates.values()))
-        ),
+        ranks=tuple(_rank(plan, rank, held[rank], memory) for rank, memory in enumerate(lowered.memories)),
         capacity_bytes=spec.cluster.node.device.memory if spec.cluster.more is None else None,
         experts=_experts(plan),
         moe_layers=_moe_layers(plan),

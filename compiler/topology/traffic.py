@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from compiler.holders import Holders
 from compiler.ir import Communication, Plan
-from compiler.schedules.placement import num_stages, rank_of
+from compiler.schedules.placement import num_stages, rank_of, turn
 from compiler.schedules.schedule import Schedule
 from compiler.topology.fabric import Fabric
 from runtime.actions import Action, actions_of
@@ -27,13 +27,17 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
     pipeline: Counter[str] = Counter()
     experts: Counter[str] = Counter()
     sent = [_exchanged(plan, stage) for stage in range(len(plan.stages))]
+    back = turn(schedule.placement, schedule.num_micro_batches)
     message = next((stage.output.fixed_bytes for stage in plan.stages if stage.output), 0)
     for rank, row in enumerate(schedule.actions):
         actions = [action for step in row for action in actions_of(step) if action.kind != "W"]
         exchanged = sum(sent[action.stage] for action in actions)
         for level, share in _group_levels(fabric, mesh.rank(rank, 0), mesh.ep).items():
             experts[level] += round(exchanged * share * mesh.dp)
-        for to, times in Counter(_receiver(schedule, action) for action in actions).items():
+        # Where results go depends on the direction of a micro-batch alone.
+        ways = Counter([(action.kind, action.stage, action.micro_batch >= back) for action in actions])
+        for (kind, stage, turned), times in ways.items():
+            to = _receiver(schedule, Action(kind, stage, back if turned else 0))
             if to is not None and to != rank:
                 levels = fabric.levels(mesh.rank(rank, 0), mesh.rank(to, 0), mesh.dp)
                 pipeline.update({level: times * count * message for level, count in levels.items()})

@@ -58,7 +58,9 @@ def multiplies(a: Tensor, b: Tensor) -> bool:
 
 
 def call(name: str, dtype: torch.dtype, *args: Tensor | float | None) -> None:
-    """Call the function of operands of `dtype`. A tensor that must be contiguous and is not is copied."""
+    """Call the function of operands of `dtype`; of an update, the moments'. A tensor that must be contiguous and is
+    not is copied.
+    """
     function, signature = _functions()[name, dtype]
     values: list[float | None] = []
     kept = []  # copies, until the function has returned

@@ -146,10 +146,12 @@ def adamw(
     decay: float,
     step: int,
 ) -> None:
-    """One update of FP32 parameters by `factor` times the gradients; `rounded` becomes them in BF16. Flat tensors."""
+    """One update of FP32 parameters by `factor` times the gradients; `rounded` becomes them in BF16. Flat tensors, both
+    moments FP32 or both BF16.
+    """
     tensors = parameters, gradients, moment1, moment2, rounded
     numbers = factor, 1 - rate * decay, rate / (1 - beta1**step), (1 - beta2**step) ** -0.5
-    call("adamw", torch.float32, parameters.numel(), *tensors, *numbers, beta1, 1 - beta1, beta2, 1 - beta2, eps)
+    call("adamw", moment1.dtype, parameters.numel(), *tensors, *numbers, beta1, 1 - beta1, beta2, 1 - beta2, eps)
 
 
 def _pairs(columns: int, angles_Sr: Tensor) -> int:

@@ -3,14 +3,18 @@
 
 #include "simd.h"
 
+namespace {
+
 // n elements: moment = beta·moment + fresh·g or g², parameter = keep·parameter − step·moment1/(√moment2·root + eps), with
-// g = factor·gradient. `rounded`, if it is not null, becomes the parameters in BF16.
-extern "C" void adamw_float32(long n, float *parameters, const float *gradients, float *moment1, float *moment2,
-                              bf16 *rounded, float factor, float keep, float step, float root, float beta1,
-                              float fresh1, float beta2, float fresh2, float eps) {
+// g = factor·gradient. Moments in BF16 are rounded as they are stored: the parameters see them before. `rounded`, if it
+// is not null, becomes the parameters in BF16.
+template <class M>
+INLINE void adamw(long n, float *parameters, const float *gradients, M *moment1, M *moment2, bf16 *rounded,
+                  float factor, float keep, float step, float root, float beta1, float fresh1, float beta2,
+                  float fresh2, float eps) {
   for (long i = 0; i < n; i += W) {
     const long left = n - i < W ? n - i : W;
-    const auto get = [&](const float *p) { return left == W ? load(p + i) : load(p + i, left); };
+    const auto get = [&](const auto *p) { return left == W ? load(p + i) : load(p + i, left); };
     const auto set = [&](auto *p, V v) { left == W ? store(p + i, v) : store(p + i, v, left); };
     const V g = get(gradients) * factor;
     const V first = get(moment1) * beta1 + g * fresh1, second = get(moment2) * beta2 + g * g * fresh2;
@@ -21,3 +25,17 @@ extern "C" void adamw_float32(long n, float *parameters, const float *gradients,
     if (rounded) set(rounded, p);
   }
 }
+
+}  // namespace
+
+// By the type of the moments.
+#define ADAMW(M, suffix)                                                                                               \
+  extern "C" void adamw_##suffix(long n, float *parameters, const float *gradients, M *moment1, M *moment2,            \
+                                 bf16 *rounded, float factor, float keep, float step, float root, float beta1,         \
+                                 float fresh1, float beta2, float fresh2, float eps) {                                 \
+    adamw(n, parameters, gradients, moment1, moment2, rounded, factor, keep, step, root, beta1, fresh1, beta2, fresh2, \
+          eps);                                                                                                        \
+  }
+
+ADAMW(float, float32)
+ADAMW(bf16, bfloat16)

@@ -34,8 +34,14 @@ from runtime.ops.linear_cross_entropy import (
 from runtime.ops.linear_fp8 import linear_fp8, linear_fp8_dgrad, linear_fp8_wgrad_
 from runtime.ops.linear_wide import linear_wide, linear_wide_dgrad, linear_wide_wgrad, linear_wide_wgrad_
 from runtime.ops.mla_attention import mla_attention, mla_attention_dgrad
-from runtime.ops.permute import permute, permute_dgrad, permute_placed
-from runtime.ops.permute_fp8 import permute_fp8, permute_placed_fp8, route_permute_fp8, unpermute_fp8_dgrad
+from runtime.ops.permute import permute, permute_dgrad, permute_dgrad_add, permute_gate_dgrad, permute_placed
+from runtime.ops.permute_fp8 import (
+    permute_fp8,
+    permute_placed_fp8,
+    route_permute_fp8,
+    unpermute_dgrad_quantise,
+    unpermute_fp8_dgrad,
+)
 from runtime.ops.quantise import (
     quantise,
     quantise_blocks,
@@ -127,7 +133,9 @@ OPS: dict[str, Callable[..., Any]] = {
     "mla_attention_dgrad": mla_attention_dgrad,
     "permute": permute,
     "permute_dgrad": permute_dgrad,
+    "permute_dgrad_add": permute_dgrad_add,
     "permute_fp8": permute_fp8,
+    "permute_gate_dgrad": permute_gate_dgrad,
     "permute_placed": permute_placed,
     "permute_placed_fp8": permute_placed_fp8,
     "quantise": quantise,
@@ -161,5 +169,6 @@ OPS: dict[str, Callable[..., Any]] = {
     "unpermute": unpermute,
     "unpermute_add": unpermute_add,
     "unpermute_dgrad": unpermute_dgrad,
+    "unpermute_dgrad_quantise": unpermute_dgrad_quantise,
     "unpermute_fp8_dgrad": unpermute_fp8_dgrad,
 }

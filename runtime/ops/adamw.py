@@ -1,6 +1,6 @@
 """AdamW with decoupled decay, of flat tensors. Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017.
 
-Moments may be BF16 beside FP32 weights, as DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.3.2. Then the
+Moments may be BF16 beside FP32 weights, as DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.3.3. Then the
 update is computed in FP32 from what they hold, with the new moments as they are before they are rounded, to nearest, to
 be kept. A moment that would change by less than 2⁻⁹ of itself stays where it is: the second one does not decay where
 1 − β₂ is below that, and with gradients that come to nothing keeps its value for good.
@@ -36,7 +36,7 @@ def adamw(
     one, becomes the weights in its dtype.
     """
     numbers = factor, rate, beta1, beta2, eps, decay, step
-    if takes(master, gradients, moment1, moment2) and master.dtype == torch.float32:
+    if takes(master, gradients) and takes(moment1, moment2) and master.dtype == torch.float32:
         return native.adamw(master, gradients, moment1, moment2, rounded, *numbers)
     keep, scale, root = 1 - rate * decay, rate / (1 - beta1**step), (1 - beta2**step) ** -0.5
     dtype = wide_dtype(master.dtype)

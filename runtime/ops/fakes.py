@@ -90,8 +90,8 @@ def _permute_placed(
     return _permute(x_TD, gate_TK, expert_TK, slots_E.shape[0])
 
 
-def _permute_dgrad(drows_SD: Tensor, dgate_S: Tensor, order_S: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    return _unpermute(drows_SD, order_S, top_k), dgate_S.new_empty((dgate_S.shape[0] // top_k, top_k))
+def _permute_gate_dgrad(dgate_S: Tensor, order_S: Tensor, top_k: int) -> Tensor:
+    return dgate_S.new_empty((dgate_S.shape[0] // top_k, top_k))
 
 
 def _unpermute(y_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
@@ -143,7 +143,8 @@ FAKES: dict[str, Callable[..., Any]] = {
     "mla_attention": _mla_attention,
     "mla_attention_dgrad": _like(1, 2, 3),
     "permute": _permute,
-    "permute_dgrad": _permute_dgrad,
+    "permute_dgrad": _unpermute,
+    "permute_gate_dgrad": _permute_gate_dgrad,
     "permute_placed": _permute_placed,
     "rmsnorm": _rmsnorm,
     "rmsnorm_dgrad": _like(1),

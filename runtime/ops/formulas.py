@@ -39,6 +39,10 @@ GQA = ("q", "k", "v")
 GQA_SIZES = ("sequence", "heads", "kv_heads", "theta")
 MLA = ("q", "kv", "k_rope")
 MLA_SIZES = ("sequence", "heads", "nope", "rope", "value", "theta")
+PERMUTED = (
+    Gradient("permute_dgrad", ("d_rows", "order", ("expert", 1)), ("x",)),
+    Gradient("permute_gate_dgrad", ("d_row_gate", "order", ("expert", 1)), ("gate",)),
+)
 
 FORMULAS: dict[str, Formula] = {
     "linear": Formula(
@@ -99,13 +103,13 @@ FORMULAS: dict[str, Formula] = {
         ("x", "gate", "expert", "num_experts"),
         ("rows", "row_gate", "order", "counts"),
         ("rows", "row_gate"),
-        (Gradient("permute_dgrad", ("d_rows", "d_row_gate", "order", ("expert", 1)), ("x", "gate")),),
+        PERMUTED,
     ),
     "permute_placed": Formula(
         ("x", "gate", "expert", "slots"),
         ("rows", "row_gate", "order", "counts"),
         ("rows", "row_gate"),
-        (Gradient("permute_dgrad", ("d_rows", "d_row_gate", "order", ("expert", 1)), ("x", "gate")),),
+        PERMUTED,
     ),
     "unpermute": Formula(
         ("y", "order", "top_k"),

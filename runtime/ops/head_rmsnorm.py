@@ -13,7 +13,7 @@ from runtime.ops.rmsnorm import rmsnorm, rmsnorm_dgrad, rmsnorm_wgrad, rmsnorm_w
 def head_rmsnorm(x_TW: Tensor, w_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x_TW, w_C -> y_TW, rstd_TH."""
     y, rstd = rmsnorm(x_TW.reshape(-1, w_C.shape[0]), w_C, eps)
-    return y.view(x_TW.shape), rstd.view(x_TW.shape[0], -1)
+    return y.view(x_TW.shape), rstd.view(x_TW.shape[0], x_TW.shape[1] // w_C.shape[0])
 
 
 def head_rmsnorm_dgrad(dy_TW: Tensor, x_TW: Tensor, w_C: Tensor, rstd_TH: Tensor) -> Tensor:

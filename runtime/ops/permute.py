@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.ops.unpermute import places, unpermute
+from runtime.ops.unpermute import unpermute
 
 
 def permute(
@@ -37,6 +37,19 @@ def _sorted(x_TD: Tensor, gate_TK: Tensor, place_S: Tensor, num_places: int) -> 
     return rows_SD, gate_S, order_S, torch.bincount(place_S, minlength=num_places)
 
 
-def permute_dgrad(drows_SD: Tensor, dgate_S: Tensor, order_S: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """drows_SD, dgate_S, order_S -> dx_TD (summed over the choices of a token), dgate_TK."""
-    return unpermute(drows_SD, order_S, top_k), dgate_S[places(order_S, top_k)]
+def permute_dgrad(drows_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
+    """drows_SD, order_S -> dx_TD, summed over the choices of a token."""
+    return unpermute(drows_SD, order_S, top_k)
+
+
+def permute_gate_dgrad(dgate_S: Tensor, order_S: Tensor, top_k: int) -> Tensor:
+    """dgate_S, order_S -> dgate_TK: an op of its own, since the router's gradient needs it before anyone needs dx."""
+    return torch.empty_like(dgate_S).scatter_(0, order_S, dgate_S).view(-1, top_k)
+
+
+def permute_dgrad_add(drows_SD: Tensor, order_S: Tensor, top_k: int, add_TD: Tensor, more_TD: Tensor | None) -> Tensor:
+    """drows_SD, order_S, add_TD, more_TD or None -> (add + permute_dgrad(drows)) + more, each result rounded: the rows'
+    gradient and the others of what was permuted, in the order in which they are added without this op.
+    """
+    sum_TD = torch.add(add_TD, permute_dgrad(drows_SD, order_S, top_k))
+    return sum_TD if more_TD is None else torch.add(sum_TD, more_TD)

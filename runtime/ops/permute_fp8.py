@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from runtime.ops.permute import permute, permute_placed
+from runtime.ops.quantise import quantise
 from runtime.ops.route import route
 from runtime.ops.unpermute import unpermute_dgrad
 
@@ -54,6 +55,11 @@ def unpermute_fp8_dgrad(dy_TD: Tensor, scales_TB: Tensor, order_S: Tensor, top_k
     """dy_TD, scales_TB, order_S -> dy_SD, scales_SB."""
     dy_SD = unpermute_dgrad(dy_TD.view(torch.uint8), order_S, top_k).view(dy_TD.dtype)
     return dy_SD, unpermute_dgrad(scales_TB, order_S, top_k)
+
+
+def unpermute_dgrad_quantise(dy_TD: Tensor, order_S: Tensor, top_k: int, pow2: bool = False) -> tuple[Tensor, Tensor]:
+    """dy_TD, order_S -> dy_SD, scales_SB: every row of a token is its gradient, quantised once."""
+    return unpermute_fp8_dgrad(*quantise(dy_TD, pow2), order_S, top_k)
 
 
 def _with_scales(

@@ -31,11 +31,17 @@ def product_(c_MN: Tensor, a_MK: Tensor, b_KN: Tensor) -> None:
 
 
 def add_product_(acc_MN: Tensor, a_MK: Tensor, b_KN: Tensor) -> None:
-    """acc += a·b; acc is FP32 at least. Torch has no product of BF16 that gives FP32 on a CPU: rounded, then added."""
+    """acc += a·b; acc is FP32 at least.
+
+    Of BF16 operands torch has products in FP32 on CUDA alone (`torch.mm` with `out_dtype`, since 2.8; that of
+    `torch.addmm` would save a pass, but took no FP32 summand at first). On a CPU they are rounded, then added.
+    """
     if multiplies(a_MK, b_KN):
         native.product_(acc_MN, a_MK, b_KN, add=True)
     elif acc_MN.dtype == a_MK.dtype:
         acc_MN.addmm_(a_MK, b_KN)
+    elif acc_MN.is_cuda:
+        acc_MN.add_(torch.mm(a_MK, b_KN, out_dtype=acc_MN.dtype))
     else:
         acc_MN.add_(torch.mm(a_MK, b_KN))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -30,8 +32,11 @@ def test_every_file_and_every_fused_op_is_listed(builds: tuple[Path, Path], caps
     build, _ = builds
     assert main(["inspect", str(build), "--kernels", "--format", "json"]) == 0
     found = parsed(capsys.readouterr().out, "kernels")
-    files = {path.stem for path in (build / "kernels").glob("*.py")} - {"adamw"}  # the optimizer is in no segment
-    assert {row["kernel"] for row in found["kernels"]} == files
+    files = {path.stem for path in (build / "kernels").glob("*.py")}
+    assert [*sorted(row["kernel"] for row in found["kernels"]), found["optimizer"]["kernel"]] == [
+        *sorted(files - {"adamw"}),
+        "adamw",
+    ]
     told = json.loads((build / "kernels.json").read_text())
     texts = {path.stem: path.read_text() for path in (build / "segments").glob("*.py")}
     for segment in told["segments"]:
@@ -44,6 +49,7 @@ def test_every_file_and_every_fused_op_is_listed(builds: tuple[Path, Path], caps
         "add_rmsnorm",
         "rmsnorm_dgrad_add",
         "route_permute",
+        "permute_dgrad_add",
         "unpermute_add",
     }
     assert all(row["bytes_saved"] > 0 and row["calls"] > 0 for row in found["fused"])
@@ -55,6 +61,33 @@ def test_what_is_left_apart_is_said(builds: tuple[Path, Path], capsys: pytest.Ca
     out = capsys.readouterr().out
     assert "left apart, as the run says: residual_norm, route, join" in out and "stands for" not in out
     assert "by torch: add," in out
+
+
+@pytest.mark.parametrize("name", ["tiny", "moe-8gpu"])
+def test_the_optimizer_is_listed(
+    builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    """Its elements are those that the runtime's buckets give to a rank, its bytes those of the tensors it gets."""
+    spec = load(ROOT / "specs" / f"{name}.dsc")
+    build = builds[0] if name == "tiny" else tmp_path
+    if name != "tiny":
+        write_build(build, compile_spec(spec).files)
+    assert main(["inspect", str(build), "--kernels", "--format", "json"]) == 0
+    found = parsed(capsys.readouterr().out, "kernels")["optimizer"]
+    plan = json.loads((build / "plan.json").read_text())
+    owned: Counter[int] = Counter()
+    for bucket in plan["buckets"]:
+        whole = sum(math.prod(parameter["shape"]) for parameter in bucket["parameters"])
+        for rank in bucket["holders"]:
+            owned[rank] += -(-whole // len(bucket["holders"])) if spec.parallel.zero else whole
+    assert found["elements"] == max(owned.values())
+    sizes = {"fp32": 4, "bf16": 2}
+    of = spec.precision
+    master, gradient, moment = (sizes[each] for each in (of.master, of.gradients, of.moments))
+    apart = sizes[of.parameter] if of.parameter != of.master else 0
+    assert found["bytes"] == found["elements"] * (2 * master + gradient + 4 * moment + apart)
+    assert main(["inspect", str(build), "--kernels"]) == 0
+    assert f"optimizer: adamw by adamw, {found['elements']:,} elements and" in capsys.readouterr().out
 
 
 def test_into_a_file(builds: tuple[Path, Path], tmp_path: Path) -> None:

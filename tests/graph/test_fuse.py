@@ -65,8 +65,8 @@ def test_every_pass_matches_as_often_as_a_spec_implies(path: Path) -> None:
     moes = sum(step.segment.kind == "join" for step in steps)
     assert sum(op.startswith("add_rmsnorm") for op in ops) == blocks
     assert ops.count("rmsnorm_dgrad_add") == 2 * blocks
-    assert ops.count("route_permute") == ops.count("unpermute_add") == moes
-    assert not {"unpermute", "permute", "permute_placed"} & {*ops}
+    assert ops.count("route_permute") == ops.count("unpermute_add") == ops.count("permute_dgrad_add") == moes
+    assert not {"unpermute", "permute", "permute_placed", "permute_dgrad"} & {*ops}
 
 
 EIGHT_BITS = load_spec(Path(__file__).parents[2] / "specs" / "deepseek-v3.dsc")
@@ -89,6 +89,7 @@ def test_passes_of_eight_bits_match_whatever_is_recomputed(name: str) -> None:
                         made = makers.get(node.reads[0], "")
                         assert made not in ("rmsnorm", "add_rmsnorm", "swiglu", "gated_swiglu"), (segment.kind, chosen)
                         assert not made.endswith("swiglu_dgrad")
+                    assert node.op != "unpermute_dgrad", "gradients of rows are quantised as they are copied"
 
 
 def test_a_name_for_every_pass() -> None:
@@ -204,6 +205,7 @@ def test_bytes_saved_are_those_that_no_longer_move() -> None:
     assert saved["router", "add_rmsnorm"] == (tensor, 0), "the sum is not read again"
     assert saved["router", "rmsnorm_dgrad_add"] == (2 * tensor, 0), "neither written nor read"
     assert saved["router", "route_permute"] == (gates + choices, 0), "gates and choices are not read again"
+    assert saved["router", "permute_dgrad_add"] == (4 * tensor, 0), "two sums, each neither written nor read"
     assert saved["join", "unpermute_add"] == (4 * tensor, 0), "two sums, each neither written nor read"
 
 

@@ -242,6 +242,16 @@ def results(op: str, dtype: torch.dtype, sizes: Any) -> list[Tensor]:
     return [o, lse, *run(f"{op}_attention_dgrad", do, *operands[:3], o, lse, *operands[3:])]
 
 
+def random_sizes(seed: int) -> None:
+    """Widths of any kind, up to three blocks of keys and several sequences."""
+    generator = torch.Generator().manual_seed(seed)
+
+    bounds = (3, 150, 3, 4, 13, 25, 25)
+    B, S, G, heads, half, nope, value = (int(torch.randint(1, end, (), generator=generator)) for end in bounds)
+    mla(torch.bfloat16, (B, S, heads, nope, 2 * half, value))
+    gqa(torch.bfloat16, (B, S, G, heads, 2 * half))
+
+
 def nothing(op: str, sizes: Any) -> None:
     """Of no tokens."""
     assert all(result.numel() == 0 for result in results(op, torch.bfloat16, sizes))

@@ -15,8 +15,10 @@ from tests.kernels.checks_router import assert_apart
 from tests.kernels.interpreted import double, random, run, within
 
 CHECKED = (
-    "permute", "permute_placed", "permute_dgrad", "route_permute", "unpermute", "unpermute_dgrad", "unpermute_add",
-    "permute_fp8", "permute_placed_fp8", "route_permute_fp8", "unpermute_fp8_dgrad", "embedding", "embedding_wgrad_",
+    "permute", "permute_placed", "permute_dgrad", "permute_dgrad_add", "permute_gate_dgrad", "route_permute",
+    "unpermute", "unpermute_dgrad", "unpermute_add",
+    "permute_fp8", "permute_placed_fp8", "route_permute_fp8", "unpermute_fp8_dgrad", "unpermute_dgrad_quantise",
+    "embedding", "embedding_wgrad_",
 )  # fmt: skip
 
 
@@ -91,7 +93,10 @@ def back(dtype: torch.dtype, tokens: int, k: int, columns: int) -> None:
     equal(run("unpermute_add", h_TD, None, y_SD, order_S, k), h_TD + y_TD)
     equal(run("unpermute_add", h_TD, shared_TD, y_SD, order_S, k), h_TD + shared_TD + y_TD)
     equal(run("unpermute_dgrad", h_TD, order_S, k), ops.unpermute_dgrad(h_TD, order_S, k))
-    equal(run("permute_dgrad", y_SD, gate_S, order_S, k), (y_TD, gate_TK))
+    equal(run("permute_dgrad", y_SD, order_S, k), y_TD)
+    equal(run("permute_dgrad_add", y_SD, order_S, k, h_TD, None), h_TD + y_TD)
+    equal(run("permute_dgrad_add", y_SD, order_S, k, h_TD, shared_TD), (h_TD + y_TD) + shared_TD)
+    equal(run("permute_gate_dgrad", gate_S, order_S, k), gate_TK)
 
 
 def eight_bits(tokens: int, experts: int, k: int, columns: int) -> None:
@@ -107,6 +112,10 @@ def eight_bits(tokens: int, experts: int, k: int, columns: int) -> None:
         run("unpermute_fp8_dgrad", x_TD, scales_TB, order_S, k),
         ops.unpermute_fp8_dgrad(x_TD, scales_TB, order_S, k),
     )
+    for dtype, pow2 in ((torch.float32, False), (torch.bfloat16, True)):
+        dy_TD = random(tokens, columns, dtype=dtype, seed=5)
+        found = run("unpermute_dgrad_quantise", dy_TD, order_S, k, pow2)
+        equal(found, ops.unpermute_dgrad_quantise(dy_TD, order_S, k, pow2))
     logits_TE, how = 2 * random(tokens, experts, seed=1), (False, 1, 1, k, True, 2.5)
     assert_apart(logits_TE, None, *how[:4])
     for slots in (None, slots_E):

@@ -65,6 +65,11 @@ def test_gqa_in_several_blocks(interpret: Interpret, sizes: tuple[int, ...]) -> 
     interpret(CHECKS, "gqa", BF16, sizes)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_random_sizes(interpret: Interpret, seed: int) -> None:
+    interpret(CHECKS, "random_sizes", seed)
+
+
 @pytest.mark.parametrize(("op", "sizes"), [("mla", (0, 5, 2, 8, 4, 8)), ("gqa", (0, 5, 2, 2, 8))])
 def test_nothing(interpret: Interpret, op: str, sizes: tuple[int, ...]) -> None:
     interpret(CHECKS, "nothing", op, sizes)

@@ -29,7 +29,7 @@ def test_with_the_residual(interpret: Interpret, dtype: torch.dtype, rows: int, 
 
 
 @dtypes
-@pytest.mark.parametrize(("rows", "heads", "columns"), [(1, 1, 1), (7, 3, 33), (45, 5, 128)])
+@pytest.mark.parametrize(("rows", "heads", "columns"), [(0, 3, 33), (1, 1, 1), (7, 3, 33), (45, 5, 128)])
 def test_heads(interpret: Interpret, dtype: torch.dtype, rows: int, heads: int, columns: int) -> None:
     interpret(CHECKS, "heads", dtype, rows, heads, columns)
 

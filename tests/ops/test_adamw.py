@@ -8,12 +8,26 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.native import library
 from runtime.ops import OPS
 from tests.ops.cases import Source
 
 MODULE = sys.modules["runtime.ops.adamw"]  # the package has a function of this name
 RATE, BETA1, BETA2, EPS, DECAY = 1e-2, 0.9, 0.95, 1e-8, 0.1
 NUMBERS = (RATE, BETA1, BETA2, EPS, DECAY)
+
+
+@pytest.fixture
+def torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The op takes no C++."""
+    monkeypatch.setattr(library, "_functions", dict)
+
+
+@pytest.fixture(params=["C++", "torch"])
+def either(request: pytest.FixtureRequest) -> None:
+    """The op in C++, where there is some, and on torch."""
+    if request.param == "torch":
+        request.getfixturevalue("torch_alone")
 
 
 def state(dtype: torch.dtype, moments: torch.dtype, elements: int = 1000) -> list[Tensor]:
@@ -36,6 +50,7 @@ def test_it_is_torchs_adamw() -> None:
         torch.testing.assert_close(weights, theirs.detach(), rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.usefixtures("torch_alone")
 @pytest.mark.parametrize("elements", [0, 1, 999])
 def test_blocks_are_of_no_consequence(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
     whole, parts = (state(torch.float32, torch.bfloat16, elements) for _ in range(2))
@@ -47,6 +62,7 @@ def test_blocks_are_of_no_consequence(monkeypatch: pytest.MonkeyPatch, elements:
     assert torch.equal(rounded[0], whole[0].to(torch.bfloat16))
 
 
+@pytest.mark.usefixtures("either")
 def test_bf16_moments_are_rounded_once_and_the_weights_see_them_before() -> None:
     """The same as FP32 moments that begin with what BF16 holds, and are rounded after the step."""
     short = state(torch.float32, torch.bfloat16)
@@ -65,6 +81,7 @@ def test_bf16_moments_are_rounded_once_and_the_weights_see_them_before() -> None
     torch.testing.assert_close(short[0].double(), wide[0], rtol=2.0**-22, atol=RATE * 2.0**-19)
 
 
+@pytest.mark.usefixtures("either")
 def test_a_bf16_moment_that_changes_by_little_stays() -> None:
     """As the docstring says: with 1 − β₂ = 0.001 a second moment does not decay, with 0.05 it does."""
     for beta2, decays in ((0.999, False), (0.95, True)):

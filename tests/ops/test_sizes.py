@@ -22,7 +22,7 @@ few = settings(max_examples=25)
 
 
 @few
-@given(SEED, SMALL, SMALL, SMALL)
+@given(SEED, st.integers(0, 9), SMALL, SMALL)
 def test_linear_and_rmsnorm(seed: int, T: int, K: int, N: int) -> None:
     compare("linear", cases.linear(Source(torch.float64, seed), T, K, N), torch.float64)
     compare("rmsnorm", cases.rmsnorm(Source(torch.float64, seed), T, K, eps=10.0**-N), torch.float64)
@@ -64,7 +64,7 @@ def test_gqa_attention_with_every_size_one_or_two(sizes: tuple[int, ...]) -> Non
 
 
 @few
-@given(SEED, SMALL, SMALL, SMALL)
+@given(SEED, st.integers(0, 9), SMALL, SMALL)
 def test_head_rmsnorm(seed: int, T: int, H: int, C: int) -> None:
     compare("head_rmsnorm", cases.head_rmsnorm(Source(torch.float64, seed), T, H, C, eps=10.0**-T), torch.float64)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from compiler.build import compile_spec, write_build
@@ -218,4 +219,7 @@ def saved(run: Path, step: int | None = None) -> Checkpoint:
 def bits(checkpoint: Checkpoint) -> dict[str, tuple[str, bytes]]:
     """Every logical tensor as (dtype, bytes): equality of these is equality of every bit."""
     tensors: dict[str, Tensor] = checkpoint.read(checkpoint.shapes)
-    return {name: (str(tensor.dtype), tensor.numpy().tobytes()) for name, tensor in tensors.items()}
+    return {
+        name: (str(tensor.dtype), tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        for name, tensor in tensors.items()
+    }

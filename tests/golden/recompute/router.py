@@ -11,7 +11,8 @@ from runtime.ops import (
     linear_wide,
     linear_wide_dgrad,
     linear_wide_wgrad_,
-    permute_dgrad,
+    permute_dgrad_add,
+    permute_gate_dgrad,
     rmsnorm,
     rmsnorm_dgrad_add,
     rmsnorm_wgrad_,
@@ -22,7 +23,8 @@ from runtime.ops import (
 )
 
 add_rmsnorm = on_cuda(__file__, 'rmsnorm_d256_float32', add_rmsnorm)
-permute_dgrad = on_cuda(__file__, 'unpermute_k4_d256_float32', permute_dgrad)
+permute_dgrad_add = on_cuda(__file__, 'unpermute_k4_d256_float32', permute_dgrad_add)
+permute_gate_dgrad = on_cuda(__file__, 'permute_gate_float32', permute_gate_dgrad)
 rmsnorm = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm)
 rmsnorm_dgrad_add = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm_dgrad_add)
 rmsnorm_wgrad_ = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm_wgrad_)
@@ -66,13 +68,12 @@ def I(
     sequence_balance_dgrad_0 = sequence_balance_dgrad(
         d_sequence_loss, linear_wide_0, route_0_expert, 256, False
     )  # [256, 16]
-    permute_dgrad_0_0, d_route_0_gate = permute_dgrad(d_rows, d_gate, order, 4)  # [256, 256], [256, 4]
-    add_0 = torch.add(d_x, permute_dgrad_0_0)  # [256, 256]
+    d_route_0_gate = permute_gate_dgrad(d_gate, order, 4)  # [256, 4]
     route_dgrad_0 = route_dgrad(d_route_0_gate, linear_wide_0, route_0_expert, False, True, 2.5)  # [256, 16]
     d_linear_wide_0 = torch.add(sequence_balance_dgrad_0, route_dgrad_0)  # [256, 16]
     linear_wide_dgrad_0 = linear_wide_dgrad(d_linear_wide_0, weight)  # [256, 256]
     x_again, rmsnorm_0_rstd_again = rmsnorm(residual, norm, 1e-06)  # [256, 256], [256]
-    d_rmsnorm_0 = torch.add(add_0, linear_wide_dgrad_0)  # [256, 256]
+    d_rmsnorm_0 = permute_dgrad_add(d_rows, order, 4, d_x, linear_wide_dgrad_0)  # [256, 256]
     d_add_0 = rmsnorm_dgrad_add(d_rmsnorm_0, residual, norm, rmsnorm_0_rstd_again, d_residual)  # [256, 256]
     return d_add_0, d_add_0, d_linear_wide_0, x_again, rmsnorm_0_rstd_again, d_rmsnorm_0
 

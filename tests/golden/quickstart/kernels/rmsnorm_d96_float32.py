@@ -12,7 +12,7 @@ import triton.language as tl
 D, HEADS = 96, 1
 FORWARD = {'ROWS': 16, 'BLOCK_D': 128, 'num_warps': 4, 'enable_fp_fusion': True}
 DGRAD = {'ROWS': 16, 'BLOCK_D': 128, 'num_warps': 4, 'enable_fp_fusion': True}
-WGRAD = {'ROWS': 32, 'BLOCK_D': 128, 'num_warps': 4, 'enable_fp_fusion': True}
+WGRAD = {'ROWS': 32, 'BLOCK_D': 128, 'num_warps': 8, 'enable_fp_fusion': True}
 SPLITS = 528  # partial sums of a weight gradient
 TOTAL = {'BLOCK_P': 128, 'BLOCK_D': 32, 'num_warps': 4, 'enable_fp_fusion': True}
 

@@ -17,6 +17,8 @@ from runtime.ops import (
     rmsnorm_wgrad_,
 )
 
+mla_attention = on_cuda(__file__, 'mla_attention_s128_h4_n32_r16_v32_float32', mla_attention)
+mla_attention_dgrad = on_cuda(__file__, 'mla_attention_dgrad_s128_h4_n32_r16_v32_float32', mla_attention_dgrad)
 rmsnorm_d192 = on_cuda(__file__, 'rmsnorm_d192_float32', rmsnorm)
 rmsnorm_d64 = on_cuda(__file__, 'rmsnorm_d64_float32', rmsnorm)
 rmsnorm_d96 = on_cuda(__file__, 'rmsnorm_d96_float32', rmsnorm)

@@ -15,51 +15,52 @@ ROWS = 128  # tokens of a program
 INVERT = {'BLOCK_S': 256, 'num_warps': 4, 'enable_fp_fusion': True}
 COPY = {'BLOCK_B': 1, 'BLOCK_D': 16, 'num_warps': 4, 'enable_fp_fusion': True}
 SUM = {'BLOCK_D': 16, 'num_warps': 4, 'enable_fp_fusion': True}
-
-
 def unpermute(y_SD, order_S, top_k):
     """y_TD."""
-    return _summed(None, None, y_SD, _invert(order_S, None, top_k)[0])
+    return _summed(y_SD, _invert(order_S, top_k))
 
 
 def unpermute_add(h_TD, shared_TD, y_SD, order_S, top_k):
     """(h + shared) + unpermute(y), rounded after every addition and after the sum over choices."""
     assert h_TD.is_contiguous() and (shared_TD is None or shared_TD.is_contiguous())
-    return _summed(h_TD, shared_TD, y_SD, _invert(order_S, None, top_k)[0])
+    return _summed(y_SD, _invert(order_S, top_k), h_TD, shared_TD)
 
 
 def unpermute_dgrad(dy_TD, order_S, top_k):
     """dy_SD."""
     assert dy_TD.is_contiguous() and dy_TD.shape[1] == D
-    num_tokens, place_TK = dy_TD.shape[0], _invert(order_S, None, top_k)[0]
+    num_tokens, place_TK = dy_TD.shape[0], _invert(order_S, top_k)
     dy_SD = dy_TD.new_empty(num_tokens * K, D)
     _copy[_grid(num_tokens)](dy_TD, dy_SD, None, None, place_TK, 0, 0, num_tokens, K, D, B, ROWS, **COPY)
     return dy_SD
 
 
-def permute_dgrad(drows_SD, dgate_S, order_S, top_k):
-    """(dx_TD, dgate_TK)."""
-    assert dgate_S.is_contiguous()
-    place_TK, dgate_TK = _invert(order_S, dgate_S, top_k)
-    return _summed(None, None, drows_SD, place_TK), dgate_TK
+def permute_dgrad(drows_SD, order_S, top_k):
+    """dx_TD."""
+    return _summed(drows_SD, _invert(order_S, top_k))
 
 
-def _summed(h_TD, shared_TD, y_SD, place_TK):
+def permute_dgrad_add(drows_SD, order_S, top_k, add_TD, more_TD):
+    """(add + permute_dgrad(drows)) + more, rounded after every addition and after the sum over choices."""
+    assert add_TD.is_contiguous() and (more_TD is None or more_TD.is_contiguous())
+    return _summed(drows_SD, _invert(order_S, top_k), add_TD, None, more_TD)
+
+
+def _summed(y_SD, place_TK, h_TD=None, shared_TD=None, more_TD=None):
     assert y_SD.is_contiguous() and y_SD.shape[1] == D
     num_tokens = place_TK.shape[0]
     y_TD = y_SD.new_empty(num_tokens, D)
-    _sum[_grid(num_tokens)](h_TD, shared_TD, y_SD, place_TK, y_TD, num_tokens, K, D, ROWS, **SUM)
+    _sum[_grid(num_tokens)](h_TD, shared_TD, y_SD, place_TK, more_TD, y_TD, num_tokens, K, D, ROWS, **SUM)
     return y_TD
 
 
-def _invert(order_S, gate_S, top_k):
-    """(place_TK, gate_TK): the row of each choice, and where given what gate_S has for it."""
+def _invert(order_S, top_k):
+    """place_TK: the row of each choice."""
     assert order_S.is_contiguous() and top_k == K
     num_rows = order_S.shape[0]
     place_TK = torch.empty(num_rows // K, K, dtype=torch.int32, device=order_S.device)
-    gate_TK = None if gate_S is None else gate_S.new_empty(num_rows // K, K)
-    _inverse[(triton.cdiv(num_rows, INVERT["BLOCK_S"]),)](order_S, gate_S, place_TK, gate_TK, num_rows, **INVERT)
-    return place_TK, gate_TK
+    _inverse[(triton.cdiv(num_rows, INVERT["BLOCK_S"]),)](order_S, place_TK, num_rows, **INVERT)
+    return place_TK
 
 
 def _grid(num_tokens):
@@ -68,18 +69,15 @@ def _grid(num_tokens):
 
 
 @triton.jit
-def _inverse(order_S, gate_S, place_TK, gate_TK, num_rows, BLOCK_S: tl.constexpr):
+def _inverse(order_S, place_TK, num_rows, BLOCK_S: tl.constexpr):
     j = tl.program_id(0).to(tl.int64) * BLOCK_S + tl.arange(0, BLOCK_S)
     inside = j < num_rows
-    choice = tl.load(order_S + j, mask=inside)
-    tl.store(place_TK + choice, j.to(tl.int32), mask=inside)
-    if gate_S is not None:
-        tl.store(gate_TK + choice, tl.load(gate_S + j, mask=inside), mask=inside)
+    tl.store(place_TK + tl.load(order_S + j, mask=inside), j.to(tl.int32), mask=inside)
 
 
 @triton.jit
 def _sum(
-    h_TD, shared_TD, y_SD, place_TK, y_TD, num_tokens,
+    h_TD, shared_TD, y_SD, place_TK, more_TD, y_TD, num_tokens,
     K: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = y_TD.dtype.element_ty
@@ -95,6 +93,9 @@ def _sum(
             shared = tl.load(shared_TD + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
             h = (h + shared).to(dtype).to(tl.float32)
         total = h + total.to(dtype).to(tl.float32)
+    if more_TD is not None:
+        more = tl.load(more_TD + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+        total = total.to(dtype).to(tl.float32) + more
     tl.store(y_TD + at, total.to(dtype), mask=inside)
 
 

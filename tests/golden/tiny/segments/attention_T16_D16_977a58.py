@@ -17,6 +17,8 @@ from runtime.ops import (
     rmsnorm_wgrad_,
 )
 
+mla_attention = on_cuda(__file__, 'mla_attention_s16_h2_n8_r4_v8_float32', mla_attention)
+mla_attention_dgrad = on_cuda(__file__, 'mla_attention_dgrad_s16_h2_n8_r4_v8_float32', mla_attention_dgrad)
 rmsnorm_d16 = on_cuda(__file__, 'rmsnorm_d16_float32', rmsnorm)
 rmsnorm_d8 = on_cuda(__file__, 'rmsnorm_d8_float32', rmsnorm)
 rmsnorm_dgrad = on_cuda(__file__, 'rmsnorm_d8_float32', rmsnorm_dgrad)

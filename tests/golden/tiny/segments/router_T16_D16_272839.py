@@ -11,7 +11,8 @@ from runtime.ops import (
     linear_wide,
     linear_wide_dgrad,
     linear_wide_wgrad_,
-    permute_dgrad,
+    permute_dgrad_add,
+    permute_gate_dgrad,
     rmsnorm_dgrad_add,
     rmsnorm_wgrad_,
     route_dgrad,
@@ -21,7 +22,8 @@ from runtime.ops import (
 )
 
 add_rmsnorm = on_cuda(__file__, 'rmsnorm_d16_float32', add_rmsnorm)
-permute_dgrad = on_cuda(__file__, 'unpermute_k2_d16_float32', permute_dgrad)
+permute_dgrad_add = on_cuda(__file__, 'unpermute_k2_d16_float32', permute_dgrad_add)
+permute_gate_dgrad = on_cuda(__file__, 'permute_gate_float32', permute_gate_dgrad)
 rmsnorm_dgrad_add = on_cuda(__file__, 'rmsnorm_d16_float32', rmsnorm_dgrad_add)
 rmsnorm_wgrad_ = on_cuda(__file__, 'rmsnorm_d16_float32', rmsnorm_wgrad_)
 route_dgrad = on_cuda(__file__, 'route_dgrad_e4_k2_sigmoid_normalize', route_dgrad)
@@ -65,12 +67,11 @@ def I(
     sequence_balance_dgrad_0 = sequence_balance_dgrad(
         d_sequence_loss, linear_wide_0, route_0_expert, 16, False
     )  # [16, 4]
-    permute_dgrad_0_0, d_route_0_gate = permute_dgrad(d_rows, d_gate, order, 2)  # [16, 16], [16, 2]
-    add_0 = torch.add(d_x, permute_dgrad_0_0)  # [16, 16]
+    d_route_0_gate = permute_gate_dgrad(d_gate, order, 2)  # [16, 2]
     route_dgrad_0 = route_dgrad(d_route_0_gate, linear_wide_0, route_0_expert, False, True, 2.5)  # [16, 4]
     d_linear_wide_0 = torch.add(sequence_balance_dgrad_0, route_dgrad_0)  # [16, 4]
     linear_wide_dgrad_0 = linear_wide_dgrad(d_linear_wide_0, weight)  # [16, 16]
-    d_rmsnorm_0 = torch.add(add_0, linear_wide_dgrad_0)  # [16, 16]
+    d_rmsnorm_0 = permute_dgrad_add(d_rows, order, 2, d_x, linear_wide_dgrad_0)  # [16, 16]
     d_add_0 = rmsnorm_dgrad_add(d_rmsnorm_0, residual, norm, rmsnorm_0_rstd, d_residual)  # [16, 16]
     return d_add_0, d_add_0, d_linear_wide_0, d_rmsnorm_0
 

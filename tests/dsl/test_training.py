@@ -1,0 +1,51 @@
+"""Which precisions `dsc train` takes: the built-in ones, those that equal one, and BF16 moments beside FP32 weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dsl.load import load
+from dsl.rules import train_refusals
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+
+def refusals(folder: Path, block: str) -> list[tuple[str, str]]:
+    """(message, hint) of what keeps the tiny spec from training with `precision mine`, whose block is this."""
+    path = folder / "mine.dsc"
+    run = "run mine extends tiny { precision = mine }\n"
+    path.write_text(f'import "tiny.dsc"\nprecision mine {block}\n{run}', "utf-8")
+    shutil.copy(SPECS / "tiny.dsc", folder)
+    return [(item.message, item.hint) for item in train_refusals(load(path, "mine"))]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        *("{ }", "extends fp32 { }", "extends fp64 { }"),
+        *("{ moments = bf16 }", "extends fp32 { moments = bf16 }", "extends bf16 { master = fp32, moments = bf16 }"),
+    ],
+)
+def test_what_trains(block: str, tmp_path: Path) -> None:
+    assert refusals(tmp_path, block) == []
+
+
+@pytest.mark.parametrize(
+    ("block", "differing", "nearest"),
+    [
+        ("extends fp64 { moments = bf16 }", "moments in bf16", "fp64"),
+        ("extends fp64 { moments = fp32 }", "moments in fp32", "fp64"),
+        ("extends fp32 { moments = fp64 }", "moments in fp64", "fp32"),
+        ("{ master = bf16, moments = bf16 }", "master in bf16", "bf16"),
+        ("{ gradients = bf16, moments = bf16 }", "gradients in bf16", "bf16"),
+        ("extends fp32 { compute = bf16, moments = bf16 }", "compute in bf16", "fp32"),
+        ("{ combine = fp32, dispatch = fp32 }", "dispatch in fp32, combine in fp32", "bf16"),
+    ],
+)
+def test_what_does_not(block: str, differing: str, nearest: str, tmp_path: Path) -> None:
+    """Said as what differs from the nearest recipe that trains; moments that may be so are not in it."""
+    message = f"precision mine has {differing}; training runs in fp64, fp32 or bf16"
+    assert refusals(tmp_path, block) == [(message, f"write `precision = {nearest}`")]
