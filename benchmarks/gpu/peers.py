@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runtime.ops.causal import split_heads
 from runtime.ops.quantise import LARGEST, TILE, dequantise
 
 
@@ -71,6 +72,85 @@ def gated_swiglu_dgrad(dy: Tensor, h: Tensor, gate: Tensor) -> tuple[Tensor, Ten
     ddown = wide * gate[:, None]
     dh = torch.cat([ddown * u * s * (1 + g * (1 - s)), ddown * g * s], 1).to(h.dtype)
     return dh, (wide * g * s * u).sum(1)
+
+
+def turned(x_BHSr: Tensor, theta: float, sign: float = 1.0) -> Tensor:
+    """Pairs (x0, x1), (x2, x3) … turned by the angles of their positions, or with sign −1 back."""
+    S, rope = x_BHSr.shape[-2:]
+    rates = theta ** (-torch.arange(0, rope, 2, device=x_BHSr.device) / rope)
+    angle_Sr = torch.outer(torch.arange(S, device=x_BHSr.device), rates) * sign
+    x0, x1 = x_BHSr.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = angle_Sr.cos(), angle_Sr.sin()
+    return torch.stack([x0 * cos - x1 * sin, x0 * sin + x1 * cos], -1).flatten(-2).to(x_BHSr.dtype)
+
+
+def merged(x_BHSW: Tensor) -> Tensor:
+    """The inverse of `split_heads`."""
+    return x_BHSW.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    """[.., S, S], scaled, FP32; −inf where the key is later."""
+    S, C = q.shape[-2:]
+    later = torch.ones(S, S, dtype=torch.bool, device=q.device).triu(1)
+    return ((q @ k.mT).float() * C**-0.5).masked_fill(later, -torch.inf)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(scores(q, k), -1).to(v.dtype) @ v
+
+
+def attend_dgrad(do: Tensor, o: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    weights = (scores(q, k) - lse[..., None]).exp()
+    delta = (do.float() * o).sum(-1, keepdim=True)
+    dscores = (weights * ((do @ v.mT).float() - delta) * q.shape[-1] ** -0.5).to(q.dtype)
+    return dscores @ k, dscores.mT @ q, weights.to(do.dtype).mT @ do
+
+
+def latent_heads(
+    q: Tensor, kv: Tensor, k_rope: Tensor, sequence: int, heads: int, nope: int, rope: int, value: int, theta: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, (k, v) = split_heads(q, sequence, heads), split_heads(kv, sequence, heads).split((nope, value), -1)
+    k_turned = turned(split_heads(k_rope, sequence, 1), theta).expand(-1, heads, -1, -1)
+    return torch.cat([q[..., :nope], turned(q[..., nope:], theta)], -1), torch.cat([k, k_turned], -1), v
+
+
+def mla_attention(q: Tensor, kv: Tensor, k_rope: Tensor, *sizes: Any) -> Tensor:
+    return merged(attend(*latent_heads(q, kv, k_rope, *sizes)))
+
+
+def mla_attention_dgrad(
+    do: Tensor, q: Tensor, kv: Tensor, k_rope: Tensor, o: Tensor, lse: Tensor, *sizes: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    sequence, heads, nope, *_, theta = sizes
+    do, o = (split_heads(x, sequence, heads) for x in (do, o))
+    dq, dk, dv = attend_dgrad(do, o, lse, *latent_heads(q, kv, k_rope, *sizes))
+    dq = torch.cat([dq[..., :nope], turned(dq[..., nope:], theta, -1.0)], -1)
+    dk_rope = turned(dk[..., nope:].sum(1, keepdim=True), theta, -1.0)
+    return merged(dq), merged(torch.cat([dk[..., :nope], dv], -1)), merged(dk_rope)
+
+
+def grouped_heads(
+    q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values once for every query head."""
+    q, k, v = split_heads(q, sequence, heads), split_heads(k, sequence, kv_heads), split_heads(v, sequence, kv_heads)
+    k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (turned(k, theta), v))
+    return turned(q, theta), k, v
+
+
+def gqa_attention(q: Tensor, k: Tensor, v: Tensor, *sizes: Any) -> Tensor:
+    return merged(attend(*grouped_heads(q, k, v, *sizes)))
+
+
+def gqa_attention_dgrad(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *sizes: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    sequence, heads, kv_heads, theta = sizes
+    do, o = (split_heads(x, sequence, heads) for x in (do, o))
+    dq, dk, dv = attend_dgrad(do, o, lse.mT.flatten(1, 2), *grouped_heads(q, k, v, *sizes))
+    dk, dv = (x.unflatten(1, (kv_heads, -1)).sum(2) for x in (dk, dv))
+    return merged(turned(dq, theta, -1.0)), merged(turned(dk, theta, -1.0)), merged(dv)
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,6 +282,10 @@ FORMULAS: dict[str, Callable[..., Any]] = {
         quantise_both,
         requantise,
         quantise_requantise,
+        mla_attention,
+        mla_attention_dgrad,
+        gqa_attention,
+        gqa_attention_dgrad,
         route,
         permute_dgrad_add,
         unpermute,

@@ -88,7 +88,8 @@ def test_the_op_is_within_the_error_of_its_kernel(task: dict[str, Any]) -> None:
         with_formula = results(case, FORMULAS[case.op], copied(arguments))
         picked = expected[: len(with_formula)] if not case.written else expected[-len(with_formula) :]
         more = replace(case, roundings=case.roundings + 1)
-        assert error(more, dtype, with_formula, picked) <= 1
+        # do·v, rounded before what is nearly its size is taken from it, adds as much again to gradients of attention.
+        assert error(more, dtype, with_formula, picked) <= (2 if case.op.endswith("attention_dgrad") else 1)
 
 
 @on_tiny

@@ -12,13 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 import tests.kernels.interpreted as interpreted
 from runtime import ops
 from runtime.ops.causal import angles, back, columns, rotate, split_heads
-from tests.kernels.interpreted import STORED, U, double, random, run
+from tests.kernels.checks_quantise import bytes_of, moved
+from tests.kernels.interpreted import NUM_SMS, STORED, U, double, random, run
 
 CHECKED = ("mla_attention", "mla_attention_dgrad", "gqa_attention", "gqa_attention_dgrad")
 THETA = 100.0  # so that all columns turn a good deal in short sequences
@@ -283,3 +286,50 @@ def sequences_are_apart(op: str, dtype: torch.dtype, sizes: Any) -> None:
     for with_nan, without in zip(found(torch.nan), found(1.0), strict=True):
         with_nan, without = (x.reshape(B, -1) for x in (with_nan, without))
         assert with_nan[1].isnan().all() and torch.equal(with_nan[[0, 2]], without[[0, 2]])
+
+
+def loads_say_what_is_outside(op: str, dtype: torch.dtype, sizes: Any) -> None:
+    """Where a mask is off, a load gives anything unless it says what: here NaN, where the interpreter has 0."""
+    expected, load = results(op, dtype, sizes), InterpreterBuilder.create_masked_load
+
+    def anything(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
+        kind = pointers.get_element_ty()
+        if other is None and kind.is_floating():
+            bits = {16: np.uint16(0x7FC0), 32: np.float32(np.nan)}[kind.primitive_bitwidth]  # BF16 are kept as integers
+            other = TensorHandle(np.full(np.shape(pointers.data), bits), kind)
+        return load(self, pointers, mask, other, *rest, **named)
+
+    InterpreterBuilder.create_masked_load = anything
+    try:
+        found = results(op, dtype, sizes)
+    finally:
+        InterpreterBuilder.create_masked_load = load
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def moves_what_tiles_need() -> None:
+    """Of whole blocks. In the forward queries and results once, keys and values once per block of 128 queries; in the
+    backward also queries and their gradients once per block of 128 keys.
+    """
+    B, S, H, nope, rope, value = sizes = 2, 512, 2, 32, 16, 32
+    T, blocks = B * S, B * H * (S // 128)
+    q, kv, k_rope, *more = mla_operands(torch.bfloat16, sizes)
+    turn = 2 * 2 * T * (H + 1) * rope + 2 * 4 * T * rope  # what turns, read and written; angles of q, of k_rope
+    queues = 4 * (2 * NUM_SMS + blocks)
+    with moved() as count:
+        o, lse = run("mla_attention", q, kv, k_rope, *more)
+    earlier = B * H * sum(range(128, S + 1, 128))  # keys up to the last query of each block
+    keys, values = earlier + 64 * blocks, earlier  # 64 of the last keys again
+    once = bytes_of(q, o, lse)
+    assert count[0] == turn + queues + once + 2 * (keys * (nope + rope) + values * value)
+
+    do = random(*o.shape, dtype=torch.bfloat16, seed=4)
+    with moved() as count:
+        dq, dkv, dk_rope = run("mla_attention_dgrad", do, q, kv, k_rope, o, lse, *more)
+    rows = bytes_of(do, o) + 3 * bytes_of(lse)  # delta and lse in base 2
+    angles_read = 4 * T * (H + 1) * rope
+    by_queries = bytes_of(q, do, dq) + 2 * bytes_of(lse) + 2 * earlier * (nope + rope + value)
+    by_keys = bytes_of(kv, dkv) + 2 * T * H * rope + earlier * (2 * (nope + rope + value) + 8)
+    shared = 2 * 4 * T * H * rope + bytes_of(dk_rope)  # FP32, of each head, written and read
+    assert count[0] == turn + rows + angles_read + 2 * queues + by_queries + by_keys + shared

@@ -84,10 +84,25 @@ def test_bits_are_equal(interpret: Interpret, op: str, sizes: tuple[int, ...]) -
     interpret(CHECKS, "bits_are_equal", op, BF16, sizes)
 
 
+def test_bits_of_the_shared_key_are_equal(interpret: Interpret) -> None:
+    """Its gradient's sum over heads takes three steps of 16, of which the order shows, and is not rounded."""
+    interpret(CHECKS, "bits_are_equal", "mla", torch.float32, (1, 7, 35, 16, 8, 16))
+
+
 @dtypes
 @pytest.mark.parametrize(("op", "sizes"), SHORT)
 def test_sequences_are_apart(interpret: Interpret, dtype: torch.dtype, op: str, sizes: tuple[int, ...]) -> None:
     interpret(CHECKS, "sequences_are_apart", op, dtype, sizes)
+
+
+@dtypes
+@pytest.mark.parametrize(("op", "sizes"), [("mla", (1, 37, 3, 10, 6, 5)), ("gqa", (1, 37, 1, 3, 10))])
+def test_loads_say_what_is_outside(interpret: Interpret, dtype: torch.dtype, op: str, sizes: tuple[int, ...]) -> None:
+    interpret(CHECKS, "loads_say_what_is_outside", op, dtype, sizes)
+
+
+def test_moves_what_tiles_need(interpret: Interpret) -> None:
+    interpret(CHECKS, "moves_what_tiles_need")
 
 
 # ---------------------------------------------------------------- what is emitted

@@ -12,7 +12,7 @@ import triton.language as tl
 D, HEADS = 64, 1
 FORWARD = {'ROWS': 32, 'BLOCK_D': 64, 'num_warps': 4, 'enable_fp_fusion': True}
 DGRAD = {'ROWS': 32, 'BLOCK_D': 64, 'num_warps': 4, 'enable_fp_fusion': True}
-WGRAD = {'ROWS': 64, 'BLOCK_D': 64, 'num_warps': 4, 'enable_fp_fusion': True}
+WGRAD = {'ROWS': 64, 'BLOCK_D': 64, 'num_warps': 8, 'enable_fp_fusion': True}
 SPLITS = 528  # partial sums of a weight gradient
 TOTAL = {'BLOCK_P': 128, 'BLOCK_D': 32, 'num_warps': 4, 'enable_fp_fusion': True}
 
