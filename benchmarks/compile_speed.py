@@ -227,7 +227,8 @@ has a program that is proven.
             _commands(found),
             "## Goals\n\n" + goals(found),
             _steps(found),
-            *(_parts_table(name, found["parts"][name]) for name in (SMALL, FIRST)),
+            *(_parts_table(name, found) for name in (SMALL, FIRST)),
+            _END,
             _CACHE,
         )
     )
@@ -268,9 +269,7 @@ def goals(found: Mapping[str, Any]) -> str:
     ]
     lines = ["| | here | |", "|---|--:|---|"]
     lines += [f"| {text} | {value:.2f} {unit} | {_verdict(value, goal)} |" for text, value, goal, unit in rows]
-    return (
-        "\n".join(lines) + "\n\nSeconds are of the processor, but for the first step: by the clock, the best round.\n"
-    )
+    return "\n".join(lines) + f"\n\n{_BEST}"
 
 
 def _verdict(value: float, goal: float) -> str:
@@ -286,14 +285,27 @@ def _steps(found: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _parts_table(name: str, parts: Mapping[str, Mapping[str, float]]) -> str:
+def _parts_table(name: str, found: Mapping[str, Any]) -> str:
+    parts = found["parts"][name]
     labels = list(dict.fromkeys(label for how in parts for label in parts[how]))
     labels = [*(label for label in labels if label not in ("the rest", "whole")), "the rest", "whole"]
     lines = [f"## Where it goes: {name}", "", "| seconds of the processor | traced | kept |", "|---|--:|--:|"]
     for label in labels:
         lines.append(f"| {label} | {parts['cold'].get(label, 0):.2f} | {parts['kept'].get(label, 0):.2f} |")
+    cold, kept = (median(found, name, how, "processor") for how in ("cold", "kept"))
+    lines.append(f"| the command, of the first table | {cold:.2f} | {kept:.2f} |")
     return "\n".join(lines) + "\n"
 
+
+_BEST = """Seconds are of the processor, medians of the rounds. The first step alone is by the clock, for that is what
+one waits for, with four processes on cores that others use as well; they only ever make it later, so its best round is
+the one that tells least of them.
+"""
+
+_END = """*Whole* is one compilation until its last line is printed, watched from inside its process; the command is the
+median of others, each until its process is gone. Between the two lie the end of the process, which takes the longer the
+more it has imported and made (torch, where segments are traced), and what differs from run to run.
+"""
 
 _CACHE = """## What is kept
 

@@ -15,6 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 # command → one line of help; the module is compiler.commands.<command> (import_ for import), with
@@ -66,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
         print(end="", flush=True)
         if argv is None and getattr(args, "at_once", False):
-            sys.stderr.flush()
+            if sys.stderr is not None:
+                with suppress(OSError):  # a full disk: what is said beside the work does not change how it ended
+                    sys.stderr.flush()
             os._exit(code)  # giving every object of a large program back takes a twentieth of its compilation
         return code
     except BrokenPipeError:  # the reader of our output has left, `dsc schedule … | head`

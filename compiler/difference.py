@@ -104,9 +104,8 @@ def _extent(own: Schedule) -> str:
 
 
 def _block_of(path: str) -> int:
-    """The order of blocks in a difference; within one, that of the schema."""
-    order = ("model", "cluster", "precision", "recompute", "parallel", "schedule", "sm", "train", "data")
-    return order.index(path.partition(".")[0])
+    """The order of blocks in a difference, which is that of the schema."""
+    return tuple(Spec.model_fields).index(path.partition(".")[0])
 
 
 def _changes(before: Resolved, after: Resolved) -> Iterator[Change]:

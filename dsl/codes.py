@@ -70,7 +70,7 @@ CODES = {
     "E0910": "the tiles of e4m3 fill every width that a linear sums over",
     "E0911": "e4m3 is for linear, dispatch and combine",
     "E0912": "promote is a multiple of the columns of a tile",
-    "E0913": "recompute names ops that the model has",
+    "E0913": "recompute and unfused name ops that the run has",
     "E0914": "communication takes SMs of a device that states them",
     "E0915": "a run that validates holds files out",
     "E0916": "linears are in a dtype that every kind of device multiplies in",

@@ -1,6 +1,7 @@
-"""memory/rank_<r>.json: the most bytes that a rank's values took in the first step of a run, and the rows it received.
+"""memory/rank_<r>.json: the most bytes that a rank's values took in a run's first step of a build, and the rows
+it received.
 
-    {"step": 1, "program": "train_8", "peak": 1048576, "rows": {"L3 0": 212, …}}
+    {"step": 1, "program": "train_8", "of": "5c0f…", "peak": 1048576, "rows": {"L3 0": 212, …}}
 
 Measured, not planned: after every statement of an emitted body, the storages that values, messages and exchanges hold.
 `rows` are those of each layer and micro-batch: a plan replayed with them has this peak, to the byte.
@@ -18,8 +19,21 @@ from weakref import ref
 
 from torch import Tensor
 
+from runtime import kept
 from runtime.comm.transport import Pending, Route
 from runtime.executor import Executor
+
+
+def is_there(run: Path, rank: int, build: Path) -> bool:
+    """Whether a run folder has a ledger of the rank, and of this build."""
+    try:
+        return bool(json.loads(_path(run, rank).read_text("utf-8"))["of"] == kept.digest(build))
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _path(run: Path, rank: int) -> Path:
+    return run / "memory" / f"rank_{rank}.json"
 
 
 class Ledger:
@@ -42,12 +56,12 @@ class Ledger:
         sys.settrace(self._trace_before)
         self.executor.exchange.wait_counts = self._wait_counts  # type: ignore[method-assign]
 
-    def write(self, run: Path, rank: int, step: int, program: str) -> None:
-        """Leave it in a run folder."""
-        folder = run / "memory"
-        folder.mkdir(exist_ok=True)
-        found = {"step": step, "program": program, "peak": self.peak, "rows": self.rows}
-        (folder / f"rank_{rank}.json").write_text(json.dumps(found) + "\n", "utf-8")
+    def write(self, run: Path, rank: int, step: int, program: str, of: str) -> None:
+        """Leave it in a run folder. `of`: the digest of what the run keeps of its build (runtime/kept.py)."""
+        path = _path(run, rank)
+        path.parent.mkdir(exist_ok=True)
+        found = {"step": step, "program": program, "of": of, "peak": self.peak, "rows": self.rows}
+        path.write_text(json.dumps(found) + "\n", "utf-8")
 
     def _counted(self, name: str) -> tuple[Route, Tensor]:
         route, offsets = self._wait_counts(name)

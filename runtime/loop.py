@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime import checkpoint, snapshot
+from runtime import checkpoint, kept, ledger, snapshot
 from runtime.build import Build
 from runtime.checkpoint import Checkpoint
 from runtime.comm.connect import Transport
@@ -64,14 +64,17 @@ class Loop:
             _restore(trainer, self.resume)
         metrics = Metrics(self.run / "metrics.jsonl", trainer.step) if rank == 0 else None
         trace = Trace(self.run, rank, trainer.step)
-        self._write_once(rank)
+        if rank == 0:
+            kept.copy(self.build.folder, self.run)
+        measured = self.device != "cpu" or ledger.is_there(self.run, rank, self.build.folder)
         profile = Profile(trainer, self.profile) if self.profile is not None else None
         while trainer.step < self.total:
             board.start_step(trainer.step + 1)
             if profile:
                 row = profile.train_step()
             else:
-                row = self._measured_step(trainer) if trainer.step == 0 else trainer.train_step()
+                row = trainer.train_step() if measured else self._measured_step(trainer)
+                measured = True
             trace.write(trainer.step, trainer.program, trainer.actions)
             last = trainer.step == self.total
             stop = board.should_stop(trainer.step)
@@ -96,13 +99,11 @@ class Loop:
             view.close()
 
     def _measured_step(self, trainer: Trainer) -> dict[str, Any]:
-        """The first step of a run; on a CPU its ledger is kept."""
-        if self.device != "cpu":
-            return trainer.train_step()
-        with trainer.ledger() as ledger:
+        """A step whose ledger is kept: on a CPU the first that a run trains of a build."""
+        with trainer.ledger() as held:
             row = trainer.train_step()
         with suppress(OSError):  # a full disk does not end a run
-            ledger.write(self.run, trainer.rank, trainer.step, trainer.program)
+            held.write(self.run, trainer.rank, trainer.step, trainer.program, kept.digest(self.build.folder))
         return row
 
     def _samples(self, split: str) -> Samples:
@@ -111,14 +112,6 @@ class Loop:
 
     def _validation(self) -> Samples | None:
         return self._samples("validation") if self.build.plan["train"]["validate"] else None
-
-    def _write_once(self, rank: int) -> None:
-        """What the run folder says of where it came from."""
-        if rank == 0:
-            # the first may name the others
-            for name in ("spec.resolved", "schedule.txt", "placement.json", "rates.json"):
-                if (self.build.folder / name).is_file():
-                    (self.run / name).write_text((self.build.folder / name).read_text("utf-8"), "utf-8")
 
     # ---- checkpoints
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ FACTS = RESULTS / "kernels.json"
 PAGE = ROOT / "docs" / "kernels.md"
 DEVICES = ("h200", "h100")  # whose results are shown, where there are any
 NOT = "not measured"
+NO_KERNEL = "no kernel |  |  |  |  | "
 SHORT = {"bfloat16": "bf16", "float32": "f32", "float8_e4m3fn": "e4m3", "int64": "i64", "int32": "i32"}
 Found = Mapping[str, Any]
 
@@ -208,22 +210,25 @@ def bounds(part: Found) -> str:
 
 
 def code(facts: Found) -> str:
-    """A row for each launch: what its machine code takes."""
-    by = f"For sm_90 by Triton {facts['triton']}, at the sizes above, read by the gate without a GPU."
+    """A row for each launch: what its machine code takes. Launches of a kernel that are alike are one row."""
+    by = (
+        f"For sm_90 by Triton {facts['triton']}, of one rank of DeepSeek-V3 with 64 expert ranks, read by the gate "
+        "without a GPU; sizes are\nthose of the arguments. `× 16`: the kernel is launched so 16 times in one call. "
+        "*programs an SM*: how many fit on it at\nthe same time; *load*: the widest that a thread does."
+    )
     head = f"## Machine code\n\n{by}\n"
     lines = ["| kernel | arguments | launch | registers | shared | programs an SM | load | instructions |"]
     lines.append("|---|---|---|--:|--:|--:|--:|---|")
     for case in CASES:
-        rows = facts["cases"].get(case.name, {}).get("launches")
-        for i, row in enumerate(rows or (None,)):
+        rows = Counter(" | ".join(_launch(row)) for row in facts["cases"].get(case.name, {}).get("launches", ()))
+        for i, (row, times) in enumerate((rows or {NO_KERNEL: 1}).items()):
             first = (case.name, arguments(case)) if i == 0 else ("", "")
-            lines.append(" | ".join([f"| {first[0]} | {first[1]}", *_launch(row)]) + " |")
+            kernel, rest = row.split(" | ", 1)
+            lines.append(f"| {first[0]} | {first[1]} | {kernel}{f' × {times}' if times > 1 else ''} | {rest} |")
     return "\n".join([head, *lines, ""])
 
 
-def _launch(row: Found | None) -> list[str]:
-    if row is None:
-        return ["no kernel", "", "", "", "", ""]
+def _launch(row: Found) -> list[str]:
     said = ", ".join(row["instructions"]) + (" **" + "; ".join(row["failures"]) + "**" if row["failures"] else "")
     numbers = (row["registers"], f"{row['shared_bytes']:,}", row["programs"], f"{row['load_bytes']} B")
     return [f"`{row['kernel']}`", *map(str, numbers), said]
@@ -248,15 +253,26 @@ HEAD = """# Kernels
 Triton text that a build holds and the CUDA ranks run; on the CPU the same build runs the ops they stand for. Written by
 `python -m benchmarks.gpu --page` from [benchmarks/results](../benchmarks/results); times are of `make gpu`.
 
-What is fused, and stays the composition of the ops it is made of, to the rounding:
+What is fused stays the composition of the ops it is made of, to the rounding. In every run:
 
-- a norm with the residual's addition before it, the gradient past a norm with the one around it;
-- norms and SwiGLU with the quantising of their result, in both directions where a weight gradient reads columns; gate
-  weights within SwiGLU; SwiGLU of an input that was kept in E4M3;
-- the router with its histogram, the permutation and the copy of the rows; the way back with both additions, the
-  permutation's gradient with two more, the copies of gradients with their quantising;
-- RoPE with attention; the softmax with both products; products of E4M3 with their scales, promoted every 128;
-- the head's product with the cross entropy, without a tensor of all logits; AdamW with the rounded copy.
+- a norm with the residual's addition before it, the gradient past a norm with the one around it (`residual_norm`);
+- the router with its histogram, the permutation and the copy of the rows; the permutation's gradient with the one or
+  two additions after it (`route`); the way back with both additions (`join`);
+- gate weights within SwiGLU; RoPE with attention, the softmax with both products; AdamW with the rounded copy in BF16.
+
+With `recompute = [logits]`, and only then, the head's product with the cross entropy, without a tensor of all logits:
+the backward computes these again, so it is a choice between memory and time that a run makes.
+
+In recipes with FP8, which `dsc check` and `dsc plan` take and no run compiles yet (`quantise`): norms and SwiGLU with
+the quantising of their result, in both directions where a weight gradient reads columns; SwiGLU of an input that was
+kept in E4M3; copies of gradients with their quantising; products of E4M3 with their scales, promoted every 128. The
+rows below with `quantise` or `fp8` in their names are of these: checked and compiled like the others, they wait for
+such runs.
+
+`unfused = [residual_norm, join]` in a run leaves the ops of these names apart, for a comparison or to look for an
+error. Which ops of a build have which kernel, and what was fused, is in its `kernels.json`
+([json.md](json.md#dsc-inspect---kernels)); `dsc inspect BUILD --kernels` shows it, with the bytes that fusion saves. An
+op without a kernel, as `linear` in BF16, runs on torch.
 """
 
 HOW = """## How a kernel is known to be right without a GPU
@@ -271,12 +287,13 @@ HOW = """## How a kernel is known to be right without a GPU
 - The runtime's part, what is made on which device and what is copied when, runs on a device that is pretended
   ([tests/gpu](../tests/gpu)), and gives the CPU's numbers to the bit; ranks that share a device talk through the host.
 
-On a GPU, `make gpu` repeats all of it: every kernel at odd sizes, even ones and these, twice, the second time into
-memory full of NaN. *error* is the worst of these, as a share of what rounding allows. In *× others* are others' times
-over ours: torch is the op itself in eager torch, *written in torch* what a user would write, *compiled* that by
-torch.compile; libraries get rows sorted and heads rotated beforehand. Times are medians of three rounds in turn, L2
-flushed, random numbers; short calls are replayed from a graph where that is faster, theirs as well as ours. *of the
-limit* counts each argument and result moved once at the speed of a copy, or the products at that of cuBLAS's.
+On a GPU, `make gpu` repeats all of it: every kernel at odd sizes, even ones and those of *machine code*, twice, the
+second time into memory full of NaN; times are of the last. *error* is the worst of these, as a share of what rounding
+allows. In *× others* are others' times over ours: torch is the op itself in eager torch, *written in torch* what a user
+would write, *compiled* that by torch.compile; libraries get rows sorted and heads rotated beforehand. Times are medians
+of three rounds in turn, L2 flushed, random numbers; short calls are replayed from a graph where that is faster, theirs
+as well as ours. *of the limit* counts each argument and result moved once at the speed of a copy, or the products at
+that of cuBLAS's.
 
 A machine without the compiler's packages wants `python -m benchmarks.gpu --builds` before, elsewhere, and build/gpu.
 

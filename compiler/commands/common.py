@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from pathlib import Path
 from threading import Event, Thread
+from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 from dsl.diagnostics import Diagnostic, SpecError, render_all, visible
@@ -167,12 +168,13 @@ class _Log:
 
     def __init__(self, command: str, waits_s: Sequence[float]) -> None:
         self._command, self._waits_s = command, waits_s
-        self._text = ""
+        self._told = ("", 0.0)  # and when
         self._over = Event()
         self._thread: Thread | None = None
 
     def tell(self, text: str) -> None:
-        self._text = text
+        if text != self._told[0]:
+            self._told = (text, monotonic())
         if text and self._thread is None:
             self._over.clear()
             self._thread = Thread(target=self._say, daemon=True)
@@ -183,10 +185,13 @@ class _Log:
             self._thread = None
 
     def _say(self) -> None:
+        said: tuple[str, float] | None = None
         for wait_s in chain(self._waits_s, repeat(self._waits_s[-1])):
             if self._over.wait(wait_s):
                 return
-            say(f"{self._command}: {self._text}")
+            text, since = told = self._told
+            say(f"{self._command}: {text}" + (f", for {monotonic() - since:.0f} s so far" if told == said else ""))
+            said = told
 
 
 def _shows_colours(stream: TextIO) -> bool:

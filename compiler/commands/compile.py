@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,10 +56,10 @@ def run(args: argparse.Namespace) -> int:
         entries = [(f"{CACHE}/{name}", text) for name, text in build.entries if kept == own]
         write_build(out, (*build.files, *entries))
     except ProofError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return EXIT_BUG
     except OSError as error:
-        print(f"error: {f'{out} cannot be written: {error.strerror}' if error.strerror else error}", file=sys.stderr)
+        say(f"error: {f'{out} cannot be written: {error.strerror}' if error.strerror else error}")
         return EXIT_SPEC
     finally:
         tell("")

@@ -61,6 +61,11 @@ def run(args: argparse.Namespace) -> int:
         return _kernels(args)
     if args.format == "json":
         return wrong("--format json is for --kernels: a run's trace is JSON already, in its folder trace/")
+    if _is_build(args.run_folder):
+        return wrong(
+            f"{args.run_folder} is a build, which no run has left a trace in: name a run folder, as dsc train writes",
+            f"write `dsc inspect {args.run_folder} --kernels` for the kernels of a build",
+        )
     try:
         run = _run(args.run_folder)
         schedule, measured = _measured(args.run_folder, run, args.program)
@@ -84,8 +89,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _is_build(folder: Path) -> bool:
+    """Whether a folder is one of dsc compile, and no run's."""
+    return (folder / "manifest.json").is_file() and not (folder / "trace").exists()
+
+
 def _kernels(args: argparse.Namespace) -> int:
-    from compiler.commands.inspect_kernels import FILE, read, text, to_json
+    from compiler.commands.inspect_kernels import FILE, read, runs_on_cpus, text, to_json
 
     if args.format not in ("terminal", "json"):
         return wrong(f"--kernels has no --format {args.format}: use terminal or json")
@@ -95,10 +105,12 @@ def _kernels(args: argparse.Namespace) -> int:
         found = read(args.run_folder)
     except (OSError, ValueError, KeyError, TypeError):
         return wrong(f"{args.run_folder} has no {FILE} that can be read: name a folder that dsc compile wrote")
-    screen = screen_of(sys.stdout) if args.out is None else None
-    said = to_json(found) if args.format == "json" else text(args.run_folder.name, found, screen)
     try:
-        put(said, args.out)
+        if args.format == "json":
+            put(to_json(found), args.out)
+        else:
+            screen = screen_of(sys.stdout) if args.out is None and sys.stdout.isatty() else None
+            put(text(args.run_folder.name, found, screen, runs_on_cpus(args.run_folder)), args.out)
     except OSError as error:
         return wrong(f"{error.filename or args.out} cannot be written: {error.strerror}")
     return 0

@@ -5,8 +5,9 @@ optimizer's, which is in no segment.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from rich.console import RenderableType
@@ -16,11 +17,16 @@ from rich.text import Text
 
 from compiler.picture.console import console_of, printed
 from compiler.picture.palette import DARK
+from compiler.picture.text import num_bytes
 from compiler.picture.values import Screen
+from dsl.diagnostics import SpecError
 
 VERSION = 1
 FILE = "kernels.json"
-NARROWEST, WIDEST = 72, 160
+NARROWEST = 72
+Cells = tuple[str | list[str], ...]
+UNBOUNDED = 100_000  # columns of what is wrapped nowhere
+ON_CPUS = "the build is for CPUs, where its ops run by C++ or torch: these kernels run only on a GPU (--device cuda)"
 
 
 def read(build: Path) -> dict[str, Any]:
@@ -65,53 +71,77 @@ def to_json(found: dict[str, Any]) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def text(name: str, found: dict[str, Any], screen: Screen | None = None) -> str:
-    """For people, with escape codes if the screen has colours."""
-    screen = screen or Screen()
-    console = console_of(screen, min(max(screen.width, NARROWEST), WIDEST))
-    for part in _parts(name, found):
-        console.print(part)
-    return "\n".join(line.rstrip() for line in printed(console, screen).splitlines()) + "\n"
+def runs_on_cpus(build: Path) -> bool:
+    """Whether the devices that a build is for are CPUs: they have no SMs. Of a spec that cannot be read, no."""
+    from dsl.load import load  # with pydantic
+
+    try:
+        return all(device.sms is None for device in load(build / "spec.resolved").cluster.devices)
+    except SpecError:
+        return False
 
 
-def _parts(name: str, found: dict[str, Any]) -> Iterator[RenderableType]:
+def text(name: str, found: dict[str, Any], screen: Screen | None = None, on_cpus: bool = False) -> str:
+    """For people, with escape codes if the screen has colours. Lists are wrapped between names to a screen's width, and
+    stay on one line where there is none, for a pipe or a file. `on_cpus`: the build is for CPUs."""
+    console = console_of(screen or Screen(), UNBOUNDED)
+    for part in _parts(name, found, max(screen.width, NARROWEST) if screen else UNBOUNDED, on_cpus):
+        console.print(part, soft_wrap=isinstance(part, Text))
+    return "\n".join(line.rstrip() for line in printed(console, screen or Screen()).splitlines()) + "\n"
+
+
+def _parts(name: str, found: dict[str, Any], width: int, on_cpus: bool) -> Iterator[RenderableType]:
     optimizer = found["optimizer"]
     num_files = len(found["kernels"]) + (optimizer["kernel"] is not None)
     yield Text(f"{name}: {num_files} kernel files", style=Style(bold=True))
     yield Text("calls and bytes are those of one micro-batch, its forward and backward", style=_quiet())
+    if on_cpus:
+        yield Text(_wrapped(ON_CPUS.split(" "), " ", width), style=_quiet())
     yield Text()
     if found["fused"]:
-        table = _table("fused", "stands for", "kernel", "calls", "saves")
-        for row in found["fused"]:
-            table.add_row(row["op"], " + ".join(row["of"]), row["kernel"] or "torch", *_numbers(row))
+        rows: list[Cells] = [(row["op"], row["of"], row["kernel"] or "torch", *_numbers(row)) for row in found["fused"]]
         calls, saved = (sum(row[key] for row in found["fused"]) for key in ("calls", "bytes_saved"))
-        table.add_row("all", "", "", *_numbers({"calls": calls, "bytes_saved": saved}), style=Style(bold=True))
+        total: Cells = ("all", [], "", *_numbers({"calls": calls, "bytes_saved": saved}))
+        table = _table(("fused", "stands for", "kernel", "calls", "saves"), [*rows, total], " + ", width)
+        table.rows[-1].style = Style(bold=True)
         yield table
         yield Text()
     if found["unfused"]:
         yield Text(f"left apart, as the run says: {', '.join(found['unfused'])}")
         yield Text()
-    table = _table("kernel", "ops", "in", "calls")
-    for row in found["kernels"]:
-        table.add_row(row["kernel"], ", ".join(row["ops"]), ", ".join(row["segments"]), f"{row['calls']:,}")
-    yield table
+    files = [(row["kernel"], row["ops"], row["segments"], f"{row['calls']:,}") for row in found["kernels"]]
+    yield _table(("kernel", "ops", "in", "calls"), files, ", ", width)
     yield Text()
-    plain = ", ".join(row["op"] for row in found["without"])
-    yield Text(f"by torch: {plain}" if plain else "no op is left to torch")
+    plain = [row["op"] for row in found["without"]]
+    yield Text(_wrapped([f"by torch: {plain[0]}", *plain[1:]], ", ", width) if plain else "no op is left to torch")
     yield Text()
-    step = f"{optimizer['elements']:,} elements and {optimizer['bytes'] / 1e6:,.1f} MB a step, where it updates most"
-    yield Text(f"optimizer: {optimizer['op']} by {optimizer['kernel'] or 'torch'}, {step}")
+    step = f"{optimizer['elements']:,} elements and {num_bytes(optimizer['bytes'])} a step"
+    by = optimizer["kernel"] or "torch"
+    told = f"optimizer: {optimizer['op']} by {by}, {step} on the pipeline rank that updates most"
+    yield Text(_wrapped(told.split(" "), " ", width))
 
 
 def _numbers(row: dict[str, Any]) -> tuple[str, str]:
-    return f"{row['calls']:,}", f"{row['bytes_saved'] / 1e6:,.1f} MB"
+    return f"{row['calls']:,}", num_bytes(row["bytes_saved"])
 
 
-def _table(*columns: str) -> Table:
+def _table(heads: tuple[str, ...], rows: Sequence[Cells], between: str, width: int) -> Table:
+    """Rows of texts, and of lists of names, which share what the texts leave of the width."""
+    lists = {column for row in rows for column, cell in enumerate(row) if isinstance(cell, list)}
     table = Table(box=None, pad_edge=False, header_style=_quiet())
-    for column in columns:
-        table.add_column(column, justify="right" if column in ("calls", "saves") else "left", overflow="fold")
+    taken = 2 * (len(heads) - 1)
+    for column, head in enumerate(heads):
+        table.add_column(head, justify="right" if head in ("calls", "saves") else "left", no_wrap=True)
+        taken += 0 if column in lists else max(len(str(cell)) for cell in (head, *(row[column] for row in rows)))
+    room = (width - taken) // max(1, len(lists))
+    for row in rows:
+        table.add_row(*(_wrapped(cell, between, room) if isinstance(cell, list) else cell for cell in row))
     return table
+
+
+def _wrapped(names: Sequence[str], between: str, width: int) -> str:
+    """Names in a row, on more lines where they are wider; no name is broken."""
+    return fill(between.join(names), max(width, 1), break_long_words=False, break_on_hyphens=False)
 
 
 def _quiet() -> Style:

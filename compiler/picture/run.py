@@ -65,7 +65,7 @@ def read_trace(run: Path, world: int) -> list[dict[int, Line]]:
                 raise TraceError(f"{path} is larger than {MOST_BYTES >> 30} GiB: no trace of a run is")
             whole, _, _ = path.read_text("utf-8").rpartition("\n")
         except OSError as error:
-            raise TraceError(f"the run left no trace: {error}") from None
+            raise TraceError(f"the run left no trace: {path}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise TraceError(f"{path} is not text") from None
         ranks.append({line["step"]: line for line in (_line(path, i, t) for i, t in enumerate(whole.splitlines(), 1))})

@@ -1,4 +1,4 @@
-"""What a run's values took, by the ledger of its first step, beside the plan replayed with the rows it received."""
+"""What a run's values took, by the ledger of a step, beside the plan replayed with the rows it received."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from compiler.predict.memory import rank_memories
 from compiler.predict.memory_why import gib
 from compiler.schedules.schedule import Schedule
 from dsl.schema import Spec
+from runtime.kept import digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Measured:
 def measured_memories(
     run: Path, spec: Spec, plan: Plan, cuts: Mapping[str, Cut], schedules: Mapping[str, Schedule]
 ) -> tuple[Measured, ...]:
-    """Of every rank of a run folder; empty where no step was measured. `schedules`: by program, train_8.
+    """Of every rank of a run folder; empty where no step of its build was measured. `schedules`: by program, train_8.
 
     Raises ValueError, KeyError or OSError where a file is not as a run leaves it.
     """
@@ -35,6 +36,8 @@ def measured_memories(
     if not all(path.is_file() for path in paths):
         return ()
     found: list[dict[str, Any]] = [json.loads(path.read_text("utf-8")) for path in paths]
+    if any(each.get("of") != digest(run) for each in found):  # of a build that the run began with
+        return ()
     result: dict[int, Measured] = {}
     for column in range(plan.mesh.dp):
         world = [plan.mesh.rank(rank, column) for rank in range(plan.mesh.pp)]

@@ -16,6 +16,7 @@ from dsl.resolve.merge import unique
 from dsl.source import Source, Span
 from dsl.syntax import KINDS, Attribute, Block, Document, Import, Let, Line, Lost, Statement, Word
 
+RESOLVED = "spec.resolved"  # the spec of a build or a run, in its folder
 MAX_FILES = 64
 MAX_BESIDE = 1000  # files of a folder that a missing one may have been meant to be
 MAX_ALL_WORDS = 100_000  # of all files; some five seconds
@@ -47,7 +48,12 @@ def content_of(path: str) -> tuple[bytes, tuple[Diagnostic, ...]]:
     """The bytes of a file. Only regular files are opened, so a pipe or a device cannot hang the reader."""
     name = os.path.normpath(path)
     try:
-        if not stat.S_ISREG(Path(path).stat().st_mode):
+        mode = Path(path).stat().st_mode
+        if stat.S_ISDIR(mode):
+            inside = Path(name, RESOLVED)
+            hint = f"name a spec: {inside} is the one it was made from" if inside.is_file() else "name a .dsc file"
+            return b"", (Diagnostic("E0101", f"{name} is a folder, and no spec", hint=hint),)
+        if not stat.S_ISREG(mode):
             return b"", (Diagnostic("E0101", f"{name} is not a regular file"),)
         with Path(path).open("rb") as file:
             return file.read(MAX_BYTES + 1), ()

@@ -2,7 +2,8 @@
 
 Keys are the paths that `dsc show` prints. Layer ranges and phases of the rate are counted from 0:
 `model.layers.1.ffn.experts=32`, `train.rate.0=warmup 100 steps to 1e-3`. A block can be given as it is written in a
-file, `model.attention gqa { … }`, and a `let` of the file by its name.
+file, `model.attention gqa { … }`, and a `let` of the file by its name. Of a built-in precision a value is set for this
+run alone, which then has a precision of its own that extends it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.derive import ranges_of
 from dsl.resolve.fields import fields_of, keys_of
 from dsl.resolve.merge import inner, key_of, merge
-from dsl.schema import Node, Spec
+from dsl.schema import BUILT_IN, Node, Spec
 from dsl.source import OVERRIDE, Source, Span
 from dsl.syntax import NAMED, Attribute, Block, Let, Line, Phrase, Range, Statement, String, Word
 
@@ -134,11 +135,26 @@ def _set_named(context: Context, kind: str, keys: list[str], word: Word, setting
     """An override of the model, cluster or precision that the run names."""
     named = next((each for each in context.run.body if isinstance(each, Attribute) and each.key.text == kind), None)
     target = named.phrase.items[0] if named else None
+    if kind == "precision" and named and isinstance(target, Word) and target.text in BUILT_IN:
+        target = _own_precision(context, named, target)
     if not isinstance(target, Word) or (kind, target.text) not in context.definitions.blocks:
         message = f"the run names no {kind} whose `{keys[0]}` could be set"
         raise context.reject("E0504", message, word.span, f"define a {kind} and write `{kind} = name`")
     block = context.block(kind, target.text, target.span)
     context.extended[kind, target.text] = _put(context, Scope((block,), kind), block, keys, word, setting)
+
+
+def _own_precision(context: Context, named: Attribute, built_in: Word) -> Word:
+    """The name of a precision that extends the built-in one, which is the same everywhere; the run names it instead."""
+    known = context.definitions.blocks
+    name = f"my_{built_in.text}"
+    while ("precision", name) in known:
+        name += "_"
+    word, kind = replace(built_in, text=name), replace(named.key, text="precision")
+    block = Block(kind, (word,), built_in, (), built_in.span)
+    context.definitions = replace(context.definitions, blocks={**known, ("precision", name): block})
+    context.run = _with(context.run, named, replace(named, phrase=Phrase((word,), named.phrase.span)))
+    return word
 
 
 def _put(context: Context, scope: Scope, block: Block, keys: list[str], word: Word, setting: Setting) -> Block:

@@ -61,6 +61,15 @@ RULES: tuple[Row, ...] = (
     ((*FP8, "model.hidden", "model.attention", f"{LAYERS}.ffn.inner"), precision.tiles_fill_widths),
     ((*FP8, "precision.promote"), precision.sums_are_promoted),
     (("recompute", "model.name", "model.attention", f"{LAYERS}.ffn.shared"), precision.recomputed_ops_exist),
+    (
+        (
+            "unfused",
+            "model.name",
+            f"{LAYERS}.ffn.kind",
+            *(f"precision.{key}" for key in ("name", "linear", "dispatch")),
+        ),
+        precision.unfused_ops_exist,
+    ),
     (("train.validate", "data.validation"), resources.validation_has_data),
     (("schedule.name", "schedule.file"), parallel.one_schedule),
     (

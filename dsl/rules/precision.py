@@ -100,3 +100,20 @@ def recomputed_ops_exist(spec: Spec) -> Iterator[Finding]:
         kept = ", ".join(name for name in spec.recompute if name not in lost)
         message = f"recompute names {', '.join(lost)}, which model {spec.model.name} does not compute"
         yield Finding("E0913", message, "recompute", f"write `recompute = [{kept}]`", (("the model", "model"),))
+
+
+def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
+    """What is left apart would be one kernel: ops of MoE layers, and those whose result is multiplied or sent in eight
+    bits. Rows in eight bits that come back alone are read as they are."""
+    no_moe = not any(isinstance(span.ffn, Moe) for span in spec.model.layers)
+    packed = spec.precision.linear == FP8 or (spec.precision.dispatch == FP8 and not no_moe)
+    absent = {"route": no_moe, "join": no_moe, "quantise": not packed}
+    lost = [name for name in spec.unfused if absent.get(name)]
+    if lost:
+        kept = ", ".join(name for name in spec.unfused if name not in lost)
+        model, precision = f"model {spec.model.name}", f"precision {spec.precision.name}"
+        message = f"unfused names {', '.join(lost)}, which {model} in {precision} does not fuse"
+        notes = (("the model", "model"), ("the precision", "precision"))
+        told = (no_moe and lost != ["quantise"], "quantise" in lost)
+        shown = tuple(note for note, is_told in zip(notes, told, strict=True) if is_told)
+        yield Finding("E0913", message, "unfused", f"write `unfused = [{kept}]`", shown)

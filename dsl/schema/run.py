@@ -316,7 +316,7 @@ class Spec(Node):
         Choices(
             {
                 "residual_norm": "the sum with the residual stream and the norm after it, forward and backward",
-                "route": "the choice of experts and the permutation of rows",
+                "route": "the choice of experts and the permutation of rows, and their gradients",
                 "join": "the sum of each token's expert rows and the residual stream",
                 "quantise": "eight-bit operands and the norms, activations and gradients that they are of",
             }

@@ -18,8 +18,9 @@ def faults(document: Any, form: Any, at: str = "$") -> list[str]:
     """Where a document has not its form: a wrong type, a key that is missing, one that is not described."""
     if isinstance(form, str):
         kinds = form.split(" | ")
-        if any(kind in FORMS and isinstance(document, (dict, list)) for kind in kinds):
-            return faults(document, next(FORMS[kind] for kind in kinds if kind in FORMS), at)
+        forms = [FORMS[kind] for kind in kinds if kind in FORMS]
+        if forms and isinstance(document, (dict, list)):
+            return min((faults(document, each, at) for each in forms), key=len)
         fits = any(
             kind == "any" or (kind in TYPES and isinstance(document, TYPES[kind]) and _is_no_bool(document, kind))
             for kind in kinds

@@ -16,6 +16,7 @@ from compiler.plan import make_plan
 from dsl.counts import parameters
 from dsl.load import load, resolve, runs_in
 from dsl.memory import lower_bound
+from dsl.schema import Spec
 from tests.cli.forms import parsed
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,7 @@ SINGLE = {
     "parallel.expert": ("1",),
     "schedule.name": ("1f1b",),
     "recompute": ("[rmsnorm]",),
+    "unfused": ("[residual_norm]", "[route, join]"),
     "data.validation": ("10%",),
     "data.source": ('"corpus/*.txt"',),
     "model.hidden": ("64", "200"),
@@ -67,6 +69,28 @@ def test_one_change_is_one_path(path: str, text: str) -> None:
     back = difference(after, before)
     assert {(c.path, c.after, c.before) for c in back.values} == {(c.path, c.before, c.after) for c in found.values}
     assert {(f.name, f.after, f.before) for f in back.facts} == {(f.name, f.before, f.after) for f in found.facts}
+
+
+BLOCKS = {  # of moe-8gpu.dsc, whose device has SMs
+    "model": "model.norm_eps=1e-5",
+    "cluster": "cluster.node.device.memory=90GB",
+    "precision": "precision=bf16",
+    "recompute": "recompute=[rmsnorm]",
+    "unfused": "unfused=[join]",
+    "parallel": "parallel.zero=0",
+    "schedule": "schedule.name=gpipe",
+    "sm": "sm.communication=2",
+    "train": "train.seed=2",
+    "data": "data.validation=10%",
+}
+
+
+def test_any_block_of_a_run_may_differ() -> None:
+    """All at once, which are in the order of the schema."""
+    path = str(ROOT / "specs" / "moe-8gpu.dsc")
+    found = difference(resolve(path), resolve(path, overrides=list(BLOCKS.values())))
+    blocks = dict.fromkeys(each.path.split(".")[0] for each in found.values)
+    assert list(blocks) == [name for name in Spec.model_fields if name != "name"]
 
 
 @settings(max_examples=25)

@@ -12,6 +12,10 @@ import pytest
 
 from compiler.build import compile_spec, write_build
 from compiler.cli import main
+from compiler.commands.inspect_kernels import ON_CPUS, read, runs_on_cpus, text
+from compiler.picture.text import num_bytes
+from compiler.picture.values import Screen
+from dsl.format import canonical
 from dsl.load import load
 from tests.cli.forms import parsed
 
@@ -37,7 +41,7 @@ def test_every_file_and_every_fused_op_is_listed(builds: tuple[Path, Path], caps
         *sorted(files - {"adamw"}),
         "adamw",
     ]
-    told = json.loads((build / "kernels.json").read_text())
+    told = parsed((build / "kernels.json").read_text(), "built_kernels")
     texts = {path.stem: path.read_text() for path in (build / "segments").glob("*.py")}
     for segment in told["segments"]:
         text = texts[segment["segment"]]
@@ -88,6 +92,56 @@ def test_the_optimizer_is_listed(
     assert found["bytes"] == found["elements"] * (2 * master + gradient + 4 * moment + apart)
     assert main(["inspect", str(build), "--kernels"]) == 0
     assert f"optimizer: adamw by adamw, {found['elements']:,} elements and" in capsys.readouterr().out
+
+
+def test_no_name_is_broken(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """In a pipe a row is a line, however long; on a narrow terminal lists go on in the next line, behind a name."""
+    found = read(builds[0])
+    names = {row["kernel"] for row in found["kernels"]} | {op for row in found["kernels"] for op in row["ops"]}
+    names |= {row["op"] for row in found["without"]} | {part for row in found["fused"] for part in row["of"]}
+    assert main(["inspect", str(builds[0]), "--kernels"]) == 0
+    piped = capsys.readouterr().out
+    assert all(f"  {', '.join(row['ops'])}  " in piped for row in found["kernels"])
+    assert all(f"  {' + '.join(row['of'])}  " in piped for row in found["fused"])
+    for width in (10, 72, 100, 250):
+        shown = text("tiny", found, Screen(width), on_cpus=True)
+        assert names <= {*re.findall(r"\w+", shown)}, width
+        assert ON_CPUS in " ".join(shown.split()) and "…" not in shown
+        assert all(len(line) <= max(width, 72) for line in shown.splitlines()[:4]), width
+
+
+def test_bytes_and_the_machine_are_said(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(builds[0]), "--kernels"]) == 0
+    out = capsys.readouterr().out
+    found = read(builds[0])
+    saved = [int(row["bytes_saved"]) for row in found["fused"]]
+    lines = out.splitlines()
+    told = [re.split(r"  +", line)[-1] for line in lines[lines.index("") + 2 :][: len(saved) + 1]]
+    assert told == [num_bytes(each) for each in (*saved, sum(saved))] and all(not each.startswith("0") for each in told)
+    assert f"{num_bytes(found['optimizer']['bytes'])} a step on the pipeline rank that updates most" in out
+    assert ON_CPUS in out  # tiny is for CPUs
+    assert ON_CPUS not in text("tiny", found)
+    (builds[0] / "spec.resolved").rename(builds[0] / "spec.other")
+    try:
+        assert not runs_on_cpus(builds[0])  # not known
+    finally:
+        (builds[0] / "spec.other").rename(builds[0] / "spec.resolved")
+    gpus = builds[0].parent / "gpus"
+    gpus.mkdir()
+    (gpus / "spec.resolved").write_text(canonical(load(ROOT / "specs" / "moe-8gpu.dsc")), encoding="utf-8")
+    assert not runs_on_cpus(gpus) and runs_on_cpus(builds[0])
+
+
+def test_a_build_is_no_run(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    build, apart = builds
+    assert main(["inspect", str(build)]) == 2
+    err = capsys.readouterr().err
+    assert f"{build} is a build" in err and f"dsc inspect {build} --kernels" in err and "Errno" not in err
+    assert main(["diff", str(build), str(apart)]) == 2
+    err = capsys.readouterr().err
+    assert f"{build} is a folder, and no spec" in err and f"{apart}/spec.resolved is the one it was made from" in err
+    assert main(["diff", f"{build}/spec.resolved", f"{apart}/spec.resolved"]) == 1
+    assert "unfused  [] → [residual_norm, route, join]" in capsys.readouterr().out
 
 
 def test_into_a_file(builds: tuple[Path, Path], tmp_path: Path) -> None:

@@ -54,6 +54,24 @@ def test_in_a_log_a_long_step_is_said_though_it_tells_nothing_new(monkeypatch: p
     assert log.getvalue() == "plan: one\nplan: three\n"
 
 
+def test_what_is_said_again_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    monkeypatch.setattr(sys, "stderr", log)
+    tell = progress("compile", (0.0, 0.05))
+    tell("one")
+    while log.getvalue().count("\n") < 3:
+        assert log.said.wait(60)
+        log.said.clear()
+    tell("two")
+    while "two" not in log.getvalue():
+        assert log.said.wait(60)
+        log.said.clear()
+    tell("")
+    first, *again, last = [line for line in log.getvalue().splitlines() if not line.startswith("compile: two, ")]
+    assert (first, last) == ("compile: one", "compile: two") and len(again) >= 2
+    assert {*again} == {"compile: one, for 0 s so far"}
+
+
 def test_what_is_short_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", log := Log())
     tell = progress("plan", (1e6,))

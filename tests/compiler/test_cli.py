@@ -46,6 +46,16 @@ def test_closed_output_is_output_that_nobody_reads() -> None:
         assert (done.returncode, done.stderr) == (code, b"")
 
 
+@pytest.mark.parametrize(
+    ("streams", "code"), [("2>&-", 0), ("2>/dev/full", 0), (">/dev/full", 2), (">&-", 141), ("2>&1 | true", 141)]
+)
+def test_a_compilation_ends_as_it_went(tmp_path: Path, streams: str, code: int) -> None:
+    """It ends at once; what nobody reads beside the work does not change its code, and the build is there."""
+    command = " ".join((*DSC, "compile", str(TINY), "-o", str(tmp_path / "build"), streams))
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == code and (tmp_path / "build" / "manifest.json").is_file()
+
+
 def test_a_refusal_is_an_error_at_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = ROOT / "specs" / "deepseek-v3.dsc"
     assert main(["compile", str(spec), "-o", str(tmp_path / "build")]) == 2

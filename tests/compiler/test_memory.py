@@ -8,9 +8,9 @@ import pytest
 
 from compiler.emit.summary import does_not_fit, fullest, parts_of
 from compiler.pipeline import lower_spec
+from compiler.predict.words import size
 from dsl.load import resolve
 from dsl.memory import lower_bound
-from dsl.rules.resources import size
 from runtime.room import free_bytes, lack
 
 ROOT = Path(__file__).parent.parent.parent
@@ -27,6 +27,25 @@ def test_a_device_smaller_than_the_plan_is_told_and_one_as_large_is_not() -> Non
         assert bool(message) == told
     assert f"the {size(needed - 1)} of device cpu" in message
     assert "2 pipeline ranks of 2" in message
+
+
+def test_steps_that_hold_more_than_those_of_the_largest_batch_are_told() -> None:
+    """Of 30 micro-batches, too few for DualPipe on 16 ranks, another schedule stands in, and it holds more."""
+    grown = ["train.batch.from=3840", "train.batch.to=4096"]
+    spec = resolve(ROOT / "specs" / "deepseek-v3.dsc", overrides=grown).spec
+    lowered = lower_spec(spec)
+    rank, memory = fullest(spec, lowered)
+    few, many = (lowered.certificates[f"train_{n}"].peak_bytes[rank] for n in (30, 32))
+    largest = memory.total - memory.activations + many
+    assert memory.activations == few > many
+    name = lowered.schedules["train_30"].name
+    when = f"the most, {size(memory.total)} in steps of 30 micro-batches ({name}; {size(largest)} in those of 32)"
+    for devices, mend in ((largest, "steps of the largest batch fit"), (largest - 1, "shows edits that mend it")):
+        device = spec.cluster.node.device.model_copy(update={"memory": devices})
+        node = spec.cluster.node.model_copy(update={"device": device})
+        smaller = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"node": node})})
+        said = does_not_fit(smaller, lowered)
+        assert f"those of rank {rank} {when}; " in said and mend in said
 
 
 def test_the_fullest_rank_is_the_sum_of_its_parts_and_of_no_other() -> None:

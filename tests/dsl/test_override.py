@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from dsl.diagnostics import SpecError
+from dsl.format import canonical
 from dsl.leaves import leaves
-from dsl.load import load, resolve
+from dsl.load import load
 from dsl.schema import BUILT_IN, Dense, Gqa, Moe, Spec
 
 ROOT = Path(__file__).parent.parent.parent
@@ -105,6 +106,26 @@ def test_none_takes_away(tmp_path: Path) -> None:
     assert spec.train.checkpoint is None and spec.recompute == ()
 
 
+def test_a_built_in_precision_is_changed_for_the_run_alone(tmp_path: Path) -> None:
+    mine = "precision my_bf16 extends bf16 { compute = fp32 }\n"
+    for overrides, text in (
+        (["precision=bf16"], ""),
+        ([], "run base { precision = bf16 }\n"),
+        (["precision=bf16"], mine),
+    ):
+        spec = read(tmp_path, *overrides, "precision.moments=bf16", "precision.combine=fp32", text=text)
+        own = spec.precision
+        assert own.name == ("my_bf16_" if text == mine else "my_bf16")
+        assert own.model_copy(update={"name": "bf16", "moments": "fp32", "combine": "bf16"}) == BUILT_IN["bf16"]
+        assert (own.moments, own.combine) == ("bf16", "fp32")
+        (tmp_path / "shown.dsc").write_text(canonical(spec), encoding="utf-8")
+        assert load(tmp_path / "shown.dsc") == spec
+    assert BUILT_IN["bf16"].moments == "fp32"
+    assert refused(tmp_path, "precision.moment=bf16") == [("E0201", "`precision` has no key `moment`")]
+    unknown = refused(tmp_path, "precision=bf17", "precision.moments=bf16")
+    assert ("E0504", "the run names no precision whose `moments` could be set") in unknown
+
+
 @pytest.mark.parametrize("name", ["quickstart", "tiny"])
 def test_every_printed_path_can_be_set(name: str) -> None:
     """Each value of a spec, set to itself by the path and text that `dsc show` prints, leaves the spec as it is."""
@@ -113,13 +134,16 @@ def test_every_printed_path_can_be_set(name: str) -> None:
     tried = 0
     for leaf in leaves(spec):
         names = leaf.path.split(".")
-        is_name = names[-1] in ("kind", "name") and names[0] != "schedule"
-        if is_name or (names[0] == "precision" and names[1:] and spec.precision.name in BUILT_IN):
-            continue  # a label, or a value of what no file defines
+        if names[-1] in ("kind", "name") and names[0] != "schedule":
+            continue  # a label
         try:
-            resolved = resolve(path, overrides=[f"{leaf.path}={leaf.text}"])
+            found = load(path, overrides=[f"{leaf.path}={leaf.text}"])
         except SpecError as error:
             raise AssertionError(leaf) from error
-        assert resolved.spec == spec, leaf
+        if names[0] == "precision" and names[1:] and spec.precision.name in BUILT_IN:  # one of the run's own, equal
+            assert found.precision.name == f"my_{spec.precision.name}"
+            own = found.precision.model_copy(update={"name": spec.precision.name})
+            found = found.model_copy(update={"precision": own})
+        assert found == spec, leaf
         tried += 1
     assert tried > 40

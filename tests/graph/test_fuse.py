@@ -25,7 +25,8 @@ from compiler.pipeline import uses
 from compiler.plan import make_plan
 from compiler.shapes import interpret
 from dsl.load import load as load_spec
-from dsl.schema import Spec
+from dsl.rules.precision import unfused_ops_exist
+from dsl.schema import Dense, Moe, Spec
 from dsl.schema.run import Fusion
 from runtime.ops import OPS
 from tests.graph.running import NUM_SMS, by_segment, load
@@ -102,6 +103,21 @@ def test_what_a_run_leaves_apart_is_apart() -> None:
         whole, less = segments(spec()), segments(spec().model_copy(update={"unfused": (name,)}))
         for kind, segment in whole.items():
             assert less[kind].fused == tuple(each for each in segment.fused if each != name)
+
+
+@pytest.mark.parametrize("eight", [(), ("linear",), ("dispatch",), ("combine",), ("linear", "dispatch", "combine")])
+@pytest.mark.parametrize("layers", [(DENSE, moe()), (DENSE,), (moe(shared=0),)], ids=["both", "dense", "moe"])
+def test_a_name_is_refused_where_it_changes_nothing(eight: tuple[str, ...], layers: tuple[Dense | Moe, ...]) -> None:
+    """And only there: the graphs of the segments are the same with it and without it."""
+    of = spec(layers=layers)
+    roles = {role: "e4m3" if role in eight else "bf16" for role in ("linear", "dispatch", "combine")}
+    precision = EIGHT_BITS.precision.model_copy(update=roles)
+    of = of.model_copy(update={"precision": precision})
+    whole = {kind: interpret(segment).nodes for kind, segment in segments(of).items()}
+    for name in Fusion.__args__:  # type: ignore[attr-defined]
+        less = of.model_copy(update={"unfused": (name,)})
+        same = whole == {kind: interpret(segment).nodes for kind, segment in segments(less).items()}
+        assert bool([*unfused_ops_exist(less)]) == same, name
 
 
 def test_a_pass_that_finds_nothing_is_an_error() -> None:

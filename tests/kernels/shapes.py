@@ -64,7 +64,9 @@ def calls_in(spec: Spec) -> tuple[Call, ...]:
 @cache
 def kernel_calls(file: str, run: str, values: tuple[str, ...] = ()) -> tuple[tuple[Call, int], ...]:
     """The calls of a run's ops that have a row of KERNELS, with the SMs its kernels may use; and of ops like them."""
-    spec = load(SPECS / file, run, values)
+    spec = load(SPECS / file, run, [value for value in values if value != UNFUSED])
+    if UNFUSED in values:  # all names, of which a spec may only have those of ops that it fuses
+        spec = spec.model_copy(update={"unfused": get_args(Fusion)})
     found = [call for call in calls_in(spec) if call.op in KERNELS]
     found += [replace(call, op=op) for op, other in NOT_IN_A_SPEC.items() for call in found if call.op == other]
     return tuple((call, num_sms(spec)) for call in found)

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -151,13 +152,11 @@ def _of_the_gate() -> str:
 def recall(path: Path) -> dict[str, Verdict]:
     """Verdicts by their keys. The last line is torn where a run was killed as it wrote."""
     found: dict[str, Verdict] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
+    for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
+        with suppress(ValueError, TypeError, AttributeError):
             key, kept = json.loads(line)
-        except ValueError:
-            continue
-        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in kept.items()}
-        found[key] = Verdict(**values)
+            values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in kept.items()}
+            found[key] = Verdict(**values)
     return found
 
 
@@ -262,10 +261,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes; as many as cores")
     parser.add_argument("--kept", type=Path, default=KEPT, help="the folder of verdicts, of this run and the last")
     asked = parser.parse_args(arguments)
+    if asked.jobs < 1:
+        parser.error(f"--jobs {asked.jobs}: at least one process is needed")
+    try:
+        re.compile(asked.op)
+    except re.error as error:
+        parser.error(f"--op {asked.op!r} is no regular expression: {error}")
     begun = time.monotonic()
     variants = [variant for variant in VARIANTS if asked.spec in variant[0]]
     targets = [target for target in TARGETS if asked.target in target.name]
     sweep = plan(variants, targets, asked.op)
+    if not sweep.rows:
+        parser.error(f"no launch is of --spec {asked.spec!r}, --op {asked.op!r} and --target {asked.target!r}")
     path = asked.kept / f"{triton.__version__}.jsonl"
     kept = recall(path)
     known = sum(key in kept for key in sweep.jobs)
@@ -286,7 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"Triton {triton.__version__}: {len(sweep.verdicts)} distinct launches, {len(sweep.jobs) - known} of them"
             f" compiled in {(time.monotonic() - begun) / 60:.1f} minutes, {failed} failed."
         )
-    return 1 if failed or not sweep.rows else 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

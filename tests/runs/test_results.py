@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,6 +133,24 @@ def test_torchrun_gives_the_same(place: Place, folder: Path) -> None:
     assert untimed(theirs) == untimed(folder)
     assert (theirs / "load.json").read_bytes() == (folder / "load.json").read_bytes()
     assert bits(saved(theirs)) == bits(saved(folder))
+
+
+def test_a_run_that_goes_on_with_other_programs_measures_them(place: Place) -> None:
+    """Its report sets what was measured beside the plan that it was measured of, and beside no other."""
+
+    def measured(*words: object) -> tuple[dict[str, Any], str]:
+        place.dsc("train", "tiny.dsc", "--out", "grown", *words)
+        report = (place.folder / "grown" / "report.html").read_text("utf-8")
+        return json.loads((place.folder / "grown" / "memory" / "rank_0.json").read_text("utf-8")), report
+
+    first, report = measured("--steps", 1)
+    assert first["step"] == 1 and "to the byte" in report
+    then, report = measured("--steps", 2, "-s", "train.batch=16", "--resume")
+    assert then["step"] == 2 and then["program"] != first["program"] and "to the byte" in report
+    again, _ = measured("--steps", 3, "-s", "train.batch=16", "--resume")
+    assert again == then
+    wide, report = measured("--steps", 4, "-s", "train.batch=16", "-s", "precision=fp64", "--resume")
+    assert wide["step"] == 4 and wide["peak"] > then["peak"] and "to the byte" in report
 
 
 def test_torchrun_with_another_world_is_refused(place: Place) -> None:
