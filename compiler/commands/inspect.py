@@ -83,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
             write(args.write_costs, json_of_costs(here).encode())
         put(contents, args.out)
     except OSError as error:
+        if args.out is None and error.filename is None:
+            raise  # of our output
         return wrong(f"{error.filename or args.out} cannot be written: {error.strerror}")
     except ValueError as error:
         return wrong(str(error))
@@ -103,15 +105,17 @@ def _kernels(args: argparse.Namespace) -> int:
         return wrong("--kernels lists a build: --program, --costs and --write-costs are for runs")
     try:
         found = read(args.run_folder)
-    except (OSError, ValueError, KeyError, TypeError):
-        return wrong(f"{args.run_folder} has no {FILE} that can be read: name a folder that dsc compile wrote")
+    except (OSError, ValueError):
+        return wrong(f"{args.run_folder} has no {FILE} that can be read: name a folder that this dsc compile wrote")
     try:
         if args.format == "json":
             put(to_json(found), args.out)
         else:
             screen = screen_of(sys.stdout) if args.out is None and sys.stdout.isatty() else None
-            put(text(args.run_folder.name, found, screen, runs_on_cpus(args.run_folder)), args.out)
+            put(text(args.run_folder.resolve().name, found, screen, runs_on_cpus(args.run_folder)), args.out)
     except OSError as error:
+        if args.out is None and error.filename is None:
+            raise  # of our output
         return wrong(f"{error.filename or args.out} cannot be written: {error.strerror}")
     return 0
 

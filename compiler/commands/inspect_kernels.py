@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from pydantic import BaseModel
 from rich.console import RenderableType
 from rich.style import Style
 from rich.table import Table
@@ -19,7 +20,7 @@ from compiler.picture.console import console_of, printed
 from compiler.picture.palette import DARK
 from compiler.picture.text import num_bytes
 from compiler.picture.values import Screen
-from dsl.diagnostics import SpecError
+from dsl.diagnostics import SpecError, visible
 
 VERSION = 1
 FILE = "kernels.json"
@@ -29,37 +30,64 @@ UNBOUNDED = 100_000  # columns of what is wrapped nowhere
 ON_CPUS = "the build is for CPUs, where its ops run by C++ or torch: these kernels run only on a GPU (--device cuda)"
 
 
+class _Call(BaseModel):
+    op: str
+    kernel: str | None
+    of: list[str] = []
+    bytes_saved: int = 0
+
+
+class _Segment(BaseModel):
+    kind: str
+    uses: int
+    ops: list[_Call]
+
+
+class _Optimizer(BaseModel):
+    op: str
+    kernel: str | None
+    elements: int
+    bytes: int
+
+
+class _Kernels(BaseModel):
+    """kernels.json, as far as it is listed."""
+
+    rows: int
+    unfused: list[str]
+    segments: list[_Segment]
+    optimizer: _Optimizer
+
+
 def read(build: Path) -> dict[str, Any]:
     """What a build says of its kernels, a row for each fused op, file and plain op. Calls and bytes are those of one
     micro-batch through the whole model, of its forward and backward; the optimizer's elements and bytes are those of a
-    step, on the pipeline rank that updates most. Raises OSError, ValueError and KeyError."""
-    told = json.loads((build / FILE).read_text("utf-8"))
+    step, on the pipeline rank that updates most. Raises OSError and ValueError."""
+    told = _Kernels.model_validate_json((build / FILE).read_bytes())
     fused: dict[tuple[str, str], dict[str, Any]] = {}
     files: dict[str, dict[str, Any]] = {}
     plain: dict[str, int] = {}
-    for segment in told["segments"]:
-        uses, kind = int(segment["uses"]), str(segment["kind"])
-        for call in segment["ops"]:
-            op, file = str(call["op"]), call["kernel"]
-            if "of" in call:
-                row = fused.setdefault((op, file or ""), _row(op, list(call["of"]), file))
-                row["calls"] += uses
-                row["bytes_saved"] += uses * int(call["bytes_saved"])
-            if file:
-                of = files.setdefault(file, {"kernel": str(file), "ops": [], "segments": [], "calls": 0})
-                of["calls"] += uses
-                for key, value in (("ops", op), ("segments", kind)):
-                    of[key] += [value] * (value not in of[key])
+    for segment in told.segments:
+        for call in segment.ops:
+            if call.of:
+                row = fused.setdefault((call.op, call.kernel or ""), _row(call.op, call.of, call.kernel))
+                row["calls"] += segment.uses
+                row["bytes_saved"] += segment.uses * call.bytes_saved
+            if call.kernel:
+                file = files.setdefault(call.kernel, {"kernel": call.kernel, "ops": [], "segments": [], "calls": 0})
+                file["calls"] += segment.uses
+                for key, value in (("ops", call.op), ("segments", segment.kind)):
+                    file[key] += [value] * (value not in file[key])
             else:
-                plain[op] = plain.get(op, 0) + uses
+                plain[call.op] = plain.get(call.op, 0) + segment.uses
     return {
         "version": VERSION,
-        "rows": int(told["rows"]),
-        "unfused": list(told["unfused"]),
+        "rows": told.rows,
+        "unfused": told.unfused,
         "fused": list(fused.values()),
         "kernels": [files[name] for name in sorted(files)],
         "without": [{"op": op, "calls": plain[op]} for op in sorted(plain)],
-        "optimizer": {key: told["optimizer"][key] for key in ("op", "kernel", "elements", "bytes")},
+        "optimizer": told.optimizer.model_dump(),
     }
 
 
@@ -93,7 +121,7 @@ def text(name: str, found: dict[str, Any], screen: Screen | None = None, on_cpus
 def _parts(name: str, found: dict[str, Any], width: int, on_cpus: bool) -> Iterator[RenderableType]:
     optimizer = found["optimizer"]
     num_files = len(found["kernels"]) + (optimizer["kernel"] is not None)
-    yield Text(f"{name}: {num_files} kernel files", style=Style(bold=True))
+    yield Text(visible(f"{name}: {num_files} kernel files"), style=Style(bold=True))
     yield Text("calls and bytes are those of one micro-batch, its forward and backward", style=_quiet())
     if on_cpus:
         yield Text(_wrapped(ON_CPUS.split(" "), " ", width), style=_quiet())
@@ -135,7 +163,10 @@ def _table(heads: tuple[str, ...], rows: Sequence[Cells], between: str, width: i
         taken += 0 if column in lists else max(len(str(cell)) for cell in (head, *(row[column] for row in rows)))
     room = (width - taken) // max(1, len(lists))
     for row in rows:
-        table.add_row(*(_wrapped(cell, between, room) if isinstance(cell, list) else cell for cell in row))
+        cells = (
+            _wrapped([*map(visible, cell)], between, room) if isinstance(cell, list) else visible(cell) for cell in row
+        )
+        table.add_row(*map(Text, cells))
     return table
 
 

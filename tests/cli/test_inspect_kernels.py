@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -153,7 +155,7 @@ def test_into_a_file(builds: tuple[Path, Path], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--kernels"], "has no kernels.json that can be read: name a folder that dsc compile wrote"),
+        (["--kernels"], "has no kernels.json that can be read: name a folder that this dsc compile wrote"),
         (["--kernels", "--format", "svg"], "--kernels has no --format svg: use terminal or json"),
         (["--kernels", "--costs", "plan"], "--program, --costs and --write-costs are for runs"),
         (["--format", "json"], "--format json is for --kernels"),
@@ -164,7 +166,35 @@ def test_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str], argum
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"rows": 1, "unfused": [], "segments": [{}]}', "\udcff"])
+RIGHT = (
+    '{"rows": 1, "unfused": [], "segments": [{"kind": "x", "uses": 1, "ops": [{"op": "y[/z]", "kernel": null}]}],'
+    ' "optimizer": {"op": "adamw", "kernel": null, "elements": 1, "bytes": 30}}'
+)
+
+
+def test_names_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "kernels.json").write_text(RIGHT)
+    assert main(["inspect", str(tmp_path), "--kernels"]) == 0
+    assert "by torch: y[/z]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("streams", [">&-", "| true"])
+def test_output_that_nobody_reads(builds: tuple[Path, Path], streams: str) -> None:
+    command = f"{sys.executable} -m compiler.cli inspect {builds[0]} --kernels {streams}"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{}", "[1]", '{"rows": 1, "unfused": [], "segments": [{}]}', "\udcff", "[" * 200_000),
+        *(
+            RIGHT.replace(*words)
+            for words in (("1}", "Infinity}"), ("30", '"x"'), ("[]", "[5]"), ('"optimizer"', '"o"'))
+        ),
+    ],
+)
 def test_a_damaged_list_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     (tmp_path / "kernels.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     assert main(["inspect", str(tmp_path), "--kernels"]) == 2
