@@ -59,8 +59,25 @@ def test_a_failure_is_told_and_tried_again(
         assert "distinct launches, 0 of them" not in out
 
 
-def test_nothing_found_is_a_failure(tmp_path: Path) -> None:
-    assert main(["--spec", "tiny", "--op", "no such op", "--kept", str(tmp_path)]) == 1
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--op", "no such op"), "no launch is of --spec 'tiny', --op 'no such op' and --target ''"),
+        (("--op", "("), "--op '(' is no regular expression"),
+        (("--jobs", "0"), "--jobs 0: at least one process is needed"),
+    ],
+)
+def test_nothing_to_do_is_a_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--spec", "tiny", *words, "--kept", str(tmp_path)])
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_lines_that_are_no_verdicts_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(b'5\n["k", {"x": 1}]\n[1, 2]\n\xff\n{"torn')
+    assert recall(tmp_path / "kept") == {}
 
 
 def test_what_cannot_be_planned_has_failed() -> None:
