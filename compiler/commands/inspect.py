@@ -83,12 +83,17 @@ def run(args: argparse.Namespace) -> int:
             write(args.write_costs, json_of_costs(here).encode())
         put(contents, args.out)
     except OSError as error:
-        if args.out is None and error.filename is None:
-            raise  # of our output
-        return wrong(f"{error.filename or args.out} cannot be written: {error.strerror}")
+        return _unwritten(args.out, error)
     except ValueError as error:
         return wrong(str(error))
     return 0
+
+
+def _unwritten(out: Path | None, error: OSError) -> int:
+    """Says which file cannot be written; what befalls stdout is the caller's."""
+    if out is None and error.filename is None:
+        raise error
+    return wrong(f"{error.filename or out} cannot be written: {error.strerror}")
 
 
 def _is_build(folder: Path) -> bool:
@@ -114,9 +119,7 @@ def _kernels(args: argparse.Namespace) -> int:
             screen = screen_of(sys.stdout) if args.out is None and sys.stdout.isatty() else None
             put(text(args.run_folder.resolve().name, found, screen, runs_on_cpus(args.run_folder)), args.out)
     except OSError as error:
-        if args.out is None and error.filename is None:
-            raise  # of our output
-        return wrong(f"{error.filename or args.out} cannot be written: {error.strerror}")
+        return _unwritten(args.out, error)
     return 0
 
 

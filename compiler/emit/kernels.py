@@ -11,6 +11,7 @@ from compiler.emit.files import pretty
 from compiler.ir import Buffer, Emitted, Plan, SegmentCode
 from compiler.kernels.calls import Call
 from compiler.pipeline import balanced_rows, uses
+from compiler.predict.memory_state import held_and_owned
 from dsl.schema import Spec
 
 
@@ -37,7 +38,7 @@ def kernels_json(
             }
             for key, count in used.items()
         ],
-        "optimizer": {"op": optimizer.op, "kernel": kernel, **_update(plan, spec.parallel.zero > 0, optimizer)},
+        "optimizer": {"op": optimizer.op, "kernel": kernel, **_update(spec, plan, optimizer)},
     }
     return pretty(data)
 
@@ -47,15 +48,10 @@ def _op(call: Emitted, rows: int) -> dict[str, Any]:
     return said | ({"of": call.parts, "bytes_saved": call.saved + call.saved_row * rows} if call.parts else {})
 
 
-def _update(plan: Plan, zero: bool, call: Call) -> dict[str, int]:
+def _update(spec: Spec, plan: Plan, call: Call) -> dict[str, int]:
     """Elements that data rank 0 of a pipeline rank updates, and the bytes read and written for them, at most."""
-    sizes = {replica.name: replica.num_elements for replica in plan.replicas}
-    owned = [0] * plan.mesh.pp
-    for bucket in plan.buckets:
-        whole, parts = sum(sizes[name] for name in bucket.replicas), len(bucket.holders) if zero else 1
-        for rank in range(plan.mesh.pp):
-            owned[rank] += -(-whole // parts) * (plan.mesh.rank(rank, 0) in bucket.holders)
+    elements = max(held_and_owned(spec, plan)[1].values())
     master, gradients, *moments, rounded = call.arguments[:5]
     moved = (master, gradients, *moments), (master, *moments, rounded)  # read, written
     each = sum(ITEMSIZE[part.dtype] for parts in moved for part in parts if isinstance(part, Buffer))
-    return {"elements": max(owned), "bytes": max(owned) * each}
+    return {"elements": elements, "bytes": elements * each}

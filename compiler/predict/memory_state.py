@@ -22,14 +22,8 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
     updates one (arXiv 1910.02054). The balancing biases have the dtype of master weights. Weights that products read in
     eight bits are held so once more.
     """
-    size, elements = bytes_per_element(spec.precision), {replica.name: prod(replica.shape) for replica in plan.replicas}
-    held, owned, biases = Counter[int](), Counter[int](), Counter[int]()
-    for bucket in plan.buckets:
-        parts = len(bucket.holders) if spec.parallel.zero else 1
-        part = -(-sum(map(elements.__getitem__, bucket.replicas)) // parts)
-        for rank in _pipeline_ranks(plan, bucket.holders):
-            held[rank] += part * parts
-            owned[rank] += part
+    size = bytes_per_element(spec.precision)
+    (held, owned), biases = held_and_owned(spec, plan), Counter[int]()
     for replica in plan.replicas:
         if replica.role == "bias":
             for rank in _pipeline_ranks(plan, replica.holders):
@@ -44,6 +38,19 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
         )
         for rank in range(plan.mesh.pp)
     )
+
+
+def held_and_owned(spec: Spec, plan: Plan) -> tuple[Counter[int], Counter[int]]:
+    """By pipeline rank: elements of parameters that its data rank 0 holds, and of those it updates; with padding."""
+    elements = {replica.name: prod(replica.shape) for replica in plan.replicas}
+    held, owned = Counter[int](), Counter[int]()
+    for bucket in plan.buckets:
+        parts = len(bucket.holders) if spec.parallel.zero else 1
+        part = -(-sum(map(elements.__getitem__, bucket.replicas)) // parts)
+        for rank in _pipeline_ranks(plan, bucket.holders):
+            held[rank] += part * parts
+            owned[rank] += part
+    return held, owned
 
 
 def _pipeline_ranks(plan: Plan, holders: Collection[int]) -> list[int]:

@@ -51,7 +51,7 @@ class RankValues:
         self.numbers: dict[Place, int] = {}  # of the states
         self.turn = turn(schedule.placement, schedule.num_micro_batches)
         self.firsts: dict[int, tuple[int, int]] = {}  # of `_place`, by stage: of each direction
-        self.of = {body.name: [self._first(int(a[1:])) for a in body.actions] for body in program.bodies[rank]}
+        self.starts = {body.name: [self._first(int(a[1:])) for a in body.actions] for body in program.bodies[rank]}
         self.found: dict[tuple[str, tuple[int, ...]], Found] = {}  # by body and `slots`
         self.sent: dict[str, tuple[tuple[int, int], Found]] = {}  # by the action that made a message
         self.message_number = effects.messages.setdefault(self.message, len(effects.messages))
@@ -64,7 +64,7 @@ class RankValues:
         if posts:
             self._post(invocation, step, self.memory)
         # Most of a proof's time is spent here and in `_release`.
-        ways = [(first[k >= self.turn], k) for first, k in zip(self.of[name], micro_batches, strict=True)]
+        ways = [(first[k >= self.turn], k) for first, k in zip(self.starts[name], micro_batches, strict=True)]
         places, slots = _different(ways)
         if isinstance(self.rows, int):
             found = self.found.get((name, slots))
@@ -144,7 +144,7 @@ class RankValues:
         """Of the stages that precede one on this rank without a gap, the first: in each direction."""
         if stage not in self.firsts:
             firsts = []
-            for micro_batch in (0, self.turn):
+            for micro_batch in (0, self.turn):  # where there is one direction, nobody asks for the second
                 first, of = stage, self.schedule
                 sizes = of.placement, of.num_ranks, of.num_micro_batches
                 while first and rank_of(*sizes, first - 1, micro_batch) == self.rank:
