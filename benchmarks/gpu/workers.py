@@ -1,7 +1,7 @@
 """Tasks given to processes one at a time, so that one that hangs or breaks its device takes none of the others along.
 
 A task and its answer are a line of JSON each. A process that dies, or takes too long, is replaced by a new one, and its
-task answered with why.
+task answered with why. Who interrupts the run (Ctrl-C) ends the processes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import queue
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ BROKEN = ("CUDA error", "illegal", "AcceleratorError", "Triton Error", "misalign
 
 def serve(handle: Callable[[Task], Answer]) -> int:
     """Answer the lines of stdin; what else is printed goes to stderr. Ends where the device may be broken."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: who began it ends it
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -56,11 +58,12 @@ def run(
     left: queue.SimpleQueue[Task] = queue.SimpleQueue()
     for task in tasks:
         left.put(task)
-    lock = threading.Lock()
+    lock, stopped = threading.Lock(), threading.Event()
+    running: set[_Process] = set()
 
     def work() -> None:
         process: _Process | None = None
-        while True:
+        while not stopped.is_set():
             try:
                 task = left.get_nowait()
             except queue.Empty:
@@ -69,21 +72,31 @@ def run(
             if limit <= 0:
                 answer: Answer = {"left_out": "no time was left"}
             else:
-                process = process or _Process(command)
+                if process is None:
+                    running.add(process := _Process(command))
                 answer = process.ask(task, limit)
                 if process.ended:
+                    running.discard(process)
                     process.end()
                     process = None
             with lock:
-                answered(task, answer)
+                if not stopped.is_set():
+                    answered(task, answer)
         if process:
+            running.discard(process)
             process.end()
 
     threads = [threading.Thread(target=work) for _ in range(min(workers, len(tasks)))]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        stopped.set()
+        for process in tuple(running):
+            process.process.kill()
+        raise
 
 
 class _Process:

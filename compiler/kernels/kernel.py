@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 
 BYTES = {"float32": 4, "bfloat16": 2}  # what the kernels take; other dtypes run on the reference ops
+_HEADER = "# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.\n"
 FUSION = {"enable_fp_fusion": True}  # a·b + c rounds once; Triton 3.10 is to change the default
 
 
@@ -42,11 +43,12 @@ def render(choice: Choice) -> KernelFile:
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         line_statement_prefix="#%",
         undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
+        keep_trailing_newline=True,  # of what is included
         finalize=_literal,
         autoescape=False,
     )
-    source = environment.get_template(f"{choice.template}.py.j2").render(dict(choice.values))
+    text = environment.get_template(f"{choice.template}.py.j2").render(dict(choice.values))
+    source = f"{_HEADER}{text.rstrip()}\n"
     ast.parse(source)
     return KernelFile(choice.name, source)
 

@@ -51,10 +51,10 @@ def rows_of(columns: int) -> dict[str, Any]:
 def _weight_gradient(columns: int, num_sms: int) -> tuple[dict[str, Any], int]:
     """(the launch, into how many sums the rows are split). Blocks of columns of 4096 elements, about four an SM.
 
-    With four warps some widths from 64 on spill 8 or 16 bytes: 512 for sm_100 by Triton 3.9, 64 for sm_90 by 3.6.
+    With four warps some widths spill 8 or 16 bytes: 512 for sm_100 by Triton 3.9, 24 and 64 for sm_90 by 3.6.
     """
     block = min(1024, power_of_two(columns))
-    launch = {"ROWS": 4096 // block, "BLOCK_D": block, "num_warps": 8 if block >= 64 else 4, **FUSION}
+    launch = {"ROWS": 4096 // block, "BLOCK_D": block, "num_warps": 8, **FUSION}
     return launch, -(-4 * num_sms // -(-columns // block))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -53,6 +54,25 @@ def test_what_fails_takes_nothing_along() -> None:
 def test_what_hangs_is_stopped() -> None:
     hung, fine = answers([{"n": 0, "do": "hang"}, {"n": 1, "do": "it"}], 1, each_s=4)
     assert "took more than 4 s" in hung["failed"] and "pid" in fine
+
+
+def test_a_run_that_is_interrupted_ends_its_workers() -> None:
+    """SIGINT comes to all processes of a terminal."""
+    code = f"""
+from benchmarks.gpu.workers import run
+def say(task, answer): print(task, answer, flush=True)
+run({WORKER!r}, [{{"do": "it"}}] * 2 + [{{"do": "hang"}}] * 8, 2, 60, float("inf"), say)
+"""
+    begun = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout
+    answered = [process.stdout.readline() for _ in range(2)]
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=50)  # which waits for workers that hold its pipes
+    assert all("pid" in line for line in answered) and not out and "KeyboardInterrupt" in err
+    assert process.returncode and time.monotonic() - begun < 50
 
 
 def test_without_time_nothing_is_begun() -> None:

@@ -3,7 +3,8 @@
 The interpreter runs programs one after another, which hides every race. So each launch is checked for what a race
 needs: an address that one program writes and another reads or writes. Several programs may add integers to one address
 atomically, in whatever order, if no other access there is anything else; no other atomic is taken. Addresses outside
-the launch's tensors are refused as well, where the interpreter would read or overwrite what lies there. Tensor
+the launch's tensors are refused as well, where the interpreter would read or overwrite what lies there. Where a mask is
+off, a load gives anything unless it says what: here NaN, or a large number, where the interpreter has 0. Tensor
 descriptors read and write through the same two functions as pointers.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
-from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle, _get_np_dtype
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 MAX_PROGRAMS = 64  # a slower test than needed, otherwise
@@ -121,9 +122,19 @@ def set_grid_idx(self: Any, *index: int) -> None:
     _set_grid_idx(self, *index)
 
 
-def create_masked_load(self: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+def create_masked_load(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
     self.accesses.note(self.accesses.read, pointers, mask)
-    return _load(self, pointers, mask, *rest, **named)
+    if other is None and np.size(pointers.data) > 1:  # of one element, the interpreter drops an `other` that is 0
+        other = _anything(pointers)
+    return _load(self, pointers, mask, other, *rest, **named)
+
+
+def _anything(pointers: Any) -> TensorHandle:
+    kind = pointers.get_element_ty()
+    stored = _get_np_dtype(kind)  # BF16 and E4M3 are kept as integers
+    byte = 0xFF if kind.is_floating() else 0x01 if kind.is_int1() else 0x7F
+    shape = np.shape(pointers.data)
+    return TensorHandle(np.full((*shape, stored.itemsize), byte, np.uint8).view(stored).reshape(shape), kind)
 
 
 def create_masked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:

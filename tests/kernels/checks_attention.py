@@ -12,10 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 import tests.kernels.interpreted as interpreted
 from runtime import ops
@@ -286,26 +284,6 @@ def sequences_are_apart(op: str, dtype: torch.dtype, sizes: Any) -> None:
     for with_nan, without in zip(found(torch.nan), found(1.0), strict=True):
         with_nan, without = (x.reshape(B, -1) for x in (with_nan, without))
         assert with_nan[1].isnan().all() and torch.equal(with_nan[[0, 2]], without[[0, 2]])
-
-
-def loads_say_what_is_outside(op: str, dtype: torch.dtype, sizes: Any) -> None:
-    """Where a mask is off, a load gives anything unless it says what: here NaN, where the interpreter has 0."""
-    expected, load = results(op, dtype, sizes), InterpreterBuilder.create_masked_load
-
-    def anything(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
-        kind = pointers.get_element_ty()
-        if other is None and kind.is_floating():
-            bits = {16: np.uint16(0x7FC0), 32: np.float32(np.nan)}[kind.primitive_bitwidth]  # BF16 are kept as integers
-            other = TensorHandle(np.full(np.shape(pointers.data), bits), kind)
-        return load(self, pointers, mask, other, *rest, **named)
-
-    InterpreterBuilder.create_masked_load = anything
-    try:
-        found = results(op, dtype, sizes)
-    finally:
-        InterpreterBuilder.create_masked_load = load
-    for a, b in zip(found, expected, strict=True):
-        assert torch.equal(a, b)
 
 
 def moves_what_tiles_need() -> None:

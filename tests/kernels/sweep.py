@@ -15,28 +15,30 @@ import argparse
 import functools
 import hashlib
 import json
+import math
 import os
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import triton
+from pydantic import TypeAdapter
 
+from benchmarks.gpu import workers
 from compiler.kernels import KernelFile, emit_kernel, gate, gate_launch, gate_read
 from compiler.kernels.calls import Call
 from compiler.kernels.gate import SM_90, TARGETS, Target, Verdict, judge, key_of, streams_of
 from compiler.kernels.gate_launch import Launch, arguments_of, load, record
-from tests.kernels.apart import apart
 from tests.kernels.shapes import VARIANTS, Variant, kernel_calls, rows_of
 
 KEPT = Path(".triton/verdicts")
+WORKER = (sys.executable, "-m", "tests.kernels.sweep_worker")
 LIMIT_S = 300.0  # of one launch; the longest takes 5 s
 COLUMNS = ("launches", "failed", "registers", "shared")
 
@@ -51,6 +53,9 @@ class Job:
     rows: int
     index: int
     target: str
+
+
+JOB = TypeAdapter(Job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +153,16 @@ def _of_the_gate() -> str:
 
 # ---------------------------------------------------------------- what is kept
 
+VERDICT = TypeAdapter(Verdict)
+
 
 def recall(path: Path) -> dict[str, Verdict]:
     """Verdicts by their keys. The last line is torn where a run was killed as it wrote."""
     found: dict[str, Verdict] = {}
     for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
-        with suppress(ValueError, TypeError, AttributeError):
+        with suppress(ValueError, TypeError):
             key, kept = json.loads(line)
-            values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in kept.items()}
-            found[key] = Verdict(**values)
+            found[key] = VERDICT.validate_python(kept)
     return found
 
 
@@ -164,7 +170,7 @@ def written(key: str, verdict: Verdict) -> str:
     return json.dumps([key, asdict(verdict)]) + "\n"
 
 
-def complete(sweep: Sweep, path: Path, processes: int) -> Iterator[tuple[Job, Verdict]]:
+def complete(sweep: Sweep, path: Path, processes: int, done: Callable[[Job, Verdict], None]) -> None:
     """Fills the verdicts that are missing. What passes is kept in a file; what fails is tried again in the next run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = recall(path)
@@ -175,14 +181,21 @@ def complete(sweep: Sweep, path: Path, processes: int) -> Iterator[tuple[Job, Ve
     )
     with path.open("a") as file:
         file.write("\n")  # behind a torn line
-        for job, result in apart(verdict_of, missing, min(processes, len(missing)), LIMIT_S, path.with_suffix(".log")):
-            if not isinstance(result, Verdict):
-                result = Verdict(job.call.op, job.target, (f"does not compile: {result}",))
-            if not result.failures:
-                file.write(written(job.key, result))
+
+        def answered(task: workers.Task, answer: workers.Answer) -> None:
+            job = sweep.jobs[task["key"]]
+            if "failed" in answer:
+                verdict = Verdict(job.call.op, job.target, (f"does not compile: {answer['failed']}",))
+            else:
+                verdict = VERDICT.validate_python(answer)
+            if not verdict.failures:
+                file.write(written(job.key, verdict))
                 file.flush()
-            sweep.verdicts[job.key] = result
-            yield job, result
+            sweep.verdicts[job.key] = verdict
+            done(job, verdict)
+
+        tasks = [JOB.dump_python(job, mode="json") for job in missing]
+        workers.run(WORKER, tasks, processes, LIMIT_S, math.inf, answered)
 
 
 # ---------------------------------------------------------------- what is printed
@@ -277,8 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept = recall(path)
     known = sum(key in kept for key in sweep.jobs)
     progress = Progress(len(sweep.jobs), known, len(sweep.verdicts))
-    for job, verdict in complete(sweep, path, asked.jobs):
-        progress.add(job, verdict)
+    complete(sweep, path, asked.jobs, progress.add)
     if not (asked.spec or asked.op or asked.target):  # what no spec has any more is forgotten
         path.write_text(
             "".join(written(job.key, v) for job in sweep.jobs.values() if not (v := sweep.verdicts[job.key]).failures)

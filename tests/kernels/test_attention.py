@@ -95,12 +95,6 @@ def test_sequences_are_apart(interpret: Interpret, dtype: torch.dtype, op: str, 
     interpret(CHECKS, "sequences_are_apart", op, dtype, sizes)
 
 
-@dtypes
-@pytest.mark.parametrize(("op", "sizes"), [("mla", (1, 37, 3, 10, 6, 5)), ("gqa", (1, 37, 1, 3, 10))])
-def test_loads_say_what_is_outside(interpret: Interpret, dtype: torch.dtype, op: str, sizes: tuple[int, ...]) -> None:
-    interpret(CHECKS, "loads_say_what_is_outside", op, dtype, sizes)
-
-
 def test_moves_what_tiles_need(interpret: Interpret) -> None:
     interpret(CHECKS, "moves_what_tiles_need")
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +13,6 @@ import torch
 import tests.kernels.sweep as sweep
 from compiler.kernels.gate import GFX942, SM_90, TARGETS, Verdict, key_of
 from compiler.kernels.gate_launch import Launch
-from tests.kernels.apart import apart
 from tests.kernels.shapes import VARIANTS
 from tests.kernels.sweep import Row, Sweep, launches, main, plan, recall, table, written
 
@@ -47,14 +44,11 @@ def test_a_sweep_says_what_it_saw_and_is_not_done_twice(capsys: pytest.CaptureFi
 def test_a_failure_is_told_and_tried_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(jobs: list[sweep.Job]) -> list[tuple[sweep.Job, object]]:
-        return [(job, RuntimeError("the compiler's process ended with -11")) for job in jobs]
-
-    monkeypatch.setattr(sweep, "apart", lambda work, jobs, *rest: fails(jobs))
+    monkeypatch.setattr(sweep, "WORKER", ("sh", "-c", "echo of what it died >&2; exit 11"))
     for _ in range(2):
         assert main([*TINY, "--kept", str(tmp_path)]) == 1
         out, err = capsys.readouterr()
-        failure = "does not compile: the compiler's process ended with -11"
+        failure = "does not compile: its process ended with code 11: of what it died"
         assert f" on sm_90 {failure}: rmsnorm_wgrad_(" in out and failure in err
         assert "distinct launches, 0 of them" not in out
 
@@ -148,27 +142,6 @@ def test_few_stages_for_few_bytes() -> None:
     for target, most in ((SM_90, 7), (GFX942, 2)):
         keys = [key_of(each, target) for job in jobs for each in launches(job.file, job.call, job.rows)]
         assert max(int(stages) for key in keys for stages in re.findall(r"'num_stages', (\d+)", key)) == most
-
-
-def work(job: str) -> str:
-    print("what a compiler says")
-    if job == "raise":
-        raise ValueError(job)
-    if job == "end":
-        os.abort()
-    if job == "hang":
-        time.sleep(60)
-    return f"{job} is done"
-
-
-def test_what_ends_or_hangs_fails_alone(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    found = dict(apart(work, ["a", "end", "raise", "b", "hang", "c"], 2, 5.0, log))
-    assert [found[job] for job in "abc"] == ["a is done", "b is done", "c is done"]
-    assert str(found["end"]) == "the compiler's process ended with -6"
-    assert "ValueError('raise')" in str(found["raise"])
-    assert isinstance(found["hang"], TimeoutError)
-    assert list(apart(work, [], 0, 5.0, log)) == []
 
 
 def test_verdicts_are_read_back(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """AdamW with decoupled decay, of a flat part of a bucket, in one pass over memory.
 
 A program owns BLOCK elements: it reads each operand once and writes each result once, 30 bytes an element with FP32

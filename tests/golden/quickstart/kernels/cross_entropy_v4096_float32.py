@@ -1,3 +1,4 @@
+# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """Cross entropy of next-token logits, summed over the valid targets (those ≥ 0), and its gradient.
 
 T tokens · V vocabulary. A program owns ROWS whole rows and reads each logit once: the largest so far, and the sum of

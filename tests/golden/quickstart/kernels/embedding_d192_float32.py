@@ -1,3 +1,4 @@
+# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """Rows of a table by token, and the gradient of the table.
 
 T tokens · V rows of the table · D columns. The gradient first sorts the tokens, stably: a program finds the places of

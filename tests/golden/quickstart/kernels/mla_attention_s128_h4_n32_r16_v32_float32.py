@@ -1,3 +1,4 @@
+# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """Multi-head latent attention after its projections: RoPE and causal softmax attention.
 
 T tokens in sequences of S · H heads; a head's query and key are [NOPE | ROPE] columns, its value VALUE; all heads

@@ -1,3 +1,4 @@
+# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """RMSNorm of rows: y = x · rstd · w with rstd = 1 / √(mean x² + eps), and its gradients."""
 # T rows of HEADS heads · D columns of a head. Below a row is a head of a row: row r is head r % HEADS of row
 # r // HEADS. A program owns ROWS whole rows, so every sum over D stays inside it, and holds them in registers, so each

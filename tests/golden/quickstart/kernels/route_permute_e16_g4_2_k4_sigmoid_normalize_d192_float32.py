@@ -1,3 +1,4 @@
+# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """Choosing experts, and a row for each choice of each token, sorted stably by the place of its expert.
 
 T tokens · E experts in GROUPS groups of M · K choices of a token · S = T·K rows · D columns · B scales of a row · N

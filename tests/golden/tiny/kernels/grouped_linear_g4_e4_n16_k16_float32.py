@@ -1,3 +1,4 @@
+# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """Grouped linear layers of one expert rank: y = x·Wᵀ, its input gradient and its weight gradient.
 
 R rows received · E local experts · N out, K in · G groups (source, expert), g = source·E + expert, rows of

@@ -1,3 +1,4 @@
+# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """The gradients of multi-head latent attention: through causal softmax attention and RoPE.
 
 T tokens in sequences of S · H heads; a head's query and key are [NOPE | ROPE] columns, its value VALUE; all heads

@@ -1,3 +1,4 @@
+# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """Gradients of the gate weights of rows in the order of experts back to their tokens.
 
 T tokens · K choices of a token · S = T·K rows. Row j holds choice order_S[j] = t·K + k, each choice once: no atomics.

@@ -1,3 +1,4 @@
+# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """The gradient of gate weights to the router's logits; the choice of experts has none.
 
 T tokens · E experts · K choices of a token. In FP32; a program has ROWS whole rows, so every sum stays inside it.

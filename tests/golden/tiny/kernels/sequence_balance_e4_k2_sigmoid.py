@@ -1,3 +1,4 @@
+# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """The balance loss of each sequence, Σ_i f_i·P_i summed over the sequences, and its gradient.
 
 T tokens in B sequences · E experts · K choices of a token · C blocks of tokens of a sequence. f_i = E/(K·S) · choices

@@ -1,3 +1,4 @@
+# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """SwiGLU of rows, y = silu(h₁) · h₂, or times the gate weight of each row, and its gradients."""
 # R rows · I columns a half · h_R2I = [h₁ | h₂] · B tiles of 128 columns of h. A program owns ROWS rows, of BLOCK_I
 # columns or of all where it sums along them, so programs share nothing, no race is possible, and each byte is moved

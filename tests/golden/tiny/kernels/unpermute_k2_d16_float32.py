@@ -1,3 +1,4 @@
+# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """Rows in the order of experts back to their tokens, and the gradients of moving rows there and back.
 
 T tokens · K choices of a token · S = T·K rows · D columns. Row j holds choice order_S[j] = t·K + k; place_TK is the
