@@ -130,7 +130,7 @@ def schedule_on(spec: Spec, placement: str, num_ranks: int, own: Schedule | None
         found = schedule_of(name, num_ranks, count, spec.schedule.chunks or DEFAULT_CHUNKS)
         if found.placement == placement:
             return found
-    return stand_in(placement, num_ranks, count)
+    return stand_in(placement, num_ranks, count, prompt=False)
 
 
 def moments_of(schedule: Schedule, within: bool = True) -> tuple[tuple[Moment, ...], ...]:

@@ -188,9 +188,10 @@ def least_missing(spec: Spec, plan: Plan, cuts: Mapping[str, Cut], own: Schedule
             chains = Chains(plan.stages[twins[0]], cuts, rates, -1, -1)
             kept[twins[0]] = kept_bytes(chains, "F"), kept_bytes(chains, "I")
         kept[stage] = kept[twins[0]]
-    schedule = stand_in(plan.placement, plan.mesh.pp, counts) if spec.schedule.name == AUTO else schedule_for(
-        spec, plan, counts, own
-    )  # fmt: skip
+    if spec.schedule.name == AUTO:
+        schedule = stand_in(plan.placement, plan.mesh.pp, counts, prompt=False)
+    else:
+        schedule = schedule_for(spec, plan, counts, own)
     missing = []
     moments = moments_of(schedule, within=False)
     for rank, state in enumerate(rank_states(spec, plan)):

@@ -76,11 +76,14 @@ def schedule_of(name: str, num_ranks: int, num_micro_batches: int, chunks: int =
     return row.generate(num_ranks, num_micro_batches, chunks)
 
 
-def stand_in(placement: str, num_ranks: int, num_micro_batches: int) -> Schedule:
-    """A schedule of any number of micro-batches on a storage: for the sizes that the spec's own does not have."""
+def stand_in(placement: str, num_ranks: int, num_micro_batches: int, prompt: bool = True) -> Schedule:
+    """A schedule of any number of micro-batches on a storage: for the sizes that the spec's own does not have.
+
+    It is to fit where the spec's own does, rather than to be the fastest; not if `prompt` is off (zbv.py).
+    """
     if placement == BIDIRECTIONAL:
-        return zbv_both_ways(num_ranks, num_micro_batches)
+        return zbv_both_ways(num_ranks, num_micro_batches, prompt)
     if placement == V:
-        return zbv(num_ranks, num_micro_batches)
+        return zbv(num_ranks, num_micro_batches, prompt)
     chunks = loops(placement)
     return zb1p(num_ranks, num_micro_batches) if chunks == 1 else interleaved(num_ranks, num_micro_batches, chunks)

@@ -2,6 +2,10 @@
 
 Every P >= 1 and N >= 1, placement `v`, at most 2P activations, of half a rank's layers each. The hand-made order of the
 paper begins at 2P-1 micro-batches; fewer run as those would, without the missing ones.
+
+`prompt`: in the drain too, every weight gradient comes right behind its backward. What is kept for a weight gradient is
+more than what is kept for a backward that computes its values anew: of DeepSeek-V3 with 30 micro-batches on 16 ranks
+116.7 GiB wait at the peak, 68.8 if prompt, in a step 5% longer.
 """
 
 from __future__ import annotations
@@ -13,15 +17,15 @@ from compiler.schedules.folded import F0, F1, I0, I1, W0, W1, Slot, Token, both_
 from compiler.schedules.schedule import Schedule
 
 
-def zbv(num_ranks: int, num_micro_batches: int) -> Schedule:
+def zbv(num_ranks: int, num_micro_batches: int, prompt: bool = False) -> Schedule:
     """Warm-up, steady state and drain of each rank; ValueError for P or N < 1."""
     P, N = num_ranks, num_micro_batches
     if P < 1 or N < 1:
         raise ValueError(f"zbv needs at least 1 rank and 1 micro-batch, got {P} and {N}")
-    return down_and_up("zbv", P, N, lambda rank: _slots(P, N, rank))
+    return down_and_up("zbv", P, N, lambda rank: _slots(P, N, rank, prompt))
 
 
-def zbv_both_ways(num_ranks: int, num_micro_batches: int) -> Schedule:
+def zbv_both_ways(num_ranks: int, num_micro_batches: int, prompt: bool = False) -> Schedule:
     """ZBV of half the ranks, unfolded: what a `bidirectional` plan runs where DualPipe has too few micro-batches.
 
     Every even P and N >= 1, at most P activations; ValueError otherwise. Not a choice of the language.
@@ -29,10 +33,10 @@ def zbv_both_ways(num_ranks: int, num_micro_batches: int) -> Schedule:
     P, N = num_ranks, num_micro_batches
     if P < 2 or P % 2 or N < 1:
         raise ValueError(f"zbv from both ends needs an even number of ranks and 1 micro-batch, got {P} and {N}")
-    return both_ways("zbv", P, N, lambda depth: _slots(P // 2, (N + 1) // 2, depth))
+    return both_ways("zbv", P, N, lambda depth: _slots(P // 2, (N + 1) // 2, depth, prompt))
 
 
-def _slots(num_ranks: int, num_micro_batches: int, rank: int) -> tuple[Slot, ...]:
+def _slots(num_ranks: int, num_micro_batches: int, rank: int, prompt: bool) -> tuple[Slot, ...]:
     """Direction 0 is the way down, 1 the way up."""
     below, above = num_ranks - rank, rank  # ranks from here to the turn, this one among them; ranks before it
     N = max(num_micro_batches, 2 * num_ranks - 1)
@@ -42,9 +46,9 @@ def _slots(num_ranks: int, num_micro_batches: int, rank: int) -> tuple[Slot, ...
     left = N - (2 * below - 1) - above  # forwards of the way down
     order += [F0, I0, W0, F1, I1, W1] * left
     order += [I0, W0, F1, I1, W1] * (N - above - below - left)  # and of the way up
-    order += [I0, I1] * above
+    order += [I0, W0, I1, W1] * above if prompt else [I0, I1] * above
     order += [I0, W0] * below
-    order += [W1] * above + [W0] * above
+    order += [] if prompt else [W1] * above + [W0] * above
     return tuple((token,) for token in _first(order, num_micro_batches))
 
 

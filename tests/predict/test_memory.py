@@ -99,6 +99,22 @@ def test_shipped_specs(file: str, run: str) -> None:
     assert worst_rows(spec) >= rows
 
 
+def test_the_first_batches_of_a_ramp_fit_where_the_largest_does() -> None:
+    """Of DeepSeek-V3, on whose 16 ranks DualPipe begins at 32 micro-batches: what runs with fewer holds no more."""
+    spec = shipped("deepseek-v3.dsc", "pretrain")
+    plan = make_plan(spec)
+    cuts = {use.site: cut(use.segment) for use in uses(plan)}
+
+    def peaks(micro_batches: int) -> list[int]:
+        schedule = schedule_for(spec, plan, micro_batches)
+        return [memory.peak_bytes for memory in rank_memories(spec, plan, cuts, schedule)]
+
+    counts = ramp.micro_batches(spec)
+    first, largest = [peaks(count) for count in counts if count < 32], peaks(counts[-1])
+    assert len(first) > 2
+    assert all(few <= most for found in first for few, most in zip(found, largest, strict=True))
+
+
 def test_over_time() -> None:
     """The curve begins and ends with what is always held, meets the peak once it is reached, and is short."""
     spec = load(SPECS / "quickstart.dsc")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import get_args
 
 import pytest
 
-from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES, placement_of, schedule_of
+from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES, placement_of, schedule_of, stand_in
 from compiler.schedules.costs import Costs
 from compiler.schedules.interleaved import group_sizes
-from compiler.schedules.placement import num_stages, stages_of, supports
+from compiler.schedules.placement import BIDIRECTIONAL, V, num_stages, stages_of, supports
 from compiler.schedules.simulate import Timeline, simulate
 from compiler.schedules.zbv import zbv_both_ways
 from dsl import stages as known
 from dsl.schema.run import ScheduleName
-from runtime.actions import Pair
+from runtime.actions import Pair, actions_of
 
 UNIT = Costs()
 RANKS = (*range(1, 8), 11, 16)
@@ -218,6 +220,18 @@ def test_what_a_bidirectional_plan_runs_with_few_micro_batches(ranks: int) -> No
         if micro_batches % 2 == 0:
             folded = timed("zbv", ranks // 2, micro_batches // 2)
             assert simulate(schedule, UNIT).makespan == folded.makespan
+
+
+@pytest.mark.parametrize("placement", [BIDIRECTIONAL, V])
+@pytest.mark.parametrize("ranks", [2, 4, 10])
+def test_what_stands_in_puts_off_no_weight_gradient(ranks: int, placement: str) -> None:
+    for micro_batches in range(1, 2 * ranks + 2):
+        schedule = stand_in(placement, ranks, micro_batches)
+        schedule.check()
+        assert max(simulate(schedule, UNIT).peak_activations) <= (ranks if placement == BIDIRECTIONAL else 2 * ranks)
+        for steps in schedule.actions:
+            actions = [action for step in steps for action in actions_of(step)]
+            assert all(after == replace(it, kind="W") for it, after in pairwise(actions) if it.kind == "I")
 
 
 def test_zbv_reaches_the_bound_where_dualpipe_does_not() -> None:
