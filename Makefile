@@ -20,7 +20,7 @@ test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 # Before a release. Every kernel of every shipped spec: compiled for four devices and read, and checked in Triton's
-# interpreter; on the Triton that is installed, then on 3.6.0, the other one that kernels are written for. Half an hour on
+# interpreter; on the Triton that is installed, then on 3.6.0, the other one that kernels are written for. 40 minutes on
 # two idle cores; it goes on behind a failure, and where it was stopped, for verdicts are kept in .triton/verdicts.
 # test_passes is left out: the sweep compiles the same, and more.
 OLDER := .triton/3.6.0

@@ -283,7 +283,7 @@ HOW = """## How a kernel is known to be right without a GPU
 - It is compiled for sm_90, sm_100, sm_80 and gfx942, and the machine code is read: no spills, the tensor cores'
   instructions that are meant and no others, tiles copied by the memory accelerator, streams past the cache, shared
   memory that a block has ([gate.py](../compiler/kernels/gate.py)). `make kernels`, before a release, does so for every
-  launch of every shipped spec on two versions of Triton, in half an hour on two cores; again, it compiles what changed.
+  launch of every shipped spec on two versions of Triton, in 40 minutes on two cores; again, it compiles what changed.
 - The runtime's part, what is made on which device and what is copied when, runs on a device that is pretended
   ([tests/gpu](../tests/gpu)), and gives the CPU's numbers to the bit; ranks that share a device talk through the host.
 

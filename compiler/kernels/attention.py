@@ -82,9 +82,10 @@ def _launches(S: int, width: int, value: int, dtype: str, ragged: bool) -> tuple
 
     On sm_100 dq takes 188488 and dk 189512 bytes; with two buffers for each sum 237648 and 238672 on 3.6.
     """
-    together = width + value <= 160
+    together = width + value < (160 if dtype == "float32" else 161)
     if dtype == "float32":  # products without tensor cores
-        rows = 32 if together else 16  # of wide heads 32 spill 120 bytes in the forward, on 3.6 for sm_100
+        # 32 of wide heads spill 120 bytes in the forward, on 3.6 for sm_100; of 160 columns 8, and 16 with dv by dk.
+        rows = 32 if together else 16
         forward, queries, by_keys, options = (rows, 16), (32, 16), (16, rows), (8, 1)
     elif ragged:  # rows are copied element by element
         forward, queries, by_keys, options = (64, 32), (64, 32), (32, 64), (8, 1)
