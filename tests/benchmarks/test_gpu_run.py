@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -138,6 +139,22 @@ tests.gpu.plugin.stand_in()
 from tests.kernels.shapes import describe
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_their_checks_need_pytest_alone() -> None:
+    code = f"""
+import sys
+sys.modules |= dict.fromkeys({["lark", "pydantic", "networkx", "hypothesis", "rich", "safetensors", "tokenizers"]})
+import pytest
+from benchmarks.gpu.parts import interpreted
+sys.exit(pytest.main(["-p", "tests.gpu.plugin", "-p", "no:cacheprovider", "--collect-only", *interpreted()]))
+"""
+    plain = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=plain, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert int(re.findall(r"^(\d+)(?:/\d+)? tests collected", done.stdout, re.MULTILINE)[0]) > 300
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept = recall(path)
     known = sum(key in kept for key in sweep.jobs)
     progress = Progress(len(sweep.jobs), known, len(sweep.verdicts))
-    complete(sweep, path, asked.jobs, progress.add)
+    try:
+        complete(sweep, path, asked.jobs, progress.add)
+    except KeyboardInterrupt:
+        print(f"\nstopped; what passed is kept in {path}, and the next run goes on from there", file=sys.stderr)
+        return 130
     if not (asked.spec or asked.op or asked.target):  # what no spec has any more is forgotten
         path.write_text(
             "".join(written(job.key, v) for job in sweep.jobs.values() if not (v := sweep.verdicts[job.key]).failures)
