@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -112,8 +113,22 @@ def routing(s: Sizes) -> Arguments:
 
 
 def router(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
-    """logits, bias: as DeepSeek-V3's, scores spread and biases small."""
-    return t(s.tokens, s.experts, dtype=FP32), t(s.experts, dtype=FP32, scale=0.01)
+    """logits, bias: as DeepSeek-V3's, scores spread and biases small; no choice hangs on how FP32 rounds."""
+    logits, bias = t(s.tokens, s.experts, dtype=FP32), t(s.experts, dtype=FP32, scale=0.01)
+    while t.device != "meta" and (close := _close(logits, bias, s)).any():
+        logits[close] = t(int(close.sum()), s.experts, dtype=FP32)
+    return logits, bias
+
+
+def _close(logits: Tensor, bias: Tensor, s: Sizes) -> Tensor:
+    """[tokens]: whether two scores, or two groups, that are to be told apart are within 10⁻⁵ of each other."""
+    score = logits.double().sigmoid() + bias
+    of_group = score.view(s.tokens, s.groups, -1).topk(2).values.sum(-1)
+    ordered = of_group.sort(descending=True).values
+    last = ordered[:, s.top_groups - 1 : s.top_groups]
+    outside = (of_group < last).repeat_interleave(s.experts // s.groups, 1)
+    best = score.masked_fill(outside, -1.0).topk(min(s.top_k + 1, s.experts)).values
+    return ((last - ordered[:, s.top_groups :]) < 1e-5).any(1) | (-best.diff() < 1e-5).any(1)
 
 
 def chosen(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,8 +191,12 @@ def logits(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
 
 def logits_gradient(s: Sizes, t: Make) -> Arguments:
     x, target = logits(s, t)
-    dloss = torch.full((), 1.0 / s.tokens, dtype=FP32, device=t.device)
-    return dloss, x, target, of("cross_entropy", x, target)[1]
+    return slope(s, t), x, target, of("cross_entropy", x, target)[1]
+
+
+def slope(s: Sizes, t: Make) -> Tensor:
+    """dloss, a power of two: what is nearly −dloss in every row is to round well in all, or in none."""
+    return torch.full((), 2.0 ** -round(math.log2(s.tokens)), dtype=FP32, device=t.device)
 
 
 def targets(s: Sizes, t: Make) -> Tensor:
@@ -194,7 +213,7 @@ def head(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor]:
 def head_gradient(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dloss, h, w, targets, lse."""
     h, w, target = head(s, t)
-    dloss = torch.full((), 1.0 / s.tokens, dtype=FP32, device=t.device)
+    dloss = slope(s, t)
     lse = t.wide(s.tokens) if t.device == "meta" else ops.OPS["linear_cross_entropy"](h, w, target)[1]
     return dloss, h, w, target, lse
 

@@ -2,7 +2,8 @@
 
 The error is ‖found − exact‖ / ‖exact‖ of each result, as a share of what its dtype allows:
 
-- BF16: rounding normal numbers gives 0.00166; 0.002 times √(1 + the roundings on the way to it), which are independent;
+- BF16: rounding normal numbers gives 0.00166; 0.002 times √(1 + the roundings on the way to it), which are independent,
+  times √(1 + 3/√n) where the squares of n numbers are most of the sum: few numbers may all round far;
 - FP32: sums of thousands of terms give 10⁻⁶, so 10⁻⁵, and what roundings to BF16 on the way add;
 - integers: equal, but for one choice in a thousand whose scores are closer than FP32 tells apart;
 - E4M3: the op in its own dtype, for FP64 would round other numbers. A sum that is off by a unit of FP32 changes the
@@ -117,7 +118,8 @@ def error(case: Case, dtype: torch.dtype, found: Sequence[Tensor], expected: Seq
         else:
             a, b = a.double(), b.double()
             distance, size = float((a - b).norm()), float(b.norm())
-            share = 0.0 if distance == 0 else distance / max(size, 1e-300) / allowed(kind, roundings)
+            few = (1 + 3 * float((b * b).norm()) / max(size, 1e-150) ** 2) ** 0.5
+            share = 0.0 if distance == 0 else distance / max(size, 1e-300) / (allowed(kind, roundings) * few)
         worst = max(worst, share if share == share else float("inf"))
     return worst
 
