@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from compiler.cli import COMMANDS, main
-from dsl.load import check
+from compiler.emit.summary import fullest
+from compiler.pipeline import lower_spec
+from dsl.load import check, load
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -55,6 +57,13 @@ def test_commands_print_what_is_shown(
         printed = iter(capsys.readouterr().out.splitlines())
         for line in (each.removeprefix(indent) for each in block.splitlines()):
             assert line.strip() in ("…", "```") or any(line == other.rstrip() for other in printed), (command, line)
+
+
+def test_what_deepseek_v3_holds_in_bf16() -> None:
+    spec = load(ROOT / "specs" / "deepseek-v3.dsc", "pretrain", ["precision=bf16"])
+    _, memory = fullest(spec, lower_spec(spec))
+    held, has = (round(size / 2**30) for size in (memory.total, spec.cluster.node.device.memory))
+    assert f"the fullest device holds {held} GiB where an H800 has {has}." in README
 
 
 def test_every_command_is_named() -> None:

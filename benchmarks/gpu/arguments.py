@@ -195,7 +195,7 @@ def logits_gradient(s: Sizes, t: Make) -> Arguments:
 
 
 def slope(s: Sizes, t: Make) -> Tensor:
-    """dloss, a power of two: what is nearly −dloss in every row is to round well in all, or in none."""
+    """dloss, a power of two: the gradient is nearly −dloss in every row, and another number might round far in all."""
     return torch.full((), 2.0 ** -round(math.log2(s.tokens)), dtype=FP32, device=t.device)
 
 

@@ -279,7 +279,8 @@ HOW = """## How a kernel is known to be right without a GPU
 
 - Its text runs in Triton's interpreter against its op in FP64 on the same numbers, within bounds that follow from the
   number of roundings ([tests/kernels](../tests/kernels)). BF16 and E4M3 round there as hardware does, and two programs
-  that touch one address, a read outside the tensors, or a second run with other bits fail the test.
+  that touch one address, a read outside the tensors, or a second run with other bits fail the test. What a load leaves
+  open outside of its mask is NaN.
 - It is compiled for sm_90, sm_100, sm_80 and gfx942, and the machine code is read: no spills, the tensor cores'
   instructions that are meant and no others, tiles copied by the memory accelerator, streams past the cache, shared
   memory that a block has ([gate.py](../compiler/kernels/gate.py)). `make kernels`, before a release, does so for every

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from typing import IO, Any
 
@@ -54,49 +55,59 @@ def run(
     until: float,
     answered: Callable[[Task, Answer], None],
 ) -> None:
-    """Every task answered once, in any order, by `workers` processes of `command`, until the clock (monotonic)."""
+    """Every task answered once, in any order, by `workers` processes of `command`, until the clock (monotonic). What
+    `answered` raises ends it, as an interrupt does."""
     left: queue.SimpleQueue[Task] = queue.SimpleQueue()
     for task in tasks:
         left.put(task)
     lock, stopped = threading.Lock(), threading.Event()
     running: set[_Process] = set()
 
+    def start() -> _Process | None:
+        with lock:
+            if stopped.is_set():
+                return None
+            running.add(process := _Process(command))
+            return process
+
+    def end(process: _Process) -> None:
+        with lock:
+            running.discard(process)
+        process.end()
+
     def work() -> None:
         process: _Process | None = None
-        while not stopped.is_set():
-            try:
-                task = left.get_nowait()
-            except queue.Empty:
-                break
-            limit = min(each_s, until - time.monotonic())
-            if limit <= 0:
-                answer: Answer = {"left_out": "no time was left"}
-            else:
-                if process is None:
-                    running.add(process := _Process(command))
-                answer = process.ask(task, limit)
-                if process.ended:
-                    running.discard(process)
-                    process.end()
-                    process = None
-            with lock:
-                if not stopped.is_set():
-                    answered(task, answer)
-        if process:
-            running.discard(process)
-            process.end()
+        try:
+            while not stopped.is_set():
+                try:
+                    task = left.get_nowait()
+                except queue.Empty:
+                    break
+                limit = min(each_s, until - time.monotonic())
+                if limit <= 0:
+                    answer: Answer = {"left_out": "no time was left"}
+                elif process := process or start():
+                    answer = process.ask(task, limit)
+                    if process.ended:
+                        end(process)
+                        process = None
+                with lock:
+                    if not stopped.is_set():
+                        answered(task, answer)
+        finally:
+            if process:
+                end(process)
 
-    threads = [threading.Thread(target=work) for _ in range(min(workers, len(tasks)))]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    except BaseException:
-        stopped.set()
-        for process in tuple(running):
-            process.process.kill()
-        raise
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        try:
+            for each in as_completed([pool.submit(work) for _ in range(min(workers, len(tasks)))]):
+                each.result()
+        except BaseException:  # an interrupt, or what `answered` raised
+            with lock:
+                stopped.set()
+                for process in running:
+                    process.process.kill()
+            raise
 
 
 class _Process:

@@ -82,9 +82,10 @@ def _launches(S: int, width: int, value: int, dtype: str, ragged: bool) -> tuple
 
     On sm_100 dq takes 188488 and dk 189512 bytes; with two buffers for each sum 237648 and 238672 on 3.6.
     """
-    together = width + value < (160 if dtype == "float32" else 161)
+    together = width + value <= (144 if dtype == "float32" else 160)
     if dtype == "float32":  # products without tensor cores
-        # 32 of wide heads spill 120 bytes in the forward, on 3.6 for sm_100; of 160 columns 8, and 16 with dv by dk.
+        # On 3.6, 32 rows of wide heads spill 120 bytes in the forward for sm_100; of 160 columns 8 there, and for
+        # sm_90 16 in dk and dv together.
         rows = 32 if together else 16
         forward, queries, by_keys, options = (rows, 16), (32, 16), (16, rows), (8, 1)
     elif ragged:  # rows are copied element by element

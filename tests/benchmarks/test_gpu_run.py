@@ -76,6 +76,16 @@ run({WORKER!r}, [{{"do": "it"}}] * 2 + [{{"do": "hang"}}] * 8, 2, 60, float("inf
     assert process.returncode and time.monotonic() - begun < 50
 
 
+def test_what_is_wrong_with_an_answer_ends_the_run() -> None:
+    def full(task: Any, answer: Any) -> None:
+        raise OSError("a full disk")
+
+    begun = time.monotonic()
+    with pytest.raises(OSError, match="a full disk"):
+        run(WORKER, [{"do": "it"}, *[{"do": "hang"}] * 4], 2, 60, float("inf"), full)
+    assert time.monotonic() - begun < 50  # none waited for what hangs
+
+
 def test_without_time_nothing_is_begun() -> None:
     assert answers([{"n": n, "do": "it"} for n in range(3)], 2, total_s=-1) == [{"left_out": "no time was left"}] * 3
 

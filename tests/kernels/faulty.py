@@ -45,6 +45,28 @@ def outside() -> None:
 
 
 @triton.jit
+def _masked(source: Any, target: Any, KNOWN: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """A block whose second half is not read, but stored."""
+    i = tl.arange(0, BLOCK)
+    if KNOWN:
+        tl.store(target + i, tl.load(source + i, mask=i < BLOCK // 2, other=0))
+    else:
+        tl.store(target + i, tl.load(source + i, mask=i < BLOCK // 2))
+
+
+def masked() -> None:
+    """What a load leaves open where its mask is off is no 0, of any dtype; what it says is as it says."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.int16, torch.uint8):
+        source, target = torch.ones(16).to(dtype), torch.ones(16).to(dtype)
+        _masked[(1,)](source, target, False, 16)
+        first, second = target.double().chunk(2)
+        assert (first == 1).all() and (second.isnan() if dtype.is_floating_point else second > 100).all()
+    source, target = torch.ones(16), torch.ones(16)
+    _masked[(1,)](source, target, True, 16)
+    assert target.tolist() == [1.0] * 8 + [0.0] * 8
+
+
+@triton.jit
 def _count(total: Any, seen: Any, ADDEND: tl.constexpr) -> None:
     """Every program adds to one address, and reads another."""
     tl.atomic_add(total, ADDEND)

@@ -55,7 +55,7 @@ class Job:
     target: str
 
 
-JOB = TypeAdapter(Job)
+JOB, VERDICT = TypeAdapter(Job), TypeAdapter(Verdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,6 @@ def _of_the_gate() -> str:
 
 
 # ---------------------------------------------------------------- what is kept
-
-VERDICT = TypeAdapter(Verdict)
 
 
 def recall(path: Path) -> dict[str, Verdict]:

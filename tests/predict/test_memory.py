@@ -14,6 +14,8 @@ from compiler.predict.memory import MAX_POINTS, rank_memories, thinned, worst_ro
 from compiler.predict.values import RankMemory
 from compiler.proof import prove
 from compiler.rates import rates_of
+from compiler.schedules import stand_in
+from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
 from compiler.shapes import cut
 from dsl import ramp
@@ -105,14 +107,15 @@ def test_the_first_batches_of_a_ramp_fit_where_the_largest_does() -> None:
     plan = make_plan(spec)
     cuts = {use.site: cut(use.segment) for use in uses(plan)}
 
-    def peaks(micro_batches: int) -> list[int]:
-        schedule = schedule_for(spec, plan, micro_batches)
+    def peaks(schedule: Schedule) -> list[int]:
         return [memory.peak_bytes for memory in rank_memories(spec, plan, cuts, schedule)]
 
     counts = ramp.micro_batches(spec)
-    first, largest = [peaks(count) for count in counts if count < 32], peaks(counts[-1])
-    assert len(first) > 2
-    assert all(few <= most for found in first for few, most in zip(found, largest, strict=True))
+    first, largest = ([peaks(schedule_for(spec, plan, n)) for n in each] for each in ((24, 26, 28, 30), counts[-1:]))
+    assert counts[:4] == (24, 26, 28, 30)
+    assert all(few <= most for found in first for few, most in zip(found, *largest, strict=True))
+    put_off = peaks(stand_in(plan.placement, plan.mesh.pp, 30, prompt=False))
+    assert round(max(put_off) / max(first[-1]), 1) == 1.7
 
 
 def test_over_time() -> None:
