@@ -20,7 +20,10 @@ _FINISHED = 1  # byte 0 says which of the two entries holds, byte 1 that the ran
 _FAILURE = _ENTRIES + 2 * _ENTRY.size
 _FAILED = struct.Struct("@q?H")  # CLOCK_MONOTONIC in ns (0: none), lost a peer, bytes of text after it
 _TEXT = _FAILURE + _FAILED.size
-_TEXT_BYTES = _PAGE - _TEXT
+_NOTICES = _PAGE - 1024
+_TEXT_BYTES = _NOTICES - _TEXT
+_COUNT = struct.Struct("@qH")  # messages so far, bytes of text after it: the last of them, a line each
+_NOTICES_BYTES = _PAGE - _NOTICES - _COUNT.size
 _SUMMARY_BYTES = 1000
 
 _STOP = struct.Struct("@ii")  # page `world`: signal (0: none), rank that received it (-1: the supervisor)
@@ -99,6 +102,18 @@ class Board:
         self._memory[start : start + len(data)] = data
         _FAILED.pack_into(self._memory, self._base + _FAILURE, time.monotonic_ns(), lost_peer, len(data))
 
+    def say(self, text: str) -> None:
+        """Leave a message for the user, in one line; the supervisor shows it."""
+        place = self._base + _NOTICES
+        count, size = _COUNT.unpack_from(self._memory, place)
+        start = place + _COUNT.size
+        line = text.replace("\n", " ").encode(errors="replace")[: _NOTICES_BYTES - 2] + b"\n"
+        data = bytes(self._memory[start : start + size]) + line
+        if len(data) > _NOTICES_BYTES:
+            data = data[-_NOTICES_BYTES:].partition(b"\n")[2]
+        self._memory[start : start + len(data)] = data
+        _COUNT.pack_into(self._memory, place, count + 1, len(data))
+
     def should_stop(self, step: int) -> bool:
         """Whether to end after `step`. Every rank asks once at the end of every step.
 
@@ -133,6 +148,16 @@ class Board:
 
     def finished(self, rank: int) -> bool:
         return self._memory[rank * _PAGE + _FINISHED] == 1
+
+    def said(self, rank: int, seen: int = 0) -> tuple[int, tuple[str, ...]]:
+        """The number of messages of a rank, and those after the first `seen`; the last 1,000 bytes are kept."""
+        place = rank * _PAGE + _NOTICES
+        count, size = _COUNT.unpack_from(self._memory, place)
+        start = place + _COUNT.size
+        lines = self._memory[start : start + size].decode(errors="replace").split("\n")[:-1]
+        if _COUNT.unpack_from(self._memory, place)[0] != count:  # it is just saying something
+            return seen, ()
+        return count, tuple(lines[max(0, len(lines) - (count - seen)) :]) if count > seen else ()
 
     def failure(self, rank: int) -> Failure | None:
         """The exception a rank left, or None."""

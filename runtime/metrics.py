@@ -1,107 +1,36 @@
-"""metrics.jsonl: one JSON object a step, appended as the run goes, whole lines only.
+"""metrics.jsonl: one row a step, by rank 0, as soon as the step is done.
 
-JSON has no NaN: such a value is null, and the row says which and what, `"not_finite": {"loss": "nan"}`. A disk that
-cannot be written is reported once, and training goes on.
+    {"step": 3, "time": "2026-01-31T12:00:00.123Z", "loss": 4.21, "grad_norm": 0.8, …}
+
+`time` is when the row was written: ISO 8601, UTC. How rows are written, kept and moved aside: runtime/lines.py.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-NOT_FINITE = "not_finite"
+from runtime.lines import Lines, open_regular, to_stderr, utc_now
+
+FILE = "metrics.jsonl"
 
 
-class Metrics:
-    """The writer. `resume_step`: rows of later steps (of the life before the resume) and a torn line are cut off."""
+class Metrics(Lines):
+    """The writer. `resume_step`: rows of later steps, of the training before the resume, go to metrics.1.jsonl."""
 
-    def __init__(self, path: Path, resume_step: int = 0) -> None:
-        self._path = path
-        self._file = -1
-        self._reported = False
-        try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-            os.ftruncate(self._file, _end_of(path, resume_step))
-        except OSError as error:
-            self._report(error)
+    def __init__(self, run: Path, resume_step: int = 0, say: Callable[[str], None] = to_stderr) -> None:
+        super().__init__(run / FILE, resume_step, say)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row: `step` and whatever else, JSON but for floats that are not finite."""
-        if self._file < 0:
-            return
-        line = (render_row(row) + "\n").encode()
-        start = 0
-        try:
-            start = os.fstat(self._file).st_size
-            while line:
-                line = line[os.write(self._file, line) :]
-        except OSError as error:
-            self._report(error)
-            with suppress(OSError):
-                os.ftruncate(self._file, start)  # no half row before the next one
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def _report(self, error: OSError) -> None:
-        if not self._reported:
-            self._reported = True
-            print(f"{self._path} cannot be written, training goes on without it: {error.strerror}", file=sys.stderr)
+        super().write({"step": row["step"], "time": utc_now(), **row})
 
 
-def render_row(row: Mapping[str, Any]) -> str:
-    """One line of JSON."""
-    not_finite: dict[str, str] = {}
-    fields = {name: _finite(value, name, not_finite) for name, value in row.items()}
-    return json.dumps(fields | ({NOT_FINITE: not_finite} if not_finite else {}), allow_nan=False)
-
-
-def read_rows(path: Path, start: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """Rows from byte `start` on, and where the next one will begin. Lines that are no row are passed over."""
+def check_metrics(run: Path) -> None:
+    """Raise the OSError with which the metrics of a run folder cannot be read or written; none where there is none."""
     try:
-        with path.open("rb") as file:
-            file.seek(start)
-            data = file.read()
+        os.close(open_regular(run / FILE, os.O_RDWR | os.O_APPEND))
     except FileNotFoundError:
-        return [], start
-    whole = data[: data.rfind(b"\n") + 1]
-    return [row for line in whole.splitlines() if (row := _row(line)) is not None], start + len(whole)
-
-
-def _finite(value: Any, name: str, not_finite: dict[str, str]) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        not_finite[name] = str(value)
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(each, f"{name}.{key}", not_finite) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each, f"{name}.{index}", not_finite) for index, each in enumerate(value)]
-    return value
-
-
-def _end_of(path: Path, step: int) -> int:
-    """Bytes of a metrics file up to the last row of at most `step` in an unbroken sequence of rows."""
-    end = 0
-    with path.open("rb") as file:
-        for line in file:
-            row = _row(line)
-            if row is None or row["step"] > step or not line.endswith(b"\n"):
-                break
-            end += len(line)
-    return end
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) and type(row.get("step")) is int else None
+        return

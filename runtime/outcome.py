@@ -76,6 +76,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
+def shortened(text: str, most: int = 120) -> str:
+    """`text` made printable, its middle left out where it is longer than `most` characters."""
+    text = printable(text)
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2) :]}"
+
+
 def death_text(signal: int, *, out_of_memory: bool) -> str:
     """What a signal that killed a rank means. `out_of_memory`: the kernel counted such a kill during the launch."""
     name = signals.Signals(signal).name if signal in set(signals.Signals) else f"signal {signal}"

@@ -23,7 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from runtime.heartbeat import Board
-from runtime.metrics import NOT_FINITE, read_rows
+from runtime.lines import NOT_FINITE, read_rows, to_stderr
+from runtime.metrics import FILE
 from runtime.outcome import printable
 
 PLAIN_EVERY_S = 5.0
@@ -32,7 +33,7 @@ BAR_COLUMNS = 24
 
 
 class Progress:
-    """Shows the rows of `path` up to step `total`; `unigram_nats` beside the validation loss, where known.
+    """Shows the metrics of the folder `run` up to step `total`; `unigram_nats` beside the validation loss, if known.
 
     A terminal gets one live line; anything else gets the first row, the last, and one every 5 s. `poll` is an `on_poll`
     of `launch`. An output that cannot be written is given up silently: the run matters more.
@@ -40,24 +41,25 @@ class Progress:
 
     def __init__(
         self,
-        path: Path,
+        run: Path,
         total: int,
         unigram_nats: float | None = None,
         *,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path, self._total, self._unigram_nats = path, total, unigram_nats
+        self._path, self._total, self._unigram_nats = run / FILE, total, unigram_nats
         self._console = Console(file=stream or sys.stdout or io.StringIO(), highlight=False)
         self._clock = clock
-        old, _ = read_rows(path)
+        old, _ = read_rows(self._path)
         self._old_step = max((row["step"] for row in old), default=0)  # of a life before a resume
         self._first_step = 0
         self._offset = 0
         self._row: Mapping[str, Any] = {}
         self._shown_step = 0
         self._shown_s = -math.inf
-        self._validation_loss: float | None = None
+        self._validation: tuple[int, float] | None = None  # step and loss of the last
+        self._said: dict[int, int] = {}  # messages of each rank that have been shown
         self._began: tuple[int, float] | None = None  # step and time of the first row
         self._live: Live | None = None
         self._broken = False
@@ -72,6 +74,7 @@ class Progress:
         if beat.step:
             self._first_step = self._first_step or beat.step
             self._read()
+        self._show_messages(board)
         if self._broken:
             return
         try:
@@ -109,7 +112,23 @@ class Progress:
             self._row = row
             self._began = self._began or (row["step"], self._clock())
             if isinstance(row.get("validation_loss"), float):
-                self._validation_loss = row["validation_loss"]
+                self._validation = row["step"], row["validation_loss"]
+
+    @property
+    def step(self) -> int:
+        """The step of the last row that was read; 0 before there is one."""
+        return int(self._row.get("step", 0))
+
+    def _show_messages(self, board: Board) -> None:
+        """Print what ranks have to say. A rank that shows its own progress has said it on its standard error."""
+        for rank in range(board.world) if board.rank < 0 else ():
+            self._said[rank], texts = board.said(rank, self._said.get(rank, 0))
+            for text in map(printable, texts):
+                if self._live is None or self._broken:
+                    to_stderr(text)
+                    continue
+                with suppress(OSError, ValueError):  # `_show` meets the same, and gives up
+                    self._console.print(Text(text))  # above the live line
 
     def _show(self, action: str) -> None:
         now = self._clock()
@@ -140,12 +159,14 @@ class Progress:
         return line
 
     def _text(self) -> str:
-        """`step 12/90  loss 5.1234  validation 5.2000 (unigram 6.8)  9,345 tokens/s  expert load 1.3x  0:01:23 left`"""
+        """`step 12/90  loss 5.1  validation 5.2 at step 10 (unigram 6.8)  9,345 tokens/s  0:01:23 left`"""
         row = self._row
         parts = [f"step {row['step']}/{self._total}", f"loss {_number(row, 'loss', '.4f')}"]
-        if self._validation_loss is not None:
+        if self._validation is not None:
+            step, loss = self._validation
+            of_step = f" at step {step}" if step != row["step"] else ""
             baseline = f" (unigram {self._unigram_nats:.4f})" if self._unigram_nats is not None else ""
-            parts.append(f"validation {self._validation_loss:.4f}{baseline}")
+            parts.append(f"validation {loss:.4f}{of_step}{baseline}")
         if "tokens_per_s" in row:
             parts.append(f"{_number(row, 'tokens_per_s', ',.0f')} tokens/s")
         if "imbalance" in row:

@@ -1,8 +1,9 @@
 """Going on from a checkpoint: which one, whether this build may, and what is no longer as it was.
 
-A checkpoint holds logical tensors, so any plan of a model loads it. Under the same build, data, torch and library of
-ops the run goes on bit for bit as if it had never ended; where one of them differs it goes on from equal values, and
-that is said. Another model, or other tokens, are refused: the numbers would load and mean something else.
+A checkpoint holds logical tensors, so any plan of a model loads it. Under the same build, data, torch, library of
+ops, device and transport the run goes on bit for bit as if it had never ended; where one of them differs it goes on
+from equal values, and that is said. Another model, or other tokens, are refused: the numbers would load and mean
+something else.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from runtime.snapshot import MOMENTS
 SECTIONS = ("model", "train", "mesh", "placement", "zero", "precision")  # of plan.json
 # Of a model, what says how it is trained and not what it computes.
 _RECIPE = re.compile(r"model\.(name|init_std|mtp\.weight.*|layers\.\d+\.ffn\.balance.*)")
+ENVIRONMENT = ("torch", "ops", "device", "transport")  # what computes, and what carries messages
 MAX_SHOWN = 6
 
 
@@ -57,10 +59,13 @@ def _placed(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {"experts": digests} if digests else {}
 
 
-def find(folder: Path, build: Build, corpus: Path) -> Resumption:
-    """The newest good checkpoint of `folder`. CheckpointError if there is none, or if this build may not go on."""
+def find(folder: Path, build: Build, corpus: Path, machine: Mapping[str, str] | None = None) -> Resumption:
+    """The newest good checkpoint of `folder`. CheckpointError if there is none, or if this build may not go on.
+
+    `machine`: the `device` and `transport` that ranks will compute on and talk by.
+    """
     checkpoint = load(folder)
-    was, now = checkpoint.meta, json.loads(json.dumps(origin(build, corpus)))
+    was, now = checkpoint.meta, json.loads(json.dumps(origin(build, corpus))) | dict(machine or {})
     changed = list(_changes(dict(_flat(was.get("plan"))), dict(_flat(now["plan"]))))
     if other := [text for path, text in changed if path.startswith("model.") and not _RECIPE.fullmatch(path)]:
         raise CheckpointError(f"{checkpoint.path} is of another model: {_listed(other)}")
@@ -73,12 +78,22 @@ def find(folder: Path, build: Build, corpus: Path) -> Resumption:
     notes.append(f"going on from {checkpoint.path}")
     differs = [text for _, text in changed]
     differs += ["other text"] if was.get("data") != now["data"] else []
-    differs += [f"{name} {was.get(name)} → {now[name]}" for name in ("torch", "ops") if was.get(name) != now[name]]
+    differs += [difference(was, now, name) for name in ENVIRONMENT if name in now and was.get(name) != now[name]]
     if was.get("build") != now["build"]:
         differs = differs or ["the build"]
     if differs:
-        notes.append(f"not bit for bit as without the break, for this differs: {_listed(differs)}")
+        notes.append(not_bit_for_bit(differs))
     return Resumption(checkpoint, tuple(notes))
+
+
+def difference(was: Mapping[str, Any], now: Mapping[str, Any], name: str) -> str:
+    """What a note says of a value that differs from that of the checkpoint."""
+    return f"{name} {was.get(name, 'that was not recorded')} → {now[name]}"
+
+
+def not_bit_for_bit(differs: list[str]) -> str:
+    """The note on a resume that goes on from equal values, yet not to equal bits."""
+    return f"not bit for bit as without the break, for this differs: {_listed(differs)}"
 
 
 def expected_shapes(plan: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -21,13 +21,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from runtime.options import add_options
+from runtime.outcome import shortened
 from runtime.room import lack
 
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
@@ -78,6 +79,7 @@ def _run(args: argparse.Namespace) -> int:
     options = Options(run, data, args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile)
     if options.profile is not None and options.steps is not None:
         raise UsageError("--profile N ends after the steps that it profiles: leave --steps out")
+    _check_place(run)
     if not options.resume and (run / "checkpoints").exists():
         raise UsageError(f"{run} holds an earlier run: go on with --resume, or name another folder with --out")
     if options.resume and not (run / "checkpoints").exists():
@@ -87,6 +89,21 @@ def _run(args: argparse.Namespace) -> int:
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return _join(opened, options)
     return _supervise(opened, options)
+
+
+def _check_place(run: Path) -> None:
+    """Raise UsageError for a run folder that cannot be one, or whose metrics can be neither read nor written."""
+    from runtime.metrics import FILE, check_metrics
+
+    try:
+        run.lstat()
+        check_metrics(run)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        place = run / FILE if run.is_dir() else run
+        hint = "move it away, or name another folder with --out"
+        raise UsageError(f"{shortened(str(place))} cannot be used: {error.strerror}: {hint}") from None
 
 
 def _open(folder: Path) -> Build:
@@ -166,6 +183,7 @@ def _import_torch() -> None:
 
 def _train(build: Build, options: Options, corpus: Path) -> int:
     from runtime.device import BACKENDS
+    from runtime.events import Events
     from runtime.launch import RunFolderBusyError, launch
 
     loop = _loop(build, options, corpus, _say)
@@ -173,6 +191,7 @@ def _train(build: Build, options: Options, corpus: Path) -> int:
         _say(f"nothing to do: step {loop.resume.step} of {loop.total} is reached; name more with --steps")
         return 0
     view = loop.progress()
+    events = Events(options.run)
     try:
         outcome = launch(
             loop.rank,
@@ -186,6 +205,8 @@ def _train(build: Build, options: Options, corpus: Path) -> int:
         raise UsageError(error) from None
     finally:
         view.close()
+    events.write("end", outcome=outcome.kind, exit_code=outcome.exit_code, step=view.step, reason=outcome.how)
+    events.close()
     if outcome.kind == "stopped":
         print(f"{outcome}; go on with --resume", file=sys.stderr)
     elif not outcome.ok:
@@ -204,24 +225,26 @@ def _loop(build: Build, options: Options, corpus: Path, say: Callable[[str], Non
         raise UsageError(error) from None
     if device == "cpu" and (reason := missing()):
         say(f"ops run on torch, which takes about twice as long: {reason}")
-    resume = _checkpoint(build, options, corpus, say)
-    return Loop(build, options.run, corpus, options.steps, resume, device, options.transport, options.profile)
+    loop = Loop(build, options.run, corpus, options.steps, None, device, options.transport, options.profile)
+    return replace(loop, resume=_checkpoint(loop, options, say))
 
 
 def _world(build: Build) -> int:
     return build.plan["mesh"]["pp"] * build.plan["mesh"]["dp"]
 
 
-def _checkpoint(build: Build, options: Options, corpus: Path, say: Callable[[str], None]) -> Checkpoint | None:
+def _checkpoint(loop: Loop, options: Options, say: Callable[[str], None]) -> Checkpoint | None:
     """What to go on from, verified, having said what there is to know about it."""
     if not options.resume:
         return None
     from runtime.checkpoint_manifest import CheckpointError
+    from runtime.events import Events
     from runtime.resume import find
 
     try:
-        found = find(options.run / "checkpoints", build, corpus)
+        found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.machine)
     except CheckpointError as error:
+        Events(options.run).write("refused", reason=str(error))
         raise UsageError(error) from None
     for note in found.notes:
         say(note)
@@ -294,6 +317,7 @@ def _join(build: Build, options: Options) -> int:
     """One rank under torchrun. The first to ask prepares the data, the others wait for it."""
     from runtime.data.errors import DataError
     from runtime.device import BACKENDS
+    from runtime.events import Events
     from runtime.launch import attach
     from runtime.prepare import prepare_here
 
@@ -308,6 +332,8 @@ def _join(build: Build, options: Options) -> int:
     loop = _loop(build, options, corpus, say)
     view = loop.progress() if rank == 0 else None
     assert attach(partial(loop.rank, view=view), backend=BACKENDS[loop.device])
+    if view is not None:
+        Events(options.run).write("end", outcome="finished", exit_code=0, step=view.step, reason="")
     return 0
 
 

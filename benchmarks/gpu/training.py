@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from runtime.metrics import read_rows
+from runtime.lines import read_rows
 
 ROOT = Path(__file__).parents[2]
 BUILDS = ROOT / "build" / "gpu"

@@ -35,6 +35,21 @@ def connect(
     return StagedLinks(links) if staged else links
 
 
+def transport_in_use(links: Links) -> str:
+    """What carries the messages of a rank: "memory", "gloo" or "nccl"; "none" where there is one rank."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return "none"
+    inner = links.host if isinstance(links, StagedLinks) else links
+    return "memory" if isinstance(inner, HostLinks) else dist.get_backend()
+
+
+def expected_transport(asked: Transport, backend: str, world: int) -> str:
+    """What `transport_in_use` will be, as far as that is known before ranks have tried to share memory."""
+    if world == 1:
+        return "none"
+    return backend if backend != "gloo" or asked == "gloo" or not can_share() else "memory"
+
+
 def _host_links(rank: int, wanted: Wanted, timeout_s: float, checked: bool, transport: Transport) -> Links:
     if transport != "gloo":
         found = _memories(rank, wanted)

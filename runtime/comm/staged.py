@@ -20,14 +20,14 @@ class StagedLinks:
     """The channels `host`, for tensors of a device."""
 
     def __init__(self, host: Links) -> None:
-        self._host = host
+        self.host = host
         self.sums: Sums = StagedSums(host)
 
     def edge(self, source: int, destination: int) -> StagedEdge:
-        return StagedEdge(self._host.edge(source, destination))
+        return StagedEdge(self.host.edge(source, destination))
 
     def swap(self, members: tuple[int, ...]) -> Swap | None:
-        swap = self._host.swap(members)
+        swap = self.host.swap(members)
         return None if swap is None else StagedSwap(swap)
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:

@@ -1,17 +1,19 @@
-"""metrics.jsonl: what is written, what a resume keeps, and disks that refuse."""
+"""metrics.jsonl: what is written, what a resume moves aside, and disks that refuse."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from runtime import metrics
-from runtime.metrics import Metrics, read_rows
+from runtime import lines
+from runtime.lines import Lines, read_rows, utc_now
+from runtime.metrics import Metrics, check_metrics
 
 
 @pytest.fixture
@@ -19,33 +21,42 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "metrics.jsonl"
 
 
-def write_steps(path: Path, steps: range, resume_step: int = 0) -> None:
-    writer = Metrics(path, resume_step)
+def write_steps(path: Path, steps: range, resume_step: int = 0) -> list[str]:
+    """What the user is told."""
+    said: list[str] = []
+    writer = Lines(path, resume_step, said.append)
     for step in steps:
         writer.write({"step": step, "loss": 1 / step})
     writer.close()
+    return said
 
 
 def steps(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
-def test_one_object_a_step_there_as_soon_as_written(path: Path) -> None:
-    writer = Metrics(path)
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_one_object_a_step_there_as_soon_as_written(tmp_path: Path, path: Path) -> None:
+    writer = Metrics(tmp_path)
+    before = utc_now()
     for step in (1, 2):
         writer.write({"step": step, "loss": 0.5, "load": [[1, 2]], "rates": {"lr": 1e-3}})
         assert len(path.read_text().splitlines()) == step
-    assert json.loads(path.read_text().splitlines()[1]) == {
-        "step": 2,
-        "loss": 0.5,
-        "load": [[1, 2]],
-        "rates": {"lr": 1e-3},
-    }
+    row = json.loads(path.read_text().splitlines()[1])
+    assert before <= row.pop("time") <= utc_now()
+    assert row == {"step": 2, "loss": 0.5, "load": [[1, 2]], "rates": {"lr": 1e-3}}
     writer.close()
 
 
+def test_times_are_utc_in_iso_8601() -> None:
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d\d\dZ", utc_now())
+
+
 def test_what_is_not_finite_is_null_and_said(path: Path) -> None:
-    writer = Metrics(path)
+    writer = Lines(path, 0)
     writer.write({"step": 1, "loss": math.nan, "norms": {"head": [1.0, -math.inf]}})
     writer.close()
     line = path.read_text()
@@ -58,39 +69,107 @@ def test_what_is_not_finite_is_null_and_said(path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("resume_step", [0, 1, 7, 10, 12])
-def test_a_resume_cuts_what_came_after_it(path: Path, resume_step: int) -> None:
+# ---------------------------------------------------------------- resuming
+
+
+@pytest.mark.parametrize("resume_step", [0, 1, 7, 9])
+def test_a_resume_moves_what_came_after_it(path: Path, resume_step: int) -> None:
     write_steps(path, range(1, 11))
-    write_steps(path, range(resume_step + 1, 15), resume_step)
-    assert steps(path) == [*range(1, min(resume_step, 10) + 1), *range(resume_step + 1, 15)]
+    (note,) = write_steps(path, range(resume_step + 1, 15), resume_step)
+    assert steps(path) == [*range(1, 15)]
+    assert steps(path.with_name("metrics.1.jsonl")) == [*range(resume_step + 1, 11)]
+    span = "step 10" if resume_step == 9 else f"steps {resume_step + 1} to 10"
+    assert note == f"{path}: rows of {span}, later than step {resume_step}, are now in metrics.1.jsonl"
+    assert write_steps(path, range(13, 14), resume_step=12)
+    assert steps(path.with_name("metrics.2.jsonl")) == [13, 14]
+    assert files(path.parent) == ["metrics.1.jsonl", "metrics.2.jsonl", "metrics.jsonl"]
 
 
-@pytest.mark.parametrize(
-    "torn", [b'{"step": 6, "lo', b'{"step": 6}', b"\xff\xfe\n", b"[6]\n", b'{"step": "6"}\n', b"\n"]
-)
-def test_a_resume_cuts_a_torn_row(path: Path, torn: bytes) -> None:
+@pytest.mark.parametrize("resume_step", [10, 12])
+def test_a_resume_after_the_last_row_moves_nothing(path: Path, resume_step: int) -> None:
+    write_steps(path, range(1, 11))
+    before = path.stat().st_ino
+    assert write_steps(path, range(resume_step + 1, 15), resume_step) == []
+    assert steps(path) == [*range(1, 11), *range(resume_step + 1, 15)]
+    assert files(path.parent) == ["metrics.jsonl"] and path.stat().st_ino == before
+
+
+DAMAGE = [
+    b'{"step": 6, "lo\n',
+    b"\xff\xfe\n",
+    b"[6]\n",
+    b'{"step": "6"}\n',
+    b"\n",
+    b"[" * 10_000 + b"\n",
+    b"0" * (3 << 20),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=range(len(DAMAGE)))
+@pytest.mark.parametrize("place", [0, 5, 40])
+def test_a_damaged_row_is_set_aside_and_no_other_is_lost(path: Path, damage: bytes, place: int) -> None:
+    write_steps(path, range(1, 41))
+    whole = path.read_bytes().splitlines(keepends=True)
+    end = b"" if damage.endswith(b"\n") else b"\n"
+    path.write_bytes(b"".join([*whole[:place], damage + end, *whole[place:]]))
+    (note,) = write_steps(path, range(41, 43), resume_step=40)
+    assert path.read_bytes().splitlines(keepends=True)[:40] == whole
+    assert steps(path) == [*range(1, 43)]
+    assert "damaged" in note and note.endswith("now in metrics.damaged.jsonl")
+    assert path.with_name("metrics.damaged.jsonl").read_bytes().replace(b"\n", b"") == damage.replace(b"\n", b"")
+    assert files(path.parent) == ["metrics.damaged.jsonl", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize("end", [b'{"step": 6, "lo', b'{"step": 6}'])
+def test_a_last_row_without_an_end_of_line(path: Path, end: bytes) -> None:
     write_steps(path, range(1, 6))
-    path.write_bytes(path.read_bytes() + torn)
-    write_steps(path, range(6, 8), resume_step=100)
-    assert steps(path) == [1, 2, 3, 4, 5, 6, 7]
+    path.write_bytes(path.read_bytes() + end)
+    said = write_steps(path, range(7, 9), resume_step=6)
+    is_row = end.endswith(b"}")
+    assert steps(path) == [*range(1, 6), *([6] if is_row else []), 7, 8]
+    assert said == ([] if is_row else [f"{path}: 1 damaged line is now in metrics.damaged.jsonl"])
 
 
-def test_a_link_is_not_followed(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_collected_and_rows_keep_their_bytes(path: Path) -> None:
+    write_steps(path, range(1, 4))
+    for broken in ("one", "two"):
+        with path.open("a") as file:
+            file.write(broken + "\n")
+        write_steps(path, range(0), resume_step=3)
+    assert path.with_name("metrics.damaged.jsonl").read_text() == "one\ntwo\n"
+    assert steps(path) == [1, 2, 3]
+
+
+# ---------------------------------------------------------------- files that refuse
+
+
+def test_a_link_is_not_followed(path: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("mine")
     path.symlink_to(tmp_path / "elsewhere")
-    write_steps(path, range(1, 3))
+    assert "Too many levels of symbolic links" in write_steps(path, range(1, 3))[0]
     assert (tmp_path / "elsewhere").read_text() == "mine"
-    assert "Too many levels of symbolic links" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_never_could_be_written_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "metrics.jsonl"
-    write_steps(path, range(1, 5))
-    expected = f"{path} cannot be written, training goes on without it: No such file or directory\n"
-    assert capsys.readouterr().err == expected
+    assert write_steps(path, range(1, 5)) == [
+        f"{path} cannot be written (No such file or directory): training goes on, and its rows are kept in memory until"
+        " they can be written",
+        f"{path}: 4 rows could not be written and are lost",
+    ]
 
 
-class FullAfter:
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused_without_waiting(path: Path, make: object) -> None:
+    assert callable(make)
+    make(path)
+    assert len(write_steps(path, range(1, 3))) == 2
+    assert read_rows(path) == ([], 0)
+    with pytest.raises(OSError, match=r"metrics\.jsonl"):
+        check_metrics(path.parent)
+
+
+class Full:
     """`os` with a disk of `room` bytes, which fills in the middle of a row and can be freed."""
 
     def __init__(self, room: int) -> None:
@@ -108,24 +187,69 @@ class FullAfter:
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FullAfter]:
-    full = FullAfter(room=70)  # two rows and a half
-    monkeypatch.setattr(metrics, "os", full)
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Full]:
+    full = Full(room=70)  # two rows and a half
+    monkeypatch.setattr(lines, "os", full)
     yield full
 
 
-def test_a_full_disk_is_reported_once_and_leaves_whole_rows(
-    path: Path, disk: FullAfter, capsys: pytest.CaptureFixture[str]
-) -> None:
-    writer = Metrics(path)
+def test_rows_that_a_full_disk_refused_are_written_when_it_has_room(path: Path, disk: Full) -> None:
+    said: list[str] = []
+    writer = Lines(path, 0, said.append)
     for step in range(1, 6):
         writer.write({"step": step, "loss": 1.25})
-    assert capsys.readouterr().err.count("No space left on device") == 1
-    assert steps(path) == [1, 2]
+        assert steps(path) == [1, 2][:step], "whole rows only"
+    assert len(said) == 1 and "No space left on device" in said[0]
     disk.room = 10**6
     writer.write({"step": 6, "loss": 1.25})
+    assert steps(path) == [1, 2, 3, 4, 5, 6]
+    assert said[1:] == [f"{path} can be written again: all rows are in it"]
+    disk.room = 0
+    writer.write({"step": 7, "loss": 1.25})
+    disk.room = 10**6
     writer.close()
-    assert steps(path) == [1, 2, 6]
+    assert steps(path) == [1, 2, 3, 4, 5, 6, 7] and len(said) == 4
+
+
+def test_memory_for_rows_is_bounded(path: Path, disk: Full, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MOST_KEPT_BYTES", 1000)
+    disk.room = 0
+    said: list[str] = []
+    writer = Lines(path, 0, said.append)
+    for step in range(100, 200):
+        writer.write({"step": step, "loss": 1.25})
+    disk.room = 10**6
+    writer.write({"step": 200, "loss": 1.25})
+    writer.close()
+    left = 1000 // len('{"step": 100, "loss": 1.25}\n')
+    assert steps(path) == [*range(201 - left, 201)], "the latest"
+    assert f"but for the first {101 - left}" in said[-1]
+
+
+def test_a_resume_on_a_full_disk_moves_rows_when_it_has_room(
+    path: Path, disk: Full, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.room = 10**6
+    write_steps(path, range(1, 11))
+    before = path.read_bytes()
+    full = OSError(28, "No space left on device")
+
+    def fsync(_: int) -> None:
+        raise full
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    said: list[str] = []
+    writer = Lines(path, 5, said.append)
+    writer.write({"step": 6})
+    assert path.read_bytes() == before and files(path.parent) == ["metrics.jsonl"] and len(said) == 1
+    monkeypatch.undo()
+    writer.write({"step": 7})
+    writer.close()
+    assert steps(path) == [1, 2, 3, 4, 5, 6, 7]
+    assert steps(path.with_name("metrics.1.jsonl")) == [6, 7, 8, 9, 10]
+
+
+# ---------------------------------------------------------------- reading
 
 
 def test_rows_are_read_as_they_come(path: Path) -> None:
@@ -140,3 +264,5 @@ def test_rows_are_read_as_they_come(path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"}\n")
     assert read_rows(path, at)[0] == [{"step": 4}]
+    path.write_text('{"step": 9}\n')  # replaced by a shorter one
+    assert read_rows(path, at)[0] == [{"step": 9}]

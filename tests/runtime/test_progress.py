@@ -30,8 +30,8 @@ class Run:
 
     def __init__(self, folder: Path, stream: TextIO | None, total: int = 500, resume_step: int = 0) -> None:
         self.clock, self.board, self.path = Clock(), Board(1), folder / "metrics.jsonl"
-        self.progress = Progress(self.path, total, 6.812, stream=stream, clock=self.clock)
-        self.metrics = Metrics(self.path, resume_step)
+        self.progress = Progress(folder, total, 6.812, stream=stream, clock=self.clock)
+        self.metrics = Metrics(folder, resume_step)
         self.rank = self.board.bind(0)
 
     def step(self, step: int, **more: object) -> None:
@@ -65,14 +65,20 @@ def test_the_last_row_is_shown_once(tmp_path: Path) -> None:
     assert len(out.getvalue().splitlines()) == 1
 
 
-def test_the_last_validation_loss_stays_beside_its_baseline(tmp_path: Path) -> None:
+def test_a_validation_loss_of_an_earlier_step_is_named_as_such(tmp_path: Path) -> None:
     out = io.StringIO()
     run = Run(tmp_path, out)
     run.step(1, validation_loss=5.2)
-    for step in range(2, 7):
+    for step in range(2, 11):
         run.step(step)
+    run.step(11, validation_loss=4.1)
     run.progress.close()
-    assert all("validation 5.2000 (unigram 6.8120)" in line for line in out.getvalue().splitlines())
+    shown = [line.split("  ")[2] for line in out.getvalue().splitlines()]
+    assert shown == [
+        "validation 5.2000 (unigram 6.8120)",
+        "validation 5.2000 at step 1 (unigram 6.8120)",
+        "validation 4.1000 (unigram 6.8120)",
+    ]
 
 
 def test_what_is_not_finite_is_shown(tmp_path: Path) -> None:
@@ -103,6 +109,20 @@ def test_after_a_resume_old_rows_are_not_shown_again(tmp_path: Path) -> None:
     second.step(9)
     second.progress.close()
     assert [line.split("  ")[0] for line in out.getvalue().splitlines()] == ["step 9/500"]
+
+
+def test_messages_of_ranks_are_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(tmp_path, io.StringIO())
+    run.rank.say("disk full\x1b[2J")
+    run.progress.poll(run.board)
+    run.rank.say("a line\nmore")
+    run.rank.say("x" * 5000)
+    run.step(1)
+    run.progress.poll(run.board)
+    first, second, *rest = capsys.readouterr().err.splitlines()
+    assert first == "disk full\\x1b[2J"
+    assert second == "x" * len(second) and len(second) > 900 and not rest, "the latest, where they are too long"
+    assert run.board.read(0).step == 1 and run.board.failure(0) is None
 
 
 # ---------------------------------------------------------------- terminals
@@ -184,14 +204,14 @@ def test_a_closed_output_is_given_up(tmp_path: Path) -> None:
 
 def test_it_follows_real_ranks(tmp_path: Path) -> None:
     def target(rank: int, world: int, board: Board) -> None:
-        metrics = Metrics(tmp_path / "metrics.jsonl")
+        metrics = Metrics(tmp_path)
         for step in (1, 2, 3):
             board.start_step(step)
             metrics.write({"step": step, "loss": 3.0 / step})
         metrics.close()
 
     out = io.StringIO()
-    progress = Progress(tmp_path / "metrics.jsonl", 3, stream=out)
+    progress = Progress(tmp_path, 3, stream=out)
     assert launch(target, 1, folder=tmp_path, on_poll=progress.poll, backend=None).ok
     progress.close()
     assert out.getvalue().splitlines()[-1].startswith("step 3/3  loss 1.0000")

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from runtime import kept
 from runtime.build import Build
 from runtime.comm.connect import Transport
 from runtime.heartbeat import Board
@@ -63,7 +64,7 @@ def main(folder: Path, world: int, transport: Transport) -> int:
         for path in sorted((folder / "builds").iterdir()):
             out = folder / "out" / path.name
             out.mkdir(parents=True, exist_ok=True)
-            result = train(Build.open(path), rank, board, Trace(out, rank, 0), transport)
+            result = train(Build.open(path), rank, board, Trace(out, rank, 0, kept.program_digest(path)), transport)
             save_file(result, out / f"rank_{rank}.safetensors")
 
     outcome = launch(target, world, folder=folder, hang_timeout_s=120)
