@@ -123,7 +123,7 @@ class Parser(argparse.ArgumentParser):
         close = get_close_matches(word, known, n=1, cutoff=0.6)
         if word.endswith(".dsc"):
             return f"write `dsc check {word}` or `dsc train {word}`"
-        if close:
+        if close and word not in known:
             return f"did you mean `{close[0]}`?"
         return f"`{self.prog} --help` says how it is used"
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Form = TypeVar("Form", bound="BaseModel")
 
 MOST_DIGITS = 4_000  # of a whole number in JSON; Python stops at 4,300, with advice for who programs in it
 
@@ -53,6 +58,19 @@ def json_of(text: str, shown: str) -> Any:
         raise TextFileError(f"{shown}: it is nested too deep") from None
     except ValueError as error:  # of the hooks
         raise TextFileError(f"{shown}: {error}") from None
+
+
+def read_form(path: Path, most_bytes: int, form: type[Form]) -> Form:
+    """The value of a JSON file that has the form of a pydantic model. TextFileError names the file and the place."""
+    from pydantic import ValidationError
+
+    value = json_of(read_text(path, most_bytes), str(path))
+    try:
+        return form.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part)[:40] for part in first["loc"])
+        raise TextFileError(f"{path}: {f'`{place}`: ' if place else ''}{first['msg']}") from None
 
 
 def _no_number(word: str) -> NoReturn:

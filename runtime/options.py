@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from runtime.outcome import shortened
+
 PROFILED = 5  # steps
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """--out, --steps, --resume, --data, --device, --transport, --hang-timeout, --profile."""
-    parser.add_argument("--out", type=Path, metavar="RUN", help="run folder; default: runs/<run>")
+    parser.add_argument("--out", type=_run_folder, metavar="RUN", help="run folder; default: runs/<run>")
     parser.add_argument("--steps", type=_positive, metavar="N", help="end after step N instead of the spec's last")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder that the data's paths are relative to")
@@ -39,6 +41,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"say where the time of N steps goes ({PROFILED} if N is left out), after some of warm-up, and end",
     )
+
+
+def _run_folder(text: str) -> Path:
+    """The folder that a run is to be written to, which may not be there yet."""
+    longest = Path(text, "checkpoints", ".tmp-00000000", "shard.00000.safetensors")
+    try:
+        longest.lstat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise argparse.ArgumentTypeError(f"{shortened(text)} cannot be a run folder: {reason}") from None
+    return Path(text)
 
 
 def _positive(text: str) -> int:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from runtime.options import add_options
-from runtime.outcome import shortened
+from runtime.outcome import printable
 from runtime.room import lack
 
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
@@ -92,18 +92,14 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check_place(run: Path) -> None:
-    """Raise UsageError for a run folder that cannot be one, or whose metrics can be neither read nor written."""
+    """Raise UsageError for a run folder whose metrics cannot be read and written."""
     from runtime.metrics import FILE, check_metrics
 
     try:
-        run.lstat()
         check_metrics(run)
-    except FileNotFoundError:
-        return
     except OSError as error:
-        place = run / FILE if run.is_dir() else run
         hint = "move it away, or name another folder with --out"
-        raise UsageError(f"{shortened(str(place))} cannot be used: {error.strerror}: {hint}") from None
+        raise UsageError(f"{printable(str(run / FILE))} cannot be used: {error.strerror}: {hint}") from None
 
 
 def _open(folder: Path) -> Build:

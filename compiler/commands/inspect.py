@@ -29,6 +29,7 @@ from compiler.picture.run import (
     json_of_costs,
     measure,
     num_micro_batches,
+    of_programs,
     programs_of,
     read_trace,
 )
@@ -68,10 +69,11 @@ def run(args: argparse.Namespace) -> int:
         )
     try:
         run = _run(args.run_folder)
-        schedule, measured = _measured(args.run_folder, run, args.program)
+        schedule, measured, left_out = _measured(args.run_folder, run, args.program)
         here = fitted(schedule, measured)
         costs, source = _costs(args.costs, run) if args.costs else (here, "the costs measured in this run")
-        picture = measured_picture(f"{args.run_folder.name}: {schedule.name}", schedule, costs, measured, source)
+        title = f"{args.run_folder.name}: {schedule.name}"
+        picture = measured_picture(title, schedule, costs, measured, source, left_out)
         contents = render(picture, args.format)
     except OrderError as error:
         print(f"error: {args.run_folder}: {error}", file=sys.stderr)
@@ -133,10 +135,11 @@ def _run(folder: Path) -> Run:
     return run_of(spec, own_schedule(spec, folder))
 
 
-def _measured(folder: Path, run: Run, program: str | None) -> tuple[Schedule, Measured]:
+def _measured(folder: Path, run: Run, program: str | None) -> tuple[Schedule, Measured, int]:
+    """The schedule, what was measured of it, and how many traced steps are of other programs."""
     from compiler.pipeline import schedule_for
 
-    trace = read_trace(folder, run.plan.mesh.world)
+    trace, left_out = of_programs(folder, read_trace(folder, run.plan.mesh.world))
     programs = programs_of(trace)
     if not programs:
         raise TraceError("no step was traced")
@@ -144,7 +147,7 @@ def _measured(folder: Path, run: Run, program: str | None) -> tuple[Schedule, Me
         raise TraceError(f"no program {program[:40]!r} was traced: use one of {', '.join(programs)}")
     name = program or programs[-1]
     schedule = schedule_for(run.spec, run.plan, num_micro_batches(name), run.own)
-    return schedule, measure(schedule, trace, name)
+    return schedule, measure(schedule, trace, name), left_out
 
 
 def _costs(name: str, run: Run) -> tuple[Costs, str]:

@@ -15,8 +15,11 @@ from compiler.schedules.schedule import Schedule
 from runtime.actions import KINDS, actions_of
 
 
-def measured_picture(title: str, schedule: Schedule, costs: Costs, measured: Measured, source: str) -> Picture:
-    """`costs` in ms; `source` says in words where they come from. Times of the picture are ms."""
+def measured_picture(
+    title: str, schedule: Schedule, costs: Costs, measured: Measured, source: str, left_out: int = 0
+) -> Picture:
+    """`costs` in ms; `source` says in words where they come from. Times of the picture are ms. `left_out`: traced steps
+    of other programs, which are not in it."""
     planned = panel_of(schedule, costs)
     spans = [tuple((start / 1000, end / 1000) for start, end in rank) for rank in measured.spans]
     rows: list[Row] = []
@@ -33,9 +36,12 @@ def measured_picture(title: str, schedule: Schedule, costs: Costs, measured: Mea
         ("an action misses its plan by", f"{statistics.median(errors):.0%} (median)"),
         ("traced steps", str(measured.num_steps)),
     )
-    notes = (f"Planned from {source}; measured are medians over steps and data ranks.",)
+    notes = [f"Planned from {source}; measured are medians over steps and data ranks."]
+    if left_out:
+        steps = "1 traced step is" if left_out == 1 else f"{left_out:,} traced steps are"
+        notes.append(f"{steps} left out: before it was resumed, the run had another plan, and other programs.")
     table = _table(schedule, costs, measured)
-    return Picture(title, "ms", (replace(panel, facts=facts),), notes, us=1000.0, own_table=table)
+    return Picture(title, "ms", (replace(panel, facts=facts),), tuple(notes), us=1000.0, own_table=table)
 
 
 def percent(share: float) -> str:

@@ -1,7 +1,7 @@
 """What a run's own trace says: when every action ran, and what actions cost here.
 
-Reads `trace/rank_<r>.jsonl`, a line a traced step: {"step": 3, "program": "train_8", "actions": [["F0.0", start, end],
-…]}, times in µs of a clock that the ranks share.
+Reads `trace/rank_<r>.jsonl`, a line a traced step: {"step": 3, "program": "train_8", "of": digest of the build's
+programs, "actions": [["F0.0", start, end], …]}, times in µs of a clock that the ranks share.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 from compiler.schedules.costs import Costs
 from compiler.schedules.placement import num_stages, rank_of
 from compiler.schedules.schedule import Schedule
+from compiler.textfile import TextFileError, read_text
 from runtime.actions import Action, actions_of
+from runtime.kept import PROGRAM
 
 WARM_UP = 4  # of a run's traced steps, the first of this many is left out: caches and allocators settle in it
 MOST_BYTES = 1 << 30  # of a trace
@@ -61,15 +63,31 @@ def read_trace(run: Path, world: int) -> list[dict[int, Line]]:
     for rank in range(world):
         path = run / "trace" / f"rank_{rank}.jsonl"
         try:
-            if path.stat().st_size > MOST_BYTES:
-                raise TraceError(f"{path} is larger than {MOST_BYTES >> 30} GiB: no trace of a run is")
-            whole, _, _ = path.read_text("utf-8").rpartition("\n")
-        except OSError as error:
-            raise TraceError(f"the run left no trace: {path}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise TraceError(f"{path} is not text") from None
-        ranks.append({line["step"]: line for line in (_line(path, i, t) for i, t in enumerate(whole.splitlines(), 1))})
+            whole, _, _ = read_text(path, MOST_BYTES).rpartition("\n")
+        except TextFileError as error:
+            raise TraceError(f"the run left no trace that can be read: {error}") from None
+        texts = whole.split("\n") if whole else []
+        ranks.append({line["step"]: line for line in (_line(path, i, t) for i, t in enumerate(texts, 1))})
     return ranks
+
+
+def of_programs(run: Path, trace: Sequence[Mapping[int, Line]]) -> tuple[list[dict[int, Line]], int]:
+    """Of a trace the steps of the programs that the run had last, and the number of all others.
+
+    A run that was resumed under another plan has lines of both. Where the run folder has no digest, all are of one.
+    """
+    path = run / PROGRAM
+    if not path.exists():
+        return [dict(rank) for rank in trace], 0
+    wanted = read_text(path, 1000).strip()
+    kept = [{step: line for step, line in rank.items() if line.get("of") == wanted} for rank in trace]
+    others = {step for rank in trace for step, line in rank.items() if line.get("of") != wanted}
+    if others and not kept[0]:
+        raise TraceError(
+            f"no step of the present plan was traced yet, only {len(others):,} of a plan that the run had before it was"
+            " resumed; steps 1 to 32, 64, 128, 256, … are traced"
+        )
+    return kept, len(others)
 
 
 def programs_of(trace: Sequence[Mapping[int, Line]]) -> tuple[str, ...]:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from compiler.ir import Cut, Plan
 from compiler.predict.memory import rank_memories
 from compiler.predict.memory_why import gib
 from compiler.schedules.schedule import Schedule
+from compiler.textfile import read_form
 from dsl.schema import Spec
 from runtime.kept import digest
+
+MOST_BYTES = 64 << 20  # of a ledger
+Amount = Annotated[int, Field(ge=0, lt=1 << 60)]
+
+
+class LedgerForm(BaseModel):
+    """memory/rank_<r>.json, as runtime/ledger.py writes it."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    program: str
+    of: str
+    peak: Amount
+    rows: dict[str, Amount]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +45,30 @@ def measured_memories(
 ) -> tuple[Measured, ...]:
     """Of every rank of a run folder; empty where no step of its build was measured. `schedules`: by program, train_8.
 
-    Raises ValueError, KeyError or OSError where a file is not as a run leaves it.
+    Raises ValueError, which names the file, where one is not as a run leaves it.
     """
     paths = [run / "memory" / f"rank_{rank}.json" for rank in range(plan.mesh.world)]
-    if not all(path.is_file() for path in paths):
+    if not all(path.exists() for path in paths):
         return ()
-    found: list[dict[str, Any]] = [json.loads(path.read_text("utf-8")) for path in paths]
-    if any(each.get("of") != digest(run) for each in found):  # of a build that the run began with
+    found = [read_form(path, MOST_BYTES, LedgerForm) for path in paths]
+    if any(each.of != digest(run) for each in found):  # of a build that the run began with
         return ()
     result: dict[int, Measured] = {}
     for column in range(plan.mesh.dp):
         world = [plan.mesh.rank(rank, column) for rank in range(plan.mesh.pp)]
-        received = [found[rank]["rows"] for rank in world]
 
-        def rows(rank: int, layer: str, micro_batch: int, received: list[Any] = received) -> int:
-            return int(received[rank][f"{layer} {micro_batch}"])
+        def rows(rank: int, layer: str, micro_batch: int, world: list[int] = world) -> int:
+            name, at = f"{layer} {micro_batch}", world[rank]
+            if name not in found[at].rows:
+                raise ValueError(f"{paths[at]} has no `rows` of {name}")
+            return found[at].rows[name]
 
-        schedule = schedules[found[world[0]]["program"]]
+        program = found[world[0]].program
+        if program not in schedules:
+            raise ValueError(f"{paths[world[0]]}: `program` is none of {', '.join(schedules)}")
+        schedule = schedules[program]
         for at, memory in zip(world, rank_memories(spec, plan, cuts, schedule, rows=rows), strict=True):
-            result[at] = Measured(at, memory.activations + memory.buffers, int(found[at]["peak"]))
+            result[at] = Measured(at, memory.activations + memory.buffers, found[at].peak)
     return tuple(result[rank] for rank in sorted(result))
 
 

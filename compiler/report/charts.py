@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from compiler.picture import text
 
 Points = tuple[tuple[float, float], ...]
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 10.0, 22.0  # margins in pixels
+LARGEST = 1e100  # of numbers that are drawn
 LABEL_WIDTH, LABEL_HEIGHT = 128.0, 15.0  # of the names at the ends of curves
 # Columns of metrics.jsonl: (key, title, whether the axis begins at 0).
 PANELS = (
@@ -71,7 +71,8 @@ def column(metrics: Iterable[Mapping[str, Any]], key: str) -> Points:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it can be drawn: neither NaN nor beyond what a coordinate can be computed from."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def loss_chart(metrics: Sequence[Mapping[str, Any]], unigram_nats: float | None) -> Chart | None:
@@ -252,6 +253,8 @@ def load_map(load: Sequence[Sequence[float]], names: Sequence[str]) -> LoadMap |
         cells=tuple(cells),
         rows=tuple(rows),
         ticks=tuple(
-            (left + (mark + 0.5) * cell_width, text.tick(mark, step)) for mark in marks if mark == int(mark) < columns
+            (left + (mark + 0.5) * cell_width, text.tick(mark, max(1, step)))
+            for mark in marks
+            if mark == int(mark) < columns
         ),
     )

@@ -118,6 +118,9 @@ def _bars(
 # ---------------------------------------------------------------- memory
 
 
+CAPACITY = "capacity"  # css class
+
+
 @dataclass(frozen=True)
 class Curves:
     """A chart of each pipeline rank; `more`: ranks that are left out, the fullest are kept."""
@@ -125,6 +128,7 @@ class Curves:
     unit: str
     charts: tuple[tuple[Chart, bool], ...]  # and whether it fits
     more: int
+    num_capacities: int  # charts with the line of what the device has
 
 
 def memory_curves(ranks: Sequence[RankMemory]) -> Curves:
@@ -132,7 +136,9 @@ def memory_curves(ranks: Sequence[RankMemory]) -> Curves:
     fullest = sorted(ranks, key=lambda rank: (-rank.peak_bytes, rank.pp_rank))[:MOST_CURVES]
     shown = [rank for rank in ranks if rank in fullest and rank.timeline]
     unit, name = next((each for each in UNITS if fullest[0].peak_bytes >= each[0]), (1, "bytes"))
-    return Curves(name, tuple((_curve(rank, unit), rank.fits) for rank in shown), len(ranks) - len(fullest))
+    charts = tuple((_curve(rank, unit), rank.fits) for rank in shown)
+    num_capacities = sum(curve.css == CAPACITY for drawn, _ in charts for curve in drawn.curves)
+    return Curves(name, charts, len(ranks) - len(fullest), num_capacities)
 
 
 def _curve(rank: RankMemory, unit: int) -> Chart:
@@ -140,7 +146,7 @@ def _curve(rank: RankMemory, unit: int) -> Chart:
     end = points[-1][0]
     series = [Series("held", "", points)]
     if rank.peak_bytes * 4 > rank.capacity_bytes:  # else it would press the curve to the ground
-        series.append(Series("capacity", "", ((0.0, rank.capacity_bytes / unit), (end, rank.capacity_bytes / unit))))
+        series.append(Series(CAPACITY, "", ((0.0, rank.capacity_bytes / unit), (end, rank.capacity_bytes / unit))))
     title = f"rank {rank.pp_rank}: {text.num_bytes(rank.peak_bytes)} at {rank.peak_action}"
     return chart(title, series, 300, 130, from_zero=True, labels=False, whole=False)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ from compiler.picture import palette, text
 from compiler.picture.geometry import Style, figure_of, pixels
 from compiler.picture.svg import bulk, figure_css
 from compiler.picture.template import environment
+from compiler.predict.words import seconds
 from compiler.report import charts
 from compiler.report.diagrams import view_of
-from compiler.report.values import RankRow, Report, RunFigures, StageRow
+from compiler.report.values import RankRow, Report, StageRow
 
 FOLDER = Path(__file__).parent
 PAGE_WIDTH, MOST_WIDTH = 820.0, 12_000.0  # pixels of the schedule: where it fits, and where it is scrolled
+STEP_ROWS = 100  # the measured step is the median of at most so many, for a run may have changed its plan
 LAST_STEPS = 10  # the training loss of the summary is the mean of this many: one step is noise
 
 
@@ -37,7 +39,7 @@ def report_html(report: Report) -> str:
             bulk=bulk,
             placement=placement_rows(report),
             memory=memory_rows(report),
-            run=_run(report.run, report.moe_layers) if report.run else None,
+            run=_run(report) if report.run else None,
             view=view_of(report.planned) if report.planned else None,
         )
     )
@@ -109,6 +111,8 @@ def memory_rows(report: Report) -> Memory:
 
 @dataclass(frozen=True)
 class RunView:
+    step_line: str  # the measured step beside the planned one
+    has_unigram: bool
     facts: tuple[tuple[str, str], ...]
     data: tuple[tuple[str, str], ...]
     held_out: tuple[str, ...]
@@ -117,16 +121,51 @@ class RunView:
     load: charts.LoadMap | None
 
 
-def _run(run: RunFigures, moe_layers: tuple[str, ...]) -> RunView:
+def _run(report: Report) -> RunView:
+    run = report.run
+    assert run is not None
     unigram = run.data.get("unigram_nats")
+    measured = measured_step(run.metrics)
+    planned_s = report.planned.step.seconds if report.planned else None
+    facts = _summary(run.metrics, unigram)
+    if measured:
+        facts += (("step, measured", seconds(measured.seconds)),)
+        facts += (("step, planned", seconds(planned_s)),) if planned_s else ()
+    if run.damaged_rows:
+        facts += (("damaged lines of metrics.jsonl, left out", f"{run.damaged_rows:,}"),)
     return RunView(
-        facts=_summary(run.metrics, unigram),
+        step_line=measured.line(planned_s) if measured and planned_s else "",
+        has_unigram=unigram is not None,
+        facts=facts,
         data=_data_facts(run.data),
         held_out=tuple(run.data.get("held_out", ())),
         loss=charts.loss_chart(run.metrics, unigram),
         panels=charts.panels(run.metrics),
-        load=charts.load_map(run.load.get("load", ()), moe_layers),
+        load=charts.load_map(run.load.get("load", ()), report.moe_layers),
     )
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """The median of the last steps of a run that have as many tokens as its largest batch."""
+
+    seconds: float
+    num_steps: int
+
+    def line(self, planned_s: float) -> str:
+        """A sentence that compares it with the planned step."""
+        change = f"{self.seconds / planned_s - 1:+.0%}".replace("-", "−")
+        steps = f"the last {self.num_steps} steps" if self.num_steps > 1 else "one step"
+        return f"Measured: {seconds(self.seconds)} ({change}), the median of {steps} of this size."
+
+
+def measured_step(metrics: Sequence[Mapping[str, Any]]) -> MeasuredStep | None:
+    """None where no row has a positive time. A row's tokens are its `tokens_per_s` times its `step_s`."""
+    times, speeds = dict(charts.column(metrics, "step_s")), dict(charts.column(metrics, "tokens_per_s"))
+    tokens = {step: round(time * speeds.get(step, 0.0)) for step, time in times.items() if time > 0}
+    most = max(tokens.values(), default=0)
+    last = [times[step] for step, size in tokens.items() if size == most][-STEP_ROWS:]
+    return MeasuredStep(statistics.median(last), len(last)) if last else None
 
 
 def _summary(metrics: tuple[Mapping[str, Any], ...], unigram: float | None) -> tuple[tuple[str, str], ...]:

@@ -50,6 +50,7 @@ class RunFigures:
     data: Mapping[str, Any]
     load: Mapping[str, Any]
     memory: tuple[Measured, ...] = ()  # of the values of every rank
+    damaged_rows: int = 0  # lines of metrics.jsonl that are none
 
 
 @dataclass(frozen=True)
