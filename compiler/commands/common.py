@@ -20,6 +20,7 @@ from dsl.source import Span
 if TYPE_CHECKING:
     from compiler.place.own import OwnPlacement
     from compiler.predict.search import Ranking
+    from compiler.rates import Table
     from compiler.schedules.schedule import Schedule
     from dsl.schema import Spec  # with pydantic, which commands without a schema need not wait for
 
@@ -66,18 +67,23 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_spec(argument: str | None, overrides: list[str], how: str = "text") -> Chosen | None:
-    """The chosen spec; None after its mistakes have been printed, to stdout too where the format is json."""
+def load_spec(
+    argument: str | None, overrides: list[str], how: str = "text", table: Table | None = None
+) -> Chosen | None:
+    """The chosen spec; None after its mistakes have been printed, to stdout too where the format is json.
+
+    `table`: of rates, in the place of the one that the spec names.
+    """
     from dsl.load import find, resolve, split
 
     try:
         file, run = split(str(find()) if argument is None else argument)
         resolved = resolve(file, run, overrides)
         spec, origins, path = resolved.spec, resolved.origins, Path(file)
-        if spec.cluster.rates is not None:
-            from compiler.rates import own as rated  # only specs that name a file wait for it
+        if table is not None or spec.cluster.rates is not None:
+            from compiler.rates import own as rated  # only plans that go by a table wait for it
 
-            spec = rated.checked(spec, origins, path.parent)
+            spec = rated.with_table(spec, table) if table else rated.checked(spec, origins, path.parent)
         ranking = None
         if resolved.opened:
             from compiler.commands.decide import decided  # only specs that leave something open wait for it

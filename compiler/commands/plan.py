@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from compiler.predict.predict import Timed
     from compiler.predict.values import Prediction, RankMemory
     from compiler.predict.why_shown import Why
-    from compiler.rates import Rates, Table
+    from compiler.rates import Table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,22 +58,23 @@ def run(args: argparse.Namespace) -> int:
             refuse_output(args.out, args.spec, args.rates)  # before the work
     except OSError as error:
         return _unwritten(args, error)
-    chosen = load_spec(args.spec, args.set, args.format)
+    from compiler.rates import RateError
+
+    try:
+        table = _table(args.rates) if args.rates is not None else None
+    except RateError as error:
+        return wrong(str(error), how=args.format)
+    chosen = load_spec(args.spec, args.set, args.format, table)
     if chosen is None:
         return EXIT_SPEC
     from compiler.plan import make_plan  # with networkx
     from compiler.predict.predict import memories, predicted, timed
-    from compiler.rates import RateError, rates_of
 
-    try:
-        rates = rates_of(chosen.spec, _table(args.rates)) if args.rates is not None else None
-    except RateError as error:
-        return wrong(str(error), how=args.format)
     known: dict[Any, Cut] = {}
     plan = make_plan(chosen.spec, chosen.own, known, chosen.placement)
-    found = timed(chosen.spec, chosen.own, rates, known, plan)
+    found = timed(chosen.spec, chosen.own, known=known, plan=plan)
     prediction = predicted(found, memories(found))
-    why = None if prediction.fits else _why(args, chosen, found, prediction.ranks, rates)
+    why = None if prediction.fits else _why(args, chosen, found, prediction.ranks)
     try:
         put(RENDERERS[args.format](args, chosen, found, prediction, why), args.out)
     except OSError as error:
@@ -87,9 +88,7 @@ def _unwritten(args: argparse.Namespace, error: OSError) -> int:
     return wrong(f"{args.out} cannot be written: {error.strerror}", how=args.format)
 
 
-def _why(
-    args: argparse.Namespace, chosen: Chosen, found: Timed, ranks: Sequence[RankMemory], rates: Rates | None
-) -> Why:
+def _why(args: argparse.Namespace, chosen: Chosen, found: Timed, ranks: Sequence[RankMemory]) -> Why:
     """Why it does not fit, and the edits that mend it."""
     from compiler.predict.why import ways_to_fit
     from compiler.predict.why_shown import why_of
@@ -100,7 +99,7 @@ def _why(
     tell = progress("plan")
     tell("it does not fit: looking for edits that mend it")
     try:
-        ways = ways_to_fit(found, ranks, legal, chosen.origins, tuple(choice), chosen.own, rates)
+        ways = ways_to_fit(found, ranks, legal, chosen.origins, tuple(choice), chosen.own)
     finally:
         tell("")
     return why_of(found, ranks, ways, chosen.origins)

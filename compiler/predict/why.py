@@ -20,7 +20,6 @@ from compiler.predict.memory import rank_memories
 from compiler.predict.predict import Timed, cuts_of, timed
 from compiler.predict.search import least_missing
 from compiler.predict.values import RankMemory
-from compiler.rates import Rates
 from compiler.rates.own import own_table, with_table
 from compiler.schedules import AUTO, SCHEDULES
 from compiler.schedules.schedule import Schedule
@@ -112,17 +111,16 @@ def ways_to_fit(
     origins: Mapping[str, Span],
     opened: Collection[str] = (),
     own: Schedule | None = None,
-    rates: Rates | None = None,
 ) -> Ways:
     """Of a plan that does not fit: edits with which it does, the fastest first, then those of less precision, then of
     more devices; or the one with which it lacks least.
 
     `ranks`: its memories. `opened`: keys that are `auto`, of which all degrees and micro-batches were tried, and some
-    of what can be computed again. `own`, `rates`: as of predict. Empty where everything fits, or nothing tried helps.
+    of what can be computed again. `own`: as of predict. Empty where everything fits, or nothing tried helps.
     """
     if all(rank.fits for rank in ranks):
         return Ways()
-    looking = _Looking(found, ranks, legal, origins, own, rates)
+    looking = _Looking(found, ranks, legal, origins, own)
     for ladder in ladders(found.spec, opened, own is not None):
         looking.climb(ladder)
     looking.recompute()
@@ -173,9 +171,8 @@ class _Looking:
         legal: Legal,
         origins: Mapping[str, Span],
         own: Schedule | None,
-        rates: Rates | None,
     ) -> None:
-        self.base, self.legal, self.own, self.rates = base, legal, own, rates
+        self.base, self.legal, self.own = base, legal, own
         span = origins.get(DATA)
         self.data_is_written = span is not None and span.text != "auto"
         self.known: dict[Any, Cut] = {use.segment.key: base.cuts[use.site] for use in uses(base.plan)}
@@ -302,7 +299,7 @@ class _Looking:
         if self.planned[frozenset(tried.settings)] > 0:
             self.failed.append((tried.others, _ops(tried)))
             return False
-        seconds = timed(spec, schedule, self.rates, self.known, tried.plan).step.seconds
+        seconds = timed(spec, schedule, known=self.known, plan=tried.plan).step.seconds
         same = spec.precision == self.base.spec.precision
         change = seconds / self.base.step.seconds - 1
         free = min(rank.capacity_bytes - rank.peak_bytes for rank in ranks)
@@ -316,7 +313,7 @@ class _Looking:
         spec, key = tried.spec, frozenset(tried.settings)
         self.searches += spec.schedule.name == AUTO
         schedule = schedule_for(spec, tried.plan, ramp.micro_batches(spec)[-1], self.own)
-        ranks = rank_memories(spec, tried.plan, tried.cuts, schedule, None, self.rates or rank_rates(spec))
+        ranks = rank_memories(spec, tried.plan, tried.cuts, schedule, None, rank_rates(spec))
         fullest = max(ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
         self.planned[key], self.fullest[key] = fullest.peak_bytes - fullest.capacity_bytes, fullest.pp_rank
         return schedule, ranks

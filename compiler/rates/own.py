@@ -23,16 +23,18 @@ def with_rates(spec: Spec, folder: Path) -> Spec:
 
 
 def with_table(spec: Spec, table: Table) -> Spec:
-    """The spec, with the table that its path stands for."""
+    """The spec, with the table that its path stands for, or with one that is given in its place."""
     return spec.model_copy(update={"cluster": spec.cluster.with_table(table)})
 
 
 def own_table(spec: Spec) -> Table | None:
-    """The table of the file that the spec names; None where it names none."""
-    if spec.cluster.rates is None:
+    """The table that the spec has (`with_rates`, `with_table`); None where it names none and none was given."""
+    table = spec.cluster.table
+    if table is None:
+        assert spec.cluster.rates is None, "a spec that names a rate table is loaded with it: with_rates"
         return None
-    assert isinstance(spec.cluster.table, Table), "a spec that names a rate table is loaded with it: with_rates"
-    return spec.cluster.table
+    assert isinstance(table, Table)
+    return table
 
 
 def checked(spec: Spec, origins: Mapping[str, Span], folder: Path) -> Spec:

@@ -88,15 +88,16 @@ class Cluster(Node):
             examples=['rates = "rates.json"'],
         ),
     ] = None
-    _table: object = PrivateAttr(default=None)  # what `rates` names, once compiler.rates has read it
+    _table: object = PrivateAttr(default=None)  # what `rates` names, once compiler.rates has read it, or another table
 
     @property
     def table(self) -> object:
-        """The content of the file of `rates`; None until `with_table`."""
+        """The rate table that plans go by: that of the file of `rates`, or one given in its place. None until
+        `with_table`."""
         return self._table
 
     def with_table(self, table: object) -> Cluster:
-        """The cluster with the content of that file."""
+        """The cluster with a rate table."""
         copy = self.model_copy()
         copy._table = table
         return copy

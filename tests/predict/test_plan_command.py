@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +96,37 @@ def test_wrong_rates_are_refused(tmp_path: Path, capsys: Captured) -> None:
     assert "rates.json:1" in capsys.readouterr().err
     assert main(["plan", QUICK, "--rates", "no-such-table"]) == 2
     assert main(["plan", QUICK, "--rates", "h100"]) == 0
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["cluster.node.device.memory=40GiB", "parallel.data=64"],  # does not fit; more nodes are among its edits
+        ["cluster.node.device.memory=20GiB", "parallel.pipeline=auto", "recompute=auto"],  # left open, and does not fit
+    ],
+)
+def test_given_rates_are_those_of_the_choice_and_of_the_edits(
+    overrides: list[str], tmp_path: Path, capsys: Captured
+) -> None:
+    """`--rates FILE` plans what a spec plans that names the file; the file that it names itself is not read then."""
+
+    def planned(*more: str) -> dict[str, Any]:
+        given = [part for each in overrides for part in ("-s", each)]
+        assert main(["plan", str(SPECS / "llama3-8b.dsc"), *given, *more, "--format", "json"]) == 0
+        found = parsed(capsys.readouterr().out, "plan")
+        for edit in found["edits"]:  # the overrides have other places in the command
+            edit["settings"] = {setting["key"]: setting["value"] for setting in edit["settings"]}
+        return found
+
+    rates = tmp_path / "rates.json"
+    slow = {"class": "gemm", "factor": 3.0, "source": "a test", "date": "2025"}
+    device = {"name": "slow H100", "sms": 132}
+    rates.write_text(json.dumps({"name": "slow", "base": "h100", "device": device, "factors": [slow]}), "utf-8")
+    named, shipped = planned("-s", f"cluster.rates={rates}"), planned()
+    assert not named["memory"]["fits"] and named["edits"] and named["rates"] == "slow"
+    assert planned("--rates", str(rates)) == named == planned("-s", "cluster.rates=no.json", "--rates", str(rates))
+    assert named["step"]["seconds"] > 1.3 * shipped["step"]["seconds"]
+    assert [edit["step_s"] for edit in named["edits"]] != [edit["step_s"] for edit in shipped["edits"]]
 
 
 def test_a_plan_is_the_same_each_time() -> None:
