@@ -26,14 +26,15 @@ def _rope(reader: Reader, family: Family) -> tuple[Rope, int | None]:
     """The rotation, and the length of a sequence before its context was extended."""
     parameters, scaling = reader.part("rope_parameters"), reader.part("rope_scaling")
     at = "model.attention.rope.theta"
-    theta = reader.number(at, Rope, "theta", "rope_theta", default=family.theta)
+    inner = Reader(Json(parameters, reader.members["rope_parameters"].span), lossy=reader.lossy) if parameters else None
+    given = reader.get("rope_theta")
+    nested = inner is not None and inner.get("rope_theta") is not None
+    theta = reader.number(at, Rope, "theta", "rope_theta") if given is not None or not nested else 0.0
     if parameters and any(isinstance(each.value, Mapping) for each in parameters.values()):
         reader.refuse("rope", "rope_parameters", "a rotation of its own for each kind of layer; a spec has one")
         return Rope(theta=theta), None
-    if "rope_theta" in parameters:
-        inner = Reader(Json(parameters, reader.members["rope_parameters"].span), lossy=reader.lossy)
-        given = reader.get("rope_theta")
-        theta = inner.number(at, Rope, "theta", "rope_theta", default=theta)
+    if inner is not None and nested:
+        theta = inner.number(at, Rope, "theta", "rope_theta")
         if given is not None and not inner.mistakes and given.value != theta:
             span = parameters["rope_theta"].span
             reader.complain(
@@ -104,7 +105,7 @@ def _mla(reader: Reader, num_heads: int, rope: Rope) -> Mla:
 
 def _gqa(reader: Reader, family: Family, hidden: int, num_heads: int, rope: Rope) -> Gqa:
     at = "model.attention"
-    width = reader.number(f"{at}.head_dim", Gqa, "head_dim", "head_dim", default=family.head_dim or 0)
+    width = reader.number(f"{at}.head_dim", Gqa, "head_dim", "head_dim", default=0)
     if not width:
         width = max(2, min(4096, hidden // num_heads))
         if width * num_heads != hidden and {"model.hidden", "model.attention.heads"} <= set(reader.origins):
@@ -114,7 +115,7 @@ def _gqa(reader: Reader, family: Family, hidden: int, num_heads: int, rope: Rope
             reader.complain("I0203", message, reader.origins.get("model.hidden"))
     return Gqa(
         heads=num_heads,
-        kv_heads=reader.number(f"{at}.kv_heads", Gqa, "kv_heads", "num_key_value_heads", default=num_heads),
+        kv_heads=reader.number(f"{at}.kv_heads", Gqa, "kv_heads", "num_key_value_heads", null=num_heads),
         head_dim=width,
         qk_norm=family.qk_norm,
         rope=rope,

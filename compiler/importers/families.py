@@ -1,37 +1,70 @@
-"""The model types of Hugging Face configurations: what a silent config means, and which types are out of reach."""
+"""The model types of Hugging Face configurations: the defaults of each, and which types are out of reach."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 
 @dataclass(frozen=True)
 class Family:
-    """What a model type means where its config is silent."""
+    """How the models of a type are built, and what a key means that their config leaves out."""
 
     attention: Literal["mla", "gqa"]
     ffn: Literal["dense", "deepseek", "qwen", "mixtral"]
-    score: Literal["sigmoid", "softmax"] = "softmax"
-    method: str = "greedy"
+    defaults: Mapping[str, int | float | str | bool | None]  # None: the key is as if it were null
     qk_norm: bool = False
-    head_dim: int | None = None  # None: hidden / heads
-    theta: float = 10_000.0
-    norm_eps: float = 1e-6
     window: int | None = None  # of a config that does not mention sliding_window
     slides: bool = True  # a window is used where use_sliding_window is not mentioned
 
 
+# The defaults are those of the configuration classes of `transformers` 5.23, held to them by a test. What these do not
+# have (the loss that balances experts, scores, how groups are chosen; the types `deepseek` and `kimi_k2`) is as in
+# DeepSeek's own configuration_deepseek.py beside the published weights; Kimi K2's file is a copy of DeepSeek-V3's.
+# Sizes have no default here: a config without them is refused.
+_ALL = {"initializer_range": 0.02, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
+_DEEPSEEK = _ALL | {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 2048,
+    "first_k_dense_replace": 0,
+    "norm_topk_prob": False,
+    "scoring_func": "softmax",
+    "aux_loss_alpha": 0.001,
+}
+_DEEPSEEK_V2 = _DEEPSEEK | {"n_shared_experts": 2, "routed_scaling_factor": 1.0, "topk_method": "greedy"}
+_DEEPSEEK_V3 = _DEEPSEEK | {
+    "max_position_embeddings": 4096,
+    "first_k_dense_replace": 3,
+    "norm_topk_prob": True,
+    "scoring_func": "sigmoid",
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+    "topk_method": "noaux_tc",
+    "n_group": 8,
+    "topk_group": 4,
+    "num_nextn_predict_layers": 1,
+}
+_LLAMA = _ALL | {"num_key_value_heads": None, "max_position_embeddings": 2048}
+_MISTRAL = _ALL | {"num_key_value_heads": 8, "max_position_embeddings": 131_072}
+_MIXTRAL = _MISTRAL | {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.001}
+_QWEN3 = _ALL | {"num_key_value_heads": 32, "max_position_embeddings": 32_768, "head_dim": 128}
+_QWEN3_MOE = _ALL | {
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32_768,
+    "norm_topk_prob": False,
+    "router_aux_loss_coef": 0.001,
+}
 FAMILIES = {
-    "deepseek": Family("gqa", "deepseek"),
-    "deepseek_v2": Family("mla", "deepseek"),
-    "deepseek_v3": Family("mla", "deepseek", "sigmoid", "noaux_tc"),
-    "kimi_k2": Family("mla", "deepseek", "sigmoid", "noaux_tc"),
-    "llama": Family("gqa", "dense"),
-    "mistral": Family("gqa", "dense", window=4096),
-    "mixtral": Family("gqa", "mixtral", theta=1e6, norm_eps=1e-5),
-    "qwen3": Family("gqa", "dense", qk_norm=True, head_dim=128, slides=False),
-    "qwen3_moe": Family("gqa", "qwen", qk_norm=True, slides=False),
+    "deepseek": Family("gqa", "deepseek", _DEEPSEEK),
+    "deepseek_v2": Family("mla", "deepseek", _DEEPSEEK_V2),
+    "deepseek_v3": Family("mla", "deepseek", _DEEPSEEK_V3),
+    "kimi_k2": Family("mla", "deepseek", _DEEPSEEK_V3),
+    "llama": Family("gqa", "dense", _LLAMA),
+    "mistral": Family("gqa", "dense", _MISTRAL, window=4096),
+    "mixtral": Family("gqa", "mixtral", _MIXTRAL),
+    "qwen3": Family("gqa", "dense", _QWEN3, qk_norm=True, slides=False),
+    "qwen3_moe": Family("gqa", "qwen", _QWEN3_MOE, qk_norm=True, slides=False),
 }
 
 # model types that a spec cannot describe, and what is in the way

@@ -48,20 +48,22 @@ def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
     if model_type not in FAMILIES:
         return Imported(model_type, None, 0, (), tuple(reader.mistakes))
     family = FAMILIES[model_type]
-    context = reader.count("max_position_embeddings", 1, 2**40, LONGEST)
+    reader.defaults = family.defaults
+    context = reader.count("max_position_embeddings", 1, 2**40)
     hidden = reader.number("model.hidden", Model, "hidden", "hidden_size")
     attended, original = attention(reader, family, hidden, context)
     fields = {
         "name": name,
         "vocab": reader.number("model.vocab", Model, "vocab", "vocab_size"),
         "hidden": hidden,
-        "init_std": reader.number("model.init_std", Model, "init_std", "initializer_range", default=0.02),
-        "norm_eps": reader.number("model.norm_eps", Model, "norm_eps", "rms_norm_eps", default=family.norm_eps),
+        "init_std": reader.number("model.init_std", Model, "init_std", "initializer_range"),
+        "norm_eps": reader.number("model.norm_eps", Model, "norm_eps", "rms_norm_eps"),
         "attention": attended,
         "layers": layers(reader, family, model_type),
         "mtp": _mtp(reader),
     }
     _others(reader)
+    _say_defaults(reader, model_type)
     model = None
     if not reader.failed:
         model = Model(**fields)
@@ -128,6 +130,13 @@ def _others(reader: Reader) -> None:
         if name not in reader.used and name not in IRRELEVANT and not name.startswith("_"):
             text = f"`{shown(name)[1:-1]}` = {shown(value)} is not known, and not in this spec"
             reader.warn("I0302", "model", text, value.key)
+
+
+def _say_defaults(reader: Reader, model_type: str) -> None:
+    """What the config leaves out, and what was taken for it."""
+    if reader.filled:
+        listed = ", ".join(f"{name} = {shown(value)}" for name, value in sorted(reader.filled.items()))
+        reader.warn("I0304", "model", f"not in the config, so as {model_type} has it by default: {listed}")
 
 
 def _broken_rules(model: Model, origins: Mapping[str, Span]) -> list[Diagnostic]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from compiler.importers.families import Family
-from compiler.importers.reader import REQUIRED, Reader, Remark, shown
+from compiler.importers.reader import Reader, Remark, shown
 from dsl.schema import Balance, Dense, LayerRange, Moe, Phase
 from dsl.schema.model import MAX_LAYER
 
@@ -77,12 +77,12 @@ def _moe(reader: Reader, family: Family, model_type: str, index: int) -> Moe:
         shared=0,
         top_k=reader.number(f"{at}.top_k", Moe, "top_k", "num_experts_per_tok"),
         inner=reader.number(f"{at}.inner", Moe, "inner", inner),
-        score=family.score,
-        normalize=True if family.ffn == "mixtral" else reader.flag("norm_topk_prob", family.score == "sigmoid"),
+        score="softmax",
+        normalize=True if family.ffn == "mixtral" else reader.flag("norm_topk_prob", False),
         balance=Balance(),
     )
     if family.ffn == "deepseek":
-        return _deepseek_gate(reader, family, model_type, moe, at)
+        return _deepseek_gate(reader, model_type, moe, at)
     balance = Balance(
         sequence_loss=_batch_loss(reader, "router_aux_loss_coef", "batch and all layers, on another scale")
     )
@@ -90,17 +90,16 @@ def _moe(reader: Reader, family: Family, model_type: str, index: int) -> Moe:
     return moe.model_copy(update={"balance": balance})
 
 
-def _deepseek_gate(reader: Reader, family: Family, model_type: str, moe: Moe, at: str) -> Moe:
-    score, method = reader.text("scoring_func", family.score), reader.text("topk_method", family.method)
-    silent = 1 if method == "greedy" else REQUIRED
-    groups = reader.number(f"{at}.groups", Moe, "groups", "n_group", default=silent, null=1)
-    top_groups = reader.number(f"{at}.top_groups", Moe, "top_groups", "topk_group", default=silent, null=1)
-    scale = reader.number(
-        f"{at}.scale", Moe, "scale", "routed_scaling_factor", default=1.0 if score == "softmax" else REQUIRED
+def _deepseek_gate(reader: Reader, model_type: str, moe: Moe, at: str) -> Moe:
+    score, method = reader.text("scoring_func", "softmax"), reader.text("topk_method", "greedy")
+    groups, top_groups = (
+        reader.number(f"{at}.{field}", Moe, field, name, null=1) if method != "greedy" or name in reader.members else 1
+        for field, name in (("groups", "n_group"), ("top_groups", "topk_group"))
     )
+    scale = reader.number(f"{at}.scale", Moe, "scale", "routed_scaling_factor", default=1.0)
     if score not in ("sigmoid", "softmax"):
         reader.refuse("ffn", "scoring_func", "the scores of a spec are sigmoid or softmax")
-        score = family.score
+        score = reader.defaults["scoring_func"]
     if method == "greedy" and groups > 1:
         text = f"n_group = {groups} is not in this spec: topk_method greedy chooses among all experts"
         reader.warn("I0303", "ffn", text, reader.members["n_group"].key)
@@ -111,7 +110,7 @@ def _deepseek_gate(reader: Reader, family: Family, model_type: str, moe: Moe, at
         reader.refuse("ffn", "topk_method", f"with {score} scores; a spec has {how}")
     if moe.normalize and score == "softmax" and scale != 1:
         text = f"routed_scaling_factor = {shown(scale)} is not in this spec: {model_type} does not scale where it "
-        reader.warn("I0303", "ffn", f"{text}normalizes (norm_topk_prob)", reader.members["routed_scaling_factor"].key)
+        reader.warn("I0303", "ffn", f"{text}normalizes (norm_topk_prob)", reader.place("routed_scaling_factor"))
         scale = 1.0
     weigh = _loss if reader.flag("seq_aux", True) else _batch_loss
     balance = Balance(sequence_loss=weigh(reader, "aux_loss_alpha"))
@@ -121,7 +120,7 @@ def _deepseek_gate(reader: Reader, family: Family, model_type: str, moe: Moe, at
     _is_balanced(reader, balance)
     return moe.model_copy(
         update={
-            "shared": reader.number(f"{at}.shared", Moe, "shared", "n_shared_experts", default=0),
+            "shared": reader.number(f"{at}.shared", Moe, "shared", "n_shared_experts", default=0, null=0),
             "groups": groups,
             "top_groups": top_groups,
             "score": score,
@@ -132,7 +131,7 @@ def _deepseek_gate(reader: Reader, family: Family, model_type: str, moe: Moe, at
 
 
 def _loss(reader: Reader, name: str) -> float:
-    weight: float = reader.number("", Balance, "sequence_loss", name, default=0.0)
+    weight: float = reader.number("", Balance, "sequence_loss", name, default=0.0, null=0.0)
     return weight
 
 
@@ -141,7 +140,7 @@ def _batch_loss(reader: Reader, name: str, over: str = "batch") -> float:
     weight = _loss(reader, name)
     if weight:
         text = f"{name} = {shown(weight)} weighs a loss over the {over}; in this spec, one for each sequence"
-        reader.warn("I0303", "balance", text, reader.members[name].key)
+        reader.warn("I0303", "balance", text, reader.place(name))
     return weight
 
 

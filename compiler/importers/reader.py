@@ -53,6 +53,8 @@ class Reader:
         self.root, self.lossy = root, lossy
         self.members: Mapping[str, Json] = root.value
         self.used: set[str] = set()
+        self.defaults: Mapping[str, Any] = {}  # of the model type, once that is read
+        self.filled: dict[str, Any] = {}  # keys that are absent, with the default that was taken
         self.mistakes: list[Diagnostic] = []
         self.remarks: list[Remark] = []
         self.origins: dict[str, Span] = {"": Span(root.span.source, root.span.start, root.span.start + 1)}
@@ -74,13 +76,15 @@ class Reader:
     ) -> Any:
         """A number with the type and bounds of a field of the schema, written to the path `at` of a spec.
 
-        default: what an absent key means; null: what null means, if not the same.
+        default: what an absent key means that the model type has no default for; null: what null means, if not the
+        same.
         """
         low = _least(cls, field)
         found = self.get(*names)
         if found is None:
-            absent = not any(name in self.members for name in names)
-            meant = default if absent or null is REQUIRED else null
+            if null is not REQUIRED and any(name in self.members for name in names):
+                return null
+            meant = self._default(names, default, null)
             return self._missing(names, low) if meant is REQUIRED else meant
         name = next((each for each in names if self.members.get(each) is found), names[0])
         whole = int in fields_of(cls)[field].types
@@ -97,9 +101,11 @@ class Reader:
 
     def count(self, name: str, low: int, high: int, default: int = REQUIRED, alias: str = "") -> int:
         """A whole number that a spec has no key for."""
-        found = self.get(*((name, alias) if alias else (name,)))
+        names = (name, alias) if alias else (name,)
+        found = self.get(*names)
         if found is None:
-            return self._missing((name,), low) if default is REQUIRED else default
+            meant: int = self._default(names, default)
+            return self._missing((name,), low) if meant is REQUIRED else meant
         if isinstance(found.value, bool) or not isinstance(found.value, int) or not low <= found.value <= high:
             message = f"`{name}` is a whole number of {low:,} to {high:,}, {shown(found)} is not"
             self.complain("I0203", message, found.span)
@@ -109,7 +115,7 @@ class Reader:
     def flag(self, name: str, default: bool) -> bool:
         found = self.get(name)
         if found is None:
-            return default
+            return bool(self._default((name,), default))
         if not isinstance(found.value, bool):
             self.complain("I0203", f"`{name}` is true or false, {shown(found)} is not", found.span)
             return default
@@ -118,7 +124,7 @@ class Reader:
     def text(self, name: str, default: str) -> str:
         found = self.get(name)
         if found is None:
-            return default
+            return str(self._default((name,), default))
         if not isinstance(found.value, str):
             self.complain("I0203", f"`{name}` is a text, {shown(found)} is not", found.span)
             return default
@@ -134,11 +140,24 @@ class Reader:
             return {}
         return found.value
 
+    def _default(self, names: tuple[str, ...], otherwise: Any, null: Any = REQUIRED) -> Any:
+        """What an absent key means: the default of the model type, which is then said, or else `otherwise`."""
+        name = next((each for each in names if each in self.defaults), None)
+        if name is None:
+            return otherwise
+        meant = self.defaults[name]
+        self.filled[name] = null if meant is None else meant
+        return self.filled[name]
+
     # ------------------------------------------------------------ findings
 
     @property
     def failed(self) -> bool:
         return any(item.severity == "error" for item in self.mistakes)
+
+    def place(self, name: str) -> Span | None:
+        """Where a key is written; None where it is absent."""
+        return self.members[name].key if name in self.members else None
 
     def complain(self, code: str, message: str, span: Span | None, hint: str = "", *notes: Note) -> None:
         self.mistakes.append(Diagnostic(code, message, span, hint, notes))
