@@ -58,4 +58,5 @@ def _conflict(conflict: Conflict) -> dict[str, Any]:
     return {
         "lines": [span_value(line) for line in conflict.lines],
         "resolutions": [[edit_value(edit) for edit in edits] for edits in conflict.resolutions],
+        "leaves_others": conflict.leaves_others,
     }

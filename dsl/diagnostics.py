@@ -44,10 +44,16 @@ class Edit:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Lines that cannot hold together, whatever the others say, and ways out: each resolves everything, best first."""
+    """Lines that cannot hold together, whatever the others say, and the edits that make them hold, best first.
+
+    `mends`: the code and place of each message that all resolutions take away. `leaves_others`: whether messages about
+    something else stand beside this one, and stay.
+    """
 
     lines: tuple[Span, ...]
     resolutions: tuple[tuple[Edit, ...], ...]
+    mends: frozenset[tuple[str, Span | None]] = frozenset()
+    leaves_others: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,10 +137,10 @@ def _conflict(conflict: Conflict, margin: str) -> list[str]:
     if conflict.resolutions:
         edits = [edit for resolution in conflict.resolutions for edit in resolution]
         rows = iter(_table([edit.span for edit in edits], [edit.text for edit in edits]))
-        what = (
-            "any one of these mends it, the smallest change first" if len(conflict.resolutions) > 1 else "this mends it"
-        )
-        lines.append(f"{margin} = edits: {what}")
+        mended = "this conflict" if conflict.leaves_others else "it"
+        several = len(conflict.resolutions) > 1
+        what = f"any one of these mends {mended}, the smallest change first" if several else f"this mends {mended}"
+        lines.append(f"{margin} = edits: {what}{'; other errors stay' if conflict.leaves_others else ''}")
         for number, resolution in enumerate(conflict.resolutions, 1):
             marks = [f"{number}. ", *["   "] * (len(resolution) - 1)]
             lines += [f"{margin}     {mark}{next(rows)}" for mark in marks]

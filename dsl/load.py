@@ -142,7 +142,16 @@ def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), re
 def _in_order(definitions: Definitions, mistakes: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     """Everything wrong, with what no value shows."""
     told = (*definitions.mistakes, *mistakes)
-    return in_order((*told, *misread(definitions, told)), definitions.sources)
+    items = in_order((*told, *misread(definitions, told)), definitions.sources)
+    return tuple(_beside_others(item, items) for item in items)
+
+
+def _beside_others(item: Diagnostic, items: Iterable[Diagnostic]) -> Diagnostic:
+    """A message whose conflict says whether other messages stay when it is mended."""
+    if item.conflict is None:
+        return item
+    others = any((each.code, each.span) not in item.conflict.mends for each in items)
+    return replace(item, conflict=replace(item.conflict, leaves_others=others))
 
 
 def _apart(definitions: Definitions, views: Iterable[View]) -> list[tuple[str, str]]:

@@ -41,6 +41,9 @@ MAX_NAMED = 8  # lines of a resolution of many
 MAX_SHOWN = 5  # resolutions
 MAX_MORE = 2  # lines that a conflict may have beyond the fewest, to be of those that its message is about
 MAX_VERIFIED = 15  # resolutions tried on the spec, about 2 ms each
+SIZES = ("last", "heads", "vocab", "experts")  # keys of the model that say how large it is
+Identity = tuple[str, Span | None]  # of a message: its code and place
+Way = tuple[tuple[Edit, ...], set[Identity]]  # edits, and the messages that stay with them
 
 
 @dataclass(frozen=True)
@@ -174,12 +177,20 @@ def _explain(
     conflict = _conflict(problem, known, group, lines, subject.sources, memory)
     kept = {DEVICES} if NODES in known and known[NODES].given else set()
     offered = [line for line in sorted(lines, key=place) if not _is_given(problem.lines[line], memory, kept)]
-    told = [line for line in offered if line in {subject.origins.get(each.at) for each in group}]
-    changes = problem.changes(offered, told[:MAX_NAMED], [each.paths for each in group])
-    resolutions = _verified(subject, problem, changes, [each.message for each in group], messages, place)
-    return _told(
-        messages, group, Conflict(tuple(sorted(conflict or (), key=place)), resolutions), subject.sources, memory
+    named_lines = {subject.origins.get(each.at) for each in group}
+    ways: list[Way] = []
+    for depth in range(3):  # another model is another experiment: only where nothing else mends it
+        lines = [line for line in offered if max(map(_depth, problem.lines[line])) <= depth]
+        if not ways and any(_depth(path) == depth for line in lines for path in problem.lines[line]):
+            named_ones = [line for line in lines if line in named_lines][:MAX_NAMED]
+            changes = problem.changes(lines, named_ones, [each.paths for each in group])
+            ways = _verified(subject, problem, changes, [each.message for each in group], messages, place)
+    found = Conflict(
+        tuple(sorted(conflict or (), key=place)),
+        tuple(edits for edits, _ in ways),
+        frozenset(_identity(message) for message in messages).difference(*(left for _, left in ways)),
     )
+    return _told(messages, group, found, subject.sources, memory)
 
 
 def _conflict(
@@ -219,6 +230,11 @@ def _free(variable: Variable) -> Variable:
     return replace(variable, span=None, value=1 if variable.path in REFUSED else variable.value)
 
 
+def _depth(path: str) -> int:
+    """How much another value changes what is trained: 0 not at all, 1 how the model works, 2 how large it is."""
+    return 0 if not path.startswith("model.") else 2 if path.rpartition(".")[2] in SIZES else 1
+
+
 def _is_given(paths: Collection[str], memory: bool, kept: Collection[str]) -> bool:
     """Whether a line states what no edit changes: a fact of the device; what is `kept`; and the model, where the
     devices are small."""
@@ -249,8 +265,8 @@ def _verified(
     mended: Sequence[Diagnostic],
     messages: Sequence[Diagnostic],
     place: Callable[[Span], tuple[int, int]],
-) -> tuple[tuple[Edit, ...], ...]:
-    """The edits of each change, best first, of those that mend the spec and break nothing else."""
+) -> list[Way]:
+    """The edits of each change that mends the spec and breaks nothing else, best first, and what is wrong with them."""
     ranked = []
     for change in changes:
         texts = {}
@@ -262,16 +278,17 @@ def _verified(
         bought = any(path.startswith("cluster.") for path in change.values)  # another cluster comes after another plan
         ranked.append((len(edits), bought, round(change.size, 9), [place(edit.span) for edit in edits], edits))
     left = {_identity(message) for message in messages if message not in mended}
-    found: list[tuple[Edit, ...]] = []
+    found: list[Way] = []
     for *_, edits in sorted(ranked, key=lambda item: item[:4])[:MAX_VERIFIED]:
         if len(found) == MAX_SHOWN:
             break
-        if {_identity(message) for message in subject.again({edit.span: edit.text for edit in edits})} <= left:
-            found.append(edits)
-    return tuple(found)
+        after = {_identity(message) for message in subject.again({edit.span: edit.text for edit in edits})}
+        if after <= left:
+            found.append((edits, after))
+    return found
 
 
-def _identity(message: Diagnostic) -> tuple[str, Span | None]:
+def _identity(message: Diagnostic) -> Identity:
     return message.code, message.span
 
 
