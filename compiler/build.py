@@ -51,6 +51,11 @@ class Build:
     warning: str  # where the plan does not fit the spec's devices
     entries: Files = ()  # for a cache: its segments (compiler/graph/cache.py), and orders (compiler/lower/kept.py)
 
+    @property
+    def digest(self) -> str:
+        """sha256 of the manifest, which names the build: what `dsc train --expect` takes."""
+        return digest(dict(self.files)["manifest.json"])
+
 
 def compile_spec(
     spec: Spec,

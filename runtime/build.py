@@ -1,26 +1,25 @@
-"""Reads a build folder: the plan, the programs, and the emitted modules of one pipeline rank.
+"""A build as the runtime uses it: the plan, the programs, and the emitted modules of one pipeline rank.
 
-The folder is a package of its own name, so that `stages/rank_0.py` can say `from ..segments import …` and several
-builds can live in one process. Every file is checked against `manifest.json` before anything of it runs.
+All of it is parsed and run from the bytes that were read and verified when the build was opened
+(runtime/build_files.py): what is in its folder afterwards changes nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import json
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from runtime.build_files import BuildError, OtherBuildError, read, versions
+from runtime.build_modules import Modules
 from runtime.certificate import CertificateError, label, recheck
+from runtime.plan_form import PlanError, check_plan
 
-
-class BuildError(RuntimeError):
-    """The build folder is not what `dsc compile` wrote."""
+__all__ = ["Build", "BuildError", "Call", "OtherBuildError", "Program"]
 
 
 @dataclass(frozen=True)
@@ -45,53 +44,97 @@ class Program:
 
 @dataclass(frozen=True)
 class Build:
+    """`files`: path in the folder → its verified bytes, the manifest apart. `digest`: of the manifest, names the build.
+
+    `edits`: how the folder differs from what was compiled, a printable line each; only a build that was opened with
+    `edited` has any.
+    """
+
     folder: Path
-    plan: Mapping[str, Any]
-    digest: str  # of the manifest: names this build
+    files: Mapping[str, bytes] = field(repr=False)
+    plan: Mapping[str, Any] = field(repr=False)
+    digest: str
+    edits: tuple[str, ...] = ()
 
     @staticmethod
-    def open(folder: Path) -> Build:
-        """Verify the manifest and the certificates, and read the plan. Raises BuildError naming what is wrong."""
+    def open(folder: Path, expect: str | None = None, *, edited: bool = False) -> Build:
+        """Read and verify files, versions and certificates, and read the plan.
+
+        expect: the digest that the build must have. edited: differences from what was compiled are told in `edits` and
+        are no error, as long as the plan can be read. Raises BuildError naming what is wrong; OtherBuildError for
+        another digest.
+        """
+        found = read(folder, expect, edited=edited)
+        edits = list(found.edits)
         try:
-            text = (folder / "manifest.json").read_bytes()
-        except OSError as error:
-            raise BuildError(f"{folder} holds no build (manifest.json: {error.strerror}); run dsc compile") from None
+            check_versions(folder, found.versions)
+            if not edits:
+                recheck(found.files, found.digests)
+        except (BuildError, CertificateError) as error:
+            refusal = (
+                error
+                if isinstance(error, BuildError)
+                else BuildError(f"{folder} is not what was proven: {error}; run dsc compile again")
+            )
+            if not edited:
+                raise refusal from None
+            edits.append(str(refusal))
         try:
-            digests = dict(json.loads(text)["files"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise BuildError(f"{folder} is not what dsc compile wrote: manifest.json; compile it again") from None
-        for name, entry in digests.items():
-            path = folder / name
-            if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != entry:
-                raise BuildError(f"{path} is not the file that was compiled; run dsc compile again")
-        try:
-            recheck(folder, digests)
-        except CertificateError as error:
-            raise BuildError(f"{folder} is not what was proven: {error}; run dsc compile again") from None
-        plan = json.loads((folder / "plan.json").read_text("utf-8"))
-        return Build(folder, plan, hashlib.sha256(text).hexdigest())
+            plan = json.loads(found.files["plan.json"])
+            programs = {name: json.loads(found.files[f"program/{name}.json"]) for name in program_names(found.files)}
+            check_plan(plan, programs)
+        except (PlanError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            said = str(error) if isinstance(error, PlanError) else f"{type(error).__name__}: {error}"
+            raise BuildError(f"{folder} is not what dsc compile wrote: plan.json: {said}; compile it again") from None
+        ranks = range(plan["mesh"]["pp"])
+        stages = {f"stages/rank_{rank}.py" for rank in ranks}
+        if stages != {name for name in found.files if name.startswith("stages/")}:
+            raise BuildError(
+                f"{folder} is not what dsc compile wrote: its stages are not those of {len(ranks)} pipeline ranks;"
+                " compile it again"
+            )
+        return Build(folder, found.files, plan, found.digest, tuple(edits))
 
     def programs(self, pipeline_rank: int) -> dict[str, Program]:
         """Every program of the build, by file name without suffix: train_8, evaluate_2."""
-        return {p.stem: _program(json.loads(p.read_text("utf-8")), pipeline_rank) for p in self._program_files()}
-
-    def _program_files(self) -> list[Path]:
-        return sorted((self.folder / "program").glob("*.json"))
+        return {
+            name: _program(json.loads(self.files[f"program/{name}.json"]), pipeline_rank)
+            for name in program_names(self.files)
+        }
 
     def bodies(self, pipeline_rank: int) -> Mapping[str, Callable[..., None]]:
+        """What `stages/rank_<r>.py` calls its bodies, by name."""
         return self.module(f"stages.rank_{pipeline_rank}").BODIES
 
     def module(self, name: str) -> ModuleType:
-        package = f"dsc_build_{self.digest[:16]}"
-        if package not in sys.modules:
-            root = ModuleType(package)
-            root.__path__ = [str(self.folder)]
-            sys.modules[package] = root
-        before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the build folder stays as it was written
-        try:
-            return importlib.import_module(f"{package}.{name}")
-        finally:
-            sys.dont_write_bytecode = before
+        """An emitted module by its name below the build: `segments.head_T16_D16_6c24e5`."""
+        return self._modules.load(name)
+
+    def path(self, name: str) -> Path | None:
+        """Where a file of the build is, for a module's `__file__`; None where the build has none of that name."""
+        return self._modules.folder / name if name in self.files else None
+
+    @cached_property
+    def _modules(self) -> Modules:
+        sources = {name: data for name, data in self.files.items() if name.endswith(".py") and "/" in name}
+        return Modules(f"dsc_build_{self.digest[:16]}", self.folder.absolute(), sources)
+
+
+def program_names(files: Mapping[str, bytes]) -> list[str]:
+    """train_8, evaluate_2, … of the files of a build, sorted."""
+    folder, suffix = "program/", ".json"
+    return sorted(name.removeprefix(folder).removesuffix(suffix) for name in files if name.startswith(folder))
+
+
+def check_versions(folder: Path, made_by: Mapping[str, str]) -> None:
+    """Raise BuildError unless a build was compiled by the versions that are installed: what another one traced calls
+    other ops, or the same ops in another order, and may train something else."""
+    here = versions()
+    if made_by != here:
+        differs = [name for name in (*here, *(made_by.keys() - here)) if made_by.get(name) != here.get(name)]
+        was = ", ".join(f"{name} {made_by.get(name, 'none')}" for name in differs)
+        now = ", ".join(f"{name} {here.get(name, 'none')}" for name in differs)
+        raise BuildError(f"{folder} was compiled with {was}, and {now} is installed: run dsc compile again")
 
 
 def _program(data: Mapping[str, Any], rank: int) -> Program:

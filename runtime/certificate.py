@@ -19,7 +19,6 @@ import hashlib
 import json
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -42,10 +41,10 @@ def label(body: str, micro_batches: Sequence[int]) -> str:
     return f"({'|'.join(names)})" if len(names) > 1 else names[0]
 
 
-def recheck(folder: Path, digests: Mapping[str, str]) -> None:
-    """Raise CertificateError unless every program of the build is what was proven.
+def recheck(files: Mapping[str, bytes], digests: Mapping[str, str]) -> None:
+    """Raise CertificateError unless every program of the build is what was proven. O(messages).
 
-    digests: sha256 of the build's files by name, as just verified. O(messages).
+    files: the build's, by path. digests: sha256 of each.
     """
     names = [_stem(name) for name in digests if name.startswith("program/")]
     certified = [_stem(name) for name in digests if name.startswith("certificate/")]
@@ -55,10 +54,10 @@ def recheck(folder: Path, digests: Mapping[str, str]) -> None:
         if name not in names:
             raise CertificateError(f"certificate/{name}.json is of a program that is not there")
         try:
-            certificate = json.loads((folder / "certificate" / f"{name}.json").read_text("utf-8"))
-            program = json.loads((folder / "program" / f"{name}.json").read_text("utf-8"))
+            certificate = json.loads(files[f"certificate/{name}.json"])
+            program = json.loads(files[f"program/{name}.json"])
             _check(name, program, certificate, digests)
-        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             words = f"{type(error).__name__}: {error}"
             raise CertificateError(f"program/{name}.json does not fit its certificate ({words})") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 FILES = ("spec.resolved", "schedule.txt", "placement.json", "rates.json")  # the first may name the others
@@ -10,32 +11,39 @@ PROGRAM = "program.sha256"  # of a run folder: the digest of the programs that i
 PROGRAM_FOLDERS = ("program", "stages", "segments", "kernels")  # of a build: what its ranks execute
 
 
-def copy(build: Path, run: Path) -> None:
-    """Make a run folder hold the files of `build`, and the digest of its programs. OSError if it cannot be written."""
+def copy(build: Mapping[str, bytes], run: Path) -> None:
+    """Make a run folder hold the files of a build, and the digest of its programs. `build`: files by path.
+
+    OSError if the run folder cannot be written.
+    """
     for name in FILES:
-        if (build / name).is_file():
-            _replace(run / name, (build / name).read_bytes())
+        if name in build:
+            _replace(run / name, build[name])
         else:
             (run / name).unlink(missing_ok=True)  # of a build before
     _replace(run / PROGRAM, (program_digest(build) + "\n").encode())
 
 
-def digest(folder: Path) -> str:
-    """Of those in a build or run folder: a run that goes on with another plan has another one."""
+def of_run(folder: Path) -> dict[str, bytes]:
+    """What a run folder has of them."""
+    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+
+
+def digest(files: Mapping[str, bytes]) -> str:
+    """Of those among `files`: a run that goes on with another plan has another one."""
     found = hashlib.sha256()
     for name in FILES:
-        if (folder / name).is_file():
-            found.update(f"{name}\n".encode() + (folder / name).read_bytes())
+        if name in files:
+            found.update(f"{name}\n".encode() + files[name])
     return found.hexdigest()
 
 
-def program_digest(build: Path) -> str:
+def program_digest(build: Mapping[str, bytes]) -> str:
     """The digest of all that the ranks of a build execute: the same for specs that differ in, say, the rate alone."""
     found = hashlib.sha256()
-    for folder in PROGRAM_FOLDERS:
-        for path in sorted((build / folder).glob("*.*")):
-            if path.is_file():
-                found.update(f"{folder}/{path.name}\n".encode() + hashlib.sha256(path.read_bytes()).digest())
+    for name in sorted(build):
+        if name.partition("/")[0] in PROGRAM_FOLDERS:
+            found.update(f"{name}\n".encode() + hashlib.sha256(build[name]).digest())
     return found.hexdigest()
 
 

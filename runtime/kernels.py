@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runtime.build_modules import module_at
+
 Op = Callable[..., Any]
 
 
@@ -51,7 +53,12 @@ def on_cuda(segment: str, file: str, otherwise: Op) -> Op:
 
 @functools.cache
 def load_kernels(path: Path) -> ModuleType:
-    """The module at `path`, one for all segments that share it: each module compiles its kernels anew."""
+    """The module at `path`, one for all segments that share it: each module compiles its kernels anew.
+
+    Of a build that was opened it is the text that was verified.
+    """
+    if verified := module_at(path):
+        return verified
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader, path
     module = importlib.util.module_from_spec(spec)

@@ -19,15 +19,14 @@ from weakref import ref
 
 from torch import Tensor
 
-from runtime import kept
 from runtime.comm.transport import Pending, Route
 from runtime.executor import Executor
 
 
-def is_there(run: Path, rank: int, build: Path) -> bool:
-    """Whether a run folder has a ledger of the rank, and of this build."""
+def is_there(run: Path, rank: int, of: str) -> bool:
+    """Whether a run folder has a ledger of the rank, and of this build; `of` as in `Ledger.write`."""
     try:
-        return bool(json.loads(_path(run, rank).read_text("utf-8"))["of"] == kept.digest(build))
+        return bool(json.loads(_path(run, rank).read_text("utf-8"))["of"] == of)
     except (OSError, ValueError, LookupError, TypeError):
         return False
 

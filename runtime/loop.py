@@ -75,11 +75,11 @@ class Loop:
 
         events = Events(self.run)
         metrics = Metrics(self.run, trainer.step, say) if rank == 0 else None
-        trace = Trace(self.run, rank, trainer.step, kept.program_digest(self.build.folder), say)
+        trace = Trace(self.run, rank, trainer.step, kept.program_digest(self.build.files), say)
         machine = {"device": self.device, "transport": transport_in_use(trainer.links)}
         if rank == 0:
             self._begin(trainer, world, machine, events, say)
-        measured = self.device != "cpu" or ledger.is_there(self.run, rank, self.build.folder)
+        measured = self.device != "cpu" or ledger.is_there(self.run, rank, kept.digest(self.build.files))
         profile = Profile(trainer, self.profile) if self.profile is not None else None
         while trainer.step < self.total:
             board.start_step(trainer.step + 1)
@@ -129,7 +129,7 @@ class Loop:
     ) -> None:
         """Keep the build's description, record the start, and say what only ranks that have met can know."""
         try:
-            kept.copy(self.build.folder, self.run)
+            kept.copy(self.build.files, self.run)
         except OSError as error:
             say(f"{self.run} has no copy of what was planned ({error.strerror}): dsc report and dsc inspect need one")
         build = {"build": self.build.digest, "torch": torch.__version__}
@@ -148,7 +148,7 @@ class Loop:
         with trainer.ledger() as held:
             row = trainer.train_step()
         with suppress(OSError):  # a full disk does not end a run
-            held.write(self.run, trainer.rank, trainer.step, trainer.program, kept.digest(self.build.folder))
+            held.write(self.run, trainer.rank, trainer.step, trainer.program, kept.digest(self.build.files))
         return row
 
     def _samples(self, split: str) -> Samples:

@@ -57,10 +57,9 @@ def square_sum(flat: Tensor) -> Tensor:
     return rows.square().sum() + torch.linalg.vector_norm(flat[whole:], dtype=torch.float64).square()
 
 
-def update_of(build: Path) -> Op:
-    """The `adamw` of a build folder: its kernel on CUDA, where it has one, else the op."""
-    emitted = build / "kernels" / "adamw.py"
-    return on_cuda(str(emitted), emitted.stem, adamw) if emitted.exists() else adamw
+def update_of(emitted: Path | None) -> Op:
+    """The `adamw` of a build: its kernel on CUDA, where it has emitted one, else the op."""
+    return on_cuda(str(emitted), emitted.stem, adamw) if emitted else adamw
 
 
 def update(state: State, recipe: AdamW, rate: float, step: int, norm: float, sums: Sums, by: Op = adamw) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from runtime.outcome import shortened
 
 PROFILED = 5  # steps
+EXIT_REPLACED = 76  # of the launcher, for dsc train alone: the folder holds another build than the one it compiled
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """--out, --steps, --resume, --data, --device, --transport, --hang-timeout, --profile."""
+    """--out, --steps, --resume, --data, --device, --transport, --hang-timeout, --profile, --expect."""
     parser.add_argument("--out", type=_run_folder, metavar="RUN", help="run folder; default: runs/<run>")
     parser.add_argument("--steps", type=_positive, metavar="N", help="end after step N instead of the spec's last")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
@@ -41,6 +43,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"say where the time of N steps goes ({PROFILED} if N is left out), after some of warm-up, and end",
     )
+    parser.add_argument(
+        "--expect", type=_digest, metavar="SHA256", help="train only the build of this digest, which dsc compile prints"
+    )
+
+
+def _digest(text: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the digest of a build: 64 digits, as dsc compile prints them"
+        )
+    return text
 
 
 def _run_folder(text: str) -> Path:

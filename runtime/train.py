@@ -5,8 +5,9 @@ Alone, it prepares the data, then forks one rank per device and watches them; un
 to stop.
 
 With `--unbuilt` the build is still being made, and this process begins with what needs none: a line on stdin has the
-parts of the plan by which the data is prepared (see runtime/prepare.py), another says that the build is there. Where
-stdin ends instead, it ends too, and says nothing.
+parts of the plan by which the data is prepared (see runtime/prepare.py), another is the digest of the build that is
+there now. Where stdin ends instead, it ends too, and says nothing. With `--compiled SHA256` the build is there already.
+Either way, where the folder holds another build by then, it says nothing and ends with EXIT_REPLACED.
 """
 
 from __future__ import annotations
@@ -27,18 +28,22 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from runtime.options import add_options
+from runtime.build import Build, BuildError, OtherBuildError
+from runtime.options import EXIT_REPLACED, add_options
 from runtime.outcome import printable
 from runtime.room import lack
 
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
-    from runtime.build import Build
     from runtime.checkpoint import Checkpoint
     from runtime.comm.connect import Transport
     from runtime.loop import Loop
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+
+
+class ReplacedError(Exception):
+    """The folder holds another build than the one that was compiled for this run."""
 
 
 class UsageError(Exception):
@@ -64,16 +69,19 @@ def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
     args = _parse(argv, build)
     try:
         return _run(args)
+    except ReplacedError:
+        return EXIT_REPLACED
     except UsageError as error:
         clear = "\r\x1b[K" if args.unbuilt and sys.stderr.isatty() else ""  # the compiler's line
-        print(f"{clear}error: {error}", file=sys.stderr)
+        said = "\n".join(map(printable, str(error).splitlines()))
+        print(f"{clear}error: {said}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:  # before the ranks were there: from then on the launch takes the signal
         return EXIT_INTERRUPTED
 
 
 def _run(args: argparse.Namespace) -> int:
-    opened = None if args.unbuilt else _open(args.build)
+    opened = None if args.unbuilt else _open(args.build, args.expect, args.compiled)
     run = args.out or Path("runs") / (opened.plan["run"] if opened else args.build.name)
     data = args.data or Path.cwd()
     options = Options(run, data, args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile)
@@ -85,7 +93,7 @@ def _run(args: argparse.Namespace) -> int:
     if options.resume and not (run / "checkpoints").exists():
         raise UsageError(f"{run} holds no checkpoint to go on from: train without --resume")
     if opened is None:
-        return _supervise_unbuilt(args.build, options)
+        return _supervise_unbuilt(args.build, options, args.expect)
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return _join(opened, options)
     return _supervise(opened, options)
@@ -102,14 +110,17 @@ def _check_place(run: Path) -> None:
         raise UsageError(f"{printable(str(run / FILE))} cannot be used: {error.strerror}: {hint}") from None
 
 
-def _open(folder: Path) -> Build:
-    from runtime.build import Build, BuildError
-
+def _open(folder: Path, expect: str | None, compiled: str | None) -> Build:
+    """The verified build. expect: the digest that the user asks for. compiled: that of the build made for this run."""
     try:
-        return Build.open(folder)
-    except (BuildError, ValueError, KeyError) as error:
-        broken = f"{folder} is not what dsc compile wrote; compile it again"
-        raise UsageError(error if isinstance(error, BuildError) else broken) from None
+        build = Build.open(folder, compiled or expect)
+    except OtherBuildError as error:
+        raise (ReplacedError if compiled else UsageError)(error) from None
+    except BuildError as error:
+        raise UsageError(error) from None
+    if expect not in (None, build.digest):
+        raise UsageError(f"{folder} is another build than was asked for: its digest is {build.digest}, not {expect}")
+    return build
 
 
 def _parse(argv: Sequence[str] | None, build: Path | None) -> argparse.Namespace:
@@ -117,8 +128,9 @@ def _parse(argv: Sequence[str] | None, build: Path | None) -> argparse.Namespace
     if build is None:
         parser.add_argument("build", type=Path, metavar="BUILD", help="folder written by dsc compile")
         parser.add_argument("--unbuilt", action="store_true", help="stdin will say when the build is there")
+        parser.add_argument("--compiled", metavar="SHA256", help="digest of the build that was compiled for this run")
     add_options(parser)
-    return parser.parse_args(argv, argparse.Namespace(build=build, unbuilt=False))
+    return parser.parse_args(argv, argparse.Namespace(build=build, unbuilt=False, compiled=None))
 
 
 def _supervise(build: Build, options: Options) -> int:
@@ -130,7 +142,7 @@ def _supervise(build: Build, options: Options) -> int:
     return _train(build, options, corpus) if corpus else EXIT_USAGE
 
 
-def _supervise_unbuilt(folder: Path, options: Options) -> int:
+def _supervise_unbuilt(folder: Path, options: Options, expect: str | None) -> int:
     """As `_supervise`, of a build that comes while the data is prepared."""
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         parts = stdin.readline()
@@ -140,8 +152,8 @@ def _supervise_unbuilt(folder: Path, options: Options) -> int:
             build = None
             if _is_found(preparing):  # what is wrong with the data is mostly known by then
                 _import_torch()
-                if _comes(stdin, preparing):
-                    build = _open(folder)
+                if digest := _comes(stdin, preparing):
+                    build = _open(folder, expect, digest)
                     _check_room(build, options)
                 elif not preparing.poll():
                     preparing.kill()
@@ -151,13 +163,13 @@ def _supervise_unbuilt(folder: Path, options: Options) -> int:
     return _train(build, options, corpus) if build and corpus else EXIT_USAGE
 
 
-def _comes(stdin: FileIO, preparing: subprocess.Popen[bytes]) -> bool:
-    """Whether the build comes; not waited for where the data has failed."""
+def _comes(stdin: FileIO, preparing: subprocess.Popen[bytes]) -> str:
+    """The digest of the build that comes, or ""; not waited for where the data has failed."""
     ended = os.pidfd_open(preparing.pid)
     try:
         ready, _, _ = select.select([stdin.fileno(), ended], [], [])
         failed = stdin.fileno() not in ready and preparing.poll()
-        return not failed and bool(stdin.readline())
+        return "" if failed else stdin.readline().decode().strip()
     finally:
         os.close(ended)
 

@@ -84,7 +84,7 @@ class Trainer:
         self.state: State = build_state(plan, rank, device, self.links.flat)
         self.layers = [Layer(**row) for row in plan["moe_layers"]]
         self.recipe = optimizer.AdamW(**{k: plan["train"]["optimizer"][k] for k in optimizer.AdamW.__annotations__})
-        self.adamw = optimizer.update_of(build.folder)
+        self.adamw = optimizer.update_of(build.path("kernels/adamw.py"))
         self.loads = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in self.layers}
         self.step = 0
         self.program, self.actions = "", list[Span]()  # what was run last, and when

@@ -15,7 +15,11 @@ MAY_IMPORT = {
     "dsl": lambda name: name.startswith("dsl"),
     "runtime": lambda name: name.startswith("runtime"),
     "compiler": lambda name: name.startswith(
-        ("compiler", "dsl", *(f"runtime.{module}" for module in ("ops", "actions", "options", "kept")))
+        (
+            "compiler",
+            "dsl",
+            *(f"runtime.{module}" for module in ("ops", "actions", "options", "kept", "build_files", "outcome")),
+        )
     ),
 }
 
@@ -46,7 +50,7 @@ def test_packages_import_only_what_they_may(package: str) -> None:
     [
         "compiler.cli, compiler.commands.check, compiler.commands.schedule, compiler.commands.train",
         "compiler.pipeline, compiler.emit.files, compiler.emit.stages, compiler.report",
-        "runtime.actions, runtime.options, runtime.kept",
+        "runtime.actions, runtime.options, runtime.kept, runtime.build_files, runtime.build, runtime.outcome",
     ],
 )
 def test_planning_needs_no_torch(modules: str) -> None:

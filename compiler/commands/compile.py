@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compiler.commands.common import EXIT_BUG, EXIT_SPEC, add_spec_arguments, is_refused, load_spec, progress, say
-from compiler.emit.folder import CACHE, check_place, write_build
+from compiler.emit.folder import check_place, write_build
+from runtime.build_files import CACHE
 
 if TYPE_CHECKING:
     from compiler.build import Build
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kept = parser.add_mutually_exclusive_group()
     add_cache(kept)
     kept.add_argument("--no-cache", action="store_true", help="trace and search for everything, and keep nothing")
+    parser.add_argument("--digest-to", metavar="FD", type=int, help=argparse.SUPPRESS)  # of dsc train
     parser.set_defaults(at_once=True)  # the process ends with its last line
 
 
@@ -70,6 +73,10 @@ def run(args: argparse.Namespace) -> int:
         say(f"warning: {build.warning}")
     if args.cache is not None:
         _keep(args.cache, build)
+    if args.digest_to is not None:
+        os.write(args.digest_to, build.digest.encode())
+    else:
+        print(f"digest: {build.digest}")
     print(f"build: {out}")
     return 0
 

@@ -17,19 +17,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, is_refused, load_spec
+from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, is_refused, load_spec, say
 from compiler.commands.compile import add_cache
-from compiler.commands.train_processes import call, call_both
-from compiler.emit.files import versions
+from compiler.commands.train_processes import call, call_both, compiled
 from compiler.emit.folder import check_place
 from compiler.rates.own import own_table
 from compiler.schedules.own import BUILT, PLACED, RATED, standing_alone
 from dsl.format import canonical
 from dsl.schema import Spec
-from runtime.options import add_options
+from runtime.build_files import MANIFEST, BuildError, read, versions
+from runtime.options import EXIT_REPLACED, add_options
+
+TRIES = 20  # to compile and to start, where others compile into the same folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,10 +49,8 @@ def run(args: argparse.Namespace) -> int:
     Returns the exit code of the ranks (see runtime/outcome.py), or 2 where there is nothing that could be trained.
     """
     _open_streams()
-    build, data, name = Path(args.spec or ""), args.data, None
-    compiler: list[str] = []
-    parts = ""
-    if args.spec and (build / "manifest.json").is_file():
+    build, data, chosen = Path(args.spec or ""), args.data, None
+    if args.spec and os.path.lexists(build / MANIFEST):
         if args.set:
             print(f"error: {build} is compiled already: -s needs the spec", file=sys.stderr)
             return EXIT_SPEC
@@ -56,24 +58,18 @@ def run(args: argparse.Namespace) -> int:
         chosen = load_spec(args.spec, args.set)
         if chosen is None or is_refused(chosen):
             return EXIT_SPEC
-        build, name = Path("build") / chosen.spec.name, chosen.spec.name
+        build = Path("build") / chosen.spec.name
         data = data or chosen.path.parent
-        if _stale(build, chosen):
-            compiler, parts = _compiler(args, chosen, build), _parts(chosen.spec)
-    out = args.out or Path("runs") / (name or _name(build))
+    out = args.out or Path("runs") / (chosen.spec.name if chosen else _name(build))
     launcher = ["runtime.train", str(build), "--out", str(out), "--data", str(data or Path.cwd())]
     launcher += ["--hang-timeout", str(args.hang_timeout), "--device", args.device, "--transport", args.transport]
     launcher += ["--steps", str(args.steps)] if args.steps is not None else []
     launcher += ["--resume"] if args.resume else []
     launcher += ["--profile", str(args.profile)] if args.profile is not None else []
-    if compiler and _can_begin(build):
-        code, built = call_both(compiler, [*launcher, "--unbuilt"], parts)
-        if not built:
-            return code
-    elif code := call(compiler) if compiler else 0:
+    launcher += ["--expect", args.expect] if args.expect is not None else []
+    code, launched = _train(args, chosen, build, launcher) if chosen else (call(launcher), True)
+    if not launched:
         return code
-    else:
-        code = call(launcher)
     if code != EXIT_SPEC and (out / "metrics.jsonl").is_file():  # at 2 there was no run
         from compiler.report.run import write_run_report  # until now it would only have kept the ranks waiting
 
@@ -82,6 +78,31 @@ def run(args: argparse.Namespace) -> int:
             _say_profile(out)
         _say(f"report: {report}\nrun: {out}")
     return code
+
+
+def _train(args: argparse.Namespace, chosen: Chosen, build: Path, launcher: Sequence[str]) -> tuple[int, bool]:
+    """Compile what is stale, and start the launcher; the exit code, and whether there may be a run.
+
+    Others may compile another spec into the same folder: where its build is not the one that was compiled or found
+    fresh here, all this is done again, and nobody is told, for segments and data are there by then.
+    """
+    compiler = _compiler(args, chosen, build)
+    for attempt in range(TRIES):
+        digest = _fresh(build, chosen)
+        if digest is None and attempt == 0 and _can_begin(build):
+            code, launched = call_both(compiler, [*launcher, "--unbuilt"], _parts(chosen.spec))
+            if not launched:
+                return code, False
+        else:
+            if digest is None:
+                code, digest = compiled(compiler, quiet=attempt > 0)
+                if code:
+                    return code, False
+            code = call([*launcher, "--compiled", digest])
+        if code != EXIT_REPLACED:
+            return code, True
+    say(f"error: others compile into {build} again and again: give this run another name, or compile it with -o")
+    return EXIT_SPEC, False
 
 
 def _open_streams() -> None:
@@ -111,26 +132,26 @@ def _say_profile(run: Path) -> None:
 def _name(build: Path) -> str:
     """The run of a build; if it cannot be read, the folder's name: the ranks' launcher will say what is wrong."""
     try:
-        return str(json.loads((build / "plan.json").read_text("utf-8"))["run"])
-    except (OSError, ValueError, KeyError):
-        return build.resolve().name
+        name = str(json.loads(read(build, edited=True).files["plan.json"])["run"])
+    except (BuildError, ValueError, LookupError, TypeError, RecursionError):
+        name = ""
+    return name if re.fullmatch(r"\w[\w.-]*", name, re.ASCII) else build.resolve().name
 
 
-def _stale(build: Path, chosen: Chosen) -> bool:
-    """Whether the build folder is of another spec, or was emitted by other versions than are installed."""
+def _fresh(build: Path, chosen: Chosen) -> str | None:
+    """The digest of the build in the folder; None where there is none, where it is of another spec, or where it was
+    emitted by other versions than are installed. Whether it is whole is for the launcher to say."""
     try:
-        text = (build / "spec.resolved").read_text("utf-8")
-        made_by = json.loads((build / "manifest.json").read_text("utf-8"))["versions"]
-    except (OSError, ValueError, KeyError):
-        return True
-    if made_by != versions() or text != canonical(standing_alone(chosen.spec)):
-        return True
-    if chosen.placement is not None and (build / PLACED).read_text("utf-8") != chosen.placement.text:
-        return True
+        found = read(build, edited=True)
+    except BuildError:
+        return None
+    wanted = {"spec.resolved": canonical(standing_alone(chosen.spec))}
+    wanted |= {PLACED: chosen.placement.text} if chosen.placement is not None else {}
     table = own_table(chosen.spec)
-    if table is not None and (build / RATED).read_text("utf-8") != table.to_json():
-        return True
-    return chosen.own is not None and (build / BUILT).read_text("utf-8") != chosen.own.to_text()
+    wanted |= {RATED: table.to_json()} if table is not None else {}
+    wanted |= {BUILT: chosen.own.to_text()} if chosen.own is not None else {}
+    same = all(found.files.get(name) == text.encode() for name, text in wanted.items())
+    return found.digest if same and found.versions == versions() else None
 
 
 def _compiler(args: argparse.Namespace, chosen: Chosen, build: Path) -> list[str]:

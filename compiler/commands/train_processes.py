@@ -24,15 +24,21 @@ def call(command: Sequence[str]) -> int:
         return _code(process)
 
 
+def compiled(compiler: Sequence[str], quiet: bool) -> tuple[int, str]:
+    """Run a compilation to its end; its exit code, and the digest of the build it wrote. quiet: drop its stdout."""
+    with _compiling(compiler, quiet) as (process, digest), _forwarding(process):
+        return _code(process), _line(digest)
+
+
 def call_both(compiler: Sequence[str], launcher: Sequence[str], parts: str) -> tuple[int, bool]:
     """Run two commands at once, and the launcher alone when the compiler is done.
 
-    The launcher is told on its standard input `parts`, one line, and with another line that the build is there. If one
-    of the two fails, the other is ended. Returns the exit code of what failed, or else of the launcher; and whether
-    the compiler came to its end, so that there may be a run.
+    The launcher is told on its standard input `parts`, one line, and with another line the digest of the build that is
+    there then. If one of the two fails, the other is ended. Returns the exit code of what failed, or else of the
+    launcher; and whether the compiler came to its end, so that there may be a run.
     """
     with (
-        _started(compiler) as compiling,
+        _compiling(compiler) as (compiling, digest),
         _started(launcher, subprocess.PIPE) as launching,
         _forwarding(compiling, launching),
     ):
@@ -48,17 +54,41 @@ def call_both(compiler: Sequence[str], launcher: Sequence[str], parts: str) -> t
             return code, built
         else:
             built = True
-            _tell(launching, "")
+            _tell(launching, _line(digest))
         return _code(launching), built
 
 
 @contextmanager
-def _started(command: Sequence[str], stdin: int | None = None) -> Iterator[Running]:
-    """A process that ends with this one, and that has ended afterwards."""
+def _compiling(command: Sequence[str], quiet: bool = False) -> Iterator[tuple[Running, int]]:
+    """A compilation, and the descriptor on which it says the digest of its build."""
+    said, saying = os.pipe()
+    try:
+        with _started([*command, "--digest-to", str(saying)], None, quiet, (saying,)) as process:
+            os.close(saying)
+            saying = -1
+            yield process, said
+    finally:
+        for descriptor in (said, saying):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def _line(descriptor: int) -> str:
+    """What a process that has ended has said."""
+    return os.read(descriptor, 4096).decode().strip()
+
+
+@contextmanager
+def _started(
+    command: Sequence[str], stdin: int | None = None, quiet: bool = False, descriptors: Sequence[int] = ()
+) -> Iterator[Running]:
+    """A process that ends with this one, and that has ended afterwards. quiet: its stdout leads nowhere."""
     with subprocess.Popen(
         [sys.executable, "-P", "-m", *command],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdin=stdin,
+        stdout=subprocess.DEVNULL if quiet else None,
+        pass_fds=descriptors,
         preexec_fn=_die_with_parent,
     ) as process:
         yield process

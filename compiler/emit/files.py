@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from importlib import metadata
 from typing import Any
 
 from compiler.dtypes import TORCH_DTYPE
@@ -16,11 +15,11 @@ from compiler.lower.estimate import Overlap
 from compiler.pipeline import Lowered
 from compiler.schedules.placement import ranks_of_stage
 from dsl.schema import Moe, Precision, Spec
+from runtime.build_files import versions
 
 ROLES = ("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine")
 _quoted = json.JSONEncoder().encode  # of a text as json.dumps has it, which looks at its options first
 _WIDTH = 110  # of a line of JSON
-PACKAGES = ("dsc-trainer", "torch", "triton")  # whose versions decide what is emitted
 
 
 def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> str:
@@ -231,11 +230,6 @@ def manifest(files: Mapping[str, str]) -> str:
     """sha256 of every file, and the public versions of what emitted them."""
     sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
     return pretty({"versions": versions(), "files": sums})
-
-
-def versions() -> dict[str, str]:
-    """Public versions of the packages that decide what is emitted: 2.13.0, not 2.13.0+cpu."""
-    return {name: metadata.version(name).partition("+")[0] for name in PACKAGES}
 
 
 def pretty(data: Any) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import os
-import re
-import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-MANIFEST = "manifest.json"
-CACHE = "cache"  # entries of the build's own segments and orders, and no others: compiler/graph/cache.py
-_ENTRY = re.compile(CACHE + r"/(segments|orders)/[0-9a-f]{64}\.json", re.ASCII)
+from runtime.build_files import MANIFEST, file_names, is_there, read_file
+from runtime.outcome import printable
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_TRIES = 100  # to take the place of a folder that others make, replace and remove meanwhile
 
 
 def check_place(folder: Path) -> None:
@@ -29,39 +32,50 @@ def check_place(folder: Path) -> None:
         return
     if not place.is_dir():
         raise NotADirectoryError(f"{folder} is a file: choose another folder with -o")
-    if not any(place.iterdir()):
+    for _ in range(_TRIES):
+        try:
+            top = os.open(
+                place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            )  # one build, though another takes its place
+        except FileNotFoundError:
+            return
+        try:
+            return _check_contents(folder, top)
+        except OSError:
+            if is_there(place, top):
+                raise
+        finally:
+            os.close(top)
+    raise _busy(place)
+
+
+def _check_contents(folder: Path, top: int) -> None:
+    if not os.listdir(top):
         return
-    written = _written(place / MANIFEST)
+    written = _written(top)
     if written is None:
         raise FileExistsError(f"{folder} is not empty and holds no build of dsc: choose another folder with -o")
-    foreign = sorted(_files(place) - written)
+    foreign = sorted(file_names(top) - written)
     if foreign:
         others = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise FileExistsError(
-            f"{folder} holds what is not of its build, {foreign[0]}{others}:"
+            f"{folder} holds what is not of its build, {printable(foreign[0])}{others}:"
             " move it elsewhere, or choose another folder with -o"
         )
 
 
-def _written(manifest: Path) -> set[str] | None:
+def _written(top: int) -> set[str] | None:
     """The files of a build, by its manifest; None if it is no manifest of dsc."""
     try:
-        found = json.loads(manifest.read_text("utf-8"))
-        return {MANIFEST, *found["files"]} if "spec.resolved" in found["files"] else None
-    except (OSError, ValueError, KeyError, TypeError):
+        found = json.loads(read_file(top, MANIFEST))
+        return set(found["files"]) if "spec.resolved" in found["files"] else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _files(folder: Path) -> set[str]:
-    """Everything in a folder but folders, by path; not what Python keeps beside modules it has imported, nor what
-    is kept for the next build."""
-    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    names = {path.relative_to(folder).as_posix() for path in paths if path.parent.name != "__pycache__"}
-    return {name for name in names if not _ENTRY.fullmatch(name)}
-
-
 def write_build(folder: Path, files: Iterable[tuple[str, str]]) -> None:
-    """Replace `folder` by the build: written beside it, then moved into place, so a reader never sees half of it.
+    """Replace `folder` by the build: written beside it, then moved into place in one step, so that a reader sees the
+    earlier build or this one, and never half of one or none.
 
     files: (path in the folder, text). Raises as `check_place` does.
     """
@@ -69,12 +83,43 @@ def write_build(folder: Path, files: Iterable[tuple[str, str]]) -> None:
     place = folder.resolve()  # a link stays, and leads to the build
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
-        new, old = Path(scratch) / "new", Path(scratch) / "old"
+        new = Path(scratch) / "new"
         for name, text in files:
             path = new / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", newline="\n")
-        if place.exists():
-            place.replace(old)
-        new.replace(place)
-        shutil.rmtree(old, ignore_errors=True)
+        _put(new, place)
+
+
+def _put(new: Path, place: Path) -> None:
+    """Move a folder to its place. What was there is left where `new` was."""
+    for _ in range(_TRIES):
+        try:
+            if place.exists():
+                _exchange(new, place)
+            else:
+                new.rename(place)
+        except OSError as error:  # another compilation has put its build there meanwhile, or removed one
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            return
+    raise _busy(place)
+
+
+def _busy(place: Path) -> FileExistsError:
+    return FileExistsError(f"{place} is replaced again and again by others: choose another folder with -o")
+
+
+def _exchange(new: Path, place: Path) -> None:
+    """Swap two folders, which the kernel does in one step where the file system can."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = (_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(place), _RENAME_EXCHANGE)
+    if hasattr(libc, "renameat2") and libc.renameat2(*arguments) == 0:
+        return
+    code = ctypes.get_errno() if hasattr(libc, "renameat2") else errno.ENOSYS
+    if code not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        raise OSError(code, os.strerror(code), str(place))
+    old = new.with_name("old")  # for a moment there is no build
+    place.rename(old)
+    new.rename(place)

@@ -15,7 +15,7 @@ from compiler.predict.memory_why import gib
 from compiler.schedules.schedule import Schedule
 from compiler.textfile import read_form
 from dsl.schema import Spec
-from runtime.kept import digest
+from runtime import kept
 
 MOST_BYTES = 64 << 20  # of a ledger
 Amount = Annotated[int, Field(ge=0, lt=1 << 60)]
@@ -51,7 +51,8 @@ def measured_memories(
     if not all(path.exists() for path in paths):
         return ()
     found = [read_form(path, MOST_BYTES, LedgerForm) for path in paths]
-    if any(each.of != digest(run) for each in found):  # of a build that the run began with
+    digest = kept.digest(kept.of_run(run))
+    if any(each.of != digest for each in found):  # of a build that the run began with
         return ()
     result: dict[int, Measured] = {}
     for column in range(plan.mesh.dp):
