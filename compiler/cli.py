@@ -38,6 +38,7 @@ COMMANDS = {
     "schedule": "print a pipeline schedule, what it takes, and how far that is from the best",
     "show": "print a resolved spec, and where each value comes from",
     "train": "train a spec or a build folder on this machine's processes",
+    "verify": "whether a checkpoint, a run or a build is whole, and what can load it",
 }
 
 

@@ -44,7 +44,8 @@ class Program:
 
 @dataclass(frozen=True)
 class Build:
-    """`files`: path in the folder → its verified bytes, the manifest apart. `digest`: of the manifest, names the build.
+    """`files`: path in the folder → its verified bytes, the manifest apart. `versions`: of
+    what compiled it, by package. `digest`: of the manifest, names the build.
 
     `edits`: how the folder differs from what was compiled, a printable line each; only a build that was opened with
     `edited` has any.
@@ -53,6 +54,7 @@ class Build:
     folder: Path
     files: Mapping[str, bytes] = field(repr=False)
     plan: Mapping[str, Any] = field(repr=False)
+    versions: Mapping[str, str]
     digest: str
     edits: tuple[str, ...] = ()
 
@@ -93,7 +95,7 @@ class Build:
                 f"{folder} is not what dsc compile wrote: its stages are not those of {len(ranks)} pipeline ranks;"
                 " compile it again"
             )
-        return Build(folder, found.files, plan, found.digest, tuple(edits))
+        return Build(folder, found.files, plan, found.versions, found.digest, tuple(edits))
 
     def programs(self, pipeline_rank: int) -> dict[str, Program]:
         """Every program of the build, by file name without suffix: train_8, evaluate_2."""
