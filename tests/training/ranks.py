@@ -64,7 +64,8 @@ def main(folder: Path, world: int, transport: Transport) -> int:
         for path in sorted((folder / "builds").iterdir()):
             out = folder / "out" / path.name
             out.mkdir(parents=True, exist_ok=True)
-            result = train(Build.open(path), rank, board, Trace(out, rank, 0, kept.program_digest(path)), transport)
+            build = Build.open(path)
+            result = train(build, rank, board, Trace(out, rank, 0, kept.program_digest(build.files)), transport)
             save_file(result, out / f"rank_{rank}.safetensors")
 
     outcome = launch(target, world, folder=folder, hang_timeout_s=120)
