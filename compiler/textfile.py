@@ -22,6 +22,15 @@ def read_text(path: Path, most_bytes: int, shown: str = "") -> str:
     """The text of a file in UTF-8, without a byte order mark. `shown`: what messages call the file, else its path."""
     shown = shown or str(path)
     try:
+        return read_bytes(path, most_bytes, shown).decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError:
+        raise TextFileError(f"{shown} is not text in UTF-8") from None
+
+
+def read_bytes(path: Path, most_bytes: int, shown: str = "") -> bytes:
+    """The bytes of a regular file; TextFileError as `read_text` raises it."""
+    shown = shown or str(path)
+    try:
         if not path.is_file():  # nor a pipe, which would be waited for
             raise TextFileError(_why_none(path, shown))
         with path.open("rb") as file:
@@ -34,10 +43,7 @@ def read_text(path: Path, most_bytes: int, shown: str = "") -> str:
         raise TextFileError(f"there is no file {shown!r}") from None  # a NUL in the path
     if len(data) > most_bytes:
         raise TextFileError(f"{shown} is larger than {most_bytes >> 20} MiB")
-    try:
-        return data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError:
-        raise TextFileError(f"{shown} is not text in UTF-8") from None
+    return data
 
 
 def _why_none(path: Path, shown: str) -> str:

@@ -74,11 +74,11 @@ class Loop:
             events.write("notice", rank=rank, text=text)
 
         events = Events(self.run)
-        metrics = Metrics(self.run, trainer.step, say) if rank == 0 else None
-        trace = Trace(self.run, rank, trainer.step, kept.program_digest(self.build.files), say)
         machine = {"device": self.device, "transport": transport_in_use(trainer.links)}
         if rank == 0:
             self._begin(trainer, world, machine, events, say)
+        metrics = Metrics(self.run, trainer.step, say) if rank == 0 else None
+        trace = Trace(self.run, rank, trainer.step, kept.program_digest(self.build.files), say)
         measured = self.device != "cpu" or ledger.is_there(self.run, rank, kept.digest(self.build.files))
         profile = Profile(trainer, self.profile) if self.profile is not None else None
         while trainer.step < self.total:

@@ -142,6 +142,13 @@ def wrong(message: str, hint: str = "", how: str = "text") -> int:
     return EXIT_SPEC
 
 
+def reason(error: Exception) -> str:
+    """What an exception says, without the number of a system's error."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
 # ---------------------------------------------------------------- text
 
 

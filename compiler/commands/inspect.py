@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.commands.common import EXIT_DIFFERS, wrong
-from compiler.commands.files import put, write
+from compiler.commands.common import EXIT_DIFFERS, reason, refused, wrong
+from compiler.commands.files import is_file, put, status, write
 from compiler.picture.compared import measured_picture
 from compiler.picture.formats import FORMATS, render, screen_of
 from compiler.picture.run import (
@@ -76,10 +76,13 @@ def run(args: argparse.Namespace) -> int:
         picture = measured_picture(title, schedule, costs, measured, source, left_out)
         contents = render(picture, args.format)
     except OrderError as error:
-        print(f"error: {args.run_folder}: {error}", file=sys.stderr)
+        wrong(f"{args.run_folder}: {error}")
         return EXIT_DIFFERS
-    except (OSError, ValueError, KeyError, SpecError) as error:
-        return wrong(f"{args.run_folder} cannot be inspected: {error}")
+    except SpecError as error:
+        refused(error.diagnostics)
+        return wrong(f"{args.run_folder} cannot be inspected: its spec.resolved is damaged or missing")
+    except (OSError, ValueError) as error:
+        return wrong(f"{args.run_folder} cannot be inspected: {reason(error)}")
     try:
         if args.write_costs:
             write(args.write_costs, json_of_costs(here).encode())
@@ -100,7 +103,7 @@ def _unwritten(out: Path | None, error: OSError) -> int:
 
 def _is_build(folder: Path) -> bool:
     """Whether a folder is one of dsc compile, and no run's."""
-    return (folder / "manifest.json").is_file() and not (folder / "trace").exists()
+    return is_file(folder / "manifest.json") and status(folder / "trace") is None
 
 
 def _kernels(args: argparse.Namespace) -> int:

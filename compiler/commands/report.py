@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from compiler.commands.common import wrong
+from compiler.commands.common import reason, refused, wrong
 from compiler.report.run import write_run_report
 from dsl.diagnostics import SpecError
 
@@ -24,6 +24,9 @@ def run(args: argparse.Namespace) -> int:
     """Write RUN/report.html; 0, or 2 where the folder holds no run."""
     try:
         print(f"report: {write_run_report(args.run_folder)}")
-    except (OSError, ValueError, KeyError, SpecError) as error:
-        return wrong(f"{args.run_folder} holds no run that can be reported: {error}")
+    except SpecError as error:
+        refused(error.diagnostics)
+        return wrong(f"{args.run_folder} holds no run that can be reported: its spec.resolved is damaged or missing")
+    except (OSError, ValueError) as error:
+        return wrong(f"{args.run_folder} holds no run that can be reported: {reason(error)}")
     return 0

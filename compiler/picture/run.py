@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ def of_programs(run: Path, trace: Sequence[Mapping[int, Line]]) -> tuple[list[di
     if not path.exists():
         return [dict(rank) for rank in trace], 0
     wanted = read_text(path, 1000).strip()
+    if not re.fullmatch("[0-9a-f]{64}", wanted, re.ASCII):
+        raise TraceError(f"{path} is not the digest that a run leaves there: its steps cannot be told from others'")
     kept = [{step: line for step, line in rank.items() if line.get("of") == wanted} for rank in trace]
     others = {step for rank in trace for step, line in rank.items() if line.get("of") != wanted}
     if others and not kept[0]:

@@ -16,7 +16,7 @@ from compiler.report.build import report_of
 from compiler.report.page import report_html
 from compiler.report.values import RunFigures
 from compiler.schedules.own import own_schedule
-from compiler.textfile import TextFileError, read_form, read_text
+from compiler.textfile import TextFileError, read_bytes, read_form
 from dsl.load import load
 
 MOST_BYTES = 1 << 30  # of metrics.jsonl
@@ -89,9 +89,9 @@ def write_run_report(run: Path) -> Path:
 
 def _rows(path: Path) -> tuple[tuple[dict[str, Any], ...], int]:
     """The rows of a run's metrics, and how many lines are none. A killed run may have left half of one at the end."""
-    whole, _, _ = read_text(path, MOST_BYTES).rpartition("\n")
+    whole, _, _ = read_bytes(path, MOST_BYTES).rpartition(b"\n")
     rows, damaged = [], 0
-    for line in whole.split("\n") if whole else ():
+    for line in whole.split(b"\n") if whole else ():
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):

@@ -127,7 +127,7 @@ def test_damaged_traces_are_named(line: str, tmp_path: Path) -> None:
 
 def test_a_rank_without_a_trace_is_named(tmp_path: Path) -> None:
     folder = write_run(tmp_path, trace_lines(schedule_of("1f1b", 1, 3), COSTS))
-    with pytest.raises(TraceError, match=r"left no trace: .*rank_1\.jsonl"):
+    with pytest.raises(TraceError, match=r"left no trace that can be read: .*rank_1\.jsonl"):
         read_trace(folder, 2)
 
 
