@@ -74,6 +74,7 @@ CODES = {
     "E0914": "communication takes SMs of a device that states them",
     "E0915": "a run that validates holds files out",
     "E0916": "linears are in a dtype that every kind of device multiplies in",
+    "E0917": "a device has the peaks of an accelerator, or is a CPU",
     # what is right, and cannot be compiled and trained yet
     "E1001": "training runs in fp64, fp32 or bf16",
     "E1005": "a tokenizer is trained, or is a file",

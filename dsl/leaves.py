@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dsl.choices import OPEN
+from dsl.devices import FIELDS as PEAK_FIELDS
+from dsl.devices import peaks_of
 from dsl.format import batch_text, rate_text, value_text
 from dsl.resolve.fields import FieldType, fields_of
-from dsl.schema import BUILT_IN, Batch, Node, Phase, RatePhase, Spec, Tile, TrainTokenizer
+from dsl.schema import BUILT_IN, Batch, Device, Node, Phase, RatePhase, Spec, Tile, TrainTokenizer
 from dsl.source import OVERRIDE, Span
 from dsl.syntax import NAMED
 
@@ -132,6 +134,9 @@ def _derivation(path: str, spec: Spec, span: Span | None) -> str:
         return f"{spec.cluster.world:,} devices / {spec.cluster.world // spec.parallel.data:,} pipeline ranks"
     if path in OPEN and span is not None and span.text == "auto":
         return "chosen among what keeps the rules"
+    if path.rpartition(".")[2] in PEAK_FIELDS and (span is None or span.text == "none"):
+        peaks = peaks_of(_device_of(path, spec).name)
+        return peaks.source if peaks is not None else ""
     if path == "schedule.name" and span is None:
         return f"pipeline = {spec.parallel.pipeline}"
     if path == "train.tokens" and span is not None:
@@ -139,3 +144,8 @@ def _derivation(path: str, spec: Spec, span: Span | None) -> str:
         if re.search(r"\bsteps?\s*\Z", span.text) or re.search(r"\bsteps\s*=\s*\Z", before):
             return f"{span.text.removesuffix('steps').removesuffix('step').strip()} steps"
     return ""
+
+
+def _device_of(path: str, spec: Spec) -> Device:
+    """The device that a path like `cluster.more.node.device.sms` is of."""
+    return spec.cluster.devices[path.split(".").count("more")]

@@ -19,7 +19,7 @@ def money_of(price: float | None, hours_per_trillion: float, whole: Whole, num_d
 
 def energy_of(devices: Sequence[tuple[int, str]], hours_per_trillion: float) -> Energy:
     """Of so many devices of each name, at their design power all the time: hosts, network, cooling come on top."""
-    if any(name not in WATTS for _, name in devices):
+    if any(name.lower() not in WATTS for _, name in devices):
         return Energy(None, None)
-    watts = sum(count * WATTS[name] for count, name in devices) / sum(count for count, _ in devices)
+    watts = sum(count * WATTS[name.lower()] for count, name in devices) / sum(count for count, _ in devices)
     return Energy(watts, watts * hours_per_trillion / 1000)

@@ -51,6 +51,8 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
     said = [note for _, note in found.values() if note]
     if table is None and table_for(node.device) == OTHERWISE and OTHERWISE not in node.device.name.lower():
         said.insert(0, f"device {node.device.name} has no rate table: shares of peaks as on H100")
+    if node.device.bf16 is not None and node.device.hbm is None and at.device.hbm is not None:
+        said.insert(0, f"device {node.device.name} states no hbm: its memory is as fast as that of {at.device.name}")
     return Rates(
         points={each: points for each, (points, _) in found.items()},
         fabric=fabric,

@@ -69,6 +69,9 @@ def node(context: Context, scope: Scope, cls: type[Node], block: Block) -> Any:
                 values[name] = default(context)
             except RejectedError:
                 failed.add(name)
+    for name, value in derive.of_name(cls, values).items():
+        if values.get(name) is None and name not in failed:
+            values[name] = value
     missing = [name for name, kind in fields.items() if kind.required and name not in values and name not in failed]
     _missing(context, cls, block, missing)
     failed |= set(missing)

@@ -5,17 +5,19 @@ Other values are looked at silently: they are, or will be, reported where they s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from dsl import ramp as ramps
+from dsl.devices import FIELDS as PEAK_FIELDS
+from dsl.devices import peaks_of
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import convert, leading, phrase
 from dsl.resolve.fields import broken_bound, fields_of
 from dsl.resolve.forms import STEP, TOKEN, whole
 from dsl.resolve.merge import key_of, lost_keys
-from dsl.schema import Batch, More, Node, Parallel, Schedule, Spec, Unit
+from dsl.schema import Batch, Device, More, Node, Parallel, Schedule, Spec, Unit
 from dsl.schema.base import MAX_TOKENS
 from dsl.schema.run import MAX_DEGREE
 from dsl.source import Span
@@ -159,6 +161,12 @@ DEFAULTS: dict[type[Node], dict[str, Callable[[Context], Any]]] = {
 }
 
 
+def of_name(cls: type[Node], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a block that follow from its name: the peaks of a device whose data sheet is known."""
+    peaks = peaks_of(values.get("name") or "") if cls is Device else None
+    return {} if peaks is None else {field: getattr(peaks, field) for field in PEAK_FIELDS}
+
+
 # ---------------------------------------------------------------- steps and tokens
 
 
@@ -221,6 +229,7 @@ __all__ = [
     "TOKEN",
     "count",
     "data_degree",
+    "of_name",
     "peek",
     "ramp_of",
     "ranges_of",

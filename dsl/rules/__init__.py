@@ -80,6 +80,7 @@ RULES: tuple[Row, ...] = (
     (("parallel.placement", "parallel.expert", f"{LAYERS}.ffn.experts"), parallel.placement_has_experts),
     (WORLD, parallel.ranks_are_of_one_kind),
     (("precision.linear", "cluster.node.device", "cluster.more"), resources.devices_have_the_precision),
+    (("cluster.node.device", "cluster.more"), resources.devices_have_a_pace),
     ((*STATE, *WORLD, "cluster.node.device"), resources.state_fits_each_kind),
     *JOINT,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsl import memory
+from dsl.devices import PEAKS
 from dsl.rules.finding import Finding
 from dsl.schema import Device, Spec
 from dsl.stages import is_folded, is_mirrored
@@ -35,6 +36,19 @@ def devices_have_the_precision(spec: Spec) -> Iterator[Finding]:
             message = f"linear = e4m3, but device {device.name} has no fp8 peak: it does not multiply in it"
             hint = f"take a precision with `linear = bf16`, or state its peak: `fp8 = {device.bf16 * 2 / 1e12:g}TFLOPS`"
             yield Finding("E0916", message, path, hint, (("the precision", "precision.linear"),))
+
+
+def devices_have_a_pace(spec: Spec) -> Iterator[Finding]:
+    """A device is an accelerator with its peaks, or a CPU: nothing else says how fast it is."""
+    for path, device in _devices(spec):
+        if device.bf16 is None and device.cores is None and "cpu" not in device.name.lower():
+            message = f"device {device.name} has no peaks, so it is not known how fast it is"
+            known = ", ".join(sorted(PEAKS))
+            hint = (
+                "add its dense peaks from the data sheet, as in `bf16 = 989TFLOPS, fp8 = 1979TFLOPS, hbm = 3.35TB/s, "
+                f"sms = 132`; or `cores = 1` if it is a CPU. Peaks that need not be written: {known}"
+            )
+            yield Finding("E0917", message, path, hint)
 
 
 def _devices(spec: Spec) -> Iterator[tuple[str, Device]]:

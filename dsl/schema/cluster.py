@@ -6,23 +6,33 @@ from typing import Annotated
 
 from pydantic import Field, PrivateAttr
 
-from dsl.schema.base import FilePath, Node, Syntax, Unit
+from dsl.schema.base import Derived, FilePath, Node, Syntax, Unit
 
 ByteRate = Annotated[float | None, Field(ge=1, le=1e18), Unit("byte/s")]
 FlopRate = Annotated[float | None, Field(ge=1, le=1e21), Unit("flop/s")]
+OF_DATA_SHEET = Derived("that of the data sheet for a100, h100, h200 and h800, else none")  # dsl/devices.py
 
 
 class Device(Node):
-    """One accelerator, or one share of a CPU. Rates are peaks, without sparsity."""
+    """One accelerator, or one share of a CPU: a device with `cores`, or with "cpu" in its name. Rates are peaks,
+    without sparsity; those of a100, h100, h200 and h800 are known by the name and need not be written."""
 
     name: Annotated[str, Syntax("label"), Field(description="name of the device")]
     sms: Annotated[
-        int | None, Field(ge=1, le=4096, description="streaming multiprocessors", examples=["sms = 132"])
+        int | None,
+        OF_DATA_SHEET,
+        Field(ge=1, le=4096, description="streaming multiprocessors", examples=["sms = 132"]),
     ] = None
     memory: Annotated[int, Field(ge=1, le=2**60, description="usable memory", examples=["memory = 80GB"]), Unit("byte")]
-    hbm: Annotated[ByteRate, Field(description="peak memory bandwidth", examples=["hbm = 3.35TB/s"])] = None
-    bf16: Annotated[FlopRate, Field(description="peak dense BF16 rate", examples=["bf16 = 989TFLOPS"])] = None
-    fp8: Annotated[FlopRate, Field(description="peak dense FP8 rate", examples=["fp8 = 1979TFLOPS"])] = None
+    hbm: Annotated[ByteRate, OF_DATA_SHEET, Field(description="peak memory bandwidth", examples=["hbm = 3.35TB/s"])] = (
+        None
+    )
+    bf16: Annotated[
+        FlopRate, OF_DATA_SHEET, Field(description="peak dense BF16 rate", examples=["bf16 = 989TFLOPS"])
+    ] = None
+    fp8: Annotated[FlopRate, OF_DATA_SHEET, Field(description="peak dense FP8 rate", examples=["fp8 = 1979TFLOPS"])] = (
+        None
+    )
     cores: Annotated[
         int | None, Field(ge=1, le=65536, description="CPU cores of this device", examples=["cores = 1"])
     ] = None

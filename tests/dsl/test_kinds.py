@@ -81,7 +81,7 @@ model random extends base {{
 }}
 cluster random {{
   nodes = 1, node {{ devices = {devices_here}, device cpu {{ memory = 4GB }} }}
-  more {{ nodes = 1, node {{ devices = {devices_there}, device gpu {{ memory = 4GB }} }} }}
+  more {{ nodes = 1, node {{ devices = {devices_there}, device gpu {{ cores = 1, memory = 4GB }} }} }}
 }}
 """
 DOMAIN: dict[str, tuple[int | str, ...]] = {

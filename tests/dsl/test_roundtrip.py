@@ -111,14 +111,16 @@ def machines(draw: Draw, world: int, linear: str) -> tuple[int, schema.Machine]:
     nodes = draw(st.sampled_from([each for each in range(1, world + 1) if world % each == 0]))
     rates = small(1, 1e17)
     fp8 = draw(maybe(rates))
+    bf16 = draw(maybe(rates)) if fp8 or linear != "e4m3" else None
+    cores = st.integers(1, 512)
     device = schema.Device(
         name=draw(names),
         sms=draw(maybe(st.integers(64, 256))),
         memory=draw(st.integers(2**58, 2**60)),
         hbm=draw(maybe(rates)),
-        bf16=draw(maybe(rates)) if fp8 or linear != "e4m3" else None,
+        bf16=bf16,
         fp8=fp8,
-        cores=draw(maybe(st.integers(1, 512))),
+        cores=draw(maybe(cores) if bf16 else cores),
         price=draw(maybe(small(0, 1000))),
     )
     return nodes, schema.Machine(

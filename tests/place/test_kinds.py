@@ -25,8 +25,8 @@ run mine extends base {{
 }}
 cluster kinds {{
   nodes = 1
-  node {{ devices = 8, device large {{ memory = 4GB }} }}
-  more {{ nodes = 2, node {{ devices = 4, device small {{ memory = 4GB }} }} }}
+  node {{ devices = 8, device large {{ cores = 1, memory = 4GB }} }}
+  more {{ nodes = 2, node {{ devices = 4, device small {{ cores = 1, memory = 4GB }} }} }}
 }}
 """
 

@@ -1,0 +1,131 @@
+"""Devices whose peaks are known by their name, and devices of which nothing says how fast they are."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.rates.of_spec import table_for
+from compiler.rates.table import shipped_table
+from dsl.devices import FIELDS, PEAKS
+from dsl.diagnostics import SpecError
+from dsl.format import canonical
+from dsl.load import load, resolve
+from dsl.schema import Spec
+
+SPECS = Path(__file__).parents[2] / "specs"
+RUN = """
+import "single-gpu.dsc"
+run mine extends single_gpu {{ cluster = mine }}
+cluster mine {{
+  nodes = 1
+  node {{ devices = 1, device {device} {{ memory = 79.1GiB{more} }}, nvlink = 450GB/s, nic = 50GB/s }}
+}}
+"""
+
+
+def written(folder: Path, device: str, more: str = "") -> Path:
+    """A spec on one device, with all that it imports beside it."""
+    for file in SPECS.rglob("*.dsc"):
+        copy = folder / file.relative_to(SPECS)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    spec = folder / "mine.dsc"
+    spec.write_text(RUN.format(device=device, more=f", {more}" if more else ""), "utf-8")
+    return spec
+
+
+def peaks(spec: Spec) -> tuple[Any, ...]:
+    return tuple(getattr(spec.cluster.node.device, field) for field in FIELDS)
+
+
+def dsc(*arguments: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "compiler.cli", *arguments], capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", ["h100", "h800", "a100"])
+def test_known_peaks_are_those_of_the_shipped_clusters(name: str) -> None:
+    text = "".join(path.read_text("utf-8") for path in sorted((SPECS / "clusters").glob("*.dsc")))
+    stated = re.search(rf"device {name} {{(.*)}}", text)
+    assert stated is not None
+    of = {key.strip(): value.strip() for key, value in (each.split("=") for each in stated[1].split(","))}
+    known = PEAKS[name]
+    assert float(of["hbm"].replace("TB/s", "e12")) == known.hbm and int(of["sms"]) == known.sms
+    assert float(of["bf16"].replace("TFLOPS", "e12")) == known.bf16
+    assert ("fp8" in of) == (known.fp8 is not None)
+    if known.fp8 is not None:
+        assert float(of["fp8"].replace("TFLOPS", "e12")) == known.fp8
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_they_are_those_of_the_rate_tables(name: str, tmp_path: Path) -> None:
+    table = table_for(load(written(tmp_path, name), "mine").cluster.node.device)
+    device = shipped_table(table).device
+    if name in table:
+        assert [getattr(device, field) for field in FIELDS] == [getattr(PEAKS[name], field) for field in FIELDS]
+    else:
+        assert name == "a100", "the others have a table of their name"
+
+
+def test_a_known_device_is_planned_at_its_peaks(tmp_path: Path) -> None:
+    stated = written(tmp_path / "stated", "h100", "sms = 132, hbm = 3.35TB/s, bf16 = 989TFLOPS, fp8 = 1979TFLOPS")
+    for at, name in enumerate(("h100", "H100")):
+        bare = written(tmp_path / str(at), name)
+        plans = [dsc("plan", f"{each}:mine", "--format", "json") for each in (bare, stated)]
+        assert [code for code, _, _ in plans] == [0, 0]
+        found, expected = (json.loads(out) for _, out, _ in plans)
+        assert found["step"] == expected["step"] and found["mfu"] == expected["mfu"] != {"causal": None, "full": None}
+        assert found["assumptions"] == expected["assumptions"]
+
+
+def test_the_origin_is_the_data_sheet(tmp_path: Path) -> None:
+    code, shown, _ = dsc("show", f"{written(tmp_path, 'h200')}:mine", "--origin", "cluster.node.device")
+    assert code == 0
+    for line in ("sms = 132", "hbm = 4.8TB/s", "bf16 = 989TFLOPS", "fp8 = 1979TFLOPS"):
+        assert re.search(rf"{line} +# derived: NVIDIA H200 SXM data sheet\n", shown)
+
+
+def test_what_is_written_counts(tmp_path: Path) -> None:
+    spec = load(written(tmp_path, "h100", "bf16 = 700TFLOPS, sms = 100, fp8 = none"), "mine")
+    assert peaks(spec) == (100, 3.35e12, 7e14, 1979e12), "none states no peak"
+    (tmp_path / "again.dsc").write_text(canonical(spec), "utf-8")
+    assert load(tmp_path / "again.dsc") == spec
+    assert resolve(tmp_path / "mine.dsc", "mine").origins["cluster.node.device.bf16"].text == "700TFLOPS"
+
+
+@pytest.mark.parametrize("name", ["b200", "mi300x", "gpu", "h100_pcie"])
+@pytest.mark.parametrize("more", ["", "sms = 148", "hbm = 8TB/s, fp8 = 4500TFLOPS"])
+def test_a_device_of_unknown_pace_is_refused(name: str, more: str, tmp_path: Path) -> None:
+    code, shown, said = dsc("plan", f"{written(tmp_path, name, more)}:mine")
+    assert (code, shown) == (2, "") and f"error[E0917]: device {name} has no peaks" in said
+    assert "bf16 = " in said and "cores = 1" in said
+
+
+@pytest.mark.parametrize(("name", "more"), [("cpu", ""), ("xeon", "cores = 4"), ("b200", "bf16 = 2250TFLOPS")])
+def test_a_cpu_and_a_device_with_peaks_are_not(name: str, more: str, tmp_path: Path) -> None:
+    assert load(written(tmp_path, name, more), "mine").cluster.node.device.sms is None
+
+
+def test_every_further_kind_of_nodes_counts(tmp_path: Path) -> None:
+    spec = written(tmp_path, "h100")
+    text = spec.read_text("utf-8").replace(
+        "nodes = 1\n", "nodes = 1\n  more { nodes = 1, node { devices = 1, device A } }\n"
+    )
+    text = text.replace("cluster = mine", "cluster = mine, parallel { pipeline = 2 }")
+    spec.write_text(text.replace("device A", "device a100 { memory = 79.1GiB }"), "utf-8")
+    found = load(spec, "mine").cluster.devices[1]
+    assert (found.sms, found.hbm, found.bf16, found.fp8) == (108, 2.039e12, 312e12, None)
+    assert "derived: NVIDIA A100 80GB SXM data sheet" in dsc("show", f"{spec}:mine", "--origin", "cluster.more")[1]
+    spec.write_text(text.replace("device A", "device b100 { memory = 79.1GiB }"), "utf-8")
+    with pytest.raises(SpecError) as caught:
+        load(spec, "mine")
+    assert [item.code for item in caught.value.diagnostics] == ["E0917"]
