@@ -5,6 +5,8 @@ dsc check specs/*.dsc              several; a file without a run is checked as a
 dsc check spec.dsc:ablation -s parallel.pipeline=8
 dsc check --format github          annotations of a pull request; --format json: docs/json.md
 
+Where the source of the data matches no file here, a warning says so: the text may be elsewhere (`dsc train --data`).
+
 Exit codes: 0 everything is right (warnings do not count) · 2 something is wrong
 """
 
@@ -26,6 +28,7 @@ from dsl.resolve.files import read
 from dsl.source import Source
 
 JSON_VERSION = 1
+OF_DATA = frozenset({"D0101"})  # what is said of text that is not here, and may be elsewhere
 MAX_ROUNDS = 10  # of --fix: a corrected word may let another mistake be seen
 MAX_TRIED = 50  # corrections of one round, each of which is tried on the specs, at some 30 ms
 
@@ -75,7 +78,20 @@ def examine(spec: str, overrides: Sequence[str]) -> Checked:
     """Everything wrong with a spec; if nothing is, what `dsc train` would refuse, as warnings."""
     file, run = split(spec)
     analysis = analyse(file, run, overrides)
-    return Checked(spec, analysis.diagnostics or _of_files(analysis, file) or refusals(analysis), analysis.views)
+    if wrong := analysis.diagnostics or _of_files(analysis, file):
+        return Checked(spec, wrong, analysis.views)
+    return Checked(spec, (*refusals(analysis), *_of_data(analysis, file)), analysis.views)
+
+
+def _of_data(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
+    """Sources of data that match nothing here, as warnings."""
+    runs = [view for view in analysis.views if hasattr(view.spec, "train")]
+    if all(view.spec.data.source == "python_stdlib" for view in runs):
+        return ()
+    from compiler import data  # only specs with text of their own wait for it
+
+    found = (each for view in runs for each in data.warnings(view.spec, view.context.origins, Path(file).parent))
+    return tuple(dict.fromkeys(found))
 
 
 def _of_files(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
@@ -114,10 +130,15 @@ def _as_text(results: list[Checked], items: list[Diagnostic]) -> None:
     for result in results:
         if result.is_right:
             print(f"{visible(result.spec)}: right{_contents(result)}")
-            if result.diagnostics:
+            elsewhere = [item for item in result.diagnostics if item.code in OF_DATA]
+            refused = [item for item in result.diagnostics if item.code not in OF_DATA]
+            if refused:
                 which = f"run {result.runs[0]} is" if len(result.runs) == 1 else "some runs are"
                 print(f"\n{which} right, and cannot be compiled and trained yet:\n")
-                say("\n\n".join(str(item) for item in result.diagnostics), sys.stdout)
+                say("\n\n".join(str(item) for item in refused), sys.stdout)
+            if elsewhere:
+                print()
+                say("\n\n".join(str(item) for item in elsewhere), sys.stdout)
     if errors:
         say(f"\n{_totals(results, items)}")
 

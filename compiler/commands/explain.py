@@ -15,6 +15,7 @@ import json
 import sys
 from dataclasses import asdict
 
+from compiler import data as of_data
 from compiler.commands.common import wrong
 from compiler.importers import codes as of_imports
 from compiler.place import codes as of_placements
@@ -25,7 +26,7 @@ from dsl.reference import Topic, find, index, keys, suggestions, text_of
 
 VERSION = 1  # of the JSON, docs/json.md
 SHOWN = 4  # topics that are printed whole; of more, one line each
-OF_FILES = (of_imports, of_schedules, of_placements, of_rates)  # rules of files that are no specs
+OF_FILES = (of_imports, of_schedules, of_placements, of_rates, of_data)  # rules of files that are no specs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

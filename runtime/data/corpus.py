@@ -78,6 +78,20 @@ def find(source: str, spec_folder: Path) -> Corpus:
     return corpus
 
 
+def why_nothing(source: str, spec_folder: Path) -> str:
+    """Why `find` would raise, or "" where it finds a file: it is only looked for one, not at all of them."""
+    try:
+        if source == STDLIB:
+            return ""
+        folder, pattern = _split_glob(source, spec_folder)
+        if any(not path.is_dir() and not _why_not(folder, path) for path in _matches(source, folder, pattern)):
+            return ""
+        find(source, spec_folder)
+    except (DataError, OSError) as error:
+        return str(error)
+    return ""
+
+
 def stdlib_folder() -> Path:
     """Where the running Python keeps the sources of its standard library."""
     return Path(sysconfig.get_paths()["stdlib"])

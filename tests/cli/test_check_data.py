@@ -1,0 +1,84 @@
+"""`dsc check` says where the source of the data matches nothing; `dsc train` refuses it before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compiler.commands.explain import OF_FILES
+from runtime.data import corpus
+from runtime.data.errors import DataError
+
+ROOT = Path(__file__).parents[2]
+
+
+def dsc(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "compiler.cli", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def spec(folder: Path, source: str) -> None:
+    text = (ROOT / "specs" / "tiny.dsc").read_text("utf-8")
+    (folder / "mine.dsc").write_text(text.replace("source = python_stdlib", f'source = "{source}"'), "utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "text" / "deep").mkdir(parents=True)
+    (tmp_path / "text" / "deep" / "one.txt").write_text("one", "utf-8")
+    (tmp_path / "text" / "two.md").write_text("two", "utf-8")
+    (tmp_path / "text" / "bytes.txt").write_bytes(b"\xff")
+    (tmp_path / "text" / "link.txt").symlink_to(tmp_path / "text" / "two.md")
+    return tmp_path
+
+
+MATCHES = ["text/**/*.txt", "text/two.md", "text/*", "python_stdlib"]
+NOTHING = ["nowhere/*.txt", "text/*.rst", "text/bytes.txt", "text/link.txt", "text", "text/*/../two.md", "text/**.md"]
+
+
+@pytest.mark.parametrize("source", [*MATCHES, *NOTHING])
+def test_it_warns_exactly_where_training_refuses(source: str, folder: Path) -> None:
+    try:
+        corpus.find(source, folder)
+        refused = ""
+    except DataError as error:
+        refused = str(error)
+    assert corpus.why_nothing(source, folder) == refused and bool(refused) == (source in NOTHING)
+
+
+def test_the_warning_is_at_the_source_and_is_no_error(folder: Path) -> None:
+    spec(folder, "text/*.rst")
+    code, shown, _ = dsc(folder, "check", "mine.dsc")
+    assert code == 0 and "mine.dsc: right: run tiny" in shown
+    assert "warning[D0101]: data source 'text/*.rst': no" in shown and "--> mine.dsc:19:" in shown
+    assert "dsc train --data DIR" in shown and "cannot be compiled" not in shown
+    code, shown, _ = dsc(folder, "check", "mine.dsc", "--format", "json")
+    found = json.loads(shown)
+    assert (code, found["errors"], found["warnings"]) == (0, 0, 1) and found["specs"][0]["right"]
+    assert dsc(folder, "check", "mine.dsc", "--format", "github")[1].startswith("::warning file=mine.dsc,line=19,")
+    spec(folder, "text/**/*.txt")
+    assert "warning" not in "".join(map(str, dsc(folder, "check", "mine.dsc")))
+
+
+def test_it_is_an_error_of_train(folder: Path) -> None:
+    spec(folder, "text/*.rst")
+    code, _, said = dsc(folder, "train", "mine.dsc")
+    assert code == 2 and "error: data source 'text/*.rst'" in said and not (folder / "runs").exists()
+
+
+def test_text_of_the_language_server_is_not_looked_for(folder: Path) -> None:
+    """A folder may be on a network: what is said while typing does not depend on it."""
+    code = "import sys, compiler.editor.server; sys.exit('runtime.data.corpus' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_code_is_explained() -> None:
+    code, shown, _ = dsc(ROOT, "explain", "D0101")
+    assert code == 0 and "--data" in shown
+    codes = [code for module in OF_FILES for code in module.CODES]
+    assert len(codes) == len(set(codes)) and all(set(module.MORE) == set(module.CODES) for module in OF_FILES)
