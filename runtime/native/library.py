@@ -102,9 +102,19 @@ def missing() -> str | None:
 @cache
 def instructions() -> str:
     """Of this processor, as `build.VARIANTS` calls them. BF16's are passed over where there are AMX's, for oneDNN."""
-    known = torch.backends.cpu.get_cpu_capability()
-    flags = Path("/proc/cpuinfo").read_text("utf-8") if known == "AVX512" else ""
-    return "AVX512_BF16" if " avx512_bf16" in flags and " amx_bf16" not in flags else known
+    found = torch.backends.cpu.get_cpu_capability()
+    return "AVX512_BF16" if found == "AVX512" and "avx512_bf16" in _flags() and "amx_bf16" not in _flags() else found
+
+
+@cache
+def has_bf16() -> bool:
+    """Whether this processor has instructions that multiply BF16, which oneDNN would emulate otherwise."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and not _flags().isdisjoint(("avx512_bf16", "amx_bf16"))
+
+
+def _flags() -> frozenset[str]:
+    """What the kernel says of this processor; the words of /proc/cpuinfo."""
+    return frozenset(Path("/proc/cpuinfo").read_text("utf-8").split())
 
 
 def identity() -> str:

@@ -6,7 +6,7 @@ source after source, one group for each expert, and needs no second sort. R may 
 Where oneDNN multiplies, it makes a kernel for every new shape, and the rows of an expert are another number each time.
 So its products are of few numbers of rows: multiples of 8 up to 128, then eight to an octave. Rows need not lie
 otherwise for it. A group's product runs on into the rows of the next group, whose own product overwrites what it left
-there; in a weight gradient these rows meet rows of zeros.
+there. A weight gradient is never one of oneDNN's products: it is added in FP32.
 """
 
 from __future__ import annotations
@@ -46,14 +46,7 @@ def grouped_linear_wgrad(dy_RN: Tensor, x_RK: Tensor, offsets_G: Tensor, num_exp
 def grouped_linear_wgrad_(acc_ENK: Tensor, dy_RN: Tensor, x_RK: Tensor, offsets_G: Tensor) -> None:
     """acc_ENK += dw_ENK of (dy_RN, x_RK, offsets_G)."""
     for acc_NK, start, end in _groups(offsets_G, acc_ENK, x_RK.shape[0]):
-        size = _size(dy_RN.t(), x_RK, end - start)
-        if size > end - start:
-            dy_rN, x_rK = _padded(dy_RN[start:end], size), x_RK[start : start + size]
-            if start + size > x_RK.shape[0]:
-                x_rK = _padded(x_rK, size)
-        else:
-            dy_rN, x_rK = dy_RN[start:end], x_RK[start:end]
-        add_product_(acc_NK, dy_rN.t(), x_rK)
+        add_product_(acc_NK, dy_RN[start:end].t(), x_RK[start:end])
 
 
 # ---------------------------------------------------------------- groups

@@ -23,6 +23,7 @@ from compiler.kernels import KERNELS, emit_kernel
 from compiler.kernels.gate import Launch, judge
 from runtime.ops import OPS
 from tests.kernels.conftest import interpret  # noqa: F401
+from tests.native.paths import path  # noqa: F401
 
 Interpret = Callable[..., Any]
 BF16 = torch.bfloat16
@@ -74,9 +75,10 @@ def test_the_work_is_that_of_the_published_figures() -> None:
     assert moved == 22 * V3.parameters  # 5.1 ms for 1e9
 
 
+@pytest.mark.usefixtures("path")
 @on_tiny
 def test_the_op_is_within_the_error_of_its_kernel(task: dict[str, Any]) -> None:
-    """On the CPU the op stands for the kernel. A formula in torch may save a rounding."""
+    """On the CPU the op stands for the kernel, whatever it runs on there. A formula in torch may save a rounding."""
     case, dtype = CASES[task["case"]], getattr(torch, task["dtype"])
     arguments = case.arguments(TINY, Make(dtype, "cpu"))
     expected = exact(case, arguments)

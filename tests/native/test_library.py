@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runtime.native import build, library
 from runtime.ops import rmsnorm
-from tests.native.conftest import CAPABLE, OWN
+from tests.native.paths import CAPABLE, OWN
 from tests.training.processes import run_module
 
 ROOT = Path(__file__).parents[2]

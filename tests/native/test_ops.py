@@ -23,22 +23,16 @@ Args = tuple[Any, ...]
 
 ROUNDED = {torch.float32: 0.0, torch.bfloat16: 2.0**-8}  # of a result, where it is stored
 NATIVE = sorted({op for op in BOUNDS if op in FORWARD})
-BF16_PRODUCTS = "AVX512_BF16"  # the only ones with products of BF16
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 # The library is the same for all examples of a test.
 some = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SEED = st.integers(0, 2**31)
 
 
-def is_taken(op: str, dtype: torch.dtype, instructions: str) -> bool:
-    return dtype == torch.float32 or op not in ("linear", "grouped_linear") or instructions == BF16_PRODUCTS
-
-
 class Calls:
     """What runs in C++, by name."""
 
-    def __init__(self, instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.instructions = instructions
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
         call = library.call
         from runtime.native import ops
@@ -52,7 +46,7 @@ class Calls:
 
 @pytest.fixture
 def calls(instructions: str, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    return Calls(instructions, monkeypatch)
+    return Calls(monkeypatch)
 
 
 def raised(args: Args) -> Args:
@@ -95,8 +89,7 @@ def check(op: str, args: Args, seed: int, dtype: torch.dtype, calls: Calls, view
         calls.names.clear()
         found = as_tuple(OPS[name](*chosen))
         within(name, given_to, found)
-        expected = is_taken(op, dtype, calls.instructions) and (len(args[0]) > 0 or op != "grouped_linear")
-        assert bool(calls.names) == expected, f"{name} ran where it should not"
+        assert bool(calls.names) == (len(args[0]) > 0 or op != "grouped_linear"), f"{name} ran where it should not"
         if name.endswith("wgrad"):
             acc = torch.full(found[0].shape, 64.0)
             OPS[f"{name}_"](acc, *(arg for arg in chosen if isinstance(arg, Tensor)))
@@ -106,9 +99,6 @@ def check(op: str, args: Args, seed: int, dtype: torch.dtype, calls: Calls, view
 @DTYPES
 @pytest.mark.parametrize("op", NATIVE)
 def test_usual_arguments(op: str, dtype: torch.dtype, calls: Calls) -> None:
-    if not is_taken(op, dtype, calls.instructions):
-        assert not library.multiplies(torch.zeros(1, 1, dtype=dtype), torch.zeros(1, 1, dtype=dtype))
-        return
     args = widened(op, FORWARD[op](Source(dtype, seed=0)))
     check(op, args, 1, dtype, calls, views=False)
     assert_pure(op, args)
@@ -135,9 +125,8 @@ def test_products_of_any_size(
 ) -> None:
     source = Source(dtype, seed)
     check("linear_wide", cases.linear(source, T, K, N), seed, dtype, calls, views)
-    if is_taken("linear", dtype, calls.instructions):
-        check("linear", cases.linear(source, T, K, N), seed, dtype, calls, views)
-        check("grouped_linear", cases.grouped_linear(source, T, K, N, E, 2), seed, dtype, calls, views)
+    check("linear", cases.linear(source, T, K, N), seed, dtype, calls, views)
+    check("grouped_linear", cases.grouped_linear(source, T, K, N, E, 2), seed, dtype, calls, views)
 
 
 @DTYPES
@@ -169,14 +158,11 @@ def test_products_of_any_layout(
         return x.t() if turned else x
 
     a_MK, b_KN = operand(M, K, a_turned), operand(K, N, b_turned)
-    if not is_taken("linear", dtype, calls.instructions):
-        assert not library.multiplies(a_MK, b_KN)
-        return
-    assert library.multiplies(a_MK, b_KN)
     start = Source(torch.float32, seed).normal(M, N + 7) if add else torch.full((M, N + 7), 7.0, dtype=dtype)
     whole = start.clone()
     product_ = add_product_ if add else set_product_
     product_(whole[:, 3 : N + 3], a_MK, b_KN)
+    assert set(calls.names) == {"product"}
     exact, sizes_MN = a_MK.double() @ b_KN.double(), a_MK.double().abs() @ b_KN.double().abs()
     if add:
         exact, sizes_MN = exact + start[:, 3 : N + 3], sizes_MN + start[:, 3 : N + 3].abs()

@@ -2,8 +2,8 @@
 
 BF16 has 8 bits of precision: rounding to nearest is off by 2⁻⁸ of the value at most. An op computes in FP32 and rounds
 each result once (runtime/ops/wide.py), so it is off by that and by what FP32 is off, which test_ops holds to 2·10⁻⁵ for
-numbers of order one. What an op adds to an FP32 buffer is rounded before the sum in products of matrices, and not at
-all elsewhere.
+numbers of order one. What an op adds to an FP32 buffer is not rounded before the sum. All of this holds on every path
+that an op may take on a CPU.
 """
 
 from __future__ import annotations
@@ -12,56 +12,69 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from compiler.oprules import RULES
 from compiler.oprules import Tensor as Abstract
 from runtime.ops import OPS
+from tests.native.paths import path  # noqa: F401
 from tests.ops import cases
 from tests.ops.cases import FORWARD, Source, as_tuple, gradient_arguments, widened
 from tests.ops.test_ops import TOLERANCE, assert_pure
 
 ROUNDED = 2.0**-8  # of a value, at most
 FP32 = TOLERANCE[torch.float32]
-PRODUCTS = ("linear_wgrad_", "grouped_linear_wgrad_")  # accumulations of a rounded product
 
 Args = tuple[Any, ...]
+pytestmark = pytest.mark.usefixtures("path")
 
 
 def raised(args: Args) -> Args:
     return tuple(arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args)
 
 
-def within(found: Tensor, exact: Tensor, what: str, before: Tensor | float = 0.0) -> None:
-    """Integers are equal; numbers are off by what storing them costs, by what FP32 is off, and by `before`."""
+def within(found: Tensor, exact: Tensor, what: str) -> None:
+    """Integers are equal; numbers are off by what storing them costs, and by what FP32 is off."""
     assert found.shape == exact.shape, what
     if not found.is_floating_point():
         assert torch.equal(found, exact), what
         return
     rounded = ROUNDED if found.dtype == torch.bfloat16 else 0.0
-    bound = rounded * (exact.abs() + before) + FP32 * (1 + exact.abs()) + before
+    bound = rounded * exact.abs() + FP32 * (1 + exact.abs())
     worst = ((found.double() - exact).abs() / bound).amax() if exact.numel() else torch.zeros(())
     assert worst <= 1, f"{what}: {worst:.3g} times the bound"
 
 
-def check(op: str, args: Args, seed: int = 1) -> None:
-    """A forward op and its gradients, pure and accumulating, on BF16 arguments."""
+def nearest(found: Tensor, exact: Tensor) -> list[bool]:
+    """Of each number in BF16, whether no other is nearer to the exact result."""
+    if found.dtype != torch.bfloat16:
+        return []
+    is_nearest = (found.double() - exact).abs() <= (exact.to(torch.bfloat16).double() - exact).abs()
+    hits: list[bool] = is_nearest.flatten().tolist()
+    return hits
+
+
+def check(op: str, args: Args, seed: int = 1) -> dict[str, list[bool]]:
+    """A forward op and its gradients, pure and accumulating, on BF16 arguments; which of their results are nearest."""
+    hits: dict[str, list[bool]] = {}
     args = widened(op, args)
     for index, (found, exact) in enumerate(
         zip(as_tuple(OPS[op](*args)), as_tuple(OPS[op](*raised(args))), strict=True)
     ):
         within(found, exact, f"{op}, result {index}")
+        hits[f"{op}, result {index}"] = nearest(found, exact)
     assert_pure(op, args)
     for name, gradient_args in gradient_arguments(op, args, Source(torch.bfloat16, seed)):
         exact = as_tuple(OPS[name](*raised(gradient_args)))
         for index, (found, one) in enumerate(zip(as_tuple(OPS[name](*gradient_args)), exact, strict=True)):
-            parts = ROUNDED * magnitude(name, gradient_args) if name == "grouped_linear_wgrad" else 0.0
-            within(found, one, f"{name}, result {index}", parts)
+            within(found, one, f"{name}, result {index}")
+            hits[f"{name}, result {index}"] = nearest(found, one)
         assert_pure(name, gradient_args)
         if name.endswith("wgrad"):
             accumulates(f"{name}_", gradient_args, exact[0])
+    return hits
 
 
 def accumulates(op: str, args: Args, exact: Tensor) -> None:
@@ -69,21 +82,19 @@ def accumulates(op: str, args: Args, exact: Tensor) -> None:
     acc = torch.full(exact.shape, 64.0)
     OPS[op](acc, *(arg for arg in args if isinstance(arg, Tensor)))
     added = acc.double() - 64.0
-    rounded = ROUNDED * magnitude(op, args) if op in PRODUCTS else 0.0
-    assert ((added - exact).abs() <= rounded + FP32 + 2.0**-24 * (64 + exact.abs()) * len(args[0])).all(), op
-
-
-def magnitude(op: str, args: Args) -> Tensor:
-    """The sum of the magnitudes of what a weight gradient sums: of experts, the last rows of each are added apart, so
-    that what is rounded may be larger than the sum."""
-    sizes = (arg.abs() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in raised(args))
-    total: Tensor = OPS[op.removesuffix("_")](*sizes)
-    return total
+    assert ((added - exact).abs() <= FP32 + 2.0**-24 * (64 + exact.abs()) * len(args[0])).all(), op
 
 
 @pytest.mark.parametrize("op", sorted(FORWARD))
 def test_every_op_rounds_once(op: str) -> None:
-    check(op, FORWARD[op](Source(torch.bfloat16, seed=0)))
+    """So nearly all results are the nearest to the exact ones; a second rounding moves a quarter of them, or more, and
+    most of those stay within the bounds."""
+    hits: dict[str, list[bool]] = {}
+    for seed in range(8):
+        for name, each in check(op, FORWARD[op](Source(torch.bfloat16, seed)), seed + 1).items():
+            hits.setdefault(name, []).extend(each)
+    for name, each in hits.items():
+        assert each.count(False) <= 1 + len(each) / 500, f"{name}: {each.count(False)} of {len(each)} are rounded twice"
 
 
 @pytest.mark.parametrize("op", sorted(FORWARD))
@@ -107,7 +118,7 @@ def abstract(tensor: Tensor) -> Abstract:
 
 SEED = st.integers(0, 2**31)
 SMALL = st.integers(1, 9)
-few = settings(max_examples=25)
+few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @few
