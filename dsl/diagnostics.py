@@ -93,8 +93,9 @@ def in_order(diagnostics: Iterable[Diagnostic], sources: Iterable[Source]) -> tu
         return (rank.get(item.span.source, len(rank)), item.span.start, item.span.end, item.code)
 
     once: dict[object, Diagnostic] = {}
-    for item in diagnostics:  # a mistake that several runs share is told once, whatever it conflicts with in each
-        once.setdefault((item.code, item.message, item.span) if item.conflict else item, item)
+    for item in diagnostics:  # a mistake that several runs share is told once, whatever stands beside it in each
+        is_one = item.conflict or item.code == "E0201"
+        once.setdefault((item.code, item.message, item.span) if is_one else item, item)
     return tuple(sorted(once.values(), key=key))
 
 

@@ -64,6 +64,8 @@ def find(asked: str) -> tuple[Topic, ...]:
 def _elsewhere(word: str) -> tuple[Topic, ...]:
     """What other systems call a key of ours, or a word: where it is here, and that key or block itself."""
     places = vocabulary.topics(word)
+    if word.lower() in vocabulary.ABSENT:
+        return (Topic("word", word, vocabulary.hint_of(word)),)
     if not places:
         same = vocabulary.SAME.get(word.lower(), "")
         found = find(same) if same else ()

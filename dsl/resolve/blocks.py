@@ -7,13 +7,13 @@ from collections.abc import Collection
 from typing import Any
 
 from dsl import choices, units
-from dsl.diagnostics import MEANT, Note
+from dsl.diagnostics import MEANT
 from dsl.resolve import derive, forms
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import MAX_HINTED
 from dsl.resolve.fields import FieldType, broken_bound, fields_of, keys_of, scalar
 from dsl.resolve.merge import key_of, label_of, lost_keys
-from dsl.schema import BUILT_IN, LayerRange, Node, Spec, Tile, Unit
+from dsl.schema import BUILT_IN, LayerRange, Node, Tile, Unit
 from dsl.schema.model import MAX_LAYER
 from dsl.source import Span
 from dsl.syntax import NAMED, Attribute, Block, Import, Let, Line, Lost, Range, Statement, String, Value, Word
@@ -284,21 +284,13 @@ def _unknown(
     meant, hint, notes = key_meant(scope.path, cls, block, statement, keys)
     if isinstance(statement, Block) and len(meant) == 1 and MEANT.fullmatch(hint) and _takes_block(cls, *meant):
         context.respelled[word.span] = next(iter(meant))
-    homes = () if meant else [Note(f"`{word.text}` is a key of `{home}`") for home in _homes(word.text, cls)]
-    context.complain("E0201", message, word.span, hint, [*notes, *homes])
+    context.complain("E0201", message, word.span, hint, notes)
     return {key for key in meant if not block.gives(key)}
 
 
 def _takes_block(cls: type[Node], key: str) -> bool:
     kind = fields_of(cls).get(key)
     return kind is not None and (bool(kind.nodes) or kind.form in ("batch", "layers", "rate"))
-
-
-def _homes(key: str, asked: type[Node]) -> list[str]:
-    """Blocks of a run that do have a key."""
-    blocks = {name: cls for name, kind in fields_of(Spec).items() for cls in kind.nodes}
-    homes = [name for name, cls in blocks.items() if cls is not asked and key in keys_of(cls)]
-    return ["run", *homes] if asked is not Spec and key in keys_of(Spec) else homes
 
 
 def _missing(context: Context, cls: type[Node], block: Block, names: list[str]) -> None:

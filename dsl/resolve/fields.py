@@ -117,8 +117,14 @@ def string(context: Context, key: str, value: Value, is_path: bool) -> str:
     text = value.span.text
     if is_path and isinstance(value, Word) and text in WORDS_AS_TEXT:
         return text
+    items = value.items if isinstance(value, ListOf) else ()
     hint = f'write `{key} = "{text}"`'
-    if value.span.source.name == OVERRIDE:
+    if len(items) == 1 and isinstance(items[0], String):
+        hint = f"write `{key} = {items[0].span.text}`"
+    elif not isinstance(value, (Word, Number)):  # in quotes, several texts or a call would be another name
+        hint = "write one text in quotes"
+        hint += "; a glob names several files, as in `corpus/**/*.txt`" if key == "source" else ""
+    elif value.span.source.name == OVERRIDE:
         source = value.span.source
         hint = f"write `-s '{source.text[: value.span.start]}\"{text}\"{source.text[value.span.end :]}'`"
     raise context.reject("E0302", f"`{key}` is a text, `{text}` is not", value.span, hint)

@@ -9,9 +9,10 @@ from dsl.diagnostics import Note
 from dsl.resolve.context import listed, suggest
 from dsl.resolve.fields import fields_of
 from dsl.resolve.merge import ALTERNATIVES, key_of
-from dsl.schema import Node
+from dsl.schema import Node, Tile
+from dsl.source import OVERRIDE
 from dsl.spelling import edits, nearest
-from dsl.syntax import Attribute, Block
+from dsl.syntax import NAMED, Attribute, Block
 
 
 def key_meant(
@@ -31,30 +32,69 @@ def key_meant(
         and each.key.span.source == statement.key.span.source
         and block.encloses(each.key.span) == inside
     }
-    taken = {*beside, *(ALTERNATIVES.get(key, "") for key in beside)} - {"layers"}
+    is_last = inside or statement.key.span.source.name == OVERRIDE
+    inherited = set() if is_last else {key for key in keys if block.gives(key)}  # what stands beside may be overridden
+    taken = {*beside, *(ALTERNATIVES.get(key, "") for key in beside), *inherited} - {"layers"}
     free = [key for key in keys if key not in taken]
     value = statement.phrase.span.text if isinstance(statement, Attribute) else "…"
     said = vocabulary.said_in(word, place, value)
     if said:
         meant = {each.rpartition(".")[2] for each in vocabulary.places(word)}
         return meant & {*free}, said, ()
-    alias = vocabulary.key_in(word, place)
+    alias = key if (key := vocabulary.key_in(word, place)) in keys else ""  # not of a block of another kind
     if alias in free:
         return {alias}, f"did you mean `{alias}`?", ()
+    elsewhere = "" if alias else vocabulary.said_elsewhere(word, value)
+    if elsewhere:
+        return set(), elsewhere, ()
     absent = [key for key in free if key in _required(cls) and not block.gives(key)]
-    close = nearest(word, absent) or nearest(word, free)
-    if close:
-        return {*close}, f"did you mean {listed(close, 'or')}?", ()
+    close = () if alias else nearest(word, absent) or nearest(word, free)
     if len(keys) == 1 and free and edits(word, keys[0]) == 1:  # too short a word to be near: `fnn`
-        return {*keys}, f"did you mean `{keys[0]}`?", ()
+        close = (keys[0],)
+    home = _home(word, place, cls)
+    if close:
+        fitting = [key for key in close if _is_block(cls, key) in (isinstance(statement, Block), None)]
+        meant = (
+            listed(fitting, "or") if fitting else f"the {'value' if value == '…' else 'block'} {listed(close, 'or')}"
+        )
+        return {*close}, f"did you mean {meant}?{f' If not, {home}' if home else ''}", ()
     same = next((key for key in (alias, *nearest(word, taken & {*keys})) if key), "")
     given = same if same in beside else ALTERNATIVES.get(same, "")
     if given in beside:
         return set(), f"remove it, or change `{given}`", (Note(f"`{given}` is given here", beside[given]),)
-    elsewhere = vocabulary.places(word)
-    if elsewhere:
-        return set(), f"here it is {listed(elsewhere, 'or')}", ()
-    return set(), suggest(word, free or keys), ()
+    return set(), home or f"`{_head(cls, block)}` takes {listed(keys, 'and')}", ()
+
+
+def _is_block(cls: type[Node], key: str) -> bool | None:
+    """Whether a key is written as a block, not as a value; None if either may be."""
+    kind = fields_of(cls).get(key)
+    if kind is None or key in NAMED or kind.types == (Tile,) or kind.form == "tokenizer":
+        return False
+    return None if kind.form == "batch" else bool(kind.nodes) or kind.form in ("layers", "rate")
+
+
+def _home(key: str, place: str, cls: type[Node]) -> str:
+    """In which blocks of the language a key belongs; "" where it is a key of none."""
+    from dsl.reference.keys import blocks, plain, told_at
+
+    here = told_at(place)
+    found = [block for block in blocks() if any(each.name == key for each in block.keys)]
+    beside = [block for block in found if plain(block.path) == (here or "run")]
+    if beside:  # of another kind
+        heads = listed([block.head for block in beside], "or")
+        return f"it is a key of {heads}, and this is `{_head_of_kind(beside[0].head, cls)}`"
+    heads = list(dict.fromkeys(f"{block.head} {{ … }}" for block in found))
+    owner = ".".join(found[0].path.split(".")[: -len(found[0].head.split())]) if len(found) == 1 else ""
+    return f"move it into {listed(heads, 'or')}{f' of `{owner}`' if owner else ''}" if found else ""
+
+
+def _head_of_kind(head: str, cls: type[Node]) -> str:
+    return f"{head.partition(' ')[0]} {cls.model_fields['kind'].default}"
+
+
+def _head(cls: type[Node], block: Block) -> str:
+    """How a block begins, without its name: `attention gqa`, `train`."""
+    return _head_of_kind(block.key.text, cls) if "kind" in cls.model_fields else block.key.text
 
 
 def _required(cls: type[Node]) -> set[str]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from dsl import vocabulary
 from dsl.codes import CODES
 from dsl.diagnostics import Diagnostic
 from dsl.edits import apply, corrects_spelling, edit_of
 from dsl.load import analyse, refusals
+from dsl.reference import keys
 from dsl.resolve.files import read
 from dsl.source import OVERRIDE, Source
 
@@ -86,6 +89,57 @@ def test_all_edits_of_a_text_can_be_made_at_once() -> None:
             continue
         after = said(name, overrides_of(name), {f"{name}.dsc": apply(edits[0].span.source.text, edits)})
         assert not [key for key in count(after) - count(before) if key[0] in FORM], name
+
+
+EVERY_BLOCK = (
+    (UI / "lib" / "base.dsc").read_text("utf-8")
+    + """
+precision mine extends bf16 { moments = bf16 }
+model other extends base {
+  attention gqa { heads = 4, kv_heads = 2, head_dim = 16, rope { theta = 10_000 } }
+}
+run other extends base {
+  model = other, precision = mine
+  sm { communication = 0 }
+  train { validate { every = 50 steps } }
+}
+"""
+)
+WORDS = {*vocabulary.KEYS, *vocabulary.OTHERS, *vocabulary.ABSENT}
+KEYS = {path.rpartition(".")[2] for path in keys()}
+BLOCKS = {  # the place of each block's brace → the block, `{ }` of rate apart
+    match.end(): match[1]
+    for match in re.finditer(r"(\w+(?: [\w.]+)?)(?: extends \w+)?\s*\{", EVERY_BLOCK)
+    if match[1] != "rate"
+}
+
+
+def with_keys(place: int, words: Sequence[str]) -> dict[str, Diagnostic]:
+    """What is said of keys that are none of the block at a place, by the key."""
+    text = EVERY_BLOCK[:place] + "".join(f"\n{word} = 1" for word in words) + "\n" + EVERY_BLOCK[place:]
+    items = said("all", (), {"all.dsc": text})
+    return {item.span.text: item for item in items if item.code == "E0201" and item.span is not None}
+
+
+@pytest.mark.parametrize("place", BLOCKS, ids=[f"{name}-{place}" for place, name in BLOCKS.items()])
+def test_every_word_in_every_block_is_told_what_it_is(place: int) -> None:
+    """A word of another system, or a key of another block, is never offered an edit that brings another mistake."""
+    found: dict[str, Diagnostic] = {}
+    words = sorted(WORDS | KEYS | {"frobnicate", "zzz"})
+    for start in range(0, len(words), 80):  # of more than a hundred mistakes, no hints are given
+        found |= with_keys(place, words[start : start + 80])
+    assert len(found) > len(WORDS)
+    for word, item in found.items():
+        edit = edit_of(item) and edit_of(with_keys(place, [word])[word])
+        if edit is not None:
+            text = apply(edit.span.source.text, [edit])
+            after = said("all", (), {"all.dsc": text})
+            assert not [each for each in after if each.code in FORM], (word, edit.text)
+        assert item.hint and not item.hint.startswith(("one of", "write `qk_norm`")), word
+        if not item.hint.startswith(("did you mean", "remove it")):
+            listed = re.fullmatch(r"`[\w ]+` takes .*", item.hint)
+            assert bool(listed) == (word not in WORDS | KEYS), item.hint
+            assert edit is None, "a key that is near no other has no edit"
 
 
 def test_edits_that_overlap_are_made_once() -> None:

@@ -41,11 +41,13 @@ def test_no_word_is_one_of_the_language_where_it_would_stand() -> None:
     for word, paths in vocabulary.KEYS.items():
         assert word == word.lower() and not any(f"{path.rpartition('.')[0]}.{word}" in PLACES for path in paths), word
     assert not vocabulary.KEYS.keys() & vocabulary.OTHERS.keys()
+    assert not vocabulary.ABSENT.keys() & {*vocabulary.KEYS, *vocabulary.OTHERS, *vocabulary.WORDS}
+    assert not vocabulary.ABSENT.keys() & {path.rpartition(".")[2] for path in PLACES}
     assert all(find(word) for word in vocabulary.SAME.values() if word not in ("true", "false"))
 
 
 def test_every_word_is_explained() -> None:
-    for word in (*vocabulary.KEYS, *vocabulary.OTHERS, *vocabulary.WORDS, *vocabulary.SAME):
+    for word in (*vocabulary.KEYS, *vocabulary.OTHERS, *vocabulary.ABSENT, *vocabulary.WORDS, *vocabulary.SAME):
         assert find(word), word
     first, *others = find("gpus_per_node")
     assert first.summary == "here it is `cluster.node.devices`" and others[0].name == "cluster.node.devices"
@@ -62,8 +64,32 @@ def test_a_key_of_others_is_told_in_its_block_and_located_elsewhere() -> None:
     )
     assert hints["pp"] == "did you mean `pipeline`?"
     assert hints["gpus"] == "here it is `cluster.node.devices`"
-    assert hints["lr"] == "here it is `train.rate`"
+    assert hints["lr"].startswith("in `train`, write `rate { constant at 1e-3 }`")
     assert hints["wd"] == "did you mean `weight_decay`?"
+
+
+def test_what_the_language_has_not_is_said_to_be_so() -> None:
+    attention = "attention gqa { heads = 4, kv_heads = 2, head_dim = 16, rope { theta = 10_000 }, KEYS }"
+    words = ("sinks", "window", "bias", "dropout", "softcap")
+    hints = said(f"model m extends base {{ {attention.replace('KEYS', ', '.join(f'{word} = 1' for word in words))} }}")
+    assert {*words} <= hints.keys()
+    assert all(hints[word].startswith("there is no such key: ") for word in words)
+    assert "without windows or sinks" in hints["sinks"] and "bias_rate" in hints["bias"]
+    hints = said(f"model m extends base {{ {attention.replace('KEYS', 'frobnicate = 1')} }}")
+    assert hints["frobnicate"] == "`attention gqa` takes `heads`, `kv_heads`, `head_dim`, `qk_norm` and `rope`"
+
+
+def test_a_key_of_another_block_is_told_where_it_belongs() -> None:
+    """Every key of the schema, as the schema has it: no list of them can fall behind."""
+    for path, key in keys().items():
+        word, parent = key.name, plain(path.rpartition(".")[0])
+        hint = said(f"run a extends base {{ data {{ {word} = 1 }} }}").get(word, "")
+        if parent != "data" and not hint.startswith("did you mean"):
+            head = path.rpartition(".")[0].rpartition(".")[2] or "run"
+            assert hint.startswith("move it into `") and head in hint, (path, hint)
+    hints = said("run a extends base { train { weight_decay = 0.1, gradient_accumulation = 4 } }")
+    assert hints["weight_decay"] == "move it into `optimizer adamw { … }` of `train`"
+    assert "batch / (data · micro_batch)" in hints["gradient_accumulation"]
 
 
 def test_what_is_written_in_another_way_is_shown_with_its_value() -> None:

@@ -1,7 +1,4 @@
-"""What other training systems call the keys and words of the language, for hints and `dsc explain`.
-
-No spec may use these names: one thing has one name. A word is looked up as it is written, without regard to case.
-"""
+"""The tables of `dsl.vocabulary`: keys and words of other training systems, in lower case."""
 
 from __future__ import annotations
 
@@ -12,22 +9,26 @@ KEYS: dict[str, tuple[str, ...]] = {
     # degrees of parallelism
     "pp": ("parallel.pipeline",),
     "pp_size": ("parallel.pipeline",),
+    "pp_degree": ("parallel.pipeline",),
     "pipeline_parallel": ("parallel.pipeline",),
     "pipeline_parallel_size": ("parallel.pipeline",),
     "pipeline_parallel_degree": ("parallel.pipeline",),
     "pipeline_model_parallel_size": ("parallel.pipeline",),
     "dp": ("parallel.data",),
     "dp_size": ("parallel.data",),
+    "dp_degree": ("parallel.data",),
     "data_parallel": ("parallel.data",),
     "data_parallel_size": ("parallel.data",),
     "tp": ("parallel.tensor",),
     "tp_size": ("parallel.tensor",),
+    "tp_degree": ("parallel.tensor",),
     "tensor_parallel": ("parallel.tensor",),
     "tensor_parallel_size": ("parallel.tensor",),
     "tensor_parallel_degree": ("parallel.tensor",),
     "tensor_model_parallel_size": ("parallel.tensor",),
     "ep": ("parallel.expert",),
     "ep_size": ("parallel.expert",),
+    "ep_degree": ("parallel.expert",),
     "expert_parallel": ("parallel.expert",),
     "expert_parallel_size": ("parallel.expert",),
     "expert_parallel_degree": ("parallel.expert",),
@@ -41,6 +42,9 @@ KEYS: dict[str, tuple[str, ...]] = {
     "zero_level": ("parallel.zero",),
     "virtual_pipeline": ("schedule.chunks",),
     "num_model_chunks": ("schedule.chunks",),
+    "vpp": ("schedule.chunks",),
+    "vpp_size": ("schedule.chunks",),
+    "virtual_pipeline_model_parallel_size": ("schedule.chunks",),
     # the run
     "global_batch": ("train.batch",),
     "global_batch_size": ("train.batch",),
@@ -62,6 +66,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "max_seq_len": ("train.sequence",),
     "max_seq_length": ("train.sequence",),
     "context_length": ("train.sequence",),
+    "max_position_embeddings": ("train.sequence",),
     "block_size": ("train.sequence",),
     "iters": ("train.steps",),
     "max_iters": ("train.steps",),
@@ -105,6 +110,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "dtype": ("precision",),
     "recompute_modules": ("recompute",),
     "activation_checkpointing": ("recompute",),
+    "gradient_checkpointing": ("recompute",),
     "num_sms": ("sm.communication", "cluster.node.device.sms"),
     # the cluster
     "num_nodes": ("cluster.nodes",),
@@ -213,8 +219,17 @@ class Other:
     path: str
     hint: str
     topic: str = ""  # what `dsc explain` tells about it, where that is not the path
+    is_derived: bool = False  # nobody writes it: the hint says what it follows from, wherever it stands
 
 
+WARMUP = "write it as a phase of `rate`: `warmup {} steps to 1e-4`"
+PHASES = "write the phases of `rate`: `warmup 100 steps to 1e-4`, `cosine to 0`"
+ACCUMULATED = Other(
+    "train.batch",
+    "it follows from the others: each data rank accumulates batch / (data · micro_batch) micro-batches a step",
+    is_derived=True,
+)
+EPOCHS = Other("train.tokens", "a run ends after a number of `tokens` or `steps`, not of epochs")
 RATE = "write `rate { constant at {} }`, or phases: `warmup 100 steps to {}`, `cosine to 0`"
 RANGES = "write a block for each range of layers, counted from 0, as in `layers 0..3 { ffn dense { inner = 512 } }`"
 # A key of others whose value is written in another way here.
@@ -222,20 +237,34 @@ OTHERS: dict[str, Other] = {
     "lr": Other("train.rate", RATE),
     "learning_rate": Other("train.rate", RATE),
     "max_lr": Other("train.rate", RATE),
+    "peak_lr": Other("train.rate", RATE),
     "min_lr": Other("train.rate", "write it as the goal of a phase of `rate`: `cosine to {}`"),
-    "warmup_steps": Other("train.rate", "write it as a phase of `rate`: `warmup {} steps to 1e-4`"),
-    "warmup": Other("train.rate", "write it as a phase of `rate`: `warmup {} steps to 1e-4`"),
-    "lr_warmup_iters": Other("train.rate", "write it as a phase of `rate`: `warmup {} steps to 1e-4`"),
-    "lr_scheduler": Other("train.rate", "write the phases of `rate`: `warmup 100 steps to 1e-4`, `cosine to 0`"),
-    "lr_decay_style": Other("train.rate", "write the phases of `rate`: `warmup 100 steps to 1e-4`, `cosine to 0`"),
-    "epochs": Other("train.tokens", "a run ends after a number of `tokens` or `steps`, not of epochs"),
-    "num_epochs": Other("train.tokens", "a run ends after a number of `tokens` or `steps`, not of epochs"),
-    "num_train_epochs": Other("train.tokens", "a run ends after a number of `tokens` or `steps`, not of epochs"),
-    "grad_accum": Other("train.batch", "it follows from the others: batch / (data · micro_batch)"),
-    "gradient_accumulation_steps": Other("train.batch", "it follows from the others: batch / (data · micro_batch)"),
+    "warmup_steps": Other("train.rate", WARMUP),
+    "warmup": Other("train.rate", WARMUP),
+    "num_warmup_steps": Other("train.rate", WARMUP),
+    "lr_warmup_steps": Other("train.rate", WARMUP),
+    "lr_warmup_iters": Other("train.rate", WARMUP),
+    "lr_scheduler": Other("train.rate", PHASES),
+    "lr_schedule": Other("train.rate", PHASES),
+    "lr_scheduler_type": Other("train.rate", PHASES),
+    "lr_decay_style": Other("train.rate", PHASES),
+    "warmup_ratio": Other("train.rate", PHASES),
+    "epochs": EPOCHS,
+    "num_epochs": EPOCHS,
+    "num_train_epochs": EPOCHS,
+    "grad_accum": ACCUMULATED,
+    "grad_accumulation": ACCUMULATED,
+    "grad_accumulation_steps": ACCUMULATED,
+    "gradient_accumulation": ACCUMULATED,
+    "gradient_accumulation_steps": ACCUMULATED,
+    "accumulate_grad_batches": ACCUMULATED,
+    "num_microbatches": ACCUMULATED,
+    "num_micro_batches": ACCUMULATED,
+    "use_distributed_optimizer": Other("parallel.zero", "write `zero = 1`"),
+    "distributed_optimizer": Other("parallel.zero", "write `zero = 1`"),
     "betas": Other("train.optimizer.beta1", "write `beta1 = 0.9, beta2 = 0.95`"),
     "momentum": Other("train.optimizer.beta1", "AdamW has two: write `beta1 = 0.9, beta2 = 0.95`"),
-    "world_size": Other("cluster.nodes", "it follows from the others: nodes · devices of a node"),
+    "world_size": Other("cluster.nodes", "it follows from the others: nodes · devices of a node", is_derived=True),
     "num_layers": Other("model.layers", RANGES),
     "n_layers": Other("model.layers", RANGES),
     "n_layer": Other("model.layers", RANGES),
@@ -244,6 +273,45 @@ OTHERS: dict[str, Other] = {
     "moe": Other("model.layers.ffn", "write `ffn moe { … }` in a range of layers", "model.layers.ffn.moe"),
     "mlp": Other("model.layers.ffn", "write `ffn dense { … }` in a range of layers", "model.layers.ffn.dense"),
 }
+
+# Keys of others for what the language has not → what it has, or does, instead.
+ABSENT: dict[str, str] = {
+    word: f"there is no such key: {instead}"
+    for instead, words in {
+        "every token attends to all tokens before it, without windows or sinks": (
+            "sinks", "sink", "attention_sinks", "attn_sinks", "use_sinks", "window", "window_size", "sliding_window",
+            "sliding_window_size", "use_sliding_window", "attention_window", "attention_chunk_size",
+        ),
+        "linears have no bias; the bias that balances experts is `bias_rate` of `balance`": (
+            "bias", "use_bias", "attention_bias", "attn_bias", "qkv_bias", "mlp_bias", "linear_bias",
+            "add_bias_linear", "add_qkv_bias",
+        ),
+        "nothing is dropped out": (
+            "dropout", "dropout_rate", "attention_dropout", "attn_dropout", "hidden_dropout", "embedding_dropout",
+            "resid_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
+        ),
+        "logits are not capped": (
+            "softcap", "soft_cap", "logit_softcap", "logits_soft_cap", "logit_softcapping", "attn_logit_softcapping",
+            "final_logit_softcapping", "clip_qkv",
+        ),
+        "embedding and head are two matrices, never tied": (
+            "tie_embeddings", "tied_embeddings", "tie_word_embeddings", "share_embeddings", "weight_tying",
+        ),
+        "the rotation is that of `theta`, of a whole head, and not stretched to longer texts": (
+            "rope_scaling", "rope_scaling_factor", "yarn", "rotary_percent", "partial_rotary_factor",
+        ),
+        "the activation of feed-forward layers is SwiGLU's": ("hidden_act", "activation", "activation_function"),
+        "norms are RMSNorms in front of their block": ("norm_type", "layernorm", "post_norm"),
+        "experts take every row that is sent to them, and drop none": (
+            "capacity_factor", "moe_expert_capacity_factor", "expert_capacity", "drop_tokens", "token_drop_policy",
+        ),
+        "gradients and weights are not divided over data ranks yet; `zero = 1` of `parallel` divides the optimizer": (
+            "fsdp", "fsdp_size", "fsdp_degree", "hsdp", "dp_shard", "data_parallel_shard_degree",
+        ),
+        "nothing needs a scale of the loss in bf16, fp32 or fp64": ("loss_scale", "initial_loss_scale"),
+    }.items()
+    for word in words
+}  # fmt: skip
 
 # A word of others for what a block or a value is → where it stands, and what to write. None of them is a misspelling.
 WORDS: dict[str, Other] = {
@@ -270,41 +338,3 @@ SAME: dict[str, str] = {
     "zb_v": "zbv", "zb_h1": "zb1p", "afab": "gpipe", "warm_up": "warmup", "hold": "constant",
     "stable": "constant",
 }  # fmt: skip
-
-
-def places(word: str) -> tuple[str, ...]:
-    """The paths of the keys here that a key of others stands for."""
-    name = word.lower()
-    return KEYS.get(name) or ((OTHERS[name].path,) if name in OTHERS else ())
-
-
-def topics(word: str) -> tuple[str, ...]:
-    """What to explain for a key or word of others."""
-    found = (table.get(word.lower()) for table in (OTHERS, WORDS))
-    others = dict.fromkeys(each.topic or each.path for each in found if each is not None)
-    return KEYS.get(word.lower()) or tuple(others)
-
-
-def hint_of(word: str) -> str:
-    """What to write for a key or word of others that is said in another way here; "" for the rest."""
-    found = OTHERS.get(word.lower()) or WORDS.get(word.lower())
-    return found.hint.replace("{}", "…") if found is not None else ""
-
-
-def key_in(word: str, block: str) -> str:
-    """The key of the block at a path that takes what a key of others does; "" if there is none."""
-    paths = (path.rpartition(".") for path in KEYS.get(word.lower(), ()))
-    return next((key for parent, _, key in paths if parent == block), "")
-
-
-def said_in(word: str, block: str, value: str) -> str:
-    """What to write in the block at a path for a key of others, with the value it was given; "" if that is unknown."""
-    other = OTHERS.get(word.lower())
-    is_here = other is not None and block == other.path.rpartition(".")[0]
-    return other.hint.replace("{}", value) if other is not None and is_here else ""
-
-
-def word_at(word: str, path: str) -> str:
-    """What to write for a word of others that stands at a path; "" if that is unknown."""
-    other = WORDS.get(word.lower())
-    return other.hint if other is not None and other.path == path else ""
