@@ -72,7 +72,7 @@ CODES = {
     "E0912": "promote is a multiple of the columns of a tile",
     "E0913": "recompute and unfused name ops that the run has",
     "E0914": "communication takes SMs of a device that states them",
-    "E0915": "a run that validates holds files out",
+    "E0915": "a run that validates holds documents out",
     "E0916": "linears are in a dtype that every kind of device multiplies in",
     "E0917": "a device has the peaks of an accelerator, or is a CPU",
     # what is right, and cannot be compiled and trained yet

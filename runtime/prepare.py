@@ -1,47 +1,88 @@
-"""Prepare the data of a plan: `python -P -m runtime.prepare DATA_DIR OUT`.
+"""Prepare the data of a plan: `python -P -m runtime.prepare DATA_DIR OUT [--cache DIR] [--resume]`.
 
 The first line of stdin is the plan in JSON, of which the data, the model's vocabulary and the seed are needed. Progress
 goes to stderr from the end of stdin on: until then somebody else says what is going on. To stdout goes an empty line as
 soon as the text is found, and at last {"folder": where the corpus is, "meta": its meta.json}. Exit codes: 0 prepared ·
 2 the data cannot be used. The plan is the caller's to verify; no torch, which would take a second.
+
+With --resume the data that the checkpoints beside OUT name is used without the text, if it is of the same data block.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import select
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from runtime.data.errors import DataError
+from runtime.data.files import open_regular
 from runtime.data.prepare import prepare
+from runtime.outcome import printable
 
-PHASES = {"read": "find text", "tokenizer": "train tokenizer", "encode": "encode text"}
+PHASES = {"read": "find text", "tokenizer": "train tokenizer", "encode": "encode text", "divide": "divide text"}
+MAX_MANIFEST_BYTES = 256 << 20
 CLEAR = "\r\x1b[K"  # of a terminal's line
 
 
 def main(argv: list[str]) -> int:
-    data, out = map(Path, argv)
+    parser = argparse.ArgumentParser(prog="python -m runtime.prepare")
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    args = parser.parse_args(argv)
+    resumed = data_of_checkpoints(args.out.parent / "checkpoints") if args.resume else ()
     told = Told()
     try:
         with open(0, "rb", buffering=0, closefd=False) as stdin:
             plan = json.loads(stdin.readline())
-        prepared = prepare(*_inputs(plan), data, out, told.progress)
+        prepared = prepare(
+            *_inputs(plan), args.data, args.out, told.progress, told.note, cache=args.cache, resumed=resumed
+        )
     except (DataError, OSError) as error:
-        told.error(f"error: {error}")
+        told.error(f"error: {printable(str(error))}")
         return 2
+    told.found()
     print(json.dumps({"folder": str(prepared.folder), "meta": dict(prepared.meta)}), flush=True)
     told.rest()
     return 0
 
 
-def prepare_here(plan: Mapping[str, Any], data: Path, out: Path) -> Path:
-    """The prepared corpus of a plan, made in this process unless it is there already."""
-    return prepare(*_inputs(plan), data, out, lambda *_: None).folder
+def prepare_here(plan: Mapping[str, Any], data: Path, out: Path, resume: bool, say: Callable[[str], None]) -> Path:
+    """The prepared corpus of a plan, made in this process unless it is there already. `resume`: as --resume."""
+    resumed = data_of_checkpoints(out.parent / "checkpoints") if resume else ()
+    said: set[str] = set()
+
+    def once(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            say(f"data: {printable(text)}")
+
+    return prepare(*_inputs(plan), data, out, lambda *_: None, once, resumed=resumed).folder
+
+
+def data_of_checkpoints(folder: Path) -> tuple[str, ...]:
+    """The sha256 of the data that the manifests of checkpoints name, the newest first.
+
+    They only say which data to look for: who goes on from a checkpoint verifies it, and what it was trained on.
+    """
+    found: dict[str, int] = {}
+    for path in folder.glob("[!.]*/manifest.json"):
+        try:
+            with open_regular(path) as stream:
+                manifest = json.loads(stream.read(MAX_MANIFEST_BYTES))
+            name, serial = manifest["meta"]["data"], manifest["serial"]
+        except (DataError, OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+        if isinstance(name, str) and isinstance(serial, int):
+            found[name] = max(serial, found.get(name, serial))
+    return tuple(sorted(found, key=lambda name: -found[name]))
 
 
 def _inputs(plan: Mapping[str, Any]) -> tuple[dict[str, Any], int, int]:
@@ -57,27 +98,46 @@ class Told:
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._last = 0.0
-        self._held: list[str] = []  # phases that have ended before anything may be said
+        self._is_found = False
+        self._notes: set[str] = set()
+        self._held: list[str] = []  # lines of what has happened before anything may be said
 
     def progress(self, phase: str, done: int, total: int) -> None:
         if done >= total:
             if phase == "read":
-                print(flush=True)
+                self.found()
             self._held.append(PHASES[phase])
         if not self._held and not (self._live and time.monotonic() - self._last > 0.1):
             return
-        if not select.select([0], [], [], 0)[0]:
+        if not self._may_talk():
             return
         self.rest()
         if self._live and done < total:
             self._last = time.monotonic()
             self._show(f"{CLEAR}data: {PHASES[phase]} {100 * done // max(total, 1)}%")
 
+    def note(self, text: str) -> None:
+        """Something beside the phases, said once however often it is given."""
+        if text not in self._notes:
+            self._notes.add(text)
+            self._held.append(printable(text))
+        if self._held and self._may_talk():
+            self.rest()
+
+    def found(self) -> None:
+        """The text is found, or not needed: for the launcher, once."""
+        if not self._is_found:
+            self._is_found = True
+            print(flush=True)
+
+    def _may_talk(self) -> bool:
+        return bool(select.select([0], [], [], 0)[0])
+
     def rest(self) -> None:
         """What has not been said, when it may be."""
         select.select([0], [], [])
-        for phase in self._held:
-            self._show(f"{CLEAR if self._live else ''}data: {phase}\n")
+        for line in self._held:
+            self._show(f"{CLEAR if self._live else ''}data: {line}\n")
         self._held = []
 
     def error(self, text: str) -> None:

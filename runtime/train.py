@@ -62,6 +62,7 @@ class Options:
     device: str  # auto, cpu, cuda or shared
     transport: Transport
     profile: int | None  # steps
+    cache: Path | None  # of prepared data
 
 
 def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
@@ -84,7 +85,8 @@ def _run(args: argparse.Namespace) -> int:
     opened = None if args.unbuilt else _open(args.build, args.expect, args.compiled)
     run = args.out or Path("runs") / (opened.plan["run"] if opened else args.build.name)
     data = args.data or Path.cwd()
-    options = Options(run, data, args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile)
+    how = (args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile)
+    options = Options(run, data, *how, cache=args.data_cache)
     if options.profile is not None and options.steps is not None:
         raise UsageError("--profile N ends after the steps that it profiles: leave --steps out")
     _check_place(run)
@@ -129,8 +131,9 @@ def _parse(argv: Sequence[str] | None, build: Path | None) -> argparse.Namespace
         parser.add_argument("build", type=Path, metavar="BUILD", help="folder written by dsc compile")
         parser.add_argument("--unbuilt", action="store_true", help="stdin will say when the build is there")
         parser.add_argument("--compiled", metavar="SHA256", help="digest of the build that was compiled for this run")
+        parser.add_argument("--data-cache", type=Path, metavar="DIR", help="prepared data that runs share")
     add_options(parser)
-    return parser.parse_args(argv, argparse.Namespace(build=build, unbuilt=False, compiled=None))
+    return parser.parse_args(argv, argparse.Namespace(build=build, unbuilt=False, compiled=None, data_cache=None))
 
 
 def _supervise(build: Build, options: Options) -> int:
@@ -269,8 +272,11 @@ def _say(text: str) -> None:
 @contextmanager
 def _preparing(plan: Mapping[str, Any], options: Options) -> Iterator[subprocess.Popen[bytes]]:
     """A process that prepares the corpus, one of its own: the tokenizer's threads must not exist where ranks fork."""
+    command = [sys.executable, "-P", "-m", "runtime.prepare", str(options.data), str(options.run / "data")]
+    command += ["--cache", str(options.cache)] if options.cache else []
+    command += ["--resume"] if options.resume else []
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "runtime.prepare", str(options.data), str(options.run / "data")],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,  # of its output nothing is read too early
@@ -332,11 +338,11 @@ def _join(build: Build, options: Options) -> int:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != _world(build):
         raise UsageError(f"this build is of {_world(build)} ranks: torchrun --nproc-per-node {_world(build)}")
+    say = _say if rank == 0 else lambda _: None
     try:
-        corpus = prepare_here(build.plan, options.data, options.run / "data")
+        corpus = prepare_here(build.plan, options.data, options.run / "data", options.resume, say)
     except (DataError, OSError) as error:
         raise UsageError(error) from None
-    say = _say if rank == 0 else lambda _: None
     loop = _loop(build, options, corpus, say)
     view = loop.progress() if rank == 0 else None
     assert attach(partial(loop.rank, view=view), backend=BACKENDS[loop.device])

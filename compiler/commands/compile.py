@@ -84,7 +84,10 @@ def run(args: argparse.Namespace) -> int:
 def add_cache(parser: argparse._ActionsContainer) -> None:
     """--cache."""
     parser.add_argument(
-        "--cache", metavar="DIR", type=Path, help="keep traced segments and found orders here, for any build"
+        "--cache",
+        metavar="DIR",
+        type=Path,
+        help="keep traced segments and found orders here, and data that dsc train prepared, for any build or run",
     )
 
 

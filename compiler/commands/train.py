@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     launcher += ["--resume"] if args.resume else []
     launcher += ["--profile", str(args.profile)] if args.profile is not None else []
     launcher += ["--expect", args.expect] if args.expect is not None else []
+    launcher += ["--data-cache", str(cache)] if (cache := _data_cache(args, build)) is not None else []
     code, launched = _train(args, chosen, build, launcher) if chosen else (call(launcher), True)
     if not launched:
         return code
@@ -158,6 +159,16 @@ def _compiler(args: argparse.Namespace, chosen: Chosen, build: Path) -> list[str
     command = ["compiler.cli", "compile", args.spec or str(chosen.path), "-o", str(build)]
     command += ["--cache", str(args.cache)] if args.cache is not None else []
     return [*command, *(word for override in args.set for word in ("-s", override))]
+
+
+def _data_cache(args: argparse.Namespace, build: Path) -> Path | None:
+    """Where runs share prepared data: below --cache, or beside the builds that `dsc train` makes, in build/.data.
+
+    None for a build that is elsewhere: nothing is written beside that.
+    """
+    if args.cache is not None:
+        return Path(args.cache) / "data"
+    return build.parent / ".data" if build.parent.resolve() == Path("build").resolve() else None
 
 
 def _parts(spec: Spec) -> str:

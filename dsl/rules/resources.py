@@ -138,6 +138,6 @@ def size(num_bytes: int) -> str:
 def validation_has_data(spec: Spec) -> Iterator[Finding]:
     """A held-out loss is of files that were held out."""
     if spec.train.validate is not None and spec.data.validation == 0:
-        message = "the run validates, but validation = 0% of the files are held out"
+        message = "the run validates, but validation = 0% of the documents are held out"
         note = ("it validates here", "train.validate")
         yield Finding("E0915", message, "data.validation", "write `validation = 1%`", (note,))

@@ -261,7 +261,7 @@ class Data(Node):
         Field(
             min_length=1,
             max_length=4096,
-            description="a path, a glob, or python_stdlib",
+            description="a path, a glob, or python_stdlib; .txt, .md and .py files are documents, lines of .jsonl are",
             examples=["source = python_stdlib"],
         ),
     ]
@@ -272,7 +272,7 @@ class Data(Node):
         Field(description="a tokenizer.json, or train(vocab)", examples=["tokenizer = train(4096)"]),
     ]
     validation: Annotated[
-        float, Field(ge=0, lt=1, description="share of the files that is held out", examples=["validation = 5%"])
+        float, Field(ge=0, lt=1, description="share of the documents that is held out", examples=["validation = 5%"])
     ] = 0.0
 
 

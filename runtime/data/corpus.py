@@ -1,7 +1,7 @@
-"""The documents of a source, and which of its files are held out for validation.
+"""The documents of a source.
 
 A source is `python_stdlib` or a glob relative to the spec's folder (`corpus/**/*.jsonl`). A `.txt`, `.md` or `.py` file
-is one document; a `.jsonl` file has one a line, under the key "text". Files are the unit of the split, whole.
+is one document; a `.jsonl` file has one a line, under the key "text".
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import sysconfig
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.data.errors import DataError
+from runtime.data.files import open_regular
 
 STDLIB = "python_stdlib"
 TEXT_SUFFIXES = (".txt", ".md", ".py")
@@ -24,14 +26,20 @@ MAX_DOCUMENT_BYTES = 64 << 20
 # 14.2 → 5.3 s to train a BPE of 4096 and encode, one core), mostly tables of data, and many distributions omit them.
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 _GLOB = frozenset("*?[")
+OTHER_SUFFIX = "other suffix"
+MAX_SHOWN = 4  # suffixes
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SourceFile:
-    """A file of the corpus. `name` is relative to the source's folder, with `/`, and decides the split."""
+    """A file of the corpus. `name` is relative to the source's folder, with `/`."""
 
     name: str
     path: Path
+
+    @property
+    def is_one_document(self) -> bool:
+        return self.path.suffix != ".jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +48,6 @@ class Corpus:
 
     files: tuple[SourceFile, ...]
     skipped: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """The same files, divided; each part in the order of names."""
-
-    train: tuple[SourceFile, ...]
-    validation: tuple[SourceFile, ...]
 
 
 # ---------------------------------------------------------------- finding
@@ -64,18 +64,17 @@ def find(source: str, spec_folder: Path) -> Corpus:
         folder, pattern = _split_glob(source, spec_folder)
         paths = _matches(source, folder, pattern)
     files: list[SourceFile] = []
-    skipped: dict[str, int] = {}
+    left_out: dict[Path, str] = {}
     for path in paths:
         if path.is_dir():
             continue
         if reason := _why_not(folder, path):
-            skipped[reason] = skipped.get(reason, 0) + 1
+            left_out[path] = reason
         else:
             files.append(SourceFile(path.relative_to(folder).as_posix(), path))
-    corpus = Corpus(tuple(sorted(files)), tuple(sorted(skipped.items())))
-    if not corpus.files:
-        raise DataError(_nothing_found(source, folder, corpus))
-    return corpus
+    if not files:
+        raise DataError(_nothing_found(source, folder, left_out))
+    return Corpus(tuple(sorted(files)), tuple(sorted(Counter(left_out.values()).items())))
 
 
 def why_nothing(source: str, spec_folder: Path) -> str:
@@ -128,7 +127,7 @@ def _why_not(folder: Path, path: Path) -> str:
     if any(part.is_symlink() for part in (path, *path.parents[: below - 1])):
         return "symbolic link"
     if path.suffix not in SUFFIXES:
-        return "other suffix"
+        return OTHER_SUFFIX
     if not path.is_file():
         return "not a file"
     return "" if path.suffix == ".jsonl" or _decodes(path) else "not UTF-8"
@@ -142,12 +141,29 @@ def _decodes(path: Path) -> bool:
     return True
 
 
-def _nothing_found(source: str, folder: Path, corpus: Corpus) -> str:
-    reasons = ", ".join(f"{count} left out: {reason}" for reason, count in corpus.skipped)
-    hint = f"; {reasons}" if reasons else ""
+def _nothing_found(source: str, folder: Path, left_out: Mapping[Path, str]) -> str:
+    """What the pattern matched, and why none of it is read."""
+    start = f"data source {source!r}: "
+    if left_out:
+        count = len(left_out)
+        matched = "1 file matches and is not read" if count == 1 else f"{count} files match and none is read"
+        return f"{start}{matched}: {'; '.join(_reasons(left_out))}"
     if (folder / Path(source).name).is_dir():
-        hint = f"; {source} is a folder, write {source.rstrip('/')}/**/*.txt"
-    return f"data source {source!r}: no {', '.join(SUFFIXES)} file found in {folder}{hint}"
+        return f"{start}{source} is a folder, write {source.rstrip('/')}/**/*.txt"
+    return f"{start}no {', '.join(SUFFIXES)} file found in {folder}"
+
+
+def _reasons(left_out: Mapping[Path, str]) -> Iterator[str]:
+    for reason, count in sorted(Counter(left_out.values()).items()):
+        if reason == OTHER_SUFFIX:
+            suffixes = sorted({path.suffix or "no suffix" for path, why in left_out.items() if why == reason})
+            more = " and others" if len(suffixes) > MAX_SHOWN else ""
+            verb = "is" if len(suffixes) == 1 else "are"
+            yield f"{', '.join(suffixes[:MAX_SHOWN])}{more} {verb} not one of {' '.join(SUFFIXES)}" + (
+                "; rename the files, or write their texts as lines of a .jsonl"
+            )
+        else:
+            yield f"{count} left out: {reason}"
 
 
 # ---------------------------------------------------------------- reading
@@ -155,18 +171,20 @@ def _nothing_found(source: str, folder: Path, corpus: Corpus) -> str:
 
 def documents(file: SourceFile) -> Iterator[str]:
     """The documents of one file, empty ones left out. Raises DataError with file and line for a bad `.jsonl`."""
-    texts = _jsonl(file.path) if file.path.suffix == ".jsonl" else iter((_read(file.path),))
+    texts = iter((_read(file.path),)) if file.is_one_document else _jsonl(file.path)
     return (text for text in texts if text)
 
 
 def _read(path: Path) -> str:
-    if path.stat().st_size > MAX_DOCUMENT_BYTES:
+    with open_regular(path) as stream:
+        content = stream.read(MAX_DOCUMENT_BYTES + 1)
+    if len(content) > MAX_DOCUMENT_BYTES:
         raise DataError(f"{path}: larger than {MAX_DOCUMENT_BYTES >> 20} MiB; write documents as lines of a .jsonl")
-    return path.read_bytes().decode("utf-8")
+    return content.decode("utf-8")
 
 
 def _jsonl(path: Path) -> Iterator[str]:
-    with path.open("rb") as lines:
+    with open_regular(path) as lines:
         number = 0
         while line := lines.readline(MAX_DOCUMENT_BYTES + 1):
             number += 1
@@ -193,35 +211,7 @@ def digest(files: tuple[SourceFile, ...]) -> str:
     """sha256 over names and contents: equal corpora in different places are equal."""
     total = hashlib.sha256()
     for file in files:
-        with file.path.open("rb") as stream:
+        with open_regular(file.path) as stream:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
         total.update(f"{file.name}\0{content}\n".encode("utf-8", "surrogateescape"))
     return total.hexdigest()
-
-
-# ---------------------------------------------------------------- split
-
-
-def split(files: tuple[SourceFile, ...], fraction: float, seed: int) -> Split:
-    """Holds out whole files: those whose hash of (seed, name) lies below `fraction` of its range.
-
-    A file stays on its side when others come or go, except that both sides get at least one: where chance left one
-    side empty, the file with the lowest (highest) hash is validation (training). A fraction of 0 holds out nothing.
-    Raises DataError for a fraction outside [0, 1), or a single file to divide.
-    """
-    if not 0 <= fraction < 1:
-        raise DataError(f"validation = {fraction!r}: expected a fraction of the files, from 0 to below 1")
-    if fraction == 0:
-        return Split(files, ())
-    if len(files) < 2:
-        raise DataError(f"{files[0].path}: one file cannot be divided; whole files are held out for validation")
-    ranked = sorted(files, key=lambda file: (rank(file.name, seed), file.name))
-    num_held = sum(rank(file.name, seed) < fraction * 2**64 for file in files)
-    num_held = min(max(num_held, 1), len(files) - 1)
-    return Split(tuple(sorted(ranked[num_held:])), tuple(sorted(ranked[:num_held])))
-
-
-def rank(name: str, seed: int) -> int:
-    """A hash of (seed, name), uniform in [0, 2⁶⁴)."""
-    text = f"{seed}\0{name}".encode("utf-8", "surrogateescape")
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.data.errors import DataError
+from runtime.data.files import open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -132,7 +133,7 @@ class Reader:
 def _read_index(path: Path) -> tuple[int, npt.NDArray[Any], npt.NDArray[Any]]:
     """(dtype code, tokens of each sequence, first sequence of each document and the end)."""
     num_bytes = _size(path)
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         head = stream.read(HEADER.size)
         if len(head) < HEADER.size or not head.startswith(MAGIC):
             raise DataError(f"{path}: not a shard index (no MMIDIDX header)")

@@ -1,4 +1,4 @@
-"""Byte-level BPE: trained on the training documents, or loaded from a `tokenizer.json`.
+"""Byte-level BPE: trained on the training documents, or parsed from a `tokenizer.json`.
 
 Every text has tokens (the 256 bytes are in the alphabet), and decode(encode(text)) == text.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from runtime.data.errors import DataError
+from runtime.data.files import open_regular
 
 END = "<|endoftext|>"
 # What ends a document in published tokenizers, the first present is used: ours and GPT-2's, DeepSeek's, Llama's.
@@ -43,20 +44,26 @@ def train(texts: Iterable[str], vocab: int) -> Tokenizer:
     return _plain(tokenizer)
 
 
-def load(path: Path) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json`. Raises DataError if it cannot be read or no token of it ends a document."""
+def read(path: Path) -> bytes:
+    """The bytes of a `tokenizer.json`. Raises DataError if it cannot be read."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise DataError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB")
-        text = path.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: no tokenizer can be read: {error}") from None
+        with open_regular(path) as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise DataError(f"{path}: no tokenizer can be read: {error.strerror or error}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise DataError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB")
+    return content
+
+
+def parse(content: bytes) -> Tokenizer:
+    """The tokenizer of a `tokenizer.json`. Raises DataError if it is none, or if no token of it ends a document."""
     try:
-        tokenizer = Tokenizer.from_str(text)
+        tokenizer = Tokenizer.from_str(content.decode("utf-8"))
     except Exception as error:  # the library raises nothing narrower
-        raise DataError(f"{path}: not a tokenizer.json: {error}") from None
+        raise DataError(f"not a tokenizer.json: {error}") from None
     if all(tokenizer.token_to_id(token) is None for token in END_TOKENS):
-        raise DataError(f"{path}: none of {', '.join(END_TOKENS)} is in the vocabulary")
+        raise DataError(f"none of {', '.join(END_TOKENS)} is in the vocabulary")
     return _plain(tokenizer)
 
 
@@ -93,7 +100,7 @@ def size(tokenizer: Tokenizer) -> int:
 
 
 def to_json(tokenizer: Tokenizer) -> str:
-    """The `tokenizer.json`, exact inverse of `load`."""
+    """The `tokenizer.json`, exact inverse of `parse`."""
     text: str = tokenizer.to_str(pretty=True)
     return text + "\n"
 

@@ -1,4 +1,4 @@
-"""Finding documents, refusing bad ones with their place, and dividing files."""
+"""Finding documents, and refusing bad ones with their place."""
 
 from __future__ import annotations
 
@@ -6,53 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from runtime.data.corpus import MAX_DOCUMENT_BYTES, SourceFile, digest, documents, find, split
+from runtime.data.corpus import MAX_DOCUMENT_BYTES, SourceFile, digest, documents, find
 from runtime.data.errors import DataError
-
-LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
-NAMES = st.lists(st.text(LETTERS, min_size=1, max_size=9), min_size=2, max_size=60, unique=True)
-
-
-def _files(names: list[str]) -> tuple[SourceFile, ...]:
-    return tuple(sorted(SourceFile(name, Path("x")) for name in names))
-
-
-@given(NAMES, st.floats(0.001, 0.999), st.integers(0, 2**63))
-def test_split_divides_into_two_non_empty_parts(names: list[str], fraction: float, seed: int) -> None:
-    files = _files(names)
-    found = split(files, fraction, seed)
-    assert found.train and found.validation
-    assert tuple(sorted(found.train + found.validation)) == files
-    assert found == split(tuple(reversed(files)), fraction, seed)
-
-
-@settings(max_examples=40)
-@given(NAMES, NAMES, st.floats(0.3, 0.7), st.integers(0, 5))
-def test_a_file_keeps_its_side_when_others_come(names: list[str], more: list[str], fraction: float, seed: int) -> None:
-    anchors = [f"anchor{i}" for i in range(40)]  # enough that neither side is empty by chance (below 1e-6)
-    before = split(_files(sorted({*names, *anchors})), fraction, seed)
-    after = split(_files(sorted({*names, *anchors, *more})), fraction, seed)
-    assert set(before.validation) <= set(after.validation)
-    assert set(before.train) <= set(after.train)
-
-
-def test_split_holds_out_about_the_fraction_and_depends_on_the_seed() -> None:
-    files = _files([f"{i}.py" for i in range(10_000)])
-    held = [len(split(files, 0.05, seed).validation) for seed in range(5)]
-    assert all(abs(count - 500) < 4 * (10_000 * 0.05 * 0.95) ** 0.5 for count in held)
-    assert split(files, 0.05, 0) != split(files, 0.05, 1)
-
-
-def test_split_of_nothing_and_of_one_file() -> None:
-    files = _files(["a", "b"])
-    assert split(files, 0.0, 1).train == files
-    with pytest.raises(DataError, match="one file cannot be divided"):
-        split(files[:1], 0.5, 1)
-    with pytest.raises(DataError, match=r"validation = 1\.0"):
-        split(files, 1.0, 1)
 
 
 def test_find_is_sorted_by_relative_name_wherever_the_folder_lies(spec_folder: Path, tmp_path: Path) -> None:
@@ -77,14 +33,14 @@ def test_what_is_left_out_is_counted_and_links_are_not_followed(spec_folder: Pat
     found = find("corpus/*", spec_folder)
     assert all(not file.path.is_symlink() for file in found.files) and len(found.files) == 8
     assert dict(found.skipped) == {"symbolic link": 2, "not UTF-8": 1, "other suffix": 1, "not a file": 1}
-    with pytest.raises(DataError, match="1 left out: symbolic link"):
+    with pytest.raises(DataError, match="1 file matches and is not read: 1 left out: symbolic link"):
         find("corpus/*/key.txt", spec_folder)
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("corpus/*.rst", r"'corpus/\*\.rst': no \.txt, \.md, \.py, \.jsonl file found in .*corpus"),
+        ("corpus/*.rst", r"'corpus/\*\.rst': no \.txt, \.md, \.py, \.jsonl file found in .*corpus$"),
         ("nowhere/*.txt", "no .* file found in .*nowhere"),
         ("corpus", r"corpus is a folder, write corpus/\*\*/\*\.txt"),
         ("", "expected python_stdlib or a pattern"),
@@ -99,6 +55,51 @@ def test_what_is_left_out_is_counted_and_links_are_not_followed(spec_folder: Pat
 def test_nothing_found_says_where_it_looked(spec_folder: Path, source: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         find(source, spec_folder)
+
+
+def test_why_what_matches_is_not_read(tmp_path: Path) -> None:
+    """A folder of files with another suffix: the message is about those, and not about what the folder lacks."""
+    for name in ("a.rst", "b.rst", "c.rst", "other.txt"):
+        (tmp_path / name).write_text("text")
+    with pytest.raises(DataError) as one:
+        find("*.rst", tmp_path)
+    assert str(one.value) == (
+        "data source '*.rst': 3 files match and none is read: .rst is not one of .txt .md .py .jsonl; rename the files,"
+        " or write their texts as lines of a .jsonl"
+    )
+    (tmp_path / "README").write_text("text")
+    (tmp_path / "latin.md").write_bytes("é".encode("latin-1"))
+    with pytest.raises(DataError, match=r"2 files match .*: 1 left out: not UTF-8; no suffix is not one of \.txt"):
+        find("[RIl][Ea]*", tmp_path)
+    with pytest.raises(DataError, match=r"4 files match .*: \.rst, no suffix are not one of \.txt"):
+        find("[abcR]*", tmp_path)
+    with pytest.raises(DataError, match=r"1 file matches and is not read: 1 left out: not UTF-8"):
+        find("latin.*", tmp_path)
+
+
+def test_names_and_texts_are_printable_in_messages(tmp_path: Path) -> None:
+    """A name of a file is up to whoever sent it: no escape sequence of it reaches a terminal."""
+    name = "\x1b[2J\u202ebad.jsonl"
+    (tmp_path / name).write_text('{"text": 3}')
+    (tmp_path / "a.\x1b[31m").write_text("")
+    for pattern in ("*.jsonl", "a*"):
+        with pytest.raises(DataError) as error:
+            list(documents(find(pattern, tmp_path).files[0]))
+        assert "\\x1b[" in str(error.value) and str(error.value).isprintable()
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    """Also where it took that place after the file was found."""
+    for name in ("a.txt", "a.jsonl"):
+        path = tmp_path / name
+        path.write_text("text")
+        (file,) = find(name, tmp_path).files
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(DataError, match=rf"{name}: not a regular file"):
+            list(documents(file))
+        with pytest.raises(DataError, match=rf"{name}: not a regular file"):
+            digest((file,))
 
 
 def test_jsonl_gives_one_document_a_line(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from runtime.data import tokenizer
-from runtime.data.corpus import documents, find, split
+from runtime.data.corpus import SourceFile, documents, find
 from runtime.data.errors import DataError
 from runtime.data.prepare import Prepared, prepare
 from runtime.data.samples import Samples
 from runtime.data.shards import Reader
+from runtime.data.split import split
 
 Prepare = Callable[..., Prepared]
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,14 @@ def _bytes(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def _sides(spec_folder: Path) -> tuple[list[SourceFile], list[SourceFile]]:
+    """The files that are trained on, and those that are held out, by default."""
+    files = find("corpus/**/*.txt", spec_folder).files
+    divided = split(files, 0.2, 7)
+    held = [file for file in files if divided.is_held(file, "")]
+    return [file for file in files if file not in held], held
+
+
 def _process(out: Path, spec_folder: Path, hash_seed: str, cwd: Path) -> subprocess.Popen[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed, "LC_ALL": "C"}
     command = [sys.executable, "-c", SCRIPT, str(out), str(spec_folder)]
@@ -45,10 +54,10 @@ def _process(out: Path, spec_folder: Path, hash_seed: str, cwd: Path) -> subproc
 
 def test_shards_hold_the_documents_of_their_split(prepared: Prepare, spec_folder: Path) -> None:
     found = prepared()
-    bpe = tokenizer.load(found.folder / "tokenizer.json")
-    divided = split(find("corpus/**/*.txt", spec_folder).files, 0.2, 7)
+    bpe = tokenizer.parse(tokenizer.read(found.folder / "tokenizer.json"))
+    train, validation = _sides(spec_folder)
     end = found.meta["tokenizer"]["end_of_document"]
-    for name, files in (("train", divided.train), ("validation", divided.validation)):
+    for name, files in (("train", train), ("validation", validation)):
         reader = Reader(found.folder / name)
         texts = [text for file in files for text in documents(file)]
         rows = [reader.document(i).tolist() for i in range(reader.num_documents)]
@@ -60,16 +69,16 @@ def test_shards_hold_the_documents_of_their_split(prepared: Prepare, spec_folder
             "bytes": sum(len(text.encode()) for text in texts),
             "tokens": sum(map(len, rows)),
         }
-    assert found.meta["held_out"] == [file.name for file in divided.validation]
+    assert found.meta["held_out"] == [file.name for file in validation]
     assert found.meta["tokenizer"]["sha256"] == tokenizer.digest(bpe)
     assert found.meta["tokenizer"]["vocab"] == 320
 
 
 def test_the_tokenizer_sees_training_files_only(prepared: Prepare, spec_folder: Path) -> None:
-    divided = split(find("corpus/**/*.txt", spec_folder).files, 0.2, 7)
-    texts = [text for file in divided.train for text in documents(file)]
+    train, validation = _sides(spec_folder)
+    texts = [text for file in train for text in documents(file)]
     assert (prepared().folder / "tokenizer.json").read_text("utf-8") == tokenizer.to_json(tokenizer.train(texts, 320))
-    divided.validation[0].path.write_text("quux " * 4000, encoding="utf-8")
+    validation[0].path.write_text("quux " * 4000, encoding="utf-8")
     texts_changed = (prepared().folder / "tokenizer.json").read_text("utf-8")
     assert texts_changed == tokenizer.to_json(tokenizer.train(texts, 320))
 
@@ -99,7 +108,8 @@ def test_a_given_tokenizer(prepared: Prepare, spec_folder: Path) -> None:
     found = prepared(tokenizer="given.json")
     assert found.folder != prepared().folder
     own, given = _bytes(prepared().folder), _bytes(found.folder)
-    assert {name for name in own if own[name] != given[name]} == set()
+    assert {name for name in own if own[name] != given[name]} == {"meta.json"}, "it says what was asked for"
+    assert found.meta["sha256"] == prepared().meta["sha256"]
 
 
 def test_the_key_follows_every_input(prepared: Prepare, spec_folder: Path) -> None:
@@ -147,8 +157,8 @@ def test_a_link_in_place_of_the_result_is_not_written_through(prepared: Prepare,
 
 def test_a_failed_or_killed_build_leaves_nothing_behind(prepared: Prepare, spec_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "data"
-    (spec_folder / "corpus/bad.jsonl").write_text("{}")
-    with pytest.raises(DataError, match=r"bad\.jsonl:1"):
+    (spec_folder / "corpus/zbad.jsonl").write_text("{}")
+    with pytest.raises(DataError, match=r"zbad\.jsonl:1"):
         prepared(source="corpus/*")
     assert [path.name for path in out.iterdir()] == [".lock"]
     (out / ".building-0123").mkdir()
@@ -193,7 +203,7 @@ def test_the_standard_library(tmp_path: Path) -> None:
     assert all(name.endswith(".py") and "site-packages" not in name for name in meta["held_out"])
     assert 5 < meta["unigram_nats"] < math.log(4096)
     assert meta["splits"]["train"]["bytes"] > 2.5 * meta["splits"]["train"]["tokens"]
-    bpe = tokenizer.load(found.folder / "tokenizer.json")
+    bpe = tokenizer.parse(tokenizer.read(found.folder / "tokenizer.json"))
     text = Path(os.__file__).read_text("utf-8")
     assert tokenizer.decode(bpe, tokenizer.encode(bpe, [text])[0]) == text
     samples = Samples(found.folder, "train", 128, seed=1)

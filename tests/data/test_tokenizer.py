@@ -51,7 +51,7 @@ def test_a_vocabulary_out_of_reach_is_refused() -> None:
 def test_load_is_the_inverse_of_to_json(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(tokenizer.to_json(BPE), encoding="utf-8")
-    again = tokenizer.load(path)
+    again = tokenizer.parse(tokenizer.read(path))
     assert tokenizer.digest(again) == tokenizer.digest(BPE)
     assert tokenizer.encode(again, [tokenizer.END]) == tokenizer.encode(BPE, [tokenizer.END])
 
@@ -62,26 +62,7 @@ def test_load_undoes_truncation_padding_and_dropout(tmp_path: Path) -> None:
     given_["model"]["dropout"] = 0.5
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(given_), encoding="utf-8")
-    assert tokenizer.encode(tokenizer.load(path), TEXTS) == tokenizer.encode(BPE, TEXTS)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "no tokenizer can be read"),
-        (b"\xff", "no tokenizer can be read"),
-        (b"{}", "not a tokenizer.json"),
-        (tokenizer.to_json(BPE).replace(tokenizer.END, "<end>").encode(), "none of <.endoftext.>"),
-    ],
-)
-def test_what_is_no_tokenizer_is_refused_by_name(
-    tmp_path: Path, content: bytes | None, message: str, request: pytest.FixtureRequest
-) -> None:
-    path = tmp_path / "tokenizer.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(DataError, match=rf"tokenizer\.json: {message}"):
-        tokenizer.load(path)
+    assert tokenizer.encode(tokenizer.parse(tokenizer.read(path)), TEXTS) == tokenizer.encode(BPE, TEXTS)
 
 
 def test_the_model_s_vocabulary_bounds_the_tokenizer(prepared: Callable[..., object], spec_folder: Path) -> None:

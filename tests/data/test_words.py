@@ -75,4 +75,4 @@ def test_other_tokenizers_are_the_librarys(name: str) -> None:
 def test_a_tokenizer_from_a_file_is_looked_up_too(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(tokenizer.to_json(BPE), "utf-8")
-    assert is_byte_level(tokenizer.load(path))
+    assert is_byte_level(tokenizer.parse(tokenizer.read(path)))

@@ -1,0 +1,184 @@
+"""Documents → train and validation shards of a folder, with what they hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from runtime.data import corpus, tokenizer
+from runtime.data.corpus import SourceFile
+from runtime.data.errors import DataError
+from runtime.data.files import open_regular, write_synced
+from runtime.data.given import Given
+from runtime.data.shards import Reader, Writer
+from runtime.data.split import Split, rank
+from runtime.data.store import Meta
+from runtime.data.words import Encoder
+
+MAX_TRAINING_BYTES = 1 << 30  # of text a BPE is trained on; more changes no merge worth having
+BATCH_BYTES = 1 << 20
+TOKENIZER = "tokenizer.json"
+Progress = Callable[[str, int, int], None]
+Document = tuple[SourceFile, str]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A tokenizer: its tokenizer.json, what meta.json says of it, and the ids of documents in their order."""
+
+    json: str
+    facts: dict[str, Any]
+    phase: str  # of the progress, while documents are asked for
+    ids: Callable[[Sequence[Document]], Iterable[Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]]]
+
+
+# ---------------------------------------------------------------- where token ids come from
+
+
+def trained(files: tuple[SourceFile, ...], divided: Split, vocab: int, seed: int, progress: Progress) -> Tokens:
+    """A BPE that is trained on the training documents."""
+    bpe = tokenizer.train(_sample(files, divided, seed, progress), vocab)
+    encoder = Encoder(bpe)
+    facts = {"sha256": tokenizer.digest(bpe), "vocab": tokenizer.size(bpe), "end_of_document": tokenizer.end_id(bpe)}
+    ids = lambda documents: encoder.encode([text for _, text in documents])  # noqa: E731
+    return Tokens(tokenizer.to_json(bpe), facts | {"library": tokenizers.__version__}, "encode", ids)
+
+
+@contextmanager
+def given(path: Path, content: bytes, vocab: int) -> Iterator[Tokens]:
+    """A user's tokenizer. Raises DataError if it has more tokens than `vocab`, or if it is none."""
+    with Given(path, content) as process:
+        facts = {**process.facts, "library": tokenizers.__version__}
+        check_vocab(path, facts["vocab"], vocab)
+        yield Tokens(facts.pop("json"), facts, "encode", process.encode)
+
+
+def check_vocab(path: Path, size: int, vocab: int) -> None:
+    """Raises DataError if a user's tokenizer has more tokens than the model."""
+    if size > vocab:
+        raise DataError(f"{path}: {size} tokens, more than the model's {vocab}")
+
+
+def again(folder: Path, meta: Meta) -> Tokens:
+    """The tokens of the same text in a verified folder that divides it otherwise: nothing is encoded."""
+    was = Split(**meta["split"])
+    sides = [iter(_documents(Reader(folder / name))) for name in ("train", "validation")]
+    with open_regular(folder / TOKENIZER) as stream:
+        text = stream.read().decode("utf-8")
+    ids = lambda documents: (next(sides[was.is_held(*document)])[:-1] for document in documents)  # noqa: E731
+    return Tokens(text, dict(meta["tokenizer"]), "divide", ids)
+
+
+def _documents(reader: Reader) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+    return (reader.document(index) for index in range(reader.num_documents))
+
+
+def _sample(files: tuple[SourceFile, ...], divided: Split, seed: int, progress: Progress) -> Iterator[str]:
+    """What the BPE learns from: the training documents, up to a bound, files in the order of their hash."""
+    num_bytes = 0
+    for done, file in enumerate(sorted(files, key=lambda file: rank(seed, file.name))):
+        progress("tokenizer", done, len(files))
+        for text in corpus.documents(file):
+            if divided.is_held(file, text):
+                continue
+            num_bytes += len(text.encode())
+            if num_bytes > MAX_TRAINING_BYTES:
+                return
+            yield text
+    progress("tokenizer", len(files), len(files))
+
+
+# ---------------------------------------------------------------- shards
+
+
+class _Side:
+    """One shard while it is written, and what it holds."""
+
+    def __init__(self, folder: Path, name: str, vocab: int) -> None:
+        self.writer = Writer(folder / name, vocab)
+        self.documents: dict[str, int] = {}  # of each file
+        self.num_bytes = 0
+
+    def add(self, file: SourceFile, text: str, ids: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        self.writer.add(ids)
+        self.documents[file.name] = self.documents.get(file.name, 0) + 1
+        self.num_bytes += len(text.encode())
+
+    def facts(self) -> dict[str, int]:
+        return {
+            "files": len(self.documents),
+            "documents": sum(self.documents.values()),
+            "bytes": self.num_bytes,
+            "tokens": sum(self.writer.sizes),
+        }
+
+
+def write_shards(
+    folder: Path, files: tuple[SourceFile, ...], divided: Split, tokens: Tokens, progress: Progress
+) -> dict[str, Any]:
+    """Writes tokenizer.json and both shards; returns what meta.json says of them."""
+    write_synced(folder / TOKENIZER, tokens.json)
+    vocab, end = tokens.facts["vocab"], tokens.facts["end_of_document"]
+    train, validation = (_Side(folder, name, vocab) for name in ("train", "validation"))
+    total = max(1, sum(file.path.stat().st_size for file in files))
+    done = 0
+    with train.writer, validation.writer:
+        for documents in _batches(files):
+            for (file, text), ids in zip(documents, tokens.ids(documents), strict=True):
+                side = validation if divided.is_held(file, text) else train
+                side.add(file, text, np.append(np.asarray(ids, np.int64), end))
+                done += len(text)
+            progress(tokens.phase, min(done, total - 1), total)
+    progress(tokens.phase, total, total)
+    return {
+        "tokenizer": tokens.facts,
+        "splits": {"train": train.facts(), "validation": validation.facts()},
+        "held_out": list(_held_out(files, train, validation)),
+        "unigram_nats": unigram_nats(Reader(folder / "train"), Reader(folder / "validation"), vocab),
+        "unigram_smoothing": "add one to the count of every token",
+    }
+
+
+def _held_out(files: tuple[SourceFile, ...], train: _Side, validation: _Side) -> Iterator[str]:
+    """The names of the files that are held out, and of others how much of them is."""
+    for file in files:
+        if held := validation.documents.get(file.name, 0):
+            trained_on = train.documents.get(file.name, 0)
+            yield f"{file.name} ({held} of {held + trained_on} documents)" if trained_on else file.name
+
+
+def _batches(files: Iterable[SourceFile]) -> Iterator[list[Document]]:
+    """Documents, about BATCH_BYTES at a time: enough to keep every core encoding."""
+    batch: list[Document] = []
+    held = 0
+    for file in files:
+        for text in corpus.documents(file):
+            batch.append((file, text))
+            held += len(text)
+            if held >= BATCH_BYTES:
+                yield batch
+                batch, held = [], 0
+    if batch:
+        yield batch
+
+
+def unigram_nats(train: Reader, validation: Reader, vocab: int) -> float | None:
+    """Cross-entropy, nats a token, of the validation tokens under the training frequencies: what knowing only how
+    often each token occurs achieves. p_i = (count_i + 1) / (training tokens + vocab). None without validation tokens.
+    """
+    if validation.num_tokens == 0:
+        return None
+    train_V, validation_V = (_counts(reader, vocab) for reader in (train, validation))
+    log_p_V = np.log(train_V + 1.0) - math.log(train.num_tokens + vocab)
+    return math.fsum((-validation_V * log_p_V).tolist()) / validation.num_tokens
+
+
+def _counts(reader: Reader, vocab: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return sum((np.bincount(chunk, minlength=vocab) for chunk in reader.chunks()), np.zeros(vocab, np.int64))

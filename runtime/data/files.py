@@ -1,0 +1,48 @@
+"""Files that may be anything: a pipe or a device in the place of a file is refused, where opening it would wait."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from runtime.data.errors import DataError
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """`path`, opened for reading. Raises DataError if it is no regular file, OSError if it cannot be opened."""
+    return os.fdopen(descriptor_of_regular(path, os.O_RDONLY), "rb")
+
+
+def descriptor_of_regular(path: Path, flags: int) -> int:
+    """A descriptor of a regular file, opened with `flags` of os.open (and mode rw-rw-rw- if it is created)."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DataError(f"{path}: not a regular file")
+    return descriptor
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """{"bytes": size, "sha256": digest} of a regular file."""
+    with open_regular(path) as stream:
+        return {"bytes": os.fstat(stream.fileno()).st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a new file and wait until it is on the disk."""
+    with path.open("x", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,167 @@
+"""Folders of prepared data: published whole, verified by sha256, shared by hard links.
+
+`meta.json` of a folder says what is in it. Its "sha256" is of the contents and of how they were made, so that a
+checkpoint can name the data of its run; what the data was asked for by (ABOUT) is beside that, and belongs to one run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from runtime.data import lock
+from runtime.data.errors import DataError
+from runtime.data.files import fingerprint, open_regular, sync_folder, write_synced
+
+META = "meta.json"
+ABOUT = ("source", "skipped", "request")
+MAX_META_BYTES = 256 << 20
+BUILDING = ".building-"
+Meta = Mapping[str, Any]
+
+
+# ---------------------------------------------------------------- meta.json
+
+
+def signed(values: Meta) -> dict[str, Any]:
+    """The values of a meta.json with the digest of the contents, and that of all values of the file."""
+    values = {name: value for name, value in values.items() if name not in ("sha256", "meta_sha256")}
+    contents = {name: value for name, value in values.items() if name not in ABOUT}
+    values["sha256"] = _digest(contents)
+    return values | {"meta_sha256": _digest(values)}
+
+
+def _digest(values: Meta) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _text(meta: Meta) -> str:
+    return json.dumps(signed(meta), indent=1, sort_keys=True) + "\n"
+
+
+def meta_of(folder: Path) -> Meta | None:
+    """meta.json of a folder as it was written, else None. The other files are not looked at."""
+    path = folder / META
+    if folder.is_symlink() or path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_META_BYTES:
+        return None
+    try:
+        with open_regular(path) as stream:
+            text = stream.read(MAX_META_BYTES).decode("utf-8")
+        meta = json.loads(text)
+        return meta if text == _text(meta) else None
+    except (ValueError, TypeError, AttributeError, OSError, RecursionError):
+        return None
+
+
+def verified(folder: Path) -> Meta | None:
+    """meta.json if it and every file of the folder are as they were written, size and sha256, else None."""
+    meta = meta_of(folder)
+    if meta is None:
+        return None
+    try:
+        names = set(meta["files"])
+        present = {entry.name for entry in folder.iterdir()}
+        if present != names | {META} or any((folder / name).is_symlink() for name in names):
+            return None
+        intact = all(fingerprint(folder / name) == meta["files"][name] for name in names)
+    except (ValueError, KeyError, TypeError, OSError):
+        return None
+    return meta if intact else None
+
+
+def folders(where: Path) -> Iterator[Path]:
+    """The folders of prepared data in `where`, in the order of their names."""
+    return (path.parent for path in sorted(where.glob(f"[!.]*/{META}")))
+
+
+# ---------------------------------------------------------------- writing
+
+
+def publish(where: Path, name: str, write: Callable[[Path], Meta]) -> Meta:
+    """Makes `where/name`, which appears whole or not at all; returns its meta.json.
+
+    `write` fills an empty folder and returns the values of meta.json but for "files". Under the lock of `name`.
+    """
+    folder, building = where / name, where / f"{BUILDING}{name}"
+    if folder.is_symlink():
+        raise DataError(f"{folder}: a symbolic link where prepared data belongs; remove it")
+    building.mkdir()
+    try:
+        values = dict(write(building))
+        if "files" not in values:
+            values["files"] = {path.name: fingerprint(path) for path in sorted(building.iterdir())}
+        write_synced(building / META, _text(values))
+        sync_folder(building)
+        if folder.exists():  # it did not verify
+            shutil.rmtree(folder)
+        building.rename(folder)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    sync_folder(where)
+    return signed(values)
+
+
+def linked(where: Path, name: str, entry: Path, values: Meta) -> Meta:
+    """Makes `where/name` of the files of another folder, by hard links, or copies where there can be none."""
+
+    def write(building: Path) -> Meta:
+        for file in values["files"]:
+            _link(entry / file, building / file)
+        return values
+
+    return publish(where, name, write)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # another file system, or one without links
+        with open_regular(source) as stream, target.open("xb") as copy:
+            shutil.copyfileobj(stream, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
+
+
+def renamed(folder: Path, meta: Meta, about: Meta) -> Meta:
+    """A verified folder's meta.json, which from now on says that `about` asked for it, and that it was used last."""
+    if {name: meta.get(name) for name in ABOUT} != about:
+        meta = signed({**meta, **about})
+        with TemporaryDirectory(prefix=BUILDING, dir=folder.parent) as temporary:
+            write_synced(Path(temporary) / META, _text(meta))
+            (Path(temporary) / META).replace(folder / META)
+        sync_folder(folder)
+    os.utime(folder / META)
+    return meta
+
+
+@contextmanager
+def shared_lock(cache: Path, text: str, purpose: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Holds a lock of the entries of one text in a cache that runs share: their names begin with `text`."""
+    with lock.locked(_lock_of(cache, text), purpose, say):
+        for left in cache.glob(f"{BUILDING}*"):
+            other = left.name.removeprefix(BUILDING).partition("-")[0]
+            with nullcontext(True) if other == text else lock.tried(_lock_of(cache, other)) as is_left:
+                if is_left:  # by a process that was killed
+                    shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _lock_of(cache: Path, text: str) -> Path:
+    return cache / f".lock-{text}"
+
+
+@contextmanager
+def run_lock(out: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Holds the lock of the data of one run."""
+    with lock.locked(out / ".lock", str(out), say):
+        for left in out.glob(f"{BUILDING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield

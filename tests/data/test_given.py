@@ -1,0 +1,121 @@
+"""A tokenizer.json of the user's: used as it is, and whatever it does it takes neither this process nor the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+
+from runtime.data import given, tokenizer
+from runtime.data.corpus import SourceFile
+from runtime.data.errors import DataError
+from runtime.data.given import Given
+from runtime.data.prepare import Prepared
+from tests.runtime.processes import children
+
+TEXTS = [f"def f{i}(x):\n    return x * {i}  # größer als {i}\n" for i in range(200)]
+JSON = tokenizer.to_json(tokenizer.train(TEXTS, 300))
+BACKTRACKS = pre_tokenizers.Sequence(
+    [pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+)
+
+
+def _documents(*texts: str) -> list[tuple[SourceFile, str]]:
+    return [(SourceFile(f"{i}.txt", Path(f"corpus/{i}.txt")), text) for i, text in enumerate(texts)]
+
+
+def _changed(change: Callable[[Tokenizer], None]) -> bytes:
+    bpe = Tokenizer.from_str(JSON)
+    change(bpe)
+    return bpe.to_str().encode()
+
+
+def _expanding(factor: int, times: int) -> bytes:
+    """Each `a` becomes factor^times of them."""
+    replace = [normalizers.Replace("a", "a" * factor)] * times
+    return _changed(lambda bpe: setattr(bpe, "normalizer", normalizers.Sequence(replace)))
+
+
+def _refused(content: bytes, *texts: str) -> str:
+    with pytest.raises(DataError) as error, Given(Path("own.json"), content) as process:
+        process.encode(_documents(*texts))
+    assert not children(os.getpid()), "its process has ended"
+    return str(error.value)
+
+
+def test_ids_are_the_librarys_in_any_batches() -> None:
+    with Given(Path("own.json"), JSON.encode()) as process:
+        assert process.facts["sha256"] == tokenizer.digest(Tokenizer.from_str(JSON)) and process.facts["vocab"] == 300
+        for texts in (TEXTS, TEXTS[:1], ["a\u2028b\nc", "", "\x00😀"]):
+            found = [ids.tolist() for ids in process.encode(_documents(*texts))]
+            assert found == tokenizer.encode(Tokenizer.from_str(JSON), texts)
+
+
+def test_a_pattern_that_backtracks_names_tokenizer_and_document(capfd: pytest.CaptureFixture[str]) -> None:
+    said = _refused(_changed(lambda bpe: setattr(bpe, "pre_tokenizer", BACKTRACKS)), "good", "x" * 60, "good too")
+    assert said.startswith("own.json: cannot encode corpus/1.txt: the tokenizers library fails: ")
+    assert capfd.readouterr() == ("", ""), "nothing of the panic of the library"
+
+
+@pytest.mark.parametrize(("factor", "times"), [(1000, 5), (1 << 20, 1)], ids=["one allocation", "a step at a time"])
+def test_a_normalizer_that_expands_is_bounded(monkeypatch: pytest.MonkeyPatch, factor: int, times: int) -> None:
+    monkeypatch.setattr(given, "DATA_BYTES", 1 << 28)
+    said = _refused(_expanding(factor, times), "good", "a" * 500)
+    assert said == "own.json: cannot encode corpus/1.txt: it needs more than 0.25 GiB of memory"
+
+
+def test_processor_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each match looks at the rest of the text, none of them too long for the library: together they take minutes."""
+    monkeypatch.setattr(given, "CPU_S", 1.0)
+    monkeypatch.setattr(given, "DATA_BYTES", 1 << 40)
+    slow = [normalizers.Replace(Regex("b(?=b*d)"), "b")] * 40
+    content = _changed(lambda bpe: setattr(bpe, "normalizer", normalizers.Sequence(slow)))
+    assert _refused(content, "b" * 60_000 + "d") == (
+        "own.json: cannot encode corpus/0.txt: it takes more than 1 s of processor time"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff", "not a tokenizer.json: .*utf-8"),
+        (b"", "not a tokenizer.json"),
+        (b"{}", "not a tokenizer.json"),
+        (b"[" * 100_000, "not a tokenizer.json"),
+        (JSON.replace(tokenizer.END, "<end>").encode(), "none of <.endoftext.>"),
+        (json.dumps(json.loads(JSON) | {"model": "\x1b[2J"}).encode(), "not a tokenizer.json"),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused_by_name(content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=rf"own\.json: {message}") as error, Given(Path("own.json"), content):
+        pass
+    assert str(error.value).isprintable()
+
+
+def test_what_cannot_be_read_is_refused_by_name(
+    prepared: Callable[..., Prepared], spec_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(spec_folder / "pipe.json")
+    (spec_folder / "folder.json").mkdir()
+    (spec_folder / "large.json").write_bytes(b"x" * 1001)
+    monkeypatch.setattr(tokenizer, "MAX_FILE_BYTES", 1000)
+    for name, message in (
+        ("pipe", "not a regular file"),
+        ("folder", "not a regular file"),
+        ("none", "no tokenizer can be read: No such file"),
+        ("large", "larger than"),
+    ):
+        with pytest.raises(DataError, match=rf"{name}\.json: {message}"):
+            prepared(tokenizer=f"{name}.json")
+
+
+def test_a_failure_leaves_nothing_behind(prepared: Callable[..., Prepared], spec_folder: Path, tmp_path: Path) -> None:
+    (spec_folder / "own.json").write_bytes(_changed(lambda bpe: setattr(bpe, "pre_tokenizer", BACKTRACKS)))
+    (spec_folder / "corpus" / "bad.txt").write_text("x" * 60)
+    with pytest.raises(DataError, match=r"own\.json: cannot encode .*corpus/bad\.txt: the tokenizers library fails"):
+        prepared(tokenizer="own.json")
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [".lock"]

@@ -1,0 +1,149 @@
+"""The data of runs: encoded once for all of them, whole in each of them, and never waited for in silence."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+from tests.runs.place import DSC, LIMIT_S, ONE_RANK, Place, bits, saved, spec_text, untimed
+from tests.runtime.processes import wait_for
+
+ENCODED = "data: encode text\n"
+OWN = "data: from broken/data, verified; the text is not read again\n"
+
+
+@pytest.fixture(scope="module")
+def place(new_place: Callable[[], Place]) -> Place:
+    """A compiled spec, and `straight`, a run of it that nothing disturbs."""
+    place = new_place()
+    place.compile(ONE_RANK)
+    done = place.dsc("train", "--out", "straight")
+    assert done.stderr.count(ENCODED) == 1
+    return place
+
+
+def shards(run: Path) -> dict[str, int]:
+    """The files of the data of a run, and which inodes they are."""
+    (meta,) = (run / "data").glob("*/meta.json")
+    return {path.name: path.stat().st_ino for path in meta.parent.iterdir() if path != meta}
+
+
+def test_a_run_goes_on_without_its_text(place: Place) -> None:
+    """The text is gone, and so is the cache; what follows is what would have followed."""
+    place.dsc("train", "--out", "broken", "--steps", 3)
+    cache = place.folder / "build" / ".data"
+    (place.folder / "corpus").rename(place.folder / "gone")
+    cache.rename(place.folder / "no cache")
+    try:
+        done = place.dsc("train", "--out", "broken", "--resume")
+        assert OWN in done.stderr and ENCODED not in done.stderr
+        assert "not bit for bit" not in done.stdout + done.stderr
+        assert untimed(place.folder / "broken") == untimed(place.folder / "straight")
+        assert bits(saved(place.folder / "broken", 6)) == bits(saved(place.folder / "straight", 6))
+        refused = place.dsc("train", "--out", "broken", "--resume", "--steps", 7, "-s", "data.validation=20%", code=2)
+        assert "error: data source 'corpus/*.py': no " in refused.stderr, "another data block needs the text"
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
+        (place.folder / "gone").rename(place.folder / "corpus")
+        (place.folder / "no cache").rename(cache)
+    place.compile(ONE_RANK)
+
+
+def test_changed_text_changes_nothing_of_a_run_and_another_block_does(place: Place) -> None:
+    place.dsc("train", "--out", "changed", "--steps", 3)
+    shutil.copytree(place.folder / "corpus", place.folder / "before")
+    try:
+        for path in (place.folder / "corpus").iterdir():
+            path.write_text(path.read_text("utf-8") + "\nmore = 1\n", "utf-8")
+        place.dsc("train", "--out", "changed", "--resume")
+        assert untimed(place.folder / "changed") == untimed(place.folder / "straight")
+        words = ("--resume", "--steps", 7, "-s", "data.validation=20%", "-s", "data.tokenizer=train(299)")
+        refused = place.dsc("train", "--out", "changed", *words, code=2)
+        assert refused.stderr.count(ENCODED) == 1 and "the tokens of another tokenizer" in refused.stderr
+    finally:
+        shutil.rmtree(place.folder / "corpus")
+        (place.folder / "before").rename(place.folder / "corpus")
+    place.compile(ONE_RANK)
+
+
+def test_runs_at_once_encode_a_text_once(place: Place) -> None:
+    """Two commands that begin together: one encodes, both have the same files, and neither needs the cache."""
+    text = (place.folder / "corpus" / "copy.py").read_text("utf-8")
+    (place.folder / "two").mkdir()
+    lines = "".join(json.dumps({"text": part}) + "\n" for part in text.split("\n\n"))
+    (place.folder / "two" / "lines.jsonl").write_text(lines, "utf-8")
+    settings = dict(ONE_RANK, source="two/lines.jsonl")
+    runs = []
+    for name in ("left", "right"):
+        (place.folder / f"{name}.dsc").write_text(spec_text(dict(settings, name=name)), "utf-8")
+        command = [*DSC, "train", f"{name}.dsc", "--steps", "2"]
+        runs.append(subprocess.Popen(command, cwd=place.folder, stderr=subprocess.PIPE, text=True))
+    said = [run.communicate(timeout=LIMIT_S)[1] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
+    assert "".join(said).count(ENCODED) == 1, said
+    left, right = (place.folder / "runs" / name for name in ("left", "right"))
+    assert shards(left) == shards(right)
+    shutil.rmtree(place.folder / "build" / ".data")
+    place.dsc("train", "left.dsc", "--resume", "--steps", 3)
+
+
+def test_a_cache_elsewhere_and_a_build_from_elsewhere(place: Place, tmp_path: Path) -> None:
+    """--cache names the folder; a build that is not in ./build has none beside it."""
+    place.dsc("train", "tiny.dsc", "--out", "cached", "--steps", 1, "--cache", tmp_path / "cache")
+    (entry,) = (tmp_path / "cache" / "data").glob("*/meta.json")
+    assert (entry.parent / "train.bin").stat().st_ino == shards(place.folder / "cached")["train.bin"]
+    folder = tmp_path / "else"
+    folder.mkdir()
+    words = ("train", place.folder / "build" / "tiny", "--data", place.folder, "--steps", 1)
+    place.dsc(*words, cwd=folder)
+    assert [path.name for path in folder.iterdir()] == ["runs"]
+
+
+def test_a_held_lock_is_said_and_can_be_interrupted(place: Place) -> None:
+    run = place.folder / "held"
+    (run / "data").mkdir(parents=True)
+    with (run / "data" / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        held.write("process 7, which prepares data for runs/other")
+        held.flush()
+        with place.started("train", "tiny.dsc", "--out", run) as running:
+            line = f"data: waiting for process 7, which prepares data for runs/other (lock: {run}/data/.lock)\n"
+            wait_for(lambda: line in running.stderr(), "what is waited for")
+            running.seen()
+            running.process.send_signal(signal.SIGINT)
+            assert running.ends() == 130
+            assert running.stderr() == f"data: find text\n{line}", "said once"
+
+
+def test_a_tokenizer_that_fails_is_one_line(place: Place) -> None:
+    """It panics within the library, on a file whose name is an escape sequence."""
+    run = place.folder / "panicked"
+    (meta,) = (place.folder / "straight" / "data").glob("*/meta.json")
+    bpe = Tokenizer.from_file(str(meta.parent / "tokenizer.json"))
+    split = pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated")
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    bpe.save(str(place.folder / "own.json"))
+    folder = place.folder / "bad"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt", "\x1b[2Jc.txt"):
+        (folder / name).write_text("x" * 60 if "c" in name else name * 90)
+    (place.folder / "bad.dsc").write_text(spec_text(dict(ONE_RANK, name="bad", source="bad/*.txt")), "utf-8")
+    words = ("train", "bad.dsc", "--out", run, "-s", 'data.tokenizer="own.json"')
+    done = place.dsc(*words, code=2)
+    (said,) = (line for line in done.stderr.splitlines() if "error" in line)
+    assert said.startswith(
+        f"error: {place.folder}/own.json: cannot encode {folder}/\\x1b[2Jc.txt: ".replace(f"{place.folder}/", "")
+    )
+    assert "panicked" not in done.stderr and "Traceback" not in done.stderr
+    os.mkfifo(place.folder / "pipe.json")
+    done = place.dsc("train", "bad.dsc", "--out", run, "-s", 'data.tokenizer="pipe.json"', code=2)
+    assert done.stderr.endswith("pipe.json: not a regular file\n")
