@@ -75,6 +75,8 @@ CODES = {
     "E0915": "a run that validates holds documents out",
     "E0916": "linears are in a dtype that every kind of device multiplies in",
     "E0917": "a device has the peaks of an accelerator, or is a CPU",
+    "E0918": "the best checkpoints are those of a run that validates",
+    "E0919": "checkpoints kept for ever are among those that are saved",
     # what is right, and cannot be compiled and trained yet
     "E1001": "training runs in fp64, fp32 or bf16",
     "E1005": "a tokenizer is trained, or is a file",

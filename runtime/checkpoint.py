@@ -12,11 +12,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,9 +22,9 @@ import torch
 from torch import Tensor
 
 from runtime import checkpoint_files as files
+from runtime.checkpoint_keep import Keep
 from runtime.checkpoint_manifest import (
     DTYPE_NAMES,
-    DTYPES,
     CheckpointError,
     Entry,
     Manifest,
@@ -34,18 +32,19 @@ from runtime.checkpoint_manifest import (
     check_complete,
     check_name,
     in_order,
-    parse,
     render,
     shard_file,
     shard_from_json,
     shard_json,
     shard_layout,
 )
+from runtime.checkpoint_read import MANIFEST, Checkpoint, latest, load, published
+from runtime.outcome import printable
 
-MANIFEST = "manifest.json"
+__all__ = ["MANIFEST", "Checkpoint", "CheckpointError", "Keep", "Part", "latest", "load", "published", "save"]
+
 LATEST = "LATEST"
-_MAX_MANIFEST_BYTES = 1 << 30
-_PUBLISHED = re.compile(r"step-([0-9]{8,})(\.[1-9][0-9]*)?")
+SEE_ITS_LOG = "see its log"
 _LEFT_OVER = re.compile(r"\.(tmp|purge)-[0-9a-z.-]+")
 
 
@@ -60,165 +59,6 @@ class Part:
 
 ShardData: TypeAlias = Mapping[str, Tensor | Part]
 
-# ---------------------------------------------------------------- reading
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint whose manifest is sound. `refused`: newer ones that were not used, and why."""
-
-    path: Path
-    manifest: Manifest
-    verified: bool  # every shard's sha256 was compared; else `read` compares those it opens
-    refused: tuple[str, ...] = ()
-
-    @property
-    def step(self) -> int:
-        return self.manifest.step
-
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        return self.manifest.meta
-
-    @property
-    def world(self) -> int:
-        return len(self.manifest.shards)
-
-    @cached_property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Logical name → shape, of all tensors it holds."""
-        return {e.name: e.shape for shard in self.manifest.shards for e in shard.entries}
-
-    @cached_property
-    def _places(self) -> Mapping[str, list[tuple[int, Entry, int]]]:
-        """Logical name → (shard, entry, where in the shard it starts): one for a whole tensor, several for parts."""
-        places: dict[str, list[tuple[int, Entry, int]]] = {}
-        for index, shard in enumerate(self.manifest.shards):
-            for entry, start in zip(shard.entries, shard_layout(shard.entries)[1], strict=False):
-                places.setdefault(entry.name, []).append((index, entry, start))
-        return places
-
-    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Whole logical tensors, from whichever shards hold them. CheckpointError names a missing name or bad file."""
-        wanted = dict.fromkeys(names)
-        if missing := [name for name in wanted if name not in self._places]:
-            raise CheckpointError(f"{self.path} holds no {', '.join(missing)}")
-        by_shard: dict[int, list[tuple[Entry, int]]] = defaultdict(list)
-        for name in wanted:
-            for index, entry, start in self._places[name]:
-                by_shard[index].append((entry, start))
-        result: dict[str, Tensor] = {}
-        for index, places in by_shard.items():
-            with self._open(self.manifest.shards[index], compare=not self.verified) as file:
-                for entry, start in places:
-                    _place(entry, files.read_exactly(file, start, entry.num_bytes), result)
-        return {name: result[name] for name in wanted}
-
-    def verify(self) -> Checkpoint:
-        """Compare every byte with what was written; CheckpointError names the file that differs."""
-        for shard in self.manifest.shards:
-            with self._open(shard, compare=True):
-                pass
-        return replace(self, verified=True)
-
-    @contextmanager
-    def _open(self, shard: Shard, *, compare: bool) -> Iterator[int]:
-        """A shard's descriptor, its size and (where `compare`) its header and all its bytes as the manifest says."""
-        try:
-            with files.open_folder(self.path) as folder, files.open_file(folder, shard.file) as file:
-                if files.file_size(file) != shard.size:
-                    raise OSError(f"has {files.file_size(file)} bytes, {shard.size} were written")
-                head, _ = shard_layout(shard.entries) if compare else (b"", ())
-                if files.read_exactly(file, 0, len(head)) != head:
-                    raise OSError("its header is not the one of its manifest")
-                if compare and files.sha256(file, shard.size) != shard.sha256:
-                    raise OSError("its sha256 is not that of what was written")
-                yield file
-        except OSError as error:
-            raise CheckpointError(f"{self.path / shard.file}: {error.strerror or error}") from error
-
-
-def load(path: Path, *, verify: bool = True) -> Checkpoint:
-    """The checkpoint at `path`, or the newest good one of a folder of them; CheckpointError if there is none.
-
-    `verify=False` leaves the comparison of shards to `read`: for ranks that need few of them.
-    """
-    if not (_PUBLISHED.fullmatch(path.name) or (path / MANIFEST).is_file()):
-        found = latest(path, verify=verify)
-        if found is None:
-            raise CheckpointError(f"{path} holds no checkpoint")
-        return found
-    opened = Checkpoint(path, _read_manifest(path), verified=False)
-    return opened.verify() if verify else opened
-
-
-def latest(folder: Path, *, verify: bool = True) -> Checkpoint | None:
-    """The newest good checkpoint of a folder, with what was `refused` on the way; None if it holds none.
-
-    CheckpointError if it holds some and none is good: to begin anew then is not ours to decide.
-    """
-    found, refused = _published(folder)
-    for checkpoint in found:
-        try:
-            good = checkpoint.verify() if verify else checkpoint
-        except CheckpointError as error:
-            refused.append(str(error))
-        else:
-            return replace(good, refused=tuple(refused))
-    if refused:
-        raise CheckpointError("no checkpoint is good:\n" + "\n".join(refused))
-    return None
-
-
-def _published(folder: Path) -> tuple[list[Checkpoint], list[str]]:
-    """Checkpoints with a sound manifest, the newest first, and why others have none."""
-    found, refused = [], []
-    try:
-        with files.open_folder(folder, follow=True) as opened:
-            candidates = [name for name in files.names(opened) if _PUBLISHED.fullmatch(name)]
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        raise CheckpointError(f"{folder}: {error.strerror}") from error
-    for name in candidates:
-        try:
-            found.append(Checkpoint(folder / name, _read_manifest(folder / name), verified=False))
-        except CheckpointError as error:
-            refused.append(str(error))
-    return sorted(found, key=lambda c: c.manifest.serial, reverse=True), refused
-
-
-def _read_manifest(path: Path) -> Manifest:
-    try:
-        with files.open_folder(path) as folder, files.open_file(folder, MANIFEST) as file:
-            size = files.file_size(file)
-            if size > _MAX_MANIFEST_BYTES:
-                raise ValueError(f"has {size} bytes")
-            manifest = parse(bytes(files.read_exactly(file, 0, size)))
-            if (named := _PUBLISHED.fullmatch(path.name)) and int(named[1]) != manifest.step:
-                raise ValueError(f"it is of step {manifest.step}")
-            expected = {shard.file for shard in manifest.shards}
-            foreign = [n for n in files.names(folder) if n.startswith("shard.") and n not in expected]
-    except (OSError, ValueError, CheckpointError) as error:
-        problem = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise CheckpointError(f"{path / MANIFEST}: {problem}") from error
-    if foreign:
-        raise CheckpointError(f"{path / foreign[0]}: does not belong to this checkpoint")
-    return manifest
-
-
-def _place(entry: Entry, data: bytearray, into: dict[str, Tensor]) -> None:
-    dtype = DTYPES[entry.dtype]
-    values = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-    if entry.count == entry.num_elements:
-        into[entry.name] = values.view(entry.shape)
-        return
-    whole = into.setdefault(entry.name, torch.empty(entry.shape, dtype=dtype))
-    whole.view(-1)[entry.start : entry.start + entry.count] = values
-
-
-# ---------------------------------------------------------------- writing
-
 
 def save(
     folder: Path,
@@ -228,44 +68,58 @@ def save(
     world: int,
     meta: Mapping[str, Any],
     barrier: Callable[[], None],
-    keep: int,
+    keep: Keep,
 ) -> None:
     """Publish a checkpoint of `step` in `folder`; every rank calls it with the tensors it answers for.
 
     Every element of every logical tensor is given by exactly one rank (names such as `weight/layers.0.ffn.up`). `meta`
-    (JSON, of rank 0) is kept with it; the `keep` newest checkpoints stay. If any rank cannot write, all ranks raise
+    (JSON, of rank 0) is kept with it; `keep` says which checkpoints stay. If any rank cannot write, all ranks raise
     CheckpointError and no checkpoint has changed. Ranks share the file system. ValueError for a bad name or meta.
     """
-    assert keep >= 1 and step >= 0 and 0 <= rank < world
+    assert step >= 0 and 0 <= rank < world
     render(Manifest(step, 1, meta, ()))  # meta and names are refused before any file is made
     entries = {e: tensor for name, tensor in shard.items() if (e := _entry(name, tensor)).count or not e.num_elements}
     temporary = f".tmp-{step}"
-    error = _attempt(lambda: _prepare(folder, temporary)) if rank == 0 else ""
+    place = folder / temporary
+    error = _attempt(folder, lambda: _prepare(folder, temporary)) if rank == 0 else ""
     barrier()
-    if not (folder / temporary).is_dir():
-        raise CheckpointError(error or f"rank 0 could not make {folder / temporary}")
-    error = error or _attempt(lambda: _write_shard(folder / temporary, rank, entries))
+    if not _is_folder(place):
+        raise CheckpointError(error or f"rank 0 could not make {place}", of_peer=not error)
+    error = error or _attempt(place / shard_file(rank), lambda: _write_shard(place, rank, entries))
     barrier()
     if rank == 0 and not error:
-        error = _attempt(lambda: _publish(folder, temporary, step, world, meta, keep))
+        error = _attempt(folder, lambda: _publish(folder, temporary, step, world, meta, keep))
     barrier()
-    failed = (folder / temporary).is_dir()  # not renamed: every rank sees it, none needs to be told
+    failed = _is_folder(place)  # not renamed: every rank sees it, none needs to be told
     barrier()  # all have looked
     if failed:
         if rank == 0:
-            _attempt(lambda: _remove(folder, temporary))
-        raise CheckpointError(
-            error or f"{folder}: the checkpoint of step {step} was not written; see other ranks' logs"
-        )
+            _attempt(folder, lambda: _remove(folder, temporary))
+        others = f"{folder}: the checkpoint of step {step} was not written; see other ranks' logs"
+        raise CheckpointError(error or others, of_peer=not error or error.endswith(SEE_ITS_LOG))
 
 
-def _attempt(action: Callable[[], None]) -> str:
-    """Why `action` failed, or "": a rank that cannot write must still meet the others."""
+def _attempt(place: Path, action: Callable[[], None]) -> str:
+    """Why `action` failed at `place`, or "": a rank that cannot write must still meet the others."""
     try:
         action()
-    except (OSError, CheckpointError) as error:
+    except OSError as error:
+        return _reason(place, error)
+    except CheckpointError as error:
         return str(error)
     return ""
+
+
+def _reason(place: Path, error: OSError) -> str:
+    return f"{place}: {error.strerror or error}"
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether there is a folder that can be seen."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _prepare(folder: Path, temporary: str) -> None:
@@ -310,7 +164,7 @@ def _write_shard(folder: Path, rank: int, tensors: Mapping[Entry, Tensor | Part]
             files.create(opened, note, [json.dumps(row).encode()])
         except OSError as error:
             with suppress(OSError):
-                files.create(opened, f"error.{rank}", [str(error).encode()])
+                files.create(opened, f"error.{rank}", [_reason(folder / shard_file(rank), error).encode()])
             raise
 
 
@@ -320,9 +174,9 @@ def _bytes(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def _publish(folder: Path, temporary: str, step: int, world: int, meta: Mapping[str, Any], keep: int) -> None:
+def _publish(folder: Path, temporary: str, step: int, world: int, meta: Mapping[str, Any], keep: Keep) -> None:
     """Rank 0: the manifest, then the rename; from there on the new checkpoint stands, and only then old ones go."""
-    found, _ = _published(folder)
+    found, _ = published(folder)
     with files.open_folder(folder, follow=True) as opened, files.open_folder(folder / temporary) as made:
         shards = tuple(_read_note(made, rank) for rank in range(world))
         check_complete(shards)
@@ -333,8 +187,10 @@ def _publish(folder: Path, temporary: str, step: int, world: int, meta: Mapping[
         files.sync(made)
         name = _free_name(files.names(opened), step)
         files.rename(opened, temporary, name)
-        if problem := _attempt(lambda: _retire(folder, opened, name, keep)):
-            print(f"checkpoint {name} is written, but older ones were not removed: {problem}", file=sys.stderr)
+        if problem := _attempt(folder, lambda: _retire(folder, opened, name, keep)):
+            print(
+                printable(f"checkpoint {name} is written, but older ones were not removed: {problem}"), file=sys.stderr
+            )
 
 
 def _read_note(folder: int, rank: int) -> Shard:
@@ -343,7 +199,7 @@ def _read_note(folder: int, rank: int) -> Shard:
             row = json.loads(files.read_exactly(file, 0, files.file_size(file)))
         return shard_from_json(row, shard_file(rank))
     except (OSError, ValueError) as error:
-        reason = "see its log"
+        reason = SEE_ITS_LOG
         with suppress(OSError), files.open_file(folder, f"error.{rank}") as file:
             reason = files.read_exactly(file, 0, files.file_size(file)).decode(errors="replace") or reason
         raise CheckpointError(f"rank {rank} did not write its shard: {reason}") from error
@@ -358,18 +214,15 @@ def _free_name(taken: list[str], step: int) -> str:
     return name
 
 
-def _retire(folder: Path, opened: int, name: str, keep: int) -> None:
-    """Make the rename last, point LATEST to it, read it back, and remove all but the `keep` newest."""
+def _retire(folder: Path, opened: int, name: str, keep: Keep) -> None:
+    """Make the rename last, point LATEST to it, read it back, and remove those that do not stay."""
     files.sync(opened)
     files.replace(opened, LATEST, name + "\n")
     files.sync(opened)
-    found, _ = _published(folder)
-    old = [checkpoint.path.name for checkpoint in found[keep:]]
-    if not old:
-        return
-    load(folder / name)
+    old = [checkpoint.path.name for checkpoint in keep.retired(published(folder)[0])]
     for each in old:
         files.rename(opened, each, f".purge-{each}")
-    files.sync(opened)  # else a loss of power may show half of one under its published name
+    if old:
+        files.sync(opened)  # else a loss of power may show half of one under its published name
     for each in old:
         files.remove(opened, f".purge-{each}")

@@ -7,12 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 CHUNK_BYTES = 16 << 20
+PUBLISHED = re.compile(r"step-([0-9]{8,})(\.[1-9][0-9]*)?")
+
+
+def num_published(path: Path) -> int:
+    """How many checkpoints a folder holds, good or not; 0 where there is no folder. OSError if it cannot be read."""
+    try:
+        with open_folder(path, follow=True) as folder:
+            return sum(1 for name in names(folder) if PUBLISHED.fullmatch(name))
+    except FileNotFoundError:
+        return 0
 
 
 @contextmanager

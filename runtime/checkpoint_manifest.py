@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from runtime.outcome import ReportedError
+
 FORMAT = "dsc checkpoint 1"
 DTYPES = {
     "F64": torch.float64,
@@ -39,7 +41,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _MAX_ELEMENTS = 1 << 62
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(ReportedError):
     """A checkpoint that cannot be written, or is not what was written; the file is named."""
 
 
@@ -171,9 +173,13 @@ def render(manifest: Manifest) -> str:
 def parse(data: bytes) -> Manifest:
     """The exact inverse of `render`: any other bytes raise ValueError."""
     try:
-        fields = json.loads(data)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        return _parse(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _parse(data: bytes) -> Manifest:
+    fields = json.loads(data)
     known = _is_record(fields, "format", "step", "serial", "world", "meta", "shards", "sha256")
     _demand(known and fields["format"] == FORMAT, f"is not a {FORMAT}")
     _demand(_is_count(fields["step"]) and _is_count(fields["serial"]), "bad step or serial")

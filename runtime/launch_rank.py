@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.heartbeat import Board
+from runtime.outcome import ReportedError
 
 Target: TypeAlias = Callable[[int, int, Board], None]  # (rank, world, board)
 
@@ -67,8 +68,9 @@ def run_rank(target: Target, seat: Seat, board: Board) -> NoReturn:
         board.finish()
         code = 0
     except BaseException as error:
-        summary = "".join(traceback.format_exception_only(error))
-        board.fail(summary, last_lines(error), lost_peer=is_lost_peer(error))
+        said = isinstance(error, ReportedError)
+        summary = str(error) if said else "".join(traceback.format_exception_only(error))
+        board.fail(summary, "" if said else last_lines(error), lost_peer=is_lost_peer(error))
         traceback.print_exception(error)
     finally:
         try:
@@ -94,8 +96,10 @@ def keep_memory() -> None:
 
 
 def is_lost_peer(error: BaseException | None) -> bool:
-    """Whether an exception, or one it was raised from, says that a connection to another rank broke."""
+    """Whether an exception, or one it was raised from, says that another rank is the cause: a connection broke."""
     while error is not None:
+        if isinstance(error, ReportedError) and error.of_peer:
+            return True
         if isinstance(error, ConnectionError) or (isinstance(error, RuntimeError) and _LOST_PEER.search(str(error))):
             return True
         error = error.__cause__

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
@@ -14,9 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime import checkpoint, kept, ledger, snapshot
+from runtime import bad_batches, kept, ledger, snapshot
 from runtime.build import Build
-from runtime.checkpoint import Checkpoint
+from runtime.checkpoint_keep import LOSS
+from runtime.checkpoint_read import Checkpoint
 from runtime.comm.connect import Transport, expected_transport, transport_in_use
 from runtime.data.samples import Samples
 from runtime.device import BACKENDS, take
@@ -24,18 +24,21 @@ from runtime.events import Events
 from runtime.heartbeat import Board
 from runtime.lines import to_stderr
 from runtime.metrics import Metrics
+from runtime.position import Position
 from runtime.profile import WARM_UP, Profile
 from runtime.progress import Progress
+from runtime.rate import last_step
 from runtime.resume import difference, not_bit_for_bit, origin
+from runtime.saves import Saves
 from runtime.trace import Trace
-from runtime.trainer import EXTRA_TOKENS, Trainer
+from runtime.trainer import EXTRA_TOKENS, NotFiniteError, Trainer
 
 
 @dataclass(frozen=True)
 class Loop:
     """A run of `build` in the folder `run` on a prepared corpus.
 
-    `steps`: where to end, None for the spec's last. `resume`: a verified checkpoint of the same model, or None.
+    `steps`: where to end, None for the spec's last token. `resume`: a verified checkpoint of the same model, or None.
     """
 
     build: Build
@@ -43,6 +46,7 @@ class Loop:
     corpus: Path
     steps: int | None
     resume: Checkpoint | None
+    position: Position  # in the data, of the first step
     device: str = "cpu"  # or cuda, or shared
     transport: Transport = "auto"
     profile: int | None = None  # steps to profile; such a run ends with them and leaves no checkpoint
@@ -51,7 +55,12 @@ class Loop:
     def total(self) -> int:
         if self.profile is not None:
             return (self.resume.step if self.resume else 0) + WARM_UP + self.profile
-        return self.steps if self.steps is not None else self.build.plan["steps"]
+        if self.steps is not None:
+            return self.steps
+        plan, step = self.build.plan, self.resume.step if self.resume else 0
+        return last_step(
+            plan["batches"], plan["train"]["sequence"], step, self.position.tokens, plan["train"]["tokens"]
+        )
 
     def progress(self) -> Progress:
         """What the supervisor shows while the ranks run."""
@@ -64,6 +73,7 @@ class Loop:
         device = take(self.device, rank)
         samples, validation = self._samples("train"), self._validation()
         trainer = Trainer(self.build, rank, samples, validation, board, device, transport=self.transport)
+        trainer.position = self.position
         if self.resume is not None:
             board.set_action("load checkpoint")
             _restore(trainer, self.resume)
@@ -77,36 +87,38 @@ class Loop:
         machine = {"device": self.device, "transport": transport_in_use(trainer.links)}
         if rank == 0:
             self._begin(trainer, world, machine, events, say)
+        saves = Saves(self.build, self.run, self.corpus, world, board, machine, events, say)
         metrics = Metrics(self.run, trainer.step, say) if rank == 0 else None
         trace = Trace(self.run, rank, trainer.step, kept.program_digest(self.build.files), say)
         measured = self.device != "cpu" or ledger.is_there(self.run, rank, kept.digest(self.build.files))
         profile = Profile(trainer, self.profile) if self.profile is not None else None
-        while trainer.step < self.total:
+        total = self.total
+        while trainer.step < total:
             board.start_step(trainer.step + 1)
-            if profile:
-                row = profile.train_step()
-            else:
-                row = trainer.train_step() if measured else self._measured_step(trainer)
-                measured = True
+            with self._recorded(trainer, world):
+                if profile:
+                    row = profile.train_step()
+                else:
+                    row = trainer.train_step() if measured else self._measured_step(trainer)
+                    measured = True
             trace.write(trainer.step, trainer.program, trainer.actions)
-            last = trainer.step == self.total
+            last = trainer.step == total
             stop = board.should_stop(trainer.step)
-            if train["validate"] and not profile and (last or trainer.step % train["validate"]["every"] == 0):
+            due = not profile and (last or saves.due(trainer.step))
+            if train["validate"] and not profile and (last or self._validates(trainer.step, saves=due)):
                 row |= trainer.evaluate()
             if metrics:
                 metrics.write(row)
             if view:
                 view.poll(board)
-            every = train["checkpoint"]["every"] if train["checkpoint"] else None
-            if not profile and (last or stop or (every and trainer.step % every == 0)):
-                board.set_action("checkpoint")
-                self._save(trainer, world, machine, events)
+            if due or (stop and not profile):
+                saves.save(trainer, row.get(LOSS), last=last or stop)
             if stop:
                 if rank == 0 and (asked := board.stop_request()):
                     by = "supervisor" if asked.rank < 0 else f"rank {asked.rank}"
                     events.write("stop", step=trainer.step, signal=Signals(asked.signal).name, received_by=by)
                 break
-        if profile and trainer.step == self.total:
+        if profile and trainer.step == total:
             profile.write(self.run)
         trace.close()
         if metrics:
@@ -158,28 +170,26 @@ class Loop:
     def _validation(self) -> Samples | None:
         return self._samples("validation") if self.build.plan["train"]["validate"] else None
 
-    # ---- checkpoints
+    def _validates(self, step: int, *, saves: bool) -> bool:
+        """Whether the run is validated after a step: by the spec, and where a checkpoint is judged by its loss."""
+        train = self.build.plan["train"]
+        best = train["checkpoint"] is not None and train["checkpoint"]["best"] > 0
+        return step % train["validate"]["every"] == 0 or (best and saves)
 
-    def _save(self, trainer: Trainer, world: int, machine: dict[str, str], events: Events) -> None:
-        start = time.perf_counter()
-        keep = (self.build.plan["train"]["checkpoint"] or {"keep": 1})["keep"]
-        loads = {name: load.tolist() for name, load in trainer.loads.items()}
-        meta = origin(self.build, self.corpus) | machine
-        meta |= {"threads": torch.get_num_threads(), "loads": loads}
-        checkpoint.save(
-            self.run / "checkpoints",
-            trainer.step,
-            snapshot.take(trainer.state, trainer.plan, trainer.rank),
-            trainer.rank,
-            world,
-            meta,
-            dist.barrier if world > 1 else lambda: None,
-            keep,
-        )
-        if trainer.rank == 0:
-            events.write("save", step=trainer.step, **_size(self.run), seconds=round(time.perf_counter() - start, 3))
-        if trainer.rank == 0 and loads:
-            _replace(self.run / "load.json", json.dumps({"load": list(loads.values())}) + "\n")
+    @contextmanager
+    def _recorded(self, trainer: Trainer, world: int) -> Iterator[None]:
+        """Record the batch of a step whose loss is not finite, before any rank ends because of it."""
+        try:
+            yield
+        except NotFiniteError as error:
+            if trainer.rank == 0:
+                with suppress(OSError):
+                    data = origin(self.build, self.corpus)["data"]
+                    order = bad_batches.identity(trainer.position, data)
+                    bad_batches.record(self.run, order, error.step, error.samples, error.loss)
+            if world > 1:
+                dist.barrier()
+            raise
 
 
 def _restore(trainer: Trainer, saved: Checkpoint) -> None:
@@ -187,20 +197,3 @@ def _restore(trainer: Trainer, saved: Checkpoint) -> None:
     trainer.step = saved.step
     for name, load in saved.meta["loads"].items():
         trainer.loads[name] = torch.tensor(load)
-
-
-def _size(run: Path) -> dict[str, Any]:
-    """The newest checkpoint of a run folder and its bytes, for the event log."""
-    with suppress(OSError):
-        name = (run / "checkpoints" / checkpoint.LATEST).read_text("utf-8").strip()
-        return {
-            "checkpoint": name,
-            "bytes": sum(path.stat().st_size for path in (run / "checkpoints" / name).iterdir()),
-        }
-    return {}
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, "utf-8")
-    temporary.replace(path)

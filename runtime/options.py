@@ -13,10 +13,17 @@ EXIT_REPLACED = 76  # of the launcher, for dsc train alone: the folder holds ano
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """--out, --steps, --resume, --data, --device, --transport, --hang-timeout, --profile, --expect."""
+    """--out, --steps, --resume, --skip-batch, --data, --device, --transport, --hang-timeout, --profile, --expect."""
     parser.add_argument("--out", type=_run_folder, metavar="RUN", help="run folder; default: runs/<run>")
     parser.add_argument("--steps", type=_positive, metavar="N", help="end after step N instead of the spec's last")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the newest checkpoint of the run folder; begin if it has none"
+    )
+    parser.add_argument(
+        "--skip-batch",
+        action="store_true",
+        help="with --resume: leave out the samples on which the loss was not finite",
+    )
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder that the data's paths are relative to")
     parser.add_argument(
         "--device",

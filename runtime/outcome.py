@@ -10,6 +10,17 @@ from typing import Literal
 Kind = Literal["finished", "stopped", "killed", "failed", "hung"]
 
 
+class ReportedError(RuntimeError):
+    """An error whose message says all that a person needs: it is shown without a traceback, and printable.
+
+    `of_peer`: another rank has the cause, and says it.
+    """
+
+    def __init__(self, message: str, *, of_peer: bool = False) -> None:
+        super().__init__("\n".join(map(printable, message.split("\n"))))
+        self.of_peer = of_peer
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A rank that was alive when a hang was found: what it was doing, for how long, and where in the code."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 
@@ -26,11 +27,35 @@ def value_at(phases: Sequence[Mapping[str, Any]], tokens: int) -> float:
     return next(p["value"] for p in phases if p["until_tokens"] is None or tokens < p["until_tokens"])
 
 
-def position(batches: Sequence[Sequence[int]], step: int) -> tuple[int, int]:
-    """(sequences of step `step`, sequences before it). `batches`: [first step, sequences a step], ascending."""
-    before = 0
-    for (first, size), after in zip(batches, [*(b[0] for b in batches[1:]), None], strict=True):
-        if after is None or step < after:
-            return size, before + (step - first) * size
-        before += (after - first) * size
-    raise AssertionError("batches are empty")
+Batches = Sequence[Sequence[int]]  # [first step, sequences a step], ascending: a run that nothing changed
+
+
+def batch_at(batches: Batches, sequence: int, tokens: int) -> int:
+    """Sequences of the step that begins when `tokens` tokens have been trained on."""
+    return max((first, size) for first, size in _growth(batches, sequence) if first <= tokens)[1]
+
+
+def tokens_after(batches: Batches, sequence: int, steps: int) -> int:
+    """Tokens that the first `steps` steps train on."""
+    growth = _growth([*(each for each in batches if each[0] < steps), (steps, 0)], sequence)
+    return growth[-1][0]
+
+
+def last_step(batches: Batches, sequence: int, step: int, tokens: int, total: int) -> int:
+    """The step that trains on token `total`, where `tokens` have been trained on after `step`."""
+    growth = _growth(batches, sequence)
+    for (first, size), after in zip(growth, [*(g[0] for g in growth[1:]), None], strict=True):
+        end = total if after is None else min(after, total)
+        if tokens < end and first < end:
+            steps = -(-(end - tokens) // (size * sequence))
+            step, tokens = step + steps, tokens + steps * size * sequence
+    return step
+
+
+def _growth(batches: Batches, sequence: int) -> list[tuple[int, int]]:
+    """(tokens trained on before, sequences of a step) of every size of the batch."""
+    growth, tokens = [(0, batches[0][1])], 0
+    for (start, size), (end, following) in pairwise(batches):
+        tokens += (end - start) * size * sequence
+        growth.append((tokens, following))
+    return growth

@@ -4,6 +4,8 @@ A checkpoint holds logical tensors, so any plan of a model loads it. Under the s
 ops, device and transport the run goes on bit for bit as if it had never ended; where one of them differs it goes on
 from equal values, and that is said. Another model, or other tokens, are refused: the numbers would load and mean
 something else.
+
+What a manifest says is text from a file: it is checked before it is used, and made printable before it is shown.
 """
 
 from __future__ import annotations
@@ -11,31 +13,41 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from runtime import bad_batches
 from runtime.build import Build
-from runtime.checkpoint import Checkpoint, load
+from runtime.checkpoint import MANIFEST, Checkpoint, load
 from runtime.checkpoint_manifest import CheckpointError
 from runtime.native import library
+from runtime.outcome import printable
+from runtime.position import Order, Position
+from runtime.rate import batch_at, last_step, tokens_after
 from runtime.snapshot import MOMENTS
+from runtime.trainer import EXTRA_TOKENS
 
 SECTIONS = ("model", "train", "mesh", "placement", "zero", "precision")  # of plan.json
 # Of a model, what says how it is trained and not what it computes.
 _RECIPE = re.compile(r"model\.(name|init_std|mtp\.weight.*|layers\.\d+\.ffn\.balance.*)")
+_OF_THE_DATA = re.compile(r"train\.(batch|sequence|seed|tokens|rate)(\..*)?")
 ENVIRONMENT = ("torch", "ops", "device", "transport")  # what computes, and what carries messages
-MAX_SHOWN = 6
+MAX_SHOWN, _MAX_WORD = 6, 200
+_MAX_LAYERS, _MAX_VALUES = 10_000, 1_000_000  # of a manifest's plan
+_MAX_COUNT = 1 << 62
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """A verified checkpoint, and what to tell the user about going on from it."""
+    """A verified checkpoint, the position in the data after it, and what to tell the user about going on from it."""
 
     checkpoint: Checkpoint
+    position: Position
     notes: tuple[str, ...]
 
 
@@ -59,6 +71,13 @@ def _placed(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {"experts": digests} if digests else {}
 
 
+def order_of(build: Build, corpus: Path) -> Order:
+    """The order in which this build draws the training samples of a prepared corpus."""
+    meta, train = json.loads((corpus / "meta.json").read_text("utf-8")), build.plan["train"]
+    windows = (meta["splits"]["train"]["tokens"] - EXTRA_TOKENS) // train["sequence"]
+    return Order(train["sequence"], max(1, windows), train["seed"])
+
+
 def find(folder: Path, build: Build, corpus: Path, machine: Mapping[str, str] | None = None) -> Resumption:
     """The newest good checkpoint of `folder`. CheckpointError if there is none, or if this build may not go on.
 
@@ -66,7 +85,8 @@ def find(folder: Path, build: Build, corpus: Path, machine: Mapping[str, str] | 
     """
     checkpoint = load(folder)
     was, now = checkpoint.meta, json.loads(json.dumps(origin(build, corpus))) | dict(machine or {})
-    changed = list(_changes(dict(_flat(was.get("plan"))), dict(_flat(now["plan"]))))
+    with _named(checkpoint):
+        changed = list(_changes(_flat(was.get("plan")), _flat(now["plan"])))
     if other := [text for path, text in changed if path.startswith("model.") and not _RECIPE.fullmatch(path)]:
         raise CheckpointError(f"{checkpoint.path} is of another model: {_listed(other)}")
     expected = expected_shapes(build.plan)
@@ -74,21 +94,102 @@ def find(folder: Path, build: Build, corpus: Path, machine: Mapping[str, str] | 
         raise CheckpointError(f"{checkpoint.path} does not hold the parameters of this model: {_listed(other)}")
     if was.get("tokenizer") != now["tokenizer"]:
         raise CheckpointError(f"{checkpoint.path} was trained on the tokens of another tokenizer")
-    notes = [f"newer checkpoint not used: {reason}" for reason in checkpoint.refused]
-    notes.append(f"going on from {checkpoint.path}")
+    with _named(checkpoint):
+        _check_loads(was.get("loads"), build.plan["moe_layers"])
+        position, notes = _position(
+            checkpoint, build, order_of(build, corpus), same_text=was.get("data") == now["data"]
+        )
     differs = [text for _, text in changed]
     differs += ["other text"] if was.get("data") != now["data"] else []
     differs += [difference(was, now, name) for name in ENVIRONMENT if name in now and was.get(name) != now[name]]
     if was.get("build") != now["build"]:
         differs = differs or ["the build"]
+    if was.get("data") != now["data"] or any(_OF_THE_DATA.fullmatch(path) for path, _ in changed):
+        notes += _course(checkpoint.step, position, build.plan)
     if differs:
         notes.append(not_bit_for_bit(differs))
-    return Resumption(checkpoint, tuple(notes))
+    notes = [f"going on from {checkpoint.path}", *notes]
+    notes = [*(f"newer checkpoint not used: {reason}" for reason in checkpoint.refused), *notes]
+    return Resumption(checkpoint, position, tuple(map(printable, notes)))
+
+
+@contextmanager
+def _named(checkpoint: Checkpoint) -> Iterator[None]:
+    """A ValueError in this block is one of the checkpoint's manifest."""
+    try:
+        yield
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.path / MANIFEST}: {error}") from None
+
+
+# ---------------------------------------------------------------- where it was in the data
+
+
+def _position(checkpoint: Checkpoint, build: Build, order: Order, *, same_text: bool) -> tuple[Position, list[str]]:
+    """Where this build goes on in the data, and what is to be said of windows that are cut anew."""
+    if (value := checkpoint.meta.get("position")) is None:  # of a version that did not record it
+        tokens = tokens_after(build.plan["batches"], order.sequence, checkpoint.step)
+        samples = tokens // order.sequence
+        note = f"this checkpoint does not say which samples it has seen: taken as {samples:,}, as if by this build"
+        return Position(samples, tokens, samples, (), order), [note]
+    was = Position.from_json(value)
+    if was.order is None:
+        raise ValueError("does not say in which order samples were drawn")
+    position = was.under(order, same_text=same_text)
+    if was.order == order or not position.cuts:
+        return position, []
+    lost = position.unavoidable()
+    how = "as few as windows of whole sequences can"
+    if lost is not None:
+        how = f"{lost[0]:,} tokens are skipped and {lost[1]:,} repeated"
+        how += ", the fewest that whole windows can" if any(lost) else ""
+    text = f"windows of {was.order.sequence:,} tokens are cut anew into {order.sequence:,}: of the rest of epoch"
+    return position, [f"{text} {position.cuts[0].epoch + 1:,} {how}; its order is another"]
+
+
+def _course(step: int, position: Position, plan: Mapping[str, Any]) -> list[str]:
+    """What comes next in the data, and where the run ends."""
+    batches, train = plan["batches"], plan["train"]
+    size = batch_at(batches, train["sequence"], position.tokens)
+    drawn = position.draw(size)
+    end = last_step(batches, train["sequence"], step, position.tokens, train["tokens"])
+    exact = not position.cuts and not position.skip
+    done = f"{position.samples:,} samples ({position.tokens:,} tokens) were trained on"
+    following = f"{size:,} of samples {int(drawn[0]):,} to {int(drawn[-1]):,}" + ", which follow" * exact
+    return [
+        f"{done}; step {step + 1:,} takes {following}",
+        "rate, phases and the growth of the batch go by tokens; "
+        f"the run ends at {train['tokens']:,} tokens, after step {end:,}",
+    ]
+
+
+def _check_loads(loads: Any, layers: Sequence[Mapping[str, Any]]) -> None:
+    """ValueError if these are not the tokens of each expert of these layers."""
+    sizes = {layer["name"]: layer["experts"] for layer in layers}
+    sound = isinstance(loads, dict) and loads.keys() == sizes.keys()
+    for name, row in loads.items() if sound else ():
+        counts = isinstance(row, list) and all(type(n) is int and 0 <= n <= _MAX_COUNT for n in row)
+        sound = sound and counts and len(row) == sizes[name]
+    if not sound:
+        raise ValueError("the loads of experts are not those of this model")
+
+
+def skipping(run: Path, position: Position, corpus: Path) -> tuple[Position, str]:
+    """The position with the recorded batches of a run left out, and what to say of it."""
+    data = json.loads((corpus / "meta.json").read_text("utf-8"))["sha256"]
+    ahead = [each for each in bad_batches.read(run, bad_batches.identity(position, data)) if each[1] > position.next]
+    if not ahead:
+        return position, f"no batch to skip: {run / bad_batches.FILE} has none that is still to come in this data"
+    spans = ", ".join(f"{first:,} to {end - 1:,}" for first, end in ahead)
+    return position.skipping(ahead), f"samples {spans} are left out"
+
+
+# ---------------------------------------------------------------- what differs
 
 
 def difference(was: Mapping[str, Any], now: Mapping[str, Any], name: str) -> str:
     """What a note says of a value that differs from that of the checkpoint."""
-    return f"{name} {was.get(name, 'that was not recorded')} → {now[name]}"
+    return f"{name} {_word(was[name]) if name in was else 'that was not recorded'} → {now[name]}"
 
 
 def not_bit_for_bit(differs: list[str]) -> str:
@@ -103,28 +204,46 @@ def expected_shapes(plan: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes | {f"bias/{row['name']}": tuple(row["shape"]) for row in plan["biases"]}
 
 
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of everything in a JSON value; ranges of layers are written out, one entry a layer."""
-    if path == "model.layers":
-        value = {i: span["ffn"] for span in value for i in range(span["first"], span["last"] + 1)}
-        value = {str(i): {"ffn": ffn} for i, ffn in value.items()}
-    if isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, each in items:
-            yield from _flat(each, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, value
+def _flat(plan: Any) -> dict[str, Any]:
+    """Dotted path → value of everything in a plan; ranges of layers are written out. ValueError if that is too much."""
+    found: dict[str, Any] = {}
+    left: list[tuple[str, Any]] = [("", plan)]
+    while left:
+        path, value = left.pop()
+        if path == "model.layers":
+            value = {str(i): {"ffn": ffn} for i, ffn in _layers(value).items()}
+        if isinstance(value, dict | list):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            left += reversed([(f"{path}.{key}" if path else str(key), each) for key, each in items])
+        else:
+            found[path] = value
+        if len(found) + len(left) > _MAX_VALUES:
+            raise ValueError(f"its plan has more than {_MAX_VALUES:,} values")
+    return found
+
+
+def _layers(spans: Any) -> dict[int, Any]:
+    """Layer → its feed-forward part."""
+    layers: dict[int, Any] = {}
+    for span in spans if isinstance(spans, list) else [None]:
+        keys = ("first", "last", "ffn")
+        first, last, ffn = (span.get(key) for key in keys) if isinstance(span, dict) else (None, None, None)
+        if type(first) is not int or type(last) is not int or not len(layers) == first <= last < _MAX_LAYERS:
+            raise ValueError("its plan has ranges of layers that no model has")
+        layers |= dict.fromkeys(range(first, last + 1), ffn)
+    return layers
 
 
 def _changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(path, "path was → now") of what differs."""
     for path in dict.fromkeys((*was, *now)):
         if was.get(path) != now.get(path):
-            yield path, f"{path} {_word(was.get(path))} → {_word(now.get(path))}"
+            yield path, f"{_word(path)} {_word(was.get(path))} → {_word(now.get(path))}"
 
 
 def _word(value: Any) -> str:
-    return "none" if value is None else str(value)
+    text = "none" if value is None else str(value)
+    return printable(text if len(text) <= _MAX_WORD else text[:_MAX_WORD] + "…")
 
 
 def _listed(texts: list[str]) -> str:

@@ -1,12 +1,19 @@
-"""Whether this machine has the memory that the ranks of a build will fill. No torch."""
+"""Whether this machine has the memory and the disk space that a run of a build will fill. No torch."""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from runtime.checkpoint_files import num_published
+
 GB = 10**9
+UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6))
+BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 
 def lack(plan: Mapping[str, Any], proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> str:
@@ -38,3 +45,57 @@ def free_bytes(proc: Path, cgroup: Path) -> int:
     except (OSError, ValueError):  # no group, or no limit: it reads "max"
         return free
     return min(free, max(0, limit - used))
+
+
+# ---------------------------------------------------------------- disk
+
+
+def checkpoint_bytes(plan: Mapping[str, Any]) -> int:
+    """Bytes of the tensors of a checkpoint: master weights, two moments, and balancing biases."""
+    rows = [row for bucket in plan["buckets"] for row in bucket["parameters"]]
+    master, moments = (BITS[plan["precision"][role]] // 8 for role in ("master", "moments"))
+    biases = sum(math.prod(row["shape"]) for row in plan["biases"])
+    return sum(math.prod(row["shape"]) for row in rows) * (master + 2 * moments) + 4 * biases
+
+
+def cannot_save(plan: Mapping[str, Any], run: Path, steps: int) -> str:
+    """Why the checkpoints of a run of `steps` steps cannot be written below the folder `run`, or "".
+
+    A file is written there and removed. An old checkpoint is removed after a new one is written, so for a moment there
+    is one more than stay; those that are kept for ever (`keep_every`) are not counted.
+    """
+    folder = run / "checkpoints" if (run / "checkpoints").is_dir() else run
+    try:
+        _try_to_write(folder)
+        state = os.statvfs(folder)
+        there = num_published(run / "checkpoints")
+    except OSError as error:
+        return f"{error.filename or folder}: {error.strerror}: checkpoints cannot be written; name a folder with --out"
+    free, each = state.f_bavail * state.f_frsize, checkpoint_bytes(plan)
+    spec = plan["train"]["checkpoint"]
+    saves = steps // spec["every"] + 1 if spec else 1
+    count = max(1, min(saves, spec["keep"] + spec["best"] + 1 if spec else 2) - there)
+    if count * each <= free:
+        return ""
+    return (
+        f"{folder} has {_size(free)} free, and {count} checkpoint{'s'[: count > 1]} of {_size(each)} will be written"
+        " there: make room, name another folder with --out, or keep fewer (checkpoint { keep = 1 })"
+    )
+
+
+def _try_to_write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / ".probe"
+    file = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        os.write(file, b"\n")
+        os.fsync(file)
+    finally:
+        os.close(file)
+        with suppress(FileNotFoundError):  # another rank's check has removed it
+            probe.unlink()
+
+
+def _size(num_bytes: int) -> str:
+    unit, scale = next(((unit, scale) for unit, scale in UNITS if num_bytes >= scale), ("KB", 1000))
+    return f"{num_bytes / scale:,.1f}{unit}"

@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from runtime.build import Build, BuildError, OtherBuildError
+from runtime.checkpoint_files import num_published
 from runtime.options import EXIT_REPLACED, add_options
 from runtime.outcome import printable
-from runtime.room import lack
+from runtime.room import cannot_save, lack
 
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
-    from runtime.checkpoint import Checkpoint
     from runtime.comm.connect import Transport
     from runtime.loop import Loop
 
@@ -62,6 +62,7 @@ class Options:
     device: str  # auto, cpu, cuda or shared
     transport: Transport
     profile: int | None  # steps
+    skip_batch: bool
     cache: Path | None  # of prepared data
 
 
@@ -85,20 +86,28 @@ def _run(args: argparse.Namespace) -> int:
     opened = None if args.unbuilt else _open(args.build, args.expect, args.compiled)
     run = args.out or Path("runs") / (opened.plan["run"] if opened else args.build.name)
     data = args.data or Path.cwd()
-    how = (args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile)
+    how = (args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile, args.skip_batch)
     options = Options(run, data, *how, cache=args.data_cache)
     if options.profile is not None and options.steps is not None:
         raise UsageError("--profile N ends after the steps that it profiles: leave --steps out")
+    if options.skip_batch and not options.resume:
+        raise UsageError("--skip-batch leaves out what an earlier run met: it goes with --resume")
     _check_place(run)
-    if not options.resume and (run / "checkpoints").exists():
+    if not options.resume and _holds_checkpoint(run):
         raise UsageError(f"{run} holds an earlier run: go on with --resume, or name another folder with --out")
-    if options.resume and not (run / "checkpoints").exists():
-        raise UsageError(f"{run} holds no checkpoint to go on from: train without --resume")
     if opened is None:
         return _supervise_unbuilt(args.build, options, args.expect)
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return _join(opened, options)
     return _supervise(opened, options)
+
+
+def _holds_checkpoint(run: Path) -> bool:
+    """Whether there is a checkpoint, good or not. What a kill left of a first save is none."""
+    try:
+        return num_published(run / "checkpoints") > 0
+    except OSError as error:
+        raise UsageError(f"{run / 'checkpoints'}: {error.strerror}") from None
 
 
 def _check_place(run: Path) -> None:
@@ -180,6 +189,9 @@ def _comes(stdin: FileIO, preparing: subprocess.Popen[bytes]) -> str:
 def _check_room(build: Build, options: Options) -> None:
     if options.device == "cpu" and (reason := lack(build.plan)):
         raise UsageError(reason)
+    steps = options.steps or build.plan["steps"]
+    if options.profile is None and (reason := cannot_save(build.plan, options.run, steps)):
+        raise UsageError(reason)
 
 
 def _import_torch() -> None:
@@ -229,6 +241,8 @@ def _loop(build: Build, options: Options, corpus: Path, say: Callable[[str], Non
     from runtime.device import choose
     from runtime.loop import Loop
     from runtime.native.library import missing
+    from runtime.position import Position
+    from runtime.resume import order_of
 
     try:
         device = choose(options.device, _world(build))
@@ -236,30 +250,38 @@ def _loop(build: Build, options: Options, corpus: Path, say: Callable[[str], Non
         raise UsageError(error) from None
     if device == "cpu" and (reason := missing()):
         say(f"ops run on torch, which takes about twice as long: {reason}")
-    loop = Loop(build, options.run, corpus, options.steps, None, device, options.transport, options.profile)
-    return replace(loop, resume=_checkpoint(loop, options, say))
+    order = order_of(build, corpus)
+    how = (device, options.transport, options.profile)
+    loop = Loop(build, options.run, corpus, options.steps, None, Position(order=order), *how)
+    return _going_on(loop, options, say)
 
 
 def _world(build: Build) -> int:
     return build.plan["mesh"]["pp"] * build.plan["mesh"]["dp"]
 
 
-def _checkpoint(loop: Loop, options: Options, say: Callable[[str], None]) -> Checkpoint | None:
-    """What to go on from, verified, having said what there is to know about it."""
-    if not options.resume:
-        return None
+def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
+    """The loop from a verified checkpoint on where the run resumes, having said what there is to know about it."""
     from runtime.checkpoint_manifest import CheckpointError
     from runtime.events import Events
-    from runtime.resume import find
+    from runtime.resume import find, skipping
 
-    try:
-        found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.machine)
-    except CheckpointError as error:
-        Events(options.run).write("refused", reason=str(error))
-        raise UsageError(error) from None
-    for note in found.notes:
+    if options.resume and _holds_checkpoint(options.run):
+        try:
+            found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.machine)
+        except CheckpointError as error:
+            Events(options.run).write("refused", reason=str(error))
+            raise UsageError(error) from None
+        for note in found.notes:
+            say(note)
+        loop = replace(loop, resume=found.checkpoint, position=found.position)
+    elif options.resume:
+        say(f"{options.run} holds no checkpoint to go on from: starting with step 1")
+    if options.skip_batch:
+        position, note = skipping(options.run, loop.position, loop.corpus)
         say(note)
-    return found.checkpoint
+        loop = replace(loop, position=position)
+    return loop
 
 
 def _say(text: str) -> None:
@@ -338,6 +360,7 @@ def _join(build: Build, options: Options) -> int:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != _world(build):
         raise UsageError(f"this build is of {_world(build)} ranks: torchrun --nproc-per-node {_world(build)}")
+    _check_room(build, options)
     say = _say if rank == 0 else lambda _: None
     try:
         corpus = prepare_here(build.plan, options.data, options.run / "data", options.resume, say)

@@ -1,6 +1,6 @@
 """One rank's training: state, channels, and the step — forward and backward by the program, then the optimizer.
 
-Everything a step does depends on (build, step, data) alone, so a run can be resumed at any step.
+Everything a step does depends on (build, data, step, position in the data) alone, so a run can be resumed at any step.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,7 +23,8 @@ from runtime.comm.transport import Exchange, Links, Wanted, channels
 from runtime.executor import Board, Executor
 from runtime.ledger import Ledger
 from runtime.ops.wide import wide_dtype
-from runtime.rate import learning_rate, position, value_at
+from runtime.position import Position
+from runtime.rate import batch_at, learning_rate, value_at
 from runtime.state import DTYPES, State, build_state, shared_flats
 from runtime.trace import Span
 
@@ -30,6 +32,7 @@ CPU = torch.device("cpu")
 EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
 
 
+Indices = npt.NDArray[np.int64]
 Sums = dict[str, Tensor]  # of a step or an evaluation over the whole world, float64 but for counts
 
 
@@ -40,7 +43,15 @@ class Source(Protocol):
 
 
 class NotFiniteError(RuntimeError):
-    """The loss or the gradient norm is NaN or infinite, on every rank alike."""
+    """The loss or the gradient norm is NaN or infinite, on every rank alike, of the `samples` [first, end)."""
+
+    def __init__(self, step: int, loss: float, norm: float, samples: tuple[int, int]) -> None:
+        met = f"samples {samples[0]} to {samples[1] - 1}"
+        super().__init__(
+            f"step {step}: loss {loss}, gradient norm {norm}, on {met}; nothing was updated; "
+            "to leave these samples out: dsc train --resume --skip-batch"
+        )
+        self.step, self.loss, self.samples = step, loss, samples
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,8 @@ class Trainer:
         self.recipe = optimizer.AdamW(**{k: plan["train"]["optimizer"][k] for k in optimizer.AdamW.__annotations__})
         self.adamw = optimizer.update_of(build.path("kernels/adamw.py"))
         self.loads = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in self.layers}
-        self.step = 0
+        self.step, self.position = 0, Position()
+        self.drawn = np.arange(0)  # indices of the samples of the step at hand
         self.program, self.actions = "", list[Span]()  # what was run last, and when
         self.executor = self._executor(pairs, self.links)
 
@@ -117,12 +129,6 @@ class Trainer:
     def sequence(self) -> int:
         return self.plan["train"]["sequence"]
 
-    @property
-    def tokens_seen(self) -> int:
-        """Tokens trained on before the coming step."""
-        _, before = position(self.plan["batches"], self.step)
-        return before * self.sequence
-
     def train_step(self) -> dict[str, Any]:
         """One optimizer step; its metrics, equal on every rank. Raises NotFiniteError before any weight is touched."""
         start = time.perf_counter()
@@ -133,10 +139,10 @@ class Trainer:
 
     def accumulate(self) -> Sums:
         """Forward and backward of the whole global batch; afterwards every holder has the summed gradients."""
-        size, before = position(self.plan["batches"], self.step)
+        self.drawn = self.position.draw(batch_at(self.plan["batches"], self.sequence, self.position.tokens))
         for bucket in self.state.buckets:
             bucket.gradients.zero_()
-        sums = self._run("train", self.train_source, size, before)
+        sums = self._run("train", self.train_source, self.drawn)
         for bucket in self.state.buckets:
             self.board.set_action(f"reduce {bucket.name}")
             optimizer.reduce_gradients(bucket, self.links.sums)
@@ -148,12 +154,11 @@ class Trainer:
         norm = optimizer.gradient_norm(self.state, self.rank, self.links.sums)
         losses = self._losses(sums)
         if not math.isfinite(norm) or not math.isfinite(losses["loss"]):
-            raise NotFiniteError(
-                f"step {self.step + 1}: loss {losses['loss']}, gradient norm {norm}; nothing was updated"
-            )
-        tokens_before = self.tokens_seen
-        self.step += 1
-        rate = learning_rate(self.plan["train"]["rate"], self.tokens_seen)
+            samples = int(self.drawn[0]), int(self.drawn[-1]) + 1
+            raise NotFiniteError(self.step + 1, losses["loss"], norm, samples)
+        tokens_before = self.position.tokens
+        self.step, self.position = self.step + 1, self.position.after(self.drawn, self.sequence)
+        rate = learning_rate(self.plan["train"]["rate"], self.position.tokens)
         optimizer.update(self.state, self.recipe, rate, self.step, norm, self.links.sums, self.adamw)
         self._balance(sums, tokens_before)
         return {
@@ -161,7 +166,7 @@ class Trainer:
             **losses,
             "grad_norm": norm,
             "rate": rate,
-            "tokens": self.tokens_seen,
+            "tokens": self.position.tokens,
             **self._imbalance(sums),
         }
 
@@ -171,16 +176,17 @@ class Trainer:
         size = self.plan["batches"][-1][1]
         total: Sums = {}
         for batch in range(self.plan["train"]["validate"]["batches"]):
-            sums = self._run("evaluate", self.validation_source, size, batch * size)
+            sums = self._run("evaluate", self.validation_source, np.arange(batch * size, (batch + 1) * size))
             total = {name: total[name] + value if name in total else value for name, value in sums.items()}
         losses = self._losses(total)
         return {f"validation_{name}": losses[name] for name in ("loss", "mtp_loss") if name in losses}
 
-    def _run(self, kind: str, source: Source, size: int, first: int) -> Sums:
-        """Execute a program on `size` sequences from sample `first` on; sums of its records over all ranks."""
+    def _run(self, kind: str, source: Source, samples: Indices) -> Sums:
+        """Execute a program on the samples of these indices; sums of its records over all ranks."""
+        size = len(samples)
         dp, micro_batch = self.plan["mesh"]["dp"], self.plan["train"]["micro_batch"]
         count = size // (dp * micro_batch)
-        self.executor.data = self._load(source, first, count)
+        self.executor.data = self._load(source, samples, count)
         self.board.set_action("count targets")
         counts = self._count_targets() | {"sequences": torch.tensor(size, device=self.device)}
         self.executor.constants = self._tangents(counts)
@@ -190,10 +196,10 @@ class Trainer:
         self.board.set_action("sum records")
         return self._sum_records() | counts
 
-    def _load(self, source: Source, first: int, count: int) -> dict[str, Tensor]:
-        """This column's `count` micro-batches of the samples from `first` on. A token below 0 is not a valid target."""
+    def _load(self, source: Source, samples: Indices, count: int) -> dict[str, Tensor]:
+        """This column's `count` micro-batches of the samples. A token below 0 is not a valid target."""
         dp, micro_batch = self.plan["mesh"]["dp"], self.plan["train"]["micro_batch"]
-        indices = first + (np.arange(count)[:, None] * dp + self.dp_rank) * micro_batch + np.arange(micro_batch)
+        indices = samples.reshape(count, dp, micro_batch)[:, self.dp_rank]
         z = torch.from_numpy(np.stack([source.tokens(int(i)) for i in indices.reshape(-1)]).astype(np.int64))
         z = z.to(self.device).view(count, micro_batch, self.sequence + EXTRA_TOKENS)
         views = {
@@ -214,7 +220,7 @@ class Trainer:
         dtype = wide_dtype(DTYPES[self.plan["precision"]["compute"]])
         constants = {"loss": 1.0 / counts["targets"].clamp(min=1).item()}
         if self.plan["mtp_weight"] is not None:
-            weight = value_at(self.plan["mtp_weight"], self.tokens_seen)
+            weight = value_at(self.plan["mtp_weight"], self.position.tokens)
             constants["mtp"] = weight / counts["mtp_targets"].clamp(min=1).item()
         sequences = counts["sequences"].item()
         constants |= {f"sequence_loss {layer.site}": layer.sequence_loss / sequences for layer in self.layers}

@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     launcher += ["--hang-timeout", str(args.hang_timeout), "--device", args.device, "--transport", args.transport]
     launcher += ["--steps", str(args.steps)] if args.steps is not None else []
     launcher += ["--resume"] if args.resume else []
+    launcher += ["--skip-batch"] if args.skip_batch else []
     launcher += ["--profile", str(args.profile)] if args.profile is not None else []
     launcher += ["--expect", args.expect] if args.expect is not None else []
     launcher += ["--data-cache", str(cache)] if (cache := _data_cache(args, build)) is not None else []

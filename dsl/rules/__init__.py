@@ -71,6 +71,8 @@ RULES: tuple[Row, ...] = (
         precision.unfused_ops_exist,
     ),
     (("train.validate", "data.validation"), resources.validation_has_data),
+    (("train.checkpoint.best", "train.checkpoint.every", "train.validate"), resources.best_is_measured),
+    (("train.checkpoint.keep_every", "train.checkpoint.every"), resources.kept_checkpoints_are_saved),
     (("schedule.name", "schedule.file"), parallel.one_schedule),
     (
         ("parallel.layout", "parallel.pipeline", "schedule", f"{LAYERS}.first", f"{LAYERS}.last", "model.mtp.depth"),

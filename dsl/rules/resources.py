@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dsl import memory
 from dsl.devices import PEAKS
-from dsl.rules.finding import Finding
+from dsl.rules.finding import Finding, nearest_multiple
 from dsl.schema import Device, Spec
 from dsl.stages import is_folded, is_mirrored
 
@@ -141,3 +141,22 @@ def validation_has_data(spec: Spec) -> Iterator[Finding]:
         message = "the run validates, but validation = 0% of the documents are held out"
         note = ("it validates here", "train.validate")
         yield Finding("E0915", message, "data.validation", "write `validation = 1%`", (note,))
+
+
+def best_is_measured(spec: Spec) -> Iterator[Finding]:
+    """The best checkpoints are those of the lowest held-out loss."""
+    saved = spec.train.checkpoint
+    if saved is not None and saved.best and spec.train.validate is None:
+        message = f"best = {saved.best} keeps checkpoints by validation loss, but the run does not validate"
+        hint = f"add `validate {{ every = {saved.every} steps }}` to train, or write `best = 0`"
+        yield Finding("E0918", message, "train.checkpoint.best", hint)
+
+
+def kept_checkpoints_are_saved(spec: Spec) -> Iterator[Finding]:
+    """A checkpoint that is kept for ever is one that is saved."""
+    saved = spec.train.checkpoint
+    if saved is not None and saved.keep_every is not None and saved.keep_every % saved.every:
+        message = f"keep_every = {saved.keep_every:,} steps is no multiple of every = {saved.every:,} steps"
+        hint = f"write `keep_every = {nearest_multiple(saved.keep_every, saved.every)} steps`"
+        note = ("they are saved here", "train.checkpoint.every")
+        yield Finding("E0919", message, "train.checkpoint.keep_every", hint, (note,))

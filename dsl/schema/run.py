@@ -175,7 +175,36 @@ class Checkpoint(Node):
     """When the run is saved. The last step is saved always."""
 
     every: Annotated[Steps, Field(description="steps between checkpoints", examples=["every = 1000 steps"])]
-    keep: Annotated[int, Field(ge=1, le=1_000_000, description="checkpoints kept", examples=["keep = 3"])] = 3
+    keep: Annotated[int, Field(ge=1, le=1_000_000, description="newest checkpoints kept", examples=["keep = 3"])] = 3
+    best: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1_000_000,
+            description="checkpoints of the lowest validation loss kept besides; each save then validates first",
+            examples=["best = 1"],
+        ),
+    ] = 0
+    keep_every: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=MAX_STEPS,
+            description="steps between checkpoints that are kept for ever, or none; a multiple of `every`",
+            examples=["keep_every = 10_000 steps"],
+        ),
+        Unit("step", bare=True),
+    ] = None
+    failure: Annotated[
+        Literal["continue", "stop"],
+        Field(description="what follows a save that fails", examples=["failure = stop"]),
+        Choices(
+            {
+                "continue": "it is said, and the run goes on to the next save; it fails if the last save fails",
+                "stop": "the run ends",
+            }
+        ),
+    ] = "continue"
 
 
 class Validate(Node):

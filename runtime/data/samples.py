@@ -56,19 +56,47 @@ def permuted(place: int, num: int, seed: int, epoch: int) -> int:
     (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002), in 4 steps or fewer on average.
     """
     assert 0 <= place < num
-    key = hashlib.blake2b(f"{seed}\0{epoch}".encode(), digest_size=32).digest()
-    half = max(1, ((num - 1).bit_length() + 1) // 2)
+    key, half = _network(num, seed, epoch)
     place = _feistel(place, half, key)
     while place >= num:
         place = _feistel(place, half, key)
     return place
 
 
+def unpermuted(window: int, num: int, seed: int, epoch: int) -> int:
+    """The place that `permuted` sends to `window`."""
+    assert 0 <= window < num
+    key, half = _network(num, seed, epoch)
+    window = _feistel_back(window, half, key)
+    while window >= num:
+        window = _feistel_back(window, half, key)
+    return window
+
+
+def _network(num: int, seed: int, epoch: int) -> tuple[bytes, int]:
+    """Key and half of the bits of the network that permutes range(num)."""
+    key = hashlib.blake2b(f"{seed}\0{epoch}".encode(), digest_size=32).digest()
+    return key, max(1, ((num - 1).bit_length() + 1) // 2)
+
+
 def _feistel(value: int, half: int, key: bytes) -> int:
     """One permutation of [0, 4^half)."""
     mask = (1 << half) - 1
     left, right = value >> half, value & mask
-    for round_ in range(_ROUNDS):
-        block = hashlib.blake2b(struct.pack("<BQ", round_, right), key=key, digest_size=8).digest()
-        left, right = right, left ^ (int.from_bytes(block, "little") & mask)
+    for number in range(_ROUNDS):
+        left, right = right, left ^ (_round(number, right, key) & mask)
     return left << half | right
+
+
+def _feistel_back(value: int, half: int, key: bytes) -> int:
+    """The inverse of `_feistel`."""
+    mask = (1 << half) - 1
+    left, right = value >> half, value & mask
+    for number in reversed(range(_ROUNDS)):
+        left, right = right ^ (_round(number, left, key) & mask), left
+    return left << half | right
+
+
+def _round(number: int, half: int, key: bytes) -> int:
+    block = hashlib.blake2b(struct.pack("<BQ", number, half), key=key, digest_size=8).digest()
+    return int.from_bytes(block, "little")

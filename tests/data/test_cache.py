@@ -130,7 +130,9 @@ def test_another_division_of_a_text_is_not_encoded_again(preparing: Preparing) -
         assert preparing.encoded == 74
         assert _bytes(found.folder) == _bytes(alone.folder) and found.meta == alone.meta
     preparing("seed", seed=9, validation=0, **data)
-    assert preparing.said[0].endswith("where another run prepared it"), "where all is trained on the seed decides nothing"
+    assert preparing.said[0].endswith("where another run prepared it"), (
+        "where all is trained on the seed decides nothing"
+    )
 
 
 def test_a_run_is_whole_without_the_cache(preparing: Preparing) -> None:

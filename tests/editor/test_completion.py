@@ -49,7 +49,7 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("model a { attention gqa {\n heads = 4\n |", ["kv_heads", "head_dim", "rope", "qk_norm"]),
         ("model a { attention gqa { rope { |", ["theta"]),
         ("run a { train { batch { from = 8, |", ["to", "over"]),
-        ("run a { train { checkpoint { every = 10 steps, |", ["keep"]),
+        ("run a { train { checkpoint { every = 10 steps, |", ["keep", "best", "keep_every", "failure"]),
         # values
         ("run a {\n  model = |\n}\nmodel b { }", ["b"]),
         ("run a {\n  precision = |", ["fp64", "fp32", "bf16"]),

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from runtime.checkpoint import Part, save
+from runtime.checkpoint import Keep, Part, save
 
 MUTATING = ("open", "mkdir", "write", "fsync", "rename", "unlink", "rmdir")
 
@@ -78,17 +78,17 @@ def save_all(
     folder: Path,
     step: int,
     shards: list[Mapping[str, Tensor | Part]],
-    keep: int = 1,
+    keep: int | Keep = 1,
     meta: Mapping[str, Any] | None = None,
 ) -> list[BaseException | None]:
     """`save` on one thread a rank: what each raised. A barrier that breaks is the end of the process."""
-    world = len(shards)
+    world, keeping = len(shards), Keep(keep) if isinstance(keep, int) else keep
     barrier = threading.Barrier(world)
     raised: list[BaseException | None] = [None] * world
 
     def rank_thread(rank: int) -> None:
         try:
-            save(folder, step, shards[rank], rank, world, meta or {"of": step}, lambda: void(barrier.wait()), keep)
+            save(folder, step, shards[rank], rank, world, meta or {"of": step}, lambda: void(barrier.wait()), keeping)
         except BaseException as error:
             raised[rank] = error
             if isinstance(error, Killed):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime import checkpoint_files
-from runtime.checkpoint import CheckpointError, latest, load, save
+from runtime.checkpoint import CheckpointError, Keep, latest, load, save
 from runtime.heartbeat import Board
 from runtime.launch import launch
 from tests.runtime.faulty_files import (
@@ -137,7 +137,7 @@ def test_a_rank_that_cannot_write_is_named_by_rank_0(one: Path, monkeypatch: pyt
 
     monkeypatch.setattr(checkpoint_files, "create", create)
     first, second = save_two(one)
-    assert str(first) == "rank 1 did not write its shard: [Errno 28] No space left on device"
+    assert str(first) == f"rank 1 did not write its shard: {one}/.tmp-2/shard.1.safetensors: No space left on device"
     assert str(second) == "[Errno 28] No space left on device"
 
 
@@ -228,7 +228,7 @@ def test_sigkill_of_a_rank_in_a_save(tmp_path: Path, victim: int, number: int) -
             board.set_action("checkpoint")
             if fault and step == 2 and rank == victim:
                 checkpoint_files.os = Calls(killing)  # type: ignore[assignment]
-            save(folder, step, tensors(step)[rank], rank, world, {}, dist.barrier, keep=1)
+            save(folder, step, tensors(step)[rank], rank, world, {}, dist.barrier, Keep(1))
 
     outcome = launch(lambda *a: target(*a, fault=True), WORLD, folder=tmp_path)
     assert (outcome.kind, outcome.rank, outcome.step, outcome.action) == ("failed", victim, 2, "checkpoint")

@@ -1,0 +1,184 @@
+"""Reading checkpoints: one is used only if every byte is what was written."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime import checkpoint_files as files
+from runtime.checkpoint_files import PUBLISHED
+from runtime.checkpoint_manifest import (
+    DTYPES,
+    CheckpointError,
+    Entry,
+    Manifest,
+    Shard,
+    parse,
+    shard_layout,
+)
+from runtime.outcome import printable
+
+MANIFEST = "manifest.json"
+_MAX_MANIFEST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose manifest is sound. `refused`: newer ones that were not used, and why."""
+
+    path: Path
+    manifest: Manifest
+    verified: bool  # every shard's sha256 was compared; else `read` compares those it opens
+    refused: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        return self.manifest.meta
+
+    @property
+    def world(self) -> int:
+        return len(self.manifest.shards)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Logical name → shape, of all tensors it holds."""
+        return {e.name: e.shape for shard in self.manifest.shards for e in shard.entries}
+
+    @cached_property
+    def _places(self) -> Mapping[str, list[tuple[int, Entry, int]]]:
+        """Logical name → (shard, entry, where in the shard it starts): one for a whole tensor, several for parts."""
+        places: dict[str, list[tuple[int, Entry, int]]] = {}
+        for index, shard in enumerate(self.manifest.shards):
+            for entry, start in zip(shard.entries, shard_layout(shard.entries)[1], strict=False):
+                places.setdefault(entry.name, []).append((index, entry, start))
+        return places
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Whole logical tensors, from whichever shards hold them. CheckpointError names a missing name or bad file."""
+        wanted = dict.fromkeys(names)
+        if missing := [name for name in wanted if name not in self._places]:
+            raise CheckpointError(f"{self.path} holds no {', '.join(missing)}")
+        by_shard: dict[int, list[tuple[Entry, int]]] = defaultdict(list)
+        for name in wanted:
+            for index, entry, start in self._places[name]:
+                by_shard[index].append((entry, start))
+        result: dict[str, Tensor] = {}
+        for index, places in by_shard.items():
+            with self._open(self.manifest.shards[index], compare=not self.verified) as file:
+                for entry, start in places:
+                    _place(entry, files.read_exactly(file, start, entry.num_bytes), result)
+        return {name: result[name] for name in wanted}
+
+    def verify(self) -> Checkpoint:
+        """Compare every byte with what was written; CheckpointError names the file that differs."""
+        for shard in self.manifest.shards:
+            with self._open(shard, compare=True):
+                pass
+        return replace(self, verified=True)
+
+    @contextmanager
+    def _open(self, shard: Shard, *, compare: bool) -> Iterator[int]:
+        """A shard's descriptor, its size and (where `compare`) its header and all its bytes as the manifest says."""
+        try:
+            with files.open_folder(self.path) as folder, files.open_file(folder, shard.file) as file:
+                if files.file_size(file) != shard.size:
+                    raise OSError(f"has {files.file_size(file)} bytes, {shard.size} were written")
+                head, _ = shard_layout(shard.entries) if compare else (b"", ())
+                if files.read_exactly(file, 0, len(head)) != head:
+                    raise OSError("its header is not the one of its manifest")
+                if compare and files.sha256(file, shard.size) != shard.sha256:
+                    raise OSError("its sha256 is not that of what was written")
+                yield file
+        except OSError as error:
+            raise CheckpointError(f"{self.path / shard.file}: {error.strerror or error}") from error
+
+
+def load(path: Path, *, verify: bool = True) -> Checkpoint:
+    """The checkpoint at `path`, or the newest good one of a folder of them; CheckpointError if there is none.
+
+    `verify=False` leaves the comparison of shards to `read`: for ranks that need few of them.
+    """
+    if not (PUBLISHED.fullmatch(path.name) or (path / MANIFEST).is_file()):
+        found = latest(path, verify=verify)
+        if found is None:
+            raise CheckpointError(f"{path} holds no checkpoint")
+        return found
+    opened = Checkpoint(path, _read_manifest(path), verified=False)
+    return opened.verify() if verify else opened
+
+
+def latest(folder: Path, *, verify: bool = True) -> Checkpoint | None:
+    """The newest good checkpoint of a folder, with what was `refused` on the way; None if it holds none.
+
+    CheckpointError if it holds some and none is good: to begin anew then is not ours to decide.
+    """
+    found, refused = published(folder)
+    for checkpoint in found:
+        try:
+            good = checkpoint.verify() if verify else checkpoint
+        except CheckpointError as error:
+            refused.append(str(error))
+        else:
+            return replace(good, refused=tuple(refused))
+    if refused:
+        raise CheckpointError("no checkpoint is good:\n" + "\n".join(refused))
+    return None
+
+
+def published(folder: Path) -> tuple[list[Checkpoint], list[str]]:
+    """Checkpoints with a sound manifest, the newest first, and why others have none."""
+    found, refused = [], []
+    try:
+        with files.open_folder(folder, follow=True) as opened:
+            candidates = [name for name in files.names(opened) if PUBLISHED.fullmatch(name)]
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        raise CheckpointError(f"{folder}: {error.strerror}") from error
+    for name in candidates:
+        try:
+            found.append(Checkpoint(folder / name, _read_manifest(folder / name), verified=False))
+        except CheckpointError as error:
+            refused.append(str(error))
+    return sorted(found, key=lambda c: c.manifest.serial, reverse=True), refused
+
+
+def _read_manifest(path: Path) -> Manifest:
+    try:
+        with files.open_folder(path) as folder, files.open_file(folder, MANIFEST) as file:
+            size = files.file_size(file)
+            if size > _MAX_MANIFEST_BYTES:
+                raise ValueError(f"has {size} bytes")
+            manifest = parse(bytes(files.read_exactly(file, 0, size)))
+            if (named := PUBLISHED.fullmatch(path.name)) and int(named[1]) != manifest.step:
+                raise ValueError(f"it is of step {manifest.step}")
+            expected = {shard.file for shard in manifest.shards}
+            foreign = [n for n in files.names(folder) if n.startswith("shard.") and n not in expected]
+    except (OSError, ValueError, CheckpointError) as error:
+        problem = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise CheckpointError(f"{path / MANIFEST}: {problem}") from error
+    if foreign:
+        raise CheckpointError(f"{path / printable(foreign[0])}: does not belong to this checkpoint")
+    return manifest
+
+
+def _place(entry: Entry, data: bytearray, into: dict[str, Tensor]) -> None:
+    dtype = DTYPES[entry.dtype]
+    values = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    if entry.count == entry.num_elements:
+        into[entry.name] = values.view(entry.shape)
+        return
+    whole = into.setdefault(entry.name, torch.empty(entry.shape, dtype=dtype))
+    whole.view(-1)[entry.start : entry.start + entry.count] = values

@@ -1,0 +1,114 @@
+"""The checkpoints of a run as it trains: when one is due, what it says of the run, and what happens if it fails.
+
+A save that fails leaves the checkpoints that are there. It is said, and the run goes on to the next save, unless the
+spec says `failure = stop`. Without its last save a run has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from runtime import checkpoint, snapshot
+from runtime.build import Build
+from runtime.checkpoint_keep import LOSS, Keep
+from runtime.checkpoint_manifest import CheckpointError
+from runtime.events import Events
+from runtime.heartbeat import Board
+from runtime.resume import origin
+from runtime.trainer import Trainer
+
+
+class Saves:
+    """Those of one rank. `machine`: the device and the transport in use. `say`: shows a line to the user."""
+
+    def __init__(
+        self,
+        build: Build,
+        run: Path,
+        corpus: Path,
+        world: int,
+        board: Board,
+        machine: Mapping[str, str],
+        events: Events,
+        say: Callable[[str], None],
+    ) -> None:
+        self._build, self._run, self._corpus, self._world, self._board = build, run, corpus, world, board
+        self._machine, self._events, self._say = machine, events, say
+        self._spec = build.plan["train"]["checkpoint"]
+        spec = self._spec or {"keep": 1, "best": 0, "keep_every": None}
+        self._keep = Keep(spec["keep"], spec["best"], spec["keep_every"])
+
+    def due(self, step: int) -> bool:
+        """Whether the spec asks for a checkpoint after a step that is not the last."""
+        return self._spec is not None and step % self._spec["every"] == 0
+
+    def save(self, trainer: Trainer, validation_loss: float | None, *, last: bool) -> None:
+        """Save the state after a step; every rank calls it. `last`: there will be no other save of this process.
+
+        Raises CheckpointError on all ranks if the save fails and is the last, or is not to fail.
+        """
+        self._board.set_action("checkpoint")
+        start_s = time.perf_counter()
+        try:
+            self._save(trainer, validation_loss)
+        except CheckpointError as error:
+            if trainer.rank == 0:
+                self._events.write("save_failed", step=trainer.step, reason=str(error))
+            if last or (self._spec is not None and self._spec["failure"] == "stop"):
+                raise
+            text = f"step {trainer.step} was not saved, the run goes on to its next save: {error}"
+            print(text, flush=True)
+            if not error.of_peer:
+                self._say(text)
+            return
+        if trainer.rank == 0:
+            seconds = round(time.perf_counter() - start_s, 3)
+            self._events.write("save", step=trainer.step, **_newest(self._run / "checkpoints"), seconds=seconds)
+
+    def _save(self, trainer: Trainer, validation_loss: float | None) -> None:
+        loads = {name: load.tolist() for name, load in trainer.loads.items()}
+        meta = (
+            origin(self._build, self._corpus)
+            | dict(self._machine)
+            | {"threads": torch.get_num_threads(), "loads": loads}
+        )
+        meta |= {"position": trainer.position.to_json()}
+        meta |= {LOSS: validation_loss} if validation_loss is not None and math.isfinite(validation_loss) else {}
+        checkpoint.save(
+            self._run / "checkpoints",
+            trainer.step,
+            snapshot.take(trainer.state, trainer.plan, trainer.rank),
+            trainer.rank,
+            self._world,
+            meta,
+            dist.barrier if self._world > 1 else lambda: None,
+            self._keep,
+        )
+        if trainer.rank == 0 and loads:
+            try:
+                _replace(self._run / "load.json", json.dumps({"load": list(loads.values())}) + "\n")
+            except OSError as error:
+                self._say(f"{self._run / 'load.json'} was not written: {error.strerror}")
+
+
+def _newest(folder: Path) -> dict[str, Any]:
+    """The name of the newest checkpoint and its bytes, for the event log."""
+    with suppress(OSError):
+        name = (folder / checkpoint.LATEST).read_text("utf-8").strip()
+        return {"checkpoint": name, "bytes": sum(path.stat().st_size for path in (folder / name).iterdir())}
+    return {}
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(path)

@@ -1,0 +1,181 @@
+"""The position in the data: what is drawn next is what must come next, whatever changed."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsl.ramp import ramp
+from dsl.schema import Batch
+from runtime.data.samples import permuted, unpermuted
+from runtime.position import Order, Position
+from runtime.rate import batch_at, last_step, tokens_after
+
+TOKENS = 1000  # of the text
+
+
+def order(sequence: int, seed: int = 1) -> Order:
+    return Order(sequence, TOKENS // sequence, seed)
+
+
+def walk(position: Position, sizes: list[int]) -> tuple[Position, list[int]]:
+    """The position after steps of these sizes, and the samples that they drew. It survives a checkpoint each time."""
+    drawn: list[int] = []
+    for size in sizes:
+        position = Position.from_json(json.loads(json.dumps(position.to_json())))
+        found = position.draw(size)
+        drawn += found.tolist()
+        assert position.order is not None
+        position = position.after(found, position.order.sequence)
+    return position, drawn
+
+
+def times_seen(order: Order, drawn: list[int]) -> np.ndarray:
+    """[token]: how often these samples have it."""
+    seen = np.zeros(TOKENS, dtype=np.int64)
+    for index in drawn:
+        first, end = order.tokens_of(index)
+        seen[first:end] += 1
+    return seen
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 5, 16, 17, 100, 1000])
+def test_the_permutation_has_an_inverse(num: int) -> None:
+    for epoch in range(3):
+        assert [unpermuted(permuted(i, num, 7, epoch), num, 7, epoch) for i in range(num)] == [*range(num)]
+
+
+def test_another_batch_goes_on_with_the_next_sample() -> None:
+    for sizes in ([8] * 5 + [16] * 3, [8] * 5 + [4] * 7, [3, 1, 7, 2]):
+        position, drawn = walk(Position(order=order(10)), sizes)
+        assert drawn == [*range(sum(sizes))]
+        assert (position.samples, position.tokens) == (sum(sizes), 10 * sum(sizes))
+
+
+@pytest.mark.parametrize("begun", [37, 100 + 63])
+def test_windows_that_divide_those_before_skip_and_repeat_nothing(begun: int) -> None:
+    """20 → 10 → 5 tokens in the midst of an epoch: the epoch ends with every token seen once more, and none twice."""
+    first, second, third = order(20), order(10), order(5)
+    begun %= first.windows
+    position, one = walk(Position(order=first, next=50, samples=50, tokens=1000), [begun])
+    position = position.under(second, same_text=True)
+    assert position.unavoidable() == (0, 0)
+    left = 2 * (first.windows - begun)
+    position, two = walk(position, [left // 2])
+    position = position.under(third, same_text=True)
+    assert position.unavoidable() == (0, 0)
+    position, three = walk(position, [2 * (left - left // 2)])
+    seen = times_seen(first, one) + times_seen(second, two) + times_seen(third, three)
+    assert (seen == 1).all()
+    assert position.tokens == 1000 + TOKENS
+    _, following = walk(position, [third.windows])
+    assert following == [*range(2 * third.windows, 3 * third.windows)], "the next epoch is whole again"
+
+
+@pytest.mark.parametrize("sequence", [30, 40, 7, 125])
+def test_no_choice_of_windows_skips_and_repeats_less(sequence: int) -> None:
+    before, after = order(20), order(sequence)
+    position, drawn = walk(Position(order=before), [19])
+    seen = times_seen(before, drawn)
+    position = position.under(after, same_text=True)
+    skipped, repeated = position.unavoidable() or (-1, -1)
+    following: list[int] = []
+    while True:
+        position, drawn = walk(position, [1])
+        if drawn[0] >= after.windows:
+            break
+        following += drawn
+    again = times_seen(after, following)
+    covered = after.windows * after.sequence  # no window has the tokens behind it
+    assert int(((seen == 0) & (again == 0))[:covered].sum()) == skipped
+    assert int(((seen == 1) & (again == 1)).sum()) == repeated
+    best = 0
+    for window in range(after.windows):
+        part = seen[window * sequence : (window + 1) * sequence]
+        best += min(int(part.sum()), int((part == 0).sum()))
+    assert skipped + repeated == best > 0
+
+
+def test_samples_that_are_left_out_are_never_drawn() -> None:
+    position = Position(order=order(10)).skipping([(8, 16)]).skipping([(14, 20), (40, 41)])
+    position, drawn = walk(position, [4, 8, 8, 16])
+    assert drawn == [i for i in range(60) if not (8 <= i < 20 or i == 40)][:36]
+    assert (position.samples, position.skip) == (36, ())
+    assert position.skipping([(0, position.next)]) == position, "what has passed is not remembered"
+
+
+def test_samples_left_out_stay_out_when_windows_are_cut_anew() -> None:
+    position, drawn = walk(Position(order=order(20)).skipping([(6, 9)]), [4])
+    position = position.under(order(10), same_text=True)
+    _, rest = walk(position, [2 * (order(20).windows - 4 - 3)])
+    seen = times_seen(order(20), [*drawn, 6, 7, 8]) + times_seen(order(10), rest)
+    assert (seen == 1).all()
+
+
+def test_another_text_keeps_the_place_alone() -> None:
+    position, _ = walk(Position(order=order(20)).skipping([(60, 70)]), [30])
+    other = position.under(Order(20, 400, 1), same_text=False)
+    assert (other.next, other.cuts, other.skip, other.tokens) == (30, (), (), 600)
+    assert position.under(Order(10, 400, 1), same_text=False).next == 60
+
+
+def test_sizes_of_a_ramp_go_by_tokens() -> None:
+    """In a run that nothing changed as the compiler counts them; and from any other number of tokens to the end."""
+    choose = random.Random(0)
+    for _ in range(300):
+        start = choose.randint(1, 9)
+        grown = Batch.model_construct(
+            start=start, end=start + choose.randint(0, 40), over_tokens=choose.randint(0, 3000)
+        )
+        sequence, total = choose.randint(1, 9), choose.randint(1, 5000)
+        expected = ramp(grown, sequence, quantum=choose.randint(1, 6))
+        batches = [(size.first_step, size.batch) for size in expected.sizes]
+        tokens = 0
+        for step in range(60):
+            assert tokens == tokens_after(batches, sequence, step) == expected.tokens_at(step)
+            assert last_step(batches, sequence, step, tokens, total) == max(step, expected.steps_for(total))
+            tokens += batch_at(batches, sequence, tokens) * sequence
+        step, tokens = 7, choose.randint(0, 4000)
+        end = last_step(batches, sequence, step, tokens, total)
+        while tokens < total:
+            tokens, step = tokens + batch_at(batches, sequence, tokens) * sequence, step + 1
+        assert step == end
+
+
+def test_what_is_no_position_is_refused() -> None:
+    position, _ = walk(Position(order=order(20)).skipping([(33, 36)]), [30])
+    good = position.under(order(10), same_text=True).skipping([(80, 90)]).to_json()
+    assert Position.from_json(good).to_json() == good
+    choose = random.Random(1)
+    junk: list[Any] = [None, -1, 1.5, "x", [], {}, True, 1 << 70, [[2, 1]], [[1, 2], [0, 1]], [[1]], float("nan")]
+    refused = 0
+    for _ in range(2000):
+        bad = json.loads(json.dumps(good))
+        node, key = choose.choice([*places(bad)])
+        node[key] = choose.choice(junk)
+        try:
+            position = Position.from_json(bad)
+        except ValueError:
+            refused += 1
+        else:
+            position.draw(3)
+    assert refused > 1000
+
+
+def places(value: Any) -> Any:
+    """(container, key) of everything in a JSON value."""
+    for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        yield value, key
+        if isinstance(each, dict | list):
+            yield from places(each)
+
+
+def test_ranges_are_ascending() -> None:
+    position = Position(order=order(10)).skipping([(50, 60), (10, 20), (20, 30), (55, 70)])
+    assert position.skip == ((10, 30), (50, 70))
+    assert all(a[1] < b[0] for a, b in pairwise(position.skip))
