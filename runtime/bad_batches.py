@@ -25,8 +25,8 @@ def identity(position: Position, data: str) -> dict[str, Any]:
 
 def record(run: Path, order: Mapping[str, Any], step: int, samples: tuple[int, int], loss: float) -> None:
     """Add the batch of the samples [first, end). OSError if the file cannot be written."""
-    batches = _batches(run, order)
-    batches.append({"step": step, "samples": [samples[0], samples[1] - 1], "loss": str(loss)})
+    met = {"step": step, "samples": [samples[0], samples[1] - 1], "loss": str(loss)}
+    batches = [*(each for each in _batches(run, order) if each["samples"] != met["samples"]), met]
     path = run / FILE
     temporary = path.with_name(f".{FILE}.tmp")
     temporary.write_text(json.dumps({"order": order, "batches": batches}) + "\n", "utf-8")

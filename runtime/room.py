@@ -73,7 +73,7 @@ def cannot_save(plan: Mapping[str, Any], run: Path, steps: int) -> str:
         return f"{error.filename or folder}: {error.strerror}: checkpoints cannot be written; name a folder with --out"
     free, each = state.f_bavail * state.f_frsize, checkpoint_bytes(plan)
     spec = plan["train"]["checkpoint"]
-    saves = steps // spec["every"] + 1 if spec else 1
+    saves = -(-steps // spec["every"]) if spec else 1
     count = max(1, min(saves, spec["keep"] + spec["best"] + 1 if spec else 2) - there)
     if count * each <= free:
         return ""

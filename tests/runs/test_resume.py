@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 from runtime import snapshot
 from runtime.build import Build
 from runtime.checkpoint import Checkpoint, Part
-from runtime.checkpoint_manifest import CheckpointError
+from runtime.checkpoint_manifest import CheckpointError, render
 from runtime.resume import expected_shapes, find
 from runtime.state import build_state
 from tests.runs.place import FOUR_RANKS, ONE_RANK, Place, bits, saved, untimed
@@ -241,3 +242,99 @@ def test_another_tokenizer_is_refused_and_other_text_is_said(begun: tuple[Path, 
     (tmp_path / "meta.json").write_text(json.dumps(meta | {"tokenizer": {"sha256": "0" * 64}}), "utf-8")
     with pytest.raises(CheckpointError, match="another tokenizer"):
         find(checkpoints, build, tmp_path)
+
+
+# ---------------------------------------------------------------- what a manifest may say
+
+
+def forged(begun: tuple[Path, Build, Path], folder: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
+    """A folder with the newest checkpoint, its manifest signed anew over other meta data."""
+    source = saved(begun[0].parent)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(source.path, folder / source.path.name)
+    meta = json.loads(json.dumps(source.meta))
+    edit(meta)
+    text = render(replace(source.manifest, meta=meta))
+    (folder / source.path.name / "manifest.json").write_text(text, "utf-8")
+    return folder
+
+
+def test_a_forged_range_of_layers_is_refused_at_once(begun: tuple[Path, Build, Path], tmp_path: Path) -> None:
+    """Each would be written out to 10⁹ entries or more."""
+    huge = {"first": 0, "last": 10**9, "ffn": {"kind": "dense"}}
+    many = [{"first": 0, "last": 9999, "ffn": list(range(1000))}]
+    for layers in ([huge], [dict(huge, last=10**30)], [dict(huge, last=5000)] * 10_000, many, 7, [[]], [{"first": 0}]):
+
+        def edit(meta: dict[str, Any], layers: Any = layers) -> None:
+            meta["plan"]["model"]["layers"] = layers
+
+        with pytest.raises(CheckpointError, match=r"manifest\.json: its plan has (ranges of layers|more than)"):
+            find(forged(begun, tmp_path / "forged", edit), *begun[1:])
+
+
+def test_no_escape_of_a_manifest_or_a_name_reaches_the_terminal(
+    begun: tuple[Path, Build, Path], trained: dict[str, Place], tmp_path: Path
+) -> None:
+    def edit(meta: dict[str, Any]) -> None:
+        meta |= {"torch": "\x1b[2J", "ops": {"\x9b31m": "\x07"}}
+        meta["plan"] |= {"\x1b]0;title\x07": "\u202e", "train": {"seed": "\x1b[31m\n" * 500}}
+
+    found = find(forged(begun, tmp_path / "checkpoints", edit), *begun[1:])
+    assert len(found.notes) == 2 + 2 and all(note.isprintable() and len(note) < 3000 for note in found.notes)
+    (tmp_path / "checkpoints" / "step-00000006" / "shard.\x1b[2J").touch()
+    with pytest.raises(CheckpointError, match=r"shard\.\\x1b\[2J: does not belong") as refused:
+        find(tmp_path / "checkpoints", *begun[1:])
+    assert "\x1b" not in str(refused.value)
+    place = trained["1f1b"]
+    hostile = place.folder / "run\x1b[31m"
+    shutil.copytree(tmp_path / "checkpoints", hostile / "checkpoints")
+    done = place.dsc("train", "--out", hostile, "--resume", code=2)
+    assert "no checkpoint is good" in done.stderr and "\x1b" not in done.stdout + done.stderr
+
+
+def test_any_meta_data_is_used_or_refused_in_words(begun: tuple[Path, Build, Path], tmp_path: Path) -> None:
+    """Values anywhere in the meta data are replaced by others at random: no other error than CheckpointError."""
+    choose = random.Random(0)
+    deep: Any = []
+    for _ in range(300):
+        deep = [deep]
+    junk = [None, True, -1, 0, 3, 1 << 61, 1 << 80, 1.5, 1e308, "", "\x1b[31m", [], {}, [[]], {"a": []}, deep]
+    refused = 0
+    for _ in range(300):
+
+        def edit(meta: dict[str, Any]) -> None:
+            for _ in range(choose.choice([1, 1, 3])):
+                node, key = choose.choice([*places(meta)])
+                if choose.random() < 0.3 and isinstance(node, dict):
+                    del node[key]
+                else:
+                    node[key] = choose.choice(junk)
+
+        folder = forged(begun, tmp_path / "forged", edit)
+        try:
+            found = find(folder, *begun[1:])
+        except CheckpointError as error:
+            refused += 1
+            assert all(line.isprintable() for line in str(error).splitlines())
+        else:
+            found.position.draw(8)
+            assert all(note.isprintable() for note in found.notes)
+            loads = found.checkpoint.meta["loads"]
+            assert all(torch.tensor(row).dtype == torch.int64 for row in loads.values())
+    assert 100 < refused < 300
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """(container, key) of everything in a JSON value."""
+    for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        yield value, key
+        if isinstance(each, dict | list):
+            yield from places(each)
+
+
+def test_a_checkpoint_that_does_not_say_where_it_was_is_taken_as_of_this_build(
+    begun: tuple[Path, Build, Path], tmp_path: Path
+) -> None:
+    found = find(forged(begun, tmp_path / "old", lambda meta: meta.pop("position")), *begun[1:])
+    assert (found.position.next, found.position.tokens) == (48, 768)
+    assert "does not say which samples it has seen: taken as 48" in found.notes[1]

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from runtime.checkpoint import CheckpointError, Part, latest, load
+from runtime.checkpoint import CheckpointError, Keep, Part, latest, load
 from runtime.checkpoint_manifest import DTYPES
 from tests.runtime.faulty_files import save_all
 
@@ -137,6 +137,43 @@ def test_the_newest_stay_and_latest_names_the_last(folder: Path) -> None:
         save_all(folder, step, split(some_tensors(step), 2, step), keep=2)
     assert sorted(p.name for p in folder.iterdir()) == ["LATEST", "step-00000004", "step-00000005"]
     assert (folder / "LATEST").read_text() == "step-00000005\n"
+
+
+def names_of(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.name != "LATEST")
+
+
+@pytest.mark.parametrize("bit", [1, 0x80])
+def test_a_damaged_checkpoint_takes_no_place_of_a_good_one(folder: Path, bit: int) -> None:
+    """Of steps 1, 2, 3 with two to keep, 2 is damaged: 1 stays when 3 is written, and goes when 4 is."""
+    keep = Keep(2)
+    for step in (1, 2):
+        save_all(folder, step, split(some_tensors(step), 2, step), keep)
+    path = folder / "step-00000002" / "shard.1.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= bit
+    path.write_bytes(data)
+    save_all(folder, 3, split(some_tensors(3), 2, 3), keep)
+    assert names_of(folder) == ["step-00000001", "step-00000002", "step-00000003"]
+    save_all(folder, 4, split(some_tensors(4), 2, 4), keep)
+    assert names_of(folder) == ["step-00000003", "step-00000004"]
+    with pytest.raises(CheckpointError, match="no checkpoint is good"):
+        shutil.rmtree(folder / "step-00000004")
+        (folder / "step-00000003" / "shard.0.safetensors").write_bytes(b"")
+        load(folder)
+
+
+def test_the_best_stay_and_so_does_every_nth(folder: Path) -> None:
+    """Losses of steps 1 to 8; a loss that is no number is nobody's best."""
+    losses: list[Any] = [3.0, 1.0, 2.0, "0", 9.0, None, 50.0, 60.0]
+    for step, loss in enumerate(losses, 1):
+        meta = {"of": step} | ({"validation_loss": loss} if loss is not None else {})
+        save_all(folder, step, split(some_tensors(step), 1, step), Keep(2, best=2, every=4), meta)
+    assert [int(name[5:]) for name in names_of(folder)] == [2, 3, 4, 7, 8]
+    path = folder / "step-00000002" / "shard.0.safetensors"
+    path.write_bytes(b"\0" * path.stat().st_size)  # the best is damaged: the next ones stay in its place
+    save_all(folder, 9, split(some_tensors(9), 1, 9), Keep(2, best=2, every=4), {"validation_loss": 70.0})
+    assert [int(name[5:]) for name in names_of(folder)] == [3, 4, 7, 8, 9]
 
 
 def test_a_step_saved_again_is_another_checkpoint_and_the_newest(two: Path) -> None:
