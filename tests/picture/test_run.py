@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 from compiler.commands import inspect
-from compiler.picture.run import OrderError, TraceError, fitted, json_of_costs, measure, programs_of, read_trace
+from compiler.picture.run import (
+    OrderError,
+    TraceError,
+    fitted,
+    json_of_costs,
+    measure,
+    of_programs,
+    programs_of,
+    read_trace,
+)
 from compiler.pipeline import schedule_for
 from compiler.plan import make_plan
 from compiler.schedules.costs import Costs, costs_of_json
@@ -138,6 +147,32 @@ def test_half_a_line_at_the_end_is_left_out(tmp_path: Path) -> None:
     assert list(read_trace(folder, 1)[0]) == [1, 2, 3]
 
 
+# ---------------------------------------------------------------- several plans in one run
+
+
+def test_steps_of_other_programs_are_left_out(tmp_path: Path) -> None:
+    schedule, other = schedule_of("1f1b", 2, 3), schedule_of("gpipe", 2, 3)
+    lines, others = trace_lines(schedule, COSTS, steps=6), trace_lines(other, COSTS, steps=2)
+    for rank in lines:
+        for line in rank.values():
+            line["of"] = "a" * 64
+    for rank, before in zip(lines, others, strict=True):
+        rank |= {3: {**before[1], "of": "b" * 64}, 4: before[2]}  # the second is of a time without digests
+    with pytest.raises(OrderError):
+        measure(schedule, lines, "train_3")
+    assert of_programs(tmp_path, lines) == (lines, 0), "without a digest all are of one"
+    (tmp_path / "program.sha256").write_text("a" * 64 + "\n")
+    kept, left_out = of_programs(tmp_path, lines)
+    assert [list(rank) for rank in kept] == [[1, 2, 5, 6]] * 2 and left_out == 2
+    assert measure(schedule, kept, "train_3").num_steps == 3
+    (tmp_path / "program.sha256").write_text("c" * 64)
+    with pytest.raises(TraceError, match="no step of the present plan was traced yet, only 6 of a plan"):
+        of_programs(tmp_path, lines)
+    (tmp_path / "program.sha256").write_text("c\x1b")
+    with pytest.raises(TraceError, match="is not the digest"):
+        of_programs(tmp_path, lines)
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -188,6 +223,9 @@ def test_inspect_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
     path.write_text(path.read_text("utf-8").replace("F0.1", "F0.9"), "utf-8")
     assert run(str(folder)) == 1
     assert "F0.9 ran where F0.1 was planned" in capsys.readouterr().err
+    path.write_text(path.read_text("utf-8").replace("F0.9", "\\u001b[2J"), "utf-8")
+    assert run(str(folder)) == 1
+    assert "\x1b" not in capsys.readouterr().err
 
 
 def test_programs_are_ordered_by_size() -> None:

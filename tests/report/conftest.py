@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
 from compiler.picture import panel_of
+from compiler.predict.predict import memories, predicted, timed
 from compiler.report import ExpertRow, RankRow, Report, RunFigures, StageRow
+from compiler.report.planned import Planned, planned_of
 from compiler.schedules import SCHEDULES
 from compiler.schedules.costs import Costs
+from dsl.load import load
+
+SPECS = Path(__file__).parents[2] / "specs"
 
 COSTS = Costs(pairs=(("BF", Fraction(5, 2)),))
 
@@ -101,3 +107,10 @@ def report() -> Report:
 @pytest.fixture
 def report_of_run() -> Report:
     return replace(make_report(), run=make_run())
+
+
+@pytest.fixture(scope="package")
+def quickstart_plan() -> Planned:
+    """The plan of the quickstart."""
+    found = timed(load(SPECS / "quickstart.dsc"))
+    return planned_of(found, predicted(found, memories(found)))

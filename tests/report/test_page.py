@@ -16,6 +16,8 @@ from xml.etree import ElementTree
 import pytest
 
 from compiler.report import ExpertRow, RankRow, Report, StageRow, report_html
+from compiler.report.page import measured_step
+from compiler.report.planned import Planned
 from compiler.schedules import SCHEDULES
 from runtime.actions import actions_of
 from tests.report.conftest import make_report, make_run
@@ -159,6 +161,44 @@ def test_a_run_without_data_load_or_metrics(report: Report) -> None:
     run = replace(make_run(), metrics=(), data={}, load={})
     page = Structure(report_html(replace(report, run=run)))
     assert "Run" in page.text and not any("Expert load" in data or "held out" in data for data in page.text)
+
+
+def _words(report: Report) -> str:
+    return " ".join(" ".join(Structure(report_html(report)).text).split())
+
+
+def test_the_measured_step_stands_beside_the_planned_one(report: Report, quickstart_plan: Planned) -> None:
+    rows = [{"step": s, "tokens_per_s": 2048 / t, "step_s": t} for s, t in ((1, 9.0), (2, 0.5), (3, 0.5), (4, 0.7))]
+    short = [{"step": 5, "tokens_per_s": 1024 / 0.2, "step_s": 0.2}]  # of a smaller batch
+    run = replace(make_run(), metrics=(*rows, *short))
+    planned = replace(quickstart_plan, step=replace(quickstart_plan.step, seconds=0.4))
+    page = _words(replace(report, run=run, planned=planned))
+    assert "step, measured 600 ms step, planned 400 ms" in page.replace("600.0", "600").replace("400.0", "400")
+    assert "(+50%), the median of the last 4 steps of this size." in page
+    assert "Measured:" not in _words(replace(report, planned=planned))
+    assert measured_step(()) is None and measured_step(({"step": 1, "loss": 2.0},)) is None
+
+
+def test_captions_tell_of_no_line_that_is_not_drawn(report_of_run: Report, quickstart_plan: Planned) -> None:
+    assert report_of_run.run is not None
+    loss, memory = "The dashed line is the cross-entropy", "The dashed line is what it has"
+    assert loss in _words(report_of_run)
+    run = replace(report_of_run.run, data={**report_of_run.run.data, "unigram_nats": None})
+    assert loss not in _words(replace(report_of_run, run=run))
+    for times, drawn in ((2, True), (100, False)):
+        ranks = tuple(replace(rank, capacity_bytes=rank.peak_bytes * times) for rank in quickstart_plan.ranks)
+        page = _words(replace(report_of_run, planned=replace(quickstart_plan, ranks=ranks)))
+        assert (memory in page) == drawn and "it is not drawn" not in page
+    first, *others = quickstart_plan.ranks
+    ranks = (replace(first, capacity_bytes=first.peak_bytes * 2), *(replace(r, capacity_bytes=10**15) for r in others))
+    assert others and "it is not drawn" in _words(replace(report_of_run, planned=replace(quickstart_plan, ranks=ranks)))
+
+
+def test_damaged_rows_are_counted(report_of_run: Report) -> None:
+    assert report_of_run.run is not None
+    words = "damaged lines of metrics.jsonl, left out 3"
+    assert words in _words(replace(report_of_run, run=replace(report_of_run.run, damaged_rows=3)))
+    assert "damaged lines" not in _words(report_of_run)
 
 
 SCRIPT = """

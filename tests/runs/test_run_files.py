@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from compiler.cli import main
+from tests.cli.forms import FORMS, faults
 from tests.runs.mutate import mutate
 from tests.runs.place import FOUR_RANKS, ONE_RANK, Place, rows, saved, untimed
 
 STEPS = 40
-MUTATIONS = 120
+MUTATIONS = 80
 HUNG_S = 60  # only against a command that waits for a pipe
 READ = (
     "spec.resolved",
@@ -137,6 +138,7 @@ def test_events_tell_the_life_of_a_run(again: tuple[Place, Path]) -> None:
         *("start", *["save"] * 14, "end"),
         *("start", "refused", "resume", "save", "end"),
     ]
+    assert [fault for event in found for fault in faults(event, FORMS[f"event_{event['event']}"])] == []
     start, end = found[0], found[-1]
     assert start["step"] == 0 and start["last_step"] == STEPS and start["ranks"] == 4 and start["transport"] == "memory"
     assert end["outcome"] == "finished" and end["exit_code"] == 0 and end["step"] == STEPS
@@ -156,6 +158,7 @@ def test_a_stop_and_its_signal_are_recorded(trained: Place, tmp_path: Path) -> N
         running.process.send_signal(signal.SIGTERM)
         assert running.ends() == 128 + signal.SIGTERM
     *_, stop, end = events(tmp_path / "run")
+    assert faults(stop, FORMS["event_stop"]) == faults(end, FORMS["event_end"]) == []
     assert stop["event"] == "stop" and stop["signal"] == "SIGTERM"
     assert end["event"] == "end" and end["outcome"] == "stopped" and end["exit_code"] == 128 + signal.SIGTERM
     assert stop["step"] == end["step"] == rows(tmp_path / "run")[-1]["step"]

@@ -6,6 +6,8 @@ import json
 import math
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -209,6 +211,30 @@ def test_rows_that_a_full_disk_refused_are_written_when_it_has_room(path: Path, 
     disk.room = 10**6
     writer.close()
     assert steps(path) == [1, 2, 3, 4, 5, 6, 7] and len(said) == 4
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from runtime.lines import Lines
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+lines = Lines(Path(sys.argv[1]), 0, print)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+for step in range(1, 9):
+    lines.write({"step": step, "loss": 1.25})
+print(Path(sys.argv[1]).read_bytes().count(b"\\n"))
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+lines.close()
+"""
+
+
+def test_rows_that_the_system_refused_are_written_when_it_takes_them(path: Path) -> None:
+    """A real process, whose files the kernel lets grow to 100 bytes for a time."""
+    command = [sys.executable, "-c", LIMITED, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    said, whole, again = done.stdout.splitlines()
+    assert "cannot be written (File too large)" in said and whole == "3" and "can be written again" in again
+    assert steps(path) == [*range(1, 9)]
 
 
 def test_memory_for_rows_is_bounded(path: Path, disk: Full, monkeypatch: pytest.MonkeyPatch) -> None:
