@@ -16,8 +16,8 @@ from runtime.data import corpus
 
 CODES = {"D0101": "the source of the data matches files that hold text"}
 MORE = {
-    "D0101": "A warning of `dsc check`, as the text may be elsewhere: `dsc train --data DIR` says where paths of "
-    "the data start. `dsc train` refuses a source that matches nothing. A pattern ends in files (`corpus/**/*.txt`); "
+    "D0101": "A warning of `dsc check`, as the text may be elsewhere: `dsc train --data DIR` says where the paths of "
+    "the data start. `dsc train` refuses a source that matches nothing. A pattern ends in files, as in `corpus/*.txt`; "
     "read are .txt, .md and .py files whole, and .jsonl files with a document a line.",
 }
 

@@ -7,7 +7,7 @@ a mirrored stage, and the embedding and head that MTP shares with the main model
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import networkx as nx
@@ -55,24 +55,24 @@ def make_plan(
         stages=stages,
         replicas=replicas,
         buckets=buckets(replicas),
-        assumptions=(
-            "layers are on the stages that the layout says"
-            if parallel.layout is not None
-            else "layers are split so that the most loaded pipeline rank takes least, then the slowest stage; "
-            f"of splits that take at most {1 / NEAR:.0%} more, the one whose fullest device holds least",
-            *(
-                (
-                    "expert e of E lives on expert rank e // (E / expert)"
-                    if spec.parallel.placement is None
-                    else f"experts live on the expert ranks that {spec.parallel.placement} says",
-                )
-                if owned
-                else ()
-            ),
-            *(placed.said if placed else ()),
-        ),
+        assumptions=(*_assumptions(spec, len(stages), bool(owned)), *(placed.said if placed else ())),
         slots=tuple((row.name, slots_of(owners[block_of(row.name)])) for row in rows if owners and row.role == "slots"),
     )
+
+
+def _assumptions(spec: Spec, num_stages: int, has_experts: bool) -> Iterator[str]:
+    """Which layers and experts are where, as far as there is more than one place for them."""
+    if spec.parallel.layout is not None:
+        yield "layers are on the stages that the layout says"
+    elif num_stages > 1:
+        yield (
+            "layers are split so that the most loaded pipeline rank takes least, then the slowest stage; "
+            f"of splits that take at most {1 / NEAR:.0%} more, the one whose fullest device holds least"
+        )
+    if has_experts and spec.parallel.placement is not None:
+        yield f"experts live on the expert ranks that {spec.parallel.placement} says"
+    elif has_experts and spec.parallel.expert > 1:
+        yield "expert e of E lives on expert rank e // (E / expert)"
 
 
 def block_of(tensor: str) -> str:

@@ -98,9 +98,10 @@ def gib(num_bytes: int) -> str:
 
 def memory_assumptions(spec: Spec, plan: Plan, memories: Sequence[RankMemory]) -> tuple[str, ...]:
     """What the memory of a plan takes for granted, for people."""
+    mixed = any(isinstance(layers.ffn, Moe) for layers in spec.model.layers) and spec.parallel.expert > 1
+    rows = "every expert rank receives as many rows as it sends; " if mixed else ""
     lines = [
-        "memory: every expert rank receives as many rows as it sends; allocators lose nothing to fragments; "
-        "contexts and libraries take none",
+        f"memory: {rows}allocators lose nothing to fragments; contexts and libraries take none",
         *_of_eight_bits(spec, plan),
         *_of_rows(spec, memories),
     ]

@@ -11,10 +11,10 @@ from compiler.layers.costs import Cuts, cut_of
 from compiler.lower.lanes import Best, best_order
 from compiler.pipeline import balanced_rows, schedule_for, search_of, uses
 from compiler.plan import make_plan
+from compiler.predict.assumed import assumptions
 from compiler.predict.flops import flops_per_token
 from compiler.predict.interval import interval_of, rank_seconds
 from compiler.predict.memory import rank_memories
-from compiler.predict.memory_why import memory_assumptions
 from compiler.predict.money import energy_of, money_of
 from compiler.predict.step import step_of
 from compiler.predict.tail import Tensor, groups_of, tail_of, tensors_of
@@ -30,11 +30,6 @@ from dsl import ramp
 from dsl.counts import parameters
 from dsl.schema import Device, Moe, Spec
 
-ASSUMPTIONS = (
-    "every expert gets as many tokens as every other",
-    "gradients are reduced, and weights gathered, after the last backward, beside nothing",
-    "reading data, checkpoints, validation and failures take no time",
-)
 TRILLION = 10**12
 
 
@@ -145,10 +140,7 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
         ranks=ranks,
         stages=stage_rows(plan, cuts, each, found.tensors),
         exchange=exchange_of(spec, each[0].experts),
-        assumptions=(
-            *plan.assumptions, *ASSUMPTIONS, *dict.fromkeys(said for one in each for said in one.assumptions),
-            *said_of(each[0], found.shared), *memory_assumptions(spec, plan, ranks),
-        ),
+        assumptions=assumptions(spec, plan, cuts, each, found.shared, ranks),
     )  # fmt: skip
 
 
@@ -172,15 +164,6 @@ def shared_by(
     ]
     alone_s = float(timeline.makespan) / 1000 + max(tail.seconds for tail in tails)
     return rates.shared_s(alone_s, busy * plan.mesh.dp) / alone_s
-
-
-def said_of(rates: Rates, shared: float) -> tuple[str, ...]:
-    """What is said of ranks that share cores."""
-    if shared <= 1:
-        return ()
-    return (
-        f"{rates.ranks_of_node} ranks share {rates.cores} cores, so that everything takes {shared:.2f} times as long",
-    )
 
 
 def cuts_of(plan: Plan, known: Cuts | None = None) -> dict[str, Cut]:

@@ -91,9 +91,10 @@ def _quiet() -> Style:
 
 def _heading(p: Prediction) -> Iterable[Text]:
     degrees = ", ".join(f"{name} {degree:,}" for name, degree in p.degrees if degree > 1) or "one device"
+    active = f", {count(p.active_parameters)} active" if p.active_parameters < p.parameters else ""
     yield _title(f"{p.run}: {p.model} on {p.num_devices:,} × {p.device}", f"({p.cluster})")
     yield Text(
-        f"{count(p.parameters)} parameters, {count(p.active_parameters)} active; {degrees}; {p.step.schedule}, "
+        f"{count(p.parameters)} parameters{active}; {degrees}; {p.step.schedule}, "
         f"{plural(p.step.num_micro_batches, 'micro-batch')}",
         style=_quiet(),
     )
@@ -170,15 +171,16 @@ def _bar(share: float, columns: int, tint: str) -> Text:
 
 def _memory(p: Prediction, width: int) -> Iterable[Text]:
     capacity = min(rank.capacity_bytes for rank in p.ranks)
-    yield _title("memory of a device", f"GiB, at the peak; each has {capacity / GIB:.1f}")
+    unit, unit_bytes = ("GiB", GIB) if max(rank.peak_bytes for rank in p.ranks) >= GIB else ("MiB", GIB >> 10)
+    yield _title("memory of a device", f"{unit}, at the peak; each has {size(capacity)}")
     heads = ("ranks", *(part for part, _ in PARTS), "peak")
     columns = max(8, width - 82)
     yield Text(
         "  " + f"{heads[0]:<12}" + "".join(f"{head:>12}" for head in heads[1:-1]) + f"{'peak':>7}", style=_quiet()
     )
-    for ranks, rank in _alike(p.ranks):
-        values = "".join(f"{getattr(rank, part) / GIB:>12.2f}" for part, _ in PARTS)
-        line = Text(f"  {ranges(ranks):<12}{values}{rank.peak_bytes / GIB:>7.1f} ")
+    for ranks, rank in _alike(p.ranks, unit_bytes):
+        values = "".join(f"{getattr(rank, part) / unit_bytes:>12.2f}" for part, _ in PARTS)
+        line = Text(f"  {ranges(ranks):<12}{values}{rank.peak_bytes / unit_bytes:>7.1f} ")
         if not rank.fits:
             line.stylize(Style(color=DARK.warm, bold=True))
         yield line.append(_parts(rank, columns))
@@ -195,12 +197,12 @@ def _parts(rank: RankMemory, columns: int) -> Text:
     return found.append(REST * (columns - drawn), style=Style(color=DARK.rule))
 
 
-def _alike(ranks: Sequence[RankMemory]) -> list[tuple[tuple[int, ...], RankMemory]]:
+def _alike(ranks: Sequence[RankMemory], unit_bytes: int) -> list[tuple[tuple[int, ...], RankMemory]]:
     """Ranks whose rows read the same, under the first of them."""
     rows: dict[tuple[int, ...], list[RankMemory]] = {}
     for rank in ranks:
-        key = tuple(round(getattr(rank, part) / GIB * 100) for part, _ in PARTS)
-        rows.setdefault((*key, rank.peak_bytes * 10 // GIB, rank.fits), []).append(rank)
+        key = tuple(round(getattr(rank, part) / unit_bytes * 100) for part, _ in PARTS)
+        rows.setdefault((*key, rank.peak_bytes * 10 // unit_bytes, rank.fits), []).append(rank)
     return [(tuple(rank.pp_rank for rank in group), group[0]) for group in rows.values()]
 
 

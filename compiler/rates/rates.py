@@ -36,7 +36,8 @@ class Rates:
     rope: bool = False  # whether attention's rates are of its core alone, without RoPE and the assembly of keys
     pair: float = 1.0  # how much longer two overlapped actions take than their lanes
     table: str = ""
-    assumptions: tuple[str, ...] = ()  # of what no row says
+    assumptions: tuple[str, ...] = ()  # of what the table does not say of the device
+    notes: Mapping[tuple[str, str], str] = field(default_factory=dict, compare=False)  # what stands in for no rows
     _known: dict[tuple[str, str, tuple[int, ...]], float] = field(default_factory=dict, compare=False, repr=False)
     _calls: dict[tuple[str, int, int], tuple[Cost, float]] = field(default_factory=dict, compare=False, repr=False)
 

@@ -140,3 +140,27 @@ def test_numbers_are_short() -> None:
     assert [span(each) for each in (4.6e6, 7200, 90, 2)] == ["53.2 days", "2.00 hours", "1.50 minutes", "2.000 s"]
     assert [size(each) for each in (2**36, 3 * 2**20, 100)] == ["64.0 GiB", "3.0 MiB", "100 bytes"]
     assert ranges((0, 1, 2, 3, 7, 9, 10)) == "0–3, 7, 9, 10"
+
+
+def assumed(name: str, *overrides: str) -> str:
+    return "\n".join(predict(resolve(SPECS / f"{name}.dsc", None, overrides).spec).assumptions)
+
+
+def test_only_what_a_plan_uses_is_assumed() -> None:
+    dense, alone, whole = assumed("llama3-8b"), assumed("single-gpu"), assumed("deepseek-v3")
+    assert "expert" not in dense and "grouped" not in dense and "table h100 has no row of wgrad" in dense
+    assert "gradients are reduced, and weights gathered, after" in dense and "layers are split" in dense
+    for words in ("layers are split", "gradients are reduced", "expert rank"):
+        assert words not in alone and words in whole
+    assert "every expert gets as many tokens" in alone and "no row of grouped_gemm in fp32" in alone
+    assert "weights gathered" not in assumed("llama3-8b", "parallel.zero=0", "recompute=[rmsnorm, swiglu]")
+
+
+def test_a_dense_model_is_all_active_and_small_memory_is_in_small_units(capsys: Captured) -> None:
+    assert main(["plan", str(SPECS / "laptop-gqa.dsc")]) == 0
+    shown = capsys.readouterr().out
+    assert "1.312M parameters; pipeline 2" in shown
+    assert "memory of a device  MiB, at the peak; each has 3.7 GiB" in shown
+    (row,) = re.findall(r"^  0  +(.*?) [█·]", shown.partition("memory of a device")[2], re.MULTILINE)
+    *parts, peak = map(float, row.split())
+    assert peak == pytest.approx(sum(parts), abs=0.1) and min(parts) > 0

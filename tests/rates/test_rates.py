@@ -156,13 +156,13 @@ def test_another_accelerator_takes_shares_of_its_own_peaks() -> None:
 
 
 def test_what_has_no_rows_is_said() -> None:
-    said = rates_of(shipped(*V3), "h800").assumptions
+    said = rates_of(shipped(*V3), "h800").notes.values()
     assert "table h800 has no row of wgrad in bf16: taken from gemm in bf16" in said
     table = shipped_table("h800")
     bare = table.model_copy(update={"rows": tuple(row for row in table.rows if row.kind != "attention")})
     attention = rates_of(shipped(*V3), bare)
     assert attention.rate("attention", "bf16", (4096, 4096, 128, 192, 128)) == pytest.approx(0.5 * 989e12 * 112 / 132)
-    assert any("no row of attention" in line for line in attention.assumptions)
+    assert any("no row of attention" in line for line in attention.notes.values())
 
 
 def test_every_rated_class_has_a_rate() -> None:

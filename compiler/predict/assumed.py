@@ -1,0 +1,71 @@
+"""What a prediction takes for granted, for people: only what this plan makes use of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from compiler.ir import Cut, Plan
+from compiler.pipeline import balanced_rows, uses
+from compiler.predict.memory_why import memory_assumptions
+from compiler.predict.values import RankMemory
+from compiler.rates import Rates
+from compiler.rates.kernels import LINKS
+from dsl.schema import Moe, Spec
+
+
+def assumptions(
+    spec: Spec, plan: Plan, cuts: Mapping[str, Cut], rates: Sequence[Rates], shared: float, ranks: Sequence[RankMemory]
+) -> tuple[str, ...]:
+    """Of the plan, of its step, of the rates that it asked for, and of its memory.
+
+    `rates`: of each pipeline rank. `shared`: by how much all is longer, since ranks share cores. `ranks`: memories.
+    """
+    return (
+        *plan.assumptions,
+        *_of_the_step(spec),
+        *dict.fromkeys(said for one in rates for said in one.assumptions),
+        *_of_rates(spec, plan, cuts, rates),
+        *_of_cores(rates[0], shared),
+        *memory_assumptions(spec, plan, ranks),
+    )
+
+
+def _of_the_step(spec: Spec) -> Iterator[str]:
+    if any(isinstance(layers.ffn, Moe) for layers in spec.model.layers):
+        yield "every expert gets as many tokens as every other"
+    if spec.parallel.data > 1:
+        gathered = ", and weights gathered," if spec.parallel.zero else ""
+        yield f"gradients are reduced{gathered} after the last backward, beside nothing"
+    yield "reading data, checkpoints, validation and failures take no time"
+
+
+def _of_rates(spec: Spec, plan: Plan, cuts: Mapping[str, Cut], rates: Sequence[Rates]) -> tuple[str, ...]:
+    """What stands in for the classes that a table has no rows of, of the classes that the plan has kernels of."""
+    found: dict[str, None] = {}
+    for one in {id(one): one for one in rates}.values():
+        asked = _classes(spec, plan, cuts, one)
+        found |= {note: None for key, note in one.notes.items() if key in asked}
+    return tuple(found)
+
+
+def _classes(spec: Spec, plan: Plan, cuts: Mapping[str, Cut], rates: Rates) -> set[tuple[str, str]]:
+    """Class and dtype of every kernel and transfer of a step."""
+    rows, p = balanced_rows(spec), spec.parallel
+    links = {"message": p.pipeline > 1, "all_reduce": p.data > 1, "dispatch": p.expert > 1, "combine": p.expert > 1}
+    found = {(kind, "any") for kind in LINKS if links[kind.rpartition("_")[0]]} | {
+        ("optimizer", "any"),
+        ("copy", "any"),
+    }
+    for use in uses(plan):
+        for _, cost in cuts[use.site].costs:
+            for op, work in cost.ops:
+                of = {kind for kind, _ in rates.kernels_s(use.segment.kind, op, work, rows)}
+                found |= {(kind, "any") for kind in of} | {(kind, rates.dtype_of(use.segment.kind, op)) for kind in of}
+    return found
+
+
+def _of_cores(rates: Rates, shared: float) -> Iterator[str]:
+    """Of ranks that share the cores of a node."""
+    if shared > 1:
+        longer = f"everything takes {shared:.2f} times as long"
+        yield f"{rates.ranks_of_node} ranks share {rates.cores} cores, so that {longer}"
