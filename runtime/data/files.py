@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from runtime.data.errors import DataError
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """`path`, opened for reading. Raises DataError if it is no regular file, OSError if it cannot be opened."""
     return os.fdopen(descriptor_of_regular(path, os.O_RDONLY), "rb")
 

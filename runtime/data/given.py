@@ -152,7 +152,11 @@ def main(argv: list[str]) -> int:
         for line in stdin:
             _allow(cpu_s, data_bytes, len(line))
             ids = encoder.encode(json.loads(line))
-            _answer(stdout, {"sizes": [len(each) for each in ids]}, b"".join(np.array(each, "<u4") for each in ids))
+            _answer(
+                stdout,
+                {"sizes": [len(each) for each in ids]},
+                b"".join(np.array(each, "<u4").tobytes() for each in ids),
+            )
     except (KeyboardInterrupt, BrokenPipeError):
         return 1
     except MemoryError:

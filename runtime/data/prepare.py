@@ -61,10 +61,8 @@ def prepare(
     """
     source, choice, fraction = _checked(data, vocab)
     request = {"source": source, "tokenizer": choice, "validation": fraction, "seed": seed, "vocab": vocab}
-    out.mkdir(parents=True, exist_ok=True)
-    cache = _usable(cache, say)
     damaged: Path | None = None
-    if resumed:
+    if resumed and out.is_dir():
         with store.run_lock(out, say):
             prepared, damaged = _own(out, request, resumed, cache)
         if prepared is not None:
@@ -76,6 +74,8 @@ def prepare(
         if damaged is None:
             raise
         raise DataError(f"{error}; and {damaged}, which this run was trained on, is damaged") from None
+    out.mkdir(parents=True, exist_ok=True)
+    cache = _usable(cache, say)
     about = {"source": source, "skipped": task.skipped, "request": request}
     with store.run_lock(out, say):
         folder = out / task.key

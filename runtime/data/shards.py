@@ -51,7 +51,7 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def add(self, ids: Sequence[int]) -> npt.NDArray[Any]:
+    def add(self, ids: Sequence[int] | Tokens) -> npt.NDArray[Any]:
         """Appends one document (its end token included); returns it as written."""
         tokens = np.asarray(ids, dtype=np.int64)
         assert tokens.ndim == 1 and 0 < tokens.size < 2**31, "a document is a non-empty list of fewer than 2³¹ ids"
