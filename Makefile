@@ -8,7 +8,7 @@ NATIVE := hatch_build.py runtime/native/build.py $(wildcard runtime/native/*.cpp
 EXTENSION := compiler/editor/vscode
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test kernels bench gpu soak census lint docs extension bless clean
+.PHONY: train test tools kernels bench gpu soak census lint docs extension bless clean
 
 train: $(INSTALLED)
 	$(BIN)/dsc compile specs/quickstart.dsc
@@ -16,8 +16,13 @@ train: $(INSTALLED)
 	while [ -e $$out/checkpoints ]; do out=runs/quickstart-$$n; n=$$((n+1)); done; \
 	$(BIN)/dsc train specs/quickstart.dsc --out $$out
 
-test: lint
+test: tools lint
+	@$(BIN)/python -m runtime.native.build > /dev/null
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
+
+# A C++ compiler and Chromium: installed where that may be, else said before anything long begins.
+tools:
+	@$(PYTHON) -m tests.tools
 
 # Before a release. Every kernel of every shipped spec: compiled for four devices and read, and checked in Triton's
 # interpreter; on the Triton that is installed, then on 3.6.0, the other one that kernels are written for. 40 minutes on

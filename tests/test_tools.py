@@ -1,0 +1,94 @@
+"""What `make test` does on a machine without a C++ compiler or Chromium."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BOTH = "g++ chromium"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """The one folder of PATH, with nothing in it."""
+    (tmp_path / "bin").mkdir()
+    return tmp_path / "bin"
+
+
+def program(machine: Path, name: str, text: str = "") -> None:
+    (machine / name).write_text(f"#!/bin/sh\n{text}\n")
+    (machine / name).chmod(0o755)
+
+
+def set_up(machine: Path, user: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    code = f"import os, sys; os.geteuid = lambda: {user}; from tests.tools import main; sys.exit(main())"
+    bare = {name: value for name, value in os.environ.items() if name != "CXX"}
+    env = bare | environment | {"PATH": str(machine)}
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def apt_get(machine: Path, *installed: str) -> Path:
+    """An apt-get that installs what is given here, whatever it is asked for, and writes down what it was."""
+    log = machine.parent / "log"
+    copies = "\n".join(f"/bin/cp {machine}/apt-get {machine}/{name}" for name in installed)
+    program(machine, "apt-get", f'echo "$@" >> {log}\ncase "$1" in install) {copies or ":"};; esac')
+    return log
+
+
+def test_make_says_at_once_what_is_missing(machine: Path) -> None:
+    """Before anything is installed or run: no other command is begun."""
+    make = shutil.which("make")
+    assert make
+    environment = {name: value for name, value in os.environ.items() if name not in ("CXX", "MAKEFLAGS")}
+    command = [make, "test", f"PYTHON={sys.executable}"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment | {"PATH": str(machine)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    said, *rest = done.stderr.splitlines()
+    assert said.endswith(
+        f"this machine lacks g++ and chromium: apt-get install {BOTH}, as root, or what your system calls them"
+    )
+    assert [line.partition(" ")[0] for line in rest] == ["make:"]
+
+
+def test_root_installs_what_is_missing(machine: Path) -> None:
+    log = apt_get(machine, "g++", "chromium")
+    done = set_up(machine, user=0)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "installing g++ and chromium for the tests\n", "")
+    assert log.read_text() == f"update -qq\ninstall -y -qq --no-install-recommends {BOTH}\n"
+    assert set_up(machine, user=0).stdout == ""
+
+
+@pytest.mark.parametrize(("present", "asked"), [("clang++", "chromium"), ("google-chrome", "g++")])
+def test_only_what_is_missing_is_installed(machine: Path, present: str, asked: str) -> None:
+    program(machine, present)
+    log = apt_get(machine, asked)
+    assert set_up(machine, user=0).returncode == 0
+    assert log.read_text().splitlines()[1].endswith(f"recommends {asked}")
+
+
+def test_others_are_told(machine: Path) -> None:
+    log = apt_get(machine, "g++", "chromium")
+    done = set_up(machine, user=1000)
+    assert done.returncode == 2 and f"apt-get install {BOTH}," in done.stderr
+    assert not log.exists()
+
+
+def test_an_installation_that_fails_is_told(machine: Path) -> None:
+    apt_get(machine, "chromium")
+    done = set_up(machine, user=0)
+    assert done.returncode == 2 and "this machine lacks g++: apt-get install g++," in done.stderr
+
+
+def test_a_compiler_may_be_named(machine: Path) -> None:
+    program(machine, "chromium")
+    assert set_up(machine, user=1000, CXX=f"{sys.executable} -O1").returncode == 0
+    assert set_up(machine, user=1000, CXX="/nowhere/c++").returncode == 2

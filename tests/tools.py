@@ -1,0 +1,50 @@
+"""Sets up what the tests need beside Python, a C++ compiler and Chromium: `python3 -m tests.tools`, before all else of
+`make test`.
+
+As root, where there is apt-get, it installs what is missing. Otherwise, or if that fails, it says in a line what to
+install, with exit code 2. It needs no package, and no newer Python than make finds.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+
+from runtime.native.build import COMPILERS
+from tests.picture.browser import NAMES
+
+
+def main() -> int:
+    packages = missing()
+    if packages and os.geteuid() == 0 and shutil.which("apt-get"):
+        print(f"installing {' and '.join(packages)} for the tests", flush=True)
+        install(packages)
+        packages = missing()
+    if not packages:
+        return 0
+    print(
+        "the tests hold the ops in C++ to their bounds and look at pages in a browser; this machine lacks "
+        f"{' and '.join(packages)}: apt-get install {' '.join(packages)}, as root, or what your system calls them",
+        file=sys.stderr,
+    )
+    return 2
+
+
+def missing() -> list[str]:
+    """Debian's packages of what is not there."""
+    compilers = shlex.split(os.environ.get("CXX", ""))[:1] or COMPILERS
+    wanted = {"g++": compilers, "chromium": NAMES}
+    return [package for package, names in wanted.items() if not any(map(shutil.which, names))]
+
+
+def install(packages: list[str]) -> None:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for words in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *packages]):
+        subprocess.run(["apt-get", *words], env=environment, stdout=sys.stderr, check=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
