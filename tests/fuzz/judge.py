@@ -1,4 +1,7 @@
-"""What every input must end in: located messages, or a spec that reads back; soon, and in little memory."""
+"""What every input must end in: located messages, or a spec that reads back; after little work, and in little memory.
+
+Work is counted in calls of functions, so that the same input is right or wrong on every machine, however busy.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import signal
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from cProfile import Profile
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -23,7 +27,9 @@ from dsl.source import Source
 from dsl.table import tokens
 from tests.fuzz.generate import Input
 
-SECONDS = 2  # of the processor, for one input
+CALLS = 10_000_000  # of functions in Python, for one input; 3.4 million is the most of seeds 0 to 9,999
+COUNTED_S = 0.05  # of the processor, from which on calls are counted
+HANG_S = 60.0  # of the processor: only against an input that never ends
 BYTES = 256 << 20  # above what the process had before
 LAID_OUT = 6  # one text of so many is laid out, twice
 PLACELESS = {"E0101", "E0404", "E0102"}  # about a file as a whole
@@ -31,7 +37,7 @@ Read = tuple[Source, tuple[Diagnostic, ...]]
 
 
 class TooSlowError(Exception):
-    """An input takes more than its time."""
+    """An input takes more than its work, or never ends."""
 
 
 def judged(given: Input) -> tuple[str, ...]:
@@ -66,18 +72,31 @@ def limit_memory() -> None:
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Raise TooSlowError in what takes too long. Time of the processor: other processes do not count."""
+    """Raise TooSlowError in what never ends, and after what took more than CALLS.
+
+    Counting makes everything twice as slow, so it begins after COUNTED_S: what is within its calls on one machine is so
+    on each, and on a quick one a little more may pass.
+    """
+    profile, counting = Profile(subcalls=False, builtins=False), False
 
     def late(*_: object) -> None:
-        raise TooSlowError(f"more than {SECONDS} s")
+        nonlocal counting
+        if counting:
+            raise TooSlowError(f"more than {HANG_S:g} s of the processor")
+        counting = True
+        profile.enable()
 
     before = signal.signal(signal.SIGVTALRM, late)
-    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    signal.setitimer(signal.ITIMER_VIRTUAL, COUNTED_S, HANG_S)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+        profile.disable()
+    calls = sum(entry.callcount for entry in profile.getstats())
+    if calls > CALLS:
+        raise TooSlowError(f"{calls:,} calls of functions, more than {CALLS:,}")
 
 
 def _look_at(diagnostics: tuple[Diagnostic, ...]) -> None:

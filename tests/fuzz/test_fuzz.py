@@ -1,4 +1,4 @@
-"""Ten thousand inputs of the fuzzer, each held to its time and memory, and every input that ever failed.
+"""Ten thousand inputs of the fuzzer, each held to its work and memory, and every input that ever failed.
 
 A million: `make soak`.
 """
@@ -47,12 +47,23 @@ def test_the_judge_finds_a_slow_and_a_large_and_a_crashing_reader(tmp_path: Path
     """Mutants of the resolver: the fuzzer must fail on each, and keep the input."""
     mutants = {
         "hang": "def parse(source):\n    while True: pass\n",
+        "slow": (
+            "def call(): pass\ndef parse(source):\n    for _ in range(2 * judge.CALLS): call()\n"
+            "    return syntax.parse(source)\n"
+        ),
         "crash": "def parse(source):\n    raise KeyError('x')\n",
         "memory": "def parse(source):\n    return [0] * (1 << 27)\n",
     }
+    reasons = {
+        "hang": "15 s of the processor",
+        "slow": "calls of functions",
+        "crash": "KeyError",
+        "memory": "MemoryError",
+    }
     for name, code in mutants.items():
         program = (
-            "import sys\nfrom tests.fuzz import judge, run\nimport dsl.resolve.files as files\n"
+            "import sys\nfrom tests.fuzz import judge, run\n"
+            "import dsl.parser as syntax\nimport dsl.resolve.files as files\njudge.HANG_S = 15\n"
             f"{code}\nreal = judge.judged\ndef warm(given):\n    run.judged = late\n    return real(given)\n"
             "def late(given):\n    files.parse = parse\n    return real(given)\nrun.judged = warm\n"
             f"sys.argv = ['run', '--count', '1', '--start', '1', '--keep', {str(tmp_path / name)!r}]\n"
@@ -60,6 +71,6 @@ def test_the_judge_finds_a_slow_and_a_large_and_a_crashing_reader(tmp_path: Path
         )
         done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 1, done.stdout + done.stderr
-        assert "1 inputs, 1 failed" in done.stdout
+        assert "1 inputs, 1 failed" in done.stdout and reasons[name] in done.stdout
         (kept,) = (tmp_path / name).glob("*.json")
         assert from_json(kept.read_text("utf-8")) == generated(1)

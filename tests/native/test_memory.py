@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import progress
 from tests.native.guarded import Fenced, fenced_call
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 def run(*code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command, env = [sys.executable, *code], os.environ | environment
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=250, check=False)
+    return progress.run(command, ROOT, env)
 
 
 def test_every_function_keeps_to_its_operands(instructions: str) -> None:

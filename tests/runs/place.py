@@ -23,7 +23,9 @@ from compiler.ir import SegmentCode
 from dsl.load import load
 from runtime.checkpoint import Checkpoint
 from runtime.checkpoint import load as load_checkpoint
-from tests.runtime.processes import children, is_gone, wait_for
+from tests import progress
+from tests.progress import children
+from tests.runtime.processes import is_gone, wait_for
 
 DSC = (sys.executable, "-P", "-m", "compiler.cli")
 TORCHRUN = (sys.executable, "-P", "-m", "torch.distributed.run")
@@ -142,7 +144,7 @@ class Place:
 
 
 def run(command: tuple[str, ...], code: int, cwd: Path) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = progress.run(command, cwd)
     assert done.returncode == code, f"exit code {done.returncode}, expected {code}\n{done.stdout}{done.stderr}"
     return done
 

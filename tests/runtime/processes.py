@@ -11,13 +11,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-LIMIT_S = 60.0  # only against a test that hangs
+from tests.progress import Watch
+
+LIMIT_S = 60.0  # only against a test that hangs: without progress
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
-    until = time.monotonic() + LIMIT_S
+    """Wait until it is so, or until what this process has started makes no progress."""
+    watch, looked = None, time.monotonic()
     while not condition():
-        assert time.monotonic() < until, f"waited {LIMIT_S} s for {what}"
+        if watch is None:
+            watch = Watch(os.getpid(), LIMIT_S, itself=False)
+        if time.monotonic() - looked > 1.0:
+            looked = time.monotonic()
+            watch.look(what=f"while waiting for {what}")
         time.sleep(0.005)
 
 
@@ -35,20 +42,6 @@ def is_gone(pid: int) -> bool:
         return state(pid) in ("", "Z") and len(list(Path(f"/proc/{pid}/task").iterdir())) <= 1
     except FileNotFoundError:
         return True
-
-
-def children(pid: int) -> list[int]:
-    """Processes whose parent is `pid`, zombies included."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(fields[1]) == pid:
-                found.append(int(entry.name))
-    return found
 
 
 def listeners(pid: int) -> list[str]:

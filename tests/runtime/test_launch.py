@@ -19,7 +19,8 @@ from runtime.launch import RunFolderBusyError, launch
 from runtime.launch_rank import _LogFile
 from runtime.launch_watch import _Stillness
 from runtime.outcome import Outcome
-from tests.runtime.processes import children, listeners, wait_for
+from tests.progress import children
+from tests.runtime.processes import listeners, wait_for
 
 WORLD = 3
 STEP, ACTION = 2, "B3.7"

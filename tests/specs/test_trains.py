@@ -8,16 +8,15 @@ import shutil
 import sys
 import sysconfig
 from pathlib import Path
-from subprocess import run
 
 import pytest
 
+from tests import progress
 from tests.specs.shipped import SPECS, shipped
 
 LAPTOP = ("tiny", "quickstart", "laptop-gqa", "laptop-v2")
 CORPUS = ("bisect", "contextlib", "copy", "fnmatch", "heapq", "shlex", "string", "textwrap", "argparse", "ast", "cmd")
 STEPS = 3
-LIMIT_S = 240.0  # only against a run that hangs
 
 
 @pytest.mark.parametrize("name", LAPTOP)
@@ -29,8 +28,8 @@ def test_trains(name: str, tmp_path: Path) -> None:
         shutil.copy(Path(sysconfig.get_paths()["stdlib"]) / f"{module}.py", corpus)
     words = ["train", str(SPECS / f"{name}.dsc"), "--steps", str(STEPS), "--data", str(tmp_path), "--out", "run"]
     words += ["-s", f"data.source={corpus}/*.py", "-s", "data.tokenizer=train(300)"]
-    done = run((sys.executable, "-P", "-m", "compiler.cli", *words), cwd=tmp_path, capture_output=True, timeout=LIMIT_S)
-    assert done.returncode == 0, (done.stdout + done.stderr).decode()
+    done = progress.run((sys.executable, "-P", "-m", "compiler.cli", *words), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
 
     spec = shipped(f"{name}.dsc")
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]

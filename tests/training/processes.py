@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
+
+from tests import progress
 
 ROOT = Path(__file__).parents[2]
 
@@ -14,5 +15,5 @@ def run_module(module: str, folder: Path, world: int, *more: str) -> None:
     """`python -m module FOLDER WORLD …`, one thread a rank; its output where it fails."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", module, str(folder), str(world), *more]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = progress.run(command, Path.cwd(), environment)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,108 @@
+"""Limits against hangs, by progress: a process that works is never too slow, however busy the machine is.
+
+A hang is that for PATIENCE_S neither was anything printed nor did all processes together take WORK_S of the processor.
+A process that waits and polls takes less than that; one that works takes more, if it gets a tenth of a core.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+PATIENCE_S = 120.0
+WORK_S = 6.0
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class HangError(Exception):
+    """A process makes no progress."""
+
+
+class Watch:
+    """What a process and its descendants have done so far; or the descendants alone, without the process itself."""
+
+    def __init__(self, pid: int, patience_s: float = PATIENCE_S, work_s: float = WORK_S, itself: bool = True) -> None:
+        self.pid, self.patience_s, self.work_s, self.itself = pid, patience_s, work_s, itself
+        self._mark = (0, processor_s(pid, itself))
+        self._since = time.monotonic()
+
+    def look(self, printed_bytes: int = 0, what: str = "") -> None:
+        """Raise HangError if nothing has gone on for too long. To be called about once a second."""
+        now, worked_s = time.monotonic(), processor_s(self.pid, self.itself)
+        # Of a descendant that ended before its parent asked for its time, the time is gone: so the sum may shrink.
+        if printed_bytes != self._mark[0] or abs(worked_s - self._mark[1]) >= self.work_s:
+            self._mark, self._since = (printed_bytes, worked_s), now
+        elif now - self._since > self.patience_s:
+            said = f"nothing printed and less than {self.work_s:g} s of work in {self.patience_s:g} s"
+            raise HangError(f"{said} {what}".strip())
+
+
+def processor_s(pid: int, itself: bool = True) -> float:
+    """Seconds of the processor that a process and its descendants took, those that have ended among them."""
+    found = [pid]
+    for each in found:
+        found += children(each)
+    return sum(_ticks(each) for each in found[0 if itself else 1 :]) * TICK_S
+
+
+def children(pid: int) -> list[int]:
+    """Processes whose parent is `pid`, zombies included."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(entry.name))
+    return found
+
+
+def _ticks(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(map(int, fields[11:15]))  # utime, stime, and those of children that were waited for
+
+
+def run(
+    command: Sequence[str],
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    patience_s: float = PATIENCE_S,
+    work_s: float = WORK_S,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. If it hangs, it is killed with all of its descendants, and HangError has its output."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+
+        def printed(file: object) -> str:
+            return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode("utf-8", "replace")
+
+        with subprocess.Popen(command, cwd=cwd, env=env, stdout=out, stderr=err) as process:
+            watch = Watch(process.pid, patience_s, work_s)
+            while True:
+                try:
+                    process.wait(1.0)
+                    break
+                except subprocess.TimeoutExpired:
+                    pass
+                try:
+                    watch.look(sum(os.fstat(file.fileno()).st_size for file in (out, err)))
+                except HangError as error:
+                    _kill(process.pid)
+                    raise HangError(f"{error}: {' '.join(command)}\n{printed(out)}{printed(err)}") from None
+        return subprocess.CompletedProcess(command, process.returncode, printed(out), printed(err))
+
+
+def _kill(pid: int) -> None:
+    """Children first: what has lost its parent would not be found."""
+    for child in children(pid):
+        _kill(child)
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,50 @@
+"""Limits against hangs: who waits for nothing is ended, who works slowly or prints seldom is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.progress import HangError, run
+from tests.runtime.processes import is_gone, wait_for
+
+# A child that would live on, and a parent that waits for it and looks for news, as supervisors do.
+HUNG = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+print(child.pid, flush=True)
+while child.poll() is None:
+    time.sleep(0.05)
+"""
+WORKING = """
+import time
+while time.process_time() < 2.5:
+    sum(range(1000))
+"""
+PRINTING = """
+import time
+for index in range(6):
+    time.sleep(1)
+    print(index, flush=True)
+"""
+
+
+def python(code: str, patience_s: float, work_s: float) -> subprocess.CompletedProcess[str]:
+    return run((sys.executable, "-c", code), Path.cwd(), patience_s=patience_s, work_s=work_s)
+
+
+def test_what_hangs_is_ended_with_its_children() -> None:
+    with pytest.raises(HangError, match=r"(?s)^nothing printed and less than 1 s of work in 3 s: .*\n\d+\n$") as caught:
+        python(HUNG, patience_s=3, work_s=1)
+    child = int(str(caught.value).split()[-1])
+    wait_for(lambda: is_gone(child), "the end of the child")
+
+
+@pytest.mark.parametrize("code", [WORKING, PRINTING])
+def test_what_goes_on_is_not(code: str) -> None:
+    """For longer than the patience."""
+    done = python(code, patience_s=2 if code is WORKING else 5, work_s=0.02 if code is WORKING else 1000)
+    assert done.returncode == 0
