@@ -12,6 +12,7 @@ from math import gcd
 from typing import Any
 
 from dsl.schema import Mla, Moe, Spec
+from dsl.schema.paths import checked_paths
 
 Choice = Mapping[str, Any]  # path → value
 
@@ -23,6 +24,7 @@ OPEN: dict[str, Any] = {
     "sm.communication": 0,
     "recompute": (),
 }
+checked_paths(*OPEN)
 JOINT = ("parallel.pipeline", "parallel.expert", "train.micro_batch")  # those that rules hold against each other
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 SMS = (20, 8, 12, 16, 24, 32)  # that communicate; DeepSeek-V3 used 20 of 132 (arXiv 2412.19437, §3.2.2)

@@ -25,6 +25,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from compiler import textfile
 from compiler.rates.kernels import CLASSES, FLOPS, INSTEAD, LINKS, PAIR, SECONDS
 from dsl.diagnostics import is_hidden
+from dsl.schema import Strict
 
 TABLES = Path(__file__).parent / "tables"
 MAX_BYTES = 8 << 20
@@ -56,7 +57,7 @@ class RateError(ValueError):
     """A rate table or trace that cannot be used, in words for who wrote it."""
 
 
-class Entry(BaseModel):
+class Entry(Strict):
     """What every object of a table or trace is: strict, without unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)

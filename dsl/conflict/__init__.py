@@ -13,8 +13,11 @@ from typing import Any
 from dsl.conflict.search import Change, Problem, Row, TooManyError
 from dsl.conflict.sheet import (
     DATA,
+    HEADS,
+    LAST,
     MODEL,
     PRECISION,
+    ROUTED,
     SCHEDULE,
     WORLD,
     Sheet,
@@ -29,11 +32,13 @@ from dsl.rules import JOINT, missing, related
 from dsl.rules.finding import Finding, Rule
 from dsl.rules.parallel import one_tensor_and_context
 from dsl.rules.resources import compute_keeps_sms, state_fits
-from dsl.schema import Spec
+from dsl.schema import Model, Spec
+from dsl.schema.paths import checked_key, checked_paths
 from dsl.source import Source, Span
 
-REFUSED = frozenset(("parallel.tensor", "parallel.context"))  # degrees that must be 1, so nothing depends on them
-NODES, DEVICES = "cluster.nodes", "cluster.node.devices"
+# degrees that must be 1, so nothing depends on them
+REFUSED = frozenset(checked_paths("parallel.tensor", "parallel.context"))
+NODES, DEVICES = checked_paths("cluster.nodes", "cluster.node.devices")
 OF_A_KIND = (compute_keeps_sms, state_fits)  # rules about the devices themselves
 MAX_CONFLICTS = 5  # of one spec; where there are more, each mistake keeps its own hint
 MAX_VARIABLES = 150  # of one search
@@ -41,7 +46,7 @@ MAX_NAMED = 8  # lines of a resolution of many
 MAX_SHOWN = 5  # resolutions
 MAX_MORE = 2  # lines that a conflict may have beyond the fewest, to be of those that its message is about
 MAX_VERIFIED = 15  # resolutions tried on the spec, about 2 ms each
-SIZES = ("last", "heads", "vocab", "experts")  # keys of the model that say how large it is
+SIZES = (LAST, HEADS[0], ROUTED[0], checked_key(Model, "vocab"))  # keys of the model that say how large it is
 Identity = tuple[str, Span | None]  # of a message: its code and place
 Way = tuple[tuple[Edit, ...], set[Identity]]  # edits, and the messages that stay with them
 

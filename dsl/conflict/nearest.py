@@ -10,23 +10,23 @@ from math import log
 
 from dsl import memory, ramp
 from dsl.conflict.numbers import around, common, divisors, lcm
-from dsl.conflict.sheet import CHUNKS, DATA, SCHEDULE, Sheet, Value
+from dsl.conflict.sheet import CHUNKS, DATA, SCHEDULE, Sheet, Value, checked
 from dsl.rules.parallel import MAX_PLANNED
 from dsl.schema import Batch
 from dsl.schema.model import MAX_LAYER
 from dsl.schema.run import MAX_CHUNKS, MAX_DEGREE
 from dsl.stages import EVEN, FEWEST, FOLDED, stages_per_rank
 
-ORDER = (
+ORDER = checked((
     "parallel.tensor", "parallel.context", "parallel.zero", "parallel.pipeline", "cluster.nodes",
     "cluster.node.devices", "parallel.data", "schedule.name", "schedule.chunks", "last", "parallel.expert", "experts",
     "groups", "top_groups", "top_k", "train.micro_batch", "train.batch.end", "train.batch.start", "kv_heads", "heads",
     "cluster.node.device.sms", "sm.communication", "model.vocab", "data.tokenizer.vocab", "train.sequence",
     "cluster.node.device.memory", "model", "precision",
-)  # fmt: skip
+))  # fmt: skip
 WINDOW = 16  # multiples tried, where the numbers that would say which are unknown
 OFFERED = ("1f1b", "dualpipe")  # the one that asks nothing, and the default
-BOUNDS = {  # of the schema
+BOUNDS = checked({  # of the schema
     "parallel.pipeline": (1, MAX_LAYER + 3), "parallel.data": (1, MAX_DEGREE), "parallel.expert": (1, MAX_DEGREE),
     "cluster.nodes": (1, 1_000_000), "cluster.node.devices": (1, 65536), "train.micro_batch": (1, 1_000_000),
     "train.batch.end": (1, 100_000_000), "train.batch.start": (1, 100_000_000), "experts": (1, 65536),
@@ -34,7 +34,7 @@ BOUNDS = {  # of the schema
     "last": (0, MAX_LAYER), "cluster.node.device.sms": (1, 4096), "sm.communication": (0, 4096),
     "model.vocab": (2, 16_777_216), "data.tokenizer.vocab": (257, 16_777_216),
     "cluster.node.device.memory": (1, 2**60), "schedule.chunks": (2, MAX_CHUNKS),
-}  # fmt: skip
+})  # fmt: skip
 
 
 def place(path: str) -> int:
@@ -131,12 +131,14 @@ def _values(path: str, old: int, known: _Known, sheet: Sheet) -> Iterable[Value]
     return ()
 
 
-OPPOSITE = {
-    "cluster.node.device.sms": ("sm.communication", 1),
-    "sm.communication": ("cluster.node.device.sms", -1),
-    "model.vocab": ("data.tokenizer.vocab", 0),
-    "data.tokenizer.vocab": ("model.vocab", 0),
-}
+OPPOSITE = checked(
+    {
+        "cluster.node.device.sms": ("sm.communication", 1),
+        "sm.communication": ("cluster.node.device.sms", -1),
+        "model.vocab": ("data.tokenizer.vocab", 0),
+        "data.tokenizer.vocab": ("model.vocab", 0),
+    }
+)
 
 
 def _degrees(path: str, old: int, known: _Known) -> Iterable[int]:

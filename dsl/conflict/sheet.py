@@ -5,22 +5,33 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from dsl.schema import Gqa, Moe, Node, Spec, TrainTokenizer
+from dsl.schema import Gqa, LayerRange, Moe, Node, Spec, TrainTokenizer
+from dsl.schema.paths import checked_key, checked_path, checked_paths
 from dsl.source import Span
 
 Value = int | str
+Names = TypeVar("Names", bound=Collection[str])
 
-PLAIN = (
+PLAIN = checked_paths(
     "parallel.tensor", "parallel.context", "parallel.zero", "parallel.pipeline", "parallel.expert", "parallel.data",
     "cluster.nodes", "cluster.node.devices", "cluster.node.device.memory", "cluster.node.device.sms",
     "schedule.name", "schedule.chunks", "sm.communication", "train.micro_batch", "train.sequence",
     "train.batch.start", "train.batch.end", "model.vocab",
 )  # fmt: skip
-MODEL, PRECISION = "model", "precision"  # named as a whole, by one line of the run
-WORLD = ("parallel.pipeline", "parallel.tensor", "parallel.context", "cluster.nodes", "cluster.node.devices")
-DATA, SCHEDULE, CHUNKS = "parallel.data", "schedule.name", "schedule.chunks"
+MODEL, PRECISION = checked_paths("model", "precision")  # named as a whole, by one line of the run
+WORLD = checked_paths(
+    "parallel.pipeline", "parallel.tensor", "parallel.context", "cluster.nodes", "cluster.node.devices"
+)
+DATA, PIPELINE, SCHEDULE, CHUNKS = checked_paths(
+    "parallel.data", "parallel.pipeline", "schedule.name", "schedule.chunks"
+)
+TRAINED_VOCAB = checked_path("data.tokenizer.vocab")
+ROUTED = tuple(checked_key(Moe, name) for name in ("experts", "groups", "top_groups", "top_k"))
+HEADS = tuple(checked_key(Gqa, name) for name in ("heads", "kv_heads"))
+LAST = checked_key(LayerRange, "last")
+VARIABLES = frozenset({*PLAIN, MODEL, PRECISION, TRAINED_VOCAB, *ROUTED, *HEADS, LAST})  # of layers the last part
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*", re.ASCII)
 
 
@@ -52,9 +63,18 @@ class Sheet:
             for part in parents:
                 node = node[int(part)] if part.isdigit() else getattr(node, part)
             assert isinstance(node, Node)
+            checked_key(type(node), name)
             self._places[path] = (vars(node), name)
         values, name = self._places[path]
         values[name] = value
+
+
+def checked(names: Names) -> Names:
+    """A table by variables. Raises LookupError where it names something else."""
+    unknown = {*names} - VARIABLES
+    if unknown:
+        raise LookupError(f"no variables: {', '.join(sorted(unknown))}")
+    return names
 
 
 def as_one_kind(spec: Spec) -> Spec:
@@ -102,16 +122,16 @@ def _of_model(spec: Spec) -> Iterator[str]:
     layers = value_at(spec, "model.layers") or ()
     for index, span in enumerate(layers):
         if isinstance(vars(span).get("ffn"), Moe):
-            yield from (f"model.layers.{index}.ffn.{key}" for key in ("experts", "groups", "top_groups", "top_k"))
+            yield from (checked_path(f"model.layers.{index}.ffn.{name}") for name in ROUTED)
     if layers:
-        yield f"model.layers.{len(layers) - 1}.last"
+        yield checked_path(f"model.layers.{len(layers) - 1}.{LAST}")
     if isinstance(value_at(spec, "model.attention"), Gqa):
-        yield from ("model.attention.heads", "model.attention.kv_heads")
+        yield from (checked_path(f"model.attention.{name}") for name in HEADS)
 
 
 def _of_data(spec: Spec) -> Iterator[str]:
     if isinstance(value_at(spec, "data.tokenizer"), TrainTokenizer):
-        yield "data.tokenizer.vocab"
+        yield TRAINED_VOCAB
 
 
 def _written(path: str, origins: Mapping[str, Span]) -> Span | None:

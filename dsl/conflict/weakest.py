@@ -17,18 +17,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dsl.conflict.numbers import common, divisors, lcm
-from dsl.conflict.sheet import Value, Variable
+from dsl.conflict.sheet import DATA, PIPELINE, Value, Variable, checked
 from dsl.schema.model import MAX_LAYER
 from dsl.schema.run import MAX_DEGREE
 from dsl.stages import EVEN, FEWEST
 
-ORDER = (
+ORDER = checked((
     "schedule.name", "schedule.chunks", "parallel.tensor", "parallel.context", "parallel.zero", "model", "precision",
     "parallel.expert", "parallel.pipeline", "parallel.data", "cluster.nodes", "cluster.node.devices",
     "train.micro_batch", "train.batch.end", "train.batch.start", "train.sequence", "cluster.node.device.memory",
     "cluster.node.device.sms", "sm.communication", "model.vocab", "data.tokenizer.vocab",
     "last", "top_k", "top_groups", "groups", "experts", "heads", "kv_heads",
-)  # fmt: skip
+))  # fmt: skip
 MAX_EXPERTS, MAX_BATCH, MAX_NODES, MAX_DEVICES, MAX_MEMORY = 65536, 100_000_000, 1_000_000, 65536, 2**60
 SIZES = ("train.batch.start", "train.batch.end")
 
@@ -89,21 +89,23 @@ def weakest(path: str, view: View) -> Iterable[Value]:
     return _of_layer(path, name, view)
 
 
-SINGLE: dict[str, Value] = {
-    "schedule.name": "1f1b",
-    "schedule.chunks": 2,
-    "parallel.tensor": 1,
-    "parallel.context": 1,
-    "parallel.zero": 1,
-    "train.sequence": 1,
-    "cluster.node.device.memory": MAX_MEMORY,
-    "cluster.node.device.sms": 4096,
-    "sm.communication": 0,
-    "model.vocab": 16_777_216,
-    "data.tokenizer.vocab": 257,
-    "model": "any",
-    "precision": "any",
-}
+SINGLE: dict[str, Value] = checked(
+    {
+        "schedule.name": "1f1b",
+        "schedule.chunks": 2,
+        "parallel.tensor": 1,
+        "parallel.context": 1,
+        "parallel.zero": 1,
+        "train.sequence": 1,
+        "cluster.node.device.memory": MAX_MEMORY,
+        "cluster.node.device.sms": 4096,
+        "sm.communication": 0,
+        "model.vocab": 16_777_216,
+        "data.tokenizer.vocab": 257,
+        "model": "any",
+        "precision": "any",
+    }
+)
 
 
 def _numbers(values: Iterable[Value], unit: int) -> tuple[int, ...]:
@@ -200,6 +202,3 @@ def _tied(path: str, view: View) -> list[str]:
     span = view.variables[path].span
     same = [each for each, one in view.variables.items() if each.endswith(".experts") and one.span == span]
     return [each.rpartition(".")[0] for each in (same if span is not None else [path])]
-
-
-DATA, PIPELINE = "parallel.data", "parallel.pipeline"

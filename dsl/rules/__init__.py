@@ -13,6 +13,7 @@ from dsl.diagnostics import Diagnostic, Note
 from dsl.rules import model, parallel, phases, precision, resources, training
 from dsl.rules.finding import Finding, Rule
 from dsl.schema import Spec
+from dsl.schema.paths import checked_paths
 from dsl.source import Span
 
 WORLD = (
@@ -86,6 +87,7 @@ RULES: tuple[Row, ...] = (
     ((*STATE, *WORLD, "cluster.node.device"), resources.state_fits_each_kind),
     *JOINT,
 )
+checked_paths(*(read for reads, _ in RULES for read in reads))
 
 REFUSALS: tuple[Rule, ...] = (training.trains_in_a_built_in_precision,)
 

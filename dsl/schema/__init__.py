@@ -1,6 +1,6 @@
 """The typed, frozen form of a spec. Every number has bounds; units are those of the fields' marks."""
 
-from dsl.schema.base import Choices, Derived, FilePath, Node, Phase, Syntax, Unit, value_at
+from dsl.schema.base import Choices, Derived, FilePath, Node, Phase, Strict, Syntax, Unit, value_at
 from dsl.schema.cluster import Cluster, Device, Machine, More
 from dsl.schema.model import Balance, Dense, Gqa, HeadDim, LayerRange, Mla, Model, Moe, Mtp, Rope
 from dsl.schema.precision import BUILT_IN, Dtype, Precision, Tile
@@ -51,6 +51,7 @@ __all__ = [
     "Schedule",
     "Sm",
     "Spec",
+    "Strict",
     "Syntax",
     "Tile",
     "Train",

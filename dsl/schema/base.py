@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,7 +18,28 @@ MAX_TOKENS = 10**16
 MAX_STEPS = 10**9
 
 
-class Node(BaseModel):
+class Strict(BaseModel):
+    """A model of pydantic whose copies are as strict as itself: a field that it does not have is an error there too."""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy in which some fields have other values, which are not validated. TypeError for unknown fields."""
+        _refuse_unknown(type(self), update or {})
+        return super().model_copy(update=update, deep=deep)
+
+    @classmethod
+    def model_construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Self:
+        """An instance without validation, perhaps of some fields only. TypeError for unknown fields."""
+        _refuse_unknown(cls, values)
+        return super().model_construct(_fields_set, **values)
+
+
+def _refuse_unknown(cls: type[BaseModel], values: Mapping[str, Any]) -> None:
+    unknown = values.keys() - cls.model_fields.keys()
+    if unknown:
+        raise TypeError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}")
+
+
+class Node(Strict):
     """A block of a resolved spec: immutable, no conversions (`"8"` is not 8), no unknown keys."""
 
     # pydantic's validators take 30 ms to build and are for those who construct a spec; `dsl.resolve` checks by itself

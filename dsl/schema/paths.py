@@ -1,0 +1,52 @@
+"""Paths and keys as other modules write them, checked against the schema when those modules are imported.
+
+A key that is renamed or taken away then fails there, and is not a value that is silently absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, get_args
+
+from dsl.schema.base import Node
+from dsl.schema.run import Batch, Spec
+
+ENTRY = "*"  # any entry of a list of blocks
+SPOKEN = {"from": "start", "to": "end", "over": "over_tokens"}  # keys of a batch block → fields
+
+
+@cache
+def checked_path(text: str) -> str:
+    """`text`, a path of fields from the run on; an entry of a list is a number or `*`. Raises LookupError if the schema
+    has no such path."""
+    classes: tuple[type[Node], ...] = (Spec,)
+    for part in text.split("."):
+        if part == ENTRY or part.isdigit():
+            continue  # the classes are those of an entry already
+        fields = [cls.model_fields.get(SPOKEN.get(part, part) if cls is Batch else part) for cls in classes]
+        found = [field for field in fields if field is not None]
+        if not found:
+            raise LookupError(f"the schema has no `{part}` of `{text}`")
+        classes = tuple(cls for field in found for cls in _classes(field.annotation))
+    return text
+
+
+def checked_paths(*texts: str) -> tuple[str, ...]:
+    """Several paths, each as `checked_path`."""
+    return tuple(map(checked_path, texts))
+
+
+def checked_key(cls: type[Node], name: str) -> str:
+    """`name`, a field of a class of the schema. Raises LookupError if it is none."""
+    if name not in cls.model_fields:
+        raise LookupError(f"{cls.__name__} has no field `{name}`")
+    return name
+
+
+def _classes(annotation: Any) -> Iterator[type[Node]]:
+    """The classes of blocks that a field may hold, alone or in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, Node):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _classes(each)

@@ -1,0 +1,154 @@
+"""Paths and keys that modules write as texts are those of the schema: one that is renamed is noticed, not lost."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args
+
+import pytest
+
+from dsl import rules
+from dsl.conflict import nearest, weakest
+from dsl.conflict.sheet import VARIABLES, Sheet, checked, variables
+from dsl.load import analyse, load
+from dsl.reference import blocks, keys
+from dsl.reference.keys import plain
+from dsl.schema import BUILT_IN, Moe, Node, Parallel, Spec, Strict
+from dsl.schema.paths import checked_key, checked_path
+
+ROOT = Path(__file__).parents[2]
+UI = ROOT / "tests" / "ui"
+TOP = "|".join(sorted(Spec.model_fields))
+PATH = re.compile(rf"(?:{TOP})\.[a-z0-9_.*]*[a-z0-9_*]")
+# Texts of the form of a path that are none: files, and figures of `dsc diff` and of a rate table.
+NO_PATHS = {"train.py", "train.dsc", "schedule.txt", "cluster.rates.rows", "schedule.actions", "schedule.batch_sizes"}
+NO_PATHS |= {f"schedule.{figure}" for figure in ("bubble", "micro_batches", "stages", "steps")}
+# Identifiers in dsl/conflict that are no keys: choices, words of a batch, a unit, and what stands for any name.
+NO_KEYS = {"dualpipe", "zbv", "auto", "byte", "from", "to", "any"}
+
+
+def texts(folder: Path) -> Iterator[tuple[str, str]]:
+    """(file, text) of every text in the modules of a folder, docstrings included."""
+    for file in sorted(folder.rglob("*.py")):
+        for each in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                yield str(file.relative_to(ROOT)), each.value
+
+
+# ---------------------------------------------------------------- paths
+
+
+def test_a_path_that_the_schema_has_not_is_refused() -> None:
+    for right in (
+        "parallel.zero",
+        "model.layers.*.ffn.experts",
+        "model.layers.3.last",
+        "train.batch.to",
+        "cluster.more",
+    ):
+        assert checked_path(right) == right
+    for wrong in ("parallel.zeros", "model.layers.*.experts", "train.batch.until", "x", "data.tokenizer.vocabulary"):
+        with pytest.raises(LookupError, match="the schema has no"):
+            checked_path(wrong)
+    with pytest.raises(LookupError, match="Moe has no field `n_experts`"):
+        checked_key(Moe, "n_experts")
+    with pytest.raises(LookupError, match=r"no variables: parallel\.zeros"):
+        checked({"parallel.zero": 1, "parallel.zeros": 2})
+
+
+@pytest.mark.parametrize("folder", ["dsl", "compiler"])
+def test_every_text_that_looks_like_a_path_is_one(folder: str) -> None:
+    known = {plain(path) for path in (*keys(), *(block.path for block in blocks()))}
+    known |= {
+        f"{path}.{word}" for path in known for word in ("name", "kind", "start", "end", "from", "to", "first", "last")
+    }
+    seen = set()
+    for file, text in texts(ROOT / folder):
+        if PATH.fullmatch(text) and text not in NO_PATHS:
+            path = plain(re.sub(r"\.(\*|[0-9]+)(?=\.|$)", "", text))
+            assert path in known or path == "data.tokenizer.vocab", f"{file}: {text}"
+            seen.add(text)
+    assert len(seen) > 20
+
+
+def test_every_key_that_conflicts_name_is_one() -> None:
+    """Also the keys of layers and heads, which are known by the last part of their path."""
+    fields = {name for cls in classes(Spec) for name in cls.model_fields}
+    for file, text in texts(ROOT / "dsl" / "conflict"):
+        if re.fullmatch(r"\.?[a-z][a-z_]*", text):
+            assert text.removeprefix(".") in fields | NO_KEYS, f"{file}: {text}"
+
+
+def test_every_variable_has_its_place_in_both_orders() -> None:
+    assert {*nearest.ORDER} == {*weakest.ORDER} == VARIABLES
+    assert {*nearest.BOUNDS} < VARIABLES
+
+
+def test_every_variable_is_one_of_some_spec() -> None:
+    """None is listed that no spec gives a value."""
+    found: set[str] = set()
+    for name, override in (("quickstart.dsc", ()), ("laptop-gqa.dsc", ()), ("llama3-8b.dsc", ("schedule.chunks=2",))):
+        overrides = (*override, *(["schedule.name=interleaved"] if override else []))
+        view = analyse(str(ROOT / "specs" / name), None, overrides).views[0]
+        for path in variables(view.spec, view.context.origins, (), ()):
+            found.add(path if path in VARIABLES else path.rpartition(".")[2])
+    assert found == VARIABLES
+
+
+def test_a_finding_is_about_paths_that_there_are() -> None:
+    """Every rule is broken by some spec of tests/ui; a place that is no path would be told at the block around it."""
+    seen: set[str] = set()
+    for file in sorted(UI.glob("*.dsc")):
+        for view in analyse(str(file)).views:
+            for _, finding in rules.broken(view.spec, view.context.failed):
+                seen.add(finding.code)
+                for path in (finding.at, *(path for _, path in finding.notes)):
+                    checked_path(path)
+    assert len(seen) > 30
+
+
+# ---------------------------------------------------------------- copies
+
+
+def classes(cls: type[Node], found: set[type[Node]] | None = None) -> set[type[Node]]:
+    """A class of the schema and those of its fields."""
+    found = found if found is not None else set()
+    if cls not in found:
+        found.add(cls)
+        todo: list[Any] = [info.annotation for info in cls.model_fields.values()]
+        while todo:
+            each = todo.pop()
+            if isinstance(each, type) and issubclass(each, Node):
+                classes(each, found)
+            elif isinstance(each, UnionType) or get_args(each):
+                todo += get_args(each)
+    return found
+
+
+def test_a_copy_with_an_unknown_field_is_refused() -> None:
+    spec = load(ROOT / "specs" / "tiny.dsc")
+    assert spec.parallel.model_copy(update={"zero": 1}).zero == 1
+    for cls in classes(Spec):
+        with pytest.raises(TypeError, match=f"{cls.__name__} has no field zeros"):
+            cls.model_construct(zeros=1)
+    with pytest.raises(TypeError, match="Parallel has no field zeros"):
+        spec.parallel.model_copy(update={"zeros": 1})
+    with pytest.raises(TypeError, match="Precision has no field master_dtype"):
+        BUILT_IN["bf16"].model_copy(update={"master_dtype": "fp32"})
+    with pytest.raises(LookupError, match="Parallel has no field `zeros`"):
+        Sheet(spec).put("parallel.zeros", 1)
+    assert Parallel.model_construct(data=2).data == 2
+
+
+def test_no_module_copies_models_that_are_less_strict() -> None:
+    """What names fields in texts derives from Strict: pydantic's own copies take any name."""
+    assert issubclass(Node, Strict)
+    for folder in ("dsl", "compiler"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            text = file.read_text("utf-8")
+            if file != ROOT / "dsl" / "schema" / "base.py" and "(BaseModel)" in text:
+                assert "model_copy" not in text and "model_construct" not in text, file
