@@ -54,10 +54,9 @@ def key_meant(
     home = _home(word, place, cls)
     if close:
         fitting = [key for key in close if _is_block(cls, key) in (isinstance(statement, Block), None)]
-        meant = (
-            listed(fitting, "or") if fitting else f"the {'value' if value == '…' else 'block'} {listed(close, 'or')}"
-        )
-        return {*close}, f"did you mean {meant}?{f' If not, {home}' if home else ''}", ()
+        form = "value" if isinstance(statement, Block) else "block"
+        shown = listed(fitting, "or") if fitting else f"the {form} {listed(close, 'or')}"
+        return {*close}, f"did you mean {shown}?{f' If not, {home}' if home else ''}", ()
     same = next((key for key in (alias, *nearest(word, taken & {*keys})) if key), "")
     given = same if same in beside else ALTERNATIVES.get(same, "")
     if given in beside:
@@ -83,9 +82,9 @@ def _home(key: str, place: str, cls: type[Node]) -> str:
     if beside:  # of another kind
         heads = listed([block.head for block in beside], "or")
         return f"it is a key of {heads}, and this is `{_head_of_kind(beside[0].head, cls)}`"
-    heads = list(dict.fromkeys(f"{block.head} {{ … }}" for block in found))
+    braces = list(dict.fromkeys(f"{block.head} {{ … }}" for block in found))
     owner = ".".join(found[0].path.split(".")[: -len(found[0].head.split())]) if len(found) == 1 else ""
-    return f"move it into {listed(heads, 'or')}{f' of `{owner}`' if owner else ''}" if found else ""
+    return f"move it into {listed(braces, 'or')}{f' of `{owner}`' if owner else ''}" if found else ""
 
 
 def _head_of_kind(head: str, cls: type[Node]) -> str:

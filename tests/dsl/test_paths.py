@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
@@ -58,6 +60,18 @@ def test_a_path_that_the_schema_has_not_is_refused() -> None:
         checked_key(Moe, "n_experts")
     with pytest.raises(LookupError, match=r"no variables: parallel\.zeros"):
         checked({"parallel.zero": 1, "parallel.zeros": 2})
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"), [("Parallel", "expert"), ("Moe", "top_groups"), ("LayerRange", "last"), ("Gqa", "kv_heads")]
+)
+def test_a_renamed_key_fails_where_conflicts_are_imported(cls: str, name: str) -> None:
+    """Not by a search that leaves the variable out, and then says what is not so."""
+    rename = f"from dsl.schema import {cls}; fields = {cls}.__pydantic_fields__; fields['new'] = fields.pop({name!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{rename}; import dsl.conflict"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and "LookupError" in done.stderr and name in done.stderr.splitlines()[-1], done.stderr
 
 
 @pytest.mark.parametrize("folder", ["dsl", "compiler"])
