@@ -30,35 +30,39 @@ from dsl.stages import fewest_stages_of_rank
 from tests.specs.shipped import shipped
 
 ALWAYS = (Phase(value=0.001),)
-ROPE = Rope(theta=100.0)
+FALLING = (Phase(value=0.01, until_tokens=1000), Phase(value=0.0))
 MIXED = Precision(name="mixed", moments="bf16")  # bf16 weights, fp32 master weights
 PRECISIONS = (BUILT_IN["fp64"], BUILT_IN["fp32"], BUILT_IN["bf16"], MIXED)
 widths = st.integers(1, 9)
 evens = st.integers(1, 4).map(lambda half: 2 * half)
 
+ropes = st.builds(Rope, theta=st.sampled_from([100.0, 10_000.0]))
 head_dims = st.builds(HeadDim, nope=widths, rope=evens, value=widths)
-latent = st.builds(
-    Mla, heads=widths, query_rank=st.none() | widths, kv_rank=widths, head_dim=head_dims, rope=st.just(ROPE)
-)
+latent = st.builds(Mla, heads=widths, query_rank=st.none() | widths, kv_rank=widths, head_dim=head_dims, rope=ropes)
 
 
 @st.composite
 def grouped(draw: st.DrawFn) -> Gqa:
     kv_heads = draw(st.integers(1, 3))
     heads = kv_heads * draw(st.integers(1, 3))
-    return Gqa(heads=heads, kv_heads=kv_heads, head_dim=draw(evens), qk_norm=draw(st.booleans()), rope=ROPE)
+    return Gqa(heads=heads, kv_heads=kv_heads, head_dim=draw(evens), qk_norm=draw(st.booleans()), rope=draw(ropes))
 
 
 @st.composite
 def mixtures(draw: st.DrawFn, expert: int) -> Moe:
     """Experts that `expert` ranks can share."""
     experts = expert * draw(st.integers(1, 4))
-    bias, loss = draw(st.sampled_from([None, ALWAYS])), draw(st.sampled_from([0.0, 0.01]))
+    bias, loss = draw(st.sampled_from([None, ALWAYS, FALLING])), draw(st.sampled_from([0.0, 0.01]))
+    groups = draw(st.sampled_from([each for each in range(1, experts + 1) if experts % each == 0]))
+    kept = draw(st.integers(1, groups))
     return Moe(
         experts=experts,
         shared=draw(st.integers(0, 2)),
-        top_k=draw(st.integers(1, experts)),
+        top_k=draw(st.integers(1, experts // groups * kept)),
         inner=draw(widths),
+        groups=groups,
+        top_groups=kept,
+        scale=draw(st.sampled_from([1.0, 2.5])),
         score=draw(st.sampled_from(["sigmoid", "softmax"])),
         normalize=draw(st.booleans()),
         balance=Balance(bias_rate=bias, sequence_loss=loss),
@@ -76,11 +80,11 @@ def models(draw: st.DrawFn, expert: int, layers: int) -> Model:
         name="random",
         vocab=draw(st.sampled_from([2, 40, 2000])),
         hidden=draw(widths),
-        init_std=0.02,
-        norm_eps=1e-6,
+        init_std=draw(st.sampled_from([0.006, 0.02])),
+        norm_eps=draw(st.sampled_from([1e-6, 1e-5])),
         attention=draw(latent | grouped()),
         layers=tuple(spans),
-        mtp=draw(st.none() | st.just(Mtp(depth=1, weight=ALWAYS))),
+        mtp=draw(st.none() | st.builds(Mtp, depth=st.just(1), weight=st.sampled_from([ALWAYS, FALLING]))),
     )
 
 

@@ -1,0 +1,176 @@
+"""Every field of a model is drawn by random specs, and is counted, or is said not to be: a new one cannot be forgotten.
+
+Parameters and FLOPs are held against the reference model of tests/reference, which is built of modules and runs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+import torch
+from hypothesis import Phase as Stage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from compiler.predict.flops import flops_per_token
+from dsl import counts
+from dsl.resolve.fields import FieldType, fields_of
+from dsl.schema import Dense, Gqa, LayerRange, Model, Moe, Node
+from tests.reference.config import Config
+from tests.reference.model import Reference
+from tests.specs.shipped import shipped
+from tests.specs.strategies import models
+
+TOKENS = 5
+any_model = st.tuples(st.integers(1, 3), st.integers(1, 5)).flatmap(lambda sizes: models(*sizes))
+# Fields that change neither the number of parameters nor that of FLOPs; the last part of their paths.
+NOT_COUNTED = {
+    "name", "init_std", "norm_eps", "theta", "score", "normalize", "scale", "groups", "top_groups", "sequence_loss",
+    "weight",
+}  # fmt: skip
+ONE_VALUE = {("Mtp", "depth"), ("Phase", "until_tokens")}  # one block of MTP is trained so far; ends are none or some
+
+
+def reference(model: Model) -> Reference:
+    return Reference(Config.from_plan({**model.model_dump(), "sequence": TOKENS}))
+
+
+# ---------------------------------------------------------------- what is drawn
+
+
+def values_in(node: Node, found: dict[tuple[type[Node], str], list[Any]]) -> None:
+    """The values of every field of every block in a block, by the class that has it."""
+    for name, value in node:
+        found[type(node), name].append(value)
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, Node):
+                values_in(each, found)
+
+
+def classes_of(cls: type[Node]) -> Iterator[type[Node]]:
+    """A class of the schema and those of its fields."""
+    yield cls
+    for info in cls.model_fields.values():
+        todo = [info.annotation]
+        while todo:
+            each = todo.pop()
+            if isinstance(each, type) and issubclass(each, Node):
+                yield from classes_of(each)
+            todo += get_args(each)
+
+
+def missing(kind: FieldType, values: list[Any], is_single: bool) -> list[str]:
+    """What a field may be, and was not: an alternative of a union, a word, none, true or false, a second number."""
+    lacking = ["none"] if kind.optional and None not in values else []
+    given_ones = [value for value in values if value is not None]
+    for each in kind.types:
+        if isinstance(each, type) and issubclass(each, Node):
+            lacking += [each.__name__] if not any(isinstance(value, each) for value in given_ones) else []
+        elif get_origin(each) is Literal:
+            lacking += [str(word) for word in get_args(each) if word not in given_ones]
+        elif each is bool:
+            lacking += [str(word) for word in (True, False) if word not in given_ones]
+        elif len({*given_ones}) < (1 if is_single else 2):
+            lacking.append("another value")
+    return lacking
+
+
+def test_random_models_draw_every_field_and_every_alternative() -> None:
+    found: dict[tuple[type[Node], str], list[Any]] = defaultdict(list)
+
+    @settings(max_examples=300, database=None, derandomize=True, phases=(Stage.generate,))
+    @given(any_model)
+    def draw(model: Model) -> None:
+        values_in(model, found)
+
+    draw()
+    lacking = {
+        f"{cls.__name__}.{name}": lost
+        for cls in {*classes_of(Model)}
+        for name, kind in fields_of(cls).items()
+        if kind.form != "label" and (lost := missing(kind, found[cls, name], (cls.__name__, name) in ONE_VALUE))
+    }
+    assert lacking == {}, "tests/specs/strategies.py draws none of these"
+
+
+# ---------------------------------------------------------------- what is counted
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_model)
+def test_parameters_are_those_of_the_reference(model: Model) -> None:
+    tensors, count = reference(model).state_dict(), counts.parameters(model)
+    main = {name: tensor.numel() for name, tensor in tensors.items() if not name.startswith("mtp.")}
+    assert sum(main.values()) == count.total
+    assert sum(tensor.numel() for tensor in tensors.values()) == count.total + count.mtp
+    assert sum(size for name, size in main.items() if name.endswith("router.bias")) == count.bias
+    for layer in range(model.num_layers):
+        mine = [size for name, size in main.items() if name.startswith(f"layers.{layer}.")]
+        assert sum(mine) == counts.layer_parameters(model, layer)
+
+
+@settings(max_examples=40, deadline=None)
+@given(any_model)
+def test_flops_are_those_that_the_reference_computes(model: Model) -> None:
+    """By the published definition: the gates' products are left out, and a step takes three forwards."""
+    alone = model.model_copy(update={"mtp": None})
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        reference(alone)(torch.zeros(1, TOKENS, dtype=torch.int64))
+    gates = [alone.hidden * ffn.experts for ffn in map(alone.ffn, range(alone.num_layers)) if isinstance(ffn, Moe)]
+    assert 3 * (counter.get_total_flops() - 2 * TOKENS * sum(gates)) == TOKENS * flops_per_token(alone, TOKENS).full
+
+
+def changes(node: Any, path: str = "model") -> Iterator[tuple[str, Any]]:
+    """(path, block with another value there) of every field of a block and of those in it."""
+    for name, kind in fields_of(type(node)).items():
+        value, at = getattr(node, name), f"{path}.{name}"
+        if isinstance(value, Node):
+            yield from ((inner, node.model_copy(update={name: new})) for inner, new in changes(value, at))
+        if kind.form == "layers":
+            for index, span in enumerate(value):
+                for inner, new in changes(span, at):
+                    yield inner, node.model_copy(update={name: (*value[:index], new, *value[index + 1 :])})
+        elif name not in ("kind", "first"):
+            for new in others(kind, value):
+                yield at, node.model_copy(update={name: new})
+
+
+def others(kind: FieldType, value: Any) -> Iterator[Any]:
+    """Other values of a field: none, another word, its opposite, or twice as much."""
+    if kind.optional and value is not None:
+        yield None
+    for each in kind.types:
+        if get_origin(each) is Literal:
+            yield from (word for word in get_args(each) if word != value)
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, (int, float)):
+        yield value * 2
+    elif kind.form == "phases" and value is not None:
+        yield (value[0].model_copy(update={"value": value[0].value / 2}),)
+    elif kind.form == "label":
+        yield f"{value}_2"
+
+
+def counted(model: Model) -> Any:
+    return counts.parameters(model), flops_per_token(model, TOKENS)
+
+
+def test_every_field_of_a_model_is_counted_or_listed() -> None:
+    """In the model, kinds of attention and of feed-forward parts, and the MTP block."""
+    bases = [shipped("quickstart.dsc").model, shipped("laptop-gqa.dsc").model]
+    found: dict[str, bool] = defaultdict(bool)
+    for base in bases:
+        for path, model in changes(base):
+            found[path] |= counted(model) != counted(base)
+    kinds = {type(each) for base in bases for each in (base.attention, *(span.ffn for span in base.layers))}
+    assert len(kinds) == 4 and {Gqa, Dense, Moe} < kinds
+    names = {path.rpartition(".")[2] for path in found}
+    blocks = {"attention", "head_dim", "rope", "layers", "ffn", "balance", "kind", "first"}
+    fields = {name for cls in {*classes_of(Model)} if cls.__name__ != "Phase" for name in cls.model_fields}
+    assert fields - blocks <= names and LayerRange in {*classes_of(Model)}
+    forgotten = {path for path, is_counted in found.items() if is_counted == (path.rpartition(".")[2] in NOT_COUNTED)}
+    assert not forgotten, "fields that are not counted, and not listed as such; or listed, and counted"
