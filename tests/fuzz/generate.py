@@ -11,9 +11,12 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
+from dsl.choices import OPEN
 from dsl.resolve.fields import FieldType, fields_of, keys_of
 from dsl.schema import Node, Spec
+from dsl.syntax import NAMED
 from dsl.table import tokens
 
 ROOT = Path(__file__).parent.parent.parent
@@ -156,9 +159,16 @@ def _wanted(chooser: random.Random, kind: FieldType) -> str:
         )
     if kind.form == "tokenizer":
         return chooser.choice(('"t.json"', "train(4096)", "train(model.vocab)"))
-    choices = [str(word) for each in kind.types for word in getattr(each, "__args__", ()) if isinstance(word, str)]
-    if choices:
-        return chooser.choice(choices)
+    if kind.optional and chooser.random() < 0.1:
+        return "none"
+    for each in kind.types:
+        if get_origin(each) is Literal:
+            return chooser.choice(get_args(each))
+        if get_origin(each) is tuple:
+            words = get_args(get_args(each)[0])
+            return f"[{', '.join(chooser.sample(words, chooser.randint(0, len(words))))}]"
+        if each is bool:
+            return chooser.choice(("true", "false"))
     if kind.unit is not None:
         units = {
             "byte": "GiB",
@@ -192,16 +202,19 @@ def _block(chooser: random.Random, cls: type[Node], share: float) -> list[str]:
                 "} }",
             ]
         elif kind.nodes and name in ("model", "cluster", "precision"):
-            lines.append(f"{name} = {'fp32' if name == 'precision' else 'a'}")
+            lines.append(f"{name} = {chooser.choice(('fp32', 'bf16', 'a', 'a')) if name == 'precision' else 'a'}")
         elif kind.nodes and kind.form != "tokenizer" and kind.types[0].__name__ != "Tile":
             inner = chooser.choice(kind.nodes)
-            if inner is cls:  # `more` within `more`, and so on
+            if inner is cls and chooser.random() < 0.7:  # `more` within `more`, and so on
                 continue
             label = inner.model_fields["kind"].default if "kind" in inner.model_fields else ""
             label = "cpu" if "name" in inner.model_fields and fields_of(inner)["name"].form == "label" else label
             lines += [f"{name} {label} {{", *_block(chooser, inner, share), "}"]
+        elif name == "tokens" and chooser.random() < 0.5:
+            lines.append(f"steps = {chooser.randint(1, 99)}")
         else:
-            lines.append(f"{name} = {_wanted(chooser, kind)}")
+            opened = name in OPENED and chooser.random() < 0.2
+            lines.append(f"{name} = {'auto' if opened else _wanted(chooser, kind)}")
     return lines
 
 
@@ -217,7 +230,7 @@ def _schema(chooser: random.Random) -> Input:
     kinds = fields_of(Spec)
     text = "\n".join(
         "\n".join((f"{kind} a {{", *_block(chooser, cls, share), "}"))
-        for kind, cls in (("run", Spec), ("model", kinds["model"].nodes[0]), ("cluster", kinds["cluster"].nodes[0]))
+        for kind, cls in (("run", Spec), *((kind, kinds[kind].nodes[0]) for kind in NAMED))
     )
     return Input("schema", {"spec.dsc": text})
 
@@ -324,6 +337,7 @@ def _paths(cls: type[Node], prefix: str = "", depth: int = 0) -> list[str]:
 
 
 NEWLINES = ("\n", "\n", ", ", " , ", "\n\n", " ")
+OPENED = {path.rpartition(".")[2] for path in OPEN} | {"data", "layout"}  # keys that may be `auto`
 PATHS = tuple(dict.fromkeys(_paths(Spec)))
 KEYS = tuple(dict.fromkeys((*(part for path in PATHS for part in path.split(".")), "run", "let", "a", "steps", "ffn")))
 CHANGES = (_change_word, _change_word, _change_number, _change_line, _change_line, _change_letter, _splice)

@@ -1,0 +1,90 @@
+"""Random specs of the fuzzer have every key of the schema, so that none goes without a random value."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Literal, get_args, get_origin
+
+from dsl.parser import parse
+from dsl.resolve.fields import FieldType, fields_of, keys_of
+from dsl.schema import (
+    Batch,
+    Dense,
+    Gqa,
+    LayerRange,
+    Mla,
+    Moe,
+    Node,
+    Parallel,
+    Spec,
+    Tile,
+    Train,
+    TrainTokenizer,
+)
+from dsl.source import Source
+from dsl.syntax import NAMED, Attribute, Block
+from tests.fuzz.generate import KINDS
+
+
+def drawn(cls: type[Node], block: Block, found: dict[tuple[type[Node], str], set[str]]) -> None:
+    """What is written for every key of a block and of those in it, by the class that has the key: values, and kinds."""
+    for statement in block.body:
+        if not isinstance(statement, (Attribute, Block)) or statement.key.text not in (*keys_of(cls), "ffn"):
+            continue
+        key, written = statement.key.text, found[cls, statement.key.text]
+        if isinstance(statement, Attribute):
+            written.add(statement.phrase.span.text)
+            continue
+        written.add(" ".join(label.span.text for label in statement.labels) or "{")
+        inner = (LayerRange,) if key == "layers" else fields_of(cls)[key].nodes if key in fields_of(cls) else ()
+        for each in inner:
+            label = each.model_fields["kind"].default if "kind" in each.model_fields else None
+            if label is None or label in written:
+                drawn(each, statement, found)
+
+
+def expected(kind: FieldType) -> Iterator[str]:
+    """The words that a field of the schema must be drawn with: each alternative, each choice."""
+    if kind.optional and not (kind.form or kind.nodes):
+        yield "none"
+    for each in kind.types:
+        if isinstance(each, type) and issubclass(each, Node):
+            yield each.model_fields["kind"].default if "kind" in each.model_fields else ""
+        elif get_origin(each) is Literal:
+            yield from get_args(each)
+        elif each is bool:
+            yield from ("true", "false")
+        elif get_origin(each) is tuple and get_origin(get_args(each)[0]) is Literal:
+            yield from get_args(get_args(each)[0])
+
+
+def test_random_specs_draw_every_key_every_alternative_and_every_word() -> None:
+    """By the schema: a new key, a new kind of block and a new word are drawn, or this fails."""
+    found: dict[tuple[type[Node], str], set[str]] = defaultdict(set)
+    chooser = random.Random(0)
+    tops = {"run": Spec, **{name: fields_of(Spec)[name].nodes[0] for name in NAMED}}
+    for _ in range(400):
+        document = parse(Source("spec", KINDS["schema"](chooser).files["spec.dsc"])).document
+        for block in document.body:
+            assert isinstance(block, Block)
+            drawn(tops[block.key.text], block, found)
+    todo, classes = [Spec], set[type[Node]]()
+    while todo:
+        cls = todo.pop()
+        if cls in classes or cls in (Batch, Tile, TrainTokenizer):  # written as one value
+            continue
+        classes.add(cls)
+        for name, kind in fields_of(cls).items():
+            if kind.form == "label" or (cls is LayerRange and name != "ffn"):
+                continue
+            written = found[cls, name]
+            assert written, f"{cls.__name__}.{name} is never drawn"
+            text = " ".join(sorted(written))
+            lacking = [word for word in expected(kind) if word and not re.search(rf"(?<!\w){word}(?!\w)", text)]
+            assert not lacking, f"{cls.__name__}.{name} is never {', '.join(lacking)}"
+            todo += [LayerRange] if kind.form == "layers" else kind.nodes
+    assert {Spec, Gqa, Mla, Moe, Dense, LayerRange} <= classes
+    assert {"auto"} <= found[Parallel, "pipeline"] and found[Train, "steps"]
