@@ -57,6 +57,11 @@ class StopRequest:
     rank: int
 
 
+def size_bytes(world: int) -> int:
+    """Bytes of memory of a board."""
+    return (world + 1) * _PAGE
+
+
 class Board:
     """Shared memory of `world` entries. A rank writes through `bind(rank)`; the supervisor reads."""
 
@@ -66,7 +71,7 @@ class Board:
         self.world = world
         self.rank = _rank  # -1: nobody's, for reading
         self.step = 0
-        self._memory = mmap.mmap(-1, (world + 1) * _PAGE) if _memory is None else _memory
+        self._memory = mmap.mmap(-1, size_bytes(world)) if _memory is None else _memory
         self._base = _rank * _PAGE
         self._spare = 1 - self._memory[self._base] if _rank >= 0 else 1
 
@@ -130,10 +135,14 @@ class Board:
 
     # -------------------------------------------------------- by anyone
 
-    def request_stop(self, signal: int) -> None:
-        """Ask all ranks to end after a coming step; the first request holds."""
+    def request_stop(self, signal: int, received_by: int | None = None) -> None:
+        """Ask all ranks to end after a coming step; the first request holds.
+
+        `received_by`: the rank that received the signal; this board's if None.
+        """
         if self.stop_request() is None:
-            _STOP.pack_into(self._memory, self.world * _PAGE, signal, self.rank)
+            rank = self.rank if received_by is None else received_by
+            _STOP.pack_into(self._memory, self.world * _PAGE, signal, rank)
 
     def stop_request(self) -> StopRequest | None:
         signal, rank = _STOP.unpack_from(self._memory, self.world * _PAGE)

@@ -21,19 +21,18 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from runtime.heartbeat import Board
-from runtime.launch_rank import STOP_SIGNALS, Seat, Target, run_rank, use_one_thread
-from runtime.launch_watch import Interrupts, Process, oom_kills_so_far, watch
-from runtime.outcome import Outcome
+from runtime.launch_rank import STOP_SIGNALS, Seat, Target, run_rank
+from runtime.launch_watch import Interrupts, Process, watch
+from runtime.outcome import Outcome, oom_kills_so_far
 
+LOCK = ".lock"
 LOCK_S = 1.0  # the ranks of a launch that was just killed take a moment to end
 _OMP_PAUSE_HARD = 2  # ends the pool's threads
 
@@ -77,50 +76,32 @@ def launch(
         return outcome
 
 
-def attach(target: Target, *, backend: str = "gloo") -> bool:
-    """Under torchrun (RANK and WORLD_SIZE are set) run `target` in this process; False elsewhere.
-
-    The board is private, so nobody watches for hangs, and signals keep their default action (`should_stop` would not
-    be seen by all ranks). After an exception the process ends at once with exit code 1, having said during which
-    action, so that torchrun ends the others.
-    """
-    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
-        return False
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:  # one machine
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    use_one_thread()
-    board = Board(world).bind(rank)
-    try:
-        dist.init_process_group(backend)
-        target(rank, world, board)
-        dist.barrier()
-    except BaseException as error:
-        beat = board.read(rank)
-        error.add_note(f"rank {rank} failed during {beat.action}, step {beat.step}")
-        traceback.print_exception(error)
-        sys.stderr.flush()
-        os._exit(1)
-    dist.destroy_process_group()
-    return True
-
-
 # ---------------------------------------------------------------- before and after
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder: two runs in one would mix their checkpoints. Ranks inherit the lock, so it ends with them."""
-    until = time.monotonic() + LOCK_S
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    """Hold the folder. Ranks inherit the lock, so it ends with them."""
+    lock = lock_folder(folder)
     try:
-        while not _try_lock(lock):
-            if time.monotonic() > until:
-                raise RunFolderBusyError(f"another run is using {folder}")
-            time.sleep(0.01)
         yield
     finally:
         os.close(lock)
+
+
+def lock_folder(folder: Path) -> int:
+    """Hold the folder until the returned descriptor is closed: two runs in one would mix their checkpoints.
+
+    Raises RunFolderBusyError where another run holds it.
+    """
+    until = time.monotonic() + LOCK_S
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    while not _try_lock(lock):
+        if time.monotonic() > until:
+            os.close(lock)
+            raise RunFolderBusyError(f"another run is using {folder}")
+        time.sleep(0.01)
+    return lock
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -35,7 +35,7 @@ FINISH = "finish"  # the action of a rank whose target has returned
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _PR_SET_PDEATHSIG = 1
-_NO_TIMEOUT = timedelta(days=365)  # the supervisor alone judges who hangs: it can tell who and where, gloo cannot
+NO_TIMEOUT = timedelta(days=365)  # the supervisor alone judges who hangs: it can tell who and where, gloo cannot
 _LOST_PEER = re.compile(  # what gloo, NCCL and the stores say
     r"connection (was )?(closed|reset|refused)|broken pipe|timed out waiting|connectFullMesh|remote process",
     re.IGNORECASE,
@@ -113,10 +113,15 @@ def last_lines(error: BaseException, lines: int = 12) -> str:
 
 def _die_with(supervisor: int) -> None:
     """Ask the kernel to kill this process when the supervisor ends, however it ends."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    die_with_parent()
     if os.getppid() != supervisor:  # it ended before we asked
         os._exit(1)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the one that started it ends, however it ends."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 class _LogFile(io.FileIO):
@@ -162,7 +167,7 @@ def _process_group(seat: Seat) -> Iterator[None]:
         return
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
     store = dist.FileStore(str(seat.rendezvous), seat.world)
-    dist.init_process_group(seat.backend, store=store, rank=seat.rank, world_size=seat.world, timeout=_NO_TIMEOUT)
+    dist.init_process_group(seat.backend, store=store, rank=seat.rank, world_size=seat.world, timeout=NO_TIMEOUT)
     yield
     if dist.is_initialized():
         dist.barrier()  # a peer may still read what this rank sent

@@ -18,7 +18,7 @@ from types import FrameType
 
 from runtime.heartbeat import Board
 from runtime.launch_rank import STACK_SIGNAL, STOP_SIGNALS
-from runtime.outcome import Outcome, Waiting, death_text
+from runtime.outcome import Outcome, Waiting, death_text, oom_kills_so_far
 
 POLL_S = 0.1
 SETTLE_S = 0.25  # how long a broken connection waits for the death that broke it (peers notice one in 12-55 ms)
@@ -105,7 +105,7 @@ def watch(
     poll = select.poll()
     for descriptor in (*alive, interrupts.wake):
         poll.register(descriptor, select.POLLIN)
-    stillness = _Stillness(time.monotonic())
+    stillness = Stillness(time.monotonic())
     while alive:
         if deaths := _collect(poll, POLL_S, alive, board, oom_kills):
             return _failure(deaths, poll, alive, board, oom_kills)
@@ -127,7 +127,7 @@ def watch(
 
 
 @dataclass
-class _Stillness:
+class Stillness:
     """For how long no rank has changed its board, by time this process ran: a suspended supervisor blames nobody."""
 
     checked: float
@@ -194,7 +194,7 @@ def _failure(
 def _hang(alive: Sequence[Process], board: Board, still_s: float) -> Outcome:
     """Name who is stopped, else who is not in communication, else who has waited longest; and what all wait in."""
     sizes = {p.rank: p.log.stat().st_size if p.log.exists() else 0 for p in alive}
-    states = {p.rank: _state(p.pid) for p in alive}
+    states = {p.rank: process_state(p.pid) for p in alive}
     for process in alive:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(process.pidfd, STACK_SIGNAL)
@@ -221,7 +221,7 @@ def _hang(alive: Sequence[Process], board: Board, still_s: float) -> Outcome:
     return Outcome("hung", how, cause.rank, beat.step, beat.action, cause.log, waiting=waiting)
 
 
-def _state(pid: int) -> str:
+def process_state(pid: int) -> str:
     """State of a process as in /proc, in words."""
     letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return _STATES.get(letter, letter)
@@ -237,11 +237,9 @@ def _top_frame(log: Path, start: int) -> _Frame:
     if match is None:
         return _Frame("", False)
     path = Path(match[1])
-    waits = "/torch/distributed/" in match[1] or path.parent.name == "comm"
-    return _Frame(f"{path.name}:{match[2]} in {match[3]}", waits)
+    return _Frame(f"{path.name}:{match[2]} in {match[3]}", is_communication(path))
 
 
-def oom_kills_so_far() -> int:
-    """Processes killed for want of memory since boot, in any memory group."""
-    match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    return int(match[1]) if match else 0
+def is_communication(path: Path) -> bool:
+    """Whether a file of source is one in which a rank waits for others: ours or torch's."""
+    return "/torch/distributed/" in str(path) or path.parent.name == "comm"

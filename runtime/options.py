@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from pathlib import Path
 
@@ -40,7 +41,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " can be",
     )
     parser.add_argument(
-        "--hang-timeout", type=float, default=300.0, metavar="S", help="end the run when no rank moves for S seconds"
+        "--hang-timeout",
+        type=_seconds,
+        default=300.0,
+        metavar="S",
+        help="end the run when no rank moves for S seconds; `none`: never",
     )
     parser.add_argument(
         "--profile",
@@ -74,6 +79,19 @@ def _run_folder(text: str) -> Path:
         reason = error.strerror if isinstance(error, OSError) else error
         raise argparse.ArgumentTypeError(f"{shortened(text)} cannot be a run folder: {reason}") from None
     return Path(text)
+
+
+def _seconds(text: str) -> float | None:
+    """A finite number above 0, or None for `none`."""
+    if text == "none":
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0; `none` waits forever")
+    return seconds
 
 
 def _positive(text: str) -> int:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import signal as signals
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 Kind = Literal["finished", "stopped", "killed", "failed", "hung"]
+
+EXIT_USAGE = 2  # the build, the data or the command line is wrong: the same command fails again
+EXIT_RETRY = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed later
+_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
 class ReportedError(RuntimeError):
@@ -49,7 +55,7 @@ class Outcome:
     | stopped | asked to end by SIGINT or SIGTERM, and every rank did after a whole step | 128 + signal |
     | killed | asked a second time: the ranks were killed | 128 + signal |
 
-    (2 is left to usage errors.)
+    (EXIT_USAGE and EXIT_RETRY are of runs that could not begin.)
     """
 
     kind: Kind
@@ -93,11 +99,27 @@ def shortened(text: str, most: int = 120) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2) :]}"
 
 
-def death_text(signal: int, *, out_of_memory: bool) -> str:
-    """What a signal that killed a rank means. `out_of_memory`: the kernel counted such a kill during the launch."""
+def refusal_code(error: Exception) -> int:
+    """Exit code for an error that kept a run from beginning: EXIT_RETRY where it may pass, as a full disk does."""
+    return EXIT_RETRY if isinstance(error, OSError) and error.errno in _PASSING else EXIT_USAGE
+
+
+def oom_kills_so_far() -> int:
+    """Processes killed for want of memory since boot, in any memory group."""
+    match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    return int(match[1]) if match else 0
+
+
+def death_text(signal: int, *, out_of_memory: bool | None = None) -> str:
+    """What a signal that killed a process means.
+
+    `out_of_memory`: whether the kernel counted such a kill meanwhile, None where nobody looked.
+    """
     name = signals.Signals(signal).name if signal in set(signals.Signals) else f"signal {signal}"
     if signal != signals.SIGKILL:
         return f"killed by {name}"
+    if out_of_memory is None:
+        return "killed by SIGKILL, from outside or by the kernel for want of memory"
     if out_of_memory:
         return "killed by SIGKILL, likely out of memory (the kernel counted an out-of-memory kill)"
     return "killed by SIGKILL from outside (the kernel counted no out-of-memory kill)"

@@ -3,7 +3,8 @@
 The first line of stdin is the plan in JSON, of which the data, the model's vocabulary and the seed are needed. Progress
 goes to stderr from the end of stdin on: until then somebody else says what is going on. To stdout goes an empty line as
 soon as the text is found, and at last {"folder": where the corpus is, "meta": its meta.json}. Exit codes: 0 prepared ·
-2 the data cannot be used. The plan is the caller's to verify; no torch, which would take a second.
+2 the data cannot be used · 75 the same, for a reason that may pass, such as a full disk. The plan is the caller's to
+verify; no torch, which would take a second.
 
 With --resume the data that the checkpoints beside OUT name is used without the text, if it is of the same data block.
 """
@@ -23,7 +24,7 @@ from typing import Any
 from runtime.data.errors import DataError
 from runtime.data.files import open_regular
 from runtime.data.prepare import prepare
-from runtime.outcome import printable
+from runtime.outcome import printable, refusal_code
 
 PHASES = {"read": "find text", "tokenizer": "train tokenizer", "encode": "encode text", "divide": "divide text"}
 MAX_MANIFEST_BYTES = 256 << 20
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
         )
     except (DataError, OSError) as error:
         told.error(f"error: {printable(str(error))}")
-        return 2
+        return refusal_code(error)
     told.found()
     print(json.dumps({"folder": str(prepared.folder), "meta": dict(prepared.meta)}), flush=True)
     told.rest()

@@ -1,8 +1,9 @@
 """Train a build: `python -P -m runtime.train BUILD --out RUN`, or `torchrun --nproc-per-node W BUILD/train.py`.
 
 Alone, it prepares the data, then forks one rank per device and watches them; under torchrun it is one rank. Exit codes:
-0 trained · 1 a rank failed · 2 the build, the data or the run folder cannot be used · 3 hung · 128 + signal when asked
-to stop.
+0 trained · 1 a rank failed · 2 the build, the data or the run folder cannot be used · 3 hung · 75 as 2, for a reason
+that may pass: the run folder is busy, the disk is full, the preparation of the data was killed · 128 + signal when
+asked to stop.
 
 With `--unbuilt` the build is still being made, and this process begins with what needs none: a line on stdin has the
 parts of the plan by which the data is prepared (see runtime/prepare.py), another is the digest of the build that is
@@ -13,41 +14,33 @@ Either way, where the folder holds another build by then, it says nothing and en
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
-import select
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from io import FileIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from runtime.build import Build, BuildError, OtherBuildError
 from runtime.checkpoint_files import num_published
 from runtime.options import EXIT_REPLACED, add_options
-from runtime.outcome import printable
+from runtime.outcome import EXIT_RETRY, printable, refusal_code
+from runtime.preparing import Preparation, UsageError, preparing
 from runtime.room import cannot_save, lack
 
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
     from runtime.comm.connect import Transport
     from runtime.loop import Loop
 
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
 class ReplacedError(Exception):
     """The folder holds another build than the one that was compiled for this run."""
-
-
-class UsageError(Exception):
-    """The build, the data or the run folder cannot be used; the message says which and what to do."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,7 @@ class Options:
     data: Path  # folder that the data's paths are relative to
     steps: int | None
     resume: bool
-    hang_timeout_s: float
+    hang_timeout_s: float | None
     device: str  # auto, cpu, cuda or shared
     transport: Transport
     profile: int | None  # steps
@@ -74,10 +67,10 @@ def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
     except ReplacedError:
         return EXIT_REPLACED
     except UsageError as error:
-        clear = "\r\x1b[K" if args.unbuilt and sys.stderr.isatty() else ""  # the compiler's line
-        said = "\n".join(map(printable, str(error).splitlines()))
-        print(f"{clear}error: {said}", file=sys.stderr)
-        return EXIT_USAGE
+        if said := "\n".join(map(printable, str(error).splitlines())):
+            clear = "\r\x1b[K" if args.unbuilt and sys.stderr.isatty() else ""  # the compiler's line
+            print(f"{clear}error: {said}", file=sys.stderr)
+        return error.code
     except KeyboardInterrupt:  # before the ranks were there: from then on the launch takes the signal
         return EXIT_INTERRUPTED
 
@@ -92,14 +85,18 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("--profile N ends after the steps that it profiles: leave --steps out")
     if options.skip_batch and not options.resume:
         raise UsageError("--skip-batch leaves out what an earlier run met: it goes with --resume")
-    _check_place(run)
-    if not options.resume and _holds_checkpoint(run):
-        raise UsageError(f"{run} holds an earlier run: go on with --resume, or name another folder with --out")
+    if opened is not None and {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        return _join(opened, options)
+    _check_run_folder(options)
     if opened is None:
         return _supervise_unbuilt(args.build, options, args.expect)
-    if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
-        return _join(opened, options)
     return _supervise(opened, options)
+
+
+def _check_run_folder(options: Options) -> None:
+    _check_place(options.run)
+    if not options.resume and _holds_checkpoint(options.run):
+        raise UsageError(f"{options.run} holds an earlier run: go on with --resume, or name another folder with --out")
 
 
 def _holds_checkpoint(run: Path) -> bool:
@@ -147,11 +144,11 @@ def _parse(argv: Sequence[str] | None, build: Path | None) -> argparse.Namespace
 
 def _supervise(build: Build, options: Options) -> int:
     _check_room(build, options)
-    with _preparing(build.plan, options) as preparing:
-        _may_talk(preparing)
+    with _preparing(build.plan, options) as preparation:
+        preparation.may_talk()
         _import_torch()  # a second, in which the data is prepared
-        corpus = _prepared(preparing)
-    return _train(build, options, corpus) if corpus else EXIT_USAGE
+        corpus = preparation.corpus()
+    return _train(build, options, corpus)
 
 
 def _supervise_unbuilt(folder: Path, options: Options, expect: str | None) -> int:
@@ -160,30 +157,24 @@ def _supervise_unbuilt(folder: Path, options: Options, expect: str | None) -> in
         parts = stdin.readline()
         if not parts:
             return EXIT_INTERRUPTED
-        with _preparing(json.loads(parts), options) as preparing:
+        with _preparing(json.loads(parts), options) as preparation:
             build = None
-            if _is_found(preparing):  # what is wrong with the data is mostly known by then
+            if preparation.text_is_found():  # what is wrong with the data is mostly known by then
                 _import_torch()
-                if digest := _comes(stdin, preparing):
+                if digest := preparation.line_unless_failed(stdin):
                     build = _open(folder, expect, digest)
                     _check_room(build, options)
-                elif not preparing.poll():
-                    preparing.kill()
+                elif not preparation.failed:
+                    preparation.kill()
                     return EXIT_INTERRUPTED
-            _may_talk(preparing)
-            corpus = _prepared(preparing)
-    return _train(build, options, corpus) if build and corpus else EXIT_USAGE
+            preparation.may_talk()
+            corpus = preparation.corpus()
+    assert build is not None, "the data does not fail, and there is no build"
+    return _train(build, options, corpus)
 
 
-def _comes(stdin: FileIO, preparing: subprocess.Popen[bytes]) -> str:
-    """The digest of the build that comes, or ""; not waited for where the data has failed."""
-    ended = os.pidfd_open(preparing.pid)
-    try:
-        ready, _, _ = select.select([stdin.fileno(), ended], [], [])
-        failed = stdin.fileno() not in ready and preparing.poll()
-        return "" if failed else stdin.readline().decode().strip()
-    finally:
-        os.close(ended)
+def _preparing(plan: Mapping[str, Any], options: Options) -> AbstractContextManager[Preparation]:
+    return preparing(plan, options.data, options.run / "data", cache=options.cache, resume=options.resume)
 
 
 def _check_room(build: Build, options: Options) -> None:
@@ -224,8 +215,10 @@ def _train(build: Build, options: Options, corpus: Path) -> int:
             hang_timeout_s=options.hang_timeout_s,
             backend=BACKENDS[loop.device],
         )
-    except (RunFolderBusyError, OSError) as error:
-        raise UsageError(error) from None
+    except RunFolderBusyError as error:
+        raise UsageError(error, EXIT_RETRY) from None
+    except OSError as error:
+        raise UsageError(f"the run cannot start: {error}", refusal_code(error)) from None
     finally:
         view.close()
     events.write("end", outcome=outcome.kind, exit_code=outcome.exit_code, step=view.step, reason=outcome.how)
@@ -291,87 +284,45 @@ def _say(text: str) -> None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
 
 
-@contextmanager
-def _preparing(plan: Mapping[str, Any], options: Options) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that prepares the corpus, one of its own: the tokenizer's threads must not exist where ranks fork."""
-    command = [sys.executable, "-P", "-m", "runtime.prepare", str(options.data), str(options.run / "data")]
-    command += ["--cache", str(options.cache)] if options.cache else []
-    command += ["--resume"] if options.resume else []
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,  # of its output nothing is read too early
-        process_group=0,  # Ctrl-C reaches this process alone, which then ends it
-        preexec_fn=_die_with_parent,
-    )
-    parts = json.dumps({name: plan[name] for name in ("data", "model", "train")}).encode() + b"\n"
-    with process:
-        try:
-            with suppress(BrokenPipeError):  # it has failed, and says so
-                while parts:
-                    parts = parts[_stdin(process).write(parts) :]
-            yield process
-        except BaseException:
-            process.kill()
-            raise
-
-
-def _stdin(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert process.stdin is not None
-    return process.stdin
-
-
-def _may_talk(preparing: subprocess.Popen[bytes]) -> None:
-    """From now on it says how far it is."""
-    _stdin(preparing).close()
-
-
-def _is_found(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the text is found, once that is known."""
-    assert process.stdout is not None
-    return bool(process.stdout.readline())
-
-
-def _prepared(process: subprocess.Popen[bytes]) -> Path | None:
-    """The corpus, once its process has ended; None where it has said why there is none."""
-    assert process.stdout is not None
-    said = process.stdout.read()
-    process.wait()
-    if process.returncode == EXIT_USAGE:
-        return None
-    if process.returncode:
-        raise UsageError(f"the data could not be prepared: its process ended with code {process.returncode}")
-    return Path(json.loads(said)["folder"])
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
 def _join(build: Build, options: Options) -> int:
     """One rank under torchrun. The first to ask prepares the data, the others wait for it."""
     from runtime.data.errors import DataError
     from runtime.device import BACKENDS
     from runtime.events import Events
-    from runtime.launch import attach
     from runtime.prepare import prepare_here
+    from runtime.torchrun import RefusedError, attach
+    from runtime.torchrun_meet import Place
 
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if world != _world(build):
-        raise UsageError(f"this build is of {_world(build)} ranks: torchrun --nproc-per-node {_world(build)}")
-    _check_room(build, options)
-    say = _say if rank == 0 else lambda _: None
     try:
-        corpus = prepare_here(build.plan, options.data, options.run / "data", options.resume, say)
-    except (DataError, OSError) as error:
+        place = Place.of(os.environ)
+    except ValueError as error:
         raise UsageError(error) from None
-    loop = _loop(build, options, corpus, say)
-    view = loop.progress() if rank == 0 else None
-    assert attach(partial(loop.rank, view=view), backend=BACKENDS[loop.device])
+    if place.world != _world(build):
+        raise UsageError(f"this build is of {_world(build)} ranks: torchrun --nproc-per-node {_world(build)}")
+    try:
+        ranks = attach(place, options.run, build.digest, options.hang_timeout_s)
+    except RefusedError as error:
+        if place.local_rank == 0:
+            raise UsageError(error, error.code) from None
+        return error.code
+    say = _say if ranks.says else lambda _: None
+    try:
+        if ranks.restarted:
+            options = replace(options, resume=True)
+            say("torchrun started the ranks again")
+        else:
+            _check_run_folder(options)
+        _check_room(build, options)
+        corpus = prepare_here(build.plan, options.data, options.run / "data", options.resume, say)
+        loop = _loop(build, options, corpus, say)
+    except (UsageError, DataError, OSError) as error:
+        ranks.refuse(str(error), error.code if isinstance(error, UsageError) else refusal_code(error))
+    view = loop.progress() if place.rank == 0 else None
+    code = ranks.train(partial(loop.rank, view=view), BACKENDS[loop.device])
     if view is not None:
-        Events(options.run).write("end", outcome="finished", exit_code=0, step=view.step, reason="")
-    return 0
+        kind = "stopped" if code else "finished"
+        Events(options.run).write("end", outcome=kind, exit_code=code, step=view.step, reason="")
+    return code
 
 
 if __name__ == "__main__":

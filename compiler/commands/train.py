@@ -5,12 +5,16 @@ dsc train spec.dsc --steps 20 -s train.batch=32
 dsc train build/quickstart --resume
 dsc train --profile                where the time of a step goes
 
+The report is written after a run that came to its end; after any other `dsc report RUN` writes it, for exit codes
+must not wait.
+
 Exit codes: 0 done · 1 a rank failed · 2 the spec, the data or the command line is wrong · 3 hung, or an error of dsc ·
-128 + signal when asked to stop, after a checkpoint
+75 the run folder is busy, the disk is full or the preparation of the data was killed: try again later · 128 + signal
+when asked to stop, after a checkpoint, or when a process of the run was killed
 """
 
 # This process imports no torch: it starts the compiler, and the launcher of the ranks, which prepares the data
-# meanwhile; and it writes the report when they have ended.
+# meanwhile; and it writes the report when they have come to their end.
 
 from __future__ import annotations
 
@@ -18,8 +22,10 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, is_refused, load_spec, say
@@ -28,10 +34,14 @@ from compiler.commands.train_processes import call, call_both, compiled
 from compiler.emit.folder import check_place
 from compiler.rates.own import own_table
 from compiler.schedules.own import BUILT, PLACED, RATED, standing_alone
+from dsl.diagnostics import SpecError
 from dsl.format import canonical
+from dsl.load import load
 from dsl.schema import Spec
+from dsl.schema.cluster import Cluster
 from runtime.build_files import MANIFEST, BuildError, read, versions
 from runtime.options import EXIT_REPLACED, add_options
+from runtime.outcome import EXIT_RETRY, printable
 
 TRIES = 20  # to compile and to start, where others compile into the same folder
 
@@ -50,19 +60,30 @@ def run(args: argparse.Namespace) -> int:
     """
     _open_streams()
     build, data, chosen = Path(args.spec or ""), args.data, None
+    cluster: Cluster | None = None
     if args.spec and os.path.lexists(build / MANIFEST):
         if args.set:
             print(f"error: {build} is compiled already: -s needs the spec", file=sys.stderr)
             return EXIT_SPEC
+        cluster = _cluster(build)
     else:
         chosen = load_spec(args.spec, args.set)
         if chosen is None or is_refused(chosen):
             return EXIT_SPEC
-        build = Path("build") / chosen.spec.name
+        build, cluster = Path("build") / chosen.spec.name, chosen.spec.cluster
         data = data or chosen.path.parent
     out = args.out or Path("runs") / (chosen.spec.name if chosen else _name(build))
+    if cluster is not None and (said := _one_machine(cluster, build, out)):
+        _say(said)
     launcher = ["runtime.train", str(build), "--out", str(out), "--data", str(data or Path.cwd())]
-    launcher += ["--hang-timeout", str(args.hang_timeout), "--device", args.device, "--transport", args.transport]
+    launcher += [
+        "--hang-timeout",
+        str(args.hang_timeout or "none"),
+        "--device",
+        args.device,
+        "--transport",
+        args.transport,
+    ]
     launcher += ["--steps", str(args.steps)] if args.steps is not None else []
     launcher += ["--resume"] if args.resume else []
     launcher += ["--skip-batch"] if args.skip_batch else []
@@ -72,14 +93,37 @@ def run(args: argparse.Namespace) -> int:
     code, launched = _train(args, chosen, build, launcher) if chosen else (call(launcher), True)
     if not launched:
         return code
-    if code != EXIT_SPEC and (out / "metrics.jsonl").is_file():  # at 2 there was no run
+    if (out / "metrics.jsonl").is_file() and code not in (EXIT_SPEC, EXIT_RETRY):  # at these there was no run
+        _finish(out, code, profiled=args.profile is not None)
+    return code
+
+
+def _finish(out: Path, code: int, *, profiled: bool) -> None:
+    """Say where the run is. After exit code 0 write its report first; whatever becomes of that, the run has ended well.
+
+    After a failure nothing is waited for: a restart loop, or whoever is on call, wants the exit code.
+    """
+    if code == 0 and os.environ.get("RANK", "0") == "0":  # under torchrun, one of its ranks
+        _say(_report(out, profiled=profiled))
+    elif code:
+        _say(f"report: dsc report {shlex.quote(str(out))}")
+    _say(f"run: {out}")
+
+
+def _report(out: Path, *, profiled: bool) -> str:
+    """Write the report; the line that names it. A report that cannot be written is said on standard error."""
+    try:
         from compiler.report.run import write_run_report  # until now it would only have kept the ranks waiting
 
         report = write_run_report(out)
-        if args.profile is not None and code == 0:
+        if profiled:
             _say_profile(out)
-        _say(f"report: {report}\nrun: {out}")
-    return code
+    except (Exception, KeyboardInterrupt) as error:
+        said = printable(f"{type(error).__name__}: {error}")
+        with suppress(OSError):
+            print(f"the report could not be written: {said}", file=sys.stderr, flush=True)
+        return f"report: dsc report {shlex.quote(str(out))}"
+    return f"report: {report}"
 
 
 def _train(args: argparse.Namespace, chosen: Chosen, build: Path, launcher: Sequence[str]) -> tuple[int, bool]:
@@ -129,6 +173,29 @@ def _say_profile(run: Path) -> None:
     from compiler.report.profile_text import text
 
     _say(text(write_run_profile(run), screen_of(sys.stdout)) + f"profile: {run / 'profile.json'}")
+
+
+def _cluster(build: Path) -> Cluster | None:
+    """The cluster that a build is for; None where that cannot be read: the ranks' launcher will say what is wrong."""
+    try:
+        return load(build / "spec.resolved").cluster
+    except (OSError, ValueError, SpecError):
+        return None
+
+
+def _one_machine(cluster: Cluster, build: Path, out: Path) -> str:
+    """What to know where a spec has several nodes and this process starts all ranks, or ""."""
+    nodes = sum(count for count, _ in cluster.parts)
+    if nodes == 1 or "RANK" in os.environ:
+        return ""
+    counts = {machine.devices for _, machine in cluster.parts}
+    devices = str(counts.pop()) if len(counts) == 1 else "DEVICES"
+    train, run = shlex.quote(str(build / "train.py")), shlex.quote(str(out))
+    return (
+        f"cluster {cluster.name} has {nodes:,} nodes, and dsc train starts all ranks on this machine; to start them on"
+        f" {nodes:,}: dsc compile, then on each"
+        f" torchrun --nnodes {nodes} --nproc-per-node {devices} … {train} --out {run} (docs/torchrun.md)"
+    )
 
 
 def _name(build: Path) -> str:

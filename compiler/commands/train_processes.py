@@ -15,19 +15,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from runtime.outcome import death_text
+
 Running = subprocess.Popen[bytes]
+NAMES = {"compiler.cli": "the compiler", "runtime.train": "the supervisor of the ranks"}  # by module
 
 
 def call(command: Sequence[str]) -> int:
     """Run `python -P -m COMMAND` to its end; its exit code."""
-    with _started(command) as process, _forwarding(process):
-        return _code(process)
+    with _started(command) as process, _forwarding(process) as asked:
+        return _code(process, asked)
 
 
 def compiled(compiler: Sequence[str], quiet: bool) -> tuple[int, str]:
     """Run a compilation to its end; its exit code, and the digest of the build it wrote. quiet: drop its stdout."""
-    with _compiling(compiler, quiet) as (process, digest), _forwarding(process):
-        return _code(process), _line(digest)
+    with _compiling(compiler, quiet) as (process, digest), _forwarding(process) as asked:
+        return _code(process, asked), _line(digest)
 
 
 def call_both(compiler: Sequence[str], launcher: Sequence[str], parts: str) -> tuple[int, bool]:
@@ -40,7 +43,7 @@ def call_both(compiler: Sequence[str], launcher: Sequence[str], parts: str) -> t
     with (
         _compiling(compiler) as (compiling, digest),
         _started(launcher, subprocess.PIPE) as launching,
-        _forwarding(compiling, launching),
+        _forwarding(compiling, launching) as asked,
     ):
         _tell(launching, parts)
         built = False
@@ -49,13 +52,13 @@ def call_both(compiler: Sequence[str], launcher: Sequence[str], parts: str) -> t
             compiling.wait()
             if sys.stderr.isatty():
                 print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # what it was doing
-        elif code := _code(compiling):
+        elif code := _code(compiling, asked):
             launching.terminate()
             return code, built
         else:
             built = True
             _tell(launching, _line(digest))
-        return _code(launching), built
+        return _code(launching, asked), built
 
 
 @contextmanager
@@ -99,14 +102,18 @@ def _die_with_parent() -> None:
 
 
 @contextmanager
-def _forwarding(*processes: Running) -> Iterator[None]:
+def _forwarding(*processes: Running) -> Iterator[set[int]]:
+    """Pass SIGINT and SIGTERM on; the set has what came."""
+    asked: set[int] = set()
+
     def forward(number: int, _: FrameType | None) -> None:
+        asked.add(number)
         for process in processes:
             process.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -133,6 +140,19 @@ def _tell(process: Running, line: str) -> None:
         process.stdin.flush()
 
 
-def _code(process: Running) -> int:
+def _code(process: Running, asked: set[int]) -> int:
+    """Its exit code once it has ended, 128 + signal where a signal killed it; that is said if nobody asked for it."""
     code = process.wait()
-    return code if code >= 0 else 128 - code
+    if code >= 0:
+        return code
+    if -code not in asked:
+        _say_death(process, -code)
+    return 128 - code
+
+
+def _say_death(process: Running, number: int) -> None:
+    assert isinstance(process.args, list)
+    what = NAMES.get(process.args[3], process.args[3])
+    clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+    with suppress(OSError):
+        print(f"{clear}error: {what} was {death_text(number)}", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from runtime.heartbeat import Board
 from runtime.launch import RunFolderBusyError, launch
 from runtime.launch_rank import _LogFile
-from runtime.launch_watch import _Stillness
+from runtime.launch_watch import Stillness
 from runtime.outcome import Outcome
 from tests.progress import children
 from tests.runtime.processes import listeners, wait_for
@@ -216,7 +216,7 @@ def test_a_slow_rank_that_reports_is_no_hang(tmp_path: Path) -> None:
 
 
 def test_time_a_suspended_supervisor_did_not_run_is_no_hang() -> None:
-    stillness = _Stillness(checked=0.0)
+    stillness = Stillness(checked=0.0)
     assert stillness.seconds(0.1, (7,)) == 0.0  # something changed
     assert stillness.seconds(0.2, (7,)) == pytest.approx(0.1)
     assert stillness.seconds(3600.0, (7,)) == pytest.approx(0.3)  # an hour asleep counts as two polls

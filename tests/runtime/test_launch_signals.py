@@ -1,11 +1,9 @@
-"""Signals to the supervisor and to ranks, the death of the supervisor, and ranks under torchrun's environment."""
+"""Signals to the supervisor and to ranks, and the death of the supervisor."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.heartbeat import Beat, Board
-from runtime.launch import attach, launch
+from runtime.launch import launch
 from runtime.launch_watch import REPEAT_S
 from tests.runtime.processes import forked, is_gone, wait_for
 
@@ -139,50 +137,6 @@ def test_a_kill_from_outside_names_rank_and_action(tmp_path: Path) -> None:
     killed: list[int] = []
     outcome = launch(target, WORLD, folder=tmp_path, on_poll=on_poll, backend=None)
     assert (outcome.rank, outcome.step, outcome.action) == (2, 11, "B2.0")
-
-
-# ---------------------------------------------------------------- torchrun
-
-
-def exit_codes_under_torchrun(folder: Path, fault: bool) -> list[int]:
-    """What torchrun does, but its store: two processes with its environment."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def target(rank: int, world: int, board: Board) -> None:
-        board.start_step(4)
-        sum_1 = torch.full((1,), float(rank + 1))
-        dist.all_reduce(sum_1)
-        board.set_action("W1.5")
-        if fault and rank == 1:
-            raise ValueError("no such expert")
-        (folder / f"sum_{rank}").write_text(str(sum_1.item()))
-
-    def run(rank: int) -> int:
-        names = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        os.environ.update({name: str(value) for name, value in names.items()})
-        sys.stderr = (folder / f"errors_{rank}").open("w")
-        return 0 if attach(target) else 5
-
-    with forked(lambda: run(0)) as first, forked(lambda: run(1)) as second:
-        return [first.exit_code(), second.exit_code()]
-
-
-def test_under_torchrun_a_rank_runs_in_its_own_process(tmp_path: Path) -> None:
-    assert exit_codes_under_torchrun(tmp_path, fault=False) == [0, 0]
-    assert [(tmp_path / f"sum_{rank}").read_text() for rank in range(2)] == ["3.0", "3.0"]
-
-
-def test_under_torchrun_a_failure_names_its_action(tmp_path: Path) -> None:
-    assert exit_codes_under_torchrun(tmp_path, fault=True) == [1, 1]  # rank 0 lost its peer
-    errors = (tmp_path / "errors_1").read_text()
-    assert "ValueError: no such expert" in errors and "rank 1 failed during W1.5, step 4" in errors
-
-
-def test_without_torchrun_nothing_is_attached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    assert attach(lambda *_: pytest.fail("ran")) is False
 
 
 # ---------------------------------------------------------------- the board

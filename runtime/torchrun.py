@@ -1,0 +1,169 @@
+"""Ranks that torchrun started, with the guards of the supervisor: the run's lock, a watch, a stop that saves, restarts.
+
+    place = Place.of(os.environ)
+    ranks = attach(place, run_folder, build.digest, hang_timeout_s)     # meets the other ranks
+    code = ranks.train(target, "gloo")                                  # target(rank, world, board)
+
+A rank that fails, dies or hangs ends all, on every machine, with the exit codes of `Outcome`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from runtime.launch import LOCK, RunFolderBusyError, lock_folder
+from runtime.launch_rank import NO_TIMEOUT, Target, die_with_parent, use_one_thread
+from runtime.outcome import EXIT_RETRY, EXIT_USAGE, refusal_code
+from runtime.torchrun_meet import Hello, MeetingError, Place, Session, Stores, machine, meet, new_nonce
+from runtime.torchrun_says import Ending, make_board
+from runtime.torchrun_watch import Watch
+
+SHARED_S = 10.0  # how long a file that rank 0 wrote may take to be seen on another machine
+
+
+class RefusedError(RuntimeError):
+    """The ranks cannot train; `code` is the exit code. All ranks were given the same message."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass
+class Attached:
+    """A rank that has met the others, and is watched."""
+
+    place: Place
+    session: Session
+    watch: Watch
+    stores: Stores
+    lock: int | None  # descriptor; of rank 0, held until its process ends
+
+    @property
+    def restarted(self) -> bool:
+        """Whether torchrun started these ranks before: --max-restarts."""
+        return bool(self.session.decided["restarted"])
+
+    @property
+    def says(self) -> bool:
+        """Whether this rank says what is the same for all: one of them does on each machine."""
+        return self.place.local_rank == 0
+
+    def refuse(self, message: str, code: int) -> NoReturn:
+        """End all ranks before they train. Does not return."""
+        self.watch.end(Ending("refused", self.place.rank, how=message, code=code))
+
+    def train(self, target: Target, backend: str) -> int:
+        """Run the target in this process; the exit code. Where a rank fails, none of them returns from here."""
+        rank, world, board = self.place.rank, self.place.world, self.watch.board
+        try:
+            use_one_thread()
+            board.share(self.stores.connect(f"{self.session.name}/stop"))
+            store = self.stores.connect(f"{self.session.name}/torch")
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=NO_TIMEOUT)
+            self.watch.begin_training()
+            target(rank, world, board)
+            board.set_action("finish")
+            dist.barrier()  # a peer may still read what this rank sent
+        except BaseException as error:
+            self.watch.fail(error)
+        stopped = self.watch.stopped()
+        self.watch.finish()
+        dist.destroy_process_group()
+        if stopped is None:
+            return 0
+        if self.says:
+            with suppress(OSError, ValueError):
+                print(stopped, file=sys.stderr, flush=True)
+        return stopped.exit_code
+
+
+def attach(place: Place, run: Path, digest: str, hang_timeout_s: float | None) -> Attached:
+    """Meet the other ranks and begin to watch. RefusedError where they cannot train in this folder.
+
+    `digest`: of the build, which must be that of all ranks. Rank 0 takes the run's lock.
+    """
+    die_with_parent()
+    board, descriptor = make_board(place.world, place.rank)
+    board.set_action("meet")
+    mine = Hello(new_nonce(), place.rank, machine(), place.agent, os.getpid(), descriptor, place.restarts, digest)
+    lock: list[int] = []
+    watch: list[Watch] = []
+
+    def enter(session: str) -> None:
+        watch[:] = [Watch(place.rank, board, stores.connect(session), place.agent, hang_timeout_s)]
+        watch[0].enter()
+
+    def decide(session: str, hellos: Sequence[Hello], restarted: bool) -> Mapping[str, Any]:
+        store = stores.connect(session)
+        for key in ("stops", "endings"):
+            store.set(key, "")
+        refusal, code = _other_build(hellos), EXIT_USAGE
+        if not refusal:
+            refusal, code = _lock(run, session, lock)
+        return {"refusal": refusal, "code": code, "restarted": restarted}
+
+    try:
+        stores = Stores(place)
+        session = meet(stores.connect("meeting"), place.world, mine, enter, decide)
+    except MeetingError as error:
+        raise RefusedError(str(error), EXIT_RETRY) from None
+    except dist.DistError as error:
+        gone = f"the store of torchrun is gone: {str(error).splitlines()[0]}"
+        raise RefusedError(gone, EXIT_RETRY) from None
+    if session.decided["refusal"]:
+        raise RefusedError(session.decided["refusal"], session.decided["code"])
+    if session.machines == 1:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, "lo")
+    watch[0].begin(session.hellos)
+    attached = Attached(place, session, watch[0], stores, lock[0] if lock else None)
+    if not _sees_lock(run, session.name):
+        attached.refuse(
+            f"{run} of rank {place.rank} is not the folder that rank 0 trains in: all ranks need one", EXIT_USAGE
+        )
+    return attached
+
+
+def _other_build(hellos: Sequence[Hello]) -> str:
+    other = [str(hello.rank) for hello in hellos if hello.digest != hellos[0].digest]
+    if not other:
+        return ""
+    ranks = f"rank{'s' * (len(other) > 1)} {', '.join(other)}"
+    return f"{ranks} opened another build than rank 0: copy one build to all machines"
+
+
+def _lock(run: Path, session: str, lock: list[int]) -> tuple[str, int]:
+    """Take the run's lock and write the session into it; why not, and the exit code."""
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        lock[:] = [lock_folder(run)]
+        os.ftruncate(lock[0], 0)
+        os.pwrite(lock[0], session.encode(), 0)
+        os.fsync(lock[0])
+    except RunFolderBusyError as error:
+        return str(error), EXIT_RETRY
+    except OSError as error:
+        return f"the run folder cannot be used: {error}", refusal_code(error)
+    return "", 0
+
+
+def _sees_lock(run: Path, session: str) -> bool:
+    """Whether this rank's run folder is that of rank 0."""
+    until = time.monotonic() + SHARED_S
+    while True:
+        with suppress(OSError):
+            if (run / LOCK).read_text("ascii", "replace") == session:
+                return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)

@@ -1,0 +1,211 @@
+"""How ranks that torchrun started find each other: its store, and one meeting of all ranks for each attempt.
+
+torchrun keeps one store over all attempts of `--max-restarts`, with the addresses of ranks that have died still in it.
+So all ranks of an attempt agree on a session first, and everything else of the attempt is under keys of that session.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+MEET_S = 120.0  # torchrun starts all ranks of an attempt at once; they differ by their imports
+SEE_OFF_S = 5.0
+POLL_S = 0.05
+LOOPBACK = "127.0.0.1"
+
+
+class MeetingError(RuntimeError):
+    """The ranks did not meet; the message names who is missing, or what does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the environment says of a rank. `agent`: the number of the torchrun process that started it."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    agent: int
+    restarts: int
+    host: str
+    port: int
+    agent_has_store: bool
+
+    @staticmethod
+    def of(environment: Mapping[str, str]) -> Place:
+        """ValueError where a variable is missing or is no number."""
+
+        def number(name: str, default: int | None = None) -> int:
+            text = environment.get(name, "" if default is None else str(default))
+            if not (text.isascii() and text.isdecimal()):
+                raise ValueError(f"{name}={text!r} in the environment is not a number: start with torchrun")
+            return int(text)
+
+        rank, world = number("RANK"), number("WORLD_SIZE")
+        if rank >= world:
+            raise ValueError(f"RANK={rank} in the environment is not below WORLD_SIZE={world}: start with torchrun")
+        return Place(
+            rank,
+            world,
+            number("LOCAL_RANK", rank),
+            number("LOCAL_WORLD_SIZE", world),
+            number("GROUP_RANK", 0),
+            number("TORCHELASTIC_RESTART_COUNT", 0),
+            environment.get("MASTER_ADDR", LOOPBACK),
+            number("MASTER_PORT"),
+            environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a rank says of itself. `nonce`: of its process, so that nobody meets a rank of an earlier attempt."""
+
+    nonce: str
+    rank: int
+    machine: str
+    agent: int
+    pid: int
+    board: int  # descriptor of the memory of its board
+    restarts: int
+    digest: str  # of its build
+
+
+@dataclass(frozen=True)
+class Session:
+    """One attempt: its keys in the store, who takes part, and what rank 0 decided for all."""
+
+    name: str
+    hellos: Sequence[Hello]
+    decided: Mapping[str, Any]
+
+    @property
+    def machines(self) -> int:
+        return len({hello.machine for hello in self.hellos})
+
+
+class Stores:
+    """Connections to the store, one for each thread: a call that waits holds its connection."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        one_machine = place.local_world == place.world
+        self.host = LOOPBACK if one_machine and not place.agent_has_store else place.host
+        self._hosted: dist.TCPStore | None = None
+        if not place.agent_has_store and place.rank == 0:
+            self._hosted = self._host(one_machine)
+
+    def connect(self, prefix: str) -> dist.Store:
+        """A new connection, for keys of `prefix`. MeetingError where the store does not answer."""
+        place = self._place
+        try:
+            store = dist.TCPStore(
+                self.host, place.port, place.world, False, timedelta(seconds=MEET_S), wait_for_workers=False
+            )
+        except RuntimeError as error:
+            raise MeetingError(
+                f"the store of torchrun at {self.host}:{place.port} does not answer: {str(error).splitlines()[0]}"
+            ) from None
+        return dist.PrefixStore(f"dsc/{prefix}", store)
+
+    def _host(self, one_machine: bool) -> dist.TCPStore:
+        """The store itself, where nobody has one; on loopback where all ranks are of this machine."""
+        try:
+            listening = socket.create_server((LOOPBACK if one_machine else "", self._place.port))
+        except OSError as error:
+            raise MeetingError(f"MASTER_PORT={self._place.port} cannot be listened on: {error.strerror}") from None
+        return dist.TCPStore(
+            self.host,
+            self._place.port,
+            self._place.world,
+            True,
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
+
+
+def meet(
+    store: dist.Store,
+    world: int,
+    mine: Hello,
+    enter: Callable[[str], None],
+    decide: Callable[[str, Sequence[Hello], bool], Mapping[str, Any]],
+) -> Session:
+    """Agree with all ranks on a session. `store`: of no session.
+
+    A rank says hello; rank 0 invites all that it sees by their nonces, again when one of them changes, for it may see
+    ranks of an earlier attempt first; a rank that is invited calls `enter(session)` and says so; when all have, rank 0
+    calls `decide(session, hellos, restarted)`, and what that returns goes to all. Raises MeetingError after MEET_S.
+    """
+    until = time.monotonic() + MEET_S
+    store.set(f"hello/{mine.rank}", json.dumps(asdict(mine)))
+    entered = ""
+    invited: list[str] = []
+    keys = [f"hello/{rank}" for rank in range(world)]
+    session, go = "", ""
+    while True:
+        if mine.rank == 0 and store.check(keys):
+            hellos = [Hello(**json.loads(text)) for text in store.multi_get(keys)]
+            if (nonces := [hello.nonce for hello in hellos]) != invited:
+                session, invited = secrets.token_hex(8), nonces
+                store.set("invitation", json.dumps({"session": session, "hellos": [asdict(h) for h in hellos]}))
+        if store.check(["invitation"]):
+            invitation = json.loads(store.get("invitation"))
+            hellos = [Hello(**row) for row in invitation["hellos"]]
+            if len(hellos) == world and hellos[mine.rank].nonce == mine.nonce:
+                session = invitation["session"]
+                go = f"go/{session}"
+                if entered != session:
+                    enter(session)
+                    store.set(f"entered/{session}/{mine.rank}", "")
+                    entered = session
+                if mine.rank == 0 and store.check([f"entered/{session}/{rank}" for rank in range(world)]):
+                    restarted = store.add("sessions", 1) > 1 or any(hello.restarts for hello in hellos)
+                    store.set(go, json.dumps(decide(session, hellos, restarted)))
+                if store.check([go]):
+                    met = Session(session, hellos, json.loads(store.get(go)))
+                    _see_off(store, f"met/{session}", world, mine.rank)
+                    return met
+        if time.monotonic() > until:
+            raise MeetingError(_missing(store, world, entered))
+        time.sleep(POLL_S)
+
+
+def _see_off(store: dist.Store, key: str, world: int, rank: int) -> None:
+    """Wait, as rank 0, until all ranks have read what was decided: rank 0 may have the store, and end with it."""
+    until = time.monotonic() + SEE_OFF_S
+    count = store.add(key, 1)
+    while rank == 0 and count < world and time.monotonic() < until:
+        time.sleep(POLL_S)
+        count = store.add(key, 0)
+
+
+def _missing(store: dist.Store, world: int, session: str) -> str:
+    key = f"entered/{session}" if session else "hello"
+    away = [str(rank) for rank in range(world) if not store.check([f"{key}/{rank}"])]
+    who = f"rank{'s' * (len(away) > 1)} {', '.join(away)}" if away else "rank 0"
+    return f"{who} did not come within {MEET_S:.0f} s: look at the output of torchrun on every machine"
+
+
+def new_nonce() -> str:
+    return secrets.token_hex(8)
+
+
+def machine() -> str:
+    """This machine as ranks see it: its boot, and the namespaces in which processes and interfaces have names."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        boot = socket.gethostname()
+    return " ".join([boot, *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("pid", "net"))])

@@ -1,0 +1,407 @@
+"""A rank's watch over all ranks under torchrun, which has no supervisor that could see what they do.
+
+A thread in every rank tells the others through torchrun's store, twice a second, what its rank is doing, and hears what
+they do. So every rank can say which rank died or hangs and during which action, on every machine, and all leave by
+themselves. Of a rank that the same torchrun started it sees the memory of the board, and its end at once.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import mmap
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from runtime.heartbeat import Board, size_bytes
+from runtime.launch_rank import STOP_SIGNALS, is_lost_peer, last_lines
+from runtime.launch_watch import POLL_S, REPEAT_S, Stillness, is_communication, process_state
+from runtime.outcome import Waiting, oom_kills_so_far
+from runtime.torchrun_meet import Hello
+from runtime.torchrun_says import Beat, Ending, SharedBoard, State
+
+BEAT_S = 0.5
+LOST_S = 20.0  # without a sign of life a rank counts as dead, where its end cannot be seen
+SUSPECT_S = 3.0  # the same, where another rank has lost a connection
+SETTLE_S = 5.0  # how long a broken connection waits for the death that broke it
+LINGER_S = 3.0  # how long a rank that leaves waits for the others to hear why
+
+
+@dataclass
+class _Peer:
+    """What is known of another rank. `pidfd` and `board`: of a rank that the same torchrun started."""
+
+    rank: int
+    beat: Beat
+    heard_s: float = 0.0  # since its last beat, by time this process ran
+    pidfd: int | None = None
+    board: Board | None = None
+    ended: bool = False
+
+    def hear(self, beat: Beat) -> None:
+        if beat.number != self.beat.number:
+            self.heard_s = 0.0
+        self.beat = beat
+
+    @property
+    def is_over(self) -> bool:
+        """It does not beat any more, and need not."""
+        return self.beat.state in ("done", "leaving") or self.ended
+
+    def last(self) -> tuple[int, str]:
+        """Step and action, as fresh as can be."""
+        if self.board is None:
+            return self.beat.step, self.beat.action
+        beat = self.board.read(self.rank)
+        return beat.step, beat.action
+
+
+@dataclass
+class Watch:
+    """The watch of one rank; `begin` starts it, and from then on it may end this process.
+
+    `store`: keys of the session, a connection of this thread's alone. `hang_timeout_s`: as of `launch`.
+    """
+
+    rank: int
+    board: SharedBoard
+    store: dist.Store
+    agent: int
+    hang_timeout_s: float | None
+    state: State = "prepare"
+    _number: int = 0
+    _peers: dict[int, _Peer] = field(default_factory=dict)
+    _endings: list[Ending] = field(default_factory=list)
+    _unsaid: list[tuple[str, str]] = field(default_factory=list)  # (key, line) to append to
+    _signals: list[tuple[int, float]] = field(default_factory=list)
+    _lost_at: float | None = None
+    _published_hang: bool = False
+    _store_is_gone: bool = False
+    _trains: threading.Event = field(default_factory=threading.Event)  # all can know that this rank trains
+    _told: threading.Event = field(default_factory=threading.Event)  # all can know that this rank is done
+    _oom_kills: int = field(default_factory=oom_kills_so_far)
+
+    # -------------------------------------------------------- called by the main thread
+
+    def enter(self) -> None:
+        """The first beat, before the session is agreed on."""
+        self._set_beat()
+
+    def begin(self, hellos: Sequence[Hello]) -> None:
+        """Start to watch. `enter` of every rank has been called, and the lists are in the store."""
+        mine = hellos[self.rank]
+        self._wake, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda _number, _frame: None)  # the pipe says it, even while the main thread waits
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        for hello in hellos:
+            if hello.rank != self.rank:
+                peer = _Peer(hello.rank, Beat(-1, "prepare", 0, "start", 0, 0.0, "", "", False))
+                self._peers[hello.rank] = peer
+                if (hello.machine, hello.agent) == (mine.machine, mine.agent):
+                    self._see(peer, hello)
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Tell all ranks that this one failed. Does not return: the watch ends the process."""
+        beat = self.board.read(self.rank)
+        summary = "".join(traceback.format_exception_only(error)).partition("\n")[0]
+        lost_peer = is_lost_peer(error)
+        self.end(Ending("failed", self.rank, beat.step, beat.action, summary, last_lines(error), lost_peer))
+
+    def end(self, ending: Ending) -> NoReturn:
+        """Tell all ranks to end, for this reason. Does not return."""
+        self._unsaid.append(("endings", json.dumps(asdict(ending))))
+        os.write(self._write, b"\0")
+        while True:
+            signal.pause()
+
+    def begin_training(self) -> None:
+        """Say that this rank trains: from now on a stop ends it after a whole step, and it is judged for hanging."""
+        self.state = "train"
+        os.write(self._write, b"\0")
+        self._trains.wait()
+
+    def finish(self) -> None:
+        """Say that this rank has come to its end, and stop watching."""
+        self.state = "done"
+        self.board.finish()
+        os.write(self._write, b"\0")
+        self._told.wait()
+
+    # -------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        stillness, checked, beat_at = Stillness(time.monotonic()), time.monotonic(), 0.0
+        try:
+            while not self._told.is_set():
+                woken = self._events()
+                now = time.monotonic()
+                for peer in self._peers.values():
+                    peer.heard_s += min(now - checked, 2 * POLL_S)
+                checked = now
+                if (woken or now >= beat_at) and not self._store_is_gone:
+                    beat_at = now + BEAT_S
+                    self._round()
+                if ending := self._ending(now):
+                    self._leave(ending)
+                stamps = tuple(peer.beat.since_ns for peer in self._peers.values() if not peer.is_over)
+                still_s = stillness.seconds(now, (self.board.read(self.rank).since_ns, *stamps))
+                self._judge_hang(still_s)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _events(self) -> bool:
+        """Wait for a signal, a death or POLL_S. Whether something came."""
+        events = [descriptor for descriptor, _ in self._poll.poll(POLL_S * 1000)]
+        for descriptor in events:
+            if descriptor == self._wake:
+                with suppress(BlockingIOError):
+                    for number in os.read(self._wake, 64):
+                        self._receive(number)
+            else:
+                self._poll.unregister(descriptor)
+                next(peer for peer in self._peers.values() if peer.pidfd == descriptor).ended = True
+        return bool(events)
+
+    def _receive(self, number: int) -> None:
+        if number not in STOP_SIGNALS:  # 0: the main thread has something to say
+            return
+        now = time.monotonic()
+        name = signal.Signals(number).name
+        if not self._signals:
+            self._unsaid.append(("stops", json.dumps({"signal": number, "rank": self.rank})))
+        elif now - self._signals[0][1] > REPEAT_S:
+            ending = Ending("killed", self.rank, how=f"{name} came to rank {self.rank} a second time", signal=number)
+            self._unsaid.append(("endings", json.dumps(asdict(ending))))
+        self._signals.append((number, now))
+
+    def _round(self) -> None:
+        """Say what this rank does, and hear what the others do. A store that is gone is a reason to end."""
+        try:
+            with _no_longer_than(self.hang_timeout_s):
+                mine = self._set_beat()
+                while self._unsaid:
+                    key, line = self._unsaid[0]
+                    self.store.append(key, line + "\n")
+                    self._unsaid.pop(0)
+                ranks = list(self._peers)
+                keys = ["stops", "endings", *(f"beat/{rank}" for rank in ranks)]
+                stops, endings, *beats = (text.decode() for text in self.store.multi_get(keys))
+        except RuntimeError as error:  # of which torch's are
+            self._store_is_gone = True
+            self._lose_store(error)
+            return
+        if mine.state == "train":
+            self._trains.set()
+        if mine.state == "done":
+            self._told.set()
+        for rank, text in zip(ranks, beats, strict=True):
+            self._peers[rank].hear(Beat(**json.loads(text)))
+        self._endings = [Ending.read(line) for line in endings.splitlines()]
+        if stops and not self.board.stop_request():
+            first = json.loads(stops.splitlines()[0])
+            self.board.request_stop(first["signal"], first["rank"])
+
+    def _set_beat(self) -> Beat:
+        beat = self.board.read(self.rank)
+        for_s = (time.monotonic_ns() - beat.since_ns) / 1e9
+        self._number += 1
+        where, waits = _main_frame()
+        process = process_state(os.getpid())
+        said = Beat(self._number, self.state, beat.step, beat.action, beat.since_ns, for_s, process, where, waits)
+        self.store.set(f"beat/{self.rank}", json.dumps(asdict(said)))
+        return said
+
+    def _check_store(self) -> None:
+        """RuntimeError where the store is gone: to ask it again would print torch's stack again."""
+        if self._store_is_gone:
+            raise RuntimeError("the store is gone")
+
+    def _lose_store(self, error: RuntimeError) -> None:
+        if self.state == "done" or all(peer.is_over for peer in self._peers.values()):
+            self._told.set()
+            return
+        if self._endings:
+            return
+        said = [json.loads(line) for key, line in self._unsaid if key == "endings"]
+        if said:
+            self._endings = [Ending.read(json.dumps(each)) for each in said]
+            return
+        step, action = self._peers[0].last() if 0 in self._peers else (self.board.step, "leave")
+        how = f"the store of torchrun is gone, so its torchrun or its machine has ended ({str(error).splitlines()[0]})"
+        self._endings = [Ending("failed", 0, step, action, how)]
+
+    # -------------------------------------------------------- judging
+
+    def _ending(self, now: float) -> Ending | None:
+        """Why to leave now, or None. A lost connection waits for the death behind it."""
+        causes = [ending for ending in self._endings if not ending.lost_peer]
+        if causes:
+            return causes[0]
+        if self._endings and self._lost_at is None:
+            self._lost_at = now
+        if self.state == "prepare" and (request := self.board.stop_request()):
+            return self._stopped(request.signal, request.rank)
+        for peer in self._peers.values():
+            if peer.ended and peer.beat.state not in ("done", "leaving") and not self._finished(peer):
+                self._blame(peer, self._death_of(peer))
+                return None
+        limit_s = LOST_S if self._lost_at is None else SUSPECT_S
+        silent = max((peer for peer in self._peers.values() if not peer.is_over), key=lambda p: p.heard_s, default=None)
+        if silent is not None and silent.heard_s > limit_s:
+            self._blame(
+                silent, f"no sign of life for {silent.heard_s:.0f} s: it was killed or stopped, or its machine is gone"
+            )
+            return None
+        if self._lost_at is not None and now - self._lost_at > SETTLE_S:
+            return self._endings[0]
+        return None
+
+    def _finished(self, peer: _Peer) -> bool:
+        return peer.board is not None and peer.board.finished(peer.rank)
+
+    def _death_of(self, peer: _Peer) -> str:
+        if oom_kills_so_far() > self._oom_kills:
+            return "its process has ended, likely out of memory (the kernel counted an out-of-memory kill)"
+        return "its process was killed or left before its end (torchrun says by what)"
+
+    def _blame(self, peer: _Peer, how: str) -> None:
+        step, action = peer.last()
+        self._unsaid.append(("endings", json.dumps(asdict(Ending("failed", peer.rank, step, action, how)))))
+        peer.ended = True
+        self._round()
+
+    def _stopped(self, number: int, rank: int) -> Ending:
+        how = f"rank {rank} received {signal.Signals(number).name}"
+        return Ending("stopped", rank, how=how, signal=number)
+
+    def stopped(self) -> Ending | None:
+        """Of a rank whose target has returned: whether that was because somebody asked."""
+        request = self.board.stop_request()
+        return self._stopped(request.signal, request.rank) if request else None
+
+    def _judge_hang(self, still_s: float) -> None:
+        """Name who is silent, else who is not in communication, else who has waited longest; and what all wait in."""
+        states = {self.state, *(peer.beat.state for peer in self._peers.values() if not peer.is_over)}
+        if self.hang_timeout_s is None or self._published_hang or states != {"train"}:
+            return
+        if still_s < max(self.hang_timeout_s, 2 * BEAT_S):
+            return
+        beats = {self.rank: (self._set_beat(), 0.0)} | {
+            r: (p.beat, p.heard_s) for r, p in self._peers.items() if not p.is_over
+        }
+
+        def suspicion(rank: int) -> tuple[bool, bool, float]:
+            beat, silent_s = beats[rank]
+            return silent_s < SUSPECT_S, beat.waits, -(beat.for_s + silent_s)
+
+        last = {
+            rank: self._peers[rank].last() if rank != self.rank else (b.step, b.action)
+            for rank, (b, _) in beats.items()
+        }
+        waiting = tuple(
+            Waiting(rank, *last[rank], b.for_s + s, b.process if s < SUSPECT_S else "silent", b.where)
+            for rank, (b, s) in sorted(beats.items())
+        )
+        cause = min(beats, key=suspicion)
+        alive, waits, _ = suspicion(cause)
+        why = "all wait for one another, it longest" if waits else "it waits for no other rank"
+        if not alive:
+            why = "its process is stopped, or its machine is gone"
+        how = f"no rank has changed its action for {still_s:.1f} s; {why}"
+        self._published_hang = True
+        ending = Ending("hung", cause, *last[cause], how, waiting=waiting)
+        self._unsaid.append(("endings", json.dumps(asdict(ending))))
+        self._round()
+
+    # -------------------------------------------------------- leaving
+
+    def _leave(self, ending: Ending) -> NoReturn:
+        """Say why, once for each machine; wait until the others have heard it; end this process."""
+        self.state = "leaving"
+        first = True
+        with suppress(RuntimeError):
+            self._check_store()
+            self._set_beat()
+            first = self.store.add(f"said/{self.agent}", 1) == 1
+        if first:
+            with suppress(OSError, ValueError):
+                print(ending, file=sys.stderr, flush=True)
+        blamed = [peer for peer in self._peers.values() if peer.ended]
+        for peer in (*self._linger(ending), *blamed):  # one that is stopped would keep its torchrun waiting for 30 s
+            if peer.pidfd is not None and ending.kind in ("failed", "hung", "killed"):
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(peer.pidfd, signal.SIGKILL)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(ending.exit_code)
+
+    def _linger(self, ending: Ending) -> list[_Peer]:
+        """Wait until all have heard; those that have not after LINGER_S."""
+        until = time.monotonic() + LINGER_S
+        while away := [peer for peer in self._peers.values() if not peer.is_over]:
+            if time.monotonic() > until:
+                return away
+            if all(peer.rank == ending.rank and peer.pidfd is None for peer in away):
+                return []  # what has ended on another machine is not waited for
+            self._events()
+            try:
+                self._check_store()
+                for peer in away:
+                    peer.hear(Beat(**json.loads(self.store.get(f"beat/{peer.rank}"))))
+            except RuntimeError:
+                return []
+        return []
+
+    def _see(self, peer: _Peer, hello: Hello) -> None:
+        """Watch the process itself, and what it writes on its board. Not possible where it has ended already."""
+        try:
+            peer.pidfd = os.pidfd_open(hello.pid)
+            with Path(f"/proc/{hello.pid}/fd/{hello.board}").open("r+b", buffering=0) as file:
+                memory = mmap.mmap(file.fileno(), size_bytes(self.board.world))
+            peer.board = Board(self.board.world, _memory=memory)
+            self._poll.register(peer.pidfd, select.POLLIN)
+        except ProcessLookupError:
+            peer.ended = True
+        except OSError:  # of another user, for example: its beats are left
+            pass
+
+
+@contextmanager
+def _no_longer_than(limit_s: float | None) -> Iterator[None]:
+    """End the process, with the stacks of its threads, where the store does not answer: the watch itself is stuck."""
+    if limit_s is not None:
+        faulthandler.dump_traceback_later(max(limit_s, LOST_S), exit=True)
+    try:
+        yield
+    finally:
+        if limit_s is not None:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _main_frame() -> tuple[str, bool]:
+    """Where the main thread is, `file.py:12 in function`, and whether that is communication (ours or torch's)."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return "", False
+    path = Path(frame.f_code.co_filename)
+    return f"{path.name}:{frame.f_lineno} in {frame.f_code.co_name}", is_communication(path)

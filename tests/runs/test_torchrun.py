@@ -1,0 +1,193 @@
+"""Runs that two real torchrun agents start, each as if it were a machine: what ends them, and what goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.runs.place import FOUR_RANKS, LIMIT_S, TORCHRUN, Place, bits, rows, run, saved, untimed
+from tests.runs.test_failures import ACTION, BEGUN
+from tests.runtime.processes import children, is_gone, listeners, wait_for
+
+FOREVER = ("--steps", str(10**6))
+STRAIGHT = 30
+
+
+@pytest.fixture(scope="module")
+def place(new_place: Callable[[], Place]) -> Place:
+    """A build of four ranks, and `straight`, a run of it that nothing disturbs."""
+    place = new_place()
+    place.compile(FOUR_RANKS)
+    place.dsc("train", "build/tiny", "--out", "straight", "--steps", STRAIGHT)
+    return place
+
+
+@dataclass
+class Agents:
+    """Two torchrun processes of two ranks each."""
+
+    processes: list[subprocess.Popen[bytes]]
+    folder: Path
+    name: str
+
+    def ranks(self) -> dict[int, int]:
+        """Rank → process id."""
+        pids = [pid for agent in self.processes for pid in children(agent.pid)]
+        named = {_variable(pid, "RANK"): pid for pid in pids}
+        return {int(rank): pid for rank, pid in named.items() if rank is not None}
+
+    def wait_for_step(self, step: int) -> None:
+        def reached() -> bool:
+            assert all(agent.poll() is None for agent in self.processes), self.output(0) + self.output(1)
+            return len(rows(self.folder / self.name)) >= step
+
+        wait_for(reached, f"step {step}")
+
+    def end(self) -> list[int]:
+        """Their exit codes, once all ranks have ended too."""
+        ranks = self.ranks()
+        codes = [agent.wait(LIMIT_S) for agent in self.processes]
+        wait_for(lambda: all(map(is_gone, ranks.values())), "the end of every rank")
+        return codes
+
+    def output(self, agent: int) -> str:
+        return (self.folder / f"{self.name}-{agent}.out").read_text("utf-8")
+
+    def said(self, start: str) -> list[list[str]]:
+        """The lines of each agent that start so."""
+        return [[line for line in self.output(a).splitlines() if line.startswith(start)] for a in range(2)]
+
+
+def _variable(pid: int, name: str) -> str | None:
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return next((e.partition(b"=")[2].decode() for e in entries if e.startswith(name.encode() + b"=")), None)
+
+
+@contextmanager
+def agents(place: Place, name: str, *words: object, torchrun: tuple[str, ...] = ()) -> Iterator[Agents]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    where = ("--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
+    command = (*TORCHRUN, *where, "--rdzv-id", name, *torchrun, "build/tiny/train.py", "--out", name, *map(str, words))
+    with ExitStack() as stack:
+        outputs = [stack.enter_context((place.folder / f"{name}-{agent}.out").open("wb")) for agent in range(2)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        processes = [
+            subprocess.Popen(command, cwd=place.folder, stdout=out, stderr=out, env=environment) for out in outputs
+        ]
+        started = Agents(processes, place.folder, name)
+        try:
+            yield started
+        finally:
+            for pid in (*started.ranks().values(), *(agent.pid for agent in processes)):
+                if not is_gone(pid):
+                    os.kill(pid, signal.SIGKILL)
+            for agent in processes:
+                agent.wait(LIMIT_S)
+
+
+def check_equals_straight(place: Place, name: str, last: int) -> None:
+    theirs, straight = place.folder / name, place.folder / "straight"
+    assert untimed(theirs) == untimed(straight)[:last]
+    assert bits(saved(theirs, last - last % 3)) == bits(saved(straight, last - last % 3))
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_killed_rank_ends_both_machines_by_name(place: Place, rank: int) -> None:
+    """Without the watch, the ranks of the other machine would wait for torch's timeout of half an hour."""
+    with agents(place, f"killed-{rank}", *FOREVER, "--hang-timeout", "none") as both:
+        both.wait_for_step(BEGUN)
+        os.kill(both.ranks()[rank], signal.SIGKILL)
+        assert both.end() == [1, 1]
+        for said in both.said("error: "):
+            assert len(said) == 1, "once for each machine"
+            assert re.match(rf"error: rank {rank} failed during {ACTION}, step \d+: its process was killed", said[0])
+
+
+def test_a_stop_of_one_machine_saves_and_goes_on(place: Place) -> None:
+    with agents(place, "stopped", *FOREVER) as both:
+        both.wait_for_step(BEGUN)
+        both.processes[1].send_signal(signal.SIGTERM)
+        both.end()
+        for said in both.said("stopped: "):
+            assert len(said) == 1 and re.fullmatch(r"stopped: rank \d received SIGTERM; go on with --resume", said[0])
+    last = rows(place.folder / "stopped")[-1]["step"]
+    assert saved(place.folder / "stopped").step == last, "the last step is saved, whichever it was"
+    last += 3
+    assert last <= STRAIGHT, "the undisturbed run must be longer"
+    with agents(place, "stopped", "--resume", "--steps", last) as both:
+        assert both.end() == [0, 0]
+    check_equals_straight(place, "stopped", last)
+
+
+@pytest.mark.parametrize("transport", ["memory", "gloo"])
+def test_ranks_that_torchrun_starts_again_go_on(place: Place, transport: str) -> None:
+    words = ("--steps", STRAIGHT, "--transport", transport)
+    with agents(place, f"again-{transport}", *words, torchrun=("--max-restarts", "1")) as both:
+        both.wait_for_step(BEGUN)
+        first = both.ranks()
+        os.kill(first[2], signal.SIGKILL)
+        assert both.end() == [0, 0], both.output(0)
+        assert "torchrun started the ranks again: they go on from a checkpoint" in both.output(0) + both.output(1)
+    theirs = place.folder / f"again-{transport}"
+    assert [row["step"] for row in rows(theirs)] == list(range(1, STRAIGHT + 1))
+    if transport == "memory":
+        check_equals_straight(place, f"again-{transport}", STRAIGHT)
+
+
+def test_a_second_run_in_the_folder_is_refused(place: Place) -> None:
+    """Whichever way it is started; and the first goes on."""
+    with agents(place, "one", *FOREVER) as both:
+        both.wait_for_step(BEGUN)
+        command = (*TORCHRUN, "--nproc-per-node", "4", "build/tiny/train.py", "--out", "one", "--resume")
+        done = run(command, 1, place.folder)
+        assert done.stderr.count("error: another run is using one\n") == 1
+        assert "exitcode  : 75" in done.stderr
+        done = place.dsc("train", "build/tiny", "--out", "one", "--resume", code=75)
+        assert done.stderr.endswith("error: another run is using one\n")
+        both.wait_for_step(len(rows(place.folder / "one")) + 2)
+        both.processes[0].send_signal(signal.SIGTERM)
+        both.end()
+    steps = [row["step"] for row in rows(place.folder / "one")]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_killed_torchrun_takes_its_ranks_with_it(place: Place) -> None:
+    with agents(place, "orphans", *FOREVER) as both:
+        both.wait_for_step(BEGUN)
+        assert len(both.ranks()) == 4
+        both.processes[0].send_signal(signal.SIGKILL)
+        assert both.end() == [-signal.SIGKILL, 1]
+
+
+def test_the_setting_that_closes_the_store(place: Place, tmp_path: Path) -> None:
+    """As docs/torchrun.md has it: nothing listens outside loopback, torchrun included."""
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", str(tmp_path / "meeting"), "--rdzv-conf", "store_type=file")
+    command = (*TORCHRUN, "--nproc-per-node", "4", *meeting, "build/tiny/train.py", "--out", "closed", *FOREVER)
+    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with (place.folder / "closed.out").open("wb") as out:
+        process = subprocess.Popen(command, cwd=place.folder, stdout=out, stderr=out, env=environment)
+    both = Agents([process], place.folder, "closed")
+    try:
+        wait_for(lambda: len(rows(place.folder / "closed")) >= 1, "the first step")
+        found = {address for pid in (process.pid, *both.ranks().values()) for address in listeners(pid)}
+        process.send_signal(signal.SIGTERM)
+        process.wait(LIMIT_S)
+    finally:
+        process.kill()
+        process.wait(LIMIT_S)
+    assert found == {"0100007F"}
+    assert saved(place.folder / "closed").step == rows(place.folder / "closed")[-1]["step"]

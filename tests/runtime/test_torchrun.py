@@ -1,0 +1,297 @@
+"""Ranks in torchrun's environment, as real processes: how they meet, and how every fault of one ends all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from runtime import torchrun_watch
+from runtime.heartbeat import Board
+from runtime.launch import lock_folder
+from runtime.launch_rank import Target
+from runtime.launch_watch import REPEAT_S
+from runtime.torchrun import RefusedError, attach
+from runtime.torchrun_meet import Place
+from tests.runtime.processes import Fork, forked, listeners, wait_for
+
+WORLD = 2
+REFUSED = 40  # added to the code of a refusal, to tell it from that of a rank which trained
+
+
+@dataclass
+class Ranks:
+    """Ranks of a test, forked as torchrun starts them. `agents`: which torchrun each is of."""
+
+    folder: Path
+    port: int
+    agents: tuple[int, ...] = (0, 0)
+    environment: Mapping[str, object] = field(default_factory=dict)
+
+    @contextmanager
+    def started(self, target: Target, **options: object) -> Iterator[list[Fork]]:
+        with ExitStack() as stack:
+            yield [stack.enter_context(forked(self._rank(rank, target, options))) for rank in range(WORLD)]
+
+    def codes(self, target: Target, **options: object) -> list[int]:
+        """Their exit codes, once all have ended."""
+        with self.started(target, **options) as ranks:
+            return [rank.exit_code() for rank in ranks]
+
+    def _rank(self, rank: int, target: Target, options: Mapping[str, object]) -> Callable[[], int]:
+        def run() -> int:
+            names = {"RANK": rank, "WORLD_SIZE": WORLD, "LOCAL_RANK": self.agents[:rank].count(self.agents[rank])}
+            names |= {"GROUP_RANK": self.agents[rank], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port}
+            names |= {"LOCAL_WORLD_SIZE": WORLD, **self.environment}
+            os.environ.update({name: str(value) for name, value in names.items()})
+            for name, value in options.items():
+                if callable(value):
+                    options_of_rank[name] = value(rank)
+            sys.stderr = (self.folder / f"errors_{rank}").open("w")
+            settings = {"run": self.folder / "run", "digest": "d", "hang_timeout_s": 60.0} | options_of_rank
+            try:
+                attached = attach(Place.of(os.environ), **settings)  # type: ignore[arg-type]
+            except RefusedError as error:
+                print(error, file=sys.stderr, flush=True)
+                return REFUSED + error.code
+            (self.folder / f"restarted_{rank}").write_text(str(attached.restarted))
+            return attached.train(target, "gloo")
+
+        options_of_rank = dict(options)
+        return run
+
+    def errors(self, rank: int) -> str:
+        return (self.folder / f"errors_{rank}").read_text()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Ranks:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return Ranks(tmp_path, free.getsockname()[1])
+
+
+def train(fault: Callable[[], object], folder: Path, at: int = 1) -> Target:
+    """A collective in step 4; then rank `at` suffers a fault during W1.5, and another collective."""
+
+    def target(rank: int, world: int, board: Board) -> None:
+        board.start_step(4)
+        sum_1 = torch.full((1,), float(rank + 1))
+        dist.all_reduce(sum_1)
+        board.set_action("W1.5")
+        if rank == at:
+            fault()
+        board.set_action("reduce head")
+        dist.all_reduce(sum_1)
+        (folder / f"sum_{rank}").write_text(str(sum_1.item()))
+
+    return target
+
+
+def raise_() -> None:
+    raise ValueError("no such expert")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forever() -> None:
+    while True:
+        pass
+
+
+def test_ranks_run_in_their_own_processes(ranks: Ranks) -> None:
+    assert ranks.codes(train(lambda: None, ranks.folder)) == [0, 0]
+    assert [(ranks.folder / f"sum_{rank}").read_text() for rank in range(2)] == ["6.0", "6.0"]
+    assert [ranks.errors(rank) for rank in range(2)] == ["", ""]
+
+
+@pytest.mark.parametrize("agents", [(0, 0), (0, 1)])
+def test_an_exception_is_named_by_both(ranks: Ranks, agents: tuple[int, int]) -> None:
+    ranks.agents = agents
+    assert ranks.codes(train(raise_, ranks.folder)) == [1, 1]
+    said = "error: rank 1 failed during W1.5, step 4: ValueError: no such expert\n"
+    texts = [ranks.errors(rank) for rank in range(2)]
+    assert sum(text.count(said) for text in texts) == len(set(agents)), "once for each machine"
+    assert "in raise_" in "".join(texts), "with the traceback"
+
+
+@pytest.mark.parametrize("agents", [(0, 0), (0, 1)])
+def test_a_killed_rank_is_named_with_its_action(
+    ranks: Ranks, agents: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of one torchrun see the end of a process; another machine hears nothing more."""
+    monkeypatch.setattr(torchrun_watch, "SUSPECT_S", 1.0)
+    ranks.agents = agents
+
+    def fault() -> None:
+        time.sleep(2 * torchrun_watch.BEAT_S)  # so that the other machine has heard of W1.5
+        die()
+
+    assert ranks.codes(train(fault, ranks.folder)) == [1, -signal.SIGKILL]
+    how = "its process was killed or left before its end" if agents == (0, 0) else "no sign of life for 1 s"
+    assert f"error: rank 1 failed during W1.5, step 4: {how}" in ranks.errors(0)
+
+
+def test_a_machine_that_is_gone_is_named_without_a_broken_connection(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 is in no collective when the other stops: only its silence is there."""
+    monkeypatch.setattr(torchrun_watch, "LOST_S", 2.0)
+    ranks.agents = (0, 1)
+
+    def target(rank: int, world: int, board: Board) -> None:
+        board.set_action("W1.5")
+        if rank == 1:
+            time.sleep(2 * torchrun_watch.BEAT_S)  # so that the other machine has heard of W1.5
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while True:
+            time.sleep(0.1)
+            board.set_action("F0.0")
+
+    with ranks.started(target) as (first, _second):
+        assert first.exit_code() == 1
+    assert "error: rank 1 failed during W1.5, step 0: no sign of life for 2 s" in ranks.errors(0)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_hang_is_named(ranks: Ranks, at: int) -> None:
+    assert ranks.codes(train(forever, ranks.folder, at), hang_timeout_s=1.5) == [3, 3]
+    said = ranks.errors(0) + ranks.errors(1)
+    assert f"error: rank {at} hung during W1.5, step 4: no rank has changed its action for" in said
+    assert "it waits for no other rank" in said and "in forever" in said
+    assert f"rank {1 - at}: " in said and "in reduce head, step 4" in said
+
+
+def test_a_stopped_rank_is_named_and_does_not_stay(ranks: Ranks) -> None:
+    stop = train(lambda: os.kill(os.getpid(), signal.SIGSTOP), ranks.folder)
+    assert ranks.codes(stop, hang_timeout_s=4.0) == [3, -signal.SIGKILL]
+    assert "error: rank 1 hung during W1.5, step 4: " in ranks.errors(0)
+    assert "its process is stopped" in ranks.errors(0)
+
+
+# ---------------------------------------------------------------- stops
+
+
+def steps(folder: Path) -> Target:
+    def target(rank: int, world: int, board: Board) -> None:
+        (folder / f"pid_{rank}").write_text(str(os.getpid()))
+        step = 0
+        while not board.should_stop(step):
+            step += 1
+            board.start_step(step)
+            dist.all_reduce(torch.ones(1))
+            if step == 3:
+                (folder / f"ready_{rank}").touch()
+        (folder / f"end_{rank}").write_text(str(step))
+
+    return target
+
+
+@pytest.mark.parametrize("to", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_rank_ends_both_after_the_same_step(ranks: Ranks, to: int, number: signal.Signals) -> None:
+    ranks.agents = (0, 1)
+    with ranks.started(steps(ranks.folder)) as both:
+        wait_for(lambda: all((ranks.folder / f"ready_{rank}").exists() for rank in range(2)), "three steps")
+        both[to].send(number)
+        assert [each.exit_code() for each in both] == [128 + number] * 2
+    ends = [(ranks.folder / f"end_{rank}").read_text() for rank in range(2)]
+    assert ends[0] == ends[1] and int(ends[0]) > 3
+    assert ranks.errors(0) == ranks.errors(1) == f"stopped: rank {to} received {number.name}; go on with --resume\n"
+
+
+def test_a_signal_that_comes_again_kills(ranks: Ranks) -> None:
+    """The main threads are in a step that does not end, so only their watches can hear it."""
+    with ranks.started(train(forever, ranks.folder)) as both:
+        wait_for(lambda: (ranks.folder / "restarted_1").exists(), "the meeting")
+        time.sleep(1.0)  # into the target: before, the first signal ends the ranks
+        both[0].send(signal.SIGTERM)
+        time.sleep(2 * REPEAT_S)
+        both[0].send(signal.SIGTERM)
+        assert [each.exit_code() for each in both] == [128 + signal.SIGTERM] * 2
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_a_folder_in_use_is_refused_for_now(ranks: Ranks) -> None:
+    (ranks.folder / "run").mkdir()
+    lock = lock_folder(ranks.folder / "run")
+    assert ranks.codes(train(lambda: None, ranks.folder)) == [REFUSED + 75] * 2
+    assert ranks.errors(0) == ranks.errors(1) == f"another run is using {ranks.folder}/run\n"
+    os.close(lock)
+    assert ranks.codes(train(lambda: None, ranks.folder)) == [0, 0]
+
+
+def test_a_run_holds_its_folder(ranks: Ranks) -> None:
+    def target(rank: int, world: int, board: Board) -> None:
+        (ranks.folder / f"ready_{rank}").touch()
+        wait_for((ranks.folder / "seen").exists, "the other run")
+
+    with ranks.started(target) as both:
+        wait_for((ranks.folder / "ready_0").exists, "the run")
+        with pytest.raises(RuntimeError, match="another run is using"):
+            lock_folder(ranks.folder / "run")
+        (ranks.folder / "seen").touch()
+        assert [each.exit_code() for each in both] == [0, 0]
+
+
+def test_another_build_is_refused(ranks: Ranks) -> None:
+    codes = ranks.codes(train(lambda: None, ranks.folder), digest=lambda rank: "da"[rank])
+    assert codes == [REFUSED + 2] * 2
+    assert ranks.errors(1) == "rank 1 opened another build than rank 0: copy one build to all machines\n"
+
+
+def test_another_run_folder_is_refused(ranks: Ranks) -> None:
+    codes = ranks.codes(train(lambda: None, ranks.folder), run=lambda rank: ranks.folder / f"run_{rank}")
+    assert codes == [2, 2]
+    said = f"error: {ranks.folder}/run_1 of rank 1 is not the folder that rank 0 trains in"
+    assert said in ranks.errors(0) + ranks.errors(1)
+
+
+def test_an_environment_that_is_none_is_refused() -> None:
+    good = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    assert Place.of(good).rank == 1
+    for wrong in ({"RANK": "first"}, {"RANK": "2"}, {"RANK": "-1"}, {"MASTER_PORT": ""}):
+        with pytest.raises(ValueError, match="start with torchrun"):
+            Place.of(good | wrong)
+
+
+# ---------------------------------------------------------------- the store
+
+
+def test_nothing_listens_outside_loopback(ranks: Ranks) -> None:
+    """Of one machine, where no torchrun has a store that it opened itself."""
+
+    def target(rank: int, world: int, board: Board) -> None:
+        (ranks.folder / f"listeners_{rank}").write_text("\n".join(listeners(os.getpid())) + "\n")
+
+    assert ranks.codes(target) == [0, 0]
+    addresses = "".join((ranks.folder / f"listeners_{rank}").read_text() for rank in range(2)).split()
+    assert addresses and set(addresses) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+def test_ranks_that_are_started_again_meet_in_the_store_of_before(ranks: Ranks) -> None:
+    """torchrun keeps its store, with the addresses of dead ranks; and after a failure of the other machine it counts no
+    restart of its own."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks.port = store.port
+    ranks.environment = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    restarted = [ranks.folder / f"restarted_{rank}" for rank in range(2)]
+    for attempt in range(3):
+        assert ranks.codes(train(die, ranks.folder)) == [1, -signal.SIGKILL]
+        assert [path.read_text() for path in restarted] == [str(attempt > 0)] * 2
+    assert ranks.codes(train(lambda: None, ranks.folder)) == [0, 0]
+    assert [(ranks.folder / f"sum_{rank}").read_text() for rank in range(2)] == ["6.0", "6.0"]
