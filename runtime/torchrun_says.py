@@ -11,7 +11,7 @@ from typing import Literal
 import torch.distributed as dist
 
 from runtime.heartbeat import Board, size_bytes
-from runtime.outcome import EXIT_USAGE, Outcome, Waiting, printable
+from runtime.outcome import EXIT_USAGE, Kind, Outcome, Waiting, printable
 
 State = Literal["prepare", "train", "done", "leaving"]
 
@@ -35,7 +35,7 @@ class Beat:
 class Ending:
     """Why all ranks end, as the rank that found it told it. `kind` is an Outcome's, or "refused" before training."""
 
-    kind: str
+    kind: Kind | Literal["refused"]
     rank: int
     step: int = 0
     action: str = ""
@@ -52,8 +52,9 @@ class Ending:
 
     @property
     def _outcome(self) -> Outcome:
+        assert self.kind != "refused"
         if self.kind in ("stopped", "killed"):
-            return Outcome(self.kind, self.how, signal=self.signal)  # type: ignore[arg-type]
+            return Outcome(self.kind, self.how, signal=self.signal)
         return Outcome(
             self.kind,
             self.how,
@@ -61,7 +62,7 @@ class Ending:
             self.step,
             self.action,
             detail=self.detail,
-            waiting=self.waiting,  # type: ignore[arg-type]
+            waiting=self.waiting,
         )
 
     def __str__(self) -> str:
@@ -104,3 +105,32 @@ def make_board(world: int, rank: int) -> tuple[SharedBoard, int]:
     descriptor = os.memfd_create("dsc-board", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, size_bytes(world))
     return SharedBoard(world, _memory=mmap.mmap(descriptor, size_bytes(world)), _rank=rank), descriptor
+
+
+@dataclass
+class Peer:
+    """What is known of another rank. `pidfd` and `board`: of a rank that the same torchrun started."""
+
+    rank: int
+    beat: Beat
+    heard_s: float = 0.0  # since its last beat, by time this process ran
+    pidfd: int | None = None
+    board: Board | None = None
+    ended: bool = False
+
+    def hear(self, beat: Beat) -> None:
+        if beat.number != self.beat.number:
+            self.heard_s = 0.0
+        self.beat = beat
+
+    @property
+    def is_over(self) -> bool:
+        """It does not beat any more, and need not."""
+        return self.beat.state in ("done", "leaving") or self.ended
+
+    def last(self) -> tuple[int, str]:
+        """Step and action, as fresh as can be."""
+        if self.board is None:
+            return self.beat.step, self.beat.action
+        beat = self.board.read(self.rank)
+        return beat.step, beat.action

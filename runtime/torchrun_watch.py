@@ -30,42 +30,13 @@ from runtime.launch_rank import STOP_SIGNALS, is_lost_peer, last_lines
 from runtime.launch_watch import POLL_S, REPEAT_S, Stillness, is_communication, process_state
 from runtime.outcome import Waiting, oom_kills_so_far
 from runtime.torchrun_meet import Hello
-from runtime.torchrun_says import Beat, Ending, SharedBoard, State
+from runtime.torchrun_says import Beat, Ending, Peer, SharedBoard, State
 
 BEAT_S = 0.5
 LOST_S = 20.0  # without a sign of life a rank counts as dead, where its end cannot be seen
 SUSPECT_S = 3.0  # the same, where another rank has lost a connection
 SETTLE_S = 5.0  # how long a broken connection waits for the death that broke it
 LINGER_S = 3.0  # how long a rank that leaves waits for the others to hear why
-
-
-@dataclass
-class _Peer:
-    """What is known of another rank. `pidfd` and `board`: of a rank that the same torchrun started."""
-
-    rank: int
-    beat: Beat
-    heard_s: float = 0.0  # since its last beat, by time this process ran
-    pidfd: int | None = None
-    board: Board | None = None
-    ended: bool = False
-
-    def hear(self, beat: Beat) -> None:
-        if beat.number != self.beat.number:
-            self.heard_s = 0.0
-        self.beat = beat
-
-    @property
-    def is_over(self) -> bool:
-        """It does not beat any more, and need not."""
-        return self.beat.state in ("done", "leaving") or self.ended
-
-    def last(self) -> tuple[int, str]:
-        """Step and action, as fresh as can be."""
-        if self.board is None:
-            return self.beat.step, self.beat.action
-        beat = self.board.read(self.rank)
-        return beat.step, beat.action
 
 
 @dataclass
@@ -82,7 +53,7 @@ class Watch:
     hang_timeout_s: float | None
     state: State = "prepare"
     _number: int = 0
-    _peers: dict[int, _Peer] = field(default_factory=dict)
+    _peers: dict[int, Peer] = field(default_factory=dict)
     _endings: list[Ending] = field(default_factory=list)
     _unsaid: list[tuple[str, str]] = field(default_factory=list)  # (key, line) to append to
     _signals: list[tuple[int, float]] = field(default_factory=list)
@@ -110,7 +81,7 @@ class Watch:
         self._poll.register(self._wake, select.POLLIN)
         for hello in hellos:
             if hello.rank != self.rank:
-                peer = _Peer(hello.rank, Beat(-1, "prepare", 0, "start", 0, 0.0, "", "", False))
+                peer = Peer(hello.rank, Beat(-1, "prepare", 0, "start", 0, 0.0, "", "", False))
                 self._peers[hello.rank] = peer
                 if (hello.machine, hello.agent) == (mine.machine, mine.agent):
                     self._see(peer, hello)
@@ -200,7 +171,7 @@ class Watch:
                 mine = self._set_beat()
                 while self._unsaid:
                     key, line = self._unsaid[0]
-                    self.store.append(key, line + "\n")
+                    self.store.append(key, line + "\n")  # type: ignore[attr-defined]  # torch's stub has none
                     self._unsaid.pop(0)
                 ranks = list(self._peers)
                 keys = ["stops", "endings", *(f"beat/{rank}" for rank in ranks)]
@@ -239,15 +210,12 @@ class Watch:
         if self.state == "done" or all(peer.is_over for peer in self._peers.values()):
             self._told.set()
             return
-        if self._endings:
-            return
-        said = [json.loads(line) for key, line in self._unsaid if key == "endings"]
-        if said:
-            self._endings = [Ending.read(json.dumps(each)) for each in said]
-            return
-        step, action = self._peers[0].last() if 0 in self._peers else (self.board.step, "leave")
-        how = f"the store of torchrun is gone, so its torchrun or its machine has ended ({str(error).splitlines()[0]})"
-        self._endings = [Ending("failed", 0, step, action, how)]
+        self._endings += [Ending.read(line) for key, line in self._unsaid if key == "endings"]
+        if all(ending.lost_peer for ending in self._endings):
+            step, action = self._peers[0].last() if 0 in self._peers else (self.board.step, "leave")
+            why = str(error).splitlines()[0]
+            how = f"the store of torchrun is gone, so its torchrun or its machine has ended ({why})"
+            self._endings.append(Ending("failed", 0, step, action, how))
 
     # -------------------------------------------------------- judging
 
@@ -275,19 +243,24 @@ class Watch:
             return self._endings[0]
         return None
 
-    def _finished(self, peer: _Peer) -> bool:
+    def _finished(self, peer: Peer) -> bool:
         return peer.board is not None and peer.board.finished(peer.rank)
 
-    def _death_of(self, peer: _Peer) -> str:
+    def _death_of(self, peer: Peer) -> str:
         if oom_kills_so_far() > self._oom_kills:
             return "its process has ended, likely out of memory (the kernel counted an out-of-memory kill)"
         return "its process was killed or left before its end (torchrun says by what)"
 
-    def _blame(self, peer: _Peer, how: str) -> None:
-        step, action = peer.last()
-        self._unsaid.append(("endings", json.dumps(asdict(Ending("failed", peer.rank, step, action, how)))))
+    def _blame(self, peer: Peer, how: str) -> None:
         peer.ended = True
-        self._round()
+        self._publish(Ending("failed", peer.rank, *peer.last(), how))
+
+    def _publish(self, ending: Ending) -> None:
+        self._unsaid.append(("endings", json.dumps(asdict(ending))))
+        if self._store_is_gone:
+            self._endings.append(ending)
+        else:
+            self._round()
 
     def _stopped(self, number: int, rank: int) -> Ending:
         how = f"rank {rank} received {signal.Signals(number).name}"
@@ -301,7 +274,7 @@ class Watch:
     def _judge_hang(self, still_s: float) -> None:
         """Name who is silent, else who is not in communication, else who has waited longest; and what all wait in."""
         states = {self.state, *(peer.beat.state for peer in self._peers.values() if not peer.is_over)}
-        if self.hang_timeout_s is None or self._published_hang or states != {"train"}:
+        if self.hang_timeout_s is None or self._published_hang or self._store_is_gone or states != {"train"}:
             return
         if still_s < max(self.hang_timeout_s, 2 * BEAT_S):
             return
@@ -328,9 +301,7 @@ class Watch:
             why = "its process is stopped, or its machine is gone"
         how = f"no rank has changed its action for {still_s:.1f} s; {why}"
         self._published_hang = True
-        ending = Ending("hung", cause, *last[cause], how, waiting=waiting)
-        self._unsaid.append(("endings", json.dumps(asdict(ending))))
-        self._round()
+        self._publish(Ending("hung", cause, *last[cause], how, waiting=waiting))
 
     # -------------------------------------------------------- leaving
 
@@ -355,7 +326,7 @@ class Watch:
                 stream.flush()
         os._exit(ending.exit_code)
 
-    def _linger(self, ending: Ending) -> list[_Peer]:
+    def _linger(self, ending: Ending) -> list[Peer]:
         """Wait until all have heard; those that have not after LINGER_S."""
         until = time.monotonic() + LINGER_S
         while away := [peer for peer in self._peers.values() if not peer.is_over]:
@@ -372,7 +343,7 @@ class Watch:
                 return []
         return []
 
-    def _see(self, peer: _Peer, hello: Hello) -> None:
+    def _see(self, peer: Peer, hello: Hello) -> None:
         """Watch the process itself, and what it writes on its board. Not possible where it has ended already."""
         try:
             peer.pidfd = os.pidfd_open(hello.pid)

@@ -251,9 +251,47 @@ def test_a_run_folder_in_use_is_refused(place: Place) -> None:
     busy = place.folder / "busy"
     with place.started("train", "--out", busy, "--steps", 10**6) as running:
         running.wait_for_step(busy, 1)
-        done = place.dsc("train", "--out", busy, code=2)
-        assert done.stderr.startswith("error: ") and "busy" in done.stderr
+        done = place.dsc("train", "--out", busy, code=75)
+        assert done.stderr.endswith("error: another run is using busy\n".replace("busy", str(busy)))
     assert json.loads((busy / "metrics.jsonl").read_text().splitlines()[0])["step"] == 1
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon", ""])
+def test_hang_timeouts_that_are_none(seconds: str, tmp_path: Path) -> None:
+    done = run((*DSC, "train", f"--hang-timeout={seconds}"), 2, tmp_path)
+    assert "is not a number of seconds above 0; `none` waits forever" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_without_hang_timeout(shop: Place, tmp_path: Path) -> None:
+    words = (shop.folder / "build" / "first", "--data", shop.folder, "--steps", 1, "--out", tmp_path / "run")
+    shop.dsc("train", *words, "--hang-timeout", "none")
+    assert saved(tmp_path / "run").step == 1
+
+
+def test_a_report_that_cannot_be_written_changes_no_exit_code(shop: Place, tmp_path: Path) -> None:
+    (tmp_path / "run" / "report.html").mkdir(parents=True)
+    words = (shop.folder / "build" / "first", "--data", shop.folder, "--steps", 1, "--out", tmp_path / "run")
+    done = shop.dsc("train", *words)
+    said = [line for line in done.stderr.splitlines() if not line.startswith("data: ")]
+    assert len(said) == 1 and said[0].startswith("the report could not be written: IsADirectoryError: ")
+    assert done.stdout.endswith(f"report: dsc report {tmp_path}/run\nrun: {tmp_path}/run\n")
+    assert saved(tmp_path / "run").step == 1
+
+
+def test_several_nodes_are_said_to_be_one_machine(place: Place) -> None:
+    """From the spec and from its build; a spec of one node says nothing."""
+    text = spec_text(dict(ONE_RANK, pipeline=2, schedule="dualpipe", devices=1)).replace("nodes = 1", "nodes = 2")
+    place.write(ONE_RANK)
+    (place.folder / "tiny.dsc").write_text(text)
+    said = "cluster here has 2 nodes, and dsc train starts all ranks on this machine; to start them on 2: dsc compile,"
+    said += " then on each torchrun --nnodes 2 --nproc-per-node 1 … build/tiny/train.py --out"
+    done = place.dsc("train", "--steps", 1, "--out", "a")
+    assert done.stdout.startswith(f"{said} a (docs/torchrun.md)\n")
+    done = place.dsc("train", "build/tiny", "--steps", 1, "--out", "b")
+    assert done.stdout.startswith(f"{said} b (docs/torchrun.md)\n")
+    place.compile(dict(ONE_RANK, name="alone"), "alone.dsc")
+    assert "nodes" not in place.dsc("train", "alone.dsc", "--steps", 1).stdout
 
 
 @pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full 2>/dev/full"])

@@ -61,6 +61,9 @@ def test_a_killed_rank(place: Place) -> None:
         os.kill(running.ranks(run)[2], signal.SIGKILL)
         said = failure(running, code=1)
     assert re.fullmatch(rf"error: rank 2 failed during {ACTION}, step \d+: killed by SIGKILL.*", said), said
+    assert f"report: dsc report {run}" in running.stdout() and not (run / "report.html").exists(), (
+        "nothing is waited for"
+    )
     check_resumes(place, "killed")
 
 
@@ -140,7 +143,10 @@ def test_asked_to_stop(place: Place, number: signal.Signals) -> None:
         said = failure(running, code=128 + number)
     assert said == f"stopped: the supervisor received {name}; go on with --resume"
     assert saved(run).step == rows(run)[-1]["step"], "the last step is saved, whichever it was"
-    assert "report: " in running.stdout() and (run / "report.html").is_file()
+    lines = running.stdout().splitlines()
+    assert lines[-2:] == [f"report: dsc report {run}", f"run: {run}"] and not (run / "report.html").exists()
+    place.dsc("report", run)
+    assert (run / "report.html").is_file()
     if number == signal.SIGTERM:
         check_resumes(place, name)
 
@@ -163,7 +169,8 @@ def test_a_killed_launcher_leaves_nothing(place: Place) -> None:
         command, launcher, *_ = running.seen()
         assert command == running.process.pid
         os.kill(launcher, signal.SIGKILL)
-        assert running.ends() == 128 + signal.SIGKILL
+        said = failure(running, code=128 + signal.SIGKILL)
+    assert said.startswith("error: the supervisor of the ranks was killed by SIGKILL, from outside or by the kernel")
     assert saved(run).step >= 3
 
 
@@ -211,10 +218,22 @@ def test_a_killed_compiler_or_launcher(place: Place, which: int) -> None:
         wait_for(lambda: list((run / "data").glob(".building-*")), "the preparation of the data")
         _, compiler, launcher, _ = running.seen()
         os.kill((0, compiler, launcher)[which], signal.SIGKILL)
-        assert running.ends() == 128 + signal.SIGKILL
+        said = failure(running, code=128 + signal.SIGKILL)
         assert all(map(is_gone, running.seen()))
-    assert running.stdout() == ""
+    what = ("", "the compiler", "the supervisor of the ranks")[which]
+    assert said.startswith(f"error: {what} was killed by SIGKILL, ") and running.stdout() == ""
     assert not (place.folder / "build" / name).exists()
+
+
+def test_a_killed_preparation_may_be_tried_again(place: Place) -> None:
+    place.compile(slow_data(place, "unprepared"), "unprepared.dsc")
+    run = place.folder / "unprepared"
+    with place.started("train", "unprepared.dsc", "--out", run) as running:
+        wait_for(lambda: list((run / "data").glob(".building-*")), "the preparation of the data")
+        _, _, preparation = running.seen()
+        os.kill(preparation, signal.SIGKILL)
+        said = failure(running, code=75)
+    assert said.startswith("error: the data could not be prepared: its process was killed by SIGKILL")
 
 
 def slow_data(place: Place, name: str) -> dict[str, Any]:
