@@ -63,7 +63,13 @@ def add_spec_arguments(parser: argparse.ArgumentParser, text: str = "") -> None:
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """-s."""
     parser.add_argument(
-        "-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key: -s parallel.pipeline=8"
+        "-s",
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key or a `let`: -s parallel.pipeline=8, -s width=64; the rate, or one phase of it, counted "
+        "from 0: -s 'train.rate=warmup 20 steps to 1e-3, cosine to 1e-4', -s 'train.rate.0=warmup 20 steps to 1e-3'",
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+Defaults = Mapping[str, int | float | str | bool | None]  # of keys of a config
+
 
 @dataclass(frozen=True)
 class Family:
@@ -13,7 +15,7 @@ class Family:
 
     attention: Literal["mla", "gqa"]
     ffn: Literal["dense", "deepseek", "qwen", "mixtral"]
-    defaults: Mapping[str, int | float | str | bool | None]  # None: the key is as if it were null
+    defaults: Defaults  # None: the key is as if it were null
     qk_norm: bool = False
     window: int | None = None  # of a config that does not mention sliding_window
     slides: bool = True  # a window is used where use_sliding_window is not mentioned
@@ -23,8 +25,9 @@ class Family:
 # have (the loss that balances experts, scores, how groups are chosen; the types `deepseek` and `kimi_k2`) is as in
 # DeepSeek's own configuration_deepseek.py beside the published weights; Kimi K2's file is a copy of DeepSeek-V3's.
 # Sizes have no default here: a config without them is refused.
-_ALL = {"initializer_range": 0.02, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
-_DEEPSEEK = _ALL | {
+_ALL: Defaults = {"initializer_range": 0.02, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
+_DEEPSEEK: Defaults = {
+    **_ALL,
     "num_key_value_heads": 32,
     "max_position_embeddings": 2048,
     "first_k_dense_replace": 0,
@@ -32,8 +35,9 @@ _DEEPSEEK = _ALL | {
     "scoring_func": "softmax",
     "aux_loss_alpha": 0.001,
 }
-_DEEPSEEK_V2 = _DEEPSEEK | {"n_shared_experts": 2, "routed_scaling_factor": 1.0, "topk_method": "greedy"}
-_DEEPSEEK_V3 = _DEEPSEEK | {
+_DEEPSEEK_V2: Defaults = {**_DEEPSEEK, "n_shared_experts": 2, "routed_scaling_factor": 1.0, "topk_method": "greedy"}
+_DEEPSEEK_V3: Defaults = {
+    **_DEEPSEEK,
     "max_position_embeddings": 4096,
     "first_k_dense_replace": 3,
     "norm_topk_prob": True,
@@ -45,11 +49,12 @@ _DEEPSEEK_V3 = _DEEPSEEK | {
     "topk_group": 4,
     "num_nextn_predict_layers": 1,
 }
-_LLAMA = _ALL | {"num_key_value_heads": None, "max_position_embeddings": 2048}
-_MISTRAL = _ALL | {"num_key_value_heads": 8, "max_position_embeddings": 131_072}
-_MIXTRAL = _MISTRAL | {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.001}
-_QWEN3 = _ALL | {"num_key_value_heads": 32, "max_position_embeddings": 32_768, "head_dim": 128}
-_QWEN3_MOE = _ALL | {
+_LLAMA: Defaults = {**_ALL, "num_key_value_heads": None, "max_position_embeddings": 2048}
+_MISTRAL: Defaults = {**_ALL, "num_key_value_heads": 8, "max_position_embeddings": 131_072}
+_MIXTRAL: Defaults = {**_MISTRAL, "rope_theta": 1e6, "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.001}
+_QWEN3: Defaults = {**_ALL, "num_key_value_heads": 32, "max_position_embeddings": 32_768, "head_dim": 128}
+_QWEN3_MOE: Defaults = {
+    **_ALL,
     "num_key_value_heads": 4,
     "max_position_embeddings": 32_768,
     "norm_topk_prob": False,

@@ -48,7 +48,7 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
     _, node, at, place = parts[part_of(spec, rank)]
     wanted = [(kind, dtype) for kind in RATED for dtype in _dtypes(kind, precision)]
     found = {each: points_of(at, place, *each) for each in wanted}
-    said = []
+    said: list[str] = []
     if table is None and table_for(node.device) == OTHERWISE and OTHERWISE not in node.device.name.lower():
         said.insert(0, f"device {node.device.name} has no rate table: shares of peaks as on H100")
     if node.device.bf16 is not None and node.device.hbm is None and at.device.hbm is not None:

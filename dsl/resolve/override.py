@@ -9,10 +9,11 @@ run alone, which then has a precision of its own that extends it.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 
 from dsl.parser import MAX_PARTS, parse
-from dsl.resolve.context import Context, RejectedError, Scope
+from dsl.resolve.context import MAX_LISTED, Context, RejectedError, Scope
 from dsl.resolve.derive import ranges_of
 from dsl.resolve.fields import fields_of, keys_of
 from dsl.resolve.merge import inner, key_of, merge
@@ -36,8 +37,12 @@ def override(context: Context, text: str) -> None:
         return
     word, setting = found
     kind, *rest = word.text.split(".")
+    lets = context.definitions.lets
     try:
-        if not rest and kind not in keys_of(Spec) and kind in context.definitions.lets:
+        if not rest and kind not in keys_of(Spec) and kind not in lets and (meant := _let_meant(kind, lets)):
+            message = f"neither the run has a key `{kind}` nor the file a `let` of that name"
+            raise context.reject("E0504", message, word.span, meant)
+        if not rest and kind not in keys_of(Spec) and kind in lets:
             _set_let(context, word, setting)
         elif kind in NAMED and rest:
             _set_named(context, kind, rest, word, setting)
@@ -121,6 +126,17 @@ def _is_plain(value: str) -> bool:
 
 
 # ---------------------------------------------------------------- setting
+
+
+def _let_meant(name: str, lets: Collection[str]) -> str:
+    """A hint for a name that is no key and no `let`; "" where there are none, or a key was meant."""
+    from dsl.spelling import nearest  # only where something is wrong
+
+    if not lets or (nearest(name, keys_of(Spec)) and not nearest(name, lets)):
+        return ""
+    close = nearest(name, lets)
+    listed = ", ".join(f"`{each}`" for each in sorted(lets)[:MAX_LISTED])
+    return f"did you mean `{close[0]}`?" if close else f"each `let` outside of blocks can be set: {listed}"
 
 
 def _set_let(context: Context, word: Word, setting: Setting) -> None:

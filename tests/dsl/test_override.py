@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from compiler.cli import command_parser
 from dsl.diagnostics import SpecError
 from dsl.format import canonical
 from dsl.leaves import leaves
@@ -97,6 +98,38 @@ def test_lets_of_the_file(tmp_path: Path) -> None:
     spec = read(tmp_path, "width=48", 'where="b"', text=text)
     assert (spec.model.hidden, spec.data.source) == (96, "b")
     assert refused(tmp_path, "height=3")[0][0] == "E0201"
+
+
+def test_a_let_that_is_misspelt_or_not_there(tmp_path: Path) -> None:
+    (tmp_path / "lib.dsc").write_text("let depth = 4\n", "utf-8")
+    layers = "layers 0..depth { ffn dense { inner = 64 } }"
+    text = f'import "lib.dsc"\nlet width = 64\nmodel base {{ hidden = width * 2, {layers} }}\n'
+    spec = read(tmp_path, "depth=6", "width=48", text=text)
+    assert (spec.model.hidden, spec.model.layers[-1].last) == (96, 6), "of an imported file, too"
+    for name, hint in (("widht", "did you mean `width`?"), ("zebra", "each `let` outside of blocks can be set: ")):
+        with pytest.raises(SpecError) as caught:
+            read(tmp_path, f"{name}=3", text=text)
+        (mistake,) = caught.value.diagnostics
+        assert mistake.code == "E0504" and mistake.hint.startswith(hint)
+        assert hint[0] == "d" or mistake.hint.endswith("`depth`, `width`")
+        assert mistake.span is not None and mistake.span.text == name
+    with pytest.raises(SpecError) as caught:
+        read(tmp_path, "paralel=3", text=text)
+    assert caught.value.diagnostics[0].hint == "did you mean `parallel`?"
+
+
+def test_the_forms_of_the_language_page(tmp_path: Path) -> None:
+    """Each `-s` of docs/language.md that sets a rate, and that the help of the commands shows."""
+    page = (ROOT / "docs" / "language.md").read_text("utf-8")
+    help_text = " ".join(command_parser("train").format_help().split())
+    for shown, ends in (
+        ("train.rate=warmup 20 steps to 1e-3, cosine to 1e-4", [(1e-3, 20), (1e-4, 100)]),
+        ("train.rate.0=warmup 50 steps to 2e-3", [(2e-3, 50), (2e-4, 100)]),
+    ):
+        assert f"`-s '{shown}'`" in page
+        found = read(tmp_path, shown).train.rate
+        assert [(phase.end, phase.end_tokens // STEP) for phase in found] == ends
+    assert "-s 'train.rate=warmup 20 steps to 1e-3, cosine to 1e-4'" in help_text and "-s width=64" in help_text
 
 
 def test_none_takes_away(tmp_path: Path) -> None:
