@@ -49,12 +49,14 @@ def launch(
     on_poll: Callable[[Board], None] | None = None,
     hang_timeout_s: float | None = 300.0,
     backend: str | None = "gloo",
+    debugged: int | None = None,
 ) -> Outcome:
     """Run `target(rank, world, board)` in `world` forked processes of one thread each, logs in `folder/logs`.
 
     Each has a process group of `backend` (None: none). `on_poll` is called here about every 0.1 s and once at the end;
-    it must be quick. `hang_timeout_s`: how long all boards may stay unchanged (None: forever). Call from the main
-    thread, before CUDA is initialised. Raises RunFolderBusyError, or OSError if the folder cannot be written.
+    it must be quick. `hang_timeout_s`: how long all boards may stay unchanged (None: forever). `debugged`: the rank
+    that keeps this process's terminal instead of a log. Call from the main thread, before CUDA is initialised. Raises
+    RunFolderBusyError, or OSError if the folder cannot be written.
     """
     assert world >= 1 and threading.current_thread() is threading.main_thread() and not torch.cuda.is_initialized()
     board = Board(world)
@@ -66,7 +68,7 @@ def launch(
             _prepare_fork()
             for rank in range(world):
                 log = folder / "logs" / f"rank_{rank}.log"
-                seat = Seat(rank, world, os.getpid(), log, meeting / "store", backend)
+                seat = Seat(rank, world, os.getpid(), log, meeting / "store", backend, debugged)
                 processes.append(_fork(target, seat, board))
             outcome = watch(processes, board, interrupts, on_poll, hang_timeout_s, oom_kills)
         finally:

@@ -24,6 +24,7 @@ from typing import NoReturn, TypeAlias
 import torch
 import torch.distributed as dist
 
+from runtime import debug
 from runtime.heartbeat import Board
 from runtime.outcome import ReportedError
 
@@ -52,6 +53,11 @@ class Seat:
     log: Path
     rendezvous: Path
     backend: str | None  # None: no process group
+    debugged: int | None = None  # the rank that keeps the supervisor's terminal, in a debug run
+
+    @property
+    def has_terminal(self) -> bool:
+        return self.rank == self.debugged
 
 
 def run_rank(target: Target, seat: Seat, board: Board) -> NoReturn:
@@ -59,8 +65,13 @@ def run_rank(target: Target, seat: Seat, board: Board) -> NoReturn:
     code = 1
     try:
         _die_with(seat.supervisor)
-        _redirect(seat.log)
+        if not seat.has_terminal:
+            _redirect(seat.log)
         _handle_signals(board)
+        if seat.has_terminal:
+            debug.take_terminal(seat.log)
+        elif seat.debugged is not None:
+            debug.pass_breakpoints()
         use_one_thread()
         with _process_group(seat):
             target(seat.rank, seat.world, board)
@@ -68,6 +79,10 @@ def run_rank(target: Target, seat: Seat, board: Board) -> NoReturn:
         board.finish()
         code = 0
     except BaseException as error:
+        if seat.has_terminal and (left := debug.left_by(error)):
+            board.request_stop(left)  # which ends the others too
+            board.finish()
+            os._exit(0)
         said = isinstance(error, ReportedError)
         summary = str(error) if said else "".join(traceback.format_exception_only(error))
         board.fail(summary, "" if said else last_lines(error), lost_peer=is_lost_peer(error))

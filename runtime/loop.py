@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime import bad_batches, kept, ledger, snapshot
+from runtime import bad_batches, debug, kept, ledger, snapshot
 from runtime.build import Build
 from runtime.checkpoint_keep import LOSS
 from runtime.checkpoint_read import Checkpoint
@@ -31,7 +31,7 @@ from runtime.rate import last_step
 from runtime.resume import difference, not_bit_for_bit, origin
 from runtime.saves import Saves
 from runtime.trace import Trace
-from runtime.trainer import EXTRA_TOKENS, NotFiniteError, Trainer
+from runtime.trainer import EXTRA_TOKENS, PEER_TIMEOUT_S, NotFiniteError, Trainer
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Loop:
     device: str = "cpu"  # or cuda, or shared
     transport: Transport = "auto"
     profile: int | None = None  # steps to profile; such a run ends with them and leaves no checkpoint
+    debugged: bool = False  # a rank may wait at its prompt; such a run leaves no checkpoint either
 
     @property
     def total(self) -> int:
@@ -62,6 +63,15 @@ class Loop:
             plan["batches"], plan["train"]["sequence"], step, self.position.tokens, plan["train"]["tokens"]
         )
 
+    @property
+    def _timeout_s(self) -> float:
+        """How long ranks wait for one another before they fail."""
+        return debug.TIMEOUT_S if self.debugged else PEER_TIMEOUT_S
+
+    @property
+    def _saves_nothing(self) -> bool:
+        return self.profile is not None or self.debugged
+
     def progress(self) -> Progress:
         """What the supervisor shows while the ranks run."""
         meta = json.loads((self.corpus / "meta.json").read_text("utf-8"))
@@ -72,7 +82,9 @@ class Loop:
         train = self.build.plan["train"]
         device = take(self.device, rank)
         samples, validation = self._samples("train"), self._validation()
-        trainer = Trainer(self.build, rank, samples, validation, board, device, transport=self.transport)
+        trainer = Trainer(
+            self.build, rank, samples, validation, board, device, self._timeout_s, transport=self.transport
+        )
         trainer.position = self.position
         if self.resume is not None:
             board.set_action("load checkpoint")
@@ -90,7 +102,8 @@ class Loop:
         saves = Saves(self.build, self.run, self.corpus, world, board, machine, events, say)
         metrics = Metrics(self.run, trainer.step, say) if rank == 0 else None
         trace = Trace(self.run, rank, trainer.step, kept.program_digest(self.build.files), say)
-        measured = self.device != "cpu" or ledger.is_there(self.run, rank, kept.digest(self.build.files))
+        measured = self.device != "cpu" or self.debugged
+        measured = measured or ledger.is_there(self.run, rank, kept.digest(self.build.files))
         profile = Profile(trainer, self.profile) if self.profile is not None else None
         total = self.total
         while trainer.step < total:
@@ -104,14 +117,14 @@ class Loop:
             trace.write(trainer.step, trainer.program, trainer.actions)
             last = trainer.step == total
             stop = board.should_stop(trainer.step)
-            due = not profile and (last or saves.due(trainer.step))
+            due = not self._saves_nothing and (last or saves.due(trainer.step))
             if train["validate"] and not profile and (last or self._validates(trainer.step, saves=due)):
                 row |= trainer.evaluate()
             if metrics:
                 metrics.write(row)
             if view:
                 view.poll(board)
-            if due or (stop and not profile):
+            if due or (stop and not self._saves_nothing):
                 saves.save(trainer, row.get(LOSS), last=last or stop)
             if stop:
                 if rank == 0 and (asked := board.stop_request()):

@@ -10,11 +10,13 @@ from pathlib import Path
 from runtime.outcome import shortened
 
 PROFILED = 5  # steps
+DEBUG_SUFFIX = "-debug"  # of the folder of a debug run, where no other is named
 EXIT_REPLACED = 76  # of the launcher, for dsc train alone: the folder holds another build than the one it compiled
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """--out, --steps, --resume, --skip-batch, --data, --device, --transport, --hang-timeout, --profile, --expect."""
+    """--out, --steps, --resume, --skip-batch, --data, --device, --transport, --hang-timeout, --profile, --debug,
+    --debug-rank, --expect."""
     parser.add_argument("--out", type=_run_folder, metavar="RUN", help="run folder; default: runs/<run>")
     parser.add_argument("--steps", type=_positive, metavar="N", help="end after step N instead of the spec's last")
     parser.add_argument(
@@ -56,6 +58,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"say where the time of N steps goes ({PROFILED} if N is left out), after some of warm-up, and end",
     )
     parser.add_argument(
+        "--debug",
+        action="store_true",
+        help="give one rank the terminal, for print and breakpoint() in an edited build; saves no checkpoint",
+    )
+    parser.add_argument(
+        "--debug-rank", type=_rank, default=0, metavar="R", help="the rank that --debug gives the terminal; default: 0"
+    )
+    parser.add_argument(
         "--expect", type=_digest, metavar="SHA256", help="train only the build of this digest, which dsc compile prints"
     )
 
@@ -66,6 +76,12 @@ def _digest(text: str) -> str:
             f"{text!r} is not the digest of a build: 64 digits, as dsc compile prints them"
         )
     return text
+
+
+def _rank(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,7}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank: they are counted from 0")
+    return int(text)
 
 
 def _run_folder(text: str) -> Path:

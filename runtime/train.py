@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.build import Build, BuildError, OtherBuildError
 from runtime.checkpoint_files import num_published
-from runtime.options import EXIT_REPLACED, add_options
+from runtime.debug import MARK, LeftError, take_folder, terminal_restored, watch
+from runtime.options import DEBUG_SUFFIX, EXIT_REPLACED, add_options
 from runtime.outcome import EXIT_RETRY, printable, refusal_code
 from runtime.preparing import Preparation, UsageError, preparing
 from runtime.room import cannot_save, lack
@@ -57,6 +58,7 @@ class Options:
     profile: int | None  # steps
     skip_batch: bool
     cache: Path | None  # of prepared data
+    debug: int | None = None  # rank that has the terminal
 
 
 def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
@@ -76,11 +78,16 @@ def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    opened = None if args.unbuilt else _open(args.build, args.expect, args.compiled)
-    run = args.out or Path("runs") / (opened.plan["run"] if opened else args.build.name)
+    opened = None if args.unbuilt else _open(args.build, args.expect, args.compiled, edited=args.debug)
+    name = opened.plan["run"] if opened else args.build.name
+    run = args.out or Path("runs") / (name + DEBUG_SUFFIX * args.debug)
     data = args.data or Path.cwd()
     how = (args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile, args.skip_batch)
     options = Options(run, data, *how, cache=args.data_cache)
+    if args.debug and opened:
+        options = _debugging(opened, options, args.debug_rank)
+    elif (run / MARK).exists():
+        raise UsageError(f"{run} holds a debug run: name another folder with --out")
     if options.profile is not None and options.steps is not None:
         raise UsageError("--profile N ends after the steps that it profiles: leave --steps out")
     if options.skip_batch and not options.resume:
@@ -118,10 +125,30 @@ def _check_place(run: Path) -> None:
         raise UsageError(f"{printable(str(run / FILE))} cannot be used: {error.strerror}: {hint}") from None
 
 
-def _open(folder: Path, expect: str | None, compiled: str | None) -> Build:
-    """The verified build. expect: the digest that the user asks for. compiled: that of the build made for this run."""
+def _debugging(build: Build, options: Options, rank: int) -> Options:
+    """Options of a debug run, having said what differs from the build that was compiled."""
+    if options.resume or options.profile is not None or {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        raise UsageError("--debug begins at step 1, and goes neither with --resume nor --profile nor under torchrun")
+    if rank >= _world(build):
+        raise UsageError(
+            f"--debug-rank {rank}: this build is of {_world(build)} ranks, the last is {_world(build) - 1}"
+        )
     try:
-        build = Build.open(folder, compiled or expect)
+        if reason := take_folder(options.run, build.edits):
+            raise UsageError(reason)
+    except OSError as error:
+        raise UsageError(f"{options.run} cannot be written: {error.strerror}") from None
+    for edit in build.edits:
+        _say(f"edited: {edit.partition(';')[0]}")
+    _say(f"debug: rank {rank} of {_world(build)} has the terminal; nothing hangs, and no checkpoint is saved")
+    return replace(options, debug=rank)
+
+
+def _open(folder: Path, expect: str | None, compiled: str | None, *, edited: bool = False) -> Build:
+    """The verified build. expect: the digest that the user asks for. compiled: that of the build made for this run.
+    edited: it may differ from its manifest."""
+    try:
+        build = Build.open(folder, compiled or expect, edited=edited)
     except OtherBuildError as error:
         raise (ReplacedError if compiled else UsageError)(error) from None
     except BuildError as error:
@@ -207,14 +234,19 @@ def _train(build: Build, options: Options, corpus: Path) -> int:
     view = loop.progress()
     events = Events(options.run)
     try:
-        outcome = launch(
-            loop.rank,
-            _world(build),
-            folder=options.run,
-            on_poll=view.poll,
-            hang_timeout_s=options.hang_timeout_s,
-            backend=BACKENDS[loop.device],
-        )
+        with terminal_restored() if loop.debugged else nullcontext():
+            outcome = launch(
+                loop.rank,
+                _world(build),
+                folder=options.run,
+                on_poll=watch if loop.debugged else view.poll,
+                hang_timeout_s=None if loop.debugged else options.hang_timeout_s,
+                backend=BACKENDS[loop.device],
+                debugged=options.debug,
+            )
+    except LeftError as left:
+        _say(str(left))
+        return left.exit_code
     except RunFolderBusyError as error:
         raise UsageError(error, EXIT_RETRY) from None
     except OSError as error:
@@ -244,7 +276,7 @@ def _loop(build: Build, options: Options, corpus: Path, say: Callable[[str], Non
     if device == "cpu" and (reason := missing()):
         say(f"ops run on torch, which takes about twice as long: {reason}")
     order = order_of(build, corpus)
-    how = (device, options.transport, options.profile)
+    how = (device, options.transport, options.profile, options.debug is not None)
     loop = Loop(build, options.run, corpus, options.steps, None, Position(order=order), *how)
     return _going_on(loop, options, say)
 

@@ -29,6 +29,7 @@ from runtime.state import DTYPES, State, build_state, shared_flats
 from runtime.trace import Span
 
 CPU = torch.device("cpu")
+PEER_TIMEOUT_S = 600.0
 EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
 
 
@@ -78,7 +79,7 @@ class Trainer:
         validation: Source | None,
         board: Board,
         device: torch.device = CPU,
-        timeout_s: float = 600.0,
+        timeout_s: float = PEER_TIMEOUT_S,
         checked: bool = False,
         transport: Transport = "auto",
     ) -> None:

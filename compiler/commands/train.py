@@ -4,6 +4,7 @@ dsc train                          the one spec of this folder → runs/<run>
 dsc train spec.dsc --steps 20 -s train.batch=32
 dsc train build/quickstart --resume
 dsc train --profile                where the time of a step goes
+dsc train build/quickstart --debug an edited build, with print and breakpoint()
 
 The report is written after a run that came to its end; after any other `dsc report RUN` writes it, for exit codes
 must not wait.
@@ -36,13 +37,15 @@ from compiler.rates.own import own_table
 from compiler.schedules.own import BUILT, PLACED, RATED, standing_alone
 from dsl.diagnostics import SpecError
 from dsl.format import canonical
-from dsl.load import load
+from dsl.load import analyse
+from dsl.resolve.files import over
 from dsl.schema import Spec
 from dsl.schema.cluster import Cluster
 from runtime.build_files import MANIFEST, BuildError, read, versions
-from runtime.options import EXIT_REPLACED, add_options
+from runtime.options import DEBUG_SUFFIX, EXIT_REPLACED, add_options
 from runtime.outcome import EXIT_RETRY, printable
 
+RESOLVED = "spec.resolved"
 TRIES = 20  # to compile and to start, where others compile into the same folder
 
 
@@ -72,26 +75,22 @@ def run(args: argparse.Namespace) -> int:
             return EXIT_SPEC
         build, cluster = Path("build") / chosen.spec.name, chosen.spec.cluster
         data = data or chosen.path.parent
-    out = args.out or Path("runs") / (chosen.spec.name if chosen else _name(build))
+    name = (chosen.spec.name if chosen else _name(build)) + DEBUG_SUFFIX * args.debug
+    out = args.out or Path("runs") / name
     if cluster is not None and (said := _one_machine(cluster, build, out)):
         _say(said)
     launcher = ["runtime.train", str(build), "--out", str(out), "--data", str(data or Path.cwd())]
-    launcher += [
-        "--hang-timeout",
-        str(args.hang_timeout or "none"),
-        "--device",
-        args.device,
-        "--transport",
-        args.transport,
-    ]
+    launcher += ["--device", args.device, "--transport", args.transport]
+    launcher += ["--hang-timeout", str(args.hang_timeout or "none")]
     launcher += ["--steps", str(args.steps)] if args.steps is not None else []
     launcher += ["--resume"] if args.resume else []
     launcher += ["--skip-batch"] if args.skip_batch else []
     launcher += ["--profile", str(args.profile)] if args.profile is not None else []
     launcher += ["--expect", args.expect] if args.expect is not None else []
     launcher += ["--data-cache", str(cache)] if (cache := _data_cache(args, build)) is not None else []
+    launcher += ["--debug", "--debug-rank", str(args.debug_rank)] if args.debug else []
     code, launched = _train(args, chosen, build, launcher) if chosen else (call(launcher), True)
-    if not launched:
+    if not launched or args.debug:  # the numbers of a debug run are for nobody's report
         return code
     if (out / "metrics.jsonl").is_file() and code not in (EXIT_SPEC, EXIT_RETRY):  # at these there was no run
         _finish(out, code, profiled=args.profile is not None)
@@ -135,7 +134,7 @@ def _train(args: argparse.Namespace, chosen: Chosen, build: Path, launcher: Sequ
     compiler = _compiler(args, chosen, build)
     for attempt in range(TRIES):
         digest = _fresh(build, chosen)
-        if digest is None and attempt == 0 and _can_begin(build):
+        if digest is None and attempt == 0 and not args.debug and _can_begin(build):  # a debugger needs stdin
             code, launched = call_both(compiler, [*launcher, "--unbuilt"], _parts(chosen.spec))
             if not launched:
                 return code, False
@@ -178,9 +177,11 @@ def _say_profile(run: Path) -> None:
 def _cluster(build: Path) -> Cluster | None:
     """The cluster that a build is for; None where that cannot be read: the ranks' launcher will say what is wrong."""
     try:
-        return load(build / "spec.resolved").cluster
-    except (OSError, ValueError, SpecError):
+        text = read(build, edited=True).files[RESOLVED].decode()
+        (view,) = analyse(RESOLVED, reader=over({RESOLVED: text})).views
+    except (BuildError, LookupError, ValueError, SpecError):
         return None
+    return view.spec.cluster if view.spec else None
 
 
 def _one_machine(cluster: Cluster, build: Path, out: Path) -> str:
@@ -214,7 +215,7 @@ def _fresh(build: Path, chosen: Chosen) -> str | None:
         found = read(build, edited=True)
     except BuildError:
         return None
-    wanted = {"spec.resolved": canonical(standing_alone(chosen.spec))}
+    wanted = {RESOLVED: canonical(standing_alone(chosen.spec))}
     wanted |= {PLACED: chosen.placement.text} if chosen.placement is not None else {}
     table = own_table(chosen.spec)
     wanted |= {RATED: table.to_json()} if table is not None else {}
