@@ -20,7 +20,8 @@ class Recorder(argparse.ArgumentParser):
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
         action = super().add_argument(*names, **options)
-        self.listed.append(action)
+        if action.help != argparse.SUPPRESS:  # for commands that start this one
+            self.listed.append(action)
         return action
 
 

@@ -200,8 +200,8 @@ def read_file(top: int, name: str) -> bytes:
     except ValueError as error:  # a NUL, or a lone surrogate
         raise OSError(str(error)) from None
     finally:
-        for each in reversed(opened):
-            os.close(each)
+        for descriptor in reversed(opened):
+            os.close(descriptor)
 
 
 def file_names(top: int) -> set[str]:
