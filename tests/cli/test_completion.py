@@ -57,7 +57,8 @@ def test_commands_and_options(complete) -> None:  # type: ignore[no-untyped-def]
     assert set(complete("")) == {*COMMANDS, "--help", "--version"}
     assert complete("comp") == ["completion", "compile"]
     for name in COMMANDS:
-        flags = {flag for action in command_parser(name)._actions for flag in action.option_strings}
+        shown = [action for action in command_parser(name)._actions if action.help != argparse.SUPPRESS]
+        flags = {flag for action in shown for flag in action.option_strings}
         assert set(complete(name, "-")) == flags
 
 
