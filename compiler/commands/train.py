@@ -177,8 +177,8 @@ def _say_profile(run: Path) -> None:
 def _cluster(build: Path) -> Cluster | None:
     """The cluster that a build is for; None where that cannot be read: the ranks' launcher will say what is wrong."""
     try:
-        text = read(build, edited=True).files[RESOLVED].decode()
-        (view,) = analyse(RESOLVED, reader=over({RESOLVED: text})).views
+        text, path = read(build, edited=True).files[RESOLVED].decode(), os.path.realpath(build / RESOLVED)
+        (view,) = analyse(path, reader=over({path: text})).views
     except (BuildError, LookupError, ValueError, SpecError):
         return None
     return view.spec.cluster if view.spec else None
