@@ -81,6 +81,8 @@ class Build:
             if not edited:
                 raise refusal from None
             edits.append(str(refusal))
+        if "plan.json" not in found.files:
+            raise BuildError("; ".join(edits))
         try:
             plan = json.loads(found.files["plan.json"])
             programs = {name: json.loads(found.files[f"program/{name}.json"]) for name in program_names(found.files)}

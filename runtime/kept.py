@@ -30,7 +30,7 @@ def of_run(folder: Path) -> dict[str, bytes]:
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """Of those among `files`: a run that goes on with another plan has another one."""
+    """The digest of those of FILES that are in `files`: another plan has another digest."""
     found = hashlib.sha256()
     for name in FILES:
         if name in files:

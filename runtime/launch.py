@@ -12,7 +12,6 @@ to the supervisor, it kills them. Exit codes are those of `Outcome`. Nothing lis
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import re
 import shutil
@@ -20,9 +19,8 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -31,14 +29,9 @@ from runtime.heartbeat import Board
 from runtime.launch_rank import STOP_SIGNALS, Seat, Target, run_rank
 from runtime.launch_watch import Interrupts, Process, watch
 from runtime.outcome import Outcome, oom_kills_so_far
+from runtime.run_lock import lock_folder
 
-LOCK = ".lock"
-LOCK_S = 1.0  # the ranks of a launch that was just killed take a moment to end
 _OMP_PAUSE_HARD = 2  # ends the pool's threads
-
-
-class RunFolderBusyError(RuntimeError):
-    """Another launch is running in this folder."""
 
 
 def launch(
@@ -50,19 +43,21 @@ def launch(
     hang_timeout_s: float | None = 300.0,
     backend: str | None = "gloo",
     debugged: int | None = None,
+    is_locked: bool = False,
 ) -> Outcome:
     """Run `target(rank, world, board)` in `world` forked processes of one thread each, logs in `folder/logs`.
 
     Each has a process group of `backend` (None: none). `on_poll` is called here about every 0.1 s and once at the end;
     it must be quick. `hang_timeout_s`: how long all boards may stay unchanged (None: forever). `debugged`: the rank
-    that keeps this process's terminal instead of a log. Call from the main thread, before CUDA is initialised. Raises
-    RunFolderBusyError, or OSError if the folder cannot be written.
+    that keeps this process's terminal instead of a log. `is_locked`: the caller holds the folder's lock. Call from the
+    main thread, before CUDA is initialised. Raises RunFolderBusyError, or OSError if the folder cannot be written.
     """
     assert world >= 1 and threading.current_thread() is threading.main_thread() and not torch.cuda.is_initialized()
     board = Board(world)
     processes: list[Process] = []
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    with _locked(folder), _meeting_place(folder) as meeting, Interrupts() as interrupts:
+    lock = nullcontext() if is_locked else _locked(folder)
+    with lock, _meeting_place(folder) as meeting, Interrupts() as interrupts:
         oom_kills = oom_kills_so_far()
         try:
             _prepare_fork()
@@ -89,29 +84,6 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def lock_folder(folder: Path) -> int:
-    """Hold the folder until the returned descriptor is closed: two runs in one would mix their checkpoints.
-
-    Raises RunFolderBusyError where another run holds it.
-    """
-    until = time.monotonic() + LOCK_S
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    while not _try_lock(lock):
-        if time.monotonic() > until:
-            os.close(lock)
-            raise RunFolderBusyError(f"another run is using {folder}")
-        time.sleep(0.01)
-    return lock
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextmanager

@@ -86,6 +86,8 @@ def _rank(text: str) -> int:
 
 def _run_folder(text: str) -> Path:
     """The folder that a run is to be written to, which may not be there yet."""
+    if not text:
+        raise argparse.ArgumentTypeError("the run folder has no name")
     longest = Path(text, "checkpoints", ".tmp-00000000", "shard.00000.safetensors")
     try:
         longest.lstat()

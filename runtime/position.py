@@ -126,7 +126,7 @@ class Position:
         return replace(self, skip=_merged([*self.skip, *(each for each in ranges if each[1] > self.next)]))
 
     def under(self, order: Order, *, same_text: bool) -> Position:
-        """The same position under another order of the samples."""
+        """Return this position expressed in another order of the samples."""
         was = self.order or order
         if was == order:
             return replace(self, order=order)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.checkpoint_files import num_published
+from runtime.outcome import EXIT_RETRY, refusal_code
 
 GB = 10**9
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6))
@@ -58,8 +59,10 @@ def checkpoint_bytes(plan: Mapping[str, Any]) -> int:
     return sum(math.prod(row["shape"]) for row in rows) * (master + 2 * moments) + 4 * biases
 
 
-def cannot_save(plan: Mapping[str, Any], run: Path, steps: int) -> str:
-    """Why the checkpoints of a run of `steps` steps cannot be written below the folder `run`, or "".
+def cannot_save(plan: Mapping[str, Any], run: Path, steps: int) -> tuple[str, int] | None:
+    """Why the checkpoints of a run of `steps` steps cannot be written below the folder `run`, and the exit code.
+
+    None where they can.
 
     A file is written there and removed. An old checkpoint is removed after a new one is written, so for a moment there
     is one more than stay; those that are kept for ever (`keep_every`) are not counted.
@@ -70,17 +73,21 @@ def cannot_save(plan: Mapping[str, Any], run: Path, steps: int) -> str:
         state = os.statvfs(folder)
         there = num_published(run / "checkpoints")
     except OSError as error:
-        return f"{error.filename or folder}: {error.strerror}: checkpoints cannot be written; name a folder with --out"
+        reason = (
+            f"{error.filename or folder}: {error.strerror}: checkpoints cannot be written; name a folder with --out"
+        )
+        return reason, refusal_code(error)
     free, each = state.f_bavail * state.f_frsize, checkpoint_bytes(plan)
     spec = plan["train"]["checkpoint"]
     saves = -(-steps // spec["every"]) if spec else 1
     count = max(1, min(saves, spec["keep"] + spec["best"] + 1 if spec else 2) - there)
     if count * each <= free:
-        return ""
-    return (
+        return None
+    reason = (
         f"{folder} has {_size(free)} free, and {count} checkpoint{'s'[: count > 1]} of {_size(each)} will be written"
         " there: make room, name another folder with --out, or keep fewer (checkpoint { keep = 1 })"
     )
+    return reason, EXIT_RETRY
 
 
 def _try_to_write(folder: Path) -> None:

@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from runtime.launch import LOCK, RunFolderBusyError, lock_folder
 from runtime.launch_rank import NO_TIMEOUT, Target, die_with_parent, use_one_thread
 from runtime.outcome import EXIT_RETRY, EXIT_USAGE, refusal_code
+from runtime.run_lock import LOCK, RunFolderBusyError, lock_folder
 from runtime.torchrun_meet import Hello, MeetingError, Place, Session, Stores, machine, meet, new_nonce
 from runtime.torchrun_says import Ending, make_board
 from runtime.torchrun_watch import Watch

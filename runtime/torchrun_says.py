@@ -86,7 +86,7 @@ class SharedBoard(Board):
         self._store, self._last = store, 0
 
     def should_stop(self, step: int) -> bool:
-        """As of Board: rank 0 decides one step ahead, and every rank has heard from it before it asks."""
+        """Decide as Board does: rank 0 decides one step ahead, and every rank has heard from it before it asks."""
         if not self._last and self.rank == 0:
             if request := self.stop_request():
                 self._last = step + 1

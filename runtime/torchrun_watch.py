@@ -267,7 +267,7 @@ class Watch:
         return Ending("stopped", rank, how=how, signal=number)
 
     def stopped(self) -> Ending | None:
-        """Of a rank whose target has returned: whether that was because somebody asked."""
+        """Return the ending of a rank that was asked to stop, once its target has returned; None where nobody asked."""
         request = self.board.stop_request()
         return self._stopped(request.signal, request.rank) if request else None
 

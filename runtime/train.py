@@ -18,8 +18,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from runtime.options import DEBUG_SUFFIX, EXIT_REPLACED, add_options
 from runtime.outcome import EXIT_RETRY, printable, refusal_code
 from runtime.preparing import Preparation, UsageError, preparing
 from runtime.room import cannot_save, lack
+from runtime.run_lock import RunFolderBusyError, lock_folder
 
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
     from runtime.comm.connect import Transport
@@ -94,10 +95,21 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("--skip-batch leaves out what an earlier run met: it goes with --resume")
     if opened is not None and {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return _join(opened, options)
+    _check_is_free(run)
     _check_run_folder(options)
     if opened is None:
         return _supervise_unbuilt(args.build, options, args.expect)
     return _supervise(opened, options)
+
+
+def _check_is_free(run: Path) -> None:
+    """Raise UsageError where another run uses the folder: soon, and again when the ranks start."""
+    try:
+        os.close(lock_folder(run, create=False))
+    except RunFolderBusyError as error:
+        raise UsageError(error, EXIT_RETRY) from None
+    except OSError:  # there is none; whatever else is wrong with the folder is found when it is used
+        return
 
 
 def _check_run_folder(options: Options) -> None:
@@ -175,7 +187,8 @@ def _supervise(build: Build, options: Options) -> int:
         preparation.may_talk()
         _import_torch()  # a second, in which the data is prepared
         corpus = preparation.corpus()
-    return _train(build, options, corpus)
+    with _locked(options.run):
+        return _train(build, options, corpus)
 
 
 def _supervise_unbuilt(folder: Path, options: Options, expect: str | None) -> int:
@@ -197,7 +210,24 @@ def _supervise_unbuilt(folder: Path, options: Options, expect: str | None) -> in
             preparation.may_talk()
             corpus = preparation.corpus()
     assert build is not None, "the data does not fail, and there is no build"
-    return _train(build, options, corpus)
+    with _locked(options.run):
+        return _train(build, options, corpus)
+
+
+@contextmanager
+def _locked(run: Path) -> Iterator[None]:
+    """Hold the run folder. Ranks inherit the lock, so it ends with them."""
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(run)
+    except RunFolderBusyError as error:
+        raise UsageError(error, EXIT_RETRY) from None
+    except OSError as error:
+        raise UsageError(f"the run cannot start: {error}", refusal_code(error)) from None
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _preparing(plan: Mapping[str, Any], options: Options) -> AbstractContextManager[Preparation]:
@@ -208,8 +238,8 @@ def _check_room(build: Build, options: Options) -> None:
     if options.device == "cpu" and (reason := lack(build.plan)):
         raise UsageError(reason)
     steps = options.steps or build.plan["steps"]
-    if options.profile is None and (reason := cannot_save(build.plan, options.run, steps)):
-        raise UsageError(reason)
+    if options.profile is None and (refusal := cannot_save(build.plan, options.run, steps)):
+        raise UsageError(*refusal)
 
 
 def _import_torch() -> None:
@@ -225,8 +255,9 @@ def _import_torch() -> None:
 def _train(build: Build, options: Options, corpus: Path) -> int:
     from runtime.device import BACKENDS
     from runtime.events import Events
-    from runtime.launch import RunFolderBusyError, launch
+    from runtime.launch import launch
 
+    _check_run_folder(options)  # again: another run may have been here while the data was prepared
     loop = _loop(build, options, corpus, _say)
     if loop.resume is not None and loop.resume.step >= loop.total:
         _say(f"nothing to do: step {loop.resume.step} of {loop.total} is reached; name more with --steps")
@@ -243,12 +274,11 @@ def _train(build: Build, options: Options, corpus: Path) -> int:
                 hang_timeout_s=None if loop.debugged else options.hang_timeout_s,
                 backend=BACKENDS[loop.device],
                 debugged=options.debug,
+                is_locked=True,
             )
     except LeftError as left:
         _say(str(left))
         return left.exit_code
-    except RunFolderBusyError as error:
-        raise UsageError(error, EXIT_RETRY) from None
     except OSError as error:
         raise UsageError(f"the run cannot start: {error}", refusal_code(error)) from None
     finally:

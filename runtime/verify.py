@@ -1,6 +1,7 @@
 """Says whether a build, a checkpoint or a run is whole: `python -P -m runtime.verify PATH [--format json]`.
 
-Nothing of it is run and nothing is written. Exit codes: 0 whole · 1 damaged · 2 no build, checkpoint or run.
+Nothing of it is run and nothing is written. Exit codes: 0 whole · 1 damaged · 2 no build, checkpoint or run · 141
+nobody read the output.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from runtime.build_files import MANIFEST, read_file, versions
 from runtime.outcome import printable
 
 VERSION = 1  # of the JSON
-EXIT_DAMAGED, EXIT_USAGE = 1, 2
+EXIT_DAMAGED, EXIT_USAGE, EXIT_BROKEN_PIPE = 1, 2, 141
 _CHECKPOINT = re.compile(r"step-[0-9]{8,}(\.[1-9][0-9]*)?")
 _OF_A_RUN = ("metrics.jsonl", "checkpoints", "spec.resolved", "trace", "logs")
+_FOLDERS = ("checkpoints", "data", "logs", "memory", "trace")  # of a run
+_LINES = ("metrics.jsonl", "events.jsonl", "trace/*.jsonl")  # files with a JSON object a line
+_JSON = ("load.json", "memory/*.json")
+_TEXTS = ("spec.resolved", "schedule.txt", "program.sha256")
 
 Facts = dict[str, Any]
 
@@ -41,7 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NoSuchThingError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return EXIT_USAGE
-    print(json.dumps(found, indent=1) if args.format == "json" else text(found))
+    try:
+        print(json.dumps(found, indent=1) if args.format == "json" else text(found), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python's exit fails on what is left to write
+        return EXIT_BROKEN_PIPE
     return 0 if found["whole"] else EXIT_DAMAGED
 
 
@@ -189,8 +198,8 @@ def _run(folder: Path) -> tuple[Facts, list[str]]:
             facts, wrong = _checkpoint(path)
             saved.append({"name": path.name, "step": facts["step"], "whole": not wrong})
             problems += wrong
-    rows, damaged = _rows(folder / "metrics.jsonl")
-    problems += [f"{folder / 'metrics.jsonl'}: line {line} is no row of metrics" for line in damaged]
+    problems += _file_problems(folder)
+    rows, _ = _rows(folder / "metrics.jsonl")
     data = []
     for path in sorted((folder / "data").glob("*/meta.json")):
         wrong = list(_data_problems(path))
@@ -207,6 +216,32 @@ def _run(folder: Path) -> tuple[Facts, list[str]]:
         "data": data,
     }
     return facts, problems
+
+
+def _file_problems(folder: Path) -> Iterator[str]:
+    """What of the files of a run is of the wrong kind, or cannot be read as what it is."""
+    for name in _FOLDERS:
+        if os.path.lexists(folder / name) and not (folder / name).is_dir():
+            yield f"{folder / name} is no folder"
+    for pattern in (*_LINES, *_JSON, *_TEXTS):
+        for path in sorted(folder.glob(pattern)):
+            if path.is_symlink() or not path.is_file():
+                yield f"{path} is no regular file"
+            elif pattern in _LINES:
+                yield from (f"{path}: line {line} is no JSON object" for line in _rows(path)[1])
+            elif problem := _content_problem(path, is_json=pattern in _JSON):
+                yield f"{path}: {problem}"
+
+
+def _content_problem(path: Path, *, is_json: bool) -> str:
+    """Why a file is no UTF-8 text, or no JSON, or ""."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+        if is_json:
+            json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{getattr(error, 'strerror', None) or error}"
+    return ""
 
 
 def _newest_first(saved: Sequence[Facts]) -> list[Facts]:

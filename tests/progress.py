@@ -11,7 +11,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PATIENCE_S = 120.0
@@ -85,20 +86,37 @@ def run(
         def printed(file: object) -> str:
             return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode("utf-8", "replace")
 
+        def printed_bytes() -> int:
+            return sum(os.fstat(file.fileno()).st_size for file in (out, err))
+
         with subprocess.Popen(command, cwd=cwd, env=env, stdout=out, stderr=err) as process:
-            watch = Watch(process.pid, patience_s, work_s)
-            while True:
-                try:
-                    process.wait(1.0)
-                    break
-                except subprocess.TimeoutExpired:
-                    pass
-                try:
-                    watch.look(sum(os.fstat(file.fileno()).st_size for file in (out, err)))
-                except HangError as error:
-                    _kill(process.pid)
-                    raise HangError(f"{error}: {' '.join(command)}\n{printed(out)}{printed(err)}") from None
+            try:
+                end(process, printed_bytes, patience_s, work_s)
+            except HangError as error:
+                _kill(process.pid)
+                raise HangError(f"{error}: {' '.join(command)}\n{printed(out)}{printed(err)}") from None
         return subprocess.CompletedProcess(command, process.returncode, printed(out), printed(err))
+
+
+def run_at_once(commands: Sequence[Sequence[str]], cwd: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Run several commands at the same time, each to its end."""
+    with ThreadPoolExecutor(len(commands)) as pool:
+        return list(pool.map(lambda command: run(command, cwd), commands))
+
+
+def end(
+    process: subprocess.Popen[bytes],
+    printed_bytes: Callable[[], int],
+    patience_s: float = PATIENCE_S,
+    work_s: float = WORK_S,
+) -> int:
+    """Wait for the end of a process; its exit code. HangError if it makes no progress."""
+    watch = Watch(process.pid, patience_s, work_s)
+    while True:
+        try:
+            return process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            watch.look(printed_bytes())
 
 
 def _kill(pid: int) -> None:

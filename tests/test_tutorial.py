@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from dsl.load import load
+from tests import progress
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
@@ -26,9 +26,6 @@ NAMED = re.compile(r"`([\w/.-]+)`:\s*$")  # at the end of the text before a file
 ANY_LINES = "…"
 LONG_WORK = re.compile(r"^compile: .*\n", re.MULTILINE)  # said where it takes some seconds, on a busy machine
 EXIT_DIFFERS = ("dsc diff", "dsc fmt --check")
-SECONDS = 300  # of one command, on a busy machine; all of them take one minute on an idle one
-
-pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(frozen=True)
@@ -96,16 +93,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (at / step.file).parent.mkdir(parents=True, exist_ok=True)
             (at / step.file).write_text(step.shown[0], "utf-8")
             continue
-        run = subprocess.run(
-            ["bash", "-c", f"{step.command}\ncode=$?\npwd > ~/pwd\nexit $code"],
-            cwd=at,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        script = f"exec 2>&1\n{step.command}\ncode=$?\npwd > ~/pwd\nexit $code"
+        run = progress.run(["bash", "-c", script], at, environment)
         at = Path((home / "pwd").read_text("utf-8").strip())
         assert run.returncode == exit_code(step), f"$ {step.command}\n{run.stdout}"
         said = LONG_WORK.sub("", run.stdout)

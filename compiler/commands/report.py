@@ -23,10 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write RUN/report.html; 0, or 2 where the folder holds no run."""
     try:
-        print(f"report: {write_run_report(args.run_folder)}")
+        path = write_run_report(args.run_folder)
     except SpecError as error:
         refused(error.diagnostics)
         return wrong(f"{args.run_folder} holds no run that can be reported: its spec.resolved is damaged or missing")
     except (OSError, ValueError) as error:
         return wrong(f"{args.run_folder} holds no run that can be reported: {reason(error)}")
+    print(f"report: {path}")
     return 0

@@ -113,9 +113,14 @@ def _gqa(reader: Reader, family: Family, hidden: int, num_heads: int, rope: Rope
                 f"`hidden_size` = {hidden:,} does not divide into {num_heads:,} heads, and `head_dim` is not given"
             )
             reader.complain("I0203", message, reader.origins.get("model.hidden"))
+    kv_heads = num_heads
+    if f"{at}.heads" in reader.origins:  # else nothing is known that the default of the model type could follow from
+        kv_heads = reader.number(f"{at}.kv_heads", Gqa, "kv_heads", "num_key_value_heads", null=num_heads)
+    else:
+        reader.used.add("num_key_value_heads")
     return Gqa(
         heads=num_heads,
-        kv_heads=reader.number(f"{at}.kv_heads", Gqa, "kv_heads", "num_key_value_heads", null=num_heads),
+        kv_heads=kv_heads,
         head_dim=width,
         qk_norm=family.qk_norm,
         rope=rope,

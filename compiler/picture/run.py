@@ -73,7 +73,7 @@ def read_trace(run: Path, world: int) -> list[dict[int, Line]]:
 
 
 def of_programs(run: Path, trace: Sequence[Mapping[int, Line]]) -> tuple[list[dict[int, Line]], int]:
-    """Of a trace the steps of the programs that the run had last, and the number of all others.
+    """Keep the steps of a trace that ran the run's last programs; count all other steps.
 
     A run that was resumed under another plan has lines of both. Where the run folder has no digest, all are of one.
     """

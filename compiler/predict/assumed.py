@@ -16,7 +16,7 @@ from dsl.schema import Moe, Spec
 def assumptions(
     spec: Spec, plan: Plan, cuts: Mapping[str, Cut], rates: Sequence[Rates], shared: float, ranks: Sequence[RankMemory]
 ) -> tuple[str, ...]:
-    """Of the plan, of its step, of the rates that it asked for, and of its memory.
+    """List what a prediction assumes of the plan, its step, the rates it used and its memory.
 
     `rates`: of each pipeline rank. `shared`: by how much all is longer, since ranks share cores. `ranks`: memories.
     """
@@ -65,7 +65,7 @@ def _classes(spec: Spec, plan: Plan, cuts: Mapping[str, Cut], rates: Rates) -> s
 
 
 def _of_cores(rates: Rates, shared: float) -> Iterator[str]:
-    """Of ranks that share the cores of a node."""
+    """Say how much longer everything takes where ranks share the cores of a node."""
     if shared > 1:
         longer = f"everything takes {shared:.2f} times as long"
         yield f"{rates.ranks_of_node} ranks share {rates.cores} cores, so that {longer}"

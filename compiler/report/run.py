@@ -29,7 +29,7 @@ class _Form(BaseModel):
 
 
 class Split(_Form):
-    """Of a corpus: what one part of it holds."""
+    """The sizes of one part of a corpus."""
 
     files: Count
     tokens: Count
@@ -37,7 +37,7 @@ class Split(_Form):
 
 
 class Tokenizer(_Form):
-    """Of a corpus."""
+    """The tokenizer of a corpus."""
 
     vocab: Count
 
@@ -78,6 +78,8 @@ def write_run_report(run: Path) -> Path:
     text = report_html(report_of(spec, lowered, figures))
     path = run / "report.html"
     temporary = path.with_name(".report.html.tmp")
+    if path.is_dir():
+        raise TextFileError(f"{path} is a folder, where the report belongs: move it away")
     try:
         temporary.write_text(text, "utf-8")
         temporary.replace(path)

@@ -184,7 +184,10 @@ def _explain(
     offered = [line for line in sorted(lines, key=place) if not _is_given(problem.lines[line], memory, kept)]
     named_lines = {subject.origins.get(each.at) for each in group}
     ways: list[Way] = []
-    for depth in range(3):  # another model is another experiment: only where nothing else mends it
+    of_model = all(path.startswith("model.") for each in group for path in each.paths)
+    # Another model is another experiment: only where nothing else mends it, and another size of it only where the
+    # model contradicts itself, not where it does not suit the run.
+    for depth in range(3 if of_model else 2):
         lines = [line for line in offered if max(map(_depth, problem.lines[line])) <= depth]
         if not ways and any(_depth(path) == depth for line in lines for path in problem.lines[line]):
             named_ones = [line for line in lines if line in named_lines][:MAX_NAMED]

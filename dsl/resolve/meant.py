@@ -73,7 +73,7 @@ def _is_block(cls: type[Node], key: str) -> bool | None:
 
 
 def _home(key: str, place: str, cls: type[Node]) -> str:
-    """In which blocks of the language a key belongs; "" where it is a key of none."""
+    """Name the blocks of the language that have a key; "" where none has it."""
     from dsl.reference.keys import blocks, plain, told_at
 
     here = told_at(place)

@@ -230,7 +230,7 @@ def test_another_data_block_is_prepared_anew(preparing: Preparing) -> None:
 
 
 def test_the_data_that_the_newest_checkpoint_names_is_taken(preparing: Preparing) -> None:
-    """Of several that one data block has led to."""
+    """One data block has led to two data folders, for the text has changed in between."""
     first = preparing("run")
     (preparing.folder / "spec/corpus/text00.txt").write_text("changed")
     second = preparing("run")

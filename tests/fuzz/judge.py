@@ -27,7 +27,7 @@ from dsl.source import Source
 from dsl.table import tokens
 from tests.fuzz.generate import Input
 
-CALLS = 10_000_000  # of functions in Python, for one input; 3.4 million is the most of seeds 0 to 9,999
+CALLS = 10_000_000  # of functions in Python, for one input; the largest seen takes 3.4 million (seed 6546)
 COUNTED_S = 0.05  # of the processor, from which on calls are counted
 HANG_S = 60.0  # of the processor: only against an input that never ends
 BYTES = 256 << 20  # above what the process had before

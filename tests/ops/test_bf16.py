@@ -48,7 +48,7 @@ def within(found: Tensor, exact: Tensor, what: str) -> None:
 
 
 def nearest(found: Tensor, exact: Tensor) -> list[bool]:
-    """Of each number in BF16, whether no other is nearer to the exact result."""
+    """Whether each BF16 number is the one nearest to the exact result."""
     if found.dtype != torch.bfloat16:
         return []
     is_nearest = (found.double() - exact).abs() <= (exact.to(torch.bfloat16).double() - exact).abs()

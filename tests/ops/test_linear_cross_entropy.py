@@ -57,7 +57,7 @@ def fused(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, acc_VD: 
 
 
 def as_exact(found: Tensor, expected: Tensor, args: tuple[Tensor, ...], extent: int) -> None:
-    """The same bits where products are in C++; else as near as sums of `extent` products in another order are."""
+    """Demand equal bits where products are in C++, else what sums of `extent` products in another order give."""
     unit = 0.0 if multiplies(args[1], args[2]) else torch.finfo(args[1].dtype).eps
     torch.testing.assert_close(found, expected, rtol=8 * unit, atol=8 * unit * extent**0.5, equal_nan=True)
 

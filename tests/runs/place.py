@@ -180,9 +180,12 @@ class Running:
 
     def ends(self) -> int:
         """Its exit code, once it and everything below it have ended."""
-        code = self.process.wait(LIMIT_S)
+        code = progress.end(self.process, self._printed_bytes)
         wait_for(lambda: all(map(is_gone, self._seen)), "the end of every process of the run")
         return code
+
+    def _printed_bytes(self) -> int:
+        return sum((self.folder / name).stat().st_size for name in ("stdout", "stderr"))
 
     def stdout(self) -> str:
         return (self.folder / "stdout").read_text("utf-8")

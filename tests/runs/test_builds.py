@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,8 @@ from runtime import kept
 from runtime.build import Build, BuildError, OtherBuildError
 from runtime.resume import _flat
 from runtime.room import lack
-from tests.runs.place import DSC, LIMIT_S, ONE_RANK, Place, rows, spec_text
+from tests import progress
+from tests.runs.place import DSC, ONE_RANK, Place, rows, spec_text
 
 RATES = ("1e-3", "4e-3")
 ROUNDS = 3
@@ -38,12 +38,8 @@ def test_two_runs_of_one_name_train_their_own_settings(place: Place) -> None:
             path.write_text(spec_text(dict(ONE_RANK, rate=rate, decay=0.01 * (number + 1))), "utf-8")
         runs = [place.folder / f"run-{number}-{which}" for which in range(2)]
         words = [("train", spec.name, "--out", run.name, "--steps", "1") for spec, run in zip(specs, runs, strict=True)]
-        started = [
-            subprocess.Popen([*DSC, *each], cwd=place.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            for each in words
-        ]
-        said = [process.communicate(timeout=LIMIT_S) for process in started]
-        assert [process.returncode for process in started] == [0, 0], said
+        said = progress.run_at_once([(*DSC, *each) for each in words], place.folder)
+        assert [done.returncode for done in said] == [0, 0], said
         for run, rate in zip(runs, RATES, strict=True):
             assert [row["rate"] for row in rows(run)] == [float(rate) / 2], said
             assert f"to {float(rate)}" in (run / "spec.resolved").read_text("utf-8").replace("1e-03", "0.001")

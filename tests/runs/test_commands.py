@@ -13,6 +13,7 @@ import pytest
 
 from compiler.build import write_build
 from runtime.build import Build, BuildError
+from tests import progress
 from tests.runs.place import DSC, FOUR_RANKS, ONE_RANK, Place, rows, run, saved, spec_text
 
 
@@ -253,7 +254,26 @@ def test_a_run_folder_in_use_is_refused(place: Place) -> None:
         running.wait_for_step(busy, 4)  # a checkpoint is there, so that the lock alone keeps a second run out
         done = place.dsc("train", "--out", busy, "--steps", 10**6, "--resume", code=75)
         assert done.stderr.endswith(f"error: another run is using {busy}\n")
+        done = place.dsc("train", "--out", busy, "--steps", 10**6, code=75)  # it is no earlier run as long as it runs
+        assert done.stderr.endswith(f"error: another run is using {busy}\n")
     assert json.loads((busy / "metrics.jsonl").read_text().splitlines()[0])["step"] == 1
+
+
+def test_two_runs_at_once_in_one_folder_train_once(place: Place) -> None:
+    """Both find the folder empty when they start; whoever gets it second is refused, be the first done or not."""
+    place.write(ONE_RANK)
+    command = (*DSC, "train", "--out", "same", "--steps", "2")
+    first, second = sorted(progress.run_at_once([command, command], place.folder), key=lambda done: done.returncode)
+    assert first.returncode == 0 and second.returncode in (2, 75), (first, second)
+    assert re.search("holds an earlier run|another run is using", second.stderr)
+    assert len(rows(place.folder / "same")) == 2 and not (place.folder / "same" / "metrics.1.jsonl").exists()
+    events = (place.folder / "same" / "events.jsonl").read_text("utf-8")
+    assert events.count('"event": "start"') == 1
+
+
+def test_a_run_folder_without_a_name(tmp_path: Path) -> None:
+    done = run((*DSC, "train", "--out", ""), 2, tmp_path)
+    assert "the run folder has no name" in done.stderr and not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon", ""])

@@ -7,14 +7,14 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-from tests.runs.place import DSC, LIMIT_S, ONE_RANK, Place, bits, saved, spec_text, untimed
+from tests import progress
+from tests.runs.place import DSC, ONE_RANK, Place, bits, saved, spec_text, untimed
 from tests.runtime.processes import wait_for
 
 ENCODED = "data: encode text\n"
@@ -82,14 +82,12 @@ def test_runs_at_once_encode_a_text_once(place: Place) -> None:
     lines = "".join(json.dumps({"text": part}) + "\n" for part in text.split("\n\n"))
     (place.folder / "two" / "lines.jsonl").write_text(lines, "utf-8")
     settings = dict(ONE_RANK, source="two/lines.jsonl")
-    runs = []
     for name in ("left", "right"):
         (place.folder / f"{name}.dsc").write_text(spec_text(dict(settings, name=name)), "utf-8")
-        command = [*DSC, "train", f"{name}.dsc", "--steps", "2"]
-        runs.append(subprocess.Popen(command, cwd=place.folder, stderr=subprocess.PIPE, text=True))
-    said = [run.communicate(timeout=LIMIT_S)[1] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], said
-    assert "".join(said).count(ENCODED) == 1, said
+    commands = [(*DSC, "train", f"{name}.dsc", "--steps", "2") for name in ("left", "right")]
+    runs = progress.run_at_once(commands, place.folder)
+    assert [run.returncode for run in runs] == [0, 0], runs
+    assert "".join(run.stderr for run in runs).count(ENCODED) == 1, runs
     left, right = (place.folder / "runs" / name for name in ("left", "right"))
     assert shards(left) == shards(right)
     shutil.rmtree(place.folder / "build" / ".data")

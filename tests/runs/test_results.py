@@ -17,6 +17,7 @@ import pytest
 
 from runtime.checkpoint import load as load_checkpoint
 from runtime.resume import expected_shapes
+from tests import progress
 from tests.runs.place import FOUR_RANKS, TORCHRUN, Place, bits, run, saved, untimed
 from tests.runs.place import rows as rows_of
 
@@ -157,8 +158,6 @@ def test_torchrun_with_another_world_is_refused(place: Place) -> None:
     """The environment of one rank is enough to be refused."""
     environment = os.environ | {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     command = (sys.executable, "build/tiny/train.py", "--out", "two")
-    done = subprocess.run(
-        command, cwd=place.folder, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = progress.run(command, place.folder, environment)
     assert done.stderr == "error: this build is of 4 ranks: torchrun --nproc-per-node 4\n"
     assert done.returncode == 2 and not (place.folder / "two").exists()

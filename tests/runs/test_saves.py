@@ -17,7 +17,9 @@ import pytest
 
 from runtime import room
 from runtime.checkpoint import CheckpointError, load
+from runtime.outcome import EXIT_RETRY, EXIT_USAGE
 from runtime.room import cannot_save, checkpoint_bytes
+from tests import progress
 from tests.runs.place import DSC, LIMIT_S, ONE_RANK, Place, Running, bits, rows, saved, untimed
 from tests.runtime.processes import wait_for
 
@@ -150,18 +152,18 @@ def test_a_disk_that_is_too_small_is_found_before_the_first_step(
     if can_mount(tmp_path):
         disk = tmp_path / "disk"
         with small_disk(disk, "4m"):
-            done = place.dsc("train", spec, "--out", disk / "run", code=2)
+            done = place.dsc("train", spec, "--out", disk / "run", code=75)
             assert re.search(r"disk/run has [34]\.\d?MB free, and 2 checkpoints of \d+\.\dMB will be", done.stderr)
             assert "Traceback" not in done.stderr and not (disk / "run" / "metrics.jsonl").exists()
     free = os.statvfs(tmp_path)
     small = os.statvfs_result((*free[:4], -(-4 * each // free.f_frsize), *free[5:]))
     monkeypatch.setattr(room.os, "statvfs", lambda _: small)
-    assert cannot_save(plan, tmp_path, steps=12) == ""
-    assert cannot_save(plan, tmp_path, steps=11) == ""  # the last step is saved, too
-    found = cannot_save(plan, tmp_path, steps=13)
-    assert "and 5 checkpoints of" in found and "free" in found
+    assert cannot_save(plan, tmp_path, steps=12) is None
+    assert cannot_save(plan, tmp_path, steps=11) is None  # the last step is saved, too
+    found, code = cannot_save(plan, tmp_path, steps=13)
+    assert "and 5 checkpoints of" in found and "free" in found and code == EXIT_RETRY
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
-    assert cannot_save(plan, tmp_path, steps=13) == "", "one of the five is there already"
+    assert cannot_save(plan, tmp_path, steps=13) is None, "one of the five is there already"
 
 
 def test_the_size_of_a_checkpoint_is_known(place: Place) -> None:
@@ -181,7 +183,8 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(place: P
     done = place.dsc("train", "tiny.dsc", "--out", run, code=2)
     assert done.stderr == f"error: {run / 'checkpoints'}: Not a directory\n"
     plan = json.loads((place.folder / "build" / "tiny" / "plan.json").read_text("utf-8"))
-    found = cannot_save(plan, Path("/proc/none"), steps=1)
+    found, code = cannot_save(plan, Path("/proc/none"), steps=1)
+    assert code == EXIT_USAGE
     assert found.startswith("/proc/none: ") and found.endswith("cannot be written; name a folder with --out")
 
 
@@ -217,15 +220,8 @@ def train_failing(
     (place.folder / "sitecustomize.py").write_text(text, "utf-8")
     command = [word for word in DSC if word != "-P"]
     try:
-        done = subprocess.run(
-            [*command, "train", spec, "--out", out],
-            cwd=place.folder,
-            env=dict(os.environ, PYTHONPATH=str(place.folder)),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        environment = dict(os.environ, PYTHONPATH=str(place.folder))
+        done = progress.run([*command, "train", spec, "--out", out], place.folder, environment)
     finally:
         (place.folder / "sitecustomize.py").unlink()
     assert done.returncode == code, done.stdout + done.stderr

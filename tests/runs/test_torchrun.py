@@ -174,7 +174,7 @@ def test_a_killed_torchrun_takes_its_ranks_with_it(place: Place) -> None:
 
 
 def test_the_setting_that_closes_the_store(place: Place, tmp_path: Path) -> None:
-    """As docs/torchrun.md has it: nothing listens outside loopback, torchrun included."""
+    """The setting of docs/torchrun.md leaves nothing that listens outside loopback, torchrun included."""
     meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", str(tmp_path / "meeting"), "--rdzv-conf", "store_type=file")
     command = (*TORCHRUN, "--nproc-per-node", "4", *meeting, "build/tiny/train.py", "--out", "closed", *FOREVER)
     environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

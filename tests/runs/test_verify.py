@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.forms import parsed
-from tests.runs.place import FOUR_RANKS, Place, saved
+from tests.runs.place import DSC, FOUR_RANKS, Place, saved
 
 STEP = "step-00000003"
 
@@ -27,7 +28,7 @@ def trained(new_place: Callable[[], Place]) -> Place:
 
 @pytest.fixture
 def copy(trained: Place, tmp_path: Path) -> Place:
-    """Of the build and the run, to be damaged."""
+    """Copy the build and the run, to be damaged."""
     for name in ("build", "runs"):
         shutil.copytree(trained.folder / name, tmp_path / name)
     return Place(tmp_path, {})
@@ -121,3 +122,36 @@ def test_no_such_thing(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     done = Place(tmp_path, {}).dsc("verify", name, code=2)
     assert done.stdout == "" and done.stderr.startswith("error: ") and "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "data", "metrics.jsonl", "events.jsonl", "load.json", "spec.resolved"])
+@pytest.mark.parametrize("what", ["pipe", "folder or file", "bytes"])
+def test_files_of_a_run_that_are_something_else(copy: Place, name: str, what: str) -> None:
+    path = copy.folder / "runs" / "tiny" / name
+    was_folder = path.is_dir()
+    shutil.rmtree(path) if was_folder else path.unlink()
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "bytes" or was_folder:
+        path.write_bytes(b"\xff\xfe\n")
+    else:
+        path.mkdir()
+    found = verified(copy, "runs/tiny", 1)
+    assert any(f"runs/tiny/{name}" in problem for problem in found["problems"])
+
+
+def test_a_plan_that_is_a_pipe(copy: Place) -> None:
+    (copy.folder / "build" / "tiny" / "plan.json").unlink()
+    os.mkfifo(copy.folder / "build" / "tiny" / "plan.json")
+    (problem,) = verified(copy, "build/tiny", 1)["problems"]
+    assert "plan.json" in problem and "KeyError" not in problem
+
+
+def test_nobody_reads(trained: Place) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [*DSC, "verify", "runs/tiny"], cwd=trained.folder, stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")

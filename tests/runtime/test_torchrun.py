@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from runtime import torchrun_watch
 from runtime.heartbeat import Board
-from runtime.launch import lock_folder
 from runtime.launch_rank import Target
 from runtime.launch_watch import REPEAT_S
+from runtime.run_lock import lock_folder
 from runtime.torchrun import RefusedError, attach
 from runtime.torchrun_meet import Place
 from tests.runtime.processes import Fork, forked, listeners, wait_for
@@ -273,7 +273,7 @@ def test_an_environment_that_is_none_is_refused() -> None:
 
 
 def test_nothing_listens_outside_loopback(ranks: Ranks) -> None:
-    """Of one machine, where no torchrun has a store that it opened itself."""
+    """Runs on one machine use no store that a torchrun opened itself."""
 
     def target(rank: int, world: int, board: Board) -> None:
         (ranks.folder / f"listeners_{rank}").write_text("\n".join(listeners(os.getpid())) + "\n")
