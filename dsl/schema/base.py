@@ -21,6 +21,8 @@ MAX_STEPS = 10**9
 class Strict(BaseModel):
     """A model of pydantic whose copies are as strict as itself: a field that it does not have is an error there too."""
 
+    model_config = ConfigDict(defer_build=True)  # its validator is never used, and takes time to build
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy in which some fields have other values, which are not validated. TypeError for unknown fields."""
         _refuse_unknown(type(self), update or {})

@@ -15,9 +15,9 @@ import pytest
 import compiler.build
 from compiler.cli import main
 from compiler.commands import train
-from compiler.emit.folder import CACHE
 from compiler.graph import emit
 from compiler.ir import Segment, SegmentCode
+from runtime.build_files import CACHE
 
 SPEC = Path(__file__).parents[2] / "specs" / "tiny.dsc"
 Traced = list[str]

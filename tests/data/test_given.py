@@ -15,7 +15,7 @@ from runtime.data.corpus import SourceFile
 from runtime.data.errors import DataError
 from runtime.data.given import Given
 from runtime.data.prepare import Prepared
-from tests.runtime.processes import children
+from tests.progress import children
 
 TEXTS = [f"def f{i}(x):\n    return x * {i}  # größer als {i}\n" for i in range(200)]
 JSON = tokenizer.to_json(tokenizer.train(TEXTS, 300))

@@ -115,7 +115,7 @@ def test_a_let_that_is_misspelt_or_not_there(tmp_path: Path) -> None:
         assert mistake.span is not None and mistake.span.text == name
     with pytest.raises(SpecError) as caught:
         read(tmp_path, "paralel=3", text=text)
-    assert caught.value.diagnostics[0].hint == "did you mean `parallel`?"
+    assert caught.value.diagnostics[0].hint == "did you mean the block `parallel`?"
 
 
 def test_the_forms_of_the_language_page(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ ROUNDS = 3
 
 def test_two_runs_of_one_name_train_their_own_settings(place: Place) -> None:
     """Started at once in one folder, both compile into build/tiny, each time another spec."""
+    place.write(ONE_RANK)  # and the text
     for number in range(ROUNDS):
         specs = [place.folder / f"{which}.dsc" for which in range(2)]
         for path, rate in zip(specs, RATES, strict=True):
@@ -96,7 +97,7 @@ def test_modules_are_those_that_were_verified(place: Place) -> None:
     (run / "placement.json").write_text("of an earlier build")
     kept.copy(build.files, run)
     assert (run / "spec.resolved").read_bytes() == build.files["spec.resolved"]
-    assert sorted(path.name for path in run.iterdir()) == ["schedule.txt", "spec.resolved"]
+    assert sorted(path.name for path in run.iterdir()) == ["program.sha256", "schedule.txt", "spec.resolved"]
     assert kept.digest(kept.of_run(run)) == kept.digest(build.files)
 
 

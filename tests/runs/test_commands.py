@@ -159,7 +159,7 @@ def test_missing_data_is_said_instead_of_compiling(place: Place) -> None:
 
 def test_a_run_folder_that_is_taken_is_said_instead_of_compiling(place: Place) -> None:
     place.write(ONE_RANK)
-    (place.folder / "runs" / "tiny" / "checkpoints").mkdir(parents=True)
+    (place.folder / "runs" / "tiny" / "checkpoints" / "step-00000003").mkdir(parents=True)
     done = place.dsc("train", code=2)
     said = "error: runs/tiny holds an earlier run: go on with --resume, or name another folder with --out\n"
     assert done.stderr == said and done.stdout == ""
@@ -225,9 +225,9 @@ def test_every_mistake_in_one_go(tmp_path: Path) -> None:
 
 REFUSED = {
     "override of a build": (("-s", "train.seed=2"), "error: build/tiny is compiled already: -s needs the spec\n"),
-    "nothing to resume": (
-        ("--resume", "--out", "new"),
-        "error: new holds no checkpoint to go on from: train without --resume\n",
+    "a batch to skip in a new run": (
+        ("--skip-batch", "--out", "new"),
+        "error: --skip-batch leaves out what an earlier run met: it goes with --resume\n",
     ),
 }
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.progress import children
 from tests.runs.place import DSC, FOUR_RANKS, LIMIT_S, ONE_RANK, Place, rows
-from tests.runtime.processes import children, is_gone, wait_for
+from tests.runtime.processes import is_gone, wait_for
 
 PROMPT = "(Pdb) "
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -180,7 +181,7 @@ def test_ended_while_the_data_is_prepared(place: Place, number: signal.Signals) 
     place.compile(slow_data(place, "slow"), "slow.dsc")
     run = place.folder / f"early-{number.name}"
     with place.started("train", "slow.dsc", "--out", run) as running:
-        wait_for(lambda: list((run / "data").glob(".building-*")), "the preparation of the data")
+        wait_for_preparation(place, run)
         assert len(running.seen()) == 3, "the command, the launcher, the preparation"
         running.process.send_signal(number)
         code = running.ends()
@@ -197,7 +198,7 @@ def test_ended_while_the_spec_is_compiled(place: Place, number: signal.Signals) 
     place.write(slow_data(place, name), f"{name}.dsc")
     run = place.folder / name
     with place.started("train", f"{name}.dsc", "--out", run) as running:
-        wait_for(lambda: list((run / "data").glob(".building-*")), "the preparation of the data")
+        wait_for_preparation(place, run)
         assert len(running.seen()) == 4, "the command, the compiler, the launcher, the preparation"
         running.process.send_signal(number)
         code = running.ends()
@@ -215,7 +216,7 @@ def test_a_killed_compiler_or_launcher(place: Place, which: int) -> None:
     place.write(slow_data(place, name), f"{name}.dsc")
     run = place.folder / name
     with place.started("train", f"{name}.dsc", "--out", run) as running:
-        wait_for(lambda: list((run / "data").glob(".building-*")), "the preparation of the data")
+        wait_for_preparation(place, run)
         _, compiler, launcher, _ = running.seen()
         os.kill((0, compiler, launcher)[which], signal.SIGKILL)
         said = failure(running, code=128 + signal.SIGKILL)
@@ -229,15 +230,22 @@ def test_a_killed_preparation_may_be_tried_again(place: Place) -> None:
     place.compile(slow_data(place, "unprepared"), "unprepared.dsc")
     run = place.folder / "unprepared"
     with place.started("train", "unprepared.dsc", "--out", run) as running:
-        wait_for(lambda: list((run / "data").glob(".building-*")), "the preparation of the data")
+        wait_for_preparation(place, run)
         _, _, preparation = running.seen()
         os.kill(preparation, signal.SIGKILL)
         said = failure(running, code=75)
     assert said.startswith("error: the data could not be prepared: its process was killed by SIGKILL")
 
 
+def wait_for_preparation(place: Place, run: Path) -> None:
+    """Wait until data is being written, to the run or to the cache that runs share."""
+    places = (place.folder / "build" / ".data", run / "data")
+    wait_for(lambda: [each for folder in places for each in folder.glob(".building-*")], "the preparation of the data")
+
+
 def slow_data(place: Place, name: str) -> dict[str, Any]:
-    """Settings of a spec whose data takes seconds to prepare."""
+    """Settings of a spec whose data takes seconds to prepare; nothing of it is in the cache."""
+    shutil.rmtree(place.folder / "build" / ".data", ignore_errors=True)
     slow = place.folder / "slow"
     slow.mkdir(exist_ok=True)
     text = (place.folder / "corpus" / "textwrap.py").read_text("utf-8")

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.progress import children
 from tests.runs.place import FOUR_RANKS, LIMIT_S, TORCHRUN, Place, bits, rows, run, saved, untimed
 from tests.runs.test_failures import ACTION, BEGUN
-from tests.runtime.processes import children, is_gone, listeners, wait_for
+from tests.runtime.processes import is_gone, listeners, wait_for
 
 FOREVER = ("--steps", str(10**6))
 STRAIGHT = 30

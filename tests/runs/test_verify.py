@@ -109,7 +109,7 @@ def test_damaged_runs(copy: Place) -> None:
         file.write(b"\xff\xff\xff")
     found = verified(copy, "runs/tiny", 1)
     assert found["problems"] == [
-        "runs/tiny/metrics.jsonl: line 2 is no row of metrics",
+        "runs/tiny/metrics.jsonl: line 2 is no JSON object",
         f"{(meta.parent / 'train.bin').relative_to(copy.folder)} is not what was written; the data is prepared again by"
         " the next run",
     ]
