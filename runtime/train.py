@@ -371,7 +371,9 @@ def _join(build: Build, options: Options) -> int:
     try:
         if ranks.restarted:
             options = replace(options, resume=True)
-            say("torchrun started the ranks again")
+            goes_on = _holds_checkpoint(options.run)
+            how = "they go on from a checkpoint" if goes_on else "no checkpoint was saved, so from step 1"
+            say(f"torchrun started the ranks again: {how}")
         else:
             _check_run_folder(options)
         _check_room(build, options)

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, is_refused, load_spec, say
+from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, is_refused, load_spec, reason, say
 from compiler.commands.compile import add_cache
 from compiler.commands.train_processes import call, call_both, compiled
 from compiler.emit.folder import check_place
@@ -118,7 +118,8 @@ def _report(out: Path, *, profiled: bool) -> str:
         if profiled:
             _say_profile(out)
     except (Exception, KeyboardInterrupt) as error:
-        said = printable(f"{type(error).__name__}: {error}")
+        known = isinstance(error, OSError | ValueError)
+        said = printable(reason(error) if known else f"{type(error).__name__}: {error}")
         with suppress(OSError):
             print(f"the report could not be written: {said}", file=sys.stderr, flush=True)
         return f"report: dsc report {shlex.quote(str(out))}"

@@ -181,7 +181,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(place: P
     run.mkdir()
     (run / "checkpoints").touch()
     done = place.dsc("train", "tiny.dsc", "--out", run, code=2)
-    assert done.stderr == f"error: {run / 'checkpoints'}: Not a directory\n"
+    assert f"{run} cannot be a run folder: Not a directory" in done.stderr and "Traceback" not in done.stderr
     plan = json.loads((place.folder / "build" / "tiny" / "plan.json").read_text("utf-8"))
     found, code = cannot_save(plan, Path("/proc/none"), steps=1)
     assert code == EXIT_USAGE
@@ -235,7 +235,7 @@ def train_failing(
 def test_a_save_that_fails_is_said_and_the_next_one_succeeds(place: Place, error: str, words: str) -> None:
     done = train_failing(place, "tiny.dsc", f"once {error}", 0, error=error, steps={".tmp-3"})
     line = f"step 3 was not saved, the run goes on to its next save: once {error}/checkpoints: {words}"
-    assert done.stdout.count(line) == 1
+    assert done.stderr.count(line) == 1
     run = place.folder / f"once {error}"
     assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["LATEST", "step-00000006"]
     assert bits(saved(run)) == bits(saved(place.folder / "straight")) and len(rows(run)) == 6
@@ -260,7 +260,7 @@ def test_a_shard_of_another_rank_is_named(place: Place) -> None:
     spec = renamed(place, "two", TWO_RANKS)
     done = train_failing(place, spec, "two", 1, error="ENOSPC", steps=(), shards={".tmp-3", ".tmp-6"})
     shard = "two/checkpoints/.tmp-{}/shard.1.safetensors: No space left on device"
-    assert f"step 3 was not saved, the run goes on to its next save: {shard.format(3)}" in done.stdout
+    assert f"step 3 was not saved, the run goes on to its next save: {shard.format(3)}" in done.stderr
     assert re.search(rf"error: rank \d failed during checkpoint, step 6: .*{re.escape(shard.format(6))}", done.stderr)
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         load(place.folder / "two" / "checkpoints")

@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 
 from runtime.heartbeat import Board
-from runtime.launch import RunFolderBusyError, launch
+from runtime.launch import launch
 from runtime.launch_rank import _LogFile
 from runtime.launch_watch import Stillness
 from runtime.outcome import Outcome
+from runtime.run_lock import RunFolderBusyError
 from tests.progress import children
 from tests.runtime.processes import listeners, wait_for
 
