@@ -118,8 +118,8 @@ def _report(out: Path, *, profiled: bool) -> str:
         if profiled:
             _say_profile(out)
     except (Exception, KeyboardInterrupt) as error:
-        known = isinstance(error, OSError | ValueError)
-        said = printable(reason(error) if known else f"{type(error).__name__}: {error}")
+        plain = reason(error) if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}"
+        said = printable(plain)
         with suppress(OSError):
             print(f"the report could not be written: {said}", file=sys.stderr, flush=True)
         return f"report: dsc report {shlex.quote(str(out))}"
