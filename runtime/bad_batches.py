@@ -1,6 +1,6 @@
-"""not_finite.json of a run: the batches on which the loss was not finite, for `--skip-batch` to leave them out.
+"""not_finite.json of a run: batches whose loss or gradient norm was not finite, for `--skip-batch` to leave out.
 
-    {"order": {…}, "batches": [{"step": 5, "samples": [32, 39], "loss": "nan"}]}
+    {"order": {…}, "batches": [{"step": 5, "samples": [32, 39], "loss": "nan", "grad_norm": "nan"}]}
 
 Samples are numbered in the order of one text and one seed, so batches of another order are not those of this run.
 """
@@ -23,9 +23,9 @@ def identity(position: Position, data: str) -> dict[str, Any]:
     return {"data": data, **vars(position.order)}
 
 
-def record(run: Path, order: Mapping[str, Any], step: int, samples: tuple[int, int], loss: float) -> None:
+def record(run: Path, order: Mapping[str, Any], step: int, samples: tuple[int, int], loss: float, norm: float) -> None:
     """Add the batch of the samples [first, end). OSError if the file cannot be written."""
-    met = {"step": step, "samples": [samples[0], samples[1] - 1], "loss": str(loss)}
+    met = {"step": step, "samples": [samples[0], samples[1] - 1], "loss": str(loss), "grad_norm": str(norm)}
     batches = [*(each for each in _batches(run, order) if each["samples"] != met["samples"]), met]
     path = run / FILE
     temporary = path.with_name(f".{FILE}.tmp")

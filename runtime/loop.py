@@ -199,7 +199,7 @@ class Loop:
                 with suppress(OSError):
                     data = origin(self.build, self.corpus)["data"]
                     order = bad_batches.identity(trainer.position, data)
-                    bad_batches.record(self.run, order, error.step, error.samples, error.loss)
+                    bad_batches.record(self.run, order, error.step, error.samples, error.loss, error.norm)
             if world > 1:
                 dist.barrier()
             raise

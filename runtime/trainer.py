@@ -52,7 +52,7 @@ class NotFiniteError(RuntimeError):
             f"step {step}: loss {loss}, gradient norm {norm}, on {met}; nothing was updated; "
             "to leave these samples out: dsc train --resume --skip-batch"
         )
-        self.step, self.loss, self.samples = step, loss, samples
+        self.step, self.loss, self.norm, self.samples = step, loss, norm, samples
 
 
 @dataclass(frozen=True)

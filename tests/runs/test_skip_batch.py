@@ -82,7 +82,7 @@ def test_a_resume_leaves_out_the_batches_that_were_met(place: Place, monkeypatch
         life(place, run, monkeypatch, STEPS, skip=True)
     record = json.loads((run / "not_finite.json").read_text("utf-8"))
     met = [(row["step"], row["samples"], row["loss"]) for row in record["batches"]]
-    assert met == [(5, [32, 39], "nan"), (5, [40, 47], "nan")]
+    assert met == [(5, [32, 39], "nan"), (5, [40, 47], "nan")] and all("grad_norm" in row for row in record["batches"])
     drawn = life(place, run, monkeypatch, STEPS, skip=True)
     assert drawn == [*range(24, 32), *range(48, 48 + 5 * BATCH)]
     assert [row["tokens"] for row in untimed(run)] == [16 * BATCH * n for n in range(1, STEPS + 1)]
@@ -106,7 +106,7 @@ def test_what_is_to_be_skipped_is_in_the_checkpoint(place: Place, monkeypatch: p
     position = Position(order=order_of(Build.open(place.folder / "build" / "tiny"), corpus))
     data = json.loads((corpus / "meta.json").read_text("utf-8"))["sha256"]
     for samples in ((32, 40), (40, 48)):
-        bad_batches.record(run, bad_batches.identity(position, data), 5, samples, math.nan)
+        bad_batches.record(run, bad_batches.identity(position, data), 5, samples, math.nan, math.nan)
     life(place, run, monkeypatch, 3, skip=True)
     assert saved(run).meta["position"]["skip"] == [[32, 48]]
     (run / "not_finite.json").unlink()
@@ -120,7 +120,7 @@ def test_records_of_another_text_or_damaged_ones_skip_nothing(place: Place) -> N
     (corpus,) = (path.parent for path in (place.folder / "data" / "data").glob("*/meta.json"))
     position = Position(order=order_of(Build.open(place.folder / "build" / "tiny"), corpus))
     order = bad_batches.identity(position, "0" * 64)
-    bad_batches.record(run, order, 5, (32, 40), math.inf)
+    bad_batches.record(run, order, 5, (32, 40), math.inf, math.nan)
     assert bad_batches.read(run, order) == ((32, 40),)
     same, said = skipping(run, position, corpus)
     assert same == position and said.startswith(f"no batch to skip: {run}/not_finite.json has none")
