@@ -41,11 +41,11 @@ SMALL, LARGE, FIRST = SPECS
 # The parts of a compilation: (what the table says, module, function there). Of nested ones the outer has the rest.
 PARTS = (
     ("read and check the spec", "compiler.commands.compile", "load_spec"),
-    ("plan", "compiler.pipeline", "make_plan"),
-    ("schedules", "compiler.pipeline", "schedule_for"),
-    ("cuts, torch-free", "compiler.pipeline", "cut"),
-    ("programs", "compiler.pipeline", "lower"),
-    ("proofs", "compiler.pipeline", "prove"),
+    ("plan", "compiler.decide", "make_plan"),
+    ("schedules", "compiler.decide", "schedule_for"),
+    ("cuts, torch-free", "compiler.decide", "cut"),
+    ("programs", "compiler.decide", "lower"),
+    ("proofs", "compiler.decide", "prove"),
     ("segments: traced, or read", "compiler.build", "_trace"),
     ("plan.json", "compiler.build", "plan_json"),
     ("report", "compiler.build", "report_of"),

@@ -18,12 +18,12 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from compiler.pipeline import balanced_rows
+from compiler.decide import balanced_rows
 from compiler.plan import make_plan
 from compiler.predict.interval import LEAST, UNKNOWN, class_seconds
 from compiler.predict.predict import cuts_of, mfu_of, predict
-from compiler.predict.text import count, ranges
-from compiler.predict.values import Prediction, Step
+from compiler.predict.prediction import Prediction, Step
+from compiler.predict.prediction_text import count, ranges
 from compiler.rates import rates_of
 from dsl.load import resolve
 from dsl.schema import Spec

@@ -10,32 +10,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compiler.decide import lower_spec, uses
+from compiler.emit.build_files import manifest, plan_json, plan_text, program_json, train_py
+from compiler.emit.build_summary import does_not_fit, summary
 from compiler.emit.certificate import certificate_json, digest
-from compiler.emit.files import manifest, plan_json, plan_text, program_json, train_py
 from compiler.emit.folder import write_build
-from compiler.emit.kernels import kernels_json
+from compiler.emit.kernel_list import kernels_json
 from compiler.emit.origin import with_origin
-from compiler.emit.stages import emit_rank
-from compiler.emit.summary import does_not_fit, summary
-from compiler.graph import cache, emit
+from compiler.emit.stage_modules import emit_rank
 from compiler.ir import Body, Plan, Program, SegmentCode
 from compiler.kernels import emit_kernel
 from compiler.kernels.calls import update as call_of_optimizer
 from compiler.lower.estimate import overlaps_of, rank_times
-from compiler.lower.kept import Orders
 from compiler.lower.lanes import best_order
-from compiler.pipeline import lower_spec, uses
-from compiler.rates.own import own_table
-from compiler.report.build import report_of
+from compiler.lower.order_cache import Orders
+from compiler.rates.spec_table import own_table
 from compiler.report.page import report_html
-from compiler.schedules.own import PLACED, RATED, standing_alone
+from compiler.report.sections import report_of
 from compiler.schedules.schedule import Schedule
-from compiler.topology.kinds import rank_rates
-from dsl.format import canonical
+from compiler.schedules.spec_schedule import PLACED, RATED, standing_alone
+from compiler.segments import cache, emit
+from compiler.topology.rank_kinds import rank_rates
+from dsl.canonical import canonical
 from dsl.schema import Spec
 
 if TYPE_CHECKING:
-    from compiler.place.own import OwnPlacement  # with numpy
+    from compiler.experts.spec_placement import OwnPlacement  # with numpy
 
 __all__ = ["Build", "Files", "compile_spec", "num_sms", "write_build"]
 
@@ -49,7 +49,8 @@ class Build:
     files: Files
     summary: str  # in a few lines
     warning: str  # where the plan does not fit the spec's devices
-    entries: Files = ()  # for a cache: its segments (compiler/graph/cache.py), and orders (compiler/lower/kept.py)
+    # For a cache: its segments (compiler/segments/cache.py), and orders (compiler/lower/order_cache.py).
+    entries: Files = ()
 
     @property
     def digest(self) -> str:
@@ -69,7 +70,7 @@ def compile_spec(
 
     `own`: the schedule of the file that the spec names; the build has it as schedule.txt, and its spec names that.
     `placement`: of experts, from the file that it names; the build has it as placement.json. A rate table that it names
-    is in its value already (compiler/rates/own.py); the build has it as rates.json.
+    is in its value already (compiler/rates/spec_table.py); the build has it as rates.json.
 
     `codes`: segments traced before, by key and number of SMs; what is traced here is added. `cached`: a cache of
     entries, there or not, to look into for others and for orders of their instructions; the build then has those it

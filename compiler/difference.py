@@ -11,10 +11,10 @@ from fractions import Fraction
 from itertools import groupby
 
 from compiler.ir import Use
-from compiler.layers.pipeline import storage_of
-from compiler.layers.stages import build_stages
+from compiler.plan.layer_runs import storage_of
+from compiler.plan.stages import build_stages
 from compiler.rates import Table
-from compiler.rates.own import own_table
+from compiler.rates.spec_table import own_table
 from compiler.schedules import DEFAULT_CHUNKS, SCHEDULES, schedule_of
 from compiler.schedules.costs import Costs
 from compiler.schedules.placement import num_stages

@@ -1,6 +1,6 @@
 """Every value that crosses between the compiler's stages, on one page. Frozen, tuples only, no torch.
 
-Segment --cut--> Cut        what F saves for I and W, what I defers to W      (compiler/shapes.py)
+Segment --cut--> Cut        what F saves for I and W, what I defers to W      (compiler/segments/interpret.py)
 Spec    --plan-> Plan       mesh, stages, replica table                       (compiler/plan)
 Plan + Schedule --lower--> Program    what each pipeline rank executes        (compiler/lower)
 
@@ -99,10 +99,10 @@ class Segment:
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     constants: tuple[tuple[str, int | float | bool], ...] = ()  # whatever else the function closes over
-    recompute: tuple[str, ...] = ()  # names of what the backward computes again: compiler/graph/recompute.py
+    recompute: tuple[str, ...] = ()  # names of what the backward computes again: compiler/segments/recompute.py
     remade: tuple[Remade, ...] = ()
-    stored: tuple[tuple[str, str], ...] = ()  # (value or role, dtype): compiler/graph/storage.py
-    fused: tuple[str, ...] = ()  # passes that make one op of several: compiler/graph/fuse.py
+    stored: tuple[tuple[str, str], ...] = ()  # (value or role, dtype): compiler/segments/storage.py
+    fused: tuple[str, ...] = ()  # passes that make one op of several: compiler/segments/fuse.py
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -127,7 +127,7 @@ class Cost:
     """Work of one call: floating point operations, and bytes read plus written; `_row` per received row.
 
     `ops`: that of each op by itself, in order: what they cost depends on which op it is, and on the `shape` and `dtype`
-    of its kernel (compiler/rates/kernels.py), which only these have.
+    of its kernel (compiler/rates/kernel_classes.py), which only these have.
     """
 
     flops: int = 0

@@ -1,133 +1,118 @@
-"""Text to formatted text: the blanks are this module's, the words, the comments and the line ends are the author's.
+"""Which layers are on which stage, in the words of Megatron: `--pipeline-model-parallel-layout "Et*3|(tt|)*29|tmL"`.
 
-What stands on one line stays on one line. The result depends on the words, the comments and the line ends only, so
-formatting twice changes nothing. Of consecutive lines the first `=` (or `{`) and the comments at the end are aligned.
+E is the embedding, t a layer, m an MTP block, L the head with its loss, `|` the end of a stage; `x*3` and `(…)*3`
+repeat, commas and blanks mean nothing. Stages are in the order of the model (Megatron-Core, Custom Pipeline Model
+Parallel Layout).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import itertools
+import re
+from collections.abc import Sequence
 
-from dsl.diagnostics import SpecError
-from dsl.parser import CLOSERS, OPENERS, parse
-from dsl.source import Source
-from dsl.table import Token, tokens
-
-INDENT = "  "
-BEFORE_COMMENT = "  "
-TIGHT_BEFORE = frozenset({"COMMA", "RPAR", "RSQUARE", "RANGE"})
-TIGHT_AFTER = frozenset({"LPAR", "LSQUARE", "CALL", "RANGE"})
-BEFORE_SIGN = frozenset({"EQUAL", "COMMA", "LPAR", "LSQUARE", "CALL"})  # a minus after one of these is a sign
+MAX_LENGTH = 10_000  # letters and bars of a layout, repeated ones too
+MAX_DEPTH = 16
+_COUNT = re.compile(r"\*(\d{1,5})")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the text."""
-
-    head: str  # what stands before the first `=` or `{`, if that is to be aligned
-    rest: str  # the other words
-    column: str | None  # consecutive lines of the same column are aligned
-    comment: str
-    depth: int
-    after_blank: bool  # an empty line stands before it
+class LayoutError(ValueError):
+    """A layout that cannot be read, or that the model does not fit; the message says what to change."""
 
 
-def formatted(source: Source) -> str:
-    """The text of a source, laid out. Raises SpecError for a text that cannot be read."""
-    mistakes = parse(source).diagnostics
-    if mistakes:
-        raise SpecError(mistakes)
-    rows = list(_rows(source))
-    codes = [INDENT * row.depth + row.rest for row in rows]
-    for group in _groups(rows, lambda row: row.column):
-        width = max(len(rows[index].head) for index in group)
-        for index in group:
-            codes[index] = f"{INDENT * rows[index].depth}{rows[index].head.ljust(width)} {rows[index].rest}"
-    for group in _groups(rows, lambda row: "" if row.rest and row.comment else None):
-        width = max(len(codes[index]) for index in group)
-        for index in group:
-            codes[index] = codes[index].ljust(width) + BEFORE_COMMENT
-    lines = ("\n" * row.after_blank + code + row.comment + "\n" for row, code in zip(rows, codes, strict=True))
-    return "".join(lines)
+def stages_of_layout(text: str, num_layers: int, mtp: int) -> tuple[tuple[int, int], ...]:
+    """(begin, end) of the layers of each stage. The embedding is before the first, MTP and the head after the last.
 
-
-def _groups(rows: list[Row], column: Callable[[Row], str | None]) -> Iterator[list[int]]:
-    """Indices of consecutive lines, equally deep and without an empty line between them, of one column."""
-    group: list[int] = []
-    for index, row in enumerate(rows):
-        kin = group and not row.after_blank and row.depth == rows[group[0]].depth
-        if group and not (kin and column(row) == column(rows[group[0]])):
-            yield group
-            group = []
-        if column(row) is not None:
-            group.append(index)
-    if group:
-        yield group
-
-
-# ---------------------------------------------------------------- lines
-
-
-def _rows(source: Source) -> Iterator[Row]:
-    """The lines that are not empty. Empty ones are kept as one, but not at the start and the end of a block."""
-    depths: list[int] = []  # for each open bracket, of the lines in it
-    line: list[Token] = []
-    place, is_first, after_blank = 0, True, False
-    for token in (*tokens(source.text), Token("NEWLINE", "\n", len(source.text), len(source.text))):
-        if token.type != "NEWLINE":
-            line.append(token)
-            place = token.end
-            continue
-        comment = source.text[place : token.start].strip(" \t")
-        if line or comment:
-            keeps_blank = after_blank and not is_first and not (line and line[0].type in CLOSERS)
-            yield Row(*_columns(line), comment, _follow(depths, line), keeps_blank)
-            is_first = bool(line) and line[-1].type in OPENERS
-        after_blank = token.text.count("\n") > 1
-        line, place = [], token.end
-
-
-def _follow(depths: list[int], line: list[Token]) -> int:
-    """How deep a line is, and `depths` as they are after it. The brackets opened on one line indent once."""
-    num_closing = next((index for index, token in enumerate(line) if token.type not in CLOSERS), len(line))
-    depth = depths[-1] if depths else 0
-    for _ in range(num_closing):
-        depth = depths.pop() - 1
-    for token in line[num_closing:]:
-        if token.type in OPENERS:
-            depths.append(depth + 1)
-        elif token.type in CLOSERS:
-            depths.pop()
-    return depth
-
-
-def _columns(line: list[Token]) -> tuple[str, str, str | None]:
-    """The head of a line, the rest, and the column it belongs to.
-
-    `key = …` and `key { … }` share one; blocks with a label, and `let`, have one for each first word.
+    `mtp`: MTP blocks of the model. LayoutError where the layout is not of this model.
     """
-    end = next((index for index, token in enumerate(line) if token.type in ("EQUAL", "LBRACE")), 0)
-    opens = sum((token.type in OPENERS) - (token.type in CLOSERS) for token in line)
-    is_head = bool(end) and all(token.type not in ("COMMA", "RBRACE") for token in line[:end])
-    if not is_head or (end == 1 and line[end].type == "LBRACE" and opens):
-        return "", _joined(line), None
-    return _joined(line[:end]), _joined(line[end:]), line[0].text if end > 1 else ""
+    stages = expanded(text).split("|")
+    letters = "".join(stages)
+    expected = f"E{'t' * num_layers}{'m' * mtp}L"
+    if letters != expected:
+        raise LayoutError(_difference(letters, num_layers, mtp))
+    if not stages[-1]:
+        raise LayoutError("a layout ends with L, not with `|`")
+    if not stages[-1].endswith(f"{'m' * mtp}L"):
+        raise LayoutError("MTP reads the head: write m and L on the last stage together, as in `…|tmL`")
+    empty = next((index for index, stage in enumerate(stages) if not stage), None)
+    if empty is not None:
+        raise LayoutError(f"stage {empty} of {len(stages)} is empty: give it a layer")
+    ends = [0]
+    for stage in stages:
+        ends.append(ends[-1] + stage.count("t"))
+    return tuple(itertools.pairwise(ends))
 
 
-def _joined(words: Iterable[Token]) -> str:
-    """Words with the blanks that belong between them."""
+def layout_of(runs: Sequence[tuple[int, int]], mtp: int) -> str:
+    """The layout of stages that hold these runs of layers, in its short form; `stages_of_layout` is the inverse."""
+    stages = ["t" * (end - begin) for begin, end in runs]
+    stages[0] = "E" + stages[0]
+    stages[-1] += "m" * mtp + "L"
+    parts: list[tuple[str, int]] = []
+    for stage in stages[:-1]:
+        word = _short(stage) + "|"
+        if parts and parts[-1][0] == word:
+            parts[-1] = (word, parts[-1][1] + 1)
+        else:
+            parts.append((word, 1))
+    return "".join(word if count == 1 else f"({word})*{count}" for word, count in parts) + _short(stages[-1])
+
+
+def expanded(text: str) -> str:
+    """The letters and bars of a layout, with everything repeated that is. LayoutError where it cannot be read."""
+    found, at = _sequence(text, 0, 0)
+    if at < len(text):
+        raise LayoutError(f"`)` at character {at + 1} closes nothing")
+    return found
+
+
+def _sequence(text: str, at: int, depth: int) -> tuple[str, int]:
+    """What is read from `at` on, up to an unmatched `)` or the end; and where that is."""
+    if depth > MAX_DEPTH:
+        raise LayoutError(f"parentheses are nested more than {MAX_DEPTH} deep")
     parts: list[str] = []
-    before: Token | None = None
-    after_sign = False
-    for token in words:
-        if before is not None and not after_sign and not _touch(before, token):
-            parts.append(" ")
-        parts.append(token.text)
-        after_sign = token.type == "MINUS" and (before is None or before.type in BEFORE_SIGN)
-        before = token
-    return "".join(parts)
+    length = 0
+    while at < len(text) and text[at] != ")":
+        letter = text[at]
+        if letter in ", ":
+            at += 1
+            continue
+        if letter == "(":
+            item, end = _sequence(text, at + 1, depth + 1)
+            if end == len(text):
+                raise LayoutError(f"`(` at character {at + 1} is never closed")
+            at = end + 1
+        elif letter in "EtmL|":
+            item, at = letter, at + 1
+        else:
+            raise LayoutError(f"`{letter}` at character {at + 1} is none of E t m L | ( ) *")
+        while count := _COUNT.match(text, at):
+            item, at = _times(item, int(count[1])), count.end()
+        length += len(item)
+        if length > MAX_LENGTH:
+            raise LayoutError(f"a layout has at most {MAX_LENGTH:,} letters")
+        parts.append(item)
+    return "".join(parts), at
 
 
-def _touch(before: Token, token: Token) -> bool:
-    return token.type in TIGHT_BEFORE or before.type in TIGHT_AFTER
+def _times(item: str, count: int) -> str:
+    if len(item) * count > MAX_LENGTH:
+        raise LayoutError(f"a layout has at most {MAX_LENGTH:,} letters")
+    return item * count
+
+
+def _short(stage: str) -> str:
+    """`tttt` as `t*4`."""
+    return re.sub("t{3,}", lambda run: f"t*{len(run[0])}", stage)
+
+
+def _difference(letters: str, num_layers: int, mtp: int) -> str:
+    if not letters.startswith("E") or letters.count("E") != 1:
+        return "a layout begins with E, the embedding, once"
+    if not letters.endswith("L") or letters.count("L") != 1:
+        return "a layout ends with L, the head, once"
+    if letters.count("t") != num_layers:
+        return f"the layout has {letters.count('t')} layers (t), the model {num_layers}"
+    if letters.count("m") != mtp:
+        return f"the layout has {letters.count('m')} MTP blocks (m), the model {mtp}"
+    return "layers (t) come before MTP blocks (m)"

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dsl.canonical import batch_text, rate_text, value_text
 from dsl.choices import OPEN
 from dsl.devices import FIELDS as PEAK_FIELDS
 from dsl.devices import peaks_of
-from dsl.format import batch_text, rate_text, value_text
 from dsl.resolve.fields import FieldType, fields_of
 from dsl.schema import BUILT_IN, Batch, Device, Node, Phase, RatePhase, Spec, Tile, TrainTokenizer
 from dsl.source import OVERRIDE, Span

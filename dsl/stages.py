@@ -5,7 +5,7 @@ The compiler has the same in `compiler/schedules`, where schedules are made; a t
 
 from __future__ import annotations
 
-from dsl.pipeline_layout import LayoutError, expanded
+from dsl.layout import LayoutError, expanded
 from dsl.schema import Schedule, Spec
 
 INTERLEAVED, AUTO = "interleaved", "auto"

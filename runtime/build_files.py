@@ -23,7 +23,7 @@ from typing import Any
 from runtime.outcome import printable
 
 MANIFEST = "manifest.json"
-CACHE = "cache"  # entries of the build's own segments and orders, and no others: compiler/graph/cache.py
+CACHE = "cache"  # entries of the build's own segments and orders, and no others: compiler/segments/cache.py
 PACKAGES = ("dsc-trainer", "torch", "triton")  # whose versions decide what is emitted
 MAX_FILE_BYTES = 256 << 20  # programs of DeepSeek-V3 have some MB
 MAX_BYTES = 1 << 30  # of all files of a build

@@ -56,7 +56,7 @@ class Ledger:
         self.executor.exchange.wait_counts = self._wait_counts  # type: ignore[method-assign]
 
     def write(self, run: Path, rank: int, step: int, program: str, of: str) -> None:
-        """Leave it in a run folder. `of`: the digest of what the run keeps of its build (runtime/kept.py)."""
+        """Leave it in a run folder. `of`: the digest of what the run keeps of its build (runtime/run_copy.py)."""
         path = _path(run, rank)
         path.parent.mkdir(exist_ok=True)
         found = {"step": step, "program": program, "of": of, "peak": self.peak, "rows": self.rows}

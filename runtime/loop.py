@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime import bad_batches, debug, kept, ledger, snapshot
+from runtime import bad_batches, debug, ledger, run_copy, snapshot
 from runtime.build import Build
 from runtime.checkpoint_keep import LOSS
 from runtime.checkpoint_read import Checkpoint
@@ -101,9 +101,9 @@ class Loop:
             self._begin(trainer, world, machine, events, say)
         saves = Saves(self.build, self.run, self.corpus, world, board, machine, events, say)
         metrics = Metrics(self.run, trainer.step, say) if rank == 0 else None
-        trace = Trace(self.run, rank, trainer.step, kept.program_digest(self.build.files), say)
+        trace = Trace(self.run, rank, trainer.step, run_copy.program_digest(self.build.files), say)
         measured = self.device != "cpu" or self.debugged
-        measured = measured or ledger.is_there(self.run, rank, kept.digest(self.build.files))
+        measured = measured or ledger.is_there(self.run, rank, run_copy.digest(self.build.files))
         profile = Profile(trainer, self.profile) if self.profile is not None else None
         total = self.total
         while trainer.step < total:
@@ -154,7 +154,7 @@ class Loop:
     ) -> None:
         """Keep the build's description, record the start, and say what only ranks that have met can know."""
         try:
-            kept.copy(self.build.files, self.run)
+            run_copy.copy(self.build.files, self.run)
         except OSError as error:
             say(f"{self.run} has no copy of what was planned ({error.strerror}): dsc report and dsc inspect need one")
         build = {"build": self.build.digest, "torch": torch.__version__}
@@ -173,7 +173,7 @@ class Loop:
         with trainer.ledger() as held:
             row = trainer.train_step()
         with suppress(OSError):  # a full disk does not end a run
-            held.write(self.run, trainer.rank, trainer.step, trainer.program, kept.digest(self.build.files))
+            held.write(self.run, trainer.rank, trainer.step, trainer.program, run_copy.digest(self.build.files))
         return row
 
     def _samples(self, split: str) -> Samples:

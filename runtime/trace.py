@@ -2,7 +2,7 @@
 
     {"step": 3, "program": "train_8", "of": "5c0f…", "actions": [["F0.0", 81520, 82004], ["(F0.1|B1.0)", 82100, …], …]}
 
-`of` is the digest of the build's programs (runtime/kept.py): a run that is resumed under another plan has lines of
+`of` is the digest of the build's programs (runtime/run_copy.py): a run that is resumed under another plan has lines of
 both. An action's times are its start (when the first message it awaits was there) and its end, in microseconds of
 CLOCK_MONOTONIC, so that the ranks of one machine share a time axis. Kept small by what is traced: every one of the
 first steps, then steps 64, 128, 256, … .

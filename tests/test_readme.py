@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from compiler.cli import COMMANDS, main
-from compiler.emit.summary import fullest
-from compiler.pipeline import lower_spec
+from compiler.decide import lower_spec
+from compiler.emit.build_summary import fullest
 from dsl.load import check, load
 
 ROOT = Path(__file__).parents[1]

@@ -20,15 +20,15 @@ import time
 from pathlib import Path
 
 from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, load_spec, say, wrong
-from compiler.commands.files import refuse_output, write
+from compiler.commands.output_files import refuse_output, write
 from compiler.ir import Plan
 from compiler.plan import make_plan
 from compiler.rates import RateError, Table, rates_of, read_table, shipped_table, shipped_tables, table_for
-from compiler.rates.measure import job, table_of, tasks_of
+from compiler.rates.calibration import job, table_of, tasks_of
 from compiler.rates.table import Device
 from compiler.templates import SHIPPED
+from dsl.canonical import quoted
 from dsl.diagnostics import plural
-from dsl.format import quoted
 from dsl.schema import Spec
 from dsl.source import OVERRIDE
 
@@ -97,9 +97,9 @@ def _edit(chosen: Chosen, args: argparse.Namespace) -> str:
 
 
 def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> Table:
-    from compiler.pipeline import uses
-    from compiler.rates.trace import calibrated, read_trace, uncalibrated
-    from compiler.shapes import cut
+    from compiler.decide import uses
+    from compiler.rates.traced_layer import calibrated, read_trace, uncalibrated
+    from compiler.segments.interpret import cut
 
     name = args.table or table_for(spec.cluster.node.device)
     table = shipped_table(name) if name in shipped_tables() else read_table(Path(name))
@@ -116,7 +116,7 @@ def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> Table:
 
 def _measured(device: str, spec: Spec, plan: Plan) -> Table | int:
     """The table of this machine, or the exit code of the processes that measure."""
-    from compiler.pipeline import balanced_rows
+    from compiler.decide import balanced_rows
 
     tasks, large = tasks_of(plan, rates_of(spec, "cpu"), balanced_rows(spec))
     if large:

@@ -99,16 +99,16 @@ def _of_files(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
     folder, runs = Path(file).parent, [view for view in analysis.views if hasattr(view.spec, "train")]
     found: list[Diagnostic] = []
     if scheduled := [view for view in runs if view.spec.schedule.file is not None]:
-        from compiler.schedules import own
+        from compiler.schedules import spec_schedule
 
-        found += [m for view in scheduled for m in own.mistakes(view.spec, view.context.origins, folder)]
+        found += [m for view in scheduled for m in spec_schedule.mistakes(view.spec, view.context.origins, folder)]
     if placed := [view for view in runs if view.spec.parallel.placement is not None]:
-        from compiler.place import own as own_placement
+        from compiler.experts import spec_placement as own_placement
 
         of = [(view.spec, view.context.origins, folder, view.context.chosen) for view in placed]
         found += [mistake for each in of for mistake in own_placement.mistakes(*each)]
     if rated := [view for view in runs if view.spec.cluster.rates is not None]:
-        from compiler.rates import own as own_rates
+        from compiler.rates import spec_table as own_rates
 
         found += [m for view in rated for m in own_rates.mistakes(view.spec, view.context.origins, folder)]
     return tuple(found)
@@ -257,7 +257,7 @@ PRINTERS = {"text": _as_text, "json": _as_json, "github": _as_github}
 
 def _fix(specs: Sequence[str], overrides: Sequence[str]) -> str:
     """Correct spellings in the files that were named, and say each. Returns what went wrong with a file."""
-    from compiler.commands.files import replace
+    from compiler.commands.output_files import replace
     from dsl.edits import apply, corrects_spelling, edit_of
 
     files = {os.path.realpath(split(spec)[0]): split(spec)[0] for spec in specs}  # however they are called

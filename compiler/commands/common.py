@@ -18,7 +18,7 @@ from dsl.diagnostics import Diagnostic, SpecError, render_all, visible
 from dsl.source import Span
 
 if TYPE_CHECKING:
-    from compiler.place.own import OwnPlacement
+    from compiler.experts.spec_placement import OwnPlacement
     from compiler.predict.search import Ranking
     from compiler.rates import Table
     from compiler.schedules.schedule import Schedule
@@ -87,7 +87,7 @@ def load_spec(
         resolved = resolve(file, run, overrides)
         spec, origins, path = resolved.spec, resolved.origins, Path(file)
         if table is not None or spec.cluster.rates is not None:
-            from compiler.rates import own as rated  # only plans that go by a table wait for it
+            from compiler.rates import spec_table as rated  # only plans that go by a table wait for it
 
             spec = rated.with_table(spec, table) if table else rated.checked(spec, origins, path.parent)
         ranking = None
@@ -98,11 +98,11 @@ def load_spec(
             spec = ranking.best.spec
         chosen = Chosen(spec, origins, path, ranking=ranking)
         if spec.schedule.file is not None:
-            from compiler.schedules import own
+            from compiler.schedules import spec_schedule
 
-            chosen = replace(chosen, own=own.checked(spec, origins, path.parent))
+            chosen = replace(chosen, own=spec_schedule.checked(spec, origins, path.parent))
         if spec.parallel.placement is not None:
-            from compiler.place import own as placed
+            from compiler.experts import spec_placement as placed
 
             chosen = replace(chosen, placement=placed.checked(spec, origins, path.parent))
         return chosen

@@ -93,7 +93,7 @@ def add_cache(parser: argparse._ActionsContainer) -> None:
 
 def _keep(folder: Path, build: Build) -> None:
     """Where they cannot be kept, the build is there all the same."""
-    from compiler.graph import cache
+    from compiler.segments import cache
 
     try:
         cache.keep(folder, build.entries)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 from compiler.completion import SHELLS
-from compiler.completion.words import command_line
+from compiler.completion.command_words import command_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

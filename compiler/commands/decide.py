@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compiler.commands.common import progress
 from compiler.predict.search import Ranking, search
-from compiler.rates.own import own_table, with_table
+from compiler.rates.spec_table import own_table, with_table
 from dsl.choices import Choice
 from dsl.diagnostics import Diagnostic, SpecError, plural
 from dsl.load import Resolved, alternatives
@@ -37,7 +37,7 @@ def _placed(resolved: Resolved, folder: Path, structures: Iterator[tuple[Choice,
     spec = resolved.spec
     if spec.parallel.placement is None:
         return list(structures)
-    from compiler.place.own import degree_of, mistakes  # with numpy
+    from compiler.experts.spec_placement import degree_of, mistakes  # with numpy
 
     if wrong := mistakes(spec, resolved.origins, folder, resolved.opened):
         raise SpecError(wrong)

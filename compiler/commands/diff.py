@@ -20,9 +20,9 @@ from typing import Any
 
 from compiler.commands.common import EXIT_DIFFERS, add_overrides, human, refused, wrong
 from compiler.difference import Change, Difference, Fact, Move, difference
-from compiler.rates import own as rates
-from compiler.schedules.own import checked
+from compiler.rates import spec_table as rates
 from compiler.schedules.schedule import Schedule
+from compiler.schedules.spec_schedule import checked
 from dsl.diagnostics import Diagnostic, SpecError, in_order, visible
 from dsl.load import Resolved, resolve, split
 

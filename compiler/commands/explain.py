@@ -17,10 +17,10 @@ from dataclasses import asdict
 
 from compiler import data as of_data
 from compiler.commands.common import wrong
-from compiler.importers import codes as of_imports
-from compiler.place import codes as of_placements
-from compiler.rates import codes as of_rates
-from compiler.schedules import codes as of_schedules
+from compiler.experts import placement_codes as of_placements
+from compiler.importers import import_codes as of_imports
+from compiler.rates import table_codes as of_rates
+from compiler.schedules import schedule_codes as of_schedules
 from dsl.codes import CODES
 from dsl.reference import Topic, find, index, keys, suggestions, text_of
 

@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 
 from compiler.commands.common import EXIT_DIFFERS, EXIT_SPEC, say, wrong
-from compiler.commands.files import refuse_replacing, replace
+from compiler.commands.output_files import refuse_replacing, replace
 from dsl.diagnostics import Diagnostic, SpecError, render_all, visible
-from dsl.layout import formatted
+from dsl.formatter import formatted
 from dsl.parser import MAX_BYTES, decode
 from dsl.resolve.files import content_of
 

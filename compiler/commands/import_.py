@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from compiler.commands.common import EXIT_SPEC, say, wrong
-from compiler.commands.files import replace, write_new
+from compiler.commands.output_files import replace, write_new
 from compiler.importers import huggingface
+from compiler.importers.first_run import run_text
 from compiler.importers.json_text import Json, parse
-from compiler.importers.placement import run_text
 from compiler.importers.write import identifier, model_text
 from dsl.diagnostics import Diagnostic, SpecError, plural, render_all, visible
-from dsl.layout import formatted
+from dsl.formatter import formatted
 from dsl.resolve.files import read
 from dsl.source import Source
 

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from compiler.commands.common import EXIT_SPEC, say, wrong
-from compiler.commands.files import replace, write_new
+from compiler.commands.output_files import replace, write_new
 from compiler.templates import STARTER, names, template
 from dsl.diagnostics import SpecError, visible
 from dsl.load import analyse

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compiler.commands.common import EXIT_DIFFERS, reason, refused, wrong
-from compiler.commands.files import is_file, put, status, write
+from compiler.commands.output_files import is_file, put, status, write
 from compiler.picture.compared import measured_picture
 from compiler.picture.formats import FORMATS, render, screen_of
-from compiler.picture.run import (
+from compiler.picture.recorded import (
     Measured,
     OrderError,
     TraceError,
@@ -130,8 +130,8 @@ def _kernels(args: argparse.Namespace) -> int:
 
 def _run(folder: Path) -> Run:
     from compiler.commands.schedule_spec import run_of  # with pydantic and networkx
-    from compiler.rates.own import with_rates
-    from compiler.schedules.own import own_schedule
+    from compiler.rates.spec_table import with_rates
+    from compiler.schedules.spec_schedule import own_schedule
     from dsl.load import load
 
     spec = with_rates(load(folder / "spec.resolved"), folder)
@@ -140,7 +140,7 @@ def _run(folder: Path) -> Run:
 
 def _measured(folder: Path, run: Run, program: str | None) -> tuple[Schedule, Measured, int]:
     """The schedule, what was measured of it, and how many traced steps are of other programs."""
-    from compiler.pipeline import schedule_for
+    from compiler.decide import schedule_for
 
     trace, left_out = of_programs(folder, read_trace(folder, run.plan.mesh.world))
     programs = programs_of(trace)

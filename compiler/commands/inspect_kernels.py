@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from compiler.picture.console import console_of, printed
+from compiler.picture.drawing import Screen
+from compiler.picture.labels import num_bytes
 from compiler.picture.palette import DARK
-from compiler.picture.text import num_bytes
-from compiler.picture.values import Screen
 from dsl.diagnostics import SpecError, visible
 
 VERSION = 1

@@ -19,12 +19,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from compiler.commands.common import EXIT_SPEC, add_overrides, load_spec, progress, say, wrong
-from compiler.commands.files import is_folder, refuse_output, refuse_replacing, replace
-from compiler.place.document import to_text
-from compiler.place.layout import Floats, Layout, PlaceError
-from compiler.place.load import read_load, same_length
-from compiler.place.report import document
-from compiler.place.tasks import Task, at_hand, file_layers, place_all
+from compiler.commands.output_files import is_folder, refuse_output, refuse_replacing, replace
+from compiler.experts.layout import Floats, Layout, PlaceError
+from compiler.experts.load_file import read_load, same_length
+from compiler.experts.placement_file import to_text
+from compiler.experts.report import document
+from compiler.experts.tasks import Task, at_hand, file_layers, place_all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(json.dumps(document(rows), allow_nan=False))
         return 0
+    from compiler.experts.report_text import text  # with rich
     from compiler.picture.formats import screen_of
-    from compiler.place.text import text  # with rich
 
     print(text(rows, args.group_rule, args.out and str(args.out), screen_of(sys.stdout)), end="")
     return 0
@@ -125,7 +125,7 @@ def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], sp
     chosen = load_spec(spec, args.set, args.format)
     if chosen is None:
         return None
-    from compiler.place.of_spec import layers_with_experts, layout_of, routing_of
+    from compiler.experts.spec_experts import layers_with_experts, layout_of, routing_of
 
     layers = layers_with_experts(chosen.spec)
     if len(layers) != len(loads):
@@ -137,7 +137,7 @@ def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], sp
         raise PlaceError("expert = 1: all experts are on every rank", "--devices D, or -s parallel.expert=D")
     per_node: Mapping[str, int] = {}
     if chosen.spec.cluster.more is not None:
-        from compiler.place.kinds import devices_of_nodes  # with networkx
+        from compiler.experts.node_kinds import devices_of_nodes  # with networkx
 
         per_node = devices_of_nodes(chosen.spec, chosen.own)
     tasks = []

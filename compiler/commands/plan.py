@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, load_spec, progress, wrong
-from compiler.commands.files import put, refuse_output
+from compiler.commands.output_files import put, refuse_output
+from compiler.picture.drawing import Screen
 from compiler.picture.formats import screen_of
-from compiler.picture.values import Screen
 
 if TYPE_CHECKING:
     from compiler.ir import Cut
     from compiler.predict.predict import Timed
-    from compiler.predict.values import Prediction, RankMemory
+    from compiler.predict.prediction import Prediction, RankMemory
     from compiler.predict.why_shown import Why
     from compiler.rates import Table
 
@@ -115,13 +115,13 @@ def _json(args: argparse.Namespace, chosen: Chosen, found: Timed, prediction: Pr
 
 
 def _html(args: argparse.Namespace, chosen: Chosen, found: Timed, prediction: Prediction, why: Why | None) -> str:
-    from compiler.report.plan import plan_html  # with jinja2
+    from compiler.report.plan_page import plan_html  # with jinja2
 
     return plan_html(found, prediction, why)
 
 
 def _text(args: argparse.Namespace, chosen: Chosen, found: Timed, prediction: Prediction, why: Why | None) -> str:
-    from compiler.predict.text import text  # with rich
+    from compiler.predict.prediction_text import text  # with rich
 
     screen = screen_of(sys.stdout) if args.out is None else Screen()
     screen = replace(screen, width=args.width) if args.width else screen

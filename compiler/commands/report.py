@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from compiler.commands.common import reason, refused, wrong
-from compiler.report.run import write_run_report
+from compiler.report.run_page import write_run_report
 from dsl.diagnostics import SpecError
 
 

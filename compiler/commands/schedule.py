@@ -28,7 +28,7 @@ import sys
 from pathlib import Path
 
 from compiler.commands.common import EXIT_SPEC, add_spec_arguments, say, wrong
-from compiler.commands.files import put, refuse_output
+from compiler.commands.output_files import put, refuse_output
 from compiler.commands.schedule_formats import FORMATS, summary
 from compiler.commands.schedule_input import WrongError, answer_to
 from compiler.picture.output import TooMuchError

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from compiler.picture.drawing import Lanes
 from compiler.picture.output import TooMuchError
-from compiler.picture.values import Lanes
 from compiler.schedules.costs import Costs
 from compiler.schedules.measure import Measured
 from compiler.schedules.schedule import Schedule

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compiler.commands.common import progress
-from compiler.commands.files import is_file
+from compiler.commands.output_files import is_file
 from compiler.commands.schedule_formats import Answer, Entry
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedules.costs import Costs, any_pairs, costs_of_json, parse_costs, parse_time, shipped, shipped_names
@@ -142,7 +142,7 @@ def _of_file(args: argparse.Namespace) -> Answer:
     """The schedule of a file, checked: a legal one that cannot hang."""
     if args.name is not None or args.compare is not None or args.chunks is not None or args.set:
         raise WrongError(f"{args.spec} is a schedule already: leave --name, --compare, --chunks and -s out")
-    from compiler.schedules.own import read_schedule  # it knows specs, and brings pydantic
+    from compiler.schedules.spec_schedule import read_schedule  # it knows specs, and brings pydantic
 
     try:
         schedule = read_schedule(Path(args.spec))

@@ -8,25 +8,25 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+from compiler.decide import schedule_for, search_of, uses
 from compiler.ir import Cut, Plan, Use
 from compiler.lower import lower
 from compiler.lower.estimate import rank_times, stage_costs
-from compiler.picture.lanes import lanes_of
-from compiler.picture.values import Lanes
-from compiler.pipeline import schedule_for, search_of, uses
+from compiler.picture.comm_lane import lanes_of
+from compiler.picture.drawing import Lanes
 from compiler.plan import make_plan
 from compiler.schedules import DEFAULT_CHUNKS
 from compiler.schedules.costs import Costs
 from compiler.schedules.placement import num_stages
 from compiler.schedules.schedule import Schedule
-from compiler.shapes import cut
-from compiler.topology.kinds import rank_rates
+from compiler.segments.interpret import cut
+from compiler.topology.rank_kinds import rank_rates
 from dsl import ramp
-from dsl.pipeline_layout import layout_of
+from dsl.layout import layout_of
 from dsl.schema import Spec
 
 if TYPE_CHECKING:
-    from compiler.place.own import OwnPlacement  # with numpy
+    from compiler.experts.spec_placement import OwnPlacement  # with numpy
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, is_r
 from compiler.commands.compile import add_cache
 from compiler.commands.train_processes import call, call_both, compiled
 from compiler.emit.folder import check_place
-from compiler.rates.own import own_table
-from compiler.schedules.own import BUILT, PLACED, RATED, standing_alone
+from compiler.rates.spec_table import own_table
+from compiler.schedules.spec_schedule import BUILT, PLACED, RATED, standing_alone
+from dsl.canonical import canonical
 from dsl.diagnostics import SpecError
-from dsl.format import canonical
 from dsl.load import analyse
 from dsl.resolve.files import over
 from dsl.schema import Spec
@@ -112,7 +112,7 @@ def _finish(out: Path, code: int, *, profiled: bool) -> None:
 def _report(out: Path, *, profiled: bool) -> str:
     """Write the report; the line that names it. A report that cannot be written is said on standard error."""
     try:
-        from compiler.report.run import write_run_report  # until now it would only have kept the ranks waiting
+        from compiler.report.run_page import write_run_report  # until now it would only have kept the ranks waiting
 
         report = write_run_report(out)
         if profiled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.completion import bash, fish, zsh
-from compiler.completion.words import CommandLine
+from compiler.completion.command_words import CommandLine
 
 # shell → the script; each says in its first lines how it is installed
 SHELLS: dict[str, Callable[[CommandLine], str]] = {"bash": bash.script, "zsh": zsh.script, "fish": fish.script}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compiler.completion.words import Argument, Command, CommandLine
+from compiler.completion.command_words import Argument, Command, CommandLine
 
 HEAD = """\
 #compdef dsc

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from compiler.editor.document import Document
+from compiler.editor.open_text import Document
 from dsl.diagnostics import Diagnostic, Edit, giver
 from dsl.edits import apply, corrects_spelling, edit_of, is_mended
 from dsl.load import analyse

@@ -6,12 +6,12 @@ import posixpath
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from compiler.editor import keys, structure, texts
-from compiler.editor.document import Document
+from compiler.editor import block_keys, outline, texts
+from compiler.editor.block_keys import Inside
 from compiler.editor.items import Item
-from compiler.editor.keys import Inside
-from compiler.editor.structure import Place
-from compiler.editor.values import rate_items, value_items
+from compiler.editor.open_text import Document
+from compiler.editor.outline import Place
+from compiler.editor.value_words import rate_items, value_items
 from dsl.resolve.fields import fields_of
 from dsl.syntax import KINDS, NAMED
 
@@ -28,7 +28,7 @@ STATEMENTS = {  # of a file
 
 def complete(document: Document, offset: int, lister: Lister) -> tuple[Item, ...]:
     """Proposals for the cursor before character `offset`, best first. They are not narrowed to what is typed so far."""
-    place = structure.place(document.source.text, document.file, offset)
+    place = outline.place(document.source.text, document.file, offset)
     if place.comment:
         return ()
     start, end = (place.token.start, place.token.end) if place.token is not None else (offset, offset)
@@ -36,7 +36,7 @@ def complete(document: Document, offset: int, lister: Lister) -> tuple[Item, ...
 
 
 def _items(document: Document, place: Place, offset: int, lister: Lister) -> Iterable[Item]:
-    where, statement = keys.inside(place.block.path()), place.statement
+    where, statement = block_keys.inside(place.block.path()), place.statement
     if where.form == "rate":
         return rate_items(place)
     if statement is None or not place.before:
@@ -56,7 +56,7 @@ def _keys(where: Inside, place: Place) -> Iterator[Item]:
     stands = statement is not None and (
         statement.equals is not None or statement.opened is not None or len(statement.head) > 1
     )
-    taken = set() if where.form == "file" else keys.given(place.block)
+    taken = set() if where.form == "file" else block_keys.given(place.block)
     taken -= {statement.key} if statement is not None else set()
     for item in _all_keys(where):
         if item.label not in taken:
@@ -68,14 +68,14 @@ def _all_keys(where: Inside) -> Iterator[Item]:
         for name, text in STATEMENTS.items():
             yield Item(name, "block" if name in KINDS else "word", snippet=text)
     elif where.form == "batch":
-        for name, (text, meaning) in keys.BATCH_KEYS.items():
-            yield Item(name, "key", meaning, snippet=keys.placeholders(text))
+        for name, (text, meaning) in block_keys.BATCH_KEYS.items():
+            yield Item(name, "key", meaning, snippet=block_keys.placeholders(text))
     elif where.form == "class":
         fields = fields_of(where.cls)
-        for name in keys.keys(where.cls):
-            is_block = name in fields and keys.is_block(fields[name]) and name not in NAMED
-            detail = "required" if keys.required(where.cls, name) else ""
-            documentation, snippet = texts.key(where.at(name)), keys.snippet(where.cls, name)
+        for name in block_keys.keys(where.cls):
+            is_block = name in fields and block_keys.is_block(fields[name]) and name not in NAMED
+            detail = "required" if block_keys.required(where.cls, name) else ""
+            documentation, snippet = texts.key(where.at(name)), block_keys.snippet(where.cls, name)
             yield Item(name, "block" if is_block else "key", detail, documentation, snippet)
 
 
@@ -90,8 +90,10 @@ def _labels(document: Document, where: Inside, place: Place) -> Iterator[Item]:
         elif key in KINDS and len(before) == 2:
             yield Item("extends", "word", "take from another one what this one does not say")
     elif where.form == "class" and len(before) == 1 and key in fields_of(where.cls):
-        for name, cls in keys.kinds_of(fields_of(where.cls)[key]).items():
-            snippet = "" if place.statement.opened is not None else keys.placeholders(keys.block_text(name, cls))
+        for name, cls in block_keys.kinds_of(fields_of(where.cls)[key]).items():
+            snippet = (
+                "" if place.statement.opened is not None else block_keys.placeholders(block_keys.block_text(name, cls))
+            )
             yield Item(name, "value", documentation=texts.block(f"{where.at(key)}.{name}"), snippet=snippet)
 
 
@@ -104,5 +106,5 @@ def _imports(document: Document, place: Place, offset: int, lister: Lister) -> I
     for name in lister(here):
         if name.endswith((".dsc", "/")) and posixpath.join(here, name) != document.source.name:
             path = f'"{posixpath.join(folder, name)}"'
-            snippet = f'{keys.escaped(path[:-1])}$0"' if name.endswith("/") else ""  # go on behind the slash
+            snippet = f'{block_keys.escaped(path[:-1])}$0"' if name.endswith("/") else ""  # go on behind the slash
             yield Item(path, "file", snippet=snippet)

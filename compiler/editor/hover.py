@@ -5,11 +5,11 @@ from __future__ import annotations
 import posixpath
 from dataclasses import dataclass
 
-from compiler.editor import keys, resolved, structure, texts
-from compiler.editor.document import LET, Document
-from compiler.editor.keys import Inside
-from compiler.editor.structure import Place, Token
-from compiler.editor.summary import summary
+from compiler.editor import block_keys, outline, resolved, texts
+from compiler.editor.block_keys import Inside
+from compiler.editor.block_summary import summary
+from compiler.editor.open_text import LET, Document
+from compiler.editor.outline import Place, Token
 from dsl.resolve.fields import fields_of
 from dsl.schema import BUILT_IN, Spec
 from dsl.syntax import KINDS, NAMED
@@ -26,15 +26,15 @@ class Hover:
 
 def hover(document: Document, offset: int) -> Hover | None:
     """About the word at character `offset`, or None where nothing is known of it."""
-    place = structure.place(document.source.text, document.file, offset)
+    place = outline.place(document.source.text, document.file, offset)
     token, statement = place.token, place.statement
     if place.comment or token is None or statement is None:
         return None
-    text = _about(document, keys.inside(place.block.path()), place, statement, token)
+    text = _about(document, block_keys.inside(place.block.path()), place, statement, token)
     return Hover(text, token.start, token.end) if text else None
 
 
-def _about(document: Document, where: Inside, place: Place, statement: structure.Node, token: Token) -> str:
+def _about(document: Document, where: Inside, place: Place, statement: outline.Node, token: Token) -> str:
     if statement.key == "import":
         return ""
     if where.form == "file":
@@ -48,7 +48,7 @@ def _about(document: Document, where: Inside, place: Place, statement: structure
     return _value(document, where, statement, token)
 
 
-def _of_file(document: Document, statement: structure.Node, token: Token) -> str:
+def _of_file(document: Document, statement: outline.Node, token: Token) -> str:
     kind, words = statement.key, [each.text for each in statement.head]
     if kind == LET:
         if token in statement.value and token.kind == "word":
@@ -72,19 +72,19 @@ def _named(document: Document, kind: str, name: str) -> str:
     return texts.title(f"{kind} {name}", summary(document.analysis, kind, name))
 
 
-def _key(document: Document, where: Inside, statement: structure.Node) -> str:
+def _key(document: Document, where: Inside, statement: outline.Node) -> str:
     key = statement.key
     if where.form == "batch":
-        meaning = keys.BATCH_KEYS[key][1] if key in keys.BATCH_KEYS else ""
+        meaning = block_keys.BATCH_KEYS[key][1] if key in block_keys.BATCH_KEYS else ""
         return texts.title(key, meaning) if meaning else ""
-    known = where.form == "class" and (key in keys.keys(where.cls))
+    known = where.form == "class" and (key in block_keys.keys(where.cls))
     if not known:
         return ""
     about = texts.key(where.at(key)) or texts.block(where.at(key))
     return _joined(texts.title(key, ""), *_values(document, statement), about)
 
 
-def _label(document: Document, where: Inside, statement: structure.Node, token: Token) -> str:
+def _label(document: Document, where: Inside, statement: outline.Node, token: Token) -> str:
     """The kind of a block, the range of layers."""
     if statement.key == "layers":
         return _joined(*_values(document, statement))
@@ -92,7 +92,7 @@ def _label(document: Document, where: Inside, statement: structure.Node, token: 
     return texts.title(f"{statement.key} {token.text}", meaning) if meaning else ""
 
 
-def _value(document: Document, where: Inside, statement: structure.Node, token: Token) -> str:
+def _value(document: Document, where: Inside, statement: outline.Node, token: Token) -> str:
     key = statement.key
     if where.form == "class" and where.cls is Spec and key in NAMED:
         return _named(document, key, token.text)
@@ -101,7 +101,7 @@ def _value(document: Document, where: Inside, statement: structure.Node, token: 
         if found:
             return found
         kind = fields_of(where.cls).get(key) if where.form == "class" else None
-        if kind is not None and token.text in keys.values(kind):
+        if kind is not None and token.text in block_keys.values(kind):
             return texts.title(token.text, texts.choice(where.at(key), token.text) or texts.key(where.at(key)))
     return _with_values(document, statement, f"{key} = {' '.join(each.text for each in statement.value)}")
 
@@ -119,11 +119,11 @@ def _reference(document: Document, token: Token) -> str:
     )
 
 
-def _values(document: Document, statement: structure.Node) -> tuple[str, ...]:
+def _values(document: Document, statement: outline.Node) -> tuple[str, ...]:
     return tuple(f"= {text}" for text in resolved.values(document.analysis, document.source, statement))
 
 
-def _with_values(document: Document, statement: structure.Node, title: str) -> str:
+def _with_values(document: Document, statement: outline.Node, title: str) -> str:
     """What a statement comes to; nothing where that is what it says."""
     values = _values(document, statement)
     return _joined(texts.title(title, ""), *values) if values else ""

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from compiler.editor import structure
-from compiler.editor.document import LET, Document, span, target
-from compiler.editor.structure import Token
+from compiler.editor import outline
+from compiler.editor.open_text import LET, Document, span, target
+from compiler.editor.outline import Token
 from dsl.source import Source, Span
 from dsl.syntax import KINDS, NAMED, Let
 
@@ -31,7 +31,7 @@ class Symbol:
 
 def definition(document: Document, offset: int) -> Span | None:
     """What the word at character `offset` names: a block, a parent, a value; of an import, the start of its file."""
-    place = structure.place(document.source.text, document.file, offset)
+    place = outline.place(document.source.text, document.file, offset)
     token, statement = place.token, place.statement
     if place.comment or token is None or statement is None:
         return None
@@ -62,7 +62,7 @@ def references(documents: Iterator[Document] | list[Document], at: Span) -> tupl
     return tuple(found.values())
 
 
-def symbols(file: structure.Node) -> tuple[Symbol, ...]:
+def symbols(file: outline.Node) -> tuple[Symbol, ...]:
     """The outline: blocks, and the keys in them."""
     return tuple(_symbol(node) for node in file.body if node.head)
 
@@ -78,7 +78,7 @@ def _file(document: Document, token: Token) -> Span | None:
     return None if unread else Span(source, 0, 0)
 
 
-def _name(statement: structure.Node, token: Token) -> tuple[str, str] | None:
+def _name(statement: outline.Node, token: Token) -> tuple[str, str] | None:
     """The (kind, name) that a token is, where a block is named, extended or defined."""
     kind, words = statement.key, statement.head
     is_file = statement.parent is not None and not statement.parent.head
@@ -92,7 +92,7 @@ def _name(statement: structure.Node, token: Token) -> tuple[str, str] | None:
 
 def _names(source: Source) -> Iterator[tuple[Span, tuple[str, str]]]:
     """Every place of a text where a block is named."""
-    for statement in structure.read(source.text).walk():
+    for statement in outline.read(source.text).walk():
         for token in (*statement.head[1:], *statement.value[:1]):
             name = _name(statement, token)
             if name is not None:
@@ -108,7 +108,7 @@ def _used(document: Document, token: Token) -> Span | None:
     return None
 
 
-def _seen(document: Document, block: structure.Node, token: Token) -> Span | None:
+def _seen(document: Document, block: outline.Node, token: Token) -> Span | None:
     """The same by the text alone, where nothing could be resolved: a key of a block around, or a `let`."""
     for around in reversed(block.path()):
         for statement in around.body:
@@ -126,7 +126,7 @@ def _key(at: Span) -> tuple[str, int]:
 # ---------------------------------------------------------------- outline
 
 
-def _symbol(node: structure.Node) -> Symbol:
+def _symbol(node: outline.Node) -> Symbol:
     kind: SymbolKind = "key" if node.equals is not None else "line" if node.opened is None else "block"
     words = [token.text for token in node.head]
     name, detail = "".join(words) if node.key == "layers" else " ".join(words), " ".join(t.text for t in node.value)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from compiler.editor.structure import Node as Statement
-from compiler.editor.structure import Token
+from compiler.editor.outline import Node as Statement
+from compiler.editor.outline import Token
 from dsl import units
-from dsl.format import number
+from dsl.canonical import number
 from dsl.load import Analysis, View
 from dsl.ramp import Ramp
 from dsl.resolve import derive

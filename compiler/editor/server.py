@@ -20,11 +20,11 @@ from pygls.lsp.server import LanguageServer
 
 from compiler.editor import actions, navigation, protocol
 from compiler.editor.completion import complete
-from compiler.editor.document import Document, document
 from compiler.editor.hover import hover
+from compiler.editor.open_text import Document, document
 from compiler.editor.protocol import Client
 from dsl.diagnostics import SpecError
-from dsl.layout import formatted
+from dsl.formatter import formatted
 from dsl.resolve.files import over
 from dsl.source import Span
 

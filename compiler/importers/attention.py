@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from compiler.importers.families import Family
 from compiler.importers.json_text import Json
-from compiler.importers.keys import REFUSED
 from compiler.importers.reader import Reader, shown
+from compiler.importers.unread_keys import REFUSED
 from dsl.schema import Gqa, HeadDim, Mla, Node, Rope
 
 

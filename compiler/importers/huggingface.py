@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from compiler.importers.attention import attention
 from compiler.importers.families import FAMILIES, OTHER_TYPES
 from compiler.importers.json_text import Json
-from compiler.importers.keys import IRRELEVANT, REFUSED
 from compiler.importers.layers import layers
 from compiler.importers.reader import Reader, Remark, shown
+from compiler.importers.unread_keys import IRRELEVANT, REFUSED
 from dsl import rules
 from dsl.diagnostics import Diagnostic, in_order
 from dsl.resolve.context import suggest

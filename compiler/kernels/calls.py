@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from compiler.dtypes import is_packed
 from compiler.ir import Buffer
-from compiler.oprules.rule import Shape, Tensor, statistics_dtype
+from compiler.ops.rule import Shape, Tensor, statistics_dtype
 
 if TYPE_CHECKING:
-    from compiler.graph.joint import Joint, Node
     from compiler.ir import Segment
+    from compiler.segments.joint import Joint, Node
     from dsl.schema import Spec
 
 Constant = int | float | bool | None
@@ -80,9 +80,9 @@ def update(spec: Spec) -> Call:
 
 def calls_of(segment: Segment) -> Iterator[Call]:
     """Of one segment: those of F, I and W as they are emitted, weight gradients added to FP32."""
-    from compiler.graph.split import split
-    from compiler.graph.storage import operand_weights
-    from compiler.shapes import interpret
+    from compiler.segments.interpret import interpret
+    from compiler.segments.split import split
+    from compiler.segments.storage import operand_weights
 
     joint = interpret(segment)
     own = {param.name: Buffer(param.name, param.shape, param.dtype) for param in segment.params}
@@ -141,7 +141,7 @@ def _tiles(extent: int | str, tile: int) -> int | str:
 
 def _view(joint: Joint, value: str) -> Layout | None:
     """Where a view of some columns lies in the tensor that has them; None for a tensor of its own."""
-    from compiler.graph.split import view_nodes
+    from compiler.segments.split import view_nodes
 
     views, first, of = view_nodes(joint), 0, value
     while of in views:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from compiler import ir
 from compiler.dtypes import is_packed
 from compiler.layers import attention, dense, ends, moe, mtp
-from compiler.layers.build import Place
-from compiler.layers.storage import stored
+from compiler.layers.builder import Place
+from compiler.layers.value_dtypes import stored
 
 __all__ = ["LAYERS", "Layer", "Place"]
 
@@ -17,7 +17,8 @@ __all__ = ["LAYERS", "Layer", "Place"]
 @dataclass(frozen=True)
 class Layer:
     """A kind of segment: its function and sizes at a place, the logical name below its block of each parameter, which
-    names of a run's `recompute` mean something in it, and the passes that fuse ops of it (compiler/graph/fuse.py)."""
+    names of a run's `recompute` mean something in it, and the passes that fuse ops of it (compiler/segments/fuse.py).
+    """
 
     plain: Callable[[Place], ir.Segment]
     parameters: Mapping[str, str]

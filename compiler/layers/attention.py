@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from compiler import ir
 from compiler.layers import gqa, mla
-from compiler.layers.build import Place
+from compiler.layers.builder import Place
 from dsl.schema import Mla
 
 PARAMETERS = mla.PARAMETERS | gqa.PARAMETERS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiler import ir
-from compiler.layers.build import Place, index, segment
+from compiler.layers.builder import Place, index, segment
 
 EMBED_PARAMETERS = {"table": "embedding"}
 FINAL_NORM_PARAMETERS = {"norm": "final_norm"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiler import ir
-from compiler.layers.build import Place, segment
+from compiler.layers.builder import Place, segment
 from dsl.schema import Mla
 
 PARAMETERS = {

@@ -12,7 +12,7 @@ from typing import Any
 
 from compiler import ir
 from compiler.dtypes import TORCH_DTYPE
-from compiler.layers.build import Place, index, segment
+from compiler.layers.builder import Place, index, segment
 
 ROUTER_PARAMETERS = {
     "norm": "ffn.norm",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiler import ir
-from compiler.layers.build import Place, index, segment
+from compiler.layers.builder import Place, index, segment
 
 PARAMETERS = {
     "table": "embedding",  # the main model's

@@ -4,7 +4,7 @@
 `formats.FORMATS` has what draws it.
 """
 
+from compiler.picture.drawing import Cell, Drawn, Exchange, Message, Panel, Picture, Row
 from compiler.picture.panel import panel_of
-from compiler.picture.values import Cell, Drawn, Exchange, Message, Panel, Picture, Row
 
 __all__ = ["Cell", "Drawn", "Exchange", "Message", "Panel", "Picture", "Row", "panel_of"]

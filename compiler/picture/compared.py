@@ -6,10 +6,10 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
-from compiler.picture import text
+from compiler.picture import labels
+from compiler.picture.drawing import Cell, Message, Panel, Picture, Row, Table
 from compiler.picture.panel import cells_of, directions_of, panel_of
-from compiler.picture.run import Measured
-from compiler.picture.values import Cell, Message, Panel, Picture, Row, Table
+from compiler.picture.recorded import Measured
 from compiler.schedules.costs import Costs
 from compiler.schedules.schedule import Schedule
 from runtime.actions import KINDS, actions_of
@@ -31,8 +31,8 @@ def measured_picture(
     took, plan = measured.makespan / 1000, planned.makespan
     errors = [abs(cell.error) for row in rows for cell in row.cells if cell.error is not None]
     facts = (
-        ("planned", f"{text.number(plan)} ms"),
-        ("measured", f"{text.number(took)} ms ({percent(took / plan - 1)})"),
+        ("planned", f"{labels.number(plan)} ms"),
+        ("measured", f"{labels.number(took)} ms ({percent(took / plan - 1)})"),
         ("an action misses its plan by", f"{statistics.median(errors):.0%} (median)"),
         ("traced steps", str(measured.num_steps)),
     )
@@ -55,8 +55,8 @@ def _judged(planned: Cell, measured: Cell) -> Cell:
     late = measured.start - planned.start
     missed = f" ({percent(error)})" if error is not None else ""
     when = "later" if late >= 0 else "earlier"
-    times = f"measured {text.number(took)} ms, planned {text.number(plan)} ms{missed}"
-    note = f"{times}, starts {text.number(abs(late))} ms {when}"
+    times = f"measured {labels.number(took)} ms, planned {labels.number(plan)} ms{missed}"
+    note = f"{times}, starts {labels.number(abs(late))} ms {when}"
     return replace(measured, note=note, error=error)
 
 
@@ -88,6 +88,8 @@ def _table(schedule: Schedule, costs: Costs, measured: Measured) -> Table:
     for name, (plans, tooks) in sorted(found.items(), key=lambda item: _order(item[0])):
         plan, took = statistics.median(plans), statistics.median(tooks)
         low, *_, high = statistics.quantiles(tooks * 2, n=20, method="inclusive")
-        spread = f"{text.number(low)} – {text.number(high)}"
-        rows.append((name, text.number(plan), text.number(took), spread, percent(took / plan - 1), f"{len(tooks):,}"))
+        spread = f"{labels.number(low)} – {labels.number(high)}"
+        rows.append(
+            (name, labels.number(plan), labels.number(took), spread, percent(took / plan - 1), f"{len(tooks):,}")
+        )
     return Table(("action", "planned, ms", "measured, ms", "nine of ten, ms", "error", "samples"), tuple(rows))

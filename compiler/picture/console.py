@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from compiler.picture.values import Screen
+from compiler.picture.drawing import Screen
 
 _ASCII = str.maketrans({
     "█": "#", "▀": "=", "▌": "|", "│": "|", "·": ".", "–": "-", "×": "x", "…": "~", "→": ">",

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
+from compiler.picture.drawing import Picture, Screen
 from compiler.picture.output import TooMuchError
-from compiler.picture.values import Picture, Screen
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def _png(picture: Picture) -> bytes:
 
 
 def _trace(picture: Picture) -> str:
-    from compiler.picture.trace import trace
+    from compiler.picture.trace_events import trace
 
     return trace(picture)
 

@@ -11,9 +11,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.picture import text
+from compiler.picture import labels
+from compiler.picture.drawing import Cell, Drawn, Panel, Row
 from compiler.picture.palette import KINDS
-from compiler.picture.values import Cell, Drawn, Panel, Row
 
 DIGIT, DIGIT_OF_PAIR = 6.7, 5.8  # pixels of a digit at 10.5 and 9 pixels of DejaVu Sans, the widest font in use
 MAX_UNIT = 110.0  # pixels of the typical step of a schedule with few steps
@@ -136,7 +136,7 @@ def figure_of(panel: Panel, unit: float, style: Style, makespan: float = 0, most
     makespan = makespan or panel.makespan
     lines, height = layout(panel, style)
     detailed = sum(len(cell.actions) for cell in panel.cells) <= MANY
-    marks, step = text.ticks(0, makespan, max(2, int(makespan * unit / 90)))
+    marks, step = labels.ticks(0, makespan, max(2, int(makespan * unit / 90)))
     bubbles = tuple(
         area
         for row, line in zip(panel.rows, lines, strict=True)
@@ -166,11 +166,11 @@ def figure_of(panel: Panel, unit: float, style: Style, makespan: float = 0, most
             _curve(row, line, unit, most, style, panel.makespan) for row, line in zip(panel.rows, lines, strict=True)
         ),
         rows=tuple(_label(panel, i, line, style) for i, line in enumerate(lines)),
-        ticks=tuple((mark * unit, text.tick(mark, step)) for mark in marks),
+        ticks=tuple((mark * unit, labels.tick(mark, step)) for mark in marks),
         legend=legend_of(panel.cells),
         has_pairs=any(len(cell.actions) > 1 for cell in panel.cells),
         has_errors=any(cell.error is not None for cell in panel.cells),
-        makespan=text.number(panel.makespan),
+        makespan=labels.number(panel.makespan),
         idle=f"{panel.idle:.1%}",
         detailed=detailed,
     )
@@ -205,7 +205,7 @@ def title_of(row: Row, cell: Cell, drawn: Drawn) -> str:
     overlapped = f", overlapped with {others[0]}" if others else ""
     track = f", {row.track}" if row.track else ""
     note = f" · {cell.note}" if cell.note else ""
-    times = f"{text.number(cell.start)} to {text.number(cell.end)}"
+    times = f"{labels.number(cell.start)} to {labels.number(cell.end)}"
     return f"{drawn.label} on rank {row.rank}{track}{overlapped}: {times}{note}"
 
 
@@ -243,7 +243,7 @@ def _bubbles(row: Row, line: Line, unit: float, makespan: float) -> list[Area]:
             (end - start) * unit - 1,
             line.height,
             "bubble",
-            f"rank {row.rank} idle: {text.number(start)} to {text.number(end)}",
+            f"rank {row.rank} idle: {labels.number(start)} to {labels.number(end)}",
         )
         for start, end in zip(starts, ends, strict=True)
         if (end - start) * unit > 1.5
@@ -272,7 +272,7 @@ def _lanes(row: Row, line: Line, unit: float, shown: bool) -> list[Area]:
             max(0.5, (e.end - e.start) * unit - 0.5),
             5.0,
             f"exchange d{e.direction}",
-            f"{e.label} on rank {row.rank}: {text.number(e.start)} to {text.number(e.end)}",
+            f"{e.label} on rank {row.rank}: {labels.number(e.start)} to {labels.number(e.end)}",
         )
         for e in (row.exchanges if shown else ())
     ]
@@ -318,5 +318,5 @@ def _label(panel: Panel, index: int, line: Line, style: Style) -> Label:
     row = panel.rows[index]
     first = index == 0 or panel.rows[index - 1].rank != row.rank
     name = f"rank {row.rank}" if not row.track else f"{row.rank} {row.track}" if first else row.track
-    peak = text.number(row.peak) if row.live else ""
+    peak = labels.number(row.peak) if row.live else ""
     return Label(line.y + line.height / 2, name, f"{panel.idle_of(row):.0%}", peak, line.floor - style.memory / 2)

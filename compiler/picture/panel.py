@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from compiler.picture.values import Cell, Drawn, Lanes, Message, Panel, Row
+from compiler.picture.drawing import Cell, Drawn, Lanes, Message, Panel, Row
 from compiler.schedules.costs import Costs
 from compiler.schedules.placement import BIDIRECTIONAL, direction, num_stages, rank_of, stages_of
 from compiler.schedules.schedule import Schedule

@@ -6,11 +6,11 @@ import io
 from functools import cache
 from typing import TYPE_CHECKING
 
-from compiler.picture import text
+from compiler.picture import labels
+from compiler.picture.drawing import Picture
 from compiler.picture.geometry import Figure
 from compiler.picture.palette import LIGHT, Theme
 from compiler.picture.sheet import Sheet, Swatch, Words, sheet_of
-from compiler.picture.values import Picture
 
 if TYPE_CHECKING:
     from PIL import ImageDraw, ImageFont
@@ -121,7 +121,7 @@ class _Pen:
         place = (words.x * self.scale, words.y * self.scale)
         anchor = {"start": "ls", "middle": "ms", "end": "rs"}[words.anchor]
         font = _font(words.size * self.scale)
-        line = text.clean(words.text).translate(PLAIN)
+        line = labels.clean(words.text).translate(PLAIN)
         self.draw.text(place, line, fill=colour, font=font, anchor=anchor, stroke_width=bold)
 
     def label(self, x: float, y: float, size: float, words: str, colour: str) -> None:

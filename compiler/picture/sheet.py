@@ -6,9 +6,9 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from compiler.picture import text
+from compiler.picture import labels
+from compiler.picture.drawing import Panel, Picture, Table
 from compiler.picture.geometry import Figure, Style, figure_of, legend_of, pixels, shows_lanes
-from compiler.picture.values import Panel, Picture, Table
 
 PAGE = 1100.0  # pixels a small picture is wide; a larger one grows with its numbers, up to MOST
 MOST = 6000.0
@@ -105,7 +105,7 @@ def summary_of(picture: Picture) -> str:
     for panel in picture.panels:
         ranks = len({row.rank for row in panel.rows})
         said = "; ".join(f"{name} {value}" for name, value in panel.facts)
-        default = f"a step of {text.number(panel.makespan)}, idle {panel.idle:.1%}"
+        default = f"a step of {labels.number(panel.makespan)}, idle {panel.idle:.1%}"
         parts.append(f"{panel.name} on {ranks} ranks: {said or default}")
     return f"Timeline of {'. '.join(parts)}. Time in {picture.unit}."
 

@@ -8,11 +8,11 @@ from itertools import groupby
 from markupsafe import Markup
 
 from compiler.picture import palette
+from compiler.picture.drawing import Picture
 from compiler.picture.geometry import Figure
+from compiler.picture.labels import px
 from compiler.picture.sheet import sheet_of
 from compiler.picture.template import FOLDER, environment
-from compiler.picture.text import px
-from compiler.picture.values import Picture
 
 STYLE = """\
 text { font-family: "Liberation Sans", "DejaVu Sans", Arial, Helvetica, sans-serif; fill: var(--ink); }

@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from compiler.picture import text
+from compiler.picture import labels
 
 FOLDER = Path(__file__).parent
 
@@ -18,10 +18,12 @@ def environment(*folders: Path) -> jinja2.Environment:
         loader=jinja2.FileSystemLoader([*folders, FOLDER]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: text.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+        finalize=lambda value: (
+            labels.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters |= {"px": text.px, "count": text.count, "bytes": text.num_bytes}
+    found.filters |= {"px": labels.px, "count": labels.count, "bytes": labels.num_bytes}
     return found

@@ -14,17 +14,17 @@ import networkx as nx
 
 from compiler.holders import Holders
 from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
-from compiler.layers.balance import NEAR
-from compiler.layers.costs import Cuts
-from compiler.layers.parameters import Tensor, tensors
-from compiler.layers.pipeline import storage_of
-from compiler.layers.stages import build_stages
+from compiler.plan.balance import NEAR
+from compiler.plan.block_costs import Cuts
+from compiler.plan.layer_runs import storage_of
+from compiler.plan.parameters import Tensor, tensors
+from compiler.plan.stages import build_stages
 from compiler.schedules.placement import num_stages, stages_of
 from compiler.schedules.schedule import Schedule
 from dsl.schema import Spec
 
 if TYPE_CHECKING:
-    from compiler.place.own import OwnPlacement  # with numpy
+    from compiler.experts.spec_placement import OwnPlacement  # with numpy
 
 Owners = Mapping[str, tuple[int, ...]]  # layers.3 → the expert rank of each of its experts
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from compiler.decide import balanced_rows, uses
 from compiler.ir import Cut, Plan
-from compiler.pipeline import balanced_rows, uses
 from compiler.predict.memory_why import memory_assumptions
-from compiler.predict.values import RankMemory
+from compiler.predict.prediction import RankMemory
 from compiler.rates import Rates
-from compiler.rates.kernels import LINKS
+from compiler.rates.kernel_classes import LINKS
 from dsl.schema import Moe, Spec
 
 

@@ -7,7 +7,7 @@ left out. The core is q·k and the weights' sum of values, over half the sequenc
 
 from __future__ import annotations
 
-from compiler.predict.values import Flops
+from compiler.predict.prediction import Flops
 from dsl.counts import active_layer_parameters, bias_parameters
 from dsl.schema import Dense, Gqa, Model, Moe
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from math import exp, log, sqrt
 
 from compiler.ir import Cut, Plan, Stage, Use
-from compiler.predict.values import Interval
+from compiler.predict.prediction import Interval
 from compiler.rates import Rates, shipped_table, shipped_tables
 from compiler.rates.lookup import Point, rate_at
 from compiler.schedules.schedule import Schedule

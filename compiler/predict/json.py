@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from compiler.predict.values import Prediction, RankMemory, RankTime, Step
+from compiler.predict.prediction import Prediction, RankMemory, RankTime, Step
 from compiler.predict.why_shown import Why, nearest
 from compiler.predict.why_shown import document as edits
 

@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from compiler.decide import balanced_rows
 from compiler.ir import Cut, Plan, Program
 from compiler.lower import lower
-from compiler.pipeline import balanced_rows
 from compiler.predict.memory_peak import made_for, peak_of
 from compiler.predict.memory_state import device_of, rank_states
-from compiler.predict.values import RankMemory
+from compiler.predict.prediction import RankMemory
 from compiler.proof.effects import Effects, Rows
-from compiler.proof.values import RankValues
+from compiler.proof.lifetimes import RankValues
 from compiler.rates.on_ranks import OnRanks, on_ranks
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline
-from compiler.topology.kinds import rank_rates
+from compiler.topology.rank_kinds import rank_rates
 from dsl.memory import Memory
 from dsl.schema import Moe, Spec
 

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from compiler.ir import Cut, Plan, Program, Use
-from compiler.predict.values import Held
+from compiler.predict.prediction import Held
 from compiler.proof.effects import Memory, Storage
+from compiler.proof.lifetimes import RankValues
 from compiler.proof.structure import EXCHANGES
-from compiler.proof.values import RankValues
 from compiler.schedules.schedule import Schedule
 
 NAMELESS = {"message": "between pipeline ranks", "inside": "of the segment that runs"}

@@ -15,7 +15,7 @@ from compiler.predict.memory_why import gib
 from compiler.schedules.schedule import Schedule
 from compiler.textfile import read_form
 from dsl.schema import Spec
-from runtime import kept
+from runtime import run_copy
 
 MOST_BYTES = 64 << 20  # of a ledger
 Amount = Annotated[int, Field(ge=0, lt=1 << 60)]
@@ -51,7 +51,7 @@ def measured_memories(
     if not all(path.exists() for path in paths):
         return ()
     found = [read_form(path, MOST_BYTES, LedgerForm) for path in paths]
-    digest = kept.digest(kept.of_run(run))
+    digest = run_copy.digest(run_copy.of_run(run))
     if any(each.of != digest for each in found):  # of a build that the run began with
         return ()
     result: dict[int, Measured] = {}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import prod
 
 from compiler.ir import Plan, Use
-from compiler.layers.holding import quantised_bytes
+from compiler.plan.holding import quantised_bytes
 from compiler.proof import Certificate
 from compiler.schedules.placement import stages_of
 from dsl.memory import ITEMSIZE, Memory, bytes_per_element

@@ -10,7 +10,7 @@ from math import comb, log10
 from compiler.ir import Plan
 from compiler.predict.memory import worst_rows
 from compiler.predict.memory_state import device_of, quantised_weights
-from compiler.predict.values import Held, RankMemory
+from compiler.predict.prediction import Held, RankMemory
 from dsl.schema import Moe, Spec
 
 GIB = 2**30

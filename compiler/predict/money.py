@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.predict.values import Energy, Money, Whole
+from compiler.predict.prediction import Energy, Money, Whole
 
 # The most that a device draws, by its name: thermal design power of the SXM modules, data sheets of the maker.
 WATTS = {"a100": 400.0, "h100": 700.0, "h200": 700.0, "h800": 700.0, "b200": 1000.0}

@@ -6,26 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from compiler.decide import balanced_rows, schedule_for, search_of, uses
 from compiler.ir import Cut, Plan, Program, Use
-from compiler.layers.costs import Cuts, cut_of
 from compiler.lower.lanes import Best, best_order
-from compiler.pipeline import balanced_rows, schedule_for, search_of, uses
 from compiler.plan import make_plan
+from compiler.plan.block_costs import Cuts, cut_of
 from compiler.predict.assumed import assumptions
 from compiler.predict.flops import flops_per_token
 from compiler.predict.interval import interval_of, rank_seconds
 from compiler.predict.memory import rank_memories
 from compiler.predict.money import energy_of, money_of
+from compiler.predict.prediction import Exchange, Flops, Prediction, RankMemory, StageRow, Step, Tail, Whole
 from compiler.predict.step import step_of
 from compiler.predict.tail import Tensor, groups_of, tail_of, tensors_of
 from compiler.predict.times import StepTimes, lane_seconds, step_times, twins_of
-from compiler.predict.values import Exchange, Flops, Prediction, RankMemory, StageRow, Step, Tail, Whole
 from compiler.rates import Rates
 from compiler.schedules.placement import ranks_of_stage
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline, simulate
 from compiler.topology import Experts
-from compiler.topology.kinds import rank_rates
+from compiler.topology.rank_kinds import rank_rates
 from dsl import ramp
 from dsl.counts import parameters
 from dsl.schema import Device, Moe, Spec
@@ -62,7 +62,7 @@ def timed(
 
     `plan`: the spec's, if it is there. `effort`: of the search for the schedule `auto`; None: as a build has it.
     `least`: what it takes at least, whatever order the instructions of its actions are in. `best`: who knows
-    or finds the orders (compiler/lower/kept.py).
+    or finds the orders (compiler/lower/order_cache.py).
     """
     known = {} if known is None else known
     plan = plan or make_plan(spec, own, known)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from compiler.decide import schedule_for
 from compiler.ir import Cut, Plan
-from compiler.layers.holding import kept_bytes, moments_of
 from compiler.lower.chains import Chains
-from compiler.pipeline import schedule_for
 from compiler.plan import make_plan
+from compiler.plan.holding import kept_bytes, moments_of
 from compiler.predict.memory_state import device_of, rank_states
 from compiler.predict.predict import Timed, cuts_of, memories, timed
 from compiler.predict.times import twins_of

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from statistics import fmean
 
+from compiler.predict.prediction import RankTime, Step, Tail
 from compiler.predict.times import StepTimes
-from compiler.predict.values import RankTime, Step, Tail
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline
 from runtime.actions import Pair

@@ -13,7 +13,7 @@ from math import prod
 
 from compiler.holders import Holders
 from compiler.ir import Mesh, Param, Plan, Use
-from compiler.predict.values import Tail
+from compiler.predict.prediction import Tail
 from compiler.schedules.placement import ranks_of_stage
 from compiler.topology.fabric import Reduction
 from dsl.memory import ITEMSIZE

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, get_args
 
+from compiler.decide import schedule_for, uses
 from compiler.ir import Cut, Plan
-from compiler.pipeline import schedule_for, uses
 from compiler.plan import make_plan
 from compiler.predict.memory import rank_memories
 from compiler.predict.predict import Timed, cuts_of, timed
+from compiler.predict.prediction import RankMemory
 from compiler.predict.search import least_missing
-from compiler.predict.values import RankMemory
-from compiler.rates.own import own_table, with_table
+from compiler.rates.spec_table import own_table, with_table
 from compiler.schedules import AUTO, SCHEDULES
 from compiler.schedules.schedule import Schedule
 from compiler.solver import default_cap
-from compiler.topology.kinds import rank_rates
+from compiler.topology.rank_kinds import rank_rates
 from dsl import ramp
 from dsl.schema import Spec
 from dsl.schema.run import Recompute

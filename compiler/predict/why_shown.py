@@ -9,7 +9,7 @@ from typing import Any
 
 from compiler.predict.memory_why import explain_memory, gib
 from compiler.predict.predict import Timed
-from compiler.predict.values import RankMemory
+from compiler.predict.prediction import RankMemory
 from compiler.predict.why import Nearest, Way, Ways
 from dsl.as_json import span_value
 from dsl.diagnostics import visible

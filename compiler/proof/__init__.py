@@ -11,9 +11,9 @@ from compiler.ir import Body, Plan, Program
 from compiler.proof.certificate import Certificate, ProofError
 from compiler.proof.channels import check_channels
 from compiler.proof.effects import Effects, Rows
+from compiler.proof.lifetimes import check_values
 from compiler.proof.replicas import check_holders, check_reduces
 from compiler.proof.structure import EXCHANGES, check_bodies, schedule_of
-from compiler.proof.values import check_values
 from compiler.schedules.simulate import peak_activations
 
 __all__ = ["Certificate", "Effects", "ProofError", "Rows", "prove"]

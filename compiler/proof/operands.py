@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from compiler.ir import Buffer, Communication, Cut, Instruction, Segment, Signature, Stage, Use
-from compiler.shapes import cut
+from compiler.segments.interpret import cut
 
 Steps = Mapping[tuple[str, str], Use | Communication]  # by site and kind; a segment's kind is "run"
 Names = tuple[str, ...]

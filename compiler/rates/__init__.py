@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.rates.of_spec import core_rates, rates_of, table_for
 from compiler.rates.rates import Rates
+from compiler.rates.spec_rates import core_rates, rates_of, table_for
 from compiler.rates.table import RateError, Table, read_table, shipped_table, shipped_tables
 
 __all__ = [

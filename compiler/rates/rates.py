@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from compiler.ir import Cost
-from compiler.rates.kernels import FLOPS, class_of, shape_at
+from compiler.rates.kernel_classes import FLOPS, class_of, shape_at
 from compiler.rates.lookup import Point, rate_at
 from compiler.topology import Experts, Fabric
 

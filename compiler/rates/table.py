@@ -23,7 +23,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from compiler import textfile
-from compiler.rates.kernels import CLASSES, FLOPS, INSTEAD, LINKS, PAIR, SECONDS
+from compiler.rates.kernel_classes import CLASSES, FLOPS, INSTEAD, LINKS, PAIR, SECONDS
 from dsl.diagnostics import is_hidden
 from dsl.schema import Strict
 

@@ -4,7 +4,7 @@
 """
 
 from compiler.report.page import report_html
-from compiler.report.values import ExpertRow, RankRow, Report, RunFigures, StageRow
+from compiler.report.report import ExpertRow, RankRow, Report, RunFigures, StageRow
 
 __all__ = [
     "ExpertRow",

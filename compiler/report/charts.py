@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.picture import text
+from compiler.picture import labels
 
 Points = tuple[tuple[float, float], ...]
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 10.0, 22.0  # margins in pixels
@@ -86,14 +86,14 @@ def loss_chart(metrics: Sequence[Mapping[str, Any]], unigram_nats: float | None)
     if unigram_nats is not None:
         level = ((training[0][0], unigram_nats), (training[-1][0], unigram_nats))
         series.append(Series("unigram", f"unigram {unigram_nats:.2f}", level))
-    return chart("Loss, nats a token", series, 920, 300, from_zero=False, labels=True)
+    return chart("Loss, nats a token", series, 920, 300, from_zero=False, named=True)
 
 
 def panels(metrics: Sequence[Mapping[str, Any]]) -> tuple[Chart, ...]:
     """A small chart for every column of the metrics that PANELS knows."""
     found = [(title, column(metrics, key), from_zero) for key, title, from_zero in PANELS]
     return tuple(
-        chart(title, [Series("plain", "", points)], 448, 150, from_zero=from_zero, labels=False)
+        chart(title, [Series("plain", "", points)], 448, 150, from_zero=from_zero, named=False)
         for title, points, from_zero in found
         if points
     )
@@ -105,14 +105,14 @@ def chart(
     width: float,
     height: float,
     from_zero: bool,
-    labels: bool,
+    named: bool,
     whole: bool = True,
 ) -> Chart:
-    """All series on common axes, steps to the right, their names (`labels`) at their right ends.
+    """All series on common axes, steps to the right, their names (`named`) at their right ends.
 
     `whole`: only whole numbers are marked to the right.
     """
-    left, right = LEFT, width - (LABEL_WIDTH if labels else RIGHT)
+    left, right = LEFT, width - (LABEL_WIDTH if named else RIGHT)
     top, bottom = TOP, height - BOTTOM
     x_low, x_high = _range([x for s in series for x, _ in s.points])
     y_low, y_high = _range([y for s in series for _, y in s.points] + [0.0] * from_zero)
@@ -126,8 +126,8 @@ def chart(
             bottom - (y - y_low) / (y_high - y_low) * (bottom - top),
         )
 
-    x_marks, x_step = text.ticks(x_low, x_high, max(2, int((right - left) / 80)))
-    y_marks, y_step = text.ticks(y_low, y_high, max(4, int((bottom - top) / 34)))
+    x_marks, x_step = labels.ticks(x_low, x_high, max(2, int((right - left) / 80)))
+    y_marks, y_step = labels.ticks(y_low, y_high, max(4, int((bottom - top) / 34)))
     placed = [thinned([place(point) for point in s.points]) for s in series]
     ends = _spread([points[-1][1] for points in placed], bottom)
     return Chart(
@@ -138,11 +138,11 @@ def chart(
         right=right,
         bottom=bottom,
         x_ticks=tuple(
-            (place((x, y_low))[0], text.tick(x, max(1, x_step) if whole else x_step))
+            (place((x, y_low))[0], labels.tick(x, max(1, x_step) if whole else x_step))
             for x in x_marks
             if x_step >= 1 or not whole or x == int(x)
         ),
-        y_ticks=tuple((place((x_low, y))[1], text.tick(y, y_step)) for y in y_marks),
+        y_ticks=tuple((place((x_low, y))[1], labels.tick(y, y_step)) for y in y_marks),
         curves=tuple(
             Curve(s.css, _path(points), points if s.dots and len(points) <= 60 else (), s.name, end)
             for s, points, end in zip(series, placed, ends, strict=True)
@@ -172,7 +172,7 @@ def thinned(points: Sequence[tuple[float, float]]) -> Points:
 
 
 def _path(points: Points) -> str:
-    return "M" + "L".join(f"{text.px(x)} {text.px(y)}" for x, y in points)
+    return "M" + "L".join(f"{labels.px(x)} {labels.px(y)}" for x, y in points)
 
 
 def _spread(heights: Sequence[float], bottom: float) -> tuple[float, ...]:
@@ -242,7 +242,7 @@ def load_map(load: Sequence[Sequence[float]], names: Sequence[str]) -> LoadMap |
                     title=f"{name}, expert {expert}: {row[expert]:,.0f} tokens, {share:.2f} of the mean",
                 )
             )
-    marks, step = text.ticks(0, max(1, columns - 1), 9)
+    marks, step = labels.ticks(0, max(1, columns - 1), 9)
     return LoadMap(
         width=left + columns * cell_width + right,
         height=len(load) * (cell_height + 2) + bottom,
@@ -253,7 +253,7 @@ def load_map(load: Sequence[Sequence[float]], names: Sequence[str]) -> LoadMap |
         cells=tuple(cells),
         rows=tuple(rows),
         ticks=tuple(
-            (left + (mark + 0.5) * cell_width, text.tick(mark, max(1, step)))
+            (left + (mark + 0.5) * cell_width, labels.tick(mark, max(1, step)))
             for mark in marks
             if mark == int(mark) < columns
         ),

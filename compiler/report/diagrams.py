@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.picture import text
-from compiler.predict.values import RankMemory, RankTime
-from compiler.predict.words import ranges, seconds
+from compiler.picture import labels
+from compiler.predict.numbers import ranges, seconds
+from compiler.predict.prediction import RankMemory, RankTime
 from compiler.report.charts import Chart, Series, chart
 from compiler.report.planned import PURPOSES, Level, Network, Planned, StageDrawn
 
@@ -86,7 +86,7 @@ def stage_bars(stages: Sequence[StageDrawn]) -> Bars:
             (part.seconds, KINDS.get(part.kind, OTHER)[0], f"{part.site}: {seconds(part.seconds)}")
             for part in stage.parts
         ]
-        sent = f"{text.num_bytes(stage.sends)} on" if stage.sends else ""
+        sent = f"{labels.num_bytes(stage.sends)} on" if stage.sends else ""
         held = f"rank{'s' * (len(stage.row.ranks) > 1)} {ranges(stage.row.ranks)}"
         rows.append((f"stage {stage.row.stage}, {held}", sent, cells))
     met = {KINDS.get(part.kind, OTHER) for stage in stages for part in stage.parts}
@@ -147,8 +147,8 @@ def _curve(rank: RankMemory, unit: int) -> Chart:
     series = [Series("held", "", points)]
     if rank.peak_bytes * 4 > rank.capacity_bytes:  # else it would press the curve to the ground
         series.append(Series(CAPACITY, "", ((0.0, rank.capacity_bytes / unit), (end, rank.capacity_bytes / unit))))
-    title = f"rank {rank.pp_rank}: {text.num_bytes(rank.peak_bytes)} at {rank.peak_action}"
-    return chart(title, series, 300, 130, from_zero=True, labels=False, whole=False)
+    title = f"rank {rank.pp_rank}: {labels.num_bytes(rank.peak_bytes)} at {rank.peak_action}"
+    return chart(title, series, 300, 130, from_zero=True, named=False, whole=False)
 
 
 # ---------------------------------------------------------------- the cluster
@@ -290,9 +290,9 @@ def level_row(level: Level, most: int) -> LevelRow:
         name=LINKS[level.name],
         bandwidth=f"{level.bandwidth / 1e9:.4g} GB/s",
         latency=seconds(level.latency_s),
-        moved=tuple(text.num_bytes(moved) if moved else "" for moved in level.moved),
-        total=text.num_bytes(level.total),
-        of_device=text.num_bytes(round(level.total / level.links)),
+        moved=tuple(labels.num_bytes(moved) if moved else "" for moved in level.moved),
+        total=labels.num_bytes(level.total),
+        of_device=labels.num_bytes(round(level.total / level.links)),
         seconds=seconds(level.seconds),
         parts=tuple(parts),
     )

@@ -10,14 +10,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from compiler.picture import palette, text
+from compiler.picture import labels, palette
 from compiler.picture.geometry import Style, figure_of, pixels
 from compiler.picture.svg import bulk, figure_css
 from compiler.picture.template import environment
-from compiler.predict.words import seconds
+from compiler.predict.numbers import seconds
 from compiler.report import charts
 from compiler.report.diagrams import view_of
-from compiler.report.values import RankRow, Report, StageRow
+from compiler.report.report import RankRow, Report, StageRow
 
 FOLDER = Path(__file__).parent
 PAGE_WIDTH, MOST_WIDTH = 820.0, 12_000.0  # pixels of the schedule: where it fits, and where it is scrolled
@@ -185,9 +185,9 @@ def _summary(metrics: tuple[Mapping[str, Any], ...], unigram: float | None) -> t
         if validation:
             facts.append(("validation below unigram", f"{unigram - validation[-1][1]:+.3f}".replace("-", "−")))
     if tokens:
-        facts.append(("tokens", text.count(int(tokens[-1][1]))))
+        facts.append(("tokens", labels.count(int(tokens[-1][1]))))
     if speed:
-        facts.append(("tokens a second, median", text.number(statistics.median(value for _, value in speed))))
+        facts.append(("tokens a second, median", labels.number(statistics.median(value for _, value in speed))))
     return tuple(facts)
 
 
@@ -197,7 +197,7 @@ def _data_facts(data: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         return ()
     facts = [("source", str(data["source"])), ("tokenizer", f"{data['tokenizer']['vocab']:,} tokens")]
     for name, split in data["splits"].items():
-        words = f"{split['files']:,} files, {text.count(split['tokens'])} tokens, {text.num_bytes(split['bytes'])}"
+        words = f"{split['files']:,} files, {labels.count(split['tokens'])} tokens, {labels.num_bytes(split['bytes'])}"
         facts.append((name, words))
     skipped = [f"{number:,} {reason}" for reason, number in sorted(data["skipped"].items())]
     return tuple(facts + [("left out", ", ".join(skipped))] * bool(skipped))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.plan.graph import model_graph
+from compiler.plan.model_graph import model_graph
 from compiler.predict.predict import Timed
-from compiler.predict.values import Prediction, RankMemory, StageRow, Step
+from compiler.predict.prediction import Prediction, RankMemory, StageRow, Step
+from compiler.topology.device_graph import graph_of
 from compiler.topology.fabric import Fabric
-from compiler.topology.graph import graph_of
 from compiler.topology.links import LARGE, LEVELS
 from compiler.topology.traffic import traffic
 

@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compiler.graph.costs import works_of
-from compiler.graph.printer import module_name
+from compiler.decide import uses
+from compiler.experts.spec_placement import own_placement
 from compiler.ir import Cost, Plan
-from compiler.pipeline import uses
-from compiler.place.own import own_placement
 from compiler.plan import make_plan
-from compiler.rates.own import own_table, with_rates
-from compiler.schedules.own import own_schedule
-from compiler.shapes import interpret
+from compiler.rates.spec_table import own_table, with_rates
+from compiler.schedules.spec_schedule import own_schedule
+from compiler.segments.interpret import interpret
+from compiler.segments.node_costs import works_of
+from compiler.segments.printer import module_name
 from dsl.load import load
 from dsl.schema import Spec
 

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from compiler.picture.console import console_of, printed
+from compiler.picture.drawing import Screen
 from compiler.picture.palette import DARK
-from compiler.picture.values import Screen
 from compiler.report.profile import Document
 
 NARROWEST, WIDEST, SHOWN, BAR = 72, 160, 24, 16

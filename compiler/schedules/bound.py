@@ -21,7 +21,7 @@ from functools import cache, reduce
 from itertools import combinations_with_replacement
 
 from compiler.schedules.costs import Costs
-from compiler.schedules.linear import Row, least
+from compiler.schedules.linear_program import Row, least
 from compiler.schedules.placement import direction, num_stages, rank_of, stages_of
 from runtime.actions import KINDS, Action, ActionKind, Pair
 

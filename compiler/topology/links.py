@@ -37,7 +37,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Links:
-    """What the links of one kind of node achieve, as rates_of reads it from a table (compiler/rates/of_spec.py).
+    """What the links of one kind of node achieve, as rates_of reads it from a table (compiler/rates/spec_rates.py).
 
     Transfers are `message`, `all_reduce`, `dispatch` and `combine`; a class is one of these within a node or over the
     network, as "message_node".

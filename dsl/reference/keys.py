@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from dsl import units
-from dsl.format import number
+from dsl.canonical import number
 from dsl.resolve.fields import WORDS_AS_TEXT, FieldType, fields_of
 from dsl.rules import RULES
 from dsl.rules.finding import Rule

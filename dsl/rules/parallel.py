@@ -7,7 +7,7 @@ from itertools import accumulate
 from math import gcd
 
 from dsl import ramp
-from dsl.pipeline_layout import LayoutError, stages_of_layout
+from dsl.layout import LayoutError, stages_of_layout
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
 from dsl.schema import Moe, Spec
 from dsl.stages import (

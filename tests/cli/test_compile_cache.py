@@ -15,8 +15,8 @@ import pytest
 import compiler.build
 from compiler.cli import main
 from compiler.commands import train
-from compiler.graph import emit
 from compiler.ir import Segment, SegmentCode
+from compiler.segments import emit
 from runtime.build_files import CACHE
 
 SPEC = Path(__file__).parents[2] / "specs" / "tiny.dsc"

@@ -11,7 +11,7 @@ import pytest
 
 from compiler.cli import COMMANDS, command_parser, main
 from compiler.completion import SHELLS
-from compiler.completion.words import CommandLine, command_line
+from compiler.completion.command_words import CommandLine, command_line
 from dsl.codes import CODES
 from dsl.load import resolve
 

@@ -12,7 +12,7 @@ import pytest
 
 from compiler.cli import main
 from compiler.templates import STARTER, inlined, names, run_name
-from dsl.layout import formatted
+from dsl.formatter import formatted
 from dsl.load import load, runs_in
 from dsl.rules import train_refusals
 from dsl.source import Source

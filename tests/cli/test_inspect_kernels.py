@@ -15,9 +15,9 @@ import pytest
 from compiler.build import compile_spec, write_build
 from compiler.cli import main
 from compiler.commands.inspect_kernels import ON_CPUS, read, runs_on_cpus, text
-from compiler.picture.text import num_bytes
-from compiler.picture.values import Screen
-from dsl.format import canonical
+from compiler.picture.drawing import Screen
+from compiler.picture.labels import num_bytes
+from dsl.canonical import canonical
 from dsl.load import load
 from tests.cli.forms import parsed
 

@@ -13,9 +13,9 @@ import pytest
 from compiler.cli import main
 from compiler.commands import calibrate
 from compiler.commands.common import load_spec
-from compiler.commands.files import refuse_output, write
+from compiler.commands.output_files import refuse_output, write
 from compiler.rates.table import TABLES
-from compiler.rates.trace import Trace
+from compiler.rates.traced_layer import Trace
 from dsl.schema import Spec
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from compiler.cli import main
+from dsl.canonical import canonical, text_lines
 from dsl.diagnostics import Diagnostic
-from dsl.format import canonical, text_lines
 from dsl.leaves import leaves, origin_of
 from dsl.load import analyse, load, resolve, runs_in
 from dsl.resolve.files import read

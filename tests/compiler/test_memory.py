@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler.emit.summary import does_not_fit, fullest, parts_of
-from compiler.pipeline import lower_spec
-from compiler.predict.words import size
+from compiler.decide import lower_spec
+from compiler.emit.build_summary import does_not_fit, fullest, parts_of
+from compiler.predict.numbers import size
 from dsl.load import resolve
 from dsl.memory import lower_bound
 from runtime.room import free_bytes, lack

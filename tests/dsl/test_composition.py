@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dsl.canonical import canonical
 from dsl.diagnostics import SpecError
-from dsl.format import canonical
 from dsl.load import load
 from dsl.schema import BUILT_IN
 from runtime.data import corpus

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from compiler.rates.of_spec import table_for
+from compiler.rates.spec_rates import table_for
 from compiler.rates.table import shipped_table
+from dsl.canonical import canonical
 from dsl.devices import FIELDS, PEAKS
 from dsl.diagnostics import SpecError
-from dsl.format import canonical
 from dsl.load import load, resolve
 from dsl.schema import Spec
 

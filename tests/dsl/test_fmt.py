@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from compiler.cli import main
+from dsl.canonical import canonical
 from dsl.diagnostics import SpecError
-from dsl.format import canonical
-from dsl.layout import formatted
+from dsl.formatter import formatted
 from dsl.load import load
 from dsl.parser import decode, parse
 from dsl.source import Source

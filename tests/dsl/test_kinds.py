@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.pipeline import lower_spec
+from compiler.decide import lower_spec
 from compiler.predict.memory_state import device_of, proven_memories
 from dsl.load import check, load
 from dsl.rules.resources import state_fits_each_kind

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from compiler.cli import command_parser
+from dsl.canonical import canonical
 from dsl.diagnostics import SpecError
-from dsl.format import canonical
 from dsl.leaves import leaves
 from dsl.load import load
 from dsl.schema import BUILT_IN, Dense, Gqa, Moe, Spec

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsl import schema
+from dsl.canonical import canonical
 from dsl.diagnostics import SpecError
-from dsl.format import canonical
-from dsl.layout import formatted
+from dsl.formatter import formatted
 from dsl.load import analyse, load
 from dsl.parser import decode
 from dsl.ramp import of

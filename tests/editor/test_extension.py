@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from compiler.editor import keys as schema_keys
-from compiler.editor.structure import tokens
+from compiler.editor import block_keys as schema_keys
+from compiler.editor.outline import tokens
 from dsl.reference.keys import blocks
 from dsl.resolve.forms import CLAUSES, SHAPES
 from dsl.units import SUFFIXES, WORDS

@@ -17,7 +17,7 @@ from lsprotocol import types as lsp
 
 from compiler.editor.server import guarded
 from dsl import load
-from dsl.layout import formatted
+from dsl.formatter import formatted
 from dsl.source import Source
 from tests.editor.client import CAPABILITIES, PATIENCE_S, Editor, applied
 from tests.editor.texts import QUICKSTART, ROOT

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.editor import structure
+from compiler.editor import outline
 from compiler.editor.completion import complete
 from compiler.editor.hover import hover
 from compiler.editor.navigation import definition, symbols
@@ -34,7 +34,7 @@ def parsed(statement: Statement) -> Shape:
     return statement.span.text.replace(" ", ""), "", ()
 
 
-def read(node: structure.Node) -> Shape:
+def read(node: outline.Node) -> Shape:
     head, value = ("".join(token.text for token in tokens) for tokens in (node.head, node.value))
     return head, value, tuple(read(each) for each in node.body)
 
@@ -42,13 +42,13 @@ def read(node: structure.Node) -> Shape:
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_the_structure_is_that_of_the_parser(path: Path) -> None:
     source = Source(str(path), path.read_text("utf-8"))
-    assert [read(node) for node in structure.read(source.text).body] == [
+    assert [read(node) for node in outline.read(source.text).body] == [
         parsed(each) for each in parse(source).document.body
     ]
 
 
 def test_words_as_one_types_them() -> None:
-    found = structure.tokens('a = model. + train(4) # x\nb = "no end\n0..2')
+    found = outline.tokens('a = model. + train(4) # x\nb = "no end\n0..2')
     assert [(token.kind, token.text) for token in found] == [
         ("word", "a"), ("sign", "="), ("word", "model."), ("sign", "+"), ("word", "train"), ("sign", "("),
         ("number", "4"), ("sign", ")"), ("comment", "# x"), ("newline", "\n"), ("word", "b"), ("sign", "="),
@@ -61,17 +61,17 @@ def test_blocks_are_found_in_every_beginning_of_a_text() -> None:
     for end in range(len(QUICKSTART)):
         text = QUICKSTART[:end]
         opened: list[int] = []
-        for token in structure.tokens(text):
+        for token in outline.tokens(text):
             if token.kind == "sign" and token.text == "{":
                 opened.append(token.start)
             elif token.kind == "sign" and token.text == "}":
                 opened.pop()
-        place = structure.place(text, structure.read(text), end)
+        place = outline.place(text, outline.read(text), end)
         assert [node.opened for node in place.block.path()] == opened, text[-60:]
 
 
 def test_a_block_of_the_file_begins_whatever_is_open() -> None:
-    file = structure.read("run a {\n  train {\n    rate {\nmodel b {\n  hidden = 1\n}\ncluster c extends d {\n}\n")
+    file = outline.read("run a {\n  train {\n    rate {\nmodel b {\n  hidden = 1\n}\ncluster c extends d {\n}\n")
     assert [node.key for node in file.body] == ["run", "model", "cluster"]
     assert [node.key for node in file.body[1].body] == ["hidden"]
 

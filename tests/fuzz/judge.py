@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from dsl.canonical import canonical
 from dsl.codes import CODES
 from dsl.diagnostics import Diagnostic, SpecError, render_all
-from dsl.format import canonical
-from dsl.layout import formatted
+from dsl.formatter import formatted
 from dsl.load import analyse
 from dsl.parser import decode, parse
 from dsl.schema import Node, Spec

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from compiler.cli import main
 from compiler.commands.import_ import CONFIG
 from compiler.importers import huggingface
+from compiler.importers.first_run import run_text
 from compiler.importers.json_text import parse
-from compiler.importers.placement import run_text
 from compiler.importers.write import identifier, model_text
 from dsl.diagnostics import SpecError, render_all
-from dsl.layout import formatted
+from dsl.formatter import formatted
 from dsl.load import check, load
 from dsl.parser import MAX_BYTES
 from dsl.source import Source

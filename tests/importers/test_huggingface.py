@@ -26,10 +26,10 @@ from transformers import (
 
 from compiler.commands.import_ import CONFIG, read_config
 from compiler.importers import huggingface
+from compiler.importers.first_run import run_text
 from compiler.importers.huggingface import Imported
 from compiler.importers.json_text import parse
-from compiler.importers.keys import IRRELEVANT, REFUSED
-from compiler.importers.placement import run_text
+from compiler.importers.unread_keys import IRRELEVANT, REFUSED
 from compiler.importers.write import model_text
 from dsl.counts import parameters
 from dsl.load import check, load

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from compiler.cli import main
-from compiler.importers.codes import CODES, MORE
+from compiler.importers.import_codes import CODES, MORE
 
 HERE = Path(__file__).parent
 BAD = sorted(path.stem for path in (HERE / "bad").glob("*.json"))

@@ -9,10 +9,10 @@ from typing import Any, get_args
 from torch import Tensor
 
 from compiler.build import num_sms
+from compiler.decide import uses
 from compiler.ir import Buffer
 from compiler.kernels import KERNELS
 from compiler.kernels.calls import Call, calls
-from compiler.pipeline import uses
 from compiler.plan import make_plan
 from dsl.load import load
 from dsl.schema import Spec

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from compiler.build import num_sms
-from compiler.graph import emit
+from compiler.decide import uses
 from compiler.kernels import emit_kernel
 from compiler.kernels.calls import Call, Layout, calls_of
 from compiler.kernels.gate_launch import arguments_of
-from compiler.pipeline import uses
 from compiler.plan import make_plan
+from compiler.segments import emit
 from dsl.load import load
 from tests.kernels.shapes import UNFUSED, calls_in
 from tests.specs.shipped import SPECS, shipped
@@ -105,7 +105,7 @@ def test_rows(rows: int, tiles: int) -> None:
 
 def test_need_no_torch() -> None:
     code = (
-        "import sys; from compiler.kernels.calls import calls; from compiler.pipeline import uses;"
+        "import sys; from compiler.kernels.calls import calls; from compiler.decide import uses;"
         "from compiler.plan import make_plan; from dsl.load import load; spec = load('specs/tiny.dsc');"
         "calls(spec, (use.segment for use in uses(make_plan(spec)))); sys.exit('torch' in sys.modules)"
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 
+from compiler.decide import uses
 from compiler.ir import Cut, Plan
 from compiler.lower.chains import Chains, Node
-from compiler.pipeline import uses
 from compiler.plan import make_plan
 from compiler.rates import Rates, rates_of
 from compiler.schedules.schedule import Schedule
-from compiler.shapes import cut
+from compiler.segments.interpret import cut
 from dsl.schema import Spec
 from runtime.actions import Pair, actions_of
 from tests.specs.shipped import shipped

@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 
+from compiler.decide import balanced_rows
 from compiler.ir import Body, Program
 from compiler.lower import lower
 from compiler.lower.estimate import Overlap, lane_times, overlaps_of, times_of
 from compiler.lower.lanes import best_order, end_of
 from compiler.lower.order import finish, interleave, jobs_of
-from compiler.pipeline import balanced_rows
 from compiler.proof import prove
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.schedule import Schedule

@@ -40,7 +40,7 @@ def test_costs_are_those_of_the_stages() -> None:
 @pytest.mark.parametrize("kind", "FBIW")
 def test_deepseek_v3_is_predicted_from_published_rates(kind: str) -> None:
     """Casts to FP8 and recomputation are in it. Classes of kernels are calibrated on the same profile
-    (compiler/rates/trace.py); that they add up to its actions, and what these exchange, is predicted."""
+    (compiler/rates/traced_layer.py); that they add up to its actions, and what these exchange, is predicted."""
     plan, cuts, rates = deepseek_v3()
     # The profile's B does not overlap with its own exchanges, so its time is that of its parts in turn.
     nodes = Chains(plan.stages[5], cuts, rates, -1, -1).of(kind)

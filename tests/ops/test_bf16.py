@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compiler.oprules import RULES
-from compiler.oprules import Tensor as Abstract
+from compiler.ops import RULES
+from compiler.ops import Tensor as Abstract
 from runtime.ops import OPS
 from tests.native.paths import path  # noqa: F401
 from tests.ops import cases

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from compiler.graph.passes import PASSES
+from compiler.segments.passes import PASSES
 from runtime.ops import OPS, library
 from runtime.ops.fakes import FAKES
 from runtime.ops.formulas import FORMULAS

@@ -10,7 +10,7 @@ import pytest
 
 from compiler.picture import Panel, Picture, panel_of
 from compiler.picture.compared import measured_picture
-from compiler.picture.run import measure
+from compiler.picture.recorded import measure
 from compiler.schedules import SCHEDULES
 from compiler.schedules.costs import Costs
 from compiler.schedules.schedule import Schedule

@@ -16,6 +16,7 @@ from PIL import Image, ImageColor
 from rich.cells import cell_len
 
 from compiler.picture import Picture
+from compiler.picture.drawing import Lanes, Screen, Share
 from compiler.picture.formats import FORMATS, render
 from compiler.picture.html import html
 from compiler.picture.output import TooMuchError
@@ -24,8 +25,7 @@ from compiler.picture.png import png
 from compiler.picture.sheet import sheet_of
 from compiler.picture.svg import svg
 from compiler.picture.terminal import terminal
-from compiler.picture.trace import trace
-from compiler.picture.values import Lanes, Screen, Share
+from compiler.picture.trace_events import trace
 from tests.picture.browser import Browser
 from tests.picture.conftest import SIZES, make_measured, make_panel, make_picture
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from compiler.commands import inspect
-from compiler.picture.run import (
+from compiler.decide import schedule_for
+from compiler.picture.recorded import (
     OrderError,
     TraceError,
     fitted,
@@ -23,7 +24,6 @@ from compiler.picture.run import (
     programs_of,
     read_trace,
 )
-from compiler.pipeline import schedule_for
 from compiler.plan import make_plan
 from compiler.schedules.costs import Costs, costs_of_json
 from compiler.schedules.schedule import Schedule

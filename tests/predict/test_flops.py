@@ -9,7 +9,7 @@ import pytest
 
 from compiler.predict.flops import flops_per_token, product_parameters
 from compiler.predict.predict import mfu_of
-from compiler.predict.values import RankTime, Step, Tail
+from compiler.predict.prediction import RankTime, Step, Tail
 from dsl.load import resolve
 from dsl.schema import Model
 

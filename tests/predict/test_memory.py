@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
+from compiler.decide import balanced_rows, lower_spec, schedule_for, uses
 from compiler.ir import Use
 from compiler.lower import lower
 from compiler.lower.estimate import stage_costs
-from compiler.pipeline import balanced_rows, lower_spec, schedule_for, uses
 from compiler.plan import make_plan
 from compiler.predict.memory import MAX_POINTS, rank_memories, thinned, worst_rows
-from compiler.predict.values import RankMemory
+from compiler.predict.prediction import RankMemory
 from compiler.proof import prove
 from compiler.rates import rates_of
 from compiler.schedules import stand_in
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
-from compiler.shapes import cut
+from compiler.segments.interpret import cut
 from dsl import ramp
 from dsl.load import load
 from dsl.memory import lower_bound

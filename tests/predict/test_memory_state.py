@@ -7,14 +7,14 @@ import json
 import pytest
 import torch
 
-from compiler.emit.files import plan_json
-from compiler.pipeline import lower_spec
+from compiler.decide import lower_spec
+from compiler.emit.build_files import plan_json
 from compiler.plan import make_plan
 from compiler.predict.memory_run import Measured, measured_line
 from compiler.predict.memory_state import device_of, proven_memories, quantised_weights, rank_states
 from compiler.predict.memory_why import explain_memory, gib, memory_assumptions, overflows
 from compiler.predict.predict import predict
-from compiler.predict.values import Held, RankMemory
+from compiler.predict.prediction import Held, RankMemory
 from dsl.load import load
 from runtime.state import build_state
 from tests.specs.shipped import SPECS, shipped

@@ -6,10 +6,10 @@ import pytest
 
 from compiler import ir
 from compiler.dtypes import is_packed, tensor_bytes, turned
-from compiler.graph.split import split
-from compiler.graph.storage import PRODUCTS
-from compiler.layers.stages import model_steps
-from compiler.shapes import cut, interpret
+from compiler.plan.stages import model_steps
+from compiler.segments.interpret import cut, interpret
+from compiler.segments.split import split
+from compiler.segments.storage import PRODUCTS
 from dsl.load import load
 from dsl.schema import BUILT_IN, Spec
 from tests.specs.shipped import SPECS

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from compiler.cli import main
-from compiler.picture.values import Screen
+from compiler.picture.drawing import Screen
 from compiler.predict.json import document
 from compiler.predict.predict import predict
-from compiler.predict.text import count, ranges, seconds, size, span, text
+from compiler.predict.prediction_text import count, ranges, seconds, size, span, text
 from dsl.load import resolve
 from tests.cli.forms import parsed
 

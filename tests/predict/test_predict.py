@@ -11,8 +11,8 @@ import pytest
 
 from compiler.plan import make_plan
 from compiler.predict.predict import predict
+from compiler.predict.prediction import Prediction
 from compiler.predict.tail import groups_of, tensors_of
-from compiler.predict.values import Prediction
 from dsl.counts import parameters
 from dsl.load import resolve
 from dsl.schema import Spec

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from compiler.cli import main
-from compiler.pipeline import balanced_rows
+from compiler.decide import balanced_rows
 from compiler.plan import make_plan
 from compiler.predict.predict import cuts_of, memories, predict, timed
 from compiler.predict.ranking import document, table

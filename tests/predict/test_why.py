@@ -14,7 +14,7 @@ from compiler.predict.predict import memories, predict, timed
 from compiler.predict.why import MAX_SHOWN, Nearest, Way, Ways, ladders, ways_to_fit
 from compiler.predict.why_shown import lines_of, why_of
 from compiler.schedules import SCHEDULES
-from compiler.schedules.own import checked
+from compiler.schedules.spec_schedule import checked
 from dsl.diagnostics import Edit
 from dsl.edits import apply
 from dsl.load import resolve, variants

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import cache
 
 from compiler.ir import Cut, Plan, Program, Use
-from compiler.layers.stages import model_steps
 from compiler.lower import lower
 from compiler.plan import make_plan
+from compiler.plan.stages import model_steps
 from compiler.schedules import SCHEDULES
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.placement import num_stages
 from compiler.schedules.schedule import Schedule
-from compiler.shapes import cut
+from compiler.segments.interpret import cut
 from dsl.schema import LayerRange, Spec
 from dsl.schema import Schedule as Named
 from tests.training.specs import spec

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from compiler.decide import balanced_rows, lower_spec
 from compiler.ir import Body, Plan, Program
-from compiler.pipeline import balanced_rows, lower_spec
 from compiler.proof import ProofError, prove
 from dsl.schema import Moe, Spec
 from tests.proof.ledger import peak_bytes

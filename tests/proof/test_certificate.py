@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from compiler.emit.build_files import manifest, program_json
 from compiler.emit.certificate import certificate_json, digest
-from compiler.emit.files import manifest, program_json
 from compiler.ir import Plan, Program
 from compiler.proof import ProofError, prove
 from compiler.proof.channels import check_channels

@@ -10,8 +10,8 @@ import pytest
 
 from compiler.ir import Body, Bucket, Buffer, Instruction, Invocation, Message, Plan, Program, Replica
 from compiler.proof import Effects, ProofError, prove
+from compiler.proof.lifetimes import check_values
 from compiler.proof.structure import schedule_of
-from compiler.proof.values import check_values
 from compiler.schedules.one_f_one_b import one_f_one_b
 from tests.proof.programs import dualpipe_program, lowered, small_plan
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from compiler.ir import Buffer, Use
 from compiler.lower.chains import Chains
-from compiler.oprules import RULES
+from compiler.ops import RULES
 from compiler.rates import Rates, core_rates, rates_of, shipped_table, table_for
-from compiler.rates.kernels import _OPS, FLOPS, MEMORY, class_of, shape_at
-from compiler.rates.of_spec import RATED
+from compiler.rates.kernel_classes import _OPS, FLOPS, MEMORY, class_of, shape_at
+from compiler.rates.spec_rates import RATED
 from compiler.topology.messages import messages_s
 from dsl.schema import Sm, Spec
 from tests.lower.stages import deepseek_v3

@@ -10,7 +10,7 @@ import pytest
 
 from compiler.predict import interval
 from compiler.rates import RateError, read_table, shipped_table, shipped_tables
-from compiler.rates.kernels import FLOPS, LINKS, SECONDS
+from compiler.rates.kernel_classes import FLOPS, LINKS, SECONDS
 from compiler.rates.lookup import Point, rate_at
 from compiler.rates.table import MAX_BYTES, MAX_ROWS, TABLES, Table, parsed, table_of_json
 

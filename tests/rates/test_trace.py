@@ -9,7 +9,7 @@ import pytest
 
 from compiler.rates import RateError, Table, rates_of, shipped_table
 from compiler.rates.table import TABLES, table_of_json, with_base
-from compiler.rates.trace import (
+from compiler.rates.traced_layer import (
     TRACES,
     LayerTimes,
     Trace,

@@ -10,14 +10,14 @@ from xml.etree import ElementTree
 import pytest
 
 from compiler.cli import main
-from compiler.pipeline import lower_spec
+from compiler.decide import lower_spec
 from compiler.predict.predict import Timed, memories, predicted, timed
-from compiler.predict.values import Prediction
-from compiler.report.build import report_of
+from compiler.predict.prediction import Prediction
 from compiler.report.diagrams import cluster_of, memory_curves, stage_bars, step_bars, view_of
 from compiler.report.page import report_html
-from compiler.report.plan import plan_html
+from compiler.report.plan_page import plan_html
 from compiler.report.planned import MOST_DRAWN, Planned, planned_of
+from compiler.report.sections import report_of
 from compiler.topology.traffic import traffic
 from dsl.load import load
 from tests.picture.browser import browser

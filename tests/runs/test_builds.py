@@ -16,7 +16,7 @@ import pytest
 
 from compiler.build import compile_spec, write_build
 from dsl.load import load
-from runtime import kept
+from runtime import run_copy
 from runtime.build import Build, BuildError, OtherBuildError
 from runtime.resume import _flat
 from runtime.room import lack
@@ -95,10 +95,10 @@ def test_modules_are_those_that_were_verified(place: Place) -> None:
     run = place.folder / "run"
     run.mkdir()
     (run / "placement.json").write_text("of an earlier build")
-    kept.copy(build.files, run)
+    run_copy.copy(build.files, run)
     assert (run / "spec.resolved").read_bytes() == build.files["spec.resolved"]
     assert sorted(path.name for path in run.iterdir()) == ["program.sha256", "schedule.txt", "spec.resolved"]
-    assert kept.digest(kept.of_run(run)) == kept.digest(build.files)
+    assert run_copy.digest(run_copy.of_run(run)) == run_copy.digest(build.files)
 
 
 def test_expect(place: Place) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from compiler.build import compile_spec, write_build
+from compiler.decide import lower_spec, uses
 from compiler.ir import SegmentCode
-from compiler.pipeline import lower_spec, uses
 from compiler.report.profile import write_run_profile
 from compiler.report.profile_text import text
 from dsl.load import load

@@ -12,7 +12,7 @@ import pytest
 from compiler.schedules import SCHEDULES
 from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import PAIR_KINDS, Costs, any_pairs, parse_costs, shipped
-from compiler.schedules.linear import least
+from compiler.schedules.linear_program import least
 from compiler.schedules.measure import measure
 from compiler.schedules.placement import num_stages
 from compiler.schedules.simulate import simulate

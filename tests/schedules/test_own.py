@@ -9,8 +9,8 @@ import pytest
 
 from compiler.commands.common import load_spec
 from compiler.schedules import SCHEDULES
-from compiler.schedules.own import read_schedule
 from compiler.schedules.schedule import ScheduleError
+from compiler.schedules.spec_schedule import read_schedule
 from compiler.schedules.torch_csv import to_torch_csv
 
 QUICKSTART = Path(__file__).parents[2] / "specs" / "quickstart.dsc"

@@ -9,8 +9,8 @@ import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from compiler.schedules import SCHEDULES
-from compiler.schedules.own import read_schedule
 from compiler.schedules.schedule import Schedule, ScheduleError
+from compiler.schedules.spec_schedule import read_schedule
 from compiler.schedules.torch_csv import from_torch_csv, to_torch_csv
 from runtime.actions import actions_of
 

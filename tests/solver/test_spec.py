@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from compiler.decide import lower_spec
 from compiler.lower.estimate import stage_costs
-from compiler.pipeline import lower_spec
 from compiler.rates import rates_of
 from compiler.schedules import SCHEDULES
 from compiler.schedules.simulate import peak_activations, simulate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from compiler.pipeline import Lowered, lower_spec
+from compiler.decide import Lowered, lower_spec
 from dsl.load import load, runs_in
 from dsl.schema import Spec
 

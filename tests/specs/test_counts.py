@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from compiler.layers.parameters import parameters as laid_out
+from compiler.plan.parameters import parameters as laid_out
 from dsl import counts
 from dsl.schema import Spec
 from tests.specs.shipped import RUNS, shipped

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 
 from compiler.build import compile_spec, write_build
+from compiler.decide import Lowered, balanced_rows, lower_spec
 from compiler.ir import Plan
-from compiler.pipeline import Lowered, balanced_rows, lower_spec
 from compiler.proof import prove
 from dsl.memory import ITEMSIZE, lower_bound
 from dsl.schema import Spec

@@ -7,8 +7,8 @@ from subprocess import run
 
 import pytest
 
+from compiler.decide import lower_spec
 from compiler.ir import Use
-from compiler.pipeline import lower_spec
 from dsl import load, ramp
 from tests.specs.shipped import FILES, RUNS, SPECS, planned, shipped
 

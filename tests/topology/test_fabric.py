@@ -15,8 +15,8 @@ from compiler.plan import make_plan
 from compiler.rates import rates_of
 from compiler.schedules import schedule_of
 from compiler.topology import Experts, Fabric, Links, Nodes
+from compiler.topology.device_graph import MOST_DEVICES, graph_of
 from compiler.topology.fabric import level_between
-from compiler.topology.graph import MOST_DEVICES, graph_of
 from compiler.topology.links import LARGE, LAYER_S, LEVELS, link_rate_at
 from compiler.topology.traffic import traffic
 from dsl.load import load

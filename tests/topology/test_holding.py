@@ -6,17 +6,17 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from compiler.layers.balance import NEAR
-from compiler.layers.costs import chains_of
-from compiler.layers.holding import kept_bytes, schedule_on
-from compiler.layers.stages import model_blocks, pipeline_of
+from compiler.decide import balanced_rows
 from compiler.lower import lower
-from compiler.pipeline import balanced_rows
 from compiler.plan import make_plan
+from compiler.plan.balance import NEAR
+from compiler.plan.block_costs import chains_of
+from compiler.plan.holding import kept_bytes, schedule_on
+from compiler.plan.stages import model_blocks, pipeline_of
 from compiler.predict.memory import curve_of
 from compiler.predict.predict import cuts_of, memories, timed
 from compiler.proof import Effects
-from compiler.proof.values import RankValues
+from compiler.proof.lifetimes import RankValues
 from compiler.rates import rates_of
 from compiler.schedules.schedule import Schedule
 from dsl.load import resolve

@@ -9,13 +9,13 @@ import networkx as nx
 import pytest
 
 from compiler.ir import Plan, Use
-from compiler.layers.costs import cut_of
 from compiler.plan import make_plan
-from compiler.plan.graph import model_graph
+from compiler.plan.block_costs import cut_of
+from compiler.plan.model_graph import model_graph
 from compiler.schedules.placement import stages_of
-from compiler.topology.kinds import parts_of_ranks, rank_rates
+from compiler.topology.rank_kinds import parts_of_ranks, rank_rates
+from dsl.canonical import canonical
 from dsl.diagnostics import SpecError
-from dsl.format import canonical
 from dsl.load import load
 from dsl.schema import Spec
 

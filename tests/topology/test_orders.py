@@ -6,18 +6,18 @@ from functools import cache
 
 import pytest
 
-from compiler.emit.summary import does_not_fit
+from compiler.decide import Lowered, balanced_rows, lower_spec, schedule_for
+from compiler.emit.build_summary import does_not_fit
 from compiler.ir import Body
 from compiler.lower import lower
 from compiler.lower.estimate import lane_times, overlaps_of, rank_times, stage_costs
-from compiler.pipeline import Lowered, balanced_rows, lower_spec, schedule_for
 from compiler.plan import make_plan
 from compiler.predict.memory import rank_memories
 from compiler.predict.memory_state import proven_memories
 from compiler.predict.predict import cuts_of
 from compiler.proof import prove
 from compiler.rates import Rates
-from compiler.topology.kinds import rank_rates
+from compiler.topology.rank_kinds import rank_rates
 from dsl.schema import Device, Machine, More, Spec
 from tests.specs.shipped import shipped
 

@@ -8,10 +8,10 @@ from itertools import combinations
 
 import pytest
 
-from compiler.layers import balance
-from compiler.layers.balance import NEAR, partition
-from compiler.layers.holding import moments_of
-from compiler.layers.pipeline import Blocks, Bytes, Holding, Pipeline, Runs
+from compiler.plan import balance
+from compiler.plan.balance import NEAR, partition
+from compiler.plan.holding import moments_of
+from compiler.plan.layer_runs import Blocks, Bytes, Holding, Pipeline, Runs
 from compiler.schedules import SCHEDULES, stand_in
 from compiler.schedules.placement import BIDIRECTIONAL, V, ranks_of_stage, stages_of
 from compiler.schedules.schedule import Schedule

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compiler.decide import uses
 from compiler.ir import Buffer
-from compiler.layers.costs import cut_of
-from compiler.pipeline import uses
 from compiler.plan import make_plan
+from compiler.plan.block_costs import cut_of
 from compiler.predict.predict import predict
 from compiler.predict.times import step_times
 from compiler.rates import Rates, rates_of, shipped_table
 from compiler.rates.table import Row, Table
 from compiler.schedules import schedule_of
 from compiler.schedules.simulate import simulate
-from compiler.topology.kinds import rank_rates
 from compiler.topology.links import LEVELS
 from compiler.topology.messages import messages_s
+from compiler.topology.rank_kinds import rank_rates
 from dsl.load import load
 from dsl.schema import Spec
 from tests.specs.shipped import shipped

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runtime import kept
+from runtime import run_copy
 from runtime.build import Build
 from runtime.comm.connect import Transport
 from runtime.heartbeat import Board
@@ -65,7 +65,7 @@ def main(folder: Path, world: int, transport: Transport) -> int:
             out = folder / "out" / path.name
             out.mkdir(parents=True, exist_ok=True)
             build = Build.open(path)
-            result = train(build, rank, board, Trace(out, rank, 0, kept.program_digest(build.files)), transport)
+            result = train(build, rank, board, Trace(out, rank, 0, run_copy.program_digest(build.files)), transport)
             save_file(result, out / f"rank_{rank}.safetensors")
 
     outcome = launch(target, world, folder=folder, hang_timeout_s=120)

@@ -21,7 +21,7 @@ from dsl.schema.run import Fusion
 from runtime.build import Build
 from runtime.heartbeat import Board
 from runtime.trainer import Trainer
-from tests.graph.rounding import SAMPLES, assert_rounded, at_random, rounding
+from tests.segments.rounding import SAMPLES, assert_rounded, at_random, rounding
 from tests.training.processes import run_module
 from tests.training.samples import RandomSamples, weight
 from tests.training.specs import MOE, mla, model, spec

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compiler.build import compile_spec, write_build
-from compiler.place.own import OwnPlacement
+from compiler.experts.spec_placement import OwnPlacement
 from compiler.schedules.schedule import Schedule
 from dsl.schema import Spec
 from runtime.rate import learning_rate

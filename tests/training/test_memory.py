@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from compiler.build import compile_spec, write_build
-from compiler.pipeline import lower_spec
+from compiler.decide import lower_spec
 from compiler.predict.memory import rank_memories
 from compiler.proof import prove
 from dsl.schema import Spec

@@ -1,0 +1,57 @@
+"""kernels.json of a build: every op of every segment, its kernel, and what was fused into it; and the optimizer's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from compiler.decide import balanced_rows, uses
+from compiler.dtypes import ITEMSIZE
+from compiler.emit.build_files import pretty
+from compiler.ir import Buffer, Emitted, Plan, SegmentCode
+from compiler.kernels.calls import Call
+from compiler.predict.memory_state import held_and_owned
+from dsl.schema import Spec
+
+
+def kernels_json(
+    spec: Spec, plan: Plan, segments: Mapping[object, SegmentCode], optimizer: Call, kernel: str | None
+) -> str:
+    """Segments by their key, in the order of the model. `rows`: received rows that bytes are said for.
+
+    `optimizer`, and the `kernel` file that it has: what a step of it moves, on the pipeline rank that updates most.
+    """
+    used = Counter(use.segment.key for use in uses(plan))
+    first = {use.segment.key: use for use in reversed(uses(plan))}
+    rows = balanced_rows(spec)
+    data = {
+        "rows": rows,
+        "unfused": list(spec.unfused),
+        "segments": [
+            {
+                "segment": segments[key].name,
+                "kind": first[key].segment.kind,
+                "site": first[key].site,
+                "uses": count,
+                "ops": [_op(call, rows) for call in segments[key].calls],
+            }
+            for key, count in used.items()
+        ],
+        "optimizer": {"op": optimizer.op, "kernel": kernel, **_update(spec, plan, optimizer)},
+    }
+    return pretty(data)
+
+
+def _op(call: Emitted, rows: int) -> dict[str, Any]:
+    said: dict[str, Any] = {"function": call.function, "op": call.op, "kernel": call.kernel or None}
+    return said | ({"of": call.parts, "bytes_saved": call.saved + call.saved_row * rows} if call.parts else {})
+
+
+def _update(spec: Spec, plan: Plan, call: Call) -> dict[str, int]:
+    """Elements that data rank 0 of a pipeline rank updates, and the bytes read and written for them, at most."""
+    elements = max(held_and_owned(spec, plan)[1].values())
+    master, gradients, *moments, rounded = call.arguments[:5]
+    moved = (master, gradients, *moments), (master, *moments, rounded)  # read, written
+    each = sum(ITEMSIZE[part.dtype] for parts in moved for part in parts if isinstance(part, Buffer))
+    return {"elements": elements, "bytes": elements * each}

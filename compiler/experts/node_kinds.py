@@ -1,0 +1,26 @@
+"""On which kind of nodes the experts of each layer are, where a cluster has several: where the plan runs the layer."""
+
+from __future__ import annotations
+
+from compiler.ir import Use
+from compiler.plan import make_plan
+from compiler.plan.plan import block_of
+from compiler.schedules.placement import ranks_of_stage
+from compiler.schedules.schedule import Schedule
+from compiler.topology.rank_kinds import parts_of_ranks
+from dsl.schema import Spec
+
+
+def devices_of_nodes(spec: Spec, own: Schedule | None = None) -> dict[str, int]:
+    """Devices of a node by layer, as in layers.3. `own`: the schedule of the file that the spec names.
+
+    Where two copies of a layer are on nodes of two sizes, of the smaller ones: one placement serves both.
+    """
+    plan, parts = make_plan(spec, own), parts_of_ranks(spec)
+    found: dict[str, int] = {}
+    for stage in plan.stages:
+        ranks = ranks_of_stage(plan.placement, plan.mesh.pp, stage.index)
+        size = min(spec.cluster.parts[parts[rank]][1].devices for rank in ranks)
+        uses = (step for step in stage.steps if isinstance(step, Use))
+        found |= {block_of(tensor): size for use in uses for _, tensor in use.params if ".ffn.experts." in tensor}
+    return found

@@ -1,0 +1,136 @@
+"""The file of a placement: which experts are on which device, to be reviewed, kept beside a spec, and applied.
+
+A line a device, so that two files differ in the lines of the devices that differ; the moves that led here, which must
+agree with it: what was reviewed is what is applied; and the load that it was made from, by which a plan knows how even
+it is. A file without loads is one, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler.experts.align import Move
+from compiler.experts.layout import MAX_REPLICAS, Floats, Ints, PlaceError
+from compiler.experts.load_file import MAX_LAYERS, read_json, wrong_tokens
+
+VERSION = 1
+_MOVE = re.compile(r"expert (\d{1,6}): (?:new|device (\d{1,6})) → (?:gone|device (\d{1,6}))")
+
+
+@dataclass(frozen=True)
+class LayerPlacement:
+    """A layer of a file. `moves` are the text's, and empty where nothing is known of before."""
+
+    layer: str  # layers.3; the number of its row where no model is known
+    devices: tuple[tuple[int, ...], ...]  # experts of each device
+    moves: tuple[str, ...] = ()
+    load: tuple[float, ...] = ()  # tokens of each expert that it was made from; empty where they are not known
+
+    @property
+    def num_experts(self) -> int:
+        return 1 + max(max(device) for device in self.devices)
+
+    @property
+    def physical(self) -> Ints:
+        """Slot → logical expert."""
+        return np.array([expert for device in self.devices for expert in device], dtype=np.int64)
+
+
+def layer_placement(
+    layer: str, physical: Ints, devices: int, moved: Sequence[Move], load: Floats | None = None
+) -> LayerPlacement:
+    """Of a placement that was found."""
+    rows = tuple(tuple(row) for row in physical.reshape(devices, -1).tolist())
+    return LayerPlacement(layer, rows, tuple(map(str, moved)), () if load is None else tuple(load.tolist()))
+
+
+def to_text(layers: Sequence[LayerPlacement]) -> str:
+    """JSON, a line a device, a line a move, and a line of a load."""
+    return f'{{\n "version": {VERSION},\n "layers": [\n' + ",\n".join(map(_layer_text, layers)) + "\n ]\n}\n"
+
+
+def _layer_text(layer: LayerPlacement) -> str:
+    devices = ",\n".join(f"    {json.dumps(list(device))}" for device in layer.devices)
+    moved = ",\n".join(f"    {json.dumps(move, ensure_ascii=False)}" for move in layer.moves)
+    moved = f"[\n{moved}\n   ]" if moved else "[]"
+    counts = [int(tokens) if tokens == int(tokens) else tokens for tokens in layer.load]
+    load = f',\n   "load": {json.dumps(counts)}' if layer.load else ""
+    head = f'  {{\n   "layer": {json.dumps(layer.layer)},\n   "devices": [\n{devices}\n   ],\n'
+    return f'{head}   "moves": {moved}{load}\n  }}'
+
+
+def read_placement(path: Path) -> Mapping[str, LayerPlacement]:
+    """The layers of a file by their names. PlaceError says what is wrong with it."""
+    document = read_json(path)
+    try:
+        layers = _layers(document)
+    except PlaceError as error:
+        raise PlaceError(f"{path}: {error}", error.hint) from None
+    return layers
+
+
+def _layers(document: Any) -> dict[str, LayerPlacement]:
+    if not isinstance(document, dict) or document.keys() != {"version", "layers"}:
+        raise PlaceError('{"version": 1, "layers": […]} should be here', "`dsc place RUN -o FILE` writes one")
+    if document["version"] is not VERSION:
+        raise PlaceError(f"version {json.dumps(document['version'])[:40]} is not known, this dsc reads {VERSION}")
+    rows = document["layers"]
+    if not isinstance(rows, list) or len(rows) > MAX_LAYERS:
+        raise PlaceError(f"`layers` is a list of at most {MAX_LAYERS:,} layers")
+    found: dict[str, LayerPlacement] = {}
+    for row in rows:
+        layer = _layer(row)
+        if layer.layer in found:
+            raise PlaceError(f"{layer.layer} is there twice")
+        found[layer.layer] = layer
+    return found
+
+
+def _layer(row: Any) -> LayerPlacement:
+    if not isinstance(row, dict) or row.keys() - {"load"} != {"layer", "devices", "moves"}:
+        raise PlaceError('a layer is {"layer": …, "devices": […], "moves": […], "load": […]}, the load if it is known')
+    name, devices, moved, load = row["layer"], row["devices"], row["moves"], row.get("load", [])
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9.]{1,64}", name):
+        raise PlaceError(f"{json.dumps(name)[:40]} is no name of a layer, such as layers.3")
+    right = isinstance(devices, list) and all(isinstance(device, list) and device for device in devices) and devices
+    if not right or not all(_is_expert(expert) for device in devices for expert in device):
+        raise PlaceError(f"{name}: `devices` is a list of the experts of each device")
+    if len({len(device) for device in devices}) > 1:
+        raise PlaceError(f"{name}: every device has equally many experts")
+    layer = LayerPlacement(name, tuple(map(tuple, devices)), tuple(moved) if isinstance(moved, list) else ())
+    if "load" in row and (not isinstance(load, list) or len(load) != layer.num_experts):
+        raise PlaceError(f"{name}: `load` is the tokens of each of its {layer.num_experts} experts")
+    if wrong := next((said for value in load if (said := wrong_tokens(value))), ""):
+        raise PlaceError(f"{name}: `load`: {wrong}")
+    missing = set(range(layer.num_experts)) - {expert for device in devices for expert in device}
+    if missing:
+        raise PlaceError(f"{name}: expert {min(missing)} is on no device")
+    if not isinstance(moved, list) or not all(isinstance(move, str) for move in moved):
+        raise PlaceError(f"{name}: `moves` is a list of texts")
+    for move in moved:
+        _check_move(layer, move)
+    return replace(layer, load=tuple(map(float, load)))
+
+
+def _is_expert(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_REPLICAS
+
+
+def _check_move(layer: LayerPlacement, text: str) -> None:
+    """A move says where an expert is now, as `devices` do."""
+    match = _MOVE.fullmatch(text)
+    if match is None:
+        raise PlaceError(f"{layer.layer}: {text[:60]!r} is no move, such as 'expert 3: device 1 → device 0'")
+    expert, there = int(match[1]), match[3]
+    if there is not None and (int(there) >= len(layer.devices) or expert not in layer.devices[int(there)]):
+        raise PlaceError(
+            f"{layer.layer}: the move {text!r} does not agree with `devices`, where expert {expert} is elsewhere",
+            "edit both, or leave the move out",
+        )

@@ -1,0 +1,136 @@
+"""What `dsc place` found, of all layers: values to print, and the same as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.experts.align import Move
+from compiler.experts.copies import Copies
+from compiler.experts.layer_search import Placed
+from compiler.experts.layout import Balance, Floats, Ints, Layout, device_loads
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """A layer. `now`: the placement at hand, `moved`: what leads away from it; None where none is known."""
+
+    layer: str
+    load: Floats
+    layout: Layout
+    placed: Placed
+    now: Ints | None
+    before: Balance | None
+    moved: tuple[Move, ...] | None
+    links: Links | None
+    whole: Balance | None = None  # of the best that keeps groups on their nodes, where this does not
+
+    @property
+    def busiest(self) -> tuple[float | None, float, float, float]:
+        """Tokens of the busiest device: before, as the greedy has it, now; and of the average device."""
+        mean = float(self.load.sum()) / self.layout.devices
+        before = None if self.now is None else float(device_loads(self.load, self.now, self.layout.devices).max())
+        return before, self.placed.greedy.device * mean, self.placed.balance.device * mean, mean
+
+
+@dataclass(frozen=True)
+class Links:
+    """Bytes of a token over the links between nodes and to the devices, there and back. before: None if not known."""
+
+    row_bytes: int
+    nodes: int
+    to_nodes_before: Copies | None
+    to_nodes: Copies
+    to_devices_before: Copies | None
+    to_devices: Copies
+    to_nodes_whole: Copies | None  # where groups would be kept on their nodes
+
+
+@dataclass(frozen=True)
+class Overall:
+    """Layers run one after the other, and each waits for its busiest device: their sums over those of the means."""
+
+    before: float | None
+    greedy: float
+    after: float
+    bound: float
+    whole: float | None  # where no group were split; None where none is
+
+
+def overall(rows: Sequence[Row]) -> Overall:
+    """Of all layers; 1 where there is no load."""
+    busiest = [row.busiest for row in rows]
+    mean = sum(each[3] for each in busiest)
+    if mean == 0:
+        return Overall(None if busiest[0][0] is None else 1.0, 1.0, 1.0, 1.0, None)
+    known = all(each[0] is not None for each in busiest)
+    before = sum(each[0] or 0.0 for each in busiest) / mean if known else None
+    bound = sum(row.placed.bound * each[3] for row, each in zip(rows, busiest, strict=True)) / mean
+    greedy, after = sum(each[1] for each in busiest) / mean, sum(each[2] for each in busiest) / mean
+    whole = None
+    if any(row.whole for row in rows):
+        pairs = zip(rows, busiest, strict=True)
+        whole = sum(each[2] if row.whole is None else row.whole.device * each[3] for row, each in pairs) / mean
+    return Overall(before, greedy, after, bound, whole)
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def document(rows: Sequence[Row]) -> dict[str, Any]:
+    """docs/json.md."""
+    total = overall(rows)
+    return {
+        "version": VERSION,
+        "layers": [_layer_value(row) for row in rows],
+        "overall": {
+            "before": total.before,
+            "greedy": total.greedy,
+            "after": total.after,
+            "bound": total.bound,
+            "groups_whole": total.whole,
+        },
+    }
+
+
+def _layer_value(row: Row) -> dict[str, Any]:
+    placed = row.placed
+    moved = None if row.moved is None else [[m.expert, m.source, m.destination] for m in row.moved]
+    return {
+        "layer": row.layer,
+        "physical_to_logical": placed.physical.tolist(),
+        "balance": _balance_value(placed.balance),
+        "before": None if row.before is None else _balance_value(row.before),
+        "greedy": _balance_value(placed.greedy),
+        "bound": placed.bound,
+        "gap": placed.gap,
+        "groups_kept": placed.kept,
+        "groups_whole": None if row.whole is None else _balance_value(row.whole),
+        "moves": moved,
+        "links": None if row.links is None else _links_value(row.links),
+    }
+
+
+def _balance_value(balance: Balance) -> dict[str, float]:
+    return {"device": balance.device, "node": balance.node}
+
+
+def _links_value(links: Links) -> dict[str, Any]:
+    pairs = ((links.to_nodes_before, links.to_devices_before), (links.to_nodes, links.to_devices))
+    before, after = (None if node is None or device is None else _bytes(links, node, device) for node, device in pairs)
+    return {"copy_bytes": links.row_bytes, "before": before, "after": after}
+
+
+def _bytes(links: Links, node: Copies, device: Copies) -> dict[str, float]:
+    return {
+        "node_copies": node.expected,
+        "least_node_copies": node.least,
+        "most_node_copies": node.most,
+        "between_nodes_bytes": node.over_links(links.nodes) * links.row_bytes,
+        "busiest_node_bytes": node.busiest * (links.nodes - 1) / links.nodes * links.row_bytes,
+        "to_devices_bytes": device.expected * links.row_bytes,
+        "busiest_device_bytes": device.busiest * links.row_bytes,
+    }

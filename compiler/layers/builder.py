@@ -1,0 +1,93 @@
+"""What the builders of all layers share: where a segment stands, and its parts spelled shortly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from compiler import ir
+from compiler.dtypes import TORCH_DTYPE
+from compiler.ops.rule import statistics_dtype
+from dsl.schema import Dense, Model, Moe, Spec
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a segment stands in the model. `ffn` is that of its layer; the MTP block has the last layer's."""
+
+    spec: Spec
+    ffn: Dense | Moe
+    mtp: bool = False
+
+    @property
+    def model(self) -> Model:
+        return self.spec.model
+
+    @property
+    def T(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.spec.train.micro_batch * self.spec.train.sequence
+
+    @property
+    def D(self) -> int:
+        return self.model.hidden
+
+    @property
+    def moe(self) -> Moe:
+        assert isinstance(self.ffn, Moe), "a segment of a MoE layer"
+        return self.ffn
+
+    @property
+    def S(self) -> int:
+        """Routed rows of a micro-batch, one for each token and chosen expert."""
+        return self.T * self.moe.top_k
+
+    @property
+    def experts_local(self) -> int:
+        """Experts of a layer on one rank."""
+        return self.moe.experts // self.spec.parallel.expert
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of activations."""
+        return TORCH_DTYPE[self.spec.precision.compute]
+
+    @property
+    def wide_dtype(self) -> str:
+        """Dtype of router scores and gate weights."""
+        return statistics_dtype(self.dtype)
+
+    def param(self, name: str, *shape: int, stack: int = 0, grad: bool = True) -> ir.Param:
+        """A weight; of `stack` > 0 experts, each of `shape`."""
+        full = (stack, *shape) if stack else shape
+        return ir.Param(name, full, TORCH_DTYPE[self.spec.precision.parameter], stack, grad)
+
+    def input(self, name: str, *shape: int | str) -> ir.Input:
+        """An activation."""
+        return ir.Input(name, shape, self.dtype)
+
+
+def index(name: str, *shape: int | str, dtype: str = "int64") -> ir.Input:
+    """Integers a segment reads; no gradient."""
+    return ir.Input(name, shape, dtype, grad=False)
+
+
+def segment(
+    kind: str,
+    function: Callable[..., tuple[Any, ...]],
+    params: tuple[ir.Param, ...],
+    inputs: tuple[ir.Input, ...],
+    outputs: tuple[str | ir.Output, ...],
+    **constants: int | float | bool,
+) -> ir.Segment:
+    """A segment whose function takes `constants` by keyword. An output given by its name has a gradient."""
+    return ir.Segment(
+        kind,
+        partial(function, **constants),
+        params,
+        inputs,
+        tuple(ir.Output(output) if isinstance(output, str) else output for output in outputs),
+        tuple(constants.items()),
+    )

@@ -1,0 +1,87 @@
+"""Attention with RoPE inside, causal within each sequence of the micro-batch: latent (MLA) and grouped-query (GQA)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+from compiler.ops.rule import Gradient, Rule, Shape, Tensor, statistics_dtype
+
+_MLA = ("sequence", "heads", "nope", "rope", "value", "theta")
+_GQA = ("sequence", "heads", "kv_heads", "theta")
+
+
+def _infer_mla(
+    q: Tensor, kv: Tensor, k_rope: Tensor, sequence: int, heads: int, nope: int, rope: int, value: int, theta: float
+) -> tuple[Tensor, ...]:
+    T = q.shape[0]
+    assert q.shape[1] == heads * (nope + rope) and kv.shape == (T, heads * (nope + value)), (q, kv)
+    assert k_rope.shape == (T, rope) and T % sequence == 0, (k_rope, sequence)
+    return Tensor((T, heads * value), q.dtype), Tensor((T // sequence, heads, sequence), statistics_dtype(q.dtype))
+
+
+def _infer_gqa(
+    q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float
+) -> tuple[Tensor, ...]:
+    T, C = q.shape[0], q.shape[1] // heads
+    assert heads % kv_heads == 0 and q.shape[1] == heads * C and C % 2 == 0, (q, heads, kv_heads)
+    assert k.shape == v.shape == (T, kv_heads * C) and T % sequence == 0, (k, v, sequence)
+    return q, Tensor((T // sequence, kv_heads, sequence, heads // kv_heads), statistics_dtype(q.dtype))
+
+
+def _mla_flops(keys: int, values: int) -> Callable[[SimpleNamespace], int]:
+    """FLOPs of `keys` products over the query's width and `values` over the value's: half of each is masked."""
+
+    def flops(n: SimpleNamespace) -> int:
+        return n.q[0] * n.sequence * n.heads * (keys * (n.nope + n.rope) + values * n.value)
+
+    return flops
+
+
+def _gqa_flops(products: int) -> Callable[[SimpleNamespace], int]:
+    """FLOPs of `products` products over the width of the queries, half of each masked."""
+    return lambda n: products * n.q[0] * n.sequence * n.q[1]
+
+
+def _mla_kernel(n: SimpleNamespace) -> Shape:
+    """(tokens, sequence, heads, width of a key, width of a value)."""
+    return n.q[0], n.sequence, n.heads, n.nope + n.rope, n.value
+
+
+def _gqa_kernel(n: SimpleNamespace) -> Shape:
+    """The same."""
+    width = n.q[1] // n.heads
+    return n.q[0], n.sequence, n.heads, width, width
+
+
+MLA_ATTENTION = Rule(
+    args=("q", "kv", "k_rope", *_MLA),
+    outputs=("y", "lse"),
+    hidden=1,
+    infer=_infer_mla,
+    flops=_mla_flops(1, 1),  # q·k and p·v
+    kernel=_mla_kernel,
+    dgrad=Gradient(  # q·k again, dk and dq; dv and dp
+        "mla_attention_dgrad",
+        reads=("d_y", "q", "kv", "k_rope", "y", "lse", *_MLA),
+        gives=("q", "kv", "k_rope"),
+        flops=_mla_flops(3, 2),
+        kernel=_mla_kernel,
+    ),
+)
+
+GQA_ATTENTION = Rule(
+    args=("q", "k", "v", *_GQA),
+    outputs=("y", "lse"),
+    hidden=1,
+    infer=_infer_gqa,
+    flops=_gqa_flops(2),  # q·k and p·v
+    kernel=_gqa_kernel,
+    dgrad=Gradient(  # q·k again, dk and dq; dv and dp
+        "gqa_attention_dgrad",
+        reads=("d_y", "q", "k", "v", "y", "lse", *_GQA),
+        gives=("q", "k", "v"),
+        flops=_gqa_flops(5),
+        kernel=_gqa_kernel,
+    ),
+)

@@ -1,0 +1,94 @@
+"""Matrix products: `linear`; `linear_wide` of logits, FP32 at least; `grouped_linear` over the rows of many experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+from compiler.ops.rule import Extent, Gradient, Rule, Shape, Tensor, statistics_dtype
+
+
+def _gemm(rows: str) -> Callable[[SimpleNamespace], int]:
+    """FLOPs of a product of all rows of `rows` with weights [.., N, K]."""
+
+    def flops(sizes: SimpleNamespace) -> int:
+        *_, N, K = sizes.w
+        return 2 * getattr(sizes, rows)[0] * N * K
+
+    return flops
+
+
+def _product(rows: str, kind: str) -> Callable[[SimpleNamespace], Shape]:
+    """(m, n, k) of the product, behind the number of experts if there are several: of m rows and n columns, over k.
+
+    `kind`: "y" of the output, "x" of the input's gradient, "w" of the weight's.
+    """
+
+    def extents(sizes: SimpleNamespace) -> Shape:
+        *experts, N, K = sizes.w
+        T = getattr(sizes, rows)[0]
+        return (*experts, *{"y": (T, N, K), "x": (T, K, N), "w": (N, K, T)}[kind])
+
+    return extents
+
+
+def _infer(x_TK: Tensor, w_NK: Tensor) -> tuple[Tensor, ...]:
+    assert x_TK.shape[1] == w_NK.shape[1], (x_TK, w_NK)
+    return (Tensor((x_TK.shape[0], w_NK.shape[0]), x_TK.dtype),)
+
+
+def _infer_wide(x_TK: Tensor, w_NK: Tensor) -> tuple[Tensor, ...]:
+    (y_TN,) = _infer(x_TK, w_NK)
+    return (Tensor(y_TN.shape, statistics_dtype(y_TN.dtype)),)
+
+
+def _infer_grouped(x_RK: Tensor, w_ENK: Tensor, offsets_G: Tensor) -> tuple[Tensor, ...]:
+    assert x_RK.shape[1] == w_ENK.shape[2] and offsets_G.shape[0] % w_ENK.shape[0] == 0, (x_RK, w_ENK, offsets_G)
+    return (Tensor((x_RK.shape[0], w_ENK.shape[1]), x_RK.dtype),)
+
+
+LINEAR = Rule(
+    args=("x", "w"),
+    outputs=("y",),
+    infer=_infer,
+    flops=_gemm("x"),
+    kernel=_product("x", "y"),
+    dgrad=Gradient("linear_dgrad", reads=("d_y", "w"), gives=("x",), flops=_gemm("d_y"), kernel=_product("d_y", "x")),
+    wgrad=Gradient("linear_wgrad", reads=("d_y", "x"), gives=("w",), flops=_gemm("d_y"), kernel=_product("d_y", "w")),
+)
+
+LINEAR_WIDE = Rule(
+    args=("x", "w"),
+    outputs=("y",),
+    infer=_infer_wide,
+    flops=_gemm("x"),
+    kernel=_product("x", "y"),
+    dgrad=Gradient(
+        "linear_wide_dgrad", reads=("d_y", "w"), gives=("x",), flops=_gemm("d_y"), kernel=_product("d_y", "x")
+    ),
+    wgrad=Gradient(
+        "linear_wide_wgrad", reads=("d_y", "x"), gives=("w",), flops=_gemm("d_y"), kernel=_product("d_y", "w")
+    ),
+)
+
+GROUPED_LINEAR = Rule(
+    args=("x", "w", "offsets"),
+    outputs=("y",),
+    infer=_infer_grouped,
+    flops=_gemm("x"),
+    kernel=_product("x", "y"),
+    dgrad=Gradient(
+        "grouped_linear_dgrad",
+        reads=("d_y", "w", "offsets"),
+        gives=("x",),
+        flops=_gemm("d_y"),
+        kernel=_product("d_y", "x"),
+    ),
+    wgrad=Gradient(
+        "grouped_linear_wgrad",
+        reads=("d_y", "x", "offsets", Extent("w", 0)),
+        gives=("w",),
+        flops=_gemm("d_y"),
+        kernel=_product("d_y", "w"),
+    ),
+)

@@ -1,0 +1,101 @@
+"""Choosing experts, and moving rows to their order and back. Choices, orders and counts have no gradient."""
+
+from __future__ import annotations
+
+from compiler.ops.rule import INDEX, Extent, Gradient, Rule, Tensor, elementwise, statistics_dtype
+
+
+def _infer_route(
+    logits_TE: Tensor,
+    bias_E: Tensor | None,
+    softmax: bool,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, ...]:
+    T, E = logits_TE.shape
+    assert bias_E is None or bias_E.shape == (E,), (logits_TE, bias_E)
+    assert E % groups == 0 and 0 < top_k <= top_groups * E // groups, (E, groups, top_groups, top_k)
+    chosen = (T, top_k)
+    return Tensor(chosen, logits_TE.dtype), Tensor(chosen, INDEX)
+
+
+def _infer_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int, softmax: bool) -> tuple[Tensor, ...]:
+    assert logits_TE.shape[0] % sequence == 0, (logits_TE, sequence)
+    return (Tensor((), statistics_dtype(logits_TE.dtype)),)
+
+
+def _infer_permute(x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, num_experts: int) -> tuple[Tensor, ...]:
+    T, K = gate_TK.shape
+    rows_SD = Tensor((T * K, x_TD.shape[1]), x_TD.dtype)
+    return rows_SD, Tensor((T * K,), gate_TK.dtype), Tensor((T * K,), INDEX), Tensor((num_experts,), INDEX)
+
+
+def _infer_permute_placed(x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, slots_E: Tensor) -> tuple[Tensor, ...]:
+    return _infer_permute(x_TD, gate_TK, expert_TK, slots_E.shape[0])
+
+
+def _infer_unpermute(y_SD: Tensor, order_S: Tensor, top_k: int) -> tuple[Tensor, ...]:
+    return (Tensor((y_SD.shape[0] // top_k, y_SD.shape[1]), y_SD.dtype),)
+
+
+ROUTE = Rule(
+    args=("logits", "bias", "softmax", "groups", "top_groups", "top_k", "normalize", "scale"),
+    outputs=("gate", "expert"),
+    infer=_infer_route,
+    flops=elementwise("logits", 8),
+    differentiable=("gate",),
+    dgrad=Gradient(
+        "route_dgrad",
+        reads=("d_gate", "logits", "expert", "softmax", "normalize", "scale"),
+        gives=("logits",),
+        flops=elementwise("logits", 8),
+    ),
+)
+
+SEQUENCE_BALANCE = Rule(
+    args=("logits", "expert", "sequence", "softmax"),
+    outputs=("y",),
+    infer=_infer_balance,
+    flops=elementwise("logits", 8),
+    dgrad=Gradient(
+        "sequence_balance_dgrad",
+        reads=("d_y", "logits", "expert", "sequence", "softmax"),
+        gives=("logits",),
+        flops=elementwise("logits", 10),
+    ),
+)
+
+PERMUTE = Rule(
+    args=("x", "gate", "expert", "num_experts"),
+    outputs=("rows", "gate", "order", "counts"),
+    infer=_infer_permute,
+    differentiable=("rows", "gate"),
+    dgrad=Gradient(
+        "permute_dgrad",
+        reads=("d_rows", "order", Extent("gate", 1)),
+        gives=("x",),
+        flops=elementwise("d_rows", 1),
+    ),
+    apart=Gradient("permute_gate_dgrad", reads=("d_gate", "order", Extent("gate", 1)), gives=("gate",)),
+)
+
+PERMUTE_PLACED = Rule(
+    args=("x", "gate", "expert", "slots"),
+    outputs=("rows", "gate", "order", "counts"),
+    infer=_infer_permute_placed,
+    differentiable=("rows", "gate"),
+    dgrad=PERMUTE.dgrad,
+    apart=PERMUTE.apart,
+)
+
+UNPERMUTE = Rule(
+    args=("y", "order", "top_k"),
+    outputs=("out",),
+    infer=_infer_unpermute,
+    flops=elementwise("y", 1),
+    differentiable=("out",),
+    dgrad=Gradient("unpermute_dgrad", reads=("d_out", "order", "top_k"), gives=("y",)),
+)

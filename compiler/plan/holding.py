@@ -1,0 +1,173 @@
+"""What blocks of a model hold on a device that runs them, and of how many micro-batches: what `balance` breaks ties by.
+
+A block holds its weights, gradients and part of the optimizer's state all the time; of a micro-batch, what its backward
+reads from the end of its forward on; and what weight gradients read that are put off. Left out are the few values that
+only the action that runs has: they do not hang on which layers are on which stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from math import prod
+
+from compiler.dtypes import tensor_bytes
+from compiler.ir import Buffer, Input, Segment, Use
+from compiler.lower.chains import Chains
+from compiler.plan.layer_runs import Holding, Moment
+from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
+from compiler.schedules.placement import BIDIRECTIONAL, stages_of
+from compiler.schedules.schedule import Schedule
+from compiler.segments.interpret import interpret
+from compiler.segments.storage import operand_weights
+from dsl import ramp
+from dsl.memory import bytes_per_element
+from dsl.schema import Spec
+from runtime.actions import actions_of
+
+MOST_MOMENTS = 64  # of a rank: more are looked at as one that has the most of each stage at the same time
+
+
+def holding_of(
+    spec: Spec, steps: Sequence[Iterable[object]], chains: Sequence[Chains], schedule: Schedule, room: Sequence[int]
+) -> Holding:
+    """Of the blocks of a model: `steps` and `chains` of each; `room`: what a device of each pipeline rank has."""
+    eight: dict[Hashable, dict[str, int]] = {}
+    always = [_always(spec, each, schedule.placement, eight) for each in steps]
+    known = {id(each): (kept_bytes(each, "F"), kept_bytes(each, "I")) for each in chains}
+    first, *layers, last = (
+        (sum(tensors.values()), *known[id(each)]) for tensors, each in zip(always, chains, strict=True)
+    )
+    both = always[0].keys() & always[-1].keys()
+    return Holding(
+        layers=tuple(layers),
+        first=first,
+        last=last,
+        shared=sum(always[0][tensor] for tensor in both),
+        moments=moments_of(schedule),
+        room=tuple(room),
+    )
+
+
+# ---------------------------------------------------------------- of a block
+
+
+def _always(
+    spec: Spec, steps: Iterable[object], placement: str, eight: dict[Hashable, dict[str, int]]
+) -> dict[str, int]:
+    """Bytes that a device holds for each tensor of a block: memory_state.py has them to the byte, with padding and the
+    balancing biases, once there is a plan. `eight` remembers copies in eight bits, by key of a segment."""
+    size, p = bytes_per_element(spec.precision), spec.parallel
+    copies = 2 if placement == BIDIRECTIONAL else 1
+    found: dict[str, int] = {}
+    for use in (step for step in steps if isinstance(step, Use)):
+        key = use.segment.key
+        if key not in eight:
+            eight[key] = quantised_bytes(use.segment)
+        for param, (_, tensor) in zip(use.segment.params, use.params, strict=True):
+            holders = copies * p.data // (p.expert if param.stack else 1)
+            elements = prod(param.shape) if param.grad else 0
+            part = -(-elements // max(1, holders)) if p.zero else elements
+            held = elements * (size.weights + size.gradients) + part * size.optimizer
+            found[tensor] = held + eight[key].get(param.name, 0)
+    return found
+
+
+def quantised_bytes(segment: Segment) -> dict[str, int]:
+    """The weights of a segment that its products read in eight bits, with the bytes of that copy and its scales."""
+    joint = interpret(segment)
+    of = {name: joint.tensors[name] for name in operand_weights(joint)}
+    return {name: tensor_bytes(each.shape, each.dtype) for name, each in of.items()}
+
+
+def kept_bytes(chains: Chains, kind: str) -> int:
+    """What a block's F keeps of a micro-batch for its backward, or its I for its weight gradients.
+
+    The hidden state that it takes is kept by the block that reads it, not by the one that made it.
+    """
+    made = {"F": ("F",), "I": ("F", "I")}[kind]
+    buffers = {buffer.name: buffer for each in made for node in chains.of(each) for buffer in node.writes}
+    taken = _taken(chains)
+    for name, buffer in (taken | buffers).items():  # of values that other blocks give a gradient for
+        buffers.setdefault(f"d_{name}", Buffer(f"d_{name}", buffer.shape, buffer.dtype))
+    later = chains.of({"F": "B", "I": "W"}[kind])
+    own = {buffer.name for node in later for buffer in node.writes}
+    reads = {name for node in later for name in node.instruction.reads} - own
+    if kind == "F":
+        reads = {name for name in reads if not name.startswith("d_")}
+    sizes = taken | buffers
+    roots = {_root(name, sizes) for name in reads if name in sizes}
+    return sum(sizes[name].fixed_bytes + chains.rows * sizes[name].row_bytes for name in roots)
+
+
+def _taken(chains: Chains) -> dict[str, Buffer]:
+    """What the segments of a block take, as buffers of their own."""
+    found: dict[str, Buffer] = {}
+    for use in (step for step in chains.stage.steps if isinstance(step, Use)):
+        inputs: Iterable[tuple[str, Input]] = zip(use.inputs, use.segment.inputs, strict=True)
+        found |= {value: Buffer(value, each.shape, each.dtype) for value, each in inputs}
+    return found
+
+
+def _root(name: str, buffers: Mapping[str, Buffer]) -> str:
+    """The value in whose storage a value lives."""
+    while buffers[name].alias in buffers:
+        name = buffers[name].alias
+    return name
+
+
+# ---------------------------------------------------------------- of how many micro-batches
+
+
+def schedule_on(spec: Spec, placement: str, num_ranks: int, own: Schedule | None = None) -> Schedule:
+    """The schedule of a spec's largest batch, or one on the same storage where it is not known yet.
+
+    `own`: that of the file which the spec names.
+    """
+    if own is not None and own.num_ranks == num_ranks:
+        return own
+    count, name = ramp.micro_batches(spec)[-1], spec.schedule.name
+    if name is not None and name != AUTO:
+        found = schedule_of(name, num_ranks, count, spec.schedule.chunks or DEFAULT_CHUNKS)
+        if found.placement == placement:
+            return found
+    return stand_in(placement, num_ranks, count, prompt=False)
+
+
+def moments_of(schedule: Schedule, within: bool = True) -> tuple[tuple[Moment, ...], ...]:
+    """Of each pipeline rank, its fullest moments: for each of its stages how often it holds (1, what a forward keeps,
+    what is put off). A moment that another one has all of is left out.
+
+    `within` pairs, a forward is counted as if it ended before the backward gives anything back; else only what is left
+    behind them.
+    """
+    return tuple(_moments(schedule, rank, within) for rank in range(schedule.num_ranks))
+
+
+def _moments(schedule: Schedule, rank: int, within: bool) -> tuple[Moment, ...]:
+    stages = stages_of(schedule.placement, schedule.num_ranks, rank)
+    kept, late = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
+    most: list[tuple[int, ...]] = []
+    for step in schedule.actions[rank]:
+        actions = sorted(actions_of(step), key=lambda each: each.kind != "F")
+        for action in actions:
+            s, kind = action.stage, action.kind
+            if kind == "F":
+                kept[s] += 1
+            elif kind == "W":
+                late[s] -= 1
+            else:
+                kept[s] -= 1
+                late[s] += kind == "I"
+            if kind in "FI" and (within or action is actions[-1]):
+                most = _with((*(kept[s] for s in stages), *(late[s] for s in stages)), most)
+    if len(most) > MOST_MOMENTS:
+        most = [tuple(map(max, zip(*most, strict=True)))]
+    half = len(stages)
+    return tuple(tuple((1, one[i], one[half + i]) for i in range(half)) for one in most)
+
+
+def _with(one: tuple[int, ...], most: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """With one more, unless another has all of it; those that have no more than it are left out."""
+    if any(all(map(int.__le__, one, other)) for other in most):
+        return most
+    return [*(other for other in most if not all(map(int.__le__, other, one))), one]

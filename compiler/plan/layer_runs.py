@@ -1,0 +1,227 @@
+"""A pipeline to split layers over: what its ranks store, and what the blocks of a model cost on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from compiler.schedules import DEFAULT_CHUNKS, placement_of
+from compiler.schedules.placement import BIDIRECTIONAL, V, num_stages, stages_of
+from dsl.schema import Spec
+from dsl.stages import is_folded
+
+Cost = tuple[int, ...]  # nanoseconds on each lane that goes on at the same time; a load is the largest of its sums
+Runs = tuple[tuple[int, int], ...]  # (begin, end) of the layers of each stage
+Bytes = tuple[int, int, int]  # held all the time; of a micro-batch until its backward; of one with W put off
+Moment = tuple[Bytes, ...]  # of each stage of a rank, how often it holds each of these
+
+
+def storage_of(spec: Spec) -> str:
+    """The placement of a spec's schedule: what each pipeline rank stores."""
+    name, chunks = spec.schedule.name, spec.schedule.chunks
+    assert name is not None
+    return placement_of(name, spec.parallel.pipeline, chunks or DEFAULT_CHUNKS, is_folded(spec))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What the blocks of a model cost on one kind of device: the layers, and what the two ends have besides."""
+
+    layers: tuple[Cost, ...]
+    first: Cost
+    last: Cost
+
+    @cached_property
+    def before(self) -> tuple[tuple[int, ...], ...]:
+        """On each lane, the cost of the first n layers."""
+        return tuple((0, *accumulate(lane)) for lane in zip(*self.layers, strict=True))
+
+    @cached_property
+    def behind(self) -> tuple[tuple[int, ...], ...]:
+        """The same of the last n layers."""
+        return tuple((0, *accumulate(reversed(lane))) for lane in zip(*self.layers, strict=True))
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What the blocks of a model hold on a device, how often at the fullest moments of each pipeline rank, and what its
+    devices have room for (compiler/plan/holding.py). All in bytes."""
+
+    layers: tuple[Bytes, ...]
+    first: Bytes
+    last: Bytes
+    shared: int  # of both ends: a rank that has both holds it once
+    moments: tuple[tuple[Moment, ...], ...]
+    room: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Runs of layers, one a stage; how long a rank and a stage take at most, in nanoseconds for a micro-batch; and what
+    the fullest device holds, in bytes beyond what it has if others have more (0: nobody knows)."""
+
+    runs: Runs
+    rank_load: int
+    stage_load: int
+    held: int = 0
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Nanoseconds of a lane of a kind of device, or bytes of a moment of a rank, by the runs of its stages."""
+
+    costs: tuple[tuple[int, ...], ...]  # of each run: of the first n layers from where its stages begin
+    ends: tuple[int, ...]  # of each run: what its stage costs without layers
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Ranks that store the same stages."""
+
+    stages: tuple[int, ...]
+    times: tuple[Lane, ...]
+    bytes: tuple[Lane, ...]
+
+    @cached_property
+    def costs(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Of each run, what every lane has of its first n layers; times first."""
+        return tuple(zip(*(lane.costs for lane in (*self.times, *self.bytes)), strict=True))
+
+    @cached_property
+    def ends(self) -> tuple[tuple[int, ...], ...]:
+        """Of each run, what its stage takes of time without layers."""
+        return tuple(zip(*(lane.ends for lane in self.times), strict=True))
+
+    @cached_property
+    def empty(self) -> tuple[int, ...]:
+        """What the cell has on every lane without layers."""
+        return tuple(sum(lane.ends) for lane in (*self.times, *self.bytes))
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Which ranks store which stages, and what the blocks cost on each of them."""
+
+    placement: str
+    blocks: tuple[Blocks, ...]  # of each pipeline rank; equal devices share one value
+    holding: Holding | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.blocks)
+
+    @cached_property
+    def kinds(self) -> tuple[Blocks, ...]:
+        """The different ones."""
+        return tuple({id(blocks): blocks for blocks in self.blocks}.values())
+
+    @cached_property
+    def num_stages(self) -> int:
+        return num_stages(self.placement, self.num_ranks)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.blocks[0].layers)
+
+    @property
+    def folded(self) -> bool:
+        return self.placement in (V, BIDIRECTIONAL)
+
+    @cached_property
+    def cells(self) -> tuple[tuple[tuple[int, ...], tuple[Blocks, ...]], ...]:
+        """(stages, the different blocks of the ranks that store them) in the order of their first stages."""
+        found: dict[tuple[int, ...], dict[int, Blocks]] = {}
+        for rank, blocks in enumerate(self.blocks):
+            found.setdefault(stages_of(self.placement, self.num_ranks, rank), {})[id(blocks)] = blocks
+        return tuple((stages, tuple(kinds.values())) for stages, kinds in sorted(found.items(), key=lambda f: f[0]))
+
+    def stage_load(self, stage: int, begin: int, end: int) -> int:
+        """Of a run of layers as a stage, on the slowest rank that stores it."""
+        return max(self.loads((stage,), blocks, ((begin, end),)) for blocks in self.kinds_of[stage])
+
+    @cached_property
+    def kinds_of(self) -> dict[int, tuple[Blocks, ...]]:
+        return {stage: kinds for stages, kinds in self.cells for stage in stages}
+
+    def loads(self, stages: Sequence[int], blocks: Blocks, runs: Sequence[tuple[int, int]]) -> int:
+        """Of stages together on one kind of device: the fuller lane."""
+        last = self.num_stages - 1
+        return max(
+            sum(lane[end] - lane[begin] for begin, end in runs)
+            + sum((first if s == 0 else 0) + (final if s == last else 0) for s in stages)
+            for lane, first, final in zip(blocks.before, blocks.first, blocks.last, strict=True)
+        )
+
+    @cached_property
+    def lanes(self) -> tuple[Cell, ...]:
+        """The cells with all their lanes."""
+        return tuple(
+            Cell(stages, tuple(self._times(stages, kinds)), tuple(dict.fromkeys(self._bytes(stages))))
+            for stages, kinds in self.cells
+        )
+
+    def _descends(self, run: int) -> bool:
+        """Whether the stages of a run begin at the last layer."""
+        return self.folded and run == 1
+
+    def _times(self, stages: Sequence[int], kinds: Sequence[Blocks]) -> Iterator[Lane]:
+        last = self.num_stages - 1
+        down = [self._descends(run) for run in range(len(stages))]
+        for each in kinds:
+            for before, behind, first, final in zip(each.before, each.behind, each.first, each.last, strict=True):
+                ends = tuple((first if s == 0 else 0) + (final if s == last else 0) for s in stages)
+                yield Lane(tuple(behind if descends else before for descends in down), ends)
+
+    def _bytes(self, stages: tuple[int, ...]) -> Iterator[Lane]:
+        """Of each moment of each rank that stores the stages. What others have room for beyond it counts as held."""
+        held = self.holding
+        if held is None:
+            return
+        last = self.num_stages - 1
+        for rank, moments in enumerate(held.moments):
+            if stages_of(self.placement, self.num_ranks, rank) != stages:
+                continue
+            for moment in moments:
+                ends = [
+                    (_times(often, held.first) if s == 0 else 0) + (_times(often, held.last) if s == last else 0)
+                    for s, often in zip(stages, moment, strict=True)
+                ]
+                ends[0] += max(held.room) - held.room[rank] - (held.shared if {0, last} <= {*stages} else 0)
+                costs = []
+                for run, often in enumerate(moment):
+                    layers = [_times(often, layer) for layer in held.layers]
+                    costs.append((0, *accumulate(reversed(layers) if self._descends(run) else layers)))
+                yield Lane(tuple(costs), tuple(ends))
+
+    def score(self, runs: Runs) -> tuple[int, int, int, int]:
+        """(bytes of the fullest rank, largest load of a rank, of a stage, sum of the stages' squares). Less is better.
+
+        Loads of ranks are sums of their stages; `split_of` makes the mean of them where a rank runs each half the time.
+        """
+        ranks = [self.loads(stages, b, [runs[s] for s in stages]) for stages, kinds in self.cells for b in kinds]
+        each = [self.stage_load(s, *run) for s, run in enumerate(runs)]
+        return self.held(runs), max(ranks), max(each), sum(load * load for load in each)
+
+    def held(self, runs: Runs) -> int:
+        """Bytes of the fullest rank."""
+        size, fullest = self.num_layers, 0
+        for cell in self.lanes:
+            for lane in cell.bytes:
+                spent = sum(lane.ends)
+                for run, s in enumerate(cell.stages):
+                    begin, end = runs[s]
+                    begin, end = (size - end, size - begin) if self._descends(run) else (begin, end)
+                    spent += lane.costs[run][end] - lane.costs[run][begin]
+                fullest = max(fullest, spent)
+        return fullest
+
+    def split_of(self, runs: Runs) -> Split:
+        """The runs, with their loads."""
+        held, rank_load, stage_load, _ = self.score(runs)
+        return Split(runs, rank_load // (2 if self.placement == BIDIRECTIONAL else 1), stage_load, held)
+
+
+def _times(often: Bytes, held: Bytes) -> int:
+    return sum(count * size for count, size in zip(often, held, strict=True))

@@ -1,0 +1,232 @@
+"""Spec and rate table → rates: every row at the peaks of the spec's devices and for the SMs it gives to each side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+
+from compiler.holders import Holders
+from compiler.rates.kernel_classes import FLOPS, INSTEAD, LINKS, MEMORY, PAIR, SECONDS
+from compiler.rates.lookup import Point
+from compiler.rates.rates import Rates
+from compiler.rates.spec_table import own_table
+from compiler.rates.table import Device, Row, Table, peak_of, shipped_table, shipped_tables, with_base
+from compiler.topology import Experts, Fabric, Links, Nodes
+from dsl.memory import sent_bytes
+from dsl.schema import Device as SpecDevice
+from dsl.schema import Machine, Model, Moe, Precision, Spec
+
+RATED = (*FLOPS, *MEMORY, *LINKS, "optimizer")
+# Of a class without any row: shares of a peak that well-written kernels reach, and of a CPU core without a peak. Of
+# links what DeepSeek measured, arXiv 2412.19437 and 2505.09343: 160 of 200 GB/s NVLink, 40 of 50 GB/s InfiniBand.
+ROOFLINE_FLOPS, ROOFLINE_BYTES, ROOFLINE_LINKS = 0.5, 0.7, 0.8
+CORE_FLOPS, CORE_BYTES, CORE_LINK = 5e10, 1e10, 5e8
+SHIPPED_FOR = ("h800", "h100", "h200")  # tables that are for devices of the same name
+OTHERWISE = "h100"
+DTYPES = ("bf16", "e4m3", "fp32", "fp64")  # where a class has no rows in a dtype, the first of these it has
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device of a spec, and how its SMs are split."""
+
+    device: Device
+    compute: float = 1.0  # share of the SMs that compute
+    communication: int = 0  # SMs that communicate; 0: no split
+
+
+def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rates:
+    """The rates of the devices of a pipeline rank under the spec's recipe, SM split and routing.
+
+    `table`: a table, or the name of a shipped one; None: that of the spec's file (compiler/rates/spec_table.py), or the
+    one of the device's name, calibrated on a traced layer if there is such a one, or else the nearest.
+    """
+    table, precision = table or own_table(spec), spec.precision
+    parts = [(count, node, _table_of(node.device, table), _place(spec, node)) for count, node in spec.cluster.parts]
+    fabric = Fabric(tuple(Nodes(count, node.devices, _links(at, place)) for count, node, at, place in parts))
+    _, node, at, place = parts[part_of(spec, rank)]
+    wanted = [(kind, dtype) for kind in RATED for dtype in _dtypes(kind, precision)]
+    found = {each: points_of(at, place, *each) for each in wanted}
+    said: list[str] = []
+    if table is None and table_for(node.device) == OTHERWISE and OTHERWISE not in node.device.name.lower():
+        said.insert(0, f"device {node.device.name} has no rate table: shares of peaks as on H100")
+    if node.device.bf16 is not None and node.device.hbm is None and at.device.hbm is not None:
+        said.insert(0, f"device {node.device.name} states no hbm: its memory is as fast as that of {at.device.name}")
+    return Rates(
+        points={each: points for each, (points, _) in found.items()},
+        fabric=fabric,
+        experts=experts_of(spec, fabric, rank),
+        launch_s=_seconds(at)["launch"],
+        linear=precision.linear,
+        plain=precision.compute,
+        cores=at.device.cores if node.device.bf16 is None else None,
+        ranks_of_node=node.devices,
+        compute=place.compute,
+        rope=any(row.kind == "rope" for row in at.rows),
+        pair=at.factor_of(PAIR),
+        table=at.name,
+        assumptions=tuple(said),
+        notes={each: note for each, (_, note) in found.items() if note},
+    )
+
+
+def core_rates() -> Rates:
+    """Of one core of a laptop's share, in FP32 and with the experts on two ranks: for plans without a spec."""
+    table, place = shipped_table("cpu"), Place(Device(name="core"))
+    points = {
+        (kind, dtype): points_of(table, place, kind, dtype)[0]
+        for kind in RATED
+        for dtype in (("fp32",) if kind in FLOPS else ("any",))
+    }
+    fabric, pair = Fabric((Nodes(1, 2, _links(table, place)),)), range(2)
+    experts = Experts(pair, fabric.spread(pair))
+    return Rates(points, fabric, experts, _seconds(table)["launch"], table=table.name)
+
+
+def _table_of(device: SpecDevice, table: Table | str | None) -> Table:
+    """The one that is given, or the best there is for a device; with its base."""
+    if table is None:
+        table = table_for(device)
+        table = f"{table}-calibrated" if f"{table}-calibrated" in shipped_tables() else table
+    return shipped_table(table) if isinstance(table, str) else with_base(table)
+
+
+def table_for(device: SpecDevice) -> str:
+    """The shipped table of a device: by its name; an accelerator that has none takes H100's rates at its own peaks."""
+    if device.bf16 is None:
+        return "cpu"
+    return next((name for name in SHIPPED_FOR if name in device.name.lower()), OTHERWISE)
+
+
+def _dtypes(kind: str, precision: Precision) -> tuple[str, ...]:
+    """In which a recipe runs a class: neither gate nor head is in FP8, and no attention core, arXiv 2412.19437 §3.3."""
+    if kind not in FLOPS:
+        return ("any",)
+    if kind in ("gemm", "wgrad"):
+        return tuple(sorted({precision.linear, precision.compute}))
+    return (precision.linear,) if kind.startswith("grouped") else (precision.compute,)
+
+
+def points_of(table: Table, place: Place, kind: str, dtype: str) -> tuple[tuple[Point, ...], str]:
+    """Shapes and rates of a class in a dtype on a device, and what to say where they are of another class or dtype."""
+    rows, note = _rows(table, kind, dtype)
+    factor = table.factor_of(kind, dtype)
+    if not rows:
+        return ((((), _roofline(place, kind, dtype) / factor)),), note
+    return tuple((row.shape, _rate(row, table.device, place, kind, dtype) / factor) for row in rows), note
+
+
+def part_of(spec: Spec, rank: int) -> int:
+    """The part of the cluster (Cluster.parts) that a pipeline rank is on. All its data ranks are there, the rules say.
+
+    A plan may have fewer ranks than the cluster, as when one is planned alone; what is beyond is on the last part.
+    """
+    return spec.cluster.part_of(min(rank * spec.parallel.data, spec.cluster.world - 1))
+
+
+def _links(table: Table, place: Place) -> Links:
+    return Links({kind: points_of(table, place, kind, "any")[0] for kind in LINKS}, _seconds(table))
+
+
+def _place(spec: Spec, node: Machine) -> Place:
+    device, sms = node.device, spec.sm.communication
+    peaks = Device(
+        name=device.name,
+        sms=device.sms,
+        bf16=device.bf16,
+        fp8=device.fp8,
+        hbm=device.hbm,
+        nvlink=node.nvlink,
+        nic=node.nic,
+    )
+    return Place(peaks, 1 - sms / device.sms if device.sms else 1.0, sms)
+
+
+def _rows(table: Table, kind: str, dtype: str) -> tuple[tuple[Row, ...], str]:
+    """The rows of a class in a dtype, or what comes nearest; those measured beside other work, as kernels run, first.
+
+    A row of any dtype is one of each. Shapes of another class have other extents: such rows count without a shape.
+    """
+    for of, as_dtype in _nearest(kind, dtype):
+        rows = tuple(r for r in table.rows if r.kind == of and as_dtype in (r.dtype, "any"))
+        rows = tuple(r for r in rows if r.when == "paired") or rows
+        if not rows:
+            continue
+        if of == kind and as_dtype in (dtype, "any"):
+            return rows, ""
+        shapes = {len(r.shape) for r in rows} if of == kind else set()
+        bare = rows if shapes else tuple(r.model_copy(update={"shape": ()}) for r in rows)
+        if kind not in FLOPS and as_dtype == "any":  # what moves memory is alike
+            return bare, ""
+        return bare, f"table {table.name} has no row of {kind} in {dtype}: taken from {of} in {as_dtype}"
+    said = f"table {table.name} has no row of {kind}: {_share(kind):.0%} of a peak"
+    return (), said
+
+
+def _nearest(kind: str, dtype: str) -> Iterator[tuple[str, str]]:
+    classes = (kind, *INSTEAD.get(kind, ()))
+    for of in classes:
+        yield of, dtype
+    for other in DTYPES:
+        for of in classes:
+            yield of, other
+
+
+def _rate(row: Row, measured: Device, place: Place, kind: str, dtype: str) -> float:
+    """The rate of a row here: it grows with the peak, and with the SMs as far as the row's own number of them."""
+    assert row.rate is not None
+    here, there = peak_of(place.device, kind, dtype), peak_of(measured, row.kind, row.dtype)
+    rate = row.rate * here / there if here and there else row.rate
+    if kind in FLOPS:
+        return rate * place.compute / (row.sms / measured.sms if row.sms and measured.sms else 1.0)
+    if kind in LINKS and row.sms and place.communication:
+        return rate * min(1.0, place.communication / row.sms)
+    return rate
+
+
+def _share(kind: str) -> float:
+    """Of a peak, where a class has no row."""
+    return ROOFLINE_FLOPS if kind in FLOPS else ROOFLINE_LINKS if kind in LINKS else ROOFLINE_BYTES
+
+
+def _roofline(place: Place, kind: str, dtype: str) -> float:
+    peak = peak_of(place.device, kind, dtype)
+    if peak is None:
+        return CORE_FLOPS if kind in FLOPS else CORE_LINK if kind in LINKS else CORE_BYTES
+    return peak * _share(kind) * (place.compute if kind in FLOPS else 1.0)
+
+
+def _seconds(table: Table) -> dict[str, float]:
+    """Launches and latencies; a class that has none takes another's, or nothing."""
+    known = {row.kind: row.seconds for row in table.rows if row.seconds is not None}
+    found = {kind: next((known[of] for of in (kind, *INSTEAD.get(kind, ())) if of in known), 0.0) for kind in SECONDS}
+    return found
+
+
+def experts_of(spec: Spec, fabric: Fabric, rank: int) -> Experts:
+    """The expert group of a pipeline rank that lies on the most nodes: groups go in step."""
+    data, expert, precision = spec.parallel.data, spec.parallel.expert, spec.precision
+    devices = spec.cluster.parts[part_of(spec, rank)][1].devices
+    alike = expert * devices // gcd(expert, devices)  # from here on groups lie as those before
+    groups = [Holders((rank,), range(at, at + expert), data) for at in range(0, min(data, alike), expert)]
+    spread, members = max(((fabric.spread(each), each) for each in groups), key=lambda one: (one[0].nodes, one[0].most))
+    return Experts(
+        members,
+        spread,
+        copies_per_row(spec.model, spread.nodes),
+        sent_bytes(precision.dispatch, precision),
+        sent_bytes(precision.combine, precision),
+    )
+
+
+def copies_per_row(model: Model, nodes: int) -> float:
+    """Copies to nodes per routed row, the own one among them: a token goes once to each node that it goes to.
+
+    Where routing keeps a token to some groups of experts, it goes to the nodes of these groups alone.
+    """
+    moe = next((layers.ffn for layers in model.layers if isinstance(layers.ffn, Moe)), None)
+    if moe is None or nodes == 1:
+        return 0.0
+    of_a_group = -(-nodes // moe.groups)
+    return min(moe.top_k, moe.top_groups * of_a_group, nodes) / moe.top_k

@@ -1,0 +1,289 @@
+"""Calibration on one traced layer: how much longer each kernel class takes than its table says.
+
+`calibrated` is what `dsc calibrate --trace FILE` runs on a user's trace, and what made the shipped table
+h800-calibrated from DeepSeek's public profile of one pair. docs/rates.md has the format. No training step is an input.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from compiler.ir import Communication, Cut, Plan, Stage, Use
+from compiler.lower.chains import EXCHANGES, Chains
+from compiler.lower.lanes import best_order, end_of
+from compiler.lower.order import jobs_of
+from compiler.rates.kernel_classes import CLASSES, FLOPS, PAIR, SECONDS, class_of
+from compiler.rates.rates import Rates
+from compiler.rates.spec_rates import rates_of
+from compiler.rates.table import (
+    LEAST_FACTOR,
+    MAX_TEXT,
+    MOST_FACTOR,
+    Date,
+    Entry,
+    Factor,
+    RateError,
+    Row,
+    Table,
+    Text,
+    parsed,
+    peak_of,
+    read_text,
+    shipped_table,
+    shipped_tables,
+    with_base,
+)
+from dsl.schema import Spec
+
+TRACES = Path(__file__).parent / "traces"
+CALIBRATED = "-calibrated"  # what the name of a table ends in then
+FAR = 0.05  # how far the classes' times may be from what the trace says is busy
+
+Ms = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Phase = Literal["F", "I", "W"]
+
+
+class ClassTime(Entry):
+    """Time of kernel classes together, ms of one layer: forward, backward for the inputs and weight gradients."""
+
+    classes: Annotated[tuple[str, ...], Field(min_length=1, max_length=len(CLASSES))]
+    ms: Ms
+
+
+class Share(Entry):
+    """Of the memory's peak, what kernels of a class reach."""
+
+    kind: Annotated[str, Field(alias="class")]
+    share: Annotated[float, Field(gt=0, le=1)]
+
+
+class PhaseTime(Entry):
+    """Time of the exchanges of a phase of a layer, or of a part of its compute. Parts are compared, not calibrated on:
+    they span what their kernels wait for."""
+
+    phase: Phase
+    part: Literal["", "attention", "mlp"] = ""  # attention ends with the router, mlp is the rest
+    ms: Ms
+
+
+class Trace(Entry):
+    """One traced pair: a forward and a backward of `layers` equal layers, in milliseconds."""
+
+    name: Text
+    layer: Annotated[str, Field(pattern=r"^L[0-9]{1,4}$")]  # of the spec, one that is as those traced
+    layers: Annotated[int, Field(ge=1, le=1000)]
+    span_ms: Ms  # from first kernel to last
+    busy_ms: Ms  # in which compute kernels run
+    gaps_ms: Annotated[float, Field(ge=0, le=1e6)] = 0.0  # between one compute kernel and the next, waits not counted
+    classes: Annotated[tuple[ClassTime, ...], Field(min_length=1, max_length=len(CLASSES))]
+    shares: Annotated[tuple[Share, ...], Field(max_length=len(CLASSES))] = ()
+    exchanges: Annotated[tuple[PhaseTime, ...], Field(max_length=3)] = ()
+    parts: Annotated[tuple[PhaseTime, ...], Field(max_length=6)] = ()
+    source: Text
+    date: Date
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Trace:
+        named = [kind for each in self.classes for kind in each.classes]
+        if wrong := [
+            kind for kind in (*named, *(s.kind for s in self.shares)) if kind not in CLASSES or kind in SECONDS
+        ]:
+            raise ValueError(f"there is no class {wrong[0][:40]!r} of kernels")
+        if twice := [kind for kind, count in Counter(named).items() if count > 1]:
+            raise ValueError(f"class {twice[0]} is in two entries of `classes`")
+        if alone := [share.kind for share in self.shares if share.kind not in named]:
+            raise ValueError(f"`shares` has {alone[0]}, and no entry of `classes` has it")
+        total = sum(each.ms for each in self.classes) * self.layers
+        if abs(total - self.busy_ms) > FAR * self.busy_ms:
+            raise ValueError(f"the classes sum to {total:.1f} ms of {self.layers} layers, and busy_ms = {self.busy_ms}")
+        if self.busy_ms + self.gaps_ms > self.span_ms:
+            raise ValueError("busy_ms and gaps_ms are longer than span_ms")
+        phases = [each.phase for each in self.exchanges]
+        if len(set(phases)) < len(phases) or "W" in phases or any(each.part for each in self.exchanges):
+            raise ValueError("`exchanges` has a time of phase F, one of phase I, or both, and no parts")
+        return self
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Predicted seconds of a layer: F, I and W together by class, by (phase, part), and its exchanges by phase."""
+
+    classes: Mapping[str, float]
+    moved_bytes: Mapping[str, float]  # by class of memory-bound kernels
+    parts: Mapping[tuple[str, str], float]
+    exchanges: Mapping[str, float]
+    latency: Mapping[str, float]  # of these, what does not depend on bytes
+    launches: int
+
+
+def read_trace(path: Path, shown: str = "") -> Trace:
+    """The trace of a file. RateError names the file and the key."""
+    return parsed(Trace, read_text(path, shown), shown or str(path))
+
+
+def shipped_trace(name: str) -> Trace:
+    """A trace that comes with dsc."""
+    return read_trace(TRACES / f"{name}.json")
+
+
+def layer_times(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, layer: str) -> LayerTimes:
+    """What a layer is predicted to take, by the very nodes that plans are timed with. RateError: there is none."""
+    stage = next((stage for stage in plan.stages if any(_site(step) == layer for step in stage.steps)), None)
+    if stage is None:
+        raise RateError(f"the spec has no layer {layer}")
+    classes: defaultdict[str, float] = defaultdict(float)
+    moved: defaultdict[str, float] = defaultdict(float)
+    parts: defaultdict[tuple[str, str], float] = defaultdict(float)
+    exchanges: defaultdict[str, float] = defaultdict(float)
+    latency: defaultdict[str, float] = defaultdict(float)
+    launches = 0
+    chains = Chains(stage, cuts, rates, -1, -1)
+    for node in (*chains.of("F"), *chains.of("B")):
+        instruction = node.instruction
+        if instruction.site.partition(".")[0] == layer and instruction.kind in EXCHANGES:
+            exchanges[instruction.phase] += node.time_ns * 1e-9
+            latency[instruction.phase] += rates.fabric.exchange_s(rates.experts, True, (), 0)
+    for use in _uses(stage, layer):
+        part = "attention" if use.segment.kind in ("attention", "router") else "mlp"
+        for phase, cost in cuts[use.site].costs:
+            for op, work in cost.ops:
+                for kind, time_s in rates.kernels_s(use.segment.kind, op, work, chains.rows):
+                    classes[kind] += time_s
+                    parts[phase, part] += time_s
+                parts[phase, part] += rates.launch_s
+                moved[class_of(op)] += work.bytes + work.bytes_row * chains.rows
+                launches += 1
+    return LayerTimes(classes, moved, parts, exchanges, latency, launches)
+
+
+def calibrated(table: Table, trace: Trace, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) -> Table:
+    """The table with the factors of a trace. `spec`, with its plan and cuts: what was traced. Where it has a base it
+    says only what differs: `with_base` of it is what rates are made of.
+
+    RateError where the trace and the spec do not fit each other.
+    """
+    rates = rates_of(spec, table)
+    times = layer_times(plan, cuts, rates, trace.layer)
+    factors: dict[str, float] = {}
+    for entry in trace.classes:
+        factors |= _of_classes(entry, trace, table, times)
+    known, latency = sum(times.exchanges.values()), sum(times.latency.values())
+    if trace.exchanges and known:
+        measured = sum(each.ms for each in trace.exchanges) * 1e-3
+        kept = {each.phase for each in trace.exchanges}
+        known = sum(time_s for phase, time_s in times.exchanges.items() if phase in kept)
+        latency = sum(time_s for phase, time_s in times.latency.items() if phase in kept)
+        if measured <= latency or known <= latency:
+            raise RateError(f"trace {trace.name}: its exchanges are shorter than their latency")
+        factors |= dict.fromkeys(_exchanged(rates), (measured - latency) / (known - latency))
+    said = {"source": trace.source, "date": trace.date}
+
+    def factor_of(kind: str, factor: float) -> Factor:
+        dtype = _dtype_of(rates, kind)
+        return _factor(trace, kind, dtype, table.factor_of(kind, dtype) * factor)
+
+    made = tuple(factor_of(kind, factor) for kind, factor in factors.items())
+    gap_s = float(f"{trace.gaps_ms * 1e-3 / trace.layers / times.launches:.4g}")
+    launch = (Row.model_validate({"class": "launch", "seconds": gap_s, "when": "paired", **said}),) if gap_s else ()
+    if table.name in shipped_tables() and table == shipped_table(table.name):  # its rows need not be written again
+        rows, base = launch, table.name
+    else:
+        rows, base = (*launch, *(row for row in table.rows if not launch or row.kind != "launch")), None
+        known_kinds = {(factor.kind, factor.dtype) for factor in made}
+        made += tuple(factor for factor in table.factors if (factor.kind, factor.dtype) not in known_kinds)
+    found = Table(
+        name=f"{table.name[: MAX_TEXT - len(CALIBRATED)]}{CALIBRATED}",
+        base=base,
+        device=table.device,
+        rows=rows,
+        factors=made,
+    )
+    span_s = pair_s(plan, cuts, rates_of(spec, found), trace)
+    if span_s is None:
+        return found
+    pair = _factor(trace, PAIR, "any", trace.span_ms * 1e-3 / span_s)
+    return found.model_copy(update={"factors": (*(each for each in found.factors if each.kind != PAIR), pair)})
+
+
+def pair_s(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, trace: Trace) -> float | None:
+    """What the traced pair is predicted to take over two lanes; None where no stage is what was traced."""
+    for stage in plan.stages:
+        sites = {_site(step) for step in stage.steps}
+        if trace.layer in sites and len(sites) == trace.layers:
+            chains = Chains(stage, cuts, rates, -1, -1)
+            jobs = jobs_of([chains.of("F"), chains.of("B")])
+            return end_of(jobs, best_order(jobs)) * 1e-9
+    return None
+
+
+def uncalibrated(table: Table, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) -> tuple[str, ...]:
+    """The classes of a plan's kernels and exchanges of which a table says no factor: these take what its rows say."""
+    uses = [step for stage in plan.stages for step in stage.steps if isinstance(step, Use)]
+    used = {class_of(op) for use in uses for _, cost in cuts[use.site].costs for op, _ in cost.ops}
+    rates = rates_of(spec, table)
+    if rates.rope and "attention" in used:
+        used.add("rope")
+    if spec.parallel.expert > 1:
+        used |= set(_exchanged(rates))
+    known = {factor.kind for factor in with_base(table).factors}
+    return tuple(kind for kind in CLASSES if kind in used - known)
+
+
+def _exchanged(rates: Rates) -> tuple[str, str]:
+    """The classes of the exchanges that a layer waits for."""
+    place = "network" if rates.experts.spread.nodes > 1 else "node"
+    return f"dispatch_{place}", f"combine_{place}"
+
+
+def _factor(trace: Trace, kind: str, dtype: str, factor: float) -> Factor:
+    if not LEAST_FACTOR <= factor <= MOST_FACTOR:
+        raise RateError(
+            f"trace {trace.name}: {kind} takes {factor:.3g} times what the table says, not from {LEAST_FACTOR:g} to "
+            f"{MOST_FACTOR:g} times: are its times those of one layer, in ms?"
+        )
+    said = {"source": trace.source, "date": trace.date}
+    return Factor.model_validate({"class": kind, "dtype": dtype, "factor": float(f"{factor:.5g}"), **said})
+
+
+def _dtype_of(rates: Rates, kind: str) -> str:
+    """The dtype of the kernels of a class in a layer."""
+    if kind not in FLOPS:
+        return "any"
+    return rates.plain if kind.startswith("attention") else rates.linear
+
+
+def _of_classes(entry: ClassTime, trace: Trace, table: Table, times: LayerTimes) -> dict[str, float]:
+    """Factors of the classes of an entry: those whose share of the peak is known get that, the others what remains."""
+    left_s, rest = entry.ms * 1e-3, []
+    factors = {}
+    shares = {each.kind: each.share for each in trace.shares}
+    for kind in entry.classes:
+        hbm = peak_of(table.device, kind, "any")
+        if kind not in shares or not times.classes.get(kind):
+            rest.append(kind)
+            continue
+        if hbm is None:
+            raise RateError(f"trace {trace.name} has shares of a peak, and table {table.name} no hbm")
+        measured_s = times.moved_bytes[kind] / (shares[kind] * hbm)
+        factors[kind] = measured_s / times.classes[kind]
+        left_s -= measured_s
+    predicted = sum(times.classes.get(kind, 0.0) for kind in rest)
+    if not predicted:
+        return factors
+    if left_s <= 0:
+        raise RateError(f"trace {trace.name}: the shares of {', '.join(shares)} leave no time for {', '.join(rest)}")
+    return factors | dict.fromkeys(rest, left_s / predicted)
+
+
+def _site(step: Use | Communication) -> str:
+    return step.site.partition(".")[0]
+
+
+def _uses(stage: Stage, layer: str) -> list[Use]:
+    return [step for step in stage.steps if isinstance(step, Use) and _site(step) == layer]

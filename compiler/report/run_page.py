@@ -1,0 +1,118 @@
+"""The report of a run folder, written when its ranks have ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from compiler.decide import lower_spec
+from compiler.experts.spec_placement import own_placement
+from compiler.predict.memory_run import measured_memories
+from compiler.rates.spec_table import with_rates
+from compiler.report.page import report_html
+from compiler.report.report import RunFigures
+from compiler.report.sections import report_of
+from compiler.schedules.spec_schedule import own_schedule
+from compiler.textfile import TextFileError, read_bytes, read_form
+from dsl.load import load
+
+MOST_BYTES = 1 << 30  # of metrics.jsonl
+MOST_META_BYTES = 256 << 20  # of a corpus whose files are all named
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class Split(_Form):
+    """The sizes of one part of a corpus."""
+
+    files: Count
+    tokens: Count
+    bytes: Count
+
+
+class Tokenizer(_Form):
+    """The tokenizer of a corpus."""
+
+    vocab: Count
+
+
+class DataForm(_Form):
+    """data/*/meta.json, as far as the page shows it."""
+
+    source: str | list[str]
+    tokenizer: Tokenizer
+    splits: dict[str, Split]
+    skipped: dict[str, Count]
+    held_out: list[str] = []
+    unigram_nats: Annotated[float, Field(ge=0, lt=1e6)] | None = None
+
+
+class LoadForm(_Form):
+    """load.json: tokens of each expert, a list a MoE layer."""
+
+    load: list[list[Count]]
+
+
+def write_run_report(run: Path) -> Path:
+    """`run`/report.html from what it left: spec.resolved, schedule.txt, metrics.jsonl, load.json, data/*/meta.json.
+
+    ValueError or SpecError names the file that is missing or damaged; OSError where the report cannot be written.
+    """
+    spec = with_rates(load(run / "spec.resolved"), run)
+    placement = own_placement(spec, run)
+    lowered = lower_spec(spec, own_schedule(spec, run), placement=placement)
+    metrics, damaged = _rows(run / "metrics.jsonl")
+    figures = RunFigures(
+        metrics=metrics,
+        data=_meta(run),
+        load=_load(run / "load.json"),
+        memory=measured_memories(run, spec, lowered.plan, lowered.cuts, lowered.schedules),
+        damaged_rows=damaged,
+    )
+    text = report_html(report_of(spec, lowered, figures))
+    path = run / "report.html"
+    temporary = path.with_name(".report.html.tmp")
+    if path.is_dir():
+        raise TextFileError(f"{path} is a folder, where the report belongs: move it away")
+    try:
+        temporary.write_text(text, "utf-8")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _rows(path: Path) -> tuple[tuple[dict[str, Any], ...], int]:
+    """The rows of a run's metrics, and how many lines are none. A killed run may have left half of one at the end."""
+    whole, _, _ = read_bytes(path, MOST_BYTES).rpartition(b"\n")
+    rows, damaged = [], 0
+    for line in whole.split(b"\n") if whole else ():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            rows.append(row)
+        else:
+            damaged += 1
+    return tuple(rows), damaged
+
+
+def _load(path: Path) -> dict[str, Any]:
+    return read_form(path, MOST_META_BYTES, LoadForm).model_dump() if path.exists() else {}
+
+
+def _meta(run: Path) -> dict[str, Any]:
+    """Of the corpus that was used last."""
+    try:
+        found = sorted((run / "data").glob("*/meta.json"), key=lambda p: (p.stat().st_mtime, p.name))
+    except OSError as error:
+        raise TextFileError(f"{error.filename}: {error.strerror}") from None
+    return read_form(found[-1], MOST_META_BYTES, DataForm).model_dump() if found else {}

@@ -1,0 +1,121 @@
+"""Spec and what was decided for it → `Report`: the page's values, before any run or after one."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from compiler.decide import Lowered, uses
+from compiler.emit.build_files import layers_of
+from compiler.emit.build_summary import parts_of
+from compiler.ir import Cut, Plan, Use
+from compiler.lower.estimate import rank_times
+from compiler.lower.lanes import Best, best_order
+from compiler.picture import panel_of
+from compiler.picture.comm_lane import lanes_of
+from compiler.predict.memory_run import measured_line
+from compiler.predict.predict import memories, predicted, timed
+from compiler.report.planned import planned_of
+from compiler.report.report import ExpertRow, RankRow, Report, RunFigures, StageRow
+from compiler.schedules.costs import Costs
+from compiler.schedules.placement import ranks_of_stage, stages_of
+from compiler.topology.rank_kinds import rank_rates
+from dsl.memory import Memory
+from dsl.schema import Spec
+
+
+def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, best: Best = best_order) -> Report:
+    """The report of a build; of a run of it if `run` is given. Times are predicted from the cluster, not measured.
+
+    `best`: who knows or finds the orders of actions (compiler/lower/order_cache.py).
+    """
+    plan = lowered.plan
+    schedule = lowered.main_schedule
+    program = lowered.programs[f"train_{schedule.num_micro_batches}"]
+    lanes = lanes_of(program, rank_times(plan, lowered.cuts, rank_rates(spec)))
+    known: dict[Any, Cut] = {use.segment.key: lowered.cuts[use.site] for use in uses(plan)}
+    found = timed(spec, schedule, known=known, plan=plan, best=best)
+    elements = {replica.name: replica.num_elements for replica in plan.replicas if replica.role == "parameter"}
+    held = _held(plan, elements)
+    panel = panel_of(schedule, Costs(), lanes=lanes, timeline=found.timeline)
+    idle = 1 - min(row.busy for row in panel.rows) / panel.makespan
+    return Report(
+        name=spec.name,
+        subtitle=f"{spec.model.name} on {spec.cluster.name}",
+        facts=(
+            ("parameters", f"{sum(elements.values()):,}"),
+            ("ranks", f"{plan.mesh.world} = pipeline {plan.mesh.pp} · data {plan.mesh.dp} (expert {plan.mesh.ep})"),
+            ("sequences a step", ", ".join(str(n) for n in sorted({n for _, n in lowered.batches}))),
+            ("tokens a sequence", f"{spec.train.sequence:,}"),
+            ("steps", f"{lowered.num_steps:,}"),
+            ("precision", spec.precision.name),
+            ("idle, predicted", f"{idle:.1%}"),
+            *((("values, measured", measured_line(run.memory)),) if run and run.memory else ()),
+        ),
+        schedule=panel,
+        time_unit="milliseconds, as predicted from the cluster",
+        stages=_stages(plan, elements),
+        ranks=tuple(_rank(plan, rank, held[rank], memory) for rank, memory in enumerate(lowered.memories)),
+        capacity_bytes=spec.cluster.node.device.memory if spec.cluster.more is None else None,
+        experts=_experts(plan),
+        moe_layers=_moe_layers(plan),
+        assumptions=plan.assumptions,
+        run=run,
+        planned=planned_of(found, predicted(found, memories(found, program))),
+    )
+
+
+def _moe_layers(plan: Plan) -> tuple[str, ...]:
+    """Names of the blocks with experts, in the order of the rows of load.json."""
+    metrics = [metric for stage in plan.stages for metric, _ in stage.records]
+    return tuple(metric.removeprefix("load ") for metric in metrics if metric.startswith("load "))
+
+
+def _stages(plan: Plan, elements: Mapping[str, int]) -> tuple[StageRow, ...]:
+    """`elements`: of every parameter, by name."""
+    sizes: Counter[str] = Counter()
+    for replica in plan.replicas:
+        sizes[replica.tensor] += elements.get(replica.name, 0)
+    rows = []
+    for index, stage in enumerate(plan.stages):
+        tensors = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
+        ranks = ranks_of_stage(plan.placement, plan.mesh.pp, index)
+        rows.append(StageRow(index, tuple(layers_of(stage)), ranks, sum(sizes[tensor] for tensor in tensors)))
+    return tuple(rows)
+
+
+def _held(plan: Plan, elements: Mapping[str, int]) -> tuple[int, ...]:
+    """Parameters that data rank 0 of each pipeline rank holds: whole buckets, which have every parameter once."""
+    firsts = [plan.mesh.rank(rank, 0) for rank in range(plan.mesh.pp)]
+    mine = [[bucket for bucket in plan.buckets if first in bucket.holders] for first in firsts]
+    return tuple(sum(elements[name] for bucket in buckets for name in bucket.replicas) for buckets in mine)
+
+
+def _rank(plan: Plan, rank: int, parameters: int, memory: Memory) -> RankRow:
+    mesh = plan.mesh
+    return RankRow(
+        rank=rank,
+        world_ranks=(mesh.rank(rank, 0), mesh.rank(rank, mesh.dp - 1)),
+        stages=stages_of(plan.placement, mesh.pp, rank),
+        parameters=parameters,
+        memory=parts_of(memory),
+    )
+
+
+def _experts(plan: Plan) -> tuple[ExpertRow, ...]:
+    """Which experts live on which expert rank: the same split in every MoE layer, but for a placement of a file."""
+    if plan.slots:
+        return ()
+    dp, ep = plan.mesh.dp, plan.mesh.ep
+    rows: dict[int, set[int]] = defaultdict(set)
+    for bucket in plan.buckets:  # what is in one has the same holders
+        numbers = {
+            int(name.partition(".experts.")[2].partition(".")[0]) for name in bucket.replicas if ".experts." in name
+        }
+        if numbers:
+            rows[plan.mesh.coordinates(bucket.holders[0])[1] % ep] |= numbers
+    return tuple(
+        ExpertRow(rank, min(experts), max(experts), tuple(range(rank, dp, ep)))
+        for rank, experts in sorted(rows.items())
+    )

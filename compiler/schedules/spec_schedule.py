@@ -1,0 +1,130 @@
+"""A schedule of the user's own, from a file: read in any of its forms, and held to what a program is made from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from compiler.schedules.costs import Costs
+from compiler.schedules.limits import MAX_CELLS, MAX_RANKS
+from compiler.schedules.placement import num_stages
+from compiler.schedules.schedule import Schedule, ScheduleError
+from compiler.schedules.simulate import simulate
+from compiler.schedules.torch_csv import from_torch_csv
+from compiler.textfile import TextFileError, read_text
+from dsl import ramp
+from dsl.diagnostics import Diagnostic, SpecError
+from dsl.layout import expanded
+from dsl.schema import Spec
+from dsl.source import Span
+from runtime.actions import actions_of
+
+BUILT = "schedule.txt"  # what a build, and a run, call the file: it is among their files then
+PLACED = "placement.json"  # the same for the file of a placement, compiler/experts/spec_placement.py
+RATED = "rates.json"  # and for that of a rate table, compiler/rates/spec_table.py
+MAX_BYTES = 32 << 20
+
+
+def read_schedule(path: Path) -> Schedule:
+    """The schedule of a file: in the notation, as JSON, or torch's CSV. ScheduleError says why it is none that runs."""
+    try:
+        text = read_text(path, MAX_BYTES).replace("\r\n", "\n")
+    except TextFileError as error:
+        raise ScheduleError(str(error)) from None
+    try:
+        schedule = _parsed(text, path.stem)
+        _check(schedule)
+    except ScheduleError as error:
+        raise ScheduleError(f"{path}: {error}") from None
+    return schedule
+
+
+def own_schedule(spec: Spec, folder: Path) -> Schedule | None:
+    """What `schedule { file = … }` of a spec in `folder` names; None where the spec has a named schedule.
+
+    ScheduleError where it cannot be read, cannot run, or is of other sizes than the run.
+    """
+    if spec.schedule.file is None:
+        return None
+    path = folder / spec.schedule.file
+    schedule = read_schedule(path)
+    if schedule.num_ranks != spec.parallel.pipeline:
+        raise ScheduleError(f"{path} is of {schedule.num_ranks} ranks, and pipeline = {spec.parallel.pipeline}")
+    largest, data = ramp.micro_batches(spec)[-1], spec.parallel.data
+    if schedule.num_micro_batches != largest:
+        sequences = largest * data * spec.train.micro_batch
+        raise ScheduleError(
+            f"{path} is of {schedule.num_micro_batches} micro-batches, and a step of {sequences:,} sequences, the "
+            f"largest, has {largest} on each of {data} data ranks"
+        )
+    stages = num_stages(schedule.placement, schedule.num_ranks)
+    if stages > spec.model.num_layers + 2:
+        raise ScheduleError(f"{path} has {stages} stages, too many for {spec.model.num_layers} layers")
+    layout = expanded(spec.parallel.layout or "|" * (stages - 1)).count("|") + 1
+    if layout != stages:
+        raise ScheduleError(f"{path} has {stages} stages, and the layout {layout}")
+    return schedule
+
+
+def checked(spec: Spec, origins: Mapping[str, Span], folder: Path) -> Schedule | None:
+    """The same; raises what is wrong with the file as a SpecError at the place that names it."""
+    if wrong := mistakes(spec, origins, folder):
+        raise SpecError(wrong)
+    return own_schedule(spec, folder)
+
+
+def mistakes(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Diagnostic, ...]:
+    """What is wrong with the file that a spec in `folder` names, at the place where it does."""
+    try:
+        own_schedule(spec, folder)
+    except ScheduleError as error:
+        sizes = f"--ranks {spec.parallel.pipeline} --micro-batches {ramp.micro_batches(spec)[-1]}"
+        hint = f"`dsc schedule --name dualpipe {sizes}` prints one of this run's sizes"
+        return (Diagnostic("S0101", str(error), origins.get("schedule.file"), hint),)
+    return ()
+
+
+def standing_alone(spec: Spec) -> Spec:
+    """The spec as its build has it, which holds the files of schedule, placement of experts and rates itself."""
+    if spec.schedule.file is not None:
+        spec = spec.model_copy(update={"schedule": spec.schedule.model_copy(update={"file": BUILT})})
+    if spec.parallel.placement is not None:
+        spec = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"placement": PLACED})})
+    if spec.cluster.rates is not None:
+        spec = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"rates": RATED})})
+    return spec
+
+
+def _parsed(text: str, name: str) -> Schedule:
+    first = text.lstrip()[:1]
+    if not first:
+        raise ScheduleError("it is empty: `dsc schedule --name 1f1b --ranks 2 --micro-batches 4` prints one")
+    if first == "#":
+        return Schedule.from_text(text.rstrip() + "\n")
+    if first == "{":
+        return Schedule.from_json(text)
+    if first not in ',("' and not first.isdigit():  # what a cell of torch begins with
+        raise ScheduleError(
+            f"line 1: {text.lstrip().splitlines()[0][:80]!r} begins no schedule: neither "
+            "# <name> ranks=<P> micro_batches=<N> placement=<placement>, nor JSON, nor torch's CSV"
+        )
+    return from_torch_csv(text, re.sub("[^A-Za-z0-9._+-]", "", name)[:64] or "csv")
+
+
+def _check(schedule: Schedule) -> None:
+    """Legal, bounded, free of deadlock, and not of forwards alone."""
+    if schedule.num_ranks > MAX_RANKS:
+        raise ScheduleError(f"{schedule.num_ranks} ranks are too many: at most {MAX_RANKS}")
+    try:
+        stages = num_stages(schedule.placement, schedule.num_ranks)
+    except ValueError as error:
+        raise ScheduleError(str(error)) from None
+    if stages * schedule.num_micro_batches > MAX_CELLS:
+        most = f"at most {MAX_CELLS // stages} for so many stages"
+        raise ScheduleError(f"{stages} stages x {schedule.num_micro_batches} micro-batches is too large: {most}")
+    schedule.check()
+    simulate(schedule, Costs())
+    kinds = {action.kind for steps in schedule.actions for step in steps for action in actions_of(step)}
+    if kinds == {"F"}:
+        raise ScheduleError("nothing runs backward: every F of a schedule that trains has its B, or its I and W")

@@ -1,0 +1,157 @@
+"""What was emitted for a segment, kept by everything that decides it: a compilation that finds it needs no torch.
+
+An entry is a file `segments/<key>.json`. Its key is the digest of the segment, of the number of SMs, of the sources
+that trace and print, and of the versions of Python, torch and jinja2. It holds the emitted text, and a digest of it.
+What cannot be read back whole is no entry: the segment is traced anew, and the entry replaced. The digest finds damage;
+against whoever may write to the folder it protects no more than the build beside it does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import astuple
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from compiler.ir import Emitted, Segment, SegmentCode
+from compiler.segments.printer import module_name
+
+FOLDER = "segments"
+MAX_BYTES = 16 << 20  # of an entry; those of DeepSeek-V3 have some ten thousand
+
+# What decides how a segment is traced, cut, checked and printed, from the root of the sources: all that
+# compiler/segments and runtime/ops/library.py import, and the layers, whose functions are traced.
+SOURCES = (
+    "compiler/__init__.py",
+    "compiler/dtypes.py",
+    "compiler/segments",
+    "compiler/holders.py",
+    "compiler/ir.py",
+    "compiler/kernels",
+    "compiler/layers",
+    "compiler/ops",
+    "compiler/segments/interpret.py",
+    "runtime/native",
+    "runtime/ops",
+)
+PACKAGES = ("torch", "jinja2")  # their whole versions: a build for a GPU may trace another graph
+
+
+def sources_digest(root: Path) -> str:
+    """Of every file of `SOURCES` below `root`, by its path."""
+    digest = hashlib.sha256()
+    for place in SOURCES:
+        path = root / place
+        for file in sorted([*path.rglob("*.py"), *path.rglob("*.j2")]) if path.is_dir() else [path]:
+            data = file.read_bytes()
+            digest.update(f"{file.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
+    return digest.hexdigest()
+
+
+def tools() -> str:
+    """What traces and prints, beside the segment: digest of the sources, and versions."""
+    versions = {name: metadata.version(name) for name in PACKAGES}
+    python = ".".join(map(str, sys.version_info[:3]))
+    return json.dumps([sources_digest(Path(__file__).parents[2]), python, versions])
+
+
+def key_of(segment: Segment, num_sms: int, tools: str) -> str:
+    """64 digits that tell any two emitted segments apart. `tools`: as of the function of this name."""
+    values = [
+        segment.kind,
+        _function(segment.function),
+        [[p.name, p.shape, p.dtype, p.stack, p.grad] for p in segment.params],
+        [[i.name, i.shape, i.dtype, i.grad] for i in segment.inputs],
+        [[o.name, o.grad] for o in segment.outputs],
+        segment.constants,
+        segment.recompute,
+        [[r.value, r.op, r.args] for r in segment.remade],
+        segment.stored,
+        segment.fused,
+    ]
+    return _digest(json.dumps([values, num_sms, tools]))
+
+
+def _function(function: Callable[..., Any]) -> list[object]:
+    """A layer's function by name, and the constants it is given. Its text is among `SOURCES`."""
+    whole = function if isinstance(function, partial) else partial(function)
+    module, name = whole.func.__module__, whole.func.__qualname__
+    known = getattr(sys.modules[module], name, None)
+    assert module.startswith("compiler.layers.") and known is whole.func, f"{function} is no layer's"
+    assert not whole.args, function
+    return [module, name, sorted(whole.keywords.items())]
+
+
+def entry(key: str, code: SegmentCode) -> str:
+    """The text of an entry; `read` is its inverse."""
+    calls = [astuple(call) for call in code.calls]
+    value = {"name": code.name, "source": code.source, "ops": code.ops, "kernels": code.kernels, "calls": calls}
+    return json.dumps({"key": key, "sha256": _digest(json.dumps(value)), "code": value}) + "\n"
+
+
+def read(text: str, key: str, segment: Segment) -> SegmentCode | None:
+    """What an entry holds; None where it is not whole, or not of this key."""
+    try:
+        given = json.loads(text)["code"]
+        kernels = tuple((str(name), str(source)) for name, source in given["kernels"])
+        calls = tuple(_call(*call) for call in given["calls"])
+        found = SegmentCode(str(given["name"]), str(given["source"]), tuple(map(str, given["ops"])), kernels, calls)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    named = found.name == module_name(segment) and all(name.isidentifier() for name, _ in kernels)  # names become paths
+    return found if named and entry(key, found) == text else None
+
+
+def _call(function: str, op: str, kernel: str, parts: list[str], saved: int, saved_row: int) -> Emitted:
+    return Emitted(str(function), str(op), str(kernel), tuple(map(str, parts)), int(saved), int(saved_row))
+
+
+def find(folder: Path, key: str, segment: Segment) -> SegmentCode | None:
+    """The entry of a key in a cache, or None."""
+    text = text_of(folder / FOLDER, key)
+    return read(text, key, segment) if text is not None else None
+
+
+def text_of(folder: Path, key: str) -> str | None:
+    """Of the file that has the entry of a key; None where there is none that can be read."""
+    path = folder / f"{key}.json"
+    try:
+        return path.read_text("utf-8") if path.is_file() and path.stat().st_size <= MAX_BYTES else None
+    except (OSError, ValueError):
+        return None
+
+
+def keep(folder: Path, entries: Iterable[tuple[str, str]]) -> None:
+    """Put entries, (path, text), into a cache that several compilations may use at once. Raises OSError.
+
+    Each is written under a name of its own and moved into place; one that is there already stays.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in entries:
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        if _is(path, text):
+            continue
+        with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=".new-", delete=False) as scratch:
+            written = Path(scratch.name)
+            try:
+                scratch.write(text.encode())
+                scratch.close()
+                written.replace(path)
+            except OSError:
+                written.unlink(missing_ok=True)
+                raise
+
+
+def _is(path: Path, text: str) -> bool:
+    return path.is_file() and path.stat().st_size <= MAX_BYTES and path.read_bytes() == text.encode()
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

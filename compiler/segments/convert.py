@@ -1,0 +1,172 @@
+"""An fx graph of a traced segment → the plain joint graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from compiler import ir
+from compiler.ops import RULES, Tensor
+from compiler.segments.joint import COLUMNS, Constant, Joint, Node, named
+
+aten = torch.ops.aten
+
+SAME = (aten.detach.default, aten.alias.default)  # nodes that are their argument
+SPLITS = (aten.split_with_sizes.default, aten.split.Tensor)  # nodes whose items are views
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What an element of the traced function's result is: an output, the gradient of an input or of a weight, by name;
+    or a value in between or its gradient, by (op, occurrence, output index)."""
+
+    role: str
+    name: str = ""
+    key: tuple[str, int, int] = ("", 0, 0)
+
+
+def convert(segment: ir.Segment, graph: fx.Graph, arguments: Sequence[str], labels: Sequence[Label]) -> Joint:
+    """`arguments`: name of each placeholder; `labels`: one for each result."""
+    *body, output = graph.nodes
+    results = [None if node is None else same(node) for node in output.args[0]]
+    found = dict(zip(labels, results, strict=True))
+    roots = [node for label, node in found.items() if label.role in ("output", "gradient", "weight") and node]
+    conversion = Conversion(needed(roots))
+    for name, node in zip(arguments, (n for n in body if n.op == "placeholder"), strict=True):
+        conversion.argument(name, node)
+    for node in body:
+        if node in conversion.live and node.op == "call_function":
+            conversion.add(node)
+    names: dict[str, str] = {}
+    for label, node in found.items():
+        if label.role == "between" and node in conversion.values:
+            names |= conversion.forward_names(node, label.key)
+    for label, node in found.items():
+        if label.role == "between gradient" and node in conversion.values:
+            op, occurrence, index = label.key
+            value = conversion.values[node]
+            if value.startswith("%"):
+                names.setdefault(value, f"d_{RULES[op].value_names(op, occurrence)[index]}")
+
+    def chosen(role: str) -> list[tuple[str, str]]:
+        missing = [label.name for label, node in found.items() if label.role == role and node is None]
+        assert not missing, f"no {role} of {missing} in {segment.kind}"
+        return [(label.name, conversion.values[node]) for label, node in found.items() if label.role == role and node]
+
+    gradients = chosen("gradient")
+    for name, value in gradients:
+        if value.startswith("%"):
+            names.setdefault(value, f"d_{name}")
+    outputs = [value for _, value in chosen("output")]
+    return named(segment, conversion.nodes, conversion.tensors, names, outputs, gradients, chosen("weight"))
+
+
+def same(node: fx.Node) -> fx.Node:
+    """The node whose tensor this is."""
+    while node.target in SAME:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def needed(roots: Sequence[fx.Node]) -> set[fx.Node]:
+    """Every node the roots need."""
+    seen: set[fx.Node] = set()
+    todo = list(roots)
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            todo += node.all_input_nodes
+    return seen
+
+
+@dataclass
+class Conversion:
+    """The joint nodes so far. Values that are no arguments have provisional names beginning with %."""
+
+    live: set[fx.Node]
+    nodes: list[Node] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    values: dict[fx.Node, str] = field(default_factory=dict)
+
+    def argument(self, name: str, node: fx.Node) -> None:
+        self.values[node] = name
+        self.tensors[name] = abstract(node.meta["val"])
+
+    def add(self, node: fx.Node) -> None:
+        """Converts one call, unless an op with several outputs converts with its items."""
+        target = node.target
+        assert not node.kwargs, node.format_node()
+        if target in SAME:
+            self.values[node] = self.values[same(node)]
+        elif target is operator.getitem:
+            self._item(node)
+        elif target in SPLITS:
+            pass
+        elif target == aten.slice.Tensor:
+            x, dim, low, high = node.args
+            assert dim == 1, node.format_node()
+            self._columns(node, x, low, min(high, x.meta["val"].shape[1]))  # type: ignore[union-attr,arg-type]
+        elif target == aten.add.Tensor:
+            self._emit(node, "add", node.args)
+        elif target == aten.cat.default:
+            parts, dim = node.args
+            assert dim in (1, -1), node.format_node()
+            self._emit(node, "cat2", parts)
+        else:
+            assert isinstance(target, torch._ops.OpOverload) and target.namespace == "dsc", node.format_node()
+            self._emit(node, target._opname, node.args)
+
+    def forward_names(self, node: fx.Node, key: tuple[str, int, int]) -> dict[str, str]:
+        """Final names of the outputs, hidden ones included, of the op that made `node` as its `index`-th."""
+        op, occurrence, index = key
+        final = RULES[op].value_names(op, occurrence)
+        value = self.values[node]
+        for made in self.nodes:
+            if value in made.outputs and made.op == op:
+                return dict(zip(made.outputs, final, strict=True))
+        return {value: final[index]}  # a view
+
+    def _emit(self, node: fx.Node, op: str, args: Any) -> None:
+        meta = node.meta["val"]
+        many = isinstance(meta, tuple | list)
+        outputs = [f"%{node.name}.{index}" for index in range(len(meta))] if many else [f"%{node.name}"]
+        for value, tensor in zip(outputs, meta if many else [meta], strict=True):
+            self.tensors[value] = abstract(tensor)
+        self.values[node] = outputs[0]
+        self.nodes.append(Node(op, tuple(self._argument(arg) for arg in args), tuple(outputs)))
+
+    def _item(self, node: fx.Node) -> None:
+        parent, index = node.args
+        assert isinstance(parent, fx.Node) and isinstance(index, int)
+        if parent.target not in SPLITS:
+            self.values[node] = f"%{parent.name}.{index}"
+            return
+        x = parent.args[0]
+        assert isinstance(x, fx.Node) and parent.args[2] in (1, -1), parent.format_node()
+        widths = [part.shape[1] for part in parent.meta["val"]]
+        self._columns(node, x, sum(widths[:index]), sum(widths[: index + 1]))
+
+    def _columns(self, node: fx.Node, x: fx.Node, low: int, high: int) -> None:
+        value = f"%{node.name}"
+        self.values[node] = value
+        self.tensors[value] = abstract(node.meta["val"])
+        self.nodes.append(Node(COLUMNS, (self.values[same(x)], low, high), (value,)))
+
+    def _argument(self, arg: Any) -> str | Constant:
+        if isinstance(arg, fx.Node):
+            return self.values[same(arg)]
+        assert arg is None or isinstance(arg, int | float | bool), arg
+        return arg
+
+
+def abstract(tensor: torch.Tensor) -> Tensor:
+    """Shape and dtype of a fake tensor; what is not static is R."""
+    shape = tuple(extent if isinstance(extent, int) else "R" for extent in tensor.shape)
+    assert "R" not in shape[1:], shape
+    return Tensor(shape, str(tensor.dtype).removeprefix("torch."))

@@ -1,0 +1,193 @@
+"""The shape interpreter: the joint graph and the cut of a segment, from the op rules alone. No torch.
+
+A layer called with `ShapeOps` runs on shapes. The backward follows from the rules as autograd would find it: ops in
+reverse, each handing gradients to its arguments, several gradients of one value summed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+from compiler import ir
+from compiler.ops import RULES, Extent, Gradient, Rule, Tensor
+from compiler.segments import storage
+from compiler.segments.fuse import fused
+from compiler.segments.inside import inside
+from compiler.segments.joint import COLUMNS, Constant, Joint, Node, differentiable_outputs, named
+from compiler.segments.node_costs import costs
+from compiler.segments.recompute import recomputed
+from compiler.segments.split import split
+
+
+def cut(segment: ir.Segment) -> ir.Cut:
+    """What F saves for I and W, what I defers to W, and what each costs."""
+    joint = interpret(segment)
+    parts = split(joint)
+    return replace(parts.cut, costs=costs(joint), inside=inside(joint, parts))
+
+
+# ---------------------------------------------------------------- forward
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor without numbers, as a layer sees it."""
+
+    name: str
+    tensor: Tensor
+    requires_grad: bool
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return self.tensor.shape
+
+
+@dataclass(frozen=True)
+class Call:
+    """An op a layer called."""
+
+    op: str
+    args: tuple[Value | Constant, ...]
+    outputs: tuple[Value, ...]  # with the hidden ones
+
+    @property
+    def rule(self) -> Rule:
+        return RULES[self.op]
+
+    def argument(self, name: str) -> Value | Constant:
+        return self.args[self.rule.args.index(name)]
+
+    def output(self, name: str) -> Value:
+        return self.outputs[self.rule.outputs.index(name)]
+
+
+class ShapeOps:
+    """The op table on shapes. Keeps the calls, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def __getattr__(self, op: str) -> Callable[..., Any]:
+        if op not in RULES:
+            raise AttributeError(f"no op {op}")
+        return lambda *args: self._call(op, args)
+
+    def _call(self, op: str, args: tuple[Value | Constant, ...]) -> Any:
+        rule = RULES[op]
+        assert len(args) == len(rule.args), f"{op} takes {rule.args}"
+        tensors = rule.infer(*(arg.tensor if isinstance(arg, Value) else arg for arg in args))
+        requires_grad = any(isinstance(arg, Value) and arg.requires_grad for arg in args)
+        names = rule.value_names(op, sum(call.op == op for call in self.calls))
+        outputs = tuple(
+            Value(name, tensor, requires_grad and output in rule.differentiable)
+            for name, tensor, output in zip(names, tensors, rule.outputs, strict=True)
+        )
+        self.calls.append(Call(op, args, outputs))
+        visible = outputs[: len(outputs) - rule.hidden]
+        return visible if len(visible) > 1 else visible[0]
+
+
+# ---------------------------------------------------------------- backward
+
+
+class _Backward:
+    """Nodes and gradients found so far. What is made here has a provisional name until it is known to be a total."""
+
+    def __init__(self, calls: list[Call]) -> None:
+        self.nodes: list[Node] = [node for call in calls for node in _forward_nodes(call)]
+        self.tensors = {value.name: value.tensor for call in calls for value in call.outputs}
+        self.names = {value.name: value.name for call in calls for value in call.outputs}
+        self.summands: defaultdict[str, list[str]] = defaultdict(list)
+
+    def emit(self, op: str, args: tuple[str | Constant, ...], tensors: list[Tensor]) -> list[str]:
+        values = [f"%{len(self.tensors) + index}" for index in range(len(tensors))]
+        self.tensors |= zip(values, tensors, strict=True)
+        self.nodes += _nodes(op, args, values, self.tensors)
+        return values
+
+    def total(self, value: Value) -> str:
+        """The gradient of a value, once every reader has given its summand."""
+        assert value.requires_grad and self.summands[value.name], f"{value.name} has no gradient"
+        first, *rest = self.summands[value.name]
+        for summand in rest:
+            (first,) = self.emit("add", (first, summand), [value.tensor])
+        if first.startswith("%"):
+            self.names.setdefault(first, f"d_{value.name}")
+        self.summands[value.name] = [first]
+        return first
+
+    def backward(self, call: Call) -> None:
+        """Hands the gradients of a call's outputs on to its arguments."""
+        for gradient in call.rule.gradients:
+            wanted = [call.argument(name) for name in gradient.gives]
+            values = [value for value in wanted if isinstance(value, Value)]
+            if any(value.requires_grad for value in values):
+                given = self._gradient(call, gradient, values)
+                for value, name in zip(values, given, strict=True):
+                    if value.requires_grad:
+                        self.summands[value.name].append(name)
+
+    def _gradient(self, call: Call, gradient: Gradient, values: list[Value]) -> list[str]:
+        args = tuple(self._argument(call, read) for read in gradient.reads)
+        if not gradient.op:
+            return [str(args[0])] * len(values)
+        return self.emit(gradient.op, args, [value.tensor for value in values])
+
+    def _argument(self, call: Call, read: str | Extent) -> str | Constant:
+        rule = call.rule
+        if isinstance(read, Extent):
+            of = call.argument(read.of)
+            assert isinstance(of, Value)
+            return of.shape[read.dim]
+        if read.startswith("d_") and read[2:] in rule.outputs:
+            return self.total(call.output(read[2:]))
+        value = call.argument(read) if read in rule.args else call.output(read)
+        return value.name if isinstance(value, Value) else value
+
+
+def _forward_nodes(call: Call) -> list[Node]:
+    args = tuple(arg.name if isinstance(arg, Value) else arg for arg in call.args)
+    tensors = {value.name: value.tensor for value in (*call.args, *call.outputs) if isinstance(value, Value)}
+    return _nodes(call.op, args, [value.name for value in call.outputs], tensors)
+
+
+def _nodes(op: str, args: tuple[str | Constant, ...], outputs: list[str], tensors: dict[str, Tensor]) -> list[Node]:
+    """One node, or for `split2` the two views it is."""
+    if op != "split2":
+        return [Node(op, args, tuple(outputs))]
+    x, at = args
+    assert isinstance(at, int)
+    end = at + tensors[outputs[1]].shape[1]
+    return [Node(COLUMNS, (x, 0, at), (outputs[0],)), Node(COLUMNS, (x, at, end), (outputs[1],))]
+
+
+def interpret(segment: ir.Segment) -> Joint:
+    """The joint graph of a segment as the op rules have it, with what its backward computes again, and fused ops."""
+    params = {p.name: Value(p.name, Tensor(p.shape, p.dtype), p.grad) for p in segment.params}
+    inputs = {i.name: Value(i.name, Tensor(i.shape, i.dtype), i.grad) for i in segment.inputs}
+    ops = ShapeOps()
+    outputs: tuple[Value, ...] = segment.function(ops, SimpleNamespace(**params), *inputs.values())
+    assert len(outputs) == len(segment.outputs), f"{segment.kind} returns {len(outputs)} outputs"
+
+    graph = _Backward(ops.calls)
+    graph.tensors |= {name: value.tensor for name, value in (params | inputs).items()}
+    with_tangent = differentiable_outputs(segment)
+    for output, value in zip(segment.outputs, outputs, strict=True):
+        if output.name in with_tangent:
+            graph.tensors[f"d_{output.name}"] = value.tensor
+            graph.summands[value.name].append(f"d_{output.name}")
+    for call in reversed(ops.calls):
+        if any(graph.summands[value.name] for value in call.outputs):
+            graph.backward(call)
+
+    def gradients(values: dict[str, Value]) -> list[tuple[str, str]]:
+        return [(name, graph.total(value)) for name, value in values.items() if value.requires_grad]
+
+    names = [value.name for value in outputs]
+    leaves = gradients(inputs), gradients(params)
+    made = named(segment, graph.nodes, graph.tensors, graph.names, names, *leaves)
+    return fused(storage.in_storage(recomputed(made)))

@@ -1,0 +1,258 @@
+"""The passes of fusion: what is found, what stands for it, and how often a segment has it. No torch.
+
+A pass belongs to a name that a run can leave apart (`unfused`), but for `logits`, which a run asks for (`recompute`).
+Passes of one name are applied in their order: what needs most nodes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from compiler.dtypes import is_packed
+from compiler.ir import Segment
+from compiler.segments.joint import Node
+
+
+@dataclass(frozen=True)
+class Pass:
+    """`find`: nodes whose arguments and outputs are names of the pattern, each one value or constant throughout.
+
+    `make` stands for them; what it does not give nobody else may read. `matches`: how many there are in a segment. What
+    one node stands for is all of one function, F, I or W, unless it computes that `anew`.
+    """
+
+    find: tuple[Node, ...]
+    make: tuple[Node, ...]
+    matches: Callable[[Segment], int]
+    anew: bool = False
+
+
+def _attended(segment: Segment) -> int:
+    """Segments that begin with the sum of the residual stream and what attention gave."""
+    return segment.kind in ("dense", "router")
+
+
+def _residual(segment: Segment) -> int:
+    """Segments whose input goes on in the residual stream: its gradient has a summand beside the norm's."""
+    return segment.kind in ("attention", "dense", "router")
+
+
+def _joined(segment: Segment, shared: bool) -> int:
+    return segment.kind == "join" and (len(segment.inputs) == 4) == shared
+
+
+def _routed(segment: Segment, shared: bool) -> int:
+    """What is permuted goes to the router's product as well, and may to shared experts."""
+    return segment.kind == "router" and any(output.name == "x" for output in segment.outputs) == shared
+
+
+def _logits(segment: Segment) -> int:
+    return segment.kind == "head" and "logits" in segment.recompute
+
+
+def _placed(segment: Segment) -> bool:
+    return any(param.name == "slots" for param in segment.params)
+
+
+_HOW = ("softmax", "groups", "top_groups", "top_k", "normalize", "scale")
+# ---------------------------------------------------------------- of eight bits
+
+
+def _again(segment: Segment, name: str) -> bool:
+    """Whether the backward computes again what `name` says, or the whole segment."""
+    return name in segment.recompute or segment.kind in segment.recompute
+
+
+def _norms(segment: Segment) -> int:
+    """Norms whose result is an operand of products alone: of attention those of rows, not those of each head."""
+    names = {param.name for param in segment.params} if segment.kind == "attention" else set()
+    return len(names & ({"norm"} if "k_norm" in names else {"norm", "q_norm", "kv_norm"}))
+
+
+def _quantised_norms(segment: Segment) -> int:
+    """Those of F that no sum goes before, and those that the backward makes again."""
+    of_f = _norms(segment) + (segment.kind == "dense" and "residual_norm" not in segment.fused)
+    made_again = _again(segment, "rmsnorm") * (_norms(segment) + (segment.kind == "dense"))
+    return of_f + made_again + (segment.kind == "shared" and "rmsnorm" in segment.recompute)
+
+
+def _swiglus(segment: Segment, gated: bool) -> int:
+    """Those whose result is an operand of eight bits; rows that come so alone are read as they are."""
+    return "operands" in dict(segment.stored) and segment.kind in (("experts",) if gated else ("dense", "shared"))
+
+
+def _kept(segment: Segment) -> bool:
+    """Whether the input of its SwiGLU is kept in eight bits: it is computed again, and the product before it is not."""
+    return "swiglu" in segment.recompute and segment.kind not in segment.recompute
+
+
+def _sends_packed(segment: Segment) -> bool:
+    return segment.kind == "router" and is_packed(dict(segment.stored).get("rows", ""))
+
+
+def _gets_packed(segment: Segment) -> bool:
+    """Whether the experts get the gradients of their rows in eight bits."""
+    return segment.kind == "join" and is_packed(dict(segment.stored).get("d_rows", ""))
+
+
+def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
+    """SwiGLU, plain or with the arguments of gated rows, and the quantisation around it."""
+    gated, whole = bool(more), ("h", *more)
+    made = Node(op, whole, ("y",)), Node("quantise", ("y",), ("q",))
+    given = ("dh", *(f"d_{name}" for name in more))
+    return (
+        Pass(
+            find=(*made, Node("requantise", ("q",), ("columns",))),
+            make=(Node(f"{op}_quantise_requantise", whole, ("columns",)),),
+            matches=lambda segment: _swiglus(segment, gated) and _kept(segment),
+        ),
+        Pass(
+            find=(*made, Node("quantise", ("h",), ("kept",))),
+            make=(Node(f"{op}_quantise_kept", whole, ("q", "kept")),),
+            matches=lambda segment: _swiglus(segment, gated) and _kept(segment),
+        ),
+        Pass(
+            find=made,
+            make=(Node(f"{op}_quantise", whole, ("q",)),),
+            matches=lambda s: _swiglus(s, gated) * (0 if _kept(s) else 1 + (s.kind in s.recompute)),
+        ),
+        Pass(
+            find=(Node(f"{op}_dgrad", ("dy", *whole), given), Node("quantise_both", ("dh",), ("q", "columns"))),
+            make=(Node(f"{op}_dgrad_quantise_both", ("dy", *whole), ("q", "columns", *given[1:])),),
+            matches=lambda segment: _swiglus(segment, gated),
+        ),
+    )
+
+
+# ---------------------------------------------------------------- the table
+
+_ROUTED = ("gate", "expert")
+_PERMUTED = ("rows", "row_gate", "order", "counts")
+
+PASSES: dict[str, tuple[Pass, ...]] = {
+    "residual_norm": (
+        Pass(
+            find=(Node("add", ("h", "x"), ("sum",)), Node("rmsnorm", ("sum", "w", "eps"), ("y", "rstd"))),
+            make=(Node("add_rmsnorm", ("h", "x", "w", "eps"), ("sum", "y", "rstd")),),
+            matches=_attended,
+        ),
+        Pass(
+            find=(Node("rmsnorm_dgrad", ("dy", "x", "w", "rstd"), ("dx",)), Node("add", ("dx", "other"), ("sum",))),
+            make=(Node("rmsnorm_dgrad_add", ("dy", "x", "w", "rstd", "other"), ("sum",)),),
+            matches=_residual,
+        ),
+    ),
+    "route": (
+        Pass(
+            find=(
+                Node("route", ("logits", "bias", *_HOW), _ROUTED),
+                Node("permute", ("x", "gate", "expert", "experts"), _PERMUTED),
+            ),
+            make=(Node("route_permute", ("logits", "bias", "x", None, *_HOW), (*_ROUTED, *_PERMUTED)),),
+            matches=lambda segment: segment.kind == "router" and not _placed(segment),
+        ),
+        Pass(
+            find=(
+                Node("route", ("logits", "bias", *_HOW), _ROUTED),
+                Node("permute_placed", ("x", "gate", "expert", "slots"), _PERMUTED),
+            ),
+            make=(Node("route_permute", ("logits", "bias", "x", "slots", *_HOW), (*_ROUTED, *_PERMUTED)),),
+            matches=_placed,
+        ),
+        Pass(
+            find=(
+                Node("permute_dgrad", ("drows", "order", "top_k"), ("dx",)),
+                Node("add", ("other", "dx"), ("both",)),
+                Node("add", ("both", "more"), ("sum",)),
+            ),
+            make=(Node("permute_dgrad_add", ("drows", "order", "top_k", "other", "more"), ("sum",)),),
+            matches=lambda segment: _routed(segment, shared=True),
+        ),
+        Pass(
+            find=(
+                Node("permute_dgrad", ("drows", "order", "top_k"), ("dx",)),
+                Node("add", ("other", "dx"), ("sum",)),
+            ),
+            make=(Node("permute_dgrad_add", ("drows", "order", "top_k", "other", None), ("sum",)),),
+            matches=lambda segment: _routed(segment, shared=False),
+        ),
+    ),
+    "join": (
+        Pass(
+            find=(
+                Node("add", ("h", "shared"), ("both",)),
+                Node("unpermute", ("rows", "order", "top_k"), ("routed",)),
+                Node("add", ("both", "routed"), ("sum",)),
+            ),
+            make=(Node("unpermute_add", ("h", "shared", "rows", "order", "top_k"), ("sum",)),),
+            matches=lambda segment: _joined(segment, shared=True),
+        ),
+        Pass(
+            find=(
+                Node("unpermute", ("rows", "order", "top_k"), ("routed",)),
+                Node("add", ("h", "routed"), ("sum",)),
+            ),
+            make=(Node("unpermute_add", ("h", None, "rows", "order", "top_k"), ("sum",)),),
+            matches=lambda segment: _joined(segment, shared=False),
+        ),
+    ),
+    "logits": (
+        Pass(
+            find=(
+                Node("linear", ("h", "w"), ("logits",)),
+                Node("cross_entropy", ("logits", "targets"), ("loss", "lse")),
+                Node("cross_entropy_dgrad", ("dloss", "logits", "targets", "lse"), ("dlogits",)),
+                Node("linear_dgrad", ("dlogits", "w"), ("dh",)),
+                Node("linear_wgrad", ("dlogits", "h"), ("dw",)),
+            ),
+            make=(
+                Node("linear_cross_entropy", ("h", "w", "targets"), ("loss", "lse")),
+                Node("linear_cross_entropy_dgrad", ("dloss", "h", "w", "targets", "lse"), ("dh",)),
+                Node("linear_cross_entropy_wgrad", ("dloss", "h", "w", "targets", "lse"), ("dw",)),
+            ),
+            matches=_logits,
+            anew=True,
+        ),
+    ),
+    "quantise": (
+        *_activation("swiglu", ()),
+        *_activation("gated_swiglu", ("gate",)),
+        Pass(
+            find=(
+                Node("add_rmsnorm", ("h", "x", "w", "eps"), ("sum", "y", "rstd")),
+                Node("quantise", ("y",), ("q",)),
+            ),
+            make=(Node("add_rmsnorm_quantise", ("h", "x", "w", "eps"), ("sum", "q", "rstd")),),
+            matches=lambda segment: segment.kind == "dense" and "residual_norm" in segment.fused,
+        ),
+        Pass(
+            find=(Node("rmsnorm", ("x", "w", "eps"), ("y", "rstd")), Node("quantise", ("y",), ("q",))),
+            make=(Node("rmsnorm_quantise", ("x", "w", "eps"), ("q", "rstd")),),
+            matches=_quantised_norms,
+        ),
+        Pass(
+            find=(
+                Node("add_rmsnorm", ("h", "x", "w", "eps"), ("sum", "y", "rstd")),
+                Node("quantise", ("y",), ("q",)),
+            ),
+            make=(Node("add_rmsnorm_quantise_wide", ("h", "x", "w", "eps"), ("sum", "y", "q", "rstd")),),
+            matches=lambda segment: _sends_packed(segment) and "residual_norm" in segment.fused,
+        ),
+        Pass(
+            find=(Node("rmsnorm", ("x", "w", "eps"), ("y", "rstd")), Node("quantise", ("y",), ("q",))),
+            make=(Node("rmsnorm_quantise_wide", ("x", "w", "eps"), ("y", "q", "rstd")),),
+            matches=lambda segment: _sends_packed(segment) and "residual_norm" not in segment.fused,
+        ),
+        Pass(
+            find=(Node("quantise", ("x",), ("q",)), Node("requantise", ("q",), ("columns",))),
+            make=(Node("quantise_requantise", ("x",), ("columns",)),),
+            matches=lambda segment: segment.kind == "attention" and "attention" not in segment.recompute,
+        ),
+        Pass(  # copies of quantised rows
+            find=(Node("quantise", ("dy",), ("q",)), Node("unpermute_dgrad", ("q", "order", "top_k"), ("drows",))),
+            make=(Node("unpermute_dgrad_quantise", ("dy", "order", "top_k"), ("drows",)),),
+            matches=_gets_packed,
+        ),
+    ),
+}

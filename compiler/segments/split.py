@@ -1,0 +1,169 @@
+"""Splits a joint graph into F, I and W by reachability. No torch.
+
+F = ancestors of the outputs, whole nodes: an output of an F node that only the backward reads belongs to F.
+I = ancestors of the input gradients, minus F. W = ancestors of the weight gradients, minus F and I.
+What crosses from F is the saved list, what crosses from I to W the deferred list; tangents are arguments of both.
+
+Three rules beside. Views own no storage: what crosses is the tensor they view, and they are taken again where they are
+read. W gets gradient accumulators and no weights (they may be far away by then), so a node that reads a weight belongs
+to I, unless it is the one that ends a weight's gradient. What is computed again from a value that I computes again
+belongs to I with it: W gets the end of such a chain, not its beginning. Which function a node belongs to is decided by
+`phases` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from compiler import ir
+from compiler.segments.joint import COLUMNS, Joint, Node
+
+
+@dataclass(frozen=True)
+class Split:
+    """Nodes of each function (views first where they are read, W accumulating) and the cut, its costs left open."""
+
+    F: tuple[Node, ...]
+    I: tuple[Node, ...]
+    W: tuple[Node, ...]
+    cut: ir.Cut
+
+    @property
+    def functions(self) -> dict[str, tuple[Node, ...]]:
+        return {"F": self.F, "I": self.I, "W": self.W}
+
+
+def phases(joint: Joint) -> dict[int, str]:
+    """Phase of each node that is needed, by its index. Views have none: they go where they are read."""
+    views = view_nodes(joint)
+    producer = {value: index for index, node in enumerate(joint.nodes) for value in node.outputs}
+    params = {param.name for param in joint.segment.params}
+
+    def ancestors(values: Iterable[str]) -> set[int]:
+        seen: set[int] = set()
+        todo = [producer[value] for value in values if value in producer]
+        while todo:
+            index = todo.pop()
+            if index not in seen:
+                seen.add(index)
+                todo += [producer[value] for value in joint.nodes[index].reads if value in producer]
+        return seen
+
+    gradients = [value for _, value in joint.gradients]
+    forward = ancestors([*(value for _, value in joint.outputs), *joint.early])
+    needed = ancestors([*gradients, *(value for _, value in joint.weights)])
+    ends = {value for _, value in joint.weights}
+    weighing = [
+        node
+        for index, node in enumerate(joint.nodes)
+        if index in needed and params.intersection(node.reads) and not ends.intersection(node.outputs)
+    ]
+    inward = ancestors([*gradients, *(value for node in weighing for value in node.outputs)])
+    again = {producer[value] for value in joint.again}
+    chained = [index for index in again & needed if ancestors(joint.nodes[index].reads) & again & inward]
+    inward |= ancestors(value for index in chained for value in joint.nodes[index].outputs)
+    where = dict.fromkeys(needed, "W") | dict.fromkeys(inward, "I") | dict.fromkeys(forward, "F")
+    return {index: where[index] for index in sorted(where) if joint.nodes[index].outputs[0] not in views}
+
+
+def view_nodes(joint: Joint) -> dict[str, Node]:
+    return {node.outputs[0]: node for node in joint.nodes if node.op == COLUMNS}
+
+
+def split(joint: Joint) -> Split:
+    """The three functions of a joint graph, and the signatures and buffers of the cut between them."""
+    segment, views, where = joint.segment, view_nodes(joint), phases(joint)
+
+    def base(value: str) -> str:
+        return base(views[value].args[0]) if value in views else value  # type: ignore[arg-type]
+
+    functions = {name: [joint.nodes[index] for index, phase in where.items() if phase == name] for name in "FIW"}
+    functions["W"] = accumulating(functions["W"], joint.weights)
+    made = {name: [value for node in nodes for value in node.outputs] for name, nodes in functions.items()}
+    read = {name: {base(value) for node in nodes for value in node.reads} for name, nodes in functions.items()}
+    gradients = tuple((f"d_{name}", value) for name, value in joint.gradients)
+    assert not any(value in views for _, value in (*joint.outputs, *gradients)), "a segment returns no views"
+
+    params = tuple(param.name for param in segment.params)
+    inputs = tuple(argument.name for argument in segment.inputs)
+    outputs = tuple(dict.fromkeys(value for name, value in joint.outputs if value == name))
+    tangents = tuple(f"d_{output.name}" for output in segment.outputs if output.grad)
+    backward = read["I"] | read["W"] | {value for _, value in gradients}
+    saved = tuple(value for value in made["F"] if value in backward and value not in outputs)
+    deferred = tuple(value for value in made["I"] if value in read["W"])
+    arguments = (*inputs, *outputs, *saved, *tangents)
+    accumulators = tuple(f"g_{name}" for name, _ in joint.weights)
+    assert not set(deferred) & {value for _, value in gradients}, "W reads no input gradient"
+    known = {*arguments, *deferred, *accumulators}
+    assert read["W"] - set(made["W"]) <= known | set(params), "every value W reads crosses the cut"
+
+    def signature(name: str, candidates: tuple[str, ...], returns: tuple[str, ...]) -> ir.Signature:
+        direct = {value for _, value in gradients} if name == "I" else set()
+        return ir.Signature(tuple(value for value in candidates if value in read[name] | direct), returns)
+
+    def buffers(values: Iterable[tuple[str, str]], storages: dict[str, str]) -> tuple[ir.Buffer, ...]:
+        """(name, value) as buffers; `storages` grows by the values met, so that the second of a value is an alias."""
+        result = []
+        for name, value in values:
+            tensor = joint.tensors[value]
+            result.append(ir.Buffer(name, tensor.shape, tensor.dtype, storages.get(value, "")))
+            storages.setdefault(value, name)
+        return tuple(result)
+
+    own = {name: name for name in inputs}
+    cut = ir.Cut(
+        F=ir.Signature((*params, *inputs), (*(name for name, _ in joint.outputs), *saved)),
+        I=signature("I", (*params, *arguments), (*(name for name, _ in gradients), *deferred)),
+        W=signature("W", (*accumulators, *params, *arguments, *deferred), ()),
+        outputs=buffers(joint.outputs, dict(own)),
+        saved=buffers(((value, value) for value in saved), {}),
+        gradients=buffers(gradients, {value: value for value in (*tangents, *arguments)}),
+        deferred=buffers(((value, value) for value in deferred), {}),
+        costs=(),
+    )
+    F, I, W = (tuple(with_views(functions[name], views)) for name in "FIW")
+    return Split(F, I, W, cut)
+
+
+def accumulating(nodes: list[Node], weights: tuple[tuple[str, str], ...]) -> list[Node]:
+    """Rewrites the op that ends each weight gradient: `linear_wgrad(dy, x)` to `linear_wgrad_(g_w, dy, x)`.
+
+    A parameter read twice has a sum of weight gradients: every summand is accumulated and the sum dropped. The
+    accumulator has the parameter's shape, so the accumulating form takes no extents.
+    """
+    producer = {value: node for node in nodes for value in node.outputs}
+    rewritten: dict[Node, Node | None] = {}
+
+    def rewrite(param: str, value: str) -> None:
+        node = producer[value]
+        if node.op == "add":
+            rewritten[node] = None
+            for summand in node.reads:
+                rewrite(param, summand)
+        else:
+            assert node.op.endswith("_wgrad"), f"{node} ends the gradient of {param}"
+            rewritten[node] = Node(f"{node.op}_", (f"g_{param}", *node.reads), ())
+
+    for param, value in weights:
+        rewrite(param, value)
+    result = [rewritten.get(node, node) for node in nodes]
+    return [node for node in result if node is not None]
+
+
+def with_views(nodes: Iterable[Node], views: dict[str, Node]) -> list[Node]:
+    """The nodes with every view taken right before the first node that reads it."""
+    result: list[Node] = []
+    taken: set[str] = set()
+
+    def take(value: str) -> None:
+        if value in views and value not in taken:
+            taken.add(value)
+            take(views[value].reads[0])
+            result.append(views[value])
+
+    for node in nodes:
+        for value in node.reads:
+            take(value)
+        result.append(node)
+    return result

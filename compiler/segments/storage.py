@@ -1,0 +1,157 @@
+"""Storage: in which dtype values are kept and sent, where that is not the dtype they are computed in. No torch.
+
+A segment says it in `stored`, as its run's precision has it: the operands of its products, and the rows it exchanges.
+With operands of eight bits (arXiv 2412.19437, §3.3) every product reads quantised values:
+
+- what F keeps for a weight gradient is the quantised input, once, and not the input;
+- an input that is computed again is quantised again, and one that the backward reads anyway is kept as it is;
+- the input of a SwiGLU that is computed again is kept in eight bits; kernels that read it widen it as they go;
+- a gradient is quantised once, by rows for the input's gradient and by columns for the weight's: W gets the latter;
+- what F quantised by rows, or came so from other ranks, W quantises again by columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from compiler.dtypes import is_packed, turned
+from compiler.ops import Rule, Tensor
+from compiler.segments.joint import Joint, Node
+from compiler.segments.split import phases
+
+PRODUCTS = ("linear", "grouped_linear")
+GATES = ("swiglu", "gated_swiglu")
+# An op that only moves rows, and which of its arguments has them.
+MOVES = {"permute": 0, "permute_placed": 0, "unpermute_dgrad": 0}
+
+
+def _infer(*_: object) -> tuple[Tensor, ...]:
+    raise AssertionError("the tensors of these ops are known from where they are put in")
+
+
+_QUANTISE = Rule(args=("x",), outputs=("y",), infer=_infer)
+RULES = {  # of ops that no layer calls
+    "quantise": _QUANTISE,
+    "requantise": _QUANTISE,  # from tiles of rows to tiles of columns
+    "quantise_both": Rule(args=("x",), outputs=("y", "by_columns"), infer=_infer),
+}
+
+
+def operand_weights(joint: Joint) -> tuple[str, ...]:
+    """The parameters that products read in eight bits: a device holds each once more, quantised."""
+    if "weights" not in dict(joint.segment.stored):
+        return ()
+    read = {node.args[1] for node in joint.nodes if node.op in PRODUCTS}
+    return tuple(param.name for param in joint.segment.params if param.name in read)
+
+
+def in_storage(joint: Joint) -> Joint:
+    """The joint graph with values as its segment stores them."""
+    stored = dict(joint.segment.stored)
+    joint = _sent(joint, {name: dtype for name, dtype in stored.items() if name in joint.tensors})
+    return _Products(joint, stored["operands"], stored["weights"]).rewritten() if "operands" in stored else joint
+
+
+def _sent(joint: Joint, dtypes: dict[str, str]) -> Joint:
+    """With values that come or go in another dtype: who makes one narrows it, before its rows are copied and moved."""
+    tensors, nodes = dict(joint.tensors), []
+    for node in joint.nodes:
+        for value in dtypes.keys() & set(node.outputs):
+            if node.op in MOVES:
+                wide, narrow = node.reads[MOVES[node.op]], f"{node.reads[MOVES[node.op]]}_sent"
+                nodes.append(Node("quantise", (wide,), (narrow,)))
+                node = replace(node, args=tuple(narrow if arg == wide else arg for arg in node.args))
+                tensors[narrow] = replace(tensors[wide], dtype=dtypes[value])
+            else:
+                wide = f"{value}_wide"
+                nodes.append(replace(node, outputs=tuple(wide if each == value else each for each in node.outputs)))
+                node = Node("quantise", (wide,), (value,))
+                tensors[wide] = tensors[value]
+        nodes.append(node)
+    tensors |= {value: replace(tensors[value], dtype=dtype) for value, dtype in dtypes.items()}
+    return replace(joint, nodes=tuple(nodes), tensors=tensors)
+
+
+class _Products:
+    """A joint graph on its way to products of eight bits."""
+
+    def __init__(self, joint: Joint, dtype: str, weights: str) -> None:
+        self.joint, self.dtype = joint, dtype
+        where = phases(joint)
+        backward = [joint.nodes[index] for index, phase in where.items() if phase != "F"]
+        self.forward = {index for index, phase in where.items() if phase == "F"}
+        self.late = {value for node in backward for value in node.outputs}
+        self.wide = {value for node in backward for value in _read_wide(node)}
+        self.gates = _kept_gates(backward) - self.late
+        self.tensors = dict(joint.tensors)
+        self.tensors |= {name: replace(self.tensors[name], dtype=weights) for name in operand_weights(joint)}
+        self.nodes: list[Node] = []
+        self.again = list(joint.again)
+
+    def rewritten(self) -> Joint:
+        for index, node in enumerate(self.joint.nodes):
+            args = list(node.args)
+            if _base(node) in PRODUCTS:
+                first, second = node.reads[:2]
+                weighs = node.op.endswith("_wgrad")
+                args[0] = self._operand(first) if node.op in PRODUCTS else self._gradient(first, weighs)
+                args[1] = self._kept(second) if weighs else second
+            elif index not in self.forward:
+                args = [f"{arg}_fp8" if arg in self.gates else arg for arg in args]
+            self.nodes.append(replace(node, args=tuple(args)))
+            for value in self.gates & set(node.outputs):
+                self._make("quantise", value, f"{value}_fp8")
+        early = tuple(f"{value}_fp8" for value in sorted(self.gates))
+        return replace(self.joint, nodes=tuple(self.nodes), tensors=self.tensors, again=tuple(self.again), early=early)
+
+    def _make(self, op: str, value: str, result: str) -> str:
+        """`result`, made here if it is not made yet."""
+        if result not in self.tensors:
+            columns = f"{value}_columns"
+            results: Sequence[str] = (result, columns) if op == "quantise_both" else (result,)
+            self.nodes.append(Node(op, (value,), tuple(results)))
+            for name in results:
+                by_columns = name == columns or op == "requantise"
+                dtype = turned(self.dtype) if by_columns else self.dtype
+                self.tensors[name] = replace(self.tensors[value], dtype=dtype)
+        return result
+
+    def _operand(self, value: str) -> str:
+        """As a product of the forward reads it, or one that is computed again."""
+        if is_packed(self.tensors[value].dtype):
+            return value
+        result = self._make("quantise", value, f"{value}_fp8")
+        if value in self.again and result not in self.again:
+            self.again.append(result)
+        return result
+
+    def _kept(self, value: str) -> str:
+        """As a weight gradient reads it."""
+        if value in self.wide and value not in self.late and not is_packed(self.tensors[value].dtype):
+            rows = self._make("quantise", value, f"{value}_fp8_again")
+        else:
+            rows = self._operand(value)
+        return self._make("requantise", rows, f"{rows}_columns")
+
+    def _gradient(self, value: str, by_columns: bool) -> str:
+        if is_packed(self.tensors[value].dtype):  # it came so
+            return self._make("requantise", value, f"{value}_columns") if by_columns else value
+        rows = self._make("quantise_both", value, f"{value}_fp8")
+        return f"{value}_columns" if by_columns else rows
+
+
+def _base(node: Node) -> str:
+    return node.op.removesuffix("_dgrad").removesuffix("_wgrad")
+
+
+def _read_wide(node: Node) -> tuple[str, ...]:
+    """What a node of the backward reads in its own dtype: all but the operands of products."""
+    operands = 0 if _base(node) not in PRODUCTS else 2 if node.op.endswith("_wgrad") else 1
+    return node.reads[operands:]
+
+
+def _kept_gates(backward: Sequence[Node]) -> set[str]:
+    """Inputs of a SwiGLU that is computed again, of which the backward needs nothing else."""
+    repeated = {node.reads[0] for node in backward if node.op in GATES}
+    return repeated - {value for node in backward if _base(node) not in GATES for value in node.reads}

@@ -1,0 +1,301 @@
+"""Fusion: what is rewritten and what must not be, that no number changes, and that what is saved is what is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.decide import uses
+from compiler.ir import Input, Output, Segment
+from compiler.layers import LAYERS
+from compiler.ops import Tensor
+from compiler.plan import make_plan
+from compiler.segments import emit
+from compiler.segments.fuse import fused
+from compiler.segments.interpret import interpret
+from compiler.segments.joint import Joint, Node
+from compiler.segments.node_costs import bytes_saved
+from compiler.segments.passes import PASSES, Pass
+from compiler.segments.split import phases, split
+from dsl.load import load as load_spec
+from dsl.rules.precision import unfused_ops_exist
+from dsl.schema import Dense, Moe, Spec
+from dsl.schema.run import Fusion
+from runtime.ops import OPS
+from tests.segments.running import NUM_SMS, by_segment, load
+from tests.segments.specs import DENSE, gqa, mla, moe, softmax_moe, spec
+from tests.segments.test_bf16 import rounded_arguments
+from tests.segments.test_recompute import again, segments
+from tests.segments.test_segments import arguments
+
+SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.dsc"))
+MODELS = {
+    "V3": spec(),
+    "without shared experts": spec(layers=(DENSE, moe(shared=0))),
+    "softmax, grouped queries": spec(layers=(DENSE, softmax_moe()), attention=gqa()),
+    "placed": spec().model_copy(update={"parallel": spec().parallel.model_copy(update={"placement": "experts.json"})}),
+}
+ROWS = [3, 0, 9, 2, 16, 1, 7, 5]
+
+
+def apart(segment: Segment) -> Segment:
+    return replace(segment, fused=())
+
+
+def with_logits(of: Spec) -> Spec:
+    return again(of, "logits")
+
+
+# ---------------------------------------------------------------- what is fused
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_every_pass_matches_as_often_as_a_spec_implies(path: Path) -> None:
+    """`fused` asserts it of each segment; here, that over the whole model it is what its layers are."""
+    of = load_spec(path)
+    model, steps = of.model, uses(make_plan(of))
+    ops = [node.op for use in steps for node in interpret(use.segment).nodes]
+    blocks = model.num_layers + (model.mtp.depth if model.mtp else 0)
+    moes = sum(step.segment.kind == "join" for step in steps)
+    assert sum(op.startswith("add_rmsnorm") for op in ops) == blocks
+    assert ops.count("rmsnorm_dgrad_add") == 2 * blocks
+    assert ops.count("route_permute") == ops.count("unpermute_add") == ops.count("permute_dgrad_add") == moes
+    assert not {"unpermute", "permute", "permute_placed", "permute_dgrad"} & {*ops}
+
+
+EIGHT_BITS = load_spec(Path(__file__).parents[2] / "specs" / "deepseek-v3.dsc")
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite", "qwen3-30b-a3b"])
+def test_passes_of_eight_bits_match_whatever_is_recomputed(name: str) -> None:
+    """And nothing is quantised, or quantised again, behind a norm or an activation that could do it itself."""
+    of = load_spec(Path(__file__).parents[2] / "specs" / f"{name}.dsc")
+    of = of.model_copy(update={"precision": EIGHT_BITS.precision})
+    names = ("rmsnorm", "swiglu", "mla_up", "attention", "dense", "shared", "experts")
+    for count in range(len(names) + 1):
+        for chosen in combinations(names, count):
+            for segment in segments(again(of, *chosen)).values():
+                joint = interpret(segment)
+                makers = {value: node.op for node in joint.nodes for value in node.outputs}
+                readers = Counter(value for node in joint.nodes for value in node.reads)
+                for node in joint.nodes:
+                    if node.op in ("quantise", "quantise_both") and readers[node.reads[0]] == 1:
+                        made = makers.get(node.reads[0], "")
+                        assert made not in ("rmsnorm", "add_rmsnorm", "swiglu", "gated_swiglu"), (segment.kind, chosen)
+                        assert not made.endswith("swiglu_dgrad")
+                    assert node.op != "unpermute_dgrad", "gradients of rows are quantised as they are copied"
+
+
+def test_a_name_for_every_pass() -> None:
+    """Those of a run's `unfused`, and one of its `recompute`; each is of some layer."""
+    assert {*PASSES} == {*Fusion.__args__, "logits"} == {name for layer in LAYERS.values() for name in layer.fused}  # type: ignore[attr-defined]
+
+
+def test_what_a_run_leaves_apart_is_apart() -> None:
+    for name in Fusion.__args__:  # type: ignore[attr-defined]
+        whole, less = segments(spec()), segments(spec().model_copy(update={"unfused": (name,)}))
+        for kind, segment in whole.items():
+            assert less[kind].fused == tuple(each for each in segment.fused if each != name)
+
+
+@pytest.mark.parametrize("eight", [(), ("linear",), ("dispatch",), ("combine",), ("linear", "dispatch", "combine")])
+@pytest.mark.parametrize("layers", [(DENSE, moe()), (DENSE,), (moe(shared=0),)], ids=["both", "dense", "moe"])
+def test_a_name_is_refused_where_it_changes_nothing(eight: tuple[str, ...], layers: tuple[Dense | Moe, ...]) -> None:
+    """And only there: the graphs of the segments are the same with it and without it."""
+    of = spec(layers=layers)
+    roles = {role: "e4m3" if role in eight else "bf16" for role in ("linear", "dispatch", "combine")}
+    precision = EIGHT_BITS.precision.model_copy(update=roles)
+    of = of.model_copy(update={"precision": precision})
+    whole = {kind: interpret(segment).nodes for kind, segment in segments(of).items()}
+    for name in Fusion.__args__:  # type: ignore[attr-defined]
+        less = of.model_copy(update={"unfused": (name,)})
+        same = whole == {kind: interpret(segment).nodes for kind, segment in segments(less).items()}
+        assert bool([*unfused_ops_exist(less)]) == same, name
+
+
+def test_a_pass_that_finds_nothing_is_an_error() -> None:
+    segment = segments(spec())["router"]
+    joint = interpret(apart(segment))
+    without = replace(joint, segment=segment, nodes=tuple(node for node in joint.nodes if node.op != "add"))
+    with pytest.raises(AssertionError, match="residual_norm: 0 matches in router, not 1"):
+        fused(without)
+    shared = replace(interpret(apart(segments(spec())["attention"])), segment=segment)
+    with pytest.raises(AssertionError, match="0 matches"):
+        fused(shared)
+
+
+# ---------------------------------------------------------------- nothing else changes
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("of", MODELS.values(), ids=MODELS)
+def test_equal_to_the_bit(of: Spec, precision: str) -> None:
+    """Outputs and every gradient, of every segment that has something fused, to the ops one after the other."""
+    from dsl.schema import BUILT_IN
+
+    of = of.model_copy(update={"precision": BUILT_IN[precision]})
+    for segment in segments(with_logits(of)).values():
+        if not segment.fused or segment.kind == "head":
+            continue
+        given_ = arguments(segment, 31, ROWS)
+        if "slots" in given_:
+            given_["slots"] = torch.randperm(len(given_["slots"]))
+        given_ = rounded_arguments(segment, given_) if precision != "fp64" else given_
+        one, other = (by_segment(each, load(each), given_) for each in (segment, apart(segment)))
+        for mine, theirs in ((one.outputs, other.outputs), (one.gradients, other.gradients)):
+            assert mine.keys() == theirs.keys()
+            assert all(torch.equal(mine[name], theirs[name]) for name in theirs), segment.kind
+
+
+def test_the_cut_keeps_its_bytes() -> None:
+    """What crosses between F, I and W is the same; only what is made and gone within one of them is not made."""
+    for segment in segments(spec()).values():
+        one, other = (split(interpret(each)).cut for each in (segment, apart(segment)))
+        for part in ("outputs", "saved", "gradients", "deferred"):
+            assert sorted(map(repr, getattr(one, part))) == sorted(map(repr, getattr(other, part)))
+
+
+@settings(max_examples=12)
+@given(
+    query_rank=st.none() | st.integers(1, 9),
+    shared=st.integers(0, 2),
+    names=st.sets(st.sampled_from(["rmsnorm", "swiglu", "mla_up", "attention", "dense", "router", "shared", "logits"])),
+    unfused=st.sets(st.sampled_from(["residual_norm", "route", "join"])),
+)
+def test_traced_and_planned_graphs_agree_for_any_choice(
+    query_rank: int | None, shared: int, names: set[str], unfused: set[str]
+) -> None:
+    of = spec(layers=(DENSE, moe(shared=shared)), attention=mla(query_rank=query_rank))
+    for segment in segments(again(of.model_copy(update={"unfused": tuple(sorted(unfused))}), *names)).values():
+        emit(segment, NUM_SMS)
+
+
+# ---------------------------------------------------------------- the logits
+
+
+def test_logits_that_are_made_in_blocks_are_no_tensor() -> None:
+    of = spec()
+    plain, blocks = (segments(each)["head"] for each in (of, with_logits(of)))
+    T, V = 16, 31
+    assert any(tensor.shape == (T, V) for tensor in split(interpret(plain)).cut.saved)
+    cut = split(interpret(blocks)).cut
+    assert all(buffer.shape != (T, V) for part in (cut.saved, cut.deferred) for buffer in part)
+    assert "head" in cut.W.args, "W makes them once more, of the weight"
+    joint = interpret(blocks)
+    assert not any(node.op in ("linear", "cross_entropy") for node in joint.nodes)
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+def test_logits_in_blocks_are_those_of_the_whole(precision: str) -> None:
+    from dsl.schema import BUILT_IN
+
+    of = spec().model_copy(update={"precision": BUILT_IN[precision]})
+    plain, blocks = (segments(each)["head"] for each in (of, with_logits(of)))
+    given_ = arguments(plain, 31)
+    given_ = rounded_arguments(plain, given_) if precision != "fp64" else given_
+    one, other = (by_segment(each, load(each), given_) for each in (blocks, plain))
+    unit = 2.0**-52 if precision == "fp64" else 2.0**-23
+    for mine, theirs in ((one.outputs, other.outputs), (one.gradients, other.gradients)):
+        for name, tensor in theirs.items():
+            bound = 64 * unit * tensor.abs().max()  # sums of at most 31 terms, in another order
+            assert (mine[name] - tensor).abs().max() <= bound, name
+
+
+# ---------------------------------------------------------------- bytes
+
+
+def test_bytes_saved_are_those_that_no_longer_move() -> None:
+    """By hand, for a MoE layer: T 16, D 12, K 3, float64."""
+    T, D, K, size = 16, 12, 3, 8
+    tensor, gates, choices = T * D * size, T * K * size, T * K * 8
+    saved = {}
+    for segment in segments(spec()).values():
+        saved |= {(segment.kind, node.op): each for node, each in bytes_saved(interpret(segment)).items()}
+    assert saved["router", "add_rmsnorm"] == (tensor, 0), "the sum is not read again"
+    assert saved["router", "rmsnorm_dgrad_add"] == (2 * tensor, 0), "neither written nor read"
+    assert saved["router", "route_permute"] == (gates + choices, 0), "gates and choices are not read again"
+    assert saved["router", "permute_dgrad_add"] == (4 * tensor, 0), "two sums, each neither written nor read"
+    assert saved["join", "unpermute_add"] == (4 * tensor, 0), "two sums, each neither written nor read"
+
+
+def test_the_build_lists_every_call() -> None:
+    for segment in segments(spec()).values():
+        code = emit(segment, NUM_SMS)
+        parts = split(interpret(segment))
+        nodes = [node.op for nodes in parts.functions.values() for node in nodes if node.op != "columns"]
+        assert sorted(call.op for call in code.calls) == sorted(nodes)
+        assert {call.kernel for call in code.calls if call.kernel} == {name for name, _ in code.kernels}
+        assert sum(bool(call.parts) for call in code.calls) == len(interpret(segment).parts)
+        assert all(call.op in OPS or call.op in ("add", "cat2") for call in code.calls)
+
+
+# ---------------------------------------------------------------- the rewriting itself
+
+A_B = Pass(
+    find=(Node("a", ("x", "n"), ("y",)), Node("b", ("y", "z", "n"), ("w",))),
+    make=(Node("ab", ("x", "z", "n"), ("w",)),),
+    matches=lambda _: 1,
+)
+
+
+def graph(*nodes: Node, outputs: tuple[str, ...] = ("out",)) -> Joint:
+    """Of vectors; inputs are p and q."""
+    inputs = tuple(Input(name, (4,), "float32") for name in "pq")
+    segment = Segment("any", lambda: (), (), inputs, tuple(Output(name) for name in outputs), fused=("test",))
+    names = {name for node in nodes for name in (*node.reads, *node.outputs)}
+    tensors = {name: Tensor((4,), "float32") for name in names}
+    return Joint(segment, nodes, tensors, tuple((name, name) for name in outputs), (), ())
+
+
+@pytest.fixture
+def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PASSES, "test", (A_B,))
+
+
+@pytest.mark.usefixtures("one_pass")
+def test_a_match_is_rewritten_in_place() -> None:
+    before = graph(Node("a", ("p", 2), ("t",)), Node("c", ("q",), ("u",)), Node("b", ("t", "u", 2), ("out",)))
+    after = fused(before)
+    assert after.nodes == (Node("c", ("q",), ("u",)), Node("ab", ("p", "u", 2), ("out",)))
+    assert after.parts == ((after.nodes[1], (before.nodes[0], before.nodes[2])),)
+    assert set(phases(after).values()) == {"F"}
+
+
+@pytest.mark.usefixtures("one_pass")
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        (Node("a", ("p", 2), ("t",)), Node("b", ("t", "q", 3), ("out",))),  # another constant
+        (Node("a", ("p", 2), ("t",)), Node("b", ("q", "t", 2), ("out",))),  # another place
+        (Node("a", ("p", 1), ("t",)), Node("b", ("t", "q", True), ("s",)), Node("c", ("t", "s"), ("out",))),  # read
+        (Node("a", ("p", 2), ("t",)), Node("a", ("q", 2), ("u",)), Node("b", ("p", "u", 2), ("out",))),
+    ],
+    ids=["constant", "place", "read by another", "of another"],
+)
+def test_what_is_no_match_stays(nodes: tuple[Node, ...]) -> None:
+    with pytest.raises(AssertionError, match="0 matches in any, not 1"):
+        fused(graph(*nodes))
+
+
+@pytest.mark.usefixtures("one_pass")
+def test_a_value_that_the_segment_returns_is_not_lost() -> None:
+    nodes = (Node("a", ("p", 2), ("t",)), Node("b", ("t", "q", 2), ("out",)))
+    with pytest.raises(AssertionError, match="0 matches"):
+        fused(graph(*nodes, outputs=("out", "t")))
+
+
+def test_a_sum_matches_either_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = Pass(
+        (Node("a", ("x",), ("y",)), Node("add", ("y", "z"), ("w",))), (Node("az", ("x", "z"), ("w",)),), lambda _: 1
+    )
+    monkeypatch.setitem(PASSES, "test", (each,))
+    for args in (("t", "q"), ("q", "t")):
+        after = fused(graph(Node("a", ("p",), ("t",)), Node("add", args, ("out",))))
+        assert after.nodes == (Node("az", ("p", "q"), ("out",)),)
