@@ -1,7 +1,9 @@
 """`dsc`: one command line, one lazily imported module per command.
 
-Exit codes: 0 done · 1 a run failed, or a check found that files differ · 2 the spec or the command line is wrong ·
-3 a run hung, or an error of dsc itself · 130 interrupted · 141 nobody read the output.
+Exit codes: 0 done · 1 a rank failed, or files differ (`diff`, `fmt --check`, `verify`) · 2 the spec, the data or the
+command line is wrong · 3 a run hung, or an error of dsc itself · 75 try again later: the run folder is busy, the disk
+is full, or the preparation of the data was killed · 128 + signal: stopped on request, after a checkpoint, or a process
+of the run was killed · 141 nobody read the output.
 """
 
 from __future__ import annotations
@@ -25,20 +27,20 @@ COMMANDS = {
     "check": "check a spec and report every mistake in it",
     "completion": "print a completion script for bash, zsh or fish",
     "compile": "turn a spec into a build folder: plan, schedule, proof, segments, kernels",
-    "diff": "what differs between two specs: values, layers, parameters, memory, schedule",
+    "diff": "compare two specs: values, layers, parameters, memory, schedule",
     "explain": "explain an error code or a key",
     "fmt": "format spec files",
     "import": "write a spec from a model's configuration of another format",
     "init": "write a commented spec to start from",
-    "inspect": "what a run really did, beside what was planned: times, errors, measured costs",
+    "inspect": "show what a run did, beside what was planned: times, errors, measured costs",
     "lsp": "serve an editor over stdin and stdout (pip install '.[lsp]')",
-    "plan": "what a run takes: time, memory and money, predicted before it runs",
-    "place": "which expert belongs on which device, from the load of a run",
+    "plan": "predict what a run takes before it runs: time, memory and money",
+    "place": "choose which expert belongs on which device, from the load of a run",
     "report": "write the report of a run folder",
     "schedule": "print a pipeline schedule, what it takes, and how far that is from the best",
     "show": "print a resolved spec, and where each value comes from",
     "train": "train a spec or a build folder on this machine's processes",
-    "verify": "whether a checkpoint, a run or a build is whole, and what can load it",
+    "verify": "say whether a checkpoint, a run or a build is whole, and what can load it",
 }
 
 

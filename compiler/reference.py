@@ -1,10 +1,12 @@
-"""docs/reference/commands.md, from the parsers of the commands themselves."""
+"""docs/reference/commands.md, written from the parsers of the commands."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import keyword
+import re
+from types import ModuleType
 from typing import Any
 
 from compiler import cli
@@ -26,14 +28,16 @@ class Recorder(argparse.ArgumentParser):
 
 
 def commands_page() -> str:
-    """Every command: what its module says of it, its arguments, and what its exit code means."""
+    """The page: a table of all commands, the exit codes, and a section for each command with its arguments."""
     assert cli.__doc__
     codes = " ".join(cli.__doc__.partition("Exit codes: ")[2].split())
+    rows = (f"| [{name}](#{name}) | {_cell(_usage(name))} | {_cell(line)} |" for name, line in cli.COMMANDS.items())
     parts = [
         f"{MADE}# Commands\n",
-        "`dsc COMMAND --help` prints the same. A spec is named `SPEC` or, where its file has several runs, `SPEC:RUN`;",
-        "without one, commands take the spec of the current folder.\n",
-        "\n".join(f"- [{name}](#{name}): {line}" for name, line in cli.COMMANDS.items()),
+        "`dsc COMMAND --help` prints the same. A spec is named `SPEC` or, where its file has several runs, `SPEC:RUN`.",
+        "Commands that are given no spec take the one of the current folder.\n",
+        "| command | usage | does |\n|---|---|---|",
+        *rows,
         "\n## Exit codes\n",
         "".join(f"- {code.strip().rstrip('.')}\n" for code in codes.split(" · ")),
         *(_command(name) for name in cli.COMMANDS),
@@ -41,16 +45,26 @@ def commands_page() -> str:
     return "\n".join(parts)
 
 
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"compiler.commands.{name}{'_' * keyword.iskeyword(name)}")
+
+
+def _usage(name: str) -> str:
+    """The command lines with which the docstring of a command begins, before the colons."""
+    introduction = " ".join((_module(name).__doc__ or "").split("\n\n")[0].split())
+    return ", ".join(re.findall(r"`dsc [^`]*`(?=[:,])", introduction))
+
+
 def _command(name: str) -> str:
-    module = importlib.import_module(f"compiler.commands.{name}{'_' * keyword.iskeyword(name)}")
+    module = _module(name)
     parser = Recorder(prog=f"dsc {name}")
     module.add_arguments(parser)
     rows = (f"| {_written(action)} | {_help(parser, action)} |\n" for action in parser.listed)
     table = "| argument | is |\n| --- | --- |\n" + "".join(rows) if parser.listed else ""
-    return f"## {name}\n\n{_told(module.__doc__ or '')}\n\n{table}"
+    return f"## {name}\n\n{_markdown(module.__doc__ or '')}\n\n{table}"
 
 
-def _told(text: str) -> str:
+def _markdown(text: str) -> str:
     """A module's docstring as Markdown; a paragraph of command lines is quoted as it is."""
     blocks = text.strip().split("\n\n")
     return "\n\n".join(
@@ -72,5 +86,5 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text of a cell of a table."""
+    """Text as a cell of a table: on one line, its bars escaped."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from compiler.cli import COMMANDS, main
 from compiler.reference import commands_page
 from dsl import schema
 from dsl.codes import CODES, RETIRED
@@ -22,7 +23,7 @@ from dsl.lessons import FILE, lesson
 from dsl.load import check
 from dsl.reference import Block, blocks, find, keys, plain, suggestions, text_of
 from dsl.reference.keys import codes_of
-from dsl.reference.pages import errors_page, keys_page, slug, units_page
+from dsl.reference.pages import errors_page, keys_page, units_page
 from dsl.reference.topics import GROUPS, names_of_topics, sample
 from dsl.reference.words import BATCH, FAMILIES, WORDS, Word, family
 from dsl.resolve.derive import DEFAULTS
@@ -71,30 +72,22 @@ def test_page_is_current(name: str, bless: bool) -> None:
     assert made == page.read_text("utf-8"), f"{name}.md is not current: `make docs`"
 
 
-def headings(page: Path) -> set[str]:
-    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
-    return {slug(line) for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+def test_picture_of_the_first_page_is_current(bless: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """The README says which command draws docs/pictures/dualpipe.svg."""
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    command = re.search(r"the output of `dsc (schedule [^`]*--format svg)`", readme)
+    assert command and "](docs/pictures/dualpipe.svg)" in readme
+    assert main(shlex.split(command[1])) == 0
+    drawn, picture = capsys.readouterr().out, DOCS / "pictures" / "dualpipe.svg"
+    if bless:
+        picture.write_text(drawn, encoding="utf-8")
+    assert drawn == picture.read_text("utf-8"), "dualpipe.svg is not current: `make docs`"
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
-def test_links_lead_to_a_heading(page: Path) -> None:
-    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
-    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"^\[[^\]]+\]: (\S+)$", text, re.MULTILINE)
-    for target in targets:
-        path, _, anchor = target.partition("#")
-        if path.startswith("http"):
-            continue
-        other = page.parent / path if path else page
-        assert other.exists(), target
-        assert not anchor or anchor in headings(other), target
-    used = set(re.findall(r"\[(E\d{4})\]", text))
-    assert used <= set(re.findall(r"^\[(E\d{4})\]:", text, re.MULTILINE)) or page.name != "keys.md"
-
-
-def test_every_page_is_in_the_index() -> None:
-    index = (DOCS / "README.md").read_text("utf-8")
-    for page in DOCS.rglob("*.md"):
-        assert page.parent.name == "adr" or page.name == "README.md" or f"({page.relative_to(DOCS)})" in index, page
+def test_every_command_is_in_the_table() -> None:
+    """Each with its usage: the docstring of a command begins with it."""
+    rows = re.findall(r"^\| \[(\w+)\]\(#\1\) \| `dsc (\w+)", commands_page(), re.MULTILINE)
+    assert rows == [(name, name) for name in COMMANDS]
 
 
 # ---------------------------------------------------------------- the schema

@@ -16,11 +16,12 @@ TEXT = PAGE.read_text("utf-8")
 TABLES = TEXT.split(BEGIN)[1].split(END)[0]
 
 
-def test_the_example_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = re.search(r"```\n\$ dsc (.*)\n((?:.*\n)*?)```", TEXT)
-    assert shown is not None
-    assert main(shlex.split(shown[1])) == 0
-    assert capsys.readouterr().out == shown[2]
+def test_tables_are_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = re.findall(r"```\n\$ dsc (.*)\n(schedule .*\n(?:.*\n)*?)```", TEXT)
+    assert len(shown) == 2
+    for command, table in shown:
+        assert main(shlex.split(command)) == 0
+        assert capsys.readouterr().out == table
 
 
 def test_the_tables_of_costs_are_read() -> None:
