@@ -43,7 +43,7 @@ PARTS = (
     ("read and check the spec", "compiler.commands.compile", "load_spec"),
     ("plan", "compiler.decide", "make_plan"),
     ("schedules", "compiler.decide", "schedule_for"),
-    ("cuts, torch-free", "compiler.decide", "cut"),
+    ("cuts, torch-free", "compiler.plan.blocks", "cuts_by_site"),
     ("programs", "compiler.decide", "lower"),
     ("proofs", "compiler.decide", "prove"),
     ("segments: traced, or read", "compiler.build", "_trace"),

@@ -21,7 +21,7 @@ from typing import Any
 from compiler.decide import balanced_rows
 from compiler.plan import make_plan
 from compiler.predict.interval import LEAST, UNKNOWN, class_seconds
-from compiler.predict.predict import cuts_of, mfu_of, predict
+from compiler.predict.predict import mfu_of, predict
 from compiler.predict.prediction import Prediction, Step
 from compiler.predict.prediction_text import count, ranges
 from compiler.rates import rates_of
@@ -192,7 +192,7 @@ def layer_classes(spec: Spec, table: str) -> dict[str, float]:
     """Seconds of one MoE layer by kernel class: a quarter of a stage of four."""
     plan, rates = make_plan(spec), rates_of(spec, table)
     seconds: dict[str, float] = defaultdict(float)
-    for kind, value in class_seconds(plan.stages[1], cuts_of(plan), rates, balanced_rows(spec)).items():
+    for kind, value in class_seconds(plan.stages[1], plan.cuts, rates, balanced_rows(spec)).items():
         seconds[kind] += value / 4
     return seconds
 

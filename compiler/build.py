@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.decide import lower_spec, uses
+from compiler.decide import lower_spec
 from compiler.emit.build_files import manifest, plan_json, plan_text, program_json, train_py
 from compiler.emit.build_summary import does_not_fit, summary
 from compiler.emit.certificate import certificate_json, digest
@@ -82,11 +82,11 @@ def compile_spec(
     best = orders.best if orders else best_order
     lowered = lower_spec(spec, own, progress, placement, best)
     plan, resolved = lowered.plan, canonical(standing_alone(spec))
-    overlaps = overlaps_of(lowered.programs, rank_times(plan, lowered.cuts, rank_rates(spec)))
+    overlaps = overlaps_of(lowered.programs, rank_times(plan, plan.cuts, rank_rates(spec)))
     keys = _keys(spec, plan) if cached else {}
     segments = _trace(spec, plan, progress, {} if codes is None else codes, cached, keys)
-    first = {use.segment.key: use for use in reversed(uses(plan))}  # in model order the first use of each segment
-    modules = {use.site: segments[use.segment.key].name for use in uses(plan)}
+    first = {use.segment.key: use for use in reversed(plan.uses)}  # in model order the first use of each segment
+    modules = {use.site: segments[use.segment.key].name for use in plan.uses}
     optimizer = call_of_optimizer(spec)
     kernel = emit_kernel(optimizer.op, optimizer.arguments, num_sms(spec))
     files = {
@@ -125,7 +125,7 @@ def compile_spec(
 def _keys(spec: Spec, plan: Plan) -> dict[object, str]:
     """The names of a cache's entries by the keys of a plan's segments."""
     sms, tools = num_sms(spec), cache.tools()
-    different = {use.segment.key: use.segment for use in uses(plan)}
+    different = {use.segment.key: use.segment for use in plan.uses}
     return {key: cache.key_of(segment, sms, tools) for key, segment in different.items()}
 
 
@@ -139,7 +139,7 @@ def _trace(
 ) -> dict[object, SegmentCode]:
     """The emitted segments of a plan by their key, each traced once, or found in the folder `cached`."""
     sms = num_sms(spec)
-    for use in uses(plan):
+    for use in plan.uses:
         key = use.segment.key
         if (key, sms) not in codes:
             found = cache.find(cached, keys[key], use.segment) if cached else None
@@ -147,7 +147,7 @@ def _trace(
                 progress(f"trace {use.segment.kind}")
                 found = emit(use.segment, sms)
             codes[key, sms] = found
-    return {use.segment.key: codes[use.segment.key, sms] for use in uses(plan)}
+    return {use.segment.key: codes[use.segment.key, sms] for use in plan.uses}
 
 
 def num_sms(spec: Spec) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from compiler.ir import Cut, Plan, Program, Use
+from compiler.ir import Plan, Program
 from compiler.lower import lower
 from compiler.lower.estimate import stage_costs
 from compiler.lower.lanes import Best, best_order
@@ -19,7 +19,6 @@ from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedules.costs import Costs
 from compiler.schedules.forward import forward_only
 from compiler.schedules.schedule import Schedule
-from compiler.segments.interpret import cut
 from compiler.solver import Cores, default_cap, is_long, solve_on
 from compiler.topology.rank_kinds import rank_rates
 from dsl import ramp
@@ -40,7 +39,6 @@ class Lowered:
     plan: Plan
     batches: tuple[tuple[int, int], ...]  # (first step, sequences of a step), ascending
     num_steps: int
-    cuts: Mapping[str, Cut]  # by site of use
     schedules: Mapping[str, Schedule]  # by program: train_8, evaluate_2
     programs: Mapping[str, Program]
     certificates: Mapping[str, Certificate]
@@ -76,9 +74,6 @@ def lower_spec(
     (compiler/lower/order_cache.py).
     """
     plan = make_plan(spec, own, placed=placement)
-    different = {use.segment.key: use.segment for use in uses(plan)}
-    keyed = {key: cut(segment) for key, segment in different.items()}
-    cuts = {use.site: keyed[use.segment.key] for use in uses(plan)}
     growth = ramp.of(spec)
     num_steps = growth.steps_for(spec.train.tokens)
     batches = tuple((size.first_step, size.batch) for size in growth.sizes if size.first_step < num_steps)
@@ -92,22 +87,18 @@ def lower_spec(
     made: Bodies = {}  # the sizes of a growing batch have most of their bodies in common
     effects = Effects()
     programs = {
-        name: lower(plan, schedule, cuts, rates, name.startswith("evaluate"), made, best)
+        name: lower(plan, schedule, plan.cuts, rates, name.startswith("evaluate"), made, best)
         for name, schedule in schedules.items()
     }
     certificates = {name: prove(program, plan, balanced_rows(spec), effects) for name, program in programs.items()}
     memories = proven_memories(spec, plan, certificates.values())
-    return Lowered(plan, batches, num_steps, cuts, schedules, programs, certificates, memories)
+    return Lowered(plan, batches, num_steps, schedules, programs, certificates, memories)
 
 
 def balanced_rows(spec: Spec) -> int:
     """Rows an expert rank receives in a layer when the experts' load is even: as many as it sends."""
     top_k = max((layers.ffn.top_k for layers in spec.model.layers if isinstance(layers.ffn, Moe)), default=0)
     return spec.train.micro_batch * spec.train.sequence * top_k
-
-
-def uses(plan: Plan) -> list[Use]:
-    return [step for stage in plan.stages for step in stage.steps if isinstance(step, Use)]
 
 
 def schedule_for(
@@ -146,6 +137,6 @@ def search_of(spec: Spec, plan: Plan, progress: Callable[[str], None] = lambda _
     """At the predicted costs; stages are weighed to a thousandth, which is more than is known. None for a name."""
     if spec.schedule.name != AUTO:
         return None
-    costs = stage_costs(plan, {use.site: cut(use.segment) for use in uses(plan)}, rank_rates(spec))
+    costs = stage_costs(plan, plan.cuts, rank_rates(spec))
     stages = tuple(Fraction(max(1, round(1000 * each)), 1000) for each in costs.stages)
     return Search(replace(costs, stages=stages), progress)

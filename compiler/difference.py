@@ -11,6 +11,7 @@ from fractions import Fraction
 from itertools import groupby
 
 from compiler.ir import Use
+from compiler.plan.blocks import cut_model
 from compiler.plan.layer_runs import storage_of
 from compiler.plan.stages import build_stages
 from compiler.rates import Table
@@ -216,7 +217,7 @@ def _stage_of_layers(spec: Spec, own: Schedule | None) -> dict[int, int]:
     """Which stage runs a layer, as the planner decides."""
     return {
         int(use.site.partition(".")[0].removeprefix("L")): stage.index
-        for stage in build_stages(spec, _num_stages(spec, own), _stored(spec, own), own=own)
+        for stage in build_stages(cut_model(spec), _num_stages(spec, own), _stored(spec, own), own)
         for use in stage.steps
         if isinstance(use, Use) and use.site.startswith("L")
     }

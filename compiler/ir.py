@@ -9,9 +9,10 @@ The schedule itself is in compiler/schedules/schedule.py, its alphabet in runtim
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 from compiler.dtypes import tensor_bytes
@@ -35,15 +36,12 @@ class Buffer:
     @property
     def fixed_bytes(self) -> int:
         """Bytes if the shape is static and owns its storage, else 0."""
-        return 0 if self.alias or "R" in self.shape else self._bytes()
+        return 0 if self.alias or "R" in self.shape else tensor_bytes(self.shape, self.dtype)
 
     @property
     def row_bytes(self) -> int:
         """Bytes per received row if dimension 0 is R and the storage is its own, else 0."""
-        return 0 if self.alias or "R" not in self.shape else self._bytes()
-
-    def _bytes(self) -> int:
-        return tensor_bytes(self.shape, self.dtype)
+        return 0 if self.alias or "R" not in self.shape else tensor_bytes(self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +279,7 @@ class Replica:
 
     @property
     def num_elements(self) -> int:
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count
+        return prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -298,15 +293,26 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who holds what, and which segments each stage runs."""
+    """Who holds what, which segments each stage runs, and how each of them is cut."""
 
     mesh: Mesh
     placement: str  # of the schedule: bidirectional, loop(1), …
     stages: tuple[Stage, ...]
+    cuts: Mapping[str, Cut] = field(repr=False)  # by site of use; equal segments share one
     replicas: tuple[Replica, ...]
     buckets: tuple[Bucket, ...]
     assumptions: tuple[str, ...] = ()
     slots: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (tensor, place of each expert) of layers that are placed
+
+    @cached_property
+    def uses(self) -> tuple[Use, ...]:
+        """The segments of all stages at their places, in the order of the model."""
+        return tuple(step for stage in self.stages for step in stage.steps if isinstance(step, Use))
+
+    @property
+    def cuts_by_key(self) -> dict[Hashable, Cut]:
+        """The cut of each distinct segment, by its key."""
+        return {use.segment.key: self.cuts[use.site] for use in self.uses}
 
 
 # ---------------------------------------------------------------- program

@@ -97,16 +97,13 @@ def _edit(chosen: Chosen, args: argparse.Namespace) -> str:
 
 
 def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> Table:
-    from compiler.decide import uses
     from compiler.rates.traced_layer import calibrated, read_trace, uncalibrated
-    from compiler.segments.interpret import cut
 
     name = args.table or table_for(spec.cluster.node.device)
     table = shipped_table(name) if name in shipped_tables() else read_table(Path(name))
-    cuts = {use.site: cut(use.segment) for use in uses(plan)}
     trace = read_trace(args.trace)
-    made = calibrated(table, trace, spec, plan, cuts)
-    if kept := uncalibrated(made, spec, plan, cuts):
+    made = calibrated(table, trace, spec, plan, plan.cuts)
+    if kept := uncalibrated(made, spec, plan, plan.cuts):
         say(
             f"note: the trace does not name, or its layer {trace.layer} does not run, {', '.join(kept)}: these stay as "
             f"table {table.name[:40]} has them"

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, load_spec, progress, wrong
 from compiler.commands.output_files import put, refuse_output
@@ -30,7 +30,6 @@ from compiler.picture.drawing import Screen
 from compiler.picture.formats import screen_of
 
 if TYPE_CHECKING:
-    from compiler.ir import Cut
     from compiler.predict.predict import Timed
     from compiler.predict.prediction import Prediction, RankMemory
     from compiler.predict.why_shown import Why
@@ -70,9 +69,8 @@ def run(args: argparse.Namespace) -> int:
     from compiler.plan import make_plan  # with networkx
     from compiler.predict.predict import memories, predicted, timed
 
-    known: dict[Any, Cut] = {}
-    plan = make_plan(chosen.spec, chosen.own, known, chosen.placement)
-    found = timed(chosen.spec, chosen.own, known=known, plan=plan)
+    plan = make_plan(chosen.spec, chosen.own, chosen.placement)
+    found = timed(chosen.spec, chosen.own, plan=plan)
     prediction = predicted(found, memories(found))
     why = None if prediction.fits else _why(args, chosen, found, prediction.ranks)
     try:

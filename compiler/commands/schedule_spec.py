@@ -8,8 +8,8 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from compiler.decide import schedule_for, search_of, uses
-from compiler.ir import Cut, Plan, Use
+from compiler.decide import schedule_for, search_of
+from compiler.ir import Plan, Use
 from compiler.lower import lower
 from compiler.lower.estimate import rank_times, stage_costs
 from compiler.picture.comm_lane import lanes_of
@@ -19,7 +19,6 @@ from compiler.schedules import DEFAULT_CHUNKS
 from compiler.schedules.costs import Costs
 from compiler.schedules.placement import num_stages
 from compiler.schedules.schedule import Schedule
-from compiler.segments.interpret import cut
 from compiler.topology.rank_kinds import rank_rates
 from dsl import ramp
 from dsl.layout import layout_of
@@ -81,20 +80,14 @@ class Run:
         schedule.check()
         return schedule
 
-    @cached_property
-    def cuts(self) -> dict[str, Cut]:
-        """By site of use."""
-        keyed = {use.segment.key: cut(use.segment) for use in uses(self.plan)}
-        return {use.site: keyed[use.segment.key] for use in uses(self.plan)}
-
     def costs(self) -> Costs:
         """Of its stages, from the work that the plan counts and the rates of its devices."""
-        return stage_costs(self.plan, self.cuts, rank_rates(self.spec))
+        return stage_costs(self.plan, self.plan.cuts, rank_rates(self.spec))
 
     def lanes(self, schedule: Schedule) -> tuple[Lanes, ...]:
         """What each rank's actions communicate when, in the program of a schedule on the run's stages."""
         rates = rank_rates(self.spec)
-        return lanes_of(lower(self.plan, schedule, self.cuts, rates), rank_times(self.plan, self.cuts, rates))
+        return lanes_of(lower(self.plan, schedule, self.plan.cuts, rates), rank_times(self.plan, self.plan.cuts, rates))
 
 
 def run_of(spec: Spec, own: Schedule | None = None, placement: OwnPlacement | None = None) -> Run:

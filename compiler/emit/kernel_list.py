@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from compiler.decide import balanced_rows, uses
+from compiler.decide import balanced_rows
 from compiler.dtypes import ITEMSIZE
 from compiler.emit.build_files import pretty
 from compiler.ir import Buffer, Emitted, Plan, SegmentCode
@@ -22,8 +22,8 @@ def kernels_json(
 
     `optimizer`, and the `kernel` file that it has: what a step of it moves, on the pipeline rank that updates most.
     """
-    used = Counter(use.segment.key for use in uses(plan))
-    first = {use.segment.key: use for use in reversed(uses(plan))}
+    used = Counter(use.segment.key for use in plan.uses)
+    first = {use.segment.key: use for use in reversed(plan.uses)}
     rows = balanced_rows(spec)
     data = {
         "rows": rows,

@@ -1,4 +1,4 @@
-"""What the blocks of a model take on the devices that may run them: what `balance` splits by.
+"""Times of the blocks of a model on the devices that may run them: what `balance` splits by.
 
 Where a schedule overlaps pairs of micro-batches, compute and exchanges go on at the same time, each on its lane: of a
 rank the fuller lane counts. Elsewhere an action runs alone, with what it hides of its own exchanges.
@@ -6,47 +6,28 @@ rank the fuller lane counts. Elsewhere an action runs alone, with what it hides 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, MutableMapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Hashable, Sequence
 
 from compiler import ir
 from compiler.lower.chains import Chains
 from compiler.lower.lanes import best_order, end_of
 from compiler.lower.order import jobs_of
+from compiler.plan.blocks import CutModel
 from compiler.plan.layer_runs import Blocks, Cost
 from compiler.rates import Rates
-from compiler.segments.interpret import cut
-
-Cuts = MutableMapping[Any, ir.Cut]  # by the key of a segment: made once for all who ask
 
 
-class Steps(Protocol):
-    """Of a block: see compiler/plan/stages.py."""
-
-    @property
-    def steps(self) -> tuple[ir.Use | ir.Communication, ...]: ...
-
-
-def cut_of(segment: ir.Segment, cuts: Cuts) -> ir.Cut:
-    """The cut of a segment, remembered in `cuts`."""
-    key = segment.key
-    if key not in cuts:
-        cuts[key] = cut(segment)
-    return cuts[key]
-
-
-def chains_of(rates: Rates, blocks: Sequence[Steps], cuts: Cuts) -> tuple[Chains, ...]:
+def chains_of(rates: Rates, model: CutModel) -> tuple[Chains, ...]:
     """Each block as a stage of its own, on one kind of device. Blocks that differ in names alone share the first's."""
-    known: dict[Hashable, Chains] = {}
+    found: dict[Hashable, Chains] = {}
     result = []
-    for block in blocks:
+    for block in model.blocks:
         key = tuple(
             step.segment.key if isinstance(step, ir.Use) else (step.kind, step.sizes[0].shape) for step in block.steps
         )
-        if key not in known:
-            made = {step.site: cut_of(step.segment, cuts) for step in block.steps if isinstance(step, ir.Use)}
-            known[key] = Chains(ir.Stage(0, block.steps, (), None, None, (), ()), made, rates, -1, -1)
-        result.append(known[key])
+        if key not in found:
+            found[key] = Chains(ir.Stage(0, block.steps, (), None, None, (), ()), model.cuts, rates, -1, -1)
+        result.append(found[key])
     return tuple(result)
 
 
@@ -55,8 +36,7 @@ def blocks_of(chains: Sequence[Chains], overlaps: bool) -> Blocks:
 
     Equal load of the experts is assumed: every rank receives as many rows as it sends.
     """
-    known = {id(each): each for each in chains}
-    costs = {key: _cost(each, overlaps) for key, each in known.items()}
+    costs = {id(each): _cost(each, overlaps) for each in {id(each): each for each in chains}.values()}
     first, *layers, last = (costs[id(each)] for each in chains)
     return Blocks(tuple(layers), first, last)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import networkx as nx
 
 from compiler.ir import Buffer, Communication, Cut, Plan, Use
@@ -11,16 +9,16 @@ from compiler.lower.chains import Chains, Names
 from compiler.rates import Rates
 
 
-def model_graph(plan: Plan, cuts: Mapping[str, Cut], rates: Rates) -> nx.DiGraph:
+def model_graph(plan: Plan, rates: Rates) -> nx.DiGraph:
     """Nodes are the sites of a plan: "L3.attention", "L3 dispatch"; edges go from who makes a value to who reads it.
 
     Nodes have `kind`, `stage` and `F_s`, `I_s`, `W_s`, seconds of a micro-batch each way, experts evenly loaded. Edges
-    have `values`, their names, `bytes`, and `crosses`: whether a message takes them to the next stage. `cuts` by site.
+    have `values`, their names, `bytes`, and `crosses`: whether a message takes them to the next stage.
     """
     graph: nx.DiGraph = nx.DiGraph()
     made: dict[str, tuple[str, int]] = {}  # value → (who makes it, bytes)
     for stage in plan.stages:
-        chains = Chains(stage, cuts, rates, -1, -1)
+        chains = Chains(stage, plan.cuts, rates, -1, -1)
         times: dict[tuple[str, str], int] = {}
         for kind in "FIW":
             for node in (each for each in chains.of(kind) if each.ordered):
@@ -37,7 +35,7 @@ def model_graph(plan: Plan, cuts: Mapping[str, Cut], rates: Rates) -> nx.DiGraph
                 if value in made:
                     maker, size = made[value]
                     _add(graph, maker, name, value, size)
-            outputs = step.outputs if isinstance(step, Communication) else _outputs(step, cuts[step.site])
+            outputs = step.outputs if isinstance(step, Communication) else _outputs(step, plan.cuts[step.site])
             made |= {buffer.name: (name, _bytes(buffer, chains.rows)) for buffer in outputs}
     return graph
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from compiler import ir
-from compiler.plan.stages import Step, model_steps
+from compiler.plan.blocks import Step, model_steps
 from dsl.schema import Moe, Spec
 
 

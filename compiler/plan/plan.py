@@ -15,7 +15,7 @@ import networkx as nx
 from compiler.holders import Holders
 from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
 from compiler.plan.balance import NEAR
-from compiler.plan.block_costs import Cuts
+from compiler.plan.blocks import NO_CUTS, CutsByKey, cut_model
 from compiler.plan.layer_runs import storage_of
 from compiler.plan.parameters import Tensor, tensors
 from compiler.plan.stages import build_stages
@@ -30,18 +30,19 @@ Owners = Mapping[str, tuple[int, ...]]  # layers.3 → the expert rank of each o
 
 
 def make_plan(
-    spec: Spec, own: Schedule | None = None, cuts: Cuts | None = None, placed: OwnPlacement | None = None
+    spec: Spec, own: Schedule | None = None, placed: OwnPlacement | None = None, known: CutsByKey = NO_CUTS
 ) -> Plan:
     """Pure and torch-free. The spec has passed its checks; what they promise is asserted here.
 
-    `own`: the schedule of the file that the spec names, whose placement the ranks then store. `cuts` remembers those
-    of segments, for who asks for them next. `placed`: the experts, from the file that the spec names; without it they
-    are placed by their numbers, which holds the same bytes and takes the same time.
+    `own`: the schedule of the file that the spec names, whose placement the ranks then store. `placed`: the experts,
+    from the file that the spec names; without it they are placed by their numbers, which holds the same bytes and takes
+    the same time. `known`: cuts of other plans, by the key of a segment, which are not made again.
     """
     parallel = spec.parallel
     mesh = Mesh(pp=parallel.pipeline, dp=parallel.data, ep=parallel.expert, tp=parallel.tensor, cp=parallel.context)
     placement = own.placement if own else storage_of(spec)
-    stages = build_stages(spec, num_stages(placement, mesh.pp), placement, cuts, own)
+    model = cut_model(spec, known)
+    stages = build_stages(model, num_stages(placement, mesh.pp), placement, own)
     graph = placement_graph(stages, placement, mesh.pp)
     rows = tensors(spec, (step for stage in stages for step in stage.steps))
     owners: Owners | None = placed.owners if placed else None
@@ -53,6 +54,7 @@ def make_plan(
         mesh=mesh,
         placement=placement,
         stages=stages,
+        cuts=model.cuts,
         replicas=replicas,
         buckets=buckets(replicas),
         assumptions=(*_assumptions(spec, len(stages), bool(owned)), *(placed.said if placed else ())),

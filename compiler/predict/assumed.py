@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from compiler.decide import balanced_rows, uses
+from compiler.decide import balanced_rows
 from compiler.ir import Cut, Plan
 from compiler.predict.memory_why import memory_assumptions
 from compiler.predict.prediction import RankMemory
@@ -56,7 +56,7 @@ def _classes(spec: Spec, plan: Plan, cuts: Mapping[str, Cut], rates: Rates) -> s
         ("optimizer", "any"),
         ("copy", "any"),
     }
-    for use in uses(plan):
+    for use in plan.uses:
         for _, cost in cuts[use.site].costs:
             for op, work in cost.ops:
                 of = {kind for kind, _ in rates.kernels_s(use.segment.kind, op, work, rows)}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from compiler.decide import balanced_rows, schedule_for, search_of, uses
+from compiler.decide import balanced_rows, schedule_for, search_of
 from compiler.ir import Cut, Plan, Program, Use
 from compiler.lower.lanes import Best, best_order
 from compiler.plan import make_plan
-from compiler.plan.block_costs import Cuts, cut_of
 from compiler.predict.assumed import assumptions
 from compiler.predict.flops import flops_per_token
 from compiler.predict.interval import interval_of, rank_seconds
@@ -39,7 +37,6 @@ class Timed:
 
     spec: Spec
     plan: Plan
-    cuts: Mapping[str, Cut]  # by site
     rates: tuple[Rates, ...]  # of each pipeline rank
     schedule: Schedule
     timeline: Timeline  # in milliseconds
@@ -52,21 +49,19 @@ def timed(
     spec: Spec,
     own: Schedule | None = None,
     rates: Rates | None = None,
-    known: dict[Any, Cut] | None = None,
     plan: Plan | None = None,
     effort: float | None = None,
     least: bool = False,
     best: Best = best_order,
 ) -> Timed:
-    """What a step of the largest batch takes. `known`: cuts by key of a segment, which it adds to.
+    """What a step of the largest batch takes.
 
     `plan`: the spec's, if it is there. `effort`: of the search for the schedule `auto`; None: as a build has it.
     `least`: what it takes at least, whatever order the instructions of its actions are in. `best`: who knows
     or finds the orders (compiler/lower/order_cache.py).
     """
-    known = {} if known is None else known
-    plan = plan or make_plan(spec, own, known)
-    cuts = cuts_of(plan, known)
+    plan = plan or make_plan(spec, own)
+    cuts = plan.cuts
     each = rank_rates(spec) if rates is None else (rates,) * plan.mesh.pp
     search = search_of(spec, plan)
     if search is not None and effort is not None:
@@ -87,12 +82,12 @@ def timed(
     on = each[busiest.pp_rank]
     classes = rank_seconds(plan, cuts, on, balanced_rows(spec), schedule, busiest.pp_rank)
     step = replace(step, interval=interval_of(step.seconds, classes, max(0.0, exposed_s), on))
-    return Timed(spec, plan, cuts, each, schedule, timeline, tensors, shared, step)
+    return Timed(spec, plan, each, schedule, timeline, tensors, shared, step)
 
 
 def memories(found: Timed, program: Program | None = None) -> tuple[RankMemory, ...]:
     """What each pipeline rank of a timed plan holds. `program`: of its schedule, if it is there."""
-    given = (found.spec, found.plan, found.cuts, found.schedule)
+    given = (found.spec, found.plan, found.plan.cuts, found.schedule)
     return rank_memories(*given, found.timeline, found.rates, program=program)
 
 
@@ -108,7 +103,8 @@ def predict(spec: Spec, own: Schedule | None = None, rates: Rates | None = None)
 
 def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
     """All that is said of a timed plan; `ranks`: its memories."""
-    spec, plan, cuts, each, step = found.spec, found.plan, found.cuts, found.rates, found.step
+    spec, plan, each, step = found.spec, found.plan, found.rates, found.step
+    cuts = plan.cuts
     flops = flops_per_token(spec.model, spec.train.sequence)
     hours = step.seconds / step.tokens * TRILLION * plan.mesh.world / 3600
     counts = parameters(spec.model)
@@ -164,12 +160,6 @@ def shared_by(
     ]
     alone_s = float(timeline.makespan) / 1000 + max(tail.seconds for tail in tails)
     return rates.shared_s(alone_s, busy * plan.mesh.dp) / alone_s
-
-
-def cuts_of(plan: Plan, known: Cuts | None = None) -> dict[str, Cut]:
-    """The cut of every segment, by site; equal segments are cut once, and those that are `known` not at all."""
-    known = {} if known is None else known
-    return {use.site: cut_of(use.segment, known) for use in uses(plan)}
 
 
 def mfu_of(flops: Flops, step: Step, peak: float) -> Flops:

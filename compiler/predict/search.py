@@ -8,7 +8,7 @@ its forwards save do not fit. The SMs that communicate are tried last, on the pl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from compiler.lower.chains import Chains
 from compiler.plan import make_plan
 from compiler.plan.holding import kept_bytes, moments_of
 from compiler.predict.memory_state import device_of, rank_states
-from compiler.predict.predict import Timed, cuts_of, memories, timed
+from compiler.predict.predict import Timed, memories, timed
 from compiler.predict.times import twins_of
 from compiler.rates import rates_of
 from compiler.schedules import AUTO, stand_in
@@ -119,7 +119,13 @@ class _Seen:
     def __init__(self) -> None:
         self.candidates: list[Candidate] = []
         self.best = math.inf
-        self.known: dict[Any, Cut] = {}  # cuts of segments, which most plans share
+        self._cuts: dict[Hashable, Cut] = {}  # by the key of a segment: most plans share them
+
+    def plan(self, spec: Spec) -> Plan:
+        """The plan of a spec. A segment that an earlier plan has is not cut again."""
+        plan = make_plan(spec, known=self._cuts)
+        self._cuts |= plan.cuts_by_key
+        return plan
 
     def look_into(self, candidate: Candidate) -> Candidate:
         """Its memory and its time, each only as far as it may be the best."""
@@ -131,13 +137,13 @@ class _Seen:
 
     def lacks(self, candidate: Candidate) -> bool:
         """Whether it surely does not fit; then it is seen."""
-        missing = self._missing(candidate, make_plan(candidate.spec, None, self.known))
+        missing = self._missing(candidate, self.plan(candidate.spec))
         self.candidates += [missing] if missing is not None else []
         return missing is not None
 
     def bounded(self, candidate: Candidate) -> Candidate:
         """With what its step takes at least."""
-        found = timed(candidate.spec, known=self.known, effort=EFFORT, least=True)
+        found = timed(candidate.spec, plan=self.plan(candidate.spec), effort=EFFORT, least=True)
         return replace(candidate, bound_s=found.step.seconds)
 
     def find_nearest(self) -> None:
@@ -147,21 +153,21 @@ class _Seen:
             if nearest.seconds is not None:
                 return
             self.candidates.remove(nearest)
-            self.candidates.append(_measured(nearest, timed(nearest.spec, known=self.known, effort=EFFORT)))
+            self.candidates.append(_measured(nearest, timed(nearest.spec, plan=self.plan(nearest.spec), effort=EFFORT)))
 
     def _missing(self, candidate: Candidate, plan: Plan) -> Candidate | None:
-        rank, missing = least_missing(candidate.spec, plan, cuts_of(plan, self.known))
+        rank, missing = least_missing(candidate.spec, plan)
         return replace(candidate, missing_bytes=missing, rank=rank) if missing > 0 else None
 
     def _look(self, candidate: Candidate) -> Candidate:
         if candidate.bound_s >= self.best:
             return candidate
         spec = candidate.spec
-        plan = make_plan(spec, None, self.known)
+        plan = self.plan(spec)
         lacking = self._missing(candidate, plan)
         if lacking is not None:
             return lacking
-        found = timed(spec, known=self.known, plan=plan, effort=EFFORT)
+        found = timed(spec, plan=plan, effort=EFFORT)
         if found.step.seconds > self.best * NEAR:
             return replace(candidate, seconds=found.step.seconds)
         return _measured(candidate, found)
@@ -174,7 +180,7 @@ def _measured(candidate: Candidate, found: Timed) -> Candidate:
     return replace(candidate, seconds=found.step.seconds, missing_bytes=missing, rank=fullest.pp_rank)
 
 
-def least_missing(spec: Spec, plan: Plan, cuts: Mapping[str, Cut], own: Schedule | None = None) -> tuple[int, int]:
+def least_missing(spec: Spec, plan: Plan, own: Schedule | None = None) -> tuple[int, int]:
     """The pipeline rank whose device surely lacks most, and the bytes; below 0 where it may fit.
 
     It holds its weights and their kind all the time, and what forwards keep until it is used: as much as one
@@ -185,7 +191,7 @@ def least_missing(spec: Spec, plan: Plan, cuts: Mapping[str, Cut], own: Schedule
     kept: dict[int, tuple[int, int]] = {}
     for stage, twins in twins_of(plan.stages).items():
         if twins[0] not in kept:
-            chains = Chains(plan.stages[twins[0]], cuts, rates, -1, -1)
+            chains = Chains(plan.stages[twins[0]], plan.cuts, rates, -1, -1)
             kept[twins[0]] = kept_bytes(chains, "F"), kept_bytes(chains, "I")
         kept[stage] = kept[twins[0]]
     if spec.schedule.name == AUTO:

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, get_args
+from typing import get_args
 
-from compiler.decide import schedule_for, uses
-from compiler.ir import Cut, Plan
+from compiler.decide import schedule_for
+from compiler.ir import Plan
 from compiler.plan import make_plan
 from compiler.predict.memory import rank_memories
-from compiler.predict.predict import Timed, cuts_of, timed
+from compiler.predict.predict import Timed, timed
 from compiler.predict.prediction import RankMemory
 from compiler.predict.search import least_missing
 from compiler.rates.spec_table import own_table, with_table
@@ -91,7 +91,6 @@ class _Tried:
     settings: tuple[Setting, ...]
     spec: Spec
     plan: Plan
-    cuts: Mapping[str, Cut]
     least: int
 
     @property
@@ -175,8 +174,8 @@ class _Looking:
         self.base, self.legal, self.own = base, legal, own
         span = origins.get(DATA)
         self.data_is_written = span is not None and span.text != "auto"
-        self.known: dict[Any, Cut] = {use.segment.key: base.cuts[use.site] for use in uses(base.plan)}
-        self.least = least_missing(base.spec, base.plan, base.cuts, own)[1]
+        self.cuts = base.plan.cuts_by_key  # of all plans so far: most segments are in many
+        self.least = least_missing(base.spec, base.plan, own)[1]
         self.lacks = max(rank.peak_bytes - rank.capacity_bytes for rank in ranks)
         self.margin = int(MARGIN * min(rank.capacity_bytes for rank in ranks))
         self.tried: list[_Tried] = []  # of one key, that lack less than the plan does
@@ -244,9 +243,9 @@ class _Looking:
             return None
         table = own_table(self.base.spec)
         spec = spec if table is None else with_table(spec, table)
-        plan = make_plan(spec, self.own, self.known)
-        cuts = cuts_of(plan, self.known)
-        tried = _Tried(whole, spec, plan, cuts, least_missing(spec, plan, cuts, self.own)[1])
+        plan = make_plan(spec, self.own, known=self.cuts)
+        self.cuts |= plan.cuts_by_key
+        tried = _Tried(whole, spec, plan, least_missing(spec, plan, self.own)[1])
         self.seen[frozenset(settings)] = tried
         if tried.least < self.least:
             self.less.append(tried)
@@ -299,7 +298,7 @@ class _Looking:
         if self.planned[frozenset(tried.settings)] > 0:
             self.failed.append((tried.others, _ops(tried)))
             return False
-        seconds = timed(spec, schedule, known=self.known, plan=tried.plan).step.seconds
+        seconds = timed(spec, schedule, plan=tried.plan).step.seconds
         same = spec.precision == self.base.spec.precision
         change = seconds / self.base.step.seconds - 1
         free = min(rank.capacity_bytes - rank.peak_bytes for rank in ranks)
@@ -313,7 +312,7 @@ class _Looking:
         spec, key = tried.spec, frozenset(tried.settings)
         self.searches += spec.schedule.name == AUTO
         schedule = schedule_for(spec, tried.plan, ramp.micro_batches(spec)[-1], self.own)
-        ranks = rank_memories(spec, tried.plan, tried.cuts, schedule, None, rank_rates(spec))
+        ranks = rank_memories(spec, tried.plan, tried.plan.cuts, schedule, None, rank_rates(spec))
         fullest = max(ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
         self.planned[key], self.fullest[key] = fullest.peak_bytes - fullest.capacity_bytes, fullest.pp_rank
         return schedule, ranks

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from compiler.ir import Body, Buffer, Instruction, Plan
-from compiler.proof.operands import Cuts
 from runtime.actions import Action
 
 Name: TypeAlias = tuple[int, str]  # of a value: its stage, and its name there
@@ -131,7 +130,6 @@ class Effects:
     numbers: dict[State, int] = field(default_factory=lambda: {State(): 0})
     found: dict[Hashable, Found] = field(default_factory=dict)  # by all that decides what is done to the states
     messages: dict[Buffer | None, int] = field(default_factory=dict)  # numbers of the programs' messages
-    cuts: Cuts = field(default_factory=Cuts)
     bodies: dict[int, tuple[Body, int]] = field(default_factory=dict)  # by identity: kept, so that no other one gets it
     alike: dict[Hashable, int] = field(default_factory=dict)  # numbers of those bodies, by all but whom they talk to
     waits: dict[int, Waits] = field(default_factory=dict)  # by that number

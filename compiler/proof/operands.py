@@ -7,39 +7,25 @@ code passes operands by place.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from compiler.ir import Buffer, Communication, Cut, Instruction, Segment, Signature, Stage, Use
-from compiler.segments.interpret import cut
+from compiler.ir import Buffer, Communication, Cut, Instruction, Signature, Stage, Use
 
+Cuts = Mapping[str, Cut]  # by site of use
 Steps = Mapping[tuple[str, str], Use | Communication]  # by site and kind; a segment's kind is "run"
 Names = tuple[str, ...]
 Operands = tuple[Names, Names, Names, tuple[Buffer, ...]]  # reads, parameters, weights that W reads, writes
 
 
-@dataclass
-class Cuts:
-    """The cuts of a plan's segments, each made once."""
+def runs(use: Use, phase: str, cuts: Cuts) -> bool:
+    """Whether the segment has anything to do in a phase."""
+    return phase == "F" or signature_of(use, phase, cuts) != Signature()
 
-    found: dict[object, Cut] = field(default_factory=dict)  # by segment key
-    same: dict[int, tuple[Segment, Cut]] = field(default_factory=dict)  # by identity of segments, kept with it
 
-    def of(self, use: Use) -> Cut:
-        segment = use.segment
-        if id(segment) not in self.same:
-            key = segment.key
-            if key not in self.found:
-                self.found[key] = cut(segment)
-            self.same[id(segment)] = segment, self.found[key]
-        return self.same[id(segment)][1]
-
-    def runs(self, use: Use, phase: str) -> bool:
-        """Whether the segment has anything to do in a phase."""
-        return phase == "F" or self.signature(use, phase) != Signature()
-
-    def signature(self, use: Use, phase: str) -> Signature:
-        made: Signature = getattr(self.of(use), phase)
-        return made
+def signature_of(use: Use, phase: str, cuts: Cuts) -> Signature:
+    """The arguments and returns of F, I or W of a segment."""
+    signature: Signature = getattr(cuts[use.site], phase)
+    return signature
 
 
 def steps_of(stage: Stage) -> Steps:
@@ -74,7 +60,7 @@ def operands(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) -
 
 
 def _of_run(use: Use, phase: str, cuts: Cuts) -> Operands:
-    made, signature, tensors = cuts.of(use), cuts.signature(use, phase), dict(use.params)
+    made, signature, tensors = cuts[use.site], signature_of(use, phase, cuts), dict(use.params)
     values = _values(use, made)
     buffers = {b.name: b for b in (*made.outputs, *made.saved, *made.gradients, *made.deferred)}
     accumulators = {f"g_{local}": tensor for local, tensor in use.params}
@@ -120,4 +106,4 @@ def _gradient(buffer: Buffer) -> Buffer:
 def _dtype(stage: Stage, value: str, cuts: Cuts) -> str:
     uses = [step for step in stage.steps if isinstance(step, Use) and value in step.outputs]
     local = uses[0].segment.outputs[uses[0].outputs.index(value)].name
-    return next(b.dtype for b in cuts.of(uses[0]).outputs if b.name == local)
+    return next(b.dtype for b in cuts[uses[0].site].outputs if b.name == local)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from compiler.ir import Body, Communication, Instruction, Plan, Program, Stage
 from compiler.proof.certificate import ProofError
 from compiler.proof.effects import Effects, Waits
-from compiler.proof.operands import Cuts, operands, steps_of
+from compiler.proof.operands import Cuts, operands, runs, steps_of
 from compiler.schedules.placement import num_stages, supports
 from compiler.schedules.schedule import Schedule, ScheduleError
 from runtime.actions import Action, Pair, Step, actions_of, parse_step
@@ -50,7 +50,7 @@ def schedule_of(program: Program, plan: Plan, known: Effects | None = None) -> S
 
 def check_bodies(program: Program, plan: Plan, known: Effects) -> None:
     """Raise ProofError unless every body holds what its actions need, and nothing else; of those `known` to, again."""
-    cuts = known.cuts
+    cuts = plan.cuts
     for rank, bodies in enumerate(program.bodies):
         names = [body.name for body in bodies]
         if len(set(names)) < len(names):
@@ -141,7 +141,7 @@ def _needs(stage: Stage, phases: str, cuts: Cuts) -> frozenset[Key]:
         for phase in phases:
             if isinstance(step, Communication):
                 once += _exchange_keys(step, phase)
-            elif cuts.runs(step, phase):
+            elif runs(step, phase, cuts):
                 once.append(("run", phase, step.site, ""))
     return frozenset(once)
 

@@ -85,7 +85,7 @@ def planned_of(found: Timed, prediction: Prediction) -> Planned:
 def _stages(found: Timed, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...]:
     """Each stage at the rates of the first rank that holds it."""
     kinds = {row.stage: found.rates.index(found.rates[row.ranks[0]]) for row in rows}
-    graphs = {kind: model_graph(found.plan, found.cuts, found.rates[kind]) for kind in dict.fromkeys(kinds.values())}
+    graphs = {kind: model_graph(found.plan, found.rates[kind]) for kind in dict.fromkeys(kinds.values())}
     drawn = []
     for row in rows:
         graph = graphs[kinds[row.stage]]

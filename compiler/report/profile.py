@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compiler.decide import uses
 from compiler.experts.spec_placement import own_placement
 from compiler.ir import Cost, Plan
 from compiler.plan import make_plan
@@ -65,13 +64,13 @@ class _Work:
     """FLOPs and bytes of the ops of every emitted segment."""
 
     def __init__(self, plan: Plan) -> None:
-        segments = {module_name(use.segment): use.segment for use in uses(plan)}
+        segments = {module_name(use.segment): use.segment for use in plan.uses}
         self._ops: defaultdict[tuple[str, str, str], list[Cost]] = defaultdict(list)
         for name, segment in segments.items():
             for function, node, works in works_of(interpret(segment)):
                 self._ops[name, function, node.op] += [cost for _, cost in works]
         self._sites = {
-            name: sorted({use.site.partition(".")[0] for use in uses(plan) if module_name(use.segment) == name})
+            name: sorted({use.site.partition(".")[0] for use in plan.uses if module_name(use.segment) == name})
             for name in segments
         }
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import Any
 
-from compiler.decide import Lowered, uses
+from compiler.decide import Lowered
 from compiler.emit.build_files import layers_of
 from compiler.emit.build_summary import parts_of
-from compiler.ir import Cut, Plan, Use
+from compiler.ir import Plan, Use
 from compiler.lower.estimate import rank_times
 from compiler.lower.lanes import Best, best_order
 from compiler.picture import panel_of
@@ -33,9 +32,8 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, best:
     plan = lowered.plan
     schedule = lowered.main_schedule
     program = lowered.programs[f"train_{schedule.num_micro_batches}"]
-    lanes = lanes_of(program, rank_times(plan, lowered.cuts, rank_rates(spec)))
-    known: dict[Any, Cut] = {use.segment.key: lowered.cuts[use.site] for use in uses(plan)}
-    found = timed(spec, schedule, known=known, plan=plan, best=best)
+    lanes = lanes_of(program, rank_times(plan, plan.cuts, rank_rates(spec)))
+    found = timed(spec, schedule, plan=plan, best=best)
     elements = {replica.name: replica.num_elements for replica in plan.replicas if replica.role == "parameter"}
     held = _held(plan, elements)
     panel = panel_of(schedule, Costs(), lanes=lanes, timeline=found.timeline)

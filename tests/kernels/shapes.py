@@ -9,7 +9,6 @@ from typing import Any, get_args
 from torch import Tensor
 
 from compiler.build import num_sms
-from compiler.decide import uses
 from compiler.ir import Buffer
 from compiler.kernels import KERNELS
 from compiler.kernels.calls import Call, calls
@@ -58,7 +57,7 @@ NOT_IN_A_SPEC: dict[str, str] = {
 
 def calls_in(spec: Spec) -> tuple[Call, ...]:
     """Those of the segments of a spec's plan."""
-    return calls(spec, (use.segment for use in uses(make_plan(spec))))
+    return calls(spec, (use.segment for use in make_plan(spec).uses))
 
 
 @cache

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from compiler.build import num_sms
-from compiler.decide import uses
 from compiler.kernels import emit_kernel
 from compiler.kernels.calls import Call, Layout, calls_of
 from compiler.kernels.gate_launch import arguments_of
@@ -26,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("file", ["tiny.dsc", "laptop-gqa.dsc"])
 def test_are_those_of_the_emitted_segments(file: str) -> None:
     spec = shipped(file)
-    for segment in {use.segment.key: use.segment for use in uses(make_plan(spec))}.values():
+    for segment in {use.segment.key: use.segment for use in make_plan(spec).uses}.values():
         files = [emit_kernel(call.op, call.arguments, num_sms(spec)) for call in calls_of(segment)]
         made = {(file.name, file.source) for file in files if file}
         assert made == set(emit(segment, num_sms(spec)).kernels), segment.kind
@@ -105,8 +104,8 @@ def test_rows(rows: int, tiles: int) -> None:
 
 def test_need_no_torch() -> None:
     code = (
-        "import sys; from compiler.kernels.calls import calls; from compiler.decide import uses;"
+        "import sys; from compiler.kernels.calls import calls;"
         "from compiler.plan import make_plan; from dsl.load import load; spec = load('specs/tiny.dsc');"
-        "calls(spec, (use.segment for use in uses(make_plan(spec)))); sys.exit('torch' in sys.modules)"
+        "calls(spec, (use.segment for use in make_plan(spec).uses)); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
-from compiler.decide import uses
 from compiler.ir import Cut, Plan
 from compiler.lower.chains import Chains, Node
 from compiler.plan import make_plan
 from compiler.rates import Rates, rates_of
 from compiler.schedules.schedule import Schedule
-from compiler.segments.interpret import cut
 from dsl.schema import Spec
 from runtime.actions import Pair, actions_of
 from tests.specs.shipped import shipped
 
-Planned = tuple[Plan, dict[str, Cut], Rates]
+Planned = tuple[Plan, Mapping[str, Cut], Rates]
 
 
 def planned_stages(spec: Spec) -> Planned:
     plan = make_plan(spec)
-    keyed = {use.segment.key: cut(use.segment) for use in uses(plan)}
-    return plan, {use.site: keyed[use.segment.key] for use in uses(plan)}, rates_of(spec)
+    return plan, plan.cuts, rates_of(spec)
 
 
 def pair_kinds(schedule: Schedule) -> frozenset[str]:

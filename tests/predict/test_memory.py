@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from compiler.decide import balanced_rows, lower_spec, schedule_for, uses
+from compiler.decide import balanced_rows, lower_spec, schedule_for
 from compiler.ir import Use
 from compiler.lower import lower
 from compiler.lower.estimate import stage_costs
@@ -17,7 +17,6 @@ from compiler.rates import rates_of
 from compiler.schedules import stand_in
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
-from compiler.segments.interpret import cut
 from dsl import ramp
 from dsl.load import load
 from dsl.memory import lower_bound
@@ -39,12 +38,12 @@ def test_peak_is_the_certificates_and_a_ledgers(spec: Spec) -> None:
     lowered, rows = lower_spec(spec), balanced_rows(spec)
     for name, certificate in lowered.certificates.items():
         if name.startswith("train"):
-            given = (spec, lowered.plan, lowered.cuts, lowered.schedules[name])
+            given = (spec, lowered.plan, lowered.plan.cuts, lowered.schedules[name])
             found = rank_memories(*given, rows=lambda rank, layer, micro_batch: rows)
             assert tuple(map(values, found)) == certificate.peak_bytes
     program = lowered.programs[f"train_{lowered.main_schedule.num_micro_batches}"]
     counted = [peak_bytes(program, rank, rows) for rank in range(lowered.plan.mesh.pp)]
-    ledger = rank_memories(spec, lowered.plan, lowered.cuts, lowered.main_schedule, rows=lambda *_: rows)
+    ledger = rank_memories(spec, lowered.plan, lowered.plan.cuts, lowered.main_schedule, rows=lambda *_: rows)
     assert list(map(values, ledger)) == counted
     assert lower_bound(spec).total <= max(memory.peak_bytes for memory in ledger)
 
@@ -58,7 +57,7 @@ def test_unlike_rows_of_every_layer_and_micro_batch(of: str, schedule: str) -> N
     def rows(rank: int, layer: str, micro_batch: int) -> int:
         return (7 * rank + 5 * int(layer[1:]) + 3 * micro_batch) % 11
 
-    found = rank_memories(spec, lowered.plan, lowered.cuts, lowered.schedules["train_6"], rows=rows)
+    found = rank_memories(spec, lowered.plan, lowered.plan.cuts, lowered.schedules["train_6"], rows=rows)
     assert tuple(map(values, found)) == prove(lowered.programs["train_6"], lowered.plan, rows).peak_bytes
     assert all(memory.worst_bytes is None for memory in found)
 
@@ -73,7 +72,7 @@ def test_eight_bits(of: str, schedule: str, recompute: tuple[str, ...]) -> None:
     base = small_spec(2, 2, 2, 6, of=of, schedule=schedule)
     spec = base.model_copy(update={"precision": BUILT_IN["bf16"].model_copy(update=eight), "recompute": recompute})
     lowered, rows = lower_spec(spec), balanced_rows(spec)
-    found = rank_memories(spec, lowered.plan, lowered.cuts, lowered.main_schedule, rows=lambda *_: rows)
+    found = rank_memories(spec, lowered.plan, lowered.plan.cuts, lowered.main_schedule, rows=lambda *_: rows)
     assert tuple(map(values, found)) == lowered.certificates["train_6"].peak_bytes
     assert list(map(values, found)) == [peak_bytes(lowered.programs["train_6"], rank, rows) for rank in range(2)]
     wide = base.model_copy(update={"precision": BUILT_IN["bf16"], "recompute": recompute})
@@ -86,14 +85,12 @@ def test_shipped_specs(file: str, run: str) -> None:
     """The program of the largest batch: as its proof has it, and with all that this leaves out."""
     spec = shipped(file, run)
     plan, rows = make_plan(spec), balanced_rows(spec)
-    keyed = {use.segment.key: cut(use.segment) for use in {use.segment.key: use for use in uses(plan)}.values()}
-    cuts = {use.site: keyed[use.segment.key] for use in uses(plan)}
     schedule = schedule_for(spec, plan, ramp.micro_batches(spec)[-1])
-    certificate = prove(lower(plan, schedule, cuts, rates_of(spec)), plan, rows)
-    ledger = rank_memories(spec, plan, cuts, schedule, rows=lambda *_: rows)
+    certificate = prove(lower(plan, schedule, plan.cuts, rates_of(spec)), plan, rows)
+    ledger = rank_memories(spec, plan, plan.cuts, schedule, rows=lambda *_: rows)
     assert tuple(map(values, ledger)) == certificate.peak_bytes
     assert lower_bound(spec).total <= max(memory.peak_bytes for memory in ledger)
-    for one, other in zip(ledger, rank_memories(spec, plan, cuts, schedule), strict=True):
+    for one, other in zip(ledger, rank_memories(spec, plan, plan.cuts, schedule), strict=True):
         assert other.worst_bytes is not None and one.peak_bytes <= other.peak_bytes <= other.worst_bytes
         assert sum(held.bytes for held in other.held) == values(other)
         assert sum(held.bytes for held in other.held if held.kind in ("buffer", "message")) == other.buffers
@@ -105,10 +102,9 @@ def test_the_first_batches_of_a_ramp_fit_where_the_largest_does() -> None:
     """Of DeepSeek-V3, on whose 16 ranks DualPipe begins at 32 micro-batches: what runs with fewer holds no more."""
     spec = shipped("deepseek-v3.dsc", "pretrain")
     plan = make_plan(spec)
-    cuts = {use.site: cut(use.segment) for use in uses(plan)}
 
     def peaks(schedule: Schedule) -> list[int]:
-        return [memory.peak_bytes for memory in rank_memories(spec, plan, cuts, schedule)]
+        return [memory.peak_bytes for memory in rank_memories(spec, plan, plan.cuts, schedule)]
 
     counts = ramp.micro_batches(spec)
     first, largest = ([peaks(schedule_for(spec, plan, n)) for n in each] for each in ((24, 26, 28, 30), counts[-1:]))
@@ -123,8 +119,8 @@ def test_over_time() -> None:
     spec = load(SPECS / "quickstart.dsc")
     lowered = lower_spec(spec)
     schedule = lowered.main_schedule
-    timeline = simulate(schedule, stage_costs(lowered.plan, lowered.cuts, rates_of(spec)))
-    for memory in rank_memories(spec, lowered.plan, lowered.cuts, schedule, timeline):
+    timeline = simulate(schedule, stage_costs(lowered.plan, lowered.plan.cuts, rates_of(spec)))
+    for memory in rank_memories(spec, lowered.plan, lowered.plan.cuts, schedule, timeline):
         state = memory.weights + memory.gradients + memory.optimizer
         seconds, held = zip(*memory.timeline, strict=True)
         last = max(end for row in timeline.ticks for _, end in row) * (float(timeline.unit) / 1000)
@@ -159,7 +155,7 @@ def test_inside_of_a_segment_by_hand() -> None:
         for step in stage.steps
         if isinstance(step, Use) and step.segment.kind == "dense"
     )
-    cut, (T, D) = lowered.cuts[use.site], use.segment.inputs[0].shape
+    cut, (T, D) = lowered.plan.cuts[use.site], use.segment.inputs[0].shape
     assert isinstance(T, int) and isinstance(D, int)
     size = 8 if use.segment.inputs[0].dtype == "float64" else 4
     # F: x, rstd, up and swiglu are saved; the product with `down` is gone once it is added

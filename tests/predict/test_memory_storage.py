@@ -6,7 +6,7 @@ import pytest
 
 from compiler import ir
 from compiler.dtypes import is_packed, tensor_bytes, turned
-from compiler.plan.stages import model_steps
+from compiler.plan.blocks import model_steps
 from compiler.segments.interpret import cut, interpret
 from compiler.segments.split import split
 from compiler.segments.storage import PRODUCTS

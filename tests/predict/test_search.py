@@ -11,7 +11,7 @@ import pytest
 from compiler.cli import main
 from compiler.decide import balanced_rows
 from compiler.plan import make_plan
-from compiler.predict.predict import cuts_of, memories, predict, timed
+from compiler.predict.predict import memories, predict, timed
 from compiler.predict.ranking import document, table
 from compiler.predict.search import Ranking, least_missing, search
 from dsl import choices
@@ -67,7 +67,7 @@ def test_the_best_by_trying_all(file: str, opened: tuple[str, ...], given: tuple
 def test_the_least_that_is_missing_is_no_more_than_what_is(file: str, recompute: str) -> None:
     spec = load(SPECS / file, overrides=(f"recompute={recompute}",))
     plan = make_plan(spec)
-    rank, missing = least_missing(spec, plan, cuts_of(plan))
+    rank, missing = least_missing(spec, plan)
     held = memories(timed(spec))
     assert missing <= max(each.peak_bytes - each.capacity_bytes for each in held)
     assert missing <= held[rank].peak_bytes - held[rank].capacity_bytes

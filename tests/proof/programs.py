@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 
-from compiler.ir import Cut, Plan, Program, Use
+from compiler.ir import Plan, Program
 from compiler.lower import lower
 from compiler.plan import make_plan
-from compiler.plan.stages import model_steps
 from compiler.schedules import SCHEDULES
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.placement import num_stages
 from compiler.schedules.schedule import Schedule
-from compiler.segments.interpret import cut
 from dsl.schema import LayerRange, Spec
 from dsl.schema import Schedule as Named
 from tests.training.specs import spec
@@ -68,20 +66,10 @@ def small_plan(num_ranks: int, placement: str = "") -> Plan:
     return make_plan(small_spec(num_ranks, placement or usual(num_ranks)))
 
 
-@cache
-def small_cuts(num_ranks: int, placement: str = "") -> dict[str, Cut]:
-    """By site. Segments with one key have one cut."""
-    steps = model_steps(small_spec(num_ranks, placement or usual(num_ranks)))
-    uses = [step for step in steps if isinstance(step, Use)]
-    keyed = {use.segment.key: use for use in uses}
-    cuts = {key: cut(use.segment) for key, use in keyed.items()}
-    return {use.site: cuts[use.segment.key] for use in uses}
-
-
 def lowered(schedule: Schedule, placement: str = "") -> Program:
     """The program of a schedule on the small model stored by `placement`; `evaluate` by its name."""
-    plan, cuts = small_plan(schedule.num_ranks, placement), small_cuts(schedule.num_ranks, placement)
-    return lower(plan, schedule, cuts, evaluate=schedule.name == "evaluate")
+    plan = small_plan(schedule.num_ranks, placement)
+    return lower(plan, schedule, plan.cuts, evaluate=schedule.name == "evaluate")
 
 
 def from_text(text: str) -> tuple[Program, Plan]:

@@ -16,7 +16,7 @@ from compiler.schedules.forward import forward_only
 from compiler.schedules.one_f_one_b import one_f_one_b
 from compiler.schedules.placement import BIDIRECTIONAL
 from tests.proof.mutants import MUTATIONS
-from tests.proof.programs import lowered, small_cuts, small_plan
+from tests.proof.programs import lowered, small_plan
 
 RANKS, ROWS = 4, 7
 SCHEDULES = [
@@ -29,8 +29,8 @@ SCHEDULES = [
 @cache
 def together() -> list[Program]:
     made: Bodies = {}
-    plan, cuts = small_plan(RANKS), small_cuts(RANKS)
-    return [lower(plan, each, cuts, evaluate=each.name == "evaluate", made=made) for each in SCHEDULES]
+    plan = small_plan(RANKS)
+    return [lower(plan, each, plan.cuts, evaluate=each.name == "evaluate", made=made) for each in SCHEDULES]
 
 
 def test_bodies_made_for_another_program() -> None:

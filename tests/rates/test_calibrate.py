@@ -76,9 +76,7 @@ def test_a_table_predicts_what_was_measured() -> None:
 
 
 def predicted_s(rates: Rates, plan, rows: int) -> float:  # type: ignore[no-untyped-def]
-    from compiler.predict.predict import cuts_of
-
-    cuts = cuts_of(plan)
+    cuts = plan.cuts
     uses = [step for stage in plan.stages for step in stage.steps if hasattr(step, "segment")]
     return sum(rates.compute_s(use.segment.kind, cost, rows) for use in uses for _, cost in cuts[use.site].costs)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from compiler.build import compile_spec, write_build
-from compiler.decide import lower_spec, uses
+from compiler.decide import lower_spec
 from compiler.ir import SegmentCode
 from compiler.report.profile import write_run_profile
 from compiler.report.profile_text import text
@@ -187,8 +187,8 @@ def test_a_profiled_step_is_the_step_it_would_be(build: Build, tmp_path: Path) -
     assert set(received.values()) == {2 * 16}  # top_k of each token: on one rank all come back
     each = [
         cost.flops + cost.flops_row * received.get(use.site.partition(".")[0], 0.0)
-        for use in uses(lowered.plan)
-        for _, cost in lowered.cuts[use.site].costs
+        for use in lowered.plan.uses
+        for _, cost in lowered.plan.cuts[use.site].costs
     ]
     (written,) = document["ranks"]
     assert total([row for row in written["rows"] if "flops" in row], "flops") == 2 * MICRO_BATCHES * sum(each) > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compiler import ir
-from compiler.plan.stages import Block
+from compiler.plan.blocks import Block
 from compiler.segments.interpret import cut
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from compiler import ir
+from compiler.plan.blocks import cut_model
 from compiler.plan.parameters import parameters
 from compiler.plan.stages import build_stages
 from compiler.segments.interpret import cut
@@ -91,7 +92,7 @@ def run(spec: Spec, tensors: Values, data: list[Values], constants: dict[str, fl
     biases = {row.tensor for row in rows if row.role == "bias"}
     sums = [{t: torch.zeros_like(p) for t, p in ps.items() if t not in biases} for ps in params]
     ranks = Ranks(spec, params, sums, [dict(d) for d in data])
-    stages = build_stages(spec, 1)
+    stages = build_stages(cut_model(spec), 1)
     for step in stages[0].steps:
         if isinstance(step, ir.Use):
             ranks.forward(step)

@@ -15,7 +15,7 @@ import pytest
 
 from compiler.ir import Emitted, Input, Output, Param, Remade, Segment, SegmentCode
 from compiler.layers import dense, moe
-from compiler.plan.stages import model_steps
+from compiler.plan.blocks import model_steps
 from compiler.segments import cache
 from compiler.segments.printer import module_name
 from dsl.load import load

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from compiler import ir
 from compiler.layers import LAYERS, Place
 from compiler.ops import RULES
-from compiler.plan.stages import model_blocks, model_steps
+from compiler.plan.blocks import model_blocks, model_steps
 from compiler.segments import check, emit, printer
 from compiler.segments.interpret import cut, interpret
 from compiler.segments.joint import Node
@@ -309,13 +309,14 @@ import hashlib, sys
 from compiler.segments import printer
 from compiler.segments.split import split
 from compiler.plan.parameters import parameters
+from compiler.plan.blocks import cut_model
 from compiler.plan.stages import build_stages
 from compiler.segments.interpret import cut, interpret
 from compiler import ir
 from tests.segments.specs import quickstart_sized
 of = quickstart_sized()
 text = [repr(parameters(of))]
-for stage in build_stages(of, 2):
+for stage in build_stages(cut_model(of), 2):
     text.append(repr((stage.records, stage.tangents, stage.loads, stage.input, stage.output)))
     for step in stage.steps:
         if isinstance(step, ir.Use):

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.decide import uses
 from compiler.ir import Input, Output, Segment
 from compiler.layers import LAYERS
 from compiler.ops import Tensor
@@ -60,7 +59,7 @@ def with_logits(of: Spec) -> Spec:
 def test_every_pass_matches_as_often_as_a_spec_implies(path: Path) -> None:
     """`fused` asserts it of each segment; here, that over the whole model it is what its layers are."""
     of = load_spec(path)
-    model, steps = of.model, uses(make_plan(of))
+    model, steps = of.model, make_plan(of).uses
     ops = [node.op for use in steps for node in interpret(use.segment).nodes]
     blocks = model.num_layers + (model.mtp.depth if model.mtp else 0)
     moes = sum(step.segment.kind == "join" for step in steps)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from compiler import ir
 from compiler.layers import LAYERS
-from compiler.plan.stages import model_steps
+from compiler.plan.blocks import model_steps
 from compiler.segments import check, emit, printer
 from compiler.segments.interpret import cut, interpret
 from compiler.segments.node_costs import costs

@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 
 from compiler import ir
+from compiler.plan.blocks import cut_model, model_blocks, model_steps
 from compiler.plan.parameters import parameters
-from compiler.plan.stages import build_stages, model_blocks, model_steps
+from compiler.plan.stages import build_stages
 from compiler.segments.interpret import cut
 from dsl.schema import Balance, Phase, Spec
 from tests.reference.config import Config
@@ -22,7 +23,7 @@ from tests.segments.specs import DENSE, deepseek_v3, mla, moe, quickstart_sized,
 
 def test_deepseek_v3_over_sixteen_stages() -> None:
     """Four MoE layers a stage; the ends, with three dense layers or the head and MTP, have one."""
-    stages = build_stages(deepseek_v3(), 16, "bidirectional")
+    stages = build_stages(cut_model(deepseek_v3()), 16, "bidirectional")
     layers = [
         [step.site for step in stage.steps if isinstance(step, ir.Use) and step.site.endswith(".attention")]
         for stage in stages
@@ -36,7 +37,7 @@ def test_deepseek_v3_over_sixteen_stages() -> None:
 
 @pytest.mark.parametrize("num_stages", [1, 2, 5])
 def test_stages_are_the_model_in_order(num_stages: int) -> None:
-    stages = build_stages(spec(), num_stages)
+    stages = build_stages(cut_model(spec()), num_stages)
     sites = [step.site for stage in stages for step in stage.steps]
     assert sites == [step.site for step in model_steps(spec())]
     assert [stage.index for stage in stages] == list(range(num_stages))
@@ -49,7 +50,7 @@ def test_stages_are_the_model_in_order(num_stages: int) -> None:
 @pytest.mark.parametrize("num_stages", [1, 2, 4])
 def test_every_value_is_made_once_and_read_once(of: Spec, num_stages: int) -> None:
     """So gradients need no sums between segments. Shapes agree at both ends."""
-    for stage in build_stages(of, num_stages):
+    for stage in build_stages(cut_model(of), num_stages):
         made: dict[str, tuple] = {b.name: (b.shape, b.dtype) for b in (*stage.loads, *filter(None, [stage.input]))}
         read: Counter[str] = Counter()
         for step in stage.steps:
@@ -73,7 +74,7 @@ def test_every_value_is_made_once_and_read_once(of: Spec, num_stages: int) -> No
 
 
 def test_what_the_ends_load_and_record() -> None:
-    first, last = build_stages(spec(), 2)
+    first, last = build_stages(cut_model(spec()), 2)
     assert [b.name for b in first.loads] == ["tokens"]
     assert [b.name for b in last.loads] == ["targets", "mtp_tokens", "mtp_targets"]
     assert dict(first.records) | dict(last.records) == {
@@ -95,7 +96,7 @@ def test_what_the_ends_load_and_record() -> None:
 
 def test_without_mtp_and_sequence_loss() -> None:
     quiet = moe(balance=Balance(bias_rate=(Phase(value=0.0),)))
-    (stage,) = build_stages(spec(layers=(DENSE, quiet), mtp=False), 1)
+    (stage,) = build_stages(cut_model(spec(layers=(DENSE, quiet), mtp=False)), 1)
     assert [b.name for b in stage.loads] == ["tokens", "targets"]
     assert stage.records == (("loss", "loss"), ("load layers.1", "L1_counts"))
     assert stage.tangents == (("loss", "loss"),)

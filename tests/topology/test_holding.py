@@ -11,10 +11,11 @@ from compiler.lower import lower
 from compiler.plan import make_plan
 from compiler.plan.balance import NEAR
 from compiler.plan.block_costs import chains_of
+from compiler.plan.blocks import cut_model
 from compiler.plan.holding import kept_bytes, schedule_on
-from compiler.plan.stages import model_blocks, pipeline_of
+from compiler.plan.stages import pipeline_of
 from compiler.predict.memory import curve_of
-from compiler.predict.predict import cuts_of, memories, timed
+from compiler.predict.predict import memories, timed
 from compiler.proof import Effects
 from compiler.proof.lifetimes import RankValues
 from compiler.rates import rates_of
@@ -38,12 +39,10 @@ def test_what_a_micro_batch_keeps_is_what_its_actions_leave_behind(of: str) -> N
     text = " ".join(f"{kind}0.{m}" for kind in "FIW" for m in range(6))
     schedule = Schedule.from_text(f"# mine ranks=1 micro_batches=6 placement=loop(1)\n{text}\n")
     plan, rates = make_plan(spec, schedule), rates_of(spec)
-    cuts = cuts_of(plan)
-    program = lower(plan, schedule, cuts, rates)
+    program = lower(plan, schedule, plan.cuts, rates)
     values = RankValues(program, schedule, 0, balanced_rows(spec), Effects(), 1)
     ends = curve_of(values, program, schedule).ends
-    blocks = model_blocks(spec)
-    chains = chains_of(rates, blocks, {})
+    chains = chains_of(rates, cut_model(spec))
     kept, late = (sum(kept_bytes(each, kind) for each in chains) for kind in "FI")
     forwards = {after - before for before, after in pairwise(ends[:6])}
     backwards = {after - before for before, after in pairwise(ends[5:12])}
@@ -57,7 +56,7 @@ def test_it_is_near_the_peak_of_the_fullest_rank(name: str) -> None:
     spec = shipped(f"{name}.dsc")
     found = timed(spec)
     placement, num_stages = found.plan.placement, len(found.plan.stages)
-    pipeline = pipeline_of(spec, model_blocks(spec), num_stages, placement, {})
+    pipeline = pipeline_of(cut_model(spec), num_stages, placement)
     assert pipeline.holding is not None
     runs = tuple(pairwise((0, *accumulate(runs_of(spec)))))
     most = max(memory.peak_bytes for memory in memories(found))

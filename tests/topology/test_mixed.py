@@ -10,7 +10,6 @@ import pytest
 
 from compiler.ir import Plan, Use
 from compiler.plan import make_plan
-from compiler.plan.block_costs import cut_of
 from compiler.plan.model_graph import model_graph
 from compiler.schedules.placement import stages_of
 from compiler.topology.rank_kinds import parts_of_ranks, rank_rates
@@ -98,10 +97,8 @@ def test_a_pipeline_rank_on_two_kinds_is_refused(mixed) -> None:  # type: ignore
 
 def test_the_model_as_a_graph() -> None:
     spec = load(SPECS / "deepseek-v3.dsc")
-    cuts: dict = {}
-    plan = make_plan(spec, cuts=cuts)
-    by_site = {s.site: cut_of(s.segment, cuts) for stage in plan.stages for s in stage.steps if isinstance(s, Use)}
-    graph = model_graph(plan, by_site, rank_rates(spec)[0])
+    plan = make_plan(spec)
+    graph = model_graph(plan, rank_rates(spec)[0])
     assert nx.is_directed_acyclic_graph(graph)
     assert len(graph) == sum(len(stage.steps) for stage in plan.stages)
     layers = {name.partition(".")[0] for name in graph if name.endswith(".attention")}

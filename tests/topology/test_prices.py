@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.decide import uses
 from compiler.ir import Buffer
 from compiler.plan import make_plan
-from compiler.plan.block_costs import cut_of
 from compiler.predict.predict import predict
 from compiler.predict.times import step_times
 from compiler.rates import Rates, rates_of, shipped_table
@@ -55,7 +53,7 @@ def test_a_step_waits_for_each_message_as_long_as_it_takes() -> None:
     """Down the pipeline once and back: every hop counts by its own time."""
     spec = two_nodes()
     plan = make_plan(spec)
-    cuts = {use.site: cut_of(use.segment, {}) for use in uses(plan)}
+    cuts = plan.cuts
     schedule = schedule_of("1f1b", 4, 1)
     times = step_times(plan, cuts, rank_rates(spec), schedule)
     assert times.message(0, 1) == times.message(3, 2) and times.message(1, 2) > 8 * times.message(0, 1)

@@ -53,7 +53,7 @@ def measured_peaks(tmp_path: Path, chosen: Spec) -> list[int]:
         held = rank_memories(
             chosen,
             lowered.plan,
-            lowered.cuts,
+            lowered.plan.cuts,
             lowered.schedules[f"train_{n}"],
             rows=lambda p, layer, m, rows=rows: rows[p][f"{layer} {m}"],
         )[pipeline_rank]

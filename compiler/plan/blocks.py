@@ -1,0 +1,167 @@
+"""The model of a spec as blocks: the embedding, every layer, and its end, each a list of segments and exchanges.
+
+Names of stage values begin with their block: `L3_rows` in layer 3, `M0_rows` in the MTP block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from compiler import ir
+from compiler.layers import LAYERS, Place
+from compiler.layers.value_dtypes import back, to_experts
+from compiler.segments.interpret import cut
+from dsl.schema import Moe, Spec
+
+Step = ir.Use | ir.Communication
+CutsByKey = Mapping[Hashable, ir.Cut]  # by the key of a segment
+
+MODEL_TENSORS = ("embedding", "head")  # those that the MTP block shares with the main model
+NO_CUTS: CutsByKey = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive steps that stay on one stage, and the hidden state they end with."""
+
+    steps: tuple[Step, ...]
+    output: str
+
+    @property
+    def uses(self) -> tuple[ir.Use, ...]:
+        return tuple(step for step in self.steps if isinstance(step, ir.Use))
+
+
+@dataclass(frozen=True)
+class CutModel:
+    """The blocks of a spec's model, and the cut of each of their segments by site. Equal segments share one cut."""
+
+    spec: Spec
+    blocks: tuple[Block, ...]
+    cuts: Mapping[str, ir.Cut]
+
+
+def cut_model(spec: Spec, known: CutsByKey = NO_CUTS) -> CutModel:
+    """The model with its cuts; those in `known` are not made again."""
+    blocks = model_blocks(spec)
+    return CutModel(spec, blocks, cuts_by_site((use for block in blocks for use in block.uses), known))
+
+
+def cuts_by_site(uses: Iterable[ir.Use], known: CutsByKey = NO_CUTS) -> dict[str, ir.Cut]:
+    """The cut of each segment. Each distinct segment that is not in `known` is cut once."""
+    by_key, by_site = dict(known), {}
+    for use in uses:
+        key = use.segment.key
+        if key not in by_key:
+            by_key[key] = cut(use.segment)
+        by_site[use.site] = by_key[key]
+    return by_site
+
+
+def model_blocks(spec: Spec) -> tuple[Block, ...]:
+    """The embedding, every layer, and the end of the model."""
+    model = spec.model
+    blocks = [_embedding(Place(spec, model.ffn(0)))]
+    for layer in range(model.num_layers):
+        place = Place(spec, model.ffn(layer))
+        blocks.append(_layer(place, f"L{layer}", f"layers.{layer}", blocks[-1].output))
+    last = Place(spec, model.ffn(model.num_layers - 1))
+    return (*blocks, _end(last, blocks[-1].output))
+
+
+def model_steps(spec: Spec) -> tuple[Step, ...]:
+    """The whole model, in order."""
+    return tuple(step for block in model_blocks(spec) for step in block.steps)
+
+
+def _use(place: Place, kind: str, site: str, prefix: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> ir.Use:
+    """A segment at a place; its tensors are `prefix`.<path>, but for those of the whole model."""
+    layer = LAYERS[kind]
+    segment = layer.build(place)
+    paths = ((param.name, layer.parameters[param.name]) for param in segment.params)
+    params = tuple((name, f"{prefix}.{path}" if prefix and path not in MODEL_TENSORS else path) for name, path in paths)
+    assert len(inputs) == len(segment.inputs) and len(outputs) == len(segment.outputs), site
+    return ir.Use(site, segment, params, inputs, outputs)
+
+
+def _embedding(place: Place) -> Block:
+    return Block((_use(place, "embed", "embed", "", ("tokens",), ("embed_h",)),), "embed_h")
+
+
+def _layer(place: Place, name: str, prefix: str, h: str) -> Block:
+    """Attention and the feed-forward part of one layer, or of the MTP block."""
+    attended, out = (f"{name}_entered", f"{name}_attended"), f"{name}_h"
+    attention = _use(place, "attention", f"{name}.attention", prefix, (h,), attended)
+    if not isinstance(place.ffn, Moe):
+        return Block((attention, _use(place, "dense", f"{name}.dense", prefix, attended, (out,))), out)
+    return Block((attention, *_mixture(place, name, prefix, attended, out)), out)
+
+
+def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], out: str) -> tuple[Step, ...]:
+    """Router, dispatch, experts, combine, join; the shared experts where they can hide the dispatch."""
+    router = LAYERS["router"].build(place)
+    made = {output.name: f"{name}_{output.name}" for output in router.outputs}
+    rows, gate, offsets = f"{name}_received_rows", f"{name}_received_gate", f"{name}_offsets"
+    y, returned = f"{name}_expert_rows", f"{name}_returned_rows"
+    shared = (f"{name}_shared",) if place.moe.shared else ()
+    normed = tuple(made[value] for value in ("x", "residual")[: len(LAYERS["shared"].build(place).inputs)] if shared)
+    S, D, experts, groups = place.S, place.D, place.moe.experts, place.spec.parallel.expert * place.experts_local
+    there, here = to_experts(place), back(place)
+    stays = place.spec.parallel.expert == 1  # nothing moves: rows come as the tensors that were sent
+    dispatch = ir.Communication(
+        kind="dispatch",
+        site=name,
+        axis="ep",
+        inputs=(made["rows"], made["gate"], made["counts"]),
+        outputs=(
+            ir.Buffer(rows, ("R", D), there, made["rows"] if stays else ""),
+            ir.Buffer(gate, ("R",), place.wide_dtype, made["gate"] if stays else ""),
+            ir.Buffer(offsets, (groups,), "int32"),
+        ),
+        sizes=(
+            ir.Buffer(made["rows"], (S, D), there),
+            ir.Buffer(made["gate"], (S,), place.wide_dtype),
+            ir.Buffer(made["counts"], (experts,), "int64"),
+        ),
+        back=here,
+    )
+    combine = ir.Communication(
+        kind="combine",
+        site=name,
+        axis="ep",
+        inputs=(y,),
+        outputs=(ir.Buffer(returned, (S, D), here, y if stays else ""),),
+        sizes=(ir.Buffer(y, ("R", D), here),),
+        back=there,
+    )
+    return (
+        _use(place, "router", f"{name}.router", prefix, attended, tuple(made.values())),
+        dispatch,
+        *(_use(place, "shared", f"{name}.shared", prefix, normed, (value,)) for value in shared),
+        _use(place, "experts", f"{name}.experts", prefix, (rows, gate, offsets), (y,)),
+        combine,
+        _use(place, "join", f"{name}.join", prefix, (made["residual"], *shared, returned, made["order"]), (out,)),
+    )
+
+
+def _end(place: Place, h: str) -> Block:
+    """Final norm, head and loss, and the MTP block, which takes the normed hidden state."""
+    mtp = place.model.mtp
+    normed = ("final_h", "final_h_mtp") if mtp else ("final_h",)
+    steps: list[Step] = [
+        _use(place, "final_norm", "final_norm", "", (h,), normed),
+        _use(place, "head", "head", "", ("final_h", "targets"), ("loss",)),
+    ]
+    if mtp:
+        assert mtp.depth == 1, "one MTP block"
+        inside = Place(place.spec, place.ffn, mtp=True)
+        block = _layer(inside, "M0", "mtp.0", "M0_input")
+        steps += [
+            _use(inside, "mtp_input", "M0.input", "mtp.0", ("mtp_tokens", "final_h_mtp"), ("M0_input",)),
+            *block.steps,
+            _use(inside, "final_norm", "M0.final_norm", "mtp.0", (block.output,), ("M0_final_h",)),
+            _use(inside, "head", "M0.head", "mtp.0", ("M0_final_h", "mtp_targets"), ("mtp_loss",)),
+        ]
+    return Block(tuple(steps), "")
