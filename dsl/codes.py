@@ -1,5 +1,11 @@
 """The rule behind every code. A code is never given to another rule."""
 
+from __future__ import annotations
+
+from dsl.schedules import AUTO, CHUNKED, EVEN, NEEDED, in_words
+
+_NEEDED = ", ".join(f"{count} under {in_words(names)}" for count, names in NEEDED.items())
+
 CODES = {
     # the text
     "E0101": "a spec is a readable file of UTF-8 text",
@@ -43,9 +49,9 @@ CODES = {
     "E0801": "world = pipeline·data·tensor·context",
     "E0802": "expert divides data",
     "E0803": "expert divides the number of experts",
-    "E0804": "dualpipe takes an even number of pipeline ranks",
-    "E0805": "dualpipe and dualpipev need, at some time of the run, two micro-batches per pipeline rank",
-    "E0806": "dualpipe takes an even number of micro-batches",
+    "E0804": f"there is an even number of pipeline ranks under {in_words(EVEN)}",
+    "E0805": f"at some time of the run there are enough micro-batches per pipeline rank: {_NEEDED}",
+    "E0806": f"there is an even number of micro-batches under {in_words(EVEN)}",
     "E0807": "the batch is a multiple of data·micro_batch",
     "E0808": "a stage has a layer, the embedding or the head",
     "E0809": "tensor and context are 1",
@@ -53,7 +59,7 @@ CODES = {
     "E0811": "at most 262,144 micro-batches are planned, over all stages and sizes of the batch",
     "E0812": "the memory of a device holds at least its weights, gradients and optimizer state",
     "E0813": "a schedule has a name, or is read from a file",
-    "E0814": "chunks are for interleaved, a cap is for auto",
+    "E0814": f"chunks are for {in_words(CHUNKED)}, a cap is for {AUTO}",
     "E0815": "a layout has every layer of the model, on as many stages as the schedule runs",
     "E0816": "a placement is of experts that are spread over ranks",
     "E0817": "the data ranks of a pipeline rank are on devices of one kind",
@@ -86,5 +92,5 @@ CODES = {
 RETIRED = {
     "E1002": "training ran with a sigmoid gate only; softmax gates train too",
     "E1003": "training ran without recompute only; what is named is computed again",
-    "E1004": "training ran under dualpipe or 1f1b only; every schedule trains",
+    "E1004": "training ran under two of the schedules only; every one trains",
 }

@@ -1,7 +1,8 @@
 """The sizes of the global batch over a run, and with them the conversion between steps and tokens.
 
 A batch that grows does so in equal increments of `quantum` sequences, at equal distances of tokens. The quantum of a
-run is 2·data·micro_batch, so that the number of micro-batches stays even, as DualPipe wants it.
+run is 2·data·micro_batch under every schedule: the number of micro-batches stays even, as some schedules want it, and
+another schedule changes no step.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
+from dsl.schedules import GROWTH
 from dsl.schema import Batch, Parallel, Spec
 
 MAX_SIZES = 10_000
@@ -71,7 +73,7 @@ def ramp(batch: Batch, sequence: int, quantum: int) -> Ramp:
 
 def quantum_of(parallel: Parallel, micro_batch: int) -> int:
     """Sequences by which the batch of a run may grow."""
-    return 2 * parallel.data * micro_batch
+    return GROWTH * parallel.data * micro_batch
 
 
 def of(spec: Spec) -> Ramp:

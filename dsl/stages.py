@@ -1,34 +1,22 @@
-"""What the rules must know of a schedule before it is made: its stages, copies and sizes.
+"""How a run's pipeline is cut into stages, and which ranks have them, as far as it is known before planning.
 
-The compiler has the same in `compiler/schedules`, where schedules are made; a test holds the two together.
+What a named schedule asks for is in `dsl.schedules`; here it meets the ranks, layers and layout of a spec.
 """
 
 from __future__ import annotations
 
 from dsl.layout import LayoutError, expanded
+from dsl.schedules import AUTO, facts_of
 from dsl.schema import Schedule, Spec
-
-INTERLEAVED, AUTO = "interleaved", "auto"
-EVEN = ("dualpipe",)  # schedules that want even numbers of ranks and micro-batches
-FEWEST = {"dualpipe": 2, "dualpipev": 2}  # micro-batches they want for each pipeline rank, at the end of a ramp
-FOLDED = ("dualpipev", "zbv")  # schedules that keep stages r and 2P−1−r on rank r
-CHUNKS = 2  # stages a rank, of a schedule that lets one choose
-
-
-def stages_per_rank(name: str | None, chunks: int | None) -> int:
-    """Stages into which a pipeline rank's share of the layers is cut, at least; 1 where a file says it."""
-    if name == INTERLEAVED:
-        return chunks or CHUNKS
-    return 2 if name in FOLDED else 1
 
 
 def fewest_stages_of_rank(schedule: Schedule) -> int:
-    """The same of a schedule."""
-    return stages_per_rank(schedule.name, schedule.chunks)
+    """Stages into which a pipeline rank's share of the layers is cut, at least; 1 where a file says it."""
+    return facts_of(schedule.name).stages_per_rank(schedule.chunks)
 
 
 def most_stages_of_rank(schedule: Schedule, ranks: int) -> int:
-    """As many as there may be, whatever the layers are."""
+    """Stages of a pipeline rank, at most, whatever the layers are."""
     return 2 if schedule.name == AUTO and ranks % 2 else fewest_stages_of_rank(schedule)
 
 
@@ -49,7 +37,7 @@ def is_folded(spec: Spec) -> bool:
     """
     name, ranks = spec.schedule.name, spec.parallel.pipeline
     if name != AUTO or ranks % 2 == 0:
-        return name in FOLDED
+        return facts_of(name).is_folded
     return 2 * ranks <= most_stages(spec.model.num_layers) and _stages_of_layout(spec.parallel.layout) != ranks
 
 
@@ -64,9 +52,14 @@ def _stages_of_layout(layout: str | None) -> int:
 def is_mirrored(spec: Spec) -> bool:
     """Whether there are two copies of every stage, on ranks r and P−1−r. `auto` mirrors where P is even."""
     name, ranks = spec.schedule.name, spec.parallel.pipeline
-    return (name == "dualpipe" and ranks > 1) or (name == AUTO and ranks % 2 == 0)
+    return (facts_of(name).is_mirrored and ranks > 1) or (name == AUTO and ranks % 2 == 0)
 
 
 def has_both_ends(spec: Spec) -> bool:
     """Whether the first and the last stage share a rank."""
     return is_mirrored(spec) or is_folded(spec) or spec.parallel.pipeline == 1
+
+
+def may_overlap(schedule: Schedule) -> bool:
+    """Whether forwards may be paired with backwards; a file may do so."""
+    return facts_of(schedule.name).overlaps

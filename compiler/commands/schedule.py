@@ -32,7 +32,8 @@ from compiler.commands.output_files import put, refuse_output
 from compiler.commands.schedule_formats import FORMATS, summary
 from compiler.commands.schedule_input import WrongError, answer_to
 from compiler.picture.output import TooMuchError
-from compiler.schedules import AUTO, SCHEDULES
+from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES
+from dsl.schedules import CHUNKED, in_words
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, metavar="P", help="pipeline ranks")
     parser.add_argument("--micro-batches", type=int, metavar="N", help="micro-batches of a step")
     parser.add_argument(
-        "--chunks", type=int, metavar="V", help="stages a rank, of interleaved, also as one that auto tries; default: 2"
+        "--chunks",
+        type=int,
+        metavar="V",
+        help=f"stages a rank, of {in_words(CHUNKED)}, also as one that auto tries; default: {DEFAULT_CHUNKS}",
     )
     parser.add_argument("--costs", metavar="COSTS", help="F=1,I=1,W=1,B=2,FB=3, a JSON file, or deepseek-v3-low")
     parser.add_argument("--pairs", choices=("any",), help="any: pairs of F, B and I all gain by the factor of FB")

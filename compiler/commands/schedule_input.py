@@ -21,6 +21,7 @@ from compiler.schedules.placement import BIDIRECTIONAL, num_stages
 from compiler.schedules.schedule import Schedule, ScheduleError
 from compiler.schedules.simulate import peak_activations
 from compiler.textfile import read_text
+from dsl.schedules import CHUNKED, PLAIN, in_words
 
 SIZES = "--ranks 8 --micro-batches 20"
 MAX_MICRO_BATCHES = 65_536
@@ -67,14 +68,14 @@ def answer_to(args: argparse.Namespace) -> Answer | None:
         given = " and ".join(option for option in sizes_given if option not in missing)
         raise WrongError(
             f"{args.spec} says how many ranks and micro-batches there are: leave {given} out",
-            "-s parallel.pipeline=8" if _is_spec(args.spec) else "another size: dsc schedule --name 1f1b " + SIZES,
+            "-s parallel.pipeline=8" if _is_spec(args.spec) else f"another size: dsc schedule --name {PLAIN} {SIZES}",
         )
     if missing:
         raise WrongError(
             f"{missing[0]} is missing: a schedule has --ranks P and --micro-batches N, or is that of a SPEC"
         )
     if args.set:
-        raise WrongError("-s changes a spec, and there is none", "dsc schedule spec.dsc -s schedule.name=1f1b")
+        raise WrongError("-s changes a spec, and there is none", f"dsc schedule spec.dsc -s schedule.name={PLAIN}")
     names = _names(args)
     chunks = DEFAULT_CHUNKS if args.chunks is None else args.chunks
     sizes = _Sizes(args.ranks, args.micro_batches, chunks, args.cap, costs_of(args))
@@ -208,8 +209,8 @@ def _check_sizes(args: argparse.Namespace, sizes: _Sizes) -> None:
         if value is not None and not 1 <= value <= most:
             raise WrongError(f"{option} {value} is out of bounds: use 1 to {most}")
     names = [name for name in (args.name, *(args.compare or "").split(",")) if name]
-    if args.chunks is not None and not any(name == AUTO or SCHEDULES[name].chunked for name in names):
-        raise WrongError("--chunks is for interleaved: leave it out, or write --name interleaved")
+    if args.chunks is not None and not any(name == AUTO or SCHEDULES[name].facts.is_chunked for name in names):
+        raise WrongError(f"--chunks is for {in_words(CHUNKED)}: leave it out, or write --name {CHUNKED[0]}")
     parts = [PARTS_OF_AUTO + sizes.chunks - 2 if name == AUTO else _parts(name, sizes.chunks) for name in names] or [1]
     most = min(MAX_CELLS // max(parts), MOST_COMPARED // sum(parts)) // sizes.num_ranks
     if sizes.num_micro_batches > most:

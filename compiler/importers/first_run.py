@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Literal
 
 from compiler.importers.write import number
 from dsl.counts import parameters
 from dsl.memory import lower_bound
+from dsl.schedules import DEFAULT, FACTS, PLAIN
 from dsl.schema import BUILT_IN, Batch, Model, Moe, Parallel, Schedule, Spec, Train
 
 DEVICES = 8  # of a node
@@ -27,13 +27,13 @@ class Place:
     """How a model is spread over `nodes` of 8 devices."""
 
     nodes: int
-    schedule: Literal["dualpipe", "1f1b"]
+    schedule: str
     parallel: Parallel
 
     @property
     def batch(self) -> int:
-        """Sequences of a step: whole micro-batches, as many as DualPipe wants."""
-        unit = 2 * self.parallel.pipeline * self.parallel.data
+        """Sequences of a step: whole micro-batches, as many as the default schedule wants."""
+        unit = FACTS[DEFAULT].fewest * self.parallel.pipeline * self.parallel.data
         return unit * -(-SEQUENCES // unit)
 
 
@@ -55,8 +55,8 @@ def _smallest(model: Model, context: int) -> Place | None:
         most = max(1, min(nodes * DEVICES, model.num_layers // 2))  # a stage of one layer wastes its rank
         for pipeline in (each for each in PIPELINES if each <= most):
             data = nodes * DEVICES // pipeline
-            # DualPipe hides the all-to-all of experts; without experts it only costs memory
-            schedule: Literal["dualpipe", "1f1b"] = "dualpipe" if sparse and pipeline > 1 else "1f1b"
+            # the default overlaps the all-to-all of experts; without experts it only costs memory
+            schedule = DEFAULT if sparse and pipeline > 1 else PLAIN
             parallel = Parallel(pipeline=pipeline, data=data, expert=_divisor(gcd(experts, data)), zero=1)
             place = Place(nodes, schedule, parallel)
             if lower_bound(_outline(model, context, place)).total <= (1 - ROOM) * MEMORY:

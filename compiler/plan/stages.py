@@ -18,8 +18,7 @@ from compiler.schedules.schedule import Schedule
 from compiler.topology.rank_kinds import parts_of_ranks
 from dsl.layout import stages_of_layout
 from dsl.schema import Spec
-
-OVERLAPPING = ("dualpipe", "dualpipev", "auto")  # schedules that have pairs of actions; a file may
+from dsl.stages import may_overlap
 
 
 def build_stages(
@@ -65,7 +64,7 @@ def _runs(model: CutModel, num_stages: int, placement: str, own: Schedule | None
 def pipeline_of(model: CutModel, num_stages: int, placement: str, own: Schedule | None = None) -> Pipeline:
     """What a model is split by: the times that its blocks are predicted to take where they run, and what they hold."""
     spec = model.spec
-    overlaps = spec.schedule.name in OVERLAPPING or spec.schedule.file is not None
+    overlaps = may_overlap(spec.schedule)
     num_ranks = num_stages // (1 if placement == BIDIRECTIONAL else 2 if placement == V else loops(placement))
     parts = parts_of_ranks(spec) if num_ranks == spec.parallel.pipeline else (0,) * num_ranks
     chains = {part: chains_of(rates_of(spec, rank=parts.index(part)), model) for part in dict.fromkeys(parts)}

@@ -1,6 +1,7 @@
-"""Pipeline schedules: pure functions from sizes to a `Schedule`, one file each, and the table of their names.
+"""Pipeline schedules: pure functions from sizes to a `Schedule`, one file each, and the table of them.
 
-`auto` is not in the table: it is solved for (compiler/solver), and stores what `placement_of` says.
+What is known of a schedule before it is made is its row in `dsl.schedules`. `auto` is in neither table: it is solved
+for (compiler/solver), and stores what `placement_of` says.
 """
 
 from __future__ import annotations
@@ -17,45 +18,49 @@ from compiler.schedules.placement import BIDIRECTIONAL, V, loops
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.zb1p import zb1p
 from compiler.schedules.zbv import zbv, zbv_both_ways
+from dsl.schedules import AUTO, DEFAULT_CHUNKS, FACTS, ScheduleFacts
 
-AUTO = "auto"
-DEFAULT_CHUNKS = 2  # stages a rank, of a schedule that lets one choose
+__all__ = ["AUTO", "DEFAULT_CHUNKS", "SCHEDULES", "NamedSchedule", "placement_of", "schedule_of", "stand_in"]
+
+MAKERS: dict[str, Callable[..., Schedule]] = {  # of (num_ranks, num_micro_batches), and chunks where a run chooses them
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "zb1p": zb1p,
+    "zbv": zbv,
+    "dualpipev": dualpipev,
+    "dualpipe": dualpipe,
+}
 
 
 @dataclass(frozen=True)
-class Row:
-    """A named schedule: how it is made, where its stages are stored, which sizes it has."""
+class NamedSchedule:
+    """A schedule of the language: its facts, and how it is made."""
 
-    make: Callable[..., Schedule]  # (num_ranks, num_micro_batches), and chunks if it is chunked
-    stored: str  # its placement; `loop` stands for loop(chunks)
-    chunked: bool = False
-    even: bool = False  # whether ranks and micro-batches must be even numbers
-    fewest: int = 0  # micro-batches it needs for each rank; at least 1 in all
+    facts: ScheduleFacts
+    make: Callable[..., Schedule]
 
     def generate(self, num_ranks: int, num_micro_batches: int, chunks: int = DEFAULT_CHUNKS) -> Schedule:
-        """The schedule; ValueError for a size it does not have, with what to change. `chunks` is read if chunked."""
-        sizes = (num_ranks, num_micro_batches, chunks) if self.chunked else (num_ranks, num_micro_batches)
-        return self.make(*sizes)
+        """The schedule; ValueError for a size it does not have, with what to change. `chunks`: where a run chooses."""
+        chosen = (chunks,) if self.facts.is_chunked else ()
+        return self.make(num_ranks, num_micro_batches, *chosen)
 
     def placement(self, chunks: int = DEFAULT_CHUNKS) -> str:
         """What each rank stores (placement.py)."""
-        return f"loop({chunks})" if self.chunked else self.stored
+        return f"loop({chunks})" if self.facts.is_chunked else self.facts.placement
+
+    def needs(self, num_ranks: int) -> int:
+        """The least number of micro-batches that it has; at least 1."""
+        return max(1, self.facts.fewest * num_ranks)
 
     def has(self, num_ranks: int, num_micro_batches: int) -> bool:
         """Whether `generate` has this size."""
-        fits = num_ranks >= 1 and num_micro_batches >= max(1, self.fewest * num_ranks)
-        return fits and not (self.even and (num_ranks % 2 or num_micro_batches % 2))
+        unit = self.facts.multiple
+        whole = num_ranks % unit == 0 and num_micro_batches % unit == 0
+        return whole and num_ranks >= 1 and num_micro_batches >= self.needs(num_ranks)
 
 
-SCHEDULES: dict[str, Row] = {  # names as the language spells them
-    "gpipe": Row(gpipe, "loop(1)"),
-    "1f1b": Row(one_f_one_b, "loop(1)"),
-    "interleaved": Row(interleaved, "loop", chunked=True),
-    "zb1p": Row(zb1p, "loop(1)"),
-    "zbv": Row(zbv, V),
-    "dualpipev": Row(dualpipev, V, fewest=2),
-    "dualpipe": Row(dualpipe, BIDIRECTIONAL, even=True, fewest=2),
-}
+SCHEDULES: dict[str, NamedSchedule] = {name: NamedSchedule(FACTS[name], make) for name, make in MAKERS.items()}
 
 
 def placement_of(name: str, num_ranks: int, chunks: int = DEFAULT_CHUNKS, folded: bool = True) -> str:
@@ -71,7 +76,7 @@ def placement_of(name: str, num_ranks: int, chunks: int = DEFAULT_CHUNKS, folded
 def schedule_of(name: str, num_ranks: int, num_micro_batches: int, chunks: int = DEFAULT_CHUNKS) -> Schedule:
     """The schedule of a name, or where it has too few micro-batches (a ramp's first) what runs on the same storage."""
     row = SCHEDULES[name]
-    if num_micro_batches < row.fewest * num_ranks:
+    if num_micro_batches < row.needs(num_ranks):
         return stand_in(row.placement(chunks), num_ranks, num_micro_batches)
     return row.generate(num_ranks, num_micro_batches, chunks)
 

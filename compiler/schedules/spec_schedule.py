@@ -16,6 +16,7 @@ from compiler.textfile import TextFileError, read_text
 from dsl import ramp
 from dsl.diagnostics import Diagnostic, SpecError
 from dsl.layout import expanded
+from dsl.schedules import DEFAULT, PLAIN
 from dsl.schema import Spec
 from dsl.source import Span
 from runtime.actions import actions_of
@@ -80,7 +81,7 @@ def mistakes(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Dia
         own_schedule(spec, folder)
     except ScheduleError as error:
         sizes = f"--ranks {spec.parallel.pipeline} --micro-batches {ramp.micro_batches(spec)[-1]}"
-        hint = f"`dsc schedule --name dualpipe {sizes}` prints one of this run's sizes"
+        hint = f"`dsc schedule --name {DEFAULT} {sizes}` prints one of this run's sizes"
         return (Diagnostic("S0101", str(error), origins.get("schedule.file"), hint),)
     return ()
 
@@ -99,7 +100,7 @@ def standing_alone(spec: Spec) -> Spec:
 def _parsed(text: str, name: str) -> Schedule:
     first = text.lstrip()[:1]
     if not first:
-        raise ScheduleError("it is empty: `dsc schedule --name 1f1b --ranks 2 --micro-batches 4` prints one")
+        raise ScheduleError(f"it is empty: `dsc schedule --name {PLAIN} --ranks 2 --micro-batches 4` prints one")
     if first == "#":
         return Schedule.from_text(text.rstrip() + "\n")
     if first == "{":

@@ -24,13 +24,13 @@ def seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
     if problem.form == "chain":
         for schedule in (one_f_one_b(P, N), zb1p(P, N)):
             yield schedule.name, slots_of_schedule(problem, schedule)
-        yield "1f1b", capped(problem)
+        yield "capped", capped(problem)
         if problem.cap > P:
             yield "paired", _paired(problem)
         return
     half = problem.num_stages // 2
-    for name, schedule in (("dualpipe", dualpipev(half, max(N, 2 * half))), ("zbv", zbv(half, N))):
-        yield name, _both_sides(problem, schedule)
+    for schedule in (dualpipev(half, max(N, 2 * half)), zbv(half, N)):
+        yield schedule.name, _both_sides(problem, schedule)
 
 
 def greedy_seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:

@@ -214,9 +214,9 @@ def _searched(storage: str, asked: _Asked, cap: Fraction | int, search: _Search)
     form = _form(storage, P, costs)
     anyway = make_problem("v" if storage == V else "chain", P, N, costs, most)
     slots = in_groups(anyway) if storage == V else capped(anyway)
-    found = [("gpipe" if storage == V else "1f1b", schedule_of_slots(anyway, slots))]
+    found = [("groups" if storage == V else "capped", schedule_of_slots(anyway, slots))]
     if storage == BIDIRECTIONAL and max(peak_activations(both := zbv_both_ways(P, N))) <= most:
-        found.append(("zbv", both))
+        found.append((both.name, both))
     twice = form in ("folded", "unfolded") and N % 2 == 1
     problem = make_problem(form, P, N + twice, costs, most)
     core = _core(problem, costs, search.part(0, 1 + twice))

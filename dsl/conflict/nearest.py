@@ -12,10 +12,10 @@ from dsl import memory, ramp
 from dsl.conflict.numbers import around, common, divisors, lcm
 from dsl.conflict.sheet import CHUNKS, DATA, SCHEDULE, Sheet, Value, checked
 from dsl.rules.parallel import MAX_PLANNED
+from dsl.schedules import DEFAULT, PLAIN, facts_of
 from dsl.schema import Batch
 from dsl.schema.model import MAX_LAYER
 from dsl.schema.run import MAX_CHUNKS, MAX_DEGREE
-from dsl.stages import EVEN, FEWEST, FOLDED, stages_per_rank
 
 ORDER = checked((
     "parallel.tensor", "parallel.context", "parallel.zero", "parallel.pipeline", "cluster.nodes",
@@ -25,7 +25,6 @@ ORDER = checked((
     "cluster.node.device.memory", "model", "precision",
 ))  # fmt: skip
 WINDOW = 16  # multiples tried, where the numbers that would say which are unknown
-OFFERED = ("1f1b", "dualpipe")  # the one that asks nothing, and the default
 BOUNDS = checked({  # of the schema
     "parallel.pipeline": (1, MAX_LAYER + 3), "parallel.data": (1, MAX_DEGREE), "parallel.expert": (1, MAX_DEGREE),
     "cluster.nodes": (1, 1_000_000), "cluster.node.devices": (1, 65536), "train.micro_batch": (1, 1_000_000),
@@ -64,8 +63,8 @@ def distance(path: str, old: Value | None, new: Value) -> float:
 def nearest(path: str, old: Value | None, known: Mapping[str, Value], sheet: Sheet) -> list[Value]:
     """Values to try, the nearest to the old one first; the old one is not among them."""
     low, high = BOUNDS.get(_key(path), (0, 2**60))
-    if path == SCHEDULE:  # zbv stores what they store, and takes any number of micro-batches
-        return [each for each in (("zbv", *OFFERED) if old in FOLDED else OFFERED) if each != old]
+    if path == SCHEDULE:
+        return [each for each in dict.fromkeys((facts_of(old).roomier, PLAIN, DEFAULT)) if each != old]
     values = dict.fromkeys(_values(path, old if isinstance(old, int) else 1, _Known(known), sheet))
     fitting = [each for each in values if each != old and (isinstance(each, str) or low <= each <= high)]
     return sorted(fitting, key=lambda each: distance(path, old, each))
@@ -91,17 +90,17 @@ class _Known:
 
     @property
     def even(self) -> int:
-        """What the schedule wants to divide ranks and micro-batches."""
-        return 2 if self.values.get(SCHEDULE) in EVEN else 1
+        """The number that the schedule wants to divide ranks and micro-batches."""
+        return facts_of(self.values.get(SCHEDULE)).multiple
 
     @property
     def fewest(self) -> int:
         """Micro-batches that the schedule wants for each pipeline rank."""
-        return FEWEST.get(str(self.values.get(SCHEDULE)), 0)
+        return facts_of(self.values.get(SCHEDULE)).fewest
 
     @property
     def stages(self) -> int:
-        return self["parallel.pipeline"] * stages_per_rank(str(self.values.get(SCHEDULE)), self[CHUNKS])
+        return self["parallel.pipeline"] * facts_of(self.values.get(SCHEDULE)).stages_per_rank(self[CHUNKS])
 
     def batch_over(self, unit: int) -> int:
         """The number that data must divide; 0 where the batch or the micro-batch are not known."""

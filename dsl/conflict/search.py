@@ -16,6 +16,7 @@ from dsl.conflict import nearest, weakest
 from dsl.conflict.sheet import DATA, MODEL, PRECISION, SCHEDULE, WORLD, Sheet, Value, Variable
 from dsl.rules.finding import Rule
 from dsl.rules.resources import state_fits
+from dsl.schedules import default_of
 from dsl.source import Span
 
 MAX_TRIED = 30_000  # values, in one search: a quarter of a second, met only by constructed specs
@@ -231,7 +232,7 @@ class Problem:
             assert isinstance(pipeline, int) and isinstance(nodes, int) and isinstance(devices, int)
             return (nodes * devices // pipeline,) if nodes * devices % pipeline == 0 else ()
         if path == SCHEDULE and self._follows(path):
-            return ("1f1b" if known["parallel.pipeline"] == 1 else "dualpipe",)
+            return (default_of(known["parallel.pipeline"]),)
         span = self.variables[path].span
         tied = [known[each] for each in self.lines.get(span, ()) if each != path and each in known] if span else []
         return tied[:1] or nearest.nearest(path, self._value(path), known, self.sheet)

@@ -3,8 +3,8 @@
 `weakest(path, view)` gives values for a variable that nobody has fixed, when those before it in ORDER are chosen. If
 the lines that are fixed can hold together at all, they can with one of these values, because
 
-- a free schedule is 1f1b, which asks nothing; chunks are 2, tensor and context 1; there are 1,000 layers where they
-  are free;
+- a free schedule is the plain one, which asks nothing; chunks are 2, tensor and context 1; there are 1,000 layers
+  where they are free;
 - the bias of divisibility is downward: a free degree is the smallest that fits what is fixed, unless memory is at
   stake, which larger degrees divide: then every value that fits is tried, or the largest beside the smallest;
 - a batch that is free is the smallest one that fits, and does not grow;
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from dsl.conflict.numbers import common, divisors, lcm
 from dsl.conflict.sheet import DATA, PIPELINE, Value, Variable, checked
+from dsl.schedules import FACTS, PLAIN, facts_of
 from dsl.schema.model import MAX_LAYER
 from dsl.schema.run import MAX_DEGREE
-from dsl.stages import EVEN, FEWEST
 
 ORDER = checked((
     "schedule.name", "schedule.chunks", "parallel.tensor", "parallel.context", "parallel.zero", "model", "precision",
@@ -30,6 +30,7 @@ ORDER = checked((
     "last", "top_k", "top_groups", "groups", "experts", "heads", "kv_heads",
 ))  # fmt: skip
 MAX_EXPERTS, MAX_BATCH, MAX_NODES, MAX_DEVICES, MAX_MEMORY = 65536, 100_000_000, 1_000_000, 65536, 2**60
+MOST_NEEDED = max(facts.fewest for facts in FACTS.values())  # micro-batches for each rank, whatever the schedule
 SIZES = ("train.batch.start", "train.batch.end")
 
 
@@ -63,13 +64,13 @@ class View:
 
     @property
     def even(self) -> int:
-        """What the schedule wants to divide ranks and micro-batches."""
-        return 2 if self.chosen.get("schedule.name") in EVEN else 1
+        """The number that the schedule wants to divide ranks and micro-batches."""
+        return facts_of(self.chosen.get("schedule.name")).multiple
 
     @property
     def fewest(self) -> int:
         """Micro-batches that the schedule wants for each pipeline rank."""
-        return FEWEST.get(str(self.chosen.get("schedule.name")), 0)
+        return facts_of(self.chosen.get("schedule.name")).fewest
 
 
 def weakest(path: str, view: View) -> Iterable[Value]:
@@ -91,7 +92,7 @@ def weakest(path: str, view: View) -> Iterable[Value]:
 
 SINGLE: dict[str, Value] = checked(
     {
-        "schedule.name": "1f1b",
+        "schedule.name": PLAIN,
         "schedule.chunks": 2,
         "parallel.tensor": 1,
         "parallel.context": 1,
@@ -151,7 +152,7 @@ def _data(view: View) -> Iterable[int]:
         return reversed(found) if view.memory else found
     if not view.memory:
         return (base,)
-    least = 2 * pipeline * view.one("train.micro_batch")
+    least = MOST_NEEDED * pipeline * view.one("train.micro_batch")
     most = min(MAX_DEGREE, MAX_BATCH // least, MAX_NODES * anchor // pipeline) // base * base
     return (most, base) if most > base else (base,)
 

@@ -17,11 +17,11 @@ from dsl.resolve.evaluate import convert, leading, phrase
 from dsl.resolve.fields import broken_bound, fields_of
 from dsl.resolve.forms import STEP, TOKEN, whole
 from dsl.resolve.merge import key_of, lost_keys
+from dsl.schedules import DEFAULT_CHUNKS, default_of, facts_of
 from dsl.schema import Batch, Device, More, Node, Parallel, Schedule, Spec, Unit
 from dsl.schema.base import MAX_TOKENS
 from dsl.schema.run import MAX_DEGREE
 from dsl.source import Span
-from dsl.stages import CHUNKS, INTERLEAVED
 from dsl.syntax import Attribute, Block, Range, Value, Word
 
 
@@ -135,8 +135,8 @@ def data_degree(context: Context, span: Span | None = None) -> int:
 
 
 def default_schedule(context: Context) -> Schedule:
-    """1f1b where there is one pipeline rank, else dualpipe."""
-    return Schedule.model_construct(name="1f1b" if peek(context, "parallel.pipeline") == 1 else "dualpipe")
+    """The default schedule for the number of pipeline ranks."""
+    return Schedule.model_construct(name=default_of(peek(context, "parallel.pipeline")))
 
 
 def default_name(context: Context) -> str | None:
@@ -145,8 +145,8 @@ def default_name(context: Context) -> str | None:
 
 
 def default_chunks(context: Context) -> int | None:
-    """Two under interleaved; the others say themselves what a rank has."""
-    return CHUNKS if peek(context, "schedule.name") == INTERLEAVED else None
+    """Stages of a rank, where a run chooses them."""
+    return DEFAULT_CHUNKS if facts_of(peek(context, "schedule.name")).is_chunked else None
 
 
 def default_parallel(context: Context) -> Parallel:

@@ -9,18 +9,9 @@ from math import gcd
 from dsl import ramp
 from dsl.layout import LayoutError, stages_of_layout
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
+from dsl.schedules import AUTO, CHUNKED, PLAIN, facts_of, in_words
 from dsl.schema import Moe, Spec
-from dsl.stages import (
-    AUTO,
-    EVEN,
-    FEWEST,
-    FOLDED,
-    INTERLEAVED,
-    fewest_stages_of_rank,
-    most_stages,
-    most_stages_of_rank,
-    stages_of_rank,
-)
+from dsl.stages import fewest_stages_of_rank, most_stages, most_stages_of_rank, stages_of_rank
 
 MAX_PLANNED = 2**18  # micro-batches of all stages of all ranks and sizes of the batch
 
@@ -88,12 +79,12 @@ def _fits(spec: Spec) -> bool:
 
 
 def even_pipeline(spec: Spec) -> Iterator[Finding]:
-    """DualPipe feeds the pipeline from both ends; rank r holds stages r and P−1−r."""
+    """A schedule that feeds the pipeline from both ends has stages r and P−1−r on rank r."""
     pipeline = spec.parallel.pipeline
-    if spec.schedule.name in EVEN and pipeline % 2:
+    if facts_of(spec.schedule.name).even and pipeline % 2:
         message = f"{spec.schedule.name} needs an even pipeline, pipeline = {pipeline} is odd"
         even = f"write `pipeline = {pipeline - 1}`, or " if pipeline > 1 else "write "
-        hint = f"{even}`schedule {{ name = 1f1b }}`"
+        hint = f"{even}`schedule {{ name = {PLAIN} }}`"
         yield Finding("E0804", message, "parallel.pipeline", hint, (("the schedule", "schedule.name"),))
 
 
@@ -104,17 +95,20 @@ def one_schedule(spec: Spec) -> Iterator[Finding]:
         message = f"schedule {name} is named, and one is to be read from a file too"
         yield Finding("E0813", message, "schedule.file", "remove `name` or `file`", (("the name", "schedule.name"),))
     elif name is None and file is None:
-        yield Finding("E0813", "the schedule has neither a name nor a file", "schedule.name", "write `name = 1f1b`")
+        yield Finding("E0813", "the schedule has neither a name nor a file", "schedule.name", f"write `name = {PLAIN}`")
 
 
 def options_of_schedules(spec: Spec) -> Iterator[Finding]:
-    """Chunks are chosen under interleaved alone, a cap is for the search."""
-    name = spec.schedule.name
-    for key, value, of in (("chunks", spec.schedule.chunks, INTERLEAVED), ("cap", spec.schedule.cap, AUTO)):
-        if value is not None and name != of:
+    """Chunks are of schedules that let a run choose them, a cap is for the search."""
+    name, chunks, cap = spec.schedule.name, spec.schedule.chunks, spec.schedule.cap
+    for key, value, readers, reads in (
+        ("chunks", chunks, CHUNKED, facts_of(name).is_chunked),
+        ("cap", cap, (AUTO,), name == AUTO),
+    ):
+        if value is not None and not reads:
             who = f"schedule {name}" if name is not None else "a schedule of a file"
-            message = f"{key} = {value} is for {of}; {who} does not read it"
-            hint = f"remove `{key}`, or write `name = {of}`"
+            message = f"{key} = {value} is for {in_words(readers)}; {who} does not read it"
+            hint = f"remove `{key}`, or write `name = {readers[0]}`"
             notes = (("the schedule", "schedule.name" if name is not None else "schedule.file"),)
             yield Finding("E0814", message, f"schedule.{key}", hint, notes)
 
@@ -132,43 +126,42 @@ def batch_is_of_micro_batches(spec: Spec) -> Iterator[Finding]:
 
 
 def batch_divides(spec: Spec) -> Iterator[Finding]:
-    """Every data rank runs the same number of micro-batches, an even one under DualPipe."""
+    """Every data rank runs the same number of micro-batches, an even one where the schedule wants it."""
     p, train = spec.parallel, spec.train
     if not _fits(spec):
         return
-    even = spec.schedule.name in EVEN
+    facts = facts_of(spec.schedule.name)
     unit = p.data * train.micro_batch
-    least = 2 * p.pipeline * unit if even else unit
+    least = max(1, facts.fewest * p.pipeline) * unit
     notes = (("data is given here", "parallel.data"), ("micro_batch is given here", "train.micro_batch"))
     constant = train.batch.start == train.batch.end
     sizes = (("to", train.batch.end),) if constant else (("from", train.batch.start), ("to", train.batch.end))
     for key, size in sizes:
         at = "train.batch" if constant else f"train.batch.{key}"
-        multiple = nearest_multiple(size, 2 * unit if even else unit)
+        multiple = nearest_multiple(size, facts.multiple * unit)
         hint = f"write `{'batch' if constant else key} = {max(multiple, least) if key == 'to' else multiple}`"
         if size % train.micro_batch:
             continue
         if size % unit:
             product = f"data·micro_batch = {p.data}·{train.micro_batch} = {unit:,}"
             yield Finding("E0807", f"a batch of {size:,} is no multiple of {product}", at, hint, notes)
-        elif even and size // unit % 2 and (key == "from" or size >= least):
+        elif facts.even and size // unit % 2 and (key == "from" or size >= least):
             count = f"{size // unit} micro-batches on each of {p.data} data ranks"
             message = f"a batch of {size:,} makes {count}, {spec.schedule.name} needs an even number"
             yield Finding("E0806", message, at, hint, notes)
 
 
 def enough_micro_batches(spec: Spec) -> Iterator[Finding]:
-    """Below two micro-batches per rank DualPipe has no steady state; a ramp may begin there, not stay there."""
+    """With fewer micro-batches a schedule has no steady state; a ramp may begin there, not stay there."""
     p, train, name = spec.parallel, spec.train, spec.schedule.name
-    unit = p.data * train.micro_batch
-    largest, least = train.batch.end // unit, FEWEST.get(name or "", 0) * p.pipeline
+    facts, unit = facts_of(name), p.data * train.micro_batch
+    largest, least = train.batch.end // unit, facts.fewest * p.pipeline
     if largest >= least or train.batch.end % unit or not _fits(spec):
         return
     count = f"a batch of {train.batch.end:,} makes {largest} on each of {p.data} data ranks"
     message = f"{name} over {p.pipeline} rank{'s' if p.pipeline > 1 else ''} needs {least} micro-batches, {count}"
     constant = train.batch.start == train.batch.end
-    other = "zbv" if name in FOLDED else "1f1b"
-    hint = f"write `{'batch' if constant else 'to'} = {least * unit}`, or `schedule {{ name = {other} }}`"
+    hint = f"write `{'batch' if constant else 'to'} = {least * unit}`, or `schedule {{ name = {facts.roomier} }}`"
     paths = ("parallel.pipeline", "parallel.data", "train.micro_batch")
     notes = tuple((f"{path.rpartition('.')[2]} is given here", path) for path in paths)
     yield Finding("E0805", message, "train.batch" if constant else "train.batch.to", hint, notes)
@@ -212,8 +205,8 @@ def stages_have_layers(spec: Spec) -> Iterator[Finding]:
         each = f", {per_rank} on each of {spec.parallel.pipeline} ranks," if per_rank > 1 else ""
         message = f"{stages} stages{each} for {layers} layers, of which only the first and the last may have none"
         most = (layers + 2) // per_rank
-        most -= most % 2 if spec.schedule.name in EVEN and most > 1 else 0
-        hint = f"write `pipeline = {most}`" if most else "write `schedule { name = 1f1b }`"
+        most -= most % facts_of(spec.schedule.name).multiple if most > 1 else 0
+        hint = f"write `pipeline = {most}`" if most else f"write `schedule {{ name = {PLAIN} }}`"
         yield Finding("E0808", message, "parallel.pipeline", hint)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from dsl.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, SUMMARIES, in_words
 from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, Derived, FilePath, Node, Syntax, Unit
 from dsl.schema.cluster import Cluster
 from dsl.schema.model import Model
@@ -20,7 +21,10 @@ LearningRate = Annotated[float, Field(ge=0, le=10)]
 
 Recompute = Literal["rmsnorm", "mla_up", "swiglu", "attention", "dense", "router", "shared", "experts", "logits"]
 Fusion = Literal["residual_norm", "route", "join", "quantise"]
-ScheduleName = Literal["dualpipe", "1f1b", "dualpipev", "zb1p", "zbv", "interleaved", "gpipe", "auto"]
+if TYPE_CHECKING:  # a checker of types reads no words that a table gives
+    ScheduleName = str
+else:
+    ScheduleName = Literal[NAMES]
 MAX_CHUNKS = 1000  # a stage has a layer, and a model has no more of them
 
 
@@ -79,33 +83,22 @@ class Schedule(Node):
 
     name: Annotated[
         ScheduleName | None,
-        Field(description="name of the schedule", examples=["name = dualpipe"]),
-        Choices(
-            {
-                "dualpipe": "micro-batches from both ends, forwards paired with backwards (arXiv 2412.19437, §3.2.1)",
-                "1f1b": "one forward, one backward, in turns (arXiv 2104.04473)",
-                "dualpipev": "DualPipe folded: two stages a rank in the form of a V, one copy of the weights",
-                "zb1p": "1f1b with the gradients of the weights deferred into the bubble (arXiv 2401.10241)",
-                "zbv": "two stages a rank, in the form of a V, without a bubble (arXiv 2401.10241)",
-                "interleaved": "1f1b with several smaller stages a rank (arXiv 2104.04473)",
-                "gpipe": "all forwards, then all backwards (arXiv 1811.06965)",
-                "auto": "searched for: the shortest one found for the costs at hand, under `cap`; two copies of the "
-                "stages if `pipeline` is even, else two stages a rank in the form of a V if there are layers for it",
-            }
-        ),
-        Derived("1f1b where pipeline = 1, else dualpipe; none where a file is given"),
+        Field(description="name of the schedule", examples=[f"name = {DEFAULT}"]),
+        Choices(SUMMARIES),
+        Derived(f"{PLAIN} where pipeline = 1, else {DEFAULT}; none where a file is given"),
     ] = None
     chunks: Annotated[
         int | None,
-        Field(ge=2, le=MAX_CHUNKS, description="stages a rank has, of interleaved", examples=["chunks = 2"]),
-        Derived("2 under interleaved, else none"),
+        Field(ge=2, le=MAX_CHUNKS, description=f"stages a rank has, of {in_words(CHUNKED)}", examples=["chunks = 2"]),
+        Derived(f"{DEFAULT_CHUNKS} under {in_words(CHUNKED)}, else none"),
     ] = None
     cap: Annotated[
         int | None,
         Field(
             ge=1,
             le=100_000_000,
-            description="most activations that a rank holds at once, of auto; each is that of 1/pipeline of the model",
+            description="most activations that a rank holds at once, "
+            f"of {AUTO}; each is that of 1/pipeline of the model",
             examples=["cap = 9"],
         ),
     ] = None
@@ -358,8 +351,8 @@ class Spec(Node):
     ]
     schedule: Annotated[
         Schedule,
-        Field(description="the order of forwards and backwards", examples=["schedule { name = dualpipe }"]),
-        Derived("1f1b where pipeline = 1, else dualpipe"),
+        Field(description="the order of forwards and backwards", examples=[f"schedule {{ name = {DEFAULT} }}"]),
+        Derived(f"{PLAIN} where pipeline = 1, else {DEFAULT}"),
     ]
     sm: Annotated[Sm, Field(description="how SMs are divided", examples=["sm { communication = 20 }"])] = (
         Sm.model_construct()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsl.schedules import FACTS
+
 # A key of others → the path of the key that takes the same value here, without kinds of blocks.
 KEYS: dict[str, tuple[str, ...]] = {
     # degrees of parallelism
@@ -334,7 +336,7 @@ WORDS: dict[str, Other] = {
 # A word that is the same as one of ours.
 SAME: dict[str, str] = {
     "float32": "fp32", "float": "fp32", "float64": "fp64", "double": "fp64", "bfloat16": "bf16", "fp8": "e4m3",
-    "float8_e4m3fn": "e4m3", "yes": "true", "on": "true", "no": "false", "off": "false", "one_f_one_b": "1f1b",
-    "zb_v": "zbv", "zb_h1": "zb1p", "afab": "gpipe", "warm_up": "warmup", "hold": "constant",
-    "stable": "constant",
+    "float8_e4m3fn": "e4m3", "yes": "true", "on": "true", "no": "false", "off": "false",
+    "warm_up": "warmup", "hold": "constant", "stable": "constant",
+    **{word: name for name, facts in FACTS.items() for word in facts.elsewhere},
 }  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 
 from compiler.schedules import AUTO, SCHEDULES
 from compiler.schedules.schedule import Schedule as Order
+from dsl.schedules import CHUNKED
 from dsl.schema import LayerRange, Schedule, Spec
 from tests.proof.pairs import kinds_of_pairs, paired
 from tests.training.specs import spec
@@ -46,7 +47,7 @@ def small(name: str, ranks: int, micro_batches: int, layers: int, columns: int =
     made = spec(ranks, columns, columns, micro_batches, STEPS, zero=int(columns > 1))
     dense, moe = made.model.layers
     model = made.model.model_copy(update={"layers": (dense, LayerRange(first=1, last=layers - 1, ffn=moe.ffn))})
-    schedule = Schedule(name=name, chunks=2 if name == "interleaved" else None)  # type: ignore[arg-type]
+    schedule = Schedule(name=name, chunks=2 if name in CHUNKED else None)
     return made.model_copy(update={"model": model, "schedule": schedule})
 
 

@@ -16,7 +16,7 @@ from compiler.schedules.interleaved import group_sizes
 from compiler.schedules.placement import BIDIRECTIONAL, V, num_stages, stages_of, supports
 from compiler.schedules.simulate import Timeline, simulate
 from compiler.schedules.zbv import zbv_both_ways
-from dsl import stages as known
+from dsl.schedules import CHUNKED, DEFAULT, EVEN, FACTS, NEEDED, PLAIN, StageForm
 from dsl.schema.run import ScheduleName
 from runtime.actions import Pair, actions_of
 
@@ -51,7 +51,7 @@ def test_every_size_is_legal_and_alive(name: str, ranks: int) -> None:
     """N from 1 to beyond 3P, odd and even; what `has` says is what `generate` has."""
     row = SCHEDULES[name]
     for micro_batches in (*range(1, 3 * min(ranks, 7) + 3), 3 * ranks + 1, 4 * ranks):
-        for chunks in (2, 3, 5) if row.chunked else (2,):
+        for chunks in (2, 3, 5) if row.facts.is_chunked else (2,):
             if not row.has(ranks, micro_batches):
                 with pytest.raises(ValueError, match=r"needs"):
                     row.generate(ranks, micro_batches, chunks)
@@ -251,13 +251,13 @@ def test_sizes_it_has_not(ranks: int, micro_batches: int) -> None:
 def test_every_phase_runs_on_the_storage_of_the_plan(name: str, ranks: int) -> None:
     """Whatever a ramp begins with: something legal, alive, on what the ranks store."""
     for micro_batches in range(1, 2 * ranks + 5):
-        if SCHEDULES[name].even and micro_batches % 2 and micro_batches >= 2 * ranks:
+        if SCHEDULES[name].facts.even and micro_batches % 2 and micro_batches >= 2 * ranks:
             continue  # a rule refuses it
         schedule = schedule_of(name, ranks, micro_batches)
         schedule.check()
         simulate(schedule, UNIT)
         assert supports(placement_of(name, ranks), schedule.placement, ranks)
-        is_few = micro_batches < known.FEWEST.get(name, 0) * ranks
+        is_few = micro_batches < SCHEDULES[name].facts.fewest * ranks
         assert schedule.name == ("zbv" if is_few else name), "and its name says so"
 
 
@@ -268,26 +268,36 @@ def test_storage_of_auto() -> None:
         assert {placement_of(AUTO, ranks, folded=folded) for ranks in (2, 4, 16)} == {"bidirectional"}
 
 
-def test_the_language_knows_the_same() -> None:
-    """Names, stages a rank, copies, sizes: what the rules say without the compiler."""
-    names = {*get_args(ScheduleName)}
-    assert names == {*SCHEDULES, AUTO}
-    assert known.CHUNKS == DEFAULT_CHUNKS
-    for name, row in SCHEDULES.items():
-        assert row.chunked == (name == known.INTERLEAVED)
-        assert row.even == (name in known.EVEN)
-        assert row.fewest == known.FEWEST.get(name, 0)
-        for chunks in (2, 3):
-            placement = row.placement(chunks)
-            per_rank = num_stages(placement, 4) // 4
-            assert per_rank == known.stages_per_rank(name, chunks)
-            assert (stages_of(placement, 4, 0) == (0, 7)) == (name in known.FOLDED)
+def test_the_language_has_the_same_names() -> None:
+    assert {*get_args(ScheduleName)} == {*SCHEDULES, AUTO}
+    assert {*FACTS} == {*SCHEDULES}
+    assert {DEFAULT, PLAIN} < {*SCHEDULES}
 
 
-def test_only_the_two_of_the_eight_steps_pair() -> None:
-    paired = {
-        name
-        for name, row in SCHEDULES.items()
-        if any(isinstance(step, Pair) for steps in row.generate(4, 12, 2).actions for step in steps)
-    }
-    assert paired == {"dualpipe", "dualpipev"}
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_facts_are_those_of_what_is_made(name: str) -> None:
+    """Placement, stages a rank, copies, pairs and sizes: what the rules say without the compiler."""
+    row = SCHEDULES[name]
+    facts = row.facts
+    for chunks in (2, 3) if facts.is_chunked else (DEFAULT_CHUNKS,):
+        schedule = row.generate(4, 12, chunks)
+        assert (schedule.name, schedule.placement) == (name, row.placement(chunks))
+        assert num_stages(schedule.placement, 4) // 4 == facts.stages_per_rank(chunks)
+        assert (stages_of(schedule.placement, 4, 0) == (0, 7)) == facts.is_folded
+        assert (stages_of(schedule.placement, 4, 0) == (0, 3)) == facts.is_mirrored
+        assert any(isinstance(step, Pair) for steps in schedule.actions for step in steps) == facts.overlaps
+        most = 12 * facts.stages_per_rank(chunks)
+        assert (max(simulate(schedule, UNIT).peak_activations) == most) == facts.holds_all
+    roomier = SCHEDULES[facts.roomier]
+    assert roomier.facts.fewest == 0 and roomier.facts.multiple == 1, "it has the sizes that this one has not"
+
+
+def test_the_facts_of_those_there_are() -> None:
+    """The rows say what is published of each."""
+    assert CHUNKED == ("interleaved",) and EVEN == ("dualpipe",)
+    assert NEEDED == {2: ("dualpipe", "dualpipev")}
+    forms: dict[StageForm, set[str]] = {}
+    for name, facts in FACTS.items():
+        forms.setdefault(facts.placement, set()).add(name)
+    assert forms["v"] == {"zbv", "dualpipev"} and forms["bidirectional"] == {"dualpipe"}
+    assert {name for name, facts in FACTS.items() if facts.overlaps} == {"dualpipe", "dualpipev"}
