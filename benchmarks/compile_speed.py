@@ -114,7 +114,7 @@ def measured(rounds: int) -> dict[str, Any]:
 
 
 def _timed(words: tuple[str, ...], folder: Path) -> dict[str, float]:
-    """Of one `dsc`: seconds by the clock and of the processor, and the most bytes it held."""
+    """Measure one `dsc`: its seconds by the clock and of the processor, and the most bytes it held."""
     begin = time.perf_counter()
     process = subprocess.Popen((*DSC, *words), cwd=folder, env=_environment(), stdout=-3, stderr=-3)
     _, status, usage = os.wait4(process.pid, 0)

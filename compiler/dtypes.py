@@ -25,7 +25,7 @@ def is_packed(dtype: str) -> bool:
 
 
 def turned(dtype: str) -> str:
-    """The same with its tiles the other way round."""
+    """The packed dtype with rows and columns of its tiles exchanged."""
     match = _PACKED.fullmatch(dtype)
     assert match, dtype
     return packed(match["element"], int(match["columns"]), int(match["rows"]))

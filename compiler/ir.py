@@ -217,7 +217,7 @@ class Communication:
     back: str = ""  # dtype of the gradients of rows, where it is not that of the rows
 
     def gradient(self, buffer: Buffer) -> Buffer:
-        """Of one of its inputs or outputs, as the backward of the exchange has it."""
+        """The gradient of one of its inputs or outputs, as the backward of the exchange sends it."""
         dtype = self.back if self.back and len(buffer.shape) > 1 else buffer.dtype
         alias = next((f"d_{output.name}" for output in self.outputs if output.alias == buffer.name), "")
         return Buffer(f"d_{buffer.name}", buffer.shape, dtype, alias)

@@ -44,12 +44,12 @@ def parameters(model: Model) -> Parameters:
 
 
 def layer_parameters(model: Model, layer: int) -> int:
-    """Of main layer `layer`: attention and feed-forward part, each behind a norm of D. IndexError beyond the last."""
+    """Parameters of main layer `layer`: attention and FFN, each behind a norm of D. IndexError beyond the last."""
     return _layer(model, model.ffn(layer))
 
 
 def attention_parameters(model: Model) -> int:
-    """Of one attention block, without the norm in front of it.
+    """Parameters of one attention block, without the norm in front of it.
 
     MLA, ranks q and c, head widths n | r | v (arXiv 2405.04434, §2.1): queries D·q + q + q·H(n + r), or D·H(n + r)
     without a query rank; D(c + r) + c + c·H(n + v) for keys and values; H·v·D out. The ranks' norms are the q and c.
@@ -63,29 +63,29 @@ def attention_parameters(model: Model) -> int:
 
 
 def expert_parameters(moe: Moe, hidden: int) -> int:
-    """Of one routed expert, a SwiGLU of its width: 3·D·I."""
+    """Parameters of one routed expert, a SwiGLU of width I: 3·D·I."""
     return 3 * hidden * moe.inner
 
 
 def routed_parameters(model: Model, ffn: Dense | Moe) -> int:
-    """Of all routed experts of a layer: what expert parallelism divides."""
+    """Parameters of all routed experts of a layer, which expert parallelism divides."""
     return ffn.experts * expert_parameters(ffn, model.hidden) if isinstance(ffn, Moe) else 0
 
 
 def bias_parameters(ffn: Dense | Moe) -> int:
-    """Of the balancing bias of one gate: E, if the experts are balanced by one."""
+    """Elements of the balancing bias of one gate: E if a bias balances the experts, else 0."""
     return ffn.experts if isinstance(ffn, Moe) and ffn.balance.bias_rate is not None else 0
 
 
 def active_layer_parameters(model: Model, ffn: Dense | Moe) -> int:
-    """Of a layer, what one token uses: of the routed experts only its `top_k`, of the gate everything."""
+    """Parameters of a layer that one token uses: only `top_k` of the routed experts, and the whole gate."""
     idle = ffn.experts - ffn.top_k if isinstance(ffn, Moe) else 0
     return _layer(model, ffn) - (idle * expert_parameters(ffn, model.hidden) if isinstance(ffn, Moe) else 0)
 
 
 def mtp_parameters(model: Model) -> int:
-    """Of the MTP blocks' own (arXiv 2412.19437, §2.2): each two norms of D, a projection 2D → D, one more layer like
-    the last one, and a final norm of D. The bias of its gate is among them."""
+    """Parameters of the MTP blocks alone (arXiv 2412.19437, §2.2). Each has two norms of D, a projection 2D → D, a layer
+    like the last one, with the bias of its gate, and a final norm of D."""
     if model.mtp is None:
         return 0
     D = model.hidden

@@ -65,7 +65,7 @@ def apply(text: str, edits: Iterable[Edit]) -> str:
 
 
 def _only_way_out(item: Diagnostic, span: Span) -> Edit | None:
-    """Of a conflict that one edit resolves, and no other."""
+    """The edit that resolves a conflict, where it is the only one."""
     ways = item.conflict.resolutions if item.conflict else ()
     return ways[0][0] if len(ways) == 1 and len(ways[0]) == 1 else None
 

@@ -62,7 +62,7 @@ def load(path: str | Path, run: str | None = None, overrides: Iterable[str] = ()
 
 
 def resolve(path: str | Path, run: str | None = None, overrides: Iterable[str] = ()) -> Resolved:
-    """As `load`, with the origin of each value."""
+    """Load a run of a spec like `load`, and return it with the origin of each value."""
     file, run = split(str(path), run)
     definitions = collect(file)
     name = _choose(definitions, file, run)
@@ -166,7 +166,7 @@ def _apart(definitions: Definitions, views: Iterable[View]) -> list[tuple[str, s
 
 
 def refusals(analysis: Analysis) -> tuple[Diagnostic, ...]:
-    """Of a file that is right, what `dsc train` would refuse of its runs all the same, as warnings."""
+    """Warnings about what `dsc train` would refuse in the runs of a file that has no mistakes."""
     if analysis.diagnostics:
         return ()
     runs = [view for view in analysis.views if hasattr(view.spec, "train")]  # the others are blocks of a library

@@ -115,7 +115,7 @@ def _memory(spec: Spec, held: _Held) -> Memory:
     size = bytes_per_element(precision)
 
     def of(itemsize: int, zero: int) -> int:
-        """Of what is divided over its holders from level `zero` on."""
+        """Bytes of state that is divided over its holders from level `zero` on."""
         return int(itemsize * (divided if p.zero >= zero else whole))
 
     tokens = spec.train.micro_batch * spec.train.sequence // (p.tensor * p.context)

@@ -75,7 +75,7 @@ def product_flops(of: Shape) -> Callable[[Sizes], int]:
 
 
 def causal_flops(columns: Callable[[Sizes], int]) -> Callable[[Sizes], int]:
-    """Of products over the keys at or before a query: `columns` is the sum of their inner extents and widths."""
+    """FLOPs of products over the keys up to each query; `columns` is the sum of their inner extents and widths."""
     return lambda s: s.tokens * s.sequence * s.heads * columns(s)
 
 

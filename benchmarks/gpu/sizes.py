@@ -163,7 +163,7 @@ class Make:
         return ends
 
     def aligned_offsets(self, sizes: Sizes, multiple: int) -> Tensor:
-        """The same with every group's rows a multiple, of sizes whose rows are."""
+        """`offsets` with every end but the last rounded down to a multiple."""
         ends = (self.offsets(sizes).to(torch.int64) // multiple * multiple).to(torch.int32)
         ends[-1] = sizes.rows
         return ends

@@ -35,7 +35,7 @@ Arguments = tuple[Any, ...]
 
 
 def describe(arguments: Arguments) -> Arguments:
-    """The same arguments as the compiler knows them."""
+    """The arguments with every tensor as the `Buffer` that the compiler plans with."""
     return tuple(
         Buffer("argument", tuple(argument.shape), str(argument.dtype).removeprefix("torch."))
         if isinstance(argument, Tensor)
@@ -61,7 +61,7 @@ def emitted(op: str, arguments: Arguments, num_sms: int) -> Callable[..., Any] |
 
 
 def copied(arguments: Arguments) -> Arguments:
-    """Of what may be changed in place; layouts stay."""
+    """Copies of the tensors, which a kernel may change in place; layouts stay."""
     return tuple(a.clone() if isinstance(a, Tensor) else a for a in arguments)
 
 
@@ -86,7 +86,7 @@ def exact(case: Case, arguments: Arguments) -> tuple[Tensor, ...]:
 
 
 def decoded(found: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The same with E4M3 as the numbers that it stands for. Data without scales of their own have the last, turned."""
+    """The results with E4M3 dequantised. Data that no scales follow take the last scales before them, transposed."""
     numbers: list[Tensor] = []
     scales = None
     for i, tensor in enumerate(found):

@@ -61,7 +61,7 @@ again; what was tried, and did or did not help, is in [performance-log.md](perfo
 
 
 def figures(contest: Mapping[str, Any]) -> dict[str, Figures]:
-    """Of each row that was measured to its end, by name."""
+    """Figures of each row that was measured to its end, by the name of the row."""
     rows = {row["name"]: row for row in contest["rows"] if not row["failed"] and row["rounds"]}
     seconds = {name: [_median(row, column) for column in (0, 1)] for name, row in rows.items()}
     share = contest["product_flops"] / (contest["product_flops"] + contest["attention_flops"])
@@ -147,7 +147,7 @@ def _notes(contest: Mapping[str, Any]) -> list[str]:
 
 
 def _compiling() -> str:
-    """Of another benchmark, as it was last run."""
+    """The section about the speed of compiling, from the last results of that benchmark."""
     goals = compile_speed.goals(json.loads(compile_speed.RESULTS.read_text("utf-8")))
     return f"## Compiling\n\nThe profile and the way it is measured: [compile-speed.md](compile-speed.md).\n\n{goals}"
 

@@ -41,7 +41,7 @@ class Work:
 
     @property
     def product_flops(self) -> int:
-        """Of the products alone."""
+        """FLOPs of the products, without attention."""
         return sum(product.flops for product in self.products)
 
 

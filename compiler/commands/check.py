@@ -294,7 +294,7 @@ def _once(edits: Iterable[Edit]) -> list[Edit]:
 def _mending(
     edits: Sequence[Edit], specs: Sequence[str], overrides: Sequence[str], items: Sequence[Diagnostic]
 ) -> list[Edit]:
-    """Of corrections those that leave fewer mistakes and bring none, each tried with those before it."""
+    """Corrections that leave fewer mistakes and bring no new one; each is tried together with those before it."""
     from dsl.edits import apply, is_mended
 
     kept: list[Edit] = []

@@ -33,7 +33,7 @@ def decided(resolved: Resolved, file: str, run: str | None, overrides: Sequence[
 
 
 def _placed(resolved: Resolved, folder: Path, structures: Iterator[tuple[Choice, Spec]]) -> list[tuple[Choice, Spec]]:
-    """Of a spec that names a placement of experts, the plans that the file is for: others could not go on with it."""
+    """Plans whose expert degree is that of the placement file, where the spec names one; all plans otherwise."""
     spec = resolved.spec
     if spec.parallel.placement is None:
         return list(structures)

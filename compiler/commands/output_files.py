@@ -65,7 +65,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def status(path: str | Path) -> os.stat_result | None:
-    """Of a file or a folder; None where there is none, as where no file can be called so."""
+    """The status of a file or a folder; None where there is none, or where no file can have this name."""
     try:
         return Path(path).stat()
     except (OSError, ValueError):
@@ -139,7 +139,7 @@ def _is_special(path: Path) -> bool:
 
 
 def _names(given: str) -> tuple[str, ...]:
-    """Of the file of SPEC or SPEC:RUN."""
+    """Names that the file of SPEC or SPEC:RUN may have."""
     return given, given.rpartition(":")[0] or given
 
 

@@ -43,7 +43,7 @@ class Run:
 
     @cached_property
     def num_micro_batches(self) -> int:
-        """Of a step, on each data rank, when the batch has grown."""
+        """Micro-batches of a step on each data rank, once the batch has grown."""
         return ramp.micro_batches(self.spec)[-1]
 
     @property
@@ -81,7 +81,7 @@ class Run:
         return schedule
 
     def costs(self) -> Costs:
-        """Of its stages, from the work that the plan counts and the rates of its devices."""
+        """Costs of the stages, from the work that the plan counts and the rates of the devices."""
         return stage_costs(self.plan, self.plan.cuts, rank_rates(self.spec))
 
     def lanes(self, schedule: Schedule) -> tuple[Lanes, ...]:

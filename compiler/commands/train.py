@@ -242,7 +242,7 @@ def _data_cache(args: argparse.Namespace, build: Path) -> Path | None:
 
 
 def _parts(spec: Spec) -> str:
-    """What of its plan the launcher needs to prepare the data, in a line of JSON."""
+    """The keys of the spec that the launcher needs to prepare the data, as one line of JSON."""
     train, model = {"seed": spec.train.seed}, {"vocab": spec.model.vocab}
     return json.dumps({"data": spec.data.model_dump(mode="json"), "model": model, "train": train})
 

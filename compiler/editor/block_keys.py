@@ -135,7 +135,7 @@ def block_text(head: str, cls: type[Node]) -> str:
 
 
 def snippet(cls: type[Node], key: str) -> str:
-    """As `text_of`, with the values to fill in marked as in a snippet of the protocol."""
+    """The text of `text_of`, with the values to fill in marked as the protocol marks them in a snippet."""
     if key in NAMED and cls is Spec:
         return f"{key} = $1"  # a name of the user's, so that the names there are come up
     kind = fields_of(cls).get(key)

@@ -109,7 +109,7 @@ def _used(document: Document, token: Token) -> Span | None:
 
 
 def _seen(document: Document, block: outline.Node, token: Token) -> Span | None:
-    """The same by the text alone, where nothing could be resolved: a key of a block around, or a `let`."""
+    """The definition of a name by the text alone, where nothing was resolved: a key of an outer block, or a `let`."""
     for around in reversed(block.path()):
         for statement in around.body:
             is_let = statement.key == LET and len(statement.head) > 1

@@ -31,7 +31,7 @@ class Document:
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """As `dsc check` has them: mistakes; where there are none, what training would refuse."""
+        """The diagnostics of `dsc check`: mistakes or, where there are none, what training would refuse."""
         return self.analysis.diagnostics or refusals(self.analysis)
 
     def names_of(self, kind: str) -> list[str]:

@@ -66,7 +66,7 @@ def _smallest(model: Model, context: int) -> Place | None:
 
 
 def _outline(model: Model, context: int, place: Place) -> Spec:
-    """As much of a spec as its memory depends on."""
+    """A spec with only the keys that decide its memory."""
     batch = Batch(start=place.batch, end=place.batch)
     return Spec.model_construct(
         model=model,

@@ -79,7 +79,7 @@ def update(spec: Spec) -> Call:
 
 
 def calls_of(segment: Segment) -> Iterator[Call]:
-    """Of one segment: those of F, I and W as they are emitted, weight gradients added to FP32."""
+    """Calls of one segment: those of F, I and W as they are emitted, with weight gradients added to FP32."""
     from compiler.segments.interpret import interpret
     from compiler.segments.split import split
     from compiler.segments.storage import operand_weights

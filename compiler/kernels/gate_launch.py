@@ -48,7 +48,7 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """Of the function."""
+        """The name of the kernel function."""
         return str(self.kernel.fn.__name__)
 
     @property

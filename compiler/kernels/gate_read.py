@@ -66,7 +66,7 @@ def moves(ptx: str) -> tuple[Move, ...]:
 
 
 def threads(ptx: str) -> int:
-    """Of a program, those of specialised warps among them."""
+    """Threads of a program, including those of specialised warps."""
     return int(re.search(r"\.reqntid (\d+)", ptx)[1])  # type: ignore[index]
 
 

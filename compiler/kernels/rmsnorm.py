@@ -59,7 +59,7 @@ def _weight_gradient(columns: int, num_sms: int) -> tuple[dict[str, Any], int]:
 
 
 def _heads(row: Buffer, weight: Buffer, num_sms: int) -> Choice | None:
-    """Of rows [T, heads · columns] and a weight [columns], or what is added to it."""
+    """The launch for rows [T, heads · columns] and a weight [columns], or a buffer of the shape of the weight."""
     width, columns = (int(each.shape[-1]) for each in (row, weight))
     return choose(columns, row.dtype, num_sms, width // columns)
 

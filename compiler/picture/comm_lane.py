@@ -11,7 +11,7 @@ from compiler.picture.drawing import Lanes, Share
 
 
 def lanes_of(program: Program, times: Times | Sequence[Times]) -> tuple[Lanes, ...]:
-    """Of each pipeline rank, its bodies' exchanges. `times`: nanoseconds, from `estimate`, of all ranks or of each."""
+    """Exchanges of the bodies of each pipeline rank. `times`: nanoseconds from `estimate`, for all ranks or each."""
     known: dict[tuple[str, int], tuple[Share, ...]] = {}  # one name is one body, on whatever rank of a kind
     ranks = []
     for bodies, (kind, table) in zip(program.bodies, tables_of(times, len(program.bodies)), strict=True):

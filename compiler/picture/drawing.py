@@ -43,7 +43,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """As the notation writes the step."""
+        """The step in the notation of schedules."""
         names = "|".join(drawn.label for drawn in self.actions)
         return f"({names})" if len(self.actions) > 1 else names
 
@@ -162,7 +162,7 @@ class Panel:
 
     @cached_property
     def num_exchanges(self) -> int:
-        """Of all rows, counted without making them."""
+        """The number of exchanges in all rows, counted without making them."""
         lanes = [{body: len(shares) for body, shares in row.lanes} for row in self.rows]
         return sum(of.get(c.body, 0) for of, row in zip(lanes, self.rows, strict=True) if of for c in row.cells)
 

@@ -193,7 +193,7 @@ def pixels(panels: Sequence[Panel], page: float, most: float) -> float:
 
 
 def legend_of(cells: Sequence[Cell]) -> tuple[tuple[tuple[str, ...], str], ...]:
-    """Of every kind that is there: its classes, and what it is."""
+    """CSS classes and meaning of every kind of action that is drawn."""
     present = {drawn.css for cell in cells for drawn in cell.actions}
     tints = [(tuple(f"{kind} d{i}" for i in (0, 1) if f"{kind} d{i}" in present), kind) for kind in KINDS]
     return tuple((classes, f"{kind}, {KINDS[kind]}") for classes, kind in tints if classes)

@@ -56,7 +56,7 @@ Line = dict[str, Any]
 
 
 def read_trace(run: Path, world: int) -> list[dict[int, Line]]:
-    """Of each world rank, its traced steps. TraceError names the file that is missing or damaged.
+    """Traced steps of each world rank. TraceError names the file that is missing or damaged.
 
     A killed run may have left half of a line at the end of a file; it is left out.
     """
@@ -207,7 +207,7 @@ def _check_order(rank: int, step: int, planned: Sequence[str], ran: Sequence[str
 
 
 def _medians(spans: Sequence[Span]) -> Span:
-    """Of starts and of ends by themselves: in every step the first is before the second, so their medians are."""
+    """The median start and the median end. Each start is before its end, so the medians are in this order too."""
     return statistics.median(start for start, _ in spans), statistics.median(end for _, end in spans)
 
 

@@ -114,7 +114,7 @@ _HOLDS = {"tokens": "below", "targets": "below", "expert": "choices", "offsets":
 
 
 def _tensor(tensor: Tensor, name: str, bounds: Mapping[str, int]) -> tuple[tuple[str, Any], ...]:
-    """As pairs, which can be counted."""
+    """Shape, dtype and contents of an operand, as pairs that can be hashed and counted."""
     said: tuple[tuple[str, Any], ...] = (("shape", tensor.shape), ("dtype", tensor.dtype))
     if name in _HOLDS:
         said += (("holds", _HOLDS[name]), ("bound", bounds[name]))

@@ -17,5 +17,5 @@ def on_ranks(rates: OnRanks, num_ranks: int) -> tuple[Rates, ...]:
 
 
 def kinds_of(rates: Sequence[Rates]) -> tuple[int, ...]:
-    """Of each rank, the first one that has the same rates."""
+    """For each rank, the first rank with the same rates."""
     return tuple(rates.index(each) for each in rates)

@@ -72,7 +72,7 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
 
 
 def core_rates() -> Rates:
-    """Of one core of a laptop's share, in FP32 and with the experts on two ranks: for plans without a spec."""
+    """Rates of one core of a laptop in FP32, with the experts on two ranks: for plans without a spec."""
     table, place = shipped_table("cpu"), Place(Device(name="core"))
     points = {
         (kind, dtype): points_of(table, place, kind, dtype)[0]
@@ -100,7 +100,7 @@ def table_for(device: SpecDevice) -> str:
 
 
 def _dtypes(kind: str, precision: Precision) -> tuple[str, ...]:
-    """In which a recipe runs a class: neither gate nor head is in FP8, and no attention core, arXiv 2412.19437 §3.3."""
+    """Dtypes in which a recipe runs a class. Gate, head and attention are never in FP8 (arXiv 2412.19437 §3.3)."""
     if kind not in FLOPS:
         return ("any",)
     if kind in ("gemm", "wgrad"):
@@ -186,7 +186,7 @@ def _rate(row: Row, measured: Device, place: Place, kind: str, dtype: str) -> fl
 
 
 def _share(kind: str) -> float:
-    """Of a peak, where a class has no row."""
+    """The share of a peak that a class is taken to reach where it has no row."""
     return ROOFLINE_FLOPS if kind in FLOPS else ROOFLINE_LINKS if kind in LINKS else ROOFLINE_BYTES
 
 

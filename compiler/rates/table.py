@@ -138,7 +138,7 @@ class Table(Entry):
         return self
 
     def factor_of(self, kind: str, dtype: str = "any") -> float:
-        """Of a class in a dtype; 1 where there is none."""
+        """The factor of a class in a dtype; 1 where the table has none."""
         known: dict[str, float] = {factor.dtype: factor.factor for factor in self.factors if factor.kind == kind}
         return known.get(dtype, known.get("any", 1.0))
 

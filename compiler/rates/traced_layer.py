@@ -57,7 +57,7 @@ class ClassTime(Entry):
 
 
 class Share(Entry):
-    """Of the memory's peak, what kernels of a class reach."""
+    """The share of the memory's peak bandwidth that kernels of a class reach."""
 
     kind: Annotated[str, Field(alias="class")]
     share: Annotated[float, Field(gt=0, le=1)]

@@ -159,7 +159,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> Points:
-    """The same curve with at most the first, lowest, highest and last point of each pixel column: no spike is lost."""
+    """The first, lowest, highest and last point of each pixel column, which draw the same curve: no spike is lost."""
     columns: dict[int, list[int]] = {}
     for i, (x, _) in enumerate(points):
         columns.setdefault(int(x), []).append(i)

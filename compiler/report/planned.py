@@ -69,7 +69,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Planned:
-    """Of a step of the largest batch, as predicted."""
+    """The prediction of a step of the largest batch."""
 
     step: Step
     ranks: tuple[RankMemory, ...]

@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sum:
-    """Of rows: calls and milliseconds of a step of one rank, in the mean."""
+    """Sums over rows: calls, milliseconds and FLOPs of a step of one rank, in the mean."""
 
     calls: float
     clock: float

@@ -110,7 +110,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _meta(run: Path) -> dict[str, Any]:
-    """Of the corpus that was used last."""
+    """The `meta.json` of the corpus that was used last; empty where there is none."""
     try:
         found = sorted((run / "data").glob("*/meta.json"), key=lambda p: (p.stat().st_mtime, p.name))
     except OSError as error:

@@ -34,7 +34,7 @@ def with_periods(problem: Problem, slots: Slots) -> tuple[Problem, Slots] | None
 
 
 def stretched(problem: Problem, slots: Slots, count: int) -> Slots:
-    """The same for `count` micro-batches a chunk: with as many more of the marked period."""
+    """Slots for `count` micro-batches a chunk: the marked period is repeated for each further micro-batch."""
     rows = []
     for row in slots:
         marked = [at for at, slot in enumerate(row) if slot >= FIXED]

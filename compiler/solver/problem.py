@@ -92,7 +92,7 @@ def make_problem(form: Form, num_ranks: int, num_micro_batches: int, costs: Cost
 
 
 def resized(problem: Problem, count: int) -> Problem:
-    """The same with another number of micro-batches."""
+    """The problem with another number of micro-batches."""
     problem, rows = replace(problem, count=count), range(problem.num_rows)
     needs = tuple(tuple(_need(problem, row, kind) for kind in range(4)) for row in rows)
     makes = tuple(tuple(problem.event(row, kind) for kind in range(4)) for row in rows)

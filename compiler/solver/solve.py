@@ -48,7 +48,7 @@ class Solution:
     origin: str  # "search", or the name of the schedule that it is
 
     def measured(self) -> Measured:
-        """The same in numbers that are printed."""
+        """The measures of the schedule that are printed, with the lower bound of the solution."""
         return replace(measure(self.schedule, self.costs, self.cap), lower_bound=self.lower_bound)
 
 
@@ -63,7 +63,7 @@ class _Asked:
     cap: int | None
 
     def costs_on(self, placement: str) -> Costs:
-        """Of the model cut into the stages of a placement."""
+        """Costs of the model cut into the stages of a placement."""
         return self.costs.recut(self.num_stages, num_stages(placement, self.num_ranks))
 
     def cap_on(self, placement: str, cap: Fraction | int | None) -> int | None:
@@ -152,7 +152,7 @@ def solve_on(
     cores: Cores | None = None,
     report: Report = lambda share: None,
 ) -> Solution:
-    """The same for ranks that store their stages by `storage`: `v`, `bidirectional` or `loop(1)`.
+    """Search the shortest schedule on one placement, `storage`: `v`, `bidirectional` or `loop(1)`.
 
     Costs and cap are those of one of its stages.
     """
@@ -262,7 +262,7 @@ def _core(problem: Problem, costs: Costs, search: _Search, given: tuple[Slots, .
 
 
 def _schedule(problem: Problem, core: Core) -> Schedule:
-    """Of the problem's size, from a core of the same form."""
+    """The schedule of the problem's size, from a core of the same form."""
     slots = stretched(core.problem, core.slots, problem.count) if core.problem.count < problem.count else core.slots
     return schedule_of_slots(problem, slots)
 

@@ -70,7 +70,7 @@ def starts_of(problem: Problem, timing: Timing, lines: Sequence[Line]) -> list[l
 
 
 def in_time_order(problem: Problem, timing: Timing, lines: Sequence[Line]) -> Timing:
-    """The same times with slots in the order in which they start, and evenly spaced marks."""
+    """The timing with its slots in the order in which they start, and evenly spaced marks; no time changes."""
     starts = [iter(row) for row in starts_of(problem, timing, lines)]
     timed = sorted((next(starts[row]), at, row) for at, row in enumerate(timing.order))
     zero = timing.marks[0]

@@ -228,7 +228,7 @@ def level_between(node_a: int, node_b: int) -> str:
 
 
 def _even_spread(holders: Holders, devices: int) -> Spread | None:
-    """Of holders that lie on every node of theirs alike; None where that is not seen at once."""
+    """The spread of holders that lie on each of their nodes in the same way; None where that takes more to see."""
     step, pipelines, each = holders.data_ranks.step, len(holders.pipeline_ranks), len(holders.data_ranks)
     if not each or holders.dp % devices:
         return None

@@ -31,7 +31,7 @@ class Link:
     latency_s: float
 
     def time_s(self, num_bytes: float) -> float:
-        """Of one message."""
+        """Seconds that one message takes."""
         return self.latency_s + num_bytes / self.bandwidth
 
 

@@ -111,7 +111,7 @@ def explained(
 
 
 def _of_kinds(world: int, span: Span) -> dict[str, Variable]:
-    """Of a cluster of several kinds of nodes: how many devices there are is what the line that names it says."""
+    """Variables of a cluster of several kinds of nodes: the line that names the cluster gives the number of devices."""
     return {
         NODES: Variable(NODES, 1, given=True),
         DEVICES: Variable(DEVICES, world, span),

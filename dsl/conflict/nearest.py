@@ -82,7 +82,7 @@ class _Known:
         return value
 
     def one(self, path: str) -> int:
-        """The same to divide by; 1 where it is neither."""
+        """The number at `path`, to divide by; 1 where it is neither fixed nor chosen."""
         return self[path] or 1
 
     def all(self, suffix: str) -> list[int]:
@@ -141,7 +141,7 @@ OPPOSITE = checked(
 
 
 def _degrees(path: str, old: int, known: _Known) -> Iterable[int]:
-    """Of the world: the product of two is that of the others, as far as these are known."""
+    """Degrees for which pipeline · data = nodes · devices, as far as these are known."""
     pipeline, data, nodes, devices = (
         known[each] for each in ("parallel.pipeline", DATA, "cluster.nodes", "cluster.node.devices")
     )

@@ -78,7 +78,7 @@ def checked(names: Names) -> Names:
 
 
 def as_one_kind(spec: Spec) -> Spec:
-    """The same devices as one node: of several kinds of nodes, joint rules that are no rule of a kind read how many."""
+    """The spec with all devices on one node. Joint rules that are not about one kind of node read only their number."""
     cluster = spec.cluster
     node = cluster.node.model_copy(update={"devices": cluster.world})
     return spec.model_copy(update={"cluster": cluster.model_copy(update={"nodes": 1, "node": node, "more": None})})

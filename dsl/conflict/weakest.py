@@ -55,7 +55,7 @@ class View:
         return value
 
     def one(self, path: str) -> int:
-        """The same to divide by; 1 where it is neither, as it is too for a spec without that number."""
+        """The number at `path`, to divide by; 1 where it is neither chosen nor fixed, or not in the spec."""
         return self.get(path) or 1
 
     def all(self, suffix: str) -> list[int]:

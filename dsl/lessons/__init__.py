@@ -48,7 +48,7 @@ class Example:
 
     @property
     def abridged(self) -> str:
-        """As it is shown: what is repeated stands there once, and how often."""
+        """The text as it is shown: a repeated part is there once, with the number of times."""
         texts = (
             part.text if part.times == 1 else f"{part.text}# … and so on, {part.times:,} lines of it\n"
             for part in self.parts

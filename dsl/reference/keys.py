@@ -66,7 +66,7 @@ class Key:
 
     @property
     def name(self) -> str:
-        """As it is written in its block."""
+        """The key as it is written in its block."""
         return self.path.rpartition(".")[2]
 
     @property

@@ -107,7 +107,7 @@ def _positive(context: Context, path: str) -> int:
 
 
 def _devices_of_more(more: More | None) -> int:
-    """Of further nodes. Raises RejectedError where a part of them could not be read."""
+    """The number of devices of further nodes. RejectedError where a part of them could not be read."""
     if more is None:
         return 0
     try:

@@ -21,7 +21,7 @@ def edited(definitions: Definitions, edits: Mapping[Span, str]) -> Definitions:
 
 
 def edited_overrides(overrides: Iterable[str], edits: Mapping[Span, str]) -> tuple[str, ...]:
-    """The same for what the command line sets."""
+    """The overrides of the command line with these edits made."""
     new = {span.source.text: (span, text) for span, text in edits.items() if span.source.name == OVERRIDE}
     return tuple(
         f"{text[: new[text][0].start]}{new[text][1]}{text[new[text][0].end :]}" if text in new else text

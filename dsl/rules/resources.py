@@ -66,9 +66,9 @@ def state_fits(spec: Spec) -> Iterator[Finding]:
 
 
 def state_fits_each_kind(spec: Spec) -> Iterator[Finding]:
-    """The same of several kinds of devices: the ranks together hold everything, and those with the last stage its end.
+    """With several kinds of devices, all ranks together have room for all state, and those of the last stage for theirs.
 
-    Of two ranks that mirror each other's stages, both have room for no more than the smaller one has.
+    Two ranks that mirror each other's stages both have the room of the smaller one.
     """
     kinds = _kinds_of_ranks(spec) if spec.cluster.more is not None else None
     if kinds is None:

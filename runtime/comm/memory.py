@@ -274,7 +274,7 @@ class Circle:
         self._take(of_each, shares)
 
     def gather_parts(self, part: str, elements: int, dtype: torch.dtype) -> None:
-        """Of a tensor that lies in this part of each memory, give each rank the others' shares."""
+        """Give each rank the other ranks' shares of a tensor that lies in this part of each memory."""
         of_each = [memory.tensor(part, elements, dtype) for memory in self.memories]
         self.meet("weights")
         self._take(of_each, _shares(elements, len(self.memories)))

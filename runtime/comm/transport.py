@@ -164,7 +164,7 @@ class Links(Protocol):
     def edge(self, source: int, destination: int) -> Edge: ...
 
     def swap(self, members: tuple[int, ...]) -> Swap | None:
-        """Of one expert group; None of a group of one."""
+        """The swap of one expert group; None for a group of one."""
         ...
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
@@ -173,7 +173,7 @@ class Links(Protocol):
 
 
 class Alone:
-    """Of a world of one: nobody is there to talk to."""
+    """The transport of a world of one rank, which has nobody to talk to."""
 
     class _Sums:
         def all_reduce(self, tensor: Tensor) -> None: ...

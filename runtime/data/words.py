@@ -33,7 +33,7 @@ class Encoder:
         self._held = 0
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """As `tokenizer.encode`."""
+        """Token ids of each text, equal to those of `tokenizer.encode`."""
         if not self._by_words:
             return tokenizer.encode(self._bpe, texts)
         parts = [(index, piece) for index, text in enumerate(texts) for piece in pieces(text)]

@@ -55,7 +55,7 @@ def path(variant: str) -> Path:
 
 
 def digest() -> str:
-    """Of the sources and the flags, in hexadecimal. A library holds it as a string."""
+    """The digest of sources and flags, in hexadecimal. A library holds it as a string."""
     sources = sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")])
     parts = [json.dumps([FLAGS, VARIANTS]).encode(), *(p.name.encode() + b"\0" + p.read_bytes() for p in sources)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()

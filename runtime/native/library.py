@@ -101,7 +101,7 @@ def missing() -> str | None:
 
 @cache
 def instructions() -> str:
-    """Of this processor, as `build.VARIANTS` calls them. BF16's are passed over where there are AMX's, for oneDNN."""
+    """The key of `build.VARIANTS` for this processor. With AMX, oneDNN does BF16, so AVX512_BF16 is not chosen."""
     found = torch.backends.cpu.get_cpu_capability()
     return "AVX512_BF16" if found == "AVX512" and "avx512_bf16" in _flags() and "amx_bf16" not in _flags() else found
 

@@ -11,7 +11,7 @@ from runtime.native.library import call
 def mla_attention(
     q: Tensor, kv: Tensor, k_rope: Tensor, angles_Sr: Tensor, heads: int, nope: int, value: int
 ) -> tuple[Tensor, Tensor]:
-    """As the op, with the angles of each position in place of what they are made from."""
+    """Run the op of this name in C++; it takes the angles of each position instead of what they are made from."""
     S, rope = angles_Sr.shape[0], _pairs(k_rope.shape[1], angles_Sr)
     B = q.shape[0] // S
     o, lse_BHS = q.new_empty((q.shape[0], heads * value)), _fp32(q, B, heads, S)
@@ -41,7 +41,7 @@ def mla_attention_dgrad(
 def gqa_attention(
     q: Tensor, k: Tensor, v: Tensor, angles_Sr: Tensor, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor]:
-    """As the op, with the angles of each position in place of what they are made from."""
+    """Run the op of this name in C++; it takes the angles of each position instead of what they are made from."""
     S = angles_Sr.shape[0]
     B = q.shape[0] // S
     o, lse = _like(q), _fp32(q, B, kv_heads, S, heads // kv_heads)

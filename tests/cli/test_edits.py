@@ -81,7 +81,7 @@ def test_most_hints_that_say_an_edit_are_one() -> None:
 
 
 def test_all_edits_of_a_text_can_be_made_at_once() -> None:
-    """As an editor's "fix everything" does: fewer mistakes of every kind that had an edit, none of form."""
+    """All edits together, as an editor's "fix everything" makes them, leave fewer mistakes and none of form."""
     for name in NAMES:
         before = said(name, overrides_of(name))
         edits = [edit for item in before if (edit := edit_of(item)) and edit.span.source.name == f"{name}.dsc"]

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def builds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Of tiny, as it is and with nothing fused."""
+    """Builds of tiny: as it is, and with nothing fused."""
     spec, folder = load(ROOT / "specs" / "tiny.dsc"), tmp_path_factory.mktemp("builds")
     apart = spec.model_copy(update={"unfused": ("residual_norm", "route", "join")})
     for name, of in (("tiny", spec), ("apart", apart)):

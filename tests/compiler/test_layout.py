@@ -16,7 +16,7 @@ QUICKSTART = str(ROOT / "specs" / "quickstart.dsc")
 
 
 def layers(*overrides: str) -> list[list[int]]:
-    """Of each stage, the layers it holds."""
+    """The layers that each stage holds."""
     plan = make_plan(resolve(QUICKSTART, overrides=overrides).spec)
     return [
         sorted({int(u.site[1 : u.site.index(".")]) for u in stage.steps if isinstance(u, Use) and u.site[0] == "L"})

@@ -107,7 +107,7 @@ def test_stages_follow_the_model(
 
 
 def test_a_v_keeps_one_copy_where_dualpipe_keeps_two() -> None:
-    """Of every parameter but the embedding, which is on one rank of a V, though its first and last stage read it."""
+    """A V has one copy of every parameter, also of the embedding, which its first and last stage read on one rank."""
     (_, mirrored), (_, folded), (_, plain) = (
         planned(Schedule(name=name), "v3") for name in ("dualpipe", "dualpipev", "1f1b")
     )

@@ -27,7 +27,7 @@ TEXT = st.lists(st.sampled_from(PARTS) | st.characters(max_codepoint=127), max_s
 @given(st.lists(TEXT, max_size=4), st.integers(1, 12))
 @example(["a \n\n  b\x1c c's  \n"], 1)
 def test_ids_are_the_librarys(texts: list[str], piece: int) -> None:
-    """Of any text in pieces of any size, by an encoder that has met other words and one that has not."""
+    """Any text in pieces of any size has these ids, from an encoder that met other words before and from a new one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(words, "PIECE", piece)
         assert KEPT.encode(texts) == Encoder(BPE).encode(texts) == tokenizer.encode(BPE, texts)

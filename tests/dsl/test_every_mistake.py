@@ -1,4 +1,4 @@
-"""Of a text with several mistakes each is told once, where it is, and none that only follows from another."""
+"""Each of several mistakes in a text is reported once, at its place, and none that only follows from another."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_model_that_contradicts_itself_is_no_question_of_memory() -> None:
     ],
 )
 def test_an_edit_says_what_was_meant(edits: dict[str, str], written: str | None) -> None:
-    """As many tokens as there were steps, a number less, or a key given already, would be something else."""
+    """An edit is offered only where the meaning is certain, and where the key that it writes is not given already."""
     text = spec("tiny", edits)
     (item,) = said(text)
     edit = edit_of(item)

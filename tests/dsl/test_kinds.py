@@ -31,7 +31,7 @@ def on_kinds(chosen: Spec, *memories: int) -> Spec:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipe"])
 def test_no_plan_that_fits_is_refused(schedule: str) -> None:
-    """Of two ranks on all pairs of memories, some of which fit; and what nothing fits is refused."""
+    """Two ranks on all pairs of memories: no pair that fits is refused, and a pair that nothing fits is."""
     base = small_spec(2, 2, 2, 4, schedule=schedule)
     needed = [each.total for each in planned(on_kinds(base, 10**9, 10**9))]
     sizes = sorted({int(share * most) for most in needed for share in (0.05, 0.3, 0.6, 1.0, 1.5)})

@@ -1,4 +1,4 @@
-"""As many errors as there are mistakes: planted into a right spec, each is told once, where it was planted."""
+"""Mistakes are planted into a right spec; each is reported once, where it was planted."""
 
 from __future__ import annotations
 

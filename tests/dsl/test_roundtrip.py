@@ -130,7 +130,7 @@ def machines(draw: Draw, world: int, linear: str) -> tuple[int, schema.Machine]:
 
 @st.composite
 def clusters(draw: Draw, pipeline: int, data: int, linear: str) -> schema.Cluster:
-    """Of several kinds of nodes, each with the devices of whole pipeline ranks."""
+    """A cluster of one to three kinds of nodes, each with the devices of whole pipeline ranks."""
     begins = sorted(draw(st.sets(st.integers(1, pipeline), max_size=2)) - {pipeline})
     ranks = [end - begin for begin, end in pairwise((0, *begins, pipeline))]
     (nodes, node), *others = (draw(machines(each * data, linear)) for each in ranks)

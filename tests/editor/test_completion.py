@@ -165,7 +165,7 @@ def plain(snippet: str) -> str:
 
 
 def test_every_snippet_of_a_key_parses() -> None:
-    """Of every block of the schema, with its placeholders as they are."""
+    """Snippets of every block of the schema parse with their placeholders unchanged."""
     number = 0
     for block in blocks():
         head = block.head.replace("NAME", "mine").replace("FIRST..LAST", "0..3")

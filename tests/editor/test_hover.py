@@ -75,7 +75,7 @@ def test_a_value_of_an_imported_block_is_that_of_its_file() -> None:
 
 
 def test_the_spec_as_published() -> None:
-    """Of the files on disk, imports and all: the counts of arXiv 2412.19437."""
+    """Hovers over the files on disk, with imports, show the counts of arXiv 2412.19437."""
     path = ROOT / "specs/deepseek-v3.dsc"
     text = path.read_text("utf-8")
     found = documented(text, str(path))

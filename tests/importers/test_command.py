@@ -125,7 +125,7 @@ def test_what_is_no_config(folder: Path, capsys: Capture) -> None:
 
 
 def test_a_config_may_be_a_link(folder: Path, capsys: Capture) -> None:
-    """As in a cache of the hub: models--org--name/snapshots/<hash>/config.json → blobs."""
+    """A cache of the hub has links: models--org--name/snapshots/<hash>/config.json → blobs."""
     snapshot = folder / "models--org--Deep-Model" / "snapshots" / ("0123456789" * 4)
     snapshot.mkdir(parents=True)
     (snapshot / CONFIG).symlink_to(folder / "Some-Model.1" / CONFIG)

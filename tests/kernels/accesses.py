@@ -31,7 +31,7 @@ Kind = list[list[tuple[np.ndarray, int]]]  # by program: the addresses of access
 
 
 class Accesses:
-    """Of one launch: the addresses each program read, wrote, and added to atomically."""
+    """Addresses that each program of one launch read, wrote, and added to atomically."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.ranges = [(tensor.data_ptr(), tensor.data_ptr() + _extent_bytes(tensor)) for tensor in tensors]

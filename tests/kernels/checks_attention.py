@@ -47,7 +47,7 @@ class Near:
         return self.product(other)
 
     def product(self, other: Near, times: int = 1) -> Near:
-        """As the sum over the dim that meets is taken, or `times` such sums one after the other."""
+        """The matrix product with its error bound; `times` sums over the inner dim follow each other."""
         terms = times * self.exact.shape[-1]
         off = self.most @ other.most * (1 + terms * U) - self.exact.abs() @ other.exact.abs()
         return Near(self.exact @ other.exact, off)
@@ -236,7 +236,7 @@ OPERANDS: dict[str, Callable[..., tuple[Any, ...]]] = {"mla": mla_operands, "gqa
 
 
 def results(op: str, dtype: torch.dtype, sizes: Any) -> list[Tensor]:
-    """Of the forward, then of the backward."""
+    """Results of the forward, then those of the backward."""
     operands = OPERANDS[op](dtype, sizes)
     o, lse = run(f"{op}_attention", *operands)
     do = random(*o.shape, dtype=dtype, seed=4)
@@ -254,7 +254,7 @@ def random_sizes(seed: int) -> None:
 
 
 def nothing(op: str, sizes: Any) -> None:
-    """Of no tokens."""
+    """No tokens give empty results."""
     assert all(result.numel() == 0 for result in results(op, torch.bfloat16, sizes))
 
 
@@ -287,7 +287,7 @@ def sequences_are_apart(op: str, dtype: torch.dtype, sizes: Any) -> None:
 
 
 def moves_what_tiles_need() -> None:
-    """Of whole blocks. In the forward queries and results once, keys and values once per block of 128 queries; in the
+    """Whole blocks move: in the forward queries and results once, keys and values once per block of 128 queries; in the
     backward also queries and their gradients once per block of 128 keys.
     """
     B, S, H, nope, rope, value = sizes = 2, 512, 2, 32, 16, 32

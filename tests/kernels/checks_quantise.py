@@ -53,7 +53,7 @@ def bytes_of(*tensors: Tensor) -> int:
 
 
 def same(found: Any, wanted: Any) -> None:
-    """The same numbers in the same places, of tensors or tuples of them; NaN is NaN."""
+    """Assert that tensors, or tuples of them, have equal dtypes, shapes, strides and numbers; NaN equals NaN."""
     found, wanted = (each if isinstance(each, tuple) else (each,) for each in (found, wanted))
     for a, b in zip(found, wanted, strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)

@@ -30,7 +30,7 @@ def operands(dtype: torch.dtype, rows: int, inner: int) -> tuple[Tensor, Tensor,
 
 
 def magnitudes(dy: Tensor, h: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Of what dh and dgate are made of. FP64, and so is h, which may come of E4M3."""
+    """Magnitudes of the terms that dh and dgate are sums of, in FP64. h is FP64 too; it may be decoded from E4M3."""
     g, u = h.chunk(2, 1)
     weight = dy.abs() * (1 if gate is None else gate.abs()[:, None])
     slope = torch.sigmoid(g) * (1 + g.abs()) ** 2
@@ -54,7 +54,7 @@ def swiglu(dtype: torch.dtype, rows: int, inner: int, gated: bool) -> None:
 
 
 def of_eight_bits(rows: int, inner: int, gated: bool) -> None:
-    """The same of an input that was kept in E4M3."""
+    """Check SwiGLU and its gradient for an input that was kept in E4M3."""
     wide, dy, gate = operands(BF16, rows, inner)
     h, s = ops.quantise(wide)
     narrow = dequantise(h, s)

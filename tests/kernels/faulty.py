@@ -110,14 +110,14 @@ def words() -> None:
 
 @triton.jit
 def _move(source: Any, target: Any, BY: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    """As `_shift`, through descriptors."""
+    """Move a block like `_shift`, through descriptors."""
     p = tl.program_id(0)
     target.store([p * BY * BLOCK, 0], source.load([p * BLOCK, 0]))
 
 
 @triton.jit
 def _made(source: Any, target: Any, rows: Any, BY: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    """As `_move`, with descriptors it makes itself."""
+    """Move a block like `_move`, through descriptors that the kernel makes itself."""
     first = tl.make_tensor_descriptor(source, [rows, 16], [16, 1], [BLOCK, 16])
     second = tl.make_tensor_descriptor(target, [rows, 16], [16, 1], [BLOCK, 16])
     _move(first, second, BY, BLOCK)

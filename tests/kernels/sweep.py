@@ -117,7 +117,7 @@ def plan(variants: Iterable[Variant], targets: Sequence[Target], ops: str = "") 
 
 
 def jobs_of(file: KernelFile, call: Call, target: Target) -> Iterator[Job]:
-    """Of one call; for sm_90 with every number of rows to try."""
+    """Jobs of one call; for sm_90 there is one for every number of rows to try."""
     streams = streams_of(call.op)
     for rows in rows_of(call) if target is SM_90 else rows_of(call)[:1]:
         for index, launch in enumerate(launches(file, call, rows)):

@@ -143,7 +143,7 @@ def test_refuses(op: str, dtype: str, old: str, new: str, failure: str) -> None:
 
 
 def test_occupancy() -> None:
-    """As the CUDA occupancy calculator has it."""
+    """Occupancies are those of the CUDA occupancy calculator."""
     assert occupancy(SM_90, registers=32, shared_bytes=0, threads=128) == 16
     assert occupancy(SM_90, registers=128, shared_bytes=0, threads=256) == 2
     assert occupancy(SM_90, registers=168, shared_bytes=196608, threads=384) == 1

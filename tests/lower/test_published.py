@@ -86,7 +86,7 @@ def test_the_order_inside_a_pair_is_at_least_as_good_as_the_published_one(F: flo
 
 
 def test_the_published_order_of_our_own_segments() -> None:
-    """The same order over what dsc emits for a pair of middle stages, by the costs it predicts."""
+    """The published order, over what dsc emits for a pair of middle stages, by the costs that dsc predicts."""
     planned = deepseek_v3()
     chains = [chain(planned, 8, "F"), chain(planned, 7, "B")]
     jobs = jobs_of(chains)

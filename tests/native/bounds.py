@@ -175,7 +175,7 @@ def gqa_attention_dgrad(
 
 
 def _gqa_heads(q: Tensor, k: Tensor, v: Tensor, S: int, heads: int, kv_heads: int, theta: float) -> list[Tensor]:
-    """As `_grouped` gives them, each group repeated for all of its heads."""
+    """Bounds of `_grouped` with each group repeated for all of its heads."""
     share = heads // kv_heads
     k, v = (x.unflatten(1, (kv_heads, -1)).repeat_interleave(share, 1).flatten(1) for x in (k, v))
     turn = angles(S, q.shape[1] // heads, theta, q.dtype, q.device)
@@ -186,7 +186,7 @@ def _gqa_heads(q: Tensor, k: Tensor, v: Tensor, S: int, heads: int, kv_heads: in
 
 
 def _product(op: str, inner: Callable[..., int]) -> Callable[..., tuple[Tensor, ...]]:
-    """Of sums of `inner` products each: the op of the magnitudes says how large they are."""
+    """The bound of an op whose results are sums of `inner` products; the op of the magnitudes gives their size."""
 
     def bound(*args: Any) -> tuple[Tensor, ...]:
         sizes = (arg.abs() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args)

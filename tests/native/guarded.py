@@ -66,7 +66,7 @@ def _between(pages: int) -> Tensor:
 
 
 def fenced_call(at_end: bool, name: str, dtype: torch.dtype, *args: Any) -> None:
-    """As `library.call`, on copies."""
+    """Call the library on copies between fences, and assert that nothing beside them was written."""
     copies = [Fenced.of(arg, at_end) if isinstance(arg, Tensor) else arg for arg in args]
     library.call(name, dtype, *(each.copy if isinstance(each, Fenced) else each for each in copies))
     for arg, each in zip(args, copies, strict=True):

@@ -81,13 +81,13 @@ def test_the_op_is_this_for_moments_of_either_dtype(monkeypatch: pytest.MonkeyPa
 
 
 def numbers() -> Tensor:
-    """Of every kind, NaN and infinities, denormal ones and ties among them."""
+    """FP32 numbers of every kind, with NaN, infinities, denormal numbers and ties of rounding to BF16."""
     high = torch.arange(-(2**15), 2**15, 7, dtype=torch.int32) << 16
     return torch.cat([high + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]).view(torch.float32)
 
 
 def assert_rounded(found: Tensor, exact: Tensor) -> None:
-    """As torch rounds to BF16. Ties go to even; NaN stays NaN, whatever its bits."""
+    """Assert that numbers are rounded as torch rounds to BF16: ties go to even, NaN stays NaN, whatever its bits."""
     wanted = exact.bfloat16()
     assert torch.equal(found.isnan(), wanted.isnan())
     usual = ~wanted.isnan()

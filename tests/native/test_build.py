@@ -73,7 +73,7 @@ def test_it_says_in_a_line_why_there_is_none(folder: Path, cxx: str, path: str |
 
 
 def test_libraries_say_nothing_of_the_machine(folder: Path, instructions: str) -> None:
-    """The same sources in another folder are the same bytes, and none of them is a path of it."""
+    """Equal sources in another folder give equal bytes, and no path of the folder is in them."""
     assert run(folder).returncode == 0
     other = folder / "other"
     other.mkdir()

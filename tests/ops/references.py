@@ -83,7 +83,7 @@ def head_rmsnorm(x_TW: Tensor, w_C: Tensor, eps: float) -> Tensor:
 
 
 def scores(logits: Tensor, softmax: bool) -> Tensor:
-    """Of the last dimension."""
+    """Scores over the last dim: softmax or sigmoid."""
     return torch.exp(logits) / torch.exp(logits).sum(-1, keepdim=True) if softmax else 1 / (1 + torch.exp(-logits))
 
 

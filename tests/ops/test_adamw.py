@@ -64,7 +64,7 @@ def test_blocks_are_of_no_consequence(monkeypatch: pytest.MonkeyPatch, elements:
 
 @pytest.mark.usefixtures("either")
 def test_bf16_moments_are_rounded_once_and_the_weights_see_them_before() -> None:
-    """The same as FP32 moments that begin with what BF16 holds, and are rounded after the step."""
+    """BF16 moments equal wide moments that begin with what BF16 holds and are rounded after the step."""
     short = state(torch.float32, torch.bfloat16)
     wide = [tensor.double() for tensor in short]
     gradients = short[1].clone()
@@ -83,7 +83,7 @@ def test_bf16_moments_are_rounded_once_and_the_weights_see_them_before() -> None
 
 @pytest.mark.usefixtures("either")
 def test_a_bf16_moment_that_changes_by_little_stays() -> None:
-    """As the docstring says: with 1 − β₂ = 0.001 a second moment does not decay, with 0.05 it does."""
+    """The docstring of the op holds: with 1 − β₂ = 0.001 a BF16 second moment does not decay, with 0.05 it does."""
     for beta2, decays in ((0.999, False), (0.95, True)):
         weights, nothing, first = (torch.zeros(300) for _ in range(3))
         second = (1 + torch.arange(300) / 64).to(torch.bfloat16)

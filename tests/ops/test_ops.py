@@ -40,7 +40,7 @@ def gradients(
 
 
 def assert_pure(op: str, args: tuple[Any, ...]) -> None:
-    """The same bits twice, contiguous, in storage of their own, and no argument written to."""
+    """Assert that an op gives equal bits twice, contiguous, in new storage, and writes to no argument."""
     before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
     storages = [arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, Tensor)]
     for result, again in zip(as_tuple(OPS[op](*args)), as_tuple(OPS[op](*args)), strict=True):

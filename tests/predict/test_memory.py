@@ -99,7 +99,7 @@ def test_shipped_specs(file: str, run: str) -> None:
 
 
 def test_the_first_batches_of_a_ramp_fit_where_the_largest_does() -> None:
-    """Of DeepSeek-V3, on whose 16 ranks DualPipe begins at 32 micro-batches: what runs with fewer holds no more."""
+    """DualPipe on DeepSeek-V3's 16 ranks begins at 32 micro-batches; what runs with fewer holds no more."""
     spec = shipped("deepseek-v3.dsc", "pretrain")
     plan = make_plan(spec)
 
@@ -147,7 +147,7 @@ def test_thinning_keeps_both_extremes(count: int) -> None:
 
 
 def test_inside_of_a_segment_by_hand() -> None:
-    """Of a dense layer's functions: what is made and gone within a call, in the order of its nodes."""
+    """The bytes that a dense layer's functions make and free within a call, in the order of the nodes."""
     lowered = lower_spec(small_spec(2, 1, 1, 4, of="llama", schedule="1f1b"))
     use = next(
         step

@@ -76,7 +76,7 @@ def test_the_least_that_is_missing_is_no_more_than_what_is(file: str, recompute:
 
 
 def test_the_degrees_that_deepseek_v3_was_trained_with() -> None:
-    """Of all pipelines and expert degrees on 2,048 devices, the published ones are found (arXiv 2412.19437, §3.1)."""
+    """The search over all pipeline and expert degrees on 2,048 devices finds those of arXiv 2412.19437, §3.1."""
     best = searched("deepseek-v3.dsc", ("parallel.pipeline", "parallel.expert")).best
     assert best.fits and best.choice == {"parallel.pipeline": 16, "parallel.expert": 64}
 

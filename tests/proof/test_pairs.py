@@ -19,7 +19,7 @@ PAIRED = [row for row in FAMILY if row[0] != "dualpipe"]
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), PAIRED)
 def test_paired_programs_end_alike(name: str, ranks: int, micro_batches: int) -> None:
-    """The same terms in every gradient of every holder, and the same records, in every interleaving."""
+    """Every gradient of every holder has the terms and the records of the unpaired program, in any interleaving."""
     program, plan = family_program(name, ranks, micro_batches)
     schedule = paired(SCHEDULES[name].generate(ranks, micro_batches))
     assert any(isinstance(step, Pair) for row in schedule.actions for step in row)

@@ -1,4 +1,4 @@
-"""The same weights in `transformers`: an implementation by others, to compare logits with.
+"""Our weights in `transformers`: an implementation by others, to compare logits with.
 
 Nothing is downloaded: the configuration is written in code. Its router and norms compute in float32 whatever the
 weights are, so the comparison is one in float32.
@@ -72,7 +72,7 @@ def transformers_logits(
 
 
 def transformers_config(config: Config) -> PretrainedConfig:
-    """Of the family that has this attention and this gate. Their layers are a run of equal dense ones, then equal MoE
+    """The config of the family that has this attention and this gate. Its layers are equal dense ones, then equal MoE
     ones; a model of any other shape is refused."""
     dense = [ffn for ffn in config.layers if isinstance(ffn, Dense)]
     moe = [replace(ffn, balance=Balance(None, 0.0)) for ffn in config.layers if isinstance(ffn, Moe)]

@@ -65,8 +65,7 @@ def test_resuming_is_bit_exact(trained: dict[str, Place], name: str) -> None:
 
 
 def test_plans_of_one_model_train_alike(trained: dict[str, Place]) -> None:
-    """The same losses but for the order of sums, or roundings: so a checkpoint of one means to another what it meant
-    to the first."""
+    """Losses differ only by the order of sums or by roundings, so one plan can go on from the checkpoint of another."""
     losses = {n: [row["loss"] for row in untimed(place.folder / "straight")] for n, place in trained.items()}
     for name, other in losses.items():
         narrow = PLANS[name].get("precision") == "bf16"

@@ -45,7 +45,7 @@ def test_the_trace_is_the_schedule(place: Place, run: Path) -> None:
 
 
 def test_traces_agree_on_the_time(run: Path) -> None:
-    """Of what waits for another rank: it ends after what it waits for has begun there."""
+    """An action that waits for another rank ends after the awaited action has begun there."""
     for ours, theirs in zip(*(lines(run / "trace" / f"rank_{rank}.jsonl") for rank in (1, 0)), strict=True):
         starts = {label: start for label, start, _ in theirs["actions"]}
         ends = {label: end for label, _, end in ours["actions"]}

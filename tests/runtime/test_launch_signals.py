@@ -73,7 +73,7 @@ def test_a_signal_to_a_rank_ends_all_ranks_after_the_same_step(tmp_path: Path) -
 
 
 def test_a_signal_to_everybody_at_once_is_one_request(tmp_path: Path) -> None:
-    """As a terminal or a batch system sends it, twice to the supervisor."""
+    """A terminal or a batch system sends a signal to all processes; here the supervisor gets it twice."""
     with forked(lambda: supervise(tmp_path, train_until_told(tmp_path))) as supervisor:
         ranks = pids(tmp_path)
         for pid in (supervisor.pid, *ranks, supervisor.pid):

@@ -131,7 +131,7 @@ def test_memory_of_another_machine_or_process_that_ended_is_refused() -> None:
 
 
 def circles(members: int, elements: int) -> list[Circle]:
-    """Of members that each map the others."""
+    """Circles of members that each map the memories of the others."""
     made = [make_memory({"world": CIRCLE_BYTES, "flat": 8 * elements}) for _ in range(members)]
 
     def seen_by(member: int) -> list[Memory]:

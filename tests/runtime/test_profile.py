@@ -145,7 +145,7 @@ def test_what_the_profile_takes_is_a_row_of_its_own() -> None:
 
 
 def attributes(trainer: Trainer) -> list[dict[str, Any]]:
-    """Of everything in which a profile replaces something."""
+    """Callable attributes of every object in which a profile replaces some."""
     stage = next(iter(trainer.bodies.values())).__globals__
     modules = [value for value in stage.values() if isinstance(value, ModuleType)]
     owners = (*modules, optimizer, memory, collective, trainer.executor, trainer.links, trainer)

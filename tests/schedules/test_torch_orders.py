@@ -1,4 +1,4 @@
-"""The same order on every rank as torch.distributed.pipelining, wherever it has the schedule and the size.
+"""Orders on every rank equal those of torch.distributed.pipelining, wherever it has the schedule and the size.
 
 Torch's generators are asked alone: an object without stages, with the sizes they read. What torch has not, and we have:
 interleaved where N // P does not divide N, 1f1b where N < P - 1, dualpipe. The one difference: torch's table of 1f1b (a

@@ -15,7 +15,7 @@ Ends = dict[Action, int]
 
 
 def best_makespan(placement: str, num_ranks: int, num_micro_batches: int, costs: Costs, cap: int) -> Fraction | None:
-    """Of all legal schedules under the cap, pairs of any two independent actions included; None if there is none."""
+    """The shortest makespan of all legal schedules under the cap, with pairs of any independent actions, or None."""
     search = _Search(placement, num_ranks, num_micro_batches, costs, cap)
     search.go({}, (0,) * num_ranks, 0)
     return None if search.best is None else search.best * search.unit

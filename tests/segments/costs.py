@@ -8,7 +8,7 @@ from compiler.segments.interpret import cut
 
 
 def forward_flops(block: Block) -> int:
-    """Of the forward of a block, where every expert rank receives as many rows as it sends."""
+    """FLOPs of the forward of a block, where every expert rank receives as many rows as it sends."""
     rows = next((int(s.sizes[0].shape[0]) for s in block.steps if isinstance(s, ir.Communication)), 0)
     costs = [dict(cut(use.segment).costs)["F"] for use in block.uses]
     return sum(cost.flops + cost.flops_row * rows for cost in costs)

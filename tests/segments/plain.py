@@ -82,7 +82,7 @@ def mla_attention(
 
 
 def gqa_attention(q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float) -> Tensor:
-    """As latent attention of a head that is all rope, one head of keys at a time, copied for its query heads."""
+    """Attention as latent attention of heads that are all rope: one head of keys at a time, with its queries."""
     width, r = q.shape[1] // heads, heads // kv_heads
     mixed = []
     for q_T, k_T, v_T in zip(q.split(r * width, dim=1), k.split(width, dim=1), v.split(width, dim=1), strict=True):

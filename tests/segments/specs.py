@@ -68,7 +68,7 @@ def gqa(**changes: Any) -> Gqa:
 
 
 def softmax_moe(**changes: Any) -> Moe:
-    """As `moe`, with the gate of DeepSeek-V2: no bias."""
+    """An MoE like `moe`, with the gate of DeepSeek-V2, which has no bias."""
     values = {"score": "softmax", "normalize": False, "scale": 16.0, "balance": Balance(sequence_loss=1e-2)}
     return moe(**(values | changes))
 

@@ -214,7 +214,7 @@ def test_published_flops() -> None:
 
 
 def test_matrix_products_cost_the_same_three_times() -> None:
-    """Of experts, all but a thousandth are GEMMs: forward, input gradient and weight gradient."""
+    """All but a thousandth of the experts' work is GEMMs: forward, input gradient and weight gradient."""
     costs = dict(cut(next(s for s in segments(deepseek_v3()) if s.kind == "experts")).costs)
     forward = 2 * (3 * 7168 * 2048)
     assert costs["W"].flops_row == forward

@@ -245,7 +245,7 @@ A_B = Pass(
 
 
 def graph(*nodes: Node, outputs: tuple[str, ...] = ("out",)) -> Joint:
-    """Of vectors; inputs are p and q."""
+    """A graph of vectors with the inputs p and q."""
     inputs = tuple(Input(name, (4,), "float32") for name in "pq")
     segment = Segment("any", lambda: (), (), inputs, tuple(Output(name) for name in outputs), fused=("test",))
     names = {name for node in nodes for name in (*node.reads, *node.outputs)}

@@ -248,7 +248,7 @@ def test_keys() -> None:
 @pytest.mark.skipif(bool(other_versions()), reason="goldens are of the versions in constraints.txt")
 @pytest.mark.parametrize("kind", ["attention", "experts", "mtp_input", "router", "shared"])
 def test_text_is_the_golden_one(kind: str, bless: bool) -> None:
-    """Of the quickstart's segments, with what DeepSeek-V3 recomputes."""
+    """The quickstart's segments, with what DeepSeek-V3 recomputes, are printed as the golden ones."""
     path = Path(__file__).parents[1] / "golden" / "recompute" / f"{kind}.py"
     source = emit(segments(again(quickstart_sized(), *V3))[kind], NUM_SMS).source
     if bless:

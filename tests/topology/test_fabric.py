@@ -62,7 +62,7 @@ def best_path(graph: nx.Graph, a: int, b: int, num_bytes: float) -> tuple[float,
 
 
 def random_links(generator: random.Random) -> Links:
-    """Of rates that grow with bytes; NVLink is wider than any NIC."""
+    """Links with rates that grow with bytes; NVLink is wider than any NIC."""
     points = {}
     for place, low, high in (("node", 50e9, 200e9), ("network", 5e9, 40e9)):
         rate = generator.uniform(low, high)
@@ -73,7 +73,7 @@ def random_links(generator: random.Random) -> Links:
 
 
 def random_fabric(generator: random.Random) -> Fabric:
-    """Of one or two kinds of nodes; some have several leaves."""
+    """A fabric of one or two kinds of nodes; some have several leaves."""
     kinds = range(generator.choice((1, 2)))
     return Fabric(
         tuple(

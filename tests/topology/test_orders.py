@@ -99,7 +99,7 @@ def test_equal_devices_of_two_names_make_the_programs_of_one() -> None:
 
 
 def test_costs_of_stages_are_those_where_they_run() -> None:
-    """As many layers on each rank: those of the slow half take what they take on a slow cluster, the others as well."""
+    """Ranks with equal layers: each half costs what it costs on a cluster of its devices alone."""
     layout = "Et*12|t*12|t*12|t*12L"
     specs = [mixed("1f1b", *kinds, layout=layout) for kinds in ((FAST, SLOW), (FAST,), (SLOW,))]
     weights = []

@@ -52,7 +52,7 @@ def by_hand(pipeline: Pipeline, runs: Runs) -> tuple[int, int, int, int]:
 
 
 def bytes_by_hand(pipeline: Pipeline, runs: Runs) -> int:
-    """Of the fullest rank, counted as if no device had more room than another."""
+    """Bytes of the fullest rank, counted as if no device had more room than another."""
     held, last = pipeline.holding, len(runs) - 1
     if held is None:
         return 0
@@ -70,7 +70,7 @@ def bytes_by_hand(pipeline: Pipeline, runs: Runs) -> int:
 
 
 def best_of(pipeline: Pipeline, every: list[Runs]) -> tuple[int, int, int, int]:
-    """Of all splits: the near ties of the fastest in load, slowest stage and squares; of those what holds least."""
+    """The score that holds least among splits that nearly tie with the fastest in load, slowest stage and squares."""
     scores = [by_hand(pipeline, runs) for runs in every]
     fastest = min(score[1:] for score in scores)
     if pipeline.holding is None:
@@ -90,7 +90,7 @@ def random_blocks(generator: random.Random, num_layers: int, lanes: int) -> Bloc
 
 
 def near_blocks(generator: random.Random, num_layers: int, lanes: int) -> Blocks:
-    """Of layers that differ by less than a hundredth, as those of a model do: many splits are near ties."""
+    """Blocks whose layers differ by about a hundredth, as those of a model do, so that many splits are near ties."""
 
     def cost() -> tuple[int, ...]:
         return tuple(1000 + generator.choice([0, 0, 3, 7, 12]) for _ in range(lanes))
@@ -109,7 +109,7 @@ def random_holding(generator: random.Random, num_layers: int, schedule: Schedule
 
 
 def random_pipeline(generator: random.Random, placement: str, lanes: int, num_kinds: int, holds: bool) -> Pipeline:
-    """Of few layers, with what its ranks hold under some schedule."""
+    """A pipeline of few layers, with what its ranks hold under some schedule."""
     num_ranks = generator.choice([2, 4] if placement == BIDIRECTIONAL else [1, 2, 3])
     stages = Pipeline(placement, (Blocks(((1,),), (0,), (0,)),) * num_ranks).num_stages
     num_layers = generator.randint(max(1, stages - 2), max(1, min(stages + (6 if holds and stages < 7 else 3), 8)))

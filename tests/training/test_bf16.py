@@ -34,7 +34,7 @@ MODEL = model(mla(), Dense(inner=22), EVERYONE, mtp=True)
 
 
 def chosen(pp: int, ep: int, dp: int, zero: int = 0, precision: str = "bf16", steps: int = 2) -> Spec:
-    """The same global batch on every mesh."""
+    """A spec whose global batch is equal on every mesh."""
     return spec(pp, ep, dp, MICRO_BATCHES // dp, steps, zero, precision=precision).model_copy(update={"model": MODEL})
 
 

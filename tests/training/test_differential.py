@@ -130,7 +130,7 @@ def check(
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_training_over_gloo_equals_autograd(tmp_path: Path, traced: dict[Any, Any], zero: int) -> None:
-    """As where ranks are on several machines."""
+    """Ranks on several machines train over gloo; so do these."""
     check(tmp_path, traced, {"only": spec(2, 2, 2, 4, STEPS, zero)}, 4, transport="gloo")
 
 

@@ -116,7 +116,7 @@ def kind(name: str) -> str:
 
 
 def test_a_changed_weight_shows(trained: Trained) -> None:
-    """Of every kind of tensor one, by noise of a tenth; a bias so far that one expert is everyone's choice."""
+    """One tensor of every kind is changed by noise of a tenth, a bias so far that every token chooses one expert."""
     compared = [name for name in trained.logical if trained.mtp_tokens_BS is not None or not name.startswith("mtp")]
     one_of_each = {kind(name): name for name in sorted(compared, reverse=True)}
     generator = torch.Generator().manual_seed(0)
