@@ -84,8 +84,8 @@ def active_layer_parameters(model: Model, ffn: Dense | Moe) -> int:
 
 
 def mtp_parameters(model: Model) -> int:
-    """Parameters of the MTP blocks alone (arXiv 2412.19437, §2.2). Each has two norms of D, a projection 2D → D, a layer
-    like the last one, with the bias of its gate, and a final norm of D."""
+    """Parameters of the MTP blocks alone (arXiv 2412.19437, §2.2). Each has two norms of D, a projection 2D → D, a
+    layer like the last one, with the bias of its gate, and a final norm of D."""
     if model.mtp is None:
         return 0
     D = model.hidden

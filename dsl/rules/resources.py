@@ -66,7 +66,7 @@ def state_fits(spec: Spec) -> Iterator[Finding]:
 
 
 def state_fits_each_kind(spec: Spec) -> Iterator[Finding]:
-    """With several kinds of devices, all ranks together have room for all state, and those of the last stage for theirs.
+    """On several kinds of devices, all ranks together have room for all state, those of the last stage for theirs.
 
     Two ranks that mirror each other's stages both have the room of the smaller one.
     """
