@@ -132,7 +132,7 @@ def _environment() -> dict[str, str]:
 
 
 def _first_steps(folder: Path) -> dict[str, float]:
-    """Seconds by the clock from the start of `dsc train` until its first step is told."""
+    """Seconds by the clock from the start of `dsc train` until it reports its first step."""
     folder.mkdir()
     train = ("train", *QUICKSTART, "--out")
     result = {"nothing there": _until_step((*train, "runs/a", "--steps", "1"), 1, folder)}

@@ -140,7 +140,7 @@ def _layer_changes(before: Spec, after: Spec) -> Iterator[Change]:
 
 
 def _layers(spec: Spec) -> dict[int, dict[str, str]]:
-    """By layer, the values of its feed-forward part."""
+    """Values of the feed-forward part of each layer, by layer."""
     ranges: list[dict[str, str]] = [{} for _ in spec.model.layers]
     for leaf in leaves(spec):
         _, _, rest = leaf.path.partition("model.layers.")

@@ -355,7 +355,7 @@ class Body:
 
     @cached_property
     def messages(self) -> tuple[tuple[int, Instruction], ...]:
-        """Its sends and receives, each with its place."""
+        """Sends and receives of the body, each with its place."""
         return tuple((at, i) for at, i in enumerate(self.instructions) if i.kind in ("send", "receive"))
 
 

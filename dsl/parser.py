@@ -96,7 +96,7 @@ def _with_braces(source: Source, words: list[Token], parsed: Parsed) -> Parsed:
 
 @dataclass
 class _Feeder:
-    """One reading of the words of a text: what was opened, what was told, where the statement began."""
+    """One reading of the words of a text: open brackets, mistakes so far, the start of the statement."""
 
     source: Source
     tokens: list[Token]

@@ -18,7 +18,7 @@ MAX_SIZES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """From step `first_step`, when `first_token` tokens have been trained on, a step has `batch` sequences."""
+    """Sequences of a step (`batch`) from step `first_step` on, when `first_token` tokens have been trained on."""
 
     batch: int
     first_step: int

@@ -53,7 +53,7 @@ class Span:
         return self.source.text[self.start : self.end]
 
     def to(self, other: Span) -> Span:
-        """From the start of this span to the end of the other."""
+        """The span from the start of this one to the end of the other."""
         return Span(self.source, self.start, other.end)
 
     def __str__(self) -> str:

@@ -26,7 +26,7 @@ def stages_of_rank(spec: Spec) -> int:
 
 
 def most_stages(num_layers: int) -> int:
-    """No stage is empty, but the first one has the embedding and the last one the head."""
+    """The most stages of which none is empty: the first has the embedding and the last the head, besides layers."""
     return num_layers + 2
 
 
@@ -42,7 +42,7 @@ def is_folded(spec: Spec) -> bool:
 
 
 def _stages_of_layout(layout: str | None) -> int:
-    """0 for none, and for one that cannot be read, which a rule says."""
+    """Number of stages of the layout; 0 for none, and for one that cannot be read, which a rule reports."""
     try:
         return 0 if layout is None else expanded(layout).count("|") + 1
     except LayoutError:

@@ -161,7 +161,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Lost:
-    """A statement that could not be read; its mistake has been told. The span may hold others that follow it."""
+    """A statement that could not be read; its mistake has been reported. The span may hold further statements."""
 
     span: Span
 

@@ -121,7 +121,7 @@ def router(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
 
 
 def _close(logits: Tensor, bias: Tensor, s: Sizes) -> Tensor:
-    """[tokens]: whether two scores, or two groups, that are to be told apart are within 10⁻⁵ of each other."""
+    """[tokens]: whether two scores, or two groups, between which the router decides are within 10⁻⁵ of each other."""
     score = logits.double().sigmoid() + bias
     of_group = score.view(s.tokens, s.groups, -1).topk(2).values.sum(-1)
     ordered = of_group.sort(descending=True).values

@@ -54,7 +54,7 @@ def check(task: Mapping[str, Any], device: str) -> dict[str, Any]:
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """To the bit but for the sign of zero; NaN are equal."""
+    """Whether tensors are equal to the bit but for the sign of zero; NaN equals NaN."""
     a, b = (x.float() if x.dtype == torch.float8_e4m3fn else x for x in (a, b))
     return bool(((a == b) | ((a != a) & (b != b))).all())
 

@@ -19,7 +19,7 @@ NUM_SMS = 132
 
 
 def facts(before: Mapping[str, Any]) -> dict[str, Any]:
-    """By case: the digest of its text, and a row for each launch on sm_90. What was found of the same text is kept."""
+    """For each case, the digest of its text and a row for each launch on sm_90. Rows of unchanged text are reused."""
     known: dict[str, Verdict] = {}
     same = before.get("cases", {}) if before.get("triton") == triton.__version__ else {}
     found: dict[str, Any] = {}

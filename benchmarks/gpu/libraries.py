@@ -26,7 +26,7 @@ BF16 = torch.bfloat16
 
 
 def ends_of(offsets_G: Tensor, experts: int) -> Tensor:
-    """Where each expert's rows end once they are sorted by expert."""
+    """The end of each expert's rows once they are sorted by expert."""
     counts_G = torch.diff(offsets_G, prepend=offsets_G.new_zeros(1))
     return counts_G.view(-1, experts).sum(0).cumsum(0).to(torch.int32)
 
@@ -42,7 +42,7 @@ def grouped_mm_dgrad(dy: Tensor, w: Tensor, offsets: Tensor) -> Call:
 
 
 def grouped_mm_wgrad(acc: Tensor, dy: Tensor, x: Tensor, offsets: Tensor) -> Call:
-    """Without the addition, which it has not."""
+    """torch._grouped_mm for the weight gradient, without the addition, which it does not do."""
     ends = ends_of(offsets, len(acc))
     return lambda: torch._grouped_mm(dy.t(), x, offs=ends)
 
@@ -62,7 +62,7 @@ def bf16_product(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor) -> Call:
 
 
 def bf16_wgrad(acc: Tensor, dy: Tensor, dys: Tensor, x: Tensor, xs: Tensor) -> Call:
-    """Without the addition."""
+    """The BF16 product for the weight gradient, without the addition."""
     return bf16_product(dy, dys, x, xs)
 
 
@@ -172,7 +172,7 @@ def liger_swiglu(h: Tensor) -> Call:
 
 
 def liger_linear_cross_entropy(h: Tensor, w: Tensor, targets: Tensor) -> Call:
-    """With the gradients, which it makes in its forward."""
+    """Liger's loss with the gradients, which it computes in its forward."""
     from liger_kernel.ops.fused_linear_cross_entropy import fused_linear_cross_entropy_forward
 
     return lambda: fused_linear_cross_entropy_forward(h, w, targets, ignore_index=-1, reduction="sum")[0]

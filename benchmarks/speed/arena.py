@@ -132,7 +132,7 @@ class Seat:
     # ---- turns
 
     def prepare(self, limit_s: float) -> None:
-        """Until it says that it is ready."""
+        """Wait until the contestant says that it is ready, then stop it."""
         reply = self._reply(limit_s)
         self.record.info, self.record.losses = reply["ready"], reply["losses"]
         self._stop()

@@ -87,7 +87,7 @@ class Part(nn.Module):
 
 
 def step_of(args: argparse.Namespace, rank: int) -> Step:
-    """A training step of this rank; the loss is known to the last stage's rank, and told to all."""
+    """A training step of this rank. The rank of the last stage has the loss and broadcasts it."""
     plan = Build.open(args.build).plan
     batches = batches_of(plan, args.corpus)
     whole = model_of(plan, "grouped_mm", ATTENTION)

@@ -48,13 +48,13 @@ def _say(replies: Any, message: Mapping[str, Any]) -> None:
 
 
 def _next(orders: Any) -> int:
-    """How many steps to take; 0 when there are no more orders, or on a rank that is told by another."""
+    """The number of steps to take; 0 when there are no more orders, or on a rank that has no wire."""
     line = orders.readline() if orders is not None else ""
     return int(json.loads(line)["steps"]) if line else 0
 
 
 def _agreed(count: int, world: int) -> int:
-    """What rank 0 was told."""
+    """The number of steps that rank 0 received, on every rank."""
     if world == 1:
         return count
     import torch

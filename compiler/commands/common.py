@@ -171,9 +171,10 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def progress(command: str, waits_s: Sequence[float] = WAITS_S) -> Callable[[str], None]:
-    """What shows what is being done; "": nothing is any more, which must be told.
+    """A function that shows what is being done; its caller passes "" when nothing is being done any more.
 
-    On a terminal in the place of what was; elsewhere a line where it takes long, and again now and then.
+    A terminal shows it in place of the last text. Elsewhere it is a line, printed only when the work takes long, and
+    again from time to time.
     """
     if sys.stderr is not None and sys.stderr.isatty():
         return lambda text: print(
@@ -183,7 +184,7 @@ def progress(command: str, waits_s: Sequence[float] = WAITS_S) -> Callable[[str]
 
 
 class _Log:
-    """Says what was told last from a thread of its own, for a single step of the work may take long."""
+    """A thread that prints the last text, because a single step of the work may take long."""
 
     def __init__(self, command: str, waits_s: Sequence[float]) -> None:
         self._command, self._waits_s = command, waits_s

@@ -92,7 +92,7 @@ def add_cache(parser: argparse._ActionsContainer) -> None:
 
 
 def _keep(folder: Path, build: Build) -> None:
-    """Where they cannot be kept, the build is there all the same."""
+    """Keep the build's segments and orders in a cache. A cache that cannot be written is a warning, not an error."""
     from compiler.segments import cache
 
     try:

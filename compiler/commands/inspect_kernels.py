@@ -110,7 +110,7 @@ def runs_on_cpus(build: Path) -> bool:
 
 
 def text(name: str, found: dict[str, Any], screen: Screen | None = None, on_cpus: bool = False) -> str:
-    """For people, with escape codes if the screen has colours. Lists are wrapped between names to a screen's width, and
+    """The kernels as text, with escape codes if the screen has colours. Lists are wrapped to the screen's width, and
     stay on one line where there is none, for a pipe or a file. `on_cpus`: the build is for CPUs."""
     console = console_of(screen or Screen(), UNBOUNDED)
     for part in _parts(name, found, max(screen.width, NARROWEST) if screen else UNBOUNDED, on_cpus):

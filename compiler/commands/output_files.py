@@ -20,8 +20,8 @@ def write_new(path: Path, text: str) -> None:
 
 
 def refuse_output(path: Path, *read: str | Path | None) -> None:
-    """Before the work: raise the OSError with which `write` would refuse a place; also where it is one of the files
-    that are `read`, as SPEC or SPEC:RUN, or would become a spec."""
+    """Raise, before the work, the OSError with which `write` would refuse a place. Refuse also a place that is one of
+    the files `read` (SPEC or SPEC:RUN), or that has the name of a spec."""
     if path.suffix == SPEC or any(_same(path, name) for each in read if each for name in _names(str(each))):
         raise FileExistsError(errno.EEXIST, "it is what is read, or a spec: name another file", str(path))
     if is_folder(path):
@@ -37,7 +37,7 @@ def refuse_output(path: Path, *read: str | Path | None) -> None:
 
 
 def put(contents: str | bytes, path: Path | None) -> None:
-    """Into a file, as `write` does, or to stdout: TooMuchError for bytes on a terminal."""
+    """Write contents to a file like `write`, or to stdout. TooMuchError for bytes on a terminal."""
     if path is None:
         to_stdout(contents)
     else:
@@ -73,13 +73,13 @@ def status(path: str | Path) -> os.stat_result | None:
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether it is one, behind links too."""
+    """Whether a path, with links followed, is a file."""
     found = status(path)
     return found is not None and stat.S_ISREG(found.st_mode)
 
 
 def is_folder(path: str | Path) -> bool:
-    """Whether it is one, behind links too."""
+    """Whether a path, with links followed, is a folder."""
     found = status(path)
     return found is not None and stat.S_ISDIR(found.st_mode)
 

@@ -25,7 +25,7 @@ COLUMNS = ("schedule", "makespan", "bubble", "activations", "copies", "bound", "
 class Entry:
     """A schedule, what it takes where there are costs, or why there is no such schedule.
 
-    `parts` of its activations are one of those in which a single schedule is told, and the cap is counted.
+    `parts`: how many activations of this schedule make one of those that the cap counts, and a single schedule shows.
     """
 
     name: str
@@ -200,7 +200,7 @@ def percent(value: Fraction) -> str:
 
 
 def number(value: Fraction) -> int | float:
-    """For JSON: an integer where it is one."""
+    """The value as JSON has it: an integer where it is one, else a float."""
     return value.numerator if value.denominator == 1 else float(value)
 
 

@@ -74,7 +74,7 @@ class Run:
         return layout_of(tuple(pairwise(ends)), self.spec.model.mtp.depth if self.spec.model.mtp else 0)
 
     def schedule(self, progress: Callable[[str], None] = lambda _: None) -> Schedule:
-        """What the run takes, checked. `progress` is told of a search."""
+        """The schedule that the run takes, checked. A search reports to `progress`."""
         search = search_of(self.spec, self.plan, progress)
         schedule = schedule_for(self.spec, self.plan, self.num_micro_batches, self.own, search)
         schedule.check()

@@ -36,9 +36,9 @@ def compiled(compiler: Sequence[str], quiet: bool) -> tuple[int, str]:
 def call_both(compiler: Sequence[str], launcher: Sequence[str], parts: str) -> tuple[int, bool]:
     """Run two commands at once, and the launcher alone when the compiler is done.
 
-    The launcher is told on its standard input `parts`, one line, and with another line the digest of the build that is
-    there then. If one of the two fails, the other is ended. Returns the exit code of what failed, or else of the
-    launcher; and whether the compiler came to its end, so that there may be a run.
+    The launcher reads `parts` as one line from its standard input, and the digest of the build as another line when the
+    compiler is done. If one of the two fails, the other is ended. Returns the exit code of the one that failed, or else
+    of the launcher; and whether the compiler came to its end, so that there may be a run.
     """
     with (
         _compiling(compiler) as (compiling, digest),
@@ -120,7 +120,7 @@ def _forwarding(*processes: Running) -> Iterator[set[int]]:
 
 
 def _first_to_end(*processes: Running) -> Running:
-    """That which ends first; of several the first given."""
+    """The process that ends first; if several have ended, the first given."""
     descriptors = {os.pidfd_open(process.pid): process for process in processes}
     poll = select.poll()
     try:
@@ -141,7 +141,7 @@ def _tell(process: Running, line: str) -> None:
 
 
 def _code(process: Running, asked: set[int]) -> int:
-    """Its exit code once it has ended, 128 + signal where a signal killed it; that is said if nobody asked for it."""
+    """The exit code of a process that ends: 128 + signal after a kill, which is reported if nobody asked for it."""
     code = process.wait()
     if code >= 0:
         return code

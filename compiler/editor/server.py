@@ -229,7 +229,7 @@ def _features(session: Session) -> dict[str, tuple[Handler, Any]]:
 
 
 def guarded(server: LanguageServer, handler: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """A handler of which an error is told, not answered: an editor goes on without a hover, not without a server."""
+    """A handler that logs its errors instead of answering with them: an editor loses a hover, not the server."""
 
     @wraps(handler)
     async def safe(*args: Any) -> Any:

@@ -87,7 +87,7 @@ def _words(path: str, kind: FieldType, place: Place, first: bool) -> Iterator[It
 def _numbers(
     document: Document, place: Place, before: list[Token], unit: Unit | None, share: bool = False
 ) -> Iterator[Item]:
-    """Behind a number its unit, elsewhere names of numbers."""
+    """Units behind a number; names of numbers elsewhere."""
     token = place.token
     if token is not None and token.kind == "number":
         yield from _units(token, unit, share)

@@ -53,7 +53,7 @@ class Launch:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Among its arguments, those of descriptors too."""
+        """Tensors among the arguments, including those of descriptors."""
         bases = (arg.base if isinstance(arg, TensorDescriptor) else arg for arg in self.args)
         return tuple(base for base in bases if isinstance(base, torch.Tensor))
 
@@ -69,7 +69,7 @@ class Launch:
     @property
     def streams_rows(self) -> bool:
         """Whether its tensors begin at multiples of 16 bytes, and so do their rows, and some have 512 bytes: what a
-        warp loads at once, 16 bytes a thread. Of the stride of a view Triton is told only if 16 elements divide it."""
+        warp loads at once, 16 bytes a thread. Triton knows of a view's stride only whether 16 divides it."""
 
         def steps(tensor: torch.Tensor) -> list[int]:
             pairs = zip(tensor.shape, tensor.stride(), strict=True)

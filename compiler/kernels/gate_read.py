@@ -80,7 +80,7 @@ def usage_of(cubin: bytes) -> dict[str, int]:
 
 @functools.cache  # 0.3 s each, and the ops of one file share kernels
 def instructions_of(cubin: bytes) -> frozenset[str]:
-    """Those that occur."""
+    """Names of the instructions that occur in a kernel."""
     names = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(\w+)", _cuobjdump("-sass", cubin), re.MULTILINE)
     assert "EXIT" in names, "cuobjdump showed no kernel"
     return frozenset(names)

@@ -14,7 +14,7 @@ _ASCII = str.maketrans({
 
 
 def console_of(screen: Screen, width: int) -> Console:
-    """To print on; `printed` has the text."""
+    """A console to print on; `printed` has the text."""
     return Console(
         file=io.StringIO(), width=width, force_terminal=screen.colours, no_color=not screen.colours,
         color_system="truecolor" if screen.colours else None, highlight=False, legacy_windows=False, _environ={},

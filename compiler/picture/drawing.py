@@ -210,12 +210,12 @@ class Picture:
 
     @property
     def facts(self) -> str:
-        """Those of the only panel in a line."""
+        """Facts of the only panel, in a line; empty if there are several panels."""
         return " · ".join(f"{name} {value}" for name, value in self.panels[0].facts) if len(self.panels) == 1 else ""
 
     @property
     def table(self) -> Table | None:
-        """Its own, or what is known of several panels."""
+        """The table of the picture, or one of the facts of several panels."""
         heads = tuple(dict.fromkeys(name for panel in self.panels for name, _ in panel.facts))
         if self.own_table or len(self.panels) == 1 or not heads:
             return self.own_table

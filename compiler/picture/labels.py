@@ -68,7 +68,7 @@ def tick(value: float, step: float) -> str:
 
 
 def ticks(low: float, high: float, most: int) -> tuple[tuple[float, ...], float]:
-    """At most `most` (≥ 2) round values within [low, high], and their distance: 1, 2 or 5 times a power of ten."""
+    """Ticks: at most `most` (≥ 2) round values in [low, high], and their distance, 1, 2 or 5 times a power of ten."""
     assert high > low and most >= 2
     power = 10.0 ** math.floor(math.log10((high - low) / most))
     step = next(k * power for k in (1, 2, 5, 10, 20) if (high - low) / (k * power) <= most - 1)

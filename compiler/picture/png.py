@@ -125,7 +125,7 @@ class _Pen:
         self.draw.text(place, line, fill=colour, font=font, anchor=anchor, stroke_width=bold)
 
     def label(self, x: float, y: float, size: float, words: str, colour: str) -> None:
-        """In the middle of a box; digits and capitals are 0.7 of the size high."""
+        """Write words in the middle of a box; digits and capitals are 0.7 of the size high."""
         place = (x * self.scale, (y + size * 0.355) * self.scale)
         self.draw.text(place, words, fill=colour, font=_font(size * self.scale), anchor="ms")
 

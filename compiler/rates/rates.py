@@ -45,7 +45,7 @@ class Rates:
 
     @cached_property
     def undivided(self) -> Rates:
-        """Those of an action that exchanges nothing, beside no other: products have the SMs of communication, too."""
+        """Rates of an action that runs alone and exchanges nothing: products have the SMs of communication, too."""
         faster = {
             (kind, dtype): tuple((shape, rate / self.compute) for shape, rate in points) if kind in FLOPS else points
             for (kind, dtype), points in self.points.items()

@@ -151,7 +151,7 @@ def chart(
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Their least and greatest, a little apart where they are equal."""
+    """The least and the greatest value, moved apart a little where they are equal."""
     low, high = min(values), max(values)
     if high - low > 1e-12 * max(1.0, abs(high)):
         return low, high

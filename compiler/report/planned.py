@@ -51,7 +51,7 @@ class Level:
 
     @property
     def seconds(self) -> float:
-        """That the links would carry it for if all were busy."""
+        """Seconds for which all links together would carry the bytes, were all busy."""
         return self.total / self.links / self.bandwidth
 
 
@@ -125,7 +125,7 @@ def network_of(found: Timed) -> Network:
 
 
 def _levels(fabric: Fabric, moved: Mapping[str, Mapping[str, int]]) -> tuple[Level, ...]:
-    """Those that a step crosses; of unlike nodes the slower links."""
+    """Levels of the network that a step crosses, with the slower links where nodes differ."""
     links = [nodes.links for nodes in fabric.nodes]
     found = []
     for name in LEVELS:

@@ -89,7 +89,7 @@ def _starts(problem: Problem, periodic: bool, bound: Bound) -> Iterator[Core]:
 
 
 def _core(origin: str, problem: Problem, slots: Slots) -> Core | None:
-    """With its value; None where it is not legal."""
+    """The core with its value; None where it is not legal."""
     marked = any(slot >= FIXED for row in slots for slot in row)
     count = _LONG * problem.count if marked else problem.count
     value = makespan_of(resized(problem, count), stretched(problem, slots, count) if marked else slots)

@@ -158,7 +158,7 @@ class _Row:
         model.add_cumulative(held, [1] * len(held), self.problem.cap)
 
     def waits(self, rows: Sequence[_Row]) -> None:
-        """For what comes from other rows."""
+        """Make actions wait for what comes from other rows."""
         count = self.problem.count
         for (token, k), begin in self.begin.items():
             need = self.problem.needs[self.row][token] - FIRST - count if token < I0 else -1

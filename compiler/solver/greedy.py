@@ -45,7 +45,7 @@ def _most_near(problem: Problem, row: int) -> int:
 
 
 def _likings(random_: random.Random) -> list[float]:
-    """By token: how much more than its time it counts. A W only fills gaps, an I puts work off."""
+    """A factor for each token by which its time counts more. A W only fills gaps, an I puts work off."""
     likes = [random_.lognormvariate(0, 0.2) for _ in range(7)]
     strength = (
         1.0,

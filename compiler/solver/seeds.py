@@ -56,7 +56,7 @@ def without_last(slots: Slots) -> Slots:
 
 
 def _without_last(row: tuple[int, ...], chunk: int) -> tuple[int, ...]:
-    """Without the last forward and backward of a chunk; of what was marked, the marks stay."""
+    """The row without the last forward and backward of a chunk; marks of slots stay."""
     tokens = [token for slot in row for token in tokens_of(slot % FIXED)]
     back = next(token for token in reversed(tokens) if token in (B0 + chunk, I0 + chunk))
     gone = {F0 + chunk, back, W} if back >= I0 else {F0 + chunk, back}
@@ -72,7 +72,7 @@ def _without_last(row: tuple[int, ...], chunk: int) -> tuple[int, ...]:
 
 
 def _first(row: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Without what comes after the first `count` of a kind and chunk; W keeps to the number of I."""
+    """The row cut to the first `count` of each kind and chunk; there are as many W as I."""
     done: Counter[int] = Counter()
     result = []
     for slot in row:

@@ -277,7 +277,7 @@ def _form(storage: str, num_ranks: int, costs: Costs) -> Form:
 
 
 def _first(schedule: Schedule, num_micro_batches: int) -> Schedule:
-    """Without its last micro-batch, one of direction 1, if it has one more than these: legal, and no longer."""
+    """The schedule without its last micro-batch, of direction 1, if it has one too many: still legal, and no longer."""
     N = num_micro_batches
     if schedule.num_micro_batches == N:
         return schedule

@@ -121,7 +121,7 @@ class Fabric:
         return "nvlink" if a == b else level_between(a, b)
 
     def kinds(self, members: Sequence[int]) -> tuple[Links, ...]:
-        """Those of the nodes between a group's first and its last member."""
+        """Links of the nodes between a group's first and its last member."""
         a, b = self.place(members[0])[0], self.place(members[-1])[0]
         starts = [0, *accumulate(nodes.count for nodes in self.nodes)]
         return tuple(nodes.links for nodes in self.nodes[bisect_right(starts, a) - 1 : bisect_right(starts, b)])
@@ -196,7 +196,7 @@ class Fabric:
 
 
 def _route(a: Place, b: Place) -> Route:
-    """Between two devices."""
+    """The route between two devices."""
     (node_a, rail_a, kind_a), (node_b, rail_b, kind_b) = a, b
     ends = (kind_a.links, kind_b.links)
     if node_a == node_b:

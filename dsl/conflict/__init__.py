@@ -1,4 +1,4 @@
-"""For numbers that cannot all be right: the smallest set of lines that cannot hold together, and edits that mend it.
+"""Explain numbers that cannot all be right: the smallest set of lines that contradict each other, and edits.
 
 Imported only when a joint rule is broken. What is said is checked: every edit has been tried on the spec itself, and
 where the search would take long, less is said.

@@ -168,7 +168,7 @@ def _exactly(whole: int, part: int) -> tuple[int, ...]:
 
 
 def _multiples(old: int, unit: int) -> Iterator[int]:
-    """The small ones, and those near the old value."""
+    """Multiples of a unit: the small ones, and those near the old value."""
     middle = old // unit
     counts = dict.fromkeys((*range(1, WINDOW + 1), *range(max(1, middle - WINDOW), middle + WINDOW), 2 * middle))
     return (unit * count for count in counts)
@@ -232,7 +232,7 @@ def _of_model(path: str, old: int, known: _Known) -> Iterable[int]:
 
 
 def _rounded(num_bytes: int) -> Iterator[int]:
-    """At least so many bytes, in a round number of the largest unit."""
+    """The bytes rounded up to a round number of the largest unit."""
     for scale in (10**9, 10**6, 10**3, 1):
         if num_bytes >= scale:
             yield -(-num_bytes // scale) * scale

@@ -141,7 +141,7 @@ class Problem:
     # ------------------------------------------------------------ changes that mend
 
     def changes(self, offered: Sequence[Line], named: Sequence[Line], broken: Sequence[frozenset[str]]) -> list[Change]:
-        """For sets of lines that may change, fewest lines first, the smallest change that makes every rule hold.
+        """The smallest change that makes every rule hold, for each set of lines that may change, fewest lines first.
 
         Each set has a line that matters to each broken rule. More lines are changed only where fewer offer no choice,
         and more than three only of those that are `named` by the messages.
@@ -261,7 +261,7 @@ class Problem:
             raise TooManyError
 
     def _due(self, order: Sequence[str], rows: Sequence[Row]) -> list[list[Row]]:
-        """For each variable the rules that can be held against the values when it is the last of theirs to be set."""
+        """The rules, by the variable that is the last of theirs in the order: once it is set, they can be evaluated."""
         due: list[list[Row]] = [[] for _ in order]
         places = {path: index for index, path in enumerate(order)}
         for row in rows:

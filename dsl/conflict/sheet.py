@@ -87,7 +87,7 @@ def as_one_kind(spec: Spec) -> Spec:
 def variables(
     spec: Spec, origins: Mapping[str, Span], failed: Collection[str], constants: Collection[str]
 ) -> dict[str, Variable]:
-    """Those that the spec has, by path. `constants`: names whose value is the same everywhere (`let`)."""
+    """Variables that the spec has, by path. `constants`: names whose value is the same everywhere (`let`)."""
     found = {}
     for path in (*PLAIN, *_of_model(spec), *_of_data(spec)):
         value = value_at(spec, path)

@@ -36,7 +36,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Example:
-    """A spec `mine.dsc`, and the command line that is told about it."""
+    """A spec `mine.dsc`, and the command line that is shown with it."""
 
     parts: tuple[Part, ...]
     command: str = COMMAND

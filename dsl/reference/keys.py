@@ -1,4 +1,4 @@
-"""The blocks and keys of the language, read from the schema: what `dsc explain`, editors and docs/reference tell."""
+"""The blocks and keys of the language, read from the schema, as `dsc explain`, editors and docs/reference show them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def plain(path: str) -> str:
 
 
 def told_at(path: str) -> str:
-    """Where the block of a path is told: `cluster.more.more` has the keys of `cluster.more`."""
+    """The path whose block documents this path: `cluster.more.more` has the keys of `cluster.more`."""
     parts = path.split(".")
     return ".".join(
         part for index, part in enumerate(parts) if part not in NESTED or parts[index - 1 : index] != [part]

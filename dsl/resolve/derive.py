@@ -140,7 +140,7 @@ def default_schedule(context: Context) -> Schedule:
 
 
 def default_name(context: Context) -> str | None:
-    """That of the default schedule; none where a file says what runs."""
+    """The name of the default schedule; None where the schedule is a file."""
     return default_schedule(context).name if peek(context, "schedule.file") is None else None
 
 

@@ -197,7 +197,7 @@ def _unit_hint(text: str, suffix: str) -> str:
 
 
 def _binary(context: Context, scope: Scope, value: Binary) -> Quantity:
-    """Arithmetic from left to right. Every operand is looked at, so that mistakes in any are told."""
+    """Arithmetic from left to right. Every operand is evaluated, so that mistakes in all of them are reported."""
     chain = [value]
     while isinstance(chain[-1].left, Binary):
         chain.append(chain[-1].left)

@@ -295,7 +295,7 @@ def _goals(
 
 
 def _rates(context: Context, clauses: dict[str, Clause]) -> dict[str, float]:
-    """The rates that a line names. Each is looked at, so that mistakes in any are told."""
+    """The rates that a line names. Each is evaluated, so that mistakes in all of them are reported."""
     found: dict[str, float] = {}
     names = [name for name in ("at", "from", "to") if name in clauses]
     for name in names:

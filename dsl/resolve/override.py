@@ -161,7 +161,7 @@ def _set_named(context: Context, kind: str, keys: list[str], word: Word, setting
 
 
 def _own_precision(context: Context, named: Attribute, built_in: Word) -> Word:
-    """The name of a precision that extends the built-in one, which is the same everywhere; the run names it instead."""
+    """The name of a new precision that extends the built-in one, which stays as it is; the run names the new one."""
     known = context.definitions.blocks
     name = f"my_{built_in.text}"
     while ("precision", name) in known:

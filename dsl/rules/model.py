@@ -43,7 +43,7 @@ def heads_share_keys(spec: Spec) -> Iterator[Finding]:
 
 
 def even_rope(spec: Spec) -> Iterator[Finding]:
-    """Rotation is of pairs."""
+    """Rotary embedding turns pairs of elements."""
     attention = spec.model.attention
     if isinstance(attention, Mla):
         key, width, at = "rope", attention.head_dim.rope, "model.attention.head_dim.rope"
@@ -54,7 +54,7 @@ def even_rope(spec: Spec) -> Iterator[Finding]:
 
 
 def one_mtp(spec: Spec) -> Iterator[Finding]:
-    """One token beyond the next."""
+    """MTP predicts one token beyond the next."""
     if spec.model.mtp is not None and spec.model.mtp.depth > 1:
         message = f"mtp depth = {spec.model.mtp.depth}: one block of multi-token prediction runs so far"
         yield Finding("E0904", message, "model.mtp.depth", "write `depth = 1`")

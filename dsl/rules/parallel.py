@@ -114,7 +114,7 @@ def options_of_schedules(spec: Spec) -> Iterator[Finding]:
 
 
 def batch_is_of_micro_batches(spec: Spec) -> Iterator[Finding]:
-    """However many data ranks there are, each runs whole micro-batches."""
+    """Each data rank runs whole micro-batches, however many data ranks there are."""
     batch, micro_batch = spec.train.batch, spec.train.micro_batch
     constant = batch.start == batch.end
     for key, size in (("to", batch.end),) if constant else (("from", batch.start), ("to", batch.end)):
@@ -152,7 +152,7 @@ def batch_divides(spec: Spec) -> Iterator[Finding]:
 
 
 def enough_micro_batches(spec: Spec) -> Iterator[Finding]:
-    """With fewer micro-batches a schedule has no steady state; a ramp may begin there, not stay there."""
+    """A schedule has no steady state with fewer micro-batches; a ramp may begin there, not stay there."""
     p, train, name = spec.parallel, spec.train, spec.schedule.name
     facts, unit = facts_of(name), p.data * train.micro_batch
     largest, least = train.batch.end // unit, facts.fewest * p.pipeline

@@ -136,7 +136,7 @@ def size(num_bytes: int) -> str:
 
 
 def validation_has_data(spec: Spec) -> Iterator[Finding]:
-    """A held-out loss is of files that were held out."""
+    """A held-out loss needs files that were held out."""
     if spec.train.validate is not None and spec.data.validation == 0:
         message = "the run validates, but validation = 0% of the documents are held out"
         note = ("it validates here", "train.validate")
@@ -144,7 +144,7 @@ def validation_has_data(spec: Spec) -> Iterator[Finding]:
 
 
 def best_is_measured(spec: Spec) -> Iterator[Finding]:
-    """The best checkpoints are those of the lowest held-out loss."""
+    """The best checkpoints are those with the lowest held-out loss, which must be measured."""
     saved = spec.train.checkpoint
     if saved is not None and saved.best and spec.train.validate is None:
         message = f"best = {saved.best} keeps checkpoints by validation loss, but the run does not validate"

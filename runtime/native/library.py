@@ -123,7 +123,7 @@ def identity() -> str:
 
 
 def functions(instructions: str) -> Functions:
-    """Those of the library for a processor that has these."""
+    """Functions of the library for processors with these instructions."""
     library, found = CDLL(str(build.path(instructions))), {}
     for name, signature in SIGNATURES.items():
         for dtype, suffix in DTYPES.items():

@@ -88,7 +88,7 @@ def rmsnorm_wgrad_(acc_D: Tensor, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor) -
 
 
 def swiglu(h_TM: Tensor, gate_T: Tensor | None = None) -> Tensor:
-    """And times a gate weight, if there is one."""
+    """SwiGLU, times a gate weight if there is one."""
     T, I = h_TM.shape[0], h_TM.shape[1] // 2
     assert h_TM.shape[1] == 2 * I and (gate_T is None or gate_T.shape == (T,)), h_TM.shape
     y_TI = h_TM.new_empty((T, I))
