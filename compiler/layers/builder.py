@@ -59,10 +59,14 @@ class Place:
         """Dtype of router scores and gate weights."""
         return statistics_dtype(self.dtype)
 
-    def param(self, name: str, *shape: int, stack: int = 0, grad: bool = True) -> ir.Param:
-        """A weight; of `stack` > 0 experts, each of `shape`."""
-        full = (stack, *shape) if stack else shape
-        return ir.Param(name, full, TORCH_DTYPE[self.spec.precision.parameter], stack, grad)
+    def weight(self, name: str, *shape: int, stack: int = 0) -> ir.Param:
+        """A matrix, random at first and decayed; of `stack` > 0 experts, each of `shape`."""
+        full, dtype = (stack, *shape) if stack else shape, TORCH_DTYPE[self.spec.precision.parameter]
+        return ir.Param(name, full, dtype, stack, init=self.model.init_std, decay=True)
+
+    def gain(self, name: str, width: int, grad: bool = True) -> ir.Param:
+        """The gain of a norm: ones at first, and not decayed."""
+        return ir.Param(name, (width,), TORCH_DTYPE[self.spec.precision.parameter], grad=grad, init=None)
 
     def input(self, name: str, *shape: int | str) -> ir.Input:
         """An activation."""

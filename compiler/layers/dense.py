@@ -24,7 +24,7 @@ def build(place: Place) -> ir.Segment:
     return segment(
         "dense",
         dense,
-        (place.param("norm", D), place.param("up", 2 * ffn.inner, D), place.param("down", D, ffn.inner)),
+        (place.gain("norm", D), place.weight("up", 2 * ffn.inner, D), place.weight("down", D, ffn.inner)),
         (place.input("h", place.T, D), place.input("y", place.T, D)),
         ("out",),
         eps=place.model.norm_eps,

@@ -18,7 +18,7 @@ def embed(ops: Any, p: Any, tokens_T: Any) -> tuple[Any, ...]:
 
 
 def build_embed(place: Place) -> ir.Segment:
-    params = (place.param("table", place.model.vocab, place.D),)
+    params = (place.weight("table", place.model.vocab, place.D),)
     return segment("embed", embed, params, (index("tokens", place.T),), ("y",))
 
 
@@ -29,7 +29,7 @@ def final_norm(ops: Any, p: Any, h_TD: Any, *, eps: float, copies: int) -> tuple
 
 def build_final_norm(place: Place) -> ir.Segment:
     outputs = ("y", "y_mtp") if place.model.mtp and not place.mtp else ("y",)
-    params, inputs = (place.param("norm", place.D),), (place.input("h", place.T, place.D),)
+    params, inputs = (place.gain("norm", place.D),), (place.input("h", place.T, place.D),)
     return segment("final_norm", final_norm, params, inputs, outputs, eps=place.model.norm_eps, copies=len(outputs))
 
 
@@ -40,4 +40,4 @@ def head(ops: Any, p: Any, h_TD: Any, targets_T: Any) -> tuple[Any, ...]:
 
 def build_head(place: Place) -> ir.Segment:
     inputs = (place.input("h", place.T, place.D), index("targets", place.T))
-    return segment("head", head, (place.param("head", place.model.vocab, place.D),), inputs, ("loss",))
+    return segment("head", head, (place.weight("head", place.model.vocab, place.D),), inputs, ("loss",))

@@ -46,16 +46,16 @@ def gqa(
 
 
 def build(place: Place, sizes: Gqa) -> ir.Segment:
-    D, C, param = place.D, sizes.head_dim, place.param
-    norms = (param("q_norm", C), param("k_norm", C)) if sizes.qk_norm else ()
+    D, C, weight, gain = place.D, sizes.head_dim, place.weight, place.gain
+    norms = (gain("q_norm", C), gain("k_norm", C)) if sizes.qk_norm else ()
     return segment(
         "attention",
         gqa,
         (
-            param("norm", D),
-            param("qkv", (sizes.heads + 2 * sizes.kv_heads) * C, D),
+            gain("norm", D),
+            weight("qkv", (sizes.heads + 2 * sizes.kv_heads) * C, D),
             *norms,
-            param("out", D, sizes.heads * C),
+            weight("out", D, sizes.heads * C),
         ),
         (place.input("h", place.T, D),),
         ("entered", "y"),

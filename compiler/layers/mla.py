@@ -53,26 +53,26 @@ def mla(
 
 
 def build(place: Place, sizes: Mla) -> ir.Segment:
-    D, param = place.D, place.param
+    D, weight, gain = place.D, place.weight, place.gain
     nope, rope, value = sizes.head_dim.nope, sizes.head_dim.rope, sizes.head_dim.value
     query_width = sizes.heads * (nope + rope)
-    query: tuple[ir.Param, ...] = (param("q", query_width, D),)
+    query: tuple[ir.Param, ...] = (weight("q", query_width, D),)
     if sizes.query_rank:
         query = (
-            param("q_down", sizes.query_rank, D),
-            param("q_norm", sizes.query_rank),
-            param("q_up", query_width, sizes.query_rank),
+            weight("q_down", sizes.query_rank, D),
+            gain("q_norm", sizes.query_rank),
+            weight("q_up", query_width, sizes.query_rank),
         )
     return segment(
         "attention",
         mla,
         (
-            param("norm", D),
+            gain("norm", D),
             *query,
-            param("kv_down", sizes.kv_rank + rope, D),
-            param("kv_norm", sizes.kv_rank),
-            param("kv_up", sizes.heads * (nope + value), sizes.kv_rank),
-            param("out", D, sizes.heads * value),
+            weight("kv_down", sizes.kv_rank + rope, D),
+            gain("kv_norm", sizes.kv_rank),
+            weight("kv_up", sizes.heads * (nope + value), sizes.kv_rank),
+            weight("out", D, sizes.heads * value),
         ),
         (place.input("h", place.T, D),),
         ("entered", "y"),

@@ -63,13 +63,17 @@ def build_router(place: Place) -> ir.Segment:
     moe, D = place.moe, place.D
     shared, balance = moe.shared > 0, moe.balance.sequence_loss > 0 and not place.mtp
     biased = moe.balance.bias_rate is not None
-    bias = (ir.Param("bias", (moe.experts,), TORCH_DTYPE[place.spec.precision.master], grad=False),) if biased else ()
+    bias = (
+        (ir.Param("bias", (moe.experts,), TORCH_DTYPE[place.spec.precision.master], grad=False, role="bias"),)
+        if biased
+        else ()
+    )
     placed = place.spec.parallel.placement is not None
-    slots = (ir.Param("slots", (moe.experts,), "int64", grad=False),) if placed else ()
+    slots = (ir.Param("slots", (moe.experts,), "int64", grad=False, role="slots"),) if placed else ()
     of = segment(
         "router",
         router,
-        (place.param("norm", D), place.param("weight", moe.experts, D), *bias, *slots),
+        (place.gain("norm", D), place.weight("weight", moe.experts, D), *bias, *slots),
         (place.input("h", place.T, D), place.input("y", place.T, D)),
         (
             "residual",
@@ -110,11 +114,11 @@ def shared(ops: Any, p: Any, x_TD: Any, *h_TD: Any) -> tuple[Any, ...]:
 
 def build_shared(place: Place) -> ir.Segment:
     inner, D = place.moe.inner * place.moe.shared, place.D
-    params: tuple[ir.Param, ...] = (place.param("up", 2 * inner, D), place.param("down", D, inner))
+    params: tuple[ir.Param, ...] = (place.weight("up", 2 * inner, D), place.weight("down", D, inner))
     inputs: tuple[ir.Input, ...] = (place.input("x", place.T, D),)
     remade = _normed(place, "h")
     if remade:  # the norm's gradients are the router's
-        params = (place.param("norm", D, grad=False), *params)
+        params = (place.gain("norm", D, grad=False), *params)
         inputs = (*inputs, replace(place.input("h", place.T, D), grad=False))
     return replace(segment("shared", shared, params, inputs, ("y",)), remade=remade)
 
@@ -131,7 +135,7 @@ def build_experts(place: Place) -> ir.Segment:
     return segment(
         "experts",
         experts,
-        (place.param("up", 2 * moe.inner, D, stack=stack), place.param("down", D, moe.inner, stack=stack)),
+        (place.weight("up", 2 * moe.inner, D, stack=stack), place.weight("down", D, moe.inner, stack=stack)),
         (
             place.input("rows", "R", D),
             ir.Input("gate", ("R",), place.wide_dtype),

@@ -56,7 +56,9 @@ def tensors(spec: Spec, steps: Iterable[Step]) -> tuple[Tensor, ...]:
             for param, (_, name) in zip(step.segment.params, step.params, strict=True):
                 if name not in found:
                     found[name] = (param, _tensor(spec, param, name))
-                assert found[name][0].shape == param.shape, f"{name} is read in two shapes"
+                first = found[name][0]
+                alike = [(p.shape, p.role, p.init, p.decay) for p in (first, param)]
+                assert alike[0] == alike[1], f"{name} is declared in two ways"
     return tuple(tensor for _, tensor in found.values())
 
 
@@ -71,11 +73,8 @@ def parameters(spec: Spec) -> tuple[Parameter, ...]:
 
 
 def _tensor(spec: Spec, param: ir.Param, name: str) -> Tensor:
-    norm = param.name.endswith("norm")
-    init = None if norm else spec.model.init_std if param.grad else 0.0
-    role: ir.Role = "parameter" if param.grad else "slots" if param.name == "slots" else "bias"
     shape, experts = (param.shape[1:], _num_experts(spec, name)) if param.stack else (param.shape, None)
-    return Tensor(name, shape, role, init, param.grad and not norm, experts)
+    return Tensor(name, shape, param.role, param.init, param.decay, experts)
 
 
 def _num_experts(spec: Spec, tensor: str) -> int:

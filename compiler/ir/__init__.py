@@ -1,0 +1,70 @@
+"""Every value that crosses between the compiler's stages. Frozen, tuples only, no torch.
+
+Segment --cut--> Cut        what F saves for I and W, what I defers to W      (compiler/segments/interpret.py)
+Spec    --plan-> Plan       mesh, stages, cuts, replica table                 (compiler/plan)
+Plan + Schedule --lower--> Program    what each pipeline rank executes        (compiler/lower)
+
+The schedule itself is in compiler/schedules/schedule.py, its alphabet in runtime/actions.py.
+"""
+
+from compiler.ir.plan import (
+    Bucket,
+    Communication,
+    Mesh,
+    Plan,
+    Replica,
+    Role,
+    Stage,
+    Use,
+)
+from compiler.ir.program import (
+    Body,
+    Instruction,
+    Invocation,
+    Kind,
+    Message,
+    Program,
+)
+from compiler.ir.segment import (
+    Buffer,
+    Cost,
+    Cut,
+    Emitted,
+    Input,
+    Inside,
+    Output,
+    Param,
+    Remade,
+    Segment,
+    SegmentCode,
+    Signature,
+)
+
+__all__ = [
+    "Body",
+    "Bucket",
+    "Buffer",
+    "Communication",
+    "Cost",
+    "Cut",
+    "Emitted",
+    "Input",
+    "Inside",
+    "Instruction",
+    "Invocation",
+    "Kind",
+    "Mesh",
+    "Message",
+    "Output",
+    "Param",
+    "Plan",
+    "Program",
+    "Remade",
+    "Replica",
+    "Role",
+    "Segment",
+    "SegmentCode",
+    "Signature",
+    "Stage",
+    "Use",
+]

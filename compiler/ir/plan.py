@@ -1,0 +1,134 @@
+"""Stages of a model, and the plan: who holds which parameter and runs which stage."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+from compiler.holders import Holders
+from compiler.ir.segment import Buffer, Cut, Role, Segment
+
+
+@dataclass(frozen=True)
+class Use:
+    """A segment at a place: local names bound to the stage's values and to logical parameters."""
+
+    site: str  # "L3.attention"; unique in the model
+    segment: Segment
+    params: tuple[tuple[str, str], ...]  # (local name, tensor name), e.g. ("up", "layers.3.ffn.experts.up")
+    inputs: tuple[str, ...]  # stage values, in the segment's order
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Communication:
+    """An all-to-all between segments.
+
+    dispatch: (rows, gate, counts) -> (rows_R, gate_R, offsets_G); combine: y_R -> y. With one expert rank nothing
+    moves: what comes is what was sent, so the outputs alias the inputs, and gradients those of the outputs.
+    """
+
+    kind: Literal["dispatch", "combine"]
+    site: str  # "L17"
+    axis: str  # mesh axis, "ep"
+    inputs: tuple[str, ...]
+    outputs: tuple[Buffer, ...]
+    sizes: tuple[Buffer, ...]  # the inputs' buffers, for memory and cost
+    back: str = ""  # dtype of the gradients of rows, where it is not that of the rows
+
+    def gradient(self, buffer: Buffer) -> Buffer:
+        """The gradient of one of its inputs or outputs, as the backward of the exchange sends it."""
+        dtype = self.back if self.back and len(buffer.shape) > 1 else buffer.dtype
+        alias = next((f"d_{output.name}" for output in self.outputs if output.alias == buffer.name), "")
+        return Buffer(f"d_{buffer.name}", buffer.shape, dtype, alias)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A list of segments and communications. `loads` are data tensors, `input`/`output` what neighbours exchange."""
+
+    index: int
+    steps: tuple[Use | Communication, ...]
+    loads: tuple[Buffer, ...]  # tokens, targets, mtp_tokens, mtp_targets
+    input: Buffer | None  # None on the first stage
+    output: Buffer | None  # None on the last stage
+    records: tuple[tuple[str, str], ...]  # (metric, value): ("loss", …), ("mtp_loss", …), ("load L3", …), …
+    tangents: tuple[tuple[str, str], ...]  # (value, constant): the gradient of a loss output is a constant of the step
+
+
+# ---------------------------------------------------------------- plan
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Axes pp dp ep tp cp. world = pp·dp·tp·cp; ep divides dp. World ranks are pp-major, ep innermost."""
+
+    pp: int
+    dp: int
+    ep: int
+    tp: int = 1
+    cp: int = 1
+
+    @property
+    def world(self) -> int:
+        return self.pp * self.dp * self.tp * self.cp
+
+    def rank(self, pp: int, dp: int) -> int:
+        return pp * self.dp + dp
+
+    def coordinates(self, rank: int) -> tuple[int, int]:
+        """(pipeline rank, data rank); the expert coordinate is data rank % ep."""
+        return divmod(rank, self.dp)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One row of the replica table: a logical parameter and who holds it."""
+
+    name: str  # layers.3.ffn.experts.17.up
+    tensor: str  # layers.3.ffn.experts.up: what segments take; experts of a rank are stacked in it
+    shape: tuple[int, ...]
+    role: Role
+    init: float | None  # standard deviation; None: ones; a bias starts at zero
+    decay: bool
+    holders: Holders
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters with the same holders: one flat buffer, one reduction. Named by its first parameter."""
+
+    name: str
+    holders: Holders
+    replicas: tuple[str, ...]  # logical names, decayed ones first, experts of one tensor adjacent
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who holds what, which segments each stage runs, and how each of them is cut."""
+
+    mesh: Mesh
+    placement: str  # of the schedule: bidirectional, loop(1), …
+    stages: tuple[Stage, ...]
+    cuts: Mapping[str, Cut] = field(repr=False)  # by site of use; equal segments share one
+    replicas: tuple[Replica, ...]
+    buckets: tuple[Bucket, ...]
+    assumptions: tuple[str, ...] = ()
+    slots: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (tensor, place of each expert) of layers that are placed
+
+    @cached_property
+    def uses(self) -> tuple[Use, ...]:
+        """The segments of all stages at their places, in the order of the model."""
+        return tuple(step for stage in self.stages for step in stage.steps if isinstance(step, Use))
+
+    @property
+    def cuts_by_key(self) -> dict[Hashable, Cut]:
+        """The cut of each distinct segment, by its key."""
+        return {use.segment.key: self.cuts[use.site] for use in self.uses}

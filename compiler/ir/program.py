@@ -1,0 +1,91 @@
+"""What every pipeline rank executes in one step: instructions, bodies and their invocations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from compiler.ir.plan import Bucket
+from compiler.ir.segment import Buffer
+
+Kind = Literal["load", "receive", "run", "counts", "dispatch", "combine", "wait", "send", "record", "constant", "free"]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One statement of a body. `slot` says which of the body's actions it belongs to (0, or 1 in a pair).
+
+    run: segment function `phase` of `site`; counts, dispatch, combine: start an exchange on the communication lane;
+    wait: end it (`wait` names what it waits for: counts, dispatch or combine; it reads what the start read, so that
+    the exchange's inputs live until then, and writes its results); send never waits; receive awaits a message whose
+    buffer an earlier `post` offered; free drops the names it reads. The results of counts are the route of the layer
+    (who sends how many rows to whom), which every later exchange of the layer reads, and the offsets. A send to the own
+    rank keeps the value for the receive there: its storage changes hands, nothing is copied, posted or released.
+    """
+
+    kind: Kind
+    slot: int
+    action: str  # of the slot, without micro-batch: "F3", "B4", "I4", "W4"
+    phase: str  # F, I or W
+    site: str = ""  # "L3.attention" of a run, "L17" of an exchange, the metric of a record
+    wait: str = ""
+    reads: tuple[str, ...] = ()
+    writes: tuple[Buffer, ...] = ()
+    params: tuple[str, ...] = ()  # tensor names (run only); W reads their gradient accumulators
+    weights: tuple[str, ...] = ()  # tensors that W reads itself, behind its accumulators
+    peer: int = -1  # pipeline rank of a send or receive; the own one where the neighbouring stage is there too
+
+
+@dataclass(frozen=True)
+class Body:
+    """The instructions of one distinct action or pair on one pipeline rank."""
+
+    name: str  # "F0", "I1", "F0_B1", "E0" (forward of evaluation)
+    actions: tuple[str, ...]  # ("F0",), ("F0", "B1")
+    instructions: tuple[Instruction, ...]
+
+    @cached_property
+    def messages(self) -> tuple[tuple[int, Instruction], ...]:
+        """Sends and receives of the body, each with its place."""
+        return tuple((at, i) for at, i in enumerate(self.instructions) if i.kind in ("send", "receive"))
+
+
+class Message(NamedTuple):
+    """A tensor between neighbouring stages, named by its producer: `F2.5` the output of stage 2, `B3.1` the input
+    gradient of stage 3 (whether a B or an I action made it). A proof looks up a million of them, hence no dataclass."""
+
+    action: str
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.action}.{self.micro_batch}"
+
+
+class Invocation(NamedTuple):
+    """One body on its micro-batches. Before it: `posts` (source rank, message), in the sender's order.
+
+    After it: `releases` (destination rank, message): buffers of sends that are known to have arrived. Sends that no
+    invocation releases are drained after the last one, before the reductions.
+    """
+
+    body: str
+    micro_batches: tuple[int, ...]
+    posts: tuple[tuple[int, Message], ...] = ()
+    releases: tuple[tuple[int, Message], ...] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """What every pipeline rank executes in one step (or one evaluation) of `num_micro_batches`.
+
+    A column (one data coordinate) runs one program; `reduces` are world-level, in order, after the last body.
+    """
+
+    name: str  # the schedule's name, or "evaluate"
+    num_micro_batches: int
+    placement: str
+    bodies: tuple[tuple[Body, ...], ...]  # per pipeline rank
+    invocations: tuple[tuple[Invocation, ...], ...]  # per pipeline rank
+    message: Buffer | None  # shape and dtype of every pipeline message
+    reduces: tuple[Bucket, ...] = ()

@@ -1,0 +1,187 @@
+"""Tensors, segments, their cuts into F, I and W, and what is emitted of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from compiler.dtypes import tensor_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """An abstract tensor: `shape` holds ints, or "R" (rows an expert rank receives) in dimension 0.
+
+    `alias` names the value of the same segment in whose storage this one lives ("" = its own storage).
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    alias: str = ""
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes if the shape is static and owns its storage, else 0."""
+        return 0 if self.alias or "R" in self.shape else tensor_bytes(self.shape, self.dtype)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes per received row if dimension 0 is R and the storage is its own, else 0."""
+        return 0 if self.alias or "R" not in self.shape else tensor_bytes(self.shape, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An activation a segment takes. `grad`: the backward returns `d_<name>` for it."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    grad: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An activation a segment returns. `grad`: the backward takes the tangent `d_<name>` for it."""
+
+    name: str
+    grad: bool = True
+
+
+# bias: a router's balancing bias, not trained by the optimizer; slots: which place of the layer each expert has
+Role = Literal["parameter", "bias", "slots"]
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A weight a segment reads, by its local name. `stack` > 0: that many experts stacked in dimension 0."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    stack: int = 0
+    grad: bool = True  # False: this segment has no gradient for it; a buffer such as the balancing bias never has one
+    role: Role = "parameter"
+    init: float | None = 0.0  # standard deviation of the first values; None: ones
+    decay: bool = False  # whether weight decay applies to it
+
+    @property
+    def traced(self) -> tuple[Any, ...]:
+        """Everything about it that decides what is traced and emitted."""
+        return (self.name, self.shape, self.dtype, self.stack, self.grad)
+
+
+@dataclass(frozen=True, slots=True)
+class Remade:
+    """An input or output of a segment that is not kept for the backward, which makes it again: it is the first result
+    of `op(*args)` on parameters, inputs and constants of the segment.
+    """
+
+    value: str
+    op: str
+    args: tuple[str | float, ...]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A pure function of parameters and inputs, cut at communication. `function(ops, p, *inputs) -> tuple`.
+
+    `p` has one attribute per parameter. Two segments with equal `key` are traced once.
+    """
+
+    kind: str
+    function: Callable[..., tuple[Any, ...]]
+    params: tuple[Param, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    constants: tuple[tuple[str, int | float | bool], ...] = ()  # whatever else the function closes over
+    recompute: tuple[str, ...] = ()  # names of what the backward computes again: compiler/segments/recompute.py
+    remade: tuple[Remade, ...] = ()
+    stored: tuple[tuple[str, str], ...] = ()  # (value or role, dtype): compiler/segments/storage.py
+    fused: tuple[str, ...] = ()  # passes that make one op of several: compiler/segments/fuse.py
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        again = (*self.recompute, *self.remade, *self.stored)
+        params = tuple(param.traced for param in self.params)
+        return (self.kind, params, self.inputs, self.outputs, self.constants, *again, self.fused)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Argument and return names of one emitted function, in order.
+
+    Names: parameter `w`, its gradient accumulator `g_w` (W only), input `x`, output `y`, tangent `d_y`,
+    input gradient `d_x`, saved and deferred buffers by the names the cut gives them.
+    """
+
+    args: tuple[str, ...] = ()
+    returns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Work of one call: floating point operations, and bytes read plus written; `_row` per received row.
+
+    `ops`: that of each op by itself, in order: what they cost depends on which op it is, and on the `shape` and `dtype`
+    of its kernel (compiler/rates/kernel_classes.py), which only these have.
+    """
+
+    flops: int = 0
+    bytes: int = 0
+    flops_row: int = 0
+    bytes_row: int = 0
+    ops: tuple[tuple[str, Cost], ...] = ()
+    shape: tuple[int | str, ...] = ()  # ints, or "R" for received rows
+    dtype: str = ""
+
+
+Inside = tuple[tuple[str, tuple[tuple[int, int], ...]], ...]  # by function: (bytes, bytes per received row)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A segment cut into F, I and W. I or W without returns and accumulators has an empty signature."""
+
+    F: Signature  # args: params then inputs; returns: outputs then saved
+    I: Signature  # args: params, inputs, outputs, saved (those needed), tangents; returns: d_<input> then deferred
+    W: Signature  # args: g_<param>, then inputs, outputs, saved, tangents, deferred (those needed); returns: none
+    outputs: tuple[Buffer, ...]
+    saved: tuple[Buffer, ...]  # made by F for I or W, beyond inputs and outputs
+    gradients: tuple[Buffer, ...]  # d_<input>
+    deferred: tuple[Buffer, ...]  # made by I for W, beyond tangents
+    costs: tuple[tuple[str, Cost], ...]  # for "F", "I", "W"
+    inside: Inside = ()  # what a call needs beside what it takes and returns, at the nodes where that is most
+
+    def inside_bytes(self, phase: str, rows: int) -> int:
+        """The most that a call of F, I or W needs inside, for so many received rows."""
+        points = next((points for name, points in self.inside if name == phase), ())
+        return max((fixed + row * rows for fixed, row in points), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """A call of an op in an emitted segment. `kernel`: its file of kernels/, "" where the reference op always runs.
+
+    `parts`: the ops that a fused one stands for; `saved`, `saved_row`: bytes that these would move beyond its own.
+    """
+
+    function: str  # F, I or W
+    op: str
+    kernel: str = ""
+    parts: tuple[str, ...] = ()
+    saved: int = 0
+    saved_row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCode:
+    """An emitted segment: module `name` (shape-suffixed) with plain functions F, I, W as in its cut."""
+
+    name: str
+    source: str
+    ops: tuple[str, ...]  # runtime.ops functions it calls, sorted
+    kernels: tuple[tuple[str, str], ...] = ()  # (file of kernels/ without suffix, source text)
+    calls: tuple[Emitted, ...] = ()  # in the order of its functions
