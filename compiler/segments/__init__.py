@@ -1,4 +1,4 @@
-"""Joint graphs: a segment traced with its backward, split into F, I and W, and printed as plain Python."""
+"""Joint graphs: a segment with its backward, split into F, I and W, and printed as plain Python."""
 
 from __future__ import annotations
 
@@ -10,33 +10,35 @@ from compiler.segments.joint import COLUMNS, Joint, Node
 
 
 def emit(segment: Segment, num_sms: int) -> SegmentCode:
-    """The module of a segment. It is printed from the graph that autograd gives; the graph of the op rules, which the
-    plan was made from, must have the same cut, and the text, parsed back, the same nodes. Its ops take their emitted
-    kernels on CUDA, which use `num_sms` SMs. Imports torch.
+    """The module of a segment, printed from the graph that it was planned by.
+
+    The base graph is compared with what torch traces, and the text, parsed back, with the graph. On CUDA, ops take
+    their emitted kernels, which use `num_sms` SMs. Imports torch.
     """
     from compiler.segments import check, printer
-    from compiler.segments.interpret import interpret
+    from compiler.segments.interpret import base_graph, rewritten
     from compiler.segments.node_costs import bytes_saved
     from compiler.segments.split import split
     from compiler.segments.trace import trace
     from runtime.ops.library import ops
 
-    traced, planned = trace(segment, ops()), interpret(segment)
-    parts = split(traced)
-    check.cuts(parts.cut, split(planned).cut)
-    check.work(traced, planned)
-    kernels = {node: kernel(traced, node, num_sms) for nodes in parts.functions.values() for node in nodes}
+    assert not segment.stored, f"segment {segment.kind}: values that are stored in another dtype have no text yet"
+    base = base_graph(segment)
+    check.base_graph(trace(segment, ops()), base)
+    joint = rewritten(base)
+    parts = split(joint)
+    kernels = {node: kernel(joint, node, num_sms) for nodes in parts.functions.values() for node in nodes}
 
     def kernel_of(node: Node) -> str | None:
         file = kernels[node]
         return file.name if file else None
 
-    source = printer.module(traced, parts, kernel_of)
-    check.text(source, traced, parts, kernel_of)
+    source = printer.module(joint, parts, kernel_of)
+    check.text(source, joint, parts, kernel_of)
     files = {file.name: file.source for file in kernels.values() if file}
-    saved = bytes_saved(traced)
+    saved = bytes_saved(joint)
     calls = tuple(
-        _emitted(function, node, kernel_of(node) or "", traced, saved)
+        _emitted(function, node, kernel_of(node) or "", joint, saved)
         for function, nodes in parts.functions.items()
         for node in nodes
         if node.op != COLUMNS

@@ -1,41 +1,55 @@
-"""What is compared before an emitted segment is handed out: cut with cut, work with work, text with graph. No torch."""
+"""What is compared before an emitted segment is handed out: its base graph with a trace of torch, and its text with its
+graph. No torch."""
 
 from __future__ import annotations
 
 import ast
 from dataclasses import replace
-from typing import Any
 
-from compiler import ir
+from compiler.ops import Tensor
 from compiler.segments.joint import COLUMNS, Joint, Node
 from compiler.segments.printer import KernelOf, aliases, returned_values
-from compiler.segments.split import Split, phases
+from compiler.segments.split import Split
 
 
-def cuts(traced: ir.Cut, planned: ir.Cut) -> None:
-    """The cut that runs is the cut that was planned: signatures, names, shapes, dtypes and aliases."""
+def base_graph(traced: Joint, interpreted: Joint) -> None:
+    """The base graph of the op rules is the one that torch traced, up to the order of independent nodes.
 
-    def parts(cut: ir.Cut) -> dict[str, Any]:
-        lists = {"outputs": cut.outputs, "saved": cut.saved, "gradients": cut.gradients, "deferred": cut.deferred}
-        signatures = {"F": cut.F, "I": cut.I, "W": cut.W}
-        return {name: sorted(buffers, key=repr) for name, buffers in lists.items()} | signatures
+    Both take their names from `joint.Draft`. So they are equal if they have the same nodes (op, arguments, results),
+    the same shape and dtype of every value, and the same values as outputs and gradients.
+    """
+    kind = interpreted.segment.kind
+    torch_has = {node.outputs: node for node in traced.needed}
+    rules_have = {node.outputs: node for node in interpreted.needed}
+    for outputs in (*rules_have, *torch_has):
+        rule, torch = rules_have.get(outputs), torch_has.get(outputs)
+        assert rule == torch, f"segment {kind}: the op rules have {_said(rule)}, and torch traced {_said(torch)}"
+        for name in (*rules_have[outputs].reads, *outputs):
+            one, other = interpreted.tensors[name], traced.tensors[name]
+            assert one == other, (
+                f"segment {kind}: at {_said(rule)} the op rules have {name} as {_tensor(one)}, and torch traced it as "
+                f"{_tensor(other)}"
+            )
+    for role in ("outputs", "gradients", "weights"):
+        for (name, one), (_, other) in zip(getattr(interpreted, role), getattr(traced, role), strict=True):
+            assert one == other, (
+                f"segment {kind}: {name} of {role} is {one} by the op rules, and {other} as torch traced"
+            )
 
-    for (name, one), other in zip(parts(traced).items(), parts(planned).values(), strict=True):
-        assert one == other, f"{name} differs\n traced: {one}\nplanned: {other}"
+
+def _said(node: Node | None) -> str:
+    if node is None:
+        return "no such node"
+    return f"`{', '.join(node.outputs)} = {node.op}({', '.join(map(str, node.args))})`"
 
 
-def work(traced: Joint, planned: Joint) -> None:
-    """F, I and W do the same ops."""
-
-    def ops(joint: Joint) -> list[tuple[str, str]]:
-        return sorted((phase, joint.nodes[index].op) for index, phase in phases(joint).items())
-
-    assert ops(traced) == ops(planned), f"ops differ\n traced: {ops(traced)}\nplanned: {ops(planned)}"
+def _tensor(tensor: Tensor) -> str:
+    return f"{tensor.dtype} [{', '.join(map(str, tensor.shape))}]"
 
 
 def text(source: str, joint: Joint, parts: Split, kernel_of: KernelOf) -> None:
-    """The text, parsed, is the graph: the same nodes in the same order, arguments and results of each function, each
-    by the kernel of its sizes.
+    """The text, parsed, is the graph: each function has the same nodes in the same order, arguments and results, and
+    calls the kernels of their sizes.
     """
     body = ast.parse(source).body
     functions = {f.name: f for f in body if isinstance(f, ast.FunctionDef)}

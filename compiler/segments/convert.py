@@ -1,4 +1,4 @@
-"""An fx graph of a traced segment → the plain joint graph."""
+"""An fx graph of a traced segment becomes a plain joint graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import fx
 
 from compiler import ir
 from compiler.ops import RULES, Tensor
-from compiler.segments.joint import COLUMNS, Constant, Joint, Node, named
+from compiler.segments.joint import COLUMNS, Constant, Draft, Joint, Node
 
 aten = torch.ops.aten
 
@@ -36,34 +36,28 @@ def convert(segment: ir.Segment, graph: fx.Graph, arguments: Sequence[str], labe
     results = [None if node is None else same(node) for node in output.args[0]]
     found = dict(zip(labels, results, strict=True))
     roots = [node for label, node in found.items() if label.role in ("output", "gradient", "weight") and node]
-    conversion = Conversion(needed(roots))
+    conversion = Conversion(needed(roots), Draft(segment))
     for name, node in zip(arguments, (n for n in body if n.op == "placeholder"), strict=True):
         conversion.argument(name, node)
     for node in body:
         if node in conversion.live and node.op == "call_function":
             conversion.add(node)
-    names: dict[str, str] = {}
+    draft = conversion.draft
     for label, node in found.items():
         if label.role == "between" and node in conversion.values:
-            names |= conversion.forward_names(node, label.key)
-    for label, node in found.items():
+            draft.names |= conversion.forward_names(node, label.key)
         if label.role == "between gradient" and node in conversion.values:
             op, occurrence, index = label.key
-            value = conversion.values[node]
-            if value.startswith("%"):
-                names.setdefault(value, f"d_{RULES[op].value_names(op, occurrence)[index]}")
+            draft.totals[RULES[op].value_names(op, occurrence)[index]] = conversion.values[node]
 
     def chosen(role: str) -> list[tuple[str, str]]:
         missing = [label.name for label, node in found.items() if label.role == role and node is None]
         assert not missing, f"no {role} of {missing} in {segment.kind}"
         return [(label.name, conversion.values[node]) for label, node in found.items() if label.role == role and node]
 
-    gradients = chosen("gradient")
-    for name, value in gradients:
-        if value.startswith("%"):
-            names.setdefault(value, f"d_{name}")
-    outputs = [value for _, value in chosen("output")]
-    return named(segment, conversion.nodes, conversion.tensors, names, outputs, gradients, chosen("weight"))
+    draft.outputs = [value for _, value in chosen("output")]
+    draft.gradients, draft.weights = chosen("gradient"), chosen("weight")
+    return draft.named()
 
 
 def same(node: fx.Node) -> fx.Node:
@@ -90,13 +84,12 @@ class Conversion:
     """The joint nodes so far. Values that are no arguments have provisional names beginning with %."""
 
     live: set[fx.Node]
-    nodes: list[Node] = field(default_factory=list)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    draft: Draft
     values: dict[fx.Node, str] = field(default_factory=dict)
 
     def argument(self, name: str, node: fx.Node) -> None:
         self.values[node] = name
-        self.tensors[name] = abstract(node.meta["val"])
+        self.draft.tensors[name] = abstract(node.meta["val"])
 
     def add(self, node: fx.Node) -> None:
         """Converts one call, unless an op with several outputs converts with its items."""
@@ -127,7 +120,7 @@ class Conversion:
         op, occurrence, index = key
         final = RULES[op].value_names(op, occurrence)
         value = self.values[node]
-        for made in self.nodes:
+        for made in self.draft.nodes:
             if value in made.outputs and made.op == op:
                 return dict(zip(made.outputs, final, strict=True))
         return {value: final[index]}  # a view
@@ -137,9 +130,9 @@ class Conversion:
         many = isinstance(meta, tuple | list)
         outputs = [f"%{node.name}.{index}" for index in range(len(meta))] if many else [f"%{node.name}"]
         for value, tensor in zip(outputs, meta if many else [meta], strict=True):
-            self.tensors[value] = abstract(tensor)
+            self.draft.tensors[value] = abstract(tensor)
         self.values[node] = outputs[0]
-        self.nodes.append(Node(op, tuple(self._argument(arg) for arg in args), tuple(outputs)))
+        self.draft.nodes.append(Node(op, tuple(self._argument(arg) for arg in args), tuple(outputs)))
 
     def _item(self, node: fx.Node) -> None:
         parent, index = node.args
@@ -155,8 +148,8 @@ class Conversion:
     def _columns(self, node: fx.Node, x: fx.Node, low: int, high: int) -> None:
         value = f"%{node.name}"
         self.values[node] = value
-        self.tensors[value] = abstract(node.meta["val"])
-        self.nodes.append(Node(COLUMNS, (self.values[same(x)], low, high), (value,)))
+        self.draft.tensors[value] = abstract(node.meta["val"])
+        self.draft.nodes.append(Node(COLUMNS, (self.values[same(x)], low, high), (value,)))
 
     def _argument(self, arg: Any) -> str | Constant:
         if isinstance(arg, fx.Node):

@@ -5,8 +5,7 @@ where that rounds, so a pass that is turned off (`unfused`, in a run) leaves the
 the found nodes read are gone: they never reach memory. What that saves is counted in `compiler.segments.node_costs`.
 
 Each pass says how often it must match in a segment, from the segment alone, and is held to it: a pattern that no longer
-matches would cost speed in silence. The passes are applied to the planned and to the traced graph, whose cuts are then
-compared.
+matches would cost speed in silence.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def fused(joint: Joint) -> Joint:
 
 
 def _behind(made: Node, found: Sequence[Node]) -> tuple[Node, ...]:
-    """Of the found nodes, those without which the results of `made` are not there, in order."""
+    """The found nodes, in order, without which the results of `made` are not there."""
     needed: list[Node] = []
     todo = list(made.outputs)
     while todo:

@@ -1,12 +1,13 @@
 """The shape interpreter: the joint graph and the cut of a segment, from the op rules alone. No torch.
 
 A layer called with `ShapeOps` runs on shapes. The backward follows from the rules as autograd would find it: ops in
-reverse, each handing gradients to its arguments, several gradients of one value summed.
+reverse, each handing gradients to its arguments, a second gradient of a value added to the first when it arrives. This
+is the base graph; a trace of torch must equal it before a segment is emitted (`compiler.segments.check`). The passes
+rewrite it: recompute, storage and fusion, in this order. What they leave is planned, priced and printed.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from compiler.ops import RULES, Extent, Gradient, Rule, Tensor
 from compiler.segments import storage
 from compiler.segments.fuse import fused
 from compiler.segments.inside import inside
-from compiler.segments.joint import COLUMNS, Constant, Joint, Node, differentiable_outputs, named
+from compiler.segments.joint import COLUMNS, Constant, Draft, Joint, Node
 from compiler.segments.node_costs import costs
 from compiler.segments.recompute import recomputed
 from compiler.segments.split import split
@@ -79,7 +80,11 @@ class ShapeOps:
     def _call(self, op: str, args: tuple[Value | Constant, ...]) -> Any:
         rule = RULES[op]
         assert len(args) == len(rule.args), f"{op} takes {rule.args}"
-        tensors = rule.infer(*(arg.tensor if isinstance(arg, Value) else arg for arg in args))
+        given = [arg.tensor if isinstance(arg, Value) else arg for arg in args]
+        try:
+            tensors = rule.infer(*given)
+        except AssertionError as error:
+            raise AssertionError(f"op {op} does not take {', '.join(map(str, given))}") from error
         requires_grad = any(isinstance(arg, Value) and arg.requires_grad for arg in args)
         names = rule.value_names(op, sum(call.op == op for call in self.calls))
         outputs = tuple(
@@ -95,41 +100,44 @@ class ShapeOps:
 
 
 class _Backward:
-    """Nodes and gradients found so far. What is made here has a provisional name until it is known to be a total."""
+    """The nodes and gradients found so far. What is made here has a provisional name: `%` and a number."""
 
-    def __init__(self, calls: list[Call]) -> None:
-        self.nodes: list[Node] = [node for call in calls for node in _forward_nodes(call)]
-        self.tensors = {value.name: value.tensor for call in calls for value in call.outputs}
-        self.names = {value.name: value.name for call in calls for value in call.outputs}
-        self.summands: defaultdict[str, list[str]] = defaultdict(list)
+    def __init__(self, segment: ir.Segment, calls: list[Call]) -> None:
+        self.draft = Draft(segment)
+        self.draft.nodes += [node for call in calls for node in _forward_nodes(call)]
+        self.draft.tensors |= {value.name: value.tensor for call in calls for value in call.outputs}
+        self.draft.names |= {value.name: value.name for call in calls for value in call.outputs}
+        self.totals: dict[str, str] = {}  # of the gradients that have arrived
 
     def emit(self, op: str, args: tuple[str | Constant, ...], tensors: list[Tensor]) -> list[str]:
-        values = [f"%{len(self.tensors) + index}" for index in range(len(tensors))]
-        self.tensors |= zip(values, tensors, strict=True)
-        self.nodes += _nodes(op, args, values, self.tensors)
+        values = [f"%{len(self.draft.tensors) + index}" for index in range(len(tensors))]
+        self.draft.tensors |= zip(values, tensors, strict=True)
+        self.draft.nodes += _nodes(op, args, values, self.draft.tensors)
         return values
+
+    def give(self, value: Value, gradient: str) -> None:
+        """Adds a gradient to those of a value that are there, as autograd does when it arrives."""
+        if value.name in self.totals:
+            (gradient,) = self.emit("add", (self.totals[value.name], gradient), [value.tensor])
+        self.totals[value.name] = gradient
 
     def total(self, value: Value) -> str:
         """The gradient of a value, once every reader has given its summand."""
-        assert value.requires_grad and self.summands[value.name], f"{value.name} has no gradient"
-        first, *rest = self.summands[value.name]
-        for summand in rest:
-            (first,) = self.emit("add", (first, summand), [value.tensor])
-        if first.startswith("%"):
-            self.names.setdefault(first, f"d_{value.name}")
-        self.summands[value.name] = [first]
-        return first
+        found = value.requires_grad and value.name in self.totals
+        assert found, f"segment {self.draft.segment.kind}: {value.name} has no gradient by the op rules"
+        return self.totals[value.name]
 
     def backward(self, call: Call) -> None:
-        """Hands the gradients of a call's outputs on to its arguments."""
+        """Hands the gradients of a call's outputs on to its arguments, in their order, once all of them are made."""
+        found: dict[str, str] = {}
         for gradient in call.rule.gradients:
             wanted = [call.argument(name) for name in gradient.gives]
             values = [value for value in wanted if isinstance(value, Value)]
             if any(value.requires_grad for value in values):
-                given = self._gradient(call, gradient, values)
-                for value, name in zip(values, given, strict=True):
-                    if value.requires_grad:
-                        self.summands[value.name].append(name)
+                found |= zip(gradient.gives, self._gradient(call, gradient, values), strict=True)
+        for name, value in zip(call.rule.args, call.args, strict=True):
+            if name in found and isinstance(value, Value) and value.requires_grad:
+                self.give(value, found[name])
 
     def _gradient(self, call: Call, gradient: Gradient, values: list[Value]) -> list[str]:
         args = tuple(self._argument(call, read) for read in gradient.reads)
@@ -166,28 +174,39 @@ def _nodes(op: str, args: tuple[str | Constant, ...], outputs: list[str], tensor
 
 
 def interpret(segment: ir.Segment) -> Joint:
-    """The joint graph of a segment as the op rules have it, with what its backward computes again, and fused ops."""
+    """The joint graph of a segment as it is planned and printed: the base graph behind all passes."""
+    return rewritten(base_graph(segment))
+
+
+def rewritten(base: Joint) -> Joint:
+    """A base graph with what its backward computes again, with values as they are stored, and with fused ops."""
+    return fused(storage.in_storage(recomputed(base)))
+
+
+def base_graph(segment: ir.Segment) -> Joint:
+    """The joint graph of a segment as the op rules have it, before any pass."""
     params = {p.name: Value(p.name, Tensor(p.shape, p.dtype), p.grad) for p in segment.params}
     inputs = {i.name: Value(i.name, Tensor(i.shape, i.dtype), i.grad) for i in segment.inputs}
     ops = ShapeOps()
     outputs: tuple[Value, ...] = segment.function(ops, SimpleNamespace(**params), *inputs.values())
     assert len(outputs) == len(segment.outputs), f"{segment.kind} returns {len(outputs)} outputs"
 
-    graph = _Backward(ops.calls)
-    graph.tensors |= {name: value.tensor for name, value in (params | inputs).items()}
-    with_tangent = differentiable_outputs(segment)
+    graph = _Backward(segment, ops.calls)
+    draft = graph.draft
+    draft.tensors |= {name: value.tensor for name, value in (params | inputs).items()}
     for output, value in zip(segment.outputs, outputs, strict=True):
-        if output.name in with_tangent:
-            graph.tensors[f"d_{output.name}"] = value.tensor
-            graph.summands[value.name].append(f"d_{output.name}")
+        if output.grad:
+            draft.tensors[f"d_{output.name}"] = value.tensor
+            graph.give(value, f"d_{output.name}")
     for call in reversed(ops.calls):
-        if any(graph.summands[value.name] for value in call.outputs):
+        if any(value.name in graph.totals for value in call.outputs):
             graph.backward(call)
 
     def gradients(values: dict[str, Value]) -> list[tuple[str, str]]:
         return [(name, graph.total(value)) for name, value in values.items() if value.requires_grad]
 
-    names = [value.name for value in outputs]
-    leaves = gradients(inputs), gradients(params)
-    made = named(segment, graph.nodes, graph.tensors, graph.names, names, *leaves)
-    return fused(storage.in_storage(recomputed(made)))
+    values = [value for call in ops.calls for value in call.outputs]
+    draft.totals = {value.name: graph.totals[value.name] for value in values if value.name in graph.totals}
+    draft.outputs = [value.name for value in outputs]
+    draft.gradients, draft.weights = gradients(inputs), gradients(params)
+    return draft.named()

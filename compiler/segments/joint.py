@@ -1,18 +1,20 @@
 """The joint graph of a segment: its forward and its backward in one list of nodes. No torch.
 
-Made twice: by `compiler.segments.interpret` from the op rules and by `compiler.segments.trace` from what autograd
-records. Both are split by `compiler.segments.split`, and the two cuts must be equal.
+`compiler.segments.interpret` makes it from the op rules. `compiler.segments.trace` makes it a second time, from what
+autograd records, and the two must be equal before a segment is emitted (`compiler.segments.check`).
 
 Values are named. Parameters, inputs and outputs have the segment's names, the tangent of output `y` is `d_y`. Any other
-value of the forward is named by the op that made it (`linear_2`, `rmsnorm_0_rstd`), its gradient is `d_linear_2`.
-Summands of a gradient, which never leave a function, are named by theirs (`linear_dgrad_0`). What the backward computes
-a second time has the first value's name with `_again` behind it.
+value of the forward is named by the op that made it (`linear_2`, `rmsnorm_0_rstd`), its gradient is `d_linear_2`. One
+tensor may be the gradient of several values: of both arguments of a sum and of the sum. It is the tangent if it is the
+gradient of an output; else it is named by the last of these values in the forward, inputs being the first. Gradients of
+parameters and summands of a gradient, which never leave a function, are named by their op (`linear_dgrad_0`). What the
+backward computes a second time has the first value's name with `_again` behind it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from compiler.ir import Input, Param, Segment
 from compiler.ops import Tensor
@@ -50,6 +52,17 @@ class Joint:
     early: tuple[str, ...] = ()  # what F makes though the backward alone reads it
     parts: tuple[tuple[Node, tuple[Node, ...]], ...] = ()  # of fused nodes, those that each stands for
 
+    @property
+    def needed(self) -> tuple[Node, ...]:
+        """The nodes, views among them, without which a result of the segment or a gradient is not there."""
+        todo = {value for _, value in (*self.outputs, *self.gradients, *self.weights)}
+        found = []
+        for node in reversed(self.nodes):
+            if todo.intersection(node.outputs):
+                found.append(node)
+                todo.update(node.reads)
+        return tuple(reversed(found))
+
 
 def arguments_of(segment: Segment) -> tuple[Param | Input, ...]:
     return (*segment.params, *segment.inputs)
@@ -59,45 +72,65 @@ def differentiable_outputs(segment: Segment) -> tuple[str, ...]:
     return tuple(output.name for output in segment.outputs if output.grad)
 
 
-def named(
-    segment: Segment,
-    nodes: list[Node],
-    tensors: dict[str, Tensor],
-    names: dict[str, str],
-    outputs: list[str],
-    gradients: list[tuple[str, str]],
-    weights: list[tuple[str, str]],
-) -> Joint:
-    """The joint graph of nodes whose values have provisional names: `names` gives the final ones.
+@dataclass
+class Draft:
+    """A joint graph in the making: what `names` does not name has a provisional name, until `named` gives it one.
 
-    What is not in it, a summand of a gradient, is named by its op. A value the segment returns is named by the output,
-    unless it is an input handed through.
+    `names`: provisional → final names of values of the forward. `totals`: by the name of a value of the forward, in its
+    order, the provisional name of its gradient. `outputs`, `gradients` and `weights` are those of `Joint`, provisional.
     """
-    names = dict(names)
-    arguments = {argument.name for argument in arguments_of(segment)}
-    for output, value in zip(segment.outputs, outputs, strict=True):
-        if value not in arguments and names.get(value) not in {other.name for other in segment.outputs}:
-            names[value] = output.name
-    occurrence: Counter[str] = Counter()
-    for node in nodes:
-        unnamed = [value for value in node.outputs if value not in names]
-        for index, value in enumerate(unnamed):
-            suffix = f"_{index}" if len(node.outputs) > 1 else ""
-            names[value] = f"{node.op}_{occurrence[node.op]}{suffix}"
-        occurrence[node.op] += bool(unnamed)
 
-    def final(value: str) -> str:
-        return names.get(value, value)
+    segment: Segment
+    nodes: list[Node] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    totals: dict[str, str] = field(default_factory=dict)
+    outputs: list[str] = field(default_factory=list)
+    gradients: list[tuple[str, str]] = field(default_factory=list)
+    weights: list[tuple[str, str]] = field(default_factory=list)
 
-    def renamed(node: Node) -> Node:
-        args = tuple(final(arg) if isinstance(arg, str) else arg for arg in node.args)
-        return Node(node.op, args, tuple(final(value) for value in node.outputs))
+    def named(self) -> Joint:
+        """The joint graph under the names that the docstring of this module states."""
+        names = self._names()
 
-    return Joint(
-        segment,
-        tuple(renamed(node) for node in nodes),
-        {final(value): tensor for value, tensor in tensors.items()},
-        tuple((output.name, final(value)) for output, value in zip(segment.outputs, outputs, strict=True)),
-        tuple((name, final(value)) for name, value in gradients),
-        tuple((name, final(value)) for name, value in weights),
-    )
+        def final(value: str) -> str:
+            return names.get(value, value)
+
+        def renamed(node: Node) -> Node:
+            args = tuple(final(arg) if isinstance(arg, str) else arg for arg in node.args)
+            return Node(node.op, args, tuple(final(value) for value in node.outputs))
+
+        return Joint(
+            self.segment,
+            tuple(renamed(node) for node in self.nodes),
+            {final(value): tensor for value, tensor in self.tensors.items()},
+            tuple(
+                (output.name, final(value)) for output, value in zip(self.segment.outputs, self.outputs, strict=True)
+            ),
+            tuple((name, final(value)) for name, value in self.gradients),
+            tuple((name, final(value)) for name, value in self.weights),
+        )
+
+    def _names(self) -> dict[str, str]:
+        """The final name of every value that a node makes."""
+        names = dict(self.names)
+        arguments = {argument.name for argument in arguments_of(self.segment)}
+        returned = {output.name for output in self.segment.outputs}
+        for output, value in zip(self.segment.outputs, self.outputs, strict=True):
+            if value not in arguments and names.get(value) not in returned:
+                names[value] = output.name
+        made = {value for node in self.nodes for value in node.outputs} - names.keys()
+        for of, value in (*self.gradients, *self.totals.items()):
+            if value in made:
+                names[value] = f"d_{of}"  # of the last value whose gradient it is
+        taken = {*names.values(), *arguments}
+        occurrence: Counter[str] = Counter()
+        for node in self.nodes:
+            unnamed = [value for value in node.outputs if value not in names]
+            while unnamed and f"{node.op}_{occurrence[node.op]}" in taken:
+                occurrence[node.op] += 1
+            for index, value in enumerate(unnamed):
+                suffix = f"_{index}" if len(node.outputs) > 1 else ""
+                names[value] = f"{node.op}_{occurrence[node.op]}{suffix}"
+            occurrence[node.op] += bool(unnamed)
+        return names

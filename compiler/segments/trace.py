@@ -19,9 +19,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from compiler import ir
 from compiler.segments.convert import Label, convert
-from compiler.segments.fuse import fused
 from compiler.segments.joint import Joint, arguments_of
-from compiler.segments.recompute import recomputed
 
 ROWS_HINT = 7  # a size R might have; 0 and 1 would be specialised
 
@@ -46,7 +44,7 @@ class Recorder:
 
 
 def trace(segment: ir.Segment, ops: Any) -> Joint:
-    """The joint graph of a segment as autograd has it, and what is computed again. `ops`: `runtime.ops.library`'s."""
+    """The base graph of a segment as autograd has it. `ops`: the table of `runtime.ops.library`."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
     given = fake_arguments(segment, mode)
     names = list(given)
@@ -84,7 +82,7 @@ def trace(segment: ir.Segment, ops: Any) -> Joint:
         }
         names += tangents
         graph = make_fx(joint)(*given.values(), *tangents.values())
-    return fused(recomputed(convert(segment, graph.graph, names, labels)))
+    return convert(segment, graph.graph, names, labels)
 
 
 def run(segment: ir.Segment, ops: Any, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:

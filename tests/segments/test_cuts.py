@@ -1,4 +1,4 @@
-"""The cut of the op rules is the cut of the traced graph; what it holds, what it costs, and that text is checked."""
+"""Segments of every kind and size pass the judge; what a cut holds, what it costs, and that text is checked."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def segment(kind: str) -> ir.Segment:
     [spec(), GROUPED, quickstart_sized(), deepseek_v3("fp32")],
     ids=["small", "grouped queries", "quickstart", "DeepSeek-V3"],
 )
-def test_traced_and_planned_cuts_agree(of: Spec) -> None:
-    """`emit` compares them; at the published size too, for nothing has storage while it is traced."""
+def test_torch_traces_what_the_rules_say(of: Spec) -> None:
+    """`emit` compares the graphs; at the published size too, for nothing has storage while it is traced."""
     names = {emit(s, NUM_SMS).name for s in segments(of)}
     assert len(names) == len(segments(of)), "two segments, one module"
     assert {s.kind for s in segments(of)} == set(LAYERS)
@@ -56,7 +56,7 @@ def test_traced_and_planned_cuts_agree(of: Spec) -> None:
 
 @settings(max_examples=8)
 @given(st.data())
-def test_they_agree_for_any_size(data: st.DataObject) -> None:
+def test_torch_traces_it_for_any_size(data: st.DataObject) -> None:
     def size(low: int = 1, high: int = 12) -> int:
         return data.draw(st.integers(low, high))
 
@@ -294,14 +294,6 @@ def test_kernels_are_bound_by_their_sizes() -> None:
     for name, width in widths.items():
         assert re.search(rf"rmsnorm_d{width}\(\w+, {name}, ", code.source), name
         assert f"rmsnorm_wgrad_d{width}_(g_{name}, " in code.source
-
-
-def test_cuts_that_differ_are_refused() -> None:
-    attention = cut(segment("attention"))
-    first, *rest = attention.saved
-    for changed in (replace(first, name="x"), replace(first, shape=(1,)), replace(first, dtype="float32")):
-        with pytest.raises(AssertionError, match="saved differs"):
-            check.cuts(replace(attention, saved=(changed, *rest)), attention)
 
 
 SCRIPT = """

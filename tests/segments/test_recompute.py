@@ -145,7 +145,7 @@ def test_memory_of_deepseek_v3() -> None:
 @pytest.mark.parametrize("of", MODELS.values(), ids=MODELS)
 def test_equal_to_the_bit(of: Spec, names: tuple[str, ...]) -> None:
     """Outputs and every gradient, to the segments that keep everything, and nearly to autograd. `emit`, which loads
-    them, compares the traced cut with the planned one."""
+    them, compares the base graph with a trace."""
     plain, chosen = segments(of), segments(again(of, *names))
     for kind, segment in chosen.items():
         if not segment.recompute:
@@ -170,8 +170,7 @@ def test_experts_that_receive_nothing() -> None:
 
 
 @pytest.mark.parametrize("of", [quickstart_sized(), deepseek_v3("fp32")], ids=["quickstart", "DeepSeek-V3"])
-def test_traced_and_planned_cuts_agree(of: Spec) -> None:
-    """Kernels of the second computation are those of the first."""
+def test_kernels_of_the_second_computation_are_those_of_the_first(of: Spec) -> None:
     for kind, segment in segments(again(of, *V3)).items():
         assert emit(segment, NUM_SMS).kernels == emit(segments(of)[kind], NUM_SMS).kernels or kind == "shared"
 
