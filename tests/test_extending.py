@@ -1,19 +1,71 @@
-"""Extension points are where docs/extending.md says, and nowhere else."""
+"""Extension points are where docs/extending.md says: its examples, in exactly its files, run end to end in a copy."""
 
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from compiler.schedules.schedule import Schedule
 from dsl.schedules import FACTS
-from tests.test_imports import ROOT
+from runtime.actions import Pair
+from tests.extending import ROOT, Copy, extension, files_of_table
 
 NAMED_IN = ("dsl/schedules.py", "compiler/schedules/__init__.py")  # besides, a schedule's own file says its name
+SCHEDULE, OP, OPTION = "A new schedule", "A new op with a kernel", "A new option of attention"
+SPEC = """\
+import "specs/tiny.dsc"
+
+run mine extends tiny {
+  cluster   = two
+  precision = fp64
+  parallel  { pipeline = 2 }
+  train     { steps = 3, micro_batch = 1, batch = 6 }
+  data      { source = "words.txt", tokenizer = train(512), validation = 0% }
+}
+cluster two extends one { node { devices = 2 } }
+"""
+WORDS = " ".join(f"{left} {right}" for left in range(300) for right in ("and", "or", "not", left * left, left**3))
+
+
+@pytest.mark.parametrize(("title", "kind", "name"), [(SCHEDULE, "schedule", "eager")])
+def test_the_table_names_the_files_of_the_page(title: str, kind: str, name: str) -> None:
+    assert extension(title).files == files_of_table(kind, name)
+
+
+def copy_of(folder: Path, title: str) -> Copy:
+    copy = Copy(folder, extension(title))
+    (folder / "mine.dsc").write_text(SPEC, "utf-8")
+    (folder / "words.txt").write_text(WORDS, "utf-8")
+    return copy
+
+
+def losses(copy: Copy, *settings: str) -> list[float]:
+    """The losses of a run of three steps in real processes."""
+    out = f"run-{len(list(copy.folder.glob('run-*')))}"
+    changes = (word for setting in settings for word in ("-s", setting))
+    copy.dsc("train", "mine.dsc", "--out", out, "--cache", "shared", *changes)
+    lines = (copy.folder / out / "metrics.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def test_a_new_schedule(tmp_path: Path) -> None:
+    """It is drawn, compiled, proven and trained, to the losses of 1f1b; rules and the explanations go by its row."""
+    copy = copy_of(tmp_path, SCHEDULE)
+    order = Schedule.from_text(copy.dsc("schedule", "--name", "eager", "--ranks", "2", "--micro-batches", "6"))
+    assert sum(isinstance(step, Pair) for steps in order.actions for step in steps) == 3 + 5
+    assert "2 under eager, dualpipe and dualpipev" in copy.dsc("explain", "E0805")
+    few = copy.dsc("check", "mine.dsc", "-s", "schedule.name=eager", "-s", "train.batch=3", code=2)
+    assert "E0805" in few and "eager over 2 ranks needs 4 micro-batches" in few
+    assert losses(copy, "schedule.name=eager") == losses(copy, "schedule.name=1f1b")
+    copy.run("-m", "pytest", "-q", "-x", "tests/schedules/test_family.py", "-k", "eager and not 11 and not 16")
 
 
 def strings(path: Path) -> Iterator[str]:
-    """The texts that stand alone in a module: neither in a sentence nor in a docstring."""
+    """The texts of a module that stand alone."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value

@@ -14,7 +14,7 @@ from compiler.predict.memory import MAX_POINTS, rank_memories, thinned, worst_ro
 from compiler.predict.prediction import RankMemory
 from compiler.proof import prove
 from compiler.rates import rates_of
-from compiler.schedules import stand_in
+from compiler.schedules import SCHEDULES, stand_in
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
 from dsl import ramp
@@ -48,7 +48,7 @@ def test_peak_is_the_certificates_and_a_ledgers(spec: Spec) -> None:
     assert lower_bound(spec).total <= max(memory.peak_bytes for memory in ledger)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb1p", "zbv", "dualpipev", "dualpipe", "interleaved"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("of", ["v3", "qwen"])
 def test_unlike_rows_of_every_layer_and_micro_batch(of: str, schedule: str) -> None:
     spec = small_spec(2, 2, 2, 6, of=of, schedule=schedule)

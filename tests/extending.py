@@ -1,0 +1,106 @@
+"""The templates of docs/extending.md, and copies of the project in which they are written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "extending.md"
+TABLE = ROOT / "docs" / "architecture.md"
+TEMPLATE = re.compile(
+    r"^(?:New file|In) `(?P<path>[^`\n]+)`"
+    r"(?:, (?P<how>above|below|in the place of) the line `(?P<anchor>[^\n]+)`)?:\n\n"
+    r"```\w*\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"`((?:dsl|compiler|runtime|specs|tests|docs)/[^`]+\.\w+)`")
+
+
+@dataclass(frozen=True)
+class Template:
+    """A piece of text, and where it goes: a new file, or a place beside one line of a file that is there."""
+
+    path: str
+    text: str
+    how: str = ""  # above, below or in the place of the line
+    anchor: str = ""  # without its indentation
+
+    def write(self, folder: Path) -> None:
+        """Puts the text into a copy of the project."""
+        path = folder / self.path
+        if not self.anchor:
+            assert not path.exists(), f"{self.path} is there already"
+            path.write_text(self.text, "utf-8")
+            return
+        lines = path.read_text("utf-8").splitlines(keepends=True)
+        (at,) = (index for index, line in enumerate(lines) if line.strip() == self.anchor)
+        begin, end = {"above": (at, at), "below": (at + 1, at + 1), "in the place of": (at, at + 1)}[self.how]
+        path.write_text("".join([*lines[:begin], self.text, *lines[end:]]), "utf-8")
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A section of the page: what is added, and its templates."""
+
+    title: str
+    prose: str
+    templates: tuple[Template, ...]
+
+    @property
+    def files(self) -> set[str]:
+        """The files that the templates write or change."""
+        return {template.path for template in self.templates}
+
+
+def extension(title: str) -> Extension:
+    """The section of that heading."""
+    parts = PAGE.read_text("utf-8").split("\n## ")
+    (text,) = (part for part in parts if part.partition("\n")[0] == title)
+    found = tuple(
+        Template(match["path"], match["text"], match["how"] or "", match["anchor"] or "")
+        for match in TEMPLATE.finditer(text)
+    )
+    return Extension(title, FENCED.sub("", text), found)
+
+
+def files_of_table(kind: str, name: str) -> set[str]:
+    """The files that the table "One place each" has for a kind of thing, where it is called `name`."""
+    rows = re.findall(r"^\| ([^|]+) \| (.+) \|$", TABLE.read_text("utf-8").partition("## One place each")[2], re.M)
+    (places,) = (where for what, where in rows if what == kind)
+    return {path.replace("<name>", name) for path in FILE.findall(places)}
+
+
+class Copy:
+    """A copy of the project's files with an extension in it, in which commands and scripts of the copy run."""
+
+    def __init__(self, folder: Path, added: Extension) -> None:
+        self.folder = folder
+        listed = subprocess.run(
+            ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        for name in listed.stdout.splitlines():
+            if (ROOT / name).is_file() and not name.startswith(("tests/golden/", "benchmarks/results/")):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, folder / name)
+        for template in added.templates:
+            template.write(folder)
+
+    def run(self, *words: str, code: int = 0) -> str:
+        """What Python says for these arguments, run with the copy in the place of the project."""
+        environment = os.environ | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+        done = subprocess.run(
+            [sys.executable, *words], cwd=self.folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, f"{' '.join(words)}\n{done.stdout}\n{done.stderr}"
+        return done.stdout or done.stderr
+
+    def dsc(self, *words: str, code: int = 0) -> str:
+        """What a command of dsc says."""
+        return self.run("-m", "compiler.cli", *words, code=code)
