@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
 from compiler import ir
 from compiler.plan.blocks import Step, model_steps
+from dsl.counts import Parameters
 from dsl.schema import Moe, Spec
 
 
@@ -23,7 +25,7 @@ class Tensor:
     num_experts: int | None = None
 
     def names(self) -> list[str]:
-        """Of the logical parameters: layers.3.ffn.experts.17.up is the one of expert 17."""
+        """Names of the logical parameters: layers.3.ffn.experts.17.up is the one of expert 17."""
         if self.num_experts is None:
             return [self.name]
         prefix, _, local = self.name.rpartition(".")
@@ -49,7 +51,7 @@ class Parameter:
 
 
 def tensors(spec: Spec, steps: Iterable[Step]) -> tuple[Tensor, ...]:
-    """In the order of the model, each once: the MTP block reads the main embedding and head again."""
+    """Every tensor of the steps once, in the order of the model: the MTP block reads the embedding and head again."""
     found: dict[str, tuple[ir.Param, Tensor]] = {}
     for step in steps:
         if isinstance(step, ir.Use):
@@ -70,6 +72,39 @@ def parameters(spec: Spec) -> tuple[Parameter, ...]:
         for experts in [row.num_experts is not None]
         for e, name in enumerate(row.names())
     )
+
+
+def counted(spec: Spec, steps: Iterable[Step]) -> Parameters:
+    """How many parameters a model has: the sums over what its layers declare. `steps`: those of the whole model."""
+    sizes, idle = Counter[str](), 0
+    for row in tensors(spec, steps):
+        if row.role == "slots":
+            continue
+        size, block = prod(row.shape), _part_of(row.name)
+        sizes[block] += size * (row.num_experts or 1)
+        sizes["bias"] += size if row.role == "bias" and block != "mtp" else 0
+        inside = row.name.startswith("layers.0.attention.") and row.name != "layers.0.attention.norm"
+        sizes["attention"] += size if inside else 0
+        if row.num_experts is not None and block != "mtp":
+            ffn = spec.model.ffn(int(row.name.split(".")[1]))
+            assert isinstance(ffn, Moe), row.name
+            idle += size * (row.num_experts - ffn.top_k)
+    total = sum(sizes[part] for part in ("embedding", "head", "layers", "final_norm"))
+    return Parameters(
+        total=total,
+        active=total - idle,
+        active_without_embedding=total - idle - sizes["embedding"],
+        embedding=sizes["embedding"],
+        head=sizes["head"],
+        attention=sizes["attention"],
+        mtp=sizes["mtp"],
+        bias=sizes["bias"],
+    )
+
+
+def _part_of(tensor: str) -> str:
+    """The part of a model that a tensor belongs to: embedding, layers, final_norm, head or mtp."""
+    return tensor.partition(".")[0]
 
 
 def _tensor(spec: Spec, param: ir.Param, name: str) -> Tensor:

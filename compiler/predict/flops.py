@@ -1,48 +1,54 @@
 """FLOPs of training on a token, by the definition that DeepSeek-V3's published MFU comes out exactly with.
 
-3 · (2 · parameters of matrix products + attention core): a backward is two forwards, what is computed again counts
-once. The products are those of the main model without the embedding, which is looked up, and without the gates; MTP is
-left out. The core is q·k and the weights' sum of values, over half the sequence (causal) or all of it (full).
+Three forwards of the main model, since a backward is two; counted from the ops of its segments, so that what a layer
+computes is what MFU is of. The definition is not all the work that a device does:
+
+- Products of activations with weights count, those of the gates (`linear_wide`) do not. No other op of a forward does
+  but the attention core: norms, activations and the embedding, which is looked up, are left out.
+- The attention core is q·k and the weights' sum of values: over the keys that an op computes for (`causal`, half of
+  the sequence), and over twice as many (`full`), as if nothing were masked.
+- The MTP block is left out, and what a backward computes again counts once, as do products in eight bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
+from dataclasses import replace
+
+from compiler.ir import Communication, Segment, Use
 from compiler.predict.prediction import Flops
-from dsl.counts import active_layer_parameters, bias_parameters
-from dsl.schema import Dense, Gqa, Model, Moe
+from compiler.rates.kernel_classes import class_of
+from compiler.segments.interpret import interpret
+from compiler.segments.node_costs import costs
+
+PRODUCTS, CORE, GATE = ("gemm", "grouped_gemm"), "attention", "linear_wide"
+FORWARDS = 3  # a backward is two
 
 
-def flops_per_token(model: Model, sequence: int) -> Flops:
-    """FLOPs of a token of a sequence of so many."""
-    products = 6 * product_parameters(model)
-    core = 3 * 2 * model.num_layers * _core_width(model) * sequence
-    return Flops(causal=products + core / 2, full=float(products + core))
+def flops_per_token(steps: Iterable[Use | Communication], tokens: int) -> Flops:
+    """FLOPs of one token. `steps`: those of a model whose micro-batch has so many tokens."""
+    products = core = rows = 0
+    found: dict[Hashable, tuple[tuple[int, int], int]] = {}  # by the key of a segment
+    for step in steps:
+        if isinstance(step, Communication):
+            rows = int(step.sizes[0].shape[0]) if step.kind == "dispatch" else rows
+        elif not step.site.startswith("M"):
+            key = step.segment.key
+            if key not in found:
+                found[key] = _forward(step.segment)
+            (fixed, by_row), of_core = found[key]
+            products += fixed + by_row * rows
+            core += of_core
+    return Flops(FORWARDS * (products + core) / tokens, FORWARDS * (products + 2 * core) / tokens)
 
 
-def product_parameters(model: Model) -> int:
-    """Weights of matrix products that one token uses."""
-    spans = ((span.ffn, span.last - span.first + 1) for span in model.layers)
-    return model.vocab * model.hidden + sum(count * _layer(model, ffn) for ffn, count in spans)
+def _forward(segment: Segment) -> tuple[tuple[int, int], int]:
+    """The FLOPs of the products of a segment, with those of a received row, and of its attention core.
 
-
-def _layer(model: Model, ffn: Dense | Moe) -> int:
-    """Active parameters less those that are in no product: norms, the gate and its bias."""
-    gate = model.hidden * ffn.experts + bias_parameters(ffn) if isinstance(ffn, Moe) else 0
-    return active_layer_parameters(model, ffn) - gate - 2 * model.hidden - _norms(model)
-
-
-def _norms(model: Model) -> int:
-    """Parameters of the norms inside of attention."""
-    attention = model.attention
-    if isinstance(attention, Gqa):
-        return 2 * attention.head_dim if attention.qk_norm else 0
-    return (attention.query_rank or 0) + attention.kv_rank
-
-
-def _core_width(model: Model) -> int:
-    """Products of a query with one key, and of one weight with its value, over all heads."""
-    attention = model.attention
-    if isinstance(attention, Gqa):
-        return attention.heads * 2 * attention.head_dim
-    dim = attention.head_dim
-    return attention.heads * (dim.nope + dim.rope + dim.value)
+    Fusion, storage and recompute change no forward of this definition, so the segment is taken without them.
+    """
+    plain = replace(segment, recompute=(), remade=(), stored=(), fused=())
+    ops = [(op, work) for op, work in dict(costs(interpret(plain)))["F"].ops if op != GATE]
+    products = [work for op, work in ops if class_of(op) in PRODUCTS]
+    core = sum(work.flops for op, work in ops if class_of(op) == CORE)
+    return (sum(work.flops for work in products), sum(work.flops_row for work in products)), core

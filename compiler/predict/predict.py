@@ -9,6 +9,7 @@ from compiler.decide import balanced_rows, schedule_for, search_of
 from compiler.ir import Cut, Plan, Program, Use
 from compiler.lower.lanes import Best, best_order
 from compiler.plan import make_plan
+from compiler.plan.parameters import counted
 from compiler.predict.assumed import assumptions
 from compiler.predict.flops import flops_per_token
 from compiler.predict.interval import interval_of, rank_seconds
@@ -25,7 +26,6 @@ from compiler.schedules.simulate import Timeline, simulate
 from compiler.topology import Experts
 from compiler.topology.rank_kinds import rank_rates
 from dsl import ramp
-from dsl.counts import parameters
 from dsl.schema import Device, Moe, Spec
 
 TRILLION = 10**12
@@ -105,9 +105,10 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
     """All that is said of a timed plan; `ranks`: its memories."""
     spec, plan, each, step = found.spec, found.plan, found.rates, found.step
     cuts = plan.cuts
-    flops = flops_per_token(spec.model, spec.train.sequence)
+    steps = [step for stage in plan.stages for step in stage.steps]
+    flops = flops_per_token(steps, spec.train.micro_batch * spec.train.sequence)
     hours = step.seconds / step.tokens * TRILLION * plan.mesh.world / 3600
-    counts = parameters(spec.model)
+    counts = counted(spec, steps)
     whole = whole_of(spec, step)
     p, devices = spec.parallel, devices_of(spec)
     peak, prices = sum(n * (d.bf16 or 0) for n, d in devices), [d.price for _, d in devices]

@@ -1,13 +1,27 @@
-"""Parameter counts: the published ones exactly, and for every model what the compiler itself lays out."""
+"""Parameters and FLOPs: the published ones exactly, and in closed form what the layers declare and compute.
+
+`dsl/counts.py` counts in closed form what `counted` sums over layers, and `in_closed_form` what `flops_per_token` sums
+over their ops. A layer that is changed alone fails here.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 
+from compiler import layers
+from compiler.ir import Param, Segment
+from compiler.layers import Place, gqa
+from compiler.plan.blocks import model_steps
+from compiler.plan.parameters import counted
 from compiler.plan.parameters import parameters as laid_out
+from compiler.predict.prediction import Flops
 from dsl import counts
-from dsl.schema import Spec
+from dsl.schema import Gqa, Model, Moe, Spec
+from tests.specs.counted import flops_of
 from tests.specs.shipped import RUNS, shipped
 from tests.specs.strategies import specs
 
@@ -67,6 +81,29 @@ def assert_as_laid_out(spec: Spec) -> None:
         active = counts.layer_parameters(model, layer) - sum(row.num_elements for row in idle)
         assert counts.active_layer_parameters(model, model.ffn(layer)) == active
     assert count.active_without_embedding == count.active - count.embedding
+    assert counted(spec, model_steps(spec)) == count
+    assert flops_of(spec) == in_closed_form(model, spec.train.sequence)
+
+
+def in_closed_form(model: Model, sequence: int) -> Flops:
+    """The published definition: 3·(2·parameters of products + core) on a token, over half or all of the sequence.
+
+    The parameters are the active ones of the main model without embedding, norms, gates and their biases. The core is
+    q·k and the weights' sum of values, over all heads.
+    """
+    attention, D, layers = model.attention, model.hidden, range(model.num_layers)
+    norms = (2 * model.num_layers + 1) * D
+    if isinstance(attention, Gqa):
+        norms += model.num_layers * (2 * attention.head_dim if attention.qk_norm else 0)
+        width = 2 * attention.head_dim
+    else:
+        norms += model.num_layers * ((attention.query_rank or 0) + attention.kv_rank)
+        width = attention.head_dim.nope + attention.head_dim.rope + attention.head_dim.value
+    count = counts.parameters(model)
+    gates = sum(D * ffn.experts for ffn in map(model.ffn, layers) if isinstance(ffn, Moe))
+    products = 6 * (count.active_without_embedding - norms - gates - count.bias)
+    core = 6 * model.num_layers * attention.heads * width * sequence
+    return Flops(causal=products + core / 2, full=float(products + core))
 
 
 @pytest.mark.parametrize(("file", "run"), RUNS)
@@ -78,3 +115,40 @@ def test_shipped_models_are_laid_out_so(file: str, run: str) -> None:
 @given(specs())
 def test_random_models_are_laid_out_so(spec: Spec) -> None:
     assert_as_laid_out(spec)
+
+
+def test_slots_are_no_parameters() -> None:
+    """Experts that a file places have one number each besides, which is no weight."""
+    spec = shipped("quickstart.dsc")
+    placed = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"placement": "placement.json"})})
+    assert "slots" in {row.role for row in laid_out(placed)}
+    assert counted(placed, model_steps(placed)) == counts.parameters(spec.model)
+
+
+# ---------------------------------------------------------------- a layer that is changed alone
+
+
+BUILD = gqa.build
+
+
+def changed_gqa(place: Place, sizes: Gqa, change: str) -> Segment:
+    """Grouped-query attention with one more parameter, or of half the sequence."""
+    segment = BUILD(place, sizes)
+    if change == "bias":
+        width = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
+        return replace(segment, params=(*segment.params, Param("qkv_bias", (width,), "float32", grad=False)))
+    constants = dict(segment.constants) | {"sequence": place.spec.train.sequence // 2}
+    return replace(segment, function=partial(gqa.gqa, **constants), constants=tuple(constants.items()))
+
+
+@pytest.mark.parametrize("change", ["bias", "window"])
+def test_a_layer_that_is_changed_alone_is_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = shipped("laptop-gqa.dsc")
+    before = counted(spec, model_steps(spec)), flops_of(spec)
+    monkeypatch.setitem(gqa.PARAMETERS, "qkv_bias", "attention.qkv_bias")
+    monkeypatch.setitem(layers.attention.PARAMETERS, "qkv_bias", "attention.qkv_bias")
+    monkeypatch.setattr(layers.attention.gqa, "build", lambda place, sizes: changed_gqa(place, sizes, change))
+    after = counted(spec, model_steps(spec)), flops_of(spec)
+    assert (before[0] != after[0], before[1] != after[1]) == (change == "bias", change == "window")
+    with pytest.raises(AssertionError):
+        assert_as_laid_out(spec)
