@@ -45,6 +45,6 @@ def test_what_hangs_is_ended_with_its_children() -> None:
 
 @pytest.mark.parametrize("code", [WORKING, PRINTING])
 def test_what_goes_on_is_not(code: str) -> None:
-    """For longer than the patience."""
+    """A process that works for longer than the patience is not ended."""
     done = python(code, patience_s=2 if code is WORKING else 5, work_s=0.02 if code is WORKING else 1000)
     assert done.returncode == 0

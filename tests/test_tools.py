@@ -42,7 +42,7 @@ def apt_get(machine: Path, *installed: str) -> Path:
 
 
 def test_make_says_at_once_what_is_missing(machine: Path) -> None:
-    """Before anything is installed or run: no other command is begun."""
+    """The message comes before anything is installed or run: no other command is begun."""
     make = shutil.which("make")
     assert make
     environment = {name: value for name, value in os.environ.items() if name not in ("CXX", "MAKEFLAGS")}

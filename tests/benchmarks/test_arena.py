@@ -78,7 +78,7 @@ def test_one_that_cannot_start_is_named(journal: Path) -> None:
 
 
 def test_out_of_turn_nobody_runs(journal: Path) -> None:
-    """Not even one with a thread that spins; one that cannot be stopped is found out."""
+    """A contestant with a spinning thread is stopped out of turn; one that cannot be stopped fails."""
     records = run(journal, 2, restless="restless", escaped="escaped", burns="burns")
     assert not records["restless"].failed and records["restless"].idle_processor_s <= IDLE_S
     assert "of the processor while others had their turn" in records["escaped"].failed

@@ -45,7 +45,7 @@ def test_goals_name_their_peer() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_case_has_a_kernel_at_v3s_sizes(case: Case) -> None:
-    """Its arguments are made on the meta device, and its kernel is emitted."""
+    """The arguments of a case are made on the meta device, and its kernel is emitted."""
     arguments = case.arguments(V3, Make(case.dtypes[0], "meta"))
     assert bool(emit_kernel(case.op, describe(arguments), 132)) == (case.op in KERNELS)
     for index in (*case.written, *case.unread):
@@ -53,7 +53,7 @@ def test_a_case_has_a_kernel_at_v3s_sizes(case: Case) -> None:
 
 
 def test_the_work_is_that_of_the_published_figures() -> None:
-    """At an H200's 790 and 1600 TFLOPS and 4.3 TB/s."""
+    """FLOPs and bytes give the published times at an H200's 790 and 1600 TFLOPS and 4.3 TB/s."""
 
     def seconds(name: str, rate: float) -> float:
         case = next(case for case in CASES if case.name == name)
@@ -78,7 +78,7 @@ def test_the_work_is_that_of_the_published_figures() -> None:
 @pytest.mark.usefixtures("path")
 @on_tiny
 def test_the_op_is_within_the_error_of_its_kernel(task: dict[str, Any]) -> None:
-    """On the CPU the op stands for the kernel, whatever it runs on there. A formula in torch may save a rounding."""
+    """The op stands for the kernel on the CPU, whatever it runs on there. A formula in torch may save a rounding."""
     case, dtype = CASES[task["case"]], getattr(torch, task["dtype"])
     arguments = case.arguments(TINY, Make(dtype, "cpu"))
     expected = exact(case, arguments)
@@ -130,7 +130,7 @@ ON_CPU = [
 
 @pytest.mark.parametrize(("op", "name"), ON_CPU)
 def test_others_do_the_same_work(op: str, name: str) -> None:
-    """Where a CPU runs them: with one source, whose rows are in the order that they want."""
+    """Others compute the same on a CPU, for one source whose rows are in the order that they want."""
     case = next(case for case in CASES if case.op == op)
     sizes = replace(TINY, sources=1, rows=24, inner=24, hidden=32, heads=4, value=8)  # _grouped_mm wants whole 16 bytes
     dtype = torch.float32 if op == "adamw" else BF16

@@ -227,7 +227,7 @@ def test_short_calls_are_replayed_from_one_graph(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["rmsnorm", "grouped_linear_wgrad_ up", "linear_fp8 out-projection", "adamw"])
 def test_a_kernel_is_timed_beside_others(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Without a GPU: the op stands for the kernel, and a call for its time."""
+    """The op stands for the kernel, and a call for its time, so that this runs without a GPU."""
 
     def first(call: Callable[[], Any]) -> float:
         call()

@@ -1,4 +1,4 @@
-"""That all contestants do the same work: their training steps are ours, from the same weights on the same samples."""
+"""All contestants do the same work: their training steps are ours, from the same weights on the same samples."""
 
 from __future__ import annotations
 

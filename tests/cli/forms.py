@@ -15,7 +15,7 @@ TYPES: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), 
 
 
 def faults(document: Any, form: Any, at: str = "$") -> list[str]:
-    """Where a document has not its form: a wrong type, a key that is missing, one that is not described."""
+    """Places where a document does not have its form: a wrong type, a missing key, a key that is not described."""
     if isinstance(form, str):
         kinds = form.split(" | ")
         forms = [FORMS[kind] for kind in kinds if kind in FORMS]

@@ -254,7 +254,7 @@ def test_fix_leaves_what_would_bring_another_mistake(folder: Path, capsys: Captu
 
 
 def test_fix_corrects_a_word_whose_value_breaks_a_rule(folder: Path) -> None:
-    """The word was meant; that its value does not fit the others is told then."""
+    """The word is corrected first; then the message says that its value does not fit the others."""
     (folder / "a.dsc").write_text('import "right.dsc"\nrun a extends tiny { parallel { expret = 7 } }\n', "utf-8")
     assert main(["check", "a.dsc", "--fix"]) == 2
     assert "expert = 7" in (folder / "a.dsc").read_text("utf-8")

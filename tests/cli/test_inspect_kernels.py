@@ -73,7 +73,7 @@ def test_what_is_left_apart_is_said(builds: tuple[Path, Path], capsys: pytest.Ca
 def test_the_optimizer_is_listed(
     builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
-    """Its elements are those that the runtime's buckets give to a rank, its bytes those of the tensors it gets."""
+    """Elements are those that the runtime's buckets give to a rank, bytes those of the optimizer's tensors."""
     spec = load(ROOT / "specs" / f"{name}.dsc")
     build = builds[0] if name == "tiny" else tmp_path
     if name != "tiny":
@@ -97,7 +97,7 @@ def test_the_optimizer_is_listed(
 
 
 def test_no_name_is_broken(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """In a pipe a row is a line, however long; on a narrow terminal lists go on in the next line, behind a name."""
+    """A row is one line in a pipe, however long; on a narrow terminal, lists continue on the next line after a name."""
     found = read(builds[0])
     names = {row["kernel"] for row in found["kernels"]} | {op for row in found["kernels"] for op in row["ops"]}
     names |= {row["op"] for row in found["without"]} | {part for row in found["fused"] for part in row["of"]}

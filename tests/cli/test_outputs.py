@@ -139,7 +139,7 @@ def test_names_with_runs_are_files(folder: Path) -> None:
 def test_the_printed_path_is_right_from_where_the_spec_lies(
     out: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From whichever folder it is measured: the spec that has the line is loaded, with that table."""
+    """The path is right whichever folder the command runs in: the spec with the printed line loads that table."""
     spec = tmp_path / "specs" / "spec.dsc"
     spec.parent.mkdir()
     shutil.copy(ROOT / "specs" / "tiny.dsc", spec)

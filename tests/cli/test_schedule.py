@@ -137,7 +137,7 @@ def test_auto_is_searched_for_and_always_measured(capsys: Captured) -> None:
 
 
 def test_auto_of_two_stages_a_rank_says_so(capsys: Captured) -> None:
-    """Costs and cap are those of 1/P of the model, and so is what is told of it."""
+    """Costs and cap are those of 1/P of the model, and so are the printed measures."""
     words = ("--name", "auto", "--ranks", "3", "--micro-batches", "7", "--costs", "F=2,I=2,W=2", "--cap", "3")
     assert run(*words, "--format", "json") == 0
     document = parsed(capsys.readouterr().out, "simulated")
@@ -173,7 +173,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_search_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    """On a terminal, until it is done."""
+    """A terminal shows the progress of a search until it is done."""
     words = ("--ranks", "2", "--micro-batches", "2", "--costs", "FB=1.8", "--cap", "3", "--format", "json")
     for asked in ("--name", "--compare"):
         with monkeypatch.context() as patch:

@@ -38,7 +38,7 @@ def test_a_full_disk_is_one_line() -> None:
 
 
 def test_closed_output_is_output_that_nobody_reads() -> None:
-    """Not a success: a script that reads a document would take none for an empty one. What prints nothing succeeds."""
+    """Closed stdout is no success, or a script would read an empty document. A command that prints nothing succeeds."""
     schedule = ("schedule", "--name", "1f1b", "--ranks", "2", "--micro-batches", "2")
     for words, code in ((("check", "--format", "json", TINY), 141), (schedule, 141), (("fmt", "--check", TINY), 0)):
         command = " ".join(map(str, (*DSC, *words))) + " >&-"
@@ -50,7 +50,7 @@ def test_closed_output_is_output_that_nobody_reads() -> None:
     ("streams", "code"), [("2>&-", 0), ("2>/dev/full", 0), (">/dev/full", 2), (">&-", 141), ("2>&1 | true", 141)]
 )
 def test_a_compilation_ends_as_it_went(tmp_path: Path, streams: str, code: int) -> None:
-    """It ends at once; what nobody reads beside the work does not change its code, and the build is there."""
+    """The compilation ends with its own code, though nobody reads what it prints, and the build is there."""
     command = " ".join((*DSC, "compile", str(TINY), "-o", str(tmp_path / "build"), streams))
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, check=False)
     assert done.returncode == code and (tmp_path / "build" / "manifest.json").is_file()

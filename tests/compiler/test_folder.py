@@ -1,4 +1,4 @@
-"""Where a build may be put: it replaces an earlier build, and nothing else."""
+"""A build replaces an earlier build, and nothing else."""
 
 from __future__ import annotations
 

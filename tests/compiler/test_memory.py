@@ -1,4 +1,4 @@
-"""A plan that its devices, or this machine, cannot hold is told before anybody waits for it."""
+"""A plan that its devices, or this machine, cannot hold is reported before anybody waits for it."""
 
 from __future__ import annotations
 

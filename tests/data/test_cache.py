@@ -116,7 +116,7 @@ def test_the_content_counts_and_not_where_it_lies(preparing: Preparing) -> None:
 
 
 def test_another_division_of_a_text_is_not_encoded_again(preparing: Preparing) -> None:
-    """With a given tokenizer: by seed, by share, of files and of lines."""
+    """Another seed or share divides files and lines anew; with a given tokenizer nothing is encoded again."""
     own = _given(preparing)
     lines = (f'{{"text": "line {i} of a file"}}\n' for i in range(50))
     (preparing.folder / "spec/corpus/lines.jsonl").write_text("".join(lines))
@@ -209,7 +209,7 @@ def test_the_vocabulary_bounds_an_entry_too(preparing: Preparing, spec_folder: P
 
 
 def test_the_text_is_not_opened(preparing: Preparing) -> None:
-    """It may have changed, or be gone; the tokenizer file, too."""
+    """A resume does not open the text or the tokenizer file, which may have changed or be gone."""
     own = _given(preparing)
     first = preparing("run", tokenizer=own)
     (preparing.folder / "spec/corpus/text00.txt").write_text("changed")

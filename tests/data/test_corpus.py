@@ -89,7 +89,7 @@ def test_names_and_texts_are_printable_in_messages(tmp_path: Path) -> None:
 
 
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
-    """Also where it took that place after the file was found."""
+    """A pipe is refused at once, also if it took the place of a file after the file was found."""
     for name in ("a.txt", "a.jsonl"):
         path = tmp_path / name
         path.write_text("text")

@@ -32,7 +32,7 @@ def test_every_epoch_is_a_permutation(num: int, seed: int, epoch: int) -> None:
 
 
 def test_permutations_look_random() -> None:
-    """Over 4,000 seeds every place of 7 goes everywhere about equally often: χ² of 36 degrees, 5σ above its mean."""
+    """Each of 7 places goes everywhere about equally often over 4,000 seeds: χ² of 36 degrees, 5σ above its mean."""
     counts = np.zeros((7, 7))
     for seed in range(4000):
         for place in range(7):

@@ -34,7 +34,7 @@ def test_alternatives_are_what_keeps_the_rules(file: str, opened: tuple[str, ...
 
 
 def test_no_choice_keeps_the_rules() -> None:
-    """The choice with the fewest mistakes is told, with how many there were, and edits that mend it."""
+    """The message is about the choice with the fewest mistakes; it has the number of choices, and edits."""
     auto = [f"{path}=auto" for path in OPENED]
     (mistake,) = check(SPECS / "quickstart.dsc", overrides=(*auto, "train.batch=13"))
     assert mistake.code == "E0807"
@@ -44,7 +44,7 @@ def test_no_choice_keeps_the_rules() -> None:
 
 
 def test_other_mistakes_are_told_alone() -> None:
-    """What no choice mends hides no choice's mistakes, and is told once."""
+    """A mistake that no choice resolves is reported once, without mistakes of the choices."""
     mistakes = check(SPECS / "quickstart.dsc", overrides=("parallel.pipeline=auto", "model.hidden=auto"))
     assert [each.code for each in mistakes] == ["E0302"]
 
@@ -55,7 +55,7 @@ def test_a_spec_without_a_cluster_is_refused_as_ever() -> None:
 
 
 def test_every_open_key_takes_auto() -> None:
-    """And the words of a resolved spec say who chose."""
+    """Every open key takes `auto`, and the origin in the resolved spec says that it was chosen."""
     auto = [f"{path}=auto" for path in choices.OPEN]
     resolved = resolve(SPECS / "deepseek-v3.dsc", overrides=auto)
     assert set(resolved.opened) == set(choices.OPEN)

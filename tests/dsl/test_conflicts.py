@@ -95,7 +95,7 @@ def wrong(seed: int, count: int) -> Iterator[dict[str, int | str]]:
 
 
 def filled(n: Numbers) -> dict[str, int | str]:
-    """With the data degree that `auto` leaves; of a world that is not divided, one that cannot be."""
+    """Numbers with the data degree of `auto`, or with an impossible one if the pipeline does not divide the world."""
     world, pipeline = int(n["nodes"]) * int(n["devices"]), int(n["pipeline"])
     auto = world // pipeline if world % pipeline == 0 else world + 1
     return {**n, "data": auto if n["data"] == "auto" else n["data"]}
@@ -176,7 +176,7 @@ def test_no_fewer_lines_conflict(tmp_path: Path, right: list[dict[str, int | str
 
 
 def test_no_other_set_of_fewer_lines_conflicts(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
-    """Where one conflict explains everything, no smaller set of any lines is a conflict; or the set has two lines
+    """No smaller set of lines is a conflict where one conflict explains everything; or the set has two lines
     more at most, all of them lines that its message is about, as no smaller set of these is a conflict."""
     seen = 0
     for n in wrong(2, 60):

@@ -73,7 +73,7 @@ def test_each_mistake_is_told_once(edits: dict[str, str], wanted: list[tuple[str
 
 
 def test_every_conflict_has_its_edits() -> None:
-    """Those of one do not wait for the other, and each mends what it says."""
+    """Edits of one conflict do not depend on those of another, and each resolves its conflict."""
     text = spec(
         "quickstart",
         {"devices = 4": "devices = 1", "micro_batch = 2 ": "micro_batch = 5 ", "experts = 16": "experts = 9"},

@@ -20,7 +20,7 @@ from tests.training.specs import spec as small_spec
 
 
 def on_kinds(chosen: Spec, *memories: int) -> Spec:
-    """On as many nodes as pipeline ranks, each of another kind."""
+    """The spec on as many nodes as pipeline ranks, each of another kind."""
     nodes = [Machine(devices=chosen.parallel.data, device=Device(name=f"d{m}", memory=m)) for m in memories]
     more = None
     for node in reversed(nodes[1:]):
@@ -115,7 +115,7 @@ def written(folder: Path, n: Numbers) -> Path:
 
 
 def test_lines_that_cannot_hold_together(tmp_path: Path, right: list[dict[str, int | str]]) -> None:
-    """They fit no right assignment, any fewer fit one; the cluster is one line; and every edit mends the text."""
+    """The lines of a conflict fit no right assignment, and any fewer fit one; every edit corrects the text."""
     random_, seen, with_cluster, mended = random.Random(7), 0, 0, 0
     while seen < 40:
         n: dict[str, int | str] = {key: random_.choice(values) for key, values in DOMAIN.items()}

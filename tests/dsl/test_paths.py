@@ -66,7 +66,7 @@ def test_a_path_that_the_schema_has_not_is_refused() -> None:
     ("cls", "name"), [("Parallel", "expert"), ("Moe", "top_groups"), ("LayerRange", "last"), ("Gqa", "kv_heads")]
 )
 def test_a_renamed_key_fails_where_conflicts_are_imported(cls: str, name: str) -> None:
-    """Not by a search that leaves the variable out, and then says what is not so."""
+    """A renamed key fails at import, not in a search that leaves the variable out and then says something false."""
     rename = f"from dsl.schema import {cls}; fields = {cls}.__pydantic_fields__; fields['new'] = fields.pop({name!r})"
     done = subprocess.run(
         [sys.executable, "-c", f"{rename}; import dsl.conflict"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -90,7 +90,7 @@ def test_every_text_that_looks_like_a_path_is_one(folder: str) -> None:
 
 
 def test_every_key_that_conflicts_name_is_one() -> None:
-    """Also the keys of layers and heads, which are known by the last part of their path."""
+    """Keys that conflicts name are in the schema, also those of layers and heads, named by the end of their path."""
     fields = {name for cls in classes(Spec) for name in cls.model_fields}
     for file, text in texts(ROOT / "dsl" / "conflict"):
         if re.fullmatch(r"\.?[a-z][a-z_]*", text):
@@ -114,7 +114,7 @@ def test_every_variable_is_one_of_some_spec() -> None:
 
 
 def test_a_finding_is_about_paths_that_there_are() -> None:
-    """Every rule is broken by some spec of tests/ui; a place that is no path would be told at the block around it."""
+    """Some spec of tests/ui breaks each rule; a place that is no path would be reported at the block around it."""
     seen: set[str] = set()
     for file in sorted(UI.glob("*.dsc")):
         for view in analyse(str(file)).views:

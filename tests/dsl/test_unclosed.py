@@ -1,4 +1,4 @@
-"""A missing `}`: told where the layout says it belongs, and the rest of the text is read as if it stood there."""
+"""A missing `}` is reported where the layout says it belongs, and the rest is read as if it stood there."""
 
 from __future__ import annotations
 

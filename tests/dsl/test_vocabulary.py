@@ -103,7 +103,7 @@ def test_what_is_written_in_another_way_is_shown_with_its_value() -> None:
 
 
 def test_a_key_is_not_proposed_where_it_stands_already() -> None:
-    """Also not by another name, and not where the one beside it comes later; one that is inherited may be changed."""
+    """A key is not proposed beside itself, under another name, or before itself; an inherited one may be changed."""
     hints = said("run a extends base { train { micro_batch = 1, micro_bach = 2, batch = 8, global_batch = 16 } }")
     assert hints["micro_bach"] == "remove it, or change `micro_batch`"
     assert hints["global_batch"] == "remove it, or change `batch`"

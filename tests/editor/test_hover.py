@@ -108,7 +108,7 @@ def test_runs_that_differ_are_both_told() -> None:
 
 
 def test_every_key_of_the_reference_has_a_hover() -> None:
-    """In a text of just its block, which does not even close."""
+    """Each key has a hover in a text of just its block, which is not closed."""
     for block in blocks():
         parts, at, heads = block.path.split("."), "", []
         heads += [] if parts[0] in ("run", "model", "cluster", "precision") else ["run mine {"]

@@ -146,7 +146,7 @@ def test_what_would_bring_another_mistake_is_not_preferred() -> None:
 
 
 def test_a_missing_brace_is_put_where_the_layout_says() -> None:
-    """And while it is missing, the rest of the file is still looked at."""
+    """The edit puts the brace where the layout says; while it is missing, the rest of the file is still checked."""
     text = QUICKSTART.replace("  }\n  schedule", "  schedule").replace("beta1", "betta1")
     assert text != QUICKSTART.replace("beta1", "betta1")
     found = documented(text)

@@ -105,7 +105,7 @@ def test_completion_while_typing(editor: Editor) -> None:
 
 
 def test_columns_are_utf_16(editor: Editor) -> None:
-    """Behind a 😀 a column counts two, in what is asked and in what is answered."""
+    """A 😀 counts as two columns, in requests and in answers."""
     text = QUICKSTART.replace("hidden = 192", "hidden = 1024 * 0") + '\nlet a = "😀", let b = 10 * 2'
     text = text.replace("vocab = 4096, hidden", 'let x = "😀😀", vocab = 4096, hidden')
     editor.open(SPEC, text)
@@ -128,7 +128,7 @@ def test_another_encoding_is_agreed_on(tmp_path: Path) -> None:
 
 
 def test_an_unsaved_import_shows_in_its_importer(editor: Editor) -> None:
-    """What is typed in one file is told where it matters; definitions lead there; closing it brings the file back."""
+    """An unsaved text shows in its importer: mistakes, definitions; closing it brings the file of the disk back."""
     importer, library = "deepseek-v3.dsc", "models/deepseek-v3.dsc"
     text, model = ((editor.folder / name).read_text("utf-8") for name in (importer, library))
     editor.open(importer)

@@ -29,7 +29,7 @@ class Grammar:
         self.rules: list[dict[str, Any]] = []
 
     def tokenize(self, text: str) -> list[list[tuple[str, Scopes]]]:
-        """For each line, its pieces and their scopes, innermost last."""
+        """Pieces of each line with their scopes, innermost last."""
         stack: list[Region] = []
         return [self._line(line, stack) for line in text.split("\n")]
 

@@ -54,7 +54,7 @@ def compositions(number: int, parts: int) -> list[tuple[int, ...]]:
 
 
 def packed_best(shares: list[float], num_bins: int, places: int, below: float) -> float:
-    """By depth first, bins that look alike tried once."""
+    """The least load of the fullest bin, by depth-first search that tries equal bins once."""
     sums, counts, best = [0.0] * num_bins, [0] * num_bins, below
 
     def place(index: int) -> None:

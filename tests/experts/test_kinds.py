@@ -1,4 +1,4 @@
-"""On a cluster of several kinds of nodes, a layer's experts fill nodes of the kind that runs the layer."""
+"""Experts of a layer fill nodes of the kind that runs the layer, on a cluster of several kinds of nodes."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_the_plan_names_the_file(folder: Path, capsys: Shown) -> None:
 
 
 def test_how_even_it_is_under_its_load(folder: Path) -> None:
-    """By hand: even numbers carry 3, odd ones 1; the file deals them out by turns, their numbers one half each."""
+    """Balance by hand: even experts carry 3, odd ones 1; the file deals them out in turn, plain numbering in halves."""
     write(folder, 2, lambda experts: [3 if e % 2 == 0 else 1 for e in range(experts)])
     spec = load_spec("quick.dsc", overrides=[NAMED])
     placed = own_placement(spec, folder)
@@ -198,7 +198,7 @@ def test_a_model_without_experts_keeps_its_own_message(folder: Path, capsys: Sho
 
 
 def test_no_edit_asks_for_another_degree(folder: Path, capsys: Shown) -> None:
-    """Where it does not fit, more expert ranks would be one; not for a file of two."""
+    """More expert ranks are among the edits of a plan that does not fit, but not with a placement file for two."""
     write(folder, 2)
     small = "cluster.node.device.memory=110MB"
     free = {edit["key"] for way in plan(capsys, small)["edits"] for edit in way["settings"]}

@@ -123,7 +123,7 @@ def test_as_large_as_published() -> None:
 
 
 def test_groups_stay_whole_where_that_costs_little() -> None:
-    """Groups that are alike: whole, though splitting them would win a hair. One heavy group: split, and told."""
+    """Equal groups stay whole, though splitting them would win a little. One heavy group is split, and reported."""
     layout = Layout(64, 64, 4, 4, 16)
     even = np.tile(load_of("lognormal", 16, 3), 4)
     assert place_layer(even, layout).kept

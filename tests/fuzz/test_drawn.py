@@ -62,7 +62,7 @@ def expected(kind: FieldType) -> Iterator[str]:
 
 
 def test_random_specs_draw_every_key_every_alternative_and_every_word() -> None:
-    """By the schema: a new key, a new kind of block and a new word are drawn, or this fails."""
+    """Random specs draw every key, kind of block and word of the schema; a new one must be drawn, or this fails."""
     found: dict[tuple[type[Node], str], set[str]] = defaultdict(set)
     chooser = random.Random(0)
     tops = {"run": Spec, **{name: fields_of(Spec)[name].nodes[0] for name in NAMED}}

@@ -81,7 +81,7 @@ class _Making(TorchDispatchMode):
 
 
 class _Values(TorchFunctionMode):
-    """Where numbers of Python come in or go out, which torch does before it asks a mode of the kind above."""
+    """Conversions from and to numbers of Python, which torch does before it asks a mode of the kind above."""
 
     def __torch_function__(self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

@@ -94,7 +94,7 @@ def test_each_key_that_is_left_out_is_its_default(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_another_value_is_another_model(model_type: str) -> None:
-    """So that the tests above can fail: every default decides something."""
+    """Every default decides something, so the tests above can fail."""
     every = whole(model_type)
     every |= {"rope_theta": every.pop("rope_parameters")["rope_theta"]}
     expected = imported(every)

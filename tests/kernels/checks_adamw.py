@@ -38,7 +38,7 @@ def adamw(moments: torch.dtype, elements: int, rounded: bool, factor: float, dec
 
 
 def gradients_that_are_no_numbers() -> None:
-    """They reach their own elements alone."""
+    """NaN gradients change only their own elements."""
     tensors = [random(2100, seed=seed) for seed in (1, 2, 3)]
     results = []
     for bad in (1.0, torch.nan):

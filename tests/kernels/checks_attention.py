@@ -259,7 +259,7 @@ def nothing(op: str, sizes: Any) -> None:
 
 
 def bits_are_equal(op: str, dtype: torch.dtype, sizes: Any) -> None:
-    """From run to run, and however many programs share the tiles."""
+    """Bits are equal from run to run, and for any number of programs that share the tiles."""
     first, before = results(op, dtype, sizes), interpreted.NUM_SMS
     try:
         for interpreted.NUM_SMS in (before, 1, 7):

@@ -36,7 +36,7 @@ def stored(exact: Tensor, off: Tensor | float, dtype: torch.dtype) -> tuple[Tens
 
 
 def magnitude_of_lse(logits: Tensor, lse: Tensor) -> Tensor:
-    """In units u: of each exponential's argument and value, of their sum, of its logarithm and of what is added to it;
+    """Error of the lse in units u: of each exponential's argument and value, their sum, its logarithm, the added term;
     of each block's largest, by which the sum is scaled."""
     vocab, spread = logits.shape[1], logits.amax(1) - logits.masked_fill(logits.isinf(), torch.inf).amin(1)
     return vocab + 8 * (vocab // 32 + 1) + 4 * spread + 2 * lse.abs() + 4

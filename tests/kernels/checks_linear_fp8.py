@@ -34,7 +34,7 @@ def weight(*shape: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def exact(data: Tensor, scales: Tensor) -> Tensor:
-    """In FP64, of either."""
+    """The operand in FP64; its scales may be those of rows or of blocks."""
     wide = scales.double().repeat_interleave(128, -1)[..., : data.shape[-1]]
     if scales.shape[-2] != data.shape[-2]:
         wide = wide.repeat_interleave(128, -2)[..., : data.shape[-2], :]
@@ -67,7 +67,7 @@ def linear_fp8(rows: int, out: int, inner: int) -> None:
 
 
 def nan_stays_where_it_is() -> None:
-    """In its row of y, and of a weight's gradient; so does that of a scale."""
+    """A NaN stays in its row of y and of a weight's gradient; so does a NaN of a scale."""
     (x, xs), (w, ws, _) = operand(40, 144, seed=1), weight(48, 144, seed=3)
     usual = run("linear_fp8", x, xs, w, ws)
     for bad in (x, xs):
@@ -99,7 +99,7 @@ def cast(source: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def e4m3_casts() -> None:
-    """To E4M3 as torch does what is in its range, saturated beyond; from it every code."""
+    """Casts to E4M3 are torch's in the range and saturate beyond it; casts from E4M3 are right for every code."""
     codes = torch.arange(256).to(torch.uint8).view(E4M3)
     for dtype in (torch.float32, torch.bfloat16):
         torch.testing.assert_close(cast(codes, dtype), codes.to(dtype), rtol=0, atol=0, equal_nan=True)

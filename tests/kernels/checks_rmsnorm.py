@@ -105,7 +105,7 @@ def quantised(dtype: torch.dtype, rows: int, columns: int, pow2: bool) -> None:
 
 
 def moves_each_byte_once() -> None:
-    """But for the weight, which each program reads: from L1, mostly."""
+    """Each byte moves once, except the weight, which each program reads, mostly from L1."""
     rows, columns = 40, 1100
     h, x, dy = (random(rows, columns, dtype=torch.bfloat16, seed=seed) for seed in range(3))
     w, rstd, acc = random(columns, dtype=torch.bfloat16), random(rows), random(columns)

@@ -113,7 +113,7 @@ def quantised_gradient(rows: int, inner: int, gated: bool, fp8: bool, pow2: bool
 
 
 def moves_each_byte_once() -> None:
-    """But for the gradient that is quantised: what its halves share, two programs read."""
+    """Each byte moves once, except for the quantised gradient: two programs read what its halves share."""
     h, dy, gate = operands(BF16, 24, 256)
     kept, partial = ops.quantise(h), 2 * bytes_of(gate)  # two tiles of columns
     of = {"swiglu": (), "gated_swiglu": (gate,)}

@@ -56,7 +56,7 @@ NOT_IN_A_SPEC: dict[str, str] = {
 
 
 def calls_in(spec: Spec) -> tuple[Call, ...]:
-    """Those of the segments of a spec's plan."""
+    """Calls of kernels in the segments of a spec's plan."""
     return calls(spec, (use.segment for use in make_plan(spec).uses))
 
 

@@ -127,7 +127,7 @@ def jobs_of(file: KernelFile, call: Call, target: Target) -> Iterator[Job]:
 
 
 def launches(file: KernelFile, call: Call, rows: int) -> tuple[Launch, ...]:
-    """Those of a call, in order."""
+    """Launches of a call, in order."""
     return record(_module(file), call.op, arguments_of(call, rows))
 
 

@@ -85,7 +85,7 @@ def test_bits_are_equal(interpret: Interpret, op: str, sizes: tuple[int, ...]) -
 
 
 def test_bits_of_the_shared_key_are_equal(interpret: Interpret) -> None:
-    """Its gradient's sum over heads takes three steps of 16, of which the order shows, and is not rounded."""
+    """The shared key's gradient sums over heads in three steps of 16, unrounded, so the order of the steps shows."""
     interpret(CHECKS, "bits_are_equal", "mla", torch.float32, (1, 7, 35, 16, 8, 16))
 
 

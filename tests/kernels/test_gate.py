@@ -50,7 +50,7 @@ def test_every_kernel_is_called() -> None:
 
 
 def test_every_kernel_is_checked() -> None:
-    """Against its op, in the interpreter: each family's checks say what they are of."""
+    """Checks of each family name the kernels that they compare with their ops in the interpreter; together, all."""
     checked: set[str] = set()
     for path in HERE.glob("checks_*.py"):
         assigned = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]

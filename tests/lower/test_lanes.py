@@ -107,7 +107,7 @@ def test_an_order_is_the_same_each_time() -> None:
 
 
 def test_a_lone_backward_fills_its_exchanges() -> None:
-    """With weight gradients and the shared expert: B takes hardly more than I, which cannot hide what W can."""
+    """A lone B hides its exchanges behind weight gradients and the shared expert: it takes hardly more than I."""
     planned = deepseek_v3()
     B, I, W = (jobs_of([chain(planned, 5, kind)]) for kind in "BIW")
     apart = end_of(I, best_order(I)) + end_of(W, best_order(W))

@@ -52,7 +52,7 @@ def test_a_step(seed: int, n: int, factor: float, decay: float, step: int) -> No
 @some
 @given(st.integers(0, 2**31), st.integers(0, 200), st.floats(0.01, 1), st.sampled_from([0.0, 0.1]), st.integers(1, 500))
 def test_bf16_moments_are_fp32_ones_rounded_by_torch(seed: int, n: int, factor: float, decay: float, step: int) -> None:
-    """To the bit: the update of FP32 moments that begin with what BF16 holds. Weights see them before."""
+    """BF16 moments equal rounded FP32 moments that begin with what BF16 holds; weights see them unrounded."""
     found = state(n, seed, torch.bfloat16)
     wide = [x.float().clone() for x in found]
     copies = [torch.empty(n, dtype=torch.bfloat16) for _ in range(2)]
@@ -63,7 +63,7 @@ def test_bf16_moments_are_fp32_ones_rounded_by_torch(seed: int, n: int, factor: 
 
 
 def test_the_op_is_this_for_moments_of_either_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not where the two differ, or weights are not FP32: torch computes with any."""
+    """The C++ op runs for moments of either dtype, but torch where the two differ or weights are not FP32."""
     called: list[torch.dtype] = []
 
     def counting(name: str, dtype: torch.dtype, *args: Any) -> None:

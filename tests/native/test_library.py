@@ -62,7 +62,7 @@ def test_new_flags_are_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("capability", ["avx2", "avx512"])
 def test_torch_is_asked_for_the_instructions(capability: str) -> None:
-    """And BF16's are those of a processor that has AVX-512."""
+    """Instructions are those that torch uses; those of BF16 need a processor with AVX-512."""
     code = "from runtime.native import library; print(library.instructions())"
     done = python(code, ATEN_CPU_CAPABILITY=capability)
     assert done.stdout.split()[0] in (["AVX2"] if capability == "avx2" else [OWN])

@@ -22,7 +22,7 @@ def run(*code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_function_keeps_to_its_operands(instructions: str) -> None:
-    """And reads none of its own memory before it is written: what glibc fills that with changes no result."""
+    """Functions keep to their operands, and read no memory before writing it: glibc's fill bytes change no result."""
     results = set()
     for filled in ("0", "128"):
         done = run("-m", "tests.native.guarded", instructions, MALLOC_PERTURB_=filled)

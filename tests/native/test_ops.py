@@ -213,7 +213,7 @@ def test_attention_at_the_ends_of_blocks(sequence: int, dtype: torch.dtype, call
 
 
 def test_a_sequence_whose_blocks_have_fewer_rows(calls: Calls) -> None:
-    """So long that 32 rows of scores are more than a block may have."""
+    """A sequence is so long that 32 rows of scores are more than a block may have."""
     args = cases.mla_attention(Source(torch.float32, 0), 1, 2500, 1, 2, 2, 3)
     check("mla_attention", args, 0, torch.float32, calls, views=False)
 

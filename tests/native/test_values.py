@@ -44,7 +44,7 @@ def test_exp_at_every_magnitude() -> None:
 
 @pytest.mark.parametrize("width", [1, 15, 16, 17])
 def test_exp_of_what_is_no_number(width: int) -> None:
-    """In whole vectors and in what is left of them."""
+    """exp of NaN and infinities is right in whole vectors and in the rest of a row."""
     assert exp(torch.full((width,), NAN)).isnan().all()
     assert (exp(torch.full((width,), -INF)) == 0).all()
     assert (exp(torch.full((width,), INF)) == INF).all()
@@ -70,7 +70,7 @@ def same(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
 def test_rows_with_a_value_that_is_none(
     op: str, value: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one place of each operand in turn, of every op and its gradients; a whole row of it, too."""
+    """A NaN or infinity is put in one place, then in a row, of each operand of every op and its gradients."""
     width = {"rmsnorm": {"D": 37}, "cross_entropy": {"V": 37}}.get(op, {"I": 37})
     source = Source(dtype, 3)
     for name, args in (
@@ -117,7 +117,7 @@ def test_a_target_that_is_no_column_is_never_read(target: int) -> None:
 def test_attention_spreads_what_is_no_number_to_what_depends_on_it(
     op: str, index: int, dtype: torch.dtype, value: float
 ) -> None:
-    """It reaches the later rows of its sequence, and never another sequence, or a block of rows that ended before."""
+    """A NaN reaches the later rows of its sequence, never another sequence, or a block of rows that ended before."""
     S, at, last = 70, 40, 2
     case = {"mla_attention": cases.mla_attention, "gqa_attention": cases.gqa_attention}[op]
     args = case(Source(dtype, 0), 3, S)

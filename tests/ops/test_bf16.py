@@ -87,8 +87,8 @@ def accumulates(op: str, args: Args, exact: Tensor) -> None:
 
 @pytest.mark.parametrize("op", sorted(FORWARD))
 def test_every_op_rounds_once(op: str) -> None:
-    """So nearly all results are the nearest to the exact ones; a second rounding moves a quarter of them, or more, and
-    most of those stay within the bounds."""
+    """Nearly all results are the nearest to the exact ones. A second rounding would move a quarter of them, or more,
+    most of them within the bounds."""
     hits: dict[str, list[bool]] = {}
     for seed in range(8):
         for name, each in check(op, FORWARD[op](Source(torch.bfloat16, seed)), seed + 1).items():

@@ -65,7 +65,7 @@ def as_exact(found: Tensor, expected: Tensor, args: tuple[Tensor, ...], extent: 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_it_is_the_unfused_ops(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: Sizes) -> None:
-    """To the bit where products are in C++; else as exact as a product, whose order of summation is torch's."""
+    """The fused op equals the ops to the bit where products are in C++; else within the error of torch's summation."""
     *extents, block = sizes
     monkeypatch.setattr(MODULE, "BLOCK", block)
     args = arguments(dtype, *extents)

@@ -58,7 +58,7 @@ def test_sums_of_integers_are_exact() -> None:
 
 
 def test_quantised_operands_give_the_product() -> None:
-    """With the casts that make them: off by what E4M3 drops, 2⁻⁴ of a number at most, of both operands, and BF16."""
+    """The product of quantised operands is off by what E4M3 drops, at most 2⁻⁴ of a number, for both, and by BF16."""
     x, w = torch.randn(70, 200), torch.randn(150, 200)
     x_data, x_scales = quantise(x)
     w_data, w_scales, _ = quantise_blocks(w)

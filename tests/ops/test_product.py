@@ -38,7 +38,7 @@ def products(device: str, dtype: torch.dtype, held: torch.dtype) -> list[tuple[s
 
 
 def test_bf16_on_cuda_is_multiplied_into_fp32() -> None:
-    """And so is rounded nowhere on the way to the sum."""
+    """A BF16 product on CUDA goes to the FP32 sum without being rounded on the way."""
     fp32 = (torch.float32, (N, K))
     assert products("cuda", torch.bfloat16, torch.float32) == [("aten.mm.dtype", *fp32), ("aten.add_.Tensor", *fp32)]
 

@@ -78,7 +78,7 @@ class Browser:
         return answer["result"].get("value")
 
     def settle(self) -> None:
-        """Until what was asked for is on the screen: two frames."""
+        """Wait two frames, until the requested change is on the screen."""
         self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:

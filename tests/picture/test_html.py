@@ -38,7 +38,7 @@ class Page:
         return self.browser.evaluate(f"document.querySelector({name!r}).getBoundingClientRect().toJSON()")
 
     def at(self, row: int, time: float, half: int = 0, inset: float = 0.0) -> tuple[float, float]:
-        """Where a time of a row is on the screen, in its upper half, or its lower."""
+        """The place of a time of a row on the screen, in its upper or lower half."""
         box, state = self.box("#view"), self.state()
         unit = (box["width"] - LEFT - RIGHT) / (state["to"] - state["from"])
         y = box["top"] + self.rows[row]["y"] + self.rows[row]["height"] * (0.25 + 0.5 * half)

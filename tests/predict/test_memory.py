@@ -34,7 +34,7 @@ def values(memory: RankMemory) -> int:
 @settings(max_examples=50)
 @given(specs())
 def test_peak_is_the_certificates_and_a_ledgers(spec: Spec) -> None:
-    """For every rank of every schedule and mesh, to the byte; and never below what `dsc check` goes by."""
+    """The peak of every rank is the certificate's and a ledger's to the byte, and at least the bound of `dsc check`."""
     lowered, rows = lower_spec(spec), balanced_rows(spec)
     for name, certificate in lowered.certificates.items():
         if name.startswith("train"):

@@ -28,7 +28,7 @@ PUBLISHED = 'parallel.layout="Et*4|(t*4|)*14tmL"'
 @pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.parametrize(("pp", "ep", "dp", "schedule"), [(2, 2, 4, "dualpipe"), (1, 4, 4, "1f1b"), (2, 1, 3, "zbv")])
 def test_it_is_what_the_runtime_allocates(pp: int, ep: int, dp: int, schedule: str, zero: int) -> None:
-    """To the byte, whatever the padding of shards, on every rank."""
+    """The predicted state is what the runtime allocates, to the byte, on every rank, whatever the padding of shards."""
     spec = small_spec(pp, ep, dp, 2 * pp, zero=zero, schedule=schedule)
     lowered = lower_spec(spec)
     states = rank_states(spec, lowered.plan)
@@ -131,7 +131,7 @@ def test_sizes_are_told_in_the_unit_that_suits_them() -> None:
 
 
 def test_the_worst_case_is_told_with_its_chance() -> None:
-    """By hand: all 64·4096 tokens choose all 4 experts of one of 64 ranks, of the C(256, 8) ways there are."""
+    """The chance by hand: all 64·4096 tokens choose all 4 experts of one of 64 ranks, out of C(256, 8) ways."""
     from math import comb, log10
 
     spec = shipped("deepseek-v3.dsc")
@@ -144,7 +144,7 @@ def test_the_worst_case_is_told_with_its_chance() -> None:
 
 
 def test_a_rank_has_the_memory_of_its_own_device() -> None:
-    """In a cluster of several kinds of nodes."""
+    """A rank has the memory of its device in a cluster of several kinds of nodes."""
     spec = shipped("moe-8gpu.dsc")
     plan = make_plan(spec)
     assert {device_of(spec, plan, rank).name for rank in range(plan.mesh.pp)} == {spec.cluster.node.device.name}

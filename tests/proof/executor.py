@@ -250,7 +250,7 @@ def outcomes(
     reference: list[Outcome] | None = None,
     rendezvous: bool = False,
 ) -> list[Outcome]:
-    """With each rank as the slowest in turn, then `RANDOM` in random order; stops where it differs from `reference`."""
+    """Outcomes with each rank as the slowest in turn, then `RANDOM` random orders; stops at one not in `reference`."""
     orders = [slowest(rank) for rank in range(len(program.bodies))]
     orders += [Random(seed).choice for seed in range(RANDOM)]
     result: list[Outcome] = []

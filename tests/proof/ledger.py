@@ -25,7 +25,7 @@ def size(buffer: Buffer, rows: int) -> int:
 
 
 def _history(program: Program, rank: int, rows: int) -> Iterator[dict[Name, int]]:
-    """After each event: storage (named by the value that made it, or its message) -> bytes."""
+    """Storage after each event: its name, that of the value that made it or of its message, -> bytes."""
     bodies = {body.name: body for body in program.bodies[rank]}
     root: dict[Name, Name] = {}  # every live name, and send under way -> its storage
     sizes: dict[Name, int] = {}

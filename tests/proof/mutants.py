@@ -209,7 +209,7 @@ def _peer(i: Instruction, _: Body, program: Program, generator: random.Random) -
 
 
 def _read(i: Instruction, body: Body, _: Program, generator: random.Random) -> Instruction:
-    """It reads another value of its slot instead of one of its own."""
+    """The instruction reads another value of its slot instead of one of its own."""
     values = [name for other in body.instructions if other.slot == i.slot for name in other.reads]
     reads, at = list(i.reads), generator.randrange(len(i.reads))
     reads[at] = _another(reads[at], values, generator)
@@ -221,7 +221,7 @@ def _reads_swapped(i: Instruction, _: Body, __: Program, generator: random.Rando
 
 
 def _write(i: Instruction, body: Body, _: Program, generator: random.Random) -> Instruction:
-    """Its result goes under another value's name."""
+    """The instruction writes its result under another value's name."""
     names = [b.name for other in body.instructions if other.slot == i.slot for b in other.writes]
     writes, at = list(i.writes), generator.randrange(len(i.writes))
     writes[at] = replace(writes[at], name=_another(writes[at].name, names, generator))

@@ -82,7 +82,7 @@ def test_one_rank(micro_batches: int) -> None:
 @pytest.mark.parametrize("rows", [0, 1, 36, 1000])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_peak_bytes(ranks: int, rows: int) -> None:
-    """Against a ledger that sums everything that exists after each event."""
+    """Peaks equal those of a ledger that sums everything that exists after each event."""
     for program in (dualpipe_program(ranks, 2 * ranks), lowered(forward_only("bidirectional", ranks, 4))):
         certificate = prove(program, small_plan(ranks), rows)
         for rank in range(ranks):

@@ -1,4 +1,4 @@
-"""With one expert rank nothing moves: an exchange returns what it was given, and no byte of it counts twice."""
+"""Nothing moves with one expert rank: an exchange returns what it was given, and no byte of it counts twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def moved(plan: Plan) -> Plan:
 
 @pytest.mark.parametrize(("schedule", "before"), [("zbv", (213504, 344896)), ("dualpipev", (213504, 403616))])
 def test_the_peak_is_the_measured_one(tmp_path: Path, schedule: str, before: tuple[int, int]) -> None:
-    """To the byte, and less than where rows counted as sent and as received."""
+    """The proven peak is the measured one to the byte, and less than when rows counted as sent and as received."""
     chosen = with_many_rows(spec(2, 1, 1, 4, schedule=schedule))
     peaks = measured_peaks(tmp_path, chosen)
     assert all(peak <= most for peak, most in zip(peaks, before, strict=True)) and tuple(peaks) != before

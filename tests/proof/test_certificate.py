@@ -153,7 +153,7 @@ def test_an_edited_file_under_the_old_manifest(tmp_path: Path, files: Files) -> 
 
 @pytest.mark.parametrize("row", [("dualpipe", 4, 8), ("interleaved", 3, 6), ("zbv", 1, 3), ("zbv", 4, 6)])
 def test_the_run_agrees_with_the_proof(row: tuple[str, int, int]) -> None:
-    """On mutants of posts, releases, sends and receives: the second, independent run refuses what the proof refuses."""
+    """The second, independent run refuses what the proof refuses: mutants of posts, releases, sends and receives."""
     program, plan = family_program(*row)
     schedule, generator = schedule_of(program, plan), random.Random(0)
     assert replay(events_of(program)) == ""
@@ -174,7 +174,7 @@ def test_the_run_agrees_with_the_proof(row: tuple[str, int, int]) -> None:
 
 
 def events_of(program: Program) -> list[list[Event]]:
-    """By way of the files, as the runtime has them."""
+    """Events of each rank, read from the files as the runtime reads them."""
     ranks = len(program.bodies)
     names = ["plan.json", "program/x.json", *(f"stages/rank_{rank}.py" for rank in range(ranks))]
     proven = prove(*family_program("1f1b", 2, 5))  # its facts are not looked at

@@ -55,7 +55,7 @@ def gradients(outcome: Outcome) -> frozenset[object]:
 
 
 def test_the_executor_sees_faults() -> None:
-    """It is not the proof that makes a hang, garbage or a lost gradient visible."""
+    """The executor alone, without the proof, sees a hang, garbage and a lost gradient."""
     program, plan, symbols = dualpipe_program(2, 4), small_plan(2), Symbols()
     reference = outcomes(program, plan, symbols)
     waiting = tuple(tuple(i._replace(posts=()) for i in row) for row in program.invocations)

@@ -91,7 +91,7 @@ def test_published_shapes_take_published_times() -> None:
 
 
 def test_what_was_calibrated_goes_before_what_was_measured_alone() -> None:
-    """For every stage of the compiler: splits, orders, schedules and predictions go by the same rates."""
+    """A calibrated table is preferred at every stage of the compiler, which all use the same rates."""
     assert rates_of(shipped(*V3)).table == "h800-calibrated"
     assert rates_of(shipped("moe-8gpu.dsc")).table == "h100"
 

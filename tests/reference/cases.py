@@ -44,7 +44,7 @@ def config(
     sequence: int = 12,
     attention: Gqa | None = None,
 ) -> Config:
-    """With latent attention of the sizes given, or `attention`."""
+    """A config with latent attention of the given sizes, or with `attention`."""
     latent = Mla(heads, query_rank, kv_rank=8, head_dim=HeadDim(6, 4, 5), rope=Rope(theta))
     attention = attention or latent
     return Config(vocab, hidden, init_std, norm_eps, attention, layers, mtp, sequence)

@@ -100,7 +100,7 @@ class Config:
 
     @classmethod
     def from_plan(cls, plan: Mapping[str, Any]) -> Config:
-        """From the JSON dump of a spec's `model` with `sequence` added; further keys such as `name` are ignored."""
+        """Read the JSON dump of a spec's `model` with `sequence` added; further keys such as `name` are ignored."""
         layers: list[Dense | Moe] = []
         for layer_range in sorted(plan["layers"], key=lambda layer_range: layer_range["first"]):
             assert layer_range["first"] == len(layers), "layer ranges must leave no hole"

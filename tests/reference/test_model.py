@@ -228,7 +228,7 @@ def test_sequences_do_not_see_each_other() -> None:
 
 
 def test_residual_stream_alone() -> None:
-    """With `out` and every `down` zero, the logits are head · norm(embedding)."""
+    """The logits are head · norm(embedding) if `out` and every `down` are zero."""
     model, z_BZ = trained_like(config()), samples(config())
     with torch.no_grad():
         for name, parameter in model.named_parameters():

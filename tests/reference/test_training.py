@@ -78,7 +78,7 @@ def test_biases_move_against_the_load_by_the_rate() -> None:
 
 
 def test_balancing_evens_the_load() -> None:
-    """With a rate of zero for the weights only the biases move: every token's favourite comes down to near the mean."""
+    """Only the biases move at a rate of zero: the load of every token's favourite comes down to near the mean."""
     model = trained_like(config(layers=(moe(groups=1, top_groups=1, bias_rate=(Phase(0.04),)),), mtp=None, sequence=40))
     model.layers[0].ffn.router.bias[3] = 1.5
     z_BZ = samples(model.config, batch=4)

@@ -27,7 +27,7 @@ class Recipe:
 
     @classmethod
     def from_plan(cls, optimizer: Mapping[str, Any], rates: Sequence[float]) -> Recipe:
-        """From the JSON dump of a spec's `train.optimizer`."""
+        """Read the JSON dump of a spec's `train.optimizer`."""
         keys = ("beta1", "beta2", "eps", "weight_decay", "clip")
         return cls(tuple(rates), **{key: optimizer[key] for key in keys})
 

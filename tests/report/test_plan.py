@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
-    """It loads nothing, says nothing, is no wider than the window, and both colour schemes differ."""
+    """The page loads nothing, logs nothing, is no wider than the window, and its two colour schemes differ."""
     found, prediction, _ = plan_of("llama3-8b", *FOUR_NODES)
     path = tmp_path / "plan.html"
     path.write_text(plan_html(found, prediction), "utf-8")

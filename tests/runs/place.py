@@ -179,7 +179,7 @@ class Running:
         self.seen()
 
     def ends(self) -> int:
-        """Its exit code, once it and everything below it have ended."""
+        """The exit code of the process, once it and all processes below it have ended."""
         code = progress.end(self.process, self._printed_bytes)
         wait_for(lambda: all(map(is_gone, self._seen)), "the end of every process of the run")
         return code

@@ -235,7 +235,7 @@ def whole(new_place: Callable[[], Place]) -> Place:
 
 @pytest.mark.parametrize(("edit", "said"), REFUSED, ids=[said.split()[-1] for _, said in REFUSED])
 def test_what_is_refused(whole: Place, tmp_path: Path, edit: Callable[[Path], None], said: str) -> None:
-    """By `dsc train BUILD`, with one line and exit code 2, before anything of it runs."""
+    """`dsc train BUILD` refuses such a build with one line and exit code 2, before anything of it runs."""
     shutil.copytree(whole.folder / "build" / "tiny", tmp_path / "b")
     edit(tmp_path / "b")
     done = Place(tmp_path, {}).dsc("train", "b", "--data", whole.folder, "--steps", 1, code=2)

@@ -27,7 +27,7 @@ def made(path: Path) -> tuple[int, int]:
 
 
 def test_compile_and_train(place: Place) -> None:
-    """Without an argument in a folder with one spec; what is fresh is not compiled again, what is stale is."""
+    """Commands without an argument take the folder's one spec; a stale build is compiled again, a fresh one is not."""
     spec = place.write(ONE_RANK)
     place.folder.joinpath("tiny-model.dsc").write_text("model other { vocab = 300 }\n")  # no run block
     manifest = place.folder / "build" / "tiny" / "manifest.json"
@@ -127,7 +127,7 @@ def test_a_build_from_elsewhere(shop: Place, tmp_path: Path) -> None:
 
 
 def test_a_spec_from_elsewhere(shop: Place, tmp_path: Path) -> None:
-    """Its data is found beside it; the build and the run are made where one is."""
+    """A spec of another folder finds its data beside it; build and run are made in the current folder."""
     before = sorted(shop.folder.rglob("*"))
     build = tmp_path / "build" / "first"
     files = tuple((str(p.relative_to(b)), p.read_text()) for b in [shop.folder / "build/first"] for p in b.rglob("*.*"))
@@ -188,7 +188,7 @@ def test_data_that_fails_after_the_compiler_has_begun(place: Place) -> None:
 
 
 def test_compiler_and_data_are_told_in_turn(place: Place) -> None:
-    """They are at work at once; who reads sees the one after the other."""
+    """Compiler and data preparation work at once; their lines are printed one after the other."""
     place.write(ONE_RANK)
     command = (*DSC, "train", "--steps", "1")
     done = subprocess.run(
@@ -300,7 +300,7 @@ def test_a_report_that_cannot_be_written_changes_no_exit_code(shop: Place, tmp_p
 
 
 def test_several_nodes_are_said_to_be_one_machine(place: Place) -> None:
-    """From the spec and from its build; a spec of one node says nothing."""
+    """A spec of several nodes, and its build, get a line about one machine; a spec of one node gets none."""
     text = spec_text(dict(ONE_RANK, pipeline=2, schedule="dualpipe", devices=1)).replace("nodes = 1", "nodes = 2")
     place.write(ONE_RANK)
     (place.folder / "tiny.dsc").write_text(text)

@@ -123,7 +123,7 @@ def test_a_held_lock_is_said_and_can_be_interrupted(place: Place) -> None:
 
 
 def test_a_tokenizer_that_fails_is_one_line(place: Place) -> None:
-    """It panics within the library, on a file whose name is an escape sequence."""
+    """A tokenizer that panics within the library, on a file whose name is an escape sequence, gives one line."""
     run = place.folder / "panicked"
     (meta,) = (place.folder / "straight" / "data").glob("*/meta.json")
     bpe = Tokenizer.from_file(str(meta.parent / "tokenizer.json"))

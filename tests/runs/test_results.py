@@ -88,7 +88,7 @@ def test_the_spec_goes_with_the_run(place: Place, folder: Path) -> None:
 
 
 def test_plain_lines(folder: Path, done: subprocess.CompletedProcess[str]) -> None:
-    """Not a terminal: no control characters, the first and the last step among the lines."""
+    """Output that is no terminal has no control characters, and has lines for the first and the last step."""
     assert re.fullmatch(r"[^\x00-\x09\x0b-\x1f\x7f]*", done.stdout + done.stderr)
     lines = done.stdout.splitlines()
     last = rows_of(folder)[-1]
@@ -122,7 +122,7 @@ def test_logs_are_quiet(folder: Path) -> None:
 
 
 def test_torchrun_gives_the_same(place: Place, folder: Path) -> None:
-    """From a folder whose own `runtime/` must not be taken for ours; and what it began, `dsc train` ends."""
+    """torchrun works in a folder with another `runtime/`; `dsc train` can go on with the run that torchrun began."""
     (place.folder / "runtime").mkdir()
     (place.folder / "runtime" / "__init__.py").write_text("raise ImportError('not this one')\n")
     command = (*TORCHRUN, "--nproc-per-node", "4", "build/tiny/train.py", "--out", "torchrun")
@@ -137,7 +137,7 @@ def test_torchrun_gives_the_same(place: Place, folder: Path) -> None:
 
 
 def test_a_run_that_goes_on_with_other_programs_measures_them(place: Place) -> None:
-    """Its report sets what was measured beside the plan that it was measured of, and beside no other."""
+    """The report compares each measurement with the plan that was measured, and with no other."""
 
     def measured(*words: object) -> tuple[dict[str, Any], str]:
         place.dsc("train", "tiny.dsc", "--out", "grown", *words)

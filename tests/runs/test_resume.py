@@ -36,7 +36,7 @@ TRAINED = ("dualpipe", "dualpipe, zero 1", "dualpipe, zero 1, bf16", "1f1b")
 
 @pytest.fixture(scope="module")
 def trained(new_place: Callable[[], Place]) -> dict[str, Place]:
-    """For some plans, `straight` of six steps, and `broken` of three, then three more."""
+    """Runs of some plans: `straight` of six steps, and `broken` of three, then three more."""
     places = {}
     for name in TRAINED:
         place = places[name] = new_place()
@@ -115,7 +115,7 @@ def held(build: Build, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[
 
 
 def test_going_on_under_another_plan_is_said(trained: dict[str, Place], place: Place) -> None:
-    """From the run of four ranks to one: the next step has the loss that the four would have had."""
+    """A run of four ranks goes on with another plan: the next step has the loss that the four would have had."""
     place.compile(PLANS["1f1b"])
     run = place.folder / "run"
     source = trained["dualpipe"].folder / "straight"

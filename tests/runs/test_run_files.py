@@ -1,4 +1,4 @@
-"""The files of a run: what a resume does to them, what tells of it, and commands that read damaged ones."""
+"""The files of a run: what a resume does to them, the messages about it, and commands that read damaged ones."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_a_resume_leaves_out_the_batches_that_were_met(place: Place, monkeypatch
 
 
 def test_what_is_to_be_skipped_is_in_the_checkpoint(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saved between the resume and the batch: later lives leave it out without being told."""
+    """A checkpoint saved between the resume and the bad batch remembers it: later resumes need no option to skip it."""
     run = place.folder / "remembered"
     life(place, run, monkeypatch, 2, skip=False)
     (corpus,) = (path.parent for path in (place.folder / "data" / "data").glob("*/meta.json"))

@@ -54,7 +54,7 @@ class Agents:
         wait_for(reached, f"step {step}")
 
     def end(self) -> list[int]:
-        """Their exit codes, once all ranks have ended too."""
+        """Exit codes of the agents, once all ranks have ended too."""
         ranks = self.ranks()
         codes = [agent.wait(LIMIT_S) for agent in self.processes]
         wait_for(lambda: all(map(is_gone, ranks.values())), "the end of every rank")
@@ -108,7 +108,7 @@ def check_equals_straight(place: Place, name: str, last: int) -> None:
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_killed_rank_ends_both_machines_by_name(place: Place, rank: int) -> None:
-    """Without the watch, the ranks of the other machine would wait for torch's timeout of half an hour."""
+    """The watch ends the ranks of the other machine, which would else wait for torch's timeout of half an hour."""
     with agents(place, f"killed-{rank}", *FOREVER, "--hang-timeout", "none") as both:
         both.wait_for_step(BEGUN)
         os.kill(both.ranks()[rank], signal.SIGKILL)

@@ -145,7 +145,7 @@ def names_of(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("bit", [1, 0x80])
 def test_a_damaged_checkpoint_takes_no_place_of_a_good_one(folder: Path, bit: int) -> None:
-    """With two to keep and step 2 damaged, 1 stays when 3 is written, and goes when 4 is."""
+    """Two checkpoints are kept and step 2 is damaged: 1 stays when 3 is written, and goes when 4 is."""
     keep = Keep(2)
     for step in (1, 2):
         save_all(folder, step, split(some_tensors(step), 2, step), keep)

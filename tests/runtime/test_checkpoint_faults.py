@@ -198,7 +198,7 @@ def test_a_loss_of_power_at_any_point_leaves_a_checkpoint(recording: Recording, 
 
 @pytest.mark.parametrize("forgotten", ["files", "the checkpoint", "the folder of checkpoints"])
 def test_that_loss_would_be_noticed(recording: Recording, tmp_path: Path, forgotten: str) -> None:
-    """Without the syncs of one kind, the same test finds states in which a checkpoint is lost."""
+    """The test above, without the syncs of one kind, finds states in which a checkpoint is lost."""
     changes = recording.recorder.changes
     folders = {c.folder for c in changes}
 

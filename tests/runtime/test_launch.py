@@ -206,7 +206,7 @@ def test_a_deadlock_is_a_hang_of_all(tmp_path: Path) -> None:
 
 
 def test_a_slow_rank_that_reports_is_no_hang(tmp_path: Path) -> None:
-    """Its actions take longer together than the limit, none does alone."""
+    """Actions that together take longer than the limit are no hang if none does alone."""
 
     def target(rank: int, world: int, board: Board) -> None:
         for i in range(8):
@@ -249,7 +249,7 @@ def test_nothing_listens_outside_loopback(tmp_path: Path) -> None:
 
 
 def test_a_rank_computes_on_one_thread_and_no_dead_pool(tmp_path: Path) -> None:
-    """Where the pool of the supervisor is not ended first, the second computation of a rank waits for dead threads."""
+    """The supervisor's thread pool must end first, or the second computation of a rank waits for dead threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     x_NN = torch.randn(400, 400)

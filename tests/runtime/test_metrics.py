@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def write_steps(path: Path, steps: range, resume_step: int = 0) -> list[str]:
-    """What the user is told."""
+    """Write rows of these steps, and return the messages to the user."""
     said: list[str] = []
     writer = Lines(path, resume_step, said.append)
     for step in steps:

@@ -35,7 +35,7 @@ def test_one_huge_gradient_is_not_lost_among_many_small_ones() -> None:
 
 
 def test_a_build_with_a_kernel_updates_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CUDA, which the interpreter stands for; on the CPU by the op."""
+    """The kernel updates on CUDA, which the interpreter stands for; on the CPU the op does."""
     emitted = tmp_path / "kernels" / "adamw.py"
     assert update_of(None) is adamw
     (tmp_path / "kernels").mkdir()

@@ -125,7 +125,7 @@ def test_another_text_keeps_the_place_alone() -> None:
 
 
 def test_sizes_of_a_ramp_go_by_tokens() -> None:
-    """In a run that nothing changed as the compiler counts them; and from any other number of tokens to the end."""
+    """Sizes are those that the compiler counts in an unchanged run, and go to the end from any number of tokens."""
     choose = random.Random(0)
     for _ in range(300):
         start = choose.randint(1, 9)

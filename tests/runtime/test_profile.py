@@ -71,7 +71,7 @@ def sums_up(rank: dict[str, Any]) -> None:
 
 
 class Clock:
-    """Its processor runs at a tenth of the speed."""
+    """A clock whose processor runs at a tenth of the speed."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -219,7 +219,7 @@ def test_ranks_of_a_run(tmp_path: Path, codes: dict[object, SegmentCode], transp
 
 
 def test_a_profile_has_its_own_number_of_steps(tmp_path: Path, codes: dict[object, SegmentCode]) -> None:
-    """Those after the newest checkpoint, which stays the newest."""
+    """A profile runs its own steps after the newest checkpoint, which stays the newest."""
     place, run = Place(tmp_path, codes), tmp_path / "runs" / "tiny"
     place.compile(ONE_RANK)
     refused = place.dsc("train", "tiny.dsc", "--profile", "--steps", 9, code=2)

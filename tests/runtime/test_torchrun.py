@@ -44,7 +44,7 @@ class Ranks:
             yield [stack.enter_context(forked(self._rank(rank, target, options))) for rank in range(WORLD)]
 
     def codes(self, target: Target, **options: object) -> list[int]:
-        """Their exit codes, once all have ended."""
+        """Exit codes of the ranks, once all have ended."""
         with self.started(target, **options) as ranks:
             return [rank.exit_code() for rank in ranks]
 

@@ -78,7 +78,7 @@ def bound_of_shares(ranks: int, micro_batches: int, costs: Costs, cap: int) -> F
 
 
 def corners(planes: list[tuple[list[int], Fraction]]) -> set[tuple[Fraction, ...]]:
-    """Where three planes meet in one point, by Cramer's rule."""
+    """Points in which three planes meet, by Cramer's rule."""
     found = set()
     for three in combinations(planes, 3):
         rows, limits = [row for row, _ in three], [limit for _, limit in three]

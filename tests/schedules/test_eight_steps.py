@@ -108,7 +108,7 @@ def test_dualpipe_folds_onto_dualpipev(ranks: int, more: int) -> None:
 
 
 def test_only_the_turn_is_unpaired() -> None:
-    """On the last rank of a V, where the directions meet, the first F0 and B1 of the steady state are lone."""
+    """The first F0 and B1 of the steady state are lone on the last rank of a V, where the directions meet."""
     for rank in range(4):
         lone = ("F", 0), ("B", 1)
         slots = eight_steps(4, 12, rank)

@@ -102,7 +102,7 @@ def test_one_f_one_b(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("chunks", [2, 3, 4])
 def test_interleaved(ranks: int, chunks: int) -> None:
-    """Where P divides N: bubble (P-1)(F+B)/v, of F and B of all chunks; P(1 + (P-1)/(Pv)) activations of v chunks.
+    """P divides N: the bubble is (P-1)(F+B)/v, of F and B of all chunks; P(1 + (P-1)/(Pv)) activations of v chunks.
 
     The costs here are of one chunk, so that the bubble is (P-1)(F+B), and the peak Pv + P - 1.
     """

@@ -94,7 +94,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_it_lies_beside_the_spec_as_it_is_named(tmp_path: Path) -> None:
-    """Where a link leads to the spec, what it imports, and the schedule, lie beside the link."""
+    """A spec that is a link has its imports and its schedule beside the link."""
     for name in ("there", "here"):
         (tmp_path / name).mkdir()
     (tmp_path / "there" / "spec.dsc").write_text(

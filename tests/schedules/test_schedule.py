@@ -149,7 +149,7 @@ def test_sizes_that_do_not_fit(schedule: Schedule) -> None:
 
 
 def test_depends_is_the_closure_of_the_direct_dependences() -> None:
-    """Against reachability in the graph of direct edges, B split as I and W, on 3 stages."""
+    """`depends` is reachability in the graph of direct edges, B split as I and W, on 3 stages."""
     stages = range(3)
     parts = {kind: ("I", "W") if kind == "B" else (kind,) for kind in "FBIW"}
     edges = {("I", stage): [("F", stage), ("I", stage + 1)] for stage in stages}

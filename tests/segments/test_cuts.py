@@ -228,7 +228,7 @@ def test_matrix_products_cost_the_same_three_times() -> None:
 
 
 def test_every_rule_is_used() -> None:
-    """By some layer, or as the gradient of a rule that is."""
+    """Each rule is used by some layer, or as the gradient of a rule that is."""
     placed = spec().model_copy(update={"parallel": spec().parallel.model_copy(update={"placement": "experts.json"})})
     ops = {
         node.op
@@ -285,7 +285,7 @@ def test_text_that_is_not_the_graph_is_refused(before: str, after: str) -> None:
 
 
 def test_kernels_are_bound_by_their_sizes() -> None:
-    """In FP32 an op has a kernel file for each width it meets, and every call names the one of its operands."""
+    """An op has a kernel file for each width it meets in FP32, and every call names the file of its operands."""
     attention = next(s for s in segments(quickstart_sized()) if s.kind == "attention")
     code = emit(attention, NUM_SMS)
     widths = {p.name: p.shape[0] for p in attention.params if p.name.endswith("norm")}

@@ -74,7 +74,7 @@ EIGHT_BITS = load_spec(Path(__file__).parents[2] / "specs" / "deepseek-v3.dsc")
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite", "qwen3-30b-a3b"])
 def test_passes_of_eight_bits_match_whatever_is_recomputed(name: str) -> None:
-    """And nothing is quantised, or quantised again, behind a norm or an activation that could do it itself."""
+    """Passes match, and nothing is quantised, or quantised again, after a norm or an activation that could do it."""
     of = load_spec(Path(__file__).parents[2] / "specs" / f"{name}.dsc")
     of = of.model_copy(update={"precision": EIGHT_BITS.precision})
     names = ("rmsnorm", "swiglu", "mla_up", "attention", "dense", "shared", "experts")
@@ -93,7 +93,7 @@ def test_passes_of_eight_bits_match_whatever_is_recomputed(name: str) -> None:
 
 
 def test_a_name_for_every_pass() -> None:
-    """Those of a run's `unfused`, and one of its `recompute`; each is of some layer."""
+    """Passes are named by `unfused`, and one by `recompute`; some layer lists each name."""
     assert {*PASSES} == {*Fusion.__args__, "logits"} == {name for layer in LAYERS.values() for name in layer.fused}  # type: ignore[attr-defined]
 
 
@@ -107,7 +107,7 @@ def test_what_a_run_leaves_apart_is_apart() -> None:
 @pytest.mark.parametrize("eight", [(), ("linear",), ("dispatch",), ("combine",), ("linear", "dispatch", "combine")])
 @pytest.mark.parametrize("layers", [(DENSE, moe()), (DENSE,), (moe(shared=0),)], ids=["both", "dense", "moe"])
 def test_a_name_is_refused_where_it_changes_nothing(eight: tuple[str, ...], layers: tuple[Dense | Moe, ...]) -> None:
-    """And only there: the graphs of the segments are the same with it and without it."""
+    """A name of `unfused` is refused exactly where the graphs of the segments are equal with it and without it."""
     of = spec(layers=layers)
     roles = {role: "e4m3" if role in eight else "bf16" for role in ("linear", "dispatch", "combine")}
     precision = EIGHT_BITS.precision.model_copy(update=roles)
@@ -211,7 +211,7 @@ def test_logits_in_blocks_are_those_of_the_whole(precision: str) -> None:
 
 
 def test_bytes_saved_are_those_that_no_longer_move() -> None:
-    """By hand, for a MoE layer: T 16, D 12, K 3, float64."""
+    """Saved bytes are those counted by hand, for a MoE layer: T 16, D 12, K 3, float64."""
     T, D, K, size = 16, 12, 3, 8
     tensor, gates, choices = T * D * size, T * K * size, T * K * 8
     saved = {}

@@ -45,7 +45,7 @@ def again(of: Spec, *names: str) -> Spec:
 
 
 def segments(of: Spec) -> dict[str, ir.Segment]:
-    """By kind; routers of the main model."""
+    """The segments by kind; routers are those of the main model."""
     uses = [step for step in reversed(model_steps(of)) if isinstance(step, ir.Use)]
     return {use.segment.kind: use.segment for use in uses}
 
@@ -225,7 +225,7 @@ def test_cuts_agree_for_any_size(
 
 
 def test_the_names_of_a_layer_are_those_that_mean_something_in_it() -> None:
-    """For every kind of segment and every name there is: a segment forced to a name changes if its layer lists it."""
+    """A segment that is forced to a name changes if, and only if, its layer lists the name; for every kind and name."""
     for kind, layer in LAYERS.items():
         changed = set()
         for of in MODELS.values():
@@ -238,7 +238,7 @@ def test_the_names_of_a_layer_are_those_that_mean_something_in_it() -> None:
 
 
 def test_keys() -> None:
-    """What is computed again tells segments apart, in whatever order it is written; none is as it ever was."""
+    """Keys differ by what is computed again, in whatever order it is written; without it the key is the plain one."""
     one, other, none = (segments(again(spec(), *names))["attention"] for names in (V3, V3[::-1], ()))
     assert one.key == other.key != none.key and none.key == (*none.key[:5], none.fused)
     assert printer.module_name(one) != printer.module_name(none)

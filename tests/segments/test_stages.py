@@ -49,7 +49,7 @@ def test_stages_are_the_model_in_order(num_stages: int) -> None:
 @pytest.mark.parametrize("of", [spec(), quickstart_sized()], ids=["small", "quickstart"])
 @pytest.mark.parametrize("num_stages", [1, 2, 4])
 def test_every_value_is_made_once_and_read_once(of: Spec, num_stages: int) -> None:
-    """So gradients need no sums between segments. Shapes agree at both ends."""
+    """Each value is made once and read once, so gradients need no sums between segments. Shapes agree at both ends."""
     for stage in build_stages(cut_model(of), num_stages):
         made: dict[str, tuple] = {b.name: (b.shape, b.dtype) for b in (*stage.loads, *filter(None, [stage.input]))}
         read: Counter[str] = Counter()

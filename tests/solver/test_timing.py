@@ -89,9 +89,9 @@ def _same(line: Line, whole: Line) -> bool:
 
 
 def _told(problem: Problem, timing: Timing, lines: list[Line], seed: int) -> Iterator[tuple[list[Line], float, bool]]:
-    """Random legal changes of a row: lines, their makespan (for ever: infinite), whether that is told to be longer.
+    """Random legal changes of a row: lines, their makespan (infinite for a deadlock), and the answer of `is_longer`.
 
-    What waits for something behind is left out: it is told to wait for ever.
+    Changes in which an action waits for a later one of its row are left out: their answer is always yes.
     """
     draw = random.Random(seed).random
     for _ in range(100):

@@ -115,7 +115,7 @@ def test_parameters_are_those_of_the_reference(model: Model) -> None:
 @settings(max_examples=40, deadline=None)
 @given(any_model)
 def test_flops_are_those_that_the_reference_computes(model: Model) -> None:
-    """By the published definition: the gates' products are left out, and a step takes three forwards."""
+    """FLOPs follow the published definition: the gates' products are left out, and a step takes three forwards."""
     alone = model.model_copy(update={"mtp": None})
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         reference(alone)(torch.zeros(1, TOKENS, dtype=torch.int64))
@@ -162,7 +162,7 @@ def counted(model: Model) -> Any:
 
 
 def test_every_field_of_a_model_is_counted_or_listed() -> None:
-    """In the model, kinds of attention and of feed-forward parts, and the MTP block."""
+    """Each field of the model, its attention and feed-forward kinds and the MTP block changes a count, or is listed."""
     bases = [shipped("quickstart.dsc").model, shipped("laptop-gqa.dsc").model]
     found: dict[str, bool] = defaultdict(bool)
     for base in bases:

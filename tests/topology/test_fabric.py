@@ -84,7 +84,7 @@ def random_fabric(generator: random.Random) -> Fabric:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_price_is_that_of_the_best_path_of_the_graph(seed: int) -> None:
-    """On random clusters: seconds, and which levels the path crosses."""
+    """Prices on random clusters are those of the best path: its seconds, and the levels that it crosses."""
     generator = random.Random(seed)
     fabric = random_fabric(generator)
     for num_bytes in (1e3, 1e6, 1e9):

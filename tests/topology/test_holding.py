@@ -34,7 +34,7 @@ def runs_of(spec: Spec) -> list[int]:
 
 @pytest.mark.parametrize("of", ["v3", "qwen"])
 def test_what_a_micro_batch_keeps_is_what_its_actions_leave_behind(of: str) -> None:
-    """To the byte: a forward leaves what it keeps for its backward, and that what it keeps for its weight gradients."""
+    """A forward leaves, to the byte, what its backward needs, and this leaves what its weight gradients need."""
     spec = small_spec(1, 2, 2, 6, of=of, schedule="zb1p")
     text = " ".join(f"{kind}0.{m}" for kind in "FIW" for m in range(6))
     schedule = Schedule.from_text(f"# mine ranks=1 micro_batches=6 placement=loop(1)\n{text}\n")

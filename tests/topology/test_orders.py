@@ -135,7 +135,7 @@ def test_a_program_by_other_rates_is_proven_too() -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "dualpipe"])
 def test_every_rank_is_held_against_its_own_device(schedule: str) -> None:
-    """What fits each device fits, however small the smallest is; a byte less on one rank is told, and of which."""
+    """A plan that fits each device fits, however small the smallest is; a byte less on one rank is reported."""
     chosen, found = lowered(schedule)
     held = [each.total for each in proven_memories(chosen, found.plan, found.certificates.values())]
     first, second = max(held[:2]), max(held[2:])

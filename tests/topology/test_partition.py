@@ -125,7 +125,7 @@ def random_pipeline(generator: random.Random, placement: str, lanes: int, num_ki
 @pytest.mark.parametrize("num_kinds", [1, 2])
 @pytest.mark.parametrize("holds", [False, True])
 def test_no_split_is_better(placement: str, lanes: int, num_kinds: int, holds: bool) -> None:
-    """On one kind of device and on two, with one lane and with two that go on together; by loads and by bytes."""
+    """No split is better in loads and bytes, on one and two kinds of devices, with one lane and with two."""
     generator = random.Random(f"{placement} {lanes} {num_kinds}")
     moved = 0
     for _ in range(10 if placement == "loop(3)" else 40):

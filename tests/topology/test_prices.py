@@ -71,7 +71,7 @@ def with_rows(table: Table, *rows: dict[str, object]) -> Table:
 
 
 def test_measured_sums_price_the_reduction_of_a_cpu_plan() -> None:
-    """Without rows of all_reduce_node a sum goes at the rate of messages; with them, at theirs."""
+    """A sum goes at the rate of messages if the table has no rows of all_reduce_node; with them, at their rate."""
     spec, cpu = shipped("quickstart.dsc"), shipped_table("cpu")
     slower = with_rows(cpu, *({"class": "all_reduce_node", "shape": (2, 4**k), "rate": 7e7} for k in (5, 8, 11)))
     before, after = (predict(spec, rates=rates_of(spec, table)).step.tail for table in (cpu, slower))
@@ -136,7 +136,7 @@ def priced(spec: Spec, nvlink: float, nic: float) -> dict[str, float]:
 
 @given(st.sampled_from(["nvlink", "nic"]), st.floats(1.01, 4.0))
 def test_wider_links_are_never_slower_whatever_they_carry(wider: str, factor: float) -> None:
-    """And every transfer whose highest level got wider is faster."""
+    """No transfer gets slower, and every transfer whose highest level got wider gets faster."""
     spec = shipped("deepseek-v3.dsc", "pretrain")
     peaks = {"nvlink": 200e9, "nic": 50e9}
     before, after = priced(spec, **peaks), priced(spec, **{**peaks, wider: peaks[wider] * factor})

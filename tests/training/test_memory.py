@@ -30,7 +30,7 @@ from tests.training.specs import spec
 def test_proven_peak_is_the_measured_one(
     tmp_path: Path, of: str, pp: int, ep: int, dp: int, n: int, schedule: str
 ) -> None:
-    """Under a V too, where a message stays in its storage at the bottom."""
+    """The proven peak is the measured one, also under a V, where a message stays in its storage at the bottom."""
     measured_peaks(tmp_path, spec(pp, ep, dp, n, of=of, schedule=schedule))
 
 

@@ -34,7 +34,7 @@ def again(of: Spec, *names: str) -> Spec:
 def test_training_is_equal_to_the_bit(
     tmp_path: Path, of: str, schedule: str, pp: int, ep: int, dp: int, choices: tuple[tuple[str, ...], ...]
 ) -> None:
-    """To autograd, as every run; and gradients, weights, biases and losses to the run that keeps everything."""
+    """Training equals autograd like every run; gradients, weights, biases and losses equal the run that keeps all."""
     plain = spec(pp, ep, dp, 2 * pp, STEPS, of=of, schedule=schedule)
     check(tmp_path, {}, {"none": plain} | {"_".join(names): again(plain, *names) for names in choices}, pp * dp)
     for rank in range(pp * dp):

@@ -86,7 +86,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    """By logical name, balancing biases among them."""
+    """Weights by logical name, with the balancing biases."""
     logical = {e.name: value.clone() for _, e, value in trainer.state.logical(lambda bucket: bucket.parameters)}
     return logical | {name: bias.clone() for name, bias in trainer.state.biases.items()}
 
