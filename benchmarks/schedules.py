@@ -19,7 +19,6 @@ from compiler.commands.schedule_formats import percent, shown
 from compiler.schedules import AUTO, SCHEDULES
 from compiler.schedules.costs import Costs, any_pairs, parse_costs, shipped
 from compiler.schedules.measure import Measured, measure
-from compiler.schedules.placement import num_stages
 from compiler.schedules.schedule import Schedule
 from compiler.solver import solve
 
@@ -130,7 +129,7 @@ def _named(name: str, size: Size, costs: Costs) -> Measured | None:
         schedule: Schedule = SCHEDULES[name].generate(P, N)
     except ValueError:
         return None
-    return measure(schedule, costs.recut(P, num_stages(schedule.placement, P)))
+    return measure(schedule, costs.recut(P, schedule.stage_placement.num_stages(P)))
 
 
 def _text(measured: Measured | None, cap: int) -> str:

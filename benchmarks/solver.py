@@ -17,7 +17,6 @@ from pathlib import Path
 
 from compiler.schedules.costs import Costs, any_pairs, parse_costs, shipped
 from compiler.schedules.dualpipe import dualpipe
-from compiler.schedules.placement import num_stages
 from compiler.schedules.simulate import simulate
 from compiler.solver import solve
 
@@ -78,7 +77,7 @@ def measured(name: str, case: Case, effort: float) -> tuple[str, ...]:
     seconds = time.process_time() - begin
     found.schedule.check()
     timeline = simulate(found.schedule, found.costs)
-    chunks = num_stages(found.schedule.placement, P) // P  # an activation of one of them is so much of one
+    chunks = found.schedule.stage_placement.num_stages(P) // P  # an activation of one of them is so much of one
     assert timeline.makespan == found.makespan and max(timeline.peak_activations) <= case.cap * chunks
     known = P % 2 == 0 and N % 2 == 0 and N >= 2 * P
     published = f"{float(simulate(dualpipe(P, N), costs).makespan):.6g}" if known else "-"

@@ -82,7 +82,7 @@ def lower_spec(
     schedules = {f"train_{n}": schedule_for(spec, plan, n, own, search) for n in counts}
     if spec.train.validate is not None:
         n = counts[-1]
-        schedules[f"evaluate_{n}"] = forward_only(plan.placement, plan.mesh.pp, n)
+        schedules[f"evaluate_{n}"] = forward_only(plan.stage_placement, plan.mesh.pp, n)
     rates = rank_rates(spec)
     made: Bodies = {}  # the sizes of a growing batch have most of their bodies in common
     effects = Effects()
@@ -104,7 +104,7 @@ def balanced_rows(spec: Spec) -> int:
 def schedule_for(
     spec: Spec, plan: Plan, num_micro_batches: int, own: Schedule | None = None, search: Search | None = None
 ) -> Schedule:
-    """The spec's schedule, or what stands in for it on the same storage where there are too few micro-batches for it.
+    """The spec's schedule, or what stands in for it on the same stages where there are too few micro-batches for it.
 
     A ramp's first phases have so few. The program's name says which schedule runs. A file is of one size, the largest.
     `auto` is searched for, at the predicted costs of the stages; `search` remembers, for a run of several sizes.
@@ -113,15 +113,15 @@ def schedule_for(
     if own is not None:
         if num_micro_batches == own.num_micro_batches:
             return own
-        return stand_in(plan.placement, plan.mesh.pp, num_micro_batches)
+        return stand_in(plan.stage_placement, plan.mesh.pp, num_micro_batches)
     assert name is not None, "a spec that names a file is lowered with its schedule"
     if name == AUTO:
         search = search or search_of(spec, plan)
         assert search is not None
-        ranks, storage, progress = plan.mesh.pp, plan.placement, search.progress
-        minor = num_micro_batches < ramp.micro_batches(spec)[-1] and not is_long(storage, ranks, num_micro_batches)
+        ranks, held_by, progress = plan.mesh.pp, plan.stage_placement, search.progress
+        minor = num_micro_batches < ramp.micro_batches(spec)[-1] and not is_long(held_by, ranks, num_micro_batches)
         return solve_on(
-            storage,
+            held_by,
             ranks,
             num_micro_batches,
             search.costs,

@@ -12,15 +12,15 @@ from itertools import groupby
 
 from compiler.ir import Use
 from compiler.plan.blocks import cut_model
-from compiler.plan.layer_runs import storage_of
+from compiler.plan.layer_runs import stage_placement_of_spec
 from compiler.plan.stages import build_stages
 from compiler.rates import Table
 from compiler.rates.spec_table import own_table
 from compiler.schedules import DEFAULT_CHUNKS, SCHEDULES, schedule_of
 from compiler.schedules.costs import Costs
-from compiler.schedules.placement import num_stages
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
+from compiler.stage_placement import StagePlacement
 from dsl import ramp
 from dsl.counts import parameters
 from dsl.leaves import leaves, origin_of
@@ -205,19 +205,19 @@ def _bubble(spec: Spec, own: Schedule | None, micro_batches: int) -> float | Non
     return round(float(sum(timeline.idle, Fraction(0)) / (timeline.makespan * ranks)), 6)
 
 
-def _stored(spec: Spec, own: Schedule | None) -> str:
-    return own.placement if own else storage_of(spec)
+def _stage_placement(spec: Spec, own: Schedule | None) -> StagePlacement:
+    return own.stage_placement if own else stage_placement_of_spec(spec)
 
 
 def _num_stages(spec: Spec, own: Schedule | None) -> int:
-    return num_stages(_stored(spec, own), spec.parallel.pipeline)
+    return _stage_placement(spec, own).num_stages(spec.parallel.pipeline)
 
 
 def _stage_of_layers(spec: Spec, own: Schedule | None) -> dict[int, int]:
     """Which stage runs a layer, as the planner decides."""
     return {
         int(use.site.partition(".")[0].removeprefix("L")): stage.index
-        for stage in build_stages(cut_model(spec), _num_stages(spec, own), _stored(spec, own), own)
+        for stage in build_stages(cut_model(spec), _num_stages(spec, own), _stage_placement(spec, own), own)
         for use in stage.steps
         if isinstance(use, Use) and use.site.startswith("L")
     }

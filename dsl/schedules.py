@@ -16,7 +16,7 @@ DEFAULT = "dualpipe"  # of a run that names none and has several pipeline ranks
 PLAIN = "1f1b"  # asks nothing of the sizes: the default on one rank, and what hints offer
 DEFAULT_CHUNKS = 2  # stages a rank, of a schedule that lets one choose
 
-StageForm = Literal["loop(1)", "loop(chunks)", "v", "bidirectional"]  # compiler/schedules/placement.py says each
+StageForm = Literal["loop(1)", "loop(chunks)", "v", "bidirectional"]  # compiler/stage_placement.py says each
 
 
 @dataclass(frozen=True, slots=True)

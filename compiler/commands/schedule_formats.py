@@ -140,7 +140,7 @@ def summary(answer: Answer) -> list[str]:
     lines = [
         f"makespan {shown(measured.makespan)}{unit} · bubble {percent(measured.idle)} ·"
         f" {held} activations on the fullest rank",
-        f"lower bound {shown(measured.lower_bound)}{unit} for placement {measured.schedule.placement} and at most"
+        f"lower bound {shown(measured.lower_bound)}{unit} for placement {measured.schedule.stage_placement} and at most"
         f" {cap} activations · gap {percent(measured.gap)}",
         f"excess {shown(measured.excess)}{unit} over {N} F&B of {shown(pair)}",
     ]
@@ -222,7 +222,7 @@ def _compared_value(entry: Entry) -> dict[str, Any]:
         return {"schedule": entry.name, **dict.fromkeys(keys), "fault": entry.fault}
     return {
         "schedule": entry.name,
-        "placement": measured.schedule.placement,
+        "placement": str(measured.schedule.stage_placement),
         "makespan": number(measured.makespan),
         "idle": number(measured.idle),
         "peak_activations": number(Fraction(measured.peak_activations, measured.stages_a_rank)),

@@ -17,9 +17,9 @@ from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedules.costs import Costs, any_pairs, costs_of_json, parse_costs, parse_time, shipped, shipped_names
 from compiler.schedules.limits import MAX_CELLS, MAX_RANKS
 from compiler.schedules.measure import measure
-from compiler.schedules.placement import BIDIRECTIONAL, num_stages
 from compiler.schedules.schedule import Schedule, ScheduleError
 from compiler.schedules.simulate import peak_activations
+from compiler.stage_placement import StagePlacement
 from compiler.textfile import read_text
 from dsl.schedules import CHUNKED, PLAIN, in_words
 
@@ -44,7 +44,8 @@ class WrongError(Exception):
 class _Sizes:
     """What schedules are asked for. `costs` are those of one of `num_stages` stages, or if None of any action.
 
-    For `auto` they are those of 1/P of the model, and so is the cap; `storage` is where it must run, if that is given.
+    For `auto` they are those of 1/P of the model, and so is the cap; `held_by` is the stage placement that the ranks
+    have, if they have one already.
     """
 
     num_ranks: int
@@ -53,7 +54,7 @@ class _Sizes:
     cap: int | None
     costs: Costs | None
     num_stages: int | None = None
-    storage: str | None = None
+    held_by: StagePlacement | None = None
 
 
 def answer_to(args: argparse.Namespace) -> Answer | None:
@@ -123,7 +124,7 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
         return _compared(_names(args), sizes, unit)
     searched = run.name == AUTO and (given is not None or args.cap is not None)  # not for what the run would take
     if searched and args.name is None:
-        entry = _made(AUTO, replace(sizes, storage=run.plan.placement))
+        entry = _made(AUTO, replace(sizes, held_by=run.plan.stage_placement))
     elif args.name is None:
         with _progress() as progress:
             schedule = run.schedule(progress)
@@ -242,18 +243,18 @@ def _searched(sizes: _Sizes) -> Entry:
     """`auto`, always measured. ValueError for a cap that nothing fits, and for weights of other numbers."""
     from compiler.solver import solve, solve_on
 
-    P, N, cap, storage = sizes.num_ranks, sizes.num_micro_batches, sizes.cap, sizes.storage
+    P, N, cap, held_by = sizes.num_ranks, sizes.num_micro_batches, sizes.cap, sizes.held_by
     with _progress() as progress:
 
         def report(share: float) -> None:
             progress(f"search for auto: {share:.0%}")
 
-        if storage is None:
+        if held_by is None:
             found = solve(P, N, _cut(sizes, P), cap, report=report, chunks=sizes.chunks)
         else:
-            stages = num_stages(storage, P)
+            stages = held_by.num_stages(P)
             of_stage = None if cap is None else cap * stages // P
-            found = solve_on(storage, P, N, _cut(sizes, stages), of_stage, report=report)
+            found = solve_on(held_by, P, N, _cut(sizes, stages), of_stage, report=report)
     found.schedule.check()
     measured = found.measured()
     return Entry(AUTO, found.schedule, measured, parts=measured.stages_a_rank)
@@ -290,7 +291,7 @@ def _entry(schedule: Schedule, sizes: _Sizes, parts: int = 1) -> Entry:
 
     The cap counts activations of so many `parts`, each that of one of its stages.
     """
-    stages = num_stages(schedule.placement, schedule.num_ranks)
+    stages = schedule.num_stages
     cap = None if sizes.cap is None else sizes.cap * parts
     _check_cap(schedule, cap)
     if sizes.costs is None:
@@ -320,5 +321,4 @@ def _compared(names: Sequence[str], sizes: _Sizes, unit: str) -> Answer:
 
 def _parts(name: str, chunks: int) -> int:
     """Into how many stages a schedule cuts the model's share of a rank."""
-    placement = SCHEDULES[name].placement(chunks)
-    return 1 if placement == BIDIRECTIONAL else num_stages(placement, 1)
+    return SCHEDULES[name].stage_placement(chunks).stages_per_rank

@@ -17,7 +17,6 @@ from compiler.picture.drawing import Lanes
 from compiler.plan import make_plan
 from compiler.schedules import DEFAULT_CHUNKS
 from compiler.schedules.costs import Costs
-from compiler.schedules.placement import num_stages
 from compiler.schedules.schedule import Schedule
 from compiler.topology.rank_kinds import rank_rates
 from dsl import ramp
@@ -48,7 +47,7 @@ class Run:
 
     @property
     def num_stages(self) -> int:
-        return num_stages(self.plan.placement, self.num_ranks)
+        return len(self.plan.stages)
 
     @property
     def chunks(self) -> int:

@@ -13,7 +13,6 @@ from compiler.dtypes import TORCH_DTYPE
 from compiler.ir import Bucket, Buffer, Communication, Message, Plan, Program, Replica, Stage, Use
 from compiler.lower.estimate import Overlap
 from compiler.plan.stages import block_of
-from compiler.schedules.placement import ranks_of_stage
 from dsl.schema import Moe, Precision, Spec
 from runtime.build_files import versions
 
@@ -29,7 +28,7 @@ def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> 
     data: dict[str, Any] = {
         "run": spec.name,
         "mesh": {axis: getattr(mesh, axis) for axis in ("pp", "dp", "ep", "tp", "cp")},
-        "placement": plan.placement,
+        "placement": str(plan.stage_placement),
         "zero": spec.parallel.zero,
         "precision": _dtypes(spec.precision),
         "model": spec.model.model_dump(mode="json"),
@@ -146,7 +145,7 @@ def program_json(program: Program) -> str:
     ]
     rows = ",\n".join(f"  [\n{text}\n  ]" for text in ranks)
     head = f'"schedule": {json.dumps(program.name)}, "micro_batches": {program.num_micro_batches}'
-    return f'{{\n {head},\n "placement": {json.dumps(program.placement)},\n "ranks": [\n{rows}\n ]\n}}\n'
+    return f'{{\n {head},\n "placement": {json.dumps(str(program.stage_placement))},\n "ranks": [\n{rows}\n ]\n}}\n'
 
 
 def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> str:
@@ -184,7 +183,7 @@ def plan_head(spec: Spec, lowered: Lowered) -> list[str]:
 
 
 def _stage_line(plan: Plan, stage: Stage) -> str:
-    ranks = ranks_of_stage(plan.placement, plan.mesh.pp, stage.index)
+    ranks = plan.ranks_of_stage(stage.index)
     return f"stage {stage.index} on pipeline rank {' and '.join(map(str, ranks))}: {', '.join(layers_of(stage))}"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from compiler.ir import Use
 from compiler.plan import make_plan
 from compiler.plan.plan import block_of
-from compiler.schedules.placement import ranks_of_stage
 from compiler.schedules.schedule import Schedule
 from compiler.topology.rank_kinds import parts_of_ranks
 from dsl.schema import Spec
@@ -19,7 +18,7 @@ def devices_of_nodes(spec: Spec, own: Schedule | None = None) -> dict[str, int]:
     plan, parts = make_plan(spec, own), parts_of_ranks(spec)
     found: dict[str, int] = {}
     for stage in plan.stages:
-        ranks = ranks_of_stage(plan.placement, plan.mesh.pp, stage.index)
+        ranks = plan.ranks_of_stage(stage.index)
         size = min(spec.cluster.parts[parts[rank]][1].devices for rank in ranks)
         uses = (step for step in stage.steps if isinstance(step, Use))
         found |= {block_of(tensor): size for use in uses for _, tensor in use.params if ".ffn.experts." in tensor}

@@ -10,6 +10,7 @@ from typing import Literal
 
 from compiler.holders import Holders
 from compiler.ir.segment import Buffer, Cut, Role, Segment
+from compiler.stage_placement import StagePlacement
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Plan:
     """Who holds what, which segments each stage runs, and how each of them is cut."""
 
     mesh: Mesh
-    placement: str  # of the schedule: bidirectional, loop(1), …
+    stage_placement: StagePlacement
     stages: tuple[Stage, ...]
     cuts: Mapping[str, Cut] = field(repr=False)  # by site of use; equal segments share one
     replicas: tuple[Replica, ...]
@@ -132,3 +133,11 @@ class Plan:
     def cuts_by_key(self) -> dict[Hashable, Cut]:
         """The cut of each distinct segment, by its key."""
         return {use.segment.key: self.cuts[use.site] for use in self.uses}
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages whose parameters a pipeline rank holds, ascending."""
+        return self.stage_placement.stages_of(self.mesh.pp, rank)
+
+    def ranks_of_stage(self, stage: int) -> tuple[int, ...]:
+        """The pipeline ranks that hold a stage, that of direction 0 first."""
+        return self.stage_placement.ranks_of_stage(self.mesh.pp, stage)

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from compiler.ir.plan import Bucket
 from compiler.ir.segment import Buffer
+from compiler.stage_placement import StagePlacement
 
 Kind = Literal["load", "receive", "run", "counts", "dispatch", "combine", "wait", "send", "record", "constant", "free"]
 
@@ -84,7 +85,7 @@ class Program:
 
     name: str  # the schedule's name, or "evaluate"
     num_micro_batches: int
-    placement: str
+    stage_placement: StagePlacement
     bodies: tuple[tuple[Body, ...], ...]  # per pipeline rank
     invocations: tuple[tuple[Invocation, ...], ...]  # per pipeline rank
     message: Buffer | None  # shape and dtype of every pipeline message

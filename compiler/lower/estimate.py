@@ -19,7 +19,6 @@ from compiler.lower.order import jobs_of
 from compiler.rates import Rates
 from compiler.rates.on_ranks import OnRanks, kinds_of, on_ranks
 from compiler.schedules.costs import PAIR_KINDS, Costs
-from compiler.schedules.placement import ranks_of_stage, stages_of
 from compiler.topology.messages import messages_s
 
 Times = Mapping[tuple[str, str, str], int]  # (kind, phase, site) of a segment or exchange → nanoseconds on its lane
@@ -44,12 +43,12 @@ def stage_costs(plan: Plan, cuts: Mapping[str, Cut], rates: OnRanks, pairs: Coll
 
     alone = []
     for stage in range(len(plan.stages)):
-        kinds = dict.fromkeys(kinds_of(each)[rank] for rank in ranks_of_stage(plan.placement, plan.mesh.pp, stage))
+        kinds = dict.fromkeys(kinds_of(each)[rank] for rank in plan.ranks_of_stage(stage))
         times = [{kind: _time((chains, kind)) for kind in KINDS} for chains in (on(stage, rank) for rank in kinds)]
         alone.append(max(times, key=lambda one: sum(one.values())))
     totals = [sum(times.values()) for times in alone]
     rank = _common_rank(plan, alone)
-    stages = stages_of(plan.placement, plan.mesh.pp, rank)
+    stages = plan.stages_of(rank)
     chains = {stage: on(stage, rank) for stage in stages}
     gained = {}
     both = tuple(dict.fromkeys([(stages[0], stages[-1]), (stages[-1], stages[0])]))
@@ -59,7 +58,7 @@ def stage_costs(plan: Plan, cuts: Mapping[str, Cut], rates: OnRanks, pairs: Coll
         if together < apart:
             lone = mean(times[first] + times[second] for times in alone)
             gained[first + second] = _ms(Fraction(lone) * together / apart)
-    messages = messages_s(each[0].fabric, plan, plan.placement)
+    messages = messages_s(each[0].fabric, plan, plan.stage_placement)
     F, B, I, W = (_ms(mean(Fraction(times[kind]) for times in alone)) for kind in KINDS)
     return Costs(
         F=F,
@@ -80,7 +79,7 @@ def _time(*actions: tuple[Chains, str]) -> int:
 
 def _common_rank(plan: Plan, alone: Sequence[Mapping[str, int]]) -> int:
     """A rank whose stages are of the most common kind, the first of them."""
-    ranks = [stages_of(plan.placement, plan.mesh.pp, rank) for rank in range(plan.mesh.pp)]
+    ranks = [plan.stages_of(rank) for rank in range(plan.mesh.pp)]
     kinds = [tuple(sorted(tuple(alone[stage].items()) for stage in stages)) for stages in ranks]
     return kinds.index(Counter(kinds).most_common(1)[0][0])
 

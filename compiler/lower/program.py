@@ -23,7 +23,6 @@ from compiler.lower.lanes import Best, best_order
 from compiler.lower.order import finish, interleave
 from compiler.rates import core_rates
 from compiler.rates.on_ranks import OnRanks, kinds_of, on_ranks
-from compiler.schedules.placement import direction, num_stages, rank_of
 from compiler.schedules.schedule import Schedule
 from runtime.actions import Action, Step, actions_of
 
@@ -69,7 +68,7 @@ def lower(
     return Program(
         name="evaluate" if evaluate else schedule.name,
         num_micro_batches=schedule.num_micro_batches,
-        placement=schedule.placement,
+        stage_placement=schedule.stage_placement,
         bodies=bodies,
         invocations=_with_channels(bodies, calls),
         message=output,
@@ -109,7 +108,7 @@ def _bodies(
     """Of a rank; `kind`: the first rank that is on the same kind of device."""
     found: dict[str, Body] = {}
     neighbours: dict[str, tuple[tuple[int, int], ...]] = {}
-    towards = [direction(schedule.placement, schedule.num_micro_batches, k) for k in range(schedule.num_micro_batches)]
+    towards = [schedule.direction(k) for k in range(schedule.num_micro_batches)]
     ways = [(name, tuple([towards[k] for k in micro_batches])) for name, micro_batches in calls]
     # Whom a body talks to depends on the directions alone.
     for (name, _), step in dict(zip(ways, schedule.actions[rank], strict=True)).items():
@@ -145,9 +144,9 @@ def _between(body: Body, peers: Sequence[tuple[int, int]]) -> Body:
 
 def _neighbours(schedule: Schedule, action: Action) -> tuple[int, int]:
     def rank(stage: int) -> int:
-        if not 0 <= stage < num_stages(schedule.placement, schedule.num_ranks):
+        if not 0 <= stage < schedule.num_stages:
             return -1
-        return rank_of(schedule.placement, schedule.num_ranks, schedule.num_micro_batches, stage, action.micro_batch)
+        return schedule.rank_of(stage, action.micro_batch)
 
     return rank(action.stage - 1), rank(action.stage + 1)
 

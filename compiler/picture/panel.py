@@ -6,9 +6,9 @@ from fractions import Fraction
 
 from compiler.picture.drawing import Cell, Drawn, Lanes, Message, Panel, Row
 from compiler.schedules.costs import Costs
-from compiler.schedules.placement import BIDIRECTIONAL, direction, num_stages, rank_of, stages_of
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline, simulate
+from compiler.stage_placement import BIDIRECTIONAL
 from runtime.actions import Action, ActionKind, actions_of
 
 
@@ -41,18 +41,18 @@ def panel_of(
 
 def directions_of(schedule: Schedule) -> tuple[str, ...]:
     """What direction 0, and 1 where there is one, means in words."""
-    if schedule.placement == BIDIRECTIONAL:
+    if schedule.stage_placement == BIDIRECTIONAL:
         return ("from the first rank on", "from the last rank back")
-    return ("stage",) if len(stages_of(schedule.placement, schedule.num_ranks, 0)) == 1 else ("even pass", "odd pass")
+    return ("stage",) if len(schedule.stages_of(0)) == 1 else ("even pass", "odd pass")
 
 
 def cells_of(schedule: Schedule, rank: int, spans: tuple[tuple[float, float], ...]) -> tuple[Cell, ...]:
     """The steps of a rank at the given times."""
-    P, N, placement = schedule.num_ranks, schedule.num_micro_batches, schedule.placement
-    passes = {stage: k % 2 for k, stage in enumerate(stages_of(placement, P, rank))}
+    two_ways = schedule.stage_placement == BIDIRECTIONAL
+    passes = {stage: k % 2 for k, stage in enumerate(schedule.stages_of(rank))}
 
     def drawn(action: Action) -> Drawn:
-        tint = direction(placement, N, action.micro_batch) if placement == BIDIRECTIONAL else passes[action.stage]
+        tint = schedule.direction(action.micro_batch) if two_ways else passes[action.stage]
         return Drawn(str(action), action.kind, tint, action.micro_batch)
 
     return tuple(
@@ -65,8 +65,7 @@ def _messages(
     schedule: Schedule, spans: tuple[tuple[tuple[float, float], ...], ...], latency: float
 ) -> tuple[Message, ...]:
     """What crosses between ranks, by rank and in the order of sending."""
-    P, N, placement = schedule.num_ranks, schedule.num_micro_batches, schedule.placement
-    last = num_stages(placement, P) - 1
+    last = schedule.num_stages - 1
     found = []
     for rank, steps in enumerate(schedule.actions):
         for step, (_, end) in zip(steps, spans[rank], strict=True):
@@ -74,9 +73,9 @@ def _messages(
                 to = action.stage + (1 if action.kind == "F" else -1)
                 if action.kind == "W" or not 0 <= to <= last:
                     continue
-                target = rank_of(placement, P, N, to, action.micro_batch)
+                target = schedule.rank_of(to, action.micro_batch)
                 if target != rank:
-                    tint = direction(placement, N, action.micro_batch)
+                    tint = schedule.direction(action.micro_batch)
                     kind: ActionKind = "F" if action.kind == "F" else "B"
                     found.append(Message(str(action), kind, tint, rank, target, end, end + latency))
     return tuple(found)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from compiler.schedules.costs import Costs
-from compiler.schedules.placement import num_stages, rank_of
 from compiler.schedules.schedule import Schedule
 from compiler.textfile import TextFileError, read_text
 from runtime.actions import Action, actions_of
@@ -140,7 +139,7 @@ def fitted(schedule: Schedule, measured: Measured) -> Costs:
     Kinds that were not run are filled in: I and W as halves of B. Latency: the median delay of the messages that were
     waited for. Least squares of logarithms; all numbers are rounded to what a µs clock can tell.
     """
-    stages = num_stages(schedule.placement, schedule.num_ranks)
+    stages = schedule.num_stages
     lone: dict[tuple[str, int], list[float]] = {}
     for steps, samples in zip(schedule.actions, measured.samples, strict=True):
         for step, times in zip(steps, samples, strict=True):
@@ -254,9 +253,7 @@ def _latency(schedule: Schedule, measured: Measured) -> Fraction:
                 stage = a.stage + (-1 if a.kind == "F" else 1)
                 sender = (a.kind == "F", stage, a.micro_batch)
                 if a.kind != "W" and sender in ends:
-                    owner = rank_of(
-                        schedule.placement, schedule.num_ranks, schedule.num_micro_batches, stage, a.micro_batch
-                    )
+                    owner = schedule.rank_of(stage, a.micro_batch)
                     arrivals += [ends[sender]] if owner != rank else []
             if arrivals and max(arrivals) > before:
                 delays.append(max(0.0, start - max(arrivals)))

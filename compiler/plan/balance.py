@@ -30,6 +30,7 @@ from dataclasses import replace
 from itertools import accumulate, combinations, count, pairwise
 
 from compiler.plan.layer_runs import Blocks, Cell, Pipeline, Runs, Split
+from compiler.stage_placement import ONE_STAGE
 
 Cursors = tuple[int, ...]  # of each run of a cell: layers taken so far, from where its stages begin
 Limits = tuple[int, int, int, int]  # on a rank's load, the bytes of a device, a stage's load, the sum of the squares
@@ -50,7 +51,7 @@ def partition(pipeline: Pipeline) -> Split:
     try:
         limits, runs = _Search(replace(pipeline, holding=None)).fastest()
     except _TooLongError:
-        single = Pipeline("loop(1)", tuple(_slowest(pipeline, s) for s in range(pipeline.num_stages)))
+        single = Pipeline(ONE_STAGE, tuple(_slowest(pipeline, s) for s in range(pipeline.num_stages)))
         return pipeline.split_of(_Search(single).fastest()[1])
     if pipeline.holding is not None:
         with suppress(_TooLongError):

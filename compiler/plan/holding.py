@@ -15,10 +15,10 @@ from compiler.ir import Buffer, Input, Segment, Use
 from compiler.lower.chains import Chains
 from compiler.plan.layer_runs import Holding, Moment
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
-from compiler.schedules.placement import BIDIRECTIONAL, stages_of
 from compiler.schedules.schedule import Schedule
 from compiler.segments.interpret import interpret
 from compiler.segments.storage import operand_weights
+from compiler.stage_placement import StagePlacement
 from dsl import ramp
 from dsl.memory import bytes_per_element
 from dsl.schema import Spec
@@ -32,7 +32,7 @@ def holding_of(
 ) -> Holding:
     """Of the blocks of a model: `steps` and `chains` of each; `room`: what a device of each pipeline rank has."""
     eight: dict[Hashable, dict[str, int]] = {}
-    always = [_always(spec, each, schedule.placement, eight) for each in steps]
+    always = [_always(spec, each, schedule.stage_placement.copies, eight) for each in steps]
     known = {id(each): (kept_bytes(each, "F"), kept_bytes(each, "I")) for each in chains}
     first, *layers, last = (
         (sum(tensors.values()), *known[id(each)]) for tensors, each in zip(always, chains, strict=True)
@@ -51,13 +51,11 @@ def holding_of(
 # ---------------------------------------------------------------- of a block
 
 
-def _always(
-    spec: Spec, steps: Iterable[object], placement: str, eight: dict[Hashable, dict[str, int]]
-) -> dict[str, int]:
+def _always(spec: Spec, steps: Iterable[object], copies: int, eight: dict[Hashable, dict[str, int]]) -> dict[str, int]:
     """Bytes that a device holds for each tensor of a block: memory_state.py has them to the byte, with padding and the
-    balancing biases, once there is a plan. `eight` remembers copies in eight bits, by key of a segment."""
+    balancing biases, once there is a plan. `copies`: ranks that hold each stage. `eight` remembers
+    copies in eight bits, by key of a segment."""
     size, p = bytes_per_element(spec.precision), spec.parallel
-    copies = 2 if placement == BIDIRECTIONAL else 1
     found: dict[str, int] = {}
     for use in (step for step in steps if isinstance(step, Use)):
         key = use.segment.key
@@ -118,8 +116,8 @@ def _root(name: str, buffers: Mapping[str, Buffer]) -> str:
 # ---------------------------------------------------------------- of how many micro-batches
 
 
-def schedule_on(spec: Spec, placement: str, num_ranks: int, own: Schedule | None = None) -> Schedule:
-    """The schedule of a spec's largest batch, or one on the same storage where it is not known yet.
+def schedule_on(spec: Spec, stage_placement: StagePlacement, num_ranks: int, own: Schedule | None = None) -> Schedule:
+    """The schedule of a spec's largest batch, or one on the same stage placement where it is not known yet.
 
     `own`: that of the file which the spec names.
     """
@@ -128,9 +126,9 @@ def schedule_on(spec: Spec, placement: str, num_ranks: int, own: Schedule | None
     count, name = ramp.micro_batches(spec)[-1], spec.schedule.name
     if name is not None and name != AUTO:
         found = schedule_of(name, num_ranks, count, spec.schedule.chunks or DEFAULT_CHUNKS)
-        if found.placement == placement:
+        if found.stage_placement == stage_placement:
             return found
-    return stand_in(placement, num_ranks, count, prompt=False)
+    return stand_in(stage_placement, num_ranks, count, prompt=False)
 
 
 def moments_of(schedule: Schedule, within: bool = True) -> tuple[tuple[Moment, ...], ...]:
@@ -144,7 +142,7 @@ def moments_of(schedule: Schedule, within: bool = True) -> tuple[tuple[Moment, .
 
 
 def _moments(schedule: Schedule, rank: int, within: bool) -> tuple[Moment, ...]:
-    stages = stages_of(schedule.placement, schedule.num_ranks, rank)
+    stages = schedule.stages_of(rank)
     kept, late = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
     most: list[tuple[int, ...]] = []
     for step in schedule.actions[rank]:

@@ -1,4 +1,4 @@
-"""A pipeline to split layers over: what its ranks store, and what the blocks of a model cost on each of them."""
+"""A pipeline to split layers over: which stages its ranks hold, and what the blocks of a model cost on each of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from compiler.schedules import DEFAULT_CHUNKS, placement_of
-from compiler.schedules.placement import BIDIRECTIONAL, V, num_stages, stages_of
+from compiler.schedules import DEFAULT_CHUNKS, stage_placement_of
+from compiler.stage_placement import StagePlacement
 from dsl.schema import Spec
 from dsl.stages import is_folded
 
@@ -18,11 +18,11 @@ Bytes = tuple[int, int, int]  # held all the time; of a micro-batch until its ba
 Moment = tuple[Bytes, ...]  # of each stage of a rank, how often it holds each of these
 
 
-def storage_of(spec: Spec) -> str:
-    """The placement of a spec's schedule: what each pipeline rank stores."""
+def stage_placement_of_spec(spec: Spec) -> StagePlacement:
+    """The stage placement of the schedule that a spec names: which stages each pipeline rank holds."""
     name, chunks = spec.schedule.name, spec.schedule.chunks
     assert name is not None
-    return placement_of(name, spec.parallel.pipeline, chunks or DEFAULT_CHUNKS, is_folded(spec))
+    return stage_placement_of(name, spec.parallel.pipeline, chunks or DEFAULT_CHUNKS, is_folded(spec))
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Which ranks store which stages, and what the blocks cost on each of them."""
+    """Which ranks hold which stages, and what the blocks cost on each of them."""
 
-    placement: str
+    stage_placement: StagePlacement
     blocks: tuple[Blocks, ...]  # of each pipeline rank; equal devices share one value
     holding: Holding | None = None
 
@@ -119,7 +119,7 @@ class Pipeline:
 
     @cached_property
     def num_stages(self) -> int:
-        return num_stages(self.placement, self.num_ranks)
+        return self.stage_placement.num_stages(self.num_ranks)
 
     @property
     def num_layers(self) -> int:
@@ -127,18 +127,18 @@ class Pipeline:
 
     @property
     def folded(self) -> bool:
-        return self.placement in (V, BIDIRECTIONAL)
+        return self.stage_placement.form != "loop"
 
     @cached_property
     def cells(self) -> tuple[tuple[tuple[int, ...], tuple[Blocks, ...]], ...]:
-        """(stages, the different blocks of the ranks that store them) in the order of their first stages."""
+        """(stages, the different blocks of the ranks that hold them) in the order of their first stages."""
         found: dict[tuple[int, ...], dict[int, Blocks]] = {}
         for rank, blocks in enumerate(self.blocks):
-            found.setdefault(stages_of(self.placement, self.num_ranks, rank), {})[id(blocks)] = blocks
+            found.setdefault(self.stage_placement.stages_of(self.num_ranks, rank), {})[id(blocks)] = blocks
         return tuple((stages, tuple(kinds.values())) for stages, kinds in sorted(found.items(), key=lambda f: f[0]))
 
     def stage_load(self, stage: int, begin: int, end: int) -> int:
-        """Of a run of layers as a stage, on the slowest rank that stores it."""
+        """Of a run of layers as a stage, on the slowest rank that holds it."""
         return max(self.loads((stage,), blocks, ((begin, end),)) for blocks in self.kinds_of[stage])
 
     @cached_property
@@ -175,13 +175,13 @@ class Pipeline:
                 yield Lane(tuple(behind if descends else before for descends in down), ends)
 
     def _bytes(self, stages: tuple[int, ...]) -> Iterator[Lane]:
-        """Of each moment of each rank that stores the stages. What others have room for beyond it counts as held."""
+        """Of each moment of each rank that holds the stages. What others have room for beyond it counts as held."""
         held = self.holding
         if held is None:
             return
         last = self.num_stages - 1
         for rank, moments in enumerate(held.moments):
-            if stages_of(self.placement, self.num_ranks, rank) != stages:
+            if self.stage_placement.stages_of(self.num_ranks, rank) != stages:
                 continue
             for moment in moments:
                 ends = [
@@ -220,7 +220,7 @@ class Pipeline:
     def split_of(self, runs: Runs) -> Split:
         """The runs, with their loads."""
         held, rank_load, stage_load, _ = self.score(runs)
-        return Split(runs, rank_load // (2 if self.placement == BIDIRECTIONAL else 1), stage_load, held)
+        return Split(runs, rank_load // self.stage_placement.copies, stage_load, held)
 
 
 def _times(often: Bytes, held: Bytes) -> int:

@@ -16,11 +16,11 @@ from compiler.holders import Holders
 from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
 from compiler.plan.balance import NEAR
 from compiler.plan.blocks import NO_CUTS, CutsByKey, cut_model
-from compiler.plan.layer_runs import storage_of
+from compiler.plan.layer_runs import stage_placement_of_spec
 from compiler.plan.parameters import Tensor, tensors
 from compiler.plan.stages import build_stages
-from compiler.schedules.placement import num_stages, stages_of
 from compiler.schedules.schedule import Schedule
+from compiler.stage_placement import StagePlacement
 from dsl.schema import Spec
 
 if TYPE_CHECKING:
@@ -34,16 +34,16 @@ def make_plan(
 ) -> Plan:
     """Pure and torch-free. The spec has passed its checks; what they promise is asserted here.
 
-    `own`: the schedule of the file that the spec names, whose placement the ranks then store. `placed`: the experts,
-    from the file that the spec names; without it they are placed by their numbers, which holds the same bytes and takes
-    the same time. `known`: cuts of other plans, by the key of a segment, which are not made again.
+    `own`: the schedule of the file that the spec names, whose stage placement the ranks then have. `placed`: the
+    experts, from the file that the spec names; without it they are placed by their numbers, which holds the same bytes
+    and takes the same time. `known`: cuts of other plans, by the key of a segment, which are not made again.
     """
     parallel = spec.parallel
     mesh = Mesh(pp=parallel.pipeline, dp=parallel.data, ep=parallel.expert, tp=parallel.tensor, cp=parallel.context)
-    placement = own.placement if own else storage_of(spec)
+    stage_placement = own.stage_placement if own else stage_placement_of_spec(spec)
     model = cut_model(spec, known)
-    stages = build_stages(model, num_stages(placement, mesh.pp), placement, own)
-    graph = placement_graph(stages, placement, mesh.pp)
+    stages = build_stages(model, stage_placement.num_stages(mesh.pp), stage_placement, own)
+    graph = placement_graph(stages, stage_placement, mesh.pp)
     rows = tensors(spec, (step for stage in stages for step in stage.steps))
     owners: Owners | None = placed.owners if placed else None
     owned = {row.name: _owners(row, mesh.ep, owners or {}) for row in rows if row.num_experts is not None}
@@ -52,7 +52,7 @@ def make_plan(
     )
     return Plan(
         mesh=mesh,
-        placement=placement,
+        stage_placement=stage_placement,
         stages=stages,
         cuts=model.cuts,
         replicas=replicas,
@@ -96,14 +96,14 @@ def _owners(tensor: Tensor, num_ranks: int, owners: Owners) -> tuple[int, ...]:
     return given or tuple(e // (tensor.num_experts // num_ranks) for e in range(tensor.num_experts))
 
 
-def placement_graph(stages: Sequence[Stage], placement: str, num_ranks: int) -> nx.DiGraph:
+def placement_graph(stages: Sequence[Stage], stage_placement: StagePlacement, num_ranks: int) -> nx.DiGraph:
     """Nodes ("tensor", name), ("stage", s), ("rank", r); edges from what is held to its holder."""
     graph: nx.DiGraph = nx.DiGraph()
     for stage in stages:
         tensors = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
         graph.add_edges_from((("tensor", t), ("stage", stage.index)) for t in sorted(tensors))
     for rank in range(num_ranks):
-        graph.add_edges_from((("stage", s), ("rank", rank)) for s in stages_of(placement, num_ranks, rank))
+        graph.add_edges_from((("stage", s), ("rank", rank)) for s in stage_placement.stages_of(num_ranks, rank))
     assert nx.is_directed_acyclic_graph(graph)
     return graph
 

@@ -24,7 +24,7 @@ def document(prediction: Prediction, why: Why | None = None) -> dict[str, Any]:
         "model": p.model,
         "cluster": {"name": p.cluster, "devices": p.num_devices, "device": p.device},
         "parallel": dict(p.degrees),
-        "placement": p.placement,
+        "placement": str(p.stage_placement),
         "parameters": {"total": p.parameters, "active": p.active_parameters},
         "flops_per_token": asdict(p.flops),
         "step": _step(p.step),

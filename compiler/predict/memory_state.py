@@ -10,7 +10,6 @@ from math import prod
 from compiler.ir import Plan, Use
 from compiler.plan.holding import quantised_bytes
 from compiler.proof import Certificate
-from compiler.schedules.placement import stages_of
 from dsl.memory import ITEMSIZE, Memory, bytes_per_element
 from dsl.schema import Device, Spec
 
@@ -64,7 +63,7 @@ def quantised_weights(plan: Plan) -> tuple[int, ...]:
     result = []
     for rank in range(plan.mesh.pp):
         tensors: dict[str, int] = {}
-        for stage in stages_of(plan.placement, plan.mesh.pp, rank):
+        for stage in plan.stages_of(rank):
             for use in (step for step in plan.stages[stage].steps if isinstance(step, Use)):
                 key = use.segment.key
                 if key not in found:

@@ -20,7 +20,6 @@ from compiler.predict.step import step_of
 from compiler.predict.tail import Tensor, groups_of, tail_of, tensors_of
 from compiler.predict.times import StepTimes, lane_seconds, step_times, twins_of
 from compiler.rates import Rates
-from compiler.schedules.placement import ranks_of_stage
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline, simulate
 from compiler.topology import Experts
@@ -123,7 +122,7 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
             ("pipeline", p.pipeline), ("expert", p.expert), ("data", p.data), ("tensor", p.tensor),
             ("context", p.context),
         ),
-        placement=plan.placement,
+        stage_placement=plan.stage_placement,
         rates=" and ".join(dict.fromkeys(one.table for one in each)),
         parameters=counts.total,
         active_parameters=counts.active,
@@ -192,7 +191,7 @@ def stage_rows(
         sites = dict.fromkeys(step.site.partition(".")[0] for step in stage.steps if isinstance(step, Use))
         layers = tuple(int(site[1:]) for site in sites if site[0] == "L")
         others = tuple(OTHERS[site] for site in sites if site in OTHERS)
-        ranks = ranks_of_stage(plan.placement, plan.mesh.pp, stage.index)
+        ranks = plan.ranks_of_stage(stage.index)
         twin = twins[stage.index][0], rates.index(rates[ranks[0]])
         if twin not in lanes:
             lanes[twin] = lane_seconds(plan, cuts, rates[ranks[0]], twin[0])

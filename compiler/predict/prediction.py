@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compiler.stage_placement import StagePlacement
+
 
 @dataclass(frozen=True, slots=True)
 class RankTime:
@@ -179,7 +181,7 @@ class Prediction:
     num_devices: int
     device: str
     degrees: tuple[tuple[str, int], ...]  # pipeline, expert, data, tensor, context
-    placement: str
+    stage_placement: StagePlacement
     rates: str  # which table they are from
     parameters: int
     active_parameters: int

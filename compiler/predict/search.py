@@ -22,7 +22,6 @@ from compiler.predict.predict import Timed, memories, timed
 from compiler.predict.times import twins_of
 from compiler.rates import rates_of
 from compiler.schedules import AUTO, stand_in
-from compiler.schedules.placement import stages_of
 from compiler.schedules.schedule import Schedule
 from dsl import choices, ramp
 from dsl.choices import Choice
@@ -195,13 +194,13 @@ def least_missing(spec: Spec, plan: Plan, own: Schedule | None = None) -> tuple[
             kept[twins[0]] = kept_bytes(chains, "F"), kept_bytes(chains, "I")
         kept[stage] = kept[twins[0]]
     if spec.schedule.name == AUTO:
-        schedule = stand_in(plan.placement, plan.mesh.pp, counts, prompt=False)
+        schedule = stand_in(plan.stage_placement, plan.mesh.pp, counts, prompt=False)
     else:
         schedule = schedule_for(spec, plan, counts, own)
     missing = []
     moments = moments_of(schedule, within=False)
     for rank, state in enumerate(rank_states(spec, plan)):
-        stages = stages_of(plan.placement, plan.mesh.pp, rank)
+        stages = plan.stages_of(rank)
         most = max(
             sum(under_way * kept[s][0] + late * kept[s][1] for s, (_, under_way, late) in zip(stages, one, strict=True))
             for one in moments[rank]

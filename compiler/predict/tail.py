@@ -14,7 +14,6 @@ from math import prod
 from compiler.holders import Holders
 from compiler.ir import Mesh, Param, Plan, Use
 from compiler.predict.prediction import Tail
-from compiler.schedules.placement import ranks_of_stage
 from compiler.topology.fabric import Reduction
 from dsl.memory import ITEMSIZE
 from dsl.schema import Spec
@@ -44,7 +43,7 @@ def tensors_of(plan: Plan) -> dict[str, Tensor]:
     ranks: dict[str, set[int]] = defaultdict(set)
     params: dict[str, Param] = {}
     for stage in plan.stages:
-        holding = ranks_of_stage(plan.placement, plan.mesh.pp, stage.index)
+        holding = plan.ranks_of_stage(stage.index)
         for use in stage.steps:
             if isinstance(use, Use):
                 for param, (_, name) in zip(use.segment.params, use.params, strict=True):

@@ -89,7 +89,7 @@ def step_times(
                 jobs = jobs_of(chains)
                 ends[alike, kinds[rank]] = _span(jobs, rates[rank].pair if len(alike) > 1 else 1.0, least, best)
             times[key, rank] = ends[alike, kinds[rank]]
-    between = messages_s(rates[0].fabric, plan, schedule.placement)
+    between = messages_s(rates[0].fabric, plan, schedule.stage_placement)
     whole, compute = ({key: both[k] for key, both in times.items()} for k in (0, 1))
     return StepTimes(whole, compute, {ends: round(time_s * NS) for ends, time_s in between.items()})
 

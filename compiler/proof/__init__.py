@@ -41,7 +41,7 @@ def prove(program: Program, plan: Plan, rows: int | Rows = 0, effects: Effects |
     counts = [(invoked[rank][body.name], *_counts(known, rank, body)) for rank, body in bodies]
     return Certificate(
         program=program.name,
-        placement=program.placement,
+        stage_placement=program.stage_placement,
         num_ranks=schedule.num_ranks,
         num_micro_batches=program.num_micro_batches,
         num_actions=sum(len(invocation.micro_batches) for row in program.invocations for invocation in row),

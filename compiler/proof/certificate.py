@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compiler.stage_placement import StagePlacement
+
 
 class ProofError(Exception):
     """A program that must not run. The message begins with the rank and the action, or with the bucket reduced."""
@@ -15,7 +17,7 @@ class Certificate:
     messages (parameters, gradients and optimizer state are not among them)."""
 
     program: str
-    placement: str
+    stage_placement: StagePlacement
     num_ranks: int
     num_micro_batches: int
     num_actions: int
@@ -28,7 +30,7 @@ class Certificate:
     peak_bytes: tuple[int, ...]  # under the rows given to `prove`
 
     def __str__(self) -> str:
-        sizes = f"ranks={self.num_ranks} micro_batches={self.num_micro_batches} placement={self.placement}"
+        sizes = f"ranks={self.num_ranks} micro_batches={self.num_micro_batches} placement={self.stage_placement}"
         counts = (
             f"{self.num_actions} actions, {self.num_instructions} instructions, {self.num_messages} messages, "
             f"{self.num_exchanges} exchanges, {self.num_reduces} reductions"

@@ -21,7 +21,6 @@ from compiler.proof.certificate import ProofError
 from compiler.proof.channels import message_of
 from compiler.proof.effects import Effects, Found, Memory, Namespace, Place, Rows, Storage, Waits
 from compiler.proof.structure import EXCHANGES, waits_of
-from compiler.schedules.placement import rank_of, turn
 from compiler.schedules.schedule import Schedule
 from runtime.actions import Action, Step, actions_of
 
@@ -49,7 +48,7 @@ class RankValues:
         self.rank, self.rows, self.message, self.effects = rank, rows, program.message, effects
         self.bodies = {body.name: (body, self._waits(body)) for body in program.bodies[rank]}
         self.numbers: dict[Place, int] = {}  # of the states
-        self.turn = turn(schedule.placement, schedule.num_micro_batches)
+        self.turn = schedule.turn
         self.firsts: dict[int, tuple[int, int]] = {}  # of `_place`, by stage: of each direction
         self.starts = {body.name: [self._first(int(a[1:])) for a in body.actions] for body in program.bodies[rank]}
         self.found: dict[tuple[str, tuple[int, ...]], Found] = {}  # by body and `slots`
@@ -145,9 +144,8 @@ class RankValues:
         if stage not in self.firsts:
             firsts = []
             for micro_batch in (0, self.turn):  # where there is one direction, nobody asks for the second
-                first, of = stage, self.schedule
-                sizes = of.placement, of.num_ranks, of.num_micro_batches
-                while first and rank_of(*sizes, first - 1, micro_batch) == self.rank:
+                first = stage
+                while first and self.schedule.rank_of(first - 1, micro_batch) == self.rank:
                     first -= 1
                 firsts.append(first)
             self.firsts[stage] = firsts[0], firsts[1]

@@ -10,7 +10,6 @@ from collections.abc import Hashable
 
 from compiler.ir import Plan, Program, Replica, Use
 from compiler.proof.certificate import ProofError
-from compiler.schedules.placement import stages_of
 
 
 def check_holders(plan: Plan) -> None:
@@ -42,7 +41,7 @@ def _pipeline_ranks(plan: Plan) -> dict[str, tuple[frozenset[int], int]]:
     users: dict[str, set[int]] = {}
     stacks: dict[str, int] = {}
     for rank in range(plan.mesh.pp):
-        for stage in stages_of(plan.placement, plan.mesh.pp, rank):
+        for stage in plan.stages_of(rank):
             for use in plan.stages[stage].steps:
                 if isinstance(use, Use):
                     for local, tensor in use.params:

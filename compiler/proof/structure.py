@@ -14,7 +14,6 @@ from compiler.ir import Body, Communication, Instruction, Plan, Program, Stage
 from compiler.proof.certificate import ProofError
 from compiler.proof.effects import Effects, Waits
 from compiler.proof.operands import Cuts, operands, runs, steps_of
-from compiler.schedules.placement import num_stages, supports
 from compiler.schedules.schedule import Schedule, ScheduleError
 from runtime.actions import Action, Pair, Step, actions_of, parse_step
 
@@ -36,15 +35,16 @@ def schedule_of(program: Program, plan: Plan, known: Effects | None = None) -> S
             f"{num_ranks} ranks have bodies, {len(program.invocations)} invocations, and the plan has {plan.mesh.pp}"
         )
     steps = tuple(tuple(_steps(program, rank, actions)) for rank in range(num_ranks))
-    schedule = Schedule(program.name, num_ranks, program.num_micro_batches, program.placement, steps)
+    needed, held = program.stage_placement, plan.stage_placement
+    schedule = Schedule(program.name, num_ranks, program.num_micro_batches, needed, steps)
     try:
         schedule.check()
     except ScheduleError as error:
         raise ProofError(str(error)) from None
-    if num_stages(program.placement, num_ranks) != len(plan.stages):
-        raise ProofError(f"placement {program.placement} on {num_ranks} ranks does not fit {len(plan.stages)} stages")
-    if not supports(plan.placement, program.placement, num_ranks):
-        raise ProofError(f"a {program.placement} program runs stages that a {plan.placement} plan does not store there")
+    if needed.num_stages(num_ranks) != len(plan.stages):
+        raise ProofError(f"placement {needed} on {num_ranks} ranks does not fit {len(plan.stages)} stages")
+    if not held.supports(needed, num_ranks):
+        raise ProofError(f"a {needed} program runs stages that a {held} plan does not store there")
     return schedule
 
 

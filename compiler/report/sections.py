@@ -18,7 +18,6 @@ from compiler.predict.predict import memories, predicted, timed
 from compiler.report.planned import planned_of
 from compiler.report.report import ExpertRow, RankRow, Report, RunFigures, StageRow
 from compiler.schedules.costs import Costs
-from compiler.schedules.placement import ranks_of_stage, stages_of
 from compiler.topology.rank_kinds import rank_rates
 from dsl.memory import Memory
 from dsl.schema import Spec
@@ -78,7 +77,7 @@ def _stages(plan: Plan, elements: Mapping[str, int]) -> tuple[StageRow, ...]:
     rows = []
     for index, stage in enumerate(plan.stages):
         tensors = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
-        ranks = ranks_of_stage(plan.placement, plan.mesh.pp, index)
+        ranks = plan.ranks_of_stage(index)
         rows.append(StageRow(index, tuple(layers_of(stage)), ranks, sum(sizes[tensor] for tensor in tensors)))
     return tuple(rows)
 
@@ -95,7 +94,7 @@ def _rank(plan: Plan, rank: int, parameters: int, memory: Memory) -> RankRow:
     return RankRow(
         rank=rank,
         world_ranks=(mesh.rank(rank, 0), mesh.rank(rank, mesh.dp - 1)),
-        stages=stages_of(plan.placement, mesh.pp, rank),
+        stages=plan.stages_of(rank),
         parameters=parameters,
         memory=parts_of(memory),
     )

@@ -1,7 +1,7 @@
 """Pipeline schedules: pure functions from sizes to a `Schedule`, one file each, and the table of them.
 
 What is known of a schedule before it is made is its row in `dsl.schedules`. `auto` is in neither table: it is solved
-for (compiler/solver), and stores what `placement_of` says.
+for (compiler/solver), on the placement that `stage_placement_of` says.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from compiler.schedules.dualpipev import dualpipev
 from compiler.schedules.gpipe import gpipe
 from compiler.schedules.interleaved import interleaved
 from compiler.schedules.one_f_one_b import one_f_one_b
-from compiler.schedules.placement import BIDIRECTIONAL, V, loops
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.zb1p import zb1p
 from compiler.schedules.zbv import zbv, zbv_both_ways
+from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
 from dsl.schedules import AUTO, DEFAULT_CHUNKS, FACTS, ScheduleFacts
 
-__all__ = ["AUTO", "DEFAULT_CHUNKS", "SCHEDULES", "NamedSchedule", "placement_of", "schedule_of", "stand_in"]
+__all__ = ["AUTO", "DEFAULT_CHUNKS", "SCHEDULES", "NamedSchedule", "schedule_of", "stage_placement_of", "stand_in"]
 
 MAKERS: dict[str, Callable[..., Schedule]] = {  # of (num_ranks, num_micro_batches), and chunks where a run chooses them
     "gpipe": gpipe,
@@ -45,9 +45,9 @@ class NamedSchedule:
         chosen = (chunks,) if self.facts.is_chunked else ()
         return self.make(num_ranks, num_micro_batches, *chosen)
 
-    def placement(self, chunks: int = DEFAULT_CHUNKS) -> str:
-        """What each rank stores (placement.py)."""
-        return f"loop({chunks})" if self.facts.is_chunked else self.facts.placement
+    def stage_placement(self, chunks: int = DEFAULT_CHUNKS) -> StagePlacement:
+        """Where its stages are. `chunks`: where a run chooses."""
+        return loop(chunks) if self.facts.is_chunked else StagePlacement.parse(self.facts.placement)
 
     def needs(self, num_ranks: int) -> int:
         """The least number of micro-batches that it has; at least 1."""
@@ -63,32 +63,32 @@ class NamedSchedule:
 SCHEDULES: dict[str, NamedSchedule] = {name: NamedSchedule(FACTS[name], make) for name, make in MAKERS.items()}
 
 
-def placement_of(name: str, num_ranks: int, chunks: int = DEFAULT_CHUNKS, folded: bool = True) -> str:
-    """What the ranks store under a schedule of the language.
+def stage_placement_of(name: str, num_ranks: int, chunks: int = DEFAULT_CHUNKS, folded: bool = True) -> StagePlacement:
+    """Where the stages are under a schedule of the language.
 
     `auto` mirrors the stages where it can, P being even; else it folds them, two a rank, if there are so many.
     """
     if name == AUTO:
-        return BIDIRECTIONAL if num_ranks % 2 == 0 else V if folded else "loop(1)"
-    return SCHEDULES[name].placement(chunks)
+        return BIDIRECTIONAL if num_ranks % 2 == 0 else V if folded else ONE_STAGE
+    return SCHEDULES[name].stage_placement(chunks)
 
 
 def schedule_of(name: str, num_ranks: int, num_micro_batches: int, chunks: int = DEFAULT_CHUNKS) -> Schedule:
-    """The schedule of a name, or where it has too few micro-batches (a ramp's first) what runs on the same storage."""
+    """The schedule of a name, or where it has too few micro-batches (a ramp's first) what runs on the same stages."""
     row = SCHEDULES[name]
     if num_micro_batches < row.needs(num_ranks):
-        return stand_in(row.placement(chunks), num_ranks, num_micro_batches)
+        return stand_in(row.stage_placement(chunks), num_ranks, num_micro_batches)
     return row.generate(num_ranks, num_micro_batches, chunks)
 
 
-def stand_in(placement: str, num_ranks: int, num_micro_batches: int, prompt: bool = True) -> Schedule:
-    """A schedule of any number of micro-batches on a storage: for the sizes that the spec's own does not have.
+def stand_in(placement: StagePlacement, num_ranks: int, num_micro_batches: int, prompt: bool = True) -> Schedule:
+    """A schedule of any number of micro-batches on a placement: for the sizes that the spec's schedule does not have.
 
-    It is to fit where the spec's own does, rather than to be the fastest; not if `prompt` is off (zbv.py).
+    It is to fit where the spec's schedule does, rather than to be the fastest; not if `prompt` is off (zbv.py).
     """
     if placement == BIDIRECTIONAL:
         return zbv_both_ways(num_ranks, num_micro_batches, prompt)
     if placement == V:
         return zbv(num_ranks, num_micro_batches, prompt)
-    chunks = loops(placement)
+    chunks = placement.loops
     return zb1p(num_ranks, num_micro_batches) if chunks == 1 else interleaved(num_ranks, num_micro_batches, chunks)

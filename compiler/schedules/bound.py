@@ -22,7 +22,7 @@ from itertools import combinations_with_replacement
 
 from compiler.schedules.costs import Costs
 from compiler.schedules.linear_program import Row, least
-from compiler.schedules.placement import direction, num_stages, rank_of, stages_of
+from compiler.stage_placement import StagePlacement
 from runtime.actions import KINDS, Action, ActionKind, Pair
 
 # With more different weights on one rank, they are left out of the program (`shares`).
@@ -33,14 +33,14 @@ _Item = tuple[ActionKind, int]  # an action of a step: its kind, and which of th
 
 
 def lower_bound(
-    placement: str, num_ranks: int, num_micro_batches: int, costs: Costs, cap: int | None = None
+    placement: StagePlacement, num_ranks: int, num_micro_batches: int, costs: Costs, cap: int | None = None
 ) -> Fraction:
     """No schedule of these sizes on this placement ends sooner, if no rank holds more than `cap` activations.
 
     ValueError where the placement or the weights do not fit the sizes. In the unit of the costs.
     """
-    costs.check(num_ranks, num_stages(placement, num_ranks))
-    ends = {direction(placement, num_micro_batches, m): m for m in (num_micro_batches - 1, 0)}
+    costs.check(num_ranks, placement.num_stages(num_ranks))
+    ends = {placement.direction(num_micro_batches, m): m for m in (num_micro_batches - 1, 0)}
     paths = [_Path.of(placement, num_ranks, num_micro_batches, costs, m) for m in ends.values()]
     best = max(path.head_backward[0] + path.last for path in paths)  # one micro-batch, there and back
     ranks = {_Rank.of(paths, rank, costs, cap): None for rank in range(num_ranks)}  # mirrored ones are alike
@@ -61,12 +61,12 @@ class _Path:
     last: Fraction  # the backward of stage 0, whole
 
     @staticmethod
-    def of(placement: str, num_ranks: int, num_micro_batches: int, costs: Costs, micro_batch: int) -> _Path:
-        held_by = [stages_of(placement, num_ranks, rank) for rank in range(num_ranks)]
-        side = direction(placement, num_micro_batches, micro_batch)
-        count = sum(direction(placement, num_micro_batches, m) == side for m in range(num_micro_batches))
-        stages = range(num_stages(placement, num_ranks))
-        ranks = tuple(rank_of(placement, num_ranks, num_micro_batches, stage, micro_batch) for stage in stages)
+    def of(placement: StagePlacement, num_ranks: int, num_micro_batches: int, costs: Costs, micro_batch: int) -> _Path:
+        held_by = [placement.stages_of(num_ranks, rank) for rank in range(num_ranks)]
+        side = placement.direction(num_micro_batches, micro_batch)
+        count = sum(placement.direction(num_micro_batches, m) == side for m in range(num_micro_batches))
+        stages = range(placement.num_stages(num_ranks))
+        ranks = tuple(placement.rank_of(num_ranks, num_micro_batches, stage, micro_batch) for stage in stages)
         hops = [costs.latency * (ranks[stage] != ranks[stage + 1]) for stage in stages[:-1]]
         alike = [{costs.weight(stage, rank): stage for stage in each} for rank, each in enumerate(held_by)]
 

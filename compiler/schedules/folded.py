@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from compiler.schedules.placement import BIDIRECTIONAL, V
 from compiler.schedules.schedule import Schedule
+from compiler.stage_placement import BIDIRECTIONAL, V
 from runtime.actions import Action, ActionKind, Pair, Step, actions_of
 
 Token = tuple[ActionKind, int]  # kind and direction; a W of direction -1 is of either

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from compiler.schedules.placement import loops, num_stages, rank_of
 from compiler.schedules.schedule import Schedule
+from compiler.stage_placement import BIDIRECTIONAL, StagePlacement
 from runtime.actions import Action
 
 
-def forward_only(placement: str, num_ranks: int, num_micro_batches: int) -> Schedule:
+def forward_only(placement: StagePlacement, num_ranks: int, num_micro_batches: int) -> Schedule:
     """The schedule "evaluate" on any placement and N >= 1; ValueError for other sizes.
 
     Each rank runs its forwards in the order of `_start`, a time at which all of them fit: no rank waits in a circle.
     """
-    stages = num_stages(placement, num_ranks)
+    stages = placement.num_stages(num_ranks)
     if num_micro_batches < 1:
         raise ValueError(f"evaluation needs at least 1 micro-batch, got {num_micro_batches}")
     starts: list[dict[int, Action]] = [{} for _ in range(num_ranks)]
     for micro_batch in range(num_micro_batches):
         for stage in range(stages):
-            rank = rank_of(placement, num_ranks, num_micro_batches, stage, micro_batch)
+            rank = placement.rank_of(num_ranks, num_micro_batches, stage, micro_batch)
             start = _start(placement, num_ranks, num_micro_batches, stage, micro_batch)
             assert start not in starts[rank], "two forwards of one rank at one time"
             starts[rank][start] = Action("F", stage, micro_batch)
@@ -26,13 +26,13 @@ def forward_only(placement: str, num_ranks: int, num_micro_batches: int) -> Sche
     return Schedule("evaluate", num_ranks, num_micro_batches, placement, actions)
 
 
-def _start(placement: str, num_ranks: int, num_micro_batches: int, stage: int, micro_batch: int) -> int:
+def _start(placement: StagePlacement, num_ranks: int, num_micro_batches: int, stage: int, micro_batch: int) -> int:
     """Start of a forward of one unit. It is one unit after the stage before, and no two of a rank coincide."""
-    v = loops(placement)
+    v = placement.loops
     if v:  # groups of P micro-batches go round the ring v times
         group, k = divmod(micro_batch, num_ranks)
         return group * v * num_ranks + k + stage
     # a rank's two stages differ in parity, so they take turns: k-th micro-batch of its direction every 2 units
     half = (num_micro_batches + 1) // 2
-    k = micro_batch % half if placement == "bidirectional" else micro_batch
+    k = micro_batch % half if placement == BIDIRECTIONAL else micro_batch
     return stage + 2 * k

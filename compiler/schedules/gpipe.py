@@ -6,6 +6,7 @@ Every P >= 1 and N >= 1, placement `loop(1)`.
 from __future__ import annotations
 
 from compiler.schedules.schedule import Schedule
+from compiler.stage_placement import ONE_STAGE
 from runtime.actions import Action
 
 
@@ -20,4 +21,4 @@ def gpipe(num_ranks: int, num_micro_batches: int) -> Schedule:
         )
         for rank in range(num_ranks)
     )
-    return Schedule("gpipe", num_ranks, num_micro_batches, "loop(1)", ranks)
+    return Schedule("gpipe", num_ranks, num_micro_batches, ONE_STAGE, ranks)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from compiler.schedules.schedule import Schedule
+from compiler.stage_placement import loop
 from runtime.actions import Action, Step
 
 
@@ -22,7 +23,7 @@ def interleaved(num_ranks: int, num_micro_batches: int, chunks: int) -> Schedule
     if chunks < 2:
         raise ValueError(f"interleaved needs at least 2 chunks, got {chunks}: use 2, or 1f1b")
     ranks = tuple(_rank_steps(P, N, chunks, rank) for rank in range(P))
-    return Schedule("interleaved", P, N, f"loop({chunks})", ranks)
+    return Schedule("interleaved", P, N, loop(chunks), ranks)
 
 
 def group_sizes(num_ranks: int, num_micro_batches: int) -> tuple[int, ...]:

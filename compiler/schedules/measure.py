@@ -7,9 +7,9 @@ from fractions import Fraction
 
 from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import Costs
-from compiler.schedules.placement import BIDIRECTIONAL, direction, num_stages, stages_of
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline, simulate
+from compiler.stage_placement import BIDIRECTIONAL
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,9 @@ class Measured:
     @property
     def excess(self) -> Fraction:
         """The makespan less the steady state: an F&B of every stage and micro-batch of the rank that has most."""
-        P, N, placement = self.schedule.num_ranks, self.schedule.num_micro_batches, self.schedule.placement
         steady = max(
-            sum(self.costs.weight(stage, rank) * _count(placement, P, N, rank, stage) for stage in stages)
-            for rank in range(P)
-            for stages in [stages_of(placement, P, rank)]
+            sum(self.costs.weight(s, rank) * _count(self.schedule, rank, s) for s in self.schedule.stages_of(rank))
+            for rank in range(self.schedule.num_ranks)
         )
         return self.makespan - steady * self.costs.two("FB")
 
@@ -55,12 +53,12 @@ class Measured:
     @property
     def stages_a_rank(self) -> int:
         """Parts into which the model's share of a rank is cut: 1 where a rank has two copies of other stages."""
-        return num_stages(self.schedule.placement, self.schedule.num_ranks) // self.schedule.num_ranks
+        return self.schedule.stage_placement.stages_per_rank
 
     @property
     def copies(self) -> int:
         """Copies of every stage's parameters."""
-        return 2 if self.schedule.placement == BIDIRECTIONAL else 1
+        return self.schedule.stage_placement.copies
 
 
 def measure(schedule: Schedule, costs: Costs, cap: int | None = None) -> Measured:
@@ -70,13 +68,14 @@ def measure(schedule: Schedule, costs: Costs, cap: int | None = None) -> Measure
     """
     timeline = simulate(schedule, costs)
     held = max(timeline.peak_activations) if cap is None else cap
-    bound = lower_bound(schedule.placement, schedule.num_ranks, schedule.num_micro_batches, costs, held)
+    bound = lower_bound(schedule.stage_placement, schedule.num_ranks, schedule.num_micro_batches, costs, held)
     return Measured(schedule, costs, timeline, held, bound)
 
 
-def _count(placement: str, num_ranks: int, num_micro_batches: int, rank: int, stage: int) -> int:
+def _count(schedule: Schedule, rank: int, stage: int) -> int:
     """Micro-batches on which a rank runs one of its stages."""
-    if placement != BIDIRECTIONAL:
-        return num_micro_batches
-    second = direction(placement, num_micro_batches, num_micro_batches - 1) * (num_micro_batches // 2)
-    return num_micro_batches - second if rank == stage else second
+    count = schedule.num_micro_batches
+    if schedule.stage_placement != BIDIRECTIONAL:
+        return count
+    second = schedule.direction(count - 1) * (count // 2)
+    return count - second if rank == stage else second

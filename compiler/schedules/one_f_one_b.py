@@ -7,6 +7,7 @@ so every micro-batch goes in direction 0, and the mirrored copies add no gradien
 from __future__ import annotations
 
 from compiler.schedules.schedule import Schedule
+from compiler.stage_placement import ONE_STAGE
 from runtime.actions import Action, Step
 
 
@@ -15,7 +16,7 @@ def one_f_one_b(num_ranks: int, num_micro_batches: int) -> Schedule:
     if num_ranks < 1 or num_micro_batches < 1:
         raise ValueError(f"1f1b needs at least 1 rank and 1 micro-batch, got {num_ranks} and {num_micro_batches}")
     ranks = tuple(_rank_steps(num_ranks, num_micro_batches, rank) for rank in range(num_ranks))
-    return Schedule("1f1b", num_ranks, num_micro_batches, "loop(1)", ranks)
+    return Schedule("1f1b", num_ranks, num_micro_batches, ONE_STAGE, ranks)
 
 
 def _rank_steps(num_ranks: int, num_micro_batches: int, rank: int) -> tuple[Step, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.schedules.limits import MAX_CELLS, MAX_RANKS
-from compiler.schedules.placement import num_stages, rank_of, turn
+from compiler.stage_placement import StagePlacement
 from dsl.diagnostics import plural
 from runtime.actions import Action, Step, actions_of, parse_step
 
@@ -27,17 +27,39 @@ class ScheduleError(ValueError):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each pipeline rank does, in order. `placement` says on which rank a stage runs (placement.py)."""
+    """What each pipeline rank does, in order. `stage_placement` says on which rank a stage runs."""
 
     name: str
     num_ranks: int
     num_micro_batches: int
-    placement: str
+    stage_placement: StagePlacement
     actions: tuple[tuple[Step, ...], ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the whole pipeline; ValueError where the ranks do not fit the placement."""
+        return self.stage_placement.num_stages(self.num_ranks)
+
+    @property
+    def turn(self) -> int:
+        """The first micro-batch of direction 1; where there is none, more than there are."""
+        return self.stage_placement.turn(self.num_micro_batches)
+
+    def direction(self, micro_batch: int) -> int:
+        """0 or 1: from which end a micro-batch enters the pipeline."""
+        return self.stage_placement.direction(self.num_micro_batches, micro_batch)
+
+    def rank_of(self, stage: int, micro_batch: int) -> int:
+        """The pipeline rank that runs `stage` on `micro_batch`."""
+        return self.stage_placement.rank_of(self.num_ranks, self.num_micro_batches, stage, micro_batch)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that a pipeline rank runs, ascending."""
+        return self.stage_placement.stages_of(self.num_ranks, rank)
 
     def to_text(self) -> str:
         """A header line, then one line of steps per rank; `from_text` is its exact inverse."""
-        sizes = f"ranks={self.num_ranks} micro_batches={self.num_micro_batches} placement={self.placement}"
+        sizes = f"ranks={self.num_ranks} micro_batches={self.num_micro_batches} placement={self.stage_placement}"
         lines = [f"# {self.name} {sizes}", *(" ".join(map(str, steps)) for steps in self.actions)]
         return "\n".join(lines) + "\n"
 
@@ -58,12 +80,12 @@ class Schedule:
         if len(lines) != num_ranks:
             raise ScheduleError(f"the header says ranks={num_ranks}, but {len(lines)} lines of actions follow it")
         actions = tuple(_parse_steps(line.split(), f"line {number}") for number, line in enumerate(lines, 2))
-        return cls(match["name"], num_ranks, int(match["micro"]), match["place"], actions)
+        return cls(match["name"], num_ranks, int(match["micro"]), _parse_placement(match["place"]), actions)
 
     def to_json(self) -> str:
         """One JSON object on one line; `from_json` is its exact inverse."""
         actions = [[str(step) for step in steps] for steps in self.actions]
-        values = (self.name, self.num_ranks, self.num_micro_batches, self.placement, actions)
+        values = (self.name, self.num_ranks, self.num_micro_batches, str(self.stage_placement), actions)
         return json.dumps(dict(zip(_JSON_KEYS, values, strict=True)))
 
     @classmethod
@@ -79,7 +101,8 @@ class Schedule:
         actions = tuple(_parse_steps(row, f"rank {rank}") for rank, row in enumerate(value["actions"]))
         if len(actions) != value["ranks"]:
             raise ScheduleError(f'"ranks" is {value["ranks"]}, but "actions" has {len(actions)} rows')
-        return cls(value["schedule"], value["ranks"], value["micro_batches"], value["placement"], actions)
+        placement = _parse_placement(value["placement"])
+        return cls(value["schedule"], value["ranks"], value["micro_batches"], placement, actions)
 
     def check(self) -> None:
         """Raise ScheduleError unless every rank runs what it must, once, in order.
@@ -96,12 +119,12 @@ class Schedule:
                 f"{self.num_ranks} ranks and {self.num_micro_batches} micro-batches do not fit the actions"
             )
         try:
-            stages = num_stages(self.placement, self.num_ranks)
+            stages = self.num_stages
         except ValueError as error:
             raise ScheduleError(str(error)) from None
         done: dict[tuple[int, int], str] = {}  # (stage, micro-batch) -> kinds run so far
         owned: dict[tuple[int, bool], int] = {}  # (stage, whether in direction 1) -> the rank that runs it
-        first_back = turn(self.placement, self.num_micro_batches)
+        first_back = self.turn
         for rank, steps in enumerate(self.actions):
             for step in steps:
                 actions = actions_of(step)
@@ -126,9 +149,9 @@ class Schedule:
         if stage >= stages or micro_batch >= self.num_micro_batches:
             sizes = f"{plural(stages, 'stage')} and {plural(self.num_micro_batches, 'micro-batch')}"
             raise ScheduleError(f"rank {rank}, {action}: its schedule has {sizes}")
-        owner = rank_of(self.placement, self.num_ranks, self.num_micro_batches, stage, micro_batch)
+        owner = self.rank_of(stage, micro_batch)
         if owner != rank:
-            raise ScheduleError(f"rank {rank}, {action}: placement {self.placement} runs it on rank {owner}")
+            raise ScheduleError(f"rank {rank}, {action}: placement {self.stage_placement} runs it on rank {owner}")
 
     def _check_complete(self, stages: int, done: dict[tuple[int, int], str]) -> None:
         run = {*done.values()}
@@ -139,7 +162,7 @@ class Schedule:
             for micro_batch in range(self.num_micro_batches):
                 kinds = done.get((stage, micro_batch), "")
                 if kinds not in final:
-                    rank = rank_of(self.placement, self.num_ranks, self.num_micro_batches, stage, micro_batch)
+                    rank = self.rank_of(stage, micro_batch)
                     missing = {"": "F", "F": "B", "FI": "W"}[kinds]
                     raise ScheduleError(f"rank {rank}, {missing}{stage}.{micro_batch}: missing")
 
@@ -164,6 +187,13 @@ def _order_fault(action: Action, before: str) -> str:
         return f"runs after {', '.join(before)} of the same stage and micro-batch, so twice"
     needs = {"B": "F", "I": "F", "W": "I"}.get(action.kind)
     return f"comes before its {needs}" if needs and needs not in before else f"cannot follow {', '.join(before)}"
+
+
+def _parse_placement(text: str) -> StagePlacement:
+    try:
+        return StagePlacement.parse(text)
+    except ValueError as error:
+        raise ScheduleError(str(error)) from None
 
 
 def _parse_steps(texts: list[Any], where: str) -> tuple[Step, ...]:

@@ -15,7 +15,6 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
-from compiler.schedules.placement import num_stages, rank_of
 from compiler.schedules.schedule import Schedule, ScheduleError
 from runtime.actions import Step, actions_of
 
@@ -63,7 +62,7 @@ def simulate(schedule: Schedule, costs: Prices) -> Timeline:
     ScheduleError names rank and step where ranks wait for each other for ever; ValueError where the weights of the
     costs are not as many as the stages and ranks.
     """
-    costs.check(schedule.num_ranks, num_stages(schedule.placement, schedule.num_ranks))
+    costs.check(schedule.num_ranks, schedule.num_stages)
     messages = _messages(schedule, costs)
     unit, times = _ticks(schedule, costs, messages.values())
     delays = {ends: int(time / unit) for ends, time in messages.items()}
@@ -119,10 +118,9 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
 
 def _messages(schedule: Schedule, costs: Prices) -> dict[tuple[int, int], Fraction]:
     """The time of a message from a rank to another by both; 0 where a rank hands over to itself."""
-    placement, P, N = schedule.placement, schedule.num_ranks, schedule.num_micro_batches
     ends = set()
-    for micro_batch in {0, N - 1}:  # one of each direction
-        ranks = [rank_of(placement, P, N, stage, micro_batch) for stage in range(num_stages(placement, P))]
+    for micro_batch in {0, schedule.num_micro_batches - 1}:  # one of each direction
+        ranks = [schedule.rank_of(stage, micro_batch) for stage in range(schedule.num_stages)]
         ends |= {pair for a, b in pairwise(ranks) for pair in ((a, b), (b, a))}
     return {(a, b): costs.message(a, b) if a != b else Fraction(0) for a, b in ends}
 
@@ -149,7 +147,7 @@ def _needs(
 
     Stage s on micro-batch m makes 2(sN + m) forward and 2(sN + m) + 1 backward, be it by a B or an I.
     """
-    N, last_stage = schedule.num_micro_batches, num_stages(schedule.placement, schedule.num_ranks) - 1
+    N, last_stage = schedule.num_micro_batches, schedule.num_stages - 1
     result = []
     for step in schedule.actions[rank]:
         makes: list[int] = []
@@ -162,7 +160,7 @@ def _needs(
             makes.append(2 * (stage * N + micro_batch) + backward)
             before = stage + 1 if backward else stage - 1
             if 0 <= before <= last_stage:
-                source = rank_of(schedule.placement, schedule.num_ranks, N, before, micro_batch)
+                source = schedule.rank_of(before, micro_batch)
                 wants.append((2 * (before * N + micro_batch) + backward, delays[source, rank]))
         result.append((makes, wants))
     return result

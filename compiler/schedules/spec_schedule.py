@@ -8,7 +8,6 @@ from pathlib import Path
 
 from compiler.schedules.costs import Costs
 from compiler.schedules.limits import MAX_CELLS, MAX_RANKS
-from compiler.schedules.placement import num_stages
 from compiler.schedules.schedule import Schedule, ScheduleError
 from compiler.schedules.simulate import simulate
 from compiler.schedules.torch_csv import from_torch_csv
@@ -59,7 +58,7 @@ def own_schedule(spec: Spec, folder: Path) -> Schedule | None:
             f"{path} is of {schedule.num_micro_batches} micro-batches, and a step of {sequences:,} sequences, the "
             f"largest, has {largest} on each of {data} data ranks"
         )
-    stages = num_stages(schedule.placement, schedule.num_ranks)
+    stages = schedule.num_stages
     if stages > spec.model.num_layers + 2:
         raise ScheduleError(f"{path} has {stages} stages, too many for {spec.model.num_layers} layers")
     layout = expanded(spec.parallel.layout or "|" * (stages - 1)).count("|") + 1
@@ -118,7 +117,7 @@ def _check(schedule: Schedule) -> None:
     if schedule.num_ranks > MAX_RANKS:
         raise ScheduleError(f"{schedule.num_ranks} ranks are too many: at most {MAX_RANKS}")
     try:
-        stages = num_stages(schedule.placement, schedule.num_ranks)
+        stages = schedule.num_stages
     except ValueError as error:
         raise ScheduleError(str(error)) from None
     if stages * schedule.num_micro_batches > MAX_CELLS:

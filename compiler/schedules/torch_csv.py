@@ -9,8 +9,8 @@ import csv
 import io
 import re
 
-from compiler.schedules.placement import BIDIRECTIONAL, V, num_stages, rank_of
 from compiler.schedules.schedule import Schedule, ScheduleError
+from compiler.stage_placement import BIDIRECTIONAL, MAX_LOOPS, StagePlacement, V, loop
 from runtime.actions import Action, ActionKind, Pair, Step, actions_of
 
 _ACTION = re.compile(r"(0|[1-9]\d{0,5})([FIWB])(0|[1-9]\d{0,5})")
@@ -24,7 +24,7 @@ def to_torch_csv(schedule: Schedule) -> str:
 
     ValueError for the bidirectional placement, which torch does not have.
     """
-    if schedule.placement == BIDIRECTIONAL:
+    if schedule.stage_placement == BIDIRECTIONAL:
         raise ValueError(
             "torch has no bidirectional placement: use dualpipev, the same schedule folded onto half the ranks"
         )
@@ -83,15 +83,15 @@ def _action(text: str, where: str) -> Action:
     return Action(kinds[match[2]], int(match[1]), int(match[3]))
 
 
-def _placement(rows: list[tuple[Step, ...]], num_micro_batches: int, stages: int) -> str:
+def _placement(rows: list[tuple[Step, ...]], num_micro_batches: int, stages: int) -> StagePlacement:
     """The placement under which every action is on its rank."""
     ranks = len(rows)
-    candidates = [f"loop({stages // ranks})"] if stages % ranks == 0 and stages // ranks < 10_000 else []
+    candidates = [loop(stages // ranks)] if stages % ranks == 0 and stages // ranks <= MAX_LOOPS else []
     candidates += [V] if stages == 2 * ranks else []
 
-    def holds(placement: str) -> bool:
-        return num_stages(placement, ranks) == stages and all(
-            rank_of(placement, ranks, num_micro_batches, action.stage, action.micro_batch) == rank
+    def holds(placement: StagePlacement) -> bool:
+        return placement.num_stages(ranks) == stages and all(
+            placement.rank_of(ranks, num_micro_batches, action.stage, action.micro_batch) == rank
             for rank, row in enumerate(rows)
             for step in row
             for action in actions_of(step)

@@ -7,6 +7,7 @@ Every P >= 1 and N >= 1, placement `loop(1)`. No rank holds more than P activati
 from __future__ import annotations
 
 from compiler.schedules.schedule import Schedule
+from compiler.stage_placement import ONE_STAGE
 from runtime.actions import Action, Step
 
 
@@ -15,7 +16,7 @@ def zb1p(num_ranks: int, num_micro_batches: int) -> Schedule:
     if num_ranks < 1 or num_micro_batches < 1:
         raise ValueError(f"zb1p needs at least 1 rank and 1 micro-batch, got {num_ranks} and {num_micro_batches}")
     ranks = tuple(_rank_steps(num_ranks, num_micro_batches, rank) for rank in range(num_ranks))
-    return Schedule("zb1p", num_ranks, num_micro_batches, "loop(1)", ranks)
+    return Schedule("zb1p", num_ranks, num_micro_batches, ONE_STAGE, ranks)
 
 
 def _rank_steps(num_ranks: int, num_micro_batches: int, rank: int) -> tuple[Step, ...]:

@@ -15,7 +15,6 @@ from itertools import combinations
 from typing import Any
 
 from compiler.schedules.costs import Costs
-from compiler.schedules.placement import BIDIRECTIONAL, V
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
 from compiler.solver.line import line_of
@@ -23,6 +22,7 @@ from compiler.solver.periods import makespan_of
 from compiler.solver.problem import FIRST, Form, Problem, make_problem, schedule_of_slots, slots_of_schedule
 from compiler.solver.timing import starts_of, timing_of
 from compiler.solver.tokens import B0, F0, I0, W1, Slots, W, pair, slot_of, tokens_of
+from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
 
 _Key = tuple[int, int]  # a token, a W with its chunk, and the micro-batch of the chunk
 
@@ -44,11 +44,15 @@ def prove(schedule: Schedule, costs: Costs, cap: int, work: float) -> tuple[Sche
     ValueError where OR-tools is missing or the schedule is of another placement.
     """
     P, N = schedule.num_ranks, schedule.num_micro_batches
-    mirrored = schedule.placement == BIDIRECTIONAL and costs.ranks == costs.ranks[::-1] and N % 2 == 0
-    forms: dict[str, Form] = {V: "v", "loop(1)": "chain", BIDIRECTIONAL: "folded" if mirrored else "unfolded"}
-    if schedule.placement not in forms:
-        raise ValueError(f"a proof is for the placements {', '.join(forms)}, not {schedule.placement}")
-    form = forms[schedule.placement]
+    mirrored = schedule.stage_placement == BIDIRECTIONAL and costs.ranks == costs.ranks[::-1] and N % 2 == 0
+    forms: dict[StagePlacement, Form] = {
+        V: "v",
+        ONE_STAGE: "chain",
+        BIDIRECTIONAL: "folded" if mirrored else "unfolded",
+    }
+    if schedule.stage_placement not in forms:
+        raise ValueError(f"a proof is for the placements {', '.join(map(str, forms))}, not {schedule.stage_placement}")
+    form = forms[schedule.stage_placement]
     problem = make_problem(form, P, N, costs, cap)
     found = exact(problem, slots_of_schedule(problem, schedule), work)
     best = schedule_of_slots(problem, found.slots)

@@ -16,9 +16,9 @@ from fractions import Fraction
 from typing import Literal
 
 from compiler.schedules.costs import Costs
-from compiler.schedules.placement import BIDIRECTIONAL, V
 from compiler.schedules.schedule import Schedule
 from compiler.solver.tokens import KIND, NUM_CODES, PAIRS, W1, Slots, W, slot_of, tokens_of
+from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
 from runtime.actions import Action, ActionKind, Pair, Step, actions_of
 
 Form = Literal["v", "folded", "unfolded", "chain"]
@@ -60,8 +60,8 @@ class Problem:
         return 2 * self.num_ranks if self.form == "v" else self.num_ranks
 
     @property
-    def placement(self) -> str:
-        return {"v": V, "chain": "loop(1)"}.get(self.form, BIDIRECTIONAL)
+    def placement(self) -> StagePlacement:
+        return {"v": V, "chain": ONE_STAGE}.get(self.form, BIDIRECTIONAL)
 
     @property
     def num_micro_batches(self) -> int:

@@ -16,7 +16,6 @@ from compiler.schedules import DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import Costs
 from compiler.schedules.measure import Measured, measure
-from compiler.schedules.placement import BIDIRECTIONAL, V, num_stages, supports
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import peak_activations, simulate
 from compiler.schedules.zbv import zbv_both_ways
@@ -25,10 +24,10 @@ from compiler.solver.periods import COPIES, stretched
 from compiler.solver.problem import Form, Problem, make_problem, resized, schedule_of_slots
 from compiler.solver.seeds import capped, in_groups, without_last
 from compiler.solver.tokens import Slots
+from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
 from runtime.actions import Pair, actions_of
 
 Cores = dict[tuple[object, ...], Core | None]  # what was searched, by all that it depends on
-LOOP = "loop(1)"
 _MOST_ACTIONS = 10_000  # forwards and backwards of a core; in the time for more of them a search finds next to nothing
 
 
@@ -62,21 +61,21 @@ class _Asked:
     num_stages: int
     cap: int | None
 
-    def costs_on(self, placement: str) -> Costs:
+    def costs_on(self, placement: StagePlacement) -> Costs:
         """Costs of the model cut into the stages of a placement."""
-        return self.costs.recut(self.num_stages, num_stages(placement, self.num_ranks))
+        return self.costs.recut(self.num_stages, placement.num_stages(self.num_ranks))
 
-    def cap_on(self, placement: str, cap: Fraction | int | None) -> int | None:
+    def cap_on(self, placement: StagePlacement, cap: Fraction | int | None) -> int | None:
         """A cap in activations of a placement's stages."""
-        return None if cap is None else int(cap * num_stages(placement, self.num_ranks) / self.num_stages)
+        return None if cap is None else int(cap * placement.num_stages(self.num_ranks) / self.num_stages)
 
-    def bound(self, placement: str, cap: Fraction | int | None) -> Fraction:
+    def bound(self, placement: StagePlacement, cap: Fraction | int | None) -> Fraction:
         P, N = self.num_ranks, self.num_micro_batches
         return lower_bound(placement, P, N, self.costs_on(placement), self.cap_on(placement, cap))
 
     def timed(self, origin: str, schedule: Schedule) -> _Found:
-        stages = num_stages(schedule.placement, self.num_ranks)
-        timeline = simulate(schedule, self.costs_on(schedule.placement))
+        stages = schedule.stage_placement.num_stages(self.num_ranks)
+        timeline = simulate(schedule, self.costs_on(schedule.stage_placement))
         held = Fraction(max(timeline.peak_activations) * self.num_stages, stages)
         return _Found(timeline.makespan, held, origin, schedule)
 
@@ -92,7 +91,7 @@ class _Found:
 
     def key(self) -> tuple[Fraction, bool]:
         """The least is the best."""
-        return self.makespan, self.schedule.placement == BIDIRECTIONAL
+        return self.makespan, self.schedule.stage_placement == BIDIRECTIONAL
 
 
 @dataclass(frozen=True)
@@ -136,14 +135,14 @@ def solve(
     """
     P, N = num_ranks, num_micro_batches
     asked = _checked(_Asked(P, N, costs, P, cap))
-    storages = (V, LOOP) if P % 2 else (V, BIDIRECTIONAL) if N % 2 else (BIDIRECTIONAL,)
-    effort /= 2 if BIDIRECTIONAL in storages and V in storages else 1  # both will mostly be searched on
+    placements = (V, ONE_STAGE) if P % 2 else (V, BIDIRECTIONAL) if N % 2 else (BIDIRECTIONAL,)
+    effort /= 2 if BIDIRECTIONAL in placements and V in placements else 1  # both will mostly be searched on
     search = _Search(effort, {} if cores is None else cores, report)
-    return _solved(asked, storages, _named(asked, chunks), search)
+    return _solved(asked, placements, _named(asked, chunks), search)
 
 
 def solve_on(
-    storage: str,
+    placement: StagePlacement,
     num_ranks: int,
     num_micro_batches: int,
     costs: Costs,
@@ -152,13 +151,13 @@ def solve_on(
     cores: Cores | None = None,
     report: Report = lambda share: None,
 ) -> Solution:
-    """Search the shortest schedule on one placement, `storage`: `v`, `bidirectional` or `loop(1)`.
+    """Search the shortest schedule for ranks that hold their stages by `placement`: `v`, `bidirectional`, `loop(1)`.
 
     Costs and cap are those of one of its stages.
     """
-    asked = _checked(_Asked(num_ranks, num_micro_batches, costs, num_stages(storage, num_ranks), cap))
+    asked = _checked(_Asked(num_ranks, num_micro_batches, costs, placement.num_stages(num_ranks), cap))
     search = _Search(effort, {} if cores is None else cores, report)
-    return _solved(asked, (storage,), _named(asked, DEFAULT_CHUNKS, storage), search)
+    return _solved(asked, (placement,), _named(asked, DEFAULT_CHUNKS, placement), search)
 
 
 def _checked(asked: _Asked) -> _Asked:
@@ -174,48 +173,50 @@ def _checked(asked: _Asked) -> _Asked:
     return asked
 
 
-def _named(asked: _Asked, chunks: int, storage: str | None = None) -> Iterator[_Found]:
-    """All named schedules that fit the cap, and the storage if there is one."""
+def _named(asked: _Asked, chunks: int, held_by: StagePlacement | None = None) -> Iterator[_Found]:
+    """All named schedules that fit the cap, and run on ranks that hold their stages by `held_by`, if that is given."""
     P, N = asked.num_ranks, asked.num_micro_batches
     for name, row in SCHEDULES.items():
-        if row.has(P, N) and (storage is None or supports(storage, row.placement(chunks), P)):
+        if row.has(P, N) and (held_by is None or held_by.supports(row.stage_placement(chunks), P)):
             found = asked.timed(name, row.generate(P, N, chunks))
             if asked.cap is None or found.held <= asked.cap:
                 yield found
 
 
-def _solved(asked: _Asked, storages: Sequence[str], named: Iterator[_Found], search: _Search) -> Solution:
+def _solved(asked: _Asked, placements: Sequence[StagePlacement], named: Iterator[_Found], search: _Search) -> Solution:
     """The best of the named ones and of what searches find; later ones where a bound says that they may be better."""
     P = asked.num_ranks
     best = min(named, key=_Found.key, default=None)
     cap = asked.cap or Fraction(default_cap(P) * asked.num_stages, P)
-    for at, storage in enumerate(storages):
-        if best is None or asked.bound(storage, cap) < best.makespan:
-            found = (asked.timed(*each) for each in _searched(storage, asked, cap, search.part(at, len(storages))))
+    for at, placement in enumerate(placements):
+        if best is None or asked.bound(placement, cap) < best.makespan:
+            found = (asked.timed(*each) for each in _searched(placement, asked, cap, search.part(at, len(placements))))
             best = min(found if best is None else chain([best], found), key=_Found.key)
     assert best is not None
     search.report(1.0)
     schedule, held = best.schedule, best.held if asked.cap is None else asked.cap
     return Solution(
         replace(schedule, name="auto"),
-        asked.costs_on(schedule.placement),
-        asked.cap_on(schedule.placement, asked.cap),
+        asked.costs_on(schedule.stage_placement),
+        asked.cap_on(schedule.stage_placement, asked.cap),
         best.makespan,
-        min(asked.bound(placement, held) for placement in {*storages, schedule.placement}),
+        min(asked.bound(placement, held) for placement in {*placements, schedule.stage_placement}),
         best.origin,
     )
 
 
-def _searched(storage: str, asked: _Asked, cap: Fraction | int, search: _Search) -> list[tuple[str, Schedule]]:
-    """What a search finds on a storage, and what runs there under any cap."""
-    P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs_on(storage)
-    most = asked.cap_on(storage, cap)
+def _searched(
+    placement: StagePlacement, asked: _Asked, cap: Fraction | int, search: _Search
+) -> list[tuple[str, Schedule]]:
+    """What a search finds on a placement, and what runs there under any cap."""
+    P, N, costs = asked.num_ranks, asked.num_micro_batches, asked.costs_on(placement)
+    most = asked.cap_on(placement, cap)
     assert most is not None
-    form = _form(storage, P, costs)
-    anyway = make_problem("v" if storage == V else "chain", P, N, costs, most)
-    slots = in_groups(anyway) if storage == V else capped(anyway)
-    found = [("groups" if storage == V else "capped", schedule_of_slots(anyway, slots))]
-    if storage == BIDIRECTIONAL and max(peak_activations(both := zbv_both_ways(P, N))) <= most:
+    form = _form(placement, P, costs)
+    anyway = make_problem("v" if placement == V else "chain", P, N, costs, most)
+    slots = in_groups(anyway) if placement == V else capped(anyway)
+    found = [("groups" if placement == V else "capped", schedule_of_slots(anyway, slots))]
+    if placement == BIDIRECTIONAL and max(peak_activations(both := zbv_both_ways(P, N))) <= most:
         found.append((both.name, both))
     twice = form in ("folded", "unfolded") and N % 2 == 1
     problem = make_problem(form, P, N + twice, costs, most)
@@ -231,15 +232,15 @@ def _searched(storage: str, asked: _Asked, cap: Fraction | int, search: _Search)
     return found
 
 
-def is_long(storage: str, num_ranks: int, num_micro_batches: int) -> bool:
+def is_long(placement: StagePlacement, num_ranks: int, num_micro_batches: int) -> bool:
     """Whether a run is solved as a shorter one with a period to repeat, the same for all that are long."""
-    short = _short(storage, num_ranks) + COPIES - 1
-    return num_micro_batches > (2 * short if storage == BIDIRECTIONAL else short)
+    short = _short(placement, num_ranks) + COPIES - 1
+    return num_micro_batches > (2 * short if placement == BIDIRECTIONAL else short)
 
 
-def _short(storage: str, num_ranks: int) -> int:
+def _short(placement: StagePlacement, num_ranks: int) -> int:
     """Micro-batches of a chunk that are enough to fill and to drain, with some steady state between."""
-    return num_ranks + 2 if storage == BIDIRECTIONAL else 2 * num_ranks + 2
+    return num_ranks + 2 if placement == BIDIRECTIONAL else 2 * num_ranks + 2
 
 
 def _core(problem: Problem, costs: Costs, search: _Search, given: tuple[Slots, ...] = ()) -> Core | None:
@@ -267,12 +268,12 @@ def _schedule(problem: Problem, core: Core) -> Schedule:
     return schedule_of_slots(problem, slots)
 
 
-def _form(storage: str, num_ranks: int, costs: Costs) -> Form:
-    if storage == V:
+def _form(placement: StagePlacement, num_ranks: int, costs: Costs) -> Form:
+    if placement == V:
         return "v"
-    if storage == BIDIRECTIONAL:
+    if placement == BIDIRECTIONAL:
         return "folded" if costs.ranks == costs.ranks[::-1] else "unfolded"
-    assert storage == LOOP, storage
+    assert placement == ONE_STAGE, placement
     return "chain"
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compiler.ir import Plan
-from compiler.schedules.placement import rank_of
+from compiler.stage_placement import StagePlacement
 from compiler.topology.fabric import Fabric
 
 
-def messages_s(fabric: Fabric, plan: Plan, placement: str) -> Mapping[tuple[int, int], float]:
+def messages_s(fabric: Fabric, plan: Plan, placement: StagePlacement) -> Mapping[tuple[int, int], float]:
     """Seconds by (pipeline rank that sends, pipeline rank that receives), for both directions of micro-batches.
 
     All data ranks send at once, and the last message to be there counts. Empty where nothing crosses.
@@ -18,7 +18,7 @@ def messages_s(fabric: Fabric, plan: Plan, placement: str) -> Mapping[tuple[int,
     mesh, last = plan.mesh, len(plan.stages) - 1
     for stage, output in ((stage.index, stage.output) for stage in plan.stages if stage.output):
         for micro_batch in (0, 1) if stage < last else ():
-            a, b = (rank_of(placement, mesh.pp, 2, each, micro_batch) for each in (stage, stage + 1))
+            a, b = (placement.rank_of(mesh.pp, 2, each, micro_batch) for each in (stage, stage + 1))
             if a != b and (a, b) not in found:
                 time_s = fabric.message_s(mesh.rank(a, 0), mesh.rank(b, 0), output.fixed_bytes, mesh.dp)
                 found[a, b] = found[b, a] = time_s

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from compiler.holders import Holders
 from compiler.ir import Communication, Plan
-from compiler.schedules.placement import num_stages, rank_of, turn
 from compiler.schedules.schedule import Schedule
 from compiler.topology.fabric import Fabric
 from runtime.actions import Action, actions_of
@@ -27,7 +26,7 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
     pipeline: Counter[str] = Counter()
     experts: Counter[str] = Counter()
     sent = [_exchanged(plan, stage) for stage in range(len(plan.stages))]
-    back = turn(schedule.placement, schedule.num_micro_batches)
+    back = schedule.turn
     message = next((stage.output.fixed_bytes for stage in plan.stages if stage.output), 0)
     for rank, row in enumerate(schedule.actions):
         actions = [action for step in row for action in actions_of(step) if action.kind != "W"]
@@ -47,9 +46,9 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
 def _receiver(schedule: Schedule, action: Action) -> int | None:
     """The pipeline rank that the result of an action goes to."""
     stage = action.stage + (1 if action.kind == "F" else -1)
-    if not 0 <= stage < num_stages(schedule.placement, schedule.num_ranks):
+    if not 0 <= stage < schedule.num_stages:
         return None
-    return rank_of(schedule.placement, schedule.num_ranks, schedule.num_micro_batches, stage, action.micro_batch)
+    return schedule.rank_of(stage, action.micro_batch)
 
 
 def _exchanged(plan: Plan, stage: int) -> int:

@@ -17,6 +17,7 @@ from compiler.schedules.costs import costs_of_json, shipped
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
+from compiler.stage_placement import V
 from tests.cli.forms import parsed
 
 ROOT = Path(__file__).parents[2]
@@ -146,7 +147,7 @@ def test_auto_of_two_stages_a_rank_says_so(capsys: Captured) -> None:
     assert max(document["peak_activations"]) <= 3
     assert run(*words) == 0
     out, err = capsys.readouterr()
-    assert Schedule.from_text(out).placement == "v"
+    assert Schedule.from_text(out).stage_placement == V
     assert "at most 3 activations" in err and "2 stages a rank: an action has 1/2 of the costs of 1/P" in err
 
 

@@ -16,6 +16,7 @@ from compiler.lower.order import finish, interleave, jobs_of
 from compiler.proof import prove
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.schedule import Schedule
+from compiler.stage_placement import ONE_STAGE
 from runtime.actions import parse_step
 from tests.lower.events import Machines, given_to
 from tests.lower.stages import Planned, chain, deepseek_v3, planned_stages, small
@@ -40,7 +41,7 @@ def one_rank() -> Planned:
 def by_hand(row: str) -> Program:
     plan, cuts, rates = one_rank()
     steps = tuple(map(parse_step, row.split()))
-    schedule = Schedule("by_hand", 1, 2, plan.placement, (steps,))
+    schedule = Schedule("by_hand", 1, 2, plan.stage_placement, (steps,))
     schedule.check()
     return lower(plan, schedule, cuts, rates)
 
@@ -123,5 +124,5 @@ def test_evaluation_frees_at_once() -> None:
     """A forward alone keeps nothing, in whatever order its segments run."""
     plan, cuts, rates = small()
     steps = tuple((parse_step(f"F{rank}.0"),) for rank in range(2))
-    program = lower(plan, Schedule("evaluate", 2, 1, "loop(1)", steps), cuts, rates, evaluate=True)
+    program = lower(plan, Schedule("evaluate", 2, 1, ONE_STAGE, steps), cuts, rates, evaluate=True)
     assert prove(program, plan).peak_activations == (1, 1)

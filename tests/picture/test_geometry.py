@@ -11,7 +11,6 @@ import pytest
 from compiler.picture import Cell, Drawn, Panel, Picture, Row
 from compiler.picture.geometry import DIGIT, DIGIT_OF_PAIR, HATCH, MANY, MARGIN, Figure, Style, figure_of, pixels
 from compiler.picture.sheet import sheet_of
-from compiler.schedules.placement import rank_of
 from compiler.schedules.simulate import simulate
 from runtime.actions import actions_of
 from tests.picture.conftest import COSTS, SIZES, make_measured, make_panel, make_picture, schedule_of
@@ -94,7 +93,9 @@ def test_messages_are_what_crosses_between_ranks(name: str, P: int, N: int) -> N
     forward = [m for m in panel.messages if m.kind == "F"]
     hops = [(s, m) for s in range(stages - 1) for m in range(N)]
     crossing = [
-        h for h in hops if rank_of(schedule.placement, P, N, *h) != rank_of(schedule.placement, P, N, h[0] + 1, h[1])
+        h
+        for h in hops
+        if schedule.stage_placement.rank_of(P, N, *h) != schedule.stage_placement.rank_of(P, N, h[0] + 1, h[1])
     ]
     assert {m.label for m in forward} == {f"F{s}.{m}" for s, m in crossing} and len(panel.messages) == 2 * len(crossing)
     for message in forward:

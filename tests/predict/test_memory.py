@@ -110,7 +110,7 @@ def test_the_first_batches_of_a_ramp_fit_where_the_largest_does() -> None:
     first, largest = ([peaks(schedule_for(spec, plan, n)) for n in each] for each in ((24, 26, 28, 30), counts[-1:]))
     assert counts[:4] == (24, 26, 28, 30)
     assert all(few <= most for found in first for few, most in zip(found, *largest, strict=True))
-    put_off = peaks(stand_in(plan.placement, plan.mesh.pp, 30, prompt=False))
+    put_off = peaks(stand_in(plan.stage_placement, plan.mesh.pp, 30, prompt=False))
     assert round(max(put_off) / max(first[-1]), 1) == 1.7
 
 

@@ -13,6 +13,7 @@ from compiler.plan import make_plan
 from compiler.predict.predict import predict
 from compiler.predict.prediction import Prediction
 from compiler.predict.tail import groups_of, tensors_of
+from compiler.stage_placement import BIDIRECTIONAL
 from dsl.counts import parameters
 from dsl.load import resolve
 from dsl.schema import Spec
@@ -84,7 +85,7 @@ def test_groups_are_those_of_the_replica_table(name: str) -> None:
 
 def test_mirrored_ranks_take_and_hold_the_same() -> None:
     v3 = plan_of("deepseek-v3")
-    assert v3.placement == "bidirectional" and len(v3.step.ranks) == 16
+    assert v3.stage_placement == BIDIRECTIONAL and len(v3.step.ranks) == 16
     for rank, mirrored in zip(v3.step.ranks[:8], v3.step.ranks[:7:-1], strict=True):
         for row in ROWS:
             assert getattr(rank, row) == pytest.approx(getattr(mirrored, row), rel=0.02)

@@ -9,18 +9,18 @@ from compiler.lower import lower
 from compiler.plan import make_plan
 from compiler.schedules import SCHEDULES
 from compiler.schedules.dualpipe import dualpipe
-from compiler.schedules.placement import num_stages
 from compiler.schedules.schedule import Schedule
+from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V, loop
 from dsl.schema import LayerRange, Spec
 from dsl.schema import Schedule as Named
 from tests.training.specs import spec
 
-STORED_BY = {  # placement → a schedule of the language that stores stages so
-    "bidirectional": Named(name="dualpipe"),
-    "v": Named(name="zbv"),
-    "loop(1)": Named(name="1f1b"),
-    "loop(2)": Named(name="interleaved", chunks=2),
-    "loop(3)": Named(name="interleaved", chunks=3),
+PLACED_BY = {  # stage placement → a schedule of the language that has it
+    BIDIRECTIONAL: Named(name="dualpipe"),
+    V: Named(name="zbv"),
+    ONE_STAGE: Named(name="1f1b"),
+    loop(2): Named(name="interleaved", chunks=2),
+    loop(3): Named(name="interleaved", chunks=3),
 }
 
 # name, ranks, micro-batches: every schedule at several sizes, so few micro-batches as it takes, and odd ones
@@ -46,36 +46,36 @@ FAMILY = (
 )
 
 
-def usual(num_ranks: int) -> str:
-    """The storage that most schedules run on."""
-    return "bidirectional" if num_ranks > 1 else "loop(1)"
+def usual(num_ranks: int) -> StagePlacement:
+    """The placement that most schedules run on."""
+    return BIDIRECTIONAL if num_ranks > 1 else ONE_STAGE
 
 
 @cache
-def small_spec(num_ranks: int, placement: str) -> Spec:
+def small_spec(num_ranks: int, placement: StagePlacement) -> Spec:
     """One dense layer, then as many MoE layers as give every stage one, and an MTP block."""
     made = spec(pp=num_ranks, ep=2, dp=2, num_micro_batches=4 * num_ranks)
     dense, moe = made.model.layers
-    layers = (dense, LayerRange(first=1, last=max(1, num_stages(placement, num_ranks) - 1), ffn=moe.ffn))
+    layers = (dense, LayerRange(first=1, last=max(1, placement.num_stages(num_ranks) - 1), ffn=moe.ffn))
     model = made.model.model_copy(update={"layers": layers})
-    return made.model_copy(update={"model": model, "schedule": STORED_BY[placement]})
+    return made.model_copy(update={"model": model, "schedule": PLACED_BY[placement]})
 
 
 @cache
-def small_plan(num_ranks: int, placement: str = "") -> Plan:
+def small_plan(num_ranks: int, placement: StagePlacement | None = None) -> Plan:
     return make_plan(small_spec(num_ranks, placement or usual(num_ranks)))
 
 
-def lowered(schedule: Schedule, placement: str = "") -> Program:
-    """The program of a schedule on the small model stored by `placement`; `evaluate` by its name."""
+def lowered(schedule: Schedule, placement: StagePlacement | None = None) -> Program:
+    """The program of a schedule on the small model, whose stages are held by `placement`; `evaluate` by its name."""
     plan = small_plan(schedule.num_ranks, placement)
     return lower(plan, schedule, plan.cuts, evaluate=schedule.name == "evaluate")
 
 
 def from_text(text: str) -> tuple[Program, Plan]:
-    """The program of a written schedule, on what it stores."""
+    """The program of a written schedule, on its placement."""
     schedule = Schedule.from_text(text)
-    return lowered(schedule, schedule.placement), small_plan(schedule.num_ranks, schedule.placement)
+    return lowered(schedule, schedule.stage_placement), small_plan(schedule.num_ranks, schedule.stage_placement)
 
 
 @cache
@@ -87,4 +87,4 @@ def dualpipe_program(num_ranks: int, num_micro_batches: int) -> Program:
 def family_program(name: str, num_ranks: int, num_micro_batches: int) -> tuple[Program, Plan]:
     """A named schedule's program and plan."""
     schedule = SCHEDULES[name].generate(num_ranks, num_micro_batches)
-    return lowered(schedule, schedule.placement), small_plan(num_ranks, schedule.placement)
+    return lowered(schedule, schedule.stage_placement), small_plan(num_ranks, schedule.stage_placement)

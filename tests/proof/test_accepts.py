@@ -11,7 +11,7 @@ from compiler.proof import Certificate, prove
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.forward import forward_only
 from compiler.schedules.one_f_one_b import one_f_one_b
-from compiler.schedules.placement import rank_of
+from compiler.stage_placement import BIDIRECTIONAL
 from tests.proof.ledger import peak_bytes
 from tests.proof.programs import FAMILY, dualpipe_program, family_program, lowered, small_plan
 
@@ -31,18 +31,18 @@ def test_every_small_dualpipe(ranks: int, factor: int, extra: int) -> None:
 def test_ramp_phases_and_evaluation_on_the_same_plan(ranks: int) -> None:
     """N < 2P runs as 1F1B on bidirectional storage, all micro-batches in direction 0."""
     plan = small_plan(ranks)
-    assert plan.placement == "bidirectional"
+    assert plan.stage_placement == BIDIRECTIONAL
     for micro_batches in (1, 3, 2 * ranks - 1):
         certificate = prove(lowered(one_f_one_b(ranks, micro_batches)), plan)
         assert certificate.peak_activations == tuple(min(micro_batches, ranks - rank) for rank in range(ranks))
-        certificate = prove(lowered(forward_only("bidirectional", ranks, micro_batches)), plan)
+        certificate = prove(lowered(forward_only(BIDIRECTIONAL, ranks, micro_batches)), plan)
         assert certificate.peak_activations == tuple(min(1, i) for i in active(ranks, micro_batches))
         assert (certificate.num_messages, certificate.num_reduces) == (micro_batches * (ranks - 1), 0)
 
 
 def active(ranks: int, micro_batches: int) -> list[int]:
     """Forwards of each rank in an evaluation."""
-    return [len(row) for row in forward_only("bidirectional", ranks, micro_batches).actions]
+    return [len(row) for row in forward_only(BIDIRECTIONAL, ranks, micro_batches).actions]
 
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), FAMILY)
@@ -51,7 +51,7 @@ def test_the_family(name: str, ranks: int, micro_batches: int) -> None:
     program, plan = family_program(name, ranks, micro_batches)
     certificate = prove(program, plan)
     where = [
-        [rank_of(plan.placement, ranks, micro_batches, stage.index, k) for stage in plan.stages]
+        [plan.stage_placement.rank_of(ranks, micro_batches, stage.index, k) for stage in plan.stages]
         for k in range(micro_batches)
     ]
     hops = sum(a != b for row in where for a, b in pairwise(row))
@@ -61,7 +61,7 @@ def test_the_family(name: str, ranks: int, micro_batches: int) -> None:
 
 
 def evaluation(plan: Plan, micro_batches: int) -> Program:
-    return lowered(forward_only(plan.placement, plan.mesh.pp, micro_batches), plan.placement)
+    return lowered(forward_only(plan.stage_placement, plan.mesh.pp, micro_batches), plan.stage_placement)
 
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), [row for row in FAMILY if row[0] != "gpipe"])
@@ -83,7 +83,7 @@ def test_one_rank(micro_batches: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_peak_bytes(ranks: int, rows: int) -> None:
     """Peaks equal those of a ledger that sums everything that exists after each event."""
-    for program in (dualpipe_program(ranks, 2 * ranks), lowered(forward_only("bidirectional", ranks, 4))):
+    for program in (dualpipe_program(ranks, 2 * ranks), lowered(forward_only(BIDIRECTIONAL, ranks, 4))):
         certificate = prove(program, small_plan(ranks), rows)
         for rank in range(ranks):
             assert certificate.peak_bytes[rank] == peak_bytes(program, rank, rows)
@@ -103,12 +103,12 @@ def test_recorded_rows_replay() -> None:
     exchanges = {(stage.index, step.site) for stage in plan.stages for step in stage.steps if not isinstance(step, Use)}
     assert len(exchanges) == 2
     assert asked == {
-        (rank_of(plan.placement, 2, 4, stage, k), layer, k) for stage, layer in exchanges for k in range(4)
+        (plan.stage_placement.rank_of(2, 4, stage, k), layer, k) for stage, layer in exchanges for k in range(4)
     }
 
 
 def test_prints() -> None:
-    certificate = Certificate("dualpipe", "bidirectional", 2, 4, 18, 540, 8, 40, 3, (3, 3), (10, 20), (100, 200))
+    certificate = Certificate("dualpipe", BIDIRECTIONAL, 2, 4, 18, 540, 8, 40, 3, (3, 3), (10, 20), (100, 200))
     assert str(certificate).splitlines() == [
         "proven: dualpipe ranks=2 micro_batches=4 placement=bidirectional",
         "18 actions, 540 instructions, 8 messages, 40 exchanges, 3 reductions",

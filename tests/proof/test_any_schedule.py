@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from compiler.proof import prove
-from compiler.schedules.placement import num_stages, rank_of
 from compiler.schedules.schedule import Schedule
+from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from runtime.actions import Action, Step
 from runtime.certificate import replay
 from tests.proof.executor import Symbols, outcomes
@@ -17,28 +17,28 @@ from tests.proof.programs import lowered, small_plan
 from tests.proof.test_certificate import events_of
 
 PLACEMENTS = [
-    ("loop(1)", 3, 3),
-    ("loop(2)", 1, 2),
-    ("loop(2)", 2, 3),
-    ("loop(2)", 3, 2),
-    ("loop(3)", 2, 2),
-    ("v", 1, 2),
-    ("v", 2, 3),
-    ("v", 3, 2),
-    ("bidirectional", 2, 3),
-    ("bidirectional", 4, 3),
+    (loop(1), 3, 3),
+    (loop(2), 1, 2),
+    (loop(2), 2, 3),
+    (loop(2), 3, 2),
+    (loop(3), 2, 2),
+    (V, 1, 2),
+    (V, 2, 3),
+    (V, 3, 2),
+    (BIDIRECTIONAL, 2, 3),
+    (BIDIRECTIONAL, 4, 3),
 ]
 
 
-def random_schedule(placement: str, ranks: int, micro_batches: int, generator: Random) -> Schedule:
+def random_schedule(placement: StagePlacement, ranks: int, micro_batches: int, generator: Random) -> Schedule:
     """Actions in a random order that keeps what each needs before it; backwards whole or split, at random."""
-    stages = num_stages(placement, ranks)
+    stages = placement.num_stages(ranks)
     rows: list[list[Step]] = [[] for _ in range(ranks)]
     ready = [Action("F", 0, k) for k in range(micro_batches)]
     while ready:
         action = ready.pop(generator.randrange(len(ready)))
         stage, k = action.stage, action.micro_batch
-        rows[rank_of(placement, ranks, micro_batches, stage, k)].append(action)
+        rows[placement.rank_of(ranks, micro_batches, stage, k)].append(action)
         if action.kind == "F" and stage < stages - 1:
             ready.append(Action("F", stage + 1, k))
         if action.kind == "F" and stage == stages - 1:
@@ -50,8 +50,8 @@ def random_schedule(placement: str, ranks: int, micro_batches: int, generator: R
     return Schedule("random", ranks, micro_batches, placement, tuple(map(tuple, rows)))
 
 
-@pytest.mark.parametrize(("placement", "ranks", "micro_batches"), PLACEMENTS)
-def test_any_schedule(placement: str, ranks: int, micro_batches: int) -> None:
+@pytest.mark.parametrize(("placement", "ranks", "micro_batches"), PLACEMENTS, ids=str)
+def test_any_schedule(placement: StagePlacement, ranks: int, micro_batches: int) -> None:
     plan, symbols, generator = small_plan(ranks, placement), Symbols(), Random(f"{placement} {ranks}")
     reference = None
     for _ in range(4):

@@ -16,6 +16,7 @@ from compiler.proof import ProofError, prove
 from compiler.proof.channels import check_channels
 from compiler.proof.structure import schedule_of
 from compiler.schedules.schedule import Schedule
+from compiler.stage_placement import ONE_STAGE
 from runtime.build import Build, BuildError
 from runtime.certificate import Event, events, replay
 from tests.proof.mutants import MUTATIONS, NothingToEditError
@@ -46,7 +47,7 @@ def small_plan_json(program: Program) -> dict[str, object]:
     return {
         "run": "small",
         "mesh": sizes,
-        "placement": program.placement,
+        "placement": str(program.stage_placement),
         "zero": 0,
         "precision": dict.fromkeys(("parameter", "compute", "gradients", "master", "moments"), "float32"),
         "model": {"vocab": 2, "layers": [{"first": 0, "last": 0, "ffn": {}}]},
@@ -178,7 +179,7 @@ def events_of(program: Program) -> list[list[Event]]:
     ranks = len(program.bodies)
     names = ["plan.json", "program/x.json", *(f"stages/rank_{rank}.py" for rank in range(ranks))]
     proven = prove(*family_program("1f1b", 2, 5))  # its facts are not looked at
-    schedule = Schedule("any", ranks, 1, "loop(1)", ((),) * ranks)  # nor is this
+    schedule = Schedule("any", ranks, 1, ONE_STAGE, ((),) * ranks)  # nor is this
     certificate = json.loads(certificate_json("x", program, schedule, proven, dict.fromkeys(names, "")))
     rows = json.loads(program_json(program))["ranks"]
     return [events(row, certificate["bodies"][rank]) for rank, row in enumerate(rows)]

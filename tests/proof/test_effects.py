@@ -14,7 +14,7 @@ from compiler.proof import Effects, ProofError, prove
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.forward import forward_only
 from compiler.schedules.one_f_one_b import one_f_one_b
-from compiler.schedules.placement import BIDIRECTIONAL
+from compiler.stage_placement import BIDIRECTIONAL
 from tests.proof.mutants import MUTATIONS
 from tests.proof.programs import lowered, small_plan
 

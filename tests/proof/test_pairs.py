@@ -23,7 +23,7 @@ def test_paired_programs_end_alike(name: str, ranks: int, micro_batches: int) ->
     program, plan = family_program(name, ranks, micro_batches)
     schedule = paired(SCHEDULES[name].generate(ranks, micro_batches))
     assert any(isinstance(step, Pair) for row in schedule.actions for step in row)
-    overlapped = lowered(schedule, schedule.placement)
+    overlapped = lowered(schedule, schedule.stage_placement)
     prove(overlapped, plan)
     symbols = Symbols()
     assert outcomes(overlapped, plan, symbols) == outcomes(program, plan, symbols)

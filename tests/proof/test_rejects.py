@@ -13,6 +13,7 @@ from compiler.proof import Effects, ProofError, prove
 from compiler.proof.lifetimes import check_values
 from compiler.proof.structure import schedule_of
 from compiler.schedules.one_f_one_b import one_f_one_b
+from compiler.stage_placement import ONE_STAGE
 from tests.proof.programs import dualpipe_program, lowered, small_plan
 
 Edit = Callable[[list[Instruction]], list[Instruction]]
@@ -256,7 +257,7 @@ def test_programs_that_are_no_legal_schedule() -> None:
 def test_programs_of_another_plan() -> None:
     program = dualpipe_program(2, 4)
     assert "the plan has 4" in rejected(program, small_plan(4))
-    single = replace(small_plan(2), placement="loop(1)")
+    single = replace(small_plan(2), stage_placement=ONE_STAGE)
     assert rejected(program, single) == "a bidirectional program runs stages that a loop(1) plan does not store there"
     fewer = replace(small_plan(2), stages=small_plan(2).stages[:1])
     assert rejected(program, fewer) == "placement bidirectional on 2 ranks does not fit 1 stages"

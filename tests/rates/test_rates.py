@@ -128,7 +128,7 @@ def test_sms_that_communicate_do_not_compute() -> None:
 def layer_s(rates: Rates) -> float:
     plan, cuts, _ = deepseek_v3()
     chains = Chains(plan.stages[5], cuts, rates, -1, -1)
-    between = messages_s(rates.fabric, plan, plan.placement)[5, 6]
+    between = messages_s(rates.fabric, plan, plan.stage_placement)[5, 6]
     return sum(node.time_ns for kind in "FB" for node in chains.of(kind)) * 1e-9 + between
 
 

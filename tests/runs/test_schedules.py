@@ -15,6 +15,7 @@ import pytest
 
 from compiler.schedules import AUTO, SCHEDULES
 from compiler.schedules.schedule import Schedule as Order
+from compiler.stage_placement import ONE_STAGE, V
 from dsl.schedules import CHUNKED
 from dsl.schema import LayerRange, Schedule, Spec
 from tests.proof.pairs import kinds_of_pairs, paired
@@ -56,9 +57,9 @@ def test_on_three_ranks(tmp_path: Path, traced: dict[Any, Any]) -> None:
     """What is searched for where the stages cannot be mirrored: a V of six stages, or three with too few layers."""
     specs = {f"auto_{layers}": small(AUTO, 3, 4, layers) for layers in (4, 3)}
     check(tmp_path, traced, specs, 3)
-    for layers, placement in ((4, "v"), (3, "loop(1)")):
+    for layers, placement in ((4, V), (3, ONE_STAGE)):
         order = of_build(tmp_path, f"auto_{layers}")
-        assert (order.name, order.placement) == (AUTO, placement)
+        assert (order.name, order.stage_placement) == (AUTO, placement)
         assert executed(tmp_path, f"auto_{layers}", 3) == planned(order)
 
 

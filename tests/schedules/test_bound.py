@@ -14,8 +14,8 @@ from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import PAIR_KINDS, Costs, any_pairs, parse_costs, shipped
 from compiler.schedules.linear_program import least
 from compiler.schedules.measure import measure
-from compiler.schedules.placement import num_stages
 from compiler.schedules.simulate import simulate
+from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from tests.schedules.test_simulate import random_costs
 from tests.schedules.tiny import best_makespan
 
@@ -40,11 +40,11 @@ GAIN = parse_costs("F=1,I=1,W=1,FB=1.8")
     ],
 )
 def test_bidirectional(ranks: int, micro_batches: int, costs: Costs, cap: int, bound: str) -> None:
-    assert lower_bound("bidirectional", ranks, micro_batches, costs, cap) == Fraction(bound)
+    assert lower_bound(BIDIRECTIONAL, ranks, micro_batches, costs, cap) == Fraction(bound)
 
 
 def test_less_memory_cannot_help() -> None:
-    bounds = [lower_bound("bidirectional", 8, 20, GAIN, cap) for cap in (*range(1, 12), None)]
+    bounds = [lower_bound(BIDIRECTIONAL, 8, 20, GAIN, cap) for cap in (*range(1, 12), None)]
     assert bounds == sorted(bounds, reverse=True) and bounds[0] > bounds[-1]
 
 
@@ -113,24 +113,24 @@ def dot(row: list[int], point: tuple[Fraction, ...]) -> Fraction:
 )
 def test_at_least_the_bound_of_shares(ranks: int, micro_batches: int, costs: Costs, cap: int, shares: str) -> None:
     assert bound_of_shares(ranks, micro_batches, costs, cap) == Fraction(shares)  # as published
-    assert lower_bound("bidirectional", ranks, micro_batches, costs, cap) >= Fraction(shares)
+    assert lower_bound(BIDIRECTIONAL, ranks, micro_batches, costs, cap) >= Fraction(shares)
 
 
 def test_v3_is_above_the_bound_of_shares() -> None:
     for table, shares in (("deepseek-v3-low", 16_808), ("deepseek-v3-high", 17_252)):
-        assert lower_bound("bidirectional", 16, 120, shipped(table), 17) > shares
+        assert lower_bound(BIDIRECTIONAL, 16, 120, shipped(table), 17) > shares
 
 
 # ---------------------------------------------------------------- it is a bound
 
-TINY = [("bidirectional", 2, 2), ("loop(1)", 2, 2), ("v", 1, 2), ("loop(2)", 1, 2), ("loop(1)", 1, 3), ("v", 2, 1)]
+TINY = [(BIDIRECTIONAL, 2, 2), (loop(1), 2, 2), (V, 1, 2), (loop(2), 1, 2), (loop(1), 1, 3), (V, 2, 1)]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_schedule_at_all_is_shorter(seed: int) -> None:
     rng, reached = random.Random(seed), 0
     for placement, ranks, micro_batches in TINY * 2:
-        costs = random_costs(rng, num_stages(placement, ranks), ranks)
+        costs = random_costs(rng, placement.num_stages(ranks), ranks)
         cap = rng.randint(2, 4)
         best = best_makespan(placement, ranks, micro_batches, costs, cap)
         assert best is not None
@@ -142,8 +142,8 @@ def test_no_schedule_at_all_is_shorter(seed: int) -> None:
 
 def test_no_schedule_of_three_micro_batches_is_shorter() -> None:
     for costs, cap in product((Costs(), parse_costs("F=2,I=3,W=1,FB=4")), (1, 2)):
-        best = best_makespan("loop(1)", 2, 3, costs, cap)
-        assert best is not None and lower_bound("loop(1)", 2, 3, costs, cap) <= best
+        best = best_makespan(loop(1), 2, 3, costs, cap)
+        assert best is not None and lower_bound(loop(1), 2, 3, costs, cap) <= best
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -151,15 +151,15 @@ def test_no_named_schedule_is_shorter(name: str) -> None:
     rng = random.Random(name)
     for ranks, micro_batches in ((2, 4), (4, 8), (4, 14), (6, 12)):
         schedule = SCHEDULES[name].generate(ranks, micro_batches)
-        stages = num_stages(schedule.placement, ranks)
+        stages = schedule.stage_placement.num_stages(ranks)
         for costs in (Costs(), GAIN, any_pairs(GAIN), random_costs(rng, stages, ranks)):
             measured = measure(schedule, costs)
             assert measured.lower_bound <= measured.makespan, costs
             assert measured.gap >= 0
 
 
-@pytest.mark.parametrize("placement", ["bidirectional", "v", "loop(1)", "loop(3)"])
-def test_any_size_has_one(placement: str) -> None:
+@pytest.mark.parametrize("placement", [BIDIRECTIONAL, V, loop(1), loop(3)], ids=str)
+def test_any_size_has_one(placement: StagePlacement) -> None:
     for ranks, micro_batches in ((2, 1), (2, 2), (6, 3), (4, 1)):
         assert lower_bound(placement, ranks, micro_batches, GAIN, 1) > 0
 
@@ -169,7 +169,7 @@ def test_many_weights_on_a_rank() -> None:
     weights = tuple(Fraction(k + 1, 5) for k in range(10))
     schedule = SCHEDULES["interleaved"].generate(2, 6, 5)
     costs = replace(GAIN, stages=weights)
-    bound = lower_bound(schedule.placement, 2, 6, costs)
+    bound = lower_bound(schedule.stage_placement, 2, 6, costs)
     assert 6 * Fraction(9, 5) * sum(weights[1::2]) < bound < simulate(schedule, costs).makespan
 
 

@@ -10,12 +10,12 @@ from typing import get_args
 
 import pytest
 
-from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES, placement_of, schedule_of, stand_in
+from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES, schedule_of, stage_placement_of, stand_in
 from compiler.schedules.costs import Costs
 from compiler.schedules.interleaved import group_sizes
-from compiler.schedules.placement import BIDIRECTIONAL, V, num_stages, stages_of, supports
 from compiler.schedules.simulate import Timeline, simulate
 from compiler.schedules.zbv import zbv_both_ways
+from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
 from dsl.schedules import CHUNKED, DEFAULT, EVEN, FACTS, NEEDED, PLAIN, StageForm
 from dsl.schema.run import ScheduleName
 from runtime.actions import Pair, actions_of
@@ -57,7 +57,7 @@ def test_every_size_is_legal_and_alive(name: str, ranks: int) -> None:
                     row.generate(ranks, micro_batches, chunks)
                 continue
             schedule = row.generate(ranks, micro_batches, chunks)
-            assert (schedule.name, schedule.placement) == (name, row.placement(chunks))
+            assert (schedule.name, schedule.stage_placement) == (name, row.stage_placement(chunks))
             schedule.check()
             simulate(schedule, UNIT)
 
@@ -212,7 +212,7 @@ def test_what_a_bidirectional_plan_runs_with_few_micro_batches(ranks: int) -> No
     for micro_batches in range(1, 2 * ranks + 2):
         schedule = zbv_both_ways(ranks, micro_batches)
         schedule.check()
-        assert schedule.placement == "bidirectional"
+        assert schedule.stage_placement == BIDIRECTIONAL
         for costs in (UNIT, *random_costs(100 * ranks + micro_batches, 6)):
             timeline = simulate(schedule, costs)
             assert max(timeline.peak_activations) <= ranks
@@ -222,9 +222,9 @@ def test_what_a_bidirectional_plan_runs_with_few_micro_batches(ranks: int) -> No
             assert simulate(schedule, UNIT).makespan == folded.makespan
 
 
-@pytest.mark.parametrize("placement", [BIDIRECTIONAL, V])
+@pytest.mark.parametrize("placement", [BIDIRECTIONAL, V], ids=str)
 @pytest.mark.parametrize("ranks", [2, 4, 10])
-def test_what_stands_in_puts_off_no_weight_gradient(ranks: int, placement: str) -> None:
+def test_what_stands_in_puts_off_no_weight_gradient(ranks: int, placement: StagePlacement) -> None:
     for micro_batches in range(1, 2 * ranks + 2):
         schedule = stand_in(placement, ranks, micro_batches)
         schedule.check()
@@ -248,25 +248,25 @@ def test_sizes_it_has_not(ranks: int, micro_batches: int) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_every_phase_runs_on_the_storage_of_the_plan(name: str, ranks: int) -> None:
-    """Whatever a ramp begins with: something legal, alive, on what the ranks store."""
+def test_every_phase_runs_on_the_stages_of_the_plan(name: str, ranks: int) -> None:
+    """Whatever a ramp begins with: something legal, alive, on the stages that the ranks hold."""
     for micro_batches in range(1, 2 * ranks + 5):
         if SCHEDULES[name].facts.even and micro_batches % 2 and micro_batches >= 2 * ranks:
             continue  # a rule refuses it
         schedule = schedule_of(name, ranks, micro_batches)
         schedule.check()
         simulate(schedule, UNIT)
-        assert supports(placement_of(name, ranks), schedule.placement, ranks)
+        assert stage_placement_of(name, ranks).supports(schedule.stage_placement, ranks)
         is_few = micro_batches < SCHEDULES[name].facts.fewest * ranks
-        other = {"bidirectional": "zbv", "v": "zbv", "loop(1)": "zb1p"}
-        assert schedule.name == (other[placement_of(name, ranks)] if is_few else name), "and its name says so"
+        other = {BIDIRECTIONAL: "zbv", V: "zbv", ONE_STAGE: "zb1p"}
+        assert schedule.name == (other[stage_placement_of(name, ranks)] if is_few else name), "and its name says so"
 
 
 def test_storage_of_auto() -> None:
     """Mirrored where there is a mirror, else folded where there are layers for it."""
-    for folded, placement in ((True, "v"), (False, "loop(1)")):
-        assert {placement_of(AUTO, ranks, folded=folded) for ranks in (1, 3, 7)} == {placement}
-        assert {placement_of(AUTO, ranks, folded=folded) for ranks in (2, 4, 16)} == {"bidirectional"}
+    for folded, placement in ((True, V), (False, ONE_STAGE)):
+        assert {stage_placement_of(AUTO, ranks, folded=folded) for ranks in (1, 3, 7)} == {placement}
+        assert {stage_placement_of(AUTO, ranks, folded=folded) for ranks in (2, 4, 16)} == {BIDIRECTIONAL}
 
 
 def test_the_language_has_the_same_names() -> None:
@@ -282,10 +282,10 @@ def test_facts_are_those_of_what_is_made(name: str) -> None:
     facts = row.facts
     for chunks in (2, 3) if facts.is_chunked else (DEFAULT_CHUNKS,):
         schedule = row.generate(4, 12, chunks)
-        assert (schedule.name, schedule.placement) == (name, row.placement(chunks))
-        assert num_stages(schedule.placement, 4) // 4 == facts.stages_per_rank(chunks)
-        assert (stages_of(schedule.placement, 4, 0) == (0, 7)) == facts.is_folded
-        assert (stages_of(schedule.placement, 4, 0) == (0, 3)) == facts.is_mirrored
+        assert (schedule.name, schedule.stage_placement) == (name, row.stage_placement(chunks))
+        assert schedule.num_stages // 4 == facts.stages_per_rank(chunks)
+        assert (schedule.stages_of(0) == (0, 7)) == facts.is_folded
+        assert (schedule.stages_of(0) == (0, 3)) == facts.is_mirrored
         assert any(isinstance(step, Pair) for steps in schedule.actions for step in steps) == facts.overlaps
         most = 12 * facts.stages_per_rank(chunks)
         assert (max(simulate(schedule, UNIT).peak_activations) == most) == facts.holds_all

@@ -11,9 +11,9 @@ from compiler.schedules.costs import Costs
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.forward import forward_only
 from compiler.schedules.one_f_one_b import one_f_one_b
-from compiler.schedules.placement import num_stages, rank_of
 from compiler.schedules.schedule import Schedule, ScheduleError
 from compiler.schedules.simulate import simulate
+from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from runtime.actions import actions_of
 
 
@@ -75,18 +75,18 @@ def test_every_size_of_one_f_one_b(ranks: int, micro_batches: int) -> None:
     assert timeline.peak_activations == tuple(min(micro_batches, ranks - rank) for rank in range(ranks))
 
 
-@pytest.mark.parametrize("placement", ["bidirectional", "v", "loop(1)", "loop(2)", "loop(3)"])
+@pytest.mark.parametrize("placement", [BIDIRECTIONAL, V, loop(1), loop(2), loop(3)], ids=str)
 @pytest.mark.parametrize("ranks", [2, 4, 6])
 @pytest.mark.parametrize("micro_batches", [1, 2, 5, 12])
-def test_forward_only(placement: str, ranks: int, micro_batches: int) -> None:
+def test_forward_only(placement: StagePlacement, ranks: int, micro_batches: int) -> None:
     schedule = forward_only(placement, ranks, micro_batches)
     schedule.check()
     makespan = simulate(schedule, Costs()).makespan
-    if placement == "loop(1)":
+    if placement == loop(1):
         assert makespan == micro_batches + ranks - 1
-    if placement == "bidirectional":
+    if placement == BIDIRECTIONAL:
         assert makespan == ranks + 2 * ((micro_batches + 1) // 2 - 1)
-    if placement == "v":
+    if placement == V:
         assert makespan == 2 * ranks + 2 * (micro_batches - 1)
 
 
@@ -97,10 +97,10 @@ def own_order_breaks(schedule: Schedule) -> list[tuple[str, str, str]]:
     """
     sent: dict[tuple[int, int], list[str]] = {}
     awaited: dict[tuple[int, int], list[str]] = {}
-    last = num_stages(schedule.placement, schedule.num_ranks) - 1
+    last = schedule.num_stages - 1
 
     def at(stage: int, micro_batch: int) -> int:
-        return rank_of(schedule.placement, schedule.num_ranks, schedule.num_micro_batches, stage, micro_batch)
+        return schedule.rank_of(stage, micro_batch)
 
     for rank, steps in enumerate(schedule.actions):
         for kind, stage, k in [(a.kind, a.stage, a.micro_batch) for step in steps for a in actions_of(step)]:
@@ -163,7 +163,7 @@ def test_sizes_others_have_not() -> None:
     with pytest.raises(ValueError, match="at least 1 rank"):
         one_f_one_b(0, 1)
     with pytest.raises(ValueError, match="at least 1 micro-batch"):
-        forward_only("v", 2, 0)
+        forward_only(V, 2, 0)
 
 
 def test_makespan_shrinks_with_the_pair() -> None:

@@ -11,8 +11,8 @@ import pytest
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.forward import forward_only
 from compiler.schedules.one_f_one_b import one_f_one_b
-from compiler.schedules.placement import direction, num_stages, rank_of, stages_of, supports
 from compiler.schedules.schedule import Schedule, ScheduleError, depends
+from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from runtime.actions import Action, Pair, Step
 
 DUALPIPE_4_8 = """\
@@ -30,9 +30,9 @@ def some_schedules() -> list[Schedule]:
         dualpipe(8, 20),
         one_f_one_b(1, 1),
         one_f_one_b(5, 3),
-        forward_only("bidirectional", 4, 1),
-        forward_only("loop(2)", 3, 5),
-        Schedule("no_work", 2, 1, "loop(1)", ((), ())),
+        forward_only(BIDIRECTIONAL, 4, 1),
+        forward_only(loop(2), 3, 5),
+        Schedule("no_work", 2, 1, loop(1), ((), ())),
     ]
 
 
@@ -135,16 +135,16 @@ def test_every_dropped_doubled_or_moved_action_is_illegal() -> None:
 
 
 def test_a_backward_for_some_but_not_all_is_illegal() -> None:
-    schedule = forward_only("loop(1)", 2, 2)
+    schedule = forward_only(loop(1), 2, 2)
     schedule.check()
     with pytest.raises(ScheduleError, match=r"rank 1, B1\.0: missing"):
         replaced(schedule, 0, [*schedule.actions[0], Action("B", 0, 0), Action("B", 0, 1)]).check()
 
 
 @pytest.mark.parametrize("schedule", [dataclasses.replace(dualpipe(2, 4), num_ranks=3),
-                                      dataclasses.replace(dualpipe(2, 4), placement="ring")])  # fmt: skip
+                                      Schedule("odd", 3, 1, BIDIRECTIONAL, ((),) * 3)])  # fmt: skip
 def test_sizes_that_do_not_fit(schedule: Schedule) -> None:
-    with pytest.raises(ScheduleError, match=r"do not fit|unknown placement"):
+    with pytest.raises(ScheduleError, match=r"do not fit|even number of ranks"):
         schedule.check()
 
 
@@ -172,38 +172,56 @@ def test_depends_is_the_closure_of_the_direct_dependences() -> None:
         assert not depends(Action(a, s, 0), Action(b, t, 1))
 
 
-@pytest.mark.parametrize("placement", ["bidirectional", "v", "loop(1)", "loop(2)", "loop(3)"])
+@pytest.mark.parametrize("placement", [BIDIRECTIONAL, V, loop(1), loop(2), loop(3)], ids=str)
 @pytest.mark.parametrize("num_micro_batches", [1, 2, 5, 8])
-def test_placement_functions_agree(placement: str, num_micro_batches: int) -> None:
+def test_placement_functions_agree(placement: StagePlacement, num_micro_batches: int) -> None:
     for num_ranks in (2, 4, 6):
-        stages = range(num_stages(placement, num_ranks))
+        stages = range(placement.num_stages(num_ranks))
         used: dict[int, set[int]] = {rank: set() for rank in range(num_ranks)}
         for stage, micro_batch in itertools.product(stages, range(num_micro_batches)):
-            rank = rank_of(placement, num_ranks, num_micro_batches, stage, micro_batch)
+            rank = placement.rank_of(num_ranks, num_micro_batches, stage, micro_batch)
             used[rank].add(stage)
-            mirror = rank_of(placement, num_ranks, num_micro_batches, stages[-1] - stage, micro_batch)
-            assert mirror == (rank if placement == "v" else num_ranks - 1 - rank)
+            mirror = placement.rank_of(num_ranks, num_micro_batches, stages[-1] - stage, micro_batch)
+            assert mirror == (rank if placement == V else num_ranks - 1 - rank)
             if stage + 1 in stages:  # neighbouring stages are on neighbouring ranks, of a ring for loops
-                distance = abs(rank_of(placement, num_ranks, num_micro_batches, stage + 1, micro_batch) - rank)
+                distance = abs(placement.rank_of(num_ranks, num_micro_batches, stage + 1, micro_batch) - rank)
                 assert distance in (
-                    (1,) if placement == "bidirectional" else (0, 1) if placement == "v" else (1, num_ranks - 1)
+                    (1,) if placement == BIDIRECTIONAL else (0, 1) if placement == V else (1, num_ranks - 1)
                 )
         for rank in range(num_ranks):
-            stored = stages_of(placement, num_ranks, rank)
+            stored = placement.stages_of(num_ranks, rank)
             assert list(stored) == sorted(stored)
             assert used[rank] <= set(stored)
             assert num_micro_batches == 1 or used[rank] == set(stored)
-        halves = [direction(placement, num_micro_batches, micro_batch) for micro_batch in range(num_micro_batches)]
+        halves = [placement.direction(num_micro_batches, micro_batch) for micro_batch in range(num_micro_batches)]
         assert halves == sorted(halves)
-        assert sum(halves) == (num_micro_batches // 2 if placement == "bidirectional" else 0)
+        assert sum(halves) == (num_micro_batches // 2 if placement == BIDIRECTIONAL else 0)
 
 
 def test_supports() -> None:
-    assert supports("bidirectional", "loop(1)", 4)
-    assert supports("bidirectional", "bidirectional", 4)
-    assert not supports("loop(1)", "bidirectional", 4)
-    assert not supports("v", "loop(2)", 4)
-    assert not supports("loop(2)", "loop(1)", 4)
+    assert BIDIRECTIONAL.supports(loop(1), 4)
+    assert BIDIRECTIONAL.supports(BIDIRECTIONAL, 4)
+    assert not loop(1).supports(BIDIRECTIONAL, 4)
+    assert not V.supports(loop(2), 4)
+    assert not loop(2).supports(loop(1), 4)
+
+
+def test_the_text_of_a_placement_is_exact() -> None:
+    for placement in (BIDIRECTIONAL, V, *map(loop, (1, 2, 10, 9999))):
+        assert StagePlacement.parse(str(placement)) == placement
+        assert hash(StagePlacement.parse(str(placement))) == hash(placement)
+    for text in ("", "V", "loop", "loop(01)", "loop(10000)", "loop(1) ", "bidirectional\n"):
+        with pytest.raises(ValueError, match="unknown placement"):
+            StagePlacement.parse(text)
+
+
+def test_a_file_of_an_unknown_placement_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="unknown placement 'ring': expected bidirectional, v or loop"):
+        Schedule.from_text("# x ranks=1 micro_batches=1 placement=ring\nF0.0 B0.0\n")
+    with pytest.raises(ScheduleError, match="unknown placement 'ring'"):
+        Schedule.from_json(
+            '{"schedule":"x","ranks":1,"micro_batches":1,"placement":"ring","actions":[["F0.0","B0.0"]]}'
+        )
 
 
 @pytest.mark.parametrize(
@@ -211,7 +229,7 @@ def test_supports() -> None:
 )
 def test_no_such_placement(placement: str, ranks: int) -> None:
     with pytest.raises(ValueError, match=r"unknown placement|even number of ranks|at least 1 rank"):
-        num_stages(placement, ranks)
+        StagePlacement.parse(placement).num_stages(ranks)
 
 
 def test_independent_pairs_are_legal() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from compiler.schedules import SCHEDULES
 from compiler.schedules.costs import PAIR_KINDS, Costs, parse_costs, shipped
-from compiler.schedules.placement import num_stages, rank_of
 from compiler.schedules.schedule import Schedule, ScheduleError
 from compiler.schedules.simulate import peak_activations, simulate
 from runtime.actions import Action, actions_of
@@ -62,8 +61,8 @@ def test_makespan_scales_with_the_unit() -> None:
 
 def plain(schedule: Schedule, costs: Costs) -> list[list[tuple[Fraction, Fraction]]]:
     """Step after step, the rank whose next step can start first; looks everything up anew."""
-    P, N, placement = schedule.num_ranks, schedule.num_micro_batches, schedule.placement
-    last = num_stages(placement, P) - 1
+    P, N, placement = schedule.num_ranks, schedule.num_micro_batches, schedule.stage_placement
+    last = placement.num_stages(P) - 1
     ends: dict[Action, Fraction] = {}
     spans: list[list[tuple[Fraction, Fraction]]] = [[] for _ in range(P)]
 
@@ -73,7 +72,7 @@ def plain(schedule: Schedule, costs: Costs) -> list[list[tuple[Fraction, Fractio
             return Fraction(0)
         makers = [Action(kind, stage, action.micro_batch) for kind in ("BI" if action.kind in "BI" else "F")]
         made = [ends[maker] for maker in makers if maker in ends]
-        delay = 0 if rank_of(placement, P, N, stage, action.micro_batch) == rank else costs.latency
+        delay = 0 if placement.rank_of(P, N, stage, action.micro_batch) == rank else costs.latency
         return made[0] + delay if made else None
 
     while any(len(spans[rank]) < len(schedule.actions[rank]) for rank in range(P)):
@@ -97,7 +96,7 @@ def test_agrees_with_a_plain_simulator(name: str) -> None:
     rng = random.Random(name)
     for ranks, micro_batches in ((2, 4), (4, 10)):
         schedule = SCHEDULES[name].generate(ranks, micro_batches)
-        costs = random_costs(rng, num_stages(schedule.placement, ranks), ranks)
+        costs = random_costs(rng, schedule.stage_placement.num_stages(ranks), ranks)
         timeline = simulate(schedule, costs)
         assert [list(rank) for rank in timeline.spans] == plain(schedule, costs)
         busy = [sum(end - start for start, end in rank) for rank in timeline.spans]

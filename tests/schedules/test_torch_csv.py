@@ -39,7 +39,7 @@ def test_torch_reads_it_and_writes_it_back(name: str, ranks: int, micro_batches:
         csv.writer(file).writerows(rows)
     assert read_schedule(written).actions == schedule.actions
     if ranks > 1:  # on one rank a V is a loop
-        assert read_schedule(path).placement == schedule.placement
+        assert read_schedule(path).stage_placement == schedule.stage_placement
 
 
 def test_waits_and_communication_of_torch_are_left_out() -> None:

@@ -7,14 +7,16 @@ from fractions import Fraction
 from itertools import combinations
 
 from compiler.schedules.costs import Costs
-from compiler.schedules.placement import direction, num_stages, rank_of
 from compiler.schedules.schedule import depends
+from compiler.stage_placement import StagePlacement
 from runtime.actions import Action, Pair
 
 Ends = dict[Action, int]
 
 
-def best_makespan(placement: str, num_ranks: int, num_micro_batches: int, costs: Costs, cap: int) -> Fraction | None:
+def best_makespan(
+    placement: StagePlacement, num_ranks: int, num_micro_batches: int, costs: Costs, cap: int
+) -> Fraction | None:
     """The shortest makespan of all legal schedules under the cap, with pairs of any independent actions, or None."""
     search = _Search(placement, num_ranks, num_micro_batches, costs, cap)
     search.go({}, (0,) * num_ranks, 0)
@@ -24,16 +26,18 @@ def best_makespan(placement: str, num_ranks: int, num_micro_batches: int, costs:
 class _Search:
     """Actions are made once and compared by identity of value; times are whole multiples of `unit`."""
 
-    def __init__(self, placement: str, num_ranks: int, num_micro_batches: int, costs: Costs, cap: int) -> None:
+    def __init__(
+        self, placement: StagePlacement, num_ranks: int, num_micro_batches: int, costs: Costs, cap: int
+    ) -> None:
         self.costs, self.cap = costs, cap
         self.best: int | None = None
-        self.last = num_stages(placement, num_ranks) - 1
+        self.last = placement.num_stages(num_ranks) - 1
         cells = [(s, m) for s in range(self.last + 1) for m in range(num_micro_batches)]
         self.cells = {cell: [Action(kind, *cell) for kind in "FBIW"] for cell in cells}
-        ranks = {cell: rank_of(placement, num_ranks, num_micro_batches, *cell) for cell in cells}
+        ranks = {cell: placement.rank_of(num_ranks, num_micro_batches, *cell) for cell in cells}
         self.rank = {action: ranks[cell] for cell, row in self.cells.items() for action in row}
         # micro-batches of one direction are alike: the first stage takes them in order
-        sides = [direction(placement, num_micro_batches, m) for m in range(num_micro_batches)]
+        sides = [placement.direction(num_micro_batches, m) for m in range(num_micro_batches)]
         self.follows = [m > 0 and sides[m - 1] == sides[m] for m in range(num_micro_batches)]
         times = {(a,): costs.of(a, rank) for a, rank in self.rank.items()}
         for a, b in combinations(self.rank, 2):

@@ -12,6 +12,7 @@ from compiler.plan.blocks import cut_model, model_blocks, model_steps
 from compiler.plan.parameters import parameters
 from compiler.plan.stages import build_stages
 from compiler.segments.interpret import cut
+from compiler.stage_placement import BIDIRECTIONAL
 from dsl.schema import Balance, Phase, Spec
 from tests.reference.config import Config
 from tests.reference.model import Reference
@@ -23,7 +24,7 @@ from tests.segments.specs import DENSE, deepseek_v3, mla, moe, quickstart_sized,
 
 def test_deepseek_v3_over_sixteen_stages() -> None:
     """Four MoE layers a stage; the ends, with three dense layers or the head and MTP, have one."""
-    stages = build_stages(cut_model(deepseek_v3()), 16, "bidirectional")
+    stages = build_stages(cut_model(deepseek_v3()), 16, BIDIRECTIONAL)
     layers = [
         [step.site for step in stage.steps if isinstance(step, ir.Use) and step.site.endswith(".attention")]
         for stage in stages

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from compiler.schedules import SCHEDULES
 from compiler.schedules.costs import PAIR_KINDS, Costs
-from compiler.schedules.placement import num_stages
 from compiler.schedules.simulate import peak_activations, simulate
 
 times = st.integers(1, 12).map(lambda tenths: Fraction(tenths, 4))
@@ -45,7 +44,7 @@ def named(
     for name, row in SCHEDULES.items():
         if row.has(num_ranks, num_micro_batches):
             schedule = row.generate(num_ranks, num_micro_batches, chunks)
-            parts = num_stages(schedule.placement, num_ranks) // num_ranks
+            parts = schedule.stage_placement.num_stages(num_ranks) // num_ranks
             if cap is None or max(peak_activations(schedule)) <= cap * parts:
                 scaled = table.recut(num_ranks, num_ranks * parts)
                 makespans[name] = simulate(schedule, scaled).makespan

@@ -13,9 +13,9 @@ from compiler.proof import prove
 from compiler.schedules import SCHEDULES
 from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import Costs, any_pairs, parse_costs
-from compiler.schedules.placement import BIDIRECTIONAL, num_stages, supports
 from compiler.schedules.simulate import peak_activations, simulate
 from compiler.solver import Cores, Solution, default_cap, solve, solve_on
+from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
 from tests.proof.programs import lowered, small_plan
 from tests.solver.cases import costs, named
 
@@ -27,7 +27,7 @@ def checked(solution: Solution, table: Costs, cap: int | None) -> Solution:
     """A solution that is what it says it is: costs and cap are those of 1/P of the model."""
     schedule = solution.schedule
     schedule.check()
-    parts = num_stages(schedule.placement, schedule.num_ranks) // schedule.num_ranks
+    parts = schedule.num_stages // schedule.num_ranks
     assert solution.costs == table.recut(schedule.num_ranks, schedule.num_ranks * parts)
     timeline = simulate(schedule, solution.costs)
     assert timeline.makespan == solution.makespan >= solution.lower_bound
@@ -52,28 +52,28 @@ def test_never_worse_than_a_named_schedule(data: st.DataObject) -> None:
 
 @settings(max_examples=25)
 @given(st.data())
-def test_what_is_found_is_proven_on_every_storage(data: st.DataObject) -> None:
-    """The program of it, of a small model with all parts; and it is no longer than what else the storage runs."""
+def test_what_is_found_is_proven_on_every_placement(data: st.DataObject) -> None:
+    """The program of it, of a small model with all parts; and it is no longer than what else the placement runs."""
     num_ranks, num_micro_batches = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
-    storage = data.draw(st.sampled_from(["v", "loop(1)"] if num_ranks % 2 else ["v", BIDIRECTIONAL]))
-    stages = num_stages(storage, num_ranks)
+    held_by = data.draw(st.sampled_from([V, ONE_STAGE] if num_ranks % 2 else [V, BIDIRECTIONAL]))
+    stages = held_by.num_stages(num_ranks)
     table, cap = data.draw(costs(stages)), data.draw(st.none() | st.integers(stages // num_ranks, 6))
     table = replace(table, ranks=table.ranks[:num_ranks])
-    found = solve_on(storage, num_ranks, num_micro_batches, table, cap, effort=LEAST)
+    found = solve_on(held_by, num_ranks, num_micro_batches, table, cap, effort=LEAST)
     timeline = simulate(found.schedule, table)
     assert found.costs == table and timeline.makespan == found.makespan >= found.lower_bound
     assert cap is None or max(timeline.peak_activations) <= cap
     for row in SCHEDULES.values():
-        if row.has(num_ranks, num_micro_batches) and supports(storage, row.placement(), num_ranks):
+        if row.has(num_ranks, num_micro_batches) and held_by.supports(row.stage_placement(), num_ranks):
             other = simulate(row.generate(num_ranks, num_micro_batches), table)
             if cap is None or max(other.peak_activations) <= cap:
                 assert found.makespan <= other.makespan
-    prove(lowered(found.schedule, storage), small_plan(num_ranks, storage))
+    prove(lowered(found.schedule, held_by), small_plan(num_ranks, held_by))
 
 
 def test_an_odd_number_of_ranks_has_two_stages_each() -> None:
     found = checked(solve(3, 7, Costs(), 4), Costs(), 4)
-    assert found.makespan == found.lower_bound == 22 and found.schedule.placement == "v"  # zb1p: 23
+    assert found.makespan == found.lower_bound == 22 and found.schedule.stage_placement == V  # zb1p: 23
     found = checked(solve(7, 20, PAIRED, 8, effort=0.1), PAIRED, 8)
     assert found.makespan <= Fraction("49") and found.lower_bound < Fraction("47.2")  # one stage a rank: 65.4
 
@@ -81,7 +81,7 @@ def test_an_odd_number_of_ranks_has_two_stages_each() -> None:
 def test_the_better_placement_is_taken_where_micro_batches_are_odd() -> None:
     found = checked(solve(4, 9, PAIRED, 5, effort=0.2), PAIRED, 5)  # half of it for each
     sides = [
-        solve_on("v", 4, 9, PAIRED.recut(4, 8), 10, effort=0.1),
+        solve_on(V, 4, 9, PAIRED.recut(4, 8), 10, effort=0.1),
         solve_on(BIDIRECTIONAL, 4, 9, PAIRED, 5, effort=0.1),
     ]
     assert found.makespan == min(side.makespan for side in sides)
@@ -91,7 +91,7 @@ def test_the_better_placement_is_taken_where_micro_batches_are_odd() -> None:
 def test_another_placement_is_the_answer_where_it_is_better() -> None:
     """Stages so small that filling and draining take next to no time beat the search, which has one of them a rank."""
     found = checked(solve(4, 8, Costs(), effort=QUICK, chunks=16), Costs(), None)
-    assert found.origin == "interleaved" and found.schedule.placement == "loop(16)"
+    assert found.origin == "interleaved" and found.schedule.stage_placement == loop(16)
     assert found.lower_bound < found.makespan == named(4, 8, Costs(), None, 16)["interleaved"] < 25
 
 
@@ -100,7 +100,7 @@ def test_of_equal_ones_that_with_fewer_copies_is_taken() -> None:
     table = Costs(W=Fraction(0))
     assert solve_on(BIDIRECTIONAL, 4, 1, table, 5, effort=QUICK).makespan == 8
     found = checked(solve(4, 1, table, 5, effort=QUICK), table, 5)
-    assert found.makespan == found.lower_bound == 8 and found.schedule.placement == "loop(1)"
+    assert found.makespan == found.lower_bound == 8 and found.schedule.stage_placement == ONE_STAGE
 
 
 def test_too_large_for_a_search_it_is_a_named_one() -> None:
@@ -129,7 +129,7 @@ def test_actions_that_take_no_time(table: str) -> None:
 
 def test_fewer_micro_batches_than_dualpipe_has() -> None:
     found = checked(solve(8, 10, PAIRED, 9, effort=0.2), PAIRED, 9)
-    assert found.schedule.placement == BIDIRECTIONAL
+    assert found.schedule.stage_placement == BIDIRECTIONAL
     assert found.makespan <= Fraction("32.6")
 
 
@@ -165,14 +165,14 @@ def test_a_rank_that_is_slow_needs_lists_of_its_own() -> None:
 def test_under_the_tightest_cap_one_micro_batch_goes_at_a_time() -> None:
     assert solve_on(BIDIRECTIONAL, 4, 3, Costs(), 1, effort=QUICK).makespan == 3 * 4 * 3
     halves = Costs().recut(4, 8)  # the next begins when half of the first is back
-    assert solve_on("v", 4, 3, halves, 2, effort=QUICK).makespan == Fraction("20.5")
+    assert solve_on(V, 4, 3, halves, 2, effort=QUICK).makespan == Fraction("20.5")
 
 
 def test_a_cap_that_nothing_fits_is_refused_with_the_least_that_works() -> None:
     with pytest.raises(ValueError, match="use cap = 1"):
         solve(4, 8, Costs(), 0)
     with pytest.raises(ValueError, match="use cap = 2"):
-        solve_on("v", 3, 8, Costs(), 1)
+        solve_on(V, 3, 8, Costs(), 1)
 
 
 @pytest.mark.parametrize("sizes", [(0, 4), (4, 0)])

@@ -55,7 +55,7 @@ def test_it_is_near_the_peak_of_the_fullest_rank(name: str) -> None:
     """What the action that runs has beside it is not counted, and of a pair the forward's as if it ended first."""
     spec = shipped(f"{name}.dsc")
     found = timed(spec)
-    placement, num_stages = found.plan.placement, len(found.plan.stages)
+    placement, num_stages = found.plan.stage_placement, len(found.plan.stages)
     pipeline = pipeline_of(cut_model(spec), num_stages, placement)
     assert pipeline.holding is not None
     runs = tuple(pairwise((0, *accumulate(runs_of(spec)))))

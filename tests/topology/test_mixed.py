@@ -11,7 +11,6 @@ import pytest
 from compiler.ir import Plan, Use
 from compiler.plan import make_plan
 from compiler.plan.model_graph import model_graph
-from compiler.schedules.placement import stages_of
 from compiler.topology.rank_kinds import parts_of_ranks, rank_rates
 from dsl.canonical import canonical
 from dsl.diagnostics import SpecError
@@ -74,7 +73,7 @@ def test_stages_are_sized_to_the_pace_of_their_ranks(mixed, schedule: str) -> No
     plan = make_plan(spec)
     layers = layers_of(plan)
     assert sum(layers) == 32
-    held = [sum(layers[s] for s in stages_of(plan.placement, 4, rank)) for rank in range(4)]
+    held = [sum(layers[s] for s in plan.stage_placement.stages_of(4, rank)) for rank in range(4)]
     assert held[0] > 1.8 * held[2] and held[1] > 1.8 * held[3]
     fast, _, slow, _ = rank_rates(spec)
     assert (fast is not slow and rank_rates(spec)[0].table != slow.table) or fast.points != slow.points

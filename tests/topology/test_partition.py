@@ -13,11 +13,11 @@ from compiler.plan.balance import NEAR, partition
 from compiler.plan.holding import moments_of
 from compiler.plan.layer_runs import Blocks, Bytes, Holding, Pipeline, Runs
 from compiler.schedules import SCHEDULES, stand_in
-from compiler.schedules.placement import BIDIRECTIONAL, V, ranks_of_stage, stages_of
 from compiler.schedules.schedule import Schedule
+from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from runtime.actions import actions_of
 
-PLACEMENTS = ["loop(1)", "loop(2)", "loop(3)", "v", "bidirectional"]
+PLACEMENTS = [loop(1), loop(2), loop(3), V, BIDIRECTIONAL]
 
 
 def splits(num_layers: int, num_stages: int) -> list[Runs]:
@@ -42,11 +42,11 @@ def by_hand(pipeline: Pipeline, runs: Runs) -> tuple[int, int, int, int]:
 
     ranks = []
     for rank, blocks in enumerate(pipeline.blocks):
-        each = [lanes(stage, blocks) for stage in stages_of(pipeline.placement, pipeline.num_ranks, rank)]
+        each = [lanes(stage, blocks) for stage in pipeline.stage_placement.stages_of(pipeline.num_ranks, rank)]
         ranks.append(max(map(sum, zip(*each, strict=True))))
     stages = []
     for stage in range(len(runs)):
-        holders = ranks_of_stage(pipeline.placement, pipeline.num_ranks, stage)
+        holders = pipeline.stage_placement.ranks_of_stage(pipeline.num_ranks, stage)
         stages.append(max(max(lanes(stage, pipeline.blocks[rank])) for rank in holders))
     return bytes_by_hand(pipeline, runs), max(ranks), max(stages), sum(each * each for each in stages)
 
@@ -58,7 +58,7 @@ def bytes_by_hand(pipeline: Pipeline, runs: Runs) -> int:
         return 0
     fullest = 0
     for rank, moments in enumerate(held.moments):
-        stages = stages_of(pipeline.placement, pipeline.num_ranks, rank)
+        stages = pipeline.stage_placement.stages_of(pipeline.num_ranks, rank)
         for moment in moments:
             total = max(held.room) - held.room[rank] - (held.shared if {0, last} <= {*stages} else 0)
             for stage, often in zip(stages, moment, strict=True):
@@ -108,7 +108,9 @@ def random_holding(generator: random.Random, num_layers: int, schedule: Schedule
     return Holding(layers, first, last, min(first[0], last[0]) // 2, moments_of(schedule), room)
 
 
-def random_pipeline(generator: random.Random, placement: str, lanes: int, num_kinds: int, holds: bool) -> Pipeline:
+def random_pipeline(
+    generator: random.Random, placement: StagePlacement, lanes: int, num_kinds: int, holds: bool
+) -> Pipeline:
     """A pipeline of few layers, with what its ranks hold under some schedule."""
     num_ranks = generator.choice([2, 4] if placement == BIDIRECTIONAL else [1, 2, 3])
     stages = Pipeline(placement, (Blocks(((1,),), (0,), (0,)),) * num_ranks).num_stages
@@ -120,15 +122,15 @@ def random_pipeline(generator: random.Random, placement: str, lanes: int, num_ki
     return Pipeline(placement, tuple(generator.choice(kinds) for _ in range(num_ranks)), holding)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("num_kinds", [1, 2])
 @pytest.mark.parametrize("holds", [False, True])
-def test_no_split_is_better(placement: str, lanes: int, num_kinds: int, holds: bool) -> None:
+def test_no_split_is_better(placement: StagePlacement, lanes: int, num_kinds: int, holds: bool) -> None:
     """No split is better in loads and bytes, on one and two kinds of devices, with one lane and with two."""
     generator = random.Random(f"{placement} {lanes} {num_kinds}")
     moved = 0
-    for _ in range(10 if placement == "loop(3)" else 40):
+    for _ in range(10 if placement == loop(3) else 40):
         pipeline = random_pipeline(generator, placement, lanes, num_kinds, holds)
         split = partition(pipeline)
         every = splits(pipeline.num_layers, pipeline.num_stages)
@@ -141,23 +143,23 @@ def test_no_split_is_better(placement: str, lanes: int, num_kinds: int, holds: b
 
 def test_more_stages_than_can_be_filled_are_refused() -> None:
     one = Blocks(((1,),), (1,), (1,))
-    assert partition(Pipeline("loop(1)", (one,) * 3)).runs == ((0, 0), (0, 1), (1, 1))
+    assert partition(Pipeline(loop(1), (one,) * 3)).runs == ((0, 0), (0, 1), (1, 1))
     with pytest.raises(AssertionError, match="can be filled"):
-        partition(Pipeline("loop(1)", (one,) * 4))
+        partition(Pipeline(loop(1), (one,) * 4))
 
 
 def test_a_slow_rank_gets_fewer_layers() -> None:
     """Half as fast, half as many: two of six."""
     fast, slow = (Blocks(((each,),) * 6, (0,), (0,)) for each in (10, 20))
-    split = partition(Pipeline("loop(1)", (fast, slow)))
+    split = partition(Pipeline(loop(1), (fast, slow)))
     assert split.runs == ((0, 4), (4, 6)) and (split.rank_load, split.stage_load) == (40, 40)
-    assert partition(Pipeline("loop(1)", (slow, fast))).runs == ((0, 2), (2, 6))
+    assert partition(Pipeline(loop(1), (slow, fast))).runs == ((0, 2), (2, 6))
 
 
 def test_the_ends_of_a_fold_share_a_rank() -> None:
     """A head of three layers: the rank of both ends has one of ten, while a pipeline of four gives its last none."""
     blocks = Blocks(((1,),) * 10, (0,), (3,))
-    split = partition(Pipeline("v", (blocks, blocks)))
+    split = partition(Pipeline(V, (blocks, blocks)))
     sizes = [end - begin for begin, end in split.runs]
     assert split.rank_load == 7 and sizes[0] + sizes[3] in (3, 4)
     assert split.stage_load == 4
@@ -170,11 +172,11 @@ def mirrored(runs: Runs, num_layers: int) -> Runs:
     return tuple((num_layers - end, num_layers - begin) for begin, end in reversed(runs))
 
 
-@pytest.mark.parametrize("placement", ["loop(1)", V, BIDIRECTIONAL])
-def test_what_is_symmetric_is_split_alike(placement: str) -> None:
+@pytest.mark.parametrize("placement", [loop(1), V, BIDIRECTIONAL], ids=str)
+def test_what_is_symmetric_is_split_alike(placement: StagePlacement) -> None:
     """The model from its end, on the ranks from theirs, has as good a split: the mirrored one is one of its best.
     Times and bytes in other units have the same split."""
-    generator = random.Random(placement)
+    generator = random.Random(str(placement))
     for _ in range(30):
         pipeline = random_pipeline(generator, placement, 2, 1 if placement == V else 2, True)
         held = pipeline.holding
@@ -204,10 +206,10 @@ def test_what_is_symmetric_is_split_alike(placement: str) -> None:
         assert partition(longer).runs == there.runs
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_the_unit_of_time_does_not_matter(placement: str) -> None:
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_the_unit_of_time_does_not_matter(placement: StagePlacement) -> None:
     """Nor how large its squares are."""
-    generator = random.Random(placement)
+    generator = random.Random(str(placement))
     for _ in range(10):
         pipeline = random_pipeline(generator, placement, 1, 2, False)
         longer = {id(blocks): _longer(blocks, 10**12) for blocks in pipeline.kinds}
@@ -244,21 +246,21 @@ def test_a_near_tie_goes_to_what_holds_less_and_no_farther() -> None:
         blocks = Blocks(((100,),) * 5, (first,), (100 - first,))
         schedule = SCHEDULES["1f1b"].generate(2, 8, 1)
         holding = Holding(((10, 5, 0),) * 5, (0, 0, 0), (0, 0, 0), 0, moments_of(schedule), (99, 99))
-        return partition(Pipeline("loop(1)", (blocks, blocks), holding)).runs
+        return partition(Pipeline(loop(1), (blocks, blocks), holding)).runs
 
     assert split(0) == ((0, 3), (3, 5)), "3 and 2 and the end, even: the other way the last rank takes a third more"
     for last, expected in ((0, 2), (3, 2), (5, 3)):  # 300 + 50, and 300 + 50 + last with three layers on the last rank
         blocks = Blocks(((100,),) * 5, (50,), (50 + last,))
         schedule = SCHEDULES["1f1b"].generate(2, 8, 1)
         holding = Holding(((10, 5, 0),) * 5, (0, 0, 0), (0, 0, 0), 0, moments_of(schedule), (99, 99))
-        runs = partition(Pipeline("loop(1)", (blocks, blocks), holding)).runs
+        runs = partition(Pipeline(loop(1), (blocks, blocks), holding)).runs
         assert runs == ((0, expected), (expected, 5)), last
 
 
 def test_too_many_steps_leave_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found before the search for less bytes ends is as fast; before anything is found, stages are balanced."""
     generator = random.Random(7)
-    pipeline = random_pipeline(generator, "loop(3)", 1, 1, True)
+    pipeline = random_pipeline(generator, loop(3), 1, 1, True)
     fastest = partition(replace(pipeline, holding=None))
     steps = []
     step = balance._Search._step
@@ -280,7 +282,7 @@ def test_the_fullest_moments_of_a_schedule(name: str) -> None:
     row = SCHEDULES[name]
     schedule = row.generate(4, 16, 2)
     for rank, moments in enumerate(moments_of(schedule)):
-        stages = stages_of(schedule.placement, 4, rank)
+        stages = schedule.stage_placement.stages_of(4, rank)
         kept, late = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
         met = set()
         for step in schedule.actions[rank]:

@@ -39,7 +39,7 @@ def test_a_message_within_a_node_goes_over_nvlink() -> None:
     """360 GB/s within, 40 GB/s between; rank 1 is on the upper half of its node and 2 on the lower, other rails."""
     spec = two_nodes()
     plan, fabric = make_plan(spec), rates_of(spec).fabric
-    found = messages_s(fabric, plan, plan.placement)
+    found = messages_s(fabric, plan, plan.stage_placement)
     assert set(found) == {(a, b) for a in range(4) for b in range(4) if abs(a - b) == 1}
     inside, between = fabric.link(0, 4), fabric.link(4, 8)
     assert inside is not None and between is not None

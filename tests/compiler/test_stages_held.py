@@ -1,4 +1,4 @@
-"""What the ranks store under each placement: the ends of the model, and the embedding and head that MTP shares."""
+"""What the ranks hold under each stage placement: the ends of the model, and the embedding and head that MTP shares."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import pytest
 
 from compiler.ir import Plan, Replica, Use
 from compiler.plan import make_plan
-from compiler.schedules.placement import num_stages, ranks_of_stage, stages_of
+from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
 from dsl.schema import Dense, LayerRange, Schedule, Spec
 from tests.training.specs import spec
 
 RANKS = 4
 SCHEDULES = [  # schedule, placement, ranks of the first stage, ranks of the last one
-    (Schedule(name="gpipe"), "loop(1)", (0,), (3,)),
-    (Schedule(name="1f1b"), "loop(1)", (0,), (3,)),
-    (Schedule(name="zb1p"), "loop(1)", (0,), (3,)),
-    (Schedule(name="interleaved"), "loop(2)", (0,), (3,)),
-    (Schedule(name="interleaved", chunks=3), "loop(3)", (0,), (3,)),
-    (Schedule(name="zbv"), "v", (0,), (0,)),
-    (Schedule(name="dualpipev"), "v", (0,), (0,)),
-    (Schedule(name="dualpipe"), "bidirectional", (0, 3), (0, 3)),
-    (Schedule(name="auto"), "bidirectional", (0, 3), (0, 3)),
+    (Schedule(name="gpipe"), loop(1), (0,), (3,)),
+    (Schedule(name="1f1b"), loop(1), (0,), (3,)),
+    (Schedule(name="zb1p"), loop(1), (0,), (3,)),
+    (Schedule(name="interleaved"), loop(2), (0,), (3,)),
+    (Schedule(name="interleaved", chunks=3), loop(3), (0,), (3,)),
+    (Schedule(name="zbv"), V, (0,), (0,)),
+    (Schedule(name="dualpipev"), V, (0,), (0,)),
+    (Schedule(name="dualpipe"), BIDIRECTIONAL, (0, 3), (0, 3)),
+    (Schedule(name="auto"), BIDIRECTIONAL, (0, 3), (0, 3)),
 ]
 
 
@@ -50,16 +50,16 @@ def stages_with(plan: Plan, tensor: str) -> set[int]:
 @pytest.mark.parametrize(("schedule", "placement", "firsts", "lasts"), SCHEDULES)
 @pytest.mark.parametrize("of", ["v3", "llama"])  # with and without MTP
 def test_the_ends_of_the_model(
-    schedule: Schedule, placement: str, firsts: tuple[int, ...], lasts: tuple[int, ...], of: str
+    schedule: Schedule, placement: StagePlacement, firsts: tuple[int, ...], lasts: tuple[int, ...], of: str
 ) -> None:
     """The embedding is on the ranks of the first stage, the head on those of the last; with MTP the embedding is on
     both, once a rank."""
     small, plan = planned(schedule, of)
-    assert plan.placement == placement
-    assert len(plan.stages) == num_stages(placement, RANKS)
+    assert plan.stage_placement == placement
+    assert len(plan.stages) == placement.num_stages(RANKS)
     last = len(plan.stages) - 1
-    assert ranks_of_stage(placement, RANKS, 0) == firsts
-    assert tuple(sorted(ranks_of_stage(placement, RANKS, last))) == lasts
+    assert placement.ranks_of_stage(RANKS, 0) == firsts
+    assert tuple(sorted(placement.ranks_of_stage(RANKS, last))) == lasts
     rows = {replica.name: replica for replica in plan.replicas}
     tied = small.model.mtp is not None
     assert stages_with(plan, "embedding") == ({0, last} if tied else {0})
@@ -75,17 +75,17 @@ def test_the_ends_of_the_model(
 
 @pytest.mark.parametrize(("schedule", "placement", "firsts", "lasts"), SCHEDULES)
 def test_each_gradient_is_reduced_over_exactly_its_copies(
-    schedule: Schedule, placement: str, firsts: tuple[int, ...], lasts: tuple[int, ...]
+    schedule: Schedule, placement: StagePlacement, firsts: tuple[int, ...], lasts: tuple[int, ...]
 ) -> None:
-    """A parameter is held by every data rank of each pipeline rank that stores a stage that reads it; its bucket, the
+    """A parameter is held by every data rank of each pipeline rank that holds a stage that reads it; its bucket, the
     group that sums its gradient, has these holders."""
     _, plan = planned(schedule, "v3")
-    stored = {rank: {*stages_of(placement, RANKS, rank)} for rank in range(RANKS)}
+    stages = {rank: {*placement.stages_of(RANKS, rank)} for rank in range(RANKS)}
     holders = {name: bucket.holders for bucket in plan.buckets for name in bucket.replicas}
     for replica in plan.replicas:
         readers = stages_with(plan, replica.tensor)
         assert readers, f"{replica.tensor} is read"
-        wanted = [rank for rank in range(RANKS) if stored[rank] & readers]
+        wanted = [rank for rank in range(RANKS) if stages[rank] & readers]
         assert tuple(replica.holders) == tuple(plan.mesh.rank(p, d) for p in wanted for d in range(plan.mesh.dp))
         if replica.role == "parameter":
             assert holders[replica.name] == replica.holders
@@ -93,7 +93,7 @@ def test_each_gradient_is_reduced_over_exactly_its_copies(
 
 @pytest.mark.parametrize(("schedule", "placement", "firsts", "lasts"), SCHEDULES)
 def test_stages_follow_the_model(
-    schedule: Schedule, placement: str, firsts: tuple[int, ...], lasts: tuple[int, ...]
+    schedule: Schedule, placement: StagePlacement, firsts: tuple[int, ...], lasts: tuple[int, ...]
 ) -> None:
     """The layers in order, each once; tokens are loaded by the first stage, targets and MTP's tokens by the last."""
     _, plan = planned(schedule, "v3")
