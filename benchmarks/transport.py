@@ -23,6 +23,7 @@ import torch.distributed as dist
 from runtime.comm.collective import CollectiveLinks
 from runtime.comm.connect import connect
 from runtime.comm.transport import Links, Wanted, channels
+from runtime.contract import Mesh
 from runtime.heartbeat import Board
 from runtime.launch import launch
 
@@ -77,7 +78,9 @@ def of_rank(rank: int, world: int) -> dict[str, list[list[float]]]:
     holders = tuple(range(world))
     ring = [(a, b) for a, b in zip(holders, (*holders[1:], 0), strict=True)]
     edges = sorted({*ring, *((b, a) for a, b in ring)})
-    wanted = Wanted(channels({"pp": world, "dp": 1, "ep": 1}, edges, [holders]), {"flat": (holders, 4 * GRADIENTS)})
+    wanted = Wanted(
+        channels(Mesh(pp=world, dp=1, ep=1, tp=1, cp=1), edges, [holders]), {"flat": (holders, 4 * GRADIENTS)}
+    )
     memory: Links = connect(rank, wanted, CPU, 60.0, False, "memory")
     gloo: Links = CollectiveLinks(rank, wanted, 60.0, False)
     flat = memory.flat("flat", GRADIENTS, torch.float32)

@@ -17,7 +17,8 @@ from typing import Any
 from runtime.build_files import BuildError, OtherBuildError, read, versions
 from runtime.build_modules import Modules
 from runtime.certificate import CertificateError, label, recheck
-from runtime.plan_form import PlanError, check_plan
+from runtime.contract import Plan, check_programs
+from runtime.strict_json import FormError
 
 __all__ = ["Build", "BuildError", "Call", "OtherBuildError", "Program"]
 
@@ -53,7 +54,7 @@ class Build:
 
     folder: Path
     files: Mapping[str, bytes] = field(repr=False)
-    plan: Mapping[str, Any] = field(repr=False)
+    plan: Plan = field(repr=False)
     versions: Mapping[str, str]
     digest: str
     edits: tuple[str, ...] = ()
@@ -84,13 +85,13 @@ class Build:
         if "plan.json" not in found.files:
             raise BuildError("; ".join(edits))
         try:
-            plan = json.loads(found.files["plan.json"])
+            plan = Plan.from_json(found.files["plan.json"])
             programs = {name: json.loads(found.files[f"program/{name}.json"]) for name in program_names(found.files)}
-            check_plan(plan, programs)
-        except (PlanError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            said = str(error) if isinstance(error, PlanError) else f"{type(error).__name__}: {error}"
+            check_programs(plan, programs)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            said = str(error) if isinstance(error, FormError) else f"{type(error).__name__}: {error}"
             raise BuildError(f"{folder} is not what dsc compile wrote: plan.json: {said}; compile it again") from None
-        ranks = range(plan["mesh"]["pp"])
+        ranks = range(plan.mesh.pp)
         stages = {f"stages/rank_{rank}.py" for rank in ranks}
         if stages != {name for name in found.files if name.startswith("stages/")}:
             raise BuildError(

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from runtime.comm.connect import connect
 from runtime.comm.transport import Wanted, channels
+from runtime.contract import Mesh
 from runtime.device import BACKENDS, choose, take
 from runtime.heartbeat import Board
 from runtime.launch import launch
@@ -208,7 +209,7 @@ def measure_transfers(device: torch.device, world: int, board: Board) -> dict[st
     what training would take (runtime/comm/connect.py)."""
     found: dict[str, list[tuple[int, float]]] = {"all_to_all": [], "message": [], "all_reduce": []}
     rank, everyone = dist.get_rank(), tuple(range(world))
-    mesh = {"pp": world, "dp": 1, "ep": world}
+    mesh = Mesh(pp=world, dp=1, ep=world, tp=1, cp=1)
     flats = {f"flat {size}": (everyone, size) for size in TRANSFER_BYTES}
     links = connect(rank, Wanted(channels(mesh, [(0, 1), (1, 0)], [everyone]), flats), device, TIMEOUT_S, checked=False)
     there, back = (links.edge(*ends) if rank < 2 else None for ends in ((0, 1), (1, 0)))

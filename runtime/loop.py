@@ -59,9 +59,7 @@ class Loop:
         if self.steps is not None:
             return self.steps
         plan, step = self.build.plan, self.resume.step if self.resume else 0
-        return last_step(
-            plan["batches"], plan["train"]["sequence"], step, self.position.tokens, plan["train"]["tokens"]
-        )
+        return last_step(plan.batches, plan.train.sequence, step, self.position.tokens, plan.train.tokens)
 
     @property
     def _timeout_s(self) -> float:
@@ -79,7 +77,7 @@ class Loop:
 
     def rank(self, rank: int, world: int, board: Board, view: Progress | None = None) -> None:
         """Train to the end; the target of a launch. `view`: shown by this rank, where no supervisor does."""
-        train = self.build.plan["train"]
+        train = self.build.plan.train
         device = take(self.device, rank)
         samples, validation = self._samples("train"), self._validation()
         trainer = Trainer(
@@ -118,7 +116,7 @@ class Loop:
             last = trainer.step == total
             stop = board.should_stop(trainer.step)
             due = not self._saves_nothing and (last or saves.due(trainer.step))
-            if train["validate"] and not profile and (last or self._validates(trainer.step, saves=due)):
+            if train.validate and not profile and (last or self._validates(trainer.step, saves=due)):
                 row |= trainer.evaluate()
             if metrics:
                 metrics.write(row)
@@ -143,10 +141,10 @@ class Loop:
     @property
     def machine(self) -> dict[str, str]:
         """What ranks will compute on and talk by, as far as it is known before they run."""
-        backend, mesh = BACKENDS[self.device], self.build.plan["mesh"]
+        backend, mesh = BACKENDS[self.device], self.build.plan.mesh
         return {
             "device": self.device,
-            "transport": expected_transport(self.transport, backend, mesh["pp"] * mesh["dp"]),
+            "transport": expected_transport(self.transport, backend, mesh.world),
         }
 
     def _begin(
@@ -177,17 +175,18 @@ class Loop:
         return row
 
     def _samples(self, split: str) -> Samples:
-        train = self.build.plan["train"]
-        return Samples(self.corpus, split, train["sequence"], EXTRA_TOKENS, seed=train["seed"])
+        train = self.build.plan.train
+        return Samples(self.corpus, split, train.sequence, EXTRA_TOKENS, seed=train.seed)
 
     def _validation(self) -> Samples | None:
-        return self._samples("validation") if self.build.plan["train"]["validate"] else None
+        return self._samples("validation") if self.build.plan.train.validate else None
 
     def _validates(self, step: int, *, saves: bool) -> bool:
         """Whether the run is validated after a step: by the spec, and where a checkpoint is judged by its loss."""
-        train = self.build.plan["train"]
-        best = train["checkpoint"] is not None and train["checkpoint"]["best"] > 0
-        return step % train["validate"]["every"] == 0 or (best and saves)
+        train = self.build.plan.train
+        best = train.checkpoint is not None and train.checkpoint.best > 0
+        assert train.validate is not None
+        return step % train.validate.every == 0 or (best and saves)
 
     @contextmanager
     def _recorded(self, trainer: Trainer, world: int) -> Iterator[None]:

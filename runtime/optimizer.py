@@ -8,29 +8,18 @@ gather the rest, in the dtype that segments read.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from runtime.comm.transport import Sums
+from runtime.contract import Optimizer
 from runtime.kernels import Op, on_cuda
 from runtime.ops.adamw import adamw
 from runtime.state import Bucket, State
 
 NORM_ROW = 1024  # elements
-
-
-@dataclass(frozen=True)
-class AdamW:
-    """`clip` is the largest global gradient norm, or None."""
-
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    clip: float | None
 
 
 def reduce_gradients(bucket: Bucket, sums: Sums) -> None:
@@ -62,7 +51,7 @@ def update_of(emitted: Path | None) -> Op:
     return on_cuda(str(emitted), emitted.stem, adamw) if emitted else adamw
 
 
-def update(state: State, recipe: AdamW, rate: float, step: int, norm: float, sums: Sums, by: Op = adamw) -> None:
+def update(state: State, recipe: Optimizer, rate: float, step: int, norm: float, sums: Sums, by: Op = adamw) -> None:
     """One AdamW update, `by` that op, with gradients scaled by min(1, clip / norm). `step` counts from 1."""
     factor = min(1.0, recipe.clip / norm) if recipe.clip is not None and norm > 0 else 1.0
     for b in state.buckets:
@@ -82,7 +71,9 @@ def _intersection(a: slice, b: slice) -> slice:
     return slice(start, max(start, min(a.stop, b.stop)))
 
 
-def _adamw(b: Bucket, part: slice, recipe: AdamW, factor: float, rate: float, decay: float, step: int, by: Op) -> None:
+def _adamw(
+    b: Bucket, part: slice, recipe: Optimizer, factor: float, rate: float, decay: float, step: int, by: Op
+) -> None:
     if part.start == part.stop:
         return
     mine = slice(part.start - b.owned.start, part.stop - b.owned.start)

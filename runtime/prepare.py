@@ -1,10 +1,10 @@
-"""Prepare the data of a plan: `python -P -m runtime.prepare DATA_DIR OUT [--cache DIR] [--resume]`.
+"""Prepares the data of a run: `python -P -m runtime.prepare DATA_DIR OUT [--cache DIR] [--resume]`.
 
-The first line of stdin is the plan in JSON, of which the data, the model's vocabulary and the seed are needed. Progress
+The first line of stdin is a DataRequest in JSON (runtime/contract.py). Progress
 goes to stderr from the end of stdin on: until then somebody else says what is going on. To stdout goes an empty line as
 soon as the text is found, and at last {"folder": where the corpus is, "meta": its meta.json}. Exit codes: 0 prepared ·
-2 the data cannot be used · 75 the same, for a reason that may pass, such as a full disk. The plan is the caller's to
-verify; no torch, which would take a second.
+2 the data cannot be used · 75 the same, for a reason that may pass, such as a full disk. The request is the
+caller's to verify; no torch, which would take a second.
 
 With --resume the data that the checkpoints beside OUT name is used without the text, if it is of the same data block.
 """
@@ -16,11 +16,12 @@ import json
 import select
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from runtime.contract import DataRequest
 from runtime.data.errors import DataError
 from runtime.data.files import open_regular
 from runtime.data.prepare import prepare
@@ -42,9 +43,9 @@ def main(argv: list[str]) -> int:
     told = Told()
     try:
         with open(0, "rb", buffering=0, closefd=False) as stdin:
-            plan = json.loads(stdin.readline())
+            request = DataRequest.from_json(stdin.readline())
         prepared = prepare(
-            *_inputs(plan), args.data, args.out, told.progress, told.note, cache=args.cache, resumed=resumed
+            *_inputs(request), args.data, args.out, told.progress, told.note, cache=args.cache, resumed=resumed
         )
     except (DataError, OSError) as error:
         told.error(f"error: {printable(str(error))}")
@@ -55,8 +56,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def prepare_here(plan: Mapping[str, Any], data: Path, out: Path, resume: bool, say: Callable[[str], None]) -> Path:
-    """The prepared corpus of a plan, made in this process unless it is there already. `resume`: as --resume."""
+def prepare_here(request: DataRequest, data: Path, out: Path, resume: bool, say: Callable[[str], None]) -> Path:
+    """The prepared corpus of a request, made in this process unless it is there already. `resume`: as --resume."""
     resumed = data_of_checkpoints(out.parent / "checkpoints") if resume else ()
     said: set[str] = set()
 
@@ -65,7 +66,7 @@ def prepare_here(plan: Mapping[str, Any], data: Path, out: Path, resume: bool, s
             said.add(text)
             say(f"data: {printable(text)}")
 
-    return prepare(*_inputs(plan), data, out, lambda *_: None, once, resumed=resumed).folder
+    return prepare(*_inputs(request), data, out, lambda *_: None, once, resumed=resumed).folder
 
 
 def data_of_checkpoints(folder: Path) -> tuple[str, ...]:
@@ -86,11 +87,11 @@ def data_of_checkpoints(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: -found[name]))
 
 
-def _inputs(plan: Mapping[str, Any]) -> tuple[dict[str, Any], int, int]:
-    data = dict(plan["data"])
-    if isinstance(data["tokenizer"], dict):
-        data["tokenizer"] = {"train": data["tokenizer"]["vocab"]}
-    return data, plan["model"]["vocab"], plan["train"]["seed"]
+def _inputs(request: DataRequest) -> tuple[dict[str, Any], int, int]:
+    data, tokenizer = request.data, request.data.tokenizer
+    choice = tokenizer if isinstance(tokenizer, str) else {"train": tokenizer.vocab}
+    inputs = {"source": data.source, "tokenizer": choice, "validation": data.validation}
+    return inputs, request.vocab, request.seed
 
 
 class Told:

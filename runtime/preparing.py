@@ -12,13 +12,15 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from runtime.contract import DataRequest
 from runtime.outcome import EXIT_RETRY, EXIT_USAGE, death_text
+from runtime.strict_json import tree
 
 
 class UsageError(Exception):
@@ -91,9 +93,9 @@ class Preparation:
 
 @contextmanager
 def preparing(
-    plan: Mapping[str, Any], data: Path, out: Path, *, cache: Path | None, resume: bool
+    request: DataRequest, data: Path, out: Path, *, cache: Path | None, resume: bool
 ) -> Iterator[Preparation]:
-    """Start to prepare the data of a plan into `out`; ended if the block raises.
+    """Start to prepare the data of a request into `out`; ended if the block raises.
 
     data: the folder that the data's paths are relative to. cache: prepared data that runs share. resume: use the data
     that the run's checkpoints name.
@@ -111,7 +113,7 @@ def preparing(
     ) as process:
         preparation = Preparation(process)
         try:
-            preparation.send(json.dumps({name: plan[name] for name in ("data", "model", "train")}).encode() + b"\n")
+            preparation.send(json.dumps(tree(request)).encode() + b"\n")
             yield preparation
         except BaseException:
             process.kill()

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+
+from runtime.contract import Batches, Phase, RatePhase
 
 
-def learning_rate(phases: Sequence[Mapping[str, Any]], tokens: int) -> float:
+def learning_rate(phases: Sequence[RatePhase], tokens: int) -> float:
     """The rate of the step after which `tokens` tokens have been trained on; past the last phase its end."""
     begin = 0
     for phase in phases:
-        start, end, end_tokens = phase["start"], phase["end"], phase["end_tokens"]
+        start, end, end_tokens = phase.start, phase.end, phase.end_tokens
         if tokens <= end_tokens:
             done = (tokens - begin) / (end_tokens - begin)
-            if phase["shape"] == "cosine":
+            if phase.shape == "cosine":
                 return end + (start - end) * 0.5 * (1 + math.cos(math.pi * done))
-            return start + (end - start) * done if phase["shape"] == "linear" else start
+            return start + (end - start) * done if phase.shape == "linear" else start
         begin = end_tokens
-    return phases[-1]["end"]
+    return phases[-1].end
 
 
-def value_at(phases: Sequence[Mapping[str, Any]], tokens: int) -> float:
+def value_at(phases: Sequence[Phase], tokens: int) -> float:
     """The value of a phased quantity when `tokens` tokens have been trained on."""
-    return next(p["value"] for p in phases if p["until_tokens"] is None or tokens < p["until_tokens"])
-
-
-Batches = Sequence[Sequence[int]]  # [first step, sequences a step], ascending: a run that nothing changed
+    return next(p.value for p in phases if p.until_tokens is None or tokens < p.until_tokens)
 
 
 def batch_at(batches: Batches, sequence: int, tokens: int) -> int:
@@ -37,7 +35,7 @@ def batch_at(batches: Batches, sequence: int, tokens: int) -> int:
 
 def tokens_after(batches: Batches, sequence: int, steps: int) -> int:
     """Tokens that the first `steps` steps train on."""
-    growth = _growth([*(each for each in batches if each[0] < steps), (steps, 0)], sequence)
+    growth = _growth((*(each for each in batches if each[0] < steps), (steps, 0)), sequence)
     return growth[-1][0]
 
 

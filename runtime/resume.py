@@ -25,11 +25,13 @@ from runtime import bad_batches
 from runtime.build import Build
 from runtime.checkpoint import MANIFEST, Checkpoint, load
 from runtime.checkpoint_manifest import CheckpointError
+from runtime.contract import MoeLayer, Plan
 from runtime.native import library
 from runtime.outcome import printable
 from runtime.position import Order, Position
 from runtime.rate import batch_at, last_step, tokens_after
 from runtime.snapshot import MOMENTS
+from runtime.strict_json import tree
 from runtime.trainer import EXTRA_TOKENS
 
 SECTIONS = ("model", "train", "mesh", "placement", "zero", "precision")  # of plan.json
@@ -60,22 +62,22 @@ def origin(build: Build, corpus: Path) -> dict[str, Any]:
         "ops": library.identity(),
         "data": meta["sha256"],
         "tokenizer": meta["tokenizer"]["sha256"],
-        "plan": {section: build.plan[section] for section in SECTIONS} | _placed(build.plan),
+        "plan": {section: tree(getattr(build.plan, section)) for section in SECTIONS} | _placed(build.plan),
     }
 
 
-def _placed(plan: Mapping[str, Any]) -> dict[str, Any]:
+def _placed(plan: Plan) -> dict[str, Any]:
     """Where the experts of each layer are, in a few letters; nothing where they are placed by their numbers."""
-    slots = {row["name"]: row["slots"] for row in plan["moe_layers"] if "slots" in row}
+    slots = {layer.name: layer.slots for layer in plan.moe_layers if layer.slots is not None}
     digests = {name: hashlib.sha256(json.dumps(row).encode()).hexdigest()[:8] for name, row in slots.items()}
     return {"experts": digests} if digests else {}
 
 
 def order_of(build: Build, corpus: Path) -> Order:
     """The order in which this build draws the training samples of a prepared corpus."""
-    meta, train = json.loads((corpus / "meta.json").read_text("utf-8")), build.plan["train"]
-    windows = (meta["splits"]["train"]["tokens"] - EXTRA_TOKENS) // train["sequence"]
-    return Order(train["sequence"], max(1, windows), train["seed"])
+    meta, train = json.loads((corpus / "meta.json").read_text("utf-8")), build.plan.train
+    windows = (meta["splits"]["train"]["tokens"] - EXTRA_TOKENS) // train.sequence
+    return Order(train.sequence, max(1, windows), train.seed)
 
 
 def find(folder: Path, build: Build, corpus: Path, machine: Mapping[str, str] | None = None) -> Resumption:
@@ -95,7 +97,7 @@ def find(folder: Path, build: Build, corpus: Path, machine: Mapping[str, str] | 
     if was.get("tokenizer") != now["tokenizer"]:
         raise CheckpointError(f"{checkpoint.path} was trained on the tokens of another tokenizer")
     with _named(checkpoint):
-        _check_loads(was.get("loads"), build.plan["moe_layers"])
+        _check_loads(was.get("loads"), build.plan.moe_layers)
         position, notes = _position(
             checkpoint, build, order_of(build, corpus), same_text=was.get("data") == now["data"]
         )
@@ -128,7 +130,7 @@ def _named(checkpoint: Checkpoint) -> Iterator[None]:
 def _position(checkpoint: Checkpoint, build: Build, order: Order, *, same_text: bool) -> tuple[Position, list[str]]:
     """Where this build goes on in the data, and what is to be said of windows that are cut anew."""
     if (value := checkpoint.meta.get("position")) is None:  # of a version that did not record it
-        tokens = tokens_after(build.plan["batches"], order.sequence, checkpoint.step)
+        tokens = tokens_after(build.plan.batches, order.sequence, checkpoint.step)
         samples = tokens // order.sequence
         note = f"this checkpoint does not say which samples it has seen: taken as {samples:,}, as if by this build"
         return Position(samples, tokens, samples, (), order), [note]
@@ -147,25 +149,25 @@ def _position(checkpoint: Checkpoint, build: Build, order: Order, *, same_text: 
     return position, [f"{text} {position.cuts[0].epoch + 1:,} {how}; its order is another"]
 
 
-def _course(step: int, position: Position, plan: Mapping[str, Any]) -> list[str]:
+def _course(step: int, position: Position, plan: Plan) -> list[str]:
     """What comes next in the data, and where the run ends."""
-    batches, train = plan["batches"], plan["train"]
-    size = batch_at(batches, train["sequence"], position.tokens)
+    batches, train = plan.batches, plan.train
+    size = batch_at(batches, train.sequence, position.tokens)
     drawn = position.draw(size)
-    end = last_step(batches, train["sequence"], step, position.tokens, train["tokens"])
+    end = last_step(batches, train.sequence, step, position.tokens, train.tokens)
     exact = not position.cuts and not position.skip
     done = f"{position.samples:,} samples ({position.tokens:,} tokens) were trained on"
     following = f"{size:,} of samples {int(drawn[0]):,} to {int(drawn[-1]):,}" + ", which follow" * exact
     return [
         f"{done}; step {step + 1:,} takes {following}",
         "rate, phases and the growth of the batch go by tokens; "
-        f"the run ends at {train['tokens']:,} tokens, after step {end:,}",
+        f"the run ends at {train.tokens:,} tokens, after step {end:,}",
     ]
 
 
-def _check_loads(loads: Any, layers: Sequence[Mapping[str, Any]]) -> None:
+def _check_loads(loads: Any, layers: Sequence[MoeLayer]) -> None:
     """ValueError if these are not the tokens of each expert of these layers."""
-    sizes = {layer["name"]: layer["experts"] for layer in layers}
+    sizes = {layer.name: layer.experts for layer in layers}
     sound = isinstance(loads, dict) and loads.keys() == sizes.keys()
     for name, row in loads.items() if sound else ():
         counts = isinstance(row, list) and all(type(n) is int and 0 <= n <= _MAX_COUNT for n in row)
@@ -197,11 +199,10 @@ def not_bit_for_bit(differs: list[str]) -> str:
     return f"not bit for bit as without the break, for this differs: {_listed(differs)}"
 
 
-def expected_shapes(plan: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def expected_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
     """Every tensor of a checkpoint of this plan's model."""
-    parameters = {row["name"]: tuple(row["shape"]) for bucket in plan["buckets"] for row in bucket["parameters"]}
-    shapes = {f"{kind}/{name}": s for kind in ("weight", *MOMENTS) for name, s in parameters.items()}
-    return shapes | {f"bias/{row['name']}": tuple(row["shape"]) for row in plan["biases"]}
+    shapes = {f"{kind}/{each.name}": each.shape for kind in ("weight", *MOMENTS) for each in plan.parameters}
+    return shapes | {f"bias/{bias.name}": bias.shape for bias in plan.biases}
 
 
 def _flat(plan: Any) -> dict[str, Any]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from runtime.checkpoint_files import num_published
+from runtime.contract import Plan
 from runtime.outcome import EXIT_RETRY, refusal_code
 
 GB = 10**9
@@ -17,18 +16,17 @@ UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6))
 BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 
-def lack(plan: Mapping[str, Any], proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> str:
+def lack(plan: Plan, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> str:
     """Why the ranks of plan.json cannot all run in this machine's memory, or "".
 
     What they hold at their peak, all together, against what is free: pages of the interpreter are not counted.
     """
-    needed = sum(plan["memory"]) * plan["mesh"]["dp"]
+    needed = sum(plan.memory) * plan.mesh.dp
     free = free_bytes(proc, cgroup)
     if needed <= free:
         return ""
-    ranks = plan["mesh"]["pp"] * plan["mesh"]["dp"]
     return (
-        f"the {ranks:,} ranks of this run hold {_gb(needed)} together, and this machine has {_gb(free)}"
+        f"the {plan.mesh.world:,} ranks of this run hold {_gb(needed)} together, and this machine has {_gb(free)}"
         " free: train a smaller model here, with fewer ranks or shorter sequences (-s model.hidden=…, see dsc show)"
     )
 
@@ -51,15 +49,14 @@ def free_bytes(proc: Path, cgroup: Path) -> int:
 # ---------------------------------------------------------------- disk
 
 
-def checkpoint_bytes(plan: Mapping[str, Any]) -> int:
+def checkpoint_bytes(plan: Plan) -> int:
     """Bytes of the tensors of a checkpoint: master weights, two moments, and balancing biases."""
-    rows = [row for bucket in plan["buckets"] for row in bucket["parameters"]]
-    master, moments = (BITS[plan["precision"][role]] // 8 for role in ("master", "moments"))
-    biases = sum(math.prod(row["shape"]) for row in plan["biases"])
-    return sum(math.prod(row["shape"]) for row in rows) * (master + 2 * moments) + 4 * biases
+    master, moments = (BITS[dtype] // 8 for dtype in (plan.precision.master, plan.precision.moments))
+    biases = sum(math.prod(bias.shape) for bias in plan.biases)
+    return sum(math.prod(each.shape) for each in plan.parameters) * (master + 2 * moments) + 4 * biases
 
 
-def cannot_save(plan: Mapping[str, Any], run: Path, steps: int) -> tuple[str, int] | None:
+def cannot_save(plan: Plan, run: Path, steps: int) -> tuple[str, int] | None:
     """Why the checkpoints of a run of `steps` steps cannot be written below the folder `run`, and the exit code.
 
     None where they can.
@@ -78,9 +75,9 @@ def cannot_save(plan: Mapping[str, Any], run: Path, steps: int) -> tuple[str, in
         )
         return reason, refusal_code(error)
     free, each = state.f_bavail * state.f_frsize, checkpoint_bytes(plan)
-    spec = plan["train"]["checkpoint"]
-    saves = -(-steps // spec["every"]) if spec else 1
-    count = max(1, min(saves, spec["keep"] + spec["best"] + 1 if spec else 2) - there)
+    spec = plan.train.checkpoint
+    saves = -(-steps // spec.every) if spec else 1
+    count = max(1, min(saves, spec.keep + spec.best + 1 if spec else 2) - there)
     if count * each <= free:
         return None
     reason = (

@@ -43,13 +43,13 @@ class Saves:
     ) -> None:
         self._build, self._run, self._corpus, self._world, self._board = build, run, corpus, world, board
         self._machine, self._events, self._say = machine, events, say
-        self._spec = build.plan["train"]["checkpoint"]
-        spec = self._spec or {"keep": 1, "best": 0, "keep_every": None}
-        self._keep = Keep(spec["keep"], spec["best"], spec["keep_every"])
+        self._spec = build.plan.train.checkpoint
+        spec = self._spec
+        self._keep = Keep(spec.keep, spec.best, spec.keep_every) if spec else Keep(1, 0, None)
 
     def due(self, step: int) -> bool:
         """Whether the spec asks for a checkpoint after a step that is not the last."""
-        return self._spec is not None and step % self._spec["every"] == 0
+        return self._spec is not None and step % self._spec.every == 0
 
     def save(self, trainer: Trainer, validation_loss: float | None, *, last: bool) -> None:
         """Save the state after a step; every rank calls it. `last`: there will be no other save of this process.
@@ -63,7 +63,7 @@ class Saves:
         except CheckpointError as error:
             if trainer.rank == 0:
                 self._events.write("save_failed", step=trainer.step, reason=str(error))
-            if last or (self._spec is not None and self._spec["failure"] == "stop"):
+            if last or (self._spec is not None and self._spec.failure == "stop"):
                 raise
             text = f"step {trainer.step} was not saved, the run goes on to its next save: {error}"
             print(text, flush=True)

@@ -8,11 +8,11 @@ of the moments, and of master weights that are none of its parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from torch import Tensor
 
 from runtime.checkpoint import Part
+from runtime.contract import Plan
 from runtime.optimizer import sharded
 from runtime.state import Bucket, Entry, State
 
@@ -20,7 +20,7 @@ MOMENTS = ("moment1", "moment2")
 Read = Callable[[Iterable[str]], Mapping[str, Tensor]]
 
 
-def take(state: State, plan: Mapping[str, Any], rank: int) -> dict[str, Tensor | Part]:
+def take(state: State, plan: Plan, rank: int) -> dict[str, Tensor | Part]:
     """The tensors this rank answers for, as views of its state."""
     tensors: dict[str, Tensor | Part] = {}
     for bucket, entry, value in state.logical(lambda b: b.parameters):
@@ -30,7 +30,7 @@ def take(state: State, plan: Mapping[str, Any], rank: int) -> dict[str, Tensor |
             tensors[f"weight/{entry.name}"] = _whole(bucket, entry) if bucket.mixed else value
         if sharded(bucket) or bucket.holders[0] == rank:
             tensors |= {f"{kind}/{entry.name}": _part(bucket, entry, getattr(bucket, kind)) for kind in MOMENTS}
-    first = {row["name"] for row in plan["biases"] if row["holders"][0] == rank}
+    first = {bias.name for bias in plan.biases if bias.holders[0] == rank}
     return tensors | {f"bias/{name}": bias for name, bias in state.biases.items() if name in first}
 
 

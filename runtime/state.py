@@ -12,10 +12,11 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from runtime import contract
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
 
@@ -106,33 +107,28 @@ class State:
 Allocate = Callable[[str, int, torch.dtype], Tensor | None]  # name, elements → zeros; None: anywhere
 
 
-def build_state(
-    plan: Mapping[str, Any], rank: int, device: torch.device, allocate: Allocate = lambda *_: None
-) -> State:
+def build_state(plan: contract.Plan, rank: int, device: torch.device, allocate: Allocate = lambda *_: None) -> State:
     """Allocate and initialise what `rank` holds. Values are a function of (seed, logical name) alone.
 
     `allocate`: where the flat tensors lie that are summed and gathered over several holders.
     """
-    precision, zero, seed = plan["precision"], plan["zero"], plan["train"]["seed"]
-    buckets = tuple(
-        _bucket(b, rank, precision, zero, device, allocate) for b in plan["buckets"] if rank in b["holders"]
-    )
+    buckets = tuple(_bucket(b, rank, plan, device, allocate) for b in plan.buckets if rank in b.holders)
     biases = {
-        b["name"]: torch.zeros(b["shape"], dtype=DTYPES[precision["master"]], device=device)
-        for b in plan["biases"]
-        if rank in b["holders"]
+        b.name: torch.zeros(b.shape, dtype=DTYPES[plan.precision.master], device=device)
+        for b in plan.biases
+        if rank in b.holders
     }
     slots = {
-        f"{layer['name']}.ffn.router.slots": torch.tensor(layer["slots"], device=device)
-        for layer in plan["moe_layers"]
-        if "slots" in layer
+        f"{layer.name}.ffn.router.slots": torch.tensor(layer.slots, device=device)
+        for layer in plan.moe_layers
+        if layer.slots is not None
     }
     parameters = {name: t for b in buckets for name, t in _views(b, b.parameters)} | biases | slots
     gradients = {name: t for b in buckets for name, t in _views(b, b.gradients)}
     state = State(buckets, biases, _namespace(parameters), _namespace(gradients))
     for bucket in buckets:
         for entry in bucket.entries:
-            bucket.set_weight(entry, initial_value(seed, entry.name, entry.shape, entry.init))
+            bucket.set_weight(entry, initial_value(plan.train.seed, entry.name, entry.shape, entry.init))
     return state
 
 
@@ -145,62 +141,55 @@ def initial_value(seed: int, name: str, shape: Sequence[int], init: float | None
     return torch.empty(tuple(shape)).normal_(0.0, init, generator=generator)
 
 
-def shared_flats(plan: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], int]]:
+def shared_flats(plan: contract.Plan) -> dict[str, tuple[tuple[int, ...], int]]:
     """Name of every flat tensor that is summed or gathered → its holders and bytes."""
     flats = {}
-    for row in plan["buckets"]:
-        holders = tuple(row["holders"])
-        for name, role in (("parameters", "parameter"), ("gradients", "gradients")):
-            if len(holders) > 1 and (name == "gradients" or plan["zero"]):
-                size = padded_size(row, plan["zero"]) * DTYPES[plan["precision"][role]].itemsize
-                flats[f"{name} {row['name']}"] = (holders, size)
+    for bucket in plan.buckets:
+        for name, dtype in (("parameters", plan.precision.parameter), ("gradients", plan.precision.gradients)):
+            if len(bucket.holders) > 1 and (name == "gradients" or plan.zero):
+                size = padded_size(bucket, plan.zero) * DTYPES[dtype].itemsize
+                flats[f"{name} {bucket.name}"] = (bucket.holders, size)
     return flats
 
 
-def padded_size(row: Mapping[str, Any], zero: int) -> int:
+def padded_size(bucket: contract.Bucket, zero: int) -> int:
     """Elements of a bucket's flat tensors: of equal shards under ZeRO, so that they can be gathered."""
-    elements = sum(torch.Size(parameter["shape"]).numel() for parameter in row["parameters"])
-    shards = len(row["holders"]) if zero else 1
+    elements = sum(torch.Size(parameter.shape).numel() for parameter in bucket.parameters)
+    shards = len(bucket.holders) if zero else 1
     return -(-elements // shards) * shards
 
 
 def _bucket(
-    row: Mapping[str, Any],
-    rank: int,
-    precision: Mapping[str, str],
-    zero: int,
-    device: torch.device,
-    allocate: Allocate,
+    planned: contract.Bucket, rank: int, plan: contract.Plan, device: torch.device, allocate: Allocate
 ) -> Bucket:
     entries, start = [], 0
-    for r in row["parameters"]:
-        shape = tuple(r["shape"])
-        end = start + torch.Size(shape).numel()
-        entries.append(Entry(r["name"], r["tensor"], shape, r["init"], r["decay"], start, end))
+    for p in planned.parameters:
+        end = start + torch.Size(p.shape).numel()
+        entries.append(Entry(p.name, p.tensor, p.shape, p.init, p.decay, start, end))
         start = end
-    holders = tuple(row["holders"])
-    padded = padded_size(row, zero)
-    shard = padded // (len(holders) if zero else 1)
-    first = holders.index(rank) * shard if zero else 0
+    holders, precision = planned.holders, plan.precision
+    padded = padded_size(planned, plan.zero)
+    shard = padded // (len(holders) if plan.zero else 1)
+    first = holders.index(rank) * shard if plan.zero else 0
     owned = slice(first, first + shard)
 
-    def zeros(extent: int, role: str, name: str = "") -> Tensor:
-        placed = allocate(f"{name} {row['name']}", extent, DTYPES[precision[role]])
-        return torch.zeros(extent, dtype=DTYPES[precision[role]], device=device) if placed is None else placed
+    def zeros(extent: int, dtype: str, name: str = "") -> Tensor:
+        placed = allocate(f"{name} {planned.name}", extent, DTYPES[dtype])
+        return torch.zeros(extent, dtype=DTYPES[dtype], device=device) if placed is None else placed
 
-    parameters = zeros(padded, "parameter", "parameters")
-    mixed = precision["master"] != precision["parameter"]
+    parameters = zeros(padded, precision.parameter, "parameters")
+    mixed = precision.master != precision.parameter
     return Bucket(
-        name=row["name"],
+        name=planned.name,
         holders=holders,
         entries=tuple(entries),
         decayed=max((e.end for e in entries if e.decay), default=0),
         owned=owned,
         parameters=parameters,
-        gradients=zeros(padded, "gradients", "gradients"),
-        master=zeros(shard, "master") if mixed else parameters[owned],
-        moment1=zeros(shard, "moments"),
-        moment2=zeros(shard, "moments"),
+        gradients=zeros(padded, precision.gradients, "gradients"),
+        master=zeros(shard, precision.master) if mixed else parameters[owned],
+        moment1=zeros(shard, precision.moments),
+        moment2=zeros(shard, precision.moments),
     )
 
 

@@ -6,7 +6,7 @@ that may pass: the run folder is busy, the disk is full, the preparation of the 
 asked to stop.
 
 With `--unbuilt` the build is still being made, and this process begins with what needs none: a line on stdin has the
-parts of the plan by which the data is prepared (see runtime/prepare.py), another is the digest of the build that is
+request by which the data is prepared (see runtime/prepare.py), another is the digest of the build that is
 there now. Where stdin ends instead, it ends too, and says nothing. With `--compiled SHA256` the build is there already.
 Either way, where the folder holds another build by then, it says nothing and ends with EXIT_REPLACED.
 """
@@ -14,19 +14,19 @@ Either way, where the folder holds another build by then, it says nothing and en
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runtime.build import Build, BuildError, OtherBuildError
 from runtime.checkpoint_files import num_published
+from runtime.contract import DataRequest
 from runtime.debug import MARK, LeftError, take_folder, terminal_restored, watch
 from runtime.options import DEBUG_SUFFIX, EXIT_REPLACED, add_options
 from runtime.outcome import EXIT_RETRY, printable, refusal_code
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     opened = None if args.unbuilt else _open(args.build, args.expect, args.compiled, edited=args.debug)
-    name = opened.plan["run"] if opened else args.build.name
+    name = opened.plan.run if opened else args.build.name
     run = args.out or Path("runs") / (name + DEBUG_SUFFIX * args.debug)
     data = args.data or Path.cwd()
     how = (args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile, args.skip_batch)
@@ -183,7 +183,7 @@ def _parse(argv: Sequence[str] | None, build: Path | None) -> argparse.Namespace
 
 def _supervise(build: Build, options: Options) -> int:
     _check_room(build, options)
-    with _preparing(build.plan, options) as preparation:
+    with _preparing(build.plan.data_request, options) as preparation:
         preparation.may_talk()
         _import_torch()  # a second, in which the data is prepared
         corpus = preparation.corpus()
@@ -194,10 +194,10 @@ def _supervise(build: Build, options: Options) -> int:
 def _supervise_unbuilt(folder: Path, options: Options, expect: str | None) -> int:
     """As `_supervise`, of a build that comes while the data is prepared."""
     with open(0, "rb", buffering=0, closefd=False) as stdin:
-        parts = stdin.readline()
-        if not parts:
+        request = stdin.readline()
+        if not request:
             return EXIT_INTERRUPTED
-        with _preparing(json.loads(parts), options) as preparation:
+        with _preparing(DataRequest.from_json(request), options) as preparation:
             build = None
             if preparation.text_is_found():  # what is wrong with the data is mostly known by then
                 _import_torch()
@@ -230,14 +230,14 @@ def _locked(run: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _preparing(plan: Mapping[str, Any], options: Options) -> AbstractContextManager[Preparation]:
-    return preparing(plan, options.data, options.run / "data", cache=options.cache, resume=options.resume)
+def _preparing(request: DataRequest, options: Options) -> AbstractContextManager[Preparation]:
+    return preparing(request, options.data, options.run / "data", cache=options.cache, resume=options.resume)
 
 
 def _check_room(build: Build, options: Options) -> None:
     if options.device == "cpu" and (reason := lack(build.plan)):
         raise UsageError(reason)
-    steps = options.steps or build.plan["steps"]
+    steps = options.steps or build.plan.steps
     if options.profile is None and (refusal := cannot_save(build.plan, options.run, steps)):
         raise UsageError(*refusal)
 
@@ -312,7 +312,7 @@ def _loop(build: Build, options: Options, corpus: Path, say: Callable[[str], Non
 
 
 def _world(build: Build) -> int:
-    return build.plan["mesh"]["pp"] * build.plan["mesh"]["dp"]
+    return build.plan.mesh.world
 
 
 def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
@@ -377,7 +377,7 @@ def _join(build: Build, options: Options) -> int:
         else:
             _check_run_folder(options)
         _check_room(build, options)
-        corpus = prepare_here(build.plan, options.data, options.run / "data", options.resume, say)
+        corpus = prepare_here(build.plan.data_request, options.data, options.run / "data", options.resume, say)
         loop = _loop(build, options, corpus, say)
     except (UsageError, DataError, OSError) as error:
         ranks.refuse(str(error), error.code if isinstance(error, UsageError) else refusal_code(error))

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime import optimizer
+from runtime import contract, optimizer
 from runtime.build import Build
 from runtime.comm.connect import Transport, connect
 from runtime.comm.transport import Exchange, Links, Wanted, channels
@@ -55,19 +53,6 @@ class NotFiniteError(RuntimeError):
         self.step, self.loss, self.norm, self.samples = step, loss, norm, samples
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A MoE layer as the end of a step sees it."""
-
-    site: str  # L3
-    name: str  # layers.3
-    experts: int
-    sequence_loss: float
-    bias: str | None  # tensor name of the balancing bias, if it has one
-    bias_rate: Sequence[Mapping[str, Any]] | None
-    slots: Sequence[int] | None = None  # place of each expert, where a file says so; loads are counted by place
-
-
 class Trainer:
     """State of one rank. `train` and `validation` give samples; `checked` verifies every message (tests)."""
 
@@ -84,38 +69,37 @@ class Trainer:
         transport: Transport = "auto",
     ) -> None:
         plan = build.plan
-        mesh = plan["mesh"]
+        mesh = plan.mesh
         self.plan, self.rank, self.board, self.device = plan, rank, board, device
         self.train_source, self.validation_source = train, validation
-        self.pp_rank, self.dp_rank = divmod(rank, mesh["dp"])
+        self.pp_rank, self.dp_rank = divmod(rank, mesh.dp)
         self.programs = build.programs(self.pp_rank)
         self.bodies = build.bodies(self.pp_rank)
-        pairs = [(a, b) for a, b in plan["edges"]]
-        wanted = Wanted(channels(mesh, pairs, (tuple(b["holders"]) for b in plan["buckets"])), shared_flats(plan))
+        wanted = Wanted(channels(mesh, plan.edges, (b.holders for b in plan.buckets)), shared_flats(plan))
         self.links = connect(rank, wanted, device, timeout_s, checked, transport)
         self.state: State = build_state(plan, rank, device, self.links.flat)
-        self.layers = [Layer(**row) for row in plan["moe_layers"]]
-        self.recipe = optimizer.AdamW(**{k: plan["train"]["optimizer"][k] for k in optimizer.AdamW.__annotations__})
+        self.recipe = plan.train.optimizer
+        self.layers = plan.moe_layers
         self.adamw = optimizer.update_of(build.path("kernels/adamw.py"))
-        self.loads = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in self.layers}
+        self.loads = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in plan.moe_layers}
         self.step, self.position = 0, Position()
         self.drawn = np.arange(0)  # indices of the samples of the step at hand
         self.program, self.actions = "", list[Span]()  # what was run last, and when
-        self.executor = self._executor(pairs, self.links)
+        self.executor = self._executor(self.links)
 
-    def _executor(self, pairs: Sequence[tuple[int, int]], links: Links) -> Executor:
-        mesh, here = self.plan["mesh"], self.pp_rank
-        world = {r: r * mesh["dp"] + self.dp_rank for r in range(mesh["pp"])}
-        first = self.rank - self.dp_rank % mesh["ep"]
-        members = tuple(range(first, first + mesh["ep"]))
+    def _executor(self, links: Links) -> Executor:
+        mesh, edges, here = self.plan.mesh, self.plan.edges, self.pp_rank
+        world = {r: r * mesh.dp + self.dp_rank for r in range(mesh.pp)}
+        first = self.rank - self.dp_rank % mesh.ep
+        members = tuple(range(first, first + mesh.ep))
         return Executor(
             rank=here,
             parameters=self.state.parameters,
             gradients=self.state.gradients,
-            edges_in={a: links.edge(world[a], self.rank) for a, b in pairs if b == here},
-            edges_out={b: links.edge(self.rank, world[b]) for a, b in pairs if a == here},
-            exchange=Exchange(links.swap(members), mesh["ep"]),
-            message=_message(self.plan["message"]),
+            edges_in={a: links.edge(world[a], self.rank) for a, b in edges if b == here},
+            edges_out={b: links.edge(self.rank, world[b]) for a, b in edges if a == here},
+            exchange=Exchange(links.swap(members), mesh.ep),
+            message=_message(self.plan.message),
             device=self.device,
             board=self.board,
         )
@@ -128,7 +112,7 @@ class Trainer:
 
     @property
     def sequence(self) -> int:
-        return self.plan["train"]["sequence"]
+        return self.plan.train.sequence
 
     def train_step(self) -> dict[str, Any]:
         """One optimizer step; its metrics, equal on every rank. Raises NotFiniteError before any weight is touched."""
@@ -140,7 +124,7 @@ class Trainer:
 
     def accumulate(self) -> Sums:
         """Forward and backward of the whole global batch; afterwards every holder has the summed gradients."""
-        self.drawn = self.position.draw(batch_at(self.plan["batches"], self.sequence, self.position.tokens))
+        self.drawn = self.position.draw(batch_at(self.plan.batches, self.sequence, self.position.tokens))
         for bucket in self.state.buckets:
             bucket.gradients.zero_()
         sums = self._run("train", self.train_source, self.drawn)
@@ -159,7 +143,7 @@ class Trainer:
             raise NotFiniteError(self.step + 1, losses["loss"], norm, samples)
         tokens_before = self.position.tokens
         self.step, self.position = self.step + 1, self.position.after(self.drawn, self.sequence)
-        rate = learning_rate(self.plan["train"]["rate"], self.position.tokens)
+        rate = learning_rate(self.plan.train.rate, self.position.tokens)
         optimizer.update(self.state, self.recipe, rate, self.step, norm, self.links.sums, self.adamw)
         self._balance(sums, tokens_before)
         return {
@@ -174,9 +158,10 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Losses over the first validation samples, always the same ones."""
         assert self.validation_source is not None
-        size = self.plan["batches"][-1][1]
+        size, validation = self.plan.batches[-1][1], self.plan.train.validate
+        assert validation is not None
         total: Sums = {}
-        for batch in range(self.plan["train"]["validate"]["batches"]):
+        for batch in range(validation.batches):
             sums = self._run("evaluate", self.validation_source, np.arange(batch * size, (batch + 1) * size))
             total = {name: total[name] + value if name in total else value for name, value in sums.items()}
         losses = self._losses(total)
@@ -185,7 +170,7 @@ class Trainer:
     def _run(self, kind: str, source: Source, samples: Indices) -> Sums:
         """Execute a program on the samples of these indices; sums of its records over all ranks."""
         size = len(samples)
-        dp, micro_batch = self.plan["mesh"]["dp"], self.plan["train"]["micro_batch"]
+        dp, micro_batch = self.plan.mesh.dp, self.plan.train.micro_batch
         count = size // (dp * micro_batch)
         self.executor.data = self._load(source, samples, count)
         self.board.set_action("count targets")
@@ -199,7 +184,7 @@ class Trainer:
 
     def _load(self, source: Source, samples: Indices, count: int) -> dict[str, Tensor]:
         """This column's `count` micro-batches of the samples. A token below 0 is not a valid target."""
-        dp, micro_batch = self.plan["mesh"]["dp"], self.plan["train"]["micro_batch"]
+        dp, micro_batch = self.plan.mesh.dp, self.plan.train.micro_batch
         indices = samples.reshape(count, dp, micro_batch)[:, self.dp_rank]
         z = torch.from_numpy(np.stack([source.tokens(int(i)) for i in indices.reshape(-1)]).astype(np.int64))
         z = z.to(self.device).view(count, micro_batch, self.sequence + EXTRA_TOKENS)
@@ -218,10 +203,10 @@ class Trainer:
 
     def _tangents(self, counts: Sums) -> dict[str, Tensor]:
         """Gradients of the step's objective with respect to the loss outputs: constants, known before any forward."""
-        dtype = wide_dtype(DTYPES[self.plan["precision"]["compute"]])
+        dtype = wide_dtype(DTYPES[self.plan.precision.compute])
         constants = {"loss": 1.0 / counts["targets"].clamp(min=1).item()}
-        if self.plan["mtp_weight"] is not None:
-            weight = value_at(self.plan["mtp_weight"], self.position.tokens)
+        if self.plan.mtp_weight is not None:
+            weight = value_at(self.plan.mtp_weight, self.position.tokens)
             constants["mtp"] = weight / counts["mtp_targets"].clamp(min=1).item()
         sequences = counts["sequences"].item()
         constants |= {f"sequence_loss {layer.site}": layer.sequence_loss / sequences for layer in self.layers}
@@ -229,7 +214,7 @@ class Trainer:
 
     def _sum_records(self) -> Sums:
         """Sum the records over the world in one collective; loads are counts, exact in float64."""
-        names = self.plan["records"]
+        names = self.plan.records
         extents = [next((y.experts for y in self.layers if n == f"load {y.name}"), 1) for n in names]
         parts = [
             self.executor.records.get(name, torch.zeros(extent, device=self.device)).reshape(-1).to(torch.float64)
@@ -269,5 +254,5 @@ class Trainer:
         return {"imbalance": sum(ratios) / len(ratios)} if ratios else {}
 
 
-def _message(row: Mapping[str, Any] | None) -> tuple[tuple[int, ...], torch.dtype]:
-    return (tuple(row["shape"]), DTYPES[row["dtype"]]) if row else ((0,), torch.float32)
+def _message(message: contract.Message | None) -> tuple[tuple[int, ...], torch.dtype]:
+    return (message.shape, DTYPES[message.dtype]) if message else ((0,), torch.float32)

@@ -90,9 +90,9 @@ def _build(folder: Path) -> tuple[Facts, list[str]]:
         return none | {"installed": here}, [str(error)]
     facts = {
         "digest": build.digest,
-        "run": build.plan["run"],
-        "ranks": build.plan["mesh"]["pp"] * build.plan["mesh"]["dp"],
-        "steps": build.plan["steps"],
+        "run": build.plan.run,
+        "ranks": build.plan.mesh.world,
+        "steps": build.plan.steps,
         "files": len(build.files),
         "bytes": sum(map(len, build.files.values())),
         "versions": dict(build.versions),

@@ -11,7 +11,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 OURS = {"dsl", "compiler", "runtime", "tests"}
-RUNTIME_MODULES = ("ops", "actions", "options", "run_copy", "build_files", "outcome", "data.corpus")  # for the compiler
+RUNTIME_MODULES = (  # for the compiler
+    "ops",
+    "actions",
+    "options",
+    "run_copy",
+    "build_files",
+    "outcome",
+    "data.corpus",
+    "contract",  # dataclasses of what a build says to the runtime, and their JSON
+    "strict_json",
+)
 MAY_IMPORT = {
     "dsl": lambda name: name.startswith("dsl"),
     "runtime": lambda name: name.startswith("runtime"),
@@ -51,7 +61,8 @@ def test_packages_import_only_what_they_may(package: str) -> None:
     [
         "compiler.cli, compiler.data, compiler.commands.check, compiler.commands.schedule, compiler.commands.train",
         "compiler.decide, compiler.emit.build_files, compiler.emit.stage_modules, compiler.report",
-        "runtime.actions, runtime.options, runtime.run_copy, runtime.build_files, runtime.build, runtime.outcome",
+        "runtime.actions, runtime.options, runtime.run_copy, runtime.build_files, runtime.build, runtime.outcome, "
+        "runtime.contract, runtime.prepare",
     ],
 )
 def test_planning_needs_no_torch(modules: str) -> None:

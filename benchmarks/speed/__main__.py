@@ -29,6 +29,8 @@ from benchmarks.speed.contests import CORES, Contest, builds_of, chosen, contest
 from benchmarks.speed.page import PAGE, RESULTS, ROOT, page, table
 from benchmarks.speed.work import work_of
 from dsl.load import resolve
+from runtime.build import Build
+from runtime.strict_json import tree
 
 ROUNDS, QUICK_ROUNDS = 5, 2
 WORK = ROOT / "runs" / "speed"
@@ -150,8 +152,8 @@ def compiled(contest: Contest, folder: Path) -> tuple[dict[str, Path], dict[str,
 def prepared(build: Path) -> Path:
     """The corpus of a build; once made, it is found again."""
     command = [sys.executable, "-m", "runtime.prepare", str(ROOT / "specs"), str(WORK / "data")]
-    plan = json.dumps(json.loads((build / "plan.json").read_text("utf-8")))
-    done = subprocess.run(command, cwd=ROOT, input=plan, stdout=subprocess.PIPE, text=True, check=True)
+    request = json.dumps(tree(Build.open(build).plan.data_request))
+    done = subprocess.run(command, cwd=ROOT, input=request, stdout=subprocess.PIPE, text=True, check=True)
     return Path(json.loads(done.stdout)["folder"])
 
 

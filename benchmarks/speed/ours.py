@@ -30,10 +30,10 @@ def main() -> int:
     parser.add_argument("--wire", required=True)
     args = parser.parse_args()
     build = Build.open(args.build)
-    mesh, train = build.plan["mesh"], build.plan["train"]
+    mesh, train = build.plan.mesh, build.plan.train
 
     def target(rank: int, world: int, board: Board) -> None:
-        samples = Samples(args.corpus, "train", train["sequence"], EXTRA_TOKENS, seed=train["seed"])
+        samples = Samples(args.corpus, "train", train.sequence, EXTRA_TOKENS, seed=train.seed)
         trainer = Trainer(build, rank, samples, None, board)
 
         def step() -> float:
@@ -43,7 +43,7 @@ def main() -> int:
         serve(args.wire, step, {"threads": torch.get_num_threads(), "processes": world}, rank, world)
 
     with tempfile.TemporaryDirectory(prefix="dsc-speed-") as folder:
-        outcome = launch(target, mesh["pp"] * mesh["dp"], folder=Path(folder), hang_timeout_s=None)
+        outcome = launch(target, mesh.world, folder=Path(folder), hang_timeout_s=None)
         if not outcome.ok:
             print(f"{outcome}\n{outcome.detail}")
             print(*(log.read_text("utf-8") for log in sorted((Path(folder) / "logs").iterdir())), sep="\n")

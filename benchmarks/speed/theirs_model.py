@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from runtime.contract import Plan
 from runtime.data.samples import Samples
 from runtime.state import initial_value
+from runtime.strict_json import tree
 from runtime.trainer import EXTRA_TOKENS
 from tests.reference.config import Config
 from tests.reference.huggingface import to_transformers
@@ -43,18 +45,17 @@ class Batches:
         return z_BZ[:, :sequence].contiguous(), z_BZ[:, 1 : sequence + 1].contiguous()
 
 
-def batches_of(plan: Mapping[str, Any], corpus: Path) -> Batches:
-    train = plan["train"]
-    samples = Samples(corpus, "train", train["sequence"], EXTRA_TOKENS, seed=train["seed"])
-    return Batches(samples, train["batch"]["end"])
+def batches_of(plan: Plan, corpus: Path) -> Batches:
+    """The training samples of a build, by its largest batch."""
+    train = plan.train
+    return Batches(Samples(corpus, "train", train.sequence, EXTRA_TOKENS, seed=train.seed), train.batch.end)
 
 
-def model_of(plan: Mapping[str, Any], experts: str, attention: str) -> PreTrainedModel:
+def model_of(plan: Plan, experts: str, attention: str) -> PreTrainedModel:
     """Their model in float32 with the start weights of ours."""
-    seed = plan["train"]["seed"]
-    rows = {row["name"]: row for bucket in plan["buckets"] for row in bucket["parameters"]}
-    logical = {name: initial_value(seed, name, row["shape"], row["init"]) for name, row in rows.items()}
-    config = Config.from_plan({**plan["model"], "sequence": plan["train"]["sequence"]})
+    seed = plan.train.seed
+    logical = {each.name: initial_value(seed, each.name, each.shape, each.init) for each in plan.parameters}
+    config = Config.from_plan(tree(plan.model) | {"sequence": plan.train.sequence})
     model = to_transformers(logical, config).train()
     model.config._experts_implementation = experts
     model.set_attn_implementation(attention)
@@ -77,9 +78,10 @@ class Optimizer:
     Norms are not decayed. Where the weights are not float32, masters are updated and copied back.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], plan: Mapping[str, Any], kind: str) -> None:
-        recipe = plan["train"]["optimizer"]
-        self.clip = recipe["clip"]
+    def __init__(self, parameters: Mapping[str, nn.Parameter], plan: Plan, kind: str) -> None:
+        recipe = plan.train.optimizer
+        assert recipe.clip is not None, "gradients are clipped in every contest"
+        self.clip = recipe.clip
         self.weights: list[nn.Parameter] = list(parameters.values())
         copied = any(weight.dtype != torch.float32 for weight in self.weights)
         self.masters = [nn.Parameter(w.detach().float().clone()) for w in self.weights] if copied else self.weights
@@ -91,10 +93,10 @@ class Optimizer:
         ]
         self.adamw = torch.optim.AdamW(
             [group for group in groups if group["params"]],
-            lr=plan["train"]["rate"][0]["start"],
-            betas=(recipe["beta1"], recipe["beta2"]),
-            eps=recipe["eps"],
-            weight_decay=recipe["weight_decay"],
+            lr=plan.train.rate[0].start,
+            betas=(recipe.beta1, recipe.beta2),
+            eps=recipe.eps,
+            weight_decay=recipe.weight_decay,
             **{kind: True},
         )
 

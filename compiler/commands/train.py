@@ -33,6 +33,7 @@ from compiler.commands.common import EXIT_SPEC, Chosen, add_spec_arguments, is_r
 from compiler.commands.compile import add_cache
 from compiler.commands.train_processes import call, call_both, compiled
 from compiler.emit.folder import check_place
+from compiler.emit.recipe import data_request
 from compiler.rates.spec_table import own_table
 from compiler.schedules.spec_schedule import BUILT, PLACED, RATED, standing_alone
 from dsl.canonical import canonical
@@ -44,6 +45,7 @@ from dsl.schema.cluster import Cluster
 from runtime.build_files import MANIFEST, BuildError, read, versions
 from runtime.options import DEBUG_SUFFIX, EXIT_REPLACED, add_options
 from runtime.outcome import EXIT_RETRY, printable
+from runtime.strict_json import tree
 
 RESOLVED = "spec.resolved"
 TRIES = 20  # to compile and to start, where others compile into the same folder
@@ -136,7 +138,7 @@ def _train(args: argparse.Namespace, chosen: Chosen, build: Path, launcher: Sequ
     for attempt in range(TRIES):
         digest = _fresh(build, chosen)
         if digest is None and attempt == 0 and not args.debug and _can_begin(build):  # a debugger needs stdin
-            code, launched = call_both(compiler, [*launcher, "--unbuilt"], _parts(chosen.spec))
+            code, launched = call_both(compiler, [*launcher, "--unbuilt"], _request(chosen.spec))
             if not launched:
                 return code, False
         else:
@@ -241,10 +243,9 @@ def _data_cache(args: argparse.Namespace, build: Path) -> Path | None:
     return build.parent / ".data" if build.parent.resolve() == Path("build").resolve() else None
 
 
-def _parts(spec: Spec) -> str:
-    """The keys of the spec that the launcher needs to prepare the data, as one line of JSON."""
-    train, model = {"seed": spec.train.seed}, {"vocab": spec.model.vocab}
-    return json.dumps({"data": spec.data.model_dump(mode="json"), "model": model, "train": train})
+def _request(spec: Spec) -> str:
+    """The request by which the launcher prepares the data while there is no plan, as one line of JSON."""
+    return json.dumps(tree(data_request(spec)))
 
 
 def _can_begin(build: Path) -> bool:

@@ -5,61 +5,59 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
 
 from compiler.decide import Lowered
-from compiler.dtypes import TORCH_DTYPE
+from compiler.emit import recipe
 from compiler.ir import Bucket, Buffer, Communication, Message, Plan, Program, Replica, Stage, Use
 from compiler.lower.estimate import Overlap
 from compiler.plan.stages import block_of
-from dsl.schema import Moe, Precision, Spec
+from dsl.schema import Moe, Spec
+from runtime import contract
 from runtime.build_files import versions
-
-ROLES = ("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine")
-_quoted = json.JSONEncoder().encode  # of a text as json.dumps has it, which looks at its options first
-_WIDTH = 110  # of a line of JSON
+from runtime.strict_json import pretty
 
 
 def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> str:
     """All the runtime needs to know: mesh, replica table, recipe, and which program serves which step."""
+    return pretty(contract_plan(spec, lowered, overlaps))
+
+
+def contract_plan(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> contract.Plan:
+    """The plan as the runtime reads it."""
     plan, mesh = lowered.plan, lowered.plan.mesh
     table = {r.name: r for r in plan.replicas}
-    data: dict[str, Any] = {
-        "run": spec.name,
-        "mesh": {axis: getattr(mesh, axis) for axis in ("pp", "dp", "ep", "tp", "cp")},
-        "placement": str(plan.stage_placement),
-        "zero": spec.parallel.zero,
-        "precision": _dtypes(spec.precision),
-        "model": spec.model.model_dump(mode="json"),
-        "train": spec.train.model_dump(mode="json"),
-        "data": spec.data.model_dump(mode="json"),
-        "steps": lowered.num_steps,
-        "batches": lowered.batches,
-        "mtp_weight": [p.model_dump(mode="json") for p in spec.model.mtp.weight] if spec.model.mtp else None,
-        "message": _message(plan),
-        "edges": edges(lowered.programs.values()),
-        "records": [metric for stage in plan.stages for metric, _ in stage.records],
-        "moe_layers": [_moe_layer(spec, plan, stage, step) for stage in plan.stages for step in _routers(stage)],
-        "stages": [[s.site for s in stage.steps if isinstance(s, Use)] for stage in plan.stages],
-        "overlap": _overlap_json(overlaps),
-        "memory": [memory.total for memory in lowered.memories],
-        "buckets": [_bucket(b, table) for b in plan.buckets],
-        "biases": [_bias(r) for r in plan.replicas if r.role == "bias"],
-    }
-    return pretty(data)
+    return contract.Plan(
+        run=spec.name,
+        mesh=contract.Mesh(mesh.pp, mesh.dp, mesh.ep, mesh.tp, mesh.cp),
+        placement=str(plan.stage_placement),
+        zero=spec.parallel.zero,
+        precision=recipe.precision(spec.precision),
+        model=recipe.model(spec.model),
+        train=recipe.train(spec.train),
+        data=recipe.data(spec.data),
+        steps=lowered.num_steps,
+        batches=lowered.batches,
+        mtp_weight=recipe.phases(spec.model.mtp.weight) if spec.model.mtp else None,
+        message=_message(plan),
+        edges=edges(lowered.programs.values()),
+        records=tuple(metric for stage in plan.stages for metric, _ in stage.records),
+        moe_layers=tuple(_moe_layer(spec, plan, stage, step) for stage in plan.stages for step in _routers(stage)),
+        stages=tuple(tuple(s.site for s in stage.steps if isinstance(s, Use)) for stage in plan.stages),
+        overlap=_overlap(overlaps),
+        memory=tuple(memory.total for memory in lowered.memories),
+        buckets=tuple(_bucket(b, table) for b in plan.buckets),
+        biases=tuple(_bias(r) for r in plan.replicas if r.role == "bias"),
+    )
 
 
-def _dtypes(precision: Precision) -> dict[str, str]:
-    return {role: TORCH_DTYPE[getattr(precision, role)] for role in ROLES}
-
-
-def _message(plan: Plan) -> dict[str, Any] | None:
+def _message(plan: Plan) -> contract.Message | None:
     output: Buffer | None = next((s.output for s in plan.stages if s.output), None)
-    return {"shape": output.shape, "dtype": output.dtype} if output else None
+    if output is None:
+        return None
+    return contract.Message(tuple(extent for extent in output.shape if isinstance(extent, int)), output.dtype)
 
 
-def edges(programs: Iterable[Program]) -> list[tuple[int, int]]:
+def edges(programs: Iterable[Program]) -> tuple[tuple[int, int], ...]:
     """The ordered pairs of pipeline ranks that talk in any of the programs: each is a channel."""
     found = {
         (rank, i.peer)
@@ -69,24 +67,19 @@ def edges(programs: Iterable[Program]) -> list[tuple[int, int]]:
         for _, i in body.messages
         if i.kind == "send" and i.peer != rank
     }
-    return sorted(found)
+    return tuple(sorted(found))
 
 
-def _overlap_json(overlaps: Mapping[str, Overlap]) -> dict[str, Any]:
+def _overlap(overlaps: Mapping[str, Overlap]) -> contract.Overlap:
     """Predicted times of every body once, and of every program which share of its exchanges' time is hidden."""
     bodies = {name: times for overlap in overlaps.values() for name, times in overlap.bodies}
-    return {
-        "bodies": {
-            name: {
-                "ms": t.end / 1e6,
-                "compute_ms": t.compute / 1e6,
-                "communication_ms": t.communication / 1e6,
-                "hidden": round(t.hidden, 4),
-            }
+    return contract.Overlap(
+        bodies={
+            name: contract.BodyTimes(t.end / 1e6, t.compute / 1e6, t.communication / 1e6, round(t.hidden, 4))
             for name, t in sorted(bodies.items())
         },
-        "programs": {name: {"hidden": round(o.total.hidden, 4)} for name, o in overlaps.items()},
-    }
+        programs={name: contract.ProgramTimes(round(o.total.hidden, 4)) for name, o in overlaps.items()},
+    )
 
 
 def _overlap_line(overlap: Overlap) -> str:
@@ -99,34 +92,32 @@ def _routers(stage: Stage) -> list[Use]:
     return [s for s in stage.steps if isinstance(s, Use) and s.segment.kind == "router"]
 
 
-def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> dict[str, Any]:
+def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.MoeLayer:
     site = router.site.partition(".")[0]
     index = int(site[1:])
     ffn = spec.model.ffn(index) if site.startswith("L") else spec.model.ffn(spec.model.num_layers - 1)
     assert isinstance(ffn, Moe)
-    rate = ffn.balance.bias_rate
+    params, rate = dict(router.params), ffn.balance.bias_rate
     balanced = any(metric == f"sequence_loss {site}" for metric, _ in stage.records)
-    return {
-        "site": site,
-        "name": block_of(router),
-        "experts": ffn.experts,
-        "sequence_loss": ffn.balance.sequence_loss if balanced else 0.0,
-        "bias": dict(router.params).get("bias"),
-        "bias_rate": [p.model_dump(mode="json") for p in rate] if rate is not None else None,
-        **({"slots": dict(plan.slots)[tensor]} if (tensor := dict(router.params).get("slots")) else {}),
-    }
+    return contract.MoeLayer(
+        site=site,
+        name=block_of(router),
+        experts=ffn.experts,
+        sequence_loss=ffn.balance.sequence_loss if balanced else 0.0,
+        bias=params.get("bias"),
+        bias_rate=recipe.phases(rate) if rate is not None else None,
+        slots=dict(plan.slots)[params["slots"]] if params.get("slots") else None,
+    )
 
 
-def _bucket(bucket: Bucket, table: Mapping[str, Replica]) -> dict[str, Any]:
-    rows = [
-        {"name": r.name, "tensor": r.tensor, "shape": r.shape, "init": r.init, "decay": r.decay}
-        for r in (table[name] for name in bucket.replicas)
-    ]
-    return {"name": bucket.name, "holders": tuple(bucket.holders), "parameters": rows}
+def _bucket(bucket: Bucket, table: Mapping[str, Replica]) -> contract.Bucket:
+    rows = (table[name] for name in bucket.replicas)
+    parameters = tuple(contract.Parameter(r.name, r.tensor, r.shape, r.init, r.decay) for r in rows)
+    return contract.Bucket(bucket.name, tuple(bucket.holders), parameters)
 
 
-def _bias(replica: Replica) -> dict[str, Any]:
-    return {"name": replica.name, "shape": replica.shape, "holders": tuple(replica.holders)}
+def _bias(replica: Replica) -> contract.Bias:
+    return contract.Bias(replica.name, replica.shape, tuple(replica.holders))
 
 
 def _messages(ends: Sequence[tuple[int, Message]]) -> str:
@@ -229,31 +220,3 @@ def manifest(files: Mapping[str, str]) -> str:
     """sha256 of every file, and the public versions of what emitted them."""
     sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
     return pretty({"versions": versions(), "files": sums})
-
-
-def pretty(data: Any) -> str:
-    """JSON for reading: a value that fits a line is on one line, others a line an item; keys in the order given."""
-    return _value(data, 0) + "\n"
-
-
-def _value(data: Any, depth: int) -> str:
-    # A value that fits a line has items that do, so their texts are made first, and each of them once.
-    if isinstance(data, dict):
-        begin, end = "{", "}"
-        items = [f"{_text(key)}: {_value(each, depth + 1)}" for key, each in data.items()]
-    elif isinstance(data, (list, tuple)):
-        begin, end = "[", "]"
-        items = [str(each) if type(each) is int else _value(each, depth + 1) for each in data]
-    else:
-        return _quoted(data) if isinstance(data, str) else _text(data)
-    if 3 * len(items) + depth <= _WIDTH:  # an item takes three characters at least
-        line = ", ".join(items)
-        if len(line) + 2 + depth <= _WIDTH and "\n" not in line:
-            return begin + line + end
-    pad = "\n" + " " * (depth + 1)
-    return begin + pad + f",{pad}".join(items) + "\n" + " " * depth + end
-
-
-@lru_cache(maxsize=None, typed=True)
-def _text(scalar: str | float | None) -> str:
-    return json.dumps(scalar)

@@ -8,11 +8,11 @@ from typing import Any
 
 from compiler.decide import balanced_rows
 from compiler.dtypes import ITEMSIZE
-from compiler.emit.build_files import pretty
 from compiler.ir import Buffer, Emitted, Plan, SegmentCode
 from compiler.kernels.calls import Call
 from compiler.predict.memory_state import held_and_owned
 from dsl.schema import Spec
+from runtime.strict_json import pretty
 
 
 def kernels_json(

@@ -16,6 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.contract import Mesh
+
 Channel = tuple[str, tuple[int, ...]]  # ("edge", (source, destination)), ("expert", members), ("reduce", holders)
 
 
@@ -142,14 +144,12 @@ class Wanted:
         return [ranks for each, ranks in self.channels if each == kind and rank in ranks]
 
 
-def channels(
-    mesh: Mapping[str, int], edges: Iterable[tuple[int, int]], holders: Iterable[tuple[int, ...]]
-) -> tuple[Channel, ...]:
+def channels(mesh: Mesh, edges: Iterable[tuple[int, int]], holders: Iterable[tuple[int, ...]]) -> tuple[Channel, ...]:
     """Every channel of a world, in one order.
 
     edges: (source, destination) pipeline ranks, each a channel in every column; (a, b) and (b, a) are two.
     """
-    pp, dp, ep = mesh["pp"], mesh["dp"], mesh["ep"]
+    pp, dp, ep = mesh.pp, mesh.dp, mesh.ep
     pairs = [("edge", (a * dp + d, b * dp + d)) for a, b in edges for d in range(dp)]
     experts = [("expert", tuple(range(first, first + ep))) for first in range(0, pp * dp, ep)]
     reduces = [("reduce", ranks) for ranks in sorted(set(holders))]

@@ -52,7 +52,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 @pytest.fixture(scope="module")
 def our_losses(build: Build) -> list[float]:
     trainer = Trainer(build, 0, Random(), None, Board(1).bind(0))
-    trainer.layers = [replace(layer, bias_rate=None) for layer in trainer.layers]  # theirs does not balance
+    trainer.layers = tuple(replace(layer, bias_rate=None) for layer in trainer.layers)  # theirs does not balance
     return [trainer.train_step()["loss"] for _ in range(STEPS)]
 
 
@@ -62,7 +62,7 @@ def test_their_steps_are_ours(
 ) -> None:
     """Loss after loss, so that clipping, decay, the rate and the order of samples agree, too."""
     precision, choice, tolerance = CASES[case]
-    monkeypatch.setattr(theirs, "batches_of", lambda plan, _: Batches(Random(), plan["train"]["batch"]["end"]))  # type: ignore[arg-type]
+    monkeypatch.setattr(theirs, "batches_of", lambda plan, _: Batches(Random(), plan.train.batch.end))  # type: ignore[arg-type]
     args = Namespace(build=build.folder, corpus=None, experts="grouped_mm", precision=precision, ranks=1, compile=False)
     step = theirs.step_of(args, choice)
     losses = [step() for _ in range(STEPS)]

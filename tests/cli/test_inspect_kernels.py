@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import subprocess
@@ -19,6 +18,7 @@ from compiler.picture.drawing import Screen
 from compiler.picture.labels import num_bytes
 from dsl.canonical import canonical
 from dsl.load import load
+from runtime.contract import Plan
 from tests.cli.forms import parsed
 
 ROOT = Path(__file__).parents[2]
@@ -80,12 +80,12 @@ def test_the_optimizer_is_listed(
         write_build(build, compile_spec(spec).files)
     assert main(["inspect", str(build), "--kernels", "--format", "json"]) == 0
     found = parsed(capsys.readouterr().out, "kernels")["optimizer"]
-    plan = json.loads((build / "plan.json").read_text())
+    plan = Plan.from_json((build / "plan.json").read_bytes())
     owned: Counter[int] = Counter()
-    for bucket in plan["buckets"]:
-        whole = sum(math.prod(parameter["shape"]) for parameter in bucket["parameters"])
-        for rank in bucket["holders"]:
-            owned[rank] += -(-whole // len(bucket["holders"])) if spec.parallel.zero else whole
+    for bucket in plan.buckets:
+        whole = sum(math.prod(parameter.shape) for parameter in bucket.parameters)
+        for rank in bucket.holders:
+            owned[rank] += -(-whole // len(bucket.holders)) if spec.parallel.zero else whole
     assert found["elements"] == max(owned.values())
     sizes = {"fp32": 4, "bf16": 2}
     of = spec.precision

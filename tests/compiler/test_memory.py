@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from compiler.predict.numbers import size
 from dsl.load import resolve
 from dsl.memory import lower_bound
 from runtime.room import free_bytes, lack
+from tests.runtime.plans import small_plan
 
 ROOT = Path(__file__).parent.parent.parent
 QUICKSTART = ROOT / "specs" / "quickstart.dsc"
@@ -75,7 +77,7 @@ def test_free_memory_is_that_of_the_machine_or_of_the_group(limit: str, used: in
 
 def test_ranks_that_this_machine_cannot_hold_are_not_started(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemAvailable: 1000 kB\n")
-    plan = {"memory": [100_000, 28_000], "mesh": {"pp": 2, "dp": 8}}
+    plan = small_plan(pp=2, dp=8, memory=(100_000, 28_000))
     assert lack(plan, tmp_path, tmp_path) == ""  # 1,024,000 bytes are there
-    plan["memory"] = [100_000, 28_001]
+    plan = replace(plan, memory=(100_000, 28_001))
     assert "the 16 ranks of this run hold 0.001GB together" in lack(plan, tmp_path, tmp_path)

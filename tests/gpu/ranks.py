@@ -29,16 +29,16 @@ METRICS = ("loss", "mtp_loss", "sequence_loss", "grad_norm", "imbalance")
 
 
 def train(build: Build, rank: int, board: Board, device: torch.device, transport: Transport) -> dict[str, Tensor]:
-    samples = RandomSamples(build.plan["model"]["vocab"], build.plan["train"]["sequence"])
+    samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
     trainer = Trainer(build, rank, samples, samples, board, device, checked=True, transport=transport)
     for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
         bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
-    rows = [trainer.train_step() for _ in range(build.plan["steps"])]
+    rows = [trainer.train_step() for _ in range(build.plan.steps)]
     held = snapshot.take(trainer.state, trainer.plan, rank)
     result = {name: (t.values if isinstance(t, Part) else t).cpu().clone() for name, t in held.items()}
     result["metrics"] = torch.tensor([[row.get(name, 0.0) for name in METRICS] for row in rows], dtype=torch.float64)
     result["loads"] = torch.stack(list(trainer.loads.values()))
-    if build.plan["train"]["validate"]:
+    if build.plan.train.validate:
         result["validation"] = torch.tensor(list(trainer.evaluate().values()), dtype=torch.float64)
     return result
 

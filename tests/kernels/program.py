@@ -20,7 +20,7 @@ from tests.training.samples import RandomSamples, weight
 
 def main(folder: Path, out: Path) -> None:
     build = Build.open(folder)
-    samples = RandomSamples(build.plan["model"]["vocab"], build.plan["train"]["sequence"])
+    samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
     trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
     for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
         bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))

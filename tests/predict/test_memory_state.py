@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 from compiler.decide import lower_spec
-from compiler.emit.build_files import plan_json
+from compiler.emit.build_files import contract_plan
 from compiler.plan import make_plan
 from compiler.predict.memory_run import Measured, measured_line
 from compiler.predict.memory_state import device_of, proven_memories, quantised_weights, rank_states
@@ -32,7 +30,7 @@ def test_it_is_what_the_runtime_allocates(pp: int, ep: int, dp: int, schedule: s
     spec = small_spec(pp, ep, dp, 2 * pp, zero=zero, schedule=schedule)
     lowered = lower_spec(spec)
     states = rank_states(spec, lowered.plan)
-    plan = json.loads(plan_json(spec, lowered, {}))
+    plan = contract_plan(spec, lowered, {})
     for rank in range(pp * dp):
         state = build_state(plan, rank, torch.device("cpu"))
         weights = sum(b.parameters.nbytes for b in state.buckets) + sum(b.nbytes for b in state.biases.values())

@@ -19,8 +19,10 @@ from compiler.schedules.schedule import Schedule
 from compiler.stage_placement import ONE_STAGE
 from runtime.build import Build, BuildError
 from runtime.certificate import Event, events, replay
+from runtime.strict_json import pretty
 from tests.proof.mutants import MUTATIONS, NothingToEditError
 from tests.proof.programs import FAMILY, family_program
+from tests.runtime.plans import small_plan
 
 Files = dict[str, str]
 
@@ -28,7 +30,7 @@ Files = dict[str, str]
 def emitted(program: Program, plan: Plan, schedule: Schedule) -> Files:
     """The files of a build that a certificate is of, in small; what no test looks at is empty."""
     name = name_of(program)
-    files = {"plan.json": json.dumps(small_plan_json(program)), f"program/{name}.json": program_json(program)}
+    files = {"plan.json": small_plan_json(program), f"program/{name}.json": program_json(program)}
     files |= {f"stages/rank_{rank}.py": f"# rank {rank}\n" for rank in range(schedule.num_ranks)}
     digests = {name: digest(text) for name, text in files.items()}
     text = certificate_json(name, program, schedule, prove(program, plan), digests)
@@ -40,38 +42,10 @@ def name_of(program: Program) -> str:
     return f"train_{program.num_micro_batches}"
 
 
-def small_plan_json(program: Program) -> dict[str, object]:
+def small_plan_json(program: Program) -> str:
     """What the runtime reads of a plan, with one parameter and one layer."""
-    weight = {"name": "w", "tensor": "w", "shape": [2], "init": None, "decay": False}
-    pp, sizes = len(program.bodies), {"pp": len(program.bodies), "dp": 1, "ep": 1}
-    return {
-        "run": "small",
-        "mesh": sizes,
-        "placement": str(program.stage_placement),
-        "zero": 0,
-        "precision": dict.fromkeys(("parameter", "compute", "gradients", "master", "moments"), "float32"),
-        "model": {"vocab": 2, "layers": [{"first": 0, "last": 0, "ffn": {}}]},
-        "train": {
-            "sequence": 1,
-            "micro_batch": 1,
-            "seed": 0,
-            "optimizer": dict.fromkeys(("beta1", "beta2", "eps", "weight_decay"), 0.5),
-            "rate": [{"start": 1, "end": 1, "end_tokens": 1}],
-            "checkpoint": None,
-            "validate": None,
-        },
-        "data": {"source": "x", "tokenizer": {"vocab": 2}, "validation": 0},
-        "steps": 1,
-        "batches": [[0, program.num_micro_batches]],
-        "mtp_weight": None,
-        "message": None,
-        "edges": [],
-        "records": ["loss"],
-        "moe_layers": [],
-        "memory": [0] * pp,
-        "buckets": [{"name": "w", "holders": [0], "parameters": [weight]}],
-        "biases": [],
-    }
+    batches = ((0, program.num_micro_batches),)
+    return pretty(small_plan(pp=len(program.bodies), placement=str(program.stage_placement), batches=batches))
 
 
 def written(folder: Path, files: Files) -> Path:

@@ -20,6 +20,7 @@ from runtime import run_copy
 from runtime.build import Build, BuildError, OtherBuildError
 from runtime.resume import _flat
 from runtime.room import lack
+from runtime.strict_json import tree
 from tests import progress
 from tests.runs.place import DSC, ONE_RANK, Place, rows, spec_text
 
@@ -159,21 +160,21 @@ def extra_program(build: Path) -> None:
 
 
 def many_layers(build: Path) -> None:
-    edit_plan(build, lambda plan: plan["model"]["layers"][-1].update(last=10**9))
+    edit_plan(build, lambda tree: tree["model"]["layers"][-1].update(last=10**9))
 
 
 def forged_layers(build: Path) -> None:
-    edit_plan(build, lambda plan: plan["model"].update(layers=[{"first": "0"}]))
+    edit_plan(build, lambda tree: tree["model"].update(layers=[{"first": "0"}]))
 
 
 def forged_run(build: Path) -> None:
-    edit_plan(build, lambda plan: plan.update(run="../../elsewhere"))
+    edit_plan(build, lambda tree: tree.update(run="../../elsewhere"))
 
 
 def edit_plan(build: Path, edit: Callable[[Any], object]) -> None:
-    plan = json.loads((build / "plan.json").read_text("utf-8"))
-    edit(plan)
-    (build / "plan.json").write_text(json.dumps(plan), "utf-8")
+    written = json.loads((build / "plan.json").read_text("utf-8"))
+    edit(written)
+    (build / "plan.json").write_text(json.dumps(written), "utf-8")
     fitted(build)
 
 
@@ -288,8 +289,8 @@ def test_random_edits_of_any_file(whole: Place, tmp_path: Path, fits: bool) -> N
         else:
             assert fits or after == before or name == "manifest.json", (number, name)
             lack(build.plan)
-            dict(_flat(build.plan))
-            for rank in range(build.plan["mesh"]["pp"]):
+            dict(_flat(tree(build.plan)))
+            for rank in range(build.plan.mesh.pp):
                 build.programs(rank)
         shutil.rmtree(folder)
     assert refused > (100 if fits else 250)

@@ -18,8 +18,10 @@ from runtime import snapshot
 from runtime.build import Build
 from runtime.checkpoint import Checkpoint, Part
 from runtime.checkpoint_manifest import CheckpointError, render
+from runtime.contract import Plan
 from runtime.resume import expected_shapes, find
 from runtime.state import build_state
+from runtime.strict_json import tree
 from tests.runs.place import FOUR_RANKS, ONE_RANK, Place, bits, saved, untimed
 
 PLANS = {
@@ -101,7 +103,7 @@ def held(build: Build, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[
     whole: dict[str, Tensor] = {}
     elements: dict[str, int] = {}
     weights: dict[str, Tensor] = {}
-    for rank in range(plan["mesh"]["pp"] * plan["mesh"]["dp"]):
+    for rank in range(plan.mesh.world):
         state = build_state(plan, rank, torch.device("cpu"))
         snapshot.put(state, checkpoint.read)
         for name, tensor in snapshot.take(state, plan, rank).items():
@@ -158,14 +160,14 @@ def begun(trained: dict[str, Place]) -> tuple[Path, Build, Path]:
 
 def changed(build: Build, path: str, value: Any) -> Build:
     """The build with one value of its plan changed, as another spec would have it."""
-    plan = json.loads(json.dumps(build.plan))
+    whole = tree(build.plan)
     *parents, last = path.split(".")
-    node = plan
+    node = whole
     for key in parents:
         node = node[int(key) if isinstance(node, list) else key]
     assert node[last] != value
     node[last] = value
-    return replace(build, plan=plan, digest="0" * 64)
+    return replace(build, plan=Plan.from_json(json.dumps(whole)), digest="0" * 64)
 
 
 def test_the_same_build_needs_no_word(begun: tuple[Path, Build, Path]) -> None:
@@ -222,7 +224,7 @@ def test_a_change_of_the_recipe_is_said(begun: tuple[Path, Build, Path], path: s
 
 def test_the_same_layers_written_in_other_ranges_are_the_same(begun: tuple[Path, Build, Path]) -> None:
     checkpoints, build, corpus = begun
-    dense, moe = build.plan["model"]["layers"]
+    dense, moe = tree(build.plan.model.layers)
     one_range = changed(build, "model.layers", [dense, dict(moe, last=2)])
     two_ranges = changed(build, "model.layers", [dense, moe, dict(moe, first=2, last=2)])
     refusals = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -78,7 +77,7 @@ def test_another_batch_draws_the_samples_that_follow(place: Place, monkeypatch: 
     tokens = [row["tokens"] for row in rows(run)]
     steps = [BATCH] * FIRST + [size] * MORE
     assert tokens == np.cumsum(np.array(steps) * SEQUENCE).tolist(), "tokens go on without a jump"
-    phases = Build.open(place.folder / "build" / "tiny").plan["train"]["rate"]
+    phases = Build.open(place.folder / "build" / "tiny").plan.train.rate
     assert [row["rate"] for row in rows(run)] == [learning_rate(phases, n) for n in tokens], "the rate goes by tokens"
     assert rows(run)[-1]["rate"] < 2e-3, "the warm-up goes on, so that it shows by what it goes"
     assert f"40 samples (640 tokens) were trained on; step 6 takes {size} of samples 40 to {39 + size}, which" in said
@@ -138,9 +137,9 @@ def test_a_ramp_goes_on_by_what_was_trained_on(place: Place, monkeypatch: pytest
     with_keys(place, SETTINGS, rate="warmup 2000 tokens to 2e-3")
     grow = "batch { from = 6, to = 10, over = 1400 tokens },"
     _, drawn, said = go_on(place, "grown", monkeypatch, batch=grow)
-    plan = json.loads((place.folder / "build" / "tiny" / "plan.json").read_text("utf-8"))
+    plan = Build.open(place.folder / "build" / "tiny").plan
     reached = {6: 0}  # sequences of a step → tokens trained on before
-    for (first, size), (end, following) in pairwise(plan["batches"]):
+    for (first, size), (end, following) in pairwise(plan.batches):
         reached[following] = reached[size] + (end - first) * size * SEQUENCE
     sizes: list[int] = []
     tokens = FIRST * BATCH * SEQUENCE

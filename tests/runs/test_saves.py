@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -17,6 +16,7 @@ import pytest
 
 from runtime import room
 from runtime.checkpoint import CheckpointError, load
+from runtime.contract import Plan
 from runtime.outcome import EXIT_RETRY, EXIT_USAGE
 from runtime.room import cannot_save, checkpoint_bytes
 from tests import progress
@@ -146,7 +146,7 @@ def test_a_disk_that_is_too_small_is_found_before_the_first_step(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = renamed(place, "wide", ONE_RANK, hidden="hidden = 256")
-    plan = json.loads((place.folder / "build" / "wide" / "plan.json").read_text("utf-8"))
+    plan = Plan.from_json((place.folder / "build" / "wide" / "plan.json").read_bytes())
     each = checkpoint_bytes(plan)
     assert each > 4 << 20
     if can_mount(tmp_path):
@@ -167,7 +167,7 @@ def test_a_disk_that_is_too_small_is_found_before_the_first_step(
 
 
 def test_the_size_of_a_checkpoint_is_known(place: Place) -> None:
-    plan = json.loads((place.folder / "build" / "tiny" / "plan.json").read_text("utf-8"))
+    plan = Plan.from_json((place.folder / "build" / "tiny" / "plan.json").read_bytes())
     checkpoint = saved(place.folder / "straight")
     held = sum(entry.num_bytes for shard in checkpoint.manifest.shards for entry in shard.entries)
     assert checkpoint_bytes(plan) == held
@@ -182,7 +182,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(place: P
     (run / "checkpoints").touch()
     done = place.dsc("train", "tiny.dsc", "--out", run, code=2)
     assert f"{run} cannot be a run folder: Not a directory" in done.stderr and "Traceback" not in done.stderr
-    plan = json.loads((place.folder / "build" / "tiny" / "plan.json").read_text("utf-8"))
+    plan = Plan.from_json((place.folder / "build" / "tiny" / "plan.json").read_bytes())
     found, code = cannot_save(plan, Path("/proc/none"), steps=1)
     assert code == EXIT_USAGE
     assert found.startswith("/proc/none: ") and found.endswith("cannot be written; name a folder with --out")

@@ -137,7 +137,7 @@ def moved(counts: Counts) -> Iterator[None]:
 def counted(build: Build, rank: int, board: Board, only_bytes: bool) -> list[dict[str, int]]:
     """Counts of two steps that follow each other; in fact of pairs of steps, one for each thing that is counted."""
     plan = build.plan
-    samples = SameSamples(plan["model"]["vocab"], plan["train"]["sequence"], plan["batches"][0][1])
+    samples = SameSamples(plan.model.vocab, plan.train.sequence, plan.batches[0][1])
     trainer, place = Trainer(build, rank, samples, None, board), Place()
     tensors = [*(bucket.parameters for bucket in trainer.state.buckets), *trainer.state.biases.values()]
     start = [(tensor, tensor.clone()) for tensor in tensors]

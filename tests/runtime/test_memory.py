@@ -28,6 +28,7 @@ from runtime.comm.memory import (
     map_memory,
 )
 from runtime.comm.transport import Wanted, channels
+from runtime.contract import Mesh
 
 WAIT_S = 20.0
 
@@ -178,7 +179,7 @@ def test_shares_are_gathered(members: int) -> None:
 
 
 def test_memory_that_is_not_used_takes_no_room() -> None:
-    wanted = Wanted(channels({"pp": 4, "dp": 2, "ep": 2}, [(0, 1), (1, 0)], [(0, 1)]), {})
+    wanted = Wanted(channels(Mesh(pp=4, dp=2, ep=2, tp=1, cp=1), [(0, 1), (1, 0)], [(0, 1)]), {})
     assert len(wanted.of(0, "edge")) == 2 and wanted.of(0, "expert") == [(0, 1)]
 
     def resident() -> int:

@@ -43,7 +43,7 @@ def build(tmp_path_factory: pytest.TempPathFactory, codes: dict[object, SegmentC
 
 
 def trainer_of(build: Build) -> Trainer:
-    samples = RandomSamples(build.plan["model"]["vocab"], build.plan["train"]["sequence"])
+    samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
     return Trainer(build, 0, samples, None, Board(1).bind(0))
 
 

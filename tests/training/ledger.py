@@ -16,7 +16,7 @@ from tests.training.samples import RandomSamples
 
 def measured(build: Build, rank: int, board: Board) -> dict[str, Any]:
     plan = build.plan
-    samples = RandomSamples(plan["model"]["vocab"], plan["train"]["sequence"])
+    samples = RandomSamples(plan.model.vocab, plan.train.sequence)
     trainer = Trainer(build, rank, samples, samples, board)
     with trainer.ledger() as ledger:
         trainer.accumulate()

@@ -34,7 +34,7 @@ def logical(trainer: Trainer, prefix: str, flat: str) -> dict[str, Tensor]:
 
 def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transport) -> dict[str, Tensor]:
     plan = build.plan
-    samples = RandomSamples(plan["model"]["vocab"], plan["train"]["sequence"])
+    samples = RandomSamples(plan.model.vocab, plan.train.sequence)
     trainer = Trainer(build, rank, samples, samples, board, checked=True, transport=transport)
     for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
         bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
@@ -42,7 +42,7 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
         bias.copy_(torch.from_numpy(weight(name, tuple(bias.shape))))
     result: dict[str, Tensor] = {}
     rows = []
-    for step in range(plan["steps"]):
+    for step in range(plan.steps):
         sums = trainer.accumulate()
         trace.write(step + 1, trainer.program, trainer.actions)
         if step == 0:

@@ -73,7 +73,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor], l
 def step(folder: Path, seed: int | None) -> dict[str, Tensor]:
     """The first step in this process, from weights that BF16 holds."""
     build = Build.open(folder)
-    samples = RandomSamples(MODEL.vocab, build.plan["train"]["sequence"])
+    samples = RandomSamples(MODEL.vocab, build.plan.train.sequence)
     trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):

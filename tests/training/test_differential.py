@@ -20,6 +20,7 @@ from compiler.build import compile_spec, write_build
 from compiler.experts.spec_placement import OwnPlacement
 from compiler.schedules.schedule import Schedule
 from dsl.schema import Spec
+from runtime.contract import RatePhase
 from runtime.rate import learning_rate
 from tests.reference.config import Config
 from tests.reference.model import Reference
@@ -67,7 +68,7 @@ def reference_run(chosen: Spec) -> dict[str, Any]:
     recipe = Recipe(rates=(), weight_decay=train.optimizer.weight_decay, clip=train.optimizer.clip, eps=1e-8)
     optimizer = AdamW(dict(model.named_parameters()), recipe)
     samples = RandomSamples(chosen.model.vocab, SEQUENCE)
-    phases = [p.model_dump() for p in train.rate]
+    phases = [RatePhase(p.shape, p.start, p.end, p.end_tokens) for p in train.rate]
     size, rows, first = train.batch.end, [], {}
     for step in range(STEPS):
         losses = batch_losses(model, samples, range(step * size, (step + 1) * size))

@@ -32,7 +32,7 @@ def chosen(precision: Precision, dp: int = 1, zero: int = 0) -> Spec:
 def trainer_of(folder: Path, precision: Precision) -> Trainer:
     write_build(folder, compile_spec(chosen(precision), codes=CODES).files)
     build = Build.open(folder)
-    samples = RandomSamples(build.plan["model"]["vocab"], build.plan["train"]["sequence"])
+    samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
     trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
     for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
         bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))

@@ -1,0 +1,371 @@
+"""What the compiler writes into a build for the runtime to read: the contract between both, as frozen dataclasses.
+
+The compiler makes these values and writes them with `pretty` (runtime/strict_json.py); the runtime reads them back,
+strictly. A plan that a compilation would not write, a forged one among them, is refused before any rank starts. A field
+of the file is a field here, in the order of the file. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from runtime.strict_json import MAX_INT, FormError, Pattern, Range, Tree, read
+
+MAX_RANKS = 1 << 20
+MAX_LAYERS = 10_000
+MAX_STEPS = 10**12
+MAX_VOCAB = 1 << 31
+
+Count = Annotated[int, Range(1, MAX_INT)]
+Amount = Annotated[int, Range(0, MAX_INT)]
+Rank = Annotated[int, Range(0, MAX_RANKS - 1)]
+Degree = Annotated[int, Range(1, MAX_RANKS)]
+Layer = Annotated[int, Range(0, MAX_LAYERS)]
+Vocab = Annotated[int, Range(1, MAX_VOCAB)]
+Step = Annotated[int, Range(0, MAX_STEPS)]
+Share = Annotated[float, Range(0, 1)]
+Name = Annotated[str, Pattern(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")]
+Dtype = Annotated[str, Pattern(r"[a-z][a-z0-9_]{0,30}")]
+Shape = tuple[Count, ...]
+Batches = tuple[tuple[Step, Step], ...]  # (first step, sequences of a step), ascending
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Degrees of parallelism. World ranks are pp-major, ep divides dp and is innermost."""
+
+    pp: Degree
+    dp: Degree
+    ep: Degree
+    tp: Degree
+    cp: Degree
+
+    @property
+    def world(self) -> int:
+        return self.pp * self.dp * self.tp * self.cp
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Dtype of each role."""
+
+    parameter: Dtype
+    compute: Dtype
+    linear: Dtype
+    accumulate: Dtype
+    gradients: Dtype
+    master: Dtype
+    moments: Dtype
+    dispatch: Dtype
+    combine: Dtype
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Value of a phased quantity until this many tokens have been trained on; None: to the end."""
+
+    value: float
+    until_tokens: Amount | None
+
+
+# ---------------------------------------------------------------- the model
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers [first, last] with one feed-forward part."""
+
+    first: Layer
+    last: Layer
+    ffn: Tree
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model as its spec has it. A Tree is compared with that of a checkpoint, and no key of it is read."""
+
+    name: str
+    vocab: Vocab
+    hidden: Count
+    init_std: float
+    norm_eps: float
+    attention: Tree
+    layers: tuple[Layers, ...]
+    mtp: Tree | None
+
+
+# ---------------------------------------------------------------- training
+
+
+@dataclass(frozen=True)
+class BatchGrowth:
+    """Sequences of a step: from `start` to `end` over the first `over_tokens` tokens."""
+
+    start: Count
+    end: Count
+    over_tokens: Amount
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How weights are updated. `clip`: the largest global gradient norm, or None."""
+
+    kind: Literal["adamw"]
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    clip: float | None
+
+
+@dataclass(frozen=True)
+class RatePhase:
+    """The learning rate goes from `start` to `end`, where it is after `end_tokens` tokens."""
+
+    shape: Literal["linear", "constant", "cosine"]
+    start: float
+    end: float
+    end_tokens: Count
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When the run is saved before its end, and which checkpoints stay."""
+
+    every: Count
+    keep: Count
+    best: Amount
+    keep_every: Count | None
+    failure: Literal["continue", "stop"]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """When the held-out loss is measured, and over how many global batches."""
+
+    every: Count
+    batches: Count
+
+
+@dataclass(frozen=True)
+class Train:
+    """Recipe of the run."""
+
+    sequence: Count
+    micro_batch: Count
+    batch: BatchGrowth
+    tokens: Count
+    optimizer: Optimizer
+    rate: tuple[RatePhase, ...]
+    seed: Amount
+    checkpoint: Checkpoints | None
+    validate: Validation | None
+
+
+@dataclass(frozen=True)
+class TrainedTokenizer:
+    """A tokenizer that is trained on the data, with this many entries."""
+
+    vocab: Vocab
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the text comes from, relative to the folder of the spec; `tokenizer` is a file, or one to be trained."""
+
+    source: Annotated[str, Pattern(".{1,4096}")]
+    tokenizer: Annotated[str, Pattern(".+")] | TrainedTokenizer
+    validation: Share
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """The parts of a plan by which the data is prepared, which are known before the plan is."""
+
+    data: Data
+    vocab: Vocab
+    seed: Amount
+
+    @staticmethod
+    def from_json(text: str | bytes) -> DataRequest:
+        """Raises FormError."""
+        return read(DataRequest, text, "a request")
+
+
+# ---------------------------------------------------------------- what ranks hold and exchange
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one stage sends to the next."""
+
+    shape: Shape
+    dtype: Dtype
+
+
+@dataclass(frozen=True)
+class MoeLayer:
+    """A MoE layer as the end of a step sees it.
+
+    `bias`: the tensor of the balancing bias, if it has one. `slots`: the place of each expert, where a file says so;
+    loads are counted by place.
+    """
+
+    site: Name  # L3
+    name: Name  # layers.3
+    experts: Count
+    sequence_loss: float
+    bias: Name | None
+    bias_rate: tuple[Phase, ...] | None
+    slots: tuple[Amount, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A logical parameter; `tensor` is what segments take, with the experts of a rank stacked in it.
+
+    `init`: standard deviation; None: ones.
+    """
+
+    name: Name
+    tensor: Name
+    shape: Shape
+    init: Annotated[float, Range(0)] | None
+    decay: bool
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters with the same holders: one flat buffer, one reduction."""
+
+    name: Name
+    holders: tuple[Rank, ...]
+    parameters: tuple[Parameter, ...]
+
+
+@dataclass(frozen=True)
+class Bias:
+    """A balancing bias of a router."""
+
+    name: Name
+    shape: Shape
+    holders: tuple[Rank, ...]
+
+
+# ---------------------------------------------------------------- predicted, for people
+
+
+@dataclass(frozen=True)
+class BodyTimes:
+    """Predicted times of a body, and the share of its communication that is hidden under compute."""
+
+    ms: float
+    compute_ms: float
+    communication_ms: float
+    hidden: float
+
+
+@dataclass(frozen=True)
+class ProgramTimes:
+    """Predicted share of the communication of a program that is hidden under compute."""
+
+    hidden: float
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Predicted times by the names of bodies and of programs."""
+
+    bodies: Mapping[str, BodyTimes]
+    programs: Mapping[str, ProgramTimes]
+
+
+# ---------------------------------------------------------------- the plan
+
+
+@dataclass(frozen=True)
+class Plan:
+    """plan.json: mesh, replica table, recipe, and which program serves which step."""
+
+    run: Annotated[str, Pattern(r"[A-Za-z_][A-Za-z0-9_.-]{0,1100}")]  # it becomes the name of a folder
+    mesh: Mesh
+    placement: Annotated[str, Pattern(r"[a-z_]+\([0-9, ]*\)|[a-z_]+")]
+    zero: Annotated[int, Range(0, 3)]
+    precision: Precision
+    model: Model
+    train: Train
+    data: Data
+    steps: Annotated[int, Range(1, MAX_STEPS)]
+    batches: Batches
+    mtp_weight: tuple[Phase, ...] | None
+    message: Message | None  # None: one stage
+    edges: tuple[tuple[Rank, Rank], ...]  # pipeline ranks: source, destination
+    records: tuple[Annotated[str, Pattern(r"[a-z_]+( [A-Za-z0-9_.]+)?")], ...]
+    moe_layers: tuple[MoeLayer, ...]
+    stages: tuple[tuple[Name, ...], ...]  # sites of each
+    overlap: Overlap
+    memory: tuple[Amount, ...]  # predicted bytes, by pipeline rank
+    buckets: tuple[Bucket, ...]
+    biases: tuple[Bias, ...]
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Plan:
+        """A plan whose parts fit one another. Raises FormError."""
+        plan = read(Plan, text, "a plan")
+        _check_parts(plan)
+        return plan
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All logical parameters."""
+        return tuple(parameter for bucket in self.buckets for parameter in bucket.parameters)
+
+    @property
+    def data_request(self) -> DataRequest:
+        return DataRequest(self.data, self.model.vocab, self.train.seed)
+
+
+def _check_parts(plan: Plan) -> None:
+    """Raise FormError where two parts of a plan contradict each other. O(size of the plan)."""
+    mesh, layers, batches = plan.mesh, plan.model.layers, plan.batches
+    _demand(mesh.world <= MAX_RANKS and mesh.dp % mesh.ep == 0, "mesh")
+    _demand(layers and layers[0].first == 0, "model.layers")
+    for span, after in zip(layers, [*layers[1:], None], strict=True):
+        _demand(span.first <= span.last, "model.layers")
+        _demand(after is None or after.first == span.last + 1, "model.layers")
+    _demand(len(plan.memory) == mesh.pp, "memory")
+    _demand(all(max(edge) < mesh.pp for edge in plan.edges), "edges")
+    _demand(plan.train.rate, "train.rate")
+    _demand(plan.buckets and all(bucket.parameters for bucket in plan.buckets), "buckets")
+    for part, rows in (("buckets", plan.buckets), ("biases", plan.biases)):
+        for row in rows:
+            holders = row.holders
+            _demand(holders and [*holders] == sorted({*holders}) and holders[-1] < mesh.world, f"{part}: holders")
+    _demand(batches and batches[0][0] == 0, "batches")
+    _demand(all(a[0] < b[0] for a, b in pairwise(batches)), "batches")
+    sequences = mesh.dp * plan.train.micro_batch
+    _demand(all(size > 0 and size % sequences == 0 for _, size in batches), "batches")
+
+
+def check_programs(plan: Plan, programs: Mapping[str, Any]) -> None:
+    """Raise FormError unless a plan has its programs, and those fit it.
+
+    programs: contents of program/*.json by name; their rows are those of pipeline ranks.
+    """
+    sequences = plan.mesh.dp * plan.train.micro_batch
+    for _, size in plan.batches:
+        _demand(f"train_{size // sequences}" in programs, f"batches: there is no program of {size} sequences")
+    if plan.train.validate:
+        largest = plan.batches[-1][1]
+        _demand(f"evaluate_{largest // sequences}" in programs, "train.validate: there is no program for it")
+    for name, program in programs.items():
+        fits = len(program["ranks"]) == plan.mesh.pp and name.endswith(f"_{program['micro_batches']}")
+        _demand(fits and program["placement"] == plan.placement, f"program/{name}.json: its sizes")
+
+
+def _demand(condition: object, place: str) -> None:
+    if not condition:
+        raise FormError(f"{place}: not what a plan has there")

@@ -1,0 +1,55 @@
+"""A plan of the least size that the runtime takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from runtime import contract
+
+
+def small_plan(pp: int = 1, dp: int = 1, **parts: Any) -> contract.Plan:
+    """One parameter, one layer, one sample a data rank. `parts`: fields of the plan to replace."""
+    weight = contract.Parameter("w", "w", (2,), init=None, decay=False)
+    plan = contract.Plan(
+        run="small",
+        mesh=contract.Mesh(pp=pp, dp=dp, ep=1, tp=1, cp=1),
+        placement=f"loop({pp})",
+        zero=0,
+        precision=contract.Precision(*["float32"] * 9),
+        model=contract.Model(
+            name="small",
+            vocab=2,
+            hidden=1,
+            init_std=0.02,
+            norm_eps=1e-6,
+            attention={"kind": "gqa"},
+            layers=(contract.Layers(0, 0, {"kind": "dense", "inner": 1}),),
+            mtp=None,
+        ),
+        train=contract.Train(
+            sequence=1,
+            micro_batch=1,
+            batch=contract.BatchGrowth(dp, dp, 0),
+            tokens=1,
+            optimizer=contract.Optimizer("adamw", beta1=0.5, beta2=0.5, eps=0.5, weight_decay=0.5, clip=None),
+            rate=(contract.RatePhase("constant", 1.0, 1.0, 1),),
+            seed=0,
+            checkpoint=None,
+            validate=None,
+        ),
+        data=contract.Data("x", contract.TrainedTokenizer(300), validation=0.0),
+        steps=1,
+        batches=((0, dp),),
+        mtp_weight=None,
+        message=None,
+        edges=(),
+        records=("loss",),
+        moe_layers=(),
+        stages=(("embed", "L0.attention", "head"),),
+        overlap=contract.Overlap(bodies={}, programs={}),
+        memory=(0,) * pp,
+        buckets=(contract.Bucket("w", (0,), (weight,)),),
+        biases=(),
+    )
+    return replace(plan, **parts)

@@ -1,0 +1,161 @@
+"""What a build says to the runtime: read strictly, written back byte for byte, and refused by its path if damaged."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.contract import DataRequest, Plan
+from runtime.strict_json import FormError, pretty, tree
+from tests.runtime.plans import small_plan
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PLANS = sorted(GOLDEN.glob("*/plan.json"))
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.parent.name)
+def test_a_plan_is_written_as_it_was_read(path: Path) -> None:
+    text = path.read_text("utf-8")
+    plan = Plan.from_json(text)
+    assert pretty(plan) == text
+    assert tree(plan) == json.loads(text)
+    assert DataRequest.from_json(json.dumps(tree(plan.data_request))) == plan.data_request
+
+
+def test_a_field_that_has_its_default_is_left_out() -> None:
+    text = PLANS[0].read_text("utf-8")
+    layers = Plan.from_json(text).moe_layers
+    assert layers and all(layer.slots is None for layer in layers) and '"slots"' not in text
+    with pytest.raises(FormError, match=r"^moe_layers\.slots is not what a plan has there$"):
+        Plan.from_json(text.replace('"sequence_loss": 0.0,', '"sequence_loss": 0.0, "slots": null,', 1))
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def put(path: str, value: Any) -> Callable[[Any], None]:
+    """An edit of a plan's JSON: this value at a path."""
+
+    def edit(whole: Any) -> None:
+        *parents, last = path.split(".")
+        for key in parents:
+            whole = whole[int(key) if isinstance(whole, list) else key]
+        whole[int(last) if isinstance(whole, list) else last] = value
+
+    return edit
+
+
+def without(path: str) -> Callable[[Any], None]:
+    """An edit of a plan's JSON: without a key."""
+
+    def edit(whole: Any) -> None:
+        *parents, last = path.split(".")
+        for key in parents:
+            whole = whole[int(key) if isinstance(whole, list) else key]
+        del whole[last]
+
+    return edit
+
+
+deep: Any = {}
+for _ in range(40):
+    deep = {"a": deep}
+OTHER = "is not what a plan has there"
+REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
+    "unknown key": (put("train.colour", 1), "train.colour is no key that a plan has"),
+    "missing key": (without("train.optimizer"), f"train.optimizer {OTHER}"),
+    "missing key in a row": (without("buckets.0.parameters.0.decay"), f"buckets.parameters.decay {OTHER}"),
+    "text for a number": (put("mesh.pp", "1"), f"mesh.pp {OTHER}"),
+    "float for an int": (put("mesh.pp", 1.0), f"mesh.pp {OTHER}"),
+    "bool for an int": (put("steps", True), f"steps {OTHER}"),
+    "int for a bool": (put("buckets.0.parameters.0.decay", 1), f"buckets.parameters.decay {OTHER}"),
+    "NaN": (put("train.optimizer.eps", float("nan")), "train.optimizer.eps is no number"),
+    "infinity": (put("mtp_weight.0.value", float("inf")), "mtp_weight.value is no number"),
+    "NaN where nobody reads": (put("model.attention.heads", float("nan")), "model.attention.heads is no number"),
+    "a huge int": (put("train.tokens", 10**40), f"train.tokens {OTHER}"),
+    "a huge int where nobody reads": (put("model.attention.heads", 10**40), f"model.attention.heads {OTHER}"),
+    "nesting without end": (put("model.mtp", deep), f"model.mtp{'.a' * 33} {OTHER}"),
+    "a name that is a path": (put("run", "../x"), f"run {OTHER}"),
+    "a name with a line break": (put("run", "x\n"), f"run {OTHER}"),
+    "an unknown word": (put("train.rate.0.shape", "wave"), f"train.rate.shape {OTHER}"),
+    "an edge of three": (put("edges", [[0, 0, 0]]), f"edges {OTHER}"),
+    "an object for an array": (put("records", {}), f"records {OTHER}"),
+    "an array for an object": (put("mesh", []), f"mesh {OTHER}"),
+    "a tokenizer of neither form": (put("data.tokenizer", 7), f"data.tokenizer {OTHER}"),
+    "a long key": (put("x" * 10_000, 1), f"{'x' * 60}…{'x' * 60} is no key that a plan has"),
+    "degrees that do not divide": (put("mesh.ep", 3), "mesh: not what a plan has there"),
+    "a holder beyond the world": (put("biases.0.holders", [9]), "biases: holders: not what a plan has there"),
+    "holders out of order": (put("buckets.0.holders", [0, 0]), "buckets: holders: not what a plan has there"),
+    "no rate": (put("train.rate", []), "train.rate: not what a plan has there"),
+    "a hole between layers": (put("model.layers.1.first", 2), "model.layers: not what a plan has there"),
+    "memory of other ranks": (put("memory", [1, 1]), "memory: not what a plan has there"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_damaged_plan_is_refused_by_its_path(name: str) -> None:
+    edit, said = REFUSED[name]
+    whole = json.loads((GOLDEN / "tiny" / "plan.json").read_text("utf-8"))
+    edit(whole)
+    with pytest.raises(FormError) as caught:
+        Plan.from_json(json.dumps(whole))
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"run": "a", "run": "b"}', "run is there twice"),
+        ("[" * 100_000, "it is nested without end"),
+        ("{", "it is no JSON: "),
+        ("[]", "it is not what a plan has there"),
+        ("1" * 5000, "it is no JSON: "),
+    ],
+    ids=["a key twice", "brackets", "cut off", "no object", "an endless number"],
+)
+def test_a_text_that_is_no_plan(text: str, said: str) -> None:
+    with pytest.raises(FormError) as caught:
+        Plan.from_json(text)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_repeated_key_is_found_anywhere() -> None:
+    text = (GOLDEN / "tiny" / "plan.json").read_text("utf-8")
+    for old, place in (('"dp": 1', "mesh.dp"), ('"heads": 2', "model.attention.heads"), ('"kind": "dense"', "kind")):
+        assert text.count(old) == 1
+        with pytest.raises(FormError, match=rf"{place} is there twice$"):
+            Plan.from_json(text.replace(old, f"{old}, {old}"))
+
+
+def test_any_edit_is_refused_or_read_back() -> None:
+    """Whatever a value is replaced by: the plan is refused in a printable line, or written as it was read."""
+    generator = random.Random(0)
+    values = [None, True, 0, 1, -1, 3, 0.5, 1e300, "", "x", "float32", [], [1], [[0, 1]], {}, {"a": 1}, 10**30]
+    refused = 0
+    for _ in range(400):
+        whole = tree(small_plan(pp=2))
+        node: Any = whole
+        while True:
+            keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+            key = generator.choice(keys)
+            if not isinstance(node[key], dict | list) or not node[key] or generator.random() < 0.3:
+                break
+            node = node[key]
+        if isinstance(node, dict) and generator.random() < 0.2:
+            del node[key]
+        else:
+            node[key] = generator.choice(values)
+        text = json.dumps(whole)
+        try:
+            plan = Plan.from_json(text)
+        except FormError as error:
+            refused += 1
+            assert str(error).isprintable() and len(str(error)) < 200
+        else:
+            assert tree(plan) == whole and Plan.from_json(pretty(plan)) == plan
+    assert refused > 200
