@@ -93,7 +93,7 @@ def in_order(diagnostics: Iterable[Diagnostic], sources: Iterable[Source]) -> tu
         return (rank.get(item.span.source, len(rank)), item.span.start, item.span.end, item.code)
 
     once: dict[object, Diagnostic] = {}
-    for item in diagnostics:  # a mistake that several runs share is told once, whatever stands beside it in each
+    for item in diagnostics:  # a mistake that several runs share is reported once, whatever stands beside it in each
         is_one = item.conflict or item.code == "E0201"
         once.setdefault((item.code, item.message, item.span) if is_one else item, item)
     return tuple(sorted(once.values(), key=key))

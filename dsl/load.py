@@ -129,7 +129,7 @@ def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), re
     if run is None:
         apart = _apart(definitions, [view for view, _ in found if view])
         found += [block_view(definitions, *key, len(wanted) + at < MAX_EXPLAINED) for at, key in enumerate(apart)]
-    if not names and not definitions.own:
+    if not names and not definitions.of_first_file:
         _choose(definitions, path, run)
     mistakes = [mistake for _, mistakes in found for mistake in mistakes]
     return Analysis(
@@ -141,8 +141,8 @@ def analyse(path: str, run: str | None = None, overrides: Iterable[str] = (), re
 
 def _in_order(definitions: Definitions, mistakes: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     """Everything wrong, with what no value shows."""
-    told = (*definitions.mistakes, *mistakes)
-    items = in_order((*told, *misread(definitions, told)), definitions.sources)
+    reported = (*definitions.mistakes, *mistakes)
+    items = in_order((*reported, *misread(definitions, reported)), definitions.sources)
     return tuple(_beside_others(item, items) for item in items)
 
 
@@ -156,7 +156,7 @@ def _beside_others(item: Diagnostic, items: Iterable[Diagnostic]) -> Diagnostic:
 
 def _apart(definitions: Definitions, views: Iterable[View]) -> list[tuple[str, str]]:
     """The models, clusters and precisions of a file that no run of it takes and, if it has runs, nothing extends."""
-    runs, own = runs_of(definitions), dict.fromkeys(definitions.own)
+    runs, own = runs_of(definitions), dict.fromkeys(definitions.of_first_file)
     if runs and definitions.broken:
         return []  # no run could be looked at
     seen = {key for view in views for key in view.context.extended}
@@ -190,7 +190,7 @@ def _tokenizer_missing(view: View) -> Iterator[Diagnostic]:
 
 
 def block_view(
-    definitions: Definitions, kind: str, name: str, explain: bool = True, told: Told = ()
+    definitions: Definitions, kind: str, name: str, explain: bool = True, reported: Reported = ()
 ) -> tuple[View, list[Diagnostic]]:
     """One model, cluster or precision by itself, as of a file that has no run for it."""
     kinds = fields_of(Spec)
@@ -201,11 +201,11 @@ def block_view(
         built = node(context, Scope((block,), kind), kinds[kind].nodes[0], block)
     except RejectedError:
         built = None
-    names = _respelled(context, explain, told)
+    names = _respelled(context, explain, reported)
     if names:
-        return block_view(respelled(definitions, context.respelled), kind, name, explain, (*told, names))
+        return block_view(respelled(definitions, context.respelled), kind, name, explain, (*reported, names))
     examine(context)
-    context.mistakes += [item for each in told for item in each]
+    context.mistakes += [item for each in reported for item in each]
     absent = set(kinds) - {kind} if built is not None else set(kinds)
     context.failed |= absent
     spec = Spec.model_construct(**{kind: built})
@@ -239,7 +239,7 @@ def split(path: str, run: str | None = None) -> tuple[str, str | None]:
 
 def runs_of(definitions: Definitions) -> tuple[str, ...]:
     """The runs that a file itself defines."""
-    return tuple(dict.fromkeys(name for kind, name in definitions.own if kind == "run"))
+    return tuple(dict.fromkeys(name for kind, name in definitions.of_first_file if kind == "run"))
 
 
 def runs_in(path: str | Path) -> tuple[str, ...]:
@@ -268,27 +268,27 @@ def _choose(definitions: Definitions, file: str, run: str | None) -> str:
     return ""
 
 
-Told = tuple[tuple[Diagnostic, ...], ...]  # of each round, the keys of blocks that were misspelt
+Reported = tuple[tuple[Diagnostic, ...], ...]  # of each round, the keys of blocks that were misspelt
 
 
-def _respelled(context: Context, explain: bool, told: Told) -> tuple[Diagnostic, ...]:
+def _respelled(context: Context, explain: bool, reported: Reported) -> tuple[Diagnostic, ...]:
     """The mistakes about keys of blocks that are to be read as what was meant, so that what is in them is looked at."""
-    if not explain or len(told) >= MAX_RESPELLED:
+    if not explain or len(reported) >= MAX_RESPELLED:
         return ()
     return tuple(item for item in context.mistakes if item.code == "E0201" and item.span in context.respelled)
 
 
 def _view(
-    definitions: Definitions, name: str, overrides: tuple[str, ...], explain: bool = True, told: Told = ()
+    definitions: Definitions, name: str, overrides: tuple[str, ...], explain: bool = True, reported: Reported = ()
 ) -> tuple[View | None, list[Diagnostic]]:
     """One run. Where keys are `auto`, with the first choice that keeps the rules, or else the first there is."""
-    view, mistakes = _run_view(definitions, name, overrides, explain, told, {})
+    view, mistakes = _run_view(definitions, name, overrides, explain, reported, {})
     if view is None or not view.context.opened:
         return view, mistakes
     best: tuple[int, choices.Choice] | None = None
     tried = 0
     for choice in islice(_structures(view), MAX_CHOICES):
-        found, mistakes = _run_view(definitions, name, overrides, False, told, choice)
+        found, mistakes = _run_view(definitions, name, overrides, False, reported, choice)
         joint = sum(rules.are_joint([each]) for each in mistakes)
         tried += 1
         if best is None or joint < best[0]:
@@ -297,7 +297,7 @@ def _view(
             return found, []
         if not joint:
             break  # no other choice mends what is left
-    found, mistakes = _run_view(definitions, name, overrides, explain, told, best[1] if best else {})
+    found, mistakes = _run_view(definitions, name, overrides, explain, reported, best[1] if best else {})
     return found, [_of_a_choice(each, best[1], tried) if best and best[0] else each for each in mistakes]
 
 
@@ -323,7 +323,7 @@ def _run_view(
     name: str,
     overrides: tuple[str, ...],
     explain: bool,
-    told: Told,
+    reported: Reported,
     chosen: choices.Choice,
 ) -> tuple[View | None, list[Diagnostic]]:
     """One run: its blocks inherited and overridden, then typed, then held against the rules."""
@@ -339,12 +339,12 @@ def _run_view(
     scope = Scope((context.run,))
     context.origins[""] = context.run.head
     spec = node(context, scope, Spec, context.run)
-    names = _respelled(context, explain, told)
+    names = _respelled(context, explain, reported)
     if names:
         again_with = respelled(definitions, context.respelled)
-        return _run_view(again_with, name, overrides, explain, (*told, names), chosen)
+        return _run_view(again_with, name, overrides, explain, (*reported, names), chosen)
     examine(context)
-    context.mistakes += [item for each in told for item in each]
+    context.mistakes += [item for each in reported for item in each]
     if context.opened:
         return View(spec, context), context.mistakes  # a value that is not chosen yet breaks no rule
 

@@ -13,11 +13,11 @@ MAX_COMPARED = 30_000  # pairs of letters, for one word: some 5 ms, met only whe
 ABBREVIATION = 3  # letters of the shortest one
 
 
-def nearest(word: str, known: Iterable[str]) -> tuple[str, ...]:
+def nearest(word: str, words: Iterable[str]) -> tuple[str, ...]:
     """The known words that a word may have been meant to be: one, or several that are equally near, or none."""
     if not 0 < len(word) <= MAX_LETTERS:
         return ()
-    names = sorted(set(known) - {word})
+    names = sorted(set(words) - {word})
     far: dict[str, int] = {}
     compared = 0
     for name in names:

@@ -55,7 +55,7 @@ def let(analysis: Analysis, source: Source, statement: Statement) -> str:
     spans = {
         span: view
         for view in analysis.views
-        for span, _ in view.context.known
+        for span, _ in view.context.phrases
         if span.source.name == source.name and span.start == statement.value[0].start
     }
     return next((text for span, view in spans.items() for text in _quantities(view, span)), "")
@@ -69,7 +69,7 @@ def _begins(path: str, span: Span, statement: Statement, start: int) -> bool:
 
 
 def _quantities(view: View, span: Span) -> Iterator[str]:
-    for (known, _), quantity in view.context.known.items():
+    for (known, _), quantity in view.context.phrases.items():
         if known == span and quantity is not None:
             yield _quantity(quantity)
 

@@ -37,14 +37,14 @@ def line_of(problem: Problem, row: int, slots: Sequence[int]) -> Line | None:
     return line if line and line.states[-1][:4] == full and line.states[-1][6] == 0 else None
 
 
-def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int, kept: int) -> Line | None:
-    """The line of `slots`, which are those of `old` before `first`, and at the last `kept`, and as many of each token.
+def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int, num_equal: int) -> Line | None:
+    """The line of `slots`, which equal those of `old` before `first` and in the last `num_equal`, with equal tokens.
 
     None where it would hold more than the cap, or run a backward before its forward or a W before its I.
     """
     counts, cap, times = problem.counts[row], problem.cap, problem.times[row]
     needs, makes = problem.needs[row], problem.makes[row]
-    last = len(slots) - kept
+    last = len(slots) - num_equal
     *done, held, split, due = old.states[first]
     one_w, far, before = problem.one_w, old.far[:split], split
     work = old.work[first]
@@ -120,8 +120,8 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
             split += new
             due += new
             steps.append((time, waits[0], waits[1], made[0], made[1]))
-    end = len(old.slots) - kept
-    if not one_w and kept:
+    end = len(old.slots) - num_equal
+    if not one_w and num_equal:
         if far[before:] != old.far[before : old.states[end][5]]:  # then W behind are of other chunks
             return changed(problem, row, old, slots, first, 0)
         far = old.far
@@ -132,7 +132,7 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
         old.steps[:first] + steps + old.steps[end:],
         old.states[:first]
         + states
-        + ([(done[0], done[1], done[2], done[3], held, split, due)] if not kept else old.states[end:]),
+        + ([(done[0], done[1], done[2], done[3], held, split, due)] if not num_equal else old.states[end:]),
         old.work[:first] + works + ([w + more for w in old.work[end + 1 :]] if more else old.work[end + 1 :]),
         far,
     )

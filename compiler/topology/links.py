@@ -76,11 +76,11 @@ def link_rate_at(points: Sequence[Point], ranks: int, num_bytes: float) -> float
     return _between(known, ranks)
 
 
-def _between(known: Sequence[tuple[int, float]], at: float) -> float:
-    """Linear in the logarithm between neighbours; constant beyond the ends."""
-    right = bisect_left([x for x, _ in known], at)
-    if right == 0 or right == len(known):
-        return known[min(right, len(known) - 1)][1]
-    (a, low), (b, high) = known[right - 1], known[right]
+def _between(points: Sequence[tuple[int, float]], at: float) -> float:
+    """The value at a place: linear in its logarithm between neighbours, constant beyond the ends."""
+    right = bisect_left([x for x, _ in points], at)
+    if right == 0 or right == len(points):
+        return points[min(right, len(points) - 1)][1]
+    (a, low), (b, high) = points[right - 1], points[right]
     share = log2(at / a) / log2(b / a)
     return low + (high - low) * share

@@ -70,43 +70,43 @@ class Broken:
     at: str
     message: Diagnostic
     paths: frozenset[str]
-    rule: Rule | None  # None: told while resolving
+    rule: Rule | None  # None: reported while resolving
 
 
 def explained(
-    subject: Subject, told: Sequence[Diagnostic], found: Sequence[tuple[Rule, Finding, Diagnostic]]
+    subject: Subject, reported: Sequence[Diagnostic], found: Sequence[tuple[Rule, Finding, Diagnostic]]
 ) -> list[Diagnostic]:
     """All messages, with a conflict on the first one of those that each conflict explains."""
-    known, joint = variables(subject.spec, subject.origins, subject.failed, subject.constants), JOINT
+    by_path, joint = variables(subject.spec, subject.origins, subject.failed, subject.constants), JOINT
     if value_at(subject.spec, "cluster.more") is not None:
         if any(path.startswith("cluster") for path in subject.failed) or "cluster" not in subject.origins:
-            return [*told, *(message for _, _, message in found)]
+            return [*reported, *(message for _, _, message in found)]
         subject = replace(subject, spec=as_one_kind(subject.spec))
-        known |= _of_kinds(subject.spec.cluster.world, subject.origins["cluster"])
+        by_path |= _of_kinds(subject.spec.cluster.world, subject.origins["cluster"])
         joint = tuple(row for row in JOINT if row[1] not in OF_A_KIND)
-    failed = [path for path in subject.failed if path != DATA or path not in known or not {*WORLD} <= known.keys()]
+    failed = [path for path in subject.failed if path != DATA or path not in by_path or not {*WORLD} <= by_path.keys()]
     rows = [
-        Row(frozenset(path for path in known if _reads(reads, path)), rule)
+        Row(frozenset(path for path in by_path if _reads(reads, path)), rule)
         for reads, rule in joint
         if not missing(reads, failed)
     ]
     of_rule = {row.rule: row.paths for row in rows}
     broken = [
-        Broken(finding.at, message, _instance(finding, of_rule[rule], rule, known), rule)
+        Broken(finding.at, message, _instance(finding, of_rule[rule], rule, by_path), rule)
         for rule, finding, message in found
         if rule in of_rule
     ]
     broken += [
-        Broken(DATA, message, frozenset({*WORLD, DATA, SCHEDULE} & known.keys()) - REFUSED, None)
-        for message in told
-        if message.code == "E0801" and {*WORLD} <= known.keys()
+        Broken(DATA, message, frozenset({*WORLD, DATA, SCHEDULE} & by_path.keys()) - REFUSED, None)
+        for message in reported
+        if message.code == "E0801" and {*WORLD} <= by_path.keys()
     ]
-    messages = [*told, *(message for _, _, message in found)]
+    messages = [*reported, *(message for _, _, message in found)]
     of_model = any(all(path.startswith("model.") for path in each.paths) for each in broken)
     # a model that contradicts itself needs no memory: what its mending leaves is another question
     looked_at = [each for each in broken if not (of_model and each.rule is state_fits)]
     for group in _groups(looked_at)[:MAX_CONFLICTS]:
-        messages = _explain(subject, known, rows, group, looked_at, broken, messages)
+        messages = _explain(subject, by_path, rows, group, looked_at, broken, messages)
     return messages
 
 
@@ -123,7 +123,7 @@ def _reads(reads: Sequence[str], path: str) -> bool:
     return path in reads if path in (MODEL, PRECISION) else any(related(read, path) for read in reads)
 
 
-def _instance(finding: Finding, paths: frozenset[str], rule: Rule, known: Mapping[str, Variable]) -> frozenset[str]:
+def _instance(finding: Finding, paths: frozenset[str], rule: Rule, by_path: Mapping[str, Variable]) -> frozenset[str]:
     """The variables that a finding is about: of layers only those it names; with `auto` also what it follows from."""
     named = (finding.at, *(path for _, path in finding.notes))
     layers = {path.split(".")[2] for path in named if path.startswith("model.layers.")}
@@ -133,12 +133,12 @@ def _instance(finding: Finding, paths: frozenset[str], rule: Rule, known: Mappin
         if not path.startswith("model.layers.") or path.endswith(".last") or path.split(".")[2] in layers
     }
     if rule is one_tensor_and_context:
-        return frozenset({finding.at} | ({*WORLD, DATA} - REFUSED if known[DATA].span is not None else set()))
-    if DATA in found and known[DATA].span is None:
+        return frozenset({finding.at} | ({*WORLD, DATA} - REFUSED if by_path[DATA].span is not None else set()))
+    if DATA in found and by_path[DATA].span is None:
         found |= {*WORLD}
-    if SCHEDULE in found and known[SCHEDULE].span is None:
+    if SCHEDULE in found and by_path[SCHEDULE].span is None:
         found.add("parallel.pipeline")
-    return frozenset(found & known.keys()) - REFUSED
+    return frozenset(found & by_path.keys()) - REFUSED
 
 
 def _groups(broken: Sequence[Broken]) -> list[list[Broken]]:
@@ -153,7 +153,7 @@ def _groups(broken: Sequence[Broken]) -> list[list[Broken]]:
 
 def _explain(
     subject: Subject,
-    known: Mapping[str, Variable],
+    by_path: Mapping[str, Variable],
     rows: Sequence[Row],
     group: Sequence[Broken],
     looked_at: Sequence[Broken],
@@ -167,10 +167,12 @@ def _explain(
     reach = _reachable(frozenset().union(*(each.paths for each in group)), rows, memory)
     elsewhere = frozenset().union(*(each.paths for each in others))
     # what nothing sets here: a value that is not known, or that another conflict is to make known
-    unknown = {path for path, each in known.items() if each.value is None and (path not in reach or path in elsewhere)}
+    unknown = {
+        path for path, each in by_path.items() if each.value is None and (path not in reach or path in elsewhere)
+    }
     reach -= unknown
     mine = {
-        path: _free(variable) if path in elsewhere else variable for path, variable in known.items() if path in reach
+        path: _free(variable) if path in elsewhere else variable for path, variable in by_path.items() if path in reach
     }
     if len(mine) > MAX_VARIABLES:
         return messages
@@ -179,9 +181,9 @@ def _explain(
     place = _source_order(subject.sources)
     named = {subject.origins.get(each.at) for each in group} | {n.span for each in group for n in each.message.notes}
     lines = sorted(problem.lines, key=lambda line: (line not in named, place(line)))
-    conflict = _conflict(problem, known, group, lines, subject.sources, memory)
-    kept = {DEVICES} if NODES in known and known[NODES].given else set()
-    offered = [line for line in sorted(lines, key=place) if not _is_given(problem.lines[line], memory, kept)]
+    conflict = _conflict(problem, by_path, group, lines, subject.sources, memory)
+    fixed = {DEVICES} if NODES in by_path and by_path[NODES].given else set()
+    offered = [line for line in sorted(lines, key=place) if not _is_given(problem.lines[line], memory, fixed)]
     named_lines = {subject.origins.get(each.at) for each in group}
     ways: list[Way] = []
     of_model = all(path.startswith("model.") for each in group for path in each.paths)
@@ -203,7 +205,7 @@ def _explain(
 
 def _conflict(
     problem: Problem,
-    known: Mapping[str, Variable],
+    by_path: Mapping[str, Variable],
     group: Sequence[Broken],
     lines: Sequence[Span],
     sources: Sequence[Source],
@@ -216,7 +218,7 @@ def _conflict(
     """
     place = {message: index for index, message in enumerate(in_order((each.message for each in group), sources))}
     about = [
-        [line for line in lines if any(known[path].span == line for path in each.paths & known.keys())]
+        [line for line in lines if any(by_path[path].span == line for path in each.paths & by_path.keys())]
         for each in sorted(group, key=lambda each: place.get(each.message, len(place)))
     ]
     try:
@@ -243,11 +245,11 @@ def _depth(path: str) -> int:
     return 0 if not path.startswith("model.") else 2 if path.rpartition(".")[2] in SIZES else 1
 
 
-def _is_given(paths: Collection[str], memory: bool, kept: Collection[str]) -> bool:
-    """Whether a line states what no edit changes: a fact of the device; what is `kept`; and the model, where the
+def _is_given(paths: Collection[str], memory: bool, fixed: Collection[str]) -> bool:
+    """Whether a line states what no edit changes: a fact of the device; what is `fixed`; and the model, where the
     devices are small."""
     return any(
-        path.startswith("cluster.node.device.") or path in kept or (memory and path.startswith("model."))
+        path.startswith("cluster.node.device.") or path in fixed or (memory and path.startswith("model."))
         for path in paths
     )
 

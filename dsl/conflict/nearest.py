@@ -60,17 +60,17 @@ def distance(path: str, old: Value | None, new: Value) -> float:
     return abs(log((new + more) / (old + more))) + (log(2) if path.startswith(("model.", "cluster.")) else 0.0)
 
 
-def nearest(path: str, old: Value | None, known: Mapping[str, Value], sheet: Sheet) -> list[Value]:
+def nearest(path: str, old: Value | None, view: Mapping[str, Value], sheet: Sheet) -> list[Value]:
     """Values to try, the nearest to the old one first; the old one is not among them."""
     low, high = BOUNDS.get(_key(path), (0, 2**60))
     if path == SCHEDULE:
         return [each for each in dict.fromkeys((facts_of(old).roomier, PLAIN, DEFAULT)) if each != old]
-    values = dict.fromkeys(_values(path, old if isinstance(old, int) else 1, _Known(known), sheet))
+    values = dict.fromkeys(_values(path, old if isinstance(old, int) else 1, _View(view), sheet))
     fitting = [each for each in values if each != old and (isinstance(each, str) or low <= each <= high)]
     return sorted(fitting, key=lambda each: distance(path, old, each))
 
 
-class _Known:
+class _View:
     """The values that are fixed or chosen; 0 for a number that is neither."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
@@ -108,25 +108,25 @@ class _Known:
         return common(*sizes) // unit if unit and all(sizes) and common(*sizes) % unit == 0 else 0
 
 
-def _values(path: str, old: int, known: _Known, sheet: Sheet) -> Iterable[Value]:
+def _values(path: str, old: int, view: _View, sheet: Sheet) -> Iterable[Value]:
     if path in ("parallel.tensor", "parallel.context"):
         return (1,)
     if path == "parallel.zero":
         return (0, 1)
     if path in ("parallel.pipeline", "parallel.data", "cluster.nodes", "cluster.node.devices"):
-        return _degrees(path, old, known)
+        return _degrees(path, old, view)
     if path == CHUNKS:
         return range(2, old + 1)
     if path == "parallel.expert":
-        return divisors(common(known[DATA], *known.all(".experts")) or 1)
+        return divisors(common(view[DATA], *view.all(".experts")) or 1)
     if path.startswith("train."):
-        return _batches(path, old, known)
+        return _batches(path, old, view)
     if path == "cluster.node.device.memory":
         return _rounded(memory.lower_bound(sheet.spec).total)
     if path in OPPOSITE:
-        return (known[OPPOSITE[path][0]] + OPPOSITE[path][1],)
+        return (view[OPPOSITE[path][0]] + OPPOSITE[path][1],)
     if path.startswith("model."):
-        return _of_model(path, old, known)
+        return _of_model(path, old, view)
     return ()
 
 
@@ -140,10 +140,10 @@ OPPOSITE = checked(
 )
 
 
-def _degrees(path: str, old: int, known: _Known) -> Iterable[int]:
+def _degrees(path: str, old: int, view: _View) -> Iterable[int]:
     """Degrees for which pipeline · data = nodes · devices, as far as these are known."""
     pipeline, data, nodes, devices = (
-        known[each] for each in ("parallel.pipeline", DATA, "cluster.nodes", "cluster.node.devices")
+        view[each] for each in ("parallel.pipeline", DATA, "cluster.nodes", "cluster.node.devices")
     )
     if path in ("parallel.pipeline", DATA):
         other = data if path == "parallel.pipeline" else pipeline
@@ -151,13 +151,13 @@ def _degrees(path: str, old: int, known: _Known) -> Iterable[int]:
             return divisors(nodes * devices) if not other else _exactly(nodes * devices, other)
         if path == "parallel.pipeline":
             return range(1, MAX_LAYER + 4)
-        return _multiples(old, known["parallel.expert"] or 1)
+        return _multiples(old, view["parallel.expert"] or 1)
     other = devices if path == "cluster.nodes" else nodes
     if pipeline and data:
         return _exactly(pipeline * data, other) if other else divisors(pipeline * data)
     if not pipeline or not other:
         return _multiples(old, 1)
-    batch = known.batch_over(known["train.micro_batch"])
+    batch = view.batch_over(view["train.micro_batch"])
     if batch:
         return (each * pipeline // other for each in divisors(batch) if each * pipeline % other == 0)
     return _multiples(old, pipeline // common(pipeline, other))
@@ -174,16 +174,16 @@ def _multiples(old: int, unit: int) -> Iterator[int]:
     return (unit * count for count in counts)
 
 
-def _batches(path: str, old: int, known: _Known) -> Iterable[int]:
+def _batches(path: str, old: int, view: _View) -> Iterable[int]:
     if path == "train.micro_batch":
-        whole = known.batch_over(known.one(DATA))
+        whole = view.batch_over(view.one(DATA))
         return divisors(whole) if whole else _multiples(old, 1)
-    if path == "train.sequence" or not known["train.micro_batch"]:
+    if path == "train.sequence" or not view["train.micro_batch"]:
         return ()
-    one = known.one(DATA) * known["train.micro_batch"]
-    unit, quantum, least = one * known.even, 2 * one, one * max(1, known.fewest * known.one("parallel.pipeline"))
-    stages = known.stages or 1
-    start, end = known["train.batch.start"], known["train.batch.end"]
+    one = view.one(DATA) * view["train.micro_batch"]
+    unit, quantum, least = one * view.even, 2 * one, one * max(1, view.fewest * view.one("parallel.pipeline"))
+    stages = view.stages or 1
+    start, end = view["train.batch.start"], view["train.batch.end"]
     if path == "train.batch.start":
         grown = _bisected(end // unit, 1, lambda count: _is_planned(count * unit, end, stages, quantum))
         return (*around(old, unit), grown * unit, end)
@@ -211,18 +211,18 @@ def _bisected(good: int, bad: int, holds: Callable[[int], bool]) -> int:
     return good
 
 
-def _of_model(path: str, old: int, known: _Known) -> Iterable[int]:
+def _of_model(path: str, old: int, view: _View) -> Iterable[int]:
     parent, _, name = path.rpartition(".")
     if name == "last":
-        return (max(1, known.stages - 2) - 1, known.stages - 1)
+        return (max(1, view.stages - 2) - 1, view.stages - 1)
     if name == "kv_heads":
-        heads = known[f"{parent}.heads"]
+        heads = view[f"{parent}.heads"]
         return divisors(heads) if heads else _multiples(old, 1)
     if name == "heads":
-        return around(old, known.one(f"{parent}.kv_heads"))
-    experts, groups, kept, top_k = (known[f"{parent}.{each}"] for each in ("experts", "groups", "top_groups", "top_k"))
+        return around(old, view.one(f"{parent}.kv_heads"))
+    experts, groups, kept, top_k = (view[f"{parent}.{each}"] for each in ("experts", "groups", "top_groups", "top_k"))
     if name == "experts":
-        unit = lcm(known["parallel.expert"] or 1, groups or 1)
+        unit = lcm(view["parallel.expert"] or 1, groups or 1)
         return (*around(old, unit), *(around(-(-top_k * groups // kept), unit) if groups and kept and top_k else ()))
     if name == "groups":
         return divisors(experts or 1)

@@ -63,13 +63,13 @@ class Problem:
 
     def smallest_conflict(self, preferred: Sequence[Line], memory: bool) -> frozenset[Line] | None:
         """The fewest lines that cannot hold together; of several such sets the one with the most preferred lines."""
-        known: dict[frozenset[Line], bool] = {}
+        verdicts: dict[frozenset[Line], bool] = {}
         self.tried = 0
 
         def holds(lines: frozenset[Line]) -> bool:
-            if lines not in known:
-                known[lines] = self.can_hold(lines, memory)
-            return known[lines]
+            if lines not in verdicts:
+                verdicts[lines] = self.can_hold(lines, memory)
+            return verdicts[lines]
 
         lines = [line for line in preferred if self._is_claimed(line, memory)]
         if holds(frozenset(lines)):
@@ -190,14 +190,14 @@ class Problem:
 
     def _mend(self, paths: Collection[str], broken: Sequence[Row]) -> Change | None:
         """The smallest change of all these variables, the others as they are written, that makes every rule hold."""
-        known = {
+        values = {
             path: value for path in self.variables if path not in paths and (value := self._value(path)) is not None
         }
         order = sorted({*paths, *(path for path in (DATA, SCHEDULE) if self._follows(path))}, key=nearest.place)
-        for path, value in known.items():
+        for path, value in values.items():
             self._put(path, value)
         for path in order:
-            known.pop(path, None)
+            values.pop(path, None)
         if any(not row.paths & {*order} for row in broken):
             return None
         touched = [row for row in self.rows if row.paths & {*order}]
@@ -207,35 +207,35 @@ class Problem:
         def descend(depth: int, size: float) -> None:
             nonlocal best
             if depth == len(order):
-                best = Change({path: known[path] for path in paths}, size)
+                best = Change({path: values[path] for path in paths}, size)
                 return
             path = order[depth]
-            for value in self._values(path, known):
+            for value in self._values(path, values):
                 more = nearest.distance(path, self._value(path), value) if path in paths else 0.0
                 tied = any(self.variables[each].span == self.variables[path].span for each in order[:depth])
                 if size + (0.0 if tied else more) >= best.size - 1e-12:
                     break
                 self._count()
-                known[path] = value
+                values[path] = value
                 self._put(path, value)
                 if all(self.holds(row) for row in due[depth]):
                     descend(depth + 1, size + (0.0 if tied else more))
-            known.pop(path, None)
+            values.pop(path, None)
 
         descend(0, 0.0)
         return best if best.values else None
 
-    def _values(self, path: str, known: Mapping[str, Value]) -> Sequence[Value]:
+    def _values(self, path: str, view: Mapping[str, Value]) -> Sequence[Value]:
         """What a variable of a change may become; one that follows from others has one value, or none."""
         if path == DATA and self._follows(path):
-            pipeline, _, _, nodes, devices = (known[each] for each in WORLD)
+            pipeline, _, _, nodes, devices = (view[each] for each in WORLD)
             assert isinstance(pipeline, int) and isinstance(nodes, int) and isinstance(devices, int)
             return (nodes * devices // pipeline,) if nodes * devices % pipeline == 0 else ()
         if path == SCHEDULE and self._follows(path):
-            return (default_of(known["parallel.pipeline"]),)
+            return (default_of(view["parallel.pipeline"]),)
         span = self.variables[path].span
-        tied = [known[each] for each in self.lines.get(span, ()) if each != path and each in known] if span else []
-        return tied[:1] or nearest.nearest(path, self._value(path), known, self.sheet)
+        tied = [view[each] for each in self.lines.get(span, ()) if each != path and each in view] if span else []
+        return tied[:1] or nearest.nearest(path, self._value(path), view, self.sheet)
 
     def _follows(self, path: str) -> bool:
         return path in self.variables and self.variables[path].span is None and {*WORLD} <= self.variables.keys()

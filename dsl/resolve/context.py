@@ -48,8 +48,8 @@ class Context:
     failed: set[str] = field(default_factory=set)  # paths without a usable value
     depth: int = 0  # of the expression being evaluated, through references
     active: list[Span] = field(default_factory=list)  # definitions being evaluated, to find cycles
-    circular: set[Span] = field(default_factory=set)  # definitions whose circle has been told
-    known: dict[tuple[Span, str], Quantity | None] = field(default_factory=dict)  # evaluated phrases, None: rejected
+    circular: set[Span] = field(default_factory=set)  # definitions whose circle has been reported
+    phrases: dict[tuple[Span, str], Quantity | None] = field(default_factory=dict)  # evaluated; None: rejected
     extended: dict[tuple[str, str], Block] = field(default_factory=dict)
     uses: dict[Span, Attribute | Let] = field(default_factory=dict)  # a reference → what it names, for editors
     respelled: dict[Span, str] = field(default_factory=dict)  # the misspelt key of a block → what was meant
@@ -73,7 +73,7 @@ class Context:
             origins={},
             failed=set(),
             active=[],
-            known={},
+            phrases={},
             circular=set(),
             extended=dict(self.extended),
             respelled={},
@@ -92,7 +92,7 @@ class Context:
         if block is None and kind == "precision" and name in BUILT_IN and chain:
             return _built_in(name, used)
         if block is None:
-            names = [known for of_kind, known in self.definitions.blocks if of_kind == kind and known not in chain]
+            names = [other for of_kind, other in self.definitions.blocks if of_kind == kind and other not in chain]
             names += BUILT_IN if kind == "precision" else ()
             if self.definitions.damaged:
                 raise RejectedError  # it may be in what could not be read
@@ -117,12 +117,12 @@ def _built_in(name: str, used: Span) -> Block:
     return Block(word, (Word(name, used),), None, body, used)
 
 
-def suggest(word: str, known: Iterable[str], kind: str = "") -> str:
+def suggest(word: str, words: Iterable[str], kind: str = "") -> str:
     """A hint for a word that is none of the known ones: what was meant, where that is clear, else what there is."""
     from dsl.spelling import nearest  # only where something is wrong
     from dsl.vocabulary import SAME
 
-    names = sorted(set(known))
+    names = sorted(set(words))
     if SAME.get(word.lower()) in names:
         return f"did you mean `{SAME[word.lower()]}`?"
     meant = nearest(word, names)

@@ -34,8 +34,8 @@ EXAMPLES = {
 def phrase(context: Context, scope: Scope, written: Phrase) -> Quantity:
     """The quantity a whole phrase says; a unit word may follow: `469B tokens`."""
     key = (written.span, scope.path)
-    if context.depth >= MAX_DEPTH and key not in context.known:
-        context.known[key] = None
+    if context.depth >= MAX_DEPTH and key not in context.phrases:
+        context.phrases[key] = None
         raise _too_deep(context, written.span)
     if written.span in context.active:
         if not context.circular.intersection(context.active):
@@ -44,20 +44,20 @@ def phrase(context: Context, scope: Scope, written: Phrase) -> Quantity:
             notes = [Note("by way of this", span) for span in circle[:8]]
             context.complain("E0402", "this value depends on itself", written.span, "write a number", notes)
         raise RejectedError
-    if key not in context.known:
+    if key not in context.phrases:
         context.active.append(written.span)
-        context.known[key] = None  # unless what follows succeeds; so a mistake is told once
+        context.phrases[key] = None  # unless what follows succeeds; so a mistake is reported once
         try:
             found, rest = leading(context, scope, written.items)
             if rest:
                 raise _left_over(context, written.items, rest)
-            context.known[key] = found
+            context.phrases[key] = found
         finally:
             context.active.pop()
-    known = context.known[key]
-    if known is None:
+    quantity = context.phrases[key]
+    if quantity is None:
         raise RejectedError
-    return known
+    return quantity
 
 
 def _left_over(context: Context, items: tuple[Value, ...], rest: tuple[Value, ...]) -> RejectedError:

@@ -29,9 +29,9 @@ Exports = Mapping[Key, Defined]
 
 
 def joined(
-    imports: Iterable[tuple[Import, Exports]], own: Collection[Key], mistakes: list[Diagnostic]
+    imports: Iterable[tuple[Import, Exports]], defined_here: Collection[Key], mistakes: list[Diagnostic]
 ) -> dict[Key, Defined]:
-    """What the imports of one file define together. A let that the file itself defines, `own`, may be in several."""
+    """What the imports of one file define together. A let of `defined_here`, the file itself, may be in several."""
     offers: dict[Key, list[tuple[Import, Defined]]] = {}
     for statement, exports in imports:
         for key, defined in exports.items():
@@ -41,7 +41,7 @@ def joined(
         _, best = max(several, key=lambda offer: len(offer[1].places))
         found[key] = Defined(best.statement, best.places.union(*(each.places for _, each in several)))
         rival = next((offer for offer in several if not offer[1].places <= best.places), None)
-        if rival is not None and not (key[0] == LET and key in own):
+        if rival is not None and not (key[0] == LET and key in defined_here):
             mistakes.append(_ambiguous(key, best, *rival))
     return found
 
@@ -58,9 +58,9 @@ def put_over(found: dict[Key, Defined], key: Key, new: Block | Let, mistakes: li
     found[key] = Defined(changed, old.places | {new.span})
 
 
-def _ambiguous(key: Key, best: Defined, statement: Import, rival: Defined) -> Diagnostic:
+def _ambiguous(key: Key, winner: Defined, statement: Import, rival: Defined) -> Diagnostic:
     kind, name = key
-    notes = tuple(Note("one is here", _last(each)) for each in (best, rival))
+    notes = tuple(Note("one is here", _last(each)) for each in (winner, rival))
     message = f"{kind} `{name}` is defined by two of the imports, and neither is built on the other"
     hint = (
         f"say here which is meant: `let {name} = …`" if kind == LET else "rename one of them, or import one file only"

@@ -30,7 +30,7 @@ class Definitions:
 
     blocks: dict[tuple[str, str], Block] = field(default_factory=dict)  # by (kind, name)
     lets: dict[str, Let] = field(default_factory=dict)
-    own: tuple[tuple[str, str], ...] = ()  # blocks that the first file itself defines
+    of_first_file: tuple[tuple[str, str], ...] = ()  # blocks that the first file itself defines
     body: tuple[Statement, ...] = ()  # of the first file, as it is written
     home: str = ""  # the folder of the first file
     folders: dict[str, str] = field(default_factory=dict)  # an imported file → its folder, from that of the first file
@@ -99,7 +99,7 @@ def collect(path: str, reader: Reader = read) -> Definitions:
         else:
             found.lets[name] = defined.statement
     names = (_name(block) for block in document.body if isinstance(block, Block))
-    found.own = tuple(name for name in names if name in found.blocks)
+    found.of_first_file = tuple(name for name in names if name in found.blocks)
     found.body = document.body
     return found
 
@@ -146,24 +146,24 @@ def _visit(found: Definitions, document: Document, reader: Reader, folder: str, 
         for statement in document.body
         if isinstance(statement, Import)
     ]
-    own: dict[Key, Block | Let] = {}
+    defined: dict[Key, Block | Let] = {}
     for statement in document.body:
         if isinstance(statement, Block):
             key = _checked(found, statement)
             if key is not None:
                 block = unique(statement, found.mistakes)
-                if key in own:
-                    _twice(found, f"{key[0]} {key[1]}", statement.head, own[key].span)
-                own.setdefault(key, block)
+                if key in defined:
+                    _twice(found, f"{key[0]} {key[1]}", statement.head, defined[key].span)
+                defined.setdefault(key, block)
         elif isinstance(statement, Let):
             key = (LET, statement.name.text)
-            if key in own:
-                _twice(found, statement.name.text, statement.name.span, own[key].span)
-            own[key] = statement
+            if key in defined:
+                _twice(found, statement.name.text, statement.name.span, defined[key].span)
+            defined[key] = statement
         elif not isinstance(statement, Import):
             _stray(found, statement)
-    exports = joined(imports, own, found.mistakes)
-    for key, mine in own.items():
+    exports = joined(imports, defined, found.mistakes)
+    for key, mine in defined.items():
         put_over(exports, key, mine, found.mistakes)
     return exports
 

@@ -42,7 +42,7 @@ def tokens_of(context: Context, quantity: Quantity, span: Span, ramp: Ramp | Non
         steps = whole(context, quantity.value, span, "steps")
         if steps < 0:
             raise context.reject("E0303", f"`{span.text}` is less than no steps", span, "write `1000 steps`")
-        if ramp is None:  # what it is made of has been told
+        if ramp is None:  # what it is made of has been reported
             raise RejectedError
         return ramp.tokens_at(ramp.steps_for(since) + steps) - since if since else ramp.tokens_at(steps)
     is_plain = quantity.dimension == PLAIN

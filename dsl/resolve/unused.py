@@ -36,11 +36,11 @@ MAX_TOLD = 100  # numbers of one file without a unit
 
 def examine(context: Context) -> None:
     """Evaluate the lets of the first file, and of the blocks that were looked at. Mistakes are reported."""
-    told = {item.span for item in context.mistakes}
+    reported = {item.span for item in context.mistakes}
     own = [each.name.text for each in context.definitions.body if isinstance(each, Let)]
     places = [(Scope(()), context.definitions.lets[name]) for name in own]
     for scope, let in (*places, *context.lets):
-        if told.isdisjoint(item.span for item in let.phrase.items) and not _is_no_number(context, scope, let):
+        if reported.isdisjoint(item.span for item in let.phrase.items) and not _is_no_number(context, scope, let):
             try:
                 phrase(context, scope, let.phrase)
             except RejectedError:
@@ -100,16 +100,16 @@ def _literals(kind: Any, inside: tuple[type[Node], ...]) -> Iterator[str]:
 # ---------------------------------------------------------------- numbers as they are written
 
 
-def misread(definitions: Definitions, told: Iterable[Diagnostic]) -> list[Diagnostic]:
+def misread(definitions: Definitions, reported: Iterable[Diagnostic]) -> list[Diagnostic]:
     """The numbers of the first file whose unit there is not, whether or not a value is made of them.
 
-    Where something is told of a number or what is around it, nothing more is.
+    Where something is reported of a number or what is around it, nothing more is.
     """
     if definitions.broken:
         return []
     wrong = [each for each in _numbers(definitions.body) if units.quantity(each.text) is None]
     wrong = [each for each in wrong if not _is_known(each.text)][:MAX_TOLD]
-    spans = [item.span for item in told if item.span is not None] if wrong else []
+    spans = [item.span for item in reported if item.span is not None] if wrong else []
     return [
         Diagnostic("E0301", *no_unit(each))
         for each in wrong

@@ -1,7 +1,7 @@
 """Rules across fields. Each says the rule, the numbers, and an edit that mends it.
 
 A rule reads only the paths its row names, and is left out when one of them has no usable value: what is wrong there
-has been told already. `train_refusals` are the rules of what is right, and cannot be compiled and trained yet.
+has been reported already. `train_refusals` are the rules of what is right, and cannot be compiled and trained yet.
 """
 
 from __future__ import annotations
