@@ -6,6 +6,7 @@ Properties are held against the same examples each time; `--hypothesis-profile=s
 from __future__ import annotations
 
 import os
+import signal
 from importlib.util import find_spec
 
 import pytest
@@ -28,6 +29,15 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "--bless is refused where CI is set: goldens are blessed by a person who reads the diff"
         )
+
+
+@pytest.fixture(autouse=True)
+def interrupts() -> None:
+    """SIGINT raises KeyboardInterrupt here and is not ignored by the processes that a test starts.
+
+    A shell that starts pytest in the background makes it ignore SIGINT, and processes inherit that.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from runtime.checkpoint import Checkpoint
 from runtime.checkpoint import load as load_checkpoint
 from tests import progress
 from tests.progress import children
-from tests.runtime.processes import is_gone, wait_for
+from tests.runtime.processes import is_gone, started, wait_for
 
 DSC = (sys.executable, "-P", "-m", "compiler.cli")
 TORCHRUN = (sys.executable, "-P", "-m", "torch.distributed.run")
@@ -155,15 +155,19 @@ class Running:
 
     process: subprocess.Popen[bytes]
     folder: Path
-    _seen: tuple[int, ...] = ()
+    _seen: dict[int, int] = field(default_factory=dict)  # process id → when it started
 
     def seen(self) -> tuple[int, ...]:
-        """Every process that was ever seen to descend from it, itself included."""
+        """Every process that was ever seen to descend from it, itself included, in the order of their beginnings.
+
+        The id of a process that has ended may be another's by now: that one is not meant, and not to be killed.
+        """
         found = [self.process.pid]
         for pid in found:
             found += children(pid)
-        self._seen = tuple(dict.fromkeys((*self._seen, *found)))
-        return self._seen
+        for pid in found:
+            self._seen.setdefault(pid, started(pid))
+        return tuple(pid for pid, start in self._seen.items() if started(pid) in (0, start))
 
     def ranks(self, run: Path) -> dict[int, int]:
         """Rank → process id, by the log each writes to."""
@@ -181,7 +185,7 @@ class Running:
     def ends(self) -> int:
         """The exit code of the process, once it and all processes below it have ended."""
         code = progress.end(self.process, self._printed_bytes)
-        wait_for(lambda: all(map(is_gone, self._seen)), "the end of every process of the run")
+        wait_for(lambda: all(map(is_gone, self.seen())), "the end of every process of the run")
         return code
 
     def _printed_bytes(self) -> int:

@@ -36,6 +36,14 @@ def state(pid: int) -> str:
         return ""
 
 
+def started(pid: int) -> int:
+    """The time at which a process started, in clock ticks since the machine did; 0 if there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
 def is_gone(pid: int) -> bool:
     """No such process, or a zombie without other threads: it is its (perhaps new) parent's to collect."""
     try:
