@@ -20,7 +20,7 @@ from compiler.schedules import AUTO, SCHEDULES
 from compiler.schedules.costs import Costs, any_pairs, parse_costs, shipped
 from compiler.schedules.measure import Measured, measure
 from compiler.schedules.schedule import Schedule
-from compiler.solver import solve
+from compiler.solver import Solver
 
 PAGE = Path(__file__).parent.parent / "docs" / "schedules.md"
 BEGIN, END = "<!-- tables: python -m benchmarks.schedules -->\n", "<!-- end of tables -->\n"
@@ -106,7 +106,7 @@ def row(case: Case, size: Size) -> str:
     """One line: makespans, in brackets of those that hold more than the cap; gap and excess are those of auto."""
     P, N, cap = size
     named = [_named(name, size, case.costs) for name in SCHEDULES]
-    auto = solve(P, N, case.costs, cap).measured()
+    auto = Solver(case.costs, cap).solve(P, N).measured()
     assert auto.peak_activations <= cap * auto.stages_a_rank
     texts = [_text(each, cap) for each in named]
     cells: Sequence[str] = (

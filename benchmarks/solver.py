@@ -18,7 +18,7 @@ from pathlib import Path
 from compiler.schedules.costs import Costs, any_pairs, parse_costs, shipped
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.simulate import simulate
-from compiler.solver import solve
+from compiler.solver import Solver
 
 PAIRED = parse_costs("F=1,I=1,W=1,FB=1.8")
 TENFOLD = Costs(F=Fraction(10), I=Fraction(10), W=Fraction(10), latency=Fraction(1))
@@ -59,7 +59,7 @@ HEAD = ("case", "costs", "P", "N", "cap", "DualPipe", "auto", "wanted", "ambitio
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=",".join(CASES), help=f"with commas between; of {', '.join(CASES)}")
-    parser.add_argument("--effort", type=float, default=1.0, help="how much is searched; the default of `solve` is 1")
+    parser.add_argument("--effort", type=float, default=1.0, help="how much is searched; the default of `Solver` is 1")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "solver.txt")
     args = parser.parse_args()
     rows: list[tuple[str, ...]] = [HEAD]
@@ -73,7 +73,7 @@ def measured(name: str, case: Case, effort: float) -> tuple[str, ...]:
     """A row of the table."""
     P, N, costs = case.num_ranks, case.num_micro_batches, case.costs
     begin = time.process_time()
-    found = solve(P, N, costs, case.cap, effort)
+    found = Solver(costs, case.cap, effort=effort).solve(P, N)
     seconds = time.process_time() - begin
     found.schedule.check()
     timeline = simulate(found.schedule, found.costs)

@@ -5,32 +5,30 @@ Pure: the same spec gives the same bytes. `write_build`, of compiler.emit.folder
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from compiler.decide import lower_spec
+from compiler.decide import Lowered, lower_spec
 from compiler.emit.build_files import manifest, plan_json, plan_text, program_json, train_py
 from compiler.emit.build_summary import does_not_fit, summary
-from compiler.emit.certificate import certificate_json, digest
+from compiler.emit.certificate import Certificates, digest
 from compiler.emit.folder import write_build
 from compiler.emit.kernel_list import kernels_json
 from compiler.emit.origin import with_origin
-from compiler.emit.stage_modules import emit_rank
-from compiler.ir import Body, Plan, Program, SegmentCode
+from compiler.emit.stage_modules import StageModules
+from compiler.ir import Body, Program, SegmentCode
 from compiler.kernels import emit_kernel
 from compiler.kernels.calls import update as call_of_optimizer
-from compiler.lower.estimate import overlaps_of, rank_times
-from compiler.lower.lanes import best_order
+from compiler.lower.estimate import Overlap, overlaps_of, rank_times
 from compiler.lower.order_cache import Orders
 from compiler.rates.spec_table import own_table
 from compiler.report.page import report_html
 from compiler.report.sections import report_of
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.spec_schedule import PLACED, RATED, standing_alone
-from compiler.segments import cache, emit
-from compiler.topology.rank_kinds import rank_rates
+from compiler.segments.cache import Segments
 from dsl.canonical import canonical
 from dsl.schema import Spec
 
@@ -61,10 +59,10 @@ class Build:
 def compile_spec(
     spec: Spec,
     progress: Progress = lambda _: None,
-    codes: dict[object, SegmentCode] | None = None,
     own: Schedule | None = None,
     placement: OwnPlacement | None = None,
-    cached: Path | None = None,
+    segments: Segments | None = None,
+    orders: Orders | None = None,
 ) -> Build:
     """Everything that `dsc compile` writes. Raises ProofError before anything is emitted.
 
@@ -72,82 +70,92 @@ def compile_spec(
     `placement`: of experts, from the file that it names; the build has it as placement.json. A rate table that it names
     is in its value already (compiler/rates/spec_table.py); the build has it as rates.json.
 
-    `codes`: segments traced before, by key and number of SMs; what is traced here is added. `cached`: a cache of
-    entries, there or not, to look into for others and for orders of their instructions; the build then has those it
-    is of, for the caller to keep.
+    `segments`, `orders`: who finds emitted segments and orders of instructions, in a cache or anew. The build has the
+    entries of those it is of, for the caller to store.
     """
     assert (placement is not None) == (spec.parallel.placement is not None), "the placement that a spec names is read"
+    segments, orders = segments or Segments(), orders or Orders()
     progress("plan, schedules, proofs")
-    orders = Orders(cached) if cached else None
-    best = orders.best if orders else best_order
-    lowered = lower_spec(spec, own, progress, placement, best)
-    plan, resolved = lowered.plan, canonical(standing_alone(spec))
-    overlaps = overlaps_of(lowered.programs, rank_times(plan, plan.cuts, rank_rates(spec)))
-    keys = _keys(spec, plan) if cached else {}
-    segments = _trace(spec, plan, progress, {} if codes is None else codes, cached, keys)
-    first = {use.segment.key: use for use in reversed(plan.uses)}  # in model order the first use of each segment
-    modules = {use.site: segments[use.segment.key].name for use in plan.uses}
-    optimizer = call_of_optimizer(spec)
-    kernel = emit_kernel(optimizer.op, optimizer.arguments, num_sms(spec))
-    files = {
-        "spec.resolved": resolved,
-        "kernels.json": kernels_json(spec, plan, segments, optimizer, kernel.name if kernel else None),
-        "plan.json": plan_json(spec, lowered, overlaps),
-        "plan.txt": plan_text(spec, lowered, overlaps),
-        "schedule.txt": lowered.main_schedule.to_text(),
-        "report.html": report_html(report_of(spec, lowered, best=best)),
-        "train.py": train_py(spec),
+    lowered = lower_spec(spec, own, progress, placement, orders)
+    different = {use.segment.key: use.segment for use in lowered.plan.uses}
+    codes: dict[Hashable, SegmentCode] = {
+        key: segments.code(segment, num_sms(spec), progress) for key, segment in different.items()
     }
-    files |= {PLACED: placement.text} if placement else {}
-    files |= {RATED: table.to_json()} if (table := own_table(spec)) else {}
-    files |= {f"program/{name}.json": program_json(p) for name, p in lowered.programs.items()}
-    for key, use in first.items():
-        code = segments[key]
-        files[f"segments/{code.name}.py"] = with_origin(code, use, spec.model, resolved)
-        files |= {f"kernels/{name}.py": text for name, text in code.kernels}
-    if kernel:
-        files[f"kernels/{kernel.name}.py"] = kernel.source
-    statements: dict[int, str] = {}  # texts, by instruction: many are of several bodies
-    for rank, bodies in enumerate(_all_bodies(lowered.programs, plan.mesh.pp)):
-        files[f"stages/rank_{rank}.py"] = emit_rank(rank, bodies, modules, statements)
-    digests = {name: digest(text) for name, text in files.items()}
-    told: dict[int, str] = {}
-    for name, proven in lowered.certificates.items():
-        of = (lowered.programs[name], lowered.schedules[name], proven)
-        files[f"certificate/{name}.json"] = certificate_json(name, *of, digests, told)
-    said = summary(spec, lowered, overlaps)
-    kept = {f"{cache.FOLDER}/{name}.json": cache.entry(name, segments[key]) for key, name in keys.items()}
-    entries = tuple(sorted((kept | (orders.entries if orders else {})).items()))
-    written = (*sorted(files.items()), ("manifest.json", manifest(files)))
-    return Build(written, said, does_not_fit(spec, lowered), entries)
+    emission = _Emission(spec, lowered, placement, codes)
+    files = emission.files()
+    entries = segments.entries(different.values(), num_sms(spec)) | orders.entries
+    return Build(
+        files=(*sorted(files.items()), ("manifest.json", manifest(files))),
+        summary=summary(spec, lowered, emission.overlaps),
+        warning=does_not_fit(spec, lowered),
+        entries=tuple(sorted(entries.items())),
+    )
 
 
-def _keys(spec: Spec, plan: Plan) -> dict[object, str]:
-    """The names of a cache's entries by the keys of a plan's segments."""
-    sms, tools = num_sms(spec), cache.tools()
-    different = {use.segment.key: use.segment for use in plan.uses}
-    return {key: cache.key_of(segment, sms, tools) for key, segment in different.items()}
+@dataclass(frozen=True)
+class _Emission:
+    """A lowered spec with its emitted segments, by key → the files of its build, by path."""
 
+    spec: Spec
+    lowered: Lowered
+    placement: OwnPlacement | None
+    codes: Mapping[Hashable, SegmentCode]
 
-def _trace(
-    spec: Spec,
-    plan: Plan,
-    progress: Progress,
-    codes: dict[object, SegmentCode],
-    cached: Path | None,
-    keys: Mapping[object, str],
-) -> dict[object, SegmentCode]:
-    """The emitted segments of a plan by their key, each traced once, or found in the folder `cached`."""
-    sms = num_sms(spec)
-    for use in plan.uses:
-        key = use.segment.key
-        if (key, sms) not in codes:
-            found = cache.find(cached, keys[key], use.segment) if cached else None
-            if found is None:
-                progress(f"trace {use.segment.kind}")
-                found = emit(use.segment, sms)
-            codes[key, sms] = found
-    return {use.segment.key: codes[use.segment.key, sms] for use in plan.uses}
+    @cached_property
+    def overlaps(self) -> dict[str, Overlap]:
+        """How each program uses the two lanes, as predicted."""
+        return overlaps_of(self.lowered.programs, rank_times(self.lowered.lowering))
+
+    @cached_property
+    def resolved(self) -> str:
+        """The spec with nothing left open."""
+        return canonical(standing_alone(self.spec))
+
+    def files(self) -> dict[str, str]:
+        """Every file but the manifest."""
+        files = self._plan_files() | self._segment_files() | self._stage_files()
+        return files | self._certificate_files(files)
+
+    def _plan_files(self) -> dict[str, str]:
+        spec, lowered = self.spec, self.lowered
+        optimizer = call_of_optimizer(spec)
+        kernel = emit_kernel(optimizer.op, optimizer.arguments, num_sms(spec))
+        files = {
+            "spec.resolved": self.resolved,
+            "kernels.json": kernels_json(spec, lowered.plan, self.codes, optimizer, kernel.name if kernel else None),
+            "plan.json": plan_json(spec, lowered, self.overlaps),
+            "plan.txt": plan_text(spec, lowered, self.overlaps),
+            "schedule.txt": lowered.main_schedule.to_text(),
+            "report.html": report_html(report_of(spec, lowered)),
+            "train.py": train_py(spec),
+        }
+        files |= {PLACED: self.placement.text} if self.placement else {}
+        files |= {RATED: table.to_json()} if (table := own_table(spec)) else {}
+        files |= {f"kernels/{kernel.name}.py": kernel.source} if kernel else {}
+        return files | {f"program/{name}.json": program_json(p) for name, p in lowered.programs.items()}
+
+    def _segment_files(self) -> dict[str, str]:
+        files = {}
+        first = {use.segment.key: use for use in reversed(self.lowered.plan.uses)}  # in model order its first use
+        for key, use in first.items():
+            code = self.codes[key]
+            files[f"segments/{code.name}.py"] = with_origin(code, use, self.spec.model, self.resolved)
+            files |= {f"kernels/{name}.py": text for name, text in code.kernels}
+        return files
+
+    def _stage_files(self) -> dict[str, str]:
+        plan = self.lowered.plan
+        stages = StageModules({use.site: self.codes[use.segment.key].name for use in plan.uses})
+        ranks = enumerate(_all_bodies(self.lowered.programs, plan.mesh.pp))
+        return {f"stages/rank_{rank}.py": stages.rank_module(rank, bodies) for rank, bodies in ranks}
+
+    def _certificate_files(self, files: Mapping[str, str]) -> dict[str, str]:
+        lowered = self.lowered
+        certificates = Certificates({name: digest(text) for name, text in files.items()})
+        return {
+            f"certificate/{name}.json": certificates.json(name, lowered.programs[name], lowered.schedules[name], proven)
+            for name, proven in lowered.certificates.items()
+        }
 
 
 def num_sms(spec: Spec) -> int:

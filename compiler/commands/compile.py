@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add_spec_arguments(parser)
     parser.add_argument("-o", "--out", metavar="BUILD", type=Path, help="build folder; default: build/<run>")
-    kept = parser.add_mutually_exclusive_group()
-    add_cache(kept)
-    kept.add_argument("--no-cache", action="store_true", help="trace and search for everything, and keep nothing")
+    caches = parser.add_mutually_exclusive_group()
+    add_cache(caches)
+    caches.add_argument("--no-cache", action="store_true", help="trace and search for everything, and keep nothing")
     parser.add_argument("--digest-to", metavar="FD", type=int, help=argparse.SUPPRESS)  # of dsc train
     parser.set_defaults(at_once=True)  # the process ends with its last line
 
@@ -43,20 +43,22 @@ def run(args: argparse.Namespace) -> int:
     if loaded is None or is_refused(loaded):
         return EXIT_SPEC
     from compiler.build import compile_spec  # a right spec alone waits for it
+    from compiler.lower.order_cache import Orders
     from compiler.proof import ProofError
+    from compiler.segments.cache import Segments
 
     tell = progress("compile")
     out = args.out or Path("build") / loaded.spec.name
-    own = out / CACHE
-    kept = None if args.no_cache else args.cache or own
+    inside = out / CACHE
+    cache = None if args.no_cache else args.cache or inside
     collects = gc.isenabled()
     gc.disable()  # what is made is frozen and stays to the end: looking for cycles in it took a quarter of the time
     try:
         check_place(out)  # before the work
         if args.cache is not None and args.cache.exists() and not args.cache.is_dir():
             raise NotADirectoryError(f"{args.cache} is a file: choose a folder with --cache")
-        build = compile_spec(loaded.spec, tell, own=loaded.own, placement=loaded.placement, cached=kept)
-        entries = [(f"{CACHE}/{name}", text) for name, text in build.entries if kept == own]
+        build = compile_spec(loaded.spec, tell, loaded.own, loaded.placement, Segments(cache), Orders(cache))
+        entries = [(f"{CACHE}/{name}", text) for name, text in build.entries if cache == inside]
         write_build(out, (*build.files, *entries))
     except ProofError as error:
         say(f"error: {error}")
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if build.warning:
         say(f"warning: {build.warning}")
     if args.cache is not None:
-        _keep(args.cache, build)
+        _store(args.cache, build)
     if args.digest_to is not None:
         os.write(args.digest_to, build.digest.encode())
     else:
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_cache(parser: argparse._ActionsContainer) -> None:
-    """--cache."""
+    """Add the option --cache."""
     parser.add_argument(
         "--cache",
         metavar="DIR",
@@ -91,11 +93,11 @@ def add_cache(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def _keep(folder: Path, build: Build) -> None:
-    """Keep the build's segments and orders in a cache. A cache that cannot be written is a warning, not an error."""
-    from compiler.segments import cache
+def _store(folder: Path, build: Build) -> None:
+    """Store what the build found in a cache; where that cannot be written, the build is there all the same."""
+    from compiler.cache_folder import store
 
     try:
-        cache.keep(folder, build.entries)
+        store(folder, build.entries)
     except OSError as error:
         say(f"warning: {folder} keeps nothing: {error.strerror or error}")

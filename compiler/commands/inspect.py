@@ -140,8 +140,6 @@ def _run(folder: Path) -> Run:
 
 def _measured(folder: Path, run: Run, program: str | None) -> tuple[Schedule, Measured, int]:
     """The schedule, what was measured of it, and how many traced steps are of other programs."""
-    from compiler.decide import schedule_for
-
     trace, left_out = of_programs(folder, read_trace(folder, run.plan.mesh.world))
     programs = programs_of(trace)
     if not programs:
@@ -149,7 +147,7 @@ def _measured(folder: Path, run: Run, program: str | None) -> tuple[Schedule, Me
     if program is not None and program not in programs:
         raise TraceError(f"no program {program[:40]!r} was traced: use one of {', '.join(programs)}")
     name = program or programs[-1]
-    schedule = schedule_for(run.spec, run.plan, num_micro_batches(name), run.own)
+    schedule = run.scheduler().schedule(num_micro_batches(name))
     return schedule, measure(schedule, trace, name), left_out
 
 

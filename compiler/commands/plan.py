@@ -66,11 +66,15 @@ def run(args: argparse.Namespace) -> int:
     chosen = load_spec(args.spec, args.set, args.format, table)
     if chosen is None:
         return EXIT_SPEC
+    from compiler.decide import Scheduler
+    from compiler.lower import Lowering
     from compiler.plan import make_plan  # with networkx
-    from compiler.predict.predict import memories, predicted, timed
+    from compiler.predict.predict import memories, predicted, timed_on
+    from compiler.topology.rank_kinds import rank_rates
 
     plan = make_plan(chosen.spec, chosen.own, chosen.placement)
-    found = timed(chosen.spec, chosen.own, plan=plan)
+    lowering = Lowering(plan, rank_rates(chosen.spec))
+    found = timed_on(chosen.spec, lowering, Scheduler(chosen.spec, lowering, chosen.own).largest())
     prediction = predicted(found, memories(found))
     why = None if prediction.fits else _why(args, chosen, found, prediction.ranks)
     try:

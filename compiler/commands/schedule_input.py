@@ -241,7 +241,7 @@ def _made(name: str, sizes: _Sizes) -> Entry:
 
 def _searched(sizes: _Sizes) -> Entry:
     """`auto`, always measured. ValueError for a cap that nothing fits, and for weights of other numbers."""
-    from compiler.solver import solve, solve_on
+    from compiler.solver import Solver
 
     P, N, cap, held_by = sizes.num_ranks, sizes.num_micro_batches, sizes.cap, sizes.held_by
     with _progress() as progress:
@@ -250,11 +250,11 @@ def _searched(sizes: _Sizes) -> Entry:
             progress(f"search for auto: {share:.0%}")
 
         if held_by is None:
-            found = solve(P, N, _cut(sizes, P), cap, report=report, chunks=sizes.chunks)
+            found = Solver(_cut(sizes, P), cap, report=report).solve(P, N, sizes.chunks)
         else:
             stages = held_by.num_stages(P)
             of_stage = None if cap is None else cap * stages // P
-            found = solve_on(held_by, P, N, _cut(sizes, stages), of_stage, report=report)
+            found = Solver(_cut(sizes, stages), of_stage, report=report).solve_on(held_by, P, N)
     found.schedule.check()
     measured = found.measured()
     return Entry(AUTO, found.schedule, measured, parts=measured.stages_a_rank)

@@ -8,9 +8,9 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from compiler.decide import schedule_for, search_of
+from compiler.decide import Scheduler
 from compiler.ir import Plan, Use
-from compiler.lower import lower
+from compiler.lower import Lowering
 from compiler.lower.estimate import rank_times, stage_costs
 from compiler.picture.comm_lane import lanes_of
 from compiler.picture.drawing import Lanes
@@ -32,9 +32,14 @@ class Run:
     """A spec's run at its largest batch."""
 
     spec: Spec
-    plan: Plan
+    lowering: Lowering
     own: Schedule | None = None  # of the file that the spec names
     unit = "ms"  # of `costs`
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the spec."""
+        return self.lowering.plan
 
     @property
     def num_ranks(self) -> int:
@@ -55,7 +60,7 @@ class Run:
 
     @property
     def name(self) -> str | None:
-        """None where the schedule is in a file."""
+        """The name of its schedule; None where that is in a file."""
         return self.spec.schedule.name
 
     @property
@@ -74,21 +79,23 @@ class Run:
 
     def schedule(self, progress: Callable[[str], None] = lambda _: None) -> Schedule:
         """The schedule that the run takes, checked. A search reports to `progress`."""
-        search = search_of(self.spec, self.plan, progress)
-        schedule = schedule_for(self.spec, self.plan, self.num_micro_batches, self.own, search)
+        schedule = self.scheduler(progress).largest()
         schedule.check()
         return schedule
 
+    def scheduler(self, progress: Callable[[str], None] = lambda _: None) -> Scheduler:
+        """The schedules of the run, of any size."""
+        return Scheduler(self.spec, self.lowering, self.own, progress)
+
     def costs(self) -> Costs:
-        """Costs of the stages, from the work that the plan counts and the rates of the devices."""
-        return stage_costs(self.plan, self.plan.cuts, rank_rates(self.spec))
+        """The costs of its stages, from the work that the plan counts and the rates of its devices."""
+        return stage_costs(self.lowering)
 
     def lanes(self, schedule: Schedule) -> tuple[Lanes, ...]:
         """What each rank's actions communicate when, in the program of a schedule on the run's stages."""
-        rates = rank_rates(self.spec)
-        return lanes_of(lower(self.plan, schedule, self.plan.cuts, rates), rank_times(self.plan, self.plan.cuts, rates))
+        return lanes_of(self.lowering.program(schedule), rank_times(self.lowering))
 
 
 def run_of(spec: Spec, own: Schedule | None = None, placement: OwnPlacement | None = None) -> Run:
-    """The spec has passed its checks. `own`, `placement`: of the files that it names."""
-    return Run(spec, make_plan(spec, own, placed=placement), own)
+    """The run of a spec that has passed its checks. `own`, `placement`: from the files that it names."""
+    return Run(spec, Lowering(make_plan(spec, own, placement), rank_rates(spec)), own)

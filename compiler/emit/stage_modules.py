@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from compiler.ir import Body, Instruction
 
 MICRO_BATCHES = ("a", "b")  # parameters of a body, one per slot
 WIDTH = 120  # of an emitted line
+HEAD = '''"""Bodies of pipeline rank {rank}, constructed by dsc: what each action does, in order.
+
+c: the executor · p: parameters · g: gradient accumulators · v, w: values of one stage and micro-batch
+"""
+'''
 NAMESPACES = ("v", "w")  # the values of each slot's (stage, micro-batch)
 
 
@@ -69,31 +74,29 @@ def identifier(tensor: str) -> str:
     return tensor.replace(".", "_")
 
 
-def emit_rank(
-    rank: int, bodies: Sequence[Body], modules: Mapping[str, str], written: dict[int, str] | None = None
-) -> str:
-    """The module of one pipeline rank. `modules`: segment module by site of use.
+@dataclass(frozen=True)
+class StageModules:
+    """The stage modules of one build. `modules`: segment module by site of use.
 
-    `written`: texts of instructions by identity. Ranks whose bodies have instructions in common may share it, as long
-    as the bodies are kept; each instruction is read back once.
+    Ranks whose bodies have instructions in common share the texts of these; each instruction is read back once.
     """
-    written = {} if written is None else written
-    new = {id(i): i for body in bodies for i in body.instructions if id(i) not in written}
-    written |= zip(new, _read_back([*new.values()], modules), strict=True)
-    sites = {i.site for b in bodies for i in b.instructions if i.kind == "run"}
-    imports = sorted({modules[s] for s in sites})
-    head = "\n".join(
-        (
-            f'"""Bodies of pipeline rank {rank}, constructed by dsc: what each action does, in order.\n\n'
-            "c: the executor · p: parameters · g: gradient accumulators · v, w: values of one stage and micro-batch\n"
-            '"""\n',
-            *(f"from ..segments import {name}" for name in imports),
-        )
-    )
-    tail = "\n\nBODIES = {\n" + "".join(f"    {b.name!r}: {b.name},\n" for b in bodies) + "}\n"
-    functions = [(_head(body), "\n".join([written[id(i)] for i in body.instructions])) for body in bodies]
-    _check("\n".join([head, *(begin for begin, _ in functions), tail]), bodies)
-    return "\n".join([head, *(f"{begin}\n{text}" if text else begin for begin, text in functions), tail])
+
+    modules: Mapping[str, str]
+    _texts: dict[int, str] = field(default_factory=dict, init=False)  # of instructions, by identity
+    _bodies: list[Sequence[Body]] = field(default_factory=list, init=False)  # stay, so that no other gets an identity
+
+    def rank_module(self, rank: int, bodies: Sequence[Body]) -> str:
+        """The module of one pipeline rank."""
+        self._bodies.append(bodies)
+        new = {id(i): i for body in bodies for i in body.instructions if id(i) not in self._texts}
+        self._texts.update(zip(new, _read_back([*new.values()], self.modules), strict=True))
+        sites = {i.site for b in bodies for i in b.instructions if i.kind == "run"}
+        imports = sorted({self.modules[s] for s in sites})
+        head = "\n".join((HEAD.format(rank=rank), *(f"from ..segments import {name}" for name in imports)))
+        tail = "\n\nBODIES = {\n" + "".join(f"    {b.name!r}: {b.name},\n" for b in bodies) + "}\n"
+        functions = [(_head(body), "\n".join([self._texts[id(i)] for i in body.instructions])) for body in bodies]
+        _check("\n".join([head, *(begin for begin, _ in functions), tail]), bodies)
+        return "\n".join([head, *(f"{begin}\n{text}" if text else begin for begin, text in functions), tail])
 
 
 def _head(body: Body) -> str:
@@ -131,7 +134,8 @@ def _block(names: str) -> str:
 
 
 def _read_back(instructions: Sequence[Instruction], modules: Mapping[str, str]) -> list[str]:
-    """The text of each, a line or more of a function. Parsed one after the other they are the program's statements.
+    """The text of each instruction, a line or more of a function. Parsed one after the other, the texts are the
+    program's statements.
 
     Each text is a whole statement by itself, so it is the same statement wherever it stands in a body: what several
     instructions say is parsed once.
@@ -146,8 +150,8 @@ def _read_back(instructions: Sequence[Instruction], modules: Mapping[str, str]) 
     assert [node.lineno for node in nodes] == lines[:-1], "a statement does not begin where its text does"
     for one, node in zip(meant, nodes, strict=True):
         assert _read(node) == one, f"emitted {one} is not the program's"
-    written = dict(zip(meant, texts, strict=True))
-    return [written[each] for each in said]
+    text_of = dict(zip(meant, texts, strict=True))
+    return [text_of[each] for each in said]
 
 
 def _check(source: str, bodies: Iterable[Body]) -> None:
@@ -173,7 +177,7 @@ def _names(target: ast.expr) -> tuple[str, ...]:
 
 
 def _text(node: ast.expr) -> str:
-    """As `ast.unparse`, which takes five times as long for the names that nearly all of it is."""
+    """The source of an expression; `ast.unparse` takes five times as long for names, which nearly all of them are."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):

@@ -1,5 +1,5 @@
-"""Plan + Schedule → Program: bodies over two lanes, then per pipeline rank which body runs on which micro-batch."""
+"""Plan and schedules → programs: bodies over two lanes, then per pipeline rank which body runs on which micro-batch."""
 
-from compiler.lower.program import lower
+from compiler.lower.lowering import Lowering
 
-__all__ = ["lower"]
+__all__ = ["Lowering"]

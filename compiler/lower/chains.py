@@ -52,22 +52,21 @@ class Names:
         assert not inputs.keys() & outputs.keys(), (use.site, "an input and an output share a name")
         values = inputs | outputs
         values |= {f"d_{local}": f"d_{value}" for local, value in values.items()}
-        made = (*cut.outputs, *cut.saved, *cut.gradients, *cut.deferred)
+        written = (*cut.outputs, *cut.saved, *cut.gradients, *cut.deferred)
         values |= {b.name: f"{prefix}_{b.name}" for b in (*cut.saved, *cut.deferred)}
-        buffers = {b.name: replace(b, name=values[b.name], alias=values[b.alias] if b.alias else "") for b in made}
+        buffers = {b.name: replace(b, name=values[b.name], alias=values[b.alias] if b.alias else "") for b in written}
         return Names(values, buffers)
 
 
 @dataclass(frozen=True)
 class Chains:
-    """The chains of one stage on one pipeline rank; `before` and `after` are the ranks of the stages around it."""
+    """The chains of one stage on one kind of device. Sends and receives have no peer yet: that is the rank's."""
 
     stage: Stage
     cuts: Mapping[str, Cut]  # by site
     rates: Rates
-    before: int
-    after: int
-    _made: dict[tuple[str, str], list[Node]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _chains: dict[str, list[Node]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _runs: dict[tuple[str, str], Node] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def rows(self) -> int:
@@ -77,13 +76,12 @@ class Chains:
 
     def of(self, kind: str) -> list[Node]:
         """The chain of an action of a kind: F, B, I or W. Made once."""
-        if ("of", kind) not in self._made:
-            chain = self.forward() if kind == "F" else self.backward("IW" if kind == "B" else kind)
-            self._made["of", kind] = chain
-        return self._made["of", kind]
+        if kind not in self._chains:
+            self._chains[kind] = self.forward() if kind == "F" else self.backward("IW" if kind == "B" else kind)
+        return self._chains[kind]
 
-    def kept(self, kind: str) -> frozenset[str]:
-        """What later actions of the same stage and micro-batch read."""
+    def read_later(self, kind: str) -> frozenset[str]:
+        """The values that later actions of the same stage and micro-batch read: they outlive an action of this kind."""
         later = {"F": "B", "I": "W"}.get(kind)
         return frozenset(value for n in (self.of(later) if later else ()) for value in n.instruction.reads)
 
@@ -91,19 +89,19 @@ class Chains:
         stage = self.stage
         nodes = [self._plain("load", "F", writes=(b,), site=b.name) for b in stage.loads]
         if stage.input:
-            nodes.append(self._plain("receive", "F", writes=(stage.input,), peer=self.before))
+            nodes.append(self._plain("receive", "F", writes=(stage.input,)))
         for step in stage.steps:
             nodes += self._exchange_forward(step) if isinstance(step, Communication) else [self._run(step, "F")]
         nodes += [self._plain("record", "F", reads=(value,), site=metric) for metric, value in stage.records]
         if stage.output:
-            nodes.append(self._plain("send", "F", reads=(stage.output.name,), peer=self.after))
+            nodes.append(self._plain("send", "F", reads=(stage.output.name,)))
         return nodes
 
     def backward(self, kinds: str) -> list[Node]:
-        """`kinds` "I", "W" or "IW" (a full backward: the W of each segment right behind its I)."""
+        """The chain of a backward. `kinds`: "I", "W" or "IW" (a full one: the W of each segment right behind its I)."""
         stage, nodes = self.stage, []
         if "I" in kinds and stage.output:
-            nodes.append(self._plain("receive", "I", writes=(self._gradient(stage.output),), peer=self.after))
+            nodes.append(self._plain("receive", "I", writes=(self._gradient(stage.output),)))
         if "I" in kinds:
             nodes += [
                 self._plain("constant", "I", writes=(Buffer(f"d_{value}", (), self._dtype(value)),), site=constant)
@@ -115,7 +113,7 @@ class Chains:
                 continue
             nodes += [self._run(step, k) for k in kinds if self._signature(step, k) != ((), ())]
         if "I" in kinds and stage.input:
-            nodes.append(self._plain("send", "I", reads=(f"d_{stage.input.name}",), peer=self.before))
+            nodes.append(self._plain("send", "I", reads=(f"d_{stage.input.name}",)))
         return nodes
 
     def _plain(self, kind: str, phase: str, **fields: object) -> Node:
@@ -129,13 +127,13 @@ class Chains:
 
     @cached_property
     def _names(self) -> dict[str, Names]:
-        """By site."""
+        """The names of every segment, by site."""
         return {step.site: Names.of(step, self.cuts[step.site]) for step in self.stage.steps if isinstance(step, Use)}
 
     def _run(self, use: Use, phase: str) -> Node:
-        if (use.site, phase) not in self._made:
-            self._made[use.site, phase] = [self._new_run(use, phase)]
-        return self._made[use.site, phase][0]
+        if (use.site, phase) not in self._runs:
+            self._runs[use.site, phase] = self._new_run(use, phase)
+        return self._runs[use.site, phase]
 
     def _new_run(self, use: Use, phase: str) -> Node:
         cut, tensors, names = self.cuts[use.site], dict(use.params), self._names[use.site]
@@ -163,9 +161,9 @@ class Chains:
             return [self._exchange("combine", "F", step.site, (*step.inputs, route), step.outputs)]
         *rows, counts = step.inputs
         *received, offsets = step.outputs
-        known = (Buffer(route, (2, step.sizes[-1].shape[0]), "int64"), offsets)
+        routed = (Buffer(route, (2, step.sizes[-1].shape[0]), "int64"), offsets)
         return [
-            self._exchange("counts", "F", step.site, (counts,), known),
+            self._exchange("counts", "F", step.site, (counts,), routed),
             self._exchange("dispatch", "F", step.site, (*rows, route), tuple(received)),
         ]
 

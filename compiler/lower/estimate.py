@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from statistics import mean
 
-from compiler.ir import Body, Cut, Instruction, Plan, Program
+from compiler.ir import Body, Instruction, Plan, Program
 from compiler.lower.chains import EXCHANGES, Chains
-from compiler.lower.lanes import best_order, end_of
+from compiler.lower.lanes import end_of
+from compiler.lower.lowering import Lowering
 from compiler.lower.order import jobs_of
-from compiler.rates import Rates
-from compiler.rates.on_ranks import OnRanks, kinds_of, on_ranks
+from compiler.lower.order_cache import Orders
 from compiler.schedules.costs import PAIR_KINDS, Costs
 from compiler.topology.messages import messages_s
 
@@ -28,37 +28,34 @@ KINDS = "FBIW"
 # ---------------------------------------------------------------- of a schedule
 
 
-def stage_costs(plan: Plan, cuts: Mapping[str, Cut], rates: OnRanks, pairs: Collection[str] = PAIR_KINDS) -> Costs:
+def stage_costs(lowering: Lowering, pairs: Collection[str] = PAIR_KINDS) -> Costs:
     """Costs of the schedules of a plan's stages, in milliseconds; of `pairs` alone, if that is all a schedule has.
 
     A lone action takes the time of its own order, the mean of all stages; a stage weighs the sum of its four kinds of
     actions over the mean sum. What a pair gains is what it gains on the ranks of the most common kind. A message takes
-    its bytes over the link between pipeline ranks. `rates` are those of the ranks; a stage that two kinds of devices
-    run takes what it takes on the slower one, and every message as long as the slowest.
+    its bytes over the link between pipeline ranks. A stage that two kinds of devices run takes what it takes on the
+    slower one, and every message as long as the slowest.
     """
-    each = on_ranks(rates, plan.mesh.pp)
-
-    def on(stage: int, rank: int) -> Chains:
-        return Chains(plan.stages[stage], cuts, each[rank], -1, -1)
-
+    plan, orders = lowering.plan, lowering.orders
     alone = []
     for stage in range(len(plan.stages)):
-        kinds = dict.fromkeys(kinds_of(each)[rank] for rank in plan.ranks_of_stage(stage))
-        times = [{kind: _time((chains, kind)) for kind in KINDS} for chains in (on(stage, rank) for rank in kinds)]
+        kinds = dict.fromkeys(lowering.kinds[rank] for rank in plan.ranks_of_stage(stage))
+        each = [lowering.chains(stage, rank) for rank in kinds]
+        times = [{kind: _time(orders, (chains, kind)) for kind in KINDS} for chains in each]
         alone.append(max(times, key=lambda one: sum(one.values())))
     totals = [sum(times.values()) for times in alone]
     rank = _common_rank(plan, alone)
     stages = plan.stages_of(rank)
-    chains = {stage: on(stage, rank) for stage in stages}
+    chains = {stage: lowering.chains(stage, rank) for stage in stages}
     gained = {}
     both = tuple(dict.fromkeys([(stages[0], stages[-1]), (stages[-1], stages[0])]))
     for first, second in map(tuple, sorted(pairs)):
-        together = sum(_time((chains[a], first), (chains[b], second)) for a, b in both)
-        apart = sum(_time((chains[a], first)) + _time((chains[b], second)) for a, b in both)
+        together = sum(_time(orders, (chains[a], first), (chains[b], second)) for a, b in both)
+        apart = sum(_time(orders, (chains[a], first)) + _time(orders, (chains[b], second)) for a, b in both)
         if together < apart:
             lone = mean(times[first] + times[second] for times in alone)
             gained[first + second] = _ms(Fraction(lone) * together / apart)
-    messages = messages_s(each[0].fabric, plan, plan.stage_placement)
+    messages = messages_s(lowering.rates[0].fabric, plan, plan.stage_placement)
     F, B, I, W = (_ms(mean(Fraction(times[kind]) for times in alone)) for kind in KINDS)
     return Costs(
         F=F,
@@ -71,10 +68,10 @@ def stage_costs(plan: Plan, cuts: Mapping[str, Cut], rates: OnRanks, pairs: Coll
     )
 
 
-def _time(*actions: tuple[Chains, str]) -> int:
+def _time(orders: Orders, *actions: tuple[Chains, str]) -> int:
     """Nanoseconds of an action, or of a pair."""
     jobs = jobs_of([chains.of(kind) for chains, kind in actions])
-    return end_of(jobs, best_order(jobs))
+    return end_of(jobs, orders.best(jobs))
 
 
 def _common_rank(plan: Plan, alone: Sequence[Mapping[str, int]]) -> int:
@@ -115,33 +112,32 @@ class Overlap:
 
     @property
     def total(self) -> LaneTimes:
-        """Of all ranks together."""
+        """The times of all ranks together."""
         return _sum((1, times) for _, times in self.kinds)
 
 
-def rank_times(plan: Plan, cuts: Mapping[str, Cut], rates: Sequence[Rates]) -> tuple[Times, ...]:
+def rank_times(lowering: Lowering) -> tuple[Times, ...]:
     """The times of every pipeline rank; ranks on one kind of device share one table."""
-    kinds = kinds_of(rates)
-    tables = {kind: times_of(plan, cuts, rates[kind]) for kind in dict.fromkeys(kinds)}
-    return tuple(tables[kind] for kind in kinds)
+    tables = {kind: times_on(lowering, kind) for kind in dict.fromkeys(lowering.kinds)}
+    return tuple(tables[kind] for kind in lowering.kinds)
 
 
-def times_of(plan: Plan, cuts: Mapping[str, Cut], rates: Rates) -> Times:
-    """The time of every segment and exchange of a plan."""
-    chains = [Chains(stage, cuts, rates, -1, -1) for stage in plan.stages]
+def times_on(lowering: Lowering, rank: int) -> Times:
+    """The time of every segment and exchange of a plan on the device of a pipeline rank."""
+    chains = [lowering.chains(stage, rank) for stage in range(len(lowering.plan.stages))]
     nodes = [node for stage in chains for node in (*stage.of("F"), *stage.of("B")) if node.ordered]
     return {(i.kind, i.phase, i.site): node.time_ns for node in nodes for i in [node.instruction]}
 
 
 def lane_times(instructions: Iterable[Instruction], times: Times) -> LaneTimes:
-    """How long a body takes, and its lanes."""
+    """The time that a body takes, and that each lane is busy."""
     spans = list(held(instructions, times))
     busy = [sum(end - start for i, start, end in spans if (i.kind in EXCHANGES) == lane) for lane in (False, True)]
     return LaneTimes(max((end for _, _, end in spans), default=0), *busy)
 
 
 def held(instructions: Iterable[Instruction], times: Times) -> Iterator[tuple[Instruction, int, int]]:
-    """Goes through a body: each segment and exchange with its start and end in nanoseconds.
+    """The segments and exchanges of a body, each with its start and end in nanoseconds.
 
     Compute goes in order, exchanges in order beside it, waits where they stand.
     """
@@ -161,24 +157,28 @@ def held(instructions: Iterable[Instruction], times: Times) -> Iterator[tuple[In
 
 
 def overlaps_of(programs: Mapping[str, Program], times: Times | Sequence[Times]) -> dict[str, Overlap]:
-    """How programs of one plan use the two lanes, each body as often as it is invoked.
+    """The use that programs of one plan make of the two lanes, each body as often as it is invoked.
 
-    `times`: of all pipeline ranks, or of each. Of a body that two kinds of devices run, the slower one is told.
+    `times`: of all pipeline ranks, or of each. A body that two kinds of devices run has the times of the slower one.
     """
-    known: dict[tuple[str, int], LaneTimes] = {}  # one name is one body, on whatever rank of a kind
-    return {name: _overlap(program, times, known) for name, program in programs.items()}
+    lanes: dict[tuple[str, int], LaneTimes] = {}  # one name is one body, on whatever rank of a kind
+    for program in programs.values():
+        for bodies, (kind, table) in zip(program.bodies, tables_of(times, len(program.bodies)), strict=True):
+            for body in bodies:
+                if (body.name, kind) not in lanes:
+                    lanes[body.name, kind] = lane_times(body.instructions, table)
+    return {name: _overlap(program, times, lanes) for name, program in programs.items()}
 
 
-def _overlap(program: Program, times: Times | Sequence[Times], known: dict[tuple[str, int], LaneTimes]) -> Overlap:
+def _overlap(program: Program, times: Times | Sequence[Times], lanes: Mapping[tuple[str, int], LaneTimes]) -> Overlap:
+    """The overlap of one program. `lanes`: the times of its bodies, by name and kind of device."""
     kinds: dict[str, list[tuple[int, LaneTimes]]] = defaultdict(list)
     slowest: dict[str, LaneTimes] = {}
     tables = tables_of(times, len(program.bodies))
-    for bodies, invocations, (kind, table) in zip(program.bodies, program.invocations, tables, strict=True):
+    for bodies, invocations, (kind, _) in zip(program.bodies, program.invocations, tables, strict=True):
         counts = Counter(invocation.body for invocation in invocations)
         for body in bodies:
-            if (body.name, kind) not in known:
-                known[body.name, kind] = lane_times(body.instructions, table)
-            found = known[body.name, kind]
+            found = lanes[body.name, kind]
             kinds[_kinds(body)].append((counts[body.name], found))
             slowest[body.name] = max(slowest.get(body.name, found), found, key=lambda one: one.end)
     return Overlap(
@@ -188,13 +188,13 @@ def _overlap(program: Program, times: Times | Sequence[Times], known: dict[tuple
 
 
 def tables_of(times: Times | Sequence[Times], num_ranks: int) -> list[tuple[int, Times]]:
-    """Of each pipeline rank, the first one that has the same times, and these."""
+    """The times of each pipeline rank, behind the first rank that has equal ones."""
     tables = [times] * num_ranks if isinstance(times, Mapping) else list(times)
     return [(tables.index(table), table) for table in tables]
 
 
 def _kinds(body: Body) -> str:
-    """F, B, I, W or two of them, as in F&B; a pair says its forward first."""
+    """The kinds of a body's actions: F, B, I, W or two of them, as in F&B, the forward of a pair first."""
     return "&".join(sorted((action[0] for action in body.actions), key=KINDS.index))
 
 

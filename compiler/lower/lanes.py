@@ -96,14 +96,11 @@ def least_end(jobs: Jobs) -> int:
     return least
 
 
-Best = Callable[[Jobs], tuple[int, ...]]  # the best order found
-
-
 @cache
 def best_order(jobs: Jobs) -> tuple[int, ...]:
     """The best order found; never later than the chains one after the other, each in its best order.
 
-    A pure function, remembered: stages and ranks have twins.
+    A pure function of some hundred integers, remembered by the process: the plans of a search share most of their jobs.
     """
     least, base = least_end(jobs), tuple(range(len(jobs)))
     if end_of(jobs, base) == least:

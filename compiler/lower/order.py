@@ -1,6 +1,6 @@
 """Chains → one instruction list over a compute lane and a communication lane.
 
-The order of segments and exchanges is that of `lanes.best_order`: a lone backward fills the time of an all-to-all with
+The order of segments and exchanges is that of `Orders.best`: a lone backward fills the time of an all-to-all with
 weight gradients and the shared expert, and a pair, of any two independent actions, hides one micro-batch's exchanges
 under the other's compute. An exchange is started as soon as its operands are made and the exchanges before it in that
 order are started; it is waited for right before its first reader, as is the message of a receive. A send follows its
@@ -18,17 +18,18 @@ from itertools import pairwise
 
 from compiler.ir import Instruction
 from compiler.lower.chains import Node
-from compiler.lower.lanes import Best, Jobs, best_order
+from compiler.lower.lanes import Jobs
+from compiler.lower.order_cache import Orders
 
 Placed = tuple[int, Node]  # (slot, node)
 
 
-def interleave(chains: Sequence[Sequence[Node]], best: Best = best_order) -> list[Placed]:
+def interleave(chains: Sequence[Sequence[Node]], orders: Orders) -> list[Placed]:
     """One order of all instructions, the slot beside each. Deterministic; the order depends on nodes alone."""
     placed = [(slot, node) for slot, chain in enumerate(chains) for node in chain]
     held = [each for each in placed if each[1].ordered]
     jobs = jobs_of(chains)
-    order = _early_exchanges(jobs, best(jobs))
+    order = _early_exchanges(jobs, orders.best(jobs))
     beside = [each for each in placed if not each[1].ordered]
     return _with_beside([held[job] for job in order], beside)
 
@@ -59,7 +60,7 @@ def jobs_of(chains: Sequence[Sequence[Node]]) -> Jobs:
 def _early_exchanges(jobs: Jobs, order: Sequence[int]) -> list[int]:
     """The order with every exchange as early as its operands and the exchanges before it let it be: none ends later.
 
-    One that reads another's result stays where it is: it would be waited for earlier.
+    An exchange that reads another's result stays where it is: it would be waited for earlier.
     """
     result: list[int] = []
     for job in order:
@@ -73,13 +74,13 @@ def _early_exchanges(jobs: Jobs, order: Sequence[int]) -> list[int]:
 
 
 def _with_beside(order: Sequence[Placed], beside: Sequence[Placed]) -> list[Placed]:
-    """Puts in what takes no time: a receive right before its first reader, a send right behind its operand."""
-    made = {(slot, b.name) for slot, node in order for b in node.writes}
+    """Put in what takes no time: a receive right before its first reader, a send right behind its operand."""
+    makers = {(slot, b.name) for slot, node in order for b in node.writes}
     waiting = {(slot, b.name): (slot, node) for slot, node in beside for b in node.writes}
     giving: dict[tuple[int, str], list[Placed]] = defaultdict(list)
     for slot, node in beside:
         for name in node.instruction.reads:
-            assert (slot, name) in made, f"{node.instruction.kind} reads {name}, which no segment makes"
+            assert (slot, name) in makers, f"{node.instruction.kind} reads {name}, which no segment makes"
             giving[slot, name].append((slot, node))
     result: list[Placed] = []
     for slot, node in order:
@@ -92,13 +93,15 @@ def _with_beside(order: Sequence[Placed], beside: Sequence[Placed]) -> list[Plac
     return [*waiting.values(), *result]
 
 
-def finish(order: Sequence[Placed], actions: Sequence[str], kept: Sequence[frozenset[str]]) -> tuple[Instruction, ...]:
-    """Insert waits and frees. `kept[slot]`: values that a later action of the slot's stage and micro-batch reads."""
+def finish(
+    order: Sequence[Placed], actions: Sequence[str], read_later: Sequence[frozenset[str]]
+) -> tuple[Instruction, ...]:
+    """Insert waits and frees. `read_later[slot]`: values that later actions of its stage and micro-batch read."""
     waited = _with_waits(order, actions)
     last: dict[tuple[int, str], int] = {}
     for index, instruction in enumerate(waited):
         names = (*instruction.reads, *(b.name for b in instruction.writes))
-        last |= {(instruction.slot, name): index for name in names if name not in kept[instruction.slot]}
+        last |= {(instruction.slot, name): index for name in names if name not in read_later[instruction.slot]}
     result: list[Instruction] = []
     for index, instruction in enumerate(waited):
         result.append(instruction)

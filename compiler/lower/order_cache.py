@@ -1,6 +1,6 @@
-"""Orders of jobs that a search has found, kept by everything that decides them: who finds them searches no more.
+"""Orders of jobs that a search has found, stored by everything that decides them: the next build need not search.
 
-An entry is a file `orders/<key>.json` of a cache (compiler/segments/cache.py), and as safe as those of segments. Its
+An entry is a file `orders/<key>.json` of a cache (compiler/cache_folder.py), and as safe as those of segments. Its
 key is the digest of the jobs, the source of the search, and the version of Python, whose random numbers it draws. An
 order decides how long actions take, and no more: the program it goes into is proven all the same.
 """
@@ -14,9 +14,9 @@ from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from compiler.cache_folder import text_of
 from compiler.lower import lanes
 from compiler.lower.lanes import Jobs, best_order
-from compiler.segments.cache import text_of
 
 FOLDER = "orders"
 Order = tuple[int, ...]
@@ -24,15 +24,20 @@ Order = tuple[int, ...]
 
 @dataclass
 class Orders:
-    """The best orders, of a cache's entries, there or not, and of searches. `entries`: path → text, of all that were
-    asked for."""
+    """The best orders of jobs: from the entries of a cache, there or not, or by search.
 
-    folder: Path
-    entries: dict[str, str] = field(default_factory=dict)
-    _found: dict[Jobs, Order] = field(default_factory=dict)
+    folder: the cache; None: nothing is looked up, and nothing is there to store. entries: path → text, of all jobs that
+    were asked for.
+    """
+
+    folder: Path | None = None
+    entries: dict[str, str] = field(default_factory=dict, init=False)
+    _found: dict[Jobs, Order] = field(default_factory=dict, init=False)
 
     def best(self, jobs: Jobs) -> Order:
-        """As `best_order`, which it is of."""
+        """The best order, from the cache or by search."""
+        if self.folder is None:
+            return best_order(jobs)
         if jobs not in self._found:
             key = self.key_of(jobs)
             text = text_of(self.folder / FOLDER, key)
@@ -42,12 +47,12 @@ class Orders:
         return self._found[jobs]
 
     def key_of(self, jobs: Jobs) -> str:
-        """64 digits that tell any two lists of jobs apart."""
+        """A digest that tells any two lists of jobs apart."""
         return _digest(json.dumps([astuple(jobs), self._tools]))
 
     @cached_property
     def _tools(self) -> list[object]:
-        """What searches, beside the jobs: the digest of its source, and the version of Python."""
+        """What decides an order beside the jobs: the digest of its source, and the version of Python."""
         return [hashlib.sha256(Path(lanes.__file__).read_bytes()).hexdigest(), sys.version_info[:3]]
 
 

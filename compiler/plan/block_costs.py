@@ -26,7 +26,7 @@ def chains_of(rates: Rates, model: CutModel) -> tuple[Chains, ...]:
             step.segment.key if isinstance(step, ir.Use) else (step.kind, step.sizes[0].shape) for step in block.steps
         )
         if key not in found:
-            found[key] = Chains(ir.Stage(0, block.steps, (), None, None, (), ()), model.cuts, rates, -1, -1)
+            found[key] = Chains(ir.Stage(0, block.steps, (), None, None, (), ()), model.cuts, rates)
         result.append(found[key])
     return tuple(result)
 

@@ -18,7 +18,7 @@ def model_graph(plan: Plan, rates: Rates) -> nx.DiGraph:
     graph: nx.DiGraph = nx.DiGraph()
     made: dict[str, tuple[str, int]] = {}  # value → (who makes it, bytes)
     for stage in plan.stages:
-        chains = Chains(stage, plan.cuts, rates, -1, -1)
+        chains = Chains(stage, plan.cuts, rates)
         times: dict[tuple[str, str], int] = {}
         for kind in "FIW":
             for node in (each for each in chains.of(kind) if each.ordered):

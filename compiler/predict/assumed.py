@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from compiler.decide import balanced_rows
-from compiler.ir import Cut, Plan
+from compiler.ir import Plan
 from compiler.predict.memory_why import memory_assumptions
 from compiler.predict.prediction import RankMemory
 from compiler.rates import Rates
@@ -14,7 +14,7 @@ from dsl.schema import Moe, Spec
 
 
 def assumptions(
-    spec: Spec, plan: Plan, cuts: Mapping[str, Cut], rates: Sequence[Rates], shared: float, ranks: Sequence[RankMemory]
+    spec: Spec, plan: Plan, rates: Sequence[Rates], shared: float, ranks: Sequence[RankMemory]
 ) -> tuple[str, ...]:
     """List what a prediction assumes of the plan, its step, the rates it used and its memory.
 
@@ -24,7 +24,7 @@ def assumptions(
         *plan.assumptions,
         *_of_the_step(spec),
         *dict.fromkeys(said for one in rates for said in one.assumptions),
-        *_of_rates(spec, plan, cuts, rates),
+        *_of_rates(spec, plan, rates),
         *_of_cores(rates[0], shared),
         *memory_assumptions(spec, plan, ranks),
     )
@@ -39,16 +39,16 @@ def _of_the_step(spec: Spec) -> Iterator[str]:
     yield "reading data, checkpoints, validation and failures take no time"
 
 
-def _of_rates(spec: Spec, plan: Plan, cuts: Mapping[str, Cut], rates: Sequence[Rates]) -> tuple[str, ...]:
+def _of_rates(spec: Spec, plan: Plan, rates: Sequence[Rates]) -> tuple[str, ...]:
     """What stands in for the classes that a table has no rows of, of the classes that the plan has kernels of."""
     found: dict[str, None] = {}
     for one in {id(one): one for one in rates}.values():
-        asked = _classes(spec, plan, cuts, one)
+        asked = _classes(spec, plan, one)
         found |= {note: None for key, note in one.notes.items() if key in asked}
     return tuple(found)
 
 
-def _classes(spec: Spec, plan: Plan, cuts: Mapping[str, Cut], rates: Rates) -> set[tuple[str, str]]:
+def _classes(spec: Spec, plan: Plan, rates: Rates) -> set[tuple[str, str]]:
     """Class and dtype of every kernel and transfer of a step."""
     rows, p = balanced_rows(spec), spec.parallel
     links = {"message": p.pipeline > 1, "all_reduce": p.data > 1, "dispatch": p.expert > 1, "combine": p.expert > 1}
@@ -57,7 +57,7 @@ def _classes(spec: Spec, plan: Plan, cuts: Mapping[str, Cut], rates: Rates) -> s
         ("copy", "any"),
     }
     for use in plan.uses:
-        for _, cost in cuts[use.site].costs:
+        for _, cost in plan.cuts[use.site].costs:
             for op, work in cost.ops:
                 of = {kind for kind, _ in rates.kernels_s(use.segment.kind, op, work, rows)}
                 found |= {(kind, "any") for kind in of} | {(kind, rates.dtype_of(use.segment.kind, op)) for kind in of}

@@ -37,15 +37,13 @@ def class_seconds(stage: Stage, cuts: Mapping[str, Cut], rates: Rates, rows: int
     return dict(seconds)
 
 
-def rank_seconds(
-    plan: Plan, cuts: Mapping[str, Cut], rates: Rates, rows: int, schedule: Schedule, rank: int
-) -> dict[str, float]:
+def rank_seconds(plan: Plan, rates: Rates, rows: int, schedule: Schedule, rank: int) -> dict[str, float]:
     """Seconds that a pipeline rank computes in a step, by kernel class."""
     actions = [action for step in schedule.actions[rank] for action in actions_of(step)]
     counts = Counter(action.stage for action in actions if action.kind == "F")
     total: dict[str, float] = defaultdict(float)
     for stage, count in sorted(counts.items()):
-        for kind, seconds in class_seconds(plan.stages[stage], cuts, rates, rows).items():
+        for kind, seconds in class_seconds(plan.stages[stage], plan.cuts, rates, rows).items():
             total[kind] += count * seconds
     return dict(total)
 

@@ -8,21 +8,19 @@ what a segment needs inside, between its instructions, which neither of them see
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.decide import balanced_rows
-from compiler.ir import Cut, Plan, Program
-from compiler.lower import lower
-from compiler.predict.memory_peak import made_for, peak_of
+from compiler.ir import Program
+from compiler.lower import Lowering
+from compiler.predict.memory_peak import peak_of, saved_and_deferred
 from compiler.predict.memory_state import device_of, rank_states
 from compiler.predict.prediction import RankMemory
 from compiler.proof.effects import Effects, Rows
 from compiler.proof.lifetimes import RankValues
-from compiler.rates.on_ranks import OnRanks, on_ranks
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline
-from compiler.topology.rank_kinds import rank_rates
 from dsl.memory import Memory
 from dsl.schema import Moe, Spec
 
@@ -46,31 +44,29 @@ class Curve:
 
 def rank_memories(
     spec: Spec,
-    plan: Plan,
-    cuts: Mapping[str, Cut],
+    lowering: Lowering,
     schedule: Schedule,
     timeline: Timeline | None = None,
-    rates: OnRanks | None = None,
     rows: Rows | None = None,
     program: Program | None = None,
 ) -> tuple[RankMemory, ...]:
-    """Of a device of each pipeline rank: the peak of a step and its parts, and with a `timeline` (in milliseconds) the
-    bytes over the seconds of the step. Torch-free; O(actions).
+    """The peak of a step and its parts, on a device of each pipeline rank; with a `timeline` (in milliseconds) the
+    bytes over the seconds of the step too. Torch-free; O(actions).
 
     Every rank receives as many rows in a layer as it sends; `worst_bytes` is what the fullest would hold if in every
     layer all rows of its expert group came to it. With `rows`, as a run recorded them, it is those rows, and what
     segments need inside is left out: the view of the run's ledger. `program`: of the schedule, if it is there.
     """
-    each = on_ranks(rates or rank_rates(spec), plan.mesh.pp)
-    program = program or lower(plan, schedule, cuts, each)
+    plan, cuts = lowering.plan, lowering.plan.cuts
+    program = program or lowering.program(schedule)
     effects = Effects(inside=None if rows else lambda site, phase, rows: cuts[site].inside_bytes(phase, rows))
-    most, made = worst_rows(spec), made_for(plan, cuts)
+    most, kinds = worst_rows(spec), saved_and_deferred(plan)
     result = []
     for rank, state in enumerate(rank_states(spec, plan)):
         values = RankValues(program, schedule, rank, rows or balanced_rows(spec), effects, most)
         curve = curve_of(values, program, schedule)
         values = RankValues(program, schedule, rank, rows or balanced_rows(spec), effects, most)
-        peak = peak_of(values, program, schedule, curve.top, made)
+        peak = peak_of(values, program, schedule, curve.top, kinds)
         assert peak.bytes == curve.peaks[curve.top], "both go through the same instructions"
         result.append(
             RankMemory(
@@ -129,9 +125,9 @@ def thinned(points: Sequence[tuple[float, int]], most: int) -> list[tuple[float,
         return list(points)
     size = -(-2 * len(points) // (most - 2))
     inner = points[1:-1]
-    kept = [points[0]]
+    chosen = [points[0]]
     for at in range(0, len(inner), size):
         run = range(at, min(at + size, len(inner)))
         ends = {min(run, key=lambda k: inner[k][1]), max(run, key=lambda k: inner[k][1])}
-        kept += [inner[k] for k in sorted(ends)]
-    return [*kept, points[-1]]
+        chosen += [inner[k] for k in sorted(ends)]
+    return [*chosen, points[-1]]

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from compiler.ir import Cut, Plan, Program, Use
+from compiler.ir import Plan, Program
 from compiler.predict.prediction import Held
 from compiler.proof.effects import Memory, Storage
 from compiler.proof.lifetimes import RankValues
@@ -29,7 +29,8 @@ _LAYER = re.compile(r"^(d_)?[LM]\d+_")
 
 @dataclass(frozen=True)
 class Peak:
-    """Of the values of one rank; `buffers`: what exchanges of the action send and receive, and messages under way."""
+    """The peak of the values of one rank; `buffers`: what exchanges of the action send and receive, and messages under
+    way."""
 
     bytes: int
     buffers: int
@@ -37,11 +38,11 @@ class Peak:
 
 
 class _Watch(Memory):
-    """Knows the storages that are live when the most is; a message that was posted is none until it is received."""
+    """A memory that knows the storages live at its peak; a message that was posted is none until it is received."""
 
-    def __init__(self, num_bytes: int, kept: Iterable[Storage]) -> None:
+    def __init__(self, num_bytes: int, live: Iterable[Storage]) -> None:
         super().__init__(bytes=num_bytes, peak_bytes=num_bytes)
-        self.live = {id(storage): storage for storage in kept}
+        self.live = {id(storage): storage for storage in live}
         self.at_peak, self.inside = tuple(self.live.values()), 0
 
     def hold(self, storage: Storage) -> None:
@@ -66,18 +67,19 @@ class _Watch(Memory):
             self.at_peak, self.inside = tuple(self.live.values()), inside
 
 
-def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, made: Mapping[str, str]) -> Peak:
+def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, kinds: Mapping[str, str]) -> Peak:
     """What is live at the peak of a rank that is at its beginning; it comes in the rank's invocation number `top`.
 
-    `made`: as `made_for` has it.
+    `kinds`: what `saved_and_deferred` gives.
     """
     steps = list(zip(program.invocations[values.rank], schedule.actions[values.rank], strict=True))
     for invocation, step in steps[:top]:
         values.invoke(invocation, step)
     invocation, step = steps[top]
     spaces = values.spaces()
-    kept = {id(s): s for space in spaces.values() for s in (*(s for _, s in space.live.values()), *space.sent.values())}
-    watch = _Watch(values.memory.bytes, kept.values())
+    held_before = (s for space in spaces.values() for s in (*(s for _, s in space.live.values()), *space.sent.values()))
+    before = {id(storage): storage for storage in held_before}
+    watch = _Watch(values.memory.bytes, before.values())
     values.watch(invocation, step, spaces, watch)
 
     instructions = values.bodies[invocation.body][0].instructions
@@ -87,11 +89,11 @@ def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, 
     def kind(storage: Storage) -> str:
         if not storage.name:
             return "message"
-        if id(storage) not in kept and storage.name in exchanged:
+        if id(storage) not in before and storage.name in exchanged:
             return "buffer"
         if storage.name.startswith("d_"):
-            return "deferred" if id(storage) in kept else "gradient"
-        return made.get(storage.name, "kept")
+            return "deferred" if id(storage) in before else "gradient"
+        return kinds.get(storage.name, "kept")
 
     held = Counter[tuple[str, str]]()
     for storage in watch.at_peak:
@@ -107,11 +109,11 @@ def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, 
     )
 
 
-def made_for(plan: Plan, cuts: Mapping[str, Cut]) -> dict[str, str]:
-    """What segments make beyond inputs and outputs, by name: saved or deferred."""
+def saved_and_deferred(plan: Plan) -> dict[str, str]:
+    """The values that segments make beyond inputs and outputs, by name: whether they are saved or deferred."""
     found: dict[str, str] = {}
-    for use in (step for stage in plan.stages for step in stage.steps if isinstance(step, Use)):
-        prefix, cut = use.site.replace(".", "_"), cuts[use.site]
+    for site, cut in plan.cuts.items():
+        prefix = site.replace(".", "_")
         found |= {f"{prefix}_{buffer.name}": "saved" for buffer in cut.saved}
         found |= {f"{prefix}_{buffer.name}": "deferred" for buffer in cut.deferred}
     return found

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from compiler.ir import Cut, Plan
+from compiler.lower import Lowering
 from compiler.predict.memory import rank_memories
 from compiler.predict.memory_why import gib
 from compiler.schedules.schedule import Schedule
@@ -41,13 +41,16 @@ class Measured:
 
 
 def measured_memories(
-    run: Path, spec: Spec, plan: Plan, cuts: Mapping[str, Cut], schedules: Mapping[str, Schedule]
+    run: Path, spec: Spec, lowering: Lowering, schedules: Mapping[str, Schedule]
 ) -> tuple[Measured, ...]:
-    """Of every rank of a run folder; empty where no step of its build was measured. `schedules`: by program, train_8.
+    """The peak of every rank of a run folder, planned and measured; empty where no step of its build was measured.
+
+    `schedules`: by program, train_8.
 
     Raises ValueError, which names the file, where one is not as a run leaves it.
     """
-    paths = [run / "memory" / f"rank_{rank}.json" for rank in range(plan.mesh.world)]
+    mesh = lowering.plan.mesh
+    paths = [run / "memory" / f"rank_{rank}.json" for rank in range(mesh.world)]
     if not all(path.exists() for path in paths):
         return ()
     found = [read_form(path, MOST_BYTES, LedgerForm) for path in paths]
@@ -55,8 +58,8 @@ def measured_memories(
     if any(each.of != digest for each in found):  # of a build that the run began with
         return ()
     result: dict[int, Measured] = {}
-    for column in range(plan.mesh.dp):
-        world = [plan.mesh.rank(rank, column) for rank in range(plan.mesh.pp)]
+    for column in range(mesh.dp):
+        world = [mesh.rank(rank, column) for rank in range(mesh.pp)]
 
         def rows(rank: int, layer: str, micro_batch: int, world: list[int] = world) -> int:
             name, at = f"{layer} {micro_batch}", world[rank]
@@ -68,7 +71,7 @@ def measured_memories(
         if program not in schedules:
             raise ValueError(f"{paths[world[0]]}: `program` is none of {', '.join(schedules)}")
         schedule = schedules[program]
-        for at, memory in zip(world, rank_memories(spec, plan, cuts, schedule, rows=rows), strict=True):
+        for at, memory in zip(world, rank_memories(spec, lowering, schedule, rows=rows), strict=True):
             result[at] = Measured(at, memory.activations + memory.buffers, found[at].peak)
     return tuple(result[rank] for rank in sorted(result))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.decide import balanced_rows, schedule_for, search_of
-from compiler.ir import Cut, Plan, Program, Use
-from compiler.lower.lanes import Best, best_order
+from compiler.decide import Scheduler, balanced_rows
+from compiler.ir import Plan, Program, Use
+from compiler.lower import Lowering
 from compiler.plan import make_plan
 from compiler.plan.parameters import counted
 from compiler.predict.assumed import assumptions
@@ -35,38 +35,37 @@ class Timed:
     """A plan with its step, before memory and money are looked into."""
 
     spec: Spec
-    plan: Plan
-    rates: tuple[Rates, ...]  # of each pipeline rank
+    lowering: Lowering
     schedule: Schedule
     timeline: Timeline  # in milliseconds
     tensors: Mapping[str, Tensor]
     shared: float  # by how much all is longer, since ranks share cores
     step: Step
 
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.lowering.plan
 
-def timed(
-    spec: Spec,
-    own: Schedule | None = None,
-    rates: Rates | None = None,
-    plan: Plan | None = None,
-    effort: float | None = None,
-    least: bool = False,
-    best: Best = best_order,
-) -> Timed:
-    """What a step of the largest batch takes.
+    @property
+    def rates(self) -> tuple[Rates, ...]:
+        """The rates of each pipeline rank."""
+        return self.lowering.rates
 
-    `plan`: the spec's, if it is there. `effort`: of the search for the schedule `auto`; None: as a build has it.
-    `least`: what it takes at least, whatever order the instructions of its actions are in. `best`: who knows
-    or finds the orders (compiler/lower/order_cache.py).
+
+def timed(spec: Spec, own: Schedule | None = None, rates: Rates | None = None) -> Timed:
+    """What a step of the largest batch takes. `own`, `rates`: as of `predict`."""
+    lowering = Lowering(make_plan(spec, own), rates or rank_rates(spec))
+    return timed_on(spec, lowering, Scheduler(spec, lowering, own).largest())
+
+
+def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = False) -> Timed:
+    """What a step of a schedule takes on the stages of the spec's plan.
+
+    `least`: what it takes at least, whatever order the instructions of its actions are in.
     """
-    plan = plan or make_plan(spec, own)
-    cuts = plan.cuts
-    each = rank_rates(spec) if rates is None else (rates,) * plan.mesh.pp
-    search = search_of(spec, plan)
-    if search is not None and effort is not None:
-        search = replace(search, effort=effort)
-    schedule = schedule_for(spec, plan, ramp.micro_batches(spec)[-1], own, search)
-    times = step_times(plan, cuts, each, schedule, least, best)
+    plan, each = lowering.plan, lowering.rates
+    times = step_times(lowering, schedule, least)
     timeline = simulate(schedule, times)
     tensors, reduce_s = tensors_of(plan), each[0].fabric.reduce_s
     groups = [groups_of(plan.mesh, tensors.values(), rank) for rank in range(plan.mesh.pp)]
@@ -79,15 +78,14 @@ def timed(
     busiest = max(step.ranks, key=lambda rank: rank.busy_s)
     exposed_s = busiest.busy_s - times.computed_s(schedule.actions[busiest.pp_rank], busiest.pp_rank)
     on = each[busiest.pp_rank]
-    classes = rank_seconds(plan, cuts, on, balanced_rows(spec), schedule, busiest.pp_rank)
+    classes = rank_seconds(plan, on, balanced_rows(spec), schedule, busiest.pp_rank)
     step = replace(step, interval=interval_of(step.seconds, classes, max(0.0, exposed_s), on))
-    return Timed(spec, plan, each, schedule, timeline, tensors, shared, step)
+    return Timed(spec, lowering, schedule, timeline, tensors, shared, step)
 
 
 def memories(found: Timed, program: Program | None = None) -> tuple[RankMemory, ...]:
     """What each pipeline rank of a timed plan holds. `program`: of its schedule, if it is there."""
-    given = (found.spec, found.plan, found.plan.cuts, found.schedule)
-    return rank_memories(*given, found.timeline, found.rates, program=program)
+    return rank_memories(found.spec, found.lowering, found.schedule, found.timeline, program=program)
 
 
 def predict(spec: Spec, own: Schedule | None = None, rates: Rates | None = None) -> Prediction:
@@ -103,7 +101,6 @@ def predict(spec: Spec, own: Schedule | None = None, rates: Rates | None = None)
 def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
     """All that is said of a timed plan; `ranks`: its memories."""
     spec, plan, each, step = found.spec, found.plan, found.rates, found.step
-    cuts = plan.cuts
     steps = [step for stage in plan.stages for step in stage.steps]
     flops = flops_per_token(steps, spec.train.micro_batch * spec.train.sequence)
     hours = step.seconds / step.tokens * TRILLION * plan.mesh.world / 3600
@@ -134,9 +131,9 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
         energy=energy_of([(n, device.name) for n, device in devices], hours),
         whole=whole,
         ranks=ranks,
-        stages=stage_rows(plan, cuts, each, found.tensors),
+        stages=stage_rows(found.lowering, found.tensors),
         exchange=exchange_of(spec, each[0].experts),
-        assumptions=assumptions(spec, plan, cuts, each, found.shared, ranks),
+        assumptions=assumptions(spec, plan, each, found.shared, ranks),
     )  # fmt: skip
 
 
@@ -180,11 +177,9 @@ def whole_of(spec: Spec, step: Step) -> Whole:
     return Whole(spec.train.tokens, growth.steps_for(spec.train.tokens), seconds)
 
 
-def stage_rows(
-    plan: Plan, cuts: Mapping[str, Cut], rates: Sequence[Rates], tensors: Mapping[str, Tensor]
-) -> tuple[StageRow, ...]:
+def stage_rows(lowering: Lowering, tensors: Mapping[str, Tensor]) -> tuple[StageRow, ...]:
     """What each stage runs, and who holds it; times are those on its first rank."""
-    rows = []
+    plan, rows = lowering.plan, []
     twins = twins_of(plan.stages)
     lanes: dict[tuple[int, int], tuple[float, float]] = {}
     for stage in plan.stages:
@@ -192,9 +187,9 @@ def stage_rows(
         layers = tuple(int(site[1:]) for site in sites if site[0] == "L")
         others = tuple(OTHERS[site] for site in sites if site in OTHERS)
         ranks = plan.ranks_of_stage(stage.index)
-        twin = twins[stage.index][0], rates.index(rates[ranks[0]])
+        twin = twins[stage.index][0], lowering.kinds[ranks[0]]
         if twin not in lanes:
-            lanes[twin] = lane_seconds(plan, cuts, rates[ranks[0]], twin[0])
+            lanes[twin] = lane_seconds(lowering, *twin)
         held = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
         elements = sum(tensors[tensor].elements for tensor in held if tensor in tensors)
         rows.append(StageRow(stage.index, ranks, layers, others, *lanes[twin], elements))

@@ -12,17 +12,17 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.decide import schedule_for
-from compiler.ir import Cut, Plan
-from compiler.lower.chains import Chains
+from compiler.decide import Scheduler
+from compiler.ir import Cut
+from compiler.lower import Lowering
 from compiler.plan import make_plan
 from compiler.plan.holding import kept_bytes, moments_of
 from compiler.predict.memory_state import device_of, rank_states
-from compiler.predict.predict import Timed, memories, timed
+from compiler.predict.predict import Timed, memories, timed_on
 from compiler.predict.times import twins_of
-from compiler.rates import rates_of
 from compiler.schedules import AUTO, stand_in
 from compiler.schedules.schedule import Schedule
+from compiler.topology.rank_kinds import rank_rates
 from dsl import choices, ramp
 from dsl.choices import Choice
 from dsl.schema import Spec
@@ -120,14 +120,8 @@ class _Seen:
         self.best = math.inf
         self._cuts: dict[Hashable, Cut] = {}  # by the key of a segment: most plans share them
 
-    def plan(self, spec: Spec) -> Plan:
-        """The plan of a spec. A segment that an earlier plan has is not cut again."""
-        plan = make_plan(spec, known=self._cuts)
-        self._cuts |= plan.cuts_by_key
-        return plan
-
     def look_into(self, candidate: Candidate) -> Candidate:
-        """Its memory and its time, each only as far as it may be the best."""
+        """The candidate with its memory and its time, each only as far as it may be the best."""
         found = self._look(candidate)
         self.candidates.append(found)
         if found.fits and found.seconds is not None:
@@ -136,73 +130,81 @@ class _Seen:
 
     def lacks(self, candidate: Candidate) -> bool:
         """Whether it surely does not fit; then it is seen."""
-        missing = self._missing(candidate, self.plan(candidate.spec))
+        missing = self._missing(candidate, self._lowering(candidate.spec))
         self.candidates += [missing] if missing is not None else []
         return missing is not None
 
     def bounded(self, candidate: Candidate) -> Candidate:
-        """With what its step takes at least."""
-        found = timed(candidate.spec, plan=self.plan(candidate.spec), effort=EFFORT, least=True)
+        """The candidate with what its step takes at least."""
+        found = self._timed(candidate.spec, self._lowering(candidate.spec), least=True)
         return replace(candidate, bound_s=found.step.seconds)
 
     def find_nearest(self) -> None:
-        """Where nothing fits: what surely lacks least is looked into until it is known to."""
+        """Look into what surely lacks least until it is known to lack least. For where nothing fits."""
         while self.candidates:
             nearest = min(self.candidates, key=_order)
             if nearest.seconds is not None:
                 return
             self.candidates.remove(nearest)
-            self.candidates.append(_measured(nearest, timed(nearest.spec, plan=self.plan(nearest.spec), effort=EFFORT)))
+            self.candidates.append(_measured(nearest, self._timed(nearest.spec, self._lowering(nearest.spec))))
 
-    def _missing(self, candidate: Candidate, plan: Plan) -> Candidate | None:
-        rank, missing = least_missing(candidate.spec, plan)
+    def _lowering(self, spec: Spec) -> Lowering:
+        """The plan of a spec on its devices. A segment that an earlier plan has is not cut again."""
+        plan = make_plan(spec, known=self._cuts)
+        self._cuts |= plan.cuts_by_key
+        return Lowering(plan, rank_rates(spec))
+
+    def _timed(self, spec: Spec, lowering: Lowering, least: bool = False) -> Timed:
+        return timed_on(spec, lowering, Scheduler(spec, lowering, effort=EFFORT).largest(), least)
+
+    def _missing(self, candidate: Candidate, lowering: Lowering) -> Candidate | None:
+        rank, missing = least_missing(candidate.spec, lowering)
         return replace(candidate, missing_bytes=missing, rank=rank) if missing > 0 else None
 
     def _look(self, candidate: Candidate) -> Candidate:
         if candidate.bound_s >= self.best:
             return candidate
         spec = candidate.spec
-        plan = self.plan(spec)
-        lacking = self._missing(candidate, plan)
+        lowering = self._lowering(spec)
+        lacking = self._missing(candidate, lowering)
         if lacking is not None:
             return lacking
-        found = timed(spec, plan=plan, effort=EFFORT)
+        found = self._timed(spec, lowering)
         if found.step.seconds > self.best * NEAR:
             return replace(candidate, seconds=found.step.seconds)
         return _measured(candidate, found)
 
 
 def _measured(candidate: Candidate, found: Timed) -> Candidate:
-    """With the time of its step and what its fullest device lacks."""
+    """The candidate with the time of its step and what its fullest device lacks."""
     fullest = max(memories(found), key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
     missing = max(0, fullest.peak_bytes - fullest.capacity_bytes)
     return replace(candidate, seconds=found.step.seconds, missing_bytes=missing, rank=fullest.pp_rank)
 
 
-def least_missing(spec: Spec, plan: Plan, own: Schedule | None = None) -> tuple[int, int]:
+def least_missing(spec: Spec, lowering: Lowering, own: Schedule | None = None) -> tuple[int, int]:
     """The pipeline rank whose device surely lacks most, and the bytes; below 0 where it may fit.
 
     It holds its weights and their kind all the time, and what forwards keep until it is used: as much as one
     micro-batch of a stage keeps, for as many of them as its schedule has under way. `own`: that of a file.
     """
-    counts = ramp.micro_batches(spec)[-1]
-    rates = rates_of(spec)  # of nothing that is read here
-    kept: dict[int, tuple[int, int]] = {}
+    plan = lowering.plan
+    held: dict[int, tuple[int, int]] = {}  # by stage: what a micro-batch keeps there from F on, and from I on
     for stage, twins in twins_of(plan.stages).items():
-        if twins[0] not in kept:
-            chains = Chains(plan.stages[twins[0]], plan.cuts, rates, -1, -1)
-            kept[twins[0]] = kept_bytes(chains, "F"), kept_bytes(chains, "I")
-        kept[stage] = kept[twins[0]]
+        if twins[0] not in held:
+            chains = lowering.chains(twins[0], 0)  # what is kept does not depend on the device
+            held[twins[0]] = kept_bytes(chains, "F"), kept_bytes(chains, "I")
+        held[stage] = held[twins[0]]
     if spec.schedule.name == AUTO:
-        schedule = stand_in(plan.stage_placement, plan.mesh.pp, counts, prompt=False)
+        schedule = stand_in(plan.stage_placement, plan.mesh.pp, ramp.micro_batches(spec)[-1], prompt=False)
     else:
-        schedule = schedule_for(spec, plan, counts, own)
+        schedule = Scheduler(spec, lowering, own).largest()
     missing = []
     moments = moments_of(schedule, within=False)
     for rank, state in enumerate(rank_states(spec, plan)):
         stages = plan.stages_of(rank)
         most = max(
-            sum(under_way * kept[s][0] + late * kept[s][1] for s, (_, under_way, late) in zip(stages, one, strict=True))
+            sum(under_way * held[s][0] + late * held[s][1] for s, (_, under_way, late) in zip(stages, one, strict=True))
             for one in moments[rank]
         )
         missing.append((state.total + most - device_of(spec, plan, rank).memory, rank))
@@ -211,7 +213,7 @@ def least_missing(spec: Spec, plan: Plan, own: Schedule | None = None) -> tuple[
 
 
 def _with(candidate: Candidate, path: str, value: Any) -> Candidate:
-    """The same structure with another value of an open key."""
+    """The candidate with another value of an open key."""
     spec = candidate.spec
     changed: dict[str, Any] = {RECOMPUTE: value}
     if path == SMS:

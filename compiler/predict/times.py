@@ -1,19 +1,19 @@
-"""What each action and pair of a schedule takes: its own stages' instructions in the order of the two lanes.
+"""What each action and pair of a schedule takes: the instructions of its stages in the order of the two lanes.
 
 Nothing is averaged over stages: a slow stage is slow, and a pair gains what its two stages let it gain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from compiler.ir import Cut, Plan, Stage, Use
-from compiler.lower.chains import Chains, Node
-from compiler.lower.lanes import Best, Jobs, best_order, end_of, least_end
+from compiler.ir import Stage, Use
+from compiler.lower import Lowering
+from compiler.lower.chains import Chains
+from compiler.lower.lanes import end_of, least_end
 from compiler.lower.order import jobs_of
-from compiler.rates import Rates
 from compiler.schedules.schedule import Schedule
 from compiler.topology.messages import messages_s
 from runtime.actions import Step, actions_of
@@ -31,7 +31,7 @@ class StepTimes:
     messages: Mapping[tuple[int, int], int]  # of one to a neighbour, by the pipeline ranks that send and receive it
 
     def check(self, num_ranks: int, num_stages: int) -> None:
-        """Nothing to hold against sizes: they are those of the schedule it was made for."""
+        """Do nothing: these times are of the sizes of the schedule they were made for."""
 
     def of(self, step: Step, rank: int) -> Fraction:
         """Time of a step of the schedule."""
@@ -46,7 +46,7 @@ class StepTimes:
         return sum(self.compute[key_of(step), rank] for step in steps) / NS
 
     def longer(self, factor: float) -> StepTimes:
-        """All of it by a factor of at least 1."""
+        """The times, longer by a factor of at least 1; those of messages are left as they are."""
         times, compute = ({key: round(time * factor) for key, time in t.items()} for t in (self.times, self.compute))
         return StepTimes(times, compute, self.messages)
 
@@ -56,48 +56,46 @@ def key_of(step: Step) -> Key:
     return tuple((action.kind, action.stage) for action in actions_of(step))
 
 
-def step_times(
-    plan: Plan,
-    cuts: Mapping[str, Cut],
-    rates: Sequence[Rates],
-    schedule: Schedule,
-    least: bool = False,
-    best: Best = best_order,
-) -> StepTimes:
-    """Times of all steps of a schedule on a plan's stages; `rates` are those of each pipeline rank's devices.
+def step_times(lowering: Lowering, schedule: Schedule, least: bool = False) -> StepTimes:
+    """Times of all steps of a schedule on a plan's stages.
 
     `least`: what each step takes in any order of its instructions at least, which is found much sooner.
-    `best`: who knows or finds orders.
     """
-    twins = twins_of(plan.stages)
-    kinds = [rates.index(each) for each in rates]  # of devices; the first rank that has one stands for it
-    nodes: dict[tuple[str, int, int], list[Node]] = {}
-    ends: dict[tuple[Key, int], tuple[int, int]] = {}
-    times: dict[tuple[Key, int], tuple[int, int]] = {}
-    for rank, steps in enumerate(schedule.actions):
-        for key in sorted({key_of(step) for step in steps}):
-            alike = _alike(key, twins)
-            for kind, stage in alike:
-                if (kind, stage, kinds[rank]) not in nodes:
-                    made = Chains(plan.stages[stage], cuts, rates[rank], -1, -1)
-                    nodes[kind, stage, kinds[rank]] = made.of(kind)
-            if (alike, kinds[rank]) not in ends:
-                chains = [nodes[kind, stage, kinds[rank]] for kind, stage in alike]
-                if not any(node.exchanges for chain in chains for node in chain):
-                    free = rates[rank].undivided
-                    chains = [Chains(plan.stages[stage], cuts, free, -1, -1).of(kind) for kind, stage in alike]
-                jobs = jobs_of(chains)
-                ends[alike, kinds[rank]] = _span(jobs, rates[rank].pair if len(alike) > 1 else 1.0, least, best)
-            times[key, rank] = ends[alike, kinds[rank]]
-    between = messages_s(rates[0].fabric, plan, schedule.stage_placement)
+    steps = _Steps(lowering, least)
+    times = {
+        (key, rank): steps.spans(key, rank)
+        for rank, row in enumerate(schedule.actions)
+        for key in sorted({key_of(step) for step in row})
+    }
+    between = messages_s(lowering.rates[0].fabric, lowering.plan, schedule.stage_placement)
     whole, compute = ({key: both[k] for key, both in times.items()} for k in (0, 1))
     return StepTimes(whole, compute, {ends: round(time_s * NS) for ends, time_s in between.items()})
 
 
-def _span(jobs: Jobs, factor: float, least: bool, best: Best) -> tuple[int, int]:
-    """Nanoseconds until the last job has ended, and those that the compute lane is busy."""
-    end = least_end(jobs) if least else end_of(jobs, best(jobs))
-    return round(end * factor), jobs.total(exchange=False)
+class _Steps:
+    """What steps take on a plan's stages. Twins among stages, and ranks on one kind of device, are looked at once."""
+
+    def __init__(self, lowering: Lowering, least: bool) -> None:
+        self._lowering, self._least = lowering, least
+        self._twins = twins_of(lowering.plan.stages)
+        self._spans: dict[tuple[Key, int], tuple[int, int]] = {}  # by kind of device
+
+    def spans(self, key: Key, rank: int) -> tuple[int, int]:
+        """Nanoseconds until the last instruction of a step has ended, and those that the compute lane is busy."""
+        alike = _alike(key, self._twins), self._lowering.kinds[rank]
+        if alike not in self._spans:
+            self._spans[alike] = self._new_spans(*alike)
+        return self._spans[alike]
+
+    def _new_spans(self, key: Key, rank: int) -> tuple[int, int]:
+        lowering, rates = self._lowering, self._lowering.rates[rank]
+        chains = [lowering.chains(stage, rank).of(kind) for kind, stage in key]
+        if not any(node.exchanges for chain in chains for node in chain):
+            plan = lowering.plan
+            chains = [Chains(plan.stages[stage], plan.cuts, rates.undivided).of(kind) for kind, stage in key]
+        jobs = jobs_of(chains)
+        end = least_end(jobs) if self._least else end_of(jobs, lowering.orders.best(jobs))
+        return round(end * (rates.pair if len(key) > 1 else 1.0)), jobs.total(exchange=False)
 
 
 def twins_of(stages: Iterable[Stage]) -> dict[int, tuple[int, ...]]:
@@ -108,10 +106,9 @@ def twins_of(stages: Iterable[Stage]) -> dict[int, tuple[int, ...]]:
     return {stage: tuple(group) for group in alike.values() for stage in group}
 
 
-def lane_seconds(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, stage: int) -> tuple[float, float]:
-    """Seconds that a micro-batch holds the compute lane and the communication lane, there and back."""
-    chains = Chains(plan.stages[stage], cuts, rates, -1, -1)
-    held = [node for kind in "FB" for node in chains.of(kind)]
+def lane_seconds(lowering: Lowering, stage: int, rank: int) -> tuple[float, float]:
+    """Seconds that a micro-batch holds the compute lane and the communication lane of a rank, there and back."""
+    held = [node for kind in "FB" for node in lowering.chains(stage, rank).of(kind)]
     compute, exchange = (sum(node.time_ns for node in held if node.exchanges == lane) / NS for lane in (False, True))
     return compute, exchange
 

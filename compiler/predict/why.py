@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import get_args
 
-from compiler.decide import schedule_for
-from compiler.ir import Plan
+from compiler.decide import Scheduler
+from compiler.lower import Lowering
 from compiler.plan import make_plan
 from compiler.predict.memory import rank_memories
-from compiler.predict.predict import Timed, timed
+from compiler.predict.predict import Timed, timed_on
 from compiler.predict.prediction import RankMemory
 from compiler.predict.search import least_missing
 from compiler.rates.spec_table import own_table, with_table
@@ -90,7 +90,7 @@ class _Tried:
 
     settings: tuple[Setting, ...]
     spec: Spec
-    plan: Plan
+    lowering: Lowering
     least: int
 
     @property
@@ -149,9 +149,7 @@ def ladders(spec: Spec, opened: Collection[str], of_file: bool = False) -> Itera
         yield [("schedule.cap", str((spec.schedule.cap or default_cap(p.pipeline)) // 2))]
     if not of_file and p.pipeline > 1:
         yield from (
-            [("schedule.name", name)]
-            for name, row in reversed(SCHEDULES.items())
-            if name != spec.schedule.name and not row.facts.holds_all
+            [("schedule.name", name)] for name in reversed(SCHEDULES) if name not in (spec.schedule.name, "gpipe")
         )
     for key, now in (("parallel.expert", p.expert), ("parallel.pipeline", p.pipeline)):
         kept = of_file if key == "parallel.pipeline" else p.placement is not None  # a file is of one size
@@ -177,7 +175,7 @@ class _Looking:
         span = origins.get(DATA)
         self.data_is_written = span is not None and span.text != "auto"
         self.cuts = base.plan.cuts_by_key  # of all plans so far: most segments are in many
-        self.least = least_missing(base.spec, base.plan, own)[1]
+        self.least = least_missing(base.spec, base.lowering, own)[1]
         self.lacks = max(rank.peak_bytes - rank.capacity_bytes for rank in ranks)
         self.margin = int(MARGIN * min(rank.capacity_bytes for rank in ranks))
         self.tried: list[_Tried] = []  # of one key, that lack less than the plan does
@@ -191,8 +189,8 @@ class _Looking:
 
     def expected(self, tried: _Tried) -> int:
         """What it lacks, or is expected to: the bound is as kind to it as it is to the plan that does not fit."""
-        known = self.planned.get(frozenset(tried.settings))
-        return tried.least + max(0, self.lacks - self.least) if known is None else known
+        lacks = self.planned.get(frozenset(tried.settings))
+        return tried.least + max(0, self.lacks - self.least) if lacks is None else lacks
 
     def is_likely(self, tried: _Tried) -> bool:
         """Whether it is worth planning whole."""
@@ -247,7 +245,8 @@ class _Looking:
         spec = spec if table is None else with_table(spec, table)
         plan = make_plan(spec, self.own, known=self.cuts)
         self.cuts |= plan.cuts_by_key
-        tried = _Tried(whole, spec, plan, least_missing(spec, plan, self.own)[1])
+        lowering = Lowering(plan, rank_rates(spec))
+        tried = _Tried(whole, spec, lowering, least_missing(spec, lowering, self.own)[1])
         self.seen[frozenset(settings)] = tried
         if tried.least < self.least:
             self.less.append(tried)
@@ -300,7 +299,7 @@ class _Looking:
         if self.planned[frozenset(tried.settings)] > 0:
             self.failed.append((tried.others, _ops(tried)))
             return False
-        seconds = timed(spec, schedule, plan=tried.plan).step.seconds
+        seconds = timed_on(spec, tried.lowering, schedule).step.seconds
         same = spec.precision == self.base.spec.precision
         change = seconds / self.base.step.seconds - 1
         free = min(rank.capacity_bytes - rank.peak_bytes for rank in ranks)
@@ -313,8 +312,8 @@ class _Looking:
         """Its schedule and memories; what it lacks is then known."""
         spec, key = tried.spec, frozenset(tried.settings)
         self.searches += spec.schedule.name == AUTO
-        schedule = schedule_for(spec, tried.plan, ramp.micro_batches(spec)[-1], self.own)
-        ranks = rank_memories(spec, tried.plan, tried.plan.cuts, schedule, None, rank_rates(spec))
+        schedule = Scheduler(spec, tried.lowering, self.own).largest()
+        ranks = rank_memories(spec, tried.lowering, schedule)
         fullest = max(ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
         self.planned[key], self.fullest[key] = fullest.peak_bytes - fullest.capacity_bytes, fullest.pp_rank
         return schedule, ranks
@@ -328,8 +327,8 @@ class _Looking:
             if best.spec.schedule.name == AUTO and self.searches >= MAX_SEARCHES:
                 break
             self.plan_whole(best)
-        known = [tried for tried in self.less if frozenset(tried.settings) in self.planned]
-        best = min(known, key=self.expected, default=None)
+        planned = [tried for tried in self.less if frozenset(tried.settings) in self.planned]
+        best = min(planned, key=self.expected, default=None)
         if best is None or self.expected(best) >= self.lacks:
             return None
         key = frozenset(best.settings)

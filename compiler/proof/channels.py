@@ -35,7 +35,7 @@ Event: TypeAlias = "tuple[int, int, Channel, int]"  # kind, number of the messag
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """From one rank to another: the messages sent and those posted in their orders, each with its invocation."""
+    """A channel between two ranks: the messages sent and those posted in their orders, each with its invocation."""
 
     source: int
     destination: int
@@ -49,7 +49,7 @@ class Channel:
 
 @dataclass
 class Lines:
-    """What each rank communicates, in its order: a program's messages by number, and what its ranks do with them."""
+    """The events of each rank in its order: a program's messages by number, and what its ranks do with them."""
 
     program: Program
     schedule: Schedule
@@ -64,7 +64,7 @@ class Lines:
         return f"rank {rank}, {self.schedule.actions[rank][index]}"
 
     def channel(self, rank: int, index: int, source: int, destination: int, what: str) -> Channel:
-        """That of an event of a rank."""
+        """The channel of an event of a rank."""
         key = source, destination
         if key not in self.channels:
             peer = destination if rank == source else source
@@ -74,7 +74,7 @@ class Lines:
         return self.channels[key]
 
     def number(self, channel: Channel, message: tuple[str, int]) -> int:
-        """Of a message that the channel has not met."""
+        """The number of a message that the channel has not met."""
         channel.numbers[message] = number = len(self.messages)
         self.messages.append(Message(*message))
         return number
@@ -129,7 +129,7 @@ def _line(lines: Lines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
     going: dict[int, Channel] = {}
     posted: set[int] = set()  # not yet awaited
     in_flight: set[int] = set()  # sent, not yet released
-    kept: dict[Message, int] = {}  # sent to itself and not yet received, with the invocation
+    handed_over: dict[Message, int] = {}  # sent to itself and not yet received, with the invocation
 
     def fault(index: int, text: str) -> None:
         lines.faults.setdefault(rank, (len(events), f"{lines.at(rank, index)}: {text}"))
@@ -147,7 +147,7 @@ def _line(lines: Lines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
         for kind, peer, producer, slot in bodies[body]:
             named = producer, micro_batches[slot]
             if peer == rank:
-                if text := _handed_over(kind, Message(*named), index, kept):
+                if text := _hand_over(kind, Message(*named), index, handed_over):
                     fault(index, text)
             elif kind == "send":
                 if peer not in going:
@@ -180,8 +180,8 @@ def _line(lines: Lines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
                 events.append((RELEASE, number, channel, index))
             else:
                 fault(index, f"releases {message}, which is not sent, or released already")
-    for kept_message, index in kept.items():
-        lines.ends.append(f"{lines.at(rank, index)}: send {kept_message} is never received by the rank itself")
+    for left, index in handed_over.items():
+        lines.ends.append(f"{lines.at(rank, index)}: send {left} is never received by the rank itself")
     for source, channel in coming.items():
         late = sorted(str(lines.messages[number]) for number in channel.posts if number in posted)
         last = len(lines.program.invocations[rank]) - 1
@@ -189,13 +189,13 @@ def _line(lines: Lines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
     return events
 
 
-def _handed_over(kind: str, message: Message, index: int, kept: dict[Message, int]) -> str:
-    """A send to the own rank, or the receive of it; what is wrong with it."""
+def _hand_over(kind: str, message: Message, index: int, under_way: dict[Message, int]) -> str:
+    """Put a send to the own rank under way, or take the receive of it off; returns what is wrong with it, or ""."""
     if kind == "send":
-        again = message in kept
-        kept[message] = index
+        again = message in under_way
+        under_way[message] = index
         return f"send {message} again before it was received" if again else ""
-    return "" if kept.pop(message, None) is not None else f"recv {message} comes before this rank has sent it"
+    return "" if under_way.pop(message, None) is not None else f"recv {message} comes before this rank has sent it"
 
 
 def _check_order(lines: Lines, channel: Channel) -> None:
@@ -257,7 +257,7 @@ def _run(lines: Lines) -> bool:
 
 
 def _run_with_clocks(lines: Lines) -> None:
-    """The same run, with what each rank knows of all others: of each, how many of its events lie in the own past."""
+    """A maximal run with what each rank knows of all others: of each, how many of its events lie in the own past."""
     clocks = [[0] * len(lines.events) for _ in lines.events]
     sent: dict[int, list[int]] = {}  # message -> sender's clock
     received: dict[int, int] = {}  # message -> which event of the destination that was

@@ -1,4 +1,4 @@
-"""What is known of the states that values go through: of a namespace, of a rank's memory, and what bodies do to them.
+"""The states that values go through: of a namespace, of a rank's memory, and what bodies do to them.
 
 Namespaces with the same values in them are one state, and what a body does to a state is found once, however many
 micro-batches meet it: a proof takes time for each invocation, not for each instruction.
@@ -10,15 +10,14 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from compiler.ir import Body, Buffer, Instruction, Plan
-from runtime.actions import Action
+from compiler.ir import Buffer
+from compiler.proof.structure import Bodies
 
 Name: TypeAlias = tuple[int, str]  # of a value: its stage, and its name there
 Rows: TypeAlias = Callable[[int, str, int], int]  # (pipeline rank, layer, micro-batch) -> R
 Inside: TypeAlias = Callable[[str, str, int], int]  # (site, phase, R) -> bytes
 Change: TypeAlias = tuple[int, int, int, int]  # of a memory: its fixed bytes, its bytes, and their peaks on the way
 Found: TypeAlias = dict[tuple[int, ...], tuple[tuple[int, ...], Change]]  # numbers of states -> those behind it
-Waits: TypeAlias = dict[int, int]  # index of each exchange's start in a body -> that of the wait which ends it
 Place: TypeAlias = tuple[int, int]  # the first of the stages that follow each other on the rank, and the micro-batch
 
 
@@ -75,7 +74,7 @@ class Memory:
 
     @property
     def change(self) -> Change:
-        """For another memory to follow."""
+        """The change since the memory was made, for another memory to follow."""
         return self.fixed_bytes, self.bytes, self.peak_fixed_bytes, self.peak_bytes
 
 
@@ -119,32 +118,17 @@ class Namespace:
 
 @dataclass
 class Effects:
-    """What bodies and releases do to states, as far as it is known.
+    """The effects of bodies and releases on states, each found once.
 
-    Programs of one plan that share bodies, and have one number of rows, may share it; so do the other passes then:
-    what they have found right of a body, or of the plan, they do not look at again.
+    It serves all programs of a plan, in which many bodies recur, for one number of received rows.
     """
 
-    plan: Plan | None = None  # whose replicas are right
+    bodies: Bodies = field(default_factory=Bodies)
     states: list[State] = field(default_factory=lambda: [State()])
     numbers: dict[State, int] = field(default_factory=lambda: {State(): 0})
     found: dict[Hashable, Found] = field(default_factory=dict)  # by all that decides what is done to the states
     messages: dict[Buffer | None, int] = field(default_factory=dict)  # numbers of the programs' messages
-    bodies: dict[int, tuple[Body, int]] = field(default_factory=dict)  # by identity: kept, so that no other one gets it
-    alike: dict[Hashable, int] = field(default_factory=dict)  # numbers of those bodies, by all but whom they talk to
-    waits: dict[int, Waits] = field(default_factory=dict)  # by that number
-    right: set[int] = field(default_factory=set)  # numbers of bodies that hold what their stages need
-    counts: dict[int, tuple[int, int]] = field(default_factory=dict)  # by number: instructions, exchanges
-    actions: dict[tuple[str, int], Action] = field(default_factory=dict)  # by text and micro-batch
     inside: Inside | None = None  # bytes that segments need inside beside what they return; a ledger knows none
-
-    def number_of(self, rank: int, body: Body) -> int:
-        """One number for all bodies that differ in whom they talk to alone, as long as that is not the own rank."""
-        known = self.bodies.get(id(body))
-        if known is None:
-            same = body.name, body.actions, tuple([_but_peer(rank, i) for i in body.instructions])
-            known = self.bodies[id(body)] = body, self.alike.setdefault(same, len(self.alike))
-        return known[1]
 
     def find(
         self, before: tuple[int, ...], act: Callable[[list[Namespace], Memory], None]
@@ -159,12 +143,3 @@ class Effects:
         if number == len(self.states):
             self.states.append(state)
         return number
-
-
-def _but_peer(rank: int, instruction: Instruction) -> Hashable:
-    """All of an instruction but the other rank it talks to. Bodies that are made together have most of them in common:
-    identity tells, as long as the bodies are kept."""
-    i = instruction
-    if i.peer < 0:
-        return id(i)
-    return i.kind, i.slot, i.action, i.phase, i.site, i.wait, i.reads, i.writes, i.params, i.weights, i.peer == rank

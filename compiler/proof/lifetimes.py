@@ -19,8 +19,8 @@ from functools import partial
 from compiler.ir import Body, Buffer, Instruction, Invocation, Message, Program
 from compiler.proof.certificate import ProofError
 from compiler.proof.channels import message_of
-from compiler.proof.effects import Effects, Found, Memory, Namespace, Place, Rows, Storage, Waits
-from compiler.proof.structure import EXCHANGES, waits_of
+from compiler.proof.effects import Effects, Found, Memory, Namespace, Place, Rows, Storage
+from compiler.proof.structure import EXCHANGES, Waits
 from compiler.schedules.schedule import Schedule
 from runtime.actions import Action, Step, actions_of
 
@@ -46,7 +46,7 @@ class RankValues:
         """`fixed_rows`: how many received rows fixed bytes are to stand for; one `effects` knows one number."""
         self.schedule, self.fixed_rows = schedule, fixed_rows
         self.rank, self.rows, self.message, self.effects = rank, rows, program.message, effects
-        self.bodies = {body.name: (body, self._waits(body)) for body in program.bodies[rank]}
+        self.bodies = {body.name: (body, effects.bodies.waits(rank, body)) for body in program.bodies[rank]}
         self.numbers: dict[Place, int] = {}  # of the states
         self.turn = schedule.turn
         self.firsts: dict[int, tuple[int, int]] = {}  # of `_place`, by stage: of each direction
@@ -58,7 +58,7 @@ class RankValues:
         self.memory = Memory()
 
     def invoke(self, invocation: Invocation, step: Step) -> None:
-        """Go through one invocation and what is posted before and released after it."""
+        """Go through one invocation, with what is posted before it and released after it."""
         name, micro_batches, posts, releases = invocation
         if posts:
             self._post(invocation, step, self.memory)
@@ -73,25 +73,19 @@ class RankValues:
             found = self._found(name, (self.rank, micro_batches), slots)
         numbers = self.numbers
         before = (numbers.get(places[0], 0), *[numbers.get(place, 0) for place in places[1:]])
-        known = found.get(before)
-        if known is None:
+        effect = found.get(before)
+        if effect is None:
             body, waits = self.bodies[name]
             act = partial(self._run, body, waits, actions_of(step), slots)
-            known = found[before] = self.effects.find(before, act)
-        numbers.update(zip(places, known[0], strict=True))
-        self.memory.follow(known[1])
+            effect = found[before] = self.effects.find(before, act)
+        numbers.update(zip(places, effect[0], strict=True))
+        self.memory.follow(effect[1])
         for _, message in releases:
             self._release(message)
 
-    def _waits(self, body: Body) -> Waits:
-        number = self.effects.number_of(self.rank, body)
-        if number not in self.effects.waits:
-            self.effects.waits[number] = waits_of(self.rank, body)
-        return self.effects.waits[number]
-
     def _found(self, name: str, sizes: Hashable, slots: tuple[int, ...]) -> Found:
-        """What is known of a body on the micro-batches of so many places."""
-        number = self.effects.number_of(self.rank, self.bodies[name][0])
+        """The effects that were found of a body on the micro-batches of so many places."""
+        number = self.effects.bodies.number(self.rank, self.bodies[name][0])
         return self.effects.found.setdefault((number, sizes, self.message_number, slots), {})
 
     def _release(self, message: Message) -> None:
@@ -102,11 +96,11 @@ class RankValues:
         first, found = self.sent[action]
         place = first[micro_batch >= self.turn], micro_batch
         before = (self.numbers.get(place, 0),)
-        known = found.get(before)
-        if known is None:
-            known = found[before] = self.effects.find(before, partial(release, action))
-        self.numbers[place] = known[0][0]
-        self.memory.follow(known[1])
+        effect = found.get(before)
+        if effect is None:
+            effect = found[before] = self.effects.find(before, partial(release, action))
+        self.numbers[place] = effect[0][0]
+        self.memory.follow(effect[1])
 
     def spaces(self) -> dict[Place, Namespace]:
         """The namespaces as they stand, to be gone on with without the rank."""
@@ -136,11 +130,11 @@ class RankValues:
         return _different([self._place(action.stage, action.micro_batch) for action in actions])
 
     def _place(self, stage: int, micro_batch: int) -> Place:
-        """Where its values live."""
+        """The place where the values of a stage's micro-batch live."""
         return self._first(stage)[micro_batch >= self.turn], micro_batch
 
     def _first(self, stage: int) -> tuple[int, int]:
-        """Of the stages that precede one on this rank without a gap, the first: in each direction."""
+        """The first of the stages that precede one on this rank without a gap, in each direction."""
         if stage not in self.firsts:
             firsts = []
             for micro_batch in (0, self.turn):  # where there is one direction, nobody asks for the second
@@ -204,7 +198,7 @@ class RankValues:
         return Storage(row * self.fixed_rows, row * self._rows(site, micro_batch), name=buffer.name)
 
     def _rows(self, site: str, micro_batch: int) -> int:
-        """What its rank receives in a layer. A site without one receives nothing, and asks for nothing recorded."""
+        """The rows that its rank receives in a layer. A site without one receives none, and asks for none recorded."""
         if isinstance(self.rows, int):
             return self.rows
         return self.rows(self.rank, site.split(".")[0], micro_batch)

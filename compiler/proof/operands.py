@@ -60,9 +60,9 @@ def operands(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) -
 
 
 def _of_run(use: Use, phase: str, cuts: Cuts) -> Operands:
-    made, signature, tensors = cuts[use.site], signature_of(use, phase, cuts), dict(use.params)
-    values = _values(use, made)
-    buffers = {b.name: b for b in (*made.outputs, *made.saved, *made.gradients, *made.deferred)}
+    cut, signature, tensors = cuts[use.site], signature_of(use, phase, cuts), dict(use.params)
+    values = _values(use, cut)
+    buffers = {b.name: b for b in (*cut.outputs, *cut.saved, *cut.gradients, *cut.deferred)}
     accumulators = {f"g_{local}": tensor for local, tensor in use.params}
     params = tensors | accumulators
     added, read = (tuple(of[local] for local in signature.args if local in of) for of in (accumulators, tensors))
@@ -74,11 +74,11 @@ def _of_run(use: Use, phase: str, cuts: Cuts) -> Operands:
     )
 
 
-def _values(use: Use, made: Cut) -> dict[str, str]:
+def _values(use: Use, cut: Cut) -> dict[str, str]:
     """Local names of a segment → values of its stage: what is saved or deferred begins with the site."""
     outer = dict(zip((i.name for i in use.segment.inputs), use.inputs, strict=True))
     outer |= zip((o.name for o in use.segment.outputs), use.outputs, strict=True)
-    inner = {b.name: f"{use.site.replace('.', '_')}_{b.name}" for b in (*made.saved, *made.deferred)}
+    inner = {b.name: f"{use.site.replace('.', '_')}_{b.name}" for b in (*cut.saved, *cut.deferred)}
     return outer | {f"d_{local}": f"d_{value}" for local, value in outer.items()} | inner
 
 
@@ -90,8 +90,7 @@ def _of_exchange(step: Communication, kind: str, phase: str) -> tuple[tuple[str,
     """
     given, taken, route = step.sizes, step.outputs, f"{step.site}_route"
     if kind == "counts":
-        known = Buffer(route, (2, given[-1].shape[0]), "int64")
-        return (given[-1].name,), (known, taken[-1])
+        return (given[-1].name,), (Buffer(route, (2, given[-1].shape[0]), "int64"), taken[-1])
     if kind == "dispatch":
         given, taken = given[:-1], taken[:-1]
     if phase == "F":

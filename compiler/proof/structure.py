@@ -7,72 +7,134 @@ It leaves to the later passes only *when* things happen. A body is looked at onc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import TypeAlias
 
 from compiler.ir import Body, Communication, Instruction, Plan, Program, Stage
 from compiler.proof.certificate import ProofError
-from compiler.proof.effects import Effects, Waits
 from compiler.proof.operands import Cuts, operands, runs, steps_of
 from compiler.schedules.schedule import Schedule, ScheduleError
 from runtime.actions import Action, Pair, Step, actions_of, parse_step
 
 Key: TypeAlias = tuple[str, str, str, str]  # (kind, phase, site, value or what is waited for)
+Waits: TypeAlias = dict[int, int]  # index of each exchange's start in a body -> that of the wait which ends it
 
 PHASES = {"F": "F", "B": "IW", "I": "I", "W": "W"}
 EXCHANGES = ("counts", "dispatch", "combine")
 
 
-def schedule_of(program: Program, plan: Plan, known: Effects | None = None) -> Schedule:
-    """The schedule a program carries out, legal (each F, then B or I…W, once, on the placement's rank) on the plan.
+class Bodies:
+    """The bodies of programs, by number, with what was found of each: made once, however many programs have it.
 
-    `known` has the actions of programs that were read before.
+    Bodies that differ in whom they talk to alone have one number, as long as that is not the own rank.
     """
-    actions = {} if known is None else known.actions
-    num_ranks = len(program.bodies)
-    if len(program.invocations) != num_ranks or plan.mesh.pp != num_ranks:
-        raise ProofError(
-            f"{num_ranks} ranks have bodies, {len(program.invocations)} invocations, and the plan has {plan.mesh.pp}"
-        )
-    steps = tuple(tuple(_steps(program, rank, actions)) for rank in range(num_ranks))
-    needed, held = program.stage_placement, plan.stage_placement
-    schedule = Schedule(program.name, num_ranks, program.num_micro_batches, needed, steps)
-    try:
-        schedule.check()
-    except ScheduleError as error:
-        raise ProofError(str(error)) from None
-    if needed.num_stages(num_ranks) != len(plan.stages):
-        raise ProofError(f"placement {needed} on {num_ranks} ranks does not fit {len(plan.stages)} stages")
-    if not held.supports(needed, num_ranks):
-        raise ProofError(f"a {needed} program runs stages that a {held} plan does not store there")
-    return schedule
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, tuple[Body, int]] = {}  # by identity; the body stays, so that no other one gets it
+        self._alike: dict[Hashable, int] = {}  # by all but whom a body talks to
+        self._waits: dict[int, Waits] = {}
+        self._counts: dict[int, tuple[int, int]] = {}
+
+    def number(self, rank: int, body: Body) -> int:
+        """The number of a body on a rank."""
+        found = self._numbers.get(id(body))
+        if found is None:
+            same = body.name, body.actions, tuple([_but_peer(rank, i) for i in body.instructions])
+            found = self._numbers[id(body)] = body, self._alike.setdefault(same, len(self._alike))
+        return found[1]
+
+    def waits(self, rank: int, body: Body) -> Waits:
+        """The wait of each exchange; ProofError where one has none."""
+        number = self.number(rank, body)
+        if number not in self._waits:
+            self._waits[number] = waits_of(rank, body)
+        return self._waits[number]
+
+    def counts(self, rank: int, body: Body) -> tuple[int, int]:
+        """The numbers of instructions, and of exchanges that start among them."""
+        number = self.number(rank, body)
+        if number not in self._counts:
+            self._counts[number] = len(body.instructions), sum(i.kind in EXCHANGES for i in body.instructions)
+        return self._counts[number]
 
 
-def check_bodies(program: Program, plan: Plan, known: Effects) -> None:
-    """Raise ProofError unless every body holds what its actions need, and nothing else; of those `known` to, again."""
-    cuts = plan.cuts
-    for rank, bodies in enumerate(program.bodies):
-        names = [body.name for body in bodies]
-        if len(set(names)) < len(names):
-            raise ProofError(f"rank {rank}: two bodies have one name")
-        if set(names) != {invocation.body for invocation in program.invocations[rank]}:
-            raise ProofError(f"rank {rank}: there is a body that nothing invokes")
-        for body in bodies:
-            number = known.number_of(rank, body)
-            if number in known.right:
-                continue
-            _check_labels(rank, body)
-            for slot, action in enumerate(body.actions):
-                stage = plan.stages[int(action[1:])]
-                steps = steps_of(stage)
-                own = [i for i in body.instructions if i.slot == slot and i.kind != "free"]
-                _check_counts(f"rank {rank}, {action}", own, _needs(stage, PHASES[action[0]], cuts))
-                for i in own:
-                    has = (i.reads, i.params, i.weights, i.writes if i.kind not in EXCHANGES else ())
-                    if has != operands(i, stage, steps, cuts):
-                        raise ProofError(f"rank {rank}, {action}: {_name(i)} has other operands than its stage says")
-            waits_of(rank, body)
-            known.right.add(number)
+def _but_peer(rank: int, instruction: Instruction) -> Hashable:
+    """All of an instruction but the other rank it talks to. Bodies that are made together have most of them in common:
+    identity tells, as long as the bodies stay."""
+    i = instruction
+    if i.peer < 0:
+        return id(i)
+    return i.kind, i.slot, i.action, i.phase, i.site, i.wait, i.reads, i.writes, i.params, i.weights, i.peer == rank
+
+
+class Structure:
+    """The first pass, over the programs of one plan. A body that was found right is not looked at again."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.bodies = Bodies()
+        self._plan = plan
+        self._right: set[int] = set()  # numbers of bodies
+        self._actions: dict[tuple[str, int], Action] = {}  # by text and micro-batch
+
+    def schedule_of(self, program: Program) -> Schedule:
+        """The schedule of a program, legal (each F, then B or I…W, once, on the placement's rank) on the plan."""
+        plan, num_ranks, invoked = self._plan, len(program.bodies), len(program.invocations)
+        if invoked != num_ranks or plan.mesh.pp != num_ranks:
+            raise ProofError(f"{num_ranks} ranks have bodies, {invoked} invocations, and the plan has {plan.mesh.pp}")
+        steps = tuple(tuple(self._steps(program, rank)) for rank in range(num_ranks))
+        needed, held = program.stage_placement, plan.stage_placement
+        schedule = Schedule(program.name, num_ranks, program.num_micro_batches, needed, steps)
+        try:
+            schedule.check()
+        except ScheduleError as error:
+            raise ProofError(str(error)) from None
+        if needed.num_stages(num_ranks) != len(plan.stages):
+            raise ProofError(f"placement {needed} on {num_ranks} ranks does not fit {len(plan.stages)} stages")
+        if not held.supports(needed, num_ranks):
+            raise ProofError(f"a {needed} program runs stages that a {held} plan does not store there")
+        return schedule
+
+    def check(self, program: Program) -> None:
+        """Raise ProofError unless every body holds what its actions need, and nothing else."""
+        for rank, bodies in enumerate(program.bodies):
+            names = [body.name for body in bodies]
+            if len(set(names)) < len(names):
+                raise ProofError(f"rank {rank}: two bodies have one name")
+            if set(names) != {invocation.body for invocation in program.invocations[rank]}:
+                raise ProofError(f"rank {rank}: there is a body that nothing invokes")
+            for body in bodies:
+                number = self.bodies.number(rank, body)
+                if number not in self._right:
+                    self._check_body(rank, body)
+                    self._right.add(number)
+
+    def _check_body(self, rank: int, body: Body) -> None:
+        _check_labels(rank, body)
+        for slot, action in enumerate(body.actions):
+            stage = self._plan.stages[int(action[1:])]
+            steps = steps_of(stage)
+            of_slot = [i for i in body.instructions if i.slot == slot and i.kind != "free"]
+            _check_counts(f"rank {rank}, {action}", of_slot, _needs(stage, PHASES[action[0]], self._plan.cuts))
+            for i in of_slot:
+                has = (i.reads, i.params, i.weights, i.writes if i.kind not in EXCHANGES else ())
+                if has != operands(i, stage, steps, self._plan.cuts):
+                    raise ProofError(f"rank {rank}, {action}: {_name(i)} has other operands than its stage says")
+        self.bodies.waits(rank, body)
+
+    def _steps(self, program: Program, rank: int) -> Iterator[Step]:
+        """The steps that the invocations of a rank run, from the texts of its bodies' actions."""
+        texts = {body.name: body.actions for body in reversed(program.bodies[rank])}
+        for invocation in program.invocations[rank]:
+            name, micro_batches = invocation.body, invocation.micro_batches
+            of = texts.get(name, ())
+            if len(of) != len(micro_batches) or len(of) not in (1, 2):
+                raise ProofError(f"rank {rank}, {name}: no body of this name takes {len(micro_batches)} micro-batches")
+            taken = []
+            for key in zip(of, micro_batches, strict=True):
+                if key not in self._actions:
+                    self._actions[key] = _action(rank, name, *key)
+                taken.append(self._actions[key])
+            yield taken[0] if len(taken) == 1 else Pair(*taken)
 
 
 def waits_of(rank: int, body: Body) -> Waits:
@@ -99,22 +161,6 @@ def waits_of(rank: int, body: Body) -> Waits:
         late = body.instructions[start]
         raise ProofError(f"rank {rank}, {late.action}: {_name(late)} is never waited for")
     return ends
-
-
-def _steps(program: Program, rank: int, known: dict[tuple[str, int], Action]) -> Iterator[Step]:
-    """What the invocations of a rank are of, from the texts of its bodies' actions; each action is read once."""
-    texts = {body.name: body.actions for body in reversed(program.bodies[rank])}
-    for invocation in program.invocations[rank]:
-        name, micro_batches = invocation.body, invocation.micro_batches
-        of = texts.get(name, ())
-        if len(of) != len(micro_batches) or len(of) not in (1, 2):
-            raise ProofError(f"rank {rank}, {name}: no body of this name takes {len(micro_batches)} micro-batches")
-        taken = []
-        for key in zip(of, micro_batches, strict=True):
-            if key not in known:
-                known[key] = _action(rank, name, *key)
-            taken.append(known[key])
-        yield taken[0] if len(taken) == 1 else Pair(*taken)
 
 
 def _action(rank: int, name: str, text: str, micro_batch: int) -> Action:
@@ -171,8 +217,8 @@ def _check_labels(rank: int, body: Body) -> None:
             )
 
 
-def _check_counts(where: str, own: list[Instruction], needs: frozenset[Key]) -> None:
-    counts = Counter(_key(instruction) for instruction in own)
+def _check_counts(where: str, instructions: list[Instruction], needs: frozenset[Key]) -> None:
+    counts = Counter(_key(instruction) for instruction in instructions)
     for key in sorted(needs | counts.keys()):
         if key not in needs:
             raise ProofError(f"{where}: {_text(key)} does not belong to it")

@@ -143,7 +143,7 @@ def layer_times(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, layer: str) -
     exchanges: defaultdict[str, float] = defaultdict(float)
     latency: defaultdict[str, float] = defaultdict(float)
     launches = 0
-    chains = Chains(stage, cuts, rates, -1, -1)
+    chains = Chains(stage, cuts, rates)
     for node in (*chains.of("F"), *chains.of("B")):
         instruction = node.instruction
         if instruction.site.partition(".")[0] == layer and instruction.kind in EXCHANGES:
@@ -216,7 +216,7 @@ def pair_s(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, trace: Trace) -> f
     for stage in plan.stages:
         sites = {_site(step) for step in stage.steps}
         if trace.layer in sites and len(sites) == trace.layers:
-            chains = Chains(stage, cuts, rates, -1, -1)
+            chains = Chains(stage, cuts, rates)
             jobs = jobs_of([chains.of("F"), chains.of("B")])
             return end_of(jobs, best_order(jobs)) * 1e-9
     return None

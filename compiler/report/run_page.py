@@ -72,7 +72,7 @@ def write_run_report(run: Path) -> Path:
         metrics=metrics,
         data=_meta(run),
         load=_load(run / "load.json"),
-        memory=measured_memories(run, spec, lowered.plan, lowered.plan.cuts, lowered.schedules),
+        memory=measured_memories(run, spec, lowered.lowering, lowered.schedules),
         damaged_rows=damaged,
     )
     text = report_html(report_of(spec, lowered, figures))

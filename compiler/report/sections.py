@@ -10,29 +10,24 @@ from compiler.emit.build_files import layers_of
 from compiler.emit.build_summary import parts_of
 from compiler.ir import Plan, Use
 from compiler.lower.estimate import rank_times
-from compiler.lower.lanes import Best, best_order
 from compiler.picture import panel_of
 from compiler.picture.comm_lane import lanes_of
 from compiler.predict.memory_run import measured_line
-from compiler.predict.predict import memories, predicted, timed
+from compiler.predict.predict import memories, predicted, timed_on
 from compiler.report.planned import planned_of
 from compiler.report.report import ExpertRow, RankRow, Report, RunFigures, StageRow
 from compiler.schedules.costs import Costs
-from compiler.topology.rank_kinds import rank_rates
 from dsl.memory import Memory
 from dsl.schema import Spec
 
 
-def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None, best: Best = best_order) -> Report:
-    """The report of a build; of a run of it if `run` is given. Times are predicted from the cluster, not measured.
-
-    `best`: who knows or finds the orders of actions (compiler/lower/order_cache.py).
-    """
+def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Report:
+    """The report of a build; of a run of it if `run` is given. Times are predicted from the cluster, not measured."""
     plan = lowered.plan
     schedule = lowered.main_schedule
     program = lowered.programs[f"train_{schedule.num_micro_batches}"]
-    lanes = lanes_of(program, rank_times(plan, plan.cuts, rank_rates(spec)))
-    found = timed(spec, schedule, plan=plan, best=best)
+    lanes = lanes_of(program, rank_times(lowered.lowering))
+    found = timed_on(spec, lowered.lowering, schedule)
     elements = {replica.name: replica.num_elements for replica in plan.replicas if replica.role == "parameter"}
     held = _held(plan, elements)
     panel = panel_of(schedule, Costs(), lanes=lanes, timeline=found.timeline)

@@ -1,4 +1,4 @@
-"""What was emitted for a segment, kept by everything that decides it: a compilation that finds it needs no torch.
+"""What was emitted for a segment, stored by everything that decides it: a compilation that finds it needs no torch.
 
 An entry is a file `segments/<key>.json`. Its key is the digest of the segment, of the number of SMs, of the sources
 that trace and print, and of the versions of Python, torch and jinja2. It holds the emitted text, and a digest of it.
@@ -11,24 +11,25 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import astuple
-from functools import partial
+from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from compiler.cache_folder import text_of
 from compiler.ir import Emitted, Segment, SegmentCode
+from compiler.segments import emit
 from compiler.segments.printer import module_name
 
 FOLDER = "segments"
-MAX_BYTES = 16 << 20  # of an entry; those of DeepSeek-V3 have some ten thousand
 
 # What decides how a segment is traced, cut, checked and printed, from the root of the sources: all that
 # compiler/segments and runtime/ops/library.py import, and the layers, whose functions are traced.
 SOURCES = (
     "compiler/__init__.py",
+    "compiler/cache_folder.py",
     "compiler/dtypes.py",
     "compiler/segments",
     "compiler/holders.py",
@@ -43,8 +44,52 @@ SOURCES = (
 PACKAGES = ("torch", "jinja2")  # their whole versions: a build for a GPU may trace another graph
 
 
+class Segments:
+    """Emitted segments: found in a cache, or traced; each once, for as many builds as ask.
+
+    folder: the cache, there or not; None: there is none.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._codes: dict[tuple[object, int], SegmentCode] = {}  # by key and number of SMs
+
+    def code(self, segment: Segment, num_sms: int, progress: Callable[[str], None]) -> SegmentCode:
+        """The emitted segment; its kernels use `num_sms` SMs. `progress` is told of tracing, which imports torch."""
+        key = segment.key, num_sms
+        if key not in self._codes:
+            found = self._find(segment, num_sms)
+            if found is None:
+                progress(f"trace {segment.kind}")
+                found = emit(segment, num_sms)
+            self._codes[key] = found
+        return self._codes[key]
+
+    def entries(self, segments: Iterable[Segment], num_sms: int) -> dict[str, str]:
+        """Path → text of the entries of segments that were asked for; none where there is no cache."""
+        if self._folder is None:
+            return {}
+        keyed = {segment.key: (key_of(segment, num_sms, self._tools), segment) for segment in segments}
+        return {
+            f"{FOLDER}/{name}.json": entry(name, self._codes[segment.key, num_sms]) for name, segment in keyed.values()
+        }
+
+    def _find(self, segment: Segment, num_sms: int) -> SegmentCode | None:
+        return find(self._folder, key_of(segment, num_sms, self._tools), segment) if self._folder else None
+
+    @cached_property
+    def _tools(self) -> str:
+        return tools()
+
+
+def find(folder: Path, key: str, segment: Segment) -> SegmentCode | None:
+    """The entry of a key in a cache, or None."""
+    text = text_of(folder / FOLDER, key)
+    return read(text, key, segment) if text is not None else None
+
+
 def sources_digest(root: Path) -> str:
-    """Of every file of `SOURCES` below `root`, by its path."""
+    """The digest of every file of `SOURCES` below `root`, with its path."""
     digest = hashlib.sha256()
     for place in SOURCES:
         path = root / place
@@ -55,14 +100,14 @@ def sources_digest(root: Path) -> str:
 
 
 def tools() -> str:
-    """What traces and prints, beside the segment: digest of the sources, and versions."""
+    """What decides the emitted text beside the segment: digest of the sources, and versions."""
     versions = {name: metadata.version(name) for name in PACKAGES}
     python = ".".join(map(str, sys.version_info[:3]))
     return json.dumps([sources_digest(Path(__file__).parents[2]), python, versions])
 
 
 def key_of(segment: Segment, num_sms: int, tools: str) -> str:
-    """64 digits that tell any two emitted segments apart. `tools`: as of the function of this name."""
+    """A digest that tells any two emitted segments apart. `tools`: what the function of this name returns."""
     values = [
         segment.kind,
         _function(segment.function),
@@ -82,8 +127,8 @@ def _function(function: Callable[..., Any]) -> list[object]:
     """A layer's function by name, and the constants it is given. Its text is among `SOURCES`."""
     whole = function if isinstance(function, partial) else partial(function)
     module, name = whole.func.__module__, whole.func.__qualname__
-    known = getattr(sys.modules[module], name, None)
-    assert module.startswith("compiler.layers.") and known is whole.func, f"{function} is no layer's"
+    found = getattr(sys.modules[module], name, None)
+    assert module.startswith("compiler.layers.") and found is whole.func, f"{function} is no layer's"
     assert not whole.args, function
     return [module, name, sorted(whole.keywords.items())]
 
@@ -96,7 +141,7 @@ def entry(key: str, code: SegmentCode) -> str:
 
 
 def read(text: str, key: str, segment: Segment) -> SegmentCode | None:
-    """What an entry holds; None where it is not whole, or not of this key."""
+    """The code that an entry holds; None where it is not whole, or not of this key."""
     try:
         given = json.loads(text)["code"]
         kernels = tuple((str(name), str(source)) for name, source in given["kernels"])
@@ -110,47 +155,6 @@ def read(text: str, key: str, segment: Segment) -> SegmentCode | None:
 
 def _call(function: str, op: str, kernel: str, parts: list[str], saved: int, saved_row: int) -> Emitted:
     return Emitted(str(function), str(op), str(kernel), tuple(map(str, parts)), int(saved), int(saved_row))
-
-
-def find(folder: Path, key: str, segment: Segment) -> SegmentCode | None:
-    """The entry of a key in a cache, or None."""
-    text = text_of(folder / FOLDER, key)
-    return read(text, key, segment) if text is not None else None
-
-
-def text_of(folder: Path, key: str) -> str | None:
-    """Of the file that has the entry of a key; None where there is none that can be read."""
-    path = folder / f"{key}.json"
-    try:
-        return path.read_text("utf-8") if path.is_file() and path.stat().st_size <= MAX_BYTES else None
-    except (OSError, ValueError):
-        return None
-
-
-def keep(folder: Path, entries: Iterable[tuple[str, str]]) -> None:
-    """Put entries, (path, text), into a cache that several compilations may use at once. Raises OSError.
-
-    Each is written under a name of its own and moved into place; one that is there already stays.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in entries:
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        if _is(path, text):
-            continue
-        with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=".new-", delete=False) as scratch:
-            written = Path(scratch.name)
-            try:
-                scratch.write(text.encode())
-                scratch.close()
-                written.replace(path)
-            except OSError:
-                written.unlink(missing_ok=True)
-                raise
-
-
-def _is(path: Path, text: str) -> bool:
-    return path.is_file() and path.stat().st_size <= MAX_BYTES and path.read_bytes() == text.encode()
 
 
 def _digest(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Searches for the pipeline schedule that ends soonest under a cap on activations: `solve` (the schedule `auto`)."""
+"""Searches for the pipeline schedule that ends soonest under a cap on activations: `Solver` finds `auto`."""
 
 from __future__ import annotations
 
-from compiler.solver.solve import Cores, Solution, default_cap, is_long, solve, solve_on
+from compiler.solver.solve import Solution, Solver, default_cap, is_long
 
-__all__ = ["Cores", "Solution", "default_cap", "is_long", "solve", "solve_on"]
+__all__ = ["Solution", "Solver", "default_cap", "is_long"]

@@ -1,4 +1,4 @@
-"""The least makespan of a problem by constraint programming, for small ones: a proof where `solve` has only a bound.
+"""The least makespan of a problem by constraint programming, for small ones: a proof where `Solver` has only a bound.
 
 Needs OR-tools (the extra `solve`). What is proven holds of all orders that the problem's form has: under `folded`,
 those in which mirrored ranks run the same list.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from itertools import chain
@@ -27,7 +27,7 @@ from compiler.solver.tokens import Slots
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, StagePlacement, V
 from runtime.actions import Pair, actions_of
 
-Cores = dict[tuple[object, ...], Core | None]  # what was searched, by all that it depends on
+_Cores = dict[tuple[object, ...], Core | None]  # what was searched, by all that it depends on
 _MOST_ACTIONS = 10_000  # forwards and backwards of a core; in the time for more of them a search finds next to nothing
 
 
@@ -96,8 +96,10 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Search:
+    """A search, and the cores that searches have found: those are the solver's."""
+
     effort: float
-    cores: Cores
+    cores: _Cores
     report: Report
 
     def part(self, at: int, count: int, effort: float = 1.0) -> _Search:
@@ -111,53 +113,52 @@ def default_cap(num_ranks: int) -> int:
     return num_ranks + 1
 
 
-def solve(
-    num_ranks: int,
-    num_micro_batches: int,
-    costs: Costs,
-    cap: int | None = None,
-    effort: float = 1.0,
-    cores: Cores | None = None,
-    report: Report = lambda share: None,
-    chunks: int = DEFAULT_CHUNKS,
-) -> Solution:
-    """The best schedule found of any placement. Costs and cap are those of 1/P of the model: with v stages a rank, an
-    action takes 1/v of them and an activation counts 1/v.
-
-    Searched on are `bidirectional` where P and N are even, `v` where one is odd, and then `bidirectional` or `loop(1)`
-    if something better could be there. Candidates are all named schedules, `interleaved` with `chunks` stages a rank.
-    Of equal ones that with fewer copies of the parameters is taken.
+@dataclass(frozen=True)
+class Solver:
+    """Searches at given costs under a cap on activations. It remembers them: once there are enough micro-batches,
+    other numbers of these cost next to nothing.
 
     `cap` None: what a named schedule holds, or `default_cap`. `effort` scales how much is searched: about 18 s a
-    placement at most at 1. `cores` remembers searches: with the same dict, other numbers of micro-batches cost next to
-    nothing once there are enough of them. `report` is told of progress. Equal arguments give equal schedules.
-    ValueError for sizes, weights or a cap with which nothing runs.
+    placement at most at 1. `report` is told of progress. Equal arguments give equal schedules.
     """
-    P, N = num_ranks, num_micro_batches
-    asked = _checked(_Asked(P, N, costs, P, cap))
-    placements = (V, ONE_STAGE) if P % 2 else (V, BIDIRECTIONAL) if N % 2 else (BIDIRECTIONAL,)
-    effort /= 2 if BIDIRECTIONAL in placements and V in placements else 1  # both will mostly be searched on
-    search = _Search(effort, {} if cores is None else cores, report)
-    return _solved(asked, placements, _named(asked, chunks), search)
 
+    costs: Costs
+    cap: int | None = None
+    effort: float = 1.0
+    report: Report = lambda share: None
+    cores: _Cores = field(default_factory=dict, init=False, repr=False, compare=False)
 
-def solve_on(
-    placement: StagePlacement,
-    num_ranks: int,
-    num_micro_batches: int,
-    costs: Costs,
-    cap: int | None = None,
-    effort: float = 1.0,
-    cores: Cores | None = None,
-    report: Report = lambda share: None,
-) -> Solution:
-    """Search the shortest schedule for ranks that hold their stages by `placement`: `v`, `bidirectional`, `loop(1)`.
+    def solve(self, num_ranks: int, num_micro_batches: int, chunks: int = DEFAULT_CHUNKS) -> Solution:
+        """The best schedule found of any placement. Costs and cap are those of 1/P of the model: with v stages a rank,
+        an action takes 1/v of them and an activation counts 1/v.
 
-    Costs and cap are those of one of its stages.
-    """
-    asked = _checked(_Asked(num_ranks, num_micro_batches, costs, placement.num_stages(num_ranks), cap))
-    search = _Search(effort, {} if cores is None else cores, report)
-    return _solved(asked, (placement,), _named(asked, DEFAULT_CHUNKS, placement), search)
+        Searched on are `bidirectional` where P and N are even, `v` where one is odd, and then `bidirectional` or
+        `loop(1)` if something better could be there. Candidates are all named schedules, `interleaved` with `chunks`
+        stages a rank. Of equal ones that with fewer copies of the parameters is taken. ValueError for sizes, weights or
+        a cap with which nothing runs.
+        """
+        P, N = num_ranks, num_micro_batches
+        asked = _checked(_Asked(P, N, self.costs, P, self.cap))
+        placements = (V, ONE_STAGE) if P % 2 else (V, BIDIRECTIONAL) if N % 2 else (BIDIRECTIONAL,)
+        both = BIDIRECTIONAL in placements and V in placements  # both will mostly be searched on
+        search = _Search(self.effort / (2 if both else 1), self.cores, self.report)
+        return _solved(asked, placements, _named(asked, chunks), search)
+
+    def solve_on(
+        self,
+        placement: StagePlacement,
+        num_ranks: int,
+        num_micro_batches: int,
+        effort: float | None = None,
+        report: Report | None = None,
+    ) -> Solution:
+        """Find the shortest schedule for ranks that hold their stages by `placement`: `v`, `bidirectional`, `loop(1)`.
+
+        Costs and cap are those of one of its stages. `effort`, `report`: of this search, where they are others.
+        """
+        asked = _checked(_Asked(num_ranks, num_micro_batches, self.costs, placement.num_stages(num_ranks), self.cap))
+        search = _Search(self.effort if effort is None else effort, self.cores, report or self.report)
+        return _solved(asked, (placement,), _named(asked, DEFAULT_CHUNKS, placement), search)
 
 
 def _checked(asked: _Asked) -> _Asked:
@@ -284,6 +285,6 @@ def _first(schedule: Schedule, num_micro_batches: int) -> Schedule:
         return schedule
     ranks = []
     for steps in schedule.actions:
-        kept = [tuple(action for action in actions_of(step) if action.micro_batch < N) for step in steps]
-        ranks.append(tuple(Pair(*actions) if len(actions) == 2 else actions[0] for actions in kept if actions))
+        left = [tuple(action for action in actions_of(step) if action.micro_batch < N) for step in steps]
+        ranks.append(tuple(Pair(*actions) if len(actions) == 2 else actions[0] for actions in left if actions))
     return replace(schedule, num_micro_batches=N, actions=tuple(ranks))

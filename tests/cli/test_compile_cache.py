@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import compiler.build
 from compiler.cli import main
 from compiler.commands import train
 from compiler.ir import Segment, SegmentCode
-from compiler.segments import emit
+from compiler.segments import cache, emit
 from runtime.build_files import CACHE
 
 SPEC = Path(__file__).parents[2] / "specs" / "tiny.dsc"
@@ -47,7 +46,7 @@ def traced(monkeypatch: pytest.MonkeyPatch, known: dict[object, SegmentCode]) ->
             known[segment.key, num_sms] = emit(segment, num_sms)
         return known[segment.key, num_sms]
 
-    monkeypatch.setattr(compiler.build, "emit", counted)
+    monkeypatch.setattr(cache, "emit", counted)
     return kinds
 
 

@@ -8,10 +8,10 @@ from collections.abc import Hashable
 
 import pytest
 
-from compiler import build
 from compiler.build import compile_spec
 from compiler.ir import Cut, Segment, SegmentCode
 from compiler.plan import make_plan
+from compiler.segments import cache
 from compiler.segments.interpret import cut
 from tests.specs.shipped import shipped
 
@@ -42,7 +42,7 @@ def test_a_compilation_cuts_each_segment_once(name: str, counts: Counts, monkeyp
         emitted.append(segment.key)
         return SegmentCode(f"{segment.kind}_{len(emitted)}", "", ())
 
-    monkeypatch.setattr(build, "emit", emit)
+    monkeypatch.setattr(cache, "emit", emit)
     compile_spec(shipped(f"{name}.dsc"))
     assert counts == Counter(emitted) and emitted
 

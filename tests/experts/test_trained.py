@@ -16,8 +16,8 @@ from compiler.decide import lower_spec
 from compiler.experts.placement_file import layer_placement
 from compiler.experts.spec_experts import layers_with_experts
 from compiler.experts.spec_placement import OwnPlacement, mistakes
-from compiler.ir import SegmentCode
 from compiler.plan import make_plan
+from compiler.segments.cache import Segments
 from dsl.load import load as load_spec
 from dsl.schema import Spec
 from tests.runs.place import FOUR_RANKS, Place, bits, saved
@@ -38,8 +38,8 @@ def scattered(chosen: Spec, seed: int = 0) -> tuple[Spec, OwnPlacement]:
 
 
 @pytest.fixture(scope="module")
-def traced() -> dict[Any, Any]:
-    return {}
+def traced() -> Segments:
+    return Segments()
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def traced() -> dict[Any, Any]:
     [("v3", "dualpipe", 2, 2, 2, 1), ("v3", "1f1b", 1, 4, 4, 0), ("qwen", "zbv", 2, 2, 2, 0)],
 )
 def test_training_equals_autograd(
-    tmp_path: Path, traced: dict[Any, Any], of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
+    tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
 ) -> None:
     chosen, placement = scattered(spec(pp, ep, dp, 2 * pp, 5, zero, of, schedule))
     assert any(owners != tuple(sorted(owners)) for owners in placement.owners.values())
@@ -72,14 +72,14 @@ def test_experts_are_held_where_the_placement_says() -> None:
 
 
 @pytest.fixture(scope="module")
-def codes() -> dict[object, SegmentCode]:
-    return {}
+def segments() -> Segments:
+    return Segments()
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, codes: dict[object, SegmentCode]) -> Place:
+def place(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Place:
     """A run of three steps, and a placement by hand in which experts of a layer change places."""
-    place = Place(tmp_path_factory.mktemp("placed"), codes)
+    place = Place(tmp_path_factory.mktemp("placed"), segments)
     place.compile(FOUR_RANKS)
     place.dsc("train", "tiny.dsc", "--steps", 3)
     return place

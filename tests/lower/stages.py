@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 
-from compiler.ir import Cut, Plan
-from compiler.lower.chains import Chains, Node
+from compiler.lower import Lowering
+from compiler.lower.chains import Node
 from compiler.plan import make_plan
-from compiler.rates import Rates, rates_of
+from compiler.rates import rates_of
 from compiler.schedules.schedule import Schedule
 from dsl.schema import Spec
 from runtime.actions import Pair, actions_of
 from tests.specs.shipped import shipped
 
-Planned = tuple[Plan, Mapping[str, Cut], Rates]
 
-
-def planned_stages(spec: Spec) -> Planned:
-    plan = make_plan(spec)
-    return plan, plan.cuts, rates_of(spec)
+def lowering_of(spec: Spec) -> Lowering:
+    """The stages of a spec's plan, all on the device of its first pipeline rank."""
+    return Lowering(make_plan(spec), rates_of(spec))
 
 
 def pair_kinds(schedule: Schedule) -> frozenset[str]:
@@ -29,15 +26,14 @@ def pair_kinds(schedule: Schedule) -> frozenset[str]:
 
 
 @cache
-def deepseek_v3() -> Planned:
-    return planned_stages(shipped("deepseek-v3.dsc", "pretrain"))
+def deepseek_v3() -> Lowering:
+    return lowering_of(shipped("deepseek-v3.dsc", "pretrain"))
 
 
 @cache
-def small() -> Planned:
-    return planned_stages(shipped("quickstart.dsc", "quickstart"))
+def small() -> Lowering:
+    return lowering_of(shipped("quickstart.dsc", "quickstart"))
 
 
-def chain(planned: Planned, stage: int, kind: str) -> list[Node]:
-    plan, cuts, rates = planned
-    return Chains(plan.stages[stage], cuts, rates, -1, -1).of(kind)
+def chain(lowering: Lowering, stage: int, kind: str) -> list[Node]:
+    return lowering.chains(stage, 0).of(kind)

@@ -9,17 +9,18 @@ import pytest
 
 from compiler.decide import balanced_rows
 from compiler.ir import Body, Program
-from compiler.lower import lower
-from compiler.lower.estimate import Overlap, lane_times, overlaps_of, times_of
+from compiler.lower import Lowering
+from compiler.lower.estimate import Overlap, lane_times, overlaps_of, times_on
 from compiler.lower.lanes import best_order, end_of
 from compiler.lower.order import finish, interleave, jobs_of
+from compiler.lower.order_cache import Orders
 from compiler.proof import prove
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.schedule import Schedule
 from compiler.stage_placement import ONE_STAGE
 from runtime.actions import parse_step
 from tests.lower.events import Machines, given_to
-from tests.lower.stages import Planned, chain, deepseek_v3, planned_stages, small
+from tests.lower.stages import chain, deepseek_v3, lowering_of, small
 from tests.specs.shipped import shipped
 
 EXCHANGES = ("counts", "dispatch", "combine")
@@ -34,21 +35,21 @@ ROWS = (  # every kind of pair, on a pipeline of one rank
 )
 
 
-def one_rank() -> Planned:
-    return planned_stages(shipped("laptop-v2.dsc", "laptop_v2"))
+def one_rank() -> Lowering:
+    return lowering_of(shipped("laptop-v2.dsc", "laptop_v2"))
 
 
 def by_hand(row: str) -> Program:
-    plan, cuts, rates = one_rank()
+    lowering = one_rank()
     steps = tuple(map(parse_step, row.split()))
-    schedule = Schedule("by_hand", 1, 2, plan.stage_placement, (steps,))
+    schedule = Schedule("by_hand", 1, 2, lowering.plan.stage_placement, (steps,))
     schedule.check()
-    return lower(plan, schedule, cuts, rates)
+    return lowering.program(schedule)
 
 
 def small_program() -> Program:
-    plan, cuts, rates = small()
-    return lower(plan, dualpipe(2, 4), cuts, rates)
+    lowering = small()
+    return lowering.program(dualpipe(2, 4))
 
 
 def assert_as_predicted(body: Body, times: dict[tuple[str, str, str], int]) -> None:
@@ -63,17 +64,17 @@ def assert_as_predicted(body: Body, times: dict[tuple[str, str, str], int]) -> N
 
 @pytest.mark.parametrize("row", ROWS)
 def test_every_kind_of_pair_is_proven_and_takes_what_is_predicted(row: str) -> None:
-    plan, cuts, rates = one_rank()
-    program, times = by_hand(row), dict(times_of(plan, cuts, rates))
+    lowering = one_rank()
+    program, times = by_hand(row), dict(times_on(lowering, 0))
     spec = shipped("laptop-v2.dsc", "laptop_v2")
-    assert prove(program, plan, balanced_rows(spec)).num_actions == len(row.replace("|", " ").split())
+    assert prove(program, lowering.plan, balanced_rows(spec)).num_actions == len(row.replace("|", " ").split())
     for body in program.bodies[0]:
         assert_as_predicted(body, times)
 
 
 def test_a_program_takes_what_its_stages_were_said_to() -> None:
-    plan, cuts, rates = small()
-    program, times = small_program(), dict(times_of(plan, cuts, rates))
+    lowering = small()
+    program, times = small_program(), dict(times_on(lowering, 0))
     for body in {body.name: body for bodies in program.bodies for body in bodies}.values():
         assert_as_predicted(body, times)
         jobs = jobs_of([chain(small(), int(action[1:]), action[0]) for action in body.actions])
@@ -81,9 +82,9 @@ def test_a_program_takes_what_its_stages_were_said_to() -> None:
 
 
 def test_a_pair_of_deepseek_v3_takes_what_is_predicted() -> None:
-    plan, cuts, rates = deepseek_v3()
-    times = dict(times_of(plan, cuts, rates))
-    order = interleave([chain(deepseek_v3(), 5, "F"), chain(deepseek_v3(), 10, "B")])
+    lowering = deepseek_v3()
+    times = dict(times_on(lowering, 0))
+    order = interleave([chain(deepseek_v3(), 5, "F"), chain(deepseek_v3(), 10, "B")], Orders())
     body = Body("F5_B10", ("F5", "B10"), finish(order, ("F5", "B10"), (frozenset(), frozenset())))
     assert_as_predicted(body, times)
 
@@ -106,8 +107,8 @@ def test_waits_stand_before_the_first_reader_and_sends_behind_their_operand() ->
 
 
 def test_the_share_hidden_is_that_of_the_whole_step() -> None:
-    plan, cuts, rates = small()
-    program, times = small_program(), times_of(plan, cuts, rates)
+    lowering = small()
+    program, times = small_program(), times_on(lowering, 0)
     (overlap,) = overlaps_of({"train_4": program}, times).values()
     assert isinstance(overlap, Overlap)
     bodies = dict(overlap.bodies)
@@ -122,7 +123,7 @@ def test_the_share_hidden_is_that_of_the_whole_step() -> None:
 
 def test_evaluation_frees_at_once() -> None:
     """A forward alone keeps nothing, in whatever order its segments run."""
-    plan, cuts, rates = small()
+    lowering = small()
     steps = tuple((parse_step(f"F{rank}.0"),) for rank in range(2))
-    program = lower(plan, Schedule("evaluate", 2, 1, ONE_STAGE, steps), cuts, rates, evaluate=True)
-    assert prove(program, plan).peak_activations == (1, 1)
+    program = lowering.program(Schedule("evaluate", 2, 1, ONE_STAGE, steps), evaluate=True)
+    assert prove(program, lowering.plan).peak_activations == (1, 1)

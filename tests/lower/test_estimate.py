@@ -6,7 +6,6 @@ from fractions import Fraction
 
 import pytest
 
-from compiler.lower.chains import Chains
 from compiler.lower.estimate import stage_costs
 from compiler.lower.lanes import best_order, end_of
 from compiler.lower.order import jobs_of
@@ -19,12 +18,12 @@ PUBLISHED = {"F": 97.5, "I": 111.7, "W": 35.1, "B": 146.8}
 
 
 def test_costs_are_those_of_the_stages() -> None:
-    plan, cuts, rates = deepseek_v3()
-    costs = stage_costs(plan, cuts, rates, ("BF",))
+    lowering = deepseek_v3()
+    costs = stage_costs(lowering, ("BF",))
     assert [kinds for kinds, _ in costs.pairs] == ["BF"]
     for kind in "FBIW":
         times = []
-        for stage in range(len(plan.stages)):
+        for stage in range(len(lowering.plan.stages)):
             jobs = jobs_of([chain(deepseek_v3(), stage, kind)])
             times.append(Fraction(end_of(jobs, best_order(jobs)), 10**6))
         assert abs(costs.one(kind) - sum(times) / len(times)) < Fraction(1, 10**6)
@@ -41,17 +40,17 @@ def test_costs_are_those_of_the_stages() -> None:
 def test_deepseek_v3_is_predicted_from_published_rates(kind: str) -> None:
     """Casts to FP8 and recomputation are in it. Classes of kernels are calibrated on the same profile
     (compiler/rates/traced_layer.py); that they add up to its actions, and what these exchange, is predicted."""
-    plan, cuts, rates = deepseek_v3()
+    lowering = deepseek_v3()
     # The profile's B does not overlap with its own exchanges, so its time is that of its parts in turn.
-    nodes = Chains(plan.stages[5], cuts, rates, -1, -1).of(kind)
+    nodes = lowering.chains(5, 0).of(kind)
     in_turn_ms = sum(node.time_ns for node in nodes) / 1e6
     assert in_turn_ms == pytest.approx(PUBLISHED[kind], rel=0.08)
 
 
 def test_costs_time_a_schedule() -> None:
-    plan, cuts, rates = small()
+    lowering = small()
     schedule = dualpipe(2, 4)
     assert pair_kinds(schedule) == {"BF"}
-    costs = stage_costs(plan, cuts, rates)
+    costs = stage_costs(lowering)
     alone = 2 * (costs.one("F") + costs.one("I") + costs.one("W"))
     assert simulate(schedule, costs).makespan > alone

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from compiler import cache_folder
 from compiler.lower import order_cache
 from compiler.lower.lanes import Jobs, best_order
 from compiler.lower.order_cache import Orders
-from compiler.segments import cache
 
 # Two chains, a dispatch in each; the second job of a chain reads what its first has sent.
 JOBS = Jobs(
@@ -27,20 +27,20 @@ BEST = best_order(JOBS)
 @pytest.fixture
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[Jobs]:
     """What was searched for."""
-    made: list[Jobs] = []
+    searched: list[Jobs] = []
 
     def counted(jobs: Jobs) -> tuple[int, ...]:
-        made.append(jobs)
+        searched.append(jobs)
         return best_order(jobs)
 
     monkeypatch.setattr(order_cache, "best_order", counted)
-    return made
+    return searched
 
 
 def test_what_is_kept_is_not_searched_for(tmp_path: Path, searches: list[Jobs]) -> None:
     first = Orders(tmp_path)
     assert first.best(JOBS) == first.best(JOBS) == BEST and searches == [JOBS]
-    cache.keep(tmp_path, first.entries.items())
+    cache_folder.store(tmp_path, first.entries.items())
     second = Orders(tmp_path)
     assert second.best(JOBS) == BEST and len(searches) == 1
     assert second.entries == first.entries, "what a build keeps does not depend on what was kept"

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from compiler.commands import inspect
-from compiler.decide import schedule_for
+from compiler.decide import Scheduler
+from compiler.lower import Lowering
 from compiler.picture.recorded import (
     OrderError,
     TraceError,
@@ -28,6 +29,7 @@ from compiler.plan import make_plan
 from compiler.schedules.costs import Costs, costs_of_json
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
+from compiler.topology.rank_kinds import rank_rates
 from dsl.load import load
 from tests.picture.conftest import COSTS, make_measured, schedule_of, trace_lines
 
@@ -188,7 +190,7 @@ def traced(folder: Path) -> tuple[Path, Schedule]:
     shutil.copy(ROOT / "tests" / "golden" / "quickstart" / "spec.resolved", folder)
     spec = load(folder / "spec.resolved")
     plan = make_plan(spec)
-    schedule = schedule_for(spec, plan, 4)
+    schedule = Scheduler(spec, Lowering(plan, rank_rates(spec))).schedule(4)
     lines = [rank for rank in trace_lines(schedule, replace(UNEVEN, stages=()), 2.0) for _ in range(plan.mesh.dp)]
     return write_run(folder, lines), schedule
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from compiler.decide import balanced_rows, lower_spec, schedule_for
+from compiler.decide import Scheduler, balanced_rows, lower_spec
 from compiler.ir import Use
-from compiler.lower import lower
+from compiler.lower import Lowering
 from compiler.lower.estimate import stage_costs
 from compiler.plan import make_plan
 from compiler.predict.memory import MAX_POINTS, rank_memories, thinned, worst_rows
@@ -17,6 +17,7 @@ from compiler.rates import rates_of
 from compiler.schedules import SCHEDULES, stand_in
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
+from compiler.topology.rank_kinds import rank_rates
 from dsl import ramp
 from dsl.load import load
 from dsl.memory import lower_bound
@@ -38,12 +39,12 @@ def test_peak_is_the_certificates_and_a_ledgers(spec: Spec) -> None:
     lowered, rows = lower_spec(spec), balanced_rows(spec)
     for name, certificate in lowered.certificates.items():
         if name.startswith("train"):
-            given = (spec, lowered.plan, lowered.plan.cuts, lowered.schedules[name])
-            found = rank_memories(*given, rows=lambda rank, layer, micro_batch: rows)
+            schedule = lowered.schedules[name]
+            found = rank_memories(spec, lowered.lowering, schedule, rows=lambda rank, layer, micro_batch: rows)
             assert tuple(map(values, found)) == certificate.peak_bytes
     program = lowered.programs[f"train_{lowered.main_schedule.num_micro_batches}"]
     counted = [peak_bytes(program, rank, rows) for rank in range(lowered.plan.mesh.pp)]
-    ledger = rank_memories(spec, lowered.plan, lowered.plan.cuts, lowered.main_schedule, rows=lambda *_: rows)
+    ledger = rank_memories(spec, lowered.lowering, lowered.main_schedule, rows=lambda *_: rows)
     assert list(map(values, ledger)) == counted
     assert lower_bound(spec).total <= max(memory.peak_bytes for memory in ledger)
 
@@ -57,7 +58,7 @@ def test_unlike_rows_of_every_layer_and_micro_batch(of: str, schedule: str) -> N
     def rows(rank: int, layer: str, micro_batch: int) -> int:
         return (7 * rank + 5 * int(layer[1:]) + 3 * micro_batch) % 11
 
-    found = rank_memories(spec, lowered.plan, lowered.plan.cuts, lowered.schedules["train_6"], rows=rows)
+    found = rank_memories(spec, lowered.lowering, lowered.schedules["train_6"], rows=rows)
     assert tuple(map(values, found)) == prove(lowered.programs["train_6"], lowered.plan, rows).peak_bytes
     assert all(memory.worst_bytes is None for memory in found)
 
@@ -72,7 +73,7 @@ def test_eight_bits(of: str, schedule: str, recompute: tuple[str, ...]) -> None:
     base = small_spec(2, 2, 2, 6, of=of, schedule=schedule)
     spec = base.model_copy(update={"precision": BUILT_IN["bf16"].model_copy(update=eight), "recompute": recompute})
     lowered, rows = lower_spec(spec), balanced_rows(spec)
-    found = rank_memories(spec, lowered.plan, lowered.plan.cuts, lowered.main_schedule, rows=lambda *_: rows)
+    found = rank_memories(spec, lowered.lowering, lowered.main_schedule, rows=lambda *_: rows)
     assert tuple(map(values, found)) == lowered.certificates["train_6"].peak_bytes
     assert list(map(values, found)) == [peak_bytes(lowered.programs["train_6"], rank, rows) for rank in range(2)]
     wide = base.model_copy(update={"precision": BUILT_IN["bf16"], "recompute": recompute})
@@ -85,12 +86,13 @@ def test_shipped_specs(file: str, run: str) -> None:
     """The program of the largest batch: as its proof has it, and with all that this leaves out."""
     spec = shipped(file, run)
     plan, rows = make_plan(spec), balanced_rows(spec)
-    schedule = schedule_for(spec, plan, ramp.micro_batches(spec)[-1])
-    certificate = prove(lower(plan, schedule, plan.cuts, rates_of(spec)), plan, rows)
-    ledger = rank_memories(spec, plan, plan.cuts, schedule, rows=lambda *_: rows)
+    lowering = Lowering(plan, rank_rates(spec))
+    schedule = Scheduler(spec, lowering).largest()
+    certificate = prove(Lowering(plan, rates_of(spec)).program(schedule), plan, rows)
+    ledger = rank_memories(spec, lowering, schedule, rows=lambda *_: rows)
     assert tuple(map(values, ledger)) == certificate.peak_bytes
     assert lower_bound(spec).total <= max(memory.peak_bytes for memory in ledger)
-    for one, other in zip(ledger, rank_memories(spec, plan, plan.cuts, schedule), strict=True):
+    for one, other in zip(ledger, rank_memories(spec, lowering, schedule), strict=True):
         assert other.worst_bytes is not None and one.peak_bytes <= other.peak_bytes <= other.worst_bytes
         assert sum(held.bytes for held in other.held) == values(other)
         assert sum(held.bytes for held in other.held if held.kind in ("buffer", "message")) == other.buffers
@@ -101,15 +103,17 @@ def test_shipped_specs(file: str, run: str) -> None:
 def test_the_first_batches_of_a_ramp_fit_where_the_largest_does() -> None:
     """DualPipe on DeepSeek-V3's 16 ranks begins at 32 micro-batches; what runs with fewer holds no more."""
     spec = shipped("deepseek-v3.dsc", "pretrain")
-    plan = make_plan(spec)
+    lowering = Lowering(make_plan(spec), rank_rates(spec))
+    scheduler = Scheduler(spec, lowering)
 
     def peaks(schedule: Schedule) -> list[int]:
-        return [memory.peak_bytes for memory in rank_memories(spec, plan, plan.cuts, schedule)]
+        return [memory.peak_bytes for memory in rank_memories(spec, lowering, schedule)]
 
     counts = ramp.micro_batches(spec)
-    first, largest = ([peaks(schedule_for(spec, plan, n)) for n in each] for each in ((24, 26, 28, 30), counts[-1:]))
+    first, largest = ([peaks(scheduler.schedule(n)) for n in each] for each in ((24, 26, 28, 30), counts[-1:]))
     assert counts[:4] == (24, 26, 28, 30)
     assert all(few <= most for found in first for few, most in zip(found, *largest, strict=True))
+    plan = lowering.plan
     put_off = peaks(stand_in(plan.stage_placement, plan.mesh.pp, 30, prompt=False))
     assert round(max(put_off) / max(first[-1]), 1) == 1.7
 
@@ -119,8 +123,8 @@ def test_over_time() -> None:
     spec = load(SPECS / "quickstart.dsc")
     lowered = lower_spec(spec)
     schedule = lowered.main_schedule
-    timeline = simulate(schedule, stage_costs(lowered.plan, lowered.plan.cuts, rates_of(spec)))
-    for memory in rank_memories(spec, lowered.plan, lowered.plan.cuts, schedule, timeline):
+    timeline = simulate(schedule, stage_costs(Lowering(lowered.plan, rates_of(spec))))
+    for memory in rank_memories(spec, lowered.lowering, schedule, timeline):
         state = memory.weights + memory.gradients + memory.optimizer
         seconds, held = zip(*memory.timeline, strict=True)
         last = max(end for row in timeline.ticks for _, end in row) * (float(timeline.unit) / 1000)

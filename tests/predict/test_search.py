@@ -10,10 +10,12 @@ import pytest
 
 from compiler.cli import main
 from compiler.decide import balanced_rows
+from compiler.lower import Lowering
 from compiler.plan import make_plan
 from compiler.predict.predict import memories, predict, timed
 from compiler.predict.ranking import document, table
 from compiler.predict.search import Ranking, least_missing, search
+from compiler.topology.rank_kinds import rank_rates
 from dsl import choices
 from dsl.load import alternatives, check, load, resolve
 from tests.cli.forms import parsed
@@ -67,7 +69,7 @@ def test_the_best_by_trying_all(file: str, opened: tuple[str, ...], given: tuple
 def test_the_least_that_is_missing_is_no_more_than_what_is(file: str, recompute: str) -> None:
     spec = load(SPECS / file, overrides=(f"recompute={recompute}",))
     plan = make_plan(spec)
-    rank, missing = least_missing(spec, plan)
+    rank, missing = least_missing(spec, Lowering(plan, rank_rates(spec)))
     held = memories(timed(spec))
     assert missing <= max(each.peak_bytes - each.capacity_bytes for each in held)
     assert missing <= held[rank].peak_bytes - held[rank].capacity_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from compiler.ir import Plan, Program
-from compiler.lower import lower
+from compiler.lower import Lowering
 from compiler.plan import make_plan
 from compiler.schedules import SCHEDULES
 from compiler.schedules.dualpipe import dualpipe
@@ -69,7 +69,7 @@ def small_plan(num_ranks: int, placement: StagePlacement | None = None) -> Plan:
 def lowered(schedule: Schedule, placement: StagePlacement | None = None) -> Program:
     """The program of a schedule on the small model, whose stages are held by `placement`; `evaluate` by its name."""
     plan = small_plan(schedule.num_ranks, placement)
-    return lower(plan, schedule, plan.cuts, evaluate=schedule.name == "evaluate")
+    return Lowering(plan).program(schedule, evaluate=schedule.name == "evaluate")
 
 
 def from_text(text: str) -> tuple[Program, Plan]:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from compiler.emit.build_files import manifest, program_json
-from compiler.emit.certificate import certificate_json, digest
+from compiler.emit.certificate import Certificates, digest
 from compiler.ir import Plan, Program
 from compiler.proof import ProofError, prove
 from compiler.proof.channels import check_channels
-from compiler.proof.structure import schedule_of
+from compiler.proof.structure import Structure
 from compiler.schedules.schedule import Schedule
 from compiler.stage_placement import ONE_STAGE
 from runtime.build import Build, BuildError
@@ -33,7 +33,7 @@ def emitted(program: Program, plan: Plan, schedule: Schedule) -> Files:
     files = {"plan.json": small_plan_json(program), f"program/{name}.json": program_json(program)}
     files |= {f"stages/rank_{rank}.py": f"# rank {rank}\n" for rank in range(schedule.num_ranks)}
     digests = {name: digest(text) for name, text in files.items()}
-    text = certificate_json(name, program, schedule, prove(program, plan), digests)
+    text = Certificates(digests).json(name, program, schedule, prove(program, plan))
     rest = ("spec.resolved", "plan.txt", "schedule.txt", "train.py", "kernels.json", "report.html")
     return dict.fromkeys(rest, "") | files | {f"certificate/{name}.json": text}
 
@@ -65,13 +65,13 @@ def refused(folder: Path, files: Files) -> str:
 @pytest.fixture
 def files() -> Files:
     program, plan = family_program("dualpipe", 2, 4)
-    return emitted(program, plan, schedule_of(program, plan))
+    return emitted(program, plan, Structure(plan).schedule_of(program))
 
 
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), FAMILY)
 def test_what_was_proven_opens(tmp_path: Path, name: str, ranks: int, micro_batches: int) -> None:
     program, plan = family_program(name, ranks, micro_batches)
-    schedule = schedule_of(program, plan)
+    schedule = Structure(plan).schedule_of(program)
     build = Build.open(written(tmp_path, emitted(program, plan, schedule)))
     labels = [" ".join(call.label for call in build.programs(rank)[name_of(program)].calls) for rank in range(ranks)]
     assert "\n".join(labels) + "\n" == schedule.to_text().partition("\n")[2]
@@ -130,7 +130,7 @@ def test_an_edited_file_under_the_old_manifest(tmp_path: Path, files: Files) -> 
 def test_the_run_agrees_with_the_proof(row: tuple[str, int, int]) -> None:
     """The second, independent run refuses what the proof refuses: mutants of posts, releases, sends and receives."""
     program, plan = family_program(*row)
-    schedule, generator = schedule_of(program, plan), random.Random(0)
+    schedule, generator = Structure(plan).schedule_of(program), random.Random(0)
     assert replay(events_of(program)) == ""
     names = [name for name in sorted(MUTATIONS) if name.endswith((" post", " release", " send or receive", "'s peer"))]
     refusals = 0
@@ -154,7 +154,7 @@ def events_of(program: Program) -> list[list[Event]]:
     names = ["plan.json", "program/x.json", *(f"stages/rank_{rank}.py" for rank in range(ranks))]
     proven = prove(*family_program("1f1b", 2, 5))  # its facts are not looked at
     schedule = Schedule("any", ranks, 1, ONE_STAGE, ((),) * ranks)  # nor is this
-    certificate = json.loads(certificate_json("x", program, schedule, proven, dict.fromkeys(names, "")))
+    certificate = json.loads(Certificates(dict.fromkeys(names, "")).json("x", program, schedule, proven))
     rows = json.loads(program_json(program))["ranks"]
     return [events(row, certificate["bodies"][rank]) for rank, row in enumerate(rows)]
 

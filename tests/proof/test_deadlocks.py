@@ -13,7 +13,7 @@ import pytest
 from compiler.ir import Message, Program
 from compiler.proof import ProofError, prove
 from compiler.proof.channels import _run, _run_with_clocks, message_of, read_lines
-from compiler.proof.structure import schedule_of
+from compiler.proof.structure import Structure
 from compiler.schedules.schedule import Schedule
 from tests.proof.executor import Symbols, outcomes
 from tests.proof.mutants import MUTATIONS, NothingToEditError
@@ -140,7 +140,7 @@ def test_what_a_rank_has_heard_itself_is_in_its_past(row: tuple[str, int, int]) 
     for number in range(160):
         try:
             mutant = MUTATIONS[names[number % len(names)]](program, draw)
-            lines = read_lines(mutant, schedule_of(mutant, plan))
+            lines = read_lines(mutant, Structure(plan).schedule_of(mutant))
         except (NothingToEditError, ProofError):
             continue
         try:

@@ -1,4 +1,4 @@
-"""Programs that are proven together: with shared bodies and effects, the same programs and certificates as alone."""
+"""Programs that are proven together: by one prover, from shared bodies, the same programs and certificates as alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from functools import cache
 
 import pytest
 
-from compiler.ir import Plan, Program
-from compiler.lower import lower
-from compiler.lower.program import Bodies
-from compiler.proof import Effects, ProofError, prove
+from compiler.ir import Program
+from compiler.lower import Lowering
+from compiler.proof import ProofError, Prover, prove
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.forward import forward_only
 from compiler.schedules.one_f_one_b import one_f_one_b
@@ -28,9 +27,8 @@ SCHEDULES = [
 
 @cache
 def together() -> list[Program]:
-    made: Bodies = {}
-    plan = small_plan(RANKS)
-    return [lower(plan, each, plan.cuts, evaluate=each.name == "evaluate", made=made) for each in SCHEDULES]
+    lowering = Lowering(small_plan(RANKS))
+    return [lowering.program(each, evaluate=each.name == "evaluate") for each in SCHEDULES]
 
 
 def test_bodies_made_for_another_program() -> None:
@@ -38,25 +36,27 @@ def test_bodies_made_for_another_program() -> None:
 
 
 def test_certificates_are_those_of_lone_proofs() -> None:
-    plan, effects = small_plan(RANKS), Effects()
+    plan = small_plan(RANKS)
+    prover = Prover(plan, ROWS)
     for program in together():
-        assert prove(program, plan, ROWS, effects) == prove(program, plan, ROWS)
+        assert prover.prove(program) == prove(program, plan, ROWS)
 
 
 @pytest.mark.parametrize("name", sorted(MUTATIONS))
-def test_effects_hide_no_fault(name: str) -> None:
+def test_programs_proven_before_hide_no_fault(name: str) -> None:
     """A program that is refused alone is refused in the same words after right ones have been proven."""
-    plan, programs, effects, generator = small_plan(RANKS), together(), Effects(), random.Random(name)
+    plan, programs, generator = small_plan(RANKS), together(), random.Random(name)
+    prover = Prover(plan, ROWS)
     for program in programs:
-        prove(program, plan, ROWS, effects)
+        prover.prove(program)
     for _ in range(8):
         faulty = MUTATIONS[name](programs[0], generator)
-        assert fault(faulty, plan, effects) == fault(faulty, plan, None)
+        assert fault(faulty, prover) == fault(faulty, Prover(plan, ROWS))
 
 
-def fault(program: Program, plan: Plan, effects: Effects | None) -> str:
+def fault(program: Program, prover: Prover) -> str:
     try:
-        prove(program, plan, ROWS, effects)
+        prover.prove(program)
     except ProofError as error:
         return str(error)
     return ""

@@ -11,7 +11,7 @@ import pytest
 from compiler.ir import Body, Bucket, Buffer, Instruction, Invocation, Message, Plan, Program, Replica
 from compiler.proof import Effects, ProofError, prove
 from compiler.proof.lifetimes import check_values
-from compiler.proof.structure import schedule_of
+from compiler.proof.structure import Structure
 from compiler.schedules.one_f_one_b import one_f_one_b
 from compiler.stage_placement import ONE_STAGE
 from tests.proof.programs import dualpipe_program, lowered, small_plan
@@ -228,7 +228,7 @@ def test_values_alone(edit: Edit, message: str) -> None:
     """What the first pass would find already, the third finds too."""
     program, plan = with_body(lowered(one_f_one_b(2, 2)), 1, "F1", edit), small_plan(2)
     with pytest.raises(ProofError, match=rf"rank 1, F1\.0: run F final_norm: {message}"):
-        check_values(program, schedule_of(program, plan), 1, 0, Effects())
+        check_values(program, Structure(plan).schedule_of(program), 1, 0, Effects())
 
 
 # ---------------------------------------------------------------- schedules, plans, replicas

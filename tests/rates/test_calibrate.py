@@ -12,12 +12,12 @@ import pytest
 from compiler.cli import main
 from compiler.commands.common import load_spec
 from compiler.decide import balanced_rows
-from compiler.ir import SegmentCode
 from compiler.plan import make_plan
 from compiler.rates import RateError, Rates, rates_of, read_table
 from compiler.rates.calibration import Task, job, table_of, tasks_of
 from compiler.rates.spec_table import own_table, with_rates, with_table
 from compiler.rates.table import TABLES, Device
+from compiler.segments.cache import Segments
 from dsl.load import load
 from tests.specs.shipped import SPECS, shipped
 
@@ -211,8 +211,8 @@ def test_a_build_holds_the_table_and_stands_alone(named: Path) -> None:
     write(named, 1e9)
     chosen = load_spec(str(named), [])
     assert chosen is not None
-    codes: dict[object, SegmentCode] = {}  # traced once
-    build = dict(compile_spec(chosen.spec, codes=codes).files)
+    segments = Segments()  # traced once
+    build = dict(compile_spec(chosen.spec, segments=segments).files)
     table = own_table(chosen.spec)
     assert table is not None and build["rates.json"] == table.to_json()
     folder = named.parent / "build"
@@ -221,4 +221,6 @@ def test_a_build_holds_the_table_and_stands_alone(named: Path) -> None:
         (folder / name).write_text(build[name], "utf-8")
     alone = load_spec(str(folder / "spec.resolved"), [])
     assert alone is not None and alone.spec.cluster.rates == "rates.json" and own_table(alone.spec) == table
-    assert dict(compile_spec(alone.spec, codes=codes).files) == build, "the same spec and table give the same bytes"
+    assert dict(compile_spec(alone.spec, segments=segments).files) == build, (
+        "the same spec and table give the same bytes"
+    )

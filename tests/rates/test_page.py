@@ -19,7 +19,8 @@ LAST = "What the public profile says, and the shipped tables beside it, in ms of
 
 def compared() -> str:
     """The table at the end of the page."""
-    spec, (plan, cuts, _) = shipped("deepseek-v3.dsc", "pretrain"), deepseek_v3()
+    spec, plan = shipped("deepseek-v3.dsc", "pretrain"), deepseek_v3().plan
+    cuts = plan.cuts
     names = ("h800-2025-02", "h800", "h800-calibrated")
     found = [layer_times(plan, cuts, rates_of(spec, with_base(shipped_table(name))), "L10") for name in names]
     trace = shipped_trace("deepseek-pair")

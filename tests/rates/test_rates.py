@@ -52,7 +52,8 @@ def test_every_op_has_a_class() -> None:
 
 def test_shapes_of_products_are_their_work() -> None:
     """2·m·n·k FLOPs, whichever of its three products a linear is; with groups, of all of them."""
-    plan, cuts, _ = deepseek_v3()
+    plan = deepseek_v3().plan
+    cuts = plan.cuts
     kinds = set()
     for use in (step for step in plan.stages[5].steps if isinstance(step, Use)):
         for _, cost in cuts[use.site].costs:
@@ -65,7 +66,8 @@ def test_shapes_of_products_are_their_work() -> None:
 
 
 def test_shapes_of_a_layer_by_hand() -> None:
-    plan, cuts, _ = deepseek_v3()
+    plan = deepseek_v3().plan
+    cuts = plan.cuts
     site = next(step.site for step in plan.stages[5].steps if isinstance(step, Use) and step.site.endswith("experts"))
     shapes = {op: work.shape for _, cost in cuts[site].costs for op, work in cost.ops if "linear" in op}
     assert shapes["grouped_linear"] == (4, "R", 7168, 2048)  # down: the last of the forward
@@ -126,8 +128,8 @@ def test_sms_that_communicate_do_not_compute() -> None:
 
 
 def layer_s(rates: Rates) -> float:
-    plan, cuts, _ = deepseek_v3()
-    chains = Chains(plan.stages[5], cuts, rates, -1, -1)
+    plan = deepseek_v3().plan
+    chains = Chains(plan.stages[5], plan.cuts, rates)
     between = messages_s(rates.fabric, plan, plan.stage_placement)[5, 6]
     return sum(node.time_ns for kind in "FB" for node in chains.of(kind)) * 1e-9 + between
 

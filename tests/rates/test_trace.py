@@ -27,12 +27,14 @@ LAYERS = 4
 
 
 def factors_of(trace: Trace) -> Table:
-    plan, cuts, _ = deepseek_v3()
+    plan = deepseek_v3().plan
+    cuts = plan.cuts
     return calibrated(shipped_table("h800"), trace, shipped(*V3), plan, cuts)
 
 
 def times(table: Table) -> LayerTimes:
-    plan, cuts, _ = deepseek_v3()
+    plan = deepseek_v3().plan
+    cuts = plan.cuts
     return layer_times(plan, cuts, rates_of(shipped(*V3), table), "L10")
 
 
@@ -107,7 +109,8 @@ def test_a_trace_of_twice_the_time_has_twice_the_factors() -> None:
 
 def test_what_a_trace_leaves_is_told() -> None:
     """A dense layer runs no experts, and exchanges nothing with them."""
-    plan, cuts, _ = deepseek_v3()
+    plan = deepseek_v3().plan
+    cuts = plan.cuts
     spec = shipped(*V3)
 
     def left(trace: Trace) -> tuple[str, ...]:
@@ -119,7 +122,8 @@ def test_what_a_trace_leaves_is_told() -> None:
 
 
 def test_a_long_name_stays_one() -> None:
-    plan, cuts, _ = deepseek_v3()
+    plan = deepseek_v3().plan
+    cuts = plan.cuts
     table = shipped_table("h800").model_copy(update={"name": "x" * 500})
     made = calibrated(table, shipped_trace("deepseek-pair"), shipped(*V3), plan, cuts)
     assert table_of_json(made.to_json(), "t.json") == made and made.name.endswith("x-calibrated")

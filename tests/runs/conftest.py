@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from compiler.ir import SegmentCode
+from compiler.segments.cache import Segments
 from tests.runs.place import Place
 
 
 @pytest.fixture(scope="session")
-def codes() -> dict[object, SegmentCode]:
+def segments() -> Segments:
     """Segments traced so far: the specs of these tests share most of them."""
-    return {}
+    return Segments()
 
 
 @pytest.fixture
-def place(tmp_path: Path, codes: dict[object, SegmentCode]) -> Place:
-    return Place(tmp_path, codes)
+def place(tmp_path: Path, segments: Segments) -> Place:
+    return Place(tmp_path, segments)
 
 
 @pytest.fixture(scope="module")
-def new_place(tmp_path_factory: pytest.TempPathFactory, codes: dict[object, SegmentCode]) -> Callable[[], Place]:
-    return lambda: Place(tmp_path_factory.mktemp("place"), codes)
+def new_place(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Callable[[], Place]:
+    return lambda: Place(tmp_path_factory.mktemp("place"), segments)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from compiler.build import compile_spec, write_build
-from compiler.ir import SegmentCode
+from compiler.segments.cache import Segments
 from dsl.load import load
 from runtime.checkpoint import Checkpoint
 from runtime.checkpoint import load as load_checkpoint
@@ -101,10 +101,10 @@ def spec_text(settings: dict[str, Any]) -> str:
 
 @dataclass
 class Place:
-    """`codes`: segments traced so far, shared by the places of a session."""
+    """`segments`: traced so far, shared by the places of a session."""
 
     folder: Path
-    codes: dict[object, SegmentCode]
+    segments: Segments
 
     def write(self, settings: dict[str, Any], file: str = "tiny.dsc") -> Path:
         """A spec, and beside it the corpus it reads."""
@@ -121,7 +121,7 @@ class Place:
     def compile(self, settings: dict[str, Any], file: str = "tiny.dsc") -> Path:
         """The spec, and its build where `dsc train` looks for it; quicker than `dsc compile`, with the same bytes."""
         build = self.folder / "build" / settings["name"]
-        write_build(build, compile_spec(load(self.write(settings, file)), codes=self.codes).files)
+        write_build(build, compile_spec(load(self.write(settings, file)), segments=self.segments).files)
         return build
 
     def dsc(self, *words: object, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -55,7 +55,7 @@ def test_a_build_that_is_replaced_before_the_start_is_compiled_again(
     from compiler.commands import train
 
     place.compile(ONE_RANK)
-    other = compile_spec(load(place.write(dict(ONE_RANK, rate="9e-3"), "other.dsc")), codes=place.codes).files
+    other = compile_spec(load(place.write(dict(ONE_RANK, rate="9e-3"), "other.dsc")), segments=place.segments).files
     monkeypatch.chdir(place.folder)
     calls = []
 

@@ -33,7 +33,7 @@ def with_keys(place: Place, settings: dict[str, Any], **values: str) -> Path:
         text = text.replace(KEYS[old], new)
     path.write_text(text, "utf-8")
     build = place.folder / "build" / "tiny"
-    write_build(build, compile_spec(load(path), codes=place.codes).files)
+    write_build(build, compile_spec(load(path), segments=place.segments).files)
     return build
 
 

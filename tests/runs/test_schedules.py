@@ -15,6 +15,7 @@ import pytest
 
 from compiler.schedules import AUTO, SCHEDULES
 from compiler.schedules.schedule import Schedule as Order
+from compiler.segments.cache import Segments
 from compiler.stage_placement import ONE_STAGE, V
 from dsl.schedules import CHUNKED
 from dsl.schema import LayerRange, Schedule, Spec
@@ -29,9 +30,9 @@ PAIRS = [("zbv", 3), ("gpipe", 3)]
 
 
 @pytest.fixture(scope="module")
-def traced() -> dict[Any, Any]:
+def traced() -> Segments:
     """Segments traced so far: the specs share them."""
-    return {}
+    return Segments()
 
 
 def small(name: str, ranks: int, micro_batches: int, layers: int, columns: int = 1) -> Spec:
@@ -43,7 +44,7 @@ def small(name: str, ranks: int, micro_batches: int, layers: int, columns: int =
     return made.model_copy(update={"model": model, "schedule": schedule})
 
 
-def test_on_two_ranks(tmp_path: Path, traced: dict[Any, Any]) -> None:
+def test_on_two_ranks(tmp_path: Path, traced: Segments) -> None:
     specs = {f"{name}_{n}": small(name, 2, n, layers=4) for name, n in NAMED}
     assert {name for name, _ in NAMED} == {*SCHEDULES, AUTO}
     check(tmp_path, traced, specs, 2)
@@ -53,7 +54,7 @@ def test_on_two_ranks(tmp_path: Path, traced: dict[Any, Any]) -> None:
         assert executed(tmp_path, f"{name}_{n}", 2) == planned(order)
 
 
-def test_on_three_ranks(tmp_path: Path, traced: dict[Any, Any]) -> None:
+def test_on_three_ranks(tmp_path: Path, traced: Segments) -> None:
     """What is searched for where the stages cannot be mirrored: a V of six stages, or three with too few layers."""
     specs = {f"auto_{layers}": small(AUTO, 3, 4, layers) for layers in (4, 3)}
     check(tmp_path, traced, specs, 3)
@@ -63,7 +64,7 @@ def test_on_three_ranks(tmp_path: Path, traced: dict[Any, Any]) -> None:
         assert executed(tmp_path, f"auto_{layers}", 3) == planned(order)
 
 
-def test_on_four_ranks(tmp_path: Path, traced: dict[Any, Any]) -> None:
+def test_on_four_ranks(tmp_path: Path, traced: Segments) -> None:
     """Eight stages, round a ring and in a V; and a V of two pipeline ranks with two expert ranks each."""
     specs = {f"{name}_{n}": small(name, 4 // columns, n, 7, columns) for name, n, columns in OVER_FOUR}
     check(tmp_path, traced, specs, 4)
@@ -72,13 +73,13 @@ def test_on_four_ranks(tmp_path: Path, traced: dict[Any, Any]) -> None:
         assert executed(tmp_path, f"{name}_{n}", 4) == [row for row in rows for _ in range(columns)]
 
 
-def test_on_one_rank(tmp_path: Path, traced: dict[Any, Any]) -> None:
+def test_on_one_rank(tmp_path: Path, traced: Segments) -> None:
     """Two stages on the only rank: every message stays there."""
     check(tmp_path, traced, {f"{name}_3": small(name, 1, 3, layers=2) for name in ("zbv", "interleaved")}, 1)
 
 
 @pytest.mark.parametrize(("name", "n"), PAIRS)
-def test_any_pairs(tmp_path: Path, traced: dict[Any, Any], name: str, n: int) -> None:
+def test_any_pairs(tmp_path: Path, traced: Segments, name: str, n: int) -> None:
     """Pairs of all kinds, in a schedule of the user's own."""
     order = paired(SCHEDULES[name].generate(2, n))
     assert kinds_of_pairs(order).keys() & {"FF", "BB", "IW", "WW"}

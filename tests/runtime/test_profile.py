@@ -12,9 +12,9 @@ import pytest
 
 from compiler.build import compile_spec, write_build
 from compiler.decide import lower_spec
-from compiler.ir import SegmentCode
 from compiler.report.profile import write_run_profile
 from compiler.report.profile_text import text
+from compiler.segments.cache import Segments
 from dsl.load import load
 from runtime import optimizer, profile
 from runtime.build import Build
@@ -31,14 +31,14 @@ COMMUNICATION = {"copy", "wait"}
 
 
 @pytest.fixture(scope="module")
-def codes() -> dict[object, SegmentCode]:
-    return {}
+def segments() -> Segments:
+    return Segments()
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory, codes: dict[object, SegmentCode]) -> Build:
+def build(tmp_path_factory: pytest.TempPathFactory, segments: Segments) -> Build:
     folder = tmp_path_factory.mktemp("build") / "tiny"
-    write_build(folder, compile_spec(load(TINY), codes=codes).files)
+    write_build(folder, compile_spec(load(TINY), segments=segments).files)
     return Build.open(folder)
 
 
@@ -199,8 +199,8 @@ def test_a_profiled_step_is_the_step_it_would_be(build: Build, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("transport", ["memory", "gloo"])
-def test_ranks_of_a_run(tmp_path: Path, codes: dict[object, SegmentCode], transport: str) -> None:
-    place = Place(tmp_path, codes)
+def test_ranks_of_a_run(tmp_path: Path, segments: Segments, transport: str) -> None:
+    place = Place(tmp_path, segments)
     place.compile(FOUR_RANKS)
     done = place.dsc("train", "tiny.dsc", "--profile", 2, "--transport", transport)
     run = tmp_path / "runs" / "tiny"
@@ -218,9 +218,9 @@ def test_ranks_of_a_run(tmp_path: Path, codes: dict[object, SegmentCode], transp
     assert len((run / "metrics.jsonl").read_text("utf-8").splitlines()) == WARM_UP + 2
 
 
-def test_a_profile_has_its_own_number_of_steps(tmp_path: Path, codes: dict[object, SegmentCode]) -> None:
+def test_a_profile_has_its_own_number_of_steps(tmp_path: Path, segments: Segments) -> None:
     """A profile runs its own steps after the newest checkpoint, which stays the newest."""
-    place, run = Place(tmp_path, codes), tmp_path / "runs" / "tiny"
+    place, run = Place(tmp_path, segments), tmp_path / "runs" / "tiny"
     place.compile(ONE_RANK)
     refused = place.dsc("train", "tiny.dsc", "--profile", "--steps", 9, code=2)
     assert "error: --profile N ends after the steps that it profiles: leave --steps out" in refused.stderr

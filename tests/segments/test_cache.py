@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from compiler import cache_folder
 from compiler.ir import Emitted, Input, Output, Param, Remade, Segment, SegmentCode
 from compiler.layers import dense, moe
 from compiler.plan.blocks import model_steps
@@ -193,15 +194,15 @@ def test_an_entry_of_another_key_or_name_is_none() -> None:
 def test_what_is_kept_is_found_and_mended(tmp_path: Path) -> None:
     folder, name = tmp_path / "deep" / "cache", NAME
     assert cache.find(folder, KEY, SEGMENT) is None
-    cache.keep(folder, [(name, ENTRY)])
+    cache_folder.store(folder, [(name, ENTRY)])
     assert cache.find(folder, KEY, SEGMENT) == CODE
     for damage in (b"", ENTRY.encode()[:-9], b"\xff\xfe", ENTRY.replace("def F", "def G").encode()):
         (folder / name).write_bytes(damage)
         assert cache.find(folder, KEY, SEGMENT) is None
-        cache.keep(folder, [(name, ENTRY)])
+        cache_folder.store(folder, [(name, ENTRY)])
         assert cache.find(folder, KEY, SEGMENT) == CODE
     before = (folder / name).stat()
-    cache.keep(folder, [(name, ENTRY)])
+    cache_folder.store(folder, [(name, ENTRY)])
     assert (folder / name).stat().st_ino == before.st_ino, "what is there already stays"
     assert [path.name for path in folder.rglob("*.json")] == [f"{KEY}.json"], "nothing is left beside it"
     assert len([*folder.rglob("*")]) == 2
@@ -211,8 +212,8 @@ def test_what_is_no_file_or_too_long_is_not_read(tmp_path: Path, monkeypatch: py
     (tmp_path / NAME).mkdir(parents=True)
     assert cache.find(tmp_path, KEY, SEGMENT) is None
     with pytest.raises(IsADirectoryError):
-        cache.keep(tmp_path, [(NAME, ENTRY)])
+        cache_folder.store(tmp_path, [(NAME, ENTRY)])
     assert [path.name for path in (tmp_path / "segments").iterdir()] == [f"{KEY}.json"], "the scratch file is gone"
-    cache.keep(tmp_path / "other", [(NAME, ENTRY)])
-    monkeypatch.setattr(cache, "MAX_BYTES", len(ENTRY.encode()) - 1)
+    cache_folder.store(tmp_path / "other", [(NAME, ENTRY)])
+    monkeypatch.setattr(cache_folder, "MAX_BYTES", len(ENTRY.encode()) - 1)
     assert cache.find(tmp_path / "other", KEY, SEGMENT) is None

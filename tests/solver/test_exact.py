@@ -12,7 +12,7 @@ from compiler.schedules.costs import Costs, parse_costs
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.interleaved import interleaved
 from compiler.schedules.simulate import peak_activations, simulate
-from compiler.solver import solve
+from compiler.solver import Solver
 from compiler.solver.exact import prove
 from tests.solver.test_least import TABLES, least
 
@@ -20,7 +20,7 @@ PAIRED = parse_costs("F=1,I=1,W=1,FB=1.8")
 
 
 def test_the_search_finds_the_least_of_four_ranks() -> None:
-    found = solve(4, 8, PAIRED, 5)
+    found = Solver(PAIRED, 5).solve(4, 8)
     schedule, makespan, bound = prove(found.schedule, PAIRED, 5, work=20)
     assert found.makespan == makespan == bound == Fraction("20.4") == simulate(schedule, PAIRED).makespan
 
@@ -29,7 +29,7 @@ def test_the_search_finds_the_least_of_four_ranks() -> None:
 def test_the_least_is_that_of_all_orders(name: str) -> None:
     """Two programs that have nothing in common: one tries every order, the other never lists any."""
     table = parse_costs(TABLES[name])
-    _, makespan, bound = prove(solve(4, 2, table, 3, effort=0.02).schedule, table, 3, work=20)
+    _, makespan, bound = prove(Solver(table, 3, effort=0.02).solve(4, 2).schedule, table, 3, work=20)
     assert makespan == bound <= least(4, 2, table, 3)
 
 
@@ -44,7 +44,7 @@ def test_it_goes_on_from_a_schedule_that_is_not_the_best() -> None:
 def test_other_forms() -> None:
     table = replace(PAIRED, latency=Fraction(1, 2))
     for num_ranks, num_micro_batches in ((3, 4), (2, 3)):
-        found = solve(num_ranks, num_micro_batches, table, 3, effort=0.05)
+        found = Solver(table, 3, effort=0.05).solve(num_ranks, num_micro_batches)
         assert found.cap is not None
         _, makespan, bound = prove(found.schedule, found.costs, found.cap, work=20)
         assert bound <= makespan <= found.makespan

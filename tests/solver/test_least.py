@@ -12,7 +12,7 @@ from compiler.schedules.costs import Costs, parse_costs
 from compiler.schedules.folded import B0, B1, F0, F1, I0, I1, Slot, W, both_ways
 from compiler.schedules.schedule import ScheduleError
 from compiler.schedules.simulate import peak_activations, simulate
-from compiler.solver import solve
+from compiler.solver import Solver
 
 TABLES = {
     "no gain": "F=1,I=1,W=1",
@@ -74,10 +74,10 @@ def least(num_ranks: int, num_micro_batches: int, table: Costs, cap: int) -> Fra
 @pytest.mark.parametrize("cap", [2, 3])
 def test_nothing_is_shorter_on_four_ranks(name: str, cap: int) -> None:
     table = parse_costs(TABLES[name])
-    found = solve(4, 2, table, cap)
+    found = Solver(table, cap).solve(4, 2)
     assert found.lower_bound <= found.makespan <= least(4, 2, table, cap)
 
 
 def test_nothing_is_shorter_with_four_micro_batches() -> None:
     table = parse_costs(TABLES["F&B"])
-    assert solve(2, 4, table, 3).makespan <= least(2, 4, table, 3)
+    assert Solver(table, 3).solve(2, 4).makespan <= least(2, 4, table, 3)

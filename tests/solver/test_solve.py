@@ -14,7 +14,7 @@ from compiler.schedules import SCHEDULES
 from compiler.schedules.bound import lower_bound
 from compiler.schedules.costs import Costs, any_pairs, parse_costs
 from compiler.schedules.simulate import peak_activations, simulate
-from compiler.solver import Cores, Solution, default_cap, solve, solve_on
+from compiler.solver import Solution, Solver, default_cap
 from compiler.stage_placement import BIDIRECTIONAL, ONE_STAGE, V, loop
 from tests.proof.programs import lowered, small_plan
 from tests.solver.cases import costs, named
@@ -43,7 +43,7 @@ def test_never_worse_than_a_named_schedule(data: st.DataObject) -> None:
     table = data.draw(costs(num_ranks))
     cap = data.draw(st.none() | st.integers(1, 8))
     chunks = data.draw(st.sampled_from([2, 2, 3, 5]))
-    found = checked(solve(num_ranks, num_micro_batches, table, cap, effort=LEAST, chunks=chunks), table, cap)
+    found = checked(Solver(table, cap, effort=LEAST).solve(num_ranks, num_micro_batches, chunks=chunks), table, cap)
     assert found.schedule.num_ranks == num_ranks
     assert found.schedule.num_micro_batches == num_micro_batches
     for name, makespan in named(num_ranks, num_micro_batches, table, cap, chunks).items():
@@ -59,7 +59,7 @@ def test_what_is_found_is_proven_on_every_placement(data: st.DataObject) -> None
     stages = held_by.num_stages(num_ranks)
     table, cap = data.draw(costs(stages)), data.draw(st.none() | st.integers(stages // num_ranks, 6))
     table = replace(table, ranks=table.ranks[:num_ranks])
-    found = solve_on(held_by, num_ranks, num_micro_batches, table, cap, effort=LEAST)
+    found = Solver(table, cap, effort=LEAST).solve_on(held_by, num_ranks, num_micro_batches)
     timeline = simulate(found.schedule, table)
     assert found.costs == table and timeline.makespan == found.makespan >= found.lower_bound
     assert cap is None or max(timeline.peak_activations) <= cap
@@ -72,17 +72,17 @@ def test_what_is_found_is_proven_on_every_placement(data: st.DataObject) -> None
 
 
 def test_an_odd_number_of_ranks_has_two_stages_each() -> None:
-    found = checked(solve(3, 7, Costs(), 4), Costs(), 4)
+    found = checked(Solver(Costs(), 4).solve(3, 7), Costs(), 4)
     assert found.makespan == found.lower_bound == 22 and found.schedule.stage_placement == V  # zb1p: 23
-    found = checked(solve(7, 20, PAIRED, 8, effort=0.1), PAIRED, 8)
+    found = checked(Solver(PAIRED, 8, effort=0.1).solve(7, 20), PAIRED, 8)
     assert found.makespan <= Fraction("49") and found.lower_bound < Fraction("47.2")  # one stage a rank: 65.4
 
 
 def test_the_better_placement_is_taken_where_micro_batches_are_odd() -> None:
-    found = checked(solve(4, 9, PAIRED, 5, effort=0.2), PAIRED, 5)  # half of it for each
+    found = checked(Solver(PAIRED, 5, effort=0.2).solve(4, 9), PAIRED, 5)  # half of it for each
     sides = [
-        solve_on(V, 4, 9, PAIRED.recut(4, 8), 10, effort=0.1),
-        solve_on(BIDIRECTIONAL, 4, 9, PAIRED, 5, effort=0.1),
+        Solver(PAIRED.recut(4, 8), 10, effort=0.1).solve_on(V, 4, 9),
+        Solver(PAIRED, 5, effort=0.1).solve_on(BIDIRECTIONAL, 4, 9),
     ]
     assert found.makespan == min(side.makespan for side in sides)
     assert found.lower_bound == min(side.lower_bound for side in sides)
@@ -90,7 +90,7 @@ def test_the_better_placement_is_taken_where_micro_batches_are_odd() -> None:
 
 def test_another_placement_is_the_answer_where_it_is_better() -> None:
     """Stages so small that filling and draining take next to no time beat the search, which has one of them a rank."""
-    found = checked(solve(4, 8, Costs(), effort=QUICK, chunks=16), Costs(), None)
+    found = checked(Solver(Costs(), effort=QUICK).solve(4, 8, chunks=16), Costs(), None)
     assert found.origin == "interleaved" and found.schedule.stage_placement == loop(16)
     assert found.lower_bound < found.makespan == named(4, 8, Costs(), None, 16)["interleaved"] < 25
 
@@ -98,52 +98,52 @@ def test_another_placement_is_the_answer_where_it_is_better() -> None:
 def test_of_equal_ones_that_with_fewer_copies_is_taken() -> None:
     """One micro-batch without deferred work takes the same time everywhere."""
     table = Costs(W=Fraction(0))
-    assert solve_on(BIDIRECTIONAL, 4, 1, table, 5, effort=QUICK).makespan == 8
-    found = checked(solve(4, 1, table, 5, effort=QUICK), table, 5)
+    assert Solver(table, 5, effort=QUICK).solve_on(BIDIRECTIONAL, 4, 1).makespan == 8
+    found = checked(Solver(table, 5, effort=QUICK).solve(4, 1), table, 5)
     assert found.makespan == found.lower_bound == 8 and found.schedule.stage_placement == ONE_STAGE
 
 
 def test_too_large_for_a_search_it_is_a_named_one() -> None:
-    found = solve(112, 6, Costs(), 100, effort=QUICK)
+    found = Solver(Costs(), 100, effort=QUICK).solve(112, 6)
     assert found.origin != "search" and found.makespan <= min(named(112, 6, Costs(), 100).values())
 
 
 def test_the_least_of_no_gain_at_the_cap_of_1f1b() -> None:
-    found = checked(solve(8, 20, Costs(), 8), Costs(), 8)
+    found = checked(Solver(Costs(), 8).solve(8, 20), Costs(), 8)
     assert found.makespan == found.lower_bound == 63
 
 
 def test_dualpipe_is_beaten_where_pairs_gain() -> None:
     """The figures of a tenth of the search; `benchmarks.solver` has those of all of it."""
-    assert checked(solve(8, 20, PAIRED, 9, effort=0.2), PAIRED, 9).makespan <= Fraction("49.8")  # DualPipe: 50.4
+    assert checked(Solver(PAIRED, 9, effort=0.2).solve(8, 20), PAIRED, 9).makespan <= Fraction("49.8")  # DualPipe: 50.4
     table = any_pairs(PAIRED)
-    assert checked(solve(8, 20, table, 9, effort=0.2), table, 9).makespan <= Fraction("48.8")
-    assert checked(solve(4, 8, PAIRED, 5), PAIRED, 5).makespan == Fraction("20.4")
+    assert checked(Solver(table, 9, effort=0.2).solve(8, 20), table, 9).makespan <= Fraction("48.8")
+    assert checked(Solver(PAIRED, 5).solve(4, 8), PAIRED, 5).makespan == Fraction("20.4")
 
 
 @pytest.mark.parametrize("table", ["W=0,FB=1.5", "I=0,FI=0.5", "W=0,BW=0.5"])
 def test_actions_that_take_no_time(table: str) -> None:
     times = parse_costs(table)
-    checked(solve(2, 5, times, 3, effort=QUICK), times, 3)
+    checked(Solver(times, 3, effort=QUICK).solve(2, 5), times, 3)
 
 
 def test_fewer_micro_batches_than_dualpipe_has() -> None:
-    found = checked(solve(8, 10, PAIRED, 9, effort=0.2), PAIRED, 9)
+    found = checked(Solver(PAIRED, 9, effort=0.2).solve(8, 10), PAIRED, 9)
     assert found.schedule.stage_placement == BIDIRECTIONAL
     assert found.makespan <= Fraction("32.6")
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 7, 21])
 def test_an_odd_number_is_no_longer_than_the_even_one_after_it(num_micro_batches: int) -> None:
-    odd = solve_on(BIDIRECTIONAL, 4, num_micro_batches, PAIRED, 5, effort=QUICK)
-    even = solve_on(BIDIRECTIONAL, 4, num_micro_batches + 1, PAIRED, 5, effort=QUICK)
+    odd = Solver(PAIRED, 5, effort=QUICK).solve_on(BIDIRECTIONAL, 4, num_micro_batches)
+    even = Solver(PAIRED, 5, effort=QUICK).solve_on(BIDIRECTIONAL, 4, num_micro_batches + 1)
     assert odd.makespan <= even.makespan
 
 
 def test_a_long_run_is_a_short_one_with_more_periods() -> None:
-    cores: Cores = {}
-    runs = [checked(solve(4, n, PAIRED, 5, QUICK, cores), PAIRED, 5) for n in (40, 42, 60)]
-    assert len(cores) == 1
+    solver = Solver(PAIRED, 5, effort=QUICK)
+    runs = [checked(solver.solve(4, n), PAIRED, 5) for n in (40, 42, 60)]
+    assert len(solver.cores) == 1
     period = 2 * PAIRED.two("BF")
     assert [run.makespan - runs[0].makespan for run in runs] == [0, period, 10 * period]
     assert runs[0].makespan < min(named(4, 40, PAIRED, 5).values())
@@ -151,48 +151,48 @@ def test_a_long_run_is_a_short_one_with_more_periods() -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
 def test_other_numbers_of_ranks(num_ranks: int) -> None:
-    found = checked(solve(num_ranks, 9, PAIRED, 6, effort=QUICK), PAIRED, 6)
+    found = checked(Solver(PAIRED, 6, effort=QUICK).solve(num_ranks, 9), PAIRED, 6)
     if num_ranks == 1:  # the first F and the last B alone, the rest in pairs
         assert found.makespan == 8 * PAIRED.two("BF") + 3
 
 
 def test_a_rank_that_is_slow_needs_lists_of_its_own() -> None:
     table = replace(PAIRED, ranks=tuple(map(Fraction, (1, 1, 1, 2))))
-    found = checked(solve(4, 8, table, 5, effort=0.1), table, 5)
+    found = checked(Solver(table, 5, effort=0.1).solve(4, 8), table, 5)
     assert found.makespan < min(named(4, 8, table, 5).values())
 
 
 def test_under_the_tightest_cap_one_micro_batch_goes_at_a_time() -> None:
-    assert solve_on(BIDIRECTIONAL, 4, 3, Costs(), 1, effort=QUICK).makespan == 3 * 4 * 3
+    assert Solver(Costs(), 1, effort=QUICK).solve_on(BIDIRECTIONAL, 4, 3).makespan == 3 * 4 * 3
     halves = Costs().recut(4, 8)  # the next begins when half of the first is back
-    assert solve_on(V, 4, 3, halves, 2, effort=QUICK).makespan == Fraction("20.5")
+    assert Solver(halves, 2, effort=QUICK).solve_on(V, 4, 3).makespan == Fraction("20.5")
 
 
 def test_a_cap_that_nothing_fits_is_refused_with_the_least_that_works() -> None:
     with pytest.raises(ValueError, match="use cap = 1"):
-        solve(4, 8, Costs(), 0)
+        Solver(Costs(), 0).solve(4, 8)
     with pytest.raises(ValueError, match="use cap = 2"):
-        solve_on(V, 3, 8, Costs(), 1)
+        Solver(Costs(), 1).solve_on(V, 3, 8)
 
 
 @pytest.mark.parametrize("sizes", [(0, 4), (4, 0)])
 def test_sizes_of_nothing_are_refused(sizes: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="at least 1 rank and 1 micro-batch"):
-        solve(*sizes, Costs())
+        Solver(Costs()).solve(*sizes)
 
 
 def test_weights_of_another_size_are_refused() -> None:
     with pytest.raises(ValueError, match="weights of 3 stages"):
-        solve(4, 8, Costs(stages=(Fraction(1),) * 3))
+        Solver(Costs(stages=(Fraction(1),) * 3)).solve(4, 8)
 
 
 def test_the_same_arguments_give_the_same_schedule() -> None:
-    one, other = (solve(4, 10, any_pairs(PAIRED), 5, effort=0.1) for _ in range(2))
+    one, other = (Solver(any_pairs(PAIRED), 5, effort=0.1).solve(4, 10) for _ in range(2))
     assert one == other
 
 
 def test_the_bound_is_that_of_the_placement_and_the_cap() -> None:
-    found = solve(4, 8, PAIRED, 5, effort=QUICK)
+    found = Solver(PAIRED, 5, effort=QUICK).solve(4, 8)
     assert found.lower_bound == lower_bound(BIDIRECTIONAL, 4, 8, PAIRED, 5)
 
 
@@ -204,5 +204,5 @@ def test_progress_is_told_from_nothing_to_all() -> None:
     shares: list[float] = []
     for num_micro_batches in (8, 9):
         shares.clear()
-        solve(4, num_micro_batches, PAIRED, 5, effort=QUICK, report=shares.append)
+        Solver(PAIRED, 5, effort=QUICK, report=shares.append).solve(4, num_micro_batches)
         assert shares == sorted(shares) and 0 < shares[0] < shares[-1] == 1

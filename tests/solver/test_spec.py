@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from compiler.decide import lower_spec
+from compiler.lower import Lowering
 from compiler.lower.estimate import stage_costs
 from compiler.rates import rates_of
 from compiler.schedules import SCHEDULES
@@ -29,7 +30,7 @@ def test_auto_is_proven_and_no_longer_than_dualpipe(cap: tuple[str, ...], most: 
     assert said[-1] == f"search for a schedule of {schedule.num_micro_batches} micro-batches: 100%"
     if most == 3:
         published = SCHEDULES["dualpipe"].generate(schedule.num_ranks, schedule.num_micro_batches)
-        costs = stage_costs(lowered.plan, lowered.plan.cuts, rates_of(load(QUICKSTART)))
+        costs = stage_costs(Lowering(lowered.plan, rates_of(load(QUICKSTART))))
         assert simulate(schedule, costs).makespan < simulate(published, costs).makespan
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+
+from compiler.segments.cache import Segments
 
 
 @pytest.fixture(scope="session")
-def codes() -> dict[Any, Any]:
+def segments() -> Segments:
     """Segments traced so far."""
-    return {}
+    return Segments()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from compiler.build import compile_spec, write_build
 from compiler.decide import Lowered, balanced_rows, lower_spec
 from compiler.ir import Plan
 from compiler.proof import prove
+from compiler.segments.cache import Segments
 from dsl.memory import ITEMSIZE, lower_bound
 from dsl.schema import Spec
 from runtime.build import Build
@@ -86,11 +86,11 @@ def held_by(rank: int, build: Build) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("mesh", [(1, 1, 1, 0), (1, 2, 2, 0), (2, 2, 2, 0), (2, 2, 4, 1)])
-def test_never_above_a_running_rank(tmp_path: Path, codes: dict[Any, Any], mesh: tuple[int, int, int, int]) -> None:
+def test_never_above_a_running_rank(tmp_path: Path, segments: Segments, mesh: tuple[int, int, int, int]) -> None:
     """What ranks allocate; with one stage, and nothing divided unevenly, the bound is exactly that."""
     pp, ep, dp, zero = mesh
     spec = small_spec(pp, ep, dp, 2 * pp, zero=zero)
-    write_build(tmp_path / "build", compile_spec(spec, codes=codes).files)
+    write_build(tmp_path / "build", compile_spec(spec, segments=segments).files)
     build, bound = Build.open(tmp_path / "build"), lower_bound(spec)
     ranks = [held_by(rank, build) for rank in range(pp * dp)]
     assert bound.weights + bound.gradients + bound.optimizer <= max(sum(rank.values()) for rank in ranks)

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 import pytest
 
 from compiler.decide import balanced_rows
-from compiler.lower import lower
+from compiler.lower import Lowering
 from compiler.plan import make_plan
 from compiler.plan.balance import NEAR
 from compiler.plan.block_costs import chains_of
@@ -16,7 +16,7 @@ from compiler.plan.holding import kept_bytes, schedule_on
 from compiler.plan.stages import pipeline_of
 from compiler.predict.memory import curve_of
 from compiler.predict.predict import memories, timed
-from compiler.proof import Effects
+from compiler.proof.effects import Effects
 from compiler.proof.lifetimes import RankValues
 from compiler.rates import rates_of
 from compiler.schedules.schedule import Schedule
@@ -39,7 +39,7 @@ def test_what_a_micro_batch_keeps_is_what_its_actions_leave_behind(of: str) -> N
     text = " ".join(f"{kind}0.{m}" for kind in "FIW" for m in range(6))
     schedule = Schedule.from_text(f"# mine ranks=1 micro_batches=6 placement=loop(1)\n{text}\n")
     plan, rates = make_plan(spec, schedule), rates_of(spec)
-    program = lower(plan, schedule, plan.cuts, rates)
+    program = Lowering(plan, rates).program(schedule)
     values = RankValues(program, schedule, 0, balanced_rows(spec), Effects(), 1)
     ends = curve_of(values, program, schedule).ends
     chains = chains_of(rates, cut_model(spec))

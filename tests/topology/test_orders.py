@@ -6,10 +6,10 @@ from functools import cache
 
 import pytest
 
-from compiler.decide import Lowered, balanced_rows, lower_spec, schedule_for
+from compiler.decide import Lowered, Scheduler, balanced_rows, lower_spec
 from compiler.emit.build_summary import does_not_fit
 from compiler.ir import Body
-from compiler.lower import lower
+from compiler.lower import Lowering
 from compiler.lower.estimate import lane_times, overlaps_of, rank_times, stage_costs
 from compiler.plan import make_plan
 from compiler.predict.memory import rank_memories
@@ -58,8 +58,8 @@ def bodies_of(found: Lowered, rank: int) -> dict[str, Body]:
 def test_orders_are_those_of_the_own_device() -> None:
     """Ranks 0 and 3 mirror each other on unlike devices: on its own one, no body is slower than in the other's order,
     and some are faster; the work is the same."""
-    chosen, found = lowered("dualpipe")
-    times = rank_times(found.plan, found.plan.cuts, rank_rates(chosen))
+    _, found = lowered("dualpipe")
+    times = rank_times(found.lowering)
     here, there = bodies_of(found, 0), bodies_of(found, 3)
     faster = 0
     assert here.keys() == there.keys()
@@ -77,7 +77,7 @@ def test_peaks_are_those_of_the_own_orders() -> None:
     chosen, found = lowered("dualpipe")
     rows = balanced_rows(chosen)
     (name,) = (name for name in found.schedules if name.startswith("train"))
-    planned = rank_memories(chosen, found.plan, found.plan.cuts, found.schedules[name], rows=lambda *_: rows)
+    planned = rank_memories(chosen, found.lowering, found.schedules[name], rows=lambda *_: rows)
     assert tuple(each.activations + each.buffers for each in planned) == found.certificates[name].peak_bytes
 
 
@@ -85,7 +85,7 @@ def test_a_body_on_two_kinds_is_told_at_its_slowest() -> None:
     chosen, found = lowered("dualpipe")
     (name,) = (name for name in found.programs if name.startswith("train"))
     rates = rank_rates(chosen)
-    times = rank_times(found.plan, found.plan.cuts, rates)
+    times = rank_times(Lowering(found.plan, rates))
     table = dict(overlaps_of(found.programs, times)[name].bodies)
     for body in bodies_of(found, 0):
         each = [lane_times(bodies_of(found, rank)[body].instructions, times[rank]).end for rank in (0, 3)]
@@ -105,7 +105,7 @@ def test_costs_of_stages_are_those_where_they_run() -> None:
     weights = []
     for chosen in specs:
         plan = make_plan(chosen)
-        costs = stage_costs(plan, plan.cuts, rank_rates(chosen), ())
+        costs = stage_costs(Lowering(plan, rank_rates(chosen)), ())
         total = costs.F + (costs.B or 0) + costs.I + costs.W
         weights.append([float(weight * total) for weight in costs.stages])
     both, fast, slow = weights
@@ -116,12 +116,12 @@ def test_costs_of_stages_are_those_where_they_run() -> None:
 def test_one_value_of_rates_is_that_of_all_ranks() -> None:
     chosen = mixed("zbv", FAST)
     plan, rates = make_plan(chosen), rank_rates(chosen)
-    cuts, schedule = plan.cuts, schedule_for(chosen, plan, 8)
-    assert stage_costs(plan, cuts, rates, ("BF",)) == stage_costs(plan, cuts, rates[0], ("BF",))
-    programs = [lower(plan, schedule, cuts, each) for each in (rates[0], rates)]
+    schedule = Scheduler(chosen, Lowering(plan, rank_rates(chosen))).schedule(8)
+    assert stage_costs(Lowering(plan, rates), ("BF",)) == stage_costs(Lowering(plan, rates[0]), ("BF",))
+    programs = [Lowering(plan, each).program(schedule) for each in (rates[0], rates)]
     assert programs[0] == programs[1]
     with pytest.raises(AssertionError, match="of each pipeline rank"):
-        lower(plan, schedule, cuts, rates[:2])
+        Lowering(plan, rates[:2]).program(schedule)
 
 
 def test_a_program_by_other_rates_is_proven_too() -> None:
@@ -130,7 +130,7 @@ def test_a_program_by_other_rates_is_proven_too() -> None:
     (schedule,) = (each for name, each in found.schedules.items() if name.startswith("train"))
     fast, *_, slow = rank_rates(chosen)
     rates: list[Rates] = [fast, slow, fast, slow]
-    prove(lower(found.plan, schedule, found.plan.cuts, rates), found.plan, balanced_rows(chosen))
+    prove(Lowering(found.plan, rates).program(schedule), found.plan, balanced_rows(chosen))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "dualpipe"])

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.ir import Buffer
+from compiler.lower import Lowering
 from compiler.plan import make_plan
 from compiler.predict.predict import predict
 from compiler.predict.times import step_times
@@ -53,9 +54,8 @@ def test_a_step_waits_for_each_message_as_long_as_it_takes() -> None:
     """Down the pipeline once and back: every hop counts by its own time."""
     spec = two_nodes()
     plan = make_plan(spec)
-    cuts = plan.cuts
     schedule = schedule_of("1f1b", 4, 1)
-    times = step_times(plan, cuts, rank_rates(spec), schedule)
+    times = step_times(Lowering(plan, rank_rates(spec)), schedule)
     assert times.message(0, 1) == times.message(3, 2) and times.message(1, 2) > 8 * times.message(0, 1)
     ways = sum((2 * times.message(rank, rank + 1) for rank in range(3)), Fraction(0))
     work = sum((times.of(step, rank) for rank, steps in enumerate(schedule.actions) for step in steps), Fraction(0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compiler.build import compile_spec, write_build
+from compiler.segments.cache import Segments
 from dsl.schema import Dense, Spec
 from dsl.schema.run import Fusion
 from runtime.build import Build
@@ -50,11 +51,11 @@ MESHES = {
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Tensor]]]:
     """What the ranks of each mesh leave: two steps in BF16."""
-    traced: dict[Any, Any] = {}
+    traced = Segments()
     found = {}
     for name, (pp, ep, dp, zero, transport) in MESHES.items():
         folder, world = tmp_path_factory.mktemp("ranks"), pp * dp
-        write_build(folder / "builds" / "it", compile_spec(chosen(pp, ep, dp, zero), codes=traced).files)
+        write_build(folder / "builds" / "it", compile_spec(chosen(pp, ep, dp, zero), segments=traced).files)
         run_module("tests.training.ranks", folder, world, transport)
         found[name] = [load_file(folder / "out" / "it" / f"rank_{rank}.safetensors") for rank in range(world)]
     return found

@@ -19,6 +19,7 @@ from torch import Tensor
 from compiler.build import compile_spec, write_build
 from compiler.experts.spec_placement import OwnPlacement
 from compiler.schedules.schedule import Schedule
+from compiler.segments.cache import Segments
 from dsl.schema import Spec
 from runtime.contract import RatePhase
 from runtime.rate import learning_rate
@@ -95,20 +96,20 @@ def batch_losses(model: Reference, samples: RandomSamples, indices: range) -> An
 
 
 @pytest.fixture(scope="module")
-def traced() -> dict[Any, Any]:
+def traced() -> Segments:
     """Segments traced so far: meshes share most of them."""
-    return {}
+    return Segments()
 
 
 @pytest.mark.parametrize(("pp", "ep", "dp", "zero"), MESHES)
-def test_training_equals_autograd(tmp_path: Path, traced: dict[Any, Any], pp: int, ep: int, dp: int, zero: int) -> None:
+def test_training_equals_autograd(tmp_path: Path, traced: Segments, pp: int, ep: int, dp: int, zero: int) -> None:
     specs = {f"n{n:02}": spec(pp, ep, dp, n, STEPS, zero) for n in micro_batch_counts(pp)}
     check(tmp_path, traced, specs, pp * dp)
 
 
 def check(
     tmp_path: Path,
-    traced: dict[Any, Any],
+    traced: Segments,
     specs: Mapping[str, Spec],
     world: int,
     own: Schedule | None = None,
@@ -118,7 +119,7 @@ def check(
     """Trains every spec on `world` ranks and compares what each of them leaves. `own`, `placement`: of specs that name
     a file."""
     for name, chosen in specs.items():
-        build = compile_spec(chosen, codes=traced, own=own, placement=placement)
+        build = compile_spec(chosen, segments=traced, own=own, placement=placement)
         write_build(tmp_path / "builds" / name, build.files)
     run_module("tests.training.ranks", tmp_path, world, transport)
     for name, chosen in specs.items():
@@ -130,14 +131,14 @@ def check(
 
 
 @pytest.mark.parametrize("zero", [0, 1])
-def test_training_over_gloo_equals_autograd(tmp_path: Path, traced: dict[Any, Any], zero: int) -> None:
+def test_training_over_gloo_equals_autograd(tmp_path: Path, traced: Segments, zero: int) -> None:
     """Ranks on several machines train over gloo; so do these."""
     check(tmp_path, traced, {"only": spec(2, 2, 2, 4, STEPS, zero)}, 4, transport="gloo")
 
 
 @pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "zero"), OTHER_MODELS)
 def test_training_other_models_equals_autograd(
-    tmp_path: Path, traced: dict[Any, Any], of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
+    tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
 ) -> None:
     specs = {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule)}
     check(tmp_path, traced, specs, pp * dp)

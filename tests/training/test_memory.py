@@ -52,8 +52,7 @@ def measured_peaks(tmp_path: Path, chosen: Spec) -> list[int]:
         assert found["peak"] == certificate.peak_bytes[pipeline_rank], f"rank {rank}"
         held = rank_memories(
             chosen,
-            lowered.plan,
-            lowered.plan.cuts,
+            lowered.lowering,
             lowered.schedules[f"train_{n}"],
             rows=lambda p, layer, m, rows=rows: rows[p][f"{layer} {m}"],
         )[pipeline_rank]

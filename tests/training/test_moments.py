@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from compiler.build import compile_spec, write_build
+from compiler.segments.cache import Segments
 from dsl.schema import Precision, Spec
 from runtime import snapshot
 from runtime.build import Build
@@ -22,7 +22,7 @@ from tests.training.specs import spec
 
 STEPS, RATE = 4, 1e-2  # its largest
 SHORT, WIDE = Precision(name="short", moments="bf16"), Precision(name="wide", moments="fp32")
-CODES: dict[Any, Any] = {}  # the segments of both are the same
+SEGMENTS = Segments()  # the segments of both are the same
 
 
 def chosen(precision: Precision, dp: int = 1, zero: int = 0) -> Spec:
@@ -30,7 +30,7 @@ def chosen(precision: Precision, dp: int = 1, zero: int = 0) -> Spec:
 
 
 def trainer_of(folder: Path, precision: Precision) -> Trainer:
-    write_build(folder, compile_spec(chosen(precision), codes=CODES).files)
+    write_build(folder, compile_spec(chosen(precision), segments=SEGMENTS).files)
     build = Build.open(folder)
     samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
     trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
@@ -83,7 +83,7 @@ def test_parts_of_them_on_two_ranks_make_the_same_weights(tmp_path: Path) -> Non
     """ZeRO cuts buckets where it falls: an element's update is the same beside whichever others."""
     for zero in (0, 1):
         write_build(
-            tmp_path / "builds" / f"zero_{zero}", compile_spec(chosen(SHORT, dp=2, zero=zero), codes=CODES).files
+            tmp_path / "builds" / f"zero_{zero}", compile_spec(chosen(SHORT, dp=2, zero=zero), segments=SEGMENTS).files
         )
     run_module("tests.training.ranks", tmp_path, 2, "memory")
     for rank in range(2):
