@@ -38,6 +38,7 @@ SOURCES = (
     "compiler/layers",
     "compiler/ops",
     "compiler/segments/interpret.py",
+    "compiler/stage_placement.py",
     "runtime/native",
     "runtime/ops",
 )
