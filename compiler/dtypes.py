@@ -20,7 +20,7 @@ def packed(element: str, rows: int, columns: int) -> str:
 
 
 def is_packed(dtype: str) -> bool:
-    """Whether scales belong to it."""
+    """Whether a tensor of this dtype has scales."""
     return dtype.endswith("]")
 
 

@@ -107,19 +107,19 @@ def gate(
     op: str,
     arguments: tuple[Any, ...],
     target: Target = SM_90,
-    known: dict[str, Verdict] | None = None,
+    found: dict[str, Verdict] | None = None,
     streams: Streams | None = None,
 ) -> tuple[Verdict, ...]:
     """A verdict for every launch of `op(*arguments)`; tensors among the arguments are on the meta device.
 
-    Launches with operands of eight bits have none on targets without. `known`: verdicts so far, by the launch.
+    Launches with operands of eight bits have none on targets without. `found`: verdicts so far, by the launch.
     `streams`: those of the op's family, if not given.
     """
     streams = streams_of(op) if streams is None else streams
     with tempfile.TemporaryDirectory() as folder:
         module = load(file, Path(folder))
         launches = [launch for launch in record(module, op, arguments) if target.eight_bits or not launch.eight_bits]
-        return tuple(judge(launch, target, known, streams) for launch in launches)
+        return tuple(judge(launch, target, found, streams) for launch in launches)
 
 
 def streams_of(op: str) -> Streams:
@@ -129,13 +129,13 @@ def streams_of(op: str) -> Streams:
 
 
 def judge(
-    launch: Launch, target: Target = SM_90, known: dict[str, Verdict] | None = None, streams: Streams | None = None
+    launch: Launch, target: Target = SM_90, found: dict[str, Verdict] | None = None, streams: Streams | None = None
 ) -> Verdict:
     """Compiles one launch and reads what came out."""
-    known, key = {} if known is None else known, key_of(launch, target, streams)
-    if key not in known:
-        known[key] = _judged(launch, target, _streams(launch, target, streams))
-    return known[key]
+    found, key = {} if found is None else found, key_of(launch, target, streams)
+    if key not in found:
+        found[key] = _judged(launch, target, _streams(launch, target, streams))
+    return found[key]
 
 
 def key_of(launch: Launch, target: Target, streams: Streams | None = None) -> str:

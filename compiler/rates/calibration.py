@@ -92,7 +92,7 @@ def _names(op: str) -> tuple[str, ...]:
 
 
 def _bounds(names: Sequence[str], args: Sequence[Any], tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Below what the indices of an op are: by the name of the argument that holds them."""
+    """Upper bounds of the indices that an op reads, by the name of the argument that holds them."""
     given = dict(zip(names, args, strict=True))
 
     def extent(name: str, dim: int) -> int:

@@ -85,7 +85,7 @@ def core_rates() -> Rates:
 
 
 def _table_of(device: SpecDevice, table: Table | str | None) -> Table:
-    """The one that is given, or the best there is for a device; with its base."""
+    """The given table, or the best one for a device; with its base."""
     if table is None:
         table = table_for(device)
         table = f"{table}-calibrated" if f"{table}-calibrated" in shipped_tables() else table

@@ -39,7 +39,7 @@ OVER_BF16 = {"bf16": 1.0, "fp32": 0.5, "fp64": 0.068, "any": 1.0}
 
 
 def printable(text: str) -> str:
-    """The text; ValueError where it would do more to a terminal than be read."""
+    """The text; ValueError where it has characters that would control a terminal."""
     if any(map(is_hidden, text)):
         raise ValueError("it has characters that cannot be printed")
     return text
@@ -120,7 +120,7 @@ class Factor(Entry):
 
 
 class Table(Entry):
-    """A whole rate table. Of one with a base, `read_table` and `shipped_table` give it and its base as one."""
+    """A whole rate table. `read_table` and `shipped_table` merge it with its base, if it has one."""
 
     name: Text
     base: str | None = None
@@ -183,7 +183,7 @@ def shipped_tables() -> tuple[str, ...]:
 
 @cache
 def shipped_table(name: str) -> Table:
-    """One of them, with its base."""
+    """A shipped table, with its base."""
     return read_table(TABLES / f"{name}.json")
 
 

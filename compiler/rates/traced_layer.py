@@ -223,7 +223,7 @@ def pair_s(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, trace: Trace) -> f
 
 
 def uncalibrated(table: Table, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) -> tuple[str, ...]:
-    """The classes of a plan's kernels and exchanges of which a table says no factor: these take what its rows say."""
+    """Classes of a plan's kernels and exchanges for which a table has no factor: they take what its rows say."""
     uses = [step for stage in plan.stages for step in stage.steps if isinstance(step, Use)]
     used = {class_of(op) for use in uses for _, cost in cuts[use.site].costs for op, _ in cost.ops}
     rates = rates_of(spec, table)

@@ -32,7 +32,7 @@ Changed = tuple[list[Line], int, int, dict[int, int]]  # see _changed
 
 @dataclass(frozen=True)
 class Found:
-    """Slots, how long they take, and that plus the mean end of the rows, times the number of rows."""
+    """Slots, their makespan, and the makespan plus the mean end of the rows, times the number of rows."""
 
     makespan: int
     value: int

@@ -27,9 +27,9 @@ _LONG = 3  # a steady state is judged by a run of so many times the length
 
 @dataclass(frozen=True)
 class Core:
-    """What was found, and of what it came: "search", or the start that was not improved.
+    """Slots that were found; `origin` is "search", or the name of the start that no search improved.
 
-    `value` is its makespan, or where it has a period marked, that of a run much longer.
+    `value` is the makespan; if a period is marked, the makespan of a much longer run.
     """
 
     value: int
@@ -97,14 +97,14 @@ def _core(origin: str, problem: Problem, slots: Slots) -> Core | None:
 
 
 def _is_slow(core: Core, bound: Bound) -> bool:
-    """Whether its steady state could be shorter."""
+    """Whether the steady state of a core could be shorter."""
     short, long = core.problem.count, _LONG * core.problem.count
     makespan = makespan_of(core.problem, core.slots)
     return makespan is not None and core.value - makespan > bound(long) - bound(short)
 
 
 def _steady(problem: Problem, work: float, bound: Bound) -> Iterator[Core]:
-    """Starts with a period that a search without one came to."""
+    """Starts with a marked period, made from what a search without a period found."""
     starts = sorted(_starts(problem, False, bound), key=lambda core: core.value)[:_KEPT]
     for seed, start in enumerate(starts):
         slots = anneal(problem, start.slots, work / len(starts), _HEATS[0], seed, bound(problem.count)).slots

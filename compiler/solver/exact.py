@@ -37,7 +37,7 @@ class Exact:
 
 
 def prove(schedule: Schedule, costs: Costs, cap: int, work: float) -> tuple[Schedule, Fraction, Fraction]:
-    """A schedule at least as short, its makespan, and what none of its form is below, of what `auto` gives.
+    """Improve a schedule of `auto`: a schedule at least as short, its makespan, and a lower bound for its form.
 
     Costs and cap are those of the schedule's own stages. `work` is in deterministic seconds of one core: P = 4 and
     N = 8 take one, P = 8 and N = 20 are too large.
@@ -172,7 +172,7 @@ class _Row:
                 self.model.add(begin >= rows[row].end[kind, k] + (0 if stays else self.problem.latency))
 
     def hint(self, slots: Sequence[int], starts: Sequence[int]) -> None:
-        """Begin with these."""
+        """Give the solver these slots to begin with."""
         chosen = set()
         for keys, start in zip(_keys(slots), starts, strict=True):
             chosen.add(frozenset(keys))

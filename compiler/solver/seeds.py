@@ -34,7 +34,7 @@ def seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
 
 
 def greedy_seeds(problem: Problem) -> Iterator[tuple[str, Slots]]:
-    """Greedy ones, of which many are alike."""
+    """Greedy starts, many of which are equal."""
     size = 2 * problem.num_rows * problem.num_chunks * problem.count
     for seed in range(min(_MOST_GREEDY, max(1, _GREEDY_SLOTS // size))):
         slots = greedy(problem, seed)

@@ -56,7 +56,7 @@ def timing_of(problem: Problem, lines: Sequence[Line]) -> Timing | None:
 
 
 def starts_of(problem: Problem, timing: Timing, lines: Sequence[Line]) -> list[list[int]]:
-    """When each slot of each row starts."""
+    """The start of each slot of each row."""
     events = timing.marks[0].events[:]
     starts: list[list[int]] = [[] for _ in lines]
     now = [0] * len(lines)

@@ -41,6 +41,6 @@ def graph_of(fabric: Fabric, num_bytes: float = LARGE) -> nx.Graph:
 
 
 def _join(graph: nx.Graph, a: tuple[object, ...], b: tuple[object, ...], link: Link) -> None:
-    """A trunk that is joined by unlike nodes has the wider ones' ports."""
+    """Join two nodes of the graph. A trunk to nodes of several kinds has the ports of the widest."""
     bandwidth = max(link.bandwidth, graph.edges[a, b]["bandwidth"]) if graph.has_edge(a, b) else link.bandwidth
     graph.add_edge(a, b, bandwidth=bandwidth, latency_s=link.latency_s)

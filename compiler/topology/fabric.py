@@ -209,7 +209,7 @@ def _route(a: Place, b: Place) -> Route:
 
 
 def _joined(route: Route, num_bytes: float) -> Link:
-    """A route as one link for messages of a size; it is forwarded in the node in which that is sooner."""
+    """A route as one link for messages of a size. They change rails in the node where that takes less time."""
     (level, *_), ends, forwards = route
     bandwidth = min(links.rate("message", level, num_bytes) for links in ends)
     latency = sum(links.latency_of(level) for links in ends) / 2  # half of it lies at each end

@@ -57,7 +57,7 @@ class Links:
 
 
 def place_of(level: str) -> str:
-    """How classes of a table call it: within a node, or over the network."""
+    """The place of a level in the class names of a table: within a node, or over the network."""
     return "node" if level == "nvlink" else "network"
 
 

@@ -71,12 +71,12 @@ class Key:
 
     @property
     def is_block(self) -> bool:
-        """Whether it is written, or named, as a block that has a page of its own."""
+        """Whether the key is written, or named, as a block that has a page of its own."""
         return self.takes.startswith(("block", "name of")) and self.takes != FORMS["rate"]
 
     @property
     def value(self) -> str:
-        """What it takes, with its bounds."""
+        """What the key takes, with its bounds."""
         return ", ".join(part for part in (self.takes, self.bounds, "or `none`" * self.or_none) if part)
 
 

@@ -39,7 +39,7 @@ class CollectiveLinks:
 
 @dataclass
 class CollectiveEdge:
-    """Every message of a checked run is preceded by its name and its place in the channel."""
+    """One direction between two ranks. In a checked run, its name and number go before every message."""
 
     group: dist.ProcessGroup
     peer: int  # world rank at the other end
@@ -114,7 +114,7 @@ class CollectiveSums:
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    """What is moved and not summed, as bytes where gloo does not know the dtype. Rows stay rows."""
+    """A tensor that is moved and not summed, as bytes where gloo does not know the dtype. Rows stay rows."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.bfloat16 else tensor
 
 

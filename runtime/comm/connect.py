@@ -87,7 +87,7 @@ def _memories(rank: int, wanted: Wanted) -> list[Memory] | str:
 
 
 def _tell_all(text: str) -> list[str]:
-    """What each rank says."""
+    """The texts of all ranks, on every rank."""
     data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
     longest = torch.tensor(data.numel())
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)

@@ -104,7 +104,7 @@ def make_memory(sizes: Mapping[str, int]) -> tuple[Memory, Address]:
 
 
 def map_memory(address: Address) -> Memory:
-    """Another rank's. OSError where it cannot be reached, as from another machine."""
+    """Map another rank's memory. OSError where it cannot be reached, as from another machine."""
     if address.machine != _machine():
         raise OSError("another machine")
     descriptor = os.open(f"/proc/{address.pid}/fd/{address.descriptor}", os.O_RDWR | os.O_CLOEXEC)
@@ -259,7 +259,7 @@ class Circle:
         tensor.view(-1).copy_(total)
 
     def reduce_parts(self, part: str, elements: int, dtype: torch.dtype) -> None:
-        """Sum a tensor that lies in this part of each memory: each rank its share, then it takes the others'."""
+        """Sum a tensor that lies in this part of each memory: each rank sums its share, then copies the others' shares."""
         of_each = [memory.tensor(part, elements, dtype) for memory in self.memories]
         mine, shares = of_each[self.index], _shares(elements, len(self.memories))
         self.meet("gradients")
@@ -290,6 +290,6 @@ CIRCLE_BYTES = LINE + SLOT_BYTES
 
 
 def _shares(elements: int, members: int) -> list[tuple[int, int]]:
-    """Equal ranges; the last may be shorter."""
+    """Equal ranges of the elements, one for each member; the last may be shorter."""
     extent = -(-elements // members)
     return [(min(r * extent, elements), min((r + 1) * extent, elements)) for r in range(members)]

@@ -55,7 +55,7 @@ class Edge(Protocol):
     def send(self, name: str, tensor: Tensor) -> Pending: ...
 
     def post(self, name: str, buffer: Tensor) -> Pending:
-        """Waiting for it fills `buffer`. ChannelError: another message came."""
+        """Post a receive; waiting for it fills `buffer`. ChannelError: another message came."""
         ...
 
 

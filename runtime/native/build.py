@@ -62,7 +62,7 @@ def digest() -> str:
 
 
 def is_current(library: Path) -> bool:
-    """Whether it was made of the sources that are here."""
+    """Whether a library was made from the sources that are here."""
     return library.is_file() and library.read_bytes().endswith(digest().encode())
 
 
