@@ -259,7 +259,7 @@ class Circle:
         tensor.view(-1).copy_(total)
 
     def reduce_parts(self, part: str, elements: int, dtype: torch.dtype) -> None:
-        """Sum a tensor that lies in this part of each memory: each rank sums its share, then copies the others' shares."""
+        """Sum a tensor that lies in this part of each memory: each rank sums its share, then copies the others'."""
         of_each = [memory.tensor(part, elements, dtype) for memory in self.memories]
         mine, shares = of_each[self.index], _shares(elements, len(self.memories))
         self.meet("gradients")
