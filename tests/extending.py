@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "extending.md"
 TABLE = ROOT / "docs" / "architecture.md"
 TEMPLATE = re.compile(
     r"^(?:New file|In) `(?P<path>[^`\n]+)`"
-    r"(?:, (?P<how>above|below|in the place of) the line `(?P<anchor>[^\n]+)`)?:\n\n"
+    r"(?:, (?P<how>above|below|in the place of) the line[ \n]`(?P<anchor>[^\n]+)`)?:\n\n"
     r"```\w*\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )

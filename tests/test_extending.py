@@ -27,27 +27,40 @@ run mine extends tiny {
   data      { source = "words.txt", tokenizer = train(512), validation = 0% }
 }
 cluster two extends one { node { devices = 2 } }
+
+run plain extends mine { model = plain, precision = fp32 }
+run grouped extends plain { model = grouped }
+model plain {
+  vocab = 512, hidden = 16, init_std = 0.02, norm_eps = 1e-6
+  attention gqa { heads = 4, kv_heads = 2, head_dim = 8, qk_norm = true, rope { theta = 10_000 } }
+  layers 0..3 { ffn dense { inner = 32 } }
+}
+model grouped extends plain { GROUPED }
 """
+MINE = "mine.dsc:mine"
 WORDS = " ".join(f"{left} {right}" for left in range(300) for right in ("and", "or", "not", left * left, left**3))
 
 
-@pytest.mark.parametrize(("title", "kind", "name"), [(SCHEDULE, "schedule", "eager")])
+@pytest.mark.parametrize(
+    ("title", "kind", "name"), [(SCHEDULE, "schedule", "eager"), (OPTION, "option of attention", "gqa")]
+)
 def test_the_table_names_the_files_of_the_page(title: str, kind: str, name: str) -> None:
     assert extension(title).files == files_of_table(kind, name)
 
 
 def copy_of(folder: Path, title: str) -> Copy:
     copy = Copy(folder, extension(title))
-    (folder / "mine.dsc").write_text(SPEC, "utf-8")
+    changed = "attention gqa { shared_kv = true }" if title == OPTION else ""
+    (folder / "mine.dsc").write_text(SPEC.replace("GROUPED", changed), "utf-8")
     (folder / "words.txt").write_text(WORDS, "utf-8")
     return copy
 
 
-def losses(copy: Copy, *settings: str) -> list[float]:
+def losses(copy: Copy, spec: str, *settings: str) -> list[float]:
     """The losses of a run of three steps in real processes."""
     out = f"run-{len(list(copy.folder.glob('run-*')))}"
     changes = (word for setting in settings for word in ("-s", setting))
-    copy.dsc("train", "mine.dsc", "--out", out, "--cache", "shared", *changes)
+    copy.dsc("train", spec, "--out", out, "--cache", "shared", *changes)
     lines = (copy.folder / out / "metrics.jsonl").read_text("utf-8").splitlines()
     return [json.loads(line)["loss"] for line in lines]
 
@@ -58,10 +71,22 @@ def test_a_new_schedule(tmp_path: Path) -> None:
     order = Schedule.from_text(copy.dsc("schedule", "--name", "eager", "--ranks", "2", "--micro-batches", "6"))
     assert sum(isinstance(step, Pair) for steps in order.actions for step in steps) == 3 + 5
     assert "2 under eager, dualpipe and dualpipev" in copy.dsc("explain", "E0805")
-    few = copy.dsc("check", "mine.dsc", "-s", "schedule.name=eager", "-s", "train.batch=3", code=2)
+    few = copy.dsc("check", MINE, "-s", "schedule.name=eager", "-s", "train.batch=3", code=2)
     assert "E0805" in few and "eager over 2 ranks needs 4 micro-batches" in few
-    assert losses(copy, "schedule.name=eager") == losses(copy, "schedule.name=1f1b")
+    assert losses(copy, MINE, "schedule.name=eager") == losses(copy, MINE, "schedule.name=1f1b")
     copy.run("-m", "pytest", "-q", "-x", "tests/schedules/test_family.py", "-k", "eager and not 11 and not 16")
+
+
+def test_a_new_option_of_attention(tmp_path: Path) -> None:
+    """It is parsed and shown, counted, traced and trained; the gradients of its segment are those of autograd."""
+    copy = copy_of(tmp_path, OPTION)
+    assert "shared_kv" in copy.dsc("explain", "model.attention.gqa.shared_kv")
+    shown = copy.dsc("show", "mine.dsc:grouped", "model.attention")
+    assert "shared_kv = true" in shown and "shared_kv" in copy.dsc("diff", "mine.dsc:grouped", "mine.dsc:plain", code=1)
+    copy.run("-m", "tests.extended", "shared_kv")
+    copy.run("-m", "pytest", "-q", "-x", "tests/specs/test_counts.py", "-k", "random_models")
+    first, *_, last = losses(copy, "mine.dsc:grouped")
+    assert last < first
 
 
 def strings(path: Path) -> Iterator[str]:

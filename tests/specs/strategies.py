@@ -45,7 +45,8 @@ latent = st.builds(Mla, heads=widths, query_rank=st.none() | widths, kv_rank=wid
 def grouped(draw: st.DrawFn) -> Gqa:
     kv_heads = draw(st.integers(1, 3))
     heads = kv_heads * draw(st.integers(1, 3))
-    return Gqa(heads=heads, kv_heads=kv_heads, head_dim=draw(evens), qk_norm=draw(st.booleans()), rope=draw(ropes))
+    options = {name: draw(st.booleans()) for name, field in Gqa.model_fields.items() if field.annotation is bool}
+    return Gqa(heads=heads, kv_heads=kv_heads, head_dim=draw(evens), rope=draw(ropes), **options)
 
 
 @st.composite
