@@ -28,7 +28,7 @@ run mine extends tiny {
 }
 cluster two extends one { node { devices = 2 } }
 
-run plain extends mine { model = plain, precision = fp32 }
+run plain extends mine { model = plain, precision = fp32, train { steps = 6, rate { constant at 1e-2 } } }
 run grouped extends plain { model = grouped }
 model plain {
   vocab = 512, hidden = 16, init_std = 0.02, norm_eps = 1e-6
