@@ -149,7 +149,9 @@ def ladders(spec: Spec, opened: Collection[str], of_file: bool = False) -> Itera
         yield [("schedule.cap", str((spec.schedule.cap or default_cap(p.pipeline)) // 2))]
     if not of_file and p.pipeline > 1:
         yield from (
-            [("schedule.name", name)] for name in reversed(SCHEDULES) if name not in (spec.schedule.name, "gpipe")
+            [("schedule.name", name)]
+            for name, row in reversed(SCHEDULES.items())
+            if name != spec.schedule.name and not row.facts.holds_all
         )
     for key, now in (("parallel.expert", p.expert), ("parallel.pipeline", p.pipeline)):
         kept = of_file if key == "parallel.pipeline" else p.placement is not None  # a file is of one size
