@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dsl.counts import bias_parameters, mtp_parameters, parameters, routed_parameters
-from dsl.schema import Dtype, Precision, Spec
+from dsl.schema import Dtype, Optimizer, Precision, Spec
 from dsl.stages import has_both_ends, is_mirrored
 
 ITEMSIZE: dict[Dtype, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "e4m3": 1}  # bytes of an element
@@ -21,7 +21,7 @@ class Memory:
 
     weights: int  # as forward and backward read them
     gradients: int
-    optimizer: int  # master weights, where they are not the weights themselves, and both moments
+    optimizer: int  # master weights, where they are not the weights themselves, and what else it keeps
     activations: int
 
     @property
@@ -112,7 +112,7 @@ def _memory(spec: Spec, held: _Held) -> Memory:
     whole = (held.common + Fraction(held.routed, p.expert)) / (held.ranks * p.tensor)
     divided = held.owned / (held.ranks * p.data * p.tensor)
 
-    size = bytes_per_element(precision)
+    size = bytes_per_element(precision, spec.train.optimizer)
 
     def of(itemsize: int, zero: int) -> int:
         """Bytes of state that is divided over its holders from level `zero` on."""
@@ -133,12 +133,27 @@ def sent_bytes(dtype: Dtype, precision: Precision) -> float:
     return ITEMSIZE[dtype] + (ITEMSIZE["fp32"] / (tile.rows * tile.columns) if dtype == "e4m3" and tile else 0.0)
 
 
-def bytes_per_element(precision: Precision) -> Memory:
+def bytes_per_element(precision: Precision, optimizer: Optimizer) -> Memory:
     """Bytes of one parameter; no activations. Master weights of the weights' own dtype are the weights."""
     master = 0 if precision.master == precision.parameter else ITEMSIZE[precision.master]
     return Memory(
         weights=ITEMSIZE[precision.parameter],
         gradients=ITEMSIZE[precision.gradients],
-        optimizer=master + 2 * ITEMSIZE[precision.moments],
+        optimizer=master + state_bytes(precision, optimizer),
         activations=0,
     )
+
+
+def state_bytes(precision: Precision, optimizer: Optimizer) -> int:
+    """Bytes of what an optimizer keeps of one element, beside its master weight."""
+    return sum(ITEMSIZE[getattr(precision, tensor.role)] for tensor in optimizer.state)
+
+
+def update_bytes(precision: Precision, optimizer: Optimizer) -> int:
+    """Bytes that an update of one element reads and writes: its gradient is read, master weight and state are both.
+
+    The weight is written too where it is another than its master weight.
+    """
+    apart = ITEMSIZE[precision.parameter] if precision.parameter != precision.master else 0
+    kept = ITEMSIZE[precision.master] + state_bytes(precision, optimizer)
+    return ITEMSIZE[precision.gradients] + 2 * kept + apart

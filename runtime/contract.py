@@ -28,6 +28,7 @@ Vocab = Annotated[int, Range(1, MAX_VOCAB)]
 Step = Annotated[int, Range(0, MAX_STEPS)]
 Share = Annotated[float, Range(0, 1)]
 Name = Annotated[str, Pattern(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")]
+Kind = Annotated[str, Pattern(r"[a-z][a-z0-9_]{0,30}")]
 Dtype = Annotated[str, Pattern(r"[a-z][a-z0-9_]{0,30}")]
 Shape = tuple[Count, ...]
 Batches = tuple[tuple[Step, Step], ...]  # (first step, sequences of a step), ascending
@@ -111,12 +112,13 @@ class BatchGrowth:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """How weights are updated. `clip`: the largest global gradient norm, or None."""
+    """How weights are updated: the file of runtime/optimizers, and what it takes, in the order in which it takes it.
 
-    kind: Literal["adamw"]
-    beta1: float
-    beta2: float
-    eps: float
+    `clip`: the largest global gradient norm, or None.
+    """
+
+    kind: Kind
+    settings: Mapping[str, float]
     weight_decay: float
     clip: float | None
 
@@ -224,6 +226,22 @@ class MoeLayer:
 
 
 @dataclass(frozen=True)
+class StateTensor:
+    """A tensor that the optimizer keeps of each parameter, of its shape; checkpoints have it under its name."""
+
+    name: Name
+    dtype: Dtype
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """What the optimizer keeps of each parameter, and what an owner of it has whole."""
+
+    state: tuple[StateTensor, ...]
+    unit: Literal["element", "matrix"]
+
+
+@dataclass(frozen=True)
 class Parameter:
     """A logical parameter; `tensor` is what segments take, with the experts of a rank stacked in it.
 
@@ -239,11 +257,15 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters with the same holders: one flat buffer, one reduction."""
+    """Parameters with the same holders: one flat buffer, one reduction.
+
+    `owners`: for each parameter, which of the holders has its optimizer state, where each is owned whole.
+    """
 
     name: Name
     holders: tuple[Rank, ...]
     parameters: tuple[Parameter, ...]
+    owners: tuple[Rank, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -297,6 +319,7 @@ class Plan:
     precision: Precision
     model: Model
     train: Train
+    optimizer: OptimizerState
     data: Data
     steps: Annotated[int, Range(1, MAX_STEPS)]
     batches: Batches
@@ -344,6 +367,11 @@ def _check_parts(plan: Plan) -> None:
         for row in rows:
             holders = row.holders
             _demand(holders and [*holders] == sorted({*holders}) and holders[-1] < mesh.world, f"{part}: holders")
+    whole = plan.zero and plan.optimizer.unit == "matrix"
+    for bucket in plan.buckets:
+        owners, count = bucket.owners, len(bucket.holders)
+        wanted = len(bucket.parameters) if whole and count > 1 else 0
+        _demand(len(owners) == wanted and all(owner < count for owner in owners), "buckets: owners")
     _demand(batches and batches[0][0] == 0, "batches")
     _demand(all(a[0] < b[0] for a, b in pairwise(batches)), "batches")
     sequences = mesh.dp * plan.train.micro_batch

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from runtime import optimizer
 from runtime.comm import collective, memory
-from runtime.comm.transport import Sums, Work
+from runtime.comm.transport import Shares, Sums, Work
 from runtime.trainer import Trainer
 
 WARM_UP = 3  # steps before
@@ -223,7 +223,6 @@ _OPTIMIZER: tuple[tuple[str, str, Kind, str], ...] = (
     ("reduce_gradients", "reduce", "python", ""),
     ("gradient_norm", "norm", "op", "norm"),
     ("update", "update", "python", ""),
-    ("_adamw", "", "op", "adamw"),
 )
 _COMMUNICATION = {
     "counts": "counts",
@@ -294,6 +293,7 @@ class Profile:
         for owner, phases in ((trainer, _PHASES), (optimizer, _OPTIMIZER)):
             for name, place, kind, its in phases:
                 yield owner, name, timed(getattr(owner, name), kind, its, place)
+        yield optimizer, "update_part", timed(optimizer.update_part, "op", trainer.recipe.kind)
         bodies = trainer.bodies
         yield trainer, "bodies", {name: timed(body, "python", place=name) for name, body in bodies.items()}
         stage = next(iter(bodies.values())).__globals__
@@ -343,7 +343,7 @@ class _Sums:
     def __init__(self, sums: Sums, timed: Callable[..., Callable[..., Any]]) -> None:
         self.all_reduce: Callable[[Tensor], None] = timed(sums.all_reduce, "copy", "sum")
         self.reduce: Callable[[str, tuple[int, ...], Tensor], None] = timed(sums.reduce, "copy", "reduce")
-        self.gather: Callable[[str, tuple[int, ...], Tensor, slice], None] = timed(sums.gather, "copy", "gather")
+        self.gather: Callable[[str, tuple[int, ...], Tensor, Shares], None] = timed(sums.gather, "copy", "gather")
 
 
 def _apply(owner: Any, name: str, value: Any) -> Callable[[], None]:

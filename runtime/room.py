@@ -50,10 +50,11 @@ def free_bytes(proc: Path, cgroup: Path) -> int:
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """Bytes of the tensors of a checkpoint: master weights, two moments, and balancing biases."""
-    master, moments = (BITS[dtype] // 8 for dtype in (plan.precision.master, plan.precision.moments))
+    """Bytes of the tensors of a checkpoint: master weights, the optimizer's state, and balancing biases."""
+    dtypes = (plan.precision.master, *(tensor.dtype for tensor in plan.optimizer.state))
+    of_element = sum(BITS[dtype] // 8 for dtype in dtypes)
     biases = sum(math.prod(bias.shape) for bias in plan.biases)
-    return sum(math.prod(each.shape) for each in plan.parameters) * (master + 2 * moments) + 4 * biases
+    return sum(math.prod(each.shape) for each in plan.parameters) * of_element + 4 * biases
 
 
 def cannot_save(plan: Plan, run: Path, steps: int) -> tuple[str, int] | None:

@@ -1,4 +1,4 @@
-"""What a rank holds: parameters, gradient accumulators, optimizer moments, balancing biases.
+"""What a rank holds: parameters, gradient accumulators, optimizer state, balancing biases.
 
 Parameters with the same holders lie in one flat buffer (a bucket), so a reduction or an optimizer update is one call.
 Segments see views: one tensor per name, the experts of a rank stacked along dimension 0. The optimizer updates master
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from runtime import contract
+from runtime.comm.transport import Shares
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
 
@@ -34,52 +35,60 @@ class Entry:
     end: int
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Elements of a bucket whose optimizer state is on this rank: a slice of it, or a whole parameter."""
+
+    part: slice  # of the bucket's flat tensors
+    shape: tuple[int, ...]  # of the parameter, or flat
+    master: Tensor  # flat, and so are the tensors of state
+    state: Mapping[str, Tensor]  # by name, in the order that the optimizer takes
+
+
 @dataclass
 class Bucket:
-    """Parameters with the same holders. `owned` is the part whose optimizer state, master weights among it, lives on
-    this rank."""
+    """Parameters with the same holders. `owned` are the pieces whose optimizer state, master weights among it, is on
+    this rank; `shares` says which parts each holder owns, nothing where each of them owns all."""
 
     name: str
     holders: tuple[int, ...]
     entries: tuple[Entry, ...]
     decayed: int  # elements [0, decayed) are decayed
-    owned: slice
+    owned: tuple[Piece, ...]
+    shares: Shares
     parameters: Tensor  # as segments read them
     gradients: Tensor
-    master: Tensor  # of the owned part, and so are the moments
-    moment1: Tensor
-    moment2: Tensor
+    mixed: bool  # whether master weights are others than those that segments read
 
     @property
     def size(self) -> int:
         return self.entries[-1].end
 
-    @property
-    def mixed(self) -> bool:
-        """Whether master weights are others than those that segments read."""
-        return self.master.dtype != self.parameters.dtype
-
-    def owned_of(self, entry: Entry) -> tuple[slice, slice]:
-        """The part of a parameter that is owned here: as a slice of its elements, and of the owned buffers'."""
-        start = max(entry.start, self.owned.start)
-        end = max(start, min(entry.end, self.owned.stop))
-        first = start - entry.start if end > start else 0
-        return slice(first, first + end - start), slice(start - self.owned.start, end - self.owned.start)
+    def owned_of(self, entry: Entry) -> tuple[slice, Piece, slice] | None:
+        """The part of a parameter that is owned here: which of its elements, and in which slice of which piece."""
+        for piece in self.owned:
+            start, end = max(entry.start, piece.part.start), min(entry.end, piece.part.stop)
+            if start < end:
+                of_entry = slice(start - entry.start, end - entry.start)
+                return of_entry, piece, slice(start - piece.part.start, end - piece.part.start)
+        return None
 
     def set_weight(self, entry: Entry, value: Tensor) -> None:
         """Give a parameter its value: the master weights whole, what segments read rounded."""
-        flat, (of_entry, of_owned) = value.reshape(-1), self.owned_of(entry)
+        flat = value.reshape(-1)
         self.parameters[entry.start : entry.end].copy_(flat)
-        self.master[of_owned].copy_(flat[of_entry])
+        if found := self.owned_of(entry):
+            of_entry, piece, of_piece = found
+            piece.master[of_piece].copy_(flat[of_entry])
 
     @property
     def parameters_name(self) -> str:
-        """Of its flat tensor of parameters."""
+        """The name of its flat tensor of parameters."""
         return f"parameters {self.name}"
 
     @property
     def gradients_name(self) -> str:
-        """Of its flat tensor of gradients."""
+        """The name of its flat tensor of gradients."""
         return f"gradients {self.name}"
 
 
@@ -153,9 +162,9 @@ def shared_flats(plan: contract.Plan) -> dict[str, tuple[tuple[int, ...], int]]:
 
 
 def padded_size(bucket: contract.Bucket, zero: int) -> int:
-    """Elements of a bucket's flat tensors: of equal shards under ZeRO, so that they can be gathered."""
+    """Elements of a bucket's flat tensors: of equal shards where ZeRO cuts them anywhere."""
     elements = sum(torch.Size(parameter.shape).numel() for parameter in bucket.parameters)
-    shards = len(bucket.holders) if zero else 1
+    shards = len(bucket.holders) if zero and not bucket.owners else 1
     return -(-elements // shards) * shards
 
 
@@ -167,30 +176,50 @@ def _bucket(
         end = start + torch.Size(p.shape).numel()
         entries.append(Entry(p.name, p.tensor, p.shape, p.init, p.decay, start, end))
         start = end
-    holders, precision = planned.holders, plan.precision
-    padded = padded_size(planned, plan.zero)
-    shard = padded // (len(holders) if plan.zero else 1)
-    first = holders.index(rank) * shard if plan.zero else 0
-    owned = slice(first, first + shard)
+    holders, precision, padded = planned.holders, plan.precision, padded_size(planned, plan.zero)
+    shares = _shares(planned, entries, padded) if plan.zero and len(holders) > 1 else ()
 
     def zeros(extent: int, dtype: str, name: str = "") -> Tensor:
-        placed = allocate(f"{name} {planned.name}", extent, DTYPES[dtype])
+        placed = allocate(f"{name} {planned.name}", extent, DTYPES[dtype]) if name else None
         return torch.zeros(extent, dtype=DTYPES[dtype], device=device) if placed is None else placed
 
     parameters = zeros(padded, precision.parameter, "parameters")
     mixed = precision.master != precision.parameter
+
+    def piece(part: slice, shape: tuple[int, ...]) -> Piece:
+        extent = part.stop - part.start
+        master = zeros(extent, precision.master) if mixed else parameters[part]
+        return Piece(part, shape, master, {each.name: zeros(extent, each.dtype) for each in plan.optimizer.state})
+
+    if plan.optimizer.unit == "matrix":
+        mine = [e for i, e in enumerate(entries) if not shares or holders[planned.owners[i]] == rank]
+        owned = tuple(piece(slice(e.start, e.end), e.shape) for e in mine)
+    else:
+        (part,) = shares[holders.index(rank)] if shares else (slice(0, padded),)
+        owned = (piece(part, (part.stop - part.start,)),)
     return Bucket(
         name=planned.name,
         holders=holders,
         entries=tuple(entries),
         decayed=max((e.end for e in entries if e.decay), default=0),
         owned=owned,
+        shares=shares,
         parameters=parameters,
         gradients=zeros(padded, precision.gradients, "gradients"),
-        master=zeros(shard, precision.master) if mixed else parameters[owned],
-        moment1=zeros(shard, precision.moments),
-        moment2=zeros(shard, precision.moments),
+        mixed=mixed,
     )
+
+
+def _shares(planned: contract.Bucket, entries: Sequence[Entry], padded: int) -> Shares:
+    """What each holder owns of a bucket: the parameters of which it is the owner, or an equal part."""
+    count = len(planned.holders)
+    if not planned.owners:
+        shard = padded // count
+        return tuple((slice(i * shard, (i + 1) * shard),) for i in range(count))
+    parts: list[list[slice]] = [[] for _ in range(count)]
+    for entry, owner in zip(entries, planned.owners, strict=True):
+        parts[owner].append(slice(entry.start, entry.end))
+    return tuple(map(tuple, parts))
 
 
 def _views(bucket: Bucket, flat: Tensor) -> Iterator[tuple[str, Tensor]]:

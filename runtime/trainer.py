@@ -21,6 +21,7 @@ from runtime.comm.transport import Exchange, Links, Wanted, channels
 from runtime.executor import Board, Executor
 from runtime.ledger import Ledger
 from runtime.ops.wide import wide_dtype
+from runtime.optimizers import update_of
 from runtime.position import Position
 from runtime.rate import batch_at, learning_rate, value_at
 from runtime.state import DTYPES, State, build_state, shared_flats
@@ -80,7 +81,7 @@ class Trainer:
         self.state: State = build_state(plan, rank, device, self.links.flat)
         self.recipe = plan.train.optimizer
         self.layers = plan.moe_layers
-        self.adamw = optimizer.update_of(build.path("kernels/adamw.py"))
+        self.update = update_of(self.recipe.kind, build.path(f"kernels/{self.recipe.kind}.py"))
         self.loads = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in plan.moe_layers}
         self.step, self.position = 0, Position()
         self.drawn = np.arange(0)  # indices of the samples of the step at hand
@@ -144,7 +145,7 @@ class Trainer:
         tokens_before = self.position.tokens
         self.step, self.position = self.step + 1, self.position.after(self.drawn, self.sequence)
         rate = learning_rate(self.plan.train.rate, self.position.tokens)
-        optimizer.update(self.state, self.recipe, rate, self.step, norm, self.links.sums, self.adamw)
+        optimizer.update(self.state, self.recipe, self.update, rate, self.step, norm, self.links.sums)
         self._balance(sums, tokens_before)
         return {
             "step": self.step,

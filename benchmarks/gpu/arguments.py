@@ -13,6 +13,7 @@ from benchmarks.gpu.sizes import Make, Sizes
 from runtime import ops
 from runtime.ops.fakes import FAKES
 from runtime.ops.quantise import quantise, quantise_blocks, quantise_columns
+from runtime.optimizers import reference_update
 
 EPS, THETA, SCALE = 1e-6, 10_000.0, 2.5
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -23,6 +24,11 @@ def of(op: str, *arguments: Any) -> Any:
     """The results of an op, or on the meta device its shape rule's."""
     meant = FAKES if arguments[0].device.type == "meta" else ops.OPS
     return meant[op](*arguments)
+
+
+def reference(op: str) -> Callable[..., Any]:
+    """The code of an op, or of the update of an optimizer of this kind."""
+    return ops.OPS[op] if op in ops.OPS else reference_update(op)
 
 
 def norm(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.arguments import reference
 from benchmarks.gpu.cases import CASES, Case
 from benchmarks.gpu.checks import sms
 from benchmarks.gpu.libraries import PEERS
@@ -16,7 +17,6 @@ from benchmarks.gpu.peers import FORMULAS
 from benchmarks.gpu.sizes import ALL, Make
 from benchmarks.gpu.verify import copied, emitted, moved_bytes, results
 from benchmarks.gpu.workers import serve
-from runtime import ops
 
 TORCH, COMPILED = "torch", "compiled"
 SLOW_S = 0.3  # a peer that takes longer is timed once
@@ -91,7 +91,7 @@ def _libraries(case: Case, arguments: tuple[Any, ...]) -> Calls:
     def peer(make: Callable[..., Callable[[], Any]]) -> Callable[[], Callable[[], Any]]:
         return lambda: make(*copied(arguments))
 
-    eager = {TORCH: lambda: lambda: ops.OPS[case.op](*arguments)}
+    eager = {TORCH: lambda: lambda: reference(case.op)(*arguments)}
     return eager | {name: peer(make) for name, make in PEERS.get(case.op, {}).items()}
 
 

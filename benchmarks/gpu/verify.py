@@ -21,10 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.arguments import reference
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.sizes import Sizes
 from compiler.ir import Buffer
 from compiler.kernels import emit_kernel
+from dsl.schema import OPTIMIZERS
 from runtime import ops
 from runtime.kernels import load_kernels
 from runtime.ops.quantise import dequantise
@@ -79,8 +81,8 @@ def exact(case: Case, arguments: Arguments) -> tuple[Tensor, ...]:
         return _OF_FP8[case.op](*arguments)
     if "quantise" in case.op or "_fp8" in case.op:
         return decoded(results(case, ops.OPS[case.op], arguments))
-    if case.op == "adamw":  # rounds its moments, as it is told by their dtype
-        return results(case, ops.OPS[case.op], arguments)
+    if case.op in OPTIMIZERS:  # it rounds its state, as its dtypes say
+        return results(case, reference(case.op), arguments)
     wide = tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments)
     return results(case, ops.OPS[case.op], wide)
 

@@ -80,6 +80,7 @@ class Optimizer:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], plan: Plan, kind: str) -> None:
         recipe = plan.train.optimizer
+        settings = recipe.settings
         assert recipe.clip is not None, "gradients are clipped in every contest"
         self.clip = recipe.clip
         self.weights: list[nn.Parameter] = list(parameters.values())
@@ -94,8 +95,8 @@ class Optimizer:
         self.adamw = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=plan.train.rate[0].start,
-            betas=(recipe.beta1, recipe.beta2),
-            eps=recipe.eps,
+            betas=(settings["beta1"], settings["beta2"]),
+            eps=settings["eps"],
             weight_decay=recipe.weight_decay,
             **{kind: True},
         )

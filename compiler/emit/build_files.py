@@ -34,6 +34,7 @@ def contract_plan(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap])
         precision=recipe.precision(spec.precision),
         model=recipe.model(spec.model),
         train=recipe.train(spec.train),
+        optimizer=recipe.optimizer_state(spec),
         data=recipe.data(spec.data),
         steps=lowered.num_steps,
         batches=lowered.batches,
@@ -113,7 +114,7 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
 def _bucket(bucket: Bucket, table: Mapping[str, Replica]) -> contract.Bucket:
     rows = (table[name] for name in bucket.replicas)
     parameters = tuple(contract.Parameter(r.name, r.tensor, r.shape, r.init, r.decay) for r in rows)
-    return contract.Bucket(bucket.name, tuple(bucket.holders), parameters)
+    return contract.Bucket(bucket.name, tuple(bucket.holders), parameters, bucket.owners)
 
 
 def _bias(replica: Replica) -> contract.Bias:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from compiler.decide import balanced_rows
-from compiler.dtypes import ITEMSIZE
-from compiler.ir import Buffer, Emitted, Plan, SegmentCode
+from compiler.ir import Emitted, Plan, SegmentCode
 from compiler.kernels.calls import Call
 from compiler.predict.memory_state import held_and_owned
+from dsl.memory import update_bytes
 from dsl.schema import Spec
 from runtime.strict_json import pretty
 
@@ -38,7 +38,7 @@ def kernels_json(
             }
             for key, count in used.items()
         ],
-        "optimizer": {"op": optimizer.op, "kernel": kernel, **_update(spec, plan, optimizer)},
+        "optimizer": {"op": optimizer.op, "kernel": kernel, **_update(spec, plan)},
     }
     return pretty(data)
 
@@ -48,10 +48,7 @@ def _op(call: Emitted, rows: int) -> dict[str, Any]:
     return said | ({"of": call.parts, "bytes_saved": call.saved + call.saved_row * rows} if call.parts else {})
 
 
-def _update(spec: Spec, plan: Plan, call: Call) -> dict[str, int]:
-    """Elements that data rank 0 of a pipeline rank updates, and the bytes read and written for them, at most."""
+def _update(spec: Spec, plan: Plan) -> dict[str, int]:
+    """Elements that a device updates at most, and the bytes that are read and written for them."""
     elements = max(held_and_owned(spec, plan)[1].values())
-    master, gradients, *moments, rounded = call.arguments[:5]
-    moved = (master, gradients, *moments), (master, *moments, rounded)  # read, written
-    each = sum(ITEMSIZE[part.dtype] for parts in moved for part in parts if isinstance(part, Buffer))
-    return {"elements": elements, "bytes": elements * each}
+    return {"elements": elements, "bytes": elements * update_bytes(spec.precision, spec.train.optimizer)}

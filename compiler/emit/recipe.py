@@ -50,9 +50,7 @@ def train(block: Train) -> contract.Train:
         tokens=block.tokens,
         optimizer=contract.Optimizer(
             kind=optimizer.kind,
-            beta1=optimizer.beta1,
-            beta2=optimizer.beta2,
-            eps=optimizer.eps,
+            settings=optimizer.settings(),
             weight_decay=optimizer.weight_decay,
             clip=optimizer.clip,
         ),
@@ -69,6 +67,13 @@ def train(block: Train) -> contract.Train:
         else None,
         validate=contract.Validation(validate.every, validate.batches) if validate else None,
     )
+
+
+def optimizer_state(spec: Spec) -> contract.OptimizerState:
+    """What the optimizer of a run keeps, by the row of its kind."""
+    row = spec.train.optimizer
+    state = (contract.StateTensor(each.name, TORCH_DTYPE[getattr(spec.precision, each.role)]) for each in row.state)
+    return contract.OptimizerState(tuple(state), row.unit)
 
 
 def data(block: Data) -> contract.Data:

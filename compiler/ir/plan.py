@@ -109,6 +109,7 @@ class Bucket:
     name: str
     holders: Holders
     replicas: tuple[str, ...]  # logical names, decayed ones first, experts of one tensor adjacent
+    owners: tuple[int, ...] = ()  # of each replica, which holder has its optimizer state, if each is owned whole
 
 
 @dataclass(frozen=True)

@@ -67,15 +67,17 @@ def calls(spec: Spec, segments: Iterable[Segment]) -> tuple[Call, ...]:
 
 
 def update(spec: Spec) -> Call:
-    """The optimizer's, of any number of elements."""
+    """The call of a spec's optimizer on flat tensors of any number of elements (runtime/optimizers)."""
     from compiler.dtypes import TORCH_DTYPE
 
-    p = spec.precision
-    dtypes = (p.master, p.gradients, p.moments, p.moments, *((p.parameter,) if p.parameter != p.master else ()))
+    p, optimizer = spec.precision, spec.train.optimizer
+    apart = (p.parameter,) if p.parameter != p.master else ()
+    dtypes = (p.master, p.gradients, *(getattr(p, tensor.role) for tensor in optimizer.state), *apart)
     flat: list[Argument] = [(Buffer("flat", ("R",), TORCH_DTYPE[dtype]), None) for dtype in dtypes]
-    rounded: list[Argument] = [(None, None)] if p.parameter == p.master else []
-    numbers: list[Argument] = [(each, None) for each in (1.0, 1e-3, 0.9, 0.95, 1e-8, 0.1, 1)]
-    return _call("adamw", [*flat, *rounded, *numbers])
+    rounded: list[Argument] = [] if apart else [(None, None)]
+    settings = optimizer.settings().values()
+    numbers: list[Argument] = [(each, None) for each in (1.0, 1e-3, *settings, 0.1, 1)]
+    return _call(optimizer.kind, [*flat, *rounded, *numbers])
 
 
 def calls_of(segment: Segment) -> Iterator[Call]:

@@ -55,7 +55,7 @@ def _always(spec: Spec, steps: Iterable[object], copies: int, eight: dict[Hashab
     """Bytes that a device holds for each tensor of a block: memory_state.py has them to the byte, with padding and the
     balancing biases, once there is a plan. `copies`: ranks that hold each stage. `eight` remembers
     copies in eight bits, by key of a segment."""
-    size, p = bytes_per_element(spec.precision), spec.parallel
+    size, p = bytes_per_element(spec.precision, spec.train.optimizer), spec.parallel
     found: dict[str, int] = {}
     for use in (step for step in steps if isinstance(step, Use)):
         key = use.segment.key

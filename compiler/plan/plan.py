@@ -17,6 +17,7 @@ from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
 from compiler.plan.balance import NEAR
 from compiler.plan.blocks import NO_CUTS, CutsByKey, cut_model
 from compiler.plan.layer_runs import stage_placement_of_spec
+from compiler.plan.owners import with_owners
 from compiler.plan.parameters import Tensor, tensors
 from compiler.plan.stages import build_stages
 from compiler.schedules.schedule import Schedule
@@ -56,7 +57,7 @@ def make_plan(
         stages=stages,
         cuts=model.cuts,
         replicas=replicas,
-        buckets=buckets(replicas),
+        buckets=with_owners(buckets(replicas), replicas, spec.train.optimizer, parallel.zero),
         assumptions=(*_assumptions(spec, len(stages), bool(owned)), *(placed.said if placed else ())),
         slots=tuple((row.name, slots_of(owners[block_of(row.name)])) for row in rows if owners and row.role == "slots"),
     )

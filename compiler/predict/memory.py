@@ -9,13 +9,13 @@ what a segment needs inside, between its instructions, which neither of them see
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.decide import balanced_rows
 from compiler.ir import Program
 from compiler.lower import Lowering
 from compiler.predict.memory_peak import peak_of, saved_and_deferred
-from compiler.predict.memory_state import device_of, rank_states
+from compiler.predict.memory_state import device_of, rank_states, update_scratch
 from compiler.predict.prediction import RankMemory
 from compiler.proof.effects import Effects, Rows
 from compiler.proof.lifetimes import RankValues
@@ -25,6 +25,7 @@ from dsl.memory import Memory
 from dsl.schema import Moe, Spec
 
 MAX_POINTS = 400  # of a curve
+UPDATE = "update"  # stands where a peak has its action
 
 
 @dataclass(frozen=True)
@@ -62,30 +63,45 @@ def rank_memories(
     effects = Effects(inside=None if rows else lambda site, phase, rows: cuts[site].inside_bytes(phase, rows))
     most, kinds = worst_rows(spec), saved_and_deferred(plan)
     result = []
+    scratch = update_scratch(spec, plan)
     for rank, state in enumerate(rank_states(spec, plan)):
         values = RankValues(program, schedule, rank, rows or balanced_rows(spec), effects, most)
         curve = curve_of(values, program, schedule)
         values = RankValues(program, schedule, rank, rows or balanced_rows(spec), effects, most)
         peak = peak_of(values, program, schedule, curve.top, kinds)
         assert peak.bytes == curve.peaks[curve.top], "both go through the same instructions"
-        result.append(
-            RankMemory(
-                pp_rank=rank,
-                capacity_bytes=device_of(spec, plan, rank).memory,
-                peak_bytes=state.total + peak.bytes,
-                weights=state.weights,
-                gradients=state.gradients,
-                optimizer=state.optimizer,
-                activations=peak.bytes - peak.buffers,
-                buffers=peak.buffers,
-                peak_action=str(schedule.actions[rank][curve.top]),
-                timeline=_over_time(curve, timeline, rank, state) if timeline else (),
-                worst_bytes=None if rows else state.total + max(curve.worst),
-                worst_action=None if rows else str(schedule.actions[rank][curve.worst.index(max(curve.worst))]),
-                held=peak.held,
-            )
+        found = RankMemory(
+            pp_rank=rank,
+            capacity_bytes=device_of(spec, plan, rank).memory,
+            peak_bytes=state.total + peak.bytes,
+            weights=state.weights,
+            gradients=state.gradients,
+            optimizer=state.optimizer,
+            activations=peak.bytes - peak.buffers,
+            buffers=peak.buffers,
+            peak_action=str(schedule.actions[rank][curve.top]),
+            timeline=_over_time(curve, timeline, rank, state) if timeline else (),
+            worst_bytes=None if rows else state.total + max(curve.worst),
+            worst_action=None if rows else str(schedule.actions[rank][curve.worst.index(max(curve.worst))]),
+            held=peak.held,
         )
+        result.append(found if rows else _at_least(found, state, scratch[rank]))
     return tuple(result)
+
+
+def _at_least(found: RankMemory, state: Memory, scratch: int) -> RankMemory:
+    """The memory of a rank whose update, after the last action, needs `scratch` bytes besides its state."""
+    if state.total + scratch <= found.peak_bytes:
+        return found
+    return replace(
+        found,
+        peak_bytes=state.total + scratch,
+        activations=scratch,
+        buffers=0,
+        peak_action=UPDATE,
+        worst_bytes=max(found.worst_bytes or 0, state.total + scratch),
+        held=(),
+    )
 
 
 def curve_of(values: RankValues, program: Program, schedule: Schedule) -> Curve:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from math import prod
 
@@ -15,13 +15,13 @@ from dsl.schema import Device, Spec
 
 
 def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
-    """Bytes of data rank 0 of every pipeline rank, as of all of them; activations are left at 0.
+    """Bytes of the fullest device of every pipeline rank; activations are left at 0.
 
     Parameters with the same holders lie in one flat buffer. With ZeRO it is padded to equal parts, of which each holder
-    updates one (arXiv 1910.02054). The balancing biases have the dtype of master weights. Weights that products read in
-    eight bits are held so once more.
+    updates one (arXiv 1910.02054), or holders own whole parameters (compiler/plan/owners.py). The balancing biases have
+    the dtype of master weights. Weights that products read in eight bits are held so once more.
     """
-    size = bytes_per_element(spec.precision)
+    size = bytes_per_element(spec.precision, spec.train.optimizer)
     (held, owned), biases = held_and_owned(spec, plan), Counter[int]()
     for replica in plan.replicas:
         if replica.role == "bias":
@@ -40,20 +40,50 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
 
 
 def held_and_owned(spec: Spec, plan: Plan) -> tuple[Counter[int], Counter[int]]:
-    """By pipeline rank: elements of parameters that its data rank 0 holds, and of those it updates; with padding."""
+    """By pipeline rank: elements of parameters that a device holds, and of those that it updates at most; with padding.
+
+    Devices hold as much as data rank 0 does. They update as much too, but where owners have parameters whole.
+    """
     elements = {replica.name: prod(replica.shape) for replica in plan.replicas}
+    whole = spec.train.optimizer.unit == "matrix"
     held, owned = Counter[int](), Counter[int]()
     for bucket in plan.buckets:
-        parts = len(bucket.holders) if spec.parallel.zero else 1
+        parts = len(bucket.holders) if spec.parallel.zero and not whole else 1
         part = -(-sum(map(elements.__getitem__, bucket.replicas)) // parts)
         for rank in _pipeline_ranks(plan, bucket.holders):
             held[rank] += part * parts
             owned[rank] += part
-    return held, owned
+    return held, owned_at_most(plan, elements) if whole and spec.parallel.zero else owned
+
+
+def owned_at_most(plan: Plan, amounts: Mapping[str, int]) -> Counter[int]:
+    """By pipeline rank: the largest sum of the amounts of parameters that one of its devices owns whole."""
+    by_device, most = Counter[int](), Counter[int]()
+    for bucket in plan.buckets:
+        holders = tuple(bucket.holders)
+        for name, owner in zip(bucket.replicas, bucket.owners or (0,) * len(bucket.replicas), strict=True):
+            by_device[holders[owner]] += amounts[name]
+    for device, amount in by_device.items():
+        rank, _ = plan.mesh.coordinates(device)
+        most[rank] = max(most[rank], amount)
+    return most
+
+
+def update_scratch(spec: Spec, plan: Plan) -> tuple[int, ...]:
+    """Bytes that the update of a parameter needs besides what a device holds, at most, by pipeline rank."""
+    scratch: dict[tuple[int, ...], int] = {}
+    most = [0] * plan.mesh.pp
+    for replica in plan.replicas:
+        if replica.role == "parameter":
+            if replica.shape not in scratch:
+                scratch[replica.shape] = spec.train.optimizer.scratch_bytes(replica.shape)
+            for rank in replica.holders.pipeline_ranks if scratch[replica.shape] else ():
+                most[rank] = max(most[rank], scratch[replica.shape])
+    return tuple(most)
 
 
 def _pipeline_ranks(plan: Plan, holders: Collection[int]) -> list[int]:
-    """Those whose data rank 0 is a holder."""
+    """The pipeline ranks whose data rank 0 is a holder."""
     return [rank for rank in range(plan.mesh.pp) if plan.mesh.rank(rank, 0) in holders]
 
 
@@ -84,8 +114,8 @@ def device_of(spec: Spec, plan: Plan, rank: int) -> Device:
 
 
 def proven_memories(spec: Spec, plan: Plan, certificates: Iterable[Certificate]) -> tuple[Memory, ...]:
-    """Bytes of a device of every pipeline rank; its activations are those of the fullest of the proven programs."""
-    peaks = [certificate.peak_bytes for certificate in certificates]
+    """Bytes of a device of every pipeline rank at its peak: in the fullest of the proven programs, or in the update."""
+    peaks = [*(certificate.peak_bytes for certificate in certificates), update_scratch(spec, plan)]
     return tuple(
         replace(state, activations=max(peak[rank] for peak in peaks))
         for rank, state in enumerate(rank_states(spec, plan))

@@ -17,7 +17,7 @@ from compiler.predict.memory import rank_memories
 from compiler.predict.money import energy_of, money_of
 from compiler.predict.prediction import Exchange, Flops, Prediction, RankMemory, StageRow, Step, Tail, Whole
 from compiler.predict.step import step_of
-from compiler.predict.tail import Tensor, groups_of, tail_of, tensors_of
+from compiler.predict.tail import Tensor, groups_of, tail_of, tensors_of, works_of
 from compiler.predict.times import StepTimes, lane_seconds, step_times, twins_of
 from compiler.rates import Rates
 from compiler.schedules.schedule import Schedule
@@ -69,7 +69,8 @@ def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = F
     timeline = simulate(schedule, times)
     tensors, reduce_s = tensors_of(plan), each[0].fabric.reduce_s
     groups = [groups_of(plan.mesh, tensors.values(), rank) for rank in range(plan.mesh.pp)]
-    tails = [tail_of(spec, plan.mesh, held, reduce_s, r.optimizer_time_s) for held, r in zip(groups, each, strict=True)]
+    of_ranks = zip(groups, works_of(spec, plan, groups), each, strict=True)
+    tails = [tail_of(spec, plan.mesh, held, work, reduce_s, r) for held, work, r in of_ranks]
     shared = shared_by(each[0], plan, schedule, times, timeline, tails)
     if shared > 1:
         times, tails = times.longer(shared), [tail.longer(shared) for tail in tails]

@@ -6,16 +6,18 @@ arXiv 1910.02054, §5.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from compiler.holders import Holders
 from compiler.ir import Mesh, Param, Plan, Use
+from compiler.predict.memory_state import held_and_owned, owned_at_most
 from compiler.predict.prediction import Tail
+from compiler.rates.rates import Rates
 from compiler.topology.fabric import Reduction
-from dsl.memory import ITEMSIZE
+from dsl.memory import ITEMSIZE, update_bytes
 from dsl.schema import Spec
 
 Reduce = Callable[[float, Holders, Reduction], float]  # bytes of a device, who holds them, how → seconds
@@ -23,11 +25,19 @@ Reduce = Callable[[float, Holders, Reduction], float]  # bytes of a device, who 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A trained tensor : on every data rank of its pipeline ranks, or a stack of experts on every ep-th."""
+    """A trained tensor: on every data rank of its pipeline ranks, or a stack of experts on every ep-th."""
 
     pipeline_ranks: tuple[int, ...]
     elements: int  # on a device
     stacked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a device updates: elements, and the FLOPs of matrix products for them."""
+
+    elements: int
+    flops: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +76,38 @@ def groups_of(mesh: Mesh, tensors: Iterable[Tensor], rank: int) -> tuple[Group, 
     return tuple(Group(holders, elements) for holders, elements in held.items())
 
 
-def tail_of(
-    spec: Spec, mesh: Mesh, groups: Sequence[Group], reduce_s: Reduce, update_s: Callable[[float], float]
-) -> Tail:
-    """Seconds of the tail of a device that holds these groups; `update_s`: of reading and writing so many bytes."""
-    precision, zero, clip = spec.precision, spec.parallel.zero, spec.train.optimizer.clip
+def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple[Work, ...]:
+    """What a device of each pipeline rank updates, at most; `groups`: those of each rank."""
+    optimizer, zero = spec.train.optimizer, spec.parallel.zero
+    if optimizer.unit == "element":
+        shards = [[(each.elements, len(each.holders) if zero else 1) for each in held] for held in groups]
+        return tuple(Work(sum(-(-elements // parts) for elements, parts in of_rank), 0) for of_rank in shards)
+    flops = {each.name: optimizer.flops(each.shape) for each in plan.replicas if each.role == "parameter"}
+    _, elements = held_and_owned(spec, plan)
+    if zero:
+        products = owned_at_most(plan, flops)
+    else:
+        products = Counter[int]()
+        for bucket in plan.buckets:
+            for rank in (rank for rank in range(plan.mesh.pp) if plan.mesh.rank(rank, 0) in bucket.holders):
+                products[rank] += sum(flops[name] for name in bucket.replicas)
+    return tuple(Work(elements[rank], products[rank]) for rank in range(plan.mesh.pp))
+
+
+def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: Work, reduce_s: Reduce, rates: Rates) -> Tail:
+    """Seconds of the tail of a device that holds these groups, does this work, and achieves these rates."""
+    precision, zero, optimizer = spec.precision, spec.parallel.zero, spec.train.optimizer
     gradient, weight = ITEMSIZE[precision.gradients], ITEMSIZE[precision.parameter]
-    elements = sum(group.elements for group in groups)
-    owned = sum(-(-group.elements // len(group.holders)) if zero else group.elements for group in groups)
+    elements, update_s = sum(group.elements for group in groups), rates.optimizer_time_s
     # Gloo, which serves devices without peaks, has no reduce-scatter.
     sums: Reduction = "reduce_scatter" if zero and spec.cluster.node.device.bf16 else "all_reduce"
-    # Read: gradient, master, moments. Written: master, moments, the weights where they are others than the master.
-    apart = weight if precision.parameter != precision.master else 0
-    touched = gradient + 2 * ITEMSIZE[precision.master] + 4 * ITEMSIZE[precision.moments] + apart
+    touched = update_bytes(precision, optimizer)
+    clipped = optimizer.clip is not None
     everyone = Holders(tuple(range(mesh.pp)), range(mesh.dp), mesh.dp)
     return Tail(
         reduction_s=sum(reduce_s(group.elements * gradient, group.holders, sums) for group in groups),
         gather_s=sum(reduce_s(group.elements * weight, group.holders, "all_gather") for group in groups if zero),
-        norm_s=update_s(owned * gradient) + reduce_s(8, everyone, "all_reduce") if clip is not None else 0.0,
-        update_s=update_s(owned * touched + elements * gradient),  # accumulators are cleared for the next step
+        norm_s=update_s(work.elements * gradient) + reduce_s(8, everyone, "all_reduce") if clipped else 0.0,
+        # Accumulators are cleared for the next step.
+        update_s=update_s(work.elements * touched + elements * gradient) + rates.product_time_s(work.flops),
     )

@@ -94,8 +94,12 @@ class Rates:
         return self.rate("copy", "any", ())
 
     def optimizer_time_s(self, moved_bytes: float) -> float:
-        """Seconds of an optimizer that reads and writes so many bytes of weights, gradients and moments."""
+        """Seconds of an optimizer that reads and writes so many bytes of weights, gradients and state."""
         return moved_bytes / self.rate("optimizer", "any", ())
+
+    def product_time_s(self, flops: float) -> float:
+        """Seconds of so many FLOPs of large matrix products, in the dtype of `compute`."""
+        return flops / self.rate("gemm", self.plain, ()) if flops else 0.0
 
     def shared_s(self, makespan_s: float, busy_s: Iterable[float]) -> float:
         """A makespan where the ranks of a node share cores: no shorter than their work over the cores.

@@ -3,9 +3,9 @@
 from dsl.schema.base import Choices, Derived, FilePath, Node, Phase, Strict, Syntax, Unit, value_at
 from dsl.schema.cluster import Cluster, Device, Machine, More
 from dsl.schema.model import Balance, Dense, Gqa, HeadDim, LayerRange, Mla, Model, Moe, Mtp, Rope
+from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Optimizer, StateTensor
 from dsl.schema.precision import BUILT_IN, Dtype, Precision, Tile
 from dsl.schema.run import (
-    AdamW,
     Batch,
     Checkpoint,
     Data,
@@ -21,7 +21,9 @@ from dsl.schema.run import (
 
 __all__ = [
     "BUILT_IN",
+    "OPTIMIZERS",
     "AdamW",
+    "AnyOptimizer",
     "Balance",
     "Batch",
     "Checkpoint",
@@ -43,6 +45,7 @@ __all__ = [
     "More",
     "Mtp",
     "Node",
+    "Optimizer",
     "Parallel",
     "Phase",
     "Precision",
@@ -51,6 +54,7 @@ __all__ = [
     "Schedule",
     "Sm",
     "Spec",
+    "StateTensor",
     "Strict",
     "Syntax",
     "Tile",

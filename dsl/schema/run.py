@@ -11,6 +11,7 @@ from dsl.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, 
 from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, Derived, FilePath, Node, Syntax, Unit
 from dsl.schema.cluster import Cluster
 from dsl.schema.model import Model
+from dsl.schema.optimizers import AnyOptimizer
 from dsl.schema.precision import Precision
 
 MAX_DEGREE = 1_048_576
@@ -136,25 +137,6 @@ class Batch(Node):
     over_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS, description="tokens over which it grows")] = 0
 
 
-class AdamW(Node):
-    """AdamW with decoupled weight decay; norms and biases are not decayed."""
-
-    kind: Annotated[Literal["adamw"], Syntax("label"), Field(description="the kind")] = "adamw"
-    beta1: Annotated[float, Field(ge=0, lt=1, description="decay of the first moment", examples=["beta1 = 0.9"])] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1, description="decay of the second moment", examples=["beta2 = 0.95"])] = (
-        0.95
-    )
-    eps: Annotated[
-        float, Field(gt=0, le=1, description="added to the root of the second moment", examples=["eps = 1e-8"])
-    ] = 1e-8
-    weight_decay: Annotated[
-        float, Field(ge=0, le=10, description="decay of the weights, times the rate", examples=["weight_decay = 0.1"])
-    ] = 0.0
-    clip: Annotated[
-        float | None, Field(gt=0, le=1e9, description="largest global gradient norm, or none", examples=["clip = 1.0"])
-    ] = None
-
-
 class RatePhase(Node):
     """The learning rate goes from `start` to `end` and is at `end` when `end_tokens` tokens have been trained on."""
 
@@ -245,7 +227,7 @@ with warnings.catch_warnings():
         ]
         tokens: Annotated[Tokens, Field(description="tokens of the whole run; or `steps`", examples=["tokens = 10B"])]
         optimizer: Annotated[
-            AdamW, Field(description="how weights are updated", examples=["optimizer adamw { clip = 1.0 }"])
+            AnyOptimizer, Field(description="how weights are updated", examples=["optimizer adamw { clip = 1.0 }"])
         ]
         rate: Annotated[
             tuple[RatePhase, ...],

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.comm.transport import Channel, ChannelError, Pending, Sums, Swap, Wanted, Work, digest
+from runtime.comm.transport import Channel, ChannelError, Pending, Shares, Sums, Swap, Wanted, Work, digest
 
 
 class CollectiveLinks:
@@ -105,12 +105,17 @@ class CollectiveSums:
     def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor) -> None:
         dist.all_reduce(flat, group=self.groups["reduce", holders])  # gloo has no reduce-scatter
 
-    def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, owned: slice) -> None:
-        everything = torch.empty_like(flat)
-        group = self.groups["reduce", holders]
-        parts = [_raw(part) for part in everything.chunk(len(holders))]
-        dist.all_gather(parts, _raw(flat[owned].clone()), group=group)
-        flat.copy_(everything)
+    def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
+        group, index = self.groups["reduce", holders], holders.index(dist.get_rank())
+        sizes = [sum(part.stop - part.start for part in share) for share in shares]
+        rows = flat.new_empty(len(shares), max(sizes))  # what is behind the end of a share is not looked at
+        mine = flat.new_empty(max(sizes))
+        torch.cat([flat[part] for part in shares[index]] or [flat[:0]], out=mine[: sizes[index]])
+        dist.all_gather([_raw(row) for row in rows], _raw(mine), group=group)
+        for row, share, size in zip(rows, shares, sizes, strict=True):
+            extents = [part.stop - part.start for part in share]
+            for part, values in zip(share, row[:size].split(extents), strict=True):
+                flat[part].copy_(values)
 
 
 def _raw(tensor: Tensor) -> Tensor:

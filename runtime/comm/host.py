@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.comm.memory import CIRCLE_BYTES, PIPE_BYTES, Circle, Memory, Reader, Writer
-from runtime.comm.transport import ChannelError, Pending, Sums, Swap, Wanted, Work, digest
+from runtime.comm.transport import ChannelError, Pending, Shares, Sums, Swap, Wanted, Work, digest
 
 
 def parts_of(rank: int, wanted: Wanted) -> dict[str, int]:
@@ -127,5 +127,5 @@ class HostSums:
     def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor) -> None:
         self.of_holders[holders].reduce_parts(bucket, flat.numel(), flat.dtype)
 
-    def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, owned: slice) -> None:
-        self.of_holders[holders].gather_parts(bucket, flat.numel(), flat.dtype)
+    def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
+        self.of_holders[holders].gather_parts(bucket, flat.numel(), flat.dtype, shares)

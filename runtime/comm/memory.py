@@ -20,6 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from runtime.comm.transport import Shares
+
 WORD = 8  # bytes
 LINE = 64  # bytes of a cache line, so that no word shares one with a word of another rank
 ENTRIES = 1 << 12  # messages of a pipe that are not yet read
@@ -261,11 +263,11 @@ class Circle:
     def reduce_parts(self, part: str, elements: int, dtype: torch.dtype) -> None:
         """Sum a tensor that lies in this part of each memory: each rank sums its share, then copies the others'."""
         of_each = [memory.tensor(part, elements, dtype) for memory in self.memories]
-        mine, shares = of_each[self.index], _shares(elements, len(self.memories))
+        mine, shares = of_each[self.index], equal_shares(elements, len(self.memories))
         self.meet("gradients")
-        start, end = shares[self.index]
-        for at in range(start, end, BLOCK):
-            block = slice(at, min(at + BLOCK, end))
+        (share,) = shares[self.index]
+        for at in range(share.start, share.stop, BLOCK):
+            block = slice(at, min(at + BLOCK, share.stop))
             total = of_each[0][block] + of_each[1][block]
             for other in of_each[2:]:
                 total += other[block]
@@ -273,23 +275,24 @@ class Circle:
         self.meet("sums of gradients")
         self._take(of_each, shares)
 
-    def gather_parts(self, part: str, elements: int, dtype: torch.dtype) -> None:
+    def gather_parts(self, part: str, elements: int, dtype: torch.dtype, shares: Shares) -> None:
         """Give each rank the other ranks' shares of a tensor that lies in this part of each memory."""
         of_each = [memory.tensor(part, elements, dtype) for memory in self.memories]
         self.meet("weights")
-        self._take(of_each, _shares(elements, len(self.memories)))
+        self._take(of_each, shares)
 
-    def _take(self, of_each: Sequence[Tensor], shares: Sequence[tuple[int, int]]) -> None:
-        for owner, (start, end) in enumerate(shares):
+    def _take(self, of_each: Sequence[Tensor], shares: Shares) -> None:
+        for owner, share in enumerate(shares):
             if owner != self.index:
-                of_each[self.index][start:end].copy_(of_each[owner][start:end])
+                for part in share:
+                    of_each[self.index][part].copy_(of_each[owner][part])
         self.meet("shares were read")
 
 
 CIRCLE_BYTES = LINE + SLOT_BYTES
 
 
-def _shares(elements: int, members: int) -> list[tuple[int, int]]:
+def equal_shares(elements: int, members: int) -> Shares:
     """Equal ranges of the elements, one for each member; the last may be shorter."""
     extent = -(-elements // members)
-    return [(min(r * extent, elements), min((r + 1) * extent, elements)) for r in range(members)]
+    return tuple((slice(min(r * extent, elements), min((r + 1) * extent, elements)),) for r in range(members))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from runtime.comm.transport import Edge, Links, Pending, Sums, Swap, Work
+from runtime.comm.transport import Edge, Links, Pending, Shares, Sums, Swap, Work
 
 
 class StagedLinks:
@@ -90,10 +90,10 @@ class StagedSums:
         self.host.sums.reduce(bucket, holders, staged)
         flat.copy_(staged)
 
-    def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, owned: slice) -> None:
+    def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
         staged = self._copy_of(bucket, flat)
-        staged[owned].copy_(flat[owned])
-        self.host.sums.gather(bucket, holders, staged, owned)
+        staged.copy_(flat)
+        self.host.sums.gather(bucket, holders, staged, shares)
         flat.copy_(staged)
 
     def _copy_of(self, bucket: str, flat: Tensor) -> Tensor:

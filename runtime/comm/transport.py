@@ -67,6 +67,9 @@ class Swap(Protocol):
     ) -> list[Work]: ...
 
 
+Shares = tuple[tuple[slice, ...], ...]  # parts of a flat tensor, without overlap: those of each of its holders
+
+
 class Sums(Protocol):
     """Collectives: over all ranks, and over the holders of a bucket."""
 
@@ -78,8 +81,8 @@ class Sums(Protocol):
         """Sum a flat tensor over its holders."""
         ...
 
-    def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, owned: slice) -> None:
-        """Fill a flat tensor from the parts that its holders own."""
+    def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
+        """Fill a flat tensor from the parts that its holders own, `shares` of each of them."""
         ...
 
 
@@ -180,7 +183,7 @@ class Alone:
 
         def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor) -> None: ...
 
-        def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, owned: slice) -> None: ...
+        def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None: ...
 
     sums: Sums = _Sums()
 

@@ -132,28 +132,6 @@ def product_(c_MN: Tensor, a_MK: Tensor, b_KN: Tensor, add: bool = False) -> Non
     call("product", a_MK.dtype, M, N, K, a_MK, b_KN, c_MN, add)
 
 
-def adamw(
-    parameters: Tensor,
-    gradients: Tensor,
-    moment1: Tensor,
-    moment2: Tensor,
-    rounded: Tensor | None,
-    factor: float,
-    rate: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    decay: float,
-    step: int,
-) -> None:
-    """One update of FP32 parameters by `factor` times the gradients; `rounded` becomes them in BF16. Flat tensors, both
-    moments FP32 or both BF16.
-    """
-    tensors = parameters, gradients, moment1, moment2, rounded
-    numbers = factor, 1 - rate * decay, rate / (1 - beta1**step), (1 - beta2**step) ** -0.5
-    call("adamw", moment1.dtype, parameters.numel(), *tensors, *numbers, beta1, 1 - beta1, beta2, 1 - beta2, eps)
-
-
 def _pairs(columns: int, angles_Sr: Tensor) -> int:
     """The columns that the angles turn, in pairs."""
     assert columns == 2 * angles_Sr.shape[1], (columns, angles_Sr.shape)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from runtime.ops.adamw import adamw
 from runtime.ops.add_rmsnorm import add_rmsnorm, rmsnorm_dgrad_add
 from runtime.ops.cross_entropy import cross_entropy, cross_entropy_dgrad
 from runtime.ops.embedding import embedding, embedding_wgrad, embedding_wgrad_
@@ -83,7 +82,6 @@ from runtime.ops.unpermute import unpermute, unpermute_dgrad
 from runtime.ops.unpermute_add import unpermute_add
 
 OPS: dict[str, Callable[..., Any]] = {
-    "adamw": adamw,
     "add_rmsnorm": add_rmsnorm,
     "add_rmsnorm_quantise": add_rmsnorm_quantise,
     "add_rmsnorm_quantise_wide": add_rmsnorm_quantise_wide,

@@ -1,8 +1,9 @@
 """Checks of the emitted kernels in Triton's interpreter. They run in a process of their own, with TRITON_INTERPRET=1.
 
-The reference is the op in `runtime.ops`, in FP64 on the same numbers. The bounds are those of rounding, not chosen:
-with u = 2⁻²⁴ of FP32, a sum of n products is off by at most n·u times the sum of their magnitudes, whatever the
-order of its terms, and each further operation adds one u; storing adds half a unit in the last place of the dtype.
+The reference is the op in `runtime.ops`, or the update in `runtime.optimizers`, in FP64 on the same numbers. The bounds
+are those of rounding, not chosen: with u = 2⁻²⁴ of FP32, a sum of n products is off by at most n·u times the sum of
+their magnitudes, whatever the order of its terms, and each further operation adds one u; storing adds half a unit in
+the last place of the dtype.
 
 What a family of kernels, compiler/kernels/<family>.py, has beside its `OPS`:
 
@@ -29,8 +30,9 @@ from torch import Tensor
 import tests.kernels.accesses
 import tests.kernels.rounding  # noqa: F401
 from compiler.kernels import emit_kernel
-from runtime import ops
 from runtime.kernels import on_cuda
+from runtime.ops import OPS
+from runtime.optimizers import reference_update
 from tests.kernels.shapes import describe
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
@@ -49,7 +51,12 @@ def run(op: str, *arguments: Any) -> Any:
         path = Path(build, "kernels", f"{file.name}.py")
         path.parent.mkdir()
         path.write_text(file.source)
-        return on_cuda(str(Path(build) / "segments" / "any.py"), file.name, ops.OPS[op])(*arguments)
+        return on_cuda(str(Path(build) / "segments" / "any.py"), file.name, reference(op))(*arguments)
+
+
+def reference(op: str) -> Any:
+    """The code of an op, or of the update of an optimizer of this kind."""
+    return OPS[op] if op in OPS else reference_update(op)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -11,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from runtime.native import ops
 from runtime.native.library import call
-from runtime.ops import OPS
+from runtime.optimizers.adamw import adamw
 from tests.native.bounds import SECOND, U
 from tests.native.guarded import fenced_call
 from tests.ops.cases import Source
@@ -21,6 +21,7 @@ from tests.ops.cases import Source
 pytestmark = pytest.mark.usefixtures("instructions")
 moments = pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 some = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MODULE = sys.modules["runtime.optimizers.adamw"]
 RATE, BETA1, BETA2, EPS = 1e-2, 0.9, 0.95, 1e-8
 
 
@@ -37,7 +38,7 @@ def test_a_step(seed: int, n: int, factor: float, decay: float, step: int) -> No
     found = state(n, seed)
     p, g, m1, m2 = (x.double() for x in found)
     rounded = torch.empty(n, dtype=torch.bfloat16)
-    ops.adamw(*found, rounded, factor, RATE, BETA1, BETA2, EPS, decay, step)
+    adamw(*found, rounded, factor, RATE, BETA1, BETA2, EPS, decay, step)
     terms1 = (BETA1 * m1).abs() + ((1 - BETA1) * factor * g).abs()
     m1, m2 = BETA1 * m1 + (1 - BETA1) * factor * g, BETA2 * m2 + (1 - BETA2) * (factor * g) ** 2
     scale = RATE / (1 - BETA1**step) / ((m2 / (1 - BETA2**step)).sqrt() + EPS)
@@ -57,7 +58,7 @@ def test_bf16_moments_are_fp32_ones_rounded_by_torch(seed: int, n: int, factor: 
     wide = [x.float().clone() for x in found]
     copies = [torch.empty(n, dtype=torch.bfloat16) for _ in range(2)]
     for tensors, rounded in zip((found, wide), copies, strict=True):
-        ops.adamw(*tensors, rounded, factor, RATE, BETA1, BETA2, EPS, decay, step)
+        adamw(*tensors, rounded, factor, RATE, BETA1, BETA2, EPS, decay, step)
     for one, two in zip((*found, copies[0]), (*wide, copies[1]), strict=True):
         assert torch.equal(one, two.to(one.dtype))
 
@@ -70,13 +71,13 @@ def test_the_op_is_this_for_moments_of_either_dtype(monkeypatch: pytest.MonkeyPa
         called.append(dtype)
         call(name, dtype, *args)
 
-    monkeypatch.setattr(ops, "call", counting)
+    monkeypatch.setattr(MODULE, "call", counting)
     for dtype in (torch.float32, torch.bfloat16):
-        OPS["adamw"](*state(9, 0, dtype), None, 1.0, RATE, BETA1, BETA2, EPS, 0.1, 1)
+        adamw(*state(9, 0, dtype), None, 1.0, RATE, BETA1, BETA2, EPS, 0.1, 1)
     assert called == [torch.float32, torch.bfloat16]
     p, g, m1, m2 = state(9, 0)
     for other in ((p, g, m1.bfloat16(), m2), (p, g.bfloat16(), m1, m2), [x.bfloat16() for x in (p, g, m1, m2)]):
-        OPS["adamw"](*other, None, 1.0, RATE, BETA1, BETA2, EPS, 0.1, 1)
+        adamw(*other, None, 1.0, RATE, BETA1, BETA2, EPS, 0.1, 1)
     assert len(called) == 2
 
 
@@ -99,7 +100,7 @@ def test_rounding_of_moments_is_torchs_for_every_kind_of_number() -> None:
     given = numbers()
     zeros = torch.zeros_like(given)
     first, second = (torch.zeros_like(given, dtype=torch.bfloat16) for _ in range(2))
-    ops.adamw(zeros.clone(), given, first, second, None, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1)
+    adamw(zeros.clone(), given, first, second, None, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1)
     assert_rounded(first, given + 0.0)  # 0 · 0 + −0 is 0
     assert_rounded(second, given.square())
 
@@ -108,7 +109,7 @@ def test_rounding_is_torchs_for_every_kind_of_number() -> None:
     """Nothing is added to the parameters here."""
     given = numbers()
     zeros, rounded = torch.zeros_like(given), torch.empty_like(given, dtype=torch.bfloat16)
-    ops.adamw(given, zeros, zeros.clone(), zeros.clone(), rounded, 1.0, 0.0, BETA1, BETA2, 1.0, 0.0, 1)
+    adamw(given, zeros, zeros.clone(), zeros.clone(), rounded, 1.0, 0.0, BETA1, BETA2, 1.0, 0.0, 1)
     assert_rounded(rounded, given)
 
 
@@ -117,16 +118,16 @@ def test_rounding_is_torchs_for_every_kind_of_number() -> None:
 @moments
 def test_it_keeps_to_its_operands(moments: torch.dtype, n: int, at_end: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted, rounded = state(n, 0, moments), torch.empty(n, dtype=torch.bfloat16)
-    ops.adamw(*wanted, rounded, 0.5, RATE, BETA1, BETA2, EPS, 0.1, 3)
-    monkeypatch.setattr(ops, "call", partial(fenced_call, at_end))
+    adamw(*wanted, rounded, 0.5, RATE, BETA1, BETA2, EPS, 0.1, 3)
+    monkeypatch.setattr(MODULE, "call", partial(fenced_call, at_end))
     found, again = state(n, 0, moments), torch.empty(n, dtype=torch.bfloat16)
-    ops.adamw(*found, again, 0.5, RATE, BETA1, BETA2, EPS, 0.1, 3)
+    adamw(*found, again, 0.5, RATE, BETA1, BETA2, EPS, 0.1, 3)
     assert all(torch.equal(one, two) for one, two in zip((*found, again), (*wanted, rounded), strict=True))
 
 
 @moments
 def test_without_a_copy_in_bf16(moments: torch.dtype) -> None:
     with_one, without = state(33, 1, moments), state(33, 1, moments)
-    ops.adamw(*with_one, torch.empty(33, dtype=torch.bfloat16), 1.0, RATE, BETA1, BETA2, EPS, 0.1, 1)
-    ops.adamw(*without, None, 1.0, RATE, BETA1, BETA2, EPS, 0.1, 1)
+    adamw(*with_one, torch.empty(33, dtype=torch.bfloat16), 1.0, RATE, BETA1, BETA2, EPS, 0.1, 1)
+    adamw(*without, None, 1.0, RATE, BETA1, BETA2, EPS, 0.1, 1)
     assert all(torch.equal(one, two) for one, two in zip(with_one, without, strict=True))

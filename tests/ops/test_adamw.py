@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from runtime.native import library
-from runtime.ops import OPS
+from runtime.optimizers.adamw import adamw
 from tests.ops.cases import Source
 
-MODULE = sys.modules["runtime.ops.adamw"]  # the package has a function of this name
+MODULE = sys.modules["runtime.optimizers.adamw"]
 RATE, BETA1, BETA2, EPS, DECAY = 1e-2, 0.9, 0.95, 1e-8, 0.1
 NUMBERS = (RATE, BETA1, BETA2, EPS, DECAY)
 
@@ -44,7 +44,7 @@ def test_it_is_torchs_adamw() -> None:
     first, second = torch.zeros_like(weights), torch.zeros_like(weights)
     for step in range(1, 6):
         gradients = Source(torch.float64, step).normal(500)
-        OPS["adamw"](weights, gradients, first, second, None, 0.5, *NUMBERS, step)
+        adamw(weights, gradients, first, second, None, 0.5, *NUMBERS, step)
         theirs.grad = 0.5 * gradients
         optimizer.step()
         torch.testing.assert_close(weights, theirs.detach(), rtol=1e-13, atol=1e-13)
@@ -55,9 +55,9 @@ def test_it_is_torchs_adamw() -> None:
 def test_blocks_are_of_no_consequence(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
     whole, parts = (state(torch.float32, torch.bfloat16, elements) for _ in range(2))
     rounded = [torch.empty(elements, dtype=torch.bfloat16) for _ in range(2)]
-    OPS["adamw"](*whole, rounded[0], 0.5, *NUMBERS, 3)
+    adamw(*whole, rounded[0], 0.5, *NUMBERS, 3)
     monkeypatch.setattr(MODULE, "BLOCK", 100)
-    OPS["adamw"](*parts, rounded[1], 0.5, *NUMBERS, 3)
+    adamw(*parts, rounded[1], 0.5, *NUMBERS, 3)
     assert all(torch.equal(one, two) for one, two in zip((*whole, rounded[0]), (*parts, rounded[1]), strict=True))
     assert torch.equal(rounded[0], whole[0].to(torch.bfloat16))
 
@@ -68,8 +68,8 @@ def test_bf16_moments_are_rounded_once_and_the_weights_see_them_before() -> None
     short = state(torch.float32, torch.bfloat16)
     wide = [tensor.double() for tensor in short]
     gradients = short[1].clone()
-    OPS["adamw"](*short, None, 0.5, *NUMBERS, 3)
-    OPS["adamw"](*wide, None, 0.5, *NUMBERS, 3)
+    adamw(*short, None, 0.5, *NUMBERS, 3)
+    adamw(*wide, None, 0.5, *NUMBERS, 3)
     assert torch.equal(short[1], gradients)
     assert short[2].dtype == short[3].dtype == torch.bfloat16
     for found, exact in zip(short[2:], wide[2:], strict=True):
@@ -88,7 +88,7 @@ def test_a_bf16_moment_that_changes_by_little_stays() -> None:
         weights, nothing, first = (torch.zeros(300) for _ in range(3))
         second = (1 + torch.arange(300) / 64).to(torch.bfloat16)
         before = second.clone()
-        OPS["adamw"](weights, nothing, first.to(torch.bfloat16), second, None, 1.0, RATE, 0.9, beta2, EPS, 0.0, 50)
+        adamw(weights, nothing, first.to(torch.bfloat16), second, None, 1.0, RATE, 0.9, beta2, EPS, 0.0, 50)
         assert torch.equal(second, before) != decays
         assert not decays or (second < before).all()
 
@@ -96,7 +96,7 @@ def test_a_bf16_moment_that_changes_by_little_stays() -> None:
 def test_bf16_weights_and_gradients_are_computed_with_in_fp32() -> None:
     short = [tensor.bfloat16() for tensor in state(torch.float32, torch.bfloat16)]
     exact = [tensor.double() for tensor in short]
-    OPS["adamw"](*short, None, 0.5, *NUMBERS, 3)
-    OPS["adamw"](*exact, None, 0.5, *NUMBERS, 3)
+    adamw(*short, None, 0.5, *NUMBERS, 3)
+    adamw(*exact, None, 0.5, *NUMBERS, 3)
     for found, expected in zip(short, exact, strict=True):
         assert ((found.double() - expected).abs() <= 2.0**-8 * expected.abs() + 1e-7).all()

@@ -114,7 +114,7 @@ def moved(counts: Counts) -> Iterator[None]:
 
         return call
 
-    def flat(name: str, _: str, elements: int, dtype: torch.dtype) -> tuple[str, int]:
+    def flat(name: str, _: str, elements: int, dtype: torch.dtype, *_shares: object) -> tuple[str, int]:
         return name, elements * dtype.itemsize
 
     table: tuple[tuple[type, str, Callable[..., tuple[str, int]]], ...] = (

@@ -32,12 +32,15 @@ def small_plan(pp: int = 1, dp: int = 1, **parts: Any) -> contract.Plan:
             micro_batch=1,
             batch=contract.BatchGrowth(dp, dp, 0),
             tokens=1,
-            optimizer=contract.Optimizer("adamw", beta1=0.5, beta2=0.5, eps=0.5, weight_decay=0.5, clip=None),
+            optimizer=contract.Optimizer(
+                "adamw", {"beta1": 0.5, "beta2": 0.5, "eps": 0.5}, weight_decay=0.5, clip=None
+            ),
             rate=(contract.RatePhase("constant", 1.0, 1.0, 1),),
             seed=0,
             checkpoint=None,
             validate=None,
         ),
+        optimizer=contract.OptimizerState((contract.StateTensor("moment1", "float32"),), "element"),
         data=contract.Data("x", contract.TrainedTokenizer(300), validation=0.0),
         steps=1,
         batches=((0, dp),),

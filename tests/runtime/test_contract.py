@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     "float for an int": (put("mesh.pp", 1.0), f"mesh.pp {OTHER}"),
     "bool for an int": (put("steps", True), f"steps {OTHER}"),
     "int for a bool": (put("buckets.0.parameters.0.decay", 1), f"buckets.parameters.decay {OTHER}"),
-    "NaN": (put("train.optimizer.eps", float("nan")), "train.optimizer.eps is no number"),
+    "NaN": (put("train.optimizer.settings.eps", float("nan")), "train.optimizer.settings.eps is no number"),
     "infinity": (put("mtp_weight.0.value", float("inf")), "mtp_weight.value is no number"),
     "NaN where nobody reads": (put("model.attention.heads", float("nan")), "model.attention.heads is no number"),
     "a huge int": (put("train.tokens", 10**40), f"train.tokens {OTHER}"),

@@ -24,6 +24,7 @@ from runtime.comm.memory import (
     PeerTimeoutError,
     Reader,
     Writer,
+    equal_shares,
     make_memory,
     map_memory,
 )
@@ -173,7 +174,8 @@ def test_shares_are_gathered(members: int) -> None:
     for rank, flat in enumerate(flats):
         flat.fill_(-1.0)
         flat[4 * rank : 4 * rank + 4] = rank
-    on_all(each, lambda circle: circle.gather_parts("flat", elements, torch.float32))
+    shares = equal_shares(elements, members)
+    on_all(each, lambda circle: circle.gather_parts("flat", elements, torch.float32, shares))
     expected = torch.arange(members).repeat_interleave(4).float()
     assert all(torch.equal(flat, expected) for flat in flats)
 

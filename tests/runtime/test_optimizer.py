@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.ops.adamw import adamw
-from runtime.optimizer import NORM_ROW, square_sum, update_of
+from runtime.optimizer import NORM_ROW, square_sum
+from runtime.optimizers import update_of
+from runtime.optimizers.adamw import adamw
 
 
 @pytest.mark.parametrize("elements", [0, 1, NORM_ROW - 1, NORM_ROW, 5 * NORM_ROW + 3])
@@ -37,13 +38,13 @@ def test_one_huge_gradient_is_not_lost_among_many_small_ones() -> None:
 def test_a_build_with_a_kernel_updates_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel updates on CUDA, which the interpreter stands for; on the CPU the op does."""
     emitted = tmp_path / "kernels" / "adamw.py"
-    assert update_of(None) is adamw
+    assert update_of("adamw", None) is adamw
     (tmp_path / "kernels").mkdir()
     emitted.write_text("def adamw(master, *rest):\n    master.fill_(len(rest))\n")
     weights = torch.ones(3)
     if not torch.cuda.is_available():
-        assert update_of(emitted) is adamw
+        assert update_of("adamw", emitted) is adamw
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     numbers = (1.0, 1e-3, 0.9, 0.95, 1e-8, 0.1, 1)
-    update_of(emitted)(weights, weights.clone(), weights.clone(), weights.clone(), None, *numbers)
+    update_of("adamw", emitted)(weights, weights.clone(), weights.clone(), weights.clone(), None, *numbers)
     assert weights.tolist() == [11.0, 11.0, 11.0]

@@ -81,7 +81,7 @@ def held_by(rank: int, build: Build) -> dict[str, int]:
     return {
         "weights": sum(bucket.parameters.nbytes for bucket in state.buckets),
         "gradients": sum(bucket.gradients.nbytes for bucket in state.buckets),
-        "optimizer": sum(bucket.moment1.nbytes + bucket.moment2.nbytes for bucket in state.buckets),
+        "optimizer": sum(t.nbytes for bucket in state.buckets for piece in bucket.owned for t in piece.state.values()),
     }
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.native import ops as native
-from runtime.native.library import takes
+from runtime.native.library import call, takes
 from runtime.ops.wide import wide_dtype
 
 BLOCK = 2**16  # elements at a time: 1.5 MiB with all that is made on the way
@@ -32,13 +31,12 @@ def adamw(
     decay: float,
     step: int,
 ) -> None:
-    """One update of weights and moments by `factor` times the gradients; `step` counts from 1. `rounded`, if there is
-    one, becomes the weights in its dtype.
-    """
-    numbers = factor, rate, beta1, beta2, eps, decay, step
-    if takes(master, gradients) and takes(moment1, moment2) and master.dtype == torch.float32:
-        return native.adamw(master, gradients, moment1, moment2, rounded, *numbers)
+    """Update weights and moments by `factor` times the gradients. In C++ the moments are both FP32 or both BF16."""
     keep, scale, root = 1 - rate * decay, rate / (1 - beta1**step), (1 - beta2**step) ** -0.5
+    if takes(master, gradients) and takes(moment1, moment2) and master.dtype == torch.float32:
+        tensors, numbers = (master, gradients, moment1, moment2, rounded), (factor, keep, scale, root)
+        call("adamw", moment1.dtype, master.numel(), *tensors, *numbers, beta1, 1 - beta1, beta2, 1 - beta2, eps)
+        return
     dtype = wide_dtype(master.dtype)
     size = BLOCK if master.is_cpu else max(1, master.numel())
     for weight, gradient, first, second in zip(
