@@ -18,8 +18,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from compiler.decide import balanced_rows
 from compiler.plan import make_plan
+from compiler.plan.blocks import balanced_rows
 from compiler.predict.interval import LEAST, UNKNOWN, class_seconds
 from compiler.predict.predict import mfu_of, predict
 from compiler.predict.prediction import Prediction, Step

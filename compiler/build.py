@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from compiler.actions.order_cache import Orders
 from compiler.decide import Lowered, lower_spec
 from compiler.emit.build_files import manifest, plan_json, plan_text, program_json, train_py
 from compiler.emit.build_summary import does_not_fit, summary
@@ -17,18 +18,17 @@ from compiler.emit.certificate import Certificates, digest
 from compiler.emit.folder import write_build
 from compiler.emit.kernel_list import kernels_json
 from compiler.emit.origin import with_origin
+from compiler.emit.segment_cache import Segments
 from compiler.emit.stage_modules import StageModules
 from compiler.ir import Body, Program, SegmentCode
 from compiler.kernels import emit_kernel
 from compiler.kernels.calls import update as call_of_optimizer
 from compiler.lower.estimate import Overlap, overlaps_of, rank_times
-from compiler.lower.order_cache import Orders
 from compiler.rates.spec_table import own_table
 from compiler.report.page import report_html
 from compiler.report.sections import report_of
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.spec_schedule import PLACED, RATED, standing_alone
-from compiler.segments.cache import Segments
 from dsl.canonical import canonical
 from dsl.schema import Spec
 
@@ -47,7 +47,7 @@ class Build:
     files: Files
     summary: str  # in a few lines
     warning: str  # where the plan does not fit the spec's devices
-    # For a cache: its segments (compiler/segments/cache.py), and orders (compiler/lower/order_cache.py).
+    # For a cache: its segments (compiler/emit/segment_cache.py), and orders (compiler/actions/order_cache.py).
     entries: Files = ()
 
     @property

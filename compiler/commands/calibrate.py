@@ -97,7 +97,7 @@ def _edit(chosen: Chosen, args: argparse.Namespace) -> str:
 
 
 def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> Table:
-    from compiler.rates.traced_layer import calibrated, read_trace, uncalibrated
+    from compiler.predict.traced_layer import calibrated, read_trace, uncalibrated
 
     name = args.table or table_for(spec.cluster.node.device)
     table = shipped_table(name) if name in shipped_tables() else read_table(Path(name))
@@ -113,7 +113,7 @@ def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> Table:
 
 def _measured(device: str, spec: Spec, plan: Plan) -> Table | int:
     """The table of this machine, or the exit code of the processes that measure."""
-    from compiler.decide import balanced_rows
+    from compiler.plan.blocks import balanced_rows
 
     tasks, large = tasks_of(plan, rates_of(spec, "cpu"), balanced_rows(spec))
     if large:

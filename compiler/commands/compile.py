@@ -42,10 +42,10 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_spec(args.spec, args.set)
     if loaded is None or is_refused(loaded):
         return EXIT_SPEC
+    from compiler.actions.order_cache import Orders
     from compiler.build import compile_spec  # a right spec alone waits for it
-    from compiler.lower.order_cache import Orders
+    from compiler.emit.segment_cache import Segments
     from compiler.proof import ProofError
-    from compiler.segments.cache import Segments
 
     tell = progress("compile")
     out = args.out or Path("build") / loaded.spec.name

@@ -66,11 +66,11 @@ def run(args: argparse.Namespace) -> int:
     chosen = load_spec(args.spec, args.set, args.format, table)
     if chosen is None:
         return EXIT_SPEC
-    from compiler.decide import Scheduler
     from compiler.lower import Lowering
+    from compiler.lower.scheduler import Scheduler
     from compiler.plan import make_plan  # with networkx
     from compiler.predict.predict import memories, predicted, timed_on
-    from compiler.topology.rank_kinds import rank_rates
+    from compiler.rates.rank_rates import rank_rates
 
     plan = make_plan(chosen.spec, chosen.own, chosen.placement)
     lowering = Lowering(plan, rank_rates(chosen.spec))

@@ -8,17 +8,17 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from compiler.decide import Scheduler
 from compiler.ir import Plan, Use
 from compiler.lower import Lowering
 from compiler.lower.estimate import rank_times, stage_costs
+from compiler.lower.scheduler import Scheduler
 from compiler.picture.comm_lane import lanes_of
 from compiler.picture.drawing import Lanes
 from compiler.plan import make_plan
+from compiler.rates.rank_rates import rank_rates
 from compiler.schedules import DEFAULT_CHUNKS
 from compiler.schedules.costs import Costs
 from compiler.schedules.schedule import Schedule
-from compiler.topology.rank_kinds import rank_rates
 from dsl import ramp
 from dsl.layout import layout_of
 from dsl.schema import Spec

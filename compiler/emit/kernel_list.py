@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from compiler.decide import balanced_rows
 from compiler.ir import Emitted, Plan, SegmentCode
 from compiler.kernels.calls import Call
+from compiler.plan.blocks import balanced_rows
 from compiler.predict.memory_state import held_and_owned
 from dsl.memory import update_bytes
 from dsl.schema import Spec

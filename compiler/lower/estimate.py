@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from statistics import mean
 
+from compiler.actions.chains import EXCHANGES, Chains
+from compiler.actions.lanes import end_of
+from compiler.actions.order import jobs_of
+from compiler.actions.order_cache import Orders
 from compiler.ir import Body, Instruction, Plan, Program
-from compiler.lower.chains import EXCHANGES, Chains
-from compiler.lower.lanes import end_of
 from compiler.lower.lowering import Lowering
-from compiler.lower.order import jobs_of
-from compiler.lower.order_cache import Orders
 from compiler.schedules.costs import PAIR_KINDS, Costs
 from compiler.topology.messages import messages_s
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from compiler.actions.chains import Chains
+from compiler.actions.order import finish, interleave
+from compiler.actions.order_cache import Orders
 from compiler.ir import Body, Instruction, Plan, Program
-from compiler.lower.chains import Chains
 from compiler.lower.invocations import Call, invocations_of
-from compiler.lower.order import finish, interleave
-from compiler.lower.order_cache import Orders
 from compiler.rates import core_rates
-from compiler.rates.on_ranks import OnRanks, kinds_of, on_ranks
+from compiler.rates.rank_rates import OnRanks, kinds_of, on_ranks
 from compiler.schedules.schedule import Schedule
 from runtime.actions import Action, Step, actions_of
 

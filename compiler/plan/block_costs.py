@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from compiler import ir
-from compiler.lower.chains import Chains
-from compiler.lower.lanes import best_order, end_of
-from compiler.lower.order import jobs_of
+from compiler.actions.chains import Chains
+from compiler.actions.lanes import best_order, end_of
+from compiler.actions.order import jobs_of
 from compiler.plan.blocks import CutModel
 from compiler.plan.layer_runs import Blocks, Cost
 from compiler.rates import Rates

@@ -165,3 +165,9 @@ def _end(place: Place, h: str) -> Block:
             _use(inside, "head", "M0.head", "mtp.0", ("M0_final_h", "mtp_targets"), ("mtp_loss",)),
         ]
     return Block(tuple(steps), "")
+
+
+def balanced_rows(spec: Spec) -> int:
+    """Rows an expert rank receives in a layer when the experts' load is even: as many as it sends."""
+    top_k = max((layers.ffn.top_k for layers in spec.model.layers if isinstance(layers.ffn, Moe)), default=0)
+    return spec.train.micro_batch * spec.train.sequence * top_k

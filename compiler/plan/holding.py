@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import prod
 
+from compiler.actions.chains import Chains
 from compiler.dtypes import tensor_bytes
 from compiler.ir import Buffer, Input, Segment, Use
-from compiler.lower.chains import Chains
 from compiler.plan.layer_runs import Holding, Moment
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedules.schedule import Schedule

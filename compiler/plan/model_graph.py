@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import networkx as nx
 
+from compiler.actions.chains import Chains, Names
 from compiler.ir import Buffer, Communication, Cut, Plan, Use
-from compiler.lower.chains import Chains, Names
 from compiler.rates import Rates
 
 

@@ -13,9 +13,9 @@ from compiler.plan.blocks import CutModel, Step
 from compiler.plan.holding import holding_of, schedule_on
 from compiler.plan.layer_runs import Pipeline, Runs
 from compiler.rates import rates_of
+from compiler.rates.rank_rates import parts_of_ranks
 from compiler.schedules.schedule import Schedule
 from compiler.stage_placement import ONE_STAGE, StagePlacement
-from compiler.topology.rank_kinds import parts_of_ranks
 from dsl.layout import stages_of_layout
 from dsl.schema import Spec
 from dsl.stages import may_overlap

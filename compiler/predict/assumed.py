@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from compiler.decide import balanced_rows
 from compiler.ir import Plan
+from compiler.plan.blocks import balanced_rows
 from compiler.predict.memory_why import memory_assumptions
 from compiler.predict.prediction import RankMemory
 from compiler.rates import Rates

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compiler.decide import balanced_rows
 from compiler.ir import Program
 from compiler.lower import Lowering
+from compiler.plan.blocks import balanced_rows
 from compiler.predict.memory_peak import peak_of, saved_and_deferred
 from compiler.predict.memory_state import device_of, rank_states, update_scratch
 from compiler.predict.prediction import RankMemory

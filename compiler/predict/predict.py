@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.decide import Scheduler, balanced_rows
 from compiler.ir import Plan, Program, Use
 from compiler.lower import Lowering
+from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
+from compiler.plan.blocks import balanced_rows
 from compiler.plan.parameters import counted
 from compiler.predict.assumed import assumptions
 from compiler.predict.flops import flops_per_token
@@ -20,10 +21,10 @@ from compiler.predict.step import step_of
 from compiler.predict.tail import Tensor, groups_of, tail_of, tensors_of, works_of
 from compiler.predict.times import StepTimes, lane_seconds, step_times, twins_of
 from compiler.rates import Rates
+from compiler.rates.rank_rates import rank_rates
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline, simulate
 from compiler.topology import Experts
-from compiler.topology.rank_kinds import rank_rates
 from dsl import ramp
 from dsl.schema import Device, Moe, Spec
 

@@ -12,17 +12,17 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.decide import Scheduler
 from compiler.ir import Cut
 from compiler.lower import Lowering
+from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
 from compiler.plan.holding import kept_bytes, moments_of
 from compiler.predict.memory_state import device_of, rank_states
 from compiler.predict.predict import Timed, memories, timed_on
 from compiler.predict.times import twins_of
+from compiler.rates.rank_rates import rank_rates
 from compiler.schedules import AUTO, stand_in
 from compiler.schedules.schedule import Schedule
-from compiler.topology.rank_kinds import rank_rates
 from dsl import choices, ramp
 from dsl.choices import Choice
 from dsl.schema import Spec

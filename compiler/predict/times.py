@@ -9,11 +9,11 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from compiler.actions.chains import Chains
+from compiler.actions.lanes import end_of, least_end
+from compiler.actions.order import jobs_of
 from compiler.ir import Stage, Use
 from compiler.lower import Lowering
-from compiler.lower.chains import Chains
-from compiler.lower.lanes import end_of, least_end
-from compiler.lower.order import jobs_of
 from compiler.schedules.schedule import Schedule
 from compiler.topology.messages import messages_s
 from runtime.actions import Step, actions_of

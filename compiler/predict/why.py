@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import get_args
 
-from compiler.decide import Scheduler
 from compiler.lower import Lowering
+from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
 from compiler.predict.memory import rank_memories
 from compiler.predict.predict import Timed, timed_on
 from compiler.predict.prediction import RankMemory
 from compiler.predict.search import least_missing
+from compiler.rates.rank_rates import rank_rates
 from compiler.rates.spec_table import own_table, with_table
 from compiler.schedules import AUTO, SCHEDULES
 from compiler.schedules.schedule import Schedule
 from compiler.solver import default_cap
-from compiler.topology.rank_kinds import rank_rates
 from dsl import ramp
 from dsl.schema import Spec
 from dsl.schema.run import Recompute

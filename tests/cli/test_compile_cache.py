@@ -14,8 +14,9 @@ import pytest
 
 from compiler.cli import main
 from compiler.commands import train
+from compiler.emit import segment_cache as cache
+from compiler.emit.segment_code import emit
 from compiler.ir import Segment, SegmentCode
-from compiler.segments import cache, emit
 from runtime.build_files import CACHE
 
 SPEC = Path(__file__).parents[2] / "specs" / "tiny.dsc"

@@ -14,8 +14,8 @@ from compiler.cli import main
 from compiler.commands import calibrate
 from compiler.commands.common import load_spec
 from compiler.commands.output_files import refuse_output, write
+from compiler.predict.traced_layer import Trace
 from compiler.rates.table import TABLES
-from compiler.rates.traced_layer import Trace
 from dsl.schema import Spec
 
 ROOT = Path(__file__).parents[2]

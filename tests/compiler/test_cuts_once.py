@@ -9,9 +9,9 @@ from collections.abc import Hashable
 import pytest
 
 from compiler.build import compile_spec
+from compiler.emit import segment_cache as cache
 from compiler.ir import Cut, Segment, SegmentCode
 from compiler.plan import make_plan
-from compiler.segments import cache
 from compiler.segments.interpret import cut
 from tests.specs.shipped import shipped
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from compiler.decide import lower_spec
+from compiler.emit.segment_cache import Segments
 from compiler.experts.placement_file import layer_placement
 from compiler.experts.spec_experts import layers_with_experts
 from compiler.experts.spec_placement import OwnPlacement, mistakes
 from compiler.plan import make_plan
-from compiler.segments.cache import Segments
 from dsl.load import load as load_spec
 from dsl.schema import Spec
 from tests.runs.place import FOUR_RANKS, Place, bits, saved

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from compiler.build import num_sms
+from compiler.emit.segment_code import emit
 from compiler.kernels import emit_kernel
 from compiler.kernels.calls import Call, Layout, calls_of
 from compiler.kernels.gate_launch import arguments_of
 from compiler.plan import make_plan
-from compiler.segments import emit
 from dsl.load import load
 from tests.kernels.shapes import UNFUSED, calls_in
 from tests.specs.shipped import SPECS, shipped

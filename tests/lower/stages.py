@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from compiler.actions.chains import Node
 from compiler.lower import Lowering
-from compiler.lower.chains import Node
 from compiler.plan import make_plan
 from compiler.rates import rates_of
 from compiler.schedules.schedule import Schedule

@@ -7,13 +7,13 @@ from collections import Counter
 
 import pytest
 
-from compiler.decide import balanced_rows
+from compiler.actions.lanes import best_order, end_of
+from compiler.actions.order import finish, interleave, jobs_of
+from compiler.actions.order_cache import Orders
 from compiler.ir import Body, Program
 from compiler.lower import Lowering
 from compiler.lower.estimate import Overlap, lane_times, overlaps_of, times_on
-from compiler.lower.lanes import best_order, end_of
-from compiler.lower.order import finish, interleave, jobs_of
-from compiler.lower.order_cache import Orders
+from compiler.plan.blocks import balanced_rows
 from compiler.proof import prove
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.schedule import Schedule

@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import pytest
 
+from compiler.actions.lanes import best_order, end_of
+from compiler.actions.order import jobs_of
 from compiler.lower.estimate import stage_costs
-from compiler.lower.lanes import best_order, end_of
-from compiler.lower.order import jobs_of
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.simulate import simulate
 from tests.lower.stages import chain, deepseek_v3, pair_kinds, small
@@ -39,7 +39,7 @@ def test_costs_are_those_of_the_stages() -> None:
 @pytest.mark.parametrize("kind", "FBIW")
 def test_deepseek_v3_is_predicted_from_published_rates(kind: str) -> None:
     """Casts to FP8 and recomputation are in it. Classes of kernels are calibrated on the same profile
-    (compiler/rates/traced_layer.py); that they add up to its actions, and what these exchange, is predicted."""
+    (compiler/predict/traced_layer.py); that they add up to its actions, and what these exchange, is predicted."""
     lowering = deepseek_v3()
     # The profile's B does not overlap with its own exchanges, so its time is that of its parts in turn.
     nodes = lowering.chains(5, 0).of(kind)

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from compiler.lower.lanes import Jobs, best_order, end_of, least_end
-from compiler.lower.order import jobs_of
+from compiler.actions.lanes import Jobs, best_order, end_of, least_end
+from compiler.actions.order import jobs_of
 from tests.lower.stages import chain, deepseek_v3, small
 
 PAIRS = ["".join(pair) for pair in combinations_with_replacement("FBIW", 2)]

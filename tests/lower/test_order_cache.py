@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from compiler import cache_folder
-from compiler.lower import order_cache
-from compiler.lower.lanes import Jobs, best_order
-from compiler.lower.order_cache import Orders
+from compiler.actions import order_cache
+from compiler.actions.lanes import Jobs, best_order
+from compiler.actions.order_cache import Orders
 
 # Two chains, a dispatch in each; the second job of a chain reads what its first has sent.
 JOBS = Jobs(

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.lower.chains import EXCHANGES
-from compiler.lower.lanes import Jobs, best_order, end_of, least_end
-from compiler.lower.order import jobs_of
+from compiler.actions.chains import EXCHANGES
+from compiler.actions.lanes import Jobs, best_order, end_of, least_end
+from compiler.actions.order import jobs_of
 from tests.lower.stages import chain, deepseek_v3
 
 LAYERS = 4

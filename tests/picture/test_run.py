@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from compiler.commands import inspect
-from compiler.decide import Scheduler
 from compiler.lower import Lowering
+from compiler.lower.scheduler import Scheduler
 from compiler.picture.recorded import (
     OrderError,
     TraceError,
@@ -26,10 +26,10 @@ from compiler.picture.recorded import (
     read_trace,
 )
 from compiler.plan import make_plan
+from compiler.rates.rank_rates import rank_rates
 from compiler.schedules.costs import Costs, costs_of_json
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
-from compiler.topology.rank_kinds import rank_rates
 from dsl.load import load
 from tests.picture.conftest import COSTS, make_measured, schedule_of, trace_lines
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from compiler.decide import Scheduler, balanced_rows, lower_spec
+from compiler.decide import lower_spec
 from compiler.ir import Use
 from compiler.lower import Lowering
 from compiler.lower.estimate import stage_costs
+from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
+from compiler.plan.blocks import balanced_rows
 from compiler.predict.memory import MAX_POINTS, rank_memories, thinned, worst_rows
 from compiler.predict.prediction import RankMemory
 from compiler.proof import prove
 from compiler.rates import rates_of
+from compiler.rates.rank_rates import rank_rates
 from compiler.schedules import SCHEDULES, stand_in
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
-from compiler.topology.rank_kinds import rank_rates
 from dsl import ramp
 from dsl.load import load
 from dsl.memory import lower_bound

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from compiler.cli import main
-from compiler.decide import balanced_rows
 from compiler.lower import Lowering
 from compiler.plan import make_plan
+from compiler.plan.blocks import balanced_rows
 from compiler.predict.predict import memories, predict, timed
 from compiler.predict.ranking import document, table
 from compiler.predict.search import Ranking, least_missing, search
-from compiler.topology.rank_kinds import rank_rates
+from compiler.rates.rank_rates import rank_rates
 from dsl import choices
 from dsl.load import alternatives, check, load, resolve
 from tests.cli.forms import parsed

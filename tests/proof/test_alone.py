@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler.decide import balanced_rows, lower_spec
+from compiler.decide import lower_spec
 from compiler.ir import Body, Plan, Program
+from compiler.plan.blocks import balanced_rows
 from compiler.proof import ProofError, prove
 from dsl.schema import Moe, Spec
 from tests.proof.ledger import peak_bytes

@@ -11,13 +11,13 @@ import pytest
 
 from compiler.cli import main
 from compiler.commands.common import load_spec
-from compiler.decide import balanced_rows
+from compiler.emit.segment_cache import Segments
 from compiler.plan import make_plan
+from compiler.plan.blocks import balanced_rows
 from compiler.rates import RateError, Rates, rates_of, read_table
 from compiler.rates.calibration import Task, job, table_of, tasks_of
 from compiler.rates.spec_table import own_table, with_rates, with_table
 from compiler.rates.table import TABLES, Device
-from compiler.segments.cache import Segments
 from dsl.load import load
 from tests.specs.shipped import SPECS, shipped
 

@@ -6,10 +6,10 @@ import json
 import re
 from pathlib import Path
 
+from compiler.predict.traced_layer import TRACES, layer_times, shipped_trace
 from compiler.rates import rates_of, shipped_table
 from compiler.rates.kernel_classes import CLASSES
 from compiler.rates.table import TABLES, with_base
-from compiler.rates.traced_layer import TRACES, layer_times, shipped_trace
 from tests.lower.stages import deepseek_v3
 from tests.specs.shipped import shipped
 

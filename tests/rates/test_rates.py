@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compiler.actions.chains import Chains
 from compiler.ir import Buffer, Use
-from compiler.lower.chains import Chains
 from compiler.ops import RULES
 from compiler.rates import Rates, core_rates, rates_of, shipped_table, table_for
 from compiler.rates.kernel_classes import _OPS, FLOPS, MEMORY, class_of, shape_at

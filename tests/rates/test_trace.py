@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.rates import RateError, Table, rates_of, shipped_table
-from compiler.rates.table import TABLES, table_of_json, with_base
-from compiler.rates.traced_layer import (
+from compiler.predict.traced_layer import (
     TRACES,
     LayerTimes,
     Trace,
@@ -19,6 +17,8 @@ from compiler.rates.traced_layer import (
     shipped_trace,
     uncalibrated,
 )
+from compiler.rates import RateError, Table, rates_of, shipped_table
+from compiler.rates.table import TABLES, table_of_json, with_base
 from tests.lower.stages import deepseek_v3
 from tests.specs.shipped import shipped
 

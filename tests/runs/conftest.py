@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.segments.cache import Segments
+from compiler.emit.segment_cache import Segments
 from tests.runs.place import Place
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from compiler.build import compile_spec, write_build
-from compiler.segments.cache import Segments
+from compiler.emit.segment_cache import Segments
 from dsl.load import load
 from runtime.checkpoint import Checkpoint
 from runtime.checkpoint import load as load_checkpoint

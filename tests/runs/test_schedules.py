@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from compiler.emit.segment_cache import Segments
 from compiler.schedules import AUTO, SCHEDULES
 from compiler.schedules.schedule import Schedule as Order
-from compiler.segments.cache import Segments
 from compiler.stage_placement import ONE_STAGE, V
 from dsl.schedules import CHUNKED
 from dsl.schema import LayerRange, Schedule, Spec

@@ -12,9 +12,9 @@ import pytest
 
 from compiler.build import compile_spec, write_build
 from compiler.decide import lower_spec
+from compiler.emit.segment_cache import Segments
 from compiler.report.profile import write_run_profile
 from compiler.report.profile_text import text
-from compiler.segments.cache import Segments
 from dsl.load import load
 from runtime import optimizer, profile
 from runtime.build import Build

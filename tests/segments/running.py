@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from compiler import ir
-from compiler.segments import emit
+from compiler.emit.segment_code import emit
 from compiler.segments.interpret import cut
 from tests.segments import plain
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from compiler import ir
 from compiler.build import compile_spec
+from compiler.emit.segment_code import emit
 from compiler.ops import RULES, Rule, Tensor
-from compiler.segments import check, emit
+from compiler.segments import check
 from compiler.segments.interpret import base_graph
 from compiler.segments.joint import Joint, Node
 from compiler.segments.trace import trace

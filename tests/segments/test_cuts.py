@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler import ir
+from compiler.emit.segment_code import emit
 from compiler.layers import LAYERS, Place
 from compiler.ops import RULES
 from compiler.plan.blocks import model_blocks, model_steps
-from compiler.segments import check, emit, printer
+from compiler.segments import check, printer
 from compiler.segments.interpret import cut, interpret
 from compiler.segments.joint import Node
 from compiler.segments.split import split

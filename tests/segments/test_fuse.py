@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler.emit.segment_code import emit
 from compiler.ir import Input, Output, Segment
 from compiler.layers import LAYERS
 from compiler.ops import Tensor
 from compiler.plan import make_plan
-from compiler.segments import emit
 from compiler.segments.fuse import fused
 from compiler.segments.interpret import interpret
 from compiler.segments.joint import Joint, Node

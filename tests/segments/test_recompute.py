@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler import ir
+from compiler.emit.segment_code import emit
 from compiler.layers import LAYERS
 from compiler.plan.blocks import model_steps
-from compiler.segments import check, emit, printer
+from compiler.segments import check, printer
 from compiler.segments.interpret import cut, interpret
 from compiler.segments.node_costs import costs
 from compiler.segments.split import phases, split

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.segments.cache import Segments
+from compiler.emit.segment_cache import Segments
 
 
 @pytest.fixture(scope="session")

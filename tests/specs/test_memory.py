@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 
 from compiler.build import compile_spec, write_build
-from compiler.decide import Lowered, balanced_rows, lower_spec
+from compiler.decide import Lowered, lower_spec
+from compiler.emit.segment_cache import Segments
 from compiler.ir import Plan
+from compiler.plan.blocks import balanced_rows
 from compiler.proof import prove
-from compiler.segments.cache import Segments
 from dsl.memory import ITEMSIZE, lower_bound
 from dsl.schema import Spec
 from runtime.build import Build

@@ -6,12 +6,11 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from compiler.decide import balanced_rows
 from compiler.lower import Lowering
 from compiler.plan import make_plan
 from compiler.plan.balance import NEAR
 from compiler.plan.block_costs import chains_of
-from compiler.plan.blocks import cut_model
+from compiler.plan.blocks import balanced_rows, cut_model
 from compiler.plan.holding import kept_bytes, schedule_on
 from compiler.plan.stages import pipeline_of
 from compiler.predict.memory import curve_of

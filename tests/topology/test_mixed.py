@@ -11,7 +11,7 @@ import pytest
 from compiler.ir import Plan, Use
 from compiler.plan import make_plan
 from compiler.plan.model_graph import model_graph
-from compiler.topology.rank_kinds import parts_of_ranks, rank_rates
+from compiler.rates.rank_rates import parts_of_ranks, rank_rates
 from dsl.canonical import canonical
 from dsl.diagnostics import SpecError
 from dsl.load import load

@@ -6,17 +6,19 @@ from functools import cache
 
 import pytest
 
-from compiler.decide import Lowered, Scheduler, balanced_rows, lower_spec
+from compiler.decide import Lowered, lower_spec
 from compiler.emit.build_summary import does_not_fit
 from compiler.ir import Body
 from compiler.lower import Lowering
 from compiler.lower.estimate import lane_times, overlaps_of, rank_times, stage_costs
+from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
+from compiler.plan.blocks import balanced_rows
 from compiler.predict.memory import rank_memories
 from compiler.predict.memory_state import proven_memories
 from compiler.proof import prove
 from compiler.rates import Rates
-from compiler.topology.rank_kinds import rank_rates
+from compiler.rates.rank_rates import rank_rates
 from dsl.schema import Device, Machine, More, Spec
 from tests.specs.shipped import shipped
 

@@ -14,12 +14,12 @@ from compiler.plan import make_plan
 from compiler.predict.predict import predict
 from compiler.predict.times import step_times
 from compiler.rates import Rates, rates_of, shipped_table
+from compiler.rates.rank_rates import rank_rates
 from compiler.rates.table import Row, Table
 from compiler.schedules import schedule_of
 from compiler.schedules.simulate import simulate
 from compiler.topology.links import LEVELS
 from compiler.topology.messages import messages_s
-from compiler.topology.rank_kinds import rank_rates
 from dsl.load import load
 from dsl.schema import Spec
 from tests.specs.shipped import shipped

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compiler.build import compile_spec, write_build
-from compiler.segments.cache import Segments
+from compiler.emit.segment_cache import Segments
 from dsl.schema import Dense, Spec
 from dsl.schema.run import Fusion
 from runtime.build import Build

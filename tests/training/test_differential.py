@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compiler.build import compile_spec, write_build
+from compiler.emit.segment_cache import Segments
 from compiler.experts.spec_placement import OwnPlacement
 from compiler.schedules.schedule import Schedule
-from compiler.segments.cache import Segments
 from dsl.schema import Spec
 from runtime.contract import RatePhase
 from runtime.rate import learning_rate

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compiler.build import compile_spec, write_build
-from compiler.segments.cache import Segments
+from compiler.emit.segment_cache import Segments
 from dsl.schema import Precision, Spec
 from runtime import snapshot
 from runtime.build import Build

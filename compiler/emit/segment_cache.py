@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from compiler.cache_folder import text_of
+from compiler.emit.segment_code import emit
 from compiler.ir import Emitted, Segment, SegmentCode
-from compiler.segments import emit
 from compiler.segments.printer import module_name
 
 FOLDER = "segments"
@@ -31,6 +31,8 @@ SOURCES = (
     "compiler/__init__.py",
     "compiler/cache_folder.py",
     "compiler/dtypes.py",
+    "compiler/emit/__init__.py",
+    "compiler/emit/segment_code.py",
     "compiler/segments",
     "compiler/holders.py",
     "compiler/ir",

@@ -14,10 +14,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from compiler.actions.chains import EXCHANGES, Chains
+from compiler.actions.lanes import best_order, end_of
+from compiler.actions.order import jobs_of
 from compiler.ir import Communication, Cut, Plan, Stage, Use
-from compiler.lower.chains import EXCHANGES, Chains
-from compiler.lower.lanes import best_order, end_of
-from compiler.lower.order import jobs_of
 from compiler.rates.kernel_classes import CLASSES, FLOPS, PAIR, SECONDS, class_of
 from compiler.rates.rates import Rates
 from compiler.rates.spec_rates import rates_of
@@ -25,6 +25,7 @@ from compiler.rates.table import (
     LEAST_FACTOR,
     MAX_TEXT,
     MOST_FACTOR,
+    TABLES,
     Date,
     Entry,
     Factor,
@@ -41,7 +42,7 @@ from compiler.rates.table import (
 )
 from dsl.schema import Spec
 
-TRACES = Path(__file__).parent / "traces"
+TRACES = TABLES.parent / "traces"
 CALIBRATED = "-calibrated"  # what the name of a table ends in then
 FAR = 0.05  # how far the classes' times may be from what the trace says is busy
 

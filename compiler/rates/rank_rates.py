@@ -1,10 +1,14 @@
-"""Which kind of device each pipeline rank runs on, and the rates of each."""
+"""Rates of pipeline ranks: alike for all of them, or of each, where a cluster has several kinds of devices."""
 
 from __future__ import annotations
 
-from compiler.rates import Rates, rates_of
-from compiler.rates.spec_rates import experts_of, part_of
+from collections.abc import Sequence
+
+from compiler.rates.rates import Rates
+from compiler.rates.spec_rates import experts_of, part_of, rates_of
 from dsl.schema import Spec
+
+OnRanks = Rates | Sequence[Rates]  # of all pipeline ranks, or of each
 
 
 def parts_of_ranks(spec: Spec) -> tuple[int, ...]:
@@ -18,3 +22,15 @@ def rank_rates(spec: Spec) -> tuple[Rates, ...]:
     kinds = [(part, experts_of(spec, first.fabric, rank).spread) for rank, part in enumerate(parts_of_ranks(spec))]
     others = {kind: rates_of(spec, rank=kinds.index(kind)) for kind in dict.fromkeys(kinds) if kind != kinds[0]}
     return tuple(others.get(kind, first) for kind in kinds)
+
+
+def on_ranks(rates: OnRanks, num_ranks: int) -> tuple[Rates, ...]:
+    """The rates of each pipeline rank."""
+    each = (rates,) * num_ranks if isinstance(rates, Rates) else tuple(rates)
+    assert len(each) == num_ranks, "rates are of each pipeline rank"
+    return each
+
+
+def kinds_of(rates: Sequence[Rates]) -> tuple[int, ...]:
+    """For each rank, the first rank with the same rates."""
+    return tuple(rates.index(each) for each in rates)

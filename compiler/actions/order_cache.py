@@ -14,9 +14,9 @@ from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from compiler.actions import lanes
+from compiler.actions.lanes import Jobs, best_order
 from compiler.cache_folder import text_of
-from compiler.lower import lanes
-from compiler.lower.lanes import Jobs, best_order
 
 FOLDER = "orders"
 Order = tuple[int, ...]

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from compiler.actions.chains import Node
+from compiler.actions.lanes import Jobs
+from compiler.actions.order_cache import Orders
 from compiler.ir import Instruction
-from compiler.lower.chains import Node
-from compiler.lower.lanes import Jobs
-from compiler.lower.order_cache import Orders
 
 Placed = tuple[int, Node]  # (slot, node)
 

@@ -1,0 +1,62 @@
+"""The module of a segment: its graph judged by a trace of torch, printed as plain Python, and its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compiler.ir import Emitted, Segment, SegmentCode
+from compiler.kernels import KernelFile, emit_kernel
+from compiler.kernels.calls import call_of
+from compiler.segments.joint import COLUMNS, Joint, Node
+
+
+def emit(segment: Segment, num_sms: int) -> SegmentCode:
+    """The module of a segment, printed from the graph that it was planned by.
+
+    The base graph is compared with what torch traces, and the text, parsed back, with the graph. On CUDA, ops take
+    their emitted kernels, which use `num_sms` SMs. Imports torch.
+    """
+    from compiler.segments import check, printer
+    from compiler.segments.interpret import base_graph, rewritten
+    from compiler.segments.node_costs import bytes_saved
+    from compiler.segments.split import split
+    from compiler.segments.trace import trace
+    from runtime.ops.library import ops
+
+    assert not segment.stored, f"segment {segment.kind}: values that are stored in another dtype have no text yet"
+    base = base_graph(segment)
+    check.base_graph(trace(segment, ops()), base)
+    joint = rewritten(base)
+    parts = split(joint)
+    kernels = {node: kernel(joint, node, num_sms) for nodes in parts.functions.values() for node in nodes}
+
+    def kernel_of(node: Node) -> str | None:
+        file = kernels[node]
+        return file.name if file else None
+
+    source = printer.module(joint, parts, kernel_of)
+    check.text(source, joint, parts, kernel_of)
+    files = {file.name: file.source for file in kernels.values() if file}
+    saved = bytes_saved(joint)
+    calls = tuple(
+        _emitted(function, node, kernel_of(node) or "", joint, saved)
+        for function, nodes in parts.functions.items()
+        for node in nodes
+        if node.op != COLUMNS
+    )
+    called = printer.runtime_ops(parts)
+    return SegmentCode(printer.module_name(segment), source, called, tuple(sorted(files.items())), calls)
+
+
+def _emitted(function: str, node: Node, file: str, joint: Joint, saved: Mapping[Node, tuple[int, int]]) -> Emitted:
+    for fused, parts in joint.parts:
+        adds = node.op == f"{fused.op}_" and node.reads[1:] == fused.reads  # to the gradient of a weight
+        if node == fused or adds:
+            return Emitted(function, node.op, file, tuple(part.op for part in parts), *saved[fused])
+    return Emitted(function, node.op, file)
+
+
+def kernel(joint: Joint, node: Node, num_sms: int) -> KernelFile | None:
+    """The kernel file of a node's op at its sizes, or None where the reference op runs on every device."""
+    call = call_of(joint, node)
+    return emit_kernel(call.op, call.arguments, num_sms)
