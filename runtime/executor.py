@@ -149,5 +149,5 @@ def _now_us() -> int:
 
 
 def _name(kind: str, action: str, micro_batch: int, site: str) -> str:
-    """As the schedule notation speaks it: `dispatch F3.0@L17`."""
+    """The name of an exchange in the notation of schedules: `dispatch F3.0@L17`."""
     return f"{kind} {action}.{micro_batch}@{site}"

@@ -76,7 +76,7 @@ class Board:
         self._spare = 1 - self._memory[self._base] if _rank >= 0 else 1
 
     def bind(self, rank: int) -> Board:
-        """The same memory, written as `rank`."""
+        """A board on this memory that writes as `rank`."""
         assert 0 <= rank < self.world, f"rank {rank} of {self.world}"
         return Board(self.world, _memory=self._memory, _rank=rank)
 

@@ -140,7 +140,7 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Overhead:
-    """Of one timed call, in ns (clock, processor): what its own row has too much, and that of the call around it."""
+    """The cost of timing one call, in ns (clock, processor): in its own row, and in the row of the call around it."""
 
     own: tuple[float, float]
     around: tuple[float, float]
@@ -262,7 +262,7 @@ class Profile:
             return row
 
     def document(self) -> dict[str, Any]:
-        """Of JSON; times in ns, of all profiled steps together."""
+        """The profile as JSON has it; times are in ns, of all profiled steps together."""
         rows = without_overhead(self.watch.rows, self.overhead)
         plain_clock, plain_processor = _least(self.plain_ns[1:])
         return {

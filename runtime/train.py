@@ -192,7 +192,7 @@ def _supervise(build: Build, options: Options) -> int:
 
 
 def _supervise_unbuilt(folder: Path, options: Options, expect: str | None) -> int:
-    """As `_supervise`, of a build that comes while the data is prepared."""
+    """Supervise the ranks of a build that comes while the data is prepared."""
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         request = stdin.readline()
         if not request:

@@ -219,7 +219,7 @@ def _run(folder: Path) -> tuple[Facts, list[str]]:
 
 
 def _file_problems(folder: Path) -> Iterator[str]:
-    """What of the files of a run is of the wrong kind, or cannot be read as what it is."""
+    """Files of a run that are of the wrong kind, or cannot be read as what they are."""
     for name in _FOLDERS:
         if os.path.lexists(folder / name) and not (folder / name).is_dir():
             yield f"{folder / name} is no folder"
@@ -275,7 +275,7 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 def _data_problems(path: Path) -> Iterator[str]:
-    """What of a prepared corpus is not as its meta.json says."""
+    """Files of a prepared corpus that are not as its meta.json says."""
     top = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         listed = json.loads(read_file(top, path.name))["files"]

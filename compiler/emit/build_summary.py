@@ -60,7 +60,7 @@ def does_not_fit(spec: Spec, lowered: Lowered) -> str:
 
 
 def _when(lowered: Lowered, rank: int) -> str:
-    """Of a rank that steps of another size fill more than those of the largest batch: which, and what those hold.
+    """Name the size of the steps that fill a rank most, if they are not those of the largest batch; else "".
 
     The first steps of a growing batch may have too few micro-batches for the run's schedule; another stands in for it.
     """

@@ -24,8 +24,10 @@ class Move:
 
 
 def aligned(physical: Ints, now: Ints, layout: Layout) -> Ints:
-    """The same placement, with its nodes and the devices of each renamed to what they most resemble of `now`, experts
-    of a device ascending. Loads are as they were."""
+    """The placement with its nodes, and the devices of each, renamed after those of `now` that they resemble most.
+
+    Experts of a device are in ascending order. Loads do not change.
+    """
     new, old = _held(physical, layout), _held(now, layout)
     shared = new @ old.T  # [new device, old device] → experts of both
     per_node = layout.devices // layout.nodes

@@ -22,7 +22,7 @@ def lower_bound(load: Floats, layout: Layout, grouped: bool = False) -> float:
 
 
 def _sharing(load: Floats, layout: Layout) -> float:
-    """Of the j·devices + 1 heaviest experts, j + 1 share a device; the rest of its slots hold the lightest.
+    """A lower bound: j + 1 of the j·devices + 1 heaviest experts share a device, beside the lightest experts.
 
     At most `replicas - experts` experts have a second replica; if these are the heaviest, the others are still whole.
     """
@@ -39,7 +39,7 @@ def _sharing(load: Floats, layout: Layout) -> float:
 
 
 def _groups(load: Floats, layout: Layout) -> float:
-    """Of the j·nodes + 1 heaviest groups, j + 1 share a node; and a group has at most the slots of its node."""
+    """A lower bound: j + 1 of the j·nodes + 1 heaviest groups share a node, and a group fits the slots of its node."""
     group = np.sort(load.reshape(layout.groups, -1).sum(axis=1))[::-1]
     per_node, size, slots = layout.groups // layout.nodes, layout.experts // layout.groups, layout.replicas
     # without spare slots every node has equally many groups, so that the rest of it are at least the lightest

@@ -25,7 +25,10 @@ Pack = Callable[[Ints, Work], Packing]
 
 
 def first_counts(load: Floats, layout: Layout) -> Iterator[Ints]:
-    """As the greedy does; then all ways there are, or if these are too many: fewer so, the others to the lightest."""
+    """Counts of replicas to try: the greedy ones, then all others; or if those are too many, some near the greedy.
+
+    These give fewer replicas greedily, and the rest evenly to all experts, the lightest first.
+    """
     greedy, _ = replicate(load, layout.replicas)
     yield greedy
     spare = layout.replicas - layout.experts

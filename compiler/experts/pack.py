@@ -134,7 +134,7 @@ def _exchange_one(weights: Floats, bins: Ints, sums: Floats, heaviest: int, work
 def _exchange_two(
     weights: Floats, bins: Ints, sums: Floats, heaviest: int, pairs: tuple[Ints, Ints], work: Work
 ) -> bool:
-    """The same for two items at once. Of bins of up to five items this and the above are all exchanges there are."""
+    """The best exchange of two items of the heaviest bin. Bins of up to five items need no other exchanges."""
     first, second = pairs
     if bins.shape[1] < 4 or len(first) ** 2 > MAX_EXCHANGES:
         return False

@@ -46,7 +46,7 @@ class LayerPlacement:
 def layer_placement(
     layer: str, physical: Ints, devices: int, moved: Sequence[Move], load: Floats | None = None
 ) -> LayerPlacement:
-    """Of a placement that was found."""
+    """The entry of a layer in the file, for a placement that was found."""
     rows = tuple(tuple(row) for row in physical.reshape(devices, -1).tolist())
     return LayerPlacement(layer, rows, tuple(map(str, moved)), () if load is None else tuple(load.tolist()))
 

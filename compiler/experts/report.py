@@ -61,7 +61,7 @@ class Overall:
 
 
 def overall(rows: Sequence[Row]) -> Overall:
-    """Of all layers; 1 where there is no load."""
+    """The balance of all layers together; 1 where there is no load."""
     busiest = [row.busiest for row in rows]
     mean = sum(each[3] for each in busiest)
     if mean == 0:

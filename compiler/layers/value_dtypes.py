@@ -1,4 +1,4 @@
-"""In which dtypes the segments of a run keep and send their values, by its precision."""
+"""Dtypes in which the segments of a run keep and send their values, by its precision."""
 
 from __future__ import annotations
 

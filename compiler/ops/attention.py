@@ -49,7 +49,7 @@ def _mla_kernel(n: SimpleNamespace) -> Shape:
 
 
 def _gqa_kernel(n: SimpleNamespace) -> Shape:
-    """The same."""
+    """(tokens, sequence, heads, width of a key, width of a value), for grouped queries."""
     width = n.q[1] // n.heads
     return n.q[0], n.sequence, n.heads, width, width
 

@@ -35,7 +35,7 @@ class Extent:
 
 
 def no_flops(_: SimpleNamespace) -> int:
-    """Of ops that only move data."""
+    """The FLOPs of ops that only move data."""
     return 0
 
 

@@ -71,7 +71,7 @@ class _TooLongError(Exception):
 
 
 def _without_idle_lanes(pipeline: Pipeline) -> Pipeline:
-    """The same loads from one lane, where it is the fuller one in every block: that of compute, as a rule."""
+    """The pipeline with its first lane alone, if that is the fuller one in every block, as compute mostly is."""
     costs = [cost for blocks in pipeline.kinds for cost in (blocks.first, *blocks.layers, blocks.last)]
     if any(cost[0] < max(cost) for cost in costs):
         return pipeline
@@ -124,8 +124,8 @@ class _Search:
         return total // len(self.cells), 0, total // self.pipeline.num_stages, 0
 
     def _settled(self, order: Sequence[int], least: Limits, most: Limits) -> tuple[Limits, Runs]:
-        """Of the splits within the limits `most`, which some split keeps, the one that has the least of the first in
-        `order`, then of the next, then of squares; with what it has of each. None has less than `least`."""
+        """The split within the limits `most` that has the least of the first in `order`, then of the next, then of
+        squares; and what it has of each. Some split keeps `most`, and none has less than `least`."""
         for lowest in (self._lowest, self._lowest_filled):
             limits = most
             for sought in order:
@@ -256,7 +256,7 @@ class _Search:
     # ------------------------------------------------------------ every split within limits
 
     def _lowest_filled(self, sought: int, low: int, limits: Limits) -> Limits:
-        """As `_lowest`, where no stage is empty that must not be, and with the limit on squares."""
+        """`_lowest` with the limit on squares, and without splits whose stages are empty where they must not be."""
         high, middle = limits[sought], False
         while low < high:
             limit = (low + high) // 2 if middle else high - 1  # which ends it where there is nothing in between

@@ -30,7 +30,7 @@ MOST_MOMENTS = 64  # of a rank: more are looked at as one that has the most of e
 def holding_of(
     spec: Spec, steps: Sequence[Iterable[object]], chains: Sequence[Chains], schedule: Schedule, room: Sequence[int]
 ) -> Holding:
-    """Of the blocks of a model: `steps` and `chains` of each; `room`: what a device of each pipeline rank has."""
+    """What the blocks of a model hold, by the `steps` and `chains` of each; `room`: bytes of each rank's device."""
     eight: dict[Hashable, dict[str, int]] = {}
     always = [_always(spec, each, schedule.stage_placement.copies, eight) for each in steps]
     known = {id(each): (kept_bytes(each, "F"), kept_bytes(each, "I")) for each in chains}
@@ -132,8 +132,8 @@ def schedule_on(spec: Spec, stage_placement: StagePlacement, num_ranks: int, own
 
 
 def moments_of(schedule: Schedule, within: bool = True) -> tuple[tuple[Moment, ...], ...]:
-    """Of each pipeline rank, its fullest moments: for each of its stages how often it holds (1, what a forward keeps,
-    what is put off). A moment that another one has all of is left out.
+    """The fullest moments of each pipeline rank: how often each of its stages holds (1, what a forward keeps, what is
+    deferred). A moment is left out if another one holds as much of everything.
 
     `within` pairs, a forward is counted as if it ended before the backward gives anything back; else only what is left
     behind them.

@@ -40,7 +40,7 @@ class Blocks:
 
     @cached_property
     def behind(self) -> tuple[tuple[int, ...], ...]:
-        """The same of the last n layers."""
+        """On each lane, the cost of the last n layers."""
         return tuple((0, *accumulate(reversed(lane))) for lane in zip(*self.layers, strict=True))
 
 
@@ -86,12 +86,12 @@ class Cell:
 
     @cached_property
     def costs(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """Of each run, what every lane has of its first n layers; times first."""
+        """The costs of the first n layers on every lane, for each run; lanes of time come first."""
         return tuple(zip(*(lane.costs for lane in (*self.times, *self.bytes)), strict=True))
 
     @cached_property
     def ends(self) -> tuple[tuple[int, ...], ...]:
-        """Of each run, what its stage takes of time without layers."""
+        """The time on every lane that the stage of each run takes without layers."""
         return tuple(zip(*(lane.ends for lane in self.times), strict=True))
 
     @cached_property
@@ -138,7 +138,7 @@ class Pipeline:
         return tuple((stages, tuple(kinds.values())) for stages, kinds in sorted(found.items(), key=lambda f: f[0]))
 
     def stage_load(self, stage: int, begin: int, end: int) -> int:
-        """Of a run of layers as a stage, on the slowest rank that holds it."""
+        """The load of a run of layers as a stage, on the slowest rank that holds it."""
         return max(self.loads((stage,), blocks, ((begin, end),)) for blocks in self.kinds_of[stage])
 
     @cached_property
@@ -146,7 +146,7 @@ class Pipeline:
         return {stage: kinds for stages, kinds in self.cells for stage in stages}
 
     def loads(self, stages: Sequence[int], blocks: Blocks, runs: Sequence[tuple[int, int]]) -> int:
-        """Of stages together on one kind of device: the fuller lane."""
+        """The load of several stages on one kind of device: that of the fuller lane."""
         last = self.num_stages - 1
         return max(
             sum(lane[end] - lane[begin] for begin, end in runs)
@@ -175,7 +175,7 @@ class Pipeline:
                 yield Lane(tuple(behind if descends else before for descends in down), ends)
 
     def _bytes(self, stages: tuple[int, ...]) -> Iterator[Lane]:
-        """Of each moment of each rank that holds the stages. What others have room for beyond it counts as held."""
+        """Lanes of bytes, for each moment of each rank that holds the stages. Room it has less than others counts as held."""
         held = self.holding
         if held is None:
             return

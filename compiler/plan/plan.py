@@ -116,7 +116,7 @@ def _ranks_with(tensor: str, graph: nx.DiGraph) -> tuple[int, ...]:
 
 
 def replicas_of(tensor: Tensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, owners: Sequence[int]) -> list[Replica]:
-    """Of each logical parameter of a tensor, of an expert on its owner. Those with equal holders share their value."""
+    """A row for each logical parameter of a tensor; an expert's are on its owner. Equal holders are one value."""
     everyone = Holders(pipeline_ranks, range(mesh.dp), mesh.dp)
     holders = [everyone] * len(names := tensor.names())
     if tensor.num_experts is not None:

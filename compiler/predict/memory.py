@@ -136,7 +136,7 @@ def _over_time(curve: Curve, timeline: Timeline, rank: int, state: Memory) -> tu
 
 
 def thinned(points: Sequence[tuple[float, int]], most: int) -> list[tuple[float, int]]:
-    """As many points at most, in order: of each run of points that fall together, the least and the greatest."""
+    """At most `most` of the points, in order: the least and the greatest of each run of points that fall together."""
     if len(points) <= most:
         return list(points)
     size = -(-2 * len(points) // (most - 2))

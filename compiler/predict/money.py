@@ -11,14 +11,14 @@ WATTS = {"a100": 400.0, "h100": 700.0, "h200": 700.0, "h800": 700.0, "b200": 100
 
 
 def money_of(price: float | None, hours_per_trillion: float, whole: Whole, num_devices: int) -> Money:
-    """`price` in USD an hour of one device."""
+    """Costs of a run at `price`, in USD an hour of one device."""
     if price is None:
         return Money(None, None, None)
     return Money(price, price * hours_per_trillion, price * num_devices * whole.seconds / 3600)
 
 
 def energy_of(devices: Sequence[tuple[int, str]], hours_per_trillion: float) -> Energy:
-    """Of so many devices of each name, at their design power all the time: hosts, network, cooling come on top."""
+    """Energy of (count, name) devices that always draw their design power, without hosts, network and cooling."""
     if any(name.lower() not in WATTS for _, name in devices):
         return Energy(None, None)
     watts = sum(count * WATTS[name.lower()] for count, name in devices) / sum(count for count, _ in devices)

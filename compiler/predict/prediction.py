@@ -21,12 +21,12 @@ class RankTime:
 
     @property
     def busy_s(self) -> float:
-        """In which it runs actions."""
+        """Seconds in which the rank runs actions."""
         return self.forward_s + self.backward_s + self.weight_s + self.overlapped_s
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """Seconds of the whole step."""
         return self.busy_s + self.bubble_s + self.optimizer_s
 
 
@@ -78,7 +78,7 @@ class Step:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the whole cluster."""
+        """Tokens per second of the whole cluster."""
         return self.tokens / self.seconds
 
 
@@ -130,7 +130,7 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """Of training on one token, forward and backward, nothing computed twice."""
+    """FLOPs of training on one token, forward and backward, nothing computed twice."""
 
     causal: float  # attention looks at what came before alone
     full: float  # as if it looked at the whole sequence

@@ -62,7 +62,7 @@ class Way:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """As the command line takes them."""
+        """The settings as the command line takes them."""
         return tuple(f"{key}={value}" for key, value in self.settings)
 
 

@@ -52,7 +52,7 @@ def _most(joint: Joint, nodes: tuple[Node, ...], returned: set[str]) -> tuple[tu
 
 
 def _undominated(points: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Of (bytes, bytes a row), those that are the most for some number of rows, or might be."""
+    """The pairs (bytes, bytes a row) that can be the most for some number of rows."""
     kept: list[tuple[int, int]] = []
     for point in sorted(set(points), reverse=True):
         if max(point) > 0 and all(point[1] > other[1] for other in kept):

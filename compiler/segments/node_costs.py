@@ -42,7 +42,7 @@ def works_of(joint: Joint) -> Iterator[tuple[str, Node, list[tuple[str, ir.Cost]
 
 
 def bytes_saved(joint: Joint) -> dict[Node, tuple[int, int]]:
-    """Of each fused node, what the nodes it stands for would move beyond its own: bytes, and bytes per received row."""
+    """Bytes, and bytes per received row, that each fused node moves less than the nodes that it stands for."""
     saved = []
     for rows in (0, 1):
         at = _At(joint, rows)

@@ -118,7 +118,7 @@ class _Products:
         return result
 
     def _operand(self, value: str) -> str:
-        """As a product of the forward reads it, or one that is computed again."""
+        """The value as a product of the forward, or one that is computed again, reads it."""
         if is_packed(self.tensors[value].dtype):
             return value
         result = self._make("quantise", value, f"{value}_fp8")
@@ -127,7 +127,7 @@ class _Products:
         return result
 
     def _kept(self, value: str) -> str:
-        """As a weight gradient reads it."""
+        """The value as a weight gradient reads it."""
         if value in self.wide and value not in self.late and not is_packed(self.tensors[value].dtype):
             rows = self._make("quantise", value, f"{value}_fp8_again")
         else:

@@ -63,5 +63,5 @@ def _logsumexp(logits_TV: Tensor) -> Tensor:
 
 
 def _rows(logits_TV: Tensor) -> int:
-    """Of a block."""
+    """The number of rows of a block."""
     return max(1, BLOCK // logits_TV.shape[1])

@@ -25,7 +25,7 @@ def _like(*indices: int) -> Callable[..., Any]:
 
 
 def _nothing(*args: Any) -> None:
-    """Of ops that add to their first argument."""
+    """The fake rule of ops that add to their first argument, and return nothing."""
 
 
 def _statistics(x: Tensor, *shape: Any) -> Tensor:

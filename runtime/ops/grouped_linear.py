@@ -53,7 +53,7 @@ def grouped_linear_wgrad_(acc_ENK: Tensor, dy_RN: Tensor, x_RK: Tensor, offsets_
 
 
 def _groups(offsets_G: Tensor, by_expert: Tensor, num_rows: int) -> Iterator[tuple[Tensor, int, int]]:
-    """Of every group with rows: its expert's slice of `by_expert`, its first row, and the row behind its last."""
+    """Groups that have rows: the expert's slice of `by_expert`, the first row, and the row after the last."""
     ends = offsets_G.tolist()
     assert ends[-1] == num_rows, (ends, num_rows)
     for start, end, expert in zip([0, *ends], ends, cycle(by_expert.unbind()), strict=False):

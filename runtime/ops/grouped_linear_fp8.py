@@ -37,7 +37,7 @@ def grouped_linear_fp8_wgrad_(
 
 
 def _groups(offsets_G: Tensor, num_experts: int, num_rows: int) -> Iterator[tuple[int, int, int]]:
-    """Of every group with rows: its expert, its first row, and the row behind its last."""
+    """Groups that have rows: the expert, the first row, and the row after the last."""
     ends = offsets_G.tolist()
     assert ends[-1] == num_rows, (ends, num_rows)
     for group, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):

@@ -24,8 +24,8 @@ def permute(
 def permute_placed(
     x_TD: Tensor, gate_TK: Tensor, expert_TK: Tensor, slots_E: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same where expert e is in place slots[e] of the layer (int64, a permutation), instead of place e: rows are
-    in the order of the places, and counts are those of each place.
+    """`permute` for experts that are placed: expert e is in place slots[e] of the layer (int64, a permutation). Rows
+    are in the order of the places, and counts are those of each place.
     """
     return _sorted(x_TD, gate_TK, slots_E.index_select(0, expert_TK.flatten()), slots_E.shape[0])
 

@@ -26,7 +26,7 @@ def permute_fp8(
 def permute_placed_fp8(
     x_TD: Tensor, scales_TB: Tensor, gate_TK: Tensor, expert_TK: Tensor, slots_E: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The same where expert e is in place slots[e]."""
+    """`permute_fp8` for experts that are placed: expert e is in place slots[e]."""
     rows_SD, *rest = permute_placed(x_TD.view(torch.uint8), gate_TK, expert_TK, slots_E)
     return _with_scales(rows_SD.view(x_TD.dtype), scales_TB, gate_TK.shape[1], *rest)
 

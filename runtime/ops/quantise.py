@@ -73,7 +73,7 @@ def dequantise(q: Tensor, s: Tensor) -> Tensor:
 
 
 def scales(most: Tensor, pow2: bool) -> Tensor:
-    """Of tiles whose largest magnitudes are `most`, FP32."""
+    """The scales, FP32, of tiles whose largest magnitudes are `most`."""
     s = (most * (1 / LARGEST)).clamp(min=SMALLEST_SCALE)
     if pow2:  # any bit of the significand carries into the exponent, then goes
         s = ((s.view(torch.int32) + 0x7FFFFF) & -0x800000).view(torch.float32)

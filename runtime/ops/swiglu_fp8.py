@@ -42,5 +42,5 @@ def swiglu_fp8_quantise_requantise(h_RM: Tensor, s_RB: Tensor, pow2: bool = Fals
 def gated_swiglu_fp8_quantise_requantise(
     h_RM: Tensor, s_RB: Tensor, gate_R: Tensor, pow2: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The same with gate weights."""
+    """h_RM, s_RB, gate_R -> y times the gate weights by columns q_IR and scales."""
     return requantise(*quantise(gated_swiglu_fp8(h_RM, s_RB, gate_R), pow2), pow2)

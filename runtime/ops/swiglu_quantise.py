@@ -44,7 +44,7 @@ def swiglu_dgrad_quantise_both(dy_RI: Tensor, h_RM: Tensor, pow2: bool = False) 
 
 
 def swiglu_fp8_dgrad_quantise_both(dy_RI: Tensor, h_RM: Tensor, s_RB: Tensor, pow2: bool = False) -> Both:
-    """The same of an h kept in E4M3."""
+    """dy_RI, h_RM in E4M3, s_RB -> dh by rows q_RM, scales, by columns q_MR, scales."""
     return quantise_both(swiglu_fp8_dgrad(dy_RI, h_RM, s_RB), pow2)
 
 
@@ -59,6 +59,6 @@ def gated_swiglu_dgrad_quantise_both(
 def gated_swiglu_fp8_dgrad_quantise_both(
     dy_RI: Tensor, h_RM: Tensor, s_RB: Tensor, gate_R: Tensor, pow2: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The same of an h kept in E4M3."""
+    """dy_RI, h_RM in E4M3, s_RB, gate_R -> dh by rows q_RM, scales, by columns q_MR, scales; dgate_R."""
     dh_RM, dgate_R = gated_swiglu_fp8_dgrad(dy_RI, h_RM, s_RB, gate_R)
     return *quantise_both(dh_RM, pow2), dgate_R
