@@ -175,7 +175,7 @@ class Pipeline:
                 yield Lane(tuple(behind if descends else before for descends in down), ends)
 
     def _bytes(self, stages: tuple[int, ...]) -> Iterator[Lane]:
-        """Lanes of bytes, for each moment of each rank that holds the stages. Room it has less than others counts as held."""
+        """Lanes of bytes for each moment of each rank that holds the stages. Less room than others counts as held."""
         held = self.holding
         if held is None:
             return
