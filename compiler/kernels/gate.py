@@ -102,24 +102,32 @@ class Verdict:
     load_bytes: int = 0  # the most that one instruction of a thread loads
 
 
-def gate(
-    file: KernelFile,
-    op: str,
-    arguments: tuple[Any, ...],
-    target: Target = SM_90,
-    found: dict[str, Verdict] | None = None,
-    streams: Streams | None = None,
-) -> tuple[Verdict, ...]:
-    """A verdict for every launch of `op(*arguments)`; tensors among the arguments are on the meta device.
+class Gate:
+    """Judges the launches of kernels for one target. Equal launches are compiled once."""
 
-    Launches with operands of eight bits have none on targets without. `found`: verdicts so far, by the launch.
-    `streams`: those of the op's family, if not given.
-    """
-    streams = streams_of(op) if streams is None else streams
-    with tempfile.TemporaryDirectory() as folder:
-        module = load(file, Path(folder))
-        launches = [launch for launch in record(module, op, arguments) if target.eight_bits or not launch.eight_bits]
-        return tuple(judge(launch, target, found, streams) for launch in launches)
+    def __init__(self, target: Target = SM_90) -> None:
+        self._target = target
+        self._verdicts: dict[str, Verdict] = {}  # by all that a verdict follows from
+
+    def verdicts(
+        self, file: KernelFile, op: str, arguments: tuple[Any, ...], streams: Streams | None = None
+    ) -> tuple[Verdict, ...]:
+        """A verdict for every launch of `op(*arguments)`; tensors among the arguments are on the meta device.
+
+        Launches with operands of eight bits have none on targets without. `streams`: those of the op's family, if not
+        given.
+        """
+        target, streams = self._target, streams_of(op) if streams is None else streams
+        with tempfile.TemporaryDirectory() as folder:
+            module = load(file, Path(folder))
+            launches = [each for each in record(module, op, arguments) if target.eight_bits or not each.eight_bits]
+            return tuple(self._verdict(launch, streams) for launch in launches)
+
+    def _verdict(self, launch: Launch, streams: Streams) -> Verdict:
+        key = key_of(launch, self._target, streams)
+        if key not in self._verdicts:
+            self._verdicts[key] = judge(launch, self._target, streams)
+        return self._verdicts[key]
 
 
 def streams_of(op: str) -> Streams:
@@ -128,14 +136,9 @@ def streams_of(op: str) -> Streams:
     return streams
 
 
-def judge(
-    launch: Launch, target: Target = SM_90, found: dict[str, Verdict] | None = None, streams: Streams | None = None
-) -> Verdict:
+def judge(launch: Launch, target: Target = SM_90, streams: Streams | None = None) -> Verdict:
     """Compiles one launch and reads what came out."""
-    found, key = {} if found is None else found, key_of(launch, target, streams)
-    if key not in found:
-        found[key] = _judged(launch, target, _streams(launch, target, streams))
-    return found[key]
+    return _judged(launch, target, _streams(launch, target, streams))
 
 
 def key_of(launch: Launch, target: Target, streams: Streams | None = None) -> str:

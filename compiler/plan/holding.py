@@ -24,6 +24,7 @@ from dsl.memory import bytes_per_element
 from dsl.schema import Spec
 from runtime.actions import actions_of
 
+Eight = Mapping[Hashable, Mapping[str, int]]  # bytes of copies in eight bits, by key of a segment and its parameter
 MOST_MOMENTS = 64  # of a rank: more are looked at as one that has the most of each stage at the same time
 
 
@@ -31,11 +32,12 @@ def holding_of(
     spec: Spec, steps: Sequence[Iterable[object]], chains: Sequence[Chains], schedule: Schedule, room: Sequence[int]
 ) -> Holding:
     """What the blocks of a model hold, by the `steps` and `chains` of each; `room`: bytes of each rank's device."""
-    eight: dict[Hashable, dict[str, int]] = {}
+    segments = {step.segment.key: step.segment for block in steps for step in block if isinstance(step, Use)}
+    eight: Eight = {key: quantised_bytes(segment) for key, segment in segments.items()}
     always = [_always(spec, each, schedule.stage_placement.copies, eight) for each in steps]
-    known = {id(each): (kept_bytes(each, "F"), kept_bytes(each, "I")) for each in chains}
+    bytes_of = {id(each): (kept_bytes(each, "F"), kept_bytes(each, "I")) for each in chains}
     first, *layers, last = (
-        (sum(tensors.values()), *known[id(each)]) for tensors, each in zip(always, chains, strict=True)
+        (sum(tensors.values()), *bytes_of[id(each)]) for tensors, each in zip(always, chains, strict=True)
     )
     both = always[0].keys() & always[-1].keys()
     return Holding(
@@ -51,22 +53,19 @@ def holding_of(
 # ---------------------------------------------------------------- of a block
 
 
-def _always(spec: Spec, steps: Iterable[object], copies: int, eight: dict[Hashable, dict[str, int]]) -> dict[str, int]:
+def _always(spec: Spec, steps: Iterable[object], copies: int, eight: Eight) -> dict[str, int]:
     """Bytes that a device holds for each tensor of a block: memory_state.py has them to the byte, with padding and the
-    balancing biases, once there is a plan. `copies`: ranks that hold each stage. `eight` remembers
-    copies in eight bits, by key of a segment."""
+    balancing biases, once there is a plan. `copies`: ranks that hold each stage."""
     size, p = bytes_per_element(spec.precision, spec.train.optimizer), spec.parallel
     found: dict[str, int] = {}
     for use in (step for step in steps if isinstance(step, Use)):
-        key = use.segment.key
-        if key not in eight:
-            eight[key] = quantised_bytes(use.segment)
+        quantised = eight[use.segment.key]
         for param, (_, tensor) in zip(use.segment.params, use.params, strict=True):
             holders = copies * p.data // (p.expert if param.stack else 1)
             elements = prod(param.shape) if param.grad else 0
             part = -(-elements // max(1, holders)) if p.zero else elements
             held = elements * (size.weights + size.gradients) + part * size.optimizer
-            found[tensor] = held + eight[key].get(param.name, 0)
+            found[tensor] = held + quantised.get(param.name, 0)
     return found
 
 

@@ -136,7 +136,7 @@ def verdict_of(job: Job) -> Verdict:
     target = next(target for target in TARGETS if target.name == job.target)
     with tempfile.TemporaryDirectory() as folder:
         triton.knobs.cache.dir = folder
-        return judge(launches(job.file, job.call, job.rows)[job.index], target, None, streams_of(job.call.op))
+        return judge(launches(job.file, job.call, job.rows)[job.index], target, streams_of(job.call.op))
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import torch
 
 from compiler.kernels import KERNELS, KernelFile, emit_kernel
 from compiler.kernels.calls import Call
-from compiler.kernels.gate import SM_90, SM_100, TARGETS, Verdict, gate, occupancy
+from compiler.kernels.gate import SM_90, SM_100, TARGETS, Gate, Verdict, occupancy
 from compiler.kernels.gate_launch import arguments_of
 from tests.kernels.shapes import SAMPLE, VARIANTS, kernel_calls, rows_of
 
@@ -23,7 +23,7 @@ CALLS: dict[str, tuple[Call, int]] = {
     for file in ["-".join([variant[0].removesuffix(".dsc"), *variant[2]])]
     for index, (call, sms) in enumerate(kernel_calls(*variant))
 }
-KNOWN: dict[str, Verdict] = {}
+GATE = Gate()
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -33,7 +33,7 @@ def test_passes(name: str) -> None:
     if file is None:
         return  # at these sizes the reference op runs
     for rows in rows_of(call) if name.startswith("quickstart") else rows_of(call)[:1]:
-        verdicts = gate(file, call.op, arguments_of(call, rows), SM_90, KNOWN)
+        verdicts = GATE.verdicts(file, call.op, arguments_of(call, rows))
         assert verdicts
         for verdict in verdicts:
             assert not verdict.failures, verdict
@@ -77,7 +77,7 @@ def arguments(op: str, dtype: str) -> tuple[Any, ...]:
 
 
 def judged(op: str, dtype: str, source: str = SOURCE, target: Any = SM_90) -> Verdict:
-    (verdict,) = gate(KernelFile("gated", source), op, arguments(op, dtype), target, streams=STREAMS)
+    (verdict,) = Gate(target).verdicts(KernelFile("gated", source), op, arguments(op, dtype), STREAMS)
     return verdict
 
 
@@ -102,9 +102,8 @@ def test_other_targets() -> None:
     assert "UTCHMMA" in found["sm_100"].instructions and "HMMA" in found["sm_80"].instructions
     assert "UTCQMMA" in judged("multiply_tiles", "fp8", target=SM_100).instructions
     for target in TARGETS:
-        eight = gate(
-            KernelFile("gated", SOURCE), "multiply_tiles", arguments("multiply_tiles", "fp8"), target, None, {}
-        )
+        file = KernelFile("gated", SOURCE)
+        eight = Gate(target).verdicts(file, "multiply_tiles", arguments("multiply_tiles", "fp8"), {})
         assert len(eight) == target.eight_bits
 
 
