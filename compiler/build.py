@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from compiler.actions.order_cache import Orders
 from compiler.decide import Lowered, lower_spec
@@ -24,16 +23,11 @@ from compiler.ir import Body, Program, SegmentCode
 from compiler.kernels import emit_kernel
 from compiler.kernels.calls import update as call_of_optimizer
 from compiler.lower.estimate import Overlap, overlaps_of, rank_times
-from compiler.rates.spec_table import own_table
 from compiler.report.page import report_html
 from compiler.report.sections import report_of
-from compiler.schedules.schedule import Schedule
-from compiler.schedules.spec_schedule import PLACED, RATED, standing_alone
+from compiler.spec_files import standing_alone, texts_of_files
 from dsl.canonical import canonical
 from dsl.schema import Spec
-
-if TYPE_CHECKING:
-    from compiler.experts.spec_placement import OwnPlacement  # with numpy
 
 __all__ = ["Build", "Files", "compile_spec", "num_sms", "write_build"]
 
@@ -59,29 +53,24 @@ class Build:
 def compile_spec(
     spec: Spec,
     progress: Progress = lambda _: None,
-    own: Schedule | None = None,
-    placement: OwnPlacement | None = None,
     segments: Segments | None = None,
     orders: Orders | None = None,
 ) -> Build:
     """Everything that `dsc compile` writes. Raises ProofError before anything is emitted.
 
-    `own`: the schedule of the file that the spec names; the build has it as schedule.txt, and its spec names that.
-    `placement`: of experts, from the file that it names; the build has it as placement.json. A rate table that it names
-    is in its value already (compiler/rates/spec_table.py); the build has it as rates.json.
+    The build has the files that the spec names, and its spec names those.
 
     `segments`, `orders`: who finds emitted segments and orders of instructions, in a cache or anew. The build has the
     entries of those it is of, for the caller to store.
     """
-    assert (placement is not None) == (spec.parallel.placement is not None), "the placement that a spec names is read"
     segments, orders = segments or Segments(), orders or Orders()
     progress("plan, schedules, proofs")
-    lowered = lower_spec(spec, own, progress, placement, orders)
+    lowered = lower_spec(spec, progress, orders)
     different = {use.segment.key: use.segment for use in lowered.plan.uses}
     codes: dict[Hashable, SegmentCode] = {
         key: segments.code(segment, num_sms(spec), progress) for key, segment in different.items()
     }
-    emission = _Emission(spec, lowered, placement, codes)
+    emission = _Emission(spec, lowered, codes)
     files = emission.files()
     entries = segments.entries(different.values(), num_sms(spec)) | orders.entries
     return Build(
@@ -98,7 +87,6 @@ class _Emission:
 
     spec: Spec
     lowered: Lowered
-    placement: OwnPlacement | None
     codes: Mapping[Hashable, SegmentCode]
 
     @cached_property
@@ -129,8 +117,7 @@ class _Emission:
             "report.html": report_html(report_of(spec, lowered)),
             "train.py": train_py(spec),
         }
-        files |= {PLACED: self.placement.text} if self.placement else {}
-        files |= {RATED: table.to_json()} if (table := own_table(spec)) else {}
+        files |= texts_of_files(spec)
         files |= {f"kernels/{kernel.name}.py": kernel.source} if kernel else {}
         return files | {f"program/{name}.json": program_json(p) for name, p in lowered.programs.items()}
 

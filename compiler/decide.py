@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from compiler.actions.order_cache import Orders
 from compiler.ir import Plan, Program
@@ -20,9 +19,6 @@ from compiler.schedules.schedule import Schedule
 from dsl import ramp
 from dsl.memory import Memory
 from dsl.schema import Spec
-
-if TYPE_CHECKING:
-    from compiler.experts.spec_placement import OwnPlacement  # with numpy
 
 
 @dataclass(frozen=True)
@@ -50,23 +46,20 @@ class Lowered:
 
 def lower_spec(
     spec: Spec,
-    own: Schedule | None = None,
     progress: Progress = lambda _: None,
-    placement: OwnPlacement | None = None,
     orders: Orders | None = None,
 ) -> Lowered:
     """Plan, schedules, programs and their proofs; torch-free. Raises ProofError naming rank and action.
 
-    `own`: the schedule of the file that the spec names (compiler/schedules/spec_schedule.py). `progress` is told of a
-    search. `placement`: of experts, from the file that it names. `orders`: who finds the orders of instructions.
+    `progress` is told of a search. `orders`: who finds the orders of instructions.
     """
-    plan = make_plan(spec, own, placement)
+    plan = make_plan(spec)
     lowering = Lowering(plan, rank_rates(spec), orders)
     growth = ramp.of(spec)
     num_steps = growth.steps_for(spec.train.tokens)
     batches = tuple((size.first_step, size.batch) for size in growth.sizes if size.first_step < num_steps)
     counts = ramp.micro_batches(spec)
-    scheduler = Scheduler(spec, lowering, own, progress)
+    scheduler = Scheduler(spec, lowering, progress)
     schedules = {f"train_{n}": scheduler.schedule(n) for n in counts}
     if spec.train.validate is not None:
         n = counts[-1]

@@ -15,12 +15,11 @@ from compiler.plan.blocks import cut_model
 from compiler.plan.layer_runs import stage_placement_of_spec
 from compiler.plan.stages import build_stages
 from compiler.rates import Table
-from compiler.rates.spec_table import own_table
 from compiler.schedules import DEFAULT_CHUNKS, SCHEDULES, schedule_of
 from compiler.schedules.costs import Costs
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import simulate
-from compiler.stage_placement import StagePlacement
+from compiler.spec_files import rate_table_of, schedule_of_file
 from dsl import ramp
 from dsl.counts import parameters
 from dsl.leaves import leaves, origin_of
@@ -73,23 +72,22 @@ class Difference:
         return not self.values
 
 
-def difference(
-    before: Resolved, after: Resolved, own: Schedule | None = None, own_after: Schedule | None = None
-) -> Difference:
-    """Everything that differs. Pure and torch-free. `own`, `own_after`: the schedules of files that the specs name."""
+def difference(before: Resolved, after: Resolved) -> Difference:
+    """Everything that differs. Pure and torch-free; the specs have the files that they name."""
     values = (*_changes(before, after), *_layer_changes(before.spec, after.spec))
-    tables = own_table(before.spec), own_table(after.spec)
+    tables = rate_table_of(before.spec), rate_table_of(after.spec)
+    orders = schedule_of_file(before.spec), schedule_of_file(after.spec)
     if tables[0] is not None and tables[1] is not None and tables[0] != tables[1]:
         values += (Change("cluster.rates.rows", _rows(tables[0]), _rows(tables[1]), False),)
-    if own is not None and own_after is not None and own.actions != own_after.actions:
-        values += (Change("schedule.actions", _extent(own), _extent(own_after), False),)
+    if orders[0] is not None and orders[1] is not None and orders[0].actions != orders[1].actions:
+        values += (Change("schedule.actions", _extent(orders[0]), _extent(orders[1]), False),)
     if not values:
         return Difference((), (), ())
-    facts = zip(_facts(before.spec, own), _facts(after.spec, own_after), strict=True)
+    facts = zip(_facts(before.spec), _facts(after.spec), strict=True)
     return Difference(
         values=tuple(sorted(values, key=lambda change: _block_of(change.path))),
         facts=tuple(Fact(name, old, new, unit) for (name, old, unit), (_, new, _) in facts if old != new),
-        moves=tuple(_moves(_stage_of_layers(before.spec, own), _stage_of_layers(after.spec, own_after))),
+        moves=tuple(_moves(_stage_of_layers(before.spec), _stage_of_layers(after.spec))),
     )
 
 
@@ -97,8 +95,8 @@ def _rows(table: Table) -> str:
     return f"{table.name}, {len(table.rows):,} rows"
 
 
-def _extent(own: Schedule) -> str:
-    return f"{own.name}, {sum(map(len, own.actions)):,} steps"
+def _extent(schedule: Schedule) -> str:
+    return f"{schedule.name}, {sum(map(len, schedule.actions)):,} steps"
 
 
 # ---------------------------------------------------------------- values
@@ -175,7 +173,7 @@ def _summary(values: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------- what follows
 
 
-def _facts(spec: Spec, own: Schedule | None) -> Iterator[tuple[str, int | float | str | None, str]]:
+def _facts(spec: Spec) -> Iterator[tuple[str, int | float | str | None, str]]:
     """(name, value, unit), the same names for every spec."""
     counts, memory, growth = parameters(spec.model), lower_bound(spec), ramp.of(spec)
     yield "parameters.total", counts.total, ""
@@ -187,37 +185,35 @@ def _facts(spec: Spec, own: Schedule | None) -> Iterator[tuple[str, int | float 
     steps = growth.steps_for(spec.train.tokens)
     yield "layers.dense", sum(isinstance(spec.model.ffn(n), Dense) for n in range(spec.model.num_layers)), ""
     yield "layers.moe", sum(isinstance(spec.model.ffn(n), Moe) for n in range(spec.model.num_layers)), ""
-    yield "schedule.name", own.name if own else spec.schedule.name, ""
-    yield "schedule.stages", _num_stages(spec, own), ""
+    given = schedule_of_file(spec)
+    yield "schedule.name", given.name if given else spec.schedule.name, ""
+    yield "schedule.stages", _num_stages(spec), ""
     yield "schedule.micro_batches", micro_batches, ""
     yield "schedule.batch_sizes", len([size for size in growth.sizes if size.first_step < steps]), ""
     yield "schedule.steps", steps, ""
-    yield "schedule.bubble", _bubble(spec, own, micro_batches), "share"
+    yield "schedule.bubble", _bubble(spec, micro_batches), "share"
 
 
-def _bubble(spec: Spec, own: Schedule | None, micro_batches: int) -> float | None:
+def _bubble(spec: Spec, micro_batches: int) -> float | None:
     """The share of a step that pipeline ranks idle, where F, I and W take one unit of time each; None: not known."""
     ranks = spec.parallel.pipeline
     name, chunks = spec.schedule.name, spec.schedule.chunks or DEFAULT_CHUNKS
-    if (own is None and name not in SCHEDULES) or _num_stages(spec, own) * micro_batches > MAX_SIMULATED:
+    given = schedule_of_file(spec)
+    if (given is None and name not in SCHEDULES) or _num_stages(spec) * micro_batches > MAX_SIMULATED:
         return None
-    timeline = simulate(own or schedule_of(str(name), ranks, micro_batches, chunks), Costs())
+    timeline = simulate(given or schedule_of(str(name), ranks, micro_batches, chunks), Costs())
     return round(float(sum(timeline.idle, Fraction(0)) / (timeline.makespan * ranks)), 6)
 
 
-def _stage_placement(spec: Spec, own: Schedule | None) -> StagePlacement:
-    return own.stage_placement if own else stage_placement_of_spec(spec)
+def _num_stages(spec: Spec) -> int:
+    return stage_placement_of_spec(spec).num_stages(spec.parallel.pipeline)
 
 
-def _num_stages(spec: Spec, own: Schedule | None) -> int:
-    return _stage_placement(spec, own).num_stages(spec.parallel.pipeline)
-
-
-def _stage_of_layers(spec: Spec, own: Schedule | None) -> dict[int, int]:
+def _stage_of_layers(spec: Spec) -> dict[int, int]:
     """Which stage runs a layer, as the planner decides."""
     return {
         int(use.site.partition(".")[0].removeprefix("L")): stage.index
-        for stage in build_stages(cut_model(spec), _num_stages(spec, own), _stage_placement(spec, own), own)
+        for stage in build_stages(cut_model(spec), _num_stages(spec), stage_placement_of_spec(spec))
         for use in stage.steps
         if isinstance(use, Use) and use.site.startswith("L")
     }

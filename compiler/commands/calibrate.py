@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = load_spec(args.spec or str(default), args.set)
     if chosen is None:
         return EXIT_SPEC
-    plan = make_plan(chosen.spec, chosen.own)
+    plan = make_plan(chosen.spec)
     try:
         made = _traced(args, chosen.spec, plan) if args.trace else _measured(args.device, chosen.spec, plan)
     except RateError as error:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.commands.common import EXIT_SPEC, add_overrides, human, say, wrong
+from compiler.read_files import mistakes_of
 from dsl.counts import parameters
 from dsl.diagnostics import Diagnostic, Edit, Note, SpecError, given, giver, plural, visible
 from dsl.load import Analysis, View, analyse, find, refusals, split
@@ -78,7 +79,7 @@ def examine(spec: str, overrides: Sequence[str]) -> Checked:
     """Everything wrong with a spec; if nothing is, what `dsc train` would refuse, as warnings."""
     file, run = split(spec)
     analysis = analyse(file, run, overrides)
-    if wrong := analysis.diagnostics or _of_files(analysis, file):
+    if wrong := analysis.diagnostics or mistakes_of(analysis, file):
         return Checked(spec, wrong, analysis.views)
     return Checked(spec, (*refusals(analysis), *_of_data(analysis, file)), analysis.views)
 
@@ -92,26 +93,6 @@ def _of_data(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
 
     found = (each for view in runs for each in data.warnings(view.spec, view.context.origins, Path(file).parent))
     return tuple(dict.fromkeys(found))
-
-
-def _of_files(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
-    """What is wrong with the files of schedules, placements and rates that runs name."""
-    folder, runs = Path(file).parent, [view for view in analysis.views if hasattr(view.spec, "train")]
-    found: list[Diagnostic] = []
-    if scheduled := [view for view in runs if view.spec.schedule.file is not None]:
-        from compiler.schedules import spec_schedule
-
-        found += [m for view in scheduled for m in spec_schedule.mistakes(view.spec, view.context.origins, folder)]
-    if placed := [view for view in runs if view.spec.parallel.placement is not None]:
-        from compiler.experts import spec_placement as own_placement
-
-        of = [(view.spec, view.context.origins, folder, view.context.chosen) for view in placed]
-        found += [mistake for each in of for mistake in own_placement.mistakes(*each)]
-    if rated := [view for view in runs if view.spec.cluster.rates is not None]:
-        from compiler.rates import spec_table as own_rates
-
-        found += [m for view in rated for m in own_rates.mistakes(view.spec, view.context.origins, folder)]
-    return tuple(found)
 
 
 def _print(how: str, results: list[Checked]) -> int:

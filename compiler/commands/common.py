@@ -18,10 +18,8 @@ from dsl.diagnostics import Diagnostic, SpecError, render_all, visible
 from dsl.source import Span
 
 if TYPE_CHECKING:
-    from compiler.experts.spec_placement import OwnPlacement
     from compiler.predict.search import Ranking
     from compiler.rates import Table
-    from compiler.schedules.schedule import Schedule
     from dsl.schema import Spec  # with pydantic, which commands without a schema need not wait for
 
 EXIT_DIFFERS = 1  # a check found that files differ
@@ -42,14 +40,11 @@ COLOURS = (
 
 @dataclass(frozen=True)
 class Chosen:
-    """A resolved spec, where its values are written, the file it came from; and the files of a schedule and of a
-    placement of experts, if it names them."""
+    """A resolved spec with the files that it names, where its values are written, and the file it came from."""
 
     spec: Spec
     origins: Mapping[str, Span]
     path: Path
-    own: Schedule | None = None
-    placement: OwnPlacement | None = None
     ranking: Ranking | None = None  # of the plans that were tried, where the spec leaves something open
 
 
@@ -86,26 +81,18 @@ def load_spec(
         file, run = split(str(find()) if argument is None else argument)
         resolved = resolve(file, run, overrides)
         spec, origins, path = resolved.spec, resolved.origins, Path(file)
-        if table is not None or spec.cluster.rates is not None:
-            from compiler.rates import spec_table as rated  # only plans that go by a table wait for it
+        files = spec.schedule.file, spec.parallel.placement, spec.cluster.rates
+        if table is not None or any(files):
+            from compiler.read_files import with_files  # only specs that name files wait for it
 
-            spec = rated.with_table(spec, table) if table else rated.checked(spec, origins, path.parent)
+            spec = with_files(spec, origins, path.parent, resolved.opened, table)
         ranking = None
         if resolved.opened:
             from compiler.commands.decide import decided  # only specs that leave something open wait for it
 
             ranking = decided(replace(resolved, spec=spec), file, run, overrides)
             spec = ranking.best.spec
-        chosen = Chosen(spec, origins, path, ranking=ranking)
-        if spec.schedule.file is not None:
-            from compiler.schedules import spec_schedule
-
-            chosen = replace(chosen, own=spec_schedule.checked(spec, origins, path.parent))
-        if spec.parallel.placement is not None:
-            from compiler.experts import spec_placement as placed
-
-            chosen = replace(chosen, placement=placed.checked(spec, origins, path.parent))
-        return chosen
+        return Chosen(spec, origins, path, ranking)
     except SpecError as error:
         refused(error.diagnostics, how)
         return None

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         check_place(out)  # before the work
         if args.cache is not None and args.cache.exists() and not args.cache.is_dir():
             raise NotADirectoryError(f"{args.cache} is a file: choose a folder with --cache")
-        build = compile_spec(loaded.spec, tell, loaded.own, loaded.placement, Segments(cache), Orders(cache))
+        build = compile_spec(loaded.spec, tell, Segments(cache), Orders(cache))
         entries = [(f"{CACHE}/{name}", text) for name, text in build.entries if cache == inside]
         write_build(out, (*build.files, *entries))
     except ProofError as error:

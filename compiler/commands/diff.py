@@ -20,9 +20,7 @@ from typing import Any
 
 from compiler.commands.common import EXIT_DIFFERS, add_overrides, human, refused, wrong
 from compiler.difference import Change, Difference, Fact, Move, difference
-from compiler.rates import spec_table as rates
-from compiler.schedules.schedule import Schedule
-from compiler.schedules.spec_schedule import checked
+from compiler.read_files import with_files
 from dsl.diagnostics import Diagnostic, SpecError, in_order, visible
 from dsl.load import Resolved, resolve, split
 
@@ -59,22 +57,19 @@ def run(args: argparse.Namespace) -> int:
         )
     names = (args.before, args.after or args.before)
     resolved: list[Resolved] = []
-    owns: list[Schedule | None] = []
     mistakes: list[Diagnostic] = []
     for name, overrides in zip(names, ([], args.set), strict=True):
         try:
             found = resolve(name, overrides=overrides)
             folder = Path(split(name)[0]).parent
-            found = replace(found, spec=rates.checked(found.spec, found.origins, folder))
-            resolved.append(found)
-            owns.append(checked(found.spec, found.origins, folder))
+            resolved.append(replace(found, spec=with_files(found.spec, found.origins, folder, found.opened)))
         except SpecError as error:
             mistakes += error.diagnostics
     if mistakes:
         sources = [item.span.source for item in mistakes if item.span]
         return refused(in_order(mistakes, sources), args.format)
     before, after = resolved
-    differs = difference(before, after, *owns)
+    differs = difference(before, after)
     if args.format == "json":
         print(json.dumps(document(names, differs), indent=2, ensure_ascii=False))
     else:

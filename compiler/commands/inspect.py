@@ -130,12 +130,9 @@ def _kernels(args: argparse.Namespace) -> int:
 
 def _run(folder: Path) -> Run:
     from compiler.commands.schedule_spec import run_of  # with pydantic and networkx
-    from compiler.rates.spec_table import with_rates
-    from compiler.schedules.spec_schedule import own_schedule
-    from dsl.load import load
+    from compiler.read_files import load_with_files
 
-    spec = with_rates(load(folder / "spec.resolved"), folder)
-    return run_of(spec, own_schedule(spec, folder))
+    return run_of(load_with_files(folder / "spec.resolved"))
 
 
 def _measured(folder: Path, run: Run, program: str | None) -> tuple[Schedule, Measured, int]:

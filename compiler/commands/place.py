@@ -20,11 +20,12 @@ from pathlib import Path
 
 from compiler.commands.common import EXIT_SPEC, add_overrides, load_spec, progress, say, wrong
 from compiler.commands.output_files import is_folder, refuse_output, refuse_replacing, replace
+from compiler.expert_placement import to_text
 from compiler.experts.layout import Floats, Layout, PlaceError
 from compiler.experts.load_file import read_load, same_length
-from compiler.experts.placement_file import to_text
 from compiler.experts.report import document
 from compiler.experts.tasks import Task, at_hand, file_layers, place_all
+from compiler.spec_files import expert_placement_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,13 +140,14 @@ def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], sp
     if chosen.spec.cluster.more is not None:
         from compiler.experts.node_kinds import devices_of_nodes  # with networkx
 
-        per_node = devices_of_nodes(chosen.spec, chosen.own)
+        per_node = devices_of_nodes(chosen.spec)
+    at_present = expert_placement_of(chosen.spec)
     tasks = []
     for (name, ffn), load in zip(layers, loads, strict=True):
         if len(load) != ffn.experts:
             raise PlaceError(f"{path} has {len(load)} experts in {name}, and the model {ffn.experts}")
         given = (args.replicas, args.groups, args.nodes, args.devices)
         layout = layout_of(chosen.spec, ffn, *given, per_node.get(name)).check()
-        known = chosen.placement.layers[name] if chosen.placement else None
-        tasks.append(Task(name, load, layout, at_hand(layout, known), True, routing_of(chosen.spec, ffn)))
+        before = at_hand(layout, at_present.layers[name] if at_present else None)
+        tasks.append(Task(name, load, layout, before, True, routing_of(chosen.spec, ffn)))
     return tasks

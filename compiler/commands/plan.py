@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
     from compiler.predict.predict import memories, predicted, timed_on
     from compiler.rates.rank_rates import rank_rates
 
-    plan = make_plan(chosen.spec, chosen.own, chosen.placement)
+    plan = make_plan(chosen.spec)
     lowering = Lowering(plan, rank_rates(chosen.spec))
-    found = timed_on(chosen.spec, lowering, Scheduler(chosen.spec, lowering, chosen.own).largest())
+    found = timed_on(chosen.spec, lowering, Scheduler(chosen.spec, lowering).largest())
     prediction = predicted(found, memories(found))
     why = None if prediction.fits else _why(args, chosen, found, prediction.ranks)
     try:
@@ -101,7 +101,7 @@ def _why(args: argparse.Namespace, chosen: Chosen, found: Timed, ranks: Sequence
     tell = progress("plan")
     tell("it does not fit: looking for edits that mend it")
     try:
-        ways = ways_to_fit(found, ranks, legal, chosen.origins, tuple(choice), chosen.own)
+        ways = ways_to_fit(found, ranks, legal, chosen.origins, tuple(choice))
     finally:
         tell("")
     return why_of(found, ranks, ways, chosen.origins)

@@ -113,7 +113,7 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
 
     if args.chunks is not None:
         raise WrongError("--chunks goes with --ranks: of a spec, change `schedule.chunks`", "-s schedule.chunks=4")
-    run = run_of(chosen.spec, chosen.own, chosen.placement)
+    run = run_of(chosen.spec)
     given = costs_of(args)
     # what is given is of the schedule at hand, as without a spec; the plan's costs are of the stages that it has
     costs, stages, unit = (run.costs(), run.num_stages, run.unit) if given is None else (given, None, "")
@@ -309,9 +309,9 @@ def _compared(names: Sequence[str], sizes: _Sizes, unit: str) -> Answer:
     entries = []
     for name in names:
         cap = None if sizes.cap is None else sizes.cap * (1 if name == AUTO else _parts(name, sizes.chunks))
-        own = replace(sizes, costs=base, num_stages=sizes.num_ranks, cap=cap)
+        of_one = replace(sizes, costs=base, num_stages=sizes.num_ranks, cap=cap)
         try:
-            entries.append(_made(name, own))
+            entries.append(_made(name, of_one))
         except WrongError as error:
             entries.append(Entry(name, fault=str(error)))
     if all(entry.fault for entry in entries):

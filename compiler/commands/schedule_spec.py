@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 from compiler.ir import Plan, Use
 from compiler.lower import Lowering
@@ -23,9 +22,6 @@ from dsl import ramp
 from dsl.layout import layout_of
 from dsl.schema import Spec
 
-if TYPE_CHECKING:
-    from compiler.experts.spec_placement import OwnPlacement  # with numpy
-
 
 @dataclass(frozen=True)
 class Run:
@@ -33,7 +29,6 @@ class Run:
 
     spec: Spec
     lowering: Lowering
-    own: Schedule | None = None  # of the file that the spec names
     unit = "ms"  # of `costs`
 
     @property
@@ -85,7 +80,7 @@ class Run:
 
     def scheduler(self, progress: Callable[[str], None] = lambda _: None) -> Scheduler:
         """The schedules of the run, of any size."""
-        return Scheduler(self.spec, self.lowering, self.own, progress)
+        return Scheduler(self.spec, self.lowering, progress)
 
     def costs(self) -> Costs:
         """The costs of its stages, from the work that the plan counts and the rates of its devices."""
@@ -96,6 +91,6 @@ class Run:
         return lanes_of(self.lowering.program(schedule), rank_times(self.lowering))
 
 
-def run_of(spec: Spec, own: Schedule | None = None, placement: OwnPlacement | None = None) -> Run:
-    """The run of a spec that has passed its checks. `own`, `placement`: from the files that it names."""
-    return Run(spec, Lowering(make_plan(spec, own, placement), rank_rates(spec)), own)
+def run_of(spec: Spec) -> Run:
+    """The run of a spec that has passed its checks."""
+    return Run(spec, Lowering(make_plan(spec), rank_rates(spec)))

@@ -34,8 +34,7 @@ from compiler.commands.compile import add_cache
 from compiler.commands.train_processes import call, call_both, compiled
 from compiler.emit.folder import check_place
 from compiler.emit.recipe import data_request
-from compiler.rates.spec_table import own_table
-from compiler.schedules.spec_schedule import BUILT, PLACED, RATED, standing_alone
+from compiler.spec_files import standing_alone, texts_of_files
 from dsl.canonical import canonical
 from dsl.diagnostics import SpecError
 from dsl.load import analyse
@@ -218,11 +217,7 @@ def _fresh(build: Path, chosen: Chosen) -> str | None:
         found = read(build, edited=True)
     except BuildError:
         return None
-    wanted = {RESOLVED: canonical(standing_alone(chosen.spec))}
-    wanted |= {PLACED: chosen.placement.text} if chosen.placement is not None else {}
-    table = own_table(chosen.spec)
-    wanted |= {RATED: table.to_json()} if table is not None else {}
-    wanted |= {BUILT: chosen.own.to_text()} if chosen.own is not None else {}
+    wanted = {RESOLVED: canonical(standing_alone(chosen.spec)), **texts_of_files(chosen.spec)}
     same = all(found.files.get(name) == text.encode() for name, text in wanted.items())
     return found.digest if same and found.versions == versions() else None
 

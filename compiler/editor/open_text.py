@@ -9,6 +9,7 @@ from pathlib import Path
 
 from compiler.editor import outline
 from compiler.editor.outline import Token
+from compiler.read_files import mistakes_of
 from dsl.diagnostics import Diagnostic
 from dsl.load import Analysis, analyse, refusals
 from dsl.resolve.files import MAX_FILES, Reader
@@ -32,7 +33,8 @@ class Document:
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """The diagnostics of `dsc check`: mistakes or, where there are none, what training would refuse."""
-        return self.analysis.diagnostics or refusals(self.analysis)
+        wrong = self.analysis.diagnostics or mistakes_of(self.analysis, self.path)
+        return wrong or refusals(self.analysis)
 
     def names_of(self, kind: str) -> list[str]:
         return [name for of, name in self.names if of == kind]

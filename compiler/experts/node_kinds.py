@@ -6,16 +6,15 @@ from compiler.ir import Use
 from compiler.plan import make_plan
 from compiler.plan.plan import block_of
 from compiler.rates.rank_rates import parts_of_ranks
-from compiler.schedules.schedule import Schedule
 from dsl.schema import Spec
 
 
-def devices_of_nodes(spec: Spec, own: Schedule | None = None) -> dict[str, int]:
-    """Devices of a node by layer, as in layers.3. `own`: the schedule of the file that the spec names.
+def devices_of_nodes(spec: Spec) -> dict[str, int]:
+    """Devices of a node by layer, as in layers.3.
 
     Where two copies of a layer are on nodes of two sizes, of the smaller ones: one placement serves both.
     """
-    plan, parts = make_plan(spec, own), parts_of_ranks(spec)
+    plan, parts = make_plan(spec), parts_of_ranks(spec)
     found: dict[str, int] = {}
     for stage in plan.stages:
         ranks = plan.ranks_of_stage(stage.index)

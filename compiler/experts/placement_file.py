@@ -1,46 +1,27 @@
-"""The file of a placement: which experts are on which device, to be reviewed, kept beside a spec, and applied.
-
-A line a device, so that two files differ in the lines of the devices that differ; the moves that led here, which must
-agree with it: what was reviewed is what is applied; and the load that it was made from, by which a plan knows how even
-it is. A file without loads is one, too.
-"""
+"""Reads the file of a placement of experts: which experts are on which device (compiler/expert_placement.py)."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from compiler.expert_placement import VERSION, LayerPlacement
 from compiler.experts.align import Move
 from compiler.experts.layout import MAX_REPLICAS, Floats, Ints, PlaceError
 from compiler.experts.load_file import MAX_LAYERS, read_json, wrong_tokens
 
-VERSION = 1
 _MOVE = re.compile(r"expert (\d{1,6}): (?:new|device (\d{1,6})) → (?:gone|device (\d{1,6}))")
 
 
-@dataclass(frozen=True)
-class LayerPlacement:
-    """A layer of a file. `moves` are the text's, and empty where nothing is known of before."""
-
-    layer: str  # layers.3; the number of its row where no model is known
-    devices: tuple[tuple[int, ...], ...]  # experts of each device
-    moves: tuple[str, ...] = ()
-    load: tuple[float, ...] = ()  # tokens of each expert that it was made from; empty where they are not known
-
-    @property
-    def num_experts(self) -> int:
-        return 1 + max(max(device) for device in self.devices)
-
-    @property
-    def physical(self) -> Ints:
-        """Slot → logical expert."""
-        return np.array([expert for device in self.devices for expert in device], dtype=np.int64)
+def physical_of(layer: LayerPlacement) -> Ints:
+    """Slot → logical expert."""
+    return np.array([expert for device in layer.devices for expert in device], dtype=np.int64)
 
 
 def layer_placement(
@@ -49,21 +30,6 @@ def layer_placement(
     """The entry of a layer in the file, for a placement that was found."""
     rows = tuple(tuple(row) for row in physical.reshape(devices, -1).tolist())
     return LayerPlacement(layer, rows, tuple(map(str, moved)), () if load is None else tuple(load.tolist()))
-
-
-def to_text(layers: Sequence[LayerPlacement]) -> str:
-    """JSON, a line a device, a line a move, and a line of a load."""
-    return f'{{\n "version": {VERSION},\n "layers": [\n' + ",\n".join(map(_layer_text, layers)) + "\n ]\n}\n"
-
-
-def _layer_text(layer: LayerPlacement) -> str:
-    devices = ",\n".join(f"    {json.dumps(list(device))}" for device in layer.devices)
-    moved = ",\n".join(f"    {json.dumps(move, ensure_ascii=False)}" for move in layer.moves)
-    moved = f"[\n{moved}\n   ]" if moved else "[]"
-    counts = [int(tokens) if tokens == int(tokens) else tokens for tokens in layer.load]
-    load = f',\n   "load": {json.dumps(counts)}' if layer.load else ""
-    head = f'  {{\n   "layer": {json.dumps(layer.layer)},\n   "devices": [\n{devices}\n   ],\n'
-    return f'{head}   "moves": {moved}{load}\n  }}'
 
 
 def read_placement(path: Path) -> Mapping[str, LayerPlacement]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from compiler.expert_placement import LayerPlacement
 from compiler.experts.align import in_order, moves
 from compiler.experts.copies import Routing, copies
 from compiler.experts.layer_search import GroupRule, Placed, place_layer
 from compiler.experts.layout import Floats, Ints, Layout, PlaceError, balance_of, default_placement
-from compiler.experts.placement_file import LayerPlacement, layer_placement
+from compiler.experts.placement_file import layer_placement, physical_of
 from compiler.experts.report import Links, Row
 
 MAX_CELLS = 1 << 22  # slots of all layers
@@ -33,7 +34,7 @@ def at_hand(layout: Layout, known: LayerPlacement | None = None) -> Ints | None:
         return None
     if known is None or len(known.devices) != layout.devices or known.num_experts != layout.experts:
         return default_placement(layout)
-    return known.physical
+    return physical_of(known)
 
 
 def place_all(tasks: Sequence[Task], rule: GroupRule, progress: Callable[[int], None] = lambda _: None) -> list[Row]:

@@ -1,4 +1,4 @@
-"""The schedule of a plan: the spec's own, from its file, what stands in for it, or one that is searched for."""
+"""The schedule of a plan: the spec's, by name or from its file, what stands in for it, or one that is searched for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from compiler.lower.lowering import Lowering
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedules.schedule import Schedule
 from compiler.solver import Solver, default_cap, is_long
+from compiler.spec_files import schedule_of_file
 from dsl import ramp
 from dsl.schema import Spec
 
@@ -23,19 +24,17 @@ Progress = Callable[[str], None]
 class Scheduler:
     """The schedules of a spec on its plan, for any number of micro-batches. A search for `auto` is one for all.
 
-    `own`: the schedule of the file that the spec names, which is of one size, the largest. `progress` is told of a
-    search. `effort`: of a search.
+    A schedule of a file is of one size, the largest. `progress` is told of a search. `effort`: of a search.
     """
 
     def __init__(
         self,
         spec: Spec,
         lowering: Lowering,
-        own: Schedule | None = None,
         progress: Progress = lambda _: None,
         effort: float = _EFFORT,
     ) -> None:
-        self._spec, self._lowering, self._own = spec, lowering, own
+        self._spec, self._lowering, self._given = spec, lowering, schedule_of_file(spec)
         self._progress, self._effort = progress, effort
         self._largest = ramp.micro_batches(spec)[-1]
 
@@ -50,11 +49,11 @@ class Scheduler:
         predicted costs of the stages.
         """
         plan, name = self._lowering.plan, self._spec.schedule.name
-        if self._own is not None:
-            if num_micro_batches == self._own.num_micro_batches:
-                return self._own
+        if self._given is not None:
+            if num_micro_batches == self._given.num_micro_batches:
+                return self._given
             return stand_in(plan.stage_placement, plan.mesh.pp, num_micro_batches)
-        assert name is not None, "a spec that names a file is lowered with its schedule"
+        assert name is not None, "a schedule has a name or a file"
         if name == AUTO:
             return self._searched(num_micro_batches)
         return schedule_of(name, plan.mesh.pp, num_micro_batches, self._spec.schedule.chunks or DEFAULT_CHUNKS)

@@ -18,6 +18,7 @@ from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedules.schedule import Schedule
 from compiler.segments.interpret import interpret
 from compiler.segments.storage import operand_weights
+from compiler.spec_files import schedule_of_file
 from compiler.stage_placement import StagePlacement
 from dsl import ramp
 from dsl.memory import bytes_per_element
@@ -115,13 +116,11 @@ def _root(name: str, buffers: Mapping[str, Buffer]) -> str:
 # ---------------------------------------------------------------- of how many micro-batches
 
 
-def schedule_on(spec: Spec, stage_placement: StagePlacement, num_ranks: int, own: Schedule | None = None) -> Schedule:
-    """The schedule of a spec's largest batch, or one on the same stage placement where it is not known yet.
-
-    `own`: that of the file which the spec names.
-    """
-    if own is not None and own.num_ranks == num_ranks:
-        return own
+def schedule_on(spec: Spec, stage_placement: StagePlacement, num_ranks: int) -> Schedule:
+    """The schedule of a spec's largest batch, or one on the same stage placement where it is not known yet."""
+    given = schedule_of_file(spec)
+    if given is not None and given.num_ranks == num_ranks:
+        return given
     count, name = ramp.micro_batches(spec)[-1], spec.schedule.name
     if name is not None and name != AUTO:
         found = schedule_of(name, num_ranks, count, spec.schedule.chunks or DEFAULT_CHUNKS)

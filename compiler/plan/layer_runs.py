@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from compiler.schedules import DEFAULT_CHUNKS, stage_placement_of
+from compiler.spec_files import schedule_of_file
 from compiler.stage_placement import StagePlacement
 from dsl.schema import Spec
 from dsl.stages import is_folded
@@ -20,6 +21,8 @@ Moment = tuple[Bytes, ...]  # of each stage of a rank, how often it holds each o
 
 def stage_placement_of_spec(spec: Spec) -> StagePlacement:
     """The stage placement of the schedule that a spec names: which stages each pipeline rank holds."""
+    if (schedule := schedule_of_file(spec)) is not None:
+        return schedule.stage_placement
     name, chunks = spec.schedule.name, spec.schedule.chunks
     assert name is not None
     return stage_placement_of(name, spec.parallel.pipeline, chunks or DEFAULT_CHUNKS, is_folded(spec))

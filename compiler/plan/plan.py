@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import networkx as nx
 
@@ -20,33 +19,28 @@ from compiler.plan.layer_runs import stage_placement_of_spec
 from compiler.plan.owners import with_owners
 from compiler.plan.parameters import Tensor, tensors
 from compiler.plan.stages import build_stages
-from compiler.schedules.schedule import Schedule
+from compiler.spec_files import expert_placement_of
 from compiler.stage_placement import StagePlacement
 from dsl.schema import Spec
-
-if TYPE_CHECKING:
-    from compiler.experts.spec_placement import OwnPlacement  # with numpy
 
 Owners = Mapping[str, tuple[int, ...]]  # layers.3 → the expert rank of each of its experts
 
 
-def make_plan(
-    spec: Spec, own: Schedule | None = None, placed: OwnPlacement | None = None, known: CutsByKey = NO_CUTS
-) -> Plan:
+def make_plan(spec: Spec, known: CutsByKey = NO_CUTS) -> Plan:
     """Pure and torch-free. The spec has passed its checks; what they promise is asserted here.
 
-    `own`: the schedule of the file that the spec names, whose stage placement the ranks then have. `placed`: the
-    experts, from the file that the spec names; without it they are placed by their numbers, which holds the same bytes
-    and takes the same time. `known`: cuts of other plans, by the key of a segment, which are not made again.
+    Stages and experts are where the files that the spec names place them, if it names any. `known`: cuts of other
+    plans, by the key of a segment, which are not made again.
     """
     parallel = spec.parallel
     mesh = Mesh(pp=parallel.pipeline, dp=parallel.data, ep=parallel.expert, tp=parallel.tensor, cp=parallel.context)
-    stage_placement = own.stage_placement if own else stage_placement_of_spec(spec)
+    stage_placement = stage_placement_of_spec(spec)
     model = cut_model(spec, known)
-    stages = build_stages(model, stage_placement.num_stages(mesh.pp), stage_placement, own)
+    stages = build_stages(model, stage_placement.num_stages(mesh.pp), stage_placement)
     graph = placement_graph(stages, stage_placement, mesh.pp)
     rows = tensors(spec, (step for stage in stages for step in stage.steps))
-    owners: Owners | None = placed.owners if placed else None
+    expert_placement = expert_placement_of(spec)
+    owners: Owners | None = expert_placement.owners if expert_placement else None
     owned = {row.name: _owners(row, mesh.ep, owners or {}) for row in rows if row.num_experts is not None}
     replicas = tuple(
         each for row in rows for each in replicas_of(row, _ranks_with(row.name, graph), mesh, owned.get(row.name, ()))
@@ -58,7 +52,10 @@ def make_plan(
         cuts=model.cuts,
         replicas=replicas,
         buckets=with_owners(buckets(replicas), replicas, spec.train.optimizer, parallel.zero),
-        assumptions=(*_assumptions(spec, len(stages), bool(owned)), *(placed.said if placed else ())),
+        assumptions=(
+            *_assumptions(spec, len(stages), bool(owned)),
+            *(expert_placement.evenness if expert_placement else ()),
+        ),
         slots=tuple((row.name, slots_of(owners[block_of(row.name)])) for row in rows if owners and row.role == "slots"),
     )
 

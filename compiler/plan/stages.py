@@ -14,23 +14,20 @@ from compiler.plan.holding import holding_of, schedule_on
 from compiler.plan.layer_runs import Pipeline, Runs
 from compiler.rates import rates_of
 from compiler.rates.rank_rates import parts_of_ranks
-from compiler.schedules.schedule import Schedule
 from compiler.stage_placement import ONE_STAGE, StagePlacement
 from dsl.layout import stages_of_layout
 from dsl.schema import Spec
 from dsl.stages import may_overlap
 
 
-def build_stages(
-    model: CutModel, num_stages: int, stage_placement: StagePlacement = ONE_STAGE, own: Schedule | None = None
-) -> tuple[ir.Stage, ...]:
+def build_stages(model: CutModel, num_stages: int, stage_placement: StagePlacement = ONE_STAGE) -> tuple[ir.Stage, ...]:
     """Contiguous runs of layers: the layout's, or the best there are for the stages of a stage placement (balance.py).
 
     `own`: the schedule of the file that the spec names.
     """
     spec, (first, *layers, last) = model.spec, model.blocks
     stages: list[ir.Stage] = []
-    for index, (begin, end) in enumerate(_runs(model, num_stages, stage_placement, own)):
+    for index, (begin, end) in enumerate(_runs(model, num_stages, stage_placement)):
         blocks = layers[begin:end]
         before = layers[begin - 1] if begin else first
         blocks = [first, *blocks] if index == 0 else blocks
@@ -50,7 +47,7 @@ def build_stages(
     return tuple(stages)
 
 
-def _runs(model: CutModel, num_stages: int, stage_placement: StagePlacement, own: Schedule | None) -> Runs:
+def _runs(model: CutModel, num_stages: int, stage_placement: StagePlacement) -> Runs:
     """(begin, end) of the layers of each stage."""
     spec = model.spec
     if spec.parallel.layout is not None:
@@ -58,12 +55,10 @@ def _runs(model: CutModel, num_stages: int, stage_placement: StagePlacement, own
         runs = stages_of_layout(spec.parallel.layout, num_layers, mtp)
         assert len(runs) == num_stages, "the rules hold a layout to the schedule's stages"
         return runs
-    return partition(pipeline_of(model, num_stages, stage_placement, own)).runs
+    return partition(pipeline_of(model, num_stages, stage_placement)).runs
 
 
-def pipeline_of(
-    model: CutModel, num_stages: int, stage_placement: StagePlacement, own: Schedule | None = None
-) -> Pipeline:
+def pipeline_of(model: CutModel, num_stages: int, stage_placement: StagePlacement) -> Pipeline:
     """What a model is split by: the times that its blocks are predicted to take where they run, and what they hold."""
     spec = model.spec
     overlaps = may_overlap(spec.schedule)
@@ -72,7 +67,7 @@ def pipeline_of(
     chains = {part: chains_of(rates_of(spec, rank=parts.index(part)), model) for part in dict.fromkeys(parts)}
     on = {part: blocks_of(each, overlaps) for part, each in chains.items()}
     room = [spec.cluster.parts[part][1].device.memory for part in parts]
-    schedule = schedule_on(spec, stage_placement, num_ranks, own)
+    schedule = schedule_on(spec, stage_placement, num_ranks)
     holding = holding_of(spec, [block.steps for block in model.blocks], chains[parts[0]], schedule, room)
     return Pipeline(stage_placement, tuple(on[part] for part in parts), holding)
 

@@ -54,10 +54,10 @@ class Timed:
         return self.lowering.rates
 
 
-def timed(spec: Spec, own: Schedule | None = None, rates: Rates | None = None) -> Timed:
-    """What a step of the largest batch takes. `own`, `rates`: as of `predict`."""
-    lowering = Lowering(make_plan(spec, own), rates or rank_rates(spec))
-    return timed_on(spec, lowering, Scheduler(spec, lowering, own).largest())
+def timed(spec: Spec, rates: Rates | None = None) -> Timed:
+    """What a step of the largest batch takes. `rates`: as of `predict`."""
+    lowering = Lowering(make_plan(spec), rates or rank_rates(spec))
+    return timed_on(spec, lowering, Scheduler(spec, lowering).largest())
 
 
 def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = False) -> Timed:
@@ -90,13 +90,13 @@ def memories(found: Timed, program: Program | None = None) -> tuple[RankMemory, 
     return rank_memories(found.spec, found.lowering, found.schedule, found.timeline, program=program)
 
 
-def predict(spec: Spec, own: Schedule | None = None, rates: Rates | None = None) -> Prediction:
-    """What a run takes at its largest batch. `own`: the schedule of the file that the spec names.
+def predict(spec: Spec, rates: Rates | None = None) -> Prediction:
+    """What a run takes at its largest batch.
 
     `rates`: what its devices achieve; None: of the spec's own table, or the best there is for each kind of device. The
     spec has passed its checks; it need not be one that trains yet.
     """
-    found = timed(spec, own, rates)
+    found = timed(spec, rates)
     return predicted(found, memories(found))
 
 

@@ -22,7 +22,6 @@ from compiler.predict.predict import Timed, memories, timed_on
 from compiler.predict.times import twins_of
 from compiler.rates.rank_rates import rank_rates
 from compiler.schedules import AUTO, stand_in
-from compiler.schedules.schedule import Schedule
 from dsl import choices, ramp
 from dsl.choices import Choice
 from dsl.schema import Spec
@@ -182,11 +181,11 @@ def _measured(candidate: Candidate, found: Timed) -> Candidate:
     return replace(candidate, seconds=found.step.seconds, missing_bytes=missing, rank=fullest.pp_rank)
 
 
-def least_missing(spec: Spec, lowering: Lowering, own: Schedule | None = None) -> tuple[int, int]:
+def least_missing(spec: Spec, lowering: Lowering) -> tuple[int, int]:
     """The pipeline rank whose device surely lacks most, and the bytes; below 0 where it may fit.
 
     It holds its weights and their kind all the time, and what forwards keep until it is used: as much as one
-    micro-batch of a stage keeps, for as many of them as its schedule has under way. `own`: that of a file.
+    micro-batch of a stage keeps, for as many of them as its schedule has under way.
     """
     plan = lowering.plan
     held: dict[int, tuple[int, int]] = {}  # by stage: what a micro-batch keeps there from F on, and from I on
@@ -198,7 +197,7 @@ def least_missing(spec: Spec, lowering: Lowering, own: Schedule | None = None) -
     if spec.schedule.name == AUTO:
         schedule = stand_in(plan.stage_placement, plan.mesh.pp, ramp.micro_batches(spec)[-1], prompt=False)
     else:
-        schedule = Scheduler(spec, lowering, own).largest()
+        schedule = Scheduler(spec, lowering).largest()
     missing = []
     moments = moments_of(schedule, within=False)
     for rank, state in enumerate(rank_states(spec, plan)):

@@ -21,10 +21,10 @@ from compiler.predict.predict import Timed, timed_on
 from compiler.predict.prediction import RankMemory
 from compiler.predict.search import least_missing
 from compiler.rates.rank_rates import rank_rates
-from compiler.rates.spec_table import own_table, with_table
 from compiler.schedules import AUTO, SCHEDULES
 from compiler.schedules.schedule import Schedule
 from compiler.solver import default_cap
+from compiler.spec_files import schedule_of_file
 from dsl import ramp
 from dsl.schema import Spec
 from dsl.schema.run import Recompute
@@ -109,18 +109,17 @@ def ways_to_fit(
     legal: Legal,
     origins: Mapping[str, Span],
     opened: Collection[str] = (),
-    own: Schedule | None = None,
 ) -> Ways:
     """Of a plan that does not fit: edits with which it does, the fastest first, then those of less precision, then of
     more devices; or the one with which it lacks least.
 
     `ranks`: its memories. `opened`: keys that are `auto`, of which all degrees and micro-batches were tried, and some
-    of what can be computed again. `own`: as of predict. Empty where everything fits, or nothing tried helps.
+    of what can be computed again. Empty where everything fits, or nothing tried helps.
     """
     if all(rank.fits for rank in ranks):
         return Ways()
-    looking = _Looking(found, ranks, legal, origins, own)
-    for ladder in ladders(found.spec, opened, own is not None):
+    looking = _Looking(found, ranks, legal, origins)
+    for ladder in ladders(found.spec, opened):
         looking.climb(ladder)
     looking.recompute()
     looking.plan_likely()
@@ -134,9 +133,10 @@ def ways_to_fit(
     return Ways(tuple(order[:MAX_SHOWN]), None if order else looking.nearest())
 
 
-def ladders(spec: Spec, opened: Collection[str], of_file: bool = False) -> Iterator[list[Setting]]:
-    """Values of one key, the least change first. `of_file`: the schedule is a file, of one size."""
+def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
+    """Values of one key, the least change first."""
     p, precision = spec.parallel, spec.precision
+    of_file = spec.schedule.file is not None  # it is of one size
     if not p.zero:
         yield [("parallel.zero", "1")]
     sizes = [spec.train.micro_batch // by for by in (2, 4, 8, 16, 32) if spec.train.micro_batch % by == 0]
@@ -171,13 +171,12 @@ class _Looking:
         ranks: Sequence[RankMemory],
         legal: Legal,
         origins: Mapping[str, Span],
-        own: Schedule | None,
     ) -> None:
-        self.base, self.legal, self.own = base, legal, own
+        self.base, self.legal, self.given = base, legal, schedule_of_file(base.spec)
         span = origins.get(DATA)
         self.data_is_written = span is not None and span.text != "auto"
         self.cuts = base.plan.cuts_by_key  # of all plans so far: most segments are in many
-        self.least = least_missing(base.spec, base.lowering, own)[1]
+        self.least = least_missing(base.spec, base.lowering)[1]
         self.lacks = max(rank.peak_bytes - rank.capacity_bytes for rank in ranks)
         self.margin = int(MARGIN * min(rank.capacity_bytes for rank in ranks))
         self.tried: list[_Tried] = []  # of one key, that lack less than the plan does
@@ -241,14 +240,13 @@ class _Looking:
         self.seen[frozenset(settings)] = None
         whole = (*settings, *self._following(settings))
         spec = self.legal(f"{key}={value}" for key, value in whole)
-        if spec is None or (self.own is not None and not self._is_of_file(spec)):
+        if spec is None or (self.given is not None and not self._is_of_file(spec)):
             return None
-        table = own_table(self.base.spec)
-        spec = spec if table is None else with_table(spec, table)
-        plan = make_plan(spec, self.own, known=self.cuts)
+        spec = spec.with_files(self.base.spec.files)
+        plan = make_plan(spec, known=self.cuts)
         self.cuts |= plan.cuts_by_key
         lowering = Lowering(plan, rank_rates(spec))
-        tried = _Tried(whole, spec, lowering, least_missing(spec, lowering, self.own)[1])
+        tried = _Tried(whole, spec, lowering, least_missing(spec, lowering)[1])
         self.seen[frozenset(settings)] = tried
         if tried.least < self.least:
             self.less.append(tried)
@@ -267,9 +265,9 @@ class _Looking:
 
     def _is_of_file(self, spec: Spec) -> bool:
         """Whether the schedule's file has this size."""
-        assert self.own is not None
-        same = ramp.micro_batches(spec)[-1] == self.own.num_micro_batches
-        return same and spec.parallel.pipeline == self.own.num_ranks
+        assert self.given is not None
+        same = ramp.micro_batches(spec)[-1] == self.given.num_micro_batches
+        return same and spec.parallel.pipeline == self.given.num_ranks
 
     # ------------------------------------------------------------ planned whole
 
@@ -314,7 +312,7 @@ class _Looking:
         """Its schedule and memories; what it lacks is then known."""
         spec, key = tried.spec, frozenset(tried.settings)
         self.searches += spec.schedule.name == AUTO
-        schedule = Scheduler(spec, tried.lowering, self.own).largest()
+        schedule = Scheduler(spec, tried.lowering).largest()
         ranks = rank_memories(spec, tried.lowering, schedule)
         fullest = max(ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
         self.planned[key], self.fullest[key] = fullest.peak_bytes - fullest.capacity_bytes, fullest.pp_rank

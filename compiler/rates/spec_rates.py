@@ -10,8 +10,8 @@ from compiler.holders import Holders
 from compiler.rates.kernel_classes import FLOPS, INSTEAD, LINKS, MEMORY, PAIR, SECONDS
 from compiler.rates.lookup import Point
 from compiler.rates.rates import Rates
-from compiler.rates.spec_table import own_table
 from compiler.rates.table import Device, Row, Table, peak_of, shipped_table, shipped_tables, with_base
+from compiler.spec_files import rate_table_of
 from compiler.topology import Experts, Fabric, Links, Nodes
 from dsl.memory import sent_bytes
 from dsl.schema import Device as SpecDevice
@@ -39,10 +39,10 @@ class Place:
 def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rates:
     """The rates of the devices of a pipeline rank under the spec's recipe, SM split and routing.
 
-    `table`: a table, or the name of a shipped one; None: that of the spec's file (compiler/rates/spec_table.py), or the
+    `table`: a table, or the name of a shipped one; None: that of the spec's file (compiler/spec_files.py), or the
     one of the device's name, calibrated on a traced layer if there is such a one, or else the nearest.
     """
-    table, precision = table or own_table(spec), spec.precision
+    table, precision = table or rate_table_of(spec), spec.precision
     parts = [(count, node, _table_of(node.device, table), _place(spec, node)) for count, node in spec.cluster.parts]
     fabric = Fabric(tuple(Nodes(count, node.devices, _links(at, place)) for count, node, at, place in parts))
     _, node, at, place = parts[part_of(spec, rank)]

@@ -13,15 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compiler.experts.spec_placement import own_placement
 from compiler.ir import Cost, Plan
 from compiler.plan import make_plan
-from compiler.rates.spec_table import own_table, with_rates
-from compiler.schedules.spec_schedule import own_schedule
+from compiler.read_files import load_with_files
 from compiler.segments.interpret import interpret
 from compiler.segments.node_costs import works_of
 from compiler.segments.printer import module_name
-from dsl.load import load
+from compiler.spec_files import rate_table_of
 from dsl.schema import Spec
 
 VERSION = 1
@@ -33,8 +31,8 @@ Document = dict[str, Any]
 def write_run_profile(run: Path) -> Document:
     """Join what the ranks of a run left in `run`/profile, and leave it in `run`/profile.json. OSError if it is not
     there."""
-    spec = with_rates(load(run / "spec.resolved"), run)
-    plan = make_plan(spec, own_schedule(spec, run), placed=own_placement(spec, run))
+    spec = load_with_files(run / "spec.resolved")
+    plan = make_plan(spec)
     paths = [run / "profile" / f"rank_{rank}.json" for rank in range(plan.mesh.pp * plan.mesh.dp)]
     ranks = [json.loads(path.read_text("utf-8")) for path in paths]
     work = _Work(plan)
@@ -55,7 +53,7 @@ def write_run_profile(run: Path) -> Document:
 
 def _gemm_rate(spec: Spec) -> float | None:
     """The best of a core's or device's products by the spec's own rate table, FLOP/s."""
-    table, dtype = own_table(spec), spec.precision.compute
+    table, dtype = rate_table_of(spec), spec.precision.compute
     rates = [row.rate for row in table.rows if row.kind == "gemm" and row.dtype == dtype] if table else []
     return max((rate for rate in rates if rate), default=None)
 

@@ -9,15 +9,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from compiler.decide import lower_spec
-from compiler.experts.spec_placement import own_placement
 from compiler.predict.memory_run import measured_memories
-from compiler.rates.spec_table import with_rates
+from compiler.read_files import load_with_files
 from compiler.report.page import report_html
 from compiler.report.report import RunFigures
 from compiler.report.sections import report_of
-from compiler.schedules.spec_schedule import own_schedule
 from compiler.textfile import TextFileError, read_bytes, read_form
-from dsl.load import load
 
 MOST_BYTES = 1 << 30  # of metrics.jsonl
 MOST_META_BYTES = 256 << 20  # of a corpus whose files are all named
@@ -64,9 +61,8 @@ def write_run_report(run: Path) -> Path:
 
     ValueError or SpecError names the file that is missing or damaged; OSError where the report cannot be written.
     """
-    spec = with_rates(load(run / "spec.resolved"), run)
-    placement = own_placement(spec, run)
-    lowered = lower_spec(spec, own_schedule(spec, run), placement=placement)
+    spec = load_with_files(run / "spec.resolved")
+    lowered = lower_spec(spec)
     metrics, damaged = _rows(run / "metrics.jsonl")
     figures = RunFigures(
         metrics=metrics,

@@ -1,9 +1,8 @@
-"""A schedule of the user's own, from a file: read in any of its forms, and held to what a program is made from."""
+"""The file of a schedule: read in any of its forms, and held to what a program is made from and to the spec."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from compiler.schedules.costs import Costs
@@ -13,16 +12,11 @@ from compiler.schedules.simulate import simulate
 from compiler.schedules.torch_csv import from_torch_csv
 from compiler.textfile import TextFileError, read_text
 from dsl import ramp
-from dsl.diagnostics import Diagnostic, SpecError
 from dsl.layout import expanded
-from dsl.schedules import DEFAULT, PLAIN
+from dsl.schedules import PLAIN
 from dsl.schema import Spec
-from dsl.source import Span
 from runtime.actions import actions_of
 
-BUILT = "schedule.txt"  # what a build, and a run, call the file: it is among their files then
-PLACED = "placement.json"  # the same for the file of a placement, compiler/experts/spec_placement.py
-RATED = "rates.json"  # and for that of a rate table, compiler/rates/spec_table.py
 MAX_BYTES = 32 << 20
 
 
@@ -40,14 +34,11 @@ def read_schedule(path: Path) -> Schedule:
     return schedule
 
 
-def own_schedule(spec: Spec, folder: Path) -> Schedule | None:
-    """What `schedule { file = … }` of a spec in `folder` names; None where the spec has a named schedule.
+def schedule_for(spec: Spec, path: Path) -> Schedule:
+    """The schedule of the file that a spec names.
 
     ScheduleError where it cannot be read, cannot run, or is of other sizes than the run.
     """
-    if spec.schedule.file is None:
-        return None
-    path = folder / spec.schedule.file
     schedule = read_schedule(path)
     if schedule.num_ranks != spec.parallel.pipeline:
         raise ScheduleError(f"{path} is of {schedule.num_ranks} ranks, and pipeline = {spec.parallel.pipeline}")
@@ -65,35 +56,6 @@ def own_schedule(spec: Spec, folder: Path) -> Schedule | None:
     if layout != stages:
         raise ScheduleError(f"{path} has {stages} stages, and the layout {layout}")
     return schedule
-
-
-def checked(spec: Spec, origins: Mapping[str, Span], folder: Path) -> Schedule | None:
-    """The same; raises what is wrong with the file as a SpecError at the place that names it."""
-    if wrong := mistakes(spec, origins, folder):
-        raise SpecError(wrong)
-    return own_schedule(spec, folder)
-
-
-def mistakes(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Diagnostic, ...]:
-    """What is wrong with the file that a spec in `folder` names, at the place where it does."""
-    try:
-        own_schedule(spec, folder)
-    except ScheduleError as error:
-        sizes = f"--ranks {spec.parallel.pipeline} --micro-batches {ramp.micro_batches(spec)[-1]}"
-        hint = f"`dsc schedule --name {DEFAULT} {sizes}` prints one of this run's sizes"
-        return (Diagnostic("S0101", str(error), origins.get("schedule.file"), hint),)
-    return ()
-
-
-def standing_alone(spec: Spec) -> Spec:
-    """The spec as its build has it, which holds the files of schedule, placement of experts and rates itself."""
-    if spec.schedule.file is not None:
-        spec = spec.model_copy(update={"schedule": spec.schedule.model_copy(update={"file": BUILT})})
-    if spec.parallel.placement is not None:
-        spec = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"placement": PLACED})})
-    if spec.cluster.rates is not None:
-        spec = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"rates": RATED})})
-    return spec
 
 
 def _parsed(text: str, name: str) -> Schedule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from dsl.schema.base import Derived, FilePath, Node, Syntax, Unit
 
@@ -98,19 +98,6 @@ class Cluster(Node):
             examples=['rates = "rates.json"'],
         ),
     ] = None
-    _table: object = PrivateAttr(default=None)  # what `rates` names, once compiler.rates has read it, or another table
-
-    @property
-    def table(self) -> object:
-        """The rate table that plans go by: that of the file of `rates`, or one given in its place. None until
-        `with_table`."""
-        return self._table
-
-    def with_table(self, table: object) -> Cluster:
-        """The cluster with a rate table."""
-        copy = self.model_copy()
-        copy._table = table
-        return copy
 
     @property
     def parts(self) -> tuple[tuple[int, Machine], ...]:

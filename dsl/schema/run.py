@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from dsl.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, SUMMARIES, in_words
 from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, Derived, FilePath, Node, Syntax, Unit
@@ -283,6 +283,8 @@ class Data(Node):
 class Spec(Node):
     """A run: a model, the cluster it is trained on, in which precision, and how."""
 
+    _files: object = PrivateAttr(default=None)  # compiler.spec_files.SpecFiles, once they are read
+
     name: Annotated[str, Syntax("label"), Field(description="name of the run")]
     model: Annotated[Model, Field(description="the model that is trained, by name", examples=["model = deepseek_v3"])]
     cluster: Annotated[
@@ -356,3 +358,15 @@ class Spec(Node):
             examples=["data { source = python_stdlib, tokenizer = train(4096) }"],
         ),
     ]
+
+    @property
+    def files(self) -> object:
+        """What the files say that `schedule.file`, `parallel.placement` and `cluster.rates` name. None until
+        `with_files`."""
+        return self._files
+
+    def with_files(self, files: object) -> Spec:
+        """The spec with what its files say."""
+        copy = self.model_copy()
+        copy._files = files
+        return copy

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compiler.commands.check import examine
 from compiler.editor import outline
 from compiler.editor.completion import complete
 from compiler.editor.hover import hover
 from compiler.editor.navigation import definition, symbols
 from compiler.editor.positions import Lines
+from compiler.schedules import SCHEDULES
 from dsl.parser import parse
 from dsl.source import Source
 from dsl.syntax import Attribute, Block, Import, Let, Line, Statement
@@ -121,3 +123,17 @@ def test_a_place_beyond_the_text_is_its_end() -> None:
     assert Lines("ab\ncd").offset(0, 99) == 2
     assert Lines("ab\ncd").offset(9, 0) == 5
     assert Lines("ab\r\ncd").offset(0, 99) == 2
+
+
+def test_files_that_a_spec_names_are_read_as_dsc_check_reads_them(tmp_path: Path) -> None:
+    """What is wrong with a schedule's file is said where the spec names it; with the right file nothing is."""
+    assert QUICKSTART.count("name = dualpipe") == 1
+    text = QUICKSTART.replace("name = dualpipe", 'file = "mine.schedule"')
+    path = tmp_path / "spec.dsc"
+    path.write_text(text, "utf-8")
+    (found,) = documented(text, str(path)).diagnostics
+    assert found == examine(str(path), ()).diagnostics[0]
+    assert found.code == "S0101" and "there is no file" in found.message
+    assert found.span is not None and found.span.text == '"mine.schedule"'
+    (tmp_path / "mine.schedule").write_text(SCHEDULES["dualpipe"].generate(2, 4).to_text(), "utf-8")
+    assert documented(text, str(path)).diagnostics == ()

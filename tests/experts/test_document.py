@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compiler.expert_placement import to_text
 from compiler.experts.align import aligned, moves
 from compiler.experts.layout import Layout, PlaceError, balance_of, default_placement, keeps_groups
 from compiler.experts.load_file import read_load
-from compiler.experts.placement_file import layer_placement, read_placement, to_text
+from compiler.experts.placement_file import layer_placement, physical_of, read_placement
 
 LAYOUT = Layout(6, 6, 1, 1, 3)
 NOW = default_placement(LAYOUT)
@@ -30,7 +31,7 @@ def test_a_file_reads_back(tmp_path: Path) -> None:
     layer = read_placement(tmp_path / "p.json")["layers.3"]
     assert layer.devices == ((0, 4), (2, 3), (1, 5))
     assert layer.moves == ("expert 1: device 0 → device 2", "expert 4: device 2 → device 0")
-    assert layer.physical.tolist() == NEW.tolist() and layer.num_experts == 6
+    assert physical_of(layer).tolist() == NEW.tolist() and layer.num_experts == 6
     assert to_text([layer]) == written()
 
 

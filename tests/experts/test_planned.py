@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from compiler.cli import main
+from compiler.expert_placement import ExpertPlacement, LayerPlacement, to_text
 from compiler.experts.layout import PlaceError
-from compiler.experts.placement_file import LayerPlacement, layer_placement, read_placement, to_text
+from compiler.experts.placement_file import layer_placement, read_placement
 from compiler.experts.spec_experts import layers_with_experts
-from compiler.experts.spec_placement import OwnPlacement, own_placement
 from compiler.plan import make_plan
+from compiler.read_files import with_files
+from compiler.spec_files import expert_placement_of
 from dsl.load import load as load_spec
 
 ROOT = Path(__file__).parents[2]
@@ -77,26 +79,26 @@ def test_the_plan_names_the_file(folder: Path, capsys: Shown) -> None:
 def test_how_even_it_is_under_its_load(folder: Path) -> None:
     """Balance by hand: even experts carry 3, odd ones 1; the file deals them out in turn, plain numbering in halves."""
     write(folder, 2, lambda experts: [3 if e % 2 == 0 else 1 for e in range(experts)])
-    spec = load_spec("quick.dsc", overrides=[NAMED])
-    placed = own_placement(spec, folder)
-    assert placed is not None
-    (said,) = placed.said
+    spec = with_files(load_spec("quick.dsc", overrides=[NAMED]), {}, folder)
+    placement = expert_placement_of(spec)
+    assert placement is not None
+    (said,) = placement.evenness
     assert "1.500 and 1.500 times the mean" in said and "by their numbers it would be 1.000 and 1.000" in said
-    assert said in make_plan(spec, placed=placed).assumptions
-    rows = placed.layers
+    assert said in make_plan(spec).assumptions
+    rows = placement.layers
     for at, layer in enumerate(rows.values()):  # one worse layer, twice as busy as the others
         even = [2.0] * layer.num_experts
         heavy = [8.0 if e % 2 == 0 else 0.0 for e in range(layer.num_experts)]
         rows = rows | {layer.layer: LayerPlacement(layer.layer, layer.devices, (), tuple(even if at else heavy))}
     worst, share = 2.0, (2 * 2 + (len(rows) - 1)) / (2 + len(rows) - 1)
-    (said,) = OwnPlacement(rows, placed.owners).said
+    (said,) = ExpertPlacement(rows).evenness
     assert f"gets {worst:.3f} and {share:.3f} times the mean" in said
 
 
 def test_a_load_of_nothing_says_nothing(folder: Path) -> None:
     write(folder, 2, lambda experts: [0] * experts)
-    placed = own_placement(load_spec("quick.dsc", overrides=[NAMED]), folder)
-    assert placed is not None and placed.said == ()
+    placement = expert_placement_of(with_files(load_spec("quick.dsc", overrides=[NAMED]), {}, folder))
+    assert placement is not None and placement.evenness == ()
 
 
 def test_what_dsc_place_wrote_is_what_it_says(folder: Path, capsys: Shown) -> None:

@@ -14,10 +14,13 @@ import pytest
 
 from compiler.decide import lower_spec
 from compiler.emit.segment_cache import Segments
+from compiler.expert_placement import ExpertPlacement
 from compiler.experts.placement_file import layer_placement
 from compiler.experts.spec_experts import layers_with_experts
-from compiler.experts.spec_placement import OwnPlacement, mistakes
 from compiler.plan import make_plan
+from compiler.read_files import with_files
+from compiler.spec_files import with_expert_placement
+from dsl.diagnostics import SpecError
 from dsl.load import load as load_spec
 from dsl.schema import Spec
 from tests.runs.place import FOUR_RANKS, Place, bits, saved
@@ -25,7 +28,7 @@ from tests.training.specs import spec
 from tests.training.test_differential import check
 
 
-def scattered(chosen: Spec, seed: int = 0) -> tuple[Spec, OwnPlacement]:
+def scattered(chosen: Spec, seed: int = 0) -> tuple[Spec, ExpertPlacement]:
     """Every expert somewhere, another way in every layer."""
     random, layers, owners = np.random.default_rng(seed), {}, {}
     for name, ffn in layers_with_experts(chosen):
@@ -34,7 +37,9 @@ def scattered(chosen: Spec, seed: int = 0) -> tuple[Spec, OwnPlacement]:
         place = np.argsort(physical) // (ffn.experts // chosen.parallel.expert)
         owners[name] = tuple(place.tolist())
     parallel = chosen.parallel.model_copy(update={"placement": "placement.json"})
-    return chosen.model_copy(update={"parallel": parallel}), OwnPlacement(layers, owners)
+    placement = ExpertPlacement(layers)
+    assert placement.owners == owners and placement.num_ranks == chosen.parallel.expert
+    return with_expert_placement(chosen.model_copy(update={"parallel": parallel}), placement), placement
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +56,12 @@ def test_training_equals_autograd(
 ) -> None:
     chosen, placement = scattered(spec(pp, ep, dp, 2 * pp, 5, zero, of, schedule))
     assert any(owners != tuple(sorted(owners)) for owners in placement.owners.values())
-    check(tmp_path, traced, {"placed": chosen}, pp * dp, placement=placement)
+    check(tmp_path, traced, {"placed": chosen}, pp * dp)
 
 
 def test_experts_are_held_where_the_placement_says() -> None:
     chosen, placement = scattered(spec(2, 2, 4, 4), seed=3)
-    plan = make_plan(chosen, placed=placement)
+    plan = make_plan(chosen)
     held = {replica.name: {rank % 4 % 2 for rank in replica.holders} for replica in plan.replicas}
     for layer, owners in placement.owners.items():
         for expert, owner in enumerate(owners):
@@ -65,7 +70,7 @@ def test_experts_are_held_where_the_placement_says() -> None:
         owners = placement.owners[tensor.removesuffix(".ffn.router.slots")]
         assert sorted(slots) == list(range(len(slots)))
         assert [slot // (len(slots) // 2) for slot in slots] == list(owners)
-    lower_spec(chosen, placement=placement)  # and the proof has nothing against it
+    lower_spec(chosen)  # and the proof has nothing against it
 
 
 # ---------------------------------------------------------------- from a run to its next resume
@@ -132,7 +137,9 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, edit: Callable[[Any
     document = json.loads(placement.text)
     edit(document["layers"])
     (tmp_path / "placement.json").write_text(json.dumps(document), "utf-8")
-    (mistake,) = mistakes(chosen, {}, tmp_path)
+    with pytest.raises(SpecError) as error:
+        with_files(chosen, {}, tmp_path)
+    (mistake,) = error.value.diagnostics
     assert mistake.code == "P0101" and f"placement.json: {message}" in mistake.message
 
 

@@ -13,8 +13,8 @@ from compiler.cli import main
 from compiler.predict.predict import memories, predict, timed
 from compiler.predict.why import MAX_SHOWN, Nearest, Way, Ways, ladders, ways_to_fit
 from compiler.predict.why_shown import lines_of, why_of
+from compiler.read_files import with_files
 from compiler.schedules import SCHEDULES
-from compiler.schedules.spec_schedule import checked
 from dsl.diagnostics import Edit
 from dsl.edits import apply
 from dsl.load import resolve, variants
@@ -117,14 +117,14 @@ def test_a_schedule_of_a_file_keeps_its_size(tmp_path: Path) -> None:
     (tmp_path / "mine.schedule").write_text(SCHEDULES["1f1b"].generate(4, 8).to_text(), "utf-8")
     overrides = [f"{MEMORY}=40GiB"]
     resolved = resolve(tmp_path / "a.dsc", None, overrides)
-    own = checked(resolved.spec, resolved.origins, tmp_path)
-    found = timed(resolved.spec, own)
+    found = timed(with_files(resolved.spec, resolved.origins, tmp_path))
     legal = variants(tmp_path / "a.dsc", None, overrides)
-    found_ways = ways_to_fit(found, memories(found), legal, resolved.origins, own=own).fit
+    found_ways = ways_to_fit(found, memories(found), legal, resolved.origins).fit
     assert found_ways
     for way in found_ways:
         spec = legal(way.overrides)
-        assert spec is not None and spec.schedule.file == "mine.schedule" and predict(spec, own).fits
+        assert spec is not None and spec.schedule.file == "mine.schedule"
+        assert predict(with_files(spec, {}, tmp_path)).fits
 
 
 # ---------------------------------------------------------------- shown

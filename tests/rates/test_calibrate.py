@@ -14,10 +14,12 @@ from compiler.commands.common import load_spec
 from compiler.emit.segment_cache import Segments
 from compiler.plan import make_plan
 from compiler.plan.blocks import balanced_rows
-from compiler.rates import RateError, Rates, rates_of, read_table
+from compiler.rates import Rates, rates_of, read_table
 from compiler.rates.calibration import Task, job, table_of, tasks_of
-from compiler.rates.spec_table import own_table, with_rates, with_table
 from compiler.rates.table import TABLES, Device
+from compiler.read_files import load_with_files, with_files
+from compiler.spec_files import rate_table_of, with_rate_table
+from dsl.diagnostics import SpecError
 from dsl.load import load
 from tests.specs.shipped import SPECS, shipped
 
@@ -162,9 +164,9 @@ def test_a_spec_goes_by_the_table_beside_the_file_that_names_it(named: Path) -> 
     chosen = load_spec(str(named), [])
     assert chosen is not None and chosen.spec.cluster.rates == "../lib/rates.json"
     assert rates_of(chosen.spec).table == "measured" and rates_of(chosen.spec, "cpu").table == "cpu"
-    table = own_table(chosen.spec)
-    assert table is not None and table == own_table(with_rates(load(named), named.parent))
-    assert with_table(load(named), table) == chosen.spec, "the table is a part of the spec's value"
+    table = rate_table_of(chosen.spec)
+    assert table is not None and table == rate_table_of(load_with_files(named))
+    assert with_rate_table(load(named), table) == chosen.spec, "the table is a part of the spec's value"
     write(named, 2e9)
     faster = load_spec(str(named), [])
     assert faster is not None and faster.spec != chosen.spec
@@ -187,10 +189,10 @@ def test_a_wrong_file_is_told_where_it_is_named(named: Path, capsys: pytest.Capt
 
 def test_a_spec_without_its_table_is_not_planned_by_another() -> None:
     spec = load(SPECS / "quickstart.dsc", None, ['cluster.rates="r.json"'])
-    with pytest.raises(AssertionError, match="loaded with it"):
+    with pytest.raises(AssertionError, match="read with it"):
         rates_of(spec)
-    with pytest.raises(RateError, match="there is no file"):
-        with_rates(spec, SPECS)
+    with pytest.raises(SpecError, match="there is no file"):
+        with_files(spec, {}, SPECS)
 
 
 def test_tables_of_two_specs_are_compared(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,14 +215,14 @@ def test_a_build_holds_the_table_and_stands_alone(named: Path) -> None:
     assert chosen is not None
     segments = Segments()  # traced once
     build = dict(compile_spec(chosen.spec, segments=segments).files)
-    table = own_table(chosen.spec)
+    table = rate_table_of(chosen.spec)
     assert table is not None and build["rates.json"] == table.to_json()
     folder = named.parent / "build"
     folder.mkdir()
     for name in ("spec.resolved", "rates.json"):
         (folder / name).write_text(build[name], "utf-8")
     alone = load_spec(str(folder / "spec.resolved"), [])
-    assert alone is not None and alone.spec.cluster.rates == "rates.json" and own_table(alone.spec) == table
+    assert alone is not None and alone.spec.cluster.rates == "rates.json" and rate_table_of(alone.spec) == table
     assert dict(compile_spec(alone.spec, segments=segments).files) == build, (
         "the same spec and table give the same bytes"
     )

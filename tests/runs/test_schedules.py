@@ -16,6 +16,7 @@ import pytest
 from compiler.emit.segment_cache import Segments
 from compiler.schedules import AUTO, SCHEDULES
 from compiler.schedules.schedule import Schedule as Order
+from compiler.spec_files import with_schedule
 from compiler.stage_placement import ONE_STAGE, V
 from dsl.schedules import CHUNKED
 from dsl.schema import LayerRange, Schedule, Spec
@@ -84,7 +85,7 @@ def test_any_pairs(tmp_path: Path, traced: Segments, name: str, n: int) -> None:
     order = paired(SCHEDULES[name].generate(2, n))
     assert kinds_of_pairs(order).keys() & {"FF", "BB", "IW", "WW"}
     chosen = small(name, 2, n, layers=4).model_copy(update={"schedule": Schedule(file="mine.schedule")})
-    check(tmp_path, traced, {"pairs": chosen}, 2, own=order)
+    check(tmp_path, traced, {"pairs": with_schedule(chosen, order)}, 2)
     assert executed(tmp_path, "pairs", 2) == planned(order)
 
 

@@ -37,7 +37,7 @@ def test_what_a_micro_batch_keeps_is_what_its_actions_leave_behind(of: str) -> N
     spec = small_spec(1, 2, 2, 6, of=of, schedule="zb1p")
     text = " ".join(f"{kind}0.{m}" for kind in "FIW" for m in range(6))
     schedule = Schedule.from_text(f"# mine ranks=1 micro_batches=6 placement=loop(1)\n{text}\n")
-    plan, rates = make_plan(spec, schedule), rates_of(spec)
+    plan, rates = make_plan(spec), rates_of(spec)
     program = Lowering(plan, rates).program(schedule)
     values = RankValues(program, schedule, 0, balanced_rows(spec), Effects(), 1)
     ends = curve_of(values, program, schedule).ends

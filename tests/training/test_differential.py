@@ -18,8 +18,6 @@ from torch import Tensor
 
 from compiler.build import compile_spec, write_build
 from compiler.emit.segment_cache import Segments
-from compiler.experts.spec_placement import OwnPlacement
-from compiler.schedules.schedule import Schedule
 from dsl.schema import Spec
 from runtime.contract import RatePhase
 from runtime.rate import learning_rate
@@ -112,14 +110,11 @@ def check(
     traced: Segments,
     specs: Mapping[str, Spec],
     world: int,
-    own: Schedule | None = None,
-    placement: OwnPlacement | None = None,
     transport: str = "memory",
 ) -> None:
-    """Trains every spec on `world` ranks and compares what each of them leaves. `own`, `placement`: of specs that name
-    a file."""
+    """Trains every spec on `world` ranks and compares what each of them leaves."""
     for name, chosen in specs.items():
-        build = compile_spec(chosen, segments=traced, own=own, placement=placement)
+        build = compile_spec(chosen, segments=traced)
         write_build(tmp_path / "builds" / name, build.files)
     run_module("tests.training.ranks", tmp_path, world, transport)
     for name, chosen in specs.items():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from compiler.schedules.costs import PAIR_KINDS
 from compiler.schedules.schedule import Schedule
+from compiler.spec_files import with_schedule
 from dsl.schema import Schedule as Named
 from tests.lower.stages import pair_kinds
 from tests.training.specs import spec
@@ -24,9 +25,10 @@ ANOTHER = (
 def test_every_pair_of_actions_trains_as_autograd_does(tmp_path: Path) -> None:
     schedules = [Schedule.from_text(text) for text in (MINE, ANOTHER)]
     assert frozenset().union(*map(pair_kinds, schedules)) == set(PAIR_KINDS)
-    for own in schedules:
-        own.check()
-        mine = spec(1, 2, 2, own.num_micro_batches, STEPS).model_copy(update={"schedule": Named(file="mine.schedule")})
-        folder = tmp_path / f"n{own.num_micro_batches}"
+    for schedule in schedules:
+        schedule.check()
+        n = schedule.num_micro_batches
+        named = spec(1, 2, 2, n, STEPS).model_copy(update={"schedule": Named(file="mine.schedule")})
+        folder = tmp_path / f"n{n}"
         folder.mkdir()
-        check(folder, {}, {"mine": mine}, 2, own)
+        check(folder, {}, {"mine": with_schedule(named, schedule)}, 2)

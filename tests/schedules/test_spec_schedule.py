@@ -12,6 +12,7 @@ from compiler.schedules import SCHEDULES
 from compiler.schedules.schedule import ScheduleError
 from compiler.schedules.spec_schedule import read_schedule
 from compiler.schedules.torch_csv import to_torch_csv
+from compiler.spec_files import schedule_of_file
 
 QUICKSTART = Path(__file__).parents[2] / "specs" / "quickstart.dsc"
 
@@ -104,4 +105,4 @@ def test_it_lies_beside_the_spec_as_it_is_named(tmp_path: Path) -> None:
     (tmp_path / "here" / "base.dsc").write_text(QUICKSTART.read_text("utf-8").replace("{ name = dualpipe }", "{ }"))
     (tmp_path / "here" / "mine.schedule").write_text(SCHEDULES["zb1p"].generate(2, 4).to_text())
     chosen = load_spec(str(tmp_path / "here" / "spec.dsc"), [])
-    assert chosen is not None and chosen.own == SCHEDULES["zb1p"].generate(2, 4)
+    assert chosen is not None and schedule_of_file(chosen.spec) == SCHEDULES["zb1p"].generate(2, 4)

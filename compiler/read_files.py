@@ -1,0 +1,126 @@
+"""The one way in which the files that a spec names are read into its value: schedule, placement of experts, rates.
+
+Every command that plans, checks or reports comes here, and so does the editor. A kind of file is a row of `KINDS`; its
+module reads the file and holds it to the spec. What is wrong with it is said at the place that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiler.spec_files import SpecFiles
+from dsl import ramp
+from dsl.diagnostics import Diagnostic, SpecError
+from dsl.load import Analysis, load
+from dsl.schedules import DEFAULT
+from dsl.schema import Spec
+from dsl.source import Span
+
+if TYPE_CHECKING:
+    from compiler.rates.table import Table
+
+
+class _WrongError(Exception):
+    """A file that cannot be read, or does not fit its spec."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file. `read` takes the spec, the path, and the keys of the spec that are `auto`."""
+
+    field: str  # of SpecFiles
+    key: str  # of the spec: where the path is written
+    code: str  # of what is wrong with it
+    read: Callable[[Spec, Path, Sequence[str]], object]
+
+
+def _schedule(spec: Spec, path: Path, opened: Sequence[str]) -> object:
+    from compiler.schedules.schedule import ScheduleError
+    from compiler.schedules.spec_schedule import schedule_for
+
+    try:
+        return schedule_for(spec, path)
+    except ScheduleError as error:
+        sizes = f"--ranks {spec.parallel.pipeline} --micro-batches {ramp.micro_batches(spec)[-1]}"
+        hint = f"`dsc schedule --name {DEFAULT} {sizes}` prints one of this run's sizes"
+        raise _WrongError(str(error), hint) from None
+
+
+def _expert_placement(spec: Spec, path: Path, opened: Sequence[str]) -> object:
+    from compiler.experts.layout import PlaceError  # with numpy
+    from compiler.experts.spec_placement import expert_placement_for
+
+    try:
+        return expert_placement_for(spec, path, any_degree="parallel.expert" in opened)
+    except PlaceError as error:
+        raise _WrongError(str(error), error.hint or "`dsc place RUN -o FILE` writes one") from None
+
+
+def _rate_table(spec: Spec, path: Path, opened: Sequence[str]) -> object:
+    from compiler.rates.table import RateError, read_table
+
+    try:
+        return read_table(path)
+    except RateError as error:
+        raise _WrongError(str(error), "`dsc calibrate -o rates.json` writes one for this machine") from None
+
+
+KINDS = (
+    Kind("schedule", "schedule.file", "S0101", _schedule),
+    Kind("expert_placement", "parallel.placement", "P0101", _expert_placement),
+    Kind("rate_table", "cluster.rates", "R0101", _rate_table),
+)
+
+
+def with_files(
+    spec: Spec, origins: Mapping[str, Span], folder: Path, opened: Sequence[str] = (), table: Table | None = None
+) -> Spec:
+    """The spec of `folder` with the files that it names; SpecError with all that is wrong with them.
+
+    `opened`: keys that are `auto`. `table`: of rates, in the place of the one that the spec names.
+    """
+    files, mistakes = _read(spec, origins, folder, opened, table)
+    if mistakes:
+        raise SpecError(mistakes)
+    return spec.with_files(files)
+
+
+def load_with_files(path: Path) -> Spec:
+    """The one run of a file, such as the spec.resolved of a build, with the files that it names. SpecError."""
+    return with_files(load(path), {}, path.parent)
+
+
+def mistakes_of(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
+    """What is wrong with the files that the runs of an analysed file name; the file itself has no mistakes."""
+    views = [view for view in analysis.views if hasattr(view.spec, "train")]
+    found = [_read(view.spec, view.context.origins, Path(file).parent, tuple(view.context.chosen))[1] for view in views]
+    return tuple(dict.fromkeys(mistake for each in found for mistake in each))
+
+
+def _read(
+    spec: Spec, origins: Mapping[str, Span], folder: Path, opened: Sequence[str] = (), table: Table | None = None
+) -> tuple[SpecFiles, tuple[Diagnostic, ...]]:
+    read: dict[str, object] = {}
+    mistakes: list[Diagnostic] = []
+    for kind in KINDS:
+        path = attrgetter(kind.key)(spec)
+        if path is None or (kind.field == "rate_table" and table is not None):
+            continue
+        if opened and kind.field == "schedule":
+            message = "a schedule's file is of one size: what it is for cannot be auto"
+            place = origins.get(opened[0])
+            mistakes.append(Diagnostic(kind.code, message, place, "write the number, or name a schedule"))
+            continue
+        try:
+            read[kind.field] = kind.read(spec, folder / path, opened)
+        except _WrongError as error:
+            mistakes.append(Diagnostic(kind.code, str(error), origins.get(kind.key), error.hint))
+    return SpecFiles(**({"rate_table": table} | read)), tuple(mistakes)  # type: ignore[arg-type]

@@ -1,0 +1,94 @@
+"""The files that a spec names: a schedule, a placement of experts, a rate table. What they say is a part of its value.
+
+`compiler/read_files.py` reads them, once, where a command reads the spec; they travel with it, and whatever takes a
+spec asks here. A build stands alone: it has the files under names of its own, and its spec names those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from compiler.expert_placement import ExpertPlacement
+    from compiler.rates.table import Table
+    from compiler.schedules.schedule import Schedule
+    from dsl.schema import Spec  # with pydantic
+
+# What a build, and a run, call them.
+SCHEDULE, EXPERT_PLACEMENT, RATE_TABLE = "schedule.txt", "placement.json", "rates.json"
+
+
+@dataclass(frozen=True)
+class SpecFiles:
+    """What the files say, read and held to the spec. A rate table may be given where the spec names none."""
+
+    schedule: Schedule | None = None  # of `schedule { file = … }`
+    expert_placement: ExpertPlacement | None = None  # of `parallel { placement = … }`
+    rate_table: Table | None = None  # of `cluster { rates = … }`
+
+
+def files_of(spec: Spec) -> SpecFiles:
+    """All that were read."""
+    files = spec.files
+    return files if isinstance(files, SpecFiles) else SpecFiles()
+
+
+def with_schedule(spec: Spec, schedule: Schedule) -> Spec:
+    """The spec, with the schedule that its `schedule.file` stands for."""
+    return spec.with_files(replace(files_of(spec), schedule=schedule))
+
+
+def with_expert_placement(spec: Spec, expert_placement: ExpertPlacement) -> Spec:
+    """The spec, with the placement of experts that its `parallel.placement` stands for."""
+    return spec.with_files(replace(files_of(spec), expert_placement=expert_placement))
+
+
+def with_rate_table(spec: Spec, rate_table: Table) -> Spec:
+    """The spec, with the rate table that its `cluster.rates` stands for, or with one that is given in its place."""
+    return spec.with_files(replace(files_of(spec), rate_table=rate_table))
+
+
+def schedule_of_file(spec: Spec) -> Schedule | None:
+    """The schedule of the file that the spec names; None where it has a named schedule."""
+    if spec.schedule.file is None:
+        return None
+    schedule = files_of(spec).schedule
+    assert schedule is not None, "a spec that names a schedule's file is read with it: compiler/read_files.py"
+    return schedule
+
+
+def expert_placement_of(spec: Spec) -> ExpertPlacement | None:
+    """The placement of experts that the spec names; None where they are placed by their numbers."""
+    if spec.parallel.placement is None:
+        return None
+    placement = files_of(spec).expert_placement
+    assert placement is not None, "a spec that names a placement of experts is read with it: compiler/read_files.py"
+    return placement
+
+
+def rate_table_of(spec: Spec) -> Table | None:
+    """The rate table that the spec names, or that was given in its place; None where there is neither."""
+    table = files_of(spec).rate_table
+    assert table is not None or spec.cluster.rates is None, "a spec that names a rate table is read with it"
+    return table
+
+
+def standing_alone(spec: Spec) -> Spec:
+    """The spec as its build has it, which holds the files itself."""
+    keys = ("schedule", "file"), ("parallel", "placement"), ("cluster", "rates")
+    for (block, key), name in zip(keys, (SCHEDULE, EXPERT_PLACEMENT, RATE_TABLE), strict=True):
+        value = getattr(spec, block)
+        if getattr(value, key) is not None:
+            spec = spec.model_copy(update={block: value.model_copy(update={key: name})})
+    return spec
+
+
+def texts_of_files(spec: Spec) -> dict[str, str]:
+    """The files of a build that hold them, by name."""
+    schedule, expert_placement, table = schedule_of_file(spec), expert_placement_of(spec), rate_table_of(spec)
+    return {
+        **({SCHEDULE: schedule.to_text()} if schedule else {}),
+        **({EXPERT_PLACEMENT: expert_placement.text} if expert_placement else {}),
+        **({RATE_TABLE: table.to_json()} if table else {}),
+    }
