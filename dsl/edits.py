@@ -156,7 +156,7 @@ def _closing(item: Diagnostic, span: Span) -> Edit | None:
 
 
 def _brace(item: Diagnostic, span: Span) -> Edit | None:
-    """A block ends before the line that a note points at, if its layout says where."""
+    """A block ends before the line that a note points at, if its indentation says where."""
     line = next((note.span.line for note in item.notes if note.span is not None), None)
     if line is None:
         return None

@@ -34,7 +34,7 @@ class Row:
 
 
 def formatted(source: Source) -> str:
-    """The text of a source, laid out. Raises SpecError for a text that cannot be read."""
+    """The formatted text of a source. Raises SpecError for a text that cannot be read."""
     mistakes = parse(source).diagnostics
     if mistakes:
         raise SpecError(mistakes)

@@ -68,7 +68,7 @@ def parse(source: Source) -> Parsed:
 
 
 def _with_braces(source: Source, words: list[Token], parsed: Parsed) -> Parsed:
-    """A text of which a block is never closed, read as if it were closed where its layout says, if that will do."""
+    """A text with an unclosed block, read as if it were closed where the indentation says, if that will do."""
     from dsl.unclosed import missing_braces  # only where one is missing
 
     end = len(source.text)

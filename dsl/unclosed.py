@@ -1,6 +1,6 @@
 """Where a `}` is most likely missing: before the line whose indentation says that its block has ended.
 
-A guess by the layout of the text, so it counts only where the braces match once each missing one is put there.
+A guess by the indentation of the text, so it counts only where the braces match once each missing one is put there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Missing:
 
 
 def missing_braces(source: Source, tokens: Sequence[Token]) -> tuple[Missing, ...]:
-    """Where each missing `}` belongs, in the order of the text; nothing where the layout does not say."""
+    """Where each missing `}` belongs, in the order of the text; nothing where the indentation does not say."""
     found: list[Missing] = []
     opened: list[tuple[Token, int]] = []  # with the indentation of its line
     indent, is_first = 0, True

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent.parent
 SHIPPED = sorted((ROOT / "specs").rglob("*.dsc"))
 FIXTURES = [*SHIPPED, *sorted((ROOT / "tests" / "ui").rglob("*.dsc"))]
 
-# a text, and how it is laid out
+# a text, and how it is formatted
 EXAMPLES = {
     "braces and commas": ("run a{b=1,c = 2 ,d{e=[ 1,2 ,]}}", "run a { b = 1, c = 2, d { e = [1, 2,] } }\n"),
     "indentation": ("a {\nb {\n\tc = 1\n      }\n}", "a {\n  b {\n    c = 1\n  }\n}\n"),
@@ -66,7 +66,7 @@ EXAMPLES = {
 }
 
 
-def lay(text: str) -> str:
+def format_text(text: str) -> str:
     return formatted(Source("spec.dsc", text))
 
 
@@ -111,23 +111,23 @@ def shaken(text: str, chooser: random.Random) -> str:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name: str) -> None:
     before, after = EXAMPLES[name]
-    assert lay(before) == after
-    assert lay(after) == after
+    assert format_text(before) == after
+    assert format_text(after) == after
 
 
 def keeps(text: str) -> bool:
-    """Whether a text can be read; its layout is then held against everything that must stay."""
+    """Whether a text can be read; its formatted text is then held against everything that must stay."""
     if parse(Source("spec.dsc", text)).diagnostics:
         with pytest.raises(SpecError):
-            lay(text)
+            format_text(text)
         return False
-    laid = lay(text)
-    assert lay(laid) == laid
-    assert meaning(read(laid)) == meaning(read(text))
-    assert comments(laid) == comments(text)
+    formatted_text = format_text(text)
+    assert format_text(formatted_text) == formatted_text
+    assert meaning(read(formatted_text)) == meaning(read(text))
+    assert comments(formatted_text) == comments(text)
     lines = [[token.text for token in line] for line in _lines(text)]
-    assert [[token.text for token in line] for line in _lines(laid)] == lines
-    assert not re.search(r"[ \t\r]\n|\n\n\n|\A\n|\n\n\Z|[^\n]\Z", laid)
+    assert [[token.text for token in line] for line in _lines(formatted_text)] == lines
+    assert not re.search(r"[ \t\r]\n|\n\n\n|\A\n|\n\n\Z|[^\n]\Z", formatted_text)
     return True
 
 
@@ -150,7 +150,7 @@ def test_every_spec_and_fixture_keeps_its_words_and_comments() -> None:
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_blanks_do_not_matter(path: Path, seed: int) -> None:
     text = path.read_text("utf-8")
-    assert lay(shaken(text, random.Random(seed))) == lay(text)
+    assert format_text(shaken(text, random.Random(seed))) == format_text(text)
 
 
 def test_soups_keep_their_words_and_comments() -> None:
@@ -171,14 +171,14 @@ def test_soups_keep_their_words_and_comments() -> None:
 
 def test_canonical_specs_are_laid_out_but_for_columns() -> None:
     text = canonical(load(ROOT / "specs" / "quickstart.dsc"))
-    assert meaning(read(lay(text))) == meaning(read(text))
-    assert re.sub(r" +", " ", lay(text)) == re.sub(r" +", " ", text)
+    assert meaning(read(format_text(text))) == meaning(read(text))
+    assert re.sub(r" +", " ", format_text(text)) == re.sub(r" +", " ", text)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_specs_are_formatted(path: Path) -> None:
     text = path.read_text("utf-8")
-    assert lay(text) == text, f"run `dsc fmt {path.relative_to(ROOT)}`"
+    assert format_text(text) == text, f"run `dsc fmt {path.relative_to(ROOT)}`"
 
 
 # ---------------------------------------------------------------- the command

@@ -1,4 +1,4 @@
-"""A missing `}` is reported where the layout says it belongs, and the rest is read as if it stood there."""
+"""A missing `}` is reported where the indentation says it belongs, and the rest is read as if it stood there."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def shape(statements: tuple[object, ...]) -> list[object]:
     ]
 
 
-def test_what_has_no_layout_is_not_guessed() -> None:
+def test_what_has_no_indentation_is_not_guessed() -> None:
     for text in ("run a {\nparallel {\npipeline = 2\n}\n", "run a { parallel { pipeline = 2 }", "a { b {\n}\n} }\nc {"):
         assert [item.code for item in parse(Source("a", text)).diagnostics][-1] == "E0107", text
     unindented = "run a {\nparallel {\npipeline = 2\nexpert = 1\n\nmodel m {\nvocab = 2\n}\n"

@@ -145,8 +145,8 @@ def test_what_would_bring_another_mistake_is_not_preferred() -> None:
         assert action.preferred == preferred, wrong
 
 
-def test_a_missing_brace_is_put_where_the_layout_says() -> None:
-    """The edit puts the brace where the layout says; while it is missing, the rest of the file is still checked."""
+def test_a_missing_brace_is_put_where_the_indentation_says() -> None:
+    """The edit puts the brace where the indentation says; until then, the rest of the file is still checked."""
     text = QUICKSTART.replace("  }\n  schedule", "  schedule").replace("beta1", "betta1")
     assert text != QUICKSTART.replace("beta1", "betta1")
     found = documented(text)

@@ -31,7 +31,7 @@ CALLS = 10_000_000  # of functions in Python, for one input; the largest seen ta
 COUNTED_S = 0.05  # of the processor, from which on calls are counted
 HANG_S = 60.0  # of the processor: only against an input that never ends
 BYTES = 256 << 20  # above what the process had before
-LAID_OUT = 6  # one text of so many is laid out, twice
+FORMATTED = 6  # one text of so many is formatted, twice
 PLACELESS = {"E0101", "E0404", "E0102"}  # about a file as a whole
 Read = tuple[Source, tuple[Diagnostic, ...]]
 
@@ -54,7 +54,7 @@ def judged(given: Input) -> tuple[str, ...]:
         analysis = analyse(first, None, given.overrides, reader)
         _look_at(analysis.diagnostics)
         source, mistakes = reader(first)
-        if not mistakes and crc32(source.text.encode("utf-8", "replace")) % LAID_OUT == 0:
+        if not mistakes and crc32(source.text.encode("utf-8", "replace")) % FORMATTED == 0:
             _lay_out(source)
         if not analysis.diagnostics:
             for view in analysis.views:
@@ -116,7 +116,7 @@ def _look_at(diagnostics: tuple[Diagnostic, ...]) -> None:
 
 
 def _lay_out(source: Source) -> None:
-    """A text that can be read can be laid out, and has the same words then."""
+    """A text that can be read can be formatted, and has the same words then."""
     if parse(source).diagnostics:
         return
     laid = formatted(source)
