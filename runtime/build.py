@@ -6,41 +6,19 @@ All of it is parsed and run from the bytes that were read and verified when the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from runtime.build_files import BuildError, OtherBuildError, read, versions
 from runtime.build_modules import Modules
-from runtime.certificate import CertificateError, label, recheck
-from runtime.contract import Plan, check_programs
+from runtime.certificate import CertificateError, program_names, recheck
+from runtime.contract import Plan, Program, check_programs
 from runtime.strict_json import FormError
 
-__all__ = ["Build", "BuildError", "Call", "OtherBuildError", "Program"]
-
-
-@dataclass(frozen=True)
-class Call:
-    """One invocation of a body: micro-batches, receives to post before it, sends to release after it."""
-
-    body: str
-    micro_batches: tuple[int, ...]
-    posts: tuple[tuple[int, str], ...]  # (pipeline rank, message)
-    releases: tuple[tuple[int, str], ...]
-    label: str  # "F3.0", "(F3.7|B4.2)"
-
-
-@dataclass(frozen=True)
-class Program:
-    """Calls of one pipeline rank for a number of micro-batches."""
-
-    name: str
-    num_micro_batches: int
-    calls: tuple[Call, ...]
+__all__ = ["Build", "BuildError", "OtherBuildError"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +33,7 @@ class Build:
     folder: Path
     files: Mapping[str, bytes] = field(repr=False)
     plan: Plan = field(repr=False)
+    programs: Mapping[str, Program] = field(repr=False)  # by file name without suffix: train_8, evaluate_2
     versions: Mapping[str, str]
     digest: str
     edits: tuple[str, ...] = ()
@@ -68,11 +47,11 @@ class Build:
         another digest.
         """
         found = read(folder, expect, edited=edited)
-        edits = list(found.edits)
+        edits, programs = list(found.edits), None
         try:
             check_versions(folder, found.versions)
             if not edits:
-                recheck(found.files, found.digests)
+                programs = recheck(found.files, found.digests)
         except (BuildError, CertificateError) as error:
             refusal = (
                 error
@@ -84,13 +63,18 @@ class Build:
             edits.append(str(refusal))
         if "plan.json" not in found.files:
             raise BuildError("; ".join(edits))
+        file = "plan.json"
         try:
-            plan = Plan.from_json(found.files["plan.json"])
-            programs = {name: json.loads(found.files[f"program/{name}.json"]) for name in program_names(found.files)}
+            plan = Plan.from_json(found.files[file])
+            if programs is None:  # of an edited build
+                programs = {}
+                for name in program_names(found.files):
+                    file = f"program/{name}.json"
+                    programs[name] = Program.from_json(found.files[file])
+                file = "plan.json"
             check_programs(plan, programs)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            said = str(error) if isinstance(error, FormError) else f"{type(error).__name__}: {error}"
-            raise BuildError(f"{folder} is not what dsc compile wrote: plan.json: {said}; compile it again") from None
+        except FormError as error:
+            raise BuildError(f"{folder} is not what dsc compile wrote: {file}: {error}; compile it again") from None
         ranks = range(plan.mesh.pp)
         stages = {f"stages/rank_{rank}.py" for rank in ranks}
         if stages != {name for name in found.files if name.startswith("stages/")}:
@@ -98,14 +82,7 @@ class Build:
                 f"{folder} is not what dsc compile wrote: its stages are not those of {len(ranks)} pipeline ranks;"
                 " compile it again"
             )
-        return Build(folder, found.files, plan, found.versions, found.digest, tuple(edits))
-
-    def programs(self, pipeline_rank: int) -> dict[str, Program]:
-        """Every program of the build, by file name without suffix: train_8, evaluate_2."""
-        return {
-            name: _program(json.loads(self.files[f"program/{name}.json"]), pipeline_rank)
-            for name in program_names(self.files)
-        }
+        return Build(folder, found.files, plan, programs, found.versions, found.digest, tuple(edits))
 
     def bodies(self, pipeline_rank: int) -> Mapping[str, Callable[..., None]]:
         """What `stages/rank_<r>.py` calls its bodies, by name."""
@@ -125,12 +102,6 @@ class Build:
         return Modules(f"dsc_build_{self.digest[:16]}", self.folder.absolute(), sources)
 
 
-def program_names(files: Mapping[str, bytes]) -> list[str]:
-    """train_8, evaluate_2, … of the files of a build, sorted."""
-    folder, suffix = "program/", ".json"
-    return sorted(name.removeprefix(folder).removesuffix(suffix) for name in files if name.startswith(folder))
-
-
 def check_versions(folder: Path, made_by: Mapping[str, str]) -> None:
     """Raise BuildError unless a build was compiled by the versions that are installed: what another one traced calls
     other ops, or the same ops in another order, and may train something else."""
@@ -140,17 +111,3 @@ def check_versions(folder: Path, made_by: Mapping[str, str]) -> None:
         was = ", ".join(f"{name} {made_by.get(name, 'none')}" for name in differs)
         now = ", ".join(f"{name} {here.get(name, 'none')}" for name in differs)
         raise BuildError(f"{folder} was compiled with {was}, and {now} is installed: run dsc compile again")
-
-
-def _program(data: Mapping[str, Any], rank: int) -> Program:
-    calls = tuple(
-        Call(
-            body=body,
-            micro_batches=tuple(micro_batches),
-            posts=tuple((source, message) for source, message in posts),
-            releases=tuple((destination, message) for destination, message in releases),
-            label=label(body, micro_batches),
-        )
-        for body, micro_batches, posts, releases in data["ranks"][rank]
-    )
-    return Program(data["schedule"], data["micro_batches"], calls)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import re
 import stat
@@ -18,9 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
+from runtime.contract import Manifest
 from runtime.outcome import printable
+from runtime.strict_json import FormError, NoJsonError
 
 MANIFEST = "manifest.json"
 CACHE = "cache"  # entries of the build's own segments and orders, and no others: compiler/segments/cache.py
@@ -119,7 +119,8 @@ def _read(folder: Path, top: int, expect: str | None, edited: bool) -> BuildFile
     digest = hashlib.sha256(text).hexdigest()
     if expect is not None and digest != expect:
         raise OtherBuildError(f"{folder} is another build than was asked for: its digest is {digest}, not {expect}")
-    listed, made_by = _parsed(folder, text)
+    manifest = _parsed(folder, text)
+    listed = manifest.files
     found = file_names(top)
     edits: list[str] = []
     files: dict[str, bytes] = {}
@@ -143,28 +144,26 @@ def _read(folder: Path, top: int, expect: str | None, edited: bool) -> BuildFile
             edits.append(f"{folder / name} is not the file that was compiled; run dsc compile again")
     if edits and not edited:
         raise BuildError(edits[0])
-    return BuildFiles(folder, files, digests, made_by, digest, tuple(map(printable, edits)))
+    return BuildFiles(folder, files, digests, manifest.versions, digest, tuple(map(printable, edits)))
 
 
-def _parsed(folder: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
-    """Digests of files by name, and versions of packages, from a manifest."""
+def _parsed(folder: Path, text: bytes) -> Manifest:
+    """The manifest of a build, which lists what a build may have and must have."""
     broken = f"{folder} is not what dsc compile wrote: {MANIFEST}"
     try:
-        manifest = json.loads(text)
-    except (ValueError, RecursionError):
+        manifest = Manifest.from_json(text)
+    except NoJsonError:
         raise BuildError(f"{broken} is no JSON; compile it again") from None
-    if not isinstance(manifest, dict) or manifest.keys() != {"versions", "files"}:
-        raise BuildError(f"{broken} must have versions and files; compile it again")
-    listed, made_by = manifest["files"], manifest["versions"]
-    if not isinstance(listed, dict) or len(listed) > MAX_FILES:
-        raise BuildError(f"{broken} lists no files; compile it again")
-    if not isinstance(made_by, dict) or not all(isinstance(each, str) for each in made_by.values()):
-        raise BuildError(f"{broken} has no versions; compile it again")
+    except FormError:
+        raise BuildError(f"{broken} must have versions and files; compile it again") from None
+    listed = manifest.files
+    if len(listed) > MAX_FILES:
+        raise BuildError(f"{broken} lists more than {MAX_FILES:,} files; compile it again")
     if missing := [name for name in _ALWAYS if name not in listed]:
         raise BuildError(f"{broken} lists no {missing[0]}; compile it again")
     if foreign := [name for name in listed if not _LISTED.fullmatch(name)]:
         raise BuildError(f"{broken} lists {foreign[0]}, which is no file of a build; compile it again")
-    return listed, made_by
+    return manifest
 
 
 def _reason(error: Exception) -> str:

@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runtime.build import Call
 from runtime.comm.transport import Edge, Exchange, Pending, Route
+from runtime.contract import Call
 from runtime.trace import Span
 
 

@@ -19,7 +19,7 @@ import json
 import math
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, lru_cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -53,6 +53,10 @@ class FormError(ValueError):
     """JSON has another form than was asked for. The message says where."""
 
 
+class NoJsonError(FormError):
+    """A text is no JSON."""
+
+
 class _FaultError(Exception):
     """Path of a value in the text, and what is wrong with it; `{thing}` stands for what the text is of."""
 
@@ -72,9 +76,9 @@ def read(form: type[Form], text: str | bytes, thing: str) -> Form:
     try:
         value = json.loads(text, object_pairs_hook=_object)
     except RecursionError:
-        raise FormError("it is nested without end") from None
+        raise NoJsonError("it is nested without end") from None
     except ValueError as error:
-        raise FormError(f"it is no JSON: {error}") from None
+        raise NoJsonError(f"it is no JSON: {error}") from None
     try:
         result: Form = _reader(form)(value, "")
     except _FaultError as fault:
@@ -110,10 +114,14 @@ def _compiled(annotation: Any) -> Reader:
     if origin is Literal:
         return _checked(lambda value: type(value) is str and value in arguments)
     if origin is tuple:
-        return _array(_reader(arguments[0])) if arguments[-1] is ... else _items(tuple, map(_reader, arguments))
+        return (
+            _array(_reader(arguments[0]))
+            if arguments[-1] is ...
+            else _items(tuple, [_reader(each) for each in arguments])
+        )
     if isinstance(annotation, type) and issubclass(annotation, tuple):
         hints = get_type_hints(annotation, include_extras=True)
-        return _items(annotation._make, [_reader(hint) for hint in hints.values()])  # type: ignore[attr-defined]
+        return _items(annotation._make, [_reader(hint) for hint in hints.values()], hints)  # type: ignore[attr-defined]
     if is_dataclass(annotation):
         return _dataclass(annotation)
     if annotation == Tree:
@@ -132,6 +140,12 @@ def _checked(holds: Callable[[Any], bool]) -> Reader:
     return reader
 
 
+def _int(value: Any, path: str) -> Any:
+    if type(value) is not int or not -MAX_INT <= value <= MAX_INT:
+        raise _FaultError(path)
+    return value
+
+
 def _number(value: Any, path: str) -> Any:
     if type(value) not in (int, float):
         raise _FaultError(path)
@@ -141,7 +155,7 @@ def _number(value: Any, path: str) -> Any:
 
 
 _SCALARS: Mapping[Any, Reader] = {
-    int: _checked(lambda value: type(value) is int and abs(value) <= MAX_INT),
+    int: _int,
     float: _number,
     str: _checked(lambda value: type(value) is str),
     bool: _checked(lambda value: type(value) is bool),
@@ -150,18 +164,27 @@ _SCALARS: Mapping[Any, Reader] = {
 
 
 def _within(inner: Reader, bounds: tuple[Any, ...]) -> Reader:
-    patterns = [re.compile(each.text, re.ASCII | re.DOTALL) for each in bounds if isinstance(each, Pattern)]
-    ranges = [each for each in bounds if isinstance(each, Range)]
+    """What `inner` reads, held to one Range or one Pattern."""
+    (bound,) = bounds
+    if isinstance(bound, Range):
+        low, high = bound.low, bound.high
 
-    def reader(value: Any, path: str) -> Any:
+        def in_range(value: Any, path: str) -> Any:
+            result = inner(value, path)
+            if not low <= result <= high:
+                raise _FaultError(path)
+            return result
+
+        return in_range
+    fullmatch = re.compile(bound.text, re.ASCII | re.DOTALL).fullmatch
+
+    def matched(value: Any, path: str) -> Any:
         result = inner(value, path)
-        if not all(each.low <= result <= each.high for each in ranges):
-            raise _FaultError(path)
-        if not all(each.fullmatch(result) for each in patterns):
+        if not fullmatch(result):
             raise _FaultError(path)
         return result
 
-    return reader
+    return matched
 
 
 def _union(alternatives: tuple[Any, ...]) -> Reader:
@@ -189,13 +212,14 @@ def _array(item: Reader) -> Reader:
     return reader
 
 
-def _items(made: Callable[[Any], Any], items: Any) -> Reader:
-    readers = list(items)
+def _items(made: Callable[[Any], Any], items: list[Reader], names: Iterable[str] = ()) -> Reader:
+    readers = list(zip(items, list(names) or [""] * len(items), strict=True))
 
     def reader(value: Any, path: str) -> Any:
         if type(value) is not list or len(value) != len(readers):
             raise _FaultError(path)
-        return made([each(item, path) for each, item in zip(readers, value, strict=True)])
+        pairs = zip(value, readers, strict=True)
+        return made([each(item, _below(path, name) if name else path) for item, (each, name) in pairs])
 
     return reader
 

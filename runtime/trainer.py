@@ -74,7 +74,7 @@ class Trainer:
         self.plan, self.rank, self.board, self.device = plan, rank, board, device
         self.train_source, self.validation_source = train, validation
         self.pp_rank, self.dp_rank = divmod(rank, mesh.dp)
-        self.programs = build.programs(self.pp_rank)
+        self.calls = {name: program.ranks[self.pp_rank] for name, program in build.programs.items()}
         self.bodies = build.bodies(self.pp_rank)
         wanted = Wanted(channels(mesh, plan.edges, (b.holders for b in plan.buckets)), shared_flats(plan))
         self.links = connect(rank, wanted, device, timeout_s, checked, transport)
@@ -179,7 +179,7 @@ class Trainer:
         self.executor.constants = self._tangents(counts)
         self.executor.records = {}
         self.program = f"{kind}_{count}"
-        self.actions = self.executor.execute(self.bodies, self.programs[self.program].calls)
+        self.actions = self.executor.execute(self.bodies, self.calls[self.program])
         self.board.set_action("sum records")
         return self._sum_records() | counts
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from pydantic import BaseModel
 from rich.console import RenderableType
 from rich.style import Style
 from rich.table import Table
@@ -21,6 +20,8 @@ from compiler.picture.drawing import Screen
 from compiler.picture.labels import num_bytes
 from compiler.picture.palette import DARK
 from dsl.diagnostics import SpecError, visible
+from runtime.contract import KernelList
+from runtime.strict_json import tree
 
 VERSION = 1
 FILE = "kernels.json"
@@ -30,49 +31,20 @@ UNBOUNDED = 100_000  # columns of what is wrapped nowhere
 ON_CPUS = "the build is for CPUs, where its ops run by C++ or torch: these kernels run only on a GPU (--device cuda)"
 
 
-class _Call(BaseModel):
-    op: str
-    kernel: str | None
-    of: list[str] = []
-    bytes_saved: int = 0
-
-
-class _Segment(BaseModel):
-    kind: str
-    uses: int
-    ops: list[_Call]
-
-
-class _Optimizer(BaseModel):
-    op: str
-    kernel: str | None
-    elements: int
-    bytes: int
-
-
-class _Kernels(BaseModel):
-    """kernels.json, as far as it is listed."""
-
-    rows: int
-    unfused: list[str]
-    segments: list[_Segment]
-    optimizer: _Optimizer
-
-
 def read(build: Path) -> dict[str, Any]:
     """What a build says of its kernels, a row for each fused op, file and plain op. Calls and bytes are those of one
     micro-batch through the whole model, of its forward and backward; the optimizer's elements and bytes are those of a
     step, on the pipeline rank that updates most. Raises OSError and ValueError."""
-    told = _Kernels.model_validate_json((build / FILE).read_bytes())
+    listed = KernelList.from_json((build / FILE).read_bytes())
     fused: dict[tuple[str, str], dict[str, Any]] = {}
     files: dict[str, dict[str, Any]] = {}
     plain: dict[str, int] = {}
-    for segment in told.segments:
+    for segment in listed.segments:
         for call in segment.ops:
             if call.of:
-                row = fused.setdefault((call.op, call.kernel or ""), _row(call.op, call.of, call.kernel))
+                row = fused.setdefault((call.op, call.kernel or ""), _row(call.op, [*call.of], call.kernel))
                 row["calls"] += segment.uses
-                row["bytes_saved"] += segment.uses * call.bytes_saved
+                row["bytes_saved"] += segment.uses * (call.bytes_saved or 0)
             if call.kernel:
                 file = files.setdefault(call.kernel, {"kernel": call.kernel, "ops": [], "segments": [], "calls": 0})
                 file["calls"] += segment.uses
@@ -82,12 +54,12 @@ def read(build: Path) -> dict[str, Any]:
                 plain[call.op] = plain.get(call.op, 0) + segment.uses
     return {
         "version": VERSION,
-        "rows": told.rows,
-        "unfused": told.unfused,
+        "rows": listed.rows,
+        "unfused": list(listed.unfused),
         "fused": list(fused.values()),
         "kernels": [files[name] for name in sorted(files)],
         "without": [{"op": op, "calls": plain[op]} for op in sorted(plain)],
-        "optimizer": told.optimizer.model_dump(),
+        "optimizer": tree(listed.optimizer),
     }
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from compiler.decide import Lowered
 from compiler.emit import recipe
-from compiler.ir import Bucket, Buffer, Communication, Message, Plan, Program, Replica, Stage, Use
+from compiler.ir import Bucket, Buffer, Communication, Invocation, Message, Plan, Program, Replica, Stage, Use
 from compiler.lower.estimate import Overlap
 from compiler.plan.stages import block_of
 from dsl.schema import Moe, Spec
@@ -121,23 +120,19 @@ def _bias(replica: Replica) -> contract.Bias:
     return contract.Bias(replica.name, replica.shape, tuple(replica.holders))
 
 
-def _messages(ends: Sequence[tuple[int, Message]]) -> str:
-    """Items of a JSON list; names of actions have no letter that JSON escapes."""
-    return ", ".join([f'[{rank}, "{action}.{micro_batch}"]' for rank, (action, micro_batch) in ends]) if ends else ""
-
-
 def program_json(program: Program) -> str:
-    """One line an invocation: [body, micro-batches, posts, releases]."""
-    ranks = [
-        ",\n".join(
-            f'   ["{body}", {[*micro_batches]}, [{_messages(posts)}], [{_messages(releases)}]]'
-            for body, micro_batches, posts, releases in invocations
-        )
-        for invocations in program.invocations
-    ]
-    rows = ",\n".join(f"  [\n{text}\n  ]" for text in ranks)
-    head = f'"schedule": {json.dumps(program.name)}, "micro_batches": {program.num_micro_batches}'
-    return f'{{\n {head},\n "placement": {json.dumps(str(program.stage_placement))},\n "ranks": [\n{rows}\n ]\n}}\n'
+    """The program as the runtime reads it: the calls of each pipeline rank."""
+    ranks = tuple(tuple(map(_call, invocations)) for invocations in program.invocations)
+    placement = str(program.stage_placement)
+    return contract.Program(program.name, program.num_micro_batches, placement, ranks).to_json()
+
+
+def _call(call: Invocation) -> contract.Call:
+    return contract.Call(call.body, call.micro_batches, _ends(call.posts), _ends(call.releases))
+
+
+def _ends(messages: Sequence[tuple[int, Message]]) -> tuple[tuple[int, str], ...]:
+    return tuple([(rank, f"{action}.{micro_batch}") for rank, (action, micro_batch) in messages])
 
 
 def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> str:
@@ -220,4 +215,4 @@ if __name__ == "__main__":
 def manifest(files: Mapping[str, str]) -> str:
     """sha256 of every file, and the public versions of what emitted them."""
     sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
-    return pretty({"versions": versions(), "files": sums})
+    return pretty(contract.Manifest(versions(), sums))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from compiler.ir import Body, Program
 from compiler.proof import Certificate
 from compiler.proof.channels import producer_of
 from compiler.schedules.schedule import Schedule
+from runtime import contract
+
+Exchanges = tuple[contract.Exchanged, ...]
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Certificates:
     """The certificates of one build. `digests`: those of its files, by path."""
 
     digests: Mapping[str, str]
-    _bodies: dict[int, str] = field(default_factory=dict, init=False)  # texts by identity: programs share bodies
+    _exchanges: dict[int, Exchanges] = field(default_factory=dict, init=False)  # of bodies by identity: programs share
 
     def json(self, name: str, program: Program, schedule: Schedule, certificate: Certificate) -> str:
         """Facts of the proof, digests of what it is of, and what each body sends and receives (for the re-check).
@@ -30,28 +32,35 @@ class Certificates:
             f"program/{name}.json",
             *(f"stages/rank_{rank}.py" for rank in range(schedule.num_ranks)),
         ]
-        facts = {key: value for key, value in asdict(certificate).items() if key.startswith(("num", "peak"))}
-        parts = [
-            f' "schedule": {json.dumps(digest(schedule.to_text()))}',
-            _object("files", {file: self.digests[file] for file in wanted}),
-            _object("facts", facts),
-            ' "bodies": [\n' + ",\n".join(self._rank(bodies) for bodies in program.bodies) + "\n ]",
-        ]
-        return "{\n" + ",\n".join(parts) + "\n}\n"
+        return contract.Certificate(
+            schedule=digest(schedule.to_text()),
+            files={file: self.digests[file] for file in wanted},
+            facts=_facts(certificate),
+            bodies=tuple({body.name: self._exchanged(body) for body in bodies} for bodies in program.bodies),
+        ).to_json()
 
-    def _rank(self, bodies: tuple[Body, ...]) -> str:
-        for body in bodies:
-            if id(body) not in self._bodies:
-                exchanged = [[i.kind, i.peer, producer_of(i), i.slot] for _, i in body.messages]
-                self._bodies[id(body)] = f"   {json.dumps(body.name)}: {json.dumps(exchanged)}"
-        return "  {\n" + ",\n".join(self._bodies[id(body)] for body in bodies) + "\n  }"
+    def _exchanged(self, body: Body) -> Exchanges:
+        if id(body) not in self._exchanges:
+            exchanged = [contract.Exchanged(i.kind, i.peer, producer_of(i), i.slot) for _, i in body.messages]
+            self._exchanges[id(body)] = tuple(exchanged)
+        return self._exchanges[id(body)]
+
+
+def _facts(certificate: Certificate) -> contract.Facts:
+    return contract.Facts(
+        num_ranks=certificate.num_ranks,
+        num_micro_batches=certificate.num_micro_batches,
+        num_actions=certificate.num_actions,
+        num_instructions=certificate.num_instructions,
+        num_messages=certificate.num_messages,
+        num_exchanges=certificate.num_exchanges,
+        num_reduces=certificate.num_reduces,
+        peak_activations=certificate.peak_activations,
+        peak_fixed_bytes=certificate.peak_fixed_bytes,
+        peak_bytes=certificate.peak_bytes,
+    )
 
 
 def digest(text: str) -> str:
     """The sha256 of a file's text."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _object(name: str, values: Mapping[str, object]) -> str:
-    rows = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
-    return f" {json.dumps(name)}: {{\n{rows}\n }}"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from runtime.build_files import MANIFEST, file_names, is_there, read_file
+from runtime.contract import Manifest
 from runtime.outcome import printable
+from runtime.strict_json import FormError
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -67,10 +68,10 @@ def _check_contents(folder: Path, top: int) -> None:
 def _written(top: int) -> set[str] | None:
     """The files of a build, by its manifest; None if it is no manifest of dsc."""
     try:
-        found = json.loads(read_file(top, MANIFEST))
-        return set(found["files"]) if "spec.resolved" in found["files"] else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        files = Manifest.from_json(read_file(top, MANIFEST)).files
+    except (OSError, FormError):
         return None
+    return set(files) if "spec.resolved" in files else None
 
 
 def write_build(folder: Path, files: Iterable[tuple[str, str]]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 from compiler.ir import Emitted, Plan, SegmentCode
 from compiler.kernels.calls import Call
@@ -12,6 +11,7 @@ from compiler.plan.blocks import balanced_rows
 from compiler.predict.memory_state import held_and_owned
 from dsl.memory import update_bytes
 from dsl.schema import Spec
+from runtime import contract
 from runtime.strict_json import pretty
 
 
@@ -25,30 +25,32 @@ def kernels_json(
     used = Counter(use.segment.key for use in plan.uses)
     first = {use.segment.key: use for use in reversed(plan.uses)}
     rows = balanced_rows(spec)
-    data = {
-        "rows": rows,
-        "unfused": list(spec.unfused),
-        "segments": [
-            {
-                "segment": segments[key].name,
-                "kind": first[key].segment.kind,
-                "site": first[key].site,
-                "uses": count,
-                "ops": [_op(call, rows) for call in segments[key].calls],
-            }
-            for key, count in used.items()
-        ],
-        "optimizer": {"op": optimizer.op, "kernel": kernel, **_update(spec, plan)},
-    }
-    return pretty(data)
+    return pretty(
+        contract.KernelList(
+            rows=rows,
+            unfused=tuple(spec.unfused),
+            segments=tuple(
+                contract.SegmentKernels(
+                    segment=segments[key].name,
+                    kind=first[key].segment.kind,
+                    site=first[key].site,
+                    uses=count,
+                    ops=tuple(_op(call, rows) for call in segments[key].calls),
+                )
+                for key, count in used.items()
+            ),
+            optimizer=_step(spec, plan, optimizer, kernel),
+        )
+    )
 
 
-def _op(call: Emitted, rows: int) -> dict[str, Any]:
-    said: dict[str, Any] = {"function": call.function, "op": call.op, "kernel": call.kernel or None}
-    return said | ({"of": call.parts, "bytes_saved": call.saved + call.saved_row * rows} if call.parts else {})
+def _op(call: Emitted, rows: int) -> contract.EmittedOp:
+    saved = call.saved + call.saved_row * rows if call.parts else None
+    return contract.EmittedOp(call.function, call.op, call.kernel or None, call.parts, saved)
 
 
-def _update(spec: Spec, plan: Plan) -> dict[str, int]:
-    """Elements that a device updates at most, and the bytes that are read and written for them."""
+def _step(spec: Spec, plan: Plan, call: Call, kernel: str | None) -> contract.OptimizerStep:
+    """What a step of the optimizer moves, on the device that updates most."""
     elements = max(held_and_owned(spec, plan)[1].values())
-    return {"elements": elements, "bytes": elements * update_bytes(spec.precision, spec.train.optimizer)}
+    moved = elements * update_bytes(spec.precision, spec.train.optimizer)
+    return contract.OptimizerStep(call.op, kernel, elements, moved)

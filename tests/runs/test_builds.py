@@ -290,8 +290,7 @@ def test_random_edits_of_any_file(whole: Place, tmp_path: Path, fits: bool) -> N
             assert fits or after == before or name == "manifest.json", (number, name)
             lack(build.plan)
             dict(_flat(tree(build.plan)))
-            for rank in range(build.plan.mesh.pp):
-                build.programs(rank)
+            assert all(len(program.ranks) == build.plan.mesh.pp for program in build.programs.values())
         shutil.rmtree(folder)
     assert refused > (100 if fits else 250)
 

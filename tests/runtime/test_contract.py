@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtime.contract import DataRequest, Plan
+from runtime.contract import Certificate, DataRequest, KernelList, Manifest, Plan, Program
 from runtime.strict_json import FormError, pretty, tree
 from tests.runtime.plans import small_plan
 
@@ -25,6 +25,49 @@ def test_a_plan_is_written_as_it_was_read(path: Path) -> None:
     assert pretty(plan) == text
     assert tree(plan) == json.loads(text)
     assert DataRequest.from_json(json.dumps(tree(plan.data_request))) == plan.data_request
+
+
+@pytest.mark.parametrize(
+    ("pattern", "form"),
+    [("*/program/*.json", Program), ("*/certificate/*.json", Certificate)],
+    ids=["programs", "certificates"],
+)
+def test_programs_and_certificates_are_written_as_they_were_read(
+    pattern: str, form: type[Program] | type[Certificate]
+) -> None:
+    paths = sorted(GOLDEN.glob(pattern))
+    assert paths
+    for path in paths:
+        text = path.read_text("utf-8")
+        value = form.from_json(text)
+        assert value.to_json() == text and tree(value) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("kernels.json", KernelList), ("manifest.json", Manifest)], ids=["kernels", "manifests"]
+)
+def test_lists_of_kernels_and_of_files_are_written_as_they_were_read(
+    name: str, form: type[KernelList] | type[Manifest]
+) -> None:
+    paths = sorted(GOLDEN.glob(f"*/{name}"))
+    assert paths
+    for path in paths:
+        text = path.read_text("utf-8")
+        assert pretty(form.from_json(text)) == text
+
+
+def test_a_damaged_program_is_refused_by_its_path() -> None:
+    text = (GOLDEN / "tiny" / "program" / "train_4.json").read_text("utf-8")
+    for old, new, path in (
+        ('["F0", [0], [], []]', '["F0", [0], []]', "ranks"),
+        ('["F0", [0], [], []]', '["F0", [-1], [], []]', "ranks.micro_batches"),
+        ('["F0", [0], [], []]', '["F0", [0], [[0]], []]', "ranks.posts"),
+        ('"micro_batches": 4', '"micro_batches": 0', "micro_batches"),
+        ('"placement": "loop(1)"', '"placement": "loop(1)\\n"', "placement"),
+    ):
+        assert text.count(old) == 1
+        with pytest.raises(FormError, match=rf"^{path} is not what a program has there$"):
+            Program.from_json(text.replace(old, new))
 
 
 def test_a_field_that_has_its_default_is_left_out() -> None:

@@ -1,16 +1,11 @@
-"""What the compiler writes into a build for the runtime to read: the contract between both, as frozen dataclasses.
-
-The compiler makes these values and writes them with `pretty` (runtime/strict_json.py); the runtime reads them back,
-strictly. A plan that a compilation would not write, a forged one among them, is refused before any rank starts. A field
-of the file is a field here, in the order of the file. No torch.
-"""
+"""plan.json of a build: mesh, replica table, recipe, and which program serves which step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from runtime.strict_json import MAX_INT, FormError, Pattern, Range, Tree, read
 
@@ -32,6 +27,7 @@ Kind = Annotated[str, Pattern(r"[a-z][a-z0-9_]{0,30}")]
 Dtype = Annotated[str, Pattern(r"[a-z][a-z0-9_]{0,30}")]
 Shape = tuple[Count, ...]
 Batches = tuple[tuple[Step, Step], ...]  # (first step, sequences of a step), ascending
+Placement = Annotated[str, Pattern(r"[a-z_]+\([0-9, ]*\)|[a-z_]+")]  # of stages on pipeline ranks
 
 
 @dataclass(frozen=True)
@@ -310,11 +306,11 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Plan:
-    """plan.json: mesh, replica table, recipe, and which program serves which step."""
+    """All that a rank needs to know beside its program."""
 
     run: Annotated[str, Pattern(r"[A-Za-z_][A-Za-z0-9_.-]{0,1100}")]  # it becomes the name of a folder
     mesh: Mesh
-    placement: Annotated[str, Pattern(r"[a-z_]+\([0-9, ]*\)|[a-z_]+")]
+    placement: Placement
     zero: Annotated[int, Range(0, 3)]
     precision: Precision
     model: Model
@@ -354,46 +350,31 @@ class Plan:
 def _check_parts(plan: Plan) -> None:
     """Raise FormError where two parts of a plan contradict each other. O(size of the plan)."""
     mesh, layers, batches = plan.mesh, plan.model.layers, plan.batches
-    _demand(mesh.world <= MAX_RANKS and mesh.dp % mesh.ep == 0, "mesh")
-    _demand(layers and layers[0].first == 0, "model.layers")
+    demand(mesh.world <= MAX_RANKS and mesh.dp % mesh.ep == 0, "mesh")
+    demand(layers and layers[0].first == 0, "model.layers")
     for span, after in zip(layers, [*layers[1:], None], strict=True):
-        _demand(span.first <= span.last, "model.layers")
-        _demand(after is None or after.first == span.last + 1, "model.layers")
-    _demand(len(plan.memory) == mesh.pp, "memory")
-    _demand(all(max(edge) < mesh.pp for edge in plan.edges), "edges")
-    _demand(plan.train.rate, "train.rate")
-    _demand(plan.buckets and all(bucket.parameters for bucket in plan.buckets), "buckets")
+        demand(span.first <= span.last, "model.layers")
+        demand(after is None or after.first == span.last + 1, "model.layers")
+    demand(len(plan.memory) == mesh.pp, "memory")
+    demand(all(max(edge) < mesh.pp for edge in plan.edges), "edges")
+    demand(plan.train.rate, "train.rate")
+    demand(plan.buckets and all(bucket.parameters for bucket in plan.buckets), "buckets")
     for part, rows in (("buckets", plan.buckets), ("biases", plan.biases)):
         for row in rows:
             holders = row.holders
-            _demand(holders and [*holders] == sorted({*holders}) and holders[-1] < mesh.world, f"{part}: holders")
+            demand(holders and [*holders] == sorted({*holders}) and holders[-1] < mesh.world, f"{part}: holders")
     whole = plan.zero and plan.optimizer.unit == "matrix"
     for bucket in plan.buckets:
         owners, count = bucket.owners, len(bucket.holders)
         wanted = len(bucket.parameters) if whole and count > 1 else 0
-        _demand(len(owners) == wanted and all(owner < count for owner in owners), "buckets: owners")
-    _demand(batches and batches[0][0] == 0, "batches")
-    _demand(all(a[0] < b[0] for a, b in pairwise(batches)), "batches")
+        demand(len(owners) == wanted and all(owner < count for owner in owners), "buckets: owners")
+    demand(batches and batches[0][0] == 0, "batches")
+    demand(all(a[0] < b[0] for a, b in pairwise(batches)), "batches")
     sequences = mesh.dp * plan.train.micro_batch
-    _demand(all(size > 0 and size % sequences == 0 for _, size in batches), "batches")
+    demand(all(size > 0 and size % sequences == 0 for _, size in batches), "batches")
 
 
-def check_programs(plan: Plan, programs: Mapping[str, Any]) -> None:
-    """Raise FormError unless a plan has its programs, and those fit it.
-
-    programs: contents of program/*.json by name; their rows are those of pipeline ranks.
-    """
-    sequences = plan.mesh.dp * plan.train.micro_batch
-    for _, size in plan.batches:
-        _demand(f"train_{size // sequences}" in programs, f"batches: there is no program of {size} sequences")
-    if plan.train.validate:
-        largest = plan.batches[-1][1]
-        _demand(f"evaluate_{largest // sequences}" in programs, "train.validate: there is no program for it")
-    for name, program in programs.items():
-        fits = len(program["ranks"]) == plan.mesh.pp and name.endswith(f"_{program['micro_batches']}")
-        _demand(fits and program["placement"] == plan.placement, f"program/{name}.json: its sizes")
-
-
-def _demand(condition: object, place: str) -> None:
+def demand(condition: object, place: str) -> None:
+    """Raise FormError, that names a place of a plan, where a condition does not hold."""
     if not condition:
         raise FormError(f"{place}: not what a plan has there")

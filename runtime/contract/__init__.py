@@ -1,0 +1,85 @@
+"""What the compiler writes into a build for the runtime to read: the contract between both, as frozen dataclasses.
+
+The compiler makes these values; the runtime reads them back from the verified bytes, strictly (runtime/strict_json.py),
+so that a file which no compilation writes, a forged one among them, is refused before any rank starts. A key of a file
+is a field here, in the order of the file. No torch.
+
+| file | value |
+|---|---|
+| `plan.json` | Plan |
+| `program/*.json` | Program |
+| `certificate/*.json` | Certificate |
+| `kernels.json` | KernelList |
+| `manifest.json` | Manifest |
+"""
+
+from runtime.contract.kernel_list import EmittedOp, KernelList, OptimizerStep, SegmentKernels
+from runtime.contract.plan import (
+    Batches,
+    BatchGrowth,
+    Bias,
+    BodyTimes,
+    Bucket,
+    Checkpoints,
+    Data,
+    DataRequest,
+    Layers,
+    Mesh,
+    Message,
+    Model,
+    MoeLayer,
+    Optimizer,
+    OptimizerState,
+    Overlap,
+    Parameter,
+    Phase,
+    Plan,
+    Precision,
+    ProgramTimes,
+    RatePhase,
+    StateTensor,
+    Train,
+    TrainedTokenizer,
+    Validation,
+)
+from runtime.contract.programs import Call, Certificate, Exchanged, Facts, Manifest, Program, check_programs
+
+__all__ = [
+    "BatchGrowth",
+    "Batches",
+    "Bias",
+    "BodyTimes",
+    "Bucket",
+    "Call",
+    "Certificate",
+    "Checkpoints",
+    "Data",
+    "DataRequest",
+    "EmittedOp",
+    "Exchanged",
+    "Facts",
+    "KernelList",
+    "Layers",
+    "Manifest",
+    "Mesh",
+    "Message",
+    "Model",
+    "MoeLayer",
+    "Optimizer",
+    "OptimizerState",
+    "OptimizerStep",
+    "Overlap",
+    "Parameter",
+    "Phase",
+    "Plan",
+    "Precision",
+    "Program",
+    "ProgramTimes",
+    "RatePhase",
+    "SegmentKernels",
+    "StateTensor",
+    "Train",
+    "TrainedTokenizer",
+    "Validation",
+    "check_programs",
+]

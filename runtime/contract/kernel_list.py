@@ -1,0 +1,58 @@
+"""kernels.json of a build: every op of every segment with its kernel, and what was fused into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.contract.plan import Amount
+from runtime.strict_json import read
+
+
+@dataclass(frozen=True)
+class EmittedOp:
+    """One op of a function of a segment, in the order of the calls. `kernel`: the file it has, if any.
+
+    `of`: the ops that were fused into it, and `bytes_saved` what that saves to move.
+    """
+
+    function: str
+    op: str
+    kernel: str | None
+    of: tuple[str, ...] = ()
+    bytes_saved: int | None = None
+
+
+@dataclass(frozen=True)
+class SegmentKernels:
+    """A segment, at its first place in the model, and how often it is used."""
+
+    segment: str
+    kind: str
+    site: str
+    uses: Amount
+    ops: tuple[EmittedOp, ...]
+
+
+@dataclass(frozen=True)
+class OptimizerStep:
+    """What a step of the optimizer moves, on the pipeline rank that updates most."""
+
+    op: str
+    kernel: str | None
+    elements: Amount
+    bytes: Amount
+
+
+@dataclass(frozen=True)
+class KernelList:
+    """kernels.json. `rows`: received rows that bytes are said for. `unfused`: fusions that the spec leaves out."""
+
+    rows: Amount
+    unfused: tuple[str, ...]
+    segments: tuple[SegmentKernels, ...]
+    optimizer: OptimizerStep
+
+    @staticmethod
+    def from_json(text: str | bytes) -> KernelList:
+        """Raises FormError."""
+        return read(KernelList, text, "a list of kernels")

@@ -1,0 +1,153 @@
+"""Programs of a build, the certificates of their proofs, and the manifest of all files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from runtime.contract.plan import Amount, Count, Placement, Plan, Rank, demand
+from runtime.strict_json import read, tree
+
+
+class Call(NamedTuple):
+    """One invocation of a body: receives to post before it, and sends to release after it, by rank and message."""
+
+    body: str
+    micro_batches: tuple[Amount, ...]
+    posts: tuple[tuple[Rank, str], ...]  # (pipeline rank, message)
+    releases: tuple[tuple[Rank, str], ...]
+
+    @property
+    def label(self) -> str:
+        """The call in the schedule notation: F0_B1 on (3, 7) → (F0.3|B1.7)."""
+        actions = self.body.split("_")
+        names = [f"{action}.{m}" for action, m in zip(actions, self.micro_batches, strict=True)]
+        return f"({'|'.join(names)})" if len(names) > 1 else names[0]
+
+
+@dataclass(frozen=True)
+class Program:
+    """program/*.json: the calls of each pipeline rank, for a number of micro-batches."""
+
+    schedule: str
+    micro_batches: Count
+    placement: Placement
+    ranks: tuple[tuple[Call, ...], ...]
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Program:
+        """Raises FormError."""
+        return read(Program, text, "a program")
+
+    def to_json(self) -> str:
+        """The text of the file, a line for each call."""
+        ranks = [
+            ",\n".join(
+                f'   ["{body}", {[*micro_batches]}, [{_messages(posts)}], [{_messages(releases)}]]'
+                for body, micro_batches, posts, releases in calls
+            )
+            for calls in self.ranks
+        ]
+        rows = ",\n".join(f"  [\n{text}\n  ]" for text in ranks)
+        head = f'"schedule": {json.dumps(self.schedule)}, "micro_batches": {self.micro_batches}'
+        return f'{{\n {head},\n "placement": {json.dumps(self.placement)},\n "ranks": [\n{rows}\n ]\n}}\n'
+
+
+def _messages(ends: Sequence[tuple[int, str]]) -> str:
+    """Items of a JSON list; names of messages have no letter that JSON escapes."""
+    return ", ".join([f'[{rank}, "{message}"]' for rank, message in ends]) if ends else ""
+
+
+def check_programs(plan: Plan, programs: Mapping[str, Program]) -> None:
+    """Raise FormError unless a plan has its programs, and those fit it. `programs`: by name, as in train_8."""
+    sequences = plan.mesh.dp * plan.train.micro_batch
+    for _, size in plan.batches:
+        demand(f"train_{size // sequences}" in programs, f"batches: there is no program of {size} sequences")
+    if plan.train.validate:
+        largest = plan.batches[-1][1]
+        demand(f"evaluate_{largest // sequences}" in programs, "train.validate: there is no program for it")
+    for name, program in programs.items():
+        fits = len(program.ranks) == plan.mesh.pp and name.endswith(f"_{program.micro_batches}")
+        demand(fits and program.placement == plan.placement, f"program/{name}.json: its sizes")
+
+
+class Exchanged(NamedTuple):
+    """What a body does with a message: `kind` send or receive; `slot` of the micro-batch that it is of."""
+
+    kind: str
+    peer: Rank
+    producer: str  # F3
+    slot: Amount
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a proof counted; peaks are by pipeline rank."""
+
+    num_ranks: Amount
+    num_micro_batches: Amount
+    num_actions: Amount
+    num_instructions: Amount
+    num_messages: Amount
+    num_exchanges: Amount
+    num_reduces: Amount
+    peak_activations: tuple[Amount, ...]
+    peak_fixed_bytes: tuple[Amount, ...]
+    peak_bytes: tuple[Amount, ...]
+
+
+Bodies = Mapping[str, tuple[Exchanged, ...]]  # of one pipeline rank, by name
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """certificate/*.json: what a proof is of, and what it found.
+
+    `schedule`: sha256 of the schedule's text. `files`: sha256 of plan, program and stage modules, by path. `bodies`:
+    what each sends and receives, by pipeline rank.
+    """
+
+    schedule: str
+    files: Mapping[str, str]
+    facts: Facts
+    bodies: tuple[Bodies, ...]
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Certificate:
+        """Raises FormError."""
+        return read(Certificate, text, "a certificate")
+
+    def to_json(self) -> str:
+        """The text of the file, a line for each file, fact and body."""
+        parts = [
+            f' "schedule": {json.dumps(self.schedule)}',
+            _lines("files", self.files),
+            _lines("facts", tree(self.facts)),
+            ' "bodies": [\n' + ",\n".join(map(_bodies, self.bodies)) + "\n ]",
+        ]
+        return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _lines(name: str, values: Mapping[str, object]) -> str:
+    rows = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
+    return f" {json.dumps(name)}: {{\n{rows}\n }}"
+
+
+def _bodies(bodies: Bodies) -> str:
+    rows = [f"   {json.dumps(name)}: {json.dumps(exchanged)}" for name, exchanged in bodies.items()]
+    return "  {\n" + ",\n".join(rows) + "\n  }"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """manifest.json: sha256 of every other file, and the versions of the packages that emitted them."""
+
+    versions: Mapping[str, str]
+    files: Mapping[str, str]
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Manifest:
+        """Raises FormError."""
+        return read(Manifest, text, "a manifest")
