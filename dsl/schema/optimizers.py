@@ -76,5 +76,6 @@ class AdamW(Optimizer):
     ] = None
 
 
-AnyOptimizer = AdamW  # of several kinds: AdamW | …
+# What a run may name, joined by `|`.
+AnyOptimizer = AdamW
 OPTIMIZERS = {each.model_fields["kind"].default: each for each in get_args(AnyOptimizer) or (AnyOptimizer,)}

@@ -1,0 +1,87 @@
+"""What a plan says of the optimizer of a spec against what ranks allocate: python -m tests.extended_optimizer SPEC."""
+
+from __future__ import annotations
+
+import json
+import sys
+from math import prod
+
+import pytest
+import torch
+
+from compiler.build import compile_spec
+from compiler.decide import lower_spec
+from compiler.predict.memory_state import rank_states
+from compiler.predict.predict import timed
+from dsl.load import load
+from dsl.memory import ITEMSIZE
+from dsl.schema import Spec
+from runtime.contract import Plan
+from runtime.state import Bucket, build_state
+
+
+def state_bytes(buckets: tuple[Bucket, ...]) -> int:
+    return sum(tensor.nbytes for bucket in buckets for piece in bucket.owned for tensor in piece.state.values())
+
+
+def check_memory(spec: Spec, plan: Plan) -> None:
+    """The fullest device of each pipeline rank holds what is planned, to the byte."""
+    dp = plan.mesh.dp
+    planned = rank_states(spec, lower_spec(spec).plan)
+    states = [build_state(plan, rank, torch.device("cpu")) for rank in range(plan.mesh.world)]
+    names = [tensor.name for tensor in spec.train.optimizer.state]
+    for pp_rank, memory in enumerate(planned):
+        of_rank = [state.buckets for state in states[pp_rank * dp : (pp_rank + 1) * dp]]
+        assert memory.optimizer == max(map(state_bytes, of_rank))
+        assert {memory.gradients} == {sum(bucket.gradients.nbytes for bucket in buckets) for buckets in of_rank}
+    for state in states:
+        assert all([*piece.state] == names for bucket in state.buckets for piece in bucket.owned)
+
+
+def check_owners(spec: Spec, plan: Plan) -> list[int]:
+    """Each parameter has one owner, who has it whole; the FLOPs that each rank is owner of, balanced."""
+    work, flops = [0] * plan.mesh.world, [0] * plan.mesh.world
+    largest = 0
+    for bucket in plan.buckets:
+        assert len(bucket.owners) == len(bucket.parameters), "every bucket here has several holders"
+        for parameter, owner in zip(bucket.parameters, bucket.owners, strict=True):
+            each = spec.train.optimizer.flops(parameter.shape)
+            flops[bucket.holders[owner]] += each
+            work[bucket.holders[owner]] += each + prod(parameter.shape)
+            largest = max(largest, each + prod(parameter.shape))
+    assert max(work) - min(work) <= largest
+    for rank in range(plan.mesh.world):
+        for held in build_state(plan, rank, torch.device("cpu")).buckets:
+            shapes = {piece.shape for piece in held.owned}
+            assert shapes <= {entry.shape for entry in held.entries}
+    return flops
+
+
+def check_price(spec: Spec, plan: Plan, flops: list[int]) -> None:
+    """The update of the step takes the bytes of the row at one rate, and its FLOPs at that of products."""
+    found, precision, row = timed(spec), spec.precision, spec.train.optimizer
+    assert precision.master == precision.parameter, "weights are their own masters here"
+    elements = sum(prod(parameter.shape) for parameter in plan.parameters)
+    tensors = [precision.master, *(getattr(precision, tensor.role) for tensor in row.state)]
+    each = ITEMSIZE[precision.gradients] + 2 * sum(ITEMSIZE[dtype] for dtype in tensors)
+    states = [build_state(plan, rank, torch.device("cpu")) for rank in range(plan.mesh.world)]
+    owned = max(sum(prod(piece.shape) for bucket in state.buckets for piece in bucket.owned) for state in states)
+    (rates,) = found.rates
+    seconds = (owned * each + elements * ITEMSIZE[precision.gradients]) / rates.rate("optimizer", "any", ())
+    seconds += max(flops) / rates.rate("gemm", precision.compute, ())
+    assert found.step.tail.update_s == pytest.approx(seconds * max(1.0, found.shared))
+
+
+def main(path: str) -> None:
+    spec = load(path)
+    files = dict(compile_spec(spec).files)
+    plan, kernels = Plan.from_json(files["plan.json"]), json.loads(files["kernels.json"])
+    check_memory(spec, plan)
+    flops = check_owners(spec, plan) if spec.train.optimizer.unit == "matrix" else [0]
+    check_price(spec, plan, flops)
+    assert kernels["optimizer"]["op"] == spec.train.optimizer.kind and kernels["optimizer"]["kernel"] is None
+    assert not [name for name in files if name.startswith("kernels/") and spec.train.optimizer.kind in name]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,108 @@
+"""An optimizer is a row and a file: the example of docs/extending.md is planned, trained and resumed in a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from dsl.schema import OPTIMIZERS
+from runtime.checkpoint import Checkpoint, load
+from runtime.optimizers import reference_update
+from tests.extending import ROOT, Copy, extension, files_of_table
+
+TITLE = "A new optimizer"
+MATRIX = '    unit: ClassVar = "matrix"\n'
+SPEC = """\
+import "specs/tiny.dsc"
+
+run mine extends tiny {
+  cluster   = two
+  parallel  { pipeline = 1, data = 2, zero = 1 }
+  train {
+    steps = 4, batch = 8
+    optimizer spectral { beta = 0.9, weight_decay = 0.1 }
+    checkpoint { every = 2 steps, keep = 10 }
+  }
+  data { source = "words.txt", tokenizer = train(512), validation = 0% }
+}
+cluster two extends one { node { devices = 2, device cpu { cores = 2 } } }
+"""
+MINE = "mine.dsc:mine"
+NAMED_IN = {
+    "dsl/schema/optimizers.py": "the rows",
+    "dsl/schema/run.py": "examples of specs",
+    "dsl/reference/words.py": "an example of a spec",
+    "dsl/vocabulary/tables.py": "what to write for words of other systems",
+    "compiler/importers/first_run.py": "a template of specs",
+    "compiler/kernels/__init__.py": "a row of KERNELS",
+    "runtime/native/library.py": "the signature of a function in C++",
+    "runtime/calibrate.py": "a function of torch that streams like an update",
+}
+WORDS = " ".join(f"{left} {right}" for left in range(300) for right in ("and", "or", "not", left * left, left**3))
+
+
+@pytest.fixture(params=["matrix", "element"])
+def copy(tmp_path: Path, request: pytest.FixtureRequest) -> Copy:
+    """The project with the example in it; as it is, and with its state cut anywhere."""
+    copy = Copy(tmp_path, extension(TITLE))
+    if request.param == "element":
+        row = tmp_path / "dsl" / "schema" / "optimizers.py"
+        text = row.read_text("utf-8")
+        begin, found, end = text.partition(MATRIX)
+        assert found
+        kept, _, last = end.partition("    @classmethod\n")
+        row.write_text(begin + kept + last[last.index("# What a run may name") :], "utf-8")
+    (tmp_path / "mine.dsc").write_text(SPEC, "utf-8")
+    (tmp_path / "words.txt").write_text(WORDS, "utf-8")
+    return copy
+
+
+def tensors(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    return dict(checkpoint.read(checkpoint.shapes))
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_table_names_the_files_of_the_page() -> None:
+    assert extension(TITLE).files == files_of_table("optimizer", "spectral")
+
+
+def test_a_new_optimizer(copy: Copy) -> None:
+    """Planned to the byte, trained on two ranks that share its state, and resumed to the bit."""
+    copy.run("-m", "tests.extended_optimizer", MINE)
+    for words in (("straight",), ("broken", "--steps", "2"), ("broken", "--resume")):
+        done = copy.dsc("train", MINE, "--cache", "shared", "--out", *words)
+        assert "not bit for bit" not in done
+    straight, broken = (tensors(load(copy.folder / run / "checkpoints")) for run in ("straight", "broken"))
+    assert {name.partition("/")[0] for name in straight} == {"weight", "momentum", "bias"}
+    assert equal(straight, broken)
+    copy.dsc("train", MINE, "--cache", "shared", "--out", "whole", "-s", "parallel.zero=0")
+    whole = tensors(load(copy.folder / "whole" / "checkpoints"))
+    assert equal(whole, straight), "who owns what changes no weight"
+
+
+def named_in(package: str) -> Iterator[str]:
+    """The files of a package that say the name of a kind or of a tensor of its state."""
+    words = {*OPTIMIZERS, *(tensor.name for row in OPTIMIZERS.values() for tensor in row.state)}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        if any(word in path.read_text("utf-8") for word in words):
+            yield path.relative_to(ROOT).as_posix()
+
+
+def test_an_optimizer_is_named_in_its_row_and_its_file() -> None:
+    found = {path for package in ("dsl", "compiler", "runtime") for path in named_in(package)}
+    own = {f"{folder}/{kind}.py" for kind in OPTIMIZERS for folder in ("runtime/optimizers", "compiler/kernels")}
+    assert found - own == set(NAMED_IN)
+
+
+def test_each_row_has_its_file() -> None:
+    files = {path.stem for path in (ROOT / "runtime" / "optimizers").glob("*.py")} - {"__init__"}
+    assert files == set(OPTIMIZERS)
+    for kind, row in OPTIMIZERS.items():
+        assert reference_update(kind).__name__ == kind
+        assert {"kind", "weight_decay", "clip"} <= set(row.model_fields)
