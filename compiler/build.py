@@ -20,7 +20,7 @@ from compiler.emit.origin import with_origin
 from compiler.emit.segment_cache import Segments
 from compiler.emit.stage_modules import StageModules
 from compiler.ir import Body, Program, SegmentCode
-from compiler.kernels import emit_kernel
+from compiler.kernels import KERNELS, emit_kernel
 from compiler.kernels.calls import update as call_of_optimizer
 from compiler.lower.estimate import Overlap, overlaps_of, rank_times
 from compiler.report.page import report_html
@@ -107,7 +107,8 @@ class _Emission:
     def _plan_files(self) -> dict[str, str]:
         spec, lowered = self.spec, self.lowered
         optimizer = call_of_optimizer(spec)
-        kernel = emit_kernel(optimizer.op, optimizer.arguments, num_sms(spec))
+        has_kernel = optimizer.op in KERNELS  # an optimizer may run on torch alone
+        kernel = emit_kernel(optimizer.op, optimizer.arguments, num_sms(spec)) if has_kernel else None
         files = {
             "spec.resolved": self.resolved,
             "kernels.json": kernels_json(spec, lowered.plan, self.codes, optimizer, kernel.name if kernel else None),

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.sizes import Make, Sizes
+from compiler.ops import RULES
+from compiler.ops import Tensor as Abstract
 from runtime import ops
-from runtime.ops.fakes import FAKES
 from runtime.ops.quantise import quantise, quantise_blocks, quantise_columns
 from runtime.optimizers import reference_update
 
@@ -21,9 +22,19 @@ Arguments = tuple[Any, ...]
 
 
 def of(op: str, *arguments: Any) -> Any:
-    """The results of an op, or on the meta device its shape rule's."""
-    meant = FAKES if arguments[0].device.type == "meta" else ops.OPS
-    return meant[op](*arguments)
+    """The results of an op; on the meta device tensors of the shapes and dtypes that its rule says."""
+    if arguments[0].device.type != "meta":
+        return ops.OPS[op](*arguments)
+    results = RULES[op].infer(*map(abstract, arguments))
+    made = tuple(torch.empty(each.shape, dtype=getattr(torch, each.dtype), device="meta") for each in results)
+    return made if len(made) > 1 else made[0]
+
+
+def abstract(argument: Any) -> Any:
+    """A tensor as op rules have it; a constant as it is."""
+    if not isinstance(argument, Tensor):
+        return argument
+    return Abstract(tuple(argument.shape), str(argument.dtype).removeprefix("torch."))
 
 
 def reference(op: str) -> Callable[..., Any]:

@@ -26,7 +26,7 @@ from compiler.segments.printer import module_name
 FOLDER = "segments"
 
 # What decides how a segment is traced, cut, checked and printed, from the root of the sources: all that
-# compiler/segments and runtime/ops/library.py import, and the layers, whose functions are traced.
+# compiler/segments imports, the families of ops and kernels, and the layers, whose functions are traced.
 SOURCES = (
     "compiler/__init__.py",
     "compiler/cache_folder.py",
@@ -39,7 +39,6 @@ SOURCES = (
     "compiler/kernels",
     "compiler/layers",
     "compiler/ops",
-    "compiler/segments/interpret.py",
     "compiler/stage_placement.py",
     "runtime/native",
     "runtime/ops",

@@ -20,8 +20,8 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     from compiler.segments.interpret import base_graph, rewritten
     from compiler.segments.node_costs import bytes_saved
     from compiler.segments.split import split
+    from compiler.segments.torch_ops import ops
     from compiler.segments.trace import trace
-    from runtime.ops.library import ops
 
     assert not segment.stored, f"segment {segment.kind}: values that are stored in another dtype have no text yet"
     base = base_graph(segment)

@@ -1,64 +1,52 @@
-"""Triton kernels as emitted source: one row for each op that has one, its reference being the op in `runtime/ops`."""
+"""Triton kernels as emitted source: one row for each op that has one, its reference being the op in `runtime/ops`.
+
+A module with a template beside it (`rmsnorm.py`, `rmsnorm.py.j2`) is a family of kernels. Its `OPS` has a row for each
+op: a function from the number of SMs and the op's own arguments to the choice of a kernel. Ops that share a file make
+the same choice.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from compiler.kernels import (
-    adamw,
-    attention,
-    cross_entropy,
-    embedding,
-    grouped_linear,
-    grouped_linear_fp8,
-    linear_cross_entropy,
-    linear_fp8,
-    permute,
-    permute_gate,
-    quantise,
-    rmsnorm,
-    rmsnorm_quantise,
-    route,
-    sequence_balance,
-    swiglu,
-    swiglu_quantise,
-    unpermute,
-)
 from compiler.kernels.kernel import Choice, KernelFile, render
 
-__all__ = ["KERNELS", "KernelFile", "emit_kernel"]
+__all__ = ["KERNELS", "ON_TORCH", "KernelFile", "emit_kernel"]
 
-# op → its choice, from the number of SMs and the op's own arguments. Ops that share a file make the same choice.
-KERNELS: dict[str, Callable[..., Choice | None]] = {
-    **adamw.OPS,
-    **attention.OPS,
-    **cross_entropy.OPS,
-    **embedding.OPS,
-    **grouped_linear.OPS,
-    **grouped_linear_fp8.OPS,
-    **linear_cross_entropy.OPS,
-    **linear_fp8.OPS,
-    **permute.OPS,
-    **permute_gate.OPS,
-    **quantise.OPS,
-    **rmsnorm.OPS,
-    **rmsnorm_quantise.OPS,
-    **route.OPS,
-    **sequence_balance.OPS,
-    **swiglu.OPS,
-    **swiglu_quantise.OPS,
-    **unpermute.OPS,
-}
+# Ops that run on torch on every device: products that cuBLAS does, and what torch adds, joins and views.
+ON_TORCH = (
+    *("add", "cat2", "columns", "linear", "linear_dgrad", "linear_wgrad_"),
+    *("linear_wide", "linear_wide_dgrad", "linear_wide_wgrad_"),
+)
+
+
+def _rows() -> dict[str, Callable[..., Choice | None]]:
+    """The rows of all families, by op."""
+    found: dict[str, Callable[..., Choice | None]] = {}
+    for template in sorted(Path(__file__).parent.glob("*.py.j2")):
+        family = template.name.removesuffix(".py.j2")
+        if template.with_name(f"{family}.py").is_file():  # others are included
+            rows = import_module(f"{__name__}.{family}").OPS
+            assert not rows.keys() & found.keys(), f"two kernels of {rows.keys() & found.keys()}"
+            found |= rows
+    return found
+
+
+KERNELS = _rows()
 
 
 def emit_kernel(op: str, arguments: tuple[Any, ...], num_sms: int) -> KernelFile | None:
-    """The kernel file that holds function `op` for these arguments, or None where the reference op runs.
+    """The kernel file that holds function `op` for these arguments, or None if the reference op runs.
 
     `arguments` are those of the op's call, in order: `Buffer` for tensors (rows may be "R"), plain constants else.
     `num_sms` is how many SMs compute may use: the device's less those kept for communication. The text depends
     on nothing else, and not on the number of rows.
     """
-    choose = KERNELS.get(op)
-    choice = choose(num_sms, *arguments) if choose else None
+    if op in ON_TORCH:
+        return None
+    assert op in KERNELS, f"op {op} has no row in compiler/kernels and is not in ON_TORCH"
+    choice = KERNELS[op](num_sms, *arguments)
     return render(choice) if choice else None

@@ -1,36 +1,40 @@
-"""One torch-free rule per op of `runtime.ops`."""
+"""One torch-free rule per op of `runtime.ops`: its shapes, dtypes, gradients, FLOPs, bytes and kernel class.
+
+Every module here is a family of ops. `RULES` has the rows of all families, of ops that layers call; `CASTS` those that
+storage puts in (`compiler/segments/storage.py`).
+"""
 
 from __future__ import annotations
 
-from compiler.ops.activation import GATED_SWIGLU, SWIGLU
-from compiler.ops.attention import GQA_ATTENTION, MLA_ATTENTION
-from compiler.ops.linear import GROUPED_LINEAR, LINEAR, LINEAR_WIDE
-from compiler.ops.norm import HEAD_RMSNORM, RMSNORM
-from compiler.ops.plain import ADD, CAT2, SPLIT2
-from compiler.ops.routing import PERMUTE, PERMUTE_PLACED, ROUTE, SEQUENCE_BALANCE, UNPERMUTE
+import pkgutil
+from importlib import import_module
+
 from compiler.ops.rule import Extent, Gradient, Rule, Shape, Tensor
-from compiler.ops.vocabulary import CROSS_ENTROPY, EMBEDDING
 
-__all__ = ["RULES", "Extent", "Gradient", "Rule", "Shape", "Tensor"]
+__all__ = ["CASTS", "GRADIENTS", "RULES", "Extent", "Gradient", "Rule", "Shape", "Tensor", "kernel_class"]
 
-RULES: dict[str, Rule] = {
-    "add": ADD,
-    "cat2": CAT2,
-    "cross_entropy": CROSS_ENTROPY,
-    "embedding": EMBEDDING,
-    "gated_swiglu": GATED_SWIGLU,
-    "gqa_attention": GQA_ATTENTION,
-    "grouped_linear": GROUPED_LINEAR,
-    "head_rmsnorm": HEAD_RMSNORM,
-    "linear": LINEAR,
-    "linear_wide": LINEAR_WIDE,
-    "mla_attention": MLA_ATTENTION,
-    "permute": PERMUTE,
-    "permute_placed": PERMUTE_PLACED,
-    "rmsnorm": RMSNORM,
-    "route": ROUTE,
-    "sequence_balance": SEQUENCE_BALANCE,
-    "split2": SPLIT2,
-    "swiglu": SWIGLU,
-    "unpermute": UNPERMUTE,
+
+def _rows(table: str) -> dict[str, Rule]:
+    """The rows of a table of all families, by op."""
+    found: dict[str, Rule] = {}
+    for family in pkgutil.iter_modules(__path__):
+        rows = getattr(import_module(f"{__name__}.{family.name}"), table, {})
+        assert not rows.keys() & found.keys(), f"two rules of {rows.keys() & found.keys()}"
+        found |= rows
+    return dict(sorted(found.items()))
+
+
+RULES, CASTS = _rows("RULES"), _rows("CASTS")
+GRADIENTS = {gradient.op: gradient for rule in RULES.values() for gradient in rule.gradients if gradient.op}
+
+_CLASSES = {op: rule.kernel_class for op, rule in (RULES | CASTS).items()} | {
+    gradient.op: gradient.kernel_class or rule.kernel_class
+    for rule in RULES.values()
+    for gradient in rule.gradients
+    if gradient.op not in RULES
 }
+
+
+def kernel_class(op: str) -> str:
+    """The kernel class of an op or of a gradient; KeyError if it has no rule."""
+    return _CLASSES[op]

@@ -19,6 +19,7 @@ SWIGLU = Rule(
     args=("h",),
     outputs=("y",),
     infer=_infer,
+    kernel_class="swiglu",
     flops=elementwise("h", 3),
     dgrad=Gradient("swiglu_dgrad", reads=("d_y", "h"), gives=("h",), flops=elementwise("h", 5)),
 )
@@ -27,6 +28,9 @@ GATED_SWIGLU = Rule(
     args=("h", "gate"),
     outputs=("y",),
     infer=_infer_gated,
+    kernel_class="swiglu",
     flops=elementwise("h", 4),
     dgrad=Gradient("gated_swiglu_dgrad", reads=("d_y", "h", "gate"), gives=("h", "gate"), flops=elementwise("h", 7)),
 )
+
+RULES = {"swiglu": SWIGLU, "gated_swiglu": GATED_SWIGLU}

@@ -56,32 +56,40 @@ def _gqa_kernel(n: SimpleNamespace) -> Shape:
 
 MLA_ATTENTION = Rule(
     args=("q", "kv", "k_rope", *_MLA),
-    outputs=("y", "lse"),
+    outputs=("o", "lse"),
     hidden=1,
+    differentiable=("o",),
     infer=_infer_mla,
+    kernel_class="attention",
     flops=_mla_flops(1, 1),  # q·k and p·v
     kernel=_mla_kernel,
     dgrad=Gradient(  # q·k again, dk and dq; dv and dp
         "mla_attention_dgrad",
-        reads=("d_y", "q", "kv", "k_rope", "y", "lse", *_MLA),
+        reads=("d_o", "q", "kv", "k_rope", "o", "lse", *_MLA),
         gives=("q", "kv", "k_rope"),
         flops=_mla_flops(3, 2),
         kernel=_mla_kernel,
+        kernel_class="attention_backward",
     ),
 )
 
 GQA_ATTENTION = Rule(
     args=("q", "k", "v", *_GQA),
-    outputs=("y", "lse"),
+    outputs=("o", "lse"),
     hidden=1,
+    differentiable=("o",),
     infer=_infer_gqa,
+    kernel_class="attention",
     flops=_gqa_flops(2),  # q·k and p·v
     kernel=_gqa_kernel,
     dgrad=Gradient(  # q·k again, dk and dq; dv and dp
         "gqa_attention_dgrad",
-        reads=("d_y", "q", "k", "v", "y", "lse", *_GQA),
+        reads=("d_o", "q", "k", "v", "o", "lse", *_GQA),
         gives=("q", "k", "v"),
         flops=_gqa_flops(5),
         kernel=_gqa_kernel,
+        kernel_class="attention_backward",
     ),
 )
+
+RULES = {"mla_attention": MLA_ATTENTION, "gqa_attention": GQA_ATTENTION}

@@ -51,23 +51,37 @@ LINEAR = Rule(
     args=("x", "w"),
     outputs=("y",),
     infer=_infer,
+    kernel_class="gemm",
     flops=_gemm("x"),
     kernel=_product("x", "y"),
     dgrad=Gradient("linear_dgrad", reads=("d_y", "w"), gives=("x",), flops=_gemm("d_y"), kernel=_product("d_y", "x")),
-    wgrad=Gradient("linear_wgrad", reads=("d_y", "x"), gives=("w",), flops=_gemm("d_y"), kernel=_product("d_y", "w")),
+    wgrad=Gradient(
+        "linear_wgrad",
+        reads=("d_y", "x"),
+        gives=("w",),
+        flops=_gemm("d_y"),
+        kernel=_product("d_y", "w"),
+        kernel_class="wgrad",
+    ),
 )
 
 LINEAR_WIDE = Rule(
     args=("x", "w"),
     outputs=("y",),
     infer=_infer_wide,
+    kernel_class="gemm",
     flops=_gemm("x"),
     kernel=_product("x", "y"),
     dgrad=Gradient(
         "linear_wide_dgrad", reads=("d_y", "w"), gives=("x",), flops=_gemm("d_y"), kernel=_product("d_y", "x")
     ),
     wgrad=Gradient(
-        "linear_wide_wgrad", reads=("d_y", "x"), gives=("w",), flops=_gemm("d_y"), kernel=_product("d_y", "w")
+        "linear_wide_wgrad",
+        reads=("d_y", "x"),
+        gives=("w",),
+        flops=_gemm("d_y"),
+        kernel=_product("d_y", "w"),
+        kernel_class="wgrad",
     ),
 )
 
@@ -75,6 +89,7 @@ GROUPED_LINEAR = Rule(
     args=("x", "w", "offsets"),
     outputs=("y",),
     infer=_infer_grouped,
+    kernel_class="grouped_gemm",
     flops=_gemm("x"),
     kernel=_product("x", "y"),
     dgrad=Gradient(
@@ -90,5 +105,8 @@ GROUPED_LINEAR = Rule(
         gives=("w",),
         flops=_gemm("d_y"),
         kernel=_product("d_y", "w"),
+        kernel_class="grouped_wgrad",
     ),
 )
+
+RULES = {"linear": LINEAR, "linear_wide": LINEAR_WIDE, "grouped_linear": GROUPED_LINEAR}

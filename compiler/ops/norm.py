@@ -22,6 +22,7 @@ RMSNORM = Rule(
     outputs=("y", "rstd"),
     hidden=1,
     infer=_infer,
+    kernel_class="norm",
     flops=elementwise("x", 4),
     dgrad=Gradient("rmsnorm_dgrad", reads=("d_y", "x", "w", "rstd"), gives=("x",), flops=elementwise("x", 8)),
     wgrad=Gradient("rmsnorm_wgrad", reads=("d_y", "x", "rstd"), gives=("w",), flops=elementwise("x", 3)),
@@ -32,7 +33,10 @@ HEAD_RMSNORM = Rule(
     outputs=("y", "rstd"),
     hidden=1,
     infer=_infer_heads,
+    kernel_class="norm",
     flops=elementwise("x", 4),
     dgrad=Gradient("head_rmsnorm_dgrad", reads=("d_y", "x", "w", "rstd"), gives=("x",), flops=elementwise("x", 8)),
     wgrad=Gradient("head_rmsnorm_wgrad", reads=("d_y", "x", "rstd"), gives=("w",), flops=elementwise("x", 3)),
 )
+
+RULES = {"rmsnorm": RMSNORM, "head_rmsnorm": HEAD_RMSNORM}

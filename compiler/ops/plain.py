@@ -25,6 +25,7 @@ ADD = Rule(
     args=("a", "b"),
     outputs=("y",),
     infer=_infer_add,
+    kernel_class="add",
     flops=elementwise("a", 1),
     dgrad=Gradient("", reads=("d_y",), gives=("a", "b")),
 )
@@ -33,6 +34,7 @@ CAT2 = Rule(
     args=("a", "b"),
     outputs=("y",),
     infer=_infer_cat2,
+    kernel_class="copy",
     dgrad=Gradient("split2", reads=("d_y", Extent("a", 1)), gives=("a", "b")),
 )
 
@@ -40,7 +42,10 @@ SPLIT2 = Rule(
     args=("x", "at"),
     outputs=("a", "b"),
     infer=_infer_split2,
+    kernel_class="copy",
     differentiable=("a", "b"),
     dgrad=Gradient("cat2", reads=("d_a", "d_b"), gives=("x",)),
     view=True,
 )
+
+RULES = {"add": ADD, "cat2": CAT2, "split2": SPLIT2}

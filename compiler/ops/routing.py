@@ -45,6 +45,7 @@ ROUTE = Rule(
     args=("logits", "bias", "softmax", "groups", "top_groups", "top_k", "normalize", "scale"),
     outputs=("gate", "expert"),
     infer=_infer_route,
+    kernel_class="router",
     flops=elementwise("logits", 8),
     differentiable=("gate",),
     dgrad=Gradient(
@@ -57,12 +58,14 @@ ROUTE = Rule(
 
 SEQUENCE_BALANCE = Rule(
     args=("logits", "expert", "sequence", "softmax"),
-    outputs=("y",),
+    outputs=("loss",),
     infer=_infer_balance,
+    kernel_class="router",
     flops=elementwise("logits", 8),
+    differentiable=("loss",),
     dgrad=Gradient(
         "sequence_balance_dgrad",
-        reads=("d_y", "logits", "expert", "sequence", "softmax"),
+        reads=("d_loss", "logits", "expert", "sequence", "softmax"),
         gives=("logits",),
         flops=elementwise("logits", 10),
     ),
@@ -70,23 +73,25 @@ SEQUENCE_BALANCE = Rule(
 
 PERMUTE = Rule(
     args=("x", "gate", "expert", "num_experts"),
-    outputs=("rows", "gate", "order", "counts"),
+    outputs=("rows", "row_gate", "order", "counts"),
     infer=_infer_permute,
-    differentiable=("rows", "gate"),
+    kernel_class="permute",
+    differentiable=("rows", "row_gate"),
     dgrad=Gradient(
         "permute_dgrad",
         reads=("d_rows", "order", Extent("gate", 1)),
         gives=("x",),
         flops=elementwise("d_rows", 1),
     ),
-    apart=Gradient("permute_gate_dgrad", reads=("d_gate", "order", Extent("gate", 1)), gives=("gate",)),
+    apart=Gradient("permute_gate_dgrad", reads=("d_row_gate", "order", Extent("gate", 1)), gives=("gate",)),
 )
 
 PERMUTE_PLACED = Rule(
     args=("x", "gate", "expert", "slots"),
-    outputs=("rows", "gate", "order", "counts"),
+    outputs=("rows", "row_gate", "order", "counts"),
     infer=_infer_permute_placed,
-    differentiable=("rows", "gate"),
+    kernel_class="permute",
+    differentiable=("rows", "row_gate"),
     dgrad=PERMUTE.dgrad,
     apart=PERMUTE.apart,
 )
@@ -95,7 +100,16 @@ UNPERMUTE = Rule(
     args=("y", "order", "top_k"),
     outputs=("out",),
     infer=_infer_unpermute,
+    kernel_class="permute",
     flops=elementwise("y", 1),
     differentiable=("out",),
     dgrad=Gradient("unpermute_dgrad", reads=("d_out", "order", "top_k"), gives=("y",)),
 )
+
+RULES = {
+    "route": ROUTE,
+    "sequence_balance": SEQUENCE_BALANCE,
+    "permute": PERMUTE,
+    "permute_placed": PERMUTE_PLACED,
+    "unpermute": UNPERMUTE,
+}

@@ -1,8 +1,9 @@
-"""What a rule is: everything the planner must know about an op, without torch.
+"""What a rule is: every fact of an op, without torch.
 
 A rule names the op's arguments and outputs in call order, infers the outputs' shapes and dtypes, and states its
 gradients as separate ops: `dgrad` for those of activations, `apart` for one of them that needs nothing the others do,
-`wgrad` for that of a weight, each with what it reads.
+`wgrad` for that of a weight, each with what it reads. Its names are those of the reference function's parameters
+(`runtime/ops`), which is checked where the op is given to torch (`compiler/segments/torch_ops.py`).
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Gradient:
     `gives`: the arguments of the forward whose gradients it returns, in order; each has its argument's shape and dtype.
     `op` "" computes nothing: the gradient of every argument in `gives` is the one tensor in `reads`.
     `flops` and `touched` get the shapes (R as a number) by the names in `reads` and `gives`, `kernel` with "R" in them.
+    `kernel_class` is that of the rule if it is empty.
     """
 
     op: str
@@ -60,6 +62,7 @@ class Gradient:
     flops: Callable[[SimpleNamespace], int] = no_flops
     touched: Callable[[SimpleNamespace], int] | None = None  # elements read and written, if not all there are
     kernel: Callable[[SimpleNamespace], Shape] | None = None  # extents its rate depends on, if not rows and columns
+    kernel_class: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,14 @@ class Rule:
     """One op. `infer` gets `Tensor`s and constants in call order and returns a `Tensor` per output.
 
     The last `hidden` outputs are kept for the backward and not returned to the layer. `differentiable` outputs have
-    gradients. A `view` owns no storage: its outputs live in its first argument.
+    gradients. A `view` owns no storage: its outputs live in its first argument. `kernel_class` decides which rate the
+    op is timed by (compiler/rates/kernel_classes.py).
     """
 
     args: tuple[str, ...]
     outputs: tuple[str, ...]
     infer: Callable[..., tuple[Tensor, ...]]
+    kernel_class: str
     flops: Callable[[SimpleNamespace], int] = no_flops
     touched: Callable[[SimpleNamespace], int] | None = None
     kernel: Callable[[SimpleNamespace], Shape] | None = None
@@ -83,14 +88,28 @@ class Rule:
     wgrad: Gradient | None = None
     view: bool = False
 
+    def __post_init__(self) -> None:
+        names = {*self.args, *self.outputs}
+        assert len(names) == len(self.args) + len(self.outputs), f"a name twice: {self.args}, {self.outputs}"
+        for gradient in self.gradients:
+            unread = {read.of if isinstance(read, Extent) else read for read in gradient.reads} - names
+            assert unread <= {f"d_{name}" for name in self.differentiable}, f"{gradient.op} reads {sorted(unread)}"
+            assert {*gradient.gives} <= {*self.args}, f"{gradient.op} gives {gradient.gives}"
+            assert {*self.differentiable} <= {*self.outputs}, f"no outputs: {self.differentiable}"
+
     @property
     def gradients(self) -> tuple[Gradient, ...]:
         return tuple(gradient for gradient in (self.dgrad, self.apart, self.wgrad) if gradient)
 
+    @property
+    def visible(self) -> int:
+        """How many outputs a layer gets, the first ones."""
+        return len(self.outputs) - self.hidden
+
     def value_names(self, op: str, occurrence: int) -> tuple[str, ...]:
         """Logical names of the outputs of the `occurrence`-th `op` of a segment: `linear_2`, `rmsnorm_0_rstd`."""
-        alone = len(self.outputs) - self.hidden == 1
         call = f"{op}_{occurrence}"
+        alone = self.visible == 1
         return tuple(call if alone and index == 0 else f"{call}_{output}" for index, output in enumerate(self.outputs))
 
 

@@ -25,6 +25,7 @@ EMBEDDING = Rule(
     args=("tokens", "w"),
     outputs=("y",),
     infer=_infer_embedding,
+    kernel_class="embedding",
     touched=lambda n: n.tokens[0] * (1 + 2 * n.w[1]),
     kernel=_rows,
     wgrad=Gradient(
@@ -39,14 +40,18 @@ EMBEDDING = Rule(
 
 CROSS_ENTROPY = Rule(
     args=("logits", "targets"),
-    outputs=("y", "lse"),
+    outputs=("loss", "lse"),
     hidden=1,
+    differentiable=("loss",),
     infer=_infer_cross_entropy,
+    kernel_class="cross_entropy",
     flops=elementwise("logits", 4),
     dgrad=Gradient(
         "cross_entropy_dgrad",
-        reads=("d_y", "logits", "targets", "lse"),
+        reads=("d_loss", "logits", "targets", "lse"),
         gives=("logits",),
         flops=elementwise("logits", 4),
     ),
 )
+
+RULES = {"embedding": EMBEDDING, "cross_entropy": CROSS_ENTROPY}

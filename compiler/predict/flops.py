@@ -16,8 +16,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from compiler.ir import Communication, Segment, Use
+from compiler.ops import kernel_class
 from compiler.predict.prediction import Flops
-from compiler.rates.kernel_classes import class_of
 from compiler.segments.interpret import interpret
 from compiler.segments.node_costs import costs
 
@@ -49,6 +49,6 @@ def _forward(segment: Segment) -> tuple[tuple[int, int], int]:
     """
     plain = replace(segment, recompute=(), remade=(), stored=(), fused=())
     ops = [(op, work) for op, work in dict(costs(interpret(plain)))["F"].ops if op != GATE]
-    products = [work for op, work in ops if class_of(op) in PRODUCTS]
-    core = sum(work.flops for op, work in ops if class_of(op) == CORE)
+    products = [work for op, work in ops if kernel_class(op) in PRODUCTS]
+    core = sum(work.flops for op, work in ops if kernel_class(op) == CORE)
     return (sum(work.flops for work in products), sum(work.flops_row for work in products)), core

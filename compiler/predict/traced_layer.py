@@ -18,7 +18,8 @@ from compiler.actions.chains import EXCHANGES, Chains
 from compiler.actions.lanes import best_order, end_of
 from compiler.actions.order import jobs_of
 from compiler.ir import Communication, Cut, Plan, Stage, Use
-from compiler.rates.kernel_classes import CLASSES, FLOPS, PAIR, SECONDS, class_of
+from compiler.ops import kernel_class
+from compiler.rates.kernel_classes import CLASSES, FLOPS, PAIR, SECONDS
 from compiler.rates.rates import Rates
 from compiler.rates.spec_rates import rates_of
 from compiler.rates.table import (
@@ -158,7 +159,7 @@ def layer_times(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, layer: str) -
                     classes[kind] += time_s
                     parts[phase, part] += time_s
                 parts[phase, part] += rates.launch_s
-                moved[class_of(op)] += work.bytes + work.bytes_row * chains.rows
+                moved[kernel_class(op)] += work.bytes + work.bytes_row * chains.rows
                 launches += 1
     return LayerTimes(classes, moved, parts, exchanges, latency, launches)
 
@@ -226,7 +227,7 @@ def pair_s(plan: Plan, cuts: Mapping[str, Cut], rates: Rates, trace: Trace) -> f
 def uncalibrated(table: Table, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) -> tuple[str, ...]:
     """Classes of a plan's kernels and exchanges for which a table has no factor: they take what its rows say."""
     uses = [step for stage in plan.stages for step in stage.steps if isinstance(step, Use)]
-    used = {class_of(op) for use in uses for _, cost in cuts[use.site].costs for op, _ in cost.ops}
+    used = {kernel_class(op) for use in uses for _, cost in cuts[use.site].costs for op, _ in cost.ops}
     rates = rates_of(spec, table)
     if rates.rope and "attention" in used:
         used.add("rope")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler.ir import Cost, Plan, Use
-from compiler.ops import RULES, Tensor
+from compiler.ops import GRADIENTS, RULES, Tensor, kernel_class
 from compiler.ops.rule import statistics_dtype
-from compiler.rates.kernel_classes import FLOPS, class_of, shape_at
+from compiler.rates.kernel_classes import FLOPS, shape_at
 from compiler.rates.rates import Rates
 from compiler.rates.table import Device, Row, Table
 from compiler.segments.interpret import interpret
@@ -19,7 +19,7 @@ from compiler.segments.split import phases
 
 # A call beyond these would take a CPU seconds, or memory that training shares out.
 MOST_FLOPS, MOST_BYTES = 2 * 10**11, 2 * 10**9
-CALLED = {*RULES, *(gradient.op for rule in RULES.values() for gradient in rule.gradients)}  # not casts inside of ops
+CALLED = {*RULES, *GRADIENTS}  # not casts inside of ops
 LEAST_SHARE = 0.1  # of a call, that is not launching
 
 
@@ -54,7 +54,7 @@ def tasks_of(plan: Plan, rates: Rates, rows: int) -> tuple[tuple[Task, ...], int
                 if _flops(work, rows) > MOST_FLOPS or work.bytes + work.bytes_row * rows > MOST_BYTES:
                     large += 1
                     continue
-                kind = class_of(op)
+                kind = kernel_class(op)
                 dtype = rates.dtype_of(segment.kind, op) if kind in FLOPS else "any"
                 amount = _flops(work, rows) if kind in FLOPS else work.bytes + work.bytes_row * rows
                 tensors = {name: _sized(tensor, rows) for name, tensor in joint.tensors.items()}
@@ -87,8 +87,7 @@ def _arguments(op: str, args: Sequence[Any], outputs: Sequence[str], tensors: Ma
 def _names(op: str) -> tuple[str, ...]:
     if op in RULES:
         return RULES[op].args
-    gradient = next(gradient for rule in RULES.values() for gradient in rule.gradients if gradient.op == op)
-    return tuple(read if isinstance(read, str) else f"{read.of}.{read.dim}" for read in gradient.reads)
+    return tuple(read if isinstance(read, str) else f"{read.of}.{read.dim}" for read in GRADIENTS[op].reads)
 
 
 def _bounds(names: Sequence[str], args: Sequence[Any], tensors: Mapping[str, Tensor]) -> dict[str, int]:

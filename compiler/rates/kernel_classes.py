@@ -1,4 +1,5 @@
-"""Kernel classes: which op is which, in what its rate is said, and what stands in for a class that has no rows.
+"""Kernel classes: in what their rates are stated, and what stands in for a class that has no rows. An op's class is a
+fact of its rule (`compiler.ops`).
 
 A rate depends on the class, the dtype and the shape of a kernel. The shape is
 
@@ -44,44 +45,6 @@ INSTEAD = {
     "exchange_network": ("latency_network",),
     "exchange_node": ("latency_node",),
 }
-
-_OPS = {
-    "add": "add",
-    "cast": "cast",
-    "cat2": "copy",
-    "cross_entropy": "cross_entropy",
-    "embedding": "embedding",
-    "gated_swiglu": "swiglu",
-    "gqa_attention": "attention",
-    "grouped_linear": "grouped_gemm",
-    "head_rmsnorm": "norm",
-    "linear": "gemm",
-    "linear_wide": "gemm",
-    "mla_attention": "attention",
-    "permute": "permute",
-    "permute_gate": "permute",
-    "permute_placed": "permute",
-    "quantise": "quantise",
-    "quantise_both": "quantise",
-    "requantise": "quantise",
-    "rmsnorm": "norm",
-    "route": "router",
-    "sequence_balance": "router",
-    "split2": "copy",
-    "swiglu": "swiglu",
-    "unpermute": "permute",
-}
-_WGRAD = {"gemm": "wgrad", "grouped_gemm": "grouped_wgrad"}
-_DGRAD = {"attention": "attention_backward"}
-
-
-def class_of(op: str) -> str:
-    """The class of an op of `Cost.ops`; what is not known moves memory."""
-    base = op.removesuffix("_dgrad").removesuffix("_wgrad")
-    kind = _OPS.get(base, "copy")
-    if op.endswith("_wgrad"):
-        return _WGRAD.get(kind, kind)
-    return _DGRAD.get(kind, kind) if op.endswith("_dgrad") else kind
 
 
 def shape_at(shape: Sequence[int | str], rows: int) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from compiler.ir import Cost
-from compiler.rates.kernel_classes import FLOPS, class_of, shape_at
+from compiler.ops import kernel_class
+from compiler.rates.kernel_classes import FLOPS, shape_at
 from compiler.rates.lookup import Point, rate_at
 from compiler.topology import Experts, Fabric
 
@@ -66,7 +67,7 @@ class Rates:
 
     def kernels_s(self, kind: str, op: str, work: Cost, rows: int) -> tuple[tuple[str, float], ...]:
         """Class and seconds of each kernel of an op: one, but for attention where RoPE is a pass before its core."""
-        of = class_of(op)
+        of = kernel_class(op)
         shape = shape_at(work.shape, rows)
         moved_bytes = work.bytes + work.bytes_row * rows
         if of not in FLOPS:

@@ -94,7 +94,7 @@ class Conversion:
     def add(self, node: fx.Node) -> None:
         """Converts one call, unless an op with several outputs converts with its items."""
         target = node.target
-        assert not node.kwargs, node.format_node()
+        assert node.kwargs.keys() <= {"like"}, node.format_node()  # shapes of gradients alone
         if target in SAME:
             self.values[node] = self.values[same(node)]
         elif target is operator.getitem:

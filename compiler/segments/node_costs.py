@@ -12,12 +12,9 @@ from types import SimpleNamespace
 
 from compiler import ir
 from compiler.dtypes import ITEMSIZE, tensor_bytes
-from compiler.ops import RULES, Gradient, Rule, Shape, Tensor
-from compiler.segments import storage
+from compiler.ops import CASTS, GRADIENTS, RULES, Gradient, Rule, Shape, Tensor
 from compiler.segments.joint import Joint, Node
 from compiler.segments.split import phases
-
-_BACKWARD = {gradient.op: gradient for rule in RULES.values() for gradient in rule.gradients}
 
 
 def costs(joint: Joint) -> tuple[tuple[str, ir.Cost], ...]:
@@ -94,7 +91,7 @@ class _At:
 
 
 def _rule(node: Node) -> Rule | Gradient:
-    return RULES.get(node.op) or storage.RULES.get(node.op) or _BACKWARD[node.op]
+    return RULES.get(node.op) or CASTS.get(node.op) or GRADIENTS[node.op]
 
 
 def _extents(node: Node, tensors: Mapping[str, Tensor]) -> SimpleNamespace:

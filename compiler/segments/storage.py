@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from compiler.dtypes import is_packed, turned
-from compiler.ops import Rule, Tensor
 from compiler.segments.joint import Joint, Node
 from compiler.segments.split import phases
 
@@ -24,18 +23,6 @@ PRODUCTS = ("linear", "grouped_linear")
 GATES = ("swiglu", "gated_swiglu")
 # An op that only moves rows, and which of its arguments has them.
 MOVES = {"permute": 0, "permute_placed": 0, "unpermute_dgrad": 0}
-
-
-def _infer(*_: object) -> tuple[Tensor, ...]:
-    raise AssertionError("the tensors of these ops are known from where they are put in")
-
-
-_QUANTISE = Rule(args=("x",), outputs=("y",), infer=_infer)
-RULES = {  # of ops that no layer calls
-    "quantise": _QUANTISE,
-    "requantise": _QUANTISE,  # from tiles of rows to tiles of columns
-    "quantise_both": Rule(args=("x",), outputs=("y", "by_columns"), infer=_infer),
-}
 
 
 def operand_weights(joint: Joint) -> tuple[str, ...]:

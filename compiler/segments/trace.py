@@ -44,7 +44,7 @@ class Recorder:
 
 
 def trace(segment: ir.Segment, ops: Any) -> Joint:
-    """The base graph of a segment as autograd has it. `ops`: the table of `runtime.ops.library`."""
+    """The base graph of a segment as autograd has it. `ops`: the table of `compiler.segments.torch_ops`."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
     given = fake_arguments(segment, mode)
     names = list(given)

@@ -20,3 +20,6 @@ def add_rmsnorm(h_TD: Tensor, x_TD: Tensor, w_D: Tensor, eps: float) -> tuple[Te
 def rmsnorm_dgrad_add(dy_TD: Tensor, x_TD: Tensor, w_D: Tensor, rstd_T: Tensor, add_TD: Tensor) -> Tensor:
     """dy_TD, x_TD, w_D, rstd_T, add_TD -> dx_TD + add_TD: the gradient past the norm and the one around it."""
     return torch.add(rmsnorm_dgrad(dy_TD, x_TD, w_D, rstd_T), add_TD)
+
+
+OPS = (add_rmsnorm, rmsnorm_dgrad_add)

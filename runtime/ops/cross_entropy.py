@@ -65,3 +65,6 @@ def _logsumexp(logits_TV: Tensor) -> Tensor:
 def _rows(logits_TV: Tensor) -> int:
     """The number of rows of a block."""
     return max(1, BLOCK // logits_TV.shape[1])
+
+
+OPS = (cross_entropy, cross_entropy_dgrad)

@@ -49,3 +49,6 @@ def _dgrad_into(dy_rI: Tensor, h_rM: Tensor, gate_r: Tensor, dh_rM: Tensor, dgat
     torch.mul(buffer_rI, gate_r[:, None], out=du_rI)
     torch.mul(dy_rI, u_rI, out=buffer_rI)
     silu_backward(buffer_rI.mul_(gate_r[:, None]), g_rI, grad_input=dg_rI)
+
+
+OPS = (gated_swiglu, gated_swiglu_dgrad)

@@ -88,3 +88,6 @@ def _ungrouped(x_NMW: Tensor, sequence: int, kv_heads: int) -> Tensor:
 def _turned(x_NMC: Tensor, angles_Sr: Tensor) -> Tensor:
     """x_NMC with the rows of each position turned by its angles."""
     return rotate(x_NMC.unflatten(1, (angles_Sr.shape[0], -1)), angles_Sr[:, None]).flatten(1, 2)
+
+
+OPS = (gqa_attention, gqa_attention_dgrad)

@@ -86,3 +86,6 @@ def _padded(x_rK: Tensor, size: int) -> Tensor:
     padded[: x_rK.shape[0]] = x_rK
     padded[x_rK.shape[0] :] = 0
     return padded
+
+
+OPS = (grouped_linear, grouped_linear_dgrad, grouped_linear_wgrad, grouped_linear_wgrad_)

@@ -43,3 +43,6 @@ def _groups(offsets_G: Tensor, num_experts: int, num_rows: int) -> Iterator[tupl
     for group, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
         if start < end:
             yield group % num_experts, start, end
+
+
+OPS = (grouped_linear_fp8, grouped_linear_fp8_dgrad, grouped_linear_fp8_wgrad_)

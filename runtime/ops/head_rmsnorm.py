@@ -32,3 +32,6 @@ def head_rmsnorm_wgrad_(acc_C: Tensor, dy_TW: Tensor, x_TW: Tensor, rstd_TH: Ten
     """acc_C += dw_C of (dy_TW, x_TW, rstd_TH)."""
     C = acc_C.shape[0]
     rmsnorm_wgrad_(acc_C, dy_TW.reshape(-1, C), x_TW.reshape(-1, C), rstd_TH.flatten())
+
+
+OPS = (head_rmsnorm, head_rmsnorm_dgrad, head_rmsnorm_wgrad, head_rmsnorm_wgrad_)

@@ -25,3 +25,6 @@ def linear_wgrad(dy_TN: Tensor, x_TK: Tensor) -> Tensor:
 def linear_wgrad_(acc_NK: Tensor, dy_TN: Tensor, x_TK: Tensor) -> None:
     """acc_NK += dw_NK of (dy_TN, x_TK)."""
     add_product_(acc_NK, dy_TN.t(), x_TK)
+
+
+OPS = (linear, linear_dgrad, linear_wgrad, linear_wgrad_)

@@ -78,3 +78,6 @@ def _gradients(
         here_T = here_T.where((here_T >= 0) & (here_T < v), v)
         here_T = here_T.where((targets_T >= 0) & (targets_T < V), targets_T.clamp(max=v + 1))  # void, or no column
         yield slice(first, first + v), cross_entropy_dgrad(dloss, logits_Tv, here_T, lse_T)[:, :v]
+
+
+OPS = (linear_cross_entropy, linear_cross_entropy_dgrad, linear_cross_entropy_wgrad, linear_cross_entropy_wgrad_)

@@ -50,3 +50,6 @@ def scaled_product(
 def by_row(scales: Tensor, rows: int) -> Tensor:
     """Scales of tiles of 128 rows -> of rows."""
     return scales.repeat_interleave(TILE, -2)[..., :rows, :]
+
+
+OPS = (linear_fp8, linear_fp8_dgrad, linear_fp8_wgrad_)

@@ -31,3 +31,6 @@ def linear_wide_wgrad(dy_TN: Tensor, x_TK: Tensor) -> Tensor:
 def linear_wide_wgrad_(acc_NK: Tensor, dy_TN: Tensor, x_TK: Tensor) -> None:
     """acc_NK += dw_NK of (dy_TN, x_TK)."""
     add_product_(acc_NK, dy_TN.t(), wide(x_TK))
+
+
+OPS = (linear_wide, linear_wide_dgrad, linear_wide_wgrad, linear_wide_wgrad_)

@@ -97,3 +97,6 @@ def _from_heads(
     dkv_BSHW[..., nope:] = dv_BHSV.transpose(1, 2)
     dk_rope_BSr = rotate(dk_BHSC[..., nope:].sum(dim=1), back_Sr)
     return dq_BSHC.view(B * S, H * C), dkv_BSHW.view(B * S, H * (nope + V)), dk_rope_BSr.flatten(0, 1)
+
+
+OPS = (mla_attention, mla_attention_dgrad)

@@ -42,9 +42,9 @@ def permute_dgrad(drows_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
     return unpermute(drows_SD, order_S, top_k)
 
 
-def permute_gate_dgrad(dgate_S: Tensor, order_S: Tensor, top_k: int) -> Tensor:
-    """dgate_S, order_S -> dgate_TK: an op of its own, since the router's gradient needs it before anyone needs dx."""
-    return torch.empty_like(dgate_S).scatter_(0, order_S, dgate_S).view(-1, top_k)
+def permute_gate_dgrad(drow_gate_S: Tensor, order_S: Tensor, top_k: int) -> Tensor:
+    """drow_gate_S, order_S -> dgate_TK: an op of its own, for the router's gradient needs it before anyone needs dx."""
+    return torch.empty_like(drow_gate_S).scatter_(0, order_S, drow_gate_S).view(-1, top_k)
 
 
 def permute_dgrad_add(drows_SD: Tensor, order_S: Tensor, top_k: int, add_TD: Tensor, more_TD: Tensor | None) -> Tensor:
@@ -53,3 +53,6 @@ def permute_dgrad_add(drows_SD: Tensor, order_S: Tensor, top_k: int, add_TD: Ten
     """
     sum_TD = torch.add(add_TD, permute_dgrad(drows_SD, order_S, top_k))
     return sum_TD if more_TD is None else torch.add(sum_TD, more_TD)
+
+
+OPS = (permute, permute_placed, permute_dgrad, permute_gate_dgrad, permute_dgrad_add)

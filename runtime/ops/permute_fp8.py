@@ -66,3 +66,6 @@ def _with_scales(
     rows_SD: Tensor, scales_TB: Tensor, top_k: int, gate_S: Tensor, order_S: Tensor, counts_E: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return rows_SD, unpermute_dgrad(scales_TB, order_S, top_k), gate_S, order_S, counts_E
+
+
+OPS = (permute_fp8, permute_placed_fp8, route_permute_fp8, unpermute_fp8_dgrad, unpermute_dgrad_quantise)

@@ -86,3 +86,6 @@ def _magnitudes(tiles: Tensor) -> Tensor:
 
 def _encode(tiles: Tensor, s: Tensor) -> Tensor:
     return (tiles * (1.0 / s)).clamp_(-LARGEST, LARGEST).to(E4M3)  # torch makes NaN of what is larger
+
+
+OPS = (quantise, quantise_columns, quantise_both, quantise_blocks, requantise, quantise_requantise)

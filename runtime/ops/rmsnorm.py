@@ -46,3 +46,6 @@ def rmsnorm_wgrad_(acc_D: Tensor, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor) -
     if takes(dy_TD, x_TD):
         return native.rmsnorm_wgrad_(acc_D, dy_TD, x_TD, rstd_T)
     acc_D.addmv_((dy_TD * wide(x_TD)).t(), rstd_T)
+
+
+OPS = (rmsnorm, rmsnorm_dgrad, rmsnorm_wgrad, rmsnorm_wgrad_)

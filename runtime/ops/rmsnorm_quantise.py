@@ -39,3 +39,6 @@ def add_rmsnorm_quantise_wide(
     """h_TD, x_TD, w_D -> sum_TD = h + x, y_TD, q_TD, s_TB, rstd_T of the sum."""
     sum_TD = torch.add(h_TD, x_TD)
     return sum_TD, *rmsnorm_quantise_wide(sum_TD, w_D, eps, pow2)
+
+
+OPS = (rmsnorm_quantise, rmsnorm_quantise_wide, add_rmsnorm_quantise, add_rmsnorm_quantise_wide)

@@ -83,3 +83,6 @@ def route_dgrad(
         return torch.zeros_like(logits_TE).scatter_(1, expert_TK, dlogits_TK)  # the K experts of a token are distinct
     dlogits_TE = score_TE * -dlogits_TK.sum(dim=-1, keepdim=True)
     return dlogits_TE.scatter_add_(1, expert_TK, dlogits_TK)
+
+
+OPS = (route, route_dgrad)

@@ -31,3 +31,6 @@ def route_permute(
     if slots_E is None:
         return gate_TK, expert_TK, *permute(x_TD, gate_TK, expert_TK, logits_TE.shape[1])
     return gate_TK, expert_TK, *permute_placed(x_TD, gate_TK, expert_TK, slots_E)
+
+
+OPS = (route_permute,)

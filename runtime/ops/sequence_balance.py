@@ -45,3 +45,6 @@ def _frequency(expert_TK: Tensor, logits_TE: Tensor, sequence: int) -> Tensor:
     first_T = torch.arange(T, device=expert_TK.device) // sequence * E
     counts_BE = torch.bincount((expert_TK + first_T[:, None]).flatten(), minlength=T // sequence * E).view(-1, E)
     return counts_BE.to(logits_TE.dtype) * (E / (K * sequence))
+
+
+OPS = (sequence_balance, sequence_balance_dgrad)

@@ -55,3 +55,6 @@ def blocks(*by_row: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """A few rows of each tensor at a time; the first has the width that counts."""
     rows = max(1, BLOCK // by_row[0].shape[1])
     return zip(*(tensor.split(rows) for tensor in by_row), strict=True)
+
+
+OPS = (swiglu, swiglu_dgrad)

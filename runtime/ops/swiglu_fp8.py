@@ -44,3 +44,13 @@ def gated_swiglu_fp8_quantise_requantise(
 ) -> tuple[Tensor, Tensor]:
     """h_RM, s_RB, gate_R -> y times the gate weights by columns q_IR and scales."""
     return requantise(*quantise(gated_swiglu_fp8(h_RM, s_RB, gate_R), pow2), pow2)
+
+
+OPS = (
+    swiglu_fp8,
+    gated_swiglu_fp8,
+    swiglu_fp8_dgrad,
+    gated_swiglu_fp8_dgrad,
+    swiglu_fp8_quantise_requantise,
+    gated_swiglu_fp8_quantise_requantise,
+)

@@ -62,3 +62,15 @@ def gated_swiglu_fp8_dgrad_quantise_both(
     """dy_RI, h_RM in E4M3, s_RB, gate_R -> dh by rows q_RM, scales, by columns q_MR, scales; dgate_R."""
     dh_RM, dgate_R = gated_swiglu_fp8_dgrad(dy_RI, h_RM, s_RB, gate_R)
     return *quantise_both(dh_RM, pow2), dgate_R
+
+
+OPS = (
+    swiglu_quantise,
+    gated_swiglu_quantise,
+    swiglu_quantise_kept,
+    gated_swiglu_quantise_kept,
+    swiglu_dgrad_quantise_both,
+    swiglu_fp8_dgrad_quantise_both,
+    gated_swiglu_dgrad_quantise_both,
+    gated_swiglu_fp8_dgrad_quantise_both,
+)

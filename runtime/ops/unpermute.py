@@ -22,6 +22,9 @@ def unpermute(y_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
     return embedding_bag(places(order_S, top_k), y_SD, mode="sum")
 
 
-def unpermute_dgrad(dy_TD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
-    """dy_TD, order_S -> dy_SD: every row gets its token's gradient."""
-    return dy_TD.index_select(0, order_S // top_k)
+def unpermute_dgrad(dout_TD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
+    """dout_TD, order_S -> dy_SD: every row gets its token's gradient."""
+    return dout_TD.index_select(0, order_S // top_k)
+
+
+OPS = (unpermute, unpermute_dgrad)

@@ -14,3 +14,6 @@ def unpermute_add(h_TD: Tensor, shared_TD: Tensor | None, y_SD: Tensor, order_S:
     """h_TD, shared_TD or None, y_SD, order_S -> (h + shared) + unpermute(y), each of the three results rounded."""
     sum_TD = h_TD if shared_TD is None else h_TD + shared_TD
     return sum_TD + unpermute(y_SD, order_S, top_k)
+
+
+OPS = (unpermute_add,)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from benchmarks.gpu import libraries, split
-from benchmarks.gpu.arguments import router, routing
+from benchmarks.gpu.arguments import reference, router, routing
 from benchmarks.gpu.cases import CASES, Case
 from benchmarks.gpu.checks import tasks
 from benchmarks.gpu.libraries import PEERS
@@ -21,6 +21,7 @@ from benchmarks.gpu.sizes import EVEN, TINY, V3, Make
 from benchmarks.gpu.verify import copied, describe, error, exact, moved_bytes, results
 from compiler.kernels import KERNELS, emit_kernel
 from compiler.kernels.gate import Launch, judge
+from dsl.schema import OPTIMIZERS
 from runtime.ops import OPS
 from tests.kernels.conftest import interpret  # noqa: F401
 from tests.native.paths import path  # noqa: F401
@@ -32,7 +33,7 @@ on_tiny = pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{task['name'
 
 
 def test_every_kernel_has_a_case() -> None:
-    assert set(KERNELS) <= {case.op for case in CASES} <= set(OPS)
+    assert set(KERNELS) <= {case.op for case in CASES} <= {*OPS, *OPTIMIZERS}
     assert len({case.name for case in CASES}) == len(CASES)
     assert set(FORMULAS) | set(PEERS) <= {case.op for case in CASES}
 
@@ -82,7 +83,7 @@ def test_the_op_is_within_the_error_of_its_kernel(task: dict[str, Any]) -> None:
     case, dtype = CASES[task["case"]], getattr(torch, task["dtype"])
     arguments = case.arguments(TINY, Make(dtype, "cpu"))
     expected = exact(case, arguments)
-    found = results(case, OPS[case.op], copied(arguments))
+    found = results(case, reference(case.op), copied(arguments))
     assert error(case, dtype, found, expected) <= 1
     broken = [x.clone() for x in found]
     broken[0].view(-1)[: max(1, broken[0].numel() // 8)] = 0 if found[0].dtype != torch.int64 else -1
@@ -101,7 +102,7 @@ def test_a_check_is_no_matter_of_luck(task: dict[str, Any]) -> None:
     case, dtype = CASES[task["case"]], getattr(torch, task["dtype"])
     for seed in range(1, 6):
         arguments = case.arguments(TINY, Make(dtype, "cpu", seed))
-        assert error(case, dtype, results(case, OPS[case.op], copied(arguments)), exact(case, arguments)) <= 1
+        assert error(case, dtype, results(case, reference(case.op), copied(arguments)), exact(case, arguments)) <= 1
 
 
 def test_no_choice_of_an_expert_hangs_on_rounding() -> None:

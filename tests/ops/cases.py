@@ -1,4 +1,4 @@
-"""Random arguments for every op, of any size, and for its gradient ops by way of its autograd formula."""
+"""Random arguments for every op, of any size, and for its gradient ops by way of its rule."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compiler.ops import RULES, Extent
 from runtime.ops import OPS
-from runtime.ops.formulas import FORMULAS
 from runtime.ops.wide import wide
 
 Args = tuple[Any, ...]
@@ -143,6 +143,9 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "swiglu": swiglu,
     "unpermute": unpermute,
 }
+GRADIENTS = sorted({gradient.op for op in FORWARD for gradient in RULES[op].gradients})
+ACCUMULATIONS = sorted(f"{rule.wgrad.op}_" for op in FORWARD if (rule := RULES[op]).wgrad)
+PURE = sorted({*FORWARD, *GRADIENTS})
 
 
 def as_tuple(result: Any) -> tuple[Any, ...]:
@@ -151,24 +154,27 @@ def as_tuple(result: Any) -> tuple[Any, ...]:
 
 def gradient_arguments(op: str, inputs: Args, source: Source) -> list[tuple[str, Args]]:
     """(gradient op, its arguments) for each gradient of a forward `op` called on `inputs`: random tangents."""
-    formula = FORMULAS[op]
-    values = dict(zip((*formula.args, *formula.outputs), (*inputs, *as_tuple(OPS[op](*inputs))), strict=True))
-    made = {name: values[name] for name in formula.differentiable}
+    rule = RULES[op]
+    values = dict(zip((*rule.args, *rule.outputs), (*inputs, *as_tuple(OPS[op](*inputs))), strict=True))
+    made = {name: values[name] for name in rule.differentiable}
     values |= {f"d_{name}": source.normal(*output.shape).to(output.dtype) for name, output in made.items()}
-    return [
-        (
-            gradient.op,
-            tuple(values[read] if isinstance(read, str) else values[read[0]].shape[read[1]] for read in gradient.reads),
-        )
-        for gradient in formula.gradients
-    ]
+
+    def given(read: str | Extent) -> Any:
+        return values[read.of].shape[read.dim] if isinstance(read, Extent) else values[read]
+
+    return [(gradient.op, tuple(map(given, gradient.reads))) for gradient in rule.gradients]
+
+
+def given_gradients(op: str) -> set[str]:
+    """The arguments of a forward op that have gradients."""
+    return {name for gradient in RULES[op].gradients for name in gradient.gives}
 
 
 def widened(op: str, args: Args) -> Args:
     """Arguments of a forward op as a run has them: what router scores are made into is FP32 beside BF16."""
     return tuple(
         wide(arg) if name in WIDE and isinstance(arg, Tensor) else arg
-        for name, arg in zip(FORMULAS[op].args, args, strict=True)
+        for name, arg in zip(RULES[op].args, args, strict=True)
     )
 
 
@@ -180,7 +186,7 @@ def arguments(op: str, dtype: torch.dtype, sizes: Mapping[str, Mapping[str, Any]
     source = Source(dtype, seed=0)
     if op in FORWARD:
         return widened(op, FORWARD[op](source, **sizes.get(op, {})))
-    for name in FORMULAS:
+    for name in FORWARD:
         inputs = widened(name, FORWARD[name](source, **sizes.get(name, {})))
         for gradient_op, args in gradient_arguments(name, inputs, source):
             if op == gradient_op:

@@ -8,15 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.ops import OPS, library
-from runtime.ops.fakes import FAKES
-from runtime.ops.formulas import FORMULAS
-from tests.ops.cases import FORWARD, Source, arguments, as_tuple, gradient_arguments
+from compiler.ops import RULES
+from compiler.segments.torch_ops import register
+from runtime.ops import OPS
+from tests.ops.cases import (
+    ACCUMULATIONS,
+    FORWARD,
+    PURE,
+    Source,
+    arguments,
+    as_tuple,
+    given_gradients,
+    gradient_arguments,
+)
 from tests.ops.references import REFERENCES
 
-FORWARD_OPS = sorted(FORMULAS)
-ACCUMULATIONS = sorted(op for op in FAKES if op.endswith("_"))
-PURE = sorted(set(FAKES) - set(ACCUMULATIONS))
+FORWARD_OPS = sorted(FORWARD)
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-5}  # of float64 gradients of order one
 
 
@@ -28,14 +35,13 @@ def gradients(
     op: str, function: Any, args: tuple[Any, ...], tangents: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(differentiable outputs, gradients of every differentiable argument) of `function`."""
-    formula = FORMULAS[op]
-    given = {name for gradient in formula.gradients for name in gradient.gives}
+    rule, given = RULES[op], given_gradients(op)
     values = [
         arg.detach().clone().requires_grad_() if name in given else arg
-        for name, arg in zip(formula.args, args, strict=True)
+        for name, arg in zip(rule.args, args, strict=True)
     ]
-    outputs = [output for output in as_tuple(function(*values))][: len(formula.differentiable)]
-    leaves = [value for name, value in zip(formula.args, values, strict=True) if name in given]
+    outputs = [output for output in as_tuple(function(*values))][: len(rule.differentiable)]
+    leaves = [value for name, value in zip(rule.args, values, strict=True) if name in given]
     return outputs, list(torch.autograd.grad(outputs, leaves, tangents))
 
 
@@ -52,8 +58,8 @@ def assert_pure(op: str, args: tuple[Any, ...]) -> None:
 
 def compare(op: str, args: tuple[Any, ...], dtype: torch.dtype, seed: int = 1) -> None:
     """The op in the dispatcher, in `dtype`, against its reference in float64."""
-    library.register()
-    formula, source = FORMULAS[op], Source(dtype, seed)
+    register()
+    rule, source = RULES[op], Source(dtype, seed)
     lowered = tuple(arg.to(dtype) if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args)
     raised = tuple(
         arg.to(torch.float64) if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in lowered
@@ -62,7 +68,7 @@ def compare(op: str, args: tuple[Any, ...], dtype: torch.dtype, seed: int = 1) -
     assert_pure(op, lowered)
     for gradient_op, gradient_args in gradient_arguments(op, lowered, source):
         assert_pure(gradient_op, gradient_args)
-    tangents = [source.normal(*plain[index].shape) for index in range(len(formula.differentiable))]
+    tangents = [source.normal(*plain[index].shape) for index in range(len(rule.differentiable))]
     got, got_gradients = gradients(op, getattr(torch.ops.dsc, op), lowered, tangents)
     wanted, wanted_gradients = gradients(op, REFERENCES[op], raised, [tangent.double() for tangent in tangents])
     for one, two, three in zip(got, wanted, plain, strict=False):
@@ -123,9 +129,9 @@ def test_accumulation_writes_to_its_accumulator_alone(op: str) -> None:
 @pytest.mark.parametrize("op", PURE)
 def test_views_of_columns_give_the_same_contiguous_results(op: str) -> None:
     args = arguments(op, torch.float64)
-    formula = next((value for name, value in FORMULAS.items() if op == name), None)
-    weights = {"w"} if formula else set()
-    names = formula.args if formula else ("",) * len(args)
+    rule = RULES[op] if op in FORWARD else None
+    weights = {"w"} if rule else set()
+    names = rule.args if rule else ("",) * len(args)
     strided = [
         torch.cat((arg, arg, arg), dim=1)[:, arg.shape[1] : 2 * arg.shape[1]]
         if isinstance(arg, Tensor) and arg.dim() == 2 and arg.is_floating_point() and name not in weights
@@ -151,12 +157,11 @@ def test_views_of_columns_give_the_same_contiguous_results(op: str) -> None:
     ],
 )
 def test_finite_differences_agree(op: str) -> None:
-    library.register()
-    formula, args = FORMULAS[op], arguments(op, torch.float64)
-    given = {name for gradient in formula.gradients for name in gradient.gives}
-    inputs = tuple(arg.requires_grad_() if name in given else arg for name, arg in zip(formula.args, args, strict=True))
+    register()
+    rule, args, given = RULES[op], arguments(op, torch.float64), given_gradients(op)
+    inputs = tuple(arg.requires_grad_() if name in given else arg for name, arg in zip(rule.args, args, strict=True))
 
     def differentiable(*values: Any) -> tuple[Tensor, ...]:
-        return as_tuple(getattr(torch.ops.dsc, op)(*values))[: len(formula.differentiable)]
+        return as_tuple(getattr(torch.ops.dsc, op)(*values))[: len(rule.differentiable)]
 
     assert torch.autograd.gradcheck(differentiable, inputs, atol=1e-6)

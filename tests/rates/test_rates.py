@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from compiler.actions.chains import Chains
 from compiler.ir import Buffer, Use
-from compiler.ops import RULES
+from compiler.ops import CASTS, GRADIENTS, RULES, kernel_class
 from compiler.rates import Rates, core_rates, rates_of, shipped_table, table_for
-from compiler.rates.kernel_classes import _OPS, FLOPS, MEMORY, class_of, shape_at
+from compiler.rates.kernel_classes import FLOPS, MEMORY, shape_at
 from compiler.rates.spec_rates import RATED
 from compiler.topology.messages import messages_s
 from dsl.schema import Sm, Spec
@@ -40,14 +40,15 @@ def exchange_s(rates: Rates, rows: int = 4096, to_experts: bool = True) -> float
 
 
 def test_every_op_has_a_class() -> None:
-    gradients = {gradient.op for rule in RULES.values() for gradient in rule.gradients if gradient.op}
-    for op in {*RULES, *gradients}:
-        assert op.removesuffix("_dgrad").removesuffix("_wgrad") in _OPS, op
-        assert class_of(op) in (*FLOPS, *MEMORY)
-    assert [class_of(op) for op in ("linear", "linear_dgrad", "linear_wgrad")] == ["gemm", "gemm", "wgrad"]
-    assert class_of("grouped_linear_wgrad") == "grouped_wgrad"
-    assert class_of("mla_attention_dgrad") == "attention_backward"
-    assert class_of("rmsnorm_wgrad") == class_of("head_rmsnorm_dgrad") == "norm"
+    """One of those that have rates, and none by default."""
+    for op in {*RULES, *CASTS, *GRADIENTS}:
+        assert kernel_class(op) in (*FLOPS, *MEMORY), op
+    with pytest.raises(KeyError, match="no_such_op"):
+        kernel_class("no_such_op")
+    assert [kernel_class(op) for op in ("linear", "linear_dgrad", "linear_wgrad")] == ["gemm", "gemm", "wgrad"]
+    assert kernel_class("grouped_linear_wgrad") == "grouped_wgrad"
+    assert kernel_class("mla_attention_dgrad") == "attention_backward"
+    assert kernel_class("rmsnorm_wgrad") == kernel_class("head_rmsnorm_dgrad") == "norm"
 
 
 def test_shapes_of_products_are_their_work() -> None:
@@ -58,7 +59,7 @@ def test_shapes_of_products_are_their_work() -> None:
     for use in (step for step in plan.stages[5].steps if isinstance(step, Use)):
         for _, cost in cuts[use.site].costs:
             for op, work in cost.ops:
-                if (kind := class_of(op)) in ("gemm", "wgrad", "grouped_gemm", "grouped_wgrad"):
+                if (kind := kernel_class(op)) in ("gemm", "wgrad", "grouped_gemm", "grouped_wgrad"):
                     kinds.add(kind)
                     rows = TOKENS * TOP_K
                     assert 2 * prod(shape_at(work.shape, rows)) == work.flops + work.flops_row * rows, (op, work)

@@ -20,9 +20,9 @@ from compiler.ops import RULES, Rule, Tensor
 from compiler.segments import check
 from compiler.segments.interpret import base_graph
 from compiler.segments.joint import Joint, Node
+from compiler.segments.torch_ops import ops
 from compiler.segments.trace import trace
 from dsl.load import load
-from runtime.ops.library import ops
 from tests.segments.running import NUM_SMS
 from tests.segments.specs import spec
 from tests.segments.test_recompute import segments

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from compiler import ir
+from compiler.segments.torch_ops import ops
 from compiler.segments.trace import trace
-from runtime.ops.library import ops
 
 ROWS = ir.Segment(
     kind="rows",

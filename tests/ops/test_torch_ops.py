@@ -1,4 +1,4 @@
-"""The ops as nodes of a traced graph: shape rules, separate gradients, nothing traced that nobody asked for."""
+"""The ops as nodes of a traced graph, as their rules say: separate gradients, and only those that are asked for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,11 +17,11 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from compiler.ops import RULES, Rule
 from compiler.segments.passes import PASSES
-from runtime.ops import OPS, library
-from runtime.ops.fakes import FAKES
-from runtime.ops.formulas import FORMULAS
-from tests.ops.cases import FORWARD, Source, arguments, as_tuple
+from compiler.segments.torch_ops import TORCH, check_names, ops, register
+from runtime.ops import OPS
+from tests.ops.cases import ACCUMULATIONS, FORWARD, PURE, Source, arguments, as_tuple, given_gradients
 
 
 def call_counts(module: GraphModule) -> Counter[str]:
@@ -59,64 +60,100 @@ def joint(op: Callable[..., Any], wanted: tuple[int, ...]) -> Callable[..., Any]
     return function
 
 
+def with_like(op: str, args: tuple[Any, ...], inputs: tuple[Any, ...]) -> dict[str, list[Tensor]]:
+    """What a gradient op takes besides in the dispatcher. `inputs`: arguments of its forward."""
+    if op in FORWARD:
+        return {}
+    rule, gradient = next(
+        (RULES[name], gradient) for name in FORWARD for gradient in RULES[name].gradients if gradient.op == op
+    )
+    values = dict(zip(rule.args, inputs, strict=True))
+    return {"like": [values[name] for name in gradient.gives]}
+
+
+def forward_of(op: str) -> str:
+    return next(name for name in FORWARD if op in (name, *(gradient.op for gradient in RULES[name].gradients)))
+
+
 def test_tables_name_the_same_ops() -> None:
-    """The dispatcher has what layers call, and its gradients. All others come into graphs that are traced already."""
-    assert {gradient.op for formula in FORMULAS.values() for gradient in formula.gradients} | set(FORMULAS) == {
-        op for op in FAKES if not op.endswith("_")
-    }
-    assert {op.removesuffix("_") for op in FAKES if op.endswith("_")} == {op for op in FAKES if op.endswith("wgrad")}
-    assert set(FAKES) < set(OPS)
+    """A rule has a function here or in torch; all other functions come into graphs that are traced already."""
+    assert {*RULES} == {*FORWARD, *TORCH} and not {*FORWARD} & {*TORCH}
+    assert {*PURE, *ACCUMULATIONS} < {*OPS}
     passed = {node.op for passes in PASSES.values() for each in passes for node in each.make}
-    for op in set(OPS) - set(FAKES):
+    for op in {*OPS} - {*PURE, *ACCUMULATIONS}:
         name = op.replace("_fp8", "").removesuffix("_")
-        known = name in passed or name in FAKES or name.startswith(("quantise", "requantise"))
+        known = name in passed or name in PURE or name.startswith(("quantise", "requantise"))
         assert known, f"{op} is of no layer, no pass and no operand of eight bits"
 
 
 def test_registration_is_asked_for_and_happens_once() -> None:
-    code = "import torch, runtime.ops.library as l; assert not hasattr(torch.ops.dsc, 'linear'); l.register()"
+    code = "import torch, compiler.segments.torch_ops as l; assert not hasattr(torch.ops.dsc, 'linear'); l.register()"
     subprocess.run([sys.executable, "-c", code + "; assert torch.ops.dsc.linear"], check=True)
-    assert library.register() is library.register()
+    assert register() is register()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("op", sorted(FAKES))
-def test_shape_rule_equals_what_the_op_returns(op: str, dtype: torch.dtype) -> None:
-    library.register()
-    args = arguments(op, dtype)
+@pytest.mark.parametrize("op", PURE)
+def test_a_fake_result_is_what_the_op_returns(op: str, dtype: torch.dtype) -> None:
+    register()
+    args, inputs = arguments(op, dtype), arguments(forward_of(op), dtype)
     real = OPS[op](*args)
     mode = FakeTensorMode()
+
+    def faked(arg: Any) -> Any:
+        return mode.from_tensor(arg) if isinstance(arg, Tensor) else arg
+
+    like = {name: list(map(faked, tensors)) for name, tensors in with_like(op, args, inputs).items()}
     with mode:
-        fake = getattr(torch.ops.dsc, op)(*(mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in args))
-    if real is None:
-        assert fake is None
-        return
+        fake = getattr(torch.ops.dsc, op)(*map(faked, args), **like)
     for got, wanted in zip(as_tuple(fake), as_tuple(real), strict=True):
         assert (got.shape, got.dtype, got.stride()) == (wanted.shape, wanted.dtype, wanted.stride())
 
 
-@pytest.mark.parametrize("op", sorted(FAKES))
+@pytest.mark.parametrize("op", PURE)
 def test_torch_accepts_the_registration(op: str) -> None:
-    library.register()
+    register()
     tests = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic")
-    args = list(arguments(op, torch.float32))
-    formula = FORMULAS.get(op)
-    if formula:
-        given = {name for gradient in formula.gradients for name in gradient.gives}
-        args = [arg.requires_grad_() if name in given else arg for name, arg in zip(formula.args, args, strict=True)]
-    torch.library.opcheck(getattr(torch.ops.dsc, op).default, tuple(args), test_utils=tests)
+    args, inputs = list(arguments(op, torch.float32)), arguments(forward_of(op), torch.float32)
+    like = with_like(op, tuple(args), inputs)
+    if op in FORWARD:
+        given = given_gradients(op)
+        args = [arg.requires_grad_() if name in given else arg for name, arg in zip(RULES[op].args, args, strict=True)]
+    torch.library.opcheck(getattr(torch.ops.dsc, op).default, tuple(args), like, test_utils=tests)
 
 
-@pytest.mark.parametrize("op", sorted(FORMULAS))
+def test_names_that_are_not_the_functions_are_refused() -> None:
+    """Another op, other arguments, or another order of them."""
+    linear = RULES["linear"]
+    wrong: list[tuple[Rule, str]] = [
+        (replace(linear, args=("w", "x")), r"linear takes \['x', 'w'\]; the rule of linear gives it \('w', 'x'\)"),
+        (replace(linear, args=("x", "w", "bias")), "linear takes"),
+    ]
+    for field, changes in (
+        ("dgrad", {"reads": ("w", "d_y")}),
+        ("dgrad", {"op": "linear_wgrad"}),
+        ("dgrad", {"reads": ("d_y", "x")}),
+        ("wgrad", {"reads": ("d_y", "x", "w")}),
+    ):
+        changed = replace(getattr(linear, field), **changes)
+        wrong.append((replace(linear, **{field: changed}), f"{changed.op} takes"))
+    for rule, message in wrong:
+        with pytest.raises(AssertionError, match=message):
+            check_names("linear", rule)
+    for op in FORWARD:
+        check_names(op, RULES[op])
+
+
+@pytest.mark.parametrize("op", sorted(FORWARD))
 def test_each_gradient_is_one_node_and_only_if_asked_for(op: str) -> None:
-    library.register()
-    formula = FORMULAS[op]
+    register()
+    rule = RULES[op]
     args = FORWARD[op](Source(torch.float32, 0))
     tangent = torch.ones_like(as_tuple(OPS[op](*args))[0])
-    everything = tuple(formula.args.index(name) for gradient in formula.gradients for name in gradient.gives)
+    everything = tuple(rule.args.index(name) for gradient in rule.gradients for name in gradient.gives)
     for gradients, wanted in [
-        (formula.gradients, everything),
-        *(((one,), tuple(formula.args.index(name) for name in one.gives)) for one in formula.gradients),
+        (rule.gradients, everything),
+        *(((one,), tuple(rule.args.index(name) for name in one.gives)) for one in rule.gradients),
     ]:
         module = in_fake((tangent, *args), joint(getattr(torch.ops.dsc, op), wanted))
         counts = call_counts(module)
@@ -129,7 +166,7 @@ def test_each_gradient_is_one_node_and_only_if_asked_for(op: str) -> None:
 
 
 def test_experts_trace_with_a_symbolic_number_of_rows() -> None:
-    table = library.ops()
+    table = ops()
 
     def experts(x_RD: Tensor, gate_R: Tensor, dy_RD: Tensor, up: Tensor, down: Tensor, offsets_G: Tensor) -> Any:
         leaves = [leaf.requires_grad_() for leaf in (x_RD, gate_R, up, down)]
@@ -158,7 +195,7 @@ def test_experts_trace_with_a_symbolic_number_of_rows() -> None:
 
 
 def test_the_torch_table_traces_a_layer_and_hides_what_only_the_backward_reads() -> None:
-    table = library.ops()
+    table = ops()
     sizes = (4, 2, 4, 2, 3, 1e4)  # sequence, heads, nope, rope, value, theta
 
     def layer(h_TD: Tensor, norm_D: Tensor, q: Tensor, kv_down: Tensor, kv_up: Tensor, out: Tensor) -> tuple[Any, ...]:
@@ -185,7 +222,7 @@ def test_the_torch_table_traces_a_layer_and_hides_what_only_the_backward_reads()
 
 
 def test_an_unused_output_has_no_tangent_and_costs_one_zero() -> None:
-    library.register()
+    register()
     args = arguments("permute", torch.float64)
     x_TD, gate_TK = args[0].requires_grad_(), args[1].requires_grad_()
     rows_SD, gate_S, *_ = torch.ops.dsc.permute(*args)
