@@ -212,14 +212,14 @@ def _array(item: Reader) -> Reader:
     return reader
 
 
-def _items(made: Callable[[Any], Any], items: list[Reader], names: Iterable[str] = ()) -> Reader:
+def _items(make: Callable[[Any], Any], items: list[Reader], names: Iterable[str] = ()) -> Reader:
     readers = list(zip(items, list(names) or [""] * len(items), strict=True))
 
     def reader(value: Any, path: str) -> Any:
         if type(value) is not list or len(value) != len(readers):
             raise _FaultError(path)
         pairs = zip(value, readers, strict=True)
-        return made([each(item, _below(path, name) if name else path) for item, (each, name) in pairs])
+        return make([each(item, _below(path, name) if name else path) for item, (each, name) in pairs])
 
     return reader
 

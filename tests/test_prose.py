@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from dsl.reference.pages import slug
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
+FRAGMENT = re.compile(r"(Of|As|The same|Whose|In which|What of)\b")  # none of these begins a statement
 
 
 def test_the_readme_is_short() -> None:
@@ -21,6 +23,21 @@ def test_the_readme_is_short() -> None:
 def headings(page: Path) -> set[str]:
     text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
     return {slug(line) for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("package", ["dsl", "compiler", "runtime", "benchmarks", "tests"])
+def test_no_docstring_begins_as_a_fragment(package: str) -> None:
+    """A docstring begins with a subject and a verb, or is a noun phrase that stands alone."""
+    found = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        if "golden" in path.parts:  # emitted
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                text = ast.get_docstring(node)
+                if text and FRAGMENT.match(text):
+                    found.append(f"{path.relative_to(ROOT)}:{node.body[0].lineno} {text.splitlines()[0]}")
+    assert not found, "\n".join(found)
 
 
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]

@@ -43,15 +43,15 @@ class CutModel:
     cuts: Mapping[str, ir.Cut]
 
 
-def cut_model(spec: Spec, known: CutsByKey = NO_CUTS) -> CutModel:
-    """The model with its cuts; those in `known` are not made again."""
+def cut_model(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> CutModel:
+    """The model with its cuts; those in `cuts_by_key` are not made again."""
     blocks = model_blocks(spec)
-    return CutModel(spec, blocks, cuts_by_site((use for block in blocks for use in block.uses), known))
+    return CutModel(spec, blocks, cuts_by_site((use for block in blocks for use in block.uses), cuts_by_key))
 
 
-def cuts_by_site(uses: Iterable[ir.Use], known: CutsByKey = NO_CUTS) -> dict[str, ir.Cut]:
-    """The cut of each segment. Each distinct segment that is not in `known` is cut once."""
-    by_key, by_site = dict(known), {}
+def cuts_by_site(uses: Iterable[ir.Use], cuts_by_key: CutsByKey = NO_CUTS) -> dict[str, ir.Cut]:
+    """The cut of each segment. Each distinct segment that is not in `cuts_by_key` is cut once."""
+    by_key, by_site = dict(cuts_by_key), {}
     for use in uses:
         key = use.segment.key
         if key not in by_key:

@@ -26,16 +26,16 @@ from dsl.schema import Spec
 Owners = Mapping[str, tuple[int, ...]]  # layers.3 → the expert rank of each of its experts
 
 
-def make_plan(spec: Spec, known: CutsByKey = NO_CUTS) -> Plan:
+def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
     """Pure and torch-free. The spec has passed its checks; what they promise is asserted here.
 
-    Stages and experts are where the files that the spec names place them, if it names any. `known`: cuts of other
+    Stages and experts are where the files that the spec names place them, if it names any. `cuts_by_key`: cuts of other
     plans, by the key of a segment, which are not made again.
     """
     parallel = spec.parallel
     mesh = Mesh(pp=parallel.pipeline, dp=parallel.data, ep=parallel.expert, tp=parallel.tensor, cp=parallel.context)
     stage_placement = stage_placement_of_spec(spec)
-    model = cut_model(spec, known)
+    model = cut_model(spec, cuts_by_key)
     stages = build_stages(model, stage_placement.num_stages(mesh.pp), stage_placement)
     graph = placement_graph(stages, stage_placement, mesh.pp)
     rows = tensors(spec, (step for stage in stages for step in stage.steps))

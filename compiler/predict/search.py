@@ -149,7 +149,7 @@ class _Seen:
 
     def _lowering(self, spec: Spec) -> Lowering:
         """The plan of a spec on its devices. A segment that an earlier plan has is not cut again."""
-        plan = make_plan(spec, known=self._cuts)
+        plan = make_plan(spec, cuts_by_key=self._cuts)
         self._cuts |= plan.cuts_by_key
         return Lowering(plan, rank_rates(spec))
 

@@ -110,8 +110,8 @@ def ways_to_fit(
     origins: Mapping[str, Span],
     opened: Collection[str] = (),
 ) -> Ways:
-    """Of a plan that does not fit: edits with which it does, the fastest first, then those of less precision, then of
-    more devices; or the one with which it lacks least.
+    """Edits with which a plan that does not fit does: the fastest first, then those of less precision, then those with
+    more devices; or the edit with which it lacks least.
 
     `ranks`: its memories. `opened`: keys that are `auto`, of which all degrees and micro-batches were tried, and some
     of what can be computed again. Empty where everything fits, or nothing tried helps.
@@ -243,7 +243,7 @@ class _Looking:
         if spec is None or (self.given is not None and not self._is_of_file(spec)):
             return None
         spec = spec.with_files(self.base.spec.files)
-        plan = make_plan(spec, known=self.cuts)
+        plan = make_plan(spec, cuts_by_key=self.cuts)
         self.cuts |= plan.cuts_by_key
         lowering = Lowering(plan, rank_rates(spec))
         tried = _Tried(whole, spec, lowering, least_missing(spec, lowering)[1])

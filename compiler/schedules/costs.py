@@ -269,14 +269,14 @@ def _weights(values: list[Any], key: str) -> tuple[Fraction, ...]:
     return tuple(values)
 
 
-def _object(value: Any, known: Mapping[str, type], what: str) -> dict[str, Any]:
-    """The value, which must be a JSON object of some of the known keys."""
+def _object(value: Any, types: Mapping[str, type], what: str) -> dict[str, Any]:
+    """The value, which must be a JSON object of some of these keys."""
     if not isinstance(value, dict):
-        raise ValueError(f"{what} must be an object of {', '.join(known)}")
+        raise ValueError(f"{what} must be an object of {', '.join(types)}")
     for key, item in value.items():
-        if key not in known:
-            raise ValueError(f"{what} has an unknown key {key[:40]!r}: use {', '.join(known)}")
-        if not isinstance(item, known[key]):
-            word = {"dict": "an object", "list": "a list", "Fraction": "a number"}[known[key].__name__]
+        if key not in types:
+            raise ValueError(f"{what} has an unknown key {key[:40]!r}: use {', '.join(types)}")
+        if not isinstance(item, types[key]):
+            word = {"dict": "an object", "list": "a list", "Fraction": "a number"}[types[key].__name__]
             raise ValueError(f'{what}: "{key}" must be {word}')
     return dict(value)

@@ -32,14 +32,14 @@ def fused(joint: Joint) -> Joint:
     return joint
 
 
-def _behind(made: Node, found: Sequence[Node]) -> tuple[Node, ...]:
-    """The found nodes, in order, without which the results of `made` are not there."""
+def _behind(result: Node, found: Sequence[Node]) -> tuple[Node, ...]:
+    """The found nodes, in order, without which the outputs of `result` are not there."""
     needed: list[Node] = []
-    todo = list(made.outputs)
+    todo = list(result.outputs)
     while todo:
         value = todo.pop()
         for node in found:
-            if value in node.outputs and node not in needed and value not in made.args:
+            if value in node.outputs and node not in needed and value not in result.args:
                 needed.append(node)
                 todo += node.reads
     return tuple(node for node in found if node in needed)

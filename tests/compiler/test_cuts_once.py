@@ -59,5 +59,5 @@ def test_segments_of_an_earlier_plan_are_not_cut_again(counts: Counts) -> None:
     spec = shipped("quickstart.dsc")
     plan = make_plan(spec)
     counts.clear()
-    assert make_plan(spec, known=plan.cuts_by_key).cuts == plan.cuts
+    assert make_plan(spec, cuts_by_key=plan.cuts_by_key).cuts == plan.cuts
     assert not counts
