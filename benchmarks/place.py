@@ -76,7 +76,7 @@ def measured(name: str, layout: Layout, deviation: float, rule: GroupRule, num_l
         name, *map(str, (layout.experts, layout.replicas, layout.nodes, layout.devices, deviation)), rule, greedy,
         mean([each.balance.device for each in placed]), mean([each.bound for each in placed]),
         f"{max(each.gap for each in placed):.2%}", mean([each.greedy.node for each in placed]),
-        mean([each.balance.node for each in placed]), f"{sum(each.kept for each in placed)}/{num_layers}",
+        mean([each.balance.node for each in placed]), f"{sum(each.keeps_groups for each in placed)}/{num_layers}",
         f"{took * 1e3:.0f}",
     )  # fmt: skip
 

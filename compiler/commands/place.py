@@ -22,9 +22,8 @@ from compiler.commands.common import EXIT_SPEC, add_overrides, load_spec, progre
 from compiler.commands.output_files import is_folder, refuse_output, refuse_replacing, replace
 from compiler.expert_placement import to_text
 from compiler.experts.layout import Floats, Layout, PlaceError
-from compiler.experts.load_file import read_load, same_length
-from compiler.experts.report import document
-from compiler.experts.tasks import Task, at_hand, file_layers, place_all
+from compiler.experts.placement_file import read_load, same_length
+from compiler.experts.report import Task, at_hand, document, file_layers, place_all
 from compiler.spec_files import expert_placement_of
 
 

@@ -11,14 +11,20 @@ from typing import Literal
 
 import numpy as np
 
-from compiler.experts.align import aligned
-from compiler.experts.bound import lower_bound
-from compiler.experts.counts import first_counts, moved_counts
-from compiler.experts.greedy import global_, hierarchical
-from compiler.experts.grouped import on_nodes
-from compiler.experts.layout import Balance, Floats, Ints, Layout, PlaceError, balance_of, duplicates, keeps_groups
-from compiler.experts.nodes import apart, even_nodes, onto_nodes
-from compiler.experts.pack import CLOSE, STEP, Packing, Work, descended, kicked, quick
+from compiler.experts.greedy import global_, hierarchical, lower_bound
+from compiler.experts.layout import (
+    Balance,
+    Floats,
+    Ints,
+    Layout,
+    PlaceError,
+    aligned,
+    balance_of,
+    duplicates,
+    keeps_groups,
+)
+from compiler.experts.nodes import apart, even_nodes, on_nodes, onto_nodes
+from compiler.experts.pack import CLOSE, STEP, Packing, Work, descended, first_counts, kicked, moved_counts, quick
 
 GroupRule = Literal["auto", "keep", "ignore"]
 # Exchanges that a layer looks at, about. Measured on one core: see docs/placement.md.
@@ -34,7 +40,7 @@ class Placed:
     physical: Ints  # slot → logical expert
     balance: Balance
     bound: float
-    kept: bool  # every group on one node
+    keeps_groups: bool  # every group on one node
     greedy: Balance  # of the published algorithm
     whole: Ints | None = None  # the best that keeps groups on their nodes, where that is another
 
@@ -60,33 +66,33 @@ def place_layer(
             f"groups = {layout.groups} do not divide over nodes = {layout.nodes}, so that none can be kept on one",
             "--group-rule ignore",
         )
-    known = [global_(load, layout)]
+    published = [global_(load, layout)]
     if layout.groups_divide:
-        known.insert(0, hierarchical(load, layout))
-    best_known = min((balance_of(load, physical, layout) for physical in known), key=_order)
+        published.insert(0, hierarchical(load, layout))
+    best_published = min((balance_of(load, physical, layout) for physical in published), key=_order)
     bound = _over_mean(lower_bound(load, layout), load, layout)
-    kept = free = None
+    grouped = free = None
     if layout.groups_divide and rule != "ignore":
         found, least = on_nodes(load, layout, _free, WORK // 2)
-        kept = _best(load, layout, [found, known[0]])
+        grouped = _best(load, layout, [found, published[0]])
     if rule == "keep":
         bound = max(bound, _over_mean(least, load, layout))
-        best_known = balance_of(load, known[0], layout)
-    elif kept is None or not _will_do(load, layout, kept, bound, best_known):
-        free = _best(load, layout, [_free(load, layout, WORK), *known])
-    chosen = kept if free is None else free
+        best_published = balance_of(load, published[0], layout)
+    elif grouped is None or not _will_do(load, layout, grouped, bound, best_published):
+        free = _best(load, layout, [_free(load, layout, WORK), *published])
+    chosen = grouped if free is None else free
     assert chosen is not None
-    if kept is not None and free is not None:
-        chosen = _preferred(load, layout, free, kept, best_known, KEEP_TOLERANCE)
+    if grouped is not None and free is not None:
+        chosen = _preferred(load, layout, free, grouped, best_published, KEEP_TOLERANCE)
     if now is not None and steady:
         enough = balance_of(load, chosen, layout).device * NEAR_TOLERANCE * load.sum() / layout.devices
-        for near in _near(load, layout, now, float(enough) * (1 - CLOSE), keep=chosen is kept):
-            chosen = _preferred(load, layout, chosen, near, best_known, NEAR_TOLERANCE)
+        for near in _near(load, layout, now, float(enough) * (1 - CLOSE), keep=chosen is grouped):
+            chosen = _preferred(load, layout, chosen, near, best_published, NEAR_TOLERANCE)
     if now is not None:
         chosen = aligned(chosen, now, layout)
-    kept_groups = keeps_groups(chosen, layout)
-    reached, greedy = balance_of(load, chosen, layout), balance_of(load, known[0], layout)
-    return Placed(chosen, reached, bound, kept_groups, greedy, None if kept_groups else kept)
+    whole_groups = keeps_groups(chosen, layout)
+    reached, greedy = balance_of(load, chosen, layout), balance_of(load, published[0], layout)
+    return Placed(chosen, reached, bound, whole_groups, greedy, None if whole_groups else grouped)
 
 
 def _order(balance: Balance) -> tuple[float, float]:
@@ -98,18 +104,18 @@ def _best(load: Floats, layout: Layout, candidates: Sequence[Ints]) -> Ints:
     return min(candidates, key=lambda p: (*_order(balance_of(load, p, layout)), duplicates(p, layout)))
 
 
-def _will_do(load: Floats, layout: Layout, kept: Ints, bound: float, known: Balance) -> bool:
+def _will_do(load: Floats, layout: Layout, grouped: Ints, bound: float, published: Balance) -> bool:
     """Whether groups on their nodes reach what none is better than."""
-    balance = balance_of(load, kept, layout)
-    return balance.device <= bound * (1 + CLOSE) and _order(balance) <= _order(known)
+    balance = balance_of(load, grouped, layout)
+    return balance.device <= bound * (1 + CLOSE) and _order(balance) <= _order(published)
 
 
-def _preferred(load: Floats, layout: Layout, best: Ints, other: Ints, known: Balance, tolerance: float) -> Ints:
-    """`other` where it is hardly worse than the best, and better than the greedy wherever that can be."""
-    reached, ours = balance_of(load, best, layout), balance_of(load, other, layout)
-    improves = ours.device < known.device * (1 - STEP) or reached.device >= known.device * (1 - STEP)
-    good = ours.device <= reached.device * tolerance and _order(ours) <= _order(known)
-    return other if good and improves else best
+def _preferred(load: Floats, layout: Layout, first: Ints, other: Ints, published: Balance, tolerance: float) -> Ints:
+    """`other` where it is hardly worse than `first`, and better than the greedy wherever that can be."""
+    reached, ours = balance_of(load, first, layout), balance_of(load, other, layout)
+    improves = ours.device < published.device * (1 - STEP) or reached.device >= published.device * (1 - STEP)
+    good = ours.device <= reached.device * tolerance and _order(ours) <= _order(published)
+    return other if good and improves else first
 
 
 def _over_mean(tokens: float, load: Floats, layout: Layout) -> float:

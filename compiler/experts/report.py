@@ -1,15 +1,28 @@
-"""What `dsc place` found, of all layers: values to print, and the same as text and as JSON."""
+"""Layers to place, one after the other: a task each, and a row of the report each, as values and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.experts.align import Move
-from compiler.experts.copies import Copies
-from compiler.experts.layer_search import Placed
-from compiler.experts.layout import Balance, Floats, Ints, Layout, device_loads
+from compiler.expert_placement import LayerPlacement
+from compiler.experts.copies import Copies, Routing, copies
+from compiler.experts.layer_search import GroupRule, Placed, place_layer
+from compiler.experts.layout import (
+    Balance,
+    Floats,
+    Ints,
+    Layout,
+    Move,
+    PlaceError,
+    balance_of,
+    default_placement,
+    device_loads,
+    in_order,
+    moves,
+)
+from compiler.experts.placement_file import layer_placement, physical_of
 
 VERSION = 1
 
@@ -107,7 +120,7 @@ def _layer_value(row: Row) -> dict[str, Any]:
         "greedy": _balance_value(placed.greedy),
         "bound": placed.bound,
         "gap": placed.gap,
-        "groups_kept": placed.kept,
+        "groups_kept": placed.keeps_groups,
         "groups_whole": None if row.whole is None else _balance_value(row.whole),
         "moves": moved,
         "links": None if row.links is None else _links_value(row.links),
@@ -134,3 +147,76 @@ def _bytes(links: Links, node: Copies, device: Copies) -> dict[str, float]:
         "to_devices_bytes": device.expected * links.row_bytes,
         "busiest_device_bytes": device.busiest * links.row_bytes,
     }
+
+
+# ---------------------------------------------------------------- layers to place
+
+MAX_CELLS = 1 << 22  # slots of all layers
+
+
+@dataclass(frozen=True)
+class Task:
+    """A layer. `now`: its placement at hand; None where experts have replicas, of which no plan knows."""
+
+    layer: str
+    load: Floats
+    layout: Layout
+    now: Ints | None = None
+    steady: bool = False  # `now` is what a run has, so that little of it is changed
+    routing: Routing | None = None  # of a model that is known
+
+
+def at_hand(layout: Layout, placement: LayerPlacement | None = None) -> Ints | None:
+    """The placement of a layer before: that of a file, or else a plan's own."""
+    if layout.replicas > layout.experts:
+        return None
+    if placement is None or len(placement.devices) != layout.devices or placement.num_experts != layout.experts:
+        return default_placement(layout)
+    return physical_of(placement)
+
+
+def place_all(tasks: Sequence[Task], rule: GroupRule, progress: Callable[[int], None] = lambda _: None) -> list[Row]:
+    """`progress` is told how many layers are placed. PlaceError where they are too many, or do not fit."""
+    cells = sum(task.layout.replicas for task in tasks)
+    if cells > MAX_CELLS:
+        raise PlaceError(f"{cells:,} physical experts of all layers are too many: at most {MAX_CELLS:,}")
+    rows = []
+    for done, task in enumerate(tasks):
+        progress(done)
+        rows.append(_row(task, rule))
+    return rows
+
+
+def _row(task: Task, rule: GroupRule) -> Row:
+    load, layout, now = task.load, task.layout, task.now
+    placed = place_layer(load, layout, rule, now, task.steady)
+    before = None if now is None else balance_of(load, now, layout)
+    moved = None if now is None else moves(now, placed.physical, layout)
+    links = None
+    if task.routing is not None:
+        links = _links(task, task.routing, placed)
+    whole = None if placed.whole is None else balance_of(load, placed.whole, layout)
+    return Row(task.layer, load, layout, placed, now, before, moved, links, whole)
+
+
+def _links(task: Task, routing: Routing, placed: Placed) -> Links:
+    layout, now = task.layout, task.now
+    pairs = [
+        None if placement is None else copies(task.load, placement, layout, routing, parts)
+        for parts in (layout.nodes, layout.devices)
+        for placement in (now, placed.physical)
+    ]
+    nodes_before, nodes, devices_before, devices = pairs
+    assert nodes is not None and devices is not None
+    whole = None if placed.whole is None else copies(task.load, placed.whole, layout, routing, layout.nodes)
+    return Links(routing.row_bytes, layout.nodes, nodes_before, nodes, devices_before, devices, whole)
+
+
+def file_layers(rows: Sequence[Row]) -> list[LayerPlacement]:
+    """What the file of a placement says of them."""
+    return [
+        layer_placement(
+            row.layer, in_order(row.placed.physical, row.layout), row.layout.devices, row.moved or (), row.load
+        )
+        for row in rows
+    ]

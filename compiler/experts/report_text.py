@@ -81,7 +81,7 @@ def _table(rows: Sequence[Row]) -> Table:
             cells += [_number(row.before.node)] if known and row.before is not None else []
             cells.append(_number(placed.balance.node))
         if with_groups:
-            cells.append(Text("whole" if placed.kept else "split", style=_quiet()))
+            cells.append(Text("whole" if placed.keeps_groups else "split", style=_quiet()))
         if known:
             cells.append(Text(str(len(row.moved or ()))))
         table.add_row(*cells)

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from compiler.expert_placement import to_text
-from compiler.experts.align import aligned, moves
-from compiler.experts.layout import Layout, PlaceError, balance_of, default_placement, keeps_groups
-from compiler.experts.load_file import read_load
-from compiler.experts.placement_file import layer_placement, physical_of, read_placement
+from compiler.experts.layout import Layout, PlaceError, aligned, balance_of, default_placement, keeps_groups, moves
+from compiler.experts.placement_file import layer_placement, physical_of, read_load, read_placement
 
 LAYOUT = Layout(6, 6, 1, 1, 3)
 NOW = default_placement(LAYOUT)

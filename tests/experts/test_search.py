@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.experts.align import moves
-from compiler.experts.bound import lower_bound
-from compiler.experts.greedy import global_, hierarchical
+from compiler.experts.greedy import global_, hierarchical, lower_bound
 from compiler.experts.layer_search import Placed, place_layer
 from compiler.experts.layout import (
     Layout,
@@ -20,6 +18,7 @@ from compiler.experts.layout import (
     device_loads,
     duplicates,
     keeps_groups,
+    moves,
 )
 from tests.experts.loads import KINDS, best_device_load, layouts, load_of
 
@@ -39,7 +38,7 @@ def hold(placed: Placed, load: np.ndarray, layout: Layout) -> None:
     else:
         assert (placed.balance.device, placed.balance.node) == (1, 1)
     assert 1 <= placed.bound <= placed.balance.device * (1 + NEAR)
-    assert placed.kept == keeps_groups(physical, layout)
+    assert placed.keeps_groups == keeps_groups(physical, layout)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
@@ -67,7 +66,7 @@ def test_rules_of_groups(layout: Layout, kind: str, seed: int, rule: str) -> Non
     hold(placed, load, layout)
     reference = hierarchical if rule == "keep" else global_
     assert placed.balance.device <= balance_of(load, reference(load, layout), layout).device * (1 + 1e-11)
-    assert placed.kept or rule != "keep"
+    assert placed.keeps_groups or rule != "keep"
 
 
 @pytest.mark.parametrize("kind", ["uniform", "zipf", "few", "hot"])
@@ -126,10 +125,10 @@ def test_groups_stay_whole_where_that_costs_little() -> None:
     """Equal groups stay whole, though splitting them would win a little. One heavy group is split, and reported."""
     layout = Layout(64, 64, 4, 4, 16)
     even = np.tile(load_of("lognormal", 16, 3), 4)
-    assert place_layer(even, layout).kept
+    assert place_layer(even, layout).keeps_groups
     uneven = even * np.repeat([3.0, 1.0, 1.0, 1.0], 16)
     placed = place_layer(uneven, layout)
-    assert not placed.kept and placed.whole is not None and keeps_groups(placed.whole, layout)
+    assert not placed.keeps_groups and placed.whole is not None and keeps_groups(placed.whole, layout)
     assert placed.balance.device < balance_of(uneven, placed.whole, layout).device
 
 
