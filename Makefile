@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 FOR_TESTS := $(VENV)/.installed-for-tests
-NATIVE := hatch_build.py runtime/native/build.py $(wildcard runtime/native/*.cpp runtime/native/*.h)
+NATIVE := hatch_build.py runtime/native/compile_cpp.py $(wildcard runtime/native/*.cpp runtime/native/*.h)
 EXTENSION := compiler/editor/vscode
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -17,7 +17,7 @@ train: $(INSTALLED)
 	$(BIN)/dsc train specs/quickstart.dsc --out $$out
 
 test: tools lint
-	@$(BIN)/python -m runtime.native.build > /dev/null
+	@$(BIN)/python -m runtime.native.compile_cpp > /dev/null
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 # A C++ compiler and Chromium: installed where that may be, else said before anything long begins.
@@ -83,7 +83,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) -e .
-	@$(BIN)/python -m runtime.native.build > /dev/null || true
+	@$(BIN)/python -m runtime.native.compile_cpp > /dev/null || true
 	@touch $@
 
 $(FOR_TESTS): $(INSTALLED)

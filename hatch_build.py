@@ -12,7 +12,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 class NativeOps(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """`version`: "editable", of a tree that keeps its libraries, or "standard", a wheel that takes them along."""
-        problem = runpy.run_path(str(Path(self.root, "runtime/native/build.py")))["build"]()
+        problem = runpy.run_path(str(Path(self.root, "runtime/native/compile_cpp.py")))["build"]()
         if problem:
             self.app.display_warning(f"ops will run on torch, which takes about twice as long: {problem}")
         elif version != "editable":

@@ -142,7 +142,7 @@ class Stopwatch:
 class Overhead:
     """The cost of timing one call, in ns (clock, processor): in its own row, and in the row of the call around it."""
 
-    own: tuple[float, float]
+    within: tuple[float, float]
     around: tuple[float, float]
 
 
@@ -176,8 +176,8 @@ def without_overhead(rows: Mapping[Key, Row], overhead: Overhead) -> dict[Key, R
     result: dict[Key, Row] = {}
     for key, row in rows.items():
         took = [
-            min(max(has, 0), round(row.calls * own + row.inside * around))
-            for has, own, around in zip((row.clock, row.processor), overhead.own, overhead.around, strict=True)
+            min(max(has, 0), round(row.calls * within + row.inside * around))
+            for has, within, around in zip((row.clock, row.processor), overhead.within, overhead.around, strict=True)
         ]
         result[key] = Row(row.calls, row.clock - took[0], row.processor - took[1], row.inside)
         its = result.setdefault(Key(key.place, "", "", "profile", "profile"), Row())

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 
-from runtime.native.build import COMPILERS
+from runtime.native.compile_cpp import COMPILERS
 from tests.picture.browser import NAMES
 
 

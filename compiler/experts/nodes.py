@@ -124,7 +124,7 @@ def on_nodes(load: Floats, layout: Layout, place: PlaceNode, work: int) -> tuple
     )
     size = layout.experts // layout.groups
     bounds: dict[Groups, float] = {}
-    placed: dict[Groups, tuple[float, Ints]] = {}
+    reached: dict[Groups, tuple[float, Ints]] = {}
 
     def experts_of(groups: Groups) -> Ints:
         return np.concatenate([np.arange(g * size, (g + 1) * size) for g in groups])
@@ -135,12 +135,12 @@ def on_nodes(load: Floats, layout: Layout, place: PlaceNode, work: int) -> tuple
         return bounds[groups]
 
     def solve(groups: Groups) -> tuple[float, Ints]:
-        if groups not in placed:
+        if groups not in reached:
             experts = experts_of(groups)
             physical = place(load[experts], inner, work // layout.nodes)
             heaviest = float(device_loads(load[experts], physical, inner.devices).max())
-            placed[groups] = heaviest, experts[physical]
-        return placed[groups]
+            reached[groups] = heaviest, experts[physical]
+        return reached[groups]
 
     best: tuple[float, Ints] | None = None
     ways = sorted((max(map(bound, way)), index, way) for index, way in enumerate(_ways(load, layout, work)))

@@ -34,7 +34,7 @@ class Row:
     layer: str
     load: Floats
     layout: Layout
-    placed: Placed
+    found: Placed
     now: Ints | None
     before: Balance | None
     moved: tuple[Move, ...] | None
@@ -46,7 +46,7 @@ class Row:
         """Tokens of the busiest device: before, as the greedy has it, now; and of the average device."""
         mean = float(self.load.sum()) / self.layout.devices
         before = None if self.now is None else float(device_loads(self.load, self.now, self.layout.devices).max())
-        return before, self.placed.greedy.device * mean, self.placed.balance.device * mean, mean
+        return before, self.found.greedy.device * mean, self.found.balance.device * mean, mean
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def overall(rows: Sequence[Row]) -> Overall:
         return Overall(None if busiest[0][0] is None else 1.0, 1.0, 1.0, 1.0, None)
     known = all(each[0] is not None for each in busiest)
     before = sum(each[0] or 0.0 for each in busiest) / mean if known else None
-    bound = sum(row.placed.bound * each[3] for row, each in zip(rows, busiest, strict=True)) / mean
+    bound = sum(row.found.bound * each[3] for row, each in zip(rows, busiest, strict=True)) / mean
     greedy, after = sum(each[1] for each in busiest) / mean, sum(each[2] for each in busiest) / mean
     whole = None
     if any(row.whole for row in rows):
@@ -110,17 +110,17 @@ def document(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _layer_value(row: Row) -> dict[str, Any]:
-    placed = row.placed
+    found = row.found
     moved = None if row.moved is None else [[m.expert, m.source, m.destination] for m in row.moved]
     return {
         "layer": row.layer,
-        "physical_to_logical": placed.physical.tolist(),
-        "balance": _balance_value(placed.balance),
+        "physical_to_logical": found.physical.tolist(),
+        "balance": _balance_value(found.balance),
         "before": None if row.before is None else _balance_value(row.before),
-        "greedy": _balance_value(placed.greedy),
-        "bound": placed.bound,
-        "gap": placed.gap,
-        "groups_kept": placed.keeps_groups,
+        "greedy": _balance_value(found.greedy),
+        "bound": found.bound,
+        "gap": found.gap,
+        "groups_kept": found.keeps_groups,
         "groups_whole": None if row.whole is None else _balance_value(row.whole),
         "moves": moved,
         "links": None if row.links is None else _links_value(row.links),
@@ -189,26 +189,26 @@ def place_all(tasks: Sequence[Task], rule: GroupRule, progress: Callable[[int], 
 
 def _row(task: Task, rule: GroupRule) -> Row:
     load, layout, now = task.load, task.layout, task.now
-    placed = place_layer(load, layout, rule, now, task.steady)
+    found = place_layer(load, layout, rule, now, task.steady)
     before = None if now is None else balance_of(load, now, layout)
-    moved = None if now is None else moves(now, placed.physical, layout)
+    moved = None if now is None else moves(now, found.physical, layout)
     links = None
     if task.routing is not None:
-        links = _links(task, task.routing, placed)
-    whole = None if placed.whole is None else balance_of(load, placed.whole, layout)
-    return Row(task.layer, load, layout, placed, now, before, moved, links, whole)
+        links = _links(task, task.routing, found)
+    whole = None if found.whole is None else balance_of(load, found.whole, layout)
+    return Row(task.layer, load, layout, found, now, before, moved, links, whole)
 
 
-def _links(task: Task, routing: Routing, placed: Placed) -> Links:
+def _links(task: Task, routing: Routing, found: Placed) -> Links:
     layout, now = task.layout, task.now
     pairs = [
         None if placement is None else copies(task.load, placement, layout, routing, parts)
         for parts in (layout.nodes, layout.devices)
-        for placement in (now, placed.physical)
+        for placement in (now, found.physical)
     ]
     nodes_before, nodes, devices_before, devices = pairs
     assert nodes is not None and devices is not None
-    whole = None if placed.whole is None else copies(task.load, placed.whole, layout, routing, layout.nodes)
+    whole = None if found.whole is None else copies(task.load, found.whole, layout, routing, layout.nodes)
     return Links(routing.row_bytes, layout.nodes, nodes_before, nodes, devices_before, devices, whole)
 
 
@@ -216,7 +216,7 @@ def file_layers(rows: Sequence[Row]) -> list[LayerPlacement]:
     """What the file of a placement says of them."""
     return [
         layer_placement(
-            row.layer, in_order(row.placed.physical, row.layout), row.layout.devices, row.moved or (), row.load
+            row.layer, in_order(row.found.physical, row.layout), row.layout.devices, row.moved or (), row.load
         )
         for row in rows
     ]

@@ -67,21 +67,21 @@ def _table(rows: Sequence[Row]) -> Table:
     for index, head in enumerate(heads):
         table.add_column(head, justify="right" if index and head != "groups" else "left", no_wrap=True)
     for row in rows:
-        placed = row.placed
+        found = row.found
         cells = [Text(row.layer)]
         if known and row.before is not None:
             cells.append(_number(row.before.device))
-        better = placed.balance.device < placed.greedy.device - 5e-4
+        better = found.balance.device < found.greedy.device - 5e-4
         cells += [
-            Text(f"{placed.greedy.device:.3f}", style=_quiet()),
-            Text(f"{placed.balance.device:.3f}", style=Style(bold=True, color=DARK.accent if better else None)),
-            Text("best" if placed.gap < 1e-6 else f"{placed.gap:.2%}" if placed.gap >= 5e-5 else "<0.01%"),
+            Text(f"{found.greedy.device:.3f}", style=_quiet()),
+            Text(f"{found.balance.device:.3f}", style=Style(bold=True, color=DARK.accent if better else None)),
+            Text("best" if found.gap < 1e-6 else f"{found.gap:.2%}" if found.gap >= 5e-5 else "<0.01%"),
         ]
         if with_nodes:
             cells += [_number(row.before.node)] if known and row.before is not None else []
-            cells.append(_number(placed.balance.node))
+            cells.append(_number(found.balance.node))
         if with_groups:
-            cells.append(Text("whole" if placed.keeps_groups else "split", style=_quiet()))
+            cells.append(Text("whole" if found.keeps_groups else "split", style=_quiet()))
         if known:
             cells.append(Text(str(len(row.moved or ()))))
         table.add_row(*cells)

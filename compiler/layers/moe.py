@@ -41,9 +41,9 @@ def router(
     sequence: int,
     shared: bool,
     balance: bool,
-    placed: bool = False,
+    by_slots: bool = False,
 ) -> tuple[Any, ...]:
-    """Chooses experts and puts the rows in their order, or if they are `placed`, in that of their places. The
+    """Chooses experts and puts the rows in their order, or `by_slots`, in that of their places in the layer. The
     residual h + y, of which attention gave y, is for the join, the normed `x` for the shared experts; with `balance`
     there is the sequence-wise loss, without its weight."""
     residual_TD = ops.add(h_TD, y_TD)
@@ -52,7 +52,7 @@ def router(
     bias_E = p.bias if biased else None
     gate_TK, expert_TK = ops.route(logits_TE, bias_E, softmax, groups, top_groups, top_k, normalize, scale)
     routed = (x_TD, gate_TK, expert_TK)
-    permuted = ops.permute_placed(*routed, p.slots) if placed else ops.permute(*routed, p.weight.shape[0])
+    permuted = ops.permute_placed(*routed, p.slots) if by_slots else ops.permute(*routed, p.weight.shape[0])
     rows_SD, gate_S, order_S, counts_E = permuted
     x = (x_TD,) if shared else ()
     loss = (ops.sequence_balance(logits_TE, expert_TK, sequence, softmax),) if balance else ()
@@ -68,8 +68,8 @@ def build_router(place: Place) -> ir.Segment:
         if biased
         else ()
     )
-    placed = place.spec.parallel.placement is not None
-    slots = (ir.Param("slots", (moe.experts,), "int64", grad=False, role="slots"),) if placed else ()
+    by_slots = place.spec.parallel.placement is not None
+    slots = (ir.Param("slots", (moe.experts,), "int64", grad=False, role="slots"),) if by_slots else ()
     of = segment(
         "router",
         router,
@@ -95,7 +95,7 @@ def build_router(place: Place) -> ir.Segment:
         sequence=place.spec.train.sequence,
         shared=shared,
         balance=balance,
-        **({"placed": True} if placed else {}),
+        **({"by_slots": True} if by_slots else {}),
     )
     return replace(of, remade=_normed(place, "residual") if shared else ())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.native import build
+from runtime.native import compile_cpp
 
 Functions = Mapping[tuple[str, torch.dtype], tuple[Callable[..., None], str]]  # and the signature of each
 
@@ -83,15 +83,16 @@ def missing() -> str | None:
     """None, or why all ops run on torch, and how to mend it."""
     if chosen := os.environ.get(OFF):
         return f"{OFF} is {chosen}; unset it"  # any other word than torch, too: it was meant to change something
-    if instructions() not in build.VARIANTS:
+    if instructions() not in compile_cpp.VARIANTS:
         return f"there is no C++ for a processor with {instructions()}"
-    library = build.path(instructions())
+    library = compile_cpp.path(instructions())
     if not library.exists():
         return (
-            "no C++ was compiled when dsc was installed; `python -m runtime.native.build` compiles it, or says why not"
+            "no C++ was compiled when dsc was installed; `python -m runtime.native.compile_cpp` compiles it, "
+            "or says why not"
         )
-    if not build.is_current(library):
-        return "the C++ was compiled of other sources; `python -m runtime.native.build` compiles it again"
+    if not compile_cpp.is_current(library):
+        return "the C++ was compiled of other sources; `python -m runtime.native.compile_cpp` compiles it again"
     try:
         CDLL(str(library))
     except OSError as error:
@@ -101,7 +102,7 @@ def missing() -> str | None:
 
 @cache
 def instructions() -> str:
-    """The key of `build.VARIANTS` for this processor. With AMX, oneDNN does BF16, so AVX512_BF16 is not chosen."""
+    """The variant for this processor. With AMX, oneDNN does BF16, so AVX512_BF16 is not chosen."""
     found = torch.backends.cpu.get_cpu_capability()
     return "AVX512_BF16" if found == "AVX512" and "avx512_bf16" in _flags() and "amx_bf16" not in _flags() else found
 
@@ -119,12 +120,12 @@ def _flags() -> frozenset[str]:
 
 def identity() -> str:
     """What ops run on: the instructions and the beginning of the digest, or torch. Two of a kind give the same bits."""
-    return "torch" if missing() else f"{instructions()} {build.digest()[:12]}"
+    return "torch" if missing() else f"{instructions()} {compile_cpp.digest()[:12]}"
 
 
 def functions(instructions: str) -> Functions:
     """Functions of the library for processors with these instructions."""
-    library, found = CDLL(str(build.path(instructions))), {}
+    library, found = CDLL(str(compile_cpp.path(instructions))), {}
     for name, signature in SIGNATURES.items():
         for dtype, suffix in DTYPES.items():
             function = getattr(library, f"{name}_{suffix}", None)

@@ -25,20 +25,20 @@ from tests.experts.loads import KINDS, best_device_load, layouts, load_of
 NEAR = 1e-9
 
 
-def hold(placed: Placed, load: np.ndarray, layout: Layout) -> None:
+def hold(found: Placed, load: np.ndarray, layout: Layout) -> None:
     """What every placement keeps."""
-    physical = checked(placed.physical, layout)  # every slot filled, every expert somewhere
+    physical = checked(found.physical, layout)  # every slot filled, every expert somewhere
     share = [load[e] / np.count_nonzero(physical == e) for e in physical]
     device = [sum(share[d * layout.slots : (d + 1) * layout.slots]) for d in range(layout.devices)]
     per_node = layout.devices // layout.nodes
     node = [sum(device[n * per_node : (n + 1) * per_node]) for n in range(layout.nodes)]
     if load.sum():
-        assert placed.balance.device == pytest.approx(max(device) / load.sum() * layout.devices, rel=NEAR)
-        assert placed.balance.node == pytest.approx(max(node) / load.sum() * layout.nodes, rel=NEAR)
+        assert found.balance.device == pytest.approx(max(device) / load.sum() * layout.devices, rel=NEAR)
+        assert found.balance.node == pytest.approx(max(node) / load.sum() * layout.nodes, rel=NEAR)
     else:
-        assert (placed.balance.device, placed.balance.node) == (1, 1)
-    assert 1 <= placed.bound <= placed.balance.device * (1 + NEAR)
-    assert placed.keeps_groups == keeps_groups(physical, layout)
+        assert (found.balance.device, found.balance.node) == (1, 1)
+    assert 1 <= found.bound <= found.balance.device * (1 + NEAR)
+    assert found.keeps_groups == keeps_groups(physical, layout)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)

@@ -64,18 +64,18 @@ def one_expert(tokens: int, k: int) -> None:
 
 
 def route_permute(
-    dtype: torch.dtype, tokens: int, experts: int, softmax: bool, groups: int, top_groups: int, k: int, placed: bool
+    dtype: torch.dtype, tokens: int, experts: int, softmax: bool, groups: int, top_groups: int, k: int, by_slots: bool
 ) -> None:
     """Choices, order and rows of the composition; gate weights of the kernel alone that routes."""
     logits_TE, bias_E = 2 * random(tokens, experts, seed=1), 0.1 * random(experts, seed=2)
     x_TD, slots_E = random(tokens, 40, dtype=dtype), torch.randperm(experts, generator=generated(4))
     how = (softmax, groups, top_groups, k, True, 2.5)
     assert_apart(logits_TE, bias_E, *how[:4])
-    found = run("route_permute", logits_TE, bias_E, x_TD, slots_E if placed else None, *how)
+    found = run("route_permute", logits_TE, bias_E, x_TD, slots_E if by_slots else None, *how)
     gate_TK, expert_TK = run("route", logits_TE, bias_E, *how)
     assert torch.equal(expert_TK, ops.route(logits_TE, bias_E, *how)[1])
     moved = (x_TD, gate_TK, expert_TK)
-    rest = ops.permute_placed(*moved, slots_E) if placed else ops.permute(*moved, experts)
+    rest = ops.permute_placed(*moved, slots_E) if by_slots else ops.permute(*moved, experts)
     equal(found, (gate_TK, expert_TK, *rest))
 
 

@@ -32,7 +32,7 @@ def test_all_choices_may_be_one_expert(interpret: Interpret) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize("placed", [False, True], ids=["", "placed"])
+@pytest.mark.parametrize("by_slots", [False, True], ids=["", "placed"])
 @pytest.mark.parametrize(
     ("tokens", "experts", "softmax", "groups", "top_groups", "k"),
     [(0, 8, False, 1, 1, 2), (45, 24, False, 6, 3, 5), (40, 256, False, 8, 4, 8), (37, 20, True, 1, 1, 3)],
@@ -46,9 +46,9 @@ def test_route_permute(
     groups: int,
     top_groups: int,
     k: int,
-    placed: bool,
+    by_slots: bool,
 ) -> None:
-    interpret(CHECKS, "route_permute", dtype, tokens, experts, softmax, groups, top_groups, k, placed)
+    interpret(CHECKS, "route_permute", dtype, tokens, experts, softmax, groups, top_groups, k, by_slots)
 
 
 @dtypes

@@ -12,26 +12,26 @@ from dataclasses import dataclass
 
 import pytest
 
-from runtime.native import build, library
+from runtime.native import compile_cpp, library
 from runtime.ops import product
 
 # Of the instructions, newest first, what the processor has: from its own on.
 OWN = library.instructions()
-CAPABLE = [*build.VARIANTS][[*build.VARIANTS].index(OWN) :] if OWN in build.VARIANTS else ["AVX2"]
+CAPABLE = [*compile_cpp.VARIANTS][[*compile_cpp.VARIANTS].index(OWN) :] if OWN in compile_cpp.VARIANTS else ["AVX2"]
 
 
 @dataclass(frozen=True)
 class Path:
     """What ops run on."""
 
-    library: str | None  # a key of build.VARIANTS, or None for torch alone
+    library: str | None  # a key of compile_cpp.VARIANTS, or None for torch alone
     has_bf16: bool
 
     def take(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ops of this process run on this path until the test ends."""
         functions: library.Functions = {}
         if self.library is not None:
-            problem = build.build()
+            problem = compile_cpp.build()
             assert problem is None, f"these tests need the C++ of the ops, for an x86-64 processor with AVX2: {problem}"
             functions = library.functions(self.library)
         monkeypatch.setattr(library, "_functions", lambda: functions)

@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from runtime.native import build
+from runtime.native import compile_cpp
 
-LIBRARIES = [build.path(instructions).name for instructions in build.VARIANTS]
+LIBRARIES = [compile_cpp.path(instructions).name for instructions in compile_cpp.VARIANTS]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A package of its own with the sources, and a source that is quickly compiled in place of ours."""
-    (tmp_path / "build.py").write_bytes(Path(build.__file__).read_bytes())
+    (tmp_path / "compile_cpp.py").write_bytes(Path(compile_cpp.__file__).read_bytes())
     (tmp_path / "one.cpp").write_text('extern "C" const char *digest() { return DIGEST; }\n', "utf-8")
     return tmp_path
 
 
 def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(folder / "build.py")],
+        [sys.executable, str(folder / "compile_cpp.py")],
         env=os.environ | environment,
         capture_output=True,
         text=True,
@@ -36,7 +36,7 @@ def test_it_makes_every_library_and_no_second_time(folder: Path) -> None:
     done = run(folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == [str(folder / name) for name in LIBRARIES]
-    assert sorted(path.name for path in folder.iterdir()) == sorted(["build.py", "one.cpp", *LIBRARIES])
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["compile_cpp.py", "one.cpp", *LIBRARIES])
     again = run(folder, CXX="/bin/false")
     assert (again.returncode, again.stdout) == (0, done.stdout)
     (folder / "one.cpp").write_text('extern "C" const char *digest() { return "" DIGEST; }\n', "utf-8")
@@ -77,11 +77,11 @@ def test_libraries_say_nothing_of_the_machine(folder: Path, instructions: str) -
     assert run(folder).returncode == 0
     other = folder / "other"
     other.mkdir()
-    for name in ("build.py", "one.cpp"):
+    for name in ("compile_cpp.py", "one.cpp"):
         (other / name).write_bytes((folder / name).read_bytes())
     assert run(other).returncode == 0
     for name in LIBRARIES:
         assert (folder / name).read_bytes() == (other / name).read_bytes()
-    ours = build.path(instructions).read_bytes()
-    for path in (build.HERE, Path.home(), Path(sys.prefix)):
+    ours = compile_cpp.path(instructions).read_bytes()
+    for path in (compile_cpp.HERE, Path.home(), Path(sys.prefix)):
         assert str(path).encode() not in ours

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.native import build, library
+from runtime.native import compile_cpp, library
 from runtime.ops import rmsnorm
 from tests.native.paths import CAPABLE, OWN
 from tests.training.processes import run_module
@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the sources, with no library yet."""
-    for source in [*build.HERE.glob("*.cpp"), *build.HERE.glob("*.h")]:
+    for source in [*compile_cpp.HERE.glob("*.cpp"), *compile_cpp.HERE.glob("*.h")]:
         (tmp_path / source.name).write_bytes(source.read_bytes())
-    monkeypatch.setattr(build, "HERE", tmp_path)
+    monkeypatch.setattr(compile_cpp, "HERE", tmp_path)
     return tmp_path
 
 
@@ -36,13 +36,15 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_nothing_is_missing(instructions: str) -> None:
     assert library.missing() is None
-    assert library.identity() == f"{OWN} {build.digest()[:12]}"
+    assert library.identity() == f"{OWN} {compile_cpp.digest()[:12]}"
 
 
 def test_why_there_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "no C++ was compiled when dsc was installed; `python -m runtime.native.build`" in str(library.missing())
-    made = build.path(CAPABLE[0])
-    made.write_bytes(b"not a library, of the sources " + build.digest().encode())
+    assert "no C++ was compiled when dsc was installed; `python -m runtime.native.compile_cpp`" in str(
+        library.missing()
+    )
+    made = compile_cpp.path(CAPABLE[0])
+    made.write_bytes(b"not a library, of the sources " + compile_cpp.digest().encode())
     assert str(library.missing()).startswith("the C++ cannot be loaded: ")
     (folder / "simd.h").write_text("// another line\n" + (folder / "simd.h").read_text("utf-8"), "utf-8")
     assert str(library.missing()).startswith("the C++ was compiled of other sources; ")
@@ -55,9 +57,9 @@ def test_why_there_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_new_flags_are_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = build.digest()
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-ffast-math"))
-    assert build.digest() != before
+    before = compile_cpp.digest()
+    monkeypatch.setattr(compile_cpp, "FLAGS", (*compile_cpp.FLAGS, "-ffast-math"))
+    assert compile_cpp.digest() != before
 
 
 @pytest.mark.parametrize("capability", ["avx2", "avx512"])

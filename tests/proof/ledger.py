@@ -64,9 +64,9 @@ def _apply(
     root: dict[Name, Name],
     sizes: dict[Name, int],
     rows: int,
-    own: bool,
+    stays: bool,
 ) -> None:
-    """`own`: the message that it sends or receives stays on the rank, in its storage."""
+    """`stays`: the message that it sends or receives stays on the rank, in its storage."""
     stage = i.action[1:]
 
     def name(value: str) -> Name:
@@ -80,7 +80,7 @@ def _apply(
         root["sent", str(produced)] = root[name(i.reads[0])]
     elif i.kind == "receive":
         producer = f"F{int(stage) - 1}" if i.phase == "F" else f"B{int(stage) + 1}"
-        root[name(i.writes[0].name)] = root.pop(("sent" if own else "posted", str(Message(producer, micro_batch))))
+        root[name(i.writes[0].name)] = root.pop(("sent" if stays else "posted", str(Message(producer, micro_batch))))
     for buffer in sorted(results, key=lambda buffer: bool(buffer.alias)):
         root[name(buffer.name)] = root[name(buffer.alias)] if buffer.alias else name(buffer.name)
         sizes.setdefault(name(buffer.name), size(buffer, rows))

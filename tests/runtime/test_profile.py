@@ -131,7 +131,7 @@ def test_what_the_profile_takes_is_a_row_of_its_own() -> None:
         Key("norm", "", "", "op", "norm"),
     )
     rows = {python: Row(1, 5000, 500, 3), op: Row(3, 9000, 20, 0), tail: Row(1, 100, 0, 0)}
-    found = without_overhead(rows, Overhead(own=(200.0, 10.0), around=(1000.0, 100.0)))
+    found = without_overhead(rows, Overhead(within=(200.0, 10.0), around=(1000.0, 100.0)))
     assert found[python] == Row(1, 5000 - 3200, 500 - 310, 3)
     assert found[op] == Row(3, 9000 - 600, 0, 0), "never below zero"
     assert found[Key("F0", "", "", "profile", "profile")] == Row(4, 3800, 330, 0)

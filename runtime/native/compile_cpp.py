@@ -1,6 +1,6 @@
 """Makes the shared libraries of the C++ beside this file, one for each set of instructions, with a C++ compiler.
 
-    python -m runtime.native.build      makes what is not there of these sources; exit code 1: it cannot, and says why
+    python -m runtime.native.compile_cpp    makes what is not there of these sources; exit code 1: it cannot, says why
 
 Installing dsc does it (hatch_build.py). No library is part of the project: without a compiler there is none, and ops
 run on torch. Nothing but the standard library is imported here.
