@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from compiler.commands.schedule_formats import percent, shown
+from compiler.commands.schedule_answer import percent, shown
 from compiler.schedules import AUTO, SCHEDULES
 from compiler.schedules.costs import Costs, any_pairs, parse_costs, shipped
 from compiler.schedules.measure import Measured, measure

@@ -137,8 +137,13 @@ def command_parser(name: str) -> Parser:
     module = importlib.import_module(f"compiler.commands.{name}{'_' * keyword.iskeyword(name)}")
     module.add_arguments(parser)
     parser.epilog = parser.epilog or _epilog(module.__doc__ or "")
-    parser.set_defaults(run=module.run)
+    parser.set_defaults(run=module.run, parsers=command_parsers)
     return parser
+
+
+def command_parsers() -> dict[str, Parser]:
+    """The parsers of all commands, by name."""
+    return {name: command_parser(name) for name in COMMANDS}
 
 
 def _epilog(text: str) -> str:

@@ -23,6 +23,7 @@ MEANT = re.compile(r"did you mean `([^`]+)`\?")  # a hint that one word is meant
 MAX_WIDTH = 120  # of a quoted line
 MAX_TEXT = 800  # of a line of a message
 MAX_SHOWN = 100  # messages of one rendering
+MAX_LISTED = 24  # names of a hint
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,14 @@ def _clipped(text: str) -> str:
 def plural(count: int, word: str) -> str:
     """`1 error`, `2 errors`, `2 batches`."""
     return f"{count:,} {word}{'' if count == 1 else 'es' if word.endswith('ch') else 's'}"
+
+
+def listed(names: Sequence[str], before_last: str = "") -> str:
+    """Names in a row, as code: `a`, `b` or `c`."""
+    shown = [f"`{name}`" for name in names[:MAX_LISTED]]
+    if len(names) > MAX_LISTED:
+        return f"{', '.join(shown)} …"
+    return f"{', '.join(shown[:-1])} {before_last} {shown[-1]}" if before_last and shown[1:] else ", ".join(shown)
 
 
 def visible(text: str) -> str:

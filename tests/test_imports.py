@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +58,80 @@ def test_packages_import_only_what_they_may(package: str) -> None:
         ours = {name for name in imported(path) if name.partition(".")[0] in OURS}
         wrong = {name for name in ours if not MAY_IMPORT[package](name)}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+# The stages of the compiler: none imports a later one. docs/architecture.md says what each is.
+ORDER = (
+    *("dtypes", "holders", "stage_placement", "expert_placement", "ir", "textfile", "cache_folder"),
+    *("ops", "layers", "segments"),
+    *("schedules", "solver", "picture"),
+    *("spec_files", "topology", "rates"),
+    *("experts", "read_files", "actions", "plan"),
+    *("lower", "proof"),
+    *("predict", "decide"),
+    *("kernels", "emit", "report", "build"),
+    *("data", "templates", "importers", "editor", "completion", "difference"),
+    *("commands", "cli", "reference"),
+)
+# Imports that close a cycle: inside of functions, or of a type alone.
+EXCUSED = {
+    ("dsl.resolve.derive", "dsl.resolve.blocks"): "a value that is derived reads fields, and a field may be derived",
+    ("dsl.resolve.evaluate", "dsl.resolve.derive"): "a reference may go into a range of layers, whose ends are values",
+    ("dsl.resolve.meant", "dsl.reference.keys"): "a hint on an unknown key names the blocks that have it",
+    ("compiler.spec_files", "compiler.rates.table"): "the type of a rate table, which a spec's value carries",
+}
+
+
+@cache
+def imports_of_modules() -> frozenset[tuple[str, str]]:
+    """Pairs of a module of ours and one that it imports, be it inside of a function or for types alone."""
+    paths = {path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")}
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+    found = set()
+    for module, path in modules.items():
+        for name in imported(path):
+            target = name if name in modules else name.rpartition(".")[0]
+            if target in modules and target != module:
+                found.add((module, target))
+    return frozenset(found)
+
+
+def cycles(edges: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """What imports itself through others."""
+    graph: nx.DiGraph = nx.DiGraph(edges)
+    return [sorted(component) for component in nx.strongly_connected_components(graph) if len(component) > 1]
+
+
+def package_of(module: str) -> str:
+    """The package or module right below dsl, compiler or runtime."""
+    return ".".join(module.split(".")[:2])
+
+
+def test_nothing_imports_itself_through_others() -> None:
+    """Neither modules nor packages."""
+    edges = imports_of_modules()
+    assert EXCUSED.keys() <= edges, "an excuse for what is not imported"
+    edges -= EXCUSED.keys()
+    modules = cycles(edges)
+    packages = cycles({(package_of(a), package_of(b)) for a, b in edges if package_of(a) != package_of(b)})
+    print(f"cycles of imports: {len(modules)} between modules, {len(packages)} between packages")
+    assert (modules, packages) == ([], [])
+
+
+def test_no_stage_imports_a_later_one() -> None:
+    edges = {(package_of(a), package_of(b)) for a, b in imports_of_modules() - EXCUSED.keys()}
+    stages = {package for edge in edges for package in edge if package.startswith("compiler.")}
+    assert {stage.removeprefix("compiler.") for stage in stages} == {*ORDER} and len(ORDER) == len({*ORDER})
+    place = {f"compiler.{name}": at for at, name in enumerate(ORDER)}
+    late = sorted((a, b) for a, b in edges if a in place and b in place and place[a] < place[b])
+    assert late == [], "imports a later stage"
+
+
+def test_the_order_of_stages_is_in_the_architecture() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    table = text.partition("## Order of stages")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == [*ORDER]
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def load_spec(
         if resolved.opened:
             from compiler.commands.decide import decided  # only specs that leave something open wait for it
 
-            ranking = decided(replace(resolved, spec=spec), file, run, overrides)
+            ranking = decided(replace(resolved, spec=spec), file, run, overrides, progress("plan"))
             spec = ranking.best.spec
         return Chosen(spec, origins, path, ranking)
     except SpecError as error:

@@ -22,7 +22,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the script."""
-    from compiler.cli import COMMANDS, command_parser  # which imports this module
-
-    print(SHELLS[args.shell](command_line({name: command_parser(name) for name in COMMANDS})), end="")
+    print(SHELLS[args.shell](command_line(args.parsers())), end="")
     return 0

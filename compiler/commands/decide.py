@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from compiler.commands.common import progress
 from compiler.predict.search import Ranking, search
 from compiler.spec_files import expert_placement_of
 from dsl.choices import Choice
@@ -13,12 +12,16 @@ from dsl.load import Resolved, alternatives
 from dsl.schema import Spec
 
 
-def decided(resolved: Resolved, file: str, run: str | None, overrides: Sequence[str]) -> Ranking:
-    """All plans that were tried, the best first. The spec has the files that it names."""
+def decided(
+    resolved: Resolved, file: str, run: str | None, overrides: Sequence[str], tell: Callable[[str], None]
+) -> Ranking:
+    """All plans that were tried, the best first. The spec has the files that it names.
+
+    `tell` shows how far the search is, and is called with "" at its end.
+    """
     spec = resolved.spec
     plans = [(choice, other.with_files(spec.files)) for choice, other in alternatives(file, run, overrides)]
     plans = _placeable(resolved, plans)
-    tell = progress("plan")
     tell(f"looking for the best of {plural(len(plans), 'plan')}")
     try:
         return search(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from compiler.commands.common import progress
 from compiler.commands.output_files import is_file
-from compiler.commands.schedule_formats import Answer, Entry
+from compiler.commands.schedule_answer import Answer, Entry
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES
 from compiler.schedules.costs import Costs, any_pairs, costs_of_json, parse_costs, parse_time, shipped, shipped_names
 from compiler.schedules.limits import MAX_CELLS, MAX_RANKS

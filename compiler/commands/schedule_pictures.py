@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from compiler.commands.schedule_formats import COLUMNS, Answer, Entry, cells, percent, shown
+from compiler.commands.schedule_answer import COLUMNS, Answer, Entry, cells, percent, shown
 from compiler.picture import Panel, Picture, panel_of
 from compiler.picture.formats import check_size, render
 from compiler.schedules.costs import Costs

@@ -11,9 +11,9 @@ from compiler.ir import Plan, Use
 from compiler.lower import Lowering
 from compiler.lower.estimate import rank_times, stage_costs
 from compiler.lower.scheduler import Scheduler
-from compiler.picture.comm_lane import lanes_of
 from compiler.picture.drawing import Lanes
 from compiler.plan import make_plan
+from compiler.predict.comm_lane import lanes_of
 from compiler.rates.rank_rates import rank_rates
 from compiler.schedules import DEFAULT_CHUNKS
 from compiler.schedules.costs import Costs

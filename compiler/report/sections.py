@@ -11,7 +11,7 @@ from compiler.emit.build_summary import parts_of
 from compiler.ir import Plan, Use
 from compiler.lower.estimate import rank_times
 from compiler.picture import panel_of
-from compiler.picture.comm_lane import lanes_of
+from compiler.predict.comm_lane import lanes_of
 from compiler.predict.memory_run import measured_line
 from compiler.predict.predict import memories, predicted, timed_on
 from compiler.report.planned import planned_of

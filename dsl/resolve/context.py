@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dsl.diagnostics import Diagnostic, Note
+from dsl.diagnostics import Diagnostic, Note, listed
 from dsl.parser import MAX_DEPTH
 from dsl.resolve.files import Definitions
 from dsl.resolve.merge import merge
@@ -14,8 +14,6 @@ from dsl.schema import BUILT_IN
 from dsl.source import Span
 from dsl.syntax import Attribute, Block, Let, Phrase, Word
 from dsl.units import Quantity
-
-MAX_LISTED = 24  # names of a hint
 
 
 class RejectedError(Exception):
@@ -133,14 +131,6 @@ def suggest(word: str, words: Iterable[str], kind: str = "") -> str:
     if not names:
         return f"define or import a {kind}" if kind else ""
     return f"one of {listed(names)}"
-
-
-def listed(names: Sequence[str], before_last: str = "") -> str:
-    """Names in a row, as code: `a`, `b` or `c`."""
-    shown = [f"`{name}`" for name in names[:MAX_LISTED]]
-    if len(names) > MAX_LISTED:
-        return f"{', '.join(shown)} …"
-    return f"{', '.join(shown[:-1])} {before_last} {shown[-1]}" if before_last and shown[1:] else ", ".join(shown)
 
 
 def inside_out(scope: Scope) -> Iterator[tuple[Block, Scope]]:

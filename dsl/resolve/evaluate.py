@@ -8,9 +8,9 @@ from fractions import Fraction
 from itertools import islice
 
 from dsl import units
-from dsl.diagnostics import Note
+from dsl.diagnostics import Note, listed
 from dsl.parser import MAX_DEPTH, MAX_NUMBER
-from dsl.resolve.context import Context, RejectedError, Scope, inside_out, listed, suggest
+from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
 from dsl.resolve.merge import ALTERNATIVES, key_of
 from dsl.schema import Unit
 from dsl.source import Span

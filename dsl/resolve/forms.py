@@ -8,8 +8,9 @@ from fractions import Fraction
 from itertools import takewhile
 from typing import Literal
 
+from dsl.diagnostics import listed
 from dsl.ramp import Ramp
-from dsl.resolve.context import Context, RejectedError, Scope, listed, suggest
+from dsl.resolve.context import Context, RejectedError, Scope, suggest
 from dsl.resolve.evaluate import STEP, TOKEN, convert, is_value, leading, phrase
 from dsl.resolve.fields import string
 from dsl.resolve.merge import key_of

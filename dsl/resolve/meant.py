@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dsl import vocabulary
-from dsl.diagnostics import Note
-from dsl.resolve.context import listed, suggest
+from dsl.diagnostics import Note, listed
+from dsl.resolve.context import suggest
 from dsl.resolve.fields import fields_of
 from dsl.resolve.merge import ALTERNATIVES, key_of
 from dsl.schema import Node, Tile

@@ -12,8 +12,9 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
+from dsl.diagnostics import MAX_LISTED
 from dsl.parser import MAX_PARTS, parse
-from dsl.resolve.context import MAX_LISTED, Context, RejectedError, Scope
+from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.derive import ranges_of
 from dsl.resolve.fields import fields_of, keys_of
 from dsl.resolve.merge import inner, key_of, merge

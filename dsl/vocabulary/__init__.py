@@ -5,7 +5,7 @@ No spec may use these names: one thing has one name. A word is looked up as it i
 
 from __future__ import annotations
 
-from dsl.resolve.context import listed
+from dsl.diagnostics import listed
 from dsl.vocabulary.tables import ABSENT, KEYS, OTHERS, SAME, WORDS, Other
 
 __all__ = ["ABSENT", "KEYS", "OTHERS", "SAME", "WORDS", "Other"]

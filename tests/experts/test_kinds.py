@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from compiler.cli import main
-from compiler.experts.node_kinds import devices_of_nodes
 from compiler.ir import Use
 from compiler.plan import make_plan
+from compiler.plan.expert_nodes import devices_of_nodes
 from compiler.plan.plan import block_of
 from dsl.load import load
 

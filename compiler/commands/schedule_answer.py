@@ -1,0 +1,68 @@
+"""What `dsc schedule` was asked for: schedules with what they take, and its numbers in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from compiler.picture.drawing import Lanes
+from compiler.schedules.costs import Costs
+from compiler.schedules.measure import Measured
+from compiler.schedules.schedule import Schedule
+
+COLUMNS = ("schedule", "makespan", "bubble", "activations", "copies", "bound", "gap", "excess")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A schedule, what it takes where there are costs, or why there is no such schedule.
+
+    `parts`: how many activations of this schedule make one of those that the cap counts, and a single schedule shows.
+    """
+
+    name: str
+    schedule: Schedule | None = None
+    measured: Measured | None = None
+    fault: str = ""
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was asked for: one schedule, or several side by side.
+
+    `costs` are those of an action of the one schedule; of 1/P of the model where several are compared, and so is `cap`.
+    """
+
+    entries: tuple[Entry, ...]
+    costs: Costs | None
+    compared: bool = False
+    cap: int | None = None
+    unit: str = ""  # of times, where it is known
+    layout: str | None = None  # of a spec's stages, in Megatron's words
+    lanes: Callable[[Schedule], tuple[Lanes, ...]] | None = None  # of each rank, what its bodies communicate when
+
+
+def cells(measured: Measured) -> tuple[str, ...]:
+    """What `COLUMNS` has behind the name. Activations are counted in those of 1/P of the model."""
+    return (
+        shown(measured.makespan),
+        percent(measured.idle),
+        shown(Fraction(measured.peak_activations, measured.stages_a_rank)),
+        str(measured.copies),
+        shown(measured.lower_bound),
+        percent(measured.gap),
+        shown(measured.excess),
+    )
+
+
+def shown(value: Fraction) -> str:
+    """A number for people: 66, 50.4, 17,978."""
+    if value.denominator == 1 or abs(value) >= 10_000:
+        return f"{round(value):,}"
+    return f"{float(value):,.{4 if abs(value) < 10 else 2}f}".rstrip("0").rstrip(".")
+
+
+def percent(value: Fraction) -> str:
+    return f"{float(value):.1%}"
