@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from compiler.holders import Holders
 from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
@@ -22,6 +21,9 @@ from compiler.plan.stages import build_stages
 from compiler.spec_files import expert_placement_of
 from compiler.stage_placement import StagePlacement
 from dsl.schema import Spec
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Owners = Mapping[str, tuple[int, ...]]  # layers.3 → the expert rank of each of its experts
 
@@ -96,6 +98,8 @@ def _owners(tensor: Tensor, num_ranks: int, owners: Owners) -> tuple[int, ...]:
 
 def placement_graph(stages: Sequence[Stage], stage_placement: StagePlacement, num_ranks: int) -> nx.DiGraph:
     """Nodes ("tensor", name), ("stage", s), ("rank", r); edges from what is held to its holder."""
+    import networkx as nx  # who only splits layers need not wait for it
+
     graph: nx.DiGraph = nx.DiGraph()
     for stage in stages:
         tensors = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
