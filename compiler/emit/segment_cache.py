@@ -113,7 +113,7 @@ def key_of(segment: Segment, num_sms: int, tools: str) -> str:
     values = [
         segment.kind,
         _function(segment.function),
-        [p.traced for p in segment.params],
+        [[p.name, p.shape, p.dtype, p.stack, p.grad] for p in segment.params],
         [[i.name, i.shape, i.dtype, i.grad] for i in segment.inputs],
         [[o.name, o.grad] for o in segment.outputs],
         segment.constants,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from compiler.dtypes import tensor_bytes
@@ -63,14 +63,10 @@ class Param:
     dtype: str
     stack: int = 0
     grad: bool = True  # False: this segment has no gradient for it; a buffer such as the balancing bias never has one
-    role: Role = "parameter"
-    init: float | None = 0.0  # standard deviation of the first values; None: ones
-    decay: bool = False  # whether weight decay applies to it
-
-    @property
-    def traced(self) -> tuple[Any, ...]:
-        """Everything about it that decides what is traced and emitted."""
-        return (self.name, self.shape, self.dtype, self.stack, self.grad)
+    # Nothing that is traced or emitted depends on what follows, so segments that differ in it are one.
+    role: Role = field(default="parameter", repr=False, compare=False)
+    init: float | None = field(default=0.0, repr=False, compare=False)  # deviation of the first values; None: ones
+    decay: bool = field(default=False, repr=False, compare=False)  # whether weight decay applies to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +101,7 @@ class Segment:
     @property
     def key(self) -> tuple[Any, ...]:
         again = (*self.recompute, *self.remade, *self.stored)
-        params = tuple(param.traced for param in self.params)
-        return (self.kind, params, self.inputs, self.outputs, self.constants, *again, self.fused)
+        return (self.kind, self.params, self.inputs, self.outputs, self.constants, *again, self.fused)
 
 
 @dataclass(frozen=True, slots=True)
