@@ -24,8 +24,8 @@ from runtime.comm.collective import CollectiveLinks
 from runtime.comm.connect import connect
 from runtime.comm.transport import Links, Wanted, channels
 from runtime.contract import Mesh
-from runtime.heartbeat import Board
-from runtime.launch import launch
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
 
 GRADIENTS, MESSAGE, SMALL = 8_000_000, 1 << 18, 10  # float32 each
 ROUNDS = {"gradients": 12, "message": 60, "small": 60}

@@ -27,8 +27,8 @@ from runtime.comm.connect import connect
 from runtime.comm.transport import Wanted, channels
 from runtime.contract import Mesh
 from runtime.device import BACKENDS, choose, take
-from runtime.heartbeat import Board
-from runtime.launch import launch
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
 from runtime.ops import OPS
 
 Task = Mapping[str, Any]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from runtime.heartbeat import Board
+from runtime.launch.heartbeat import Board
 
 MARK = "debug.txt"  # of a run folder: this was a debug run, of what
 TIMEOUT_S = 365 * 24 * 3600.0  # of ranks that wait for the one at its prompt

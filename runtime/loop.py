@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 from runtime import bad_batches, debug, ledger, run_copy, snapshot
 from runtime.build import Build
-from runtime.checkpoint_keep import LOSS
-from runtime.checkpoint_read import Checkpoint
+from runtime.checkpoint.loading import Checkpoint
+from runtime.checkpoint.retention import LOSS
 from runtime.comm.connect import Transport, expected_transport, transport_in_use
 from runtime.data.samples import Samples
 from runtime.device import BACKENDS, take
 from runtime.events import Events
-from runtime.heartbeat import Board
+from runtime.launch.heartbeat import Board
 from runtime.lines import to_stderr
 from runtime.metrics import Metrics
 from runtime.position import Position

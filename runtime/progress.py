@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from runtime.heartbeat import Board
+from runtime.launch.heartbeat import Board
 from runtime.lines import NOT_FINITE, read_rows, to_stderr
 from runtime.metrics import FILE
 from runtime.outcome import printable

@@ -23,8 +23,8 @@ import torch
 
 from runtime import bad_batches
 from runtime.build import Build
-from runtime.checkpoint import MANIFEST, Checkpoint, load
-from runtime.checkpoint_manifest import CheckpointError
+from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
+from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.contract import MoeLayer, Plan
 from runtime.native import library
 from runtime.outcome import printable

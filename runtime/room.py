@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from runtime.checkpoint_files import num_published
+from runtime.checkpoint.durable_files import num_published
 from runtime.contract import Plan
 from runtime.outcome import EXIT_RETRY, refusal_code
 

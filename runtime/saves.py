@@ -17,12 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime import checkpoint, snapshot
+from runtime import snapshot
 from runtime.build import Build
-from runtime.checkpoint_keep import LOSS, Keep
-from runtime.checkpoint_manifest import CheckpointError
+from runtime.checkpoint import publish
+from runtime.checkpoint.retention import LOSS, Keep
+from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.events import Events
-from runtime.heartbeat import Board
+from runtime.launch.heartbeat import Board
 from runtime.resume import origin
 from runtime.trainer import Trainer
 
@@ -83,7 +84,7 @@ class Saves:
         )
         meta |= {"position": trainer.position.to_json()}
         meta |= {LOSS: validation_loss} if validation_loss is not None and math.isfinite(validation_loss) else {}
-        checkpoint.save(
+        publish.save(
             self._run / "checkpoints",
             trainer.step,
             snapshot.take(trainer.state, trainer.plan, trainer.rank),
@@ -103,7 +104,7 @@ class Saves:
 def _newest(folder: Path) -> dict[str, Any]:
     """The name of the newest checkpoint and its bytes, for the event log."""
     with suppress(OSError):
-        name = (folder / checkpoint.LATEST).read_text("utf-8").strip()
+        name = (folder / publish.LATEST).read_text("utf-8").strip()
         return {"checkpoint": name, "bytes": sum(path.stat().st_size for path in (folder / name).iterdir())}
     return {}
 

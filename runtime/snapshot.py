@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
-from runtime.checkpoint import Part
+from runtime.checkpoint.publish import Part
 from runtime.contract import Plan
 from runtime.state import Bucket, Entry, State
 

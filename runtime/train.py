@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.build import Build, BuildError, OtherBuildError
-from runtime.checkpoint_files import num_published
+from runtime.checkpoint.durable_files import num_published
 from runtime.contract import DataRequest
 from runtime.debug import MARK, LeftError, take_folder, terminal_restored, watch
+from runtime.launch.run_lock import RunFolderBusyError, lock_folder
 from runtime.options import DEBUG_SUFFIX, EXIT_REPLACED, add_options
 from runtime.outcome import EXIT_RETRY, printable, refusal_code
 from runtime.preparing import Preparation, UsageError, preparing
 from runtime.room import cannot_save, lack
-from runtime.run_lock import RunFolderBusyError, lock_folder
 
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
     from runtime.comm.connect import Transport
@@ -246,7 +246,7 @@ def _import_torch() -> None:
     """Once, for all ranks. Ctrl-C is taken after it: the interrupt it raises is lost where it meets a callback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        import runtime.launch
+        import runtime.launch.launcher
         import runtime.loop  # noqa: F401
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -255,7 +255,7 @@ def _import_torch() -> None:
 def _train(build: Build, options: Options, corpus: Path) -> int:
     from runtime.device import BACKENDS
     from runtime.events import Events
-    from runtime.launch import launch
+    from runtime.launch.launcher import launch
 
     _check_run_folder(options)  # again: another run may have been here while the data was prepared
     loop = _loop(build, options, corpus, _say)
@@ -317,7 +317,7 @@ def _world(build: Build) -> int:
 
 def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
     """The loop from a verified checkpoint on where the run resumes, having said what there is to know about it."""
-    from runtime.checkpoint_manifest import CheckpointError
+    from runtime.checkpoint.shard_manifest import CheckpointError
     from runtime.events import Events
     from runtime.resume import find, skipping
 
@@ -351,9 +351,9 @@ def _join(build: Build, options: Options) -> int:
     from runtime.data.errors import DataError
     from runtime.device import BACKENDS
     from runtime.events import Events
+    from runtime.launch.torchrun import RefusedError, attach
+    from runtime.launch.torchrun_meet import Place
     from runtime.prepare import prepare_here
-    from runtime.torchrun import RefusedError, attach
-    from runtime.torchrun_meet import Place
 
     try:
         place = Place.of(os.environ)

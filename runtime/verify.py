@@ -105,8 +105,8 @@ def _build(folder: Path) -> tuple[Facts, list[str]]:
 
 
 def _checkpoint(path: Path) -> tuple[Facts, list[str]]:
-    from runtime.checkpoint import load  # with torch
-    from runtime.checkpoint_manifest import CheckpointError
+    from runtime.checkpoint.publish import load  # with torch
+    from runtime.checkpoint.shard_manifest import CheckpointError
 
     try:
         found = load(path, verify=False)
@@ -135,8 +135,8 @@ def _checkpoint(path: Path) -> tuple[Facts, list[str]]:
 
 def _shard_problem(path: Path, shard: Any) -> str:
     """Why a shard is not what was written, or ""."""
-    from runtime import checkpoint_files as files
-    from runtime.checkpoint_manifest import shard_layout
+    from runtime.checkpoint import durable_files as files
+    from runtime.checkpoint.shard_manifest import shard_layout
 
     try:
         with files.open_folder(path) as folder, files.open_file(folder, shard.file) as file:

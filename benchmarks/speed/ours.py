@@ -18,8 +18,8 @@ import torch
 from benchmarks.speed.serve import serve
 from runtime.build import Build
 from runtime.data.samples import Samples
-from runtime.heartbeat import Board
-from runtime.launch import launch
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
 from runtime.trainer import EXTRA_TOKENS, Trainer
 
 

@@ -18,7 +18,7 @@ from benchmarks.speed.theirs_model import Batches, Choice, model_of
 from compiler.build import compile_spec, write_build
 from dsl.load import resolve
 from runtime.build import Build
-from runtime.heartbeat import Board
+from runtime.launch.heartbeat import Board
 from runtime.trainer import Trainer
 
 SPEC = Path(__file__).parents[2] / "specs" / "bench-4.dsc"

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from runtime import snapshot
 from runtime.build import Build
-from runtime.checkpoint import Part
+from runtime.checkpoint.publish import Part
 from runtime.comm.connect import Transport
-from runtime.heartbeat import Board
-from runtime.launch import launch
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
 from runtime.trainer import Trainer
 from tests.gpu.pretend import DEVICE, pretended
 from tests.training.samples import RandomSamples, weight

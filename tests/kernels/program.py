@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from runtime.build import Build
-from runtime.heartbeat import Board
 from runtime.kernels import load_kernels
+from runtime.launch.heartbeat import Board
 from runtime.trainer import Trainer
 from tests.training.samples import RandomSamples, weight
 

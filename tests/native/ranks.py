@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from runtime.heartbeat import Board
-from runtime.launch import launch
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
 from runtime.native import library
 from runtime.ops import rmsnorm
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from compiler.build import compile_spec, write_build
 from compiler.emit.segment_cache import Segments
 from dsl.load import load
-from runtime.checkpoint import Checkpoint
-from runtime.checkpoint import load as load_checkpoint
+from runtime.checkpoint.publish import Checkpoint
+from runtime.checkpoint.publish import load as load_checkpoint
 from tests import progress
 from tests.progress import children
 from tests.runtime.processes import is_gone, started, wait_for

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from runtime.checkpoint import load as load_checkpoint
+from runtime.checkpoint.publish import load as load_checkpoint
 from runtime.contract import Plan
 from runtime.resume import expected_shapes
 from tests import progress

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from runtime import snapshot
 from runtime.build import Build
-from runtime.checkpoint import Checkpoint, Part
-from runtime.checkpoint_manifest import CheckpointError, render
+from runtime.checkpoint.publish import Checkpoint, Part
+from runtime.checkpoint.shard_manifest import CheckpointError, render
 from runtime.contract import Plan
 from runtime.resume import expected_shapes, find
 from runtime.state import build_state

@@ -14,7 +14,7 @@ from compiler.build import compile_spec, write_build
 from dsl.load import load
 from runtime.build import Build
 from runtime.data.samples import Samples
-from runtime.heartbeat import Board
+from runtime.launch.heartbeat import Board
 from runtime.loop import Loop
 from runtime.rate import learning_rate
 from runtime.resume import find

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from runtime import room
-from runtime.checkpoint import CheckpointError, load
+from runtime.checkpoint.publish import CheckpointError, load
 from runtime.contract import Plan
 from runtime.outcome import EXIT_RETRY, EXIT_USAGE
 from runtime.room import cannot_save, checkpoint_bytes

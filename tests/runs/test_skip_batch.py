@@ -14,7 +14,7 @@ from torch import Tensor
 from runtime import bad_batches
 from runtime.build import Build
 from runtime.data.samples import Samples
-from runtime.heartbeat import Board
+from runtime.launch.heartbeat import Board
 from runtime.loop import Loop
 from runtime.position import Position
 from runtime.resume import find, order_of, skipping

@@ -27,8 +27,8 @@ from torch.utils._pytree import tree_leaves
 
 from runtime.build import Build
 from runtime.comm import host, memory
-from runtime.heartbeat import Board
-from runtime.launch import launch
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
 from runtime.trainer import Trainer
 from tests.training.samples import RandomSamples
 

@@ -1,4 +1,4 @@
-"""The system calls of checkpoint_files, interrupted: a kill before, within or after each, and a disk that is full.
+"""System calls of durable_files, interrupted: a kill before, within or after each, and a disk that is full.
 
 `Calls` stands in for the module `os` there. `Crash states` replays recorded calls as a disk may show them after a power
 loss: what was not synced may be missing.
@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from runtime.checkpoint import Keep, Part, save
+from runtime.checkpoint.publish import Keep, Part, save
 
 MUTATING = ("open", "mkdir", "write", "fsync", "rename", "unlink", "rmdir")
 

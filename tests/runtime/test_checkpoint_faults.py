@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime import checkpoint_files
-from runtime.checkpoint import CheckpointError, Keep, latest, load, save
-from runtime.heartbeat import Board
-from runtime.launch import launch
+from runtime.checkpoint import durable_files
+from runtime.checkpoint.publish import CheckpointError, Keep, latest, load, save
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
 from tests.runtime.faulty_files import (
     BROKEN,
     NO_SPACE,
@@ -52,7 +52,7 @@ def found_step(folder: Path) -> int:
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Calls], Calls]:
     def install(calls: Calls) -> Calls:
-        monkeypatch.setattr(checkpoint_files, "os", calls)
+        monkeypatch.setattr(durable_files, "os", calls)
         return calls
 
     return install
@@ -128,14 +128,14 @@ def test_a_failing_disk_is_an_error_of_all_ranks_and_the_previous_checkpoint_sta
 
 
 def test_a_rank_that_cannot_write_is_named_by_rank_0(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = checkpoint_files.create
+    real = durable_files.create
 
     def create(folder: int, name: str, chunks: object) -> tuple[int, str]:
         if name == "shard.1.safetensors":
             raise OSError(NO_SPACE, os.strerror(NO_SPACE))
         return real(folder, name, chunks)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(checkpoint_files, "create", create)
+    monkeypatch.setattr(durable_files, "create", create)
     first, second = save_two(one)
     assert str(first) == f"rank 1 did not write its shard: {one}/.tmp-2/shard.1.safetensors: No space left on device"
     assert str(second) == f"{one}/.tmp-2/shard.1.safetensors: No space left on device"
@@ -157,7 +157,7 @@ class Recording:
 def recording(tmp_path: Path, faulty: Callable[[Calls], Calls]) -> Recording:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    with checkpoint_files.open_folder(folder) as opened:
+    with durable_files.open_folder(folder) as opened:
         recorder = Recorder()
         recording = Recording(recorder, recorder.node(opened))
     faulty(recorder)
@@ -227,7 +227,7 @@ def test_sigkill_of_a_rank_in_a_save(tmp_path: Path, victim: int, number: int) -
             board.start_step(step)
             board.set_action("checkpoint")
             if fault and step == 2 and rank == victim:
-                checkpoint_files.os = Calls(killing)  # type: ignore[assignment]
+                durable_files.os = Calls(killing)  # type: ignore[assignment]
             save(folder, step, tensors(step)[rank], rank, world, {}, dist.barrier, Keep(1))
 
     outcome = launch(lambda *a: target(*a, fault=True), WORLD, folder=tmp_path)

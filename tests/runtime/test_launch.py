@@ -14,12 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.heartbeat import Board
-from runtime.launch import launch
-from runtime.launch_rank import _LogFile
-from runtime.launch_watch import Stillness
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
+from runtime.launch.rank_process import _LogFile
+from runtime.launch.rank_watch import Stillness
+from runtime.launch.run_lock import RunFolderBusyError
 from runtime.outcome import Outcome
-from runtime.run_lock import RunFolderBusyError
 from tests.progress import children
 from tests.runtime.processes import listeners, wait_for
 
@@ -151,8 +151,8 @@ def test_a_chained_connection_error_is_a_lost_peer(tmp_path: Path) -> None:
 
 def test_an_out_of_memory_kill_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([5, 6])
-    monkeypatch.setattr("runtime.launch.oom_kills_so_far", lambda: next(counts))
-    monkeypatch.setattr("runtime.launch_watch.oom_kills_so_far", lambda: next(counts))
+    monkeypatch.setattr("runtime.launch.launcher.oom_kills_so_far", lambda: next(counts))
+    monkeypatch.setattr("runtime.launch.rank_watch.oom_kills_so_far", lambda: next(counts))
     outcome = run(tmp_path, suicide(signal.SIGKILL), 0, world=1)
     assert outcome.how == "killed by SIGKILL, likely out of memory (the kernel counted an out-of-memory kill)"
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.heartbeat import Beat, Board
-from runtime.launch import launch
-from runtime.launch_watch import REPEAT_S
+from runtime.launch.heartbeat import Beat, Board
+from runtime.launch.launcher import launch
+from runtime.launch.rank_watch import REPEAT_S
 from tests.runtime.processes import forked, is_gone, wait_for
 
 WORLD = 3

@@ -19,7 +19,7 @@ from dsl.load import load
 from runtime import optimizer, profile
 from runtime.build import Build
 from runtime.comm import collective, memory
-from runtime.heartbeat import Board
+from runtime.launch.heartbeat import Board
 from runtime.profile import WARM_UP, Key, Overhead, Profile, Row, Stopwatch, without_overhead
 from runtime.trainer import Trainer
 from tests.runs.place import FOUR_RANKS, ONE_RANK, Place

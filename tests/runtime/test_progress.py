@@ -12,8 +12,8 @@ from typing import TextIO
 
 import pytest
 
-from runtime.heartbeat import Board
-from runtime.launch import launch
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
 from runtime.metrics import Metrics
 from runtime.progress import LIVE_EVERY_S, PLAIN_EVERY_S, Progress
 

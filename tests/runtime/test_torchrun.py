@@ -16,13 +16,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime import torchrun_watch
-from runtime.heartbeat import Board
-from runtime.launch_rank import Target
-from runtime.launch_watch import REPEAT_S
-from runtime.run_lock import lock_folder
-from runtime.torchrun import RefusedError, attach
-from runtime.torchrun_meet import Place
+from runtime.launch import torchrun_watch
+from runtime.launch.heartbeat import Board
+from runtime.launch.rank_process import Target
+from runtime.launch.rank_watch import REPEAT_S
+from runtime.launch.run_lock import lock_folder
+from runtime.launch.torchrun import RefusedError, attach
+from runtime.launch.torchrun_meet import Place
 from tests.runtime.processes import Fork, forked, listeners, wait_for
 
 WORLD = 2

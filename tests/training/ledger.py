@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from runtime.build import Build
-from runtime.heartbeat import Board
-from runtime.launch import launch
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
 from runtime.trainer import Trainer
 from tests.training.samples import RandomSamples
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from runtime import run_copy
 from runtime.build import Build
 from runtime.comm.connect import Transport
-from runtime.heartbeat import Board
-from runtime.launch import launch
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
 from runtime.trace import Trace
 from runtime.trainer import Trainer
 from tests.training.samples import RandomSamples, weight

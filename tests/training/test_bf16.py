@@ -20,7 +20,7 @@ from compiler.emit.segment_cache import Segments
 from dsl.schema import Dense, Spec
 from dsl.schema.run import Fusion
 from runtime.build import Build
-from runtime.heartbeat import Board
+from runtime.launch.heartbeat import Board
 from runtime.trainer import Trainer
 from tests.segments.rounding import SAMPLES, assert_rounded, at_random, rounding
 from tests.training.processes import run_module

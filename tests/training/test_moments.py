@@ -13,8 +13,8 @@ from compiler.emit.segment_cache import Segments
 from dsl.schema import Precision, Spec
 from runtime import snapshot
 from runtime.build import Build
-from runtime.checkpoint import Part
-from runtime.heartbeat import Board
+from runtime.checkpoint.publish import Part
+from runtime.launch.heartbeat import Board
 from runtime.trainer import Trainer
 from tests.training.processes import run_module
 from tests.training.samples import RandomSamples, weight

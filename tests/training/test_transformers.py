@@ -15,7 +15,7 @@ from torch import Tensor
 from compiler.build import compile_spec, write_build
 from dsl.schema import BUILT_IN
 from runtime.build import Build
-from runtime.heartbeat import Board
+from runtime.launch.heartbeat import Board
 from runtime.trainer import Trainer
 from tests.reference.config import Config
 from tests.reference.huggingface import transformers_logits

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from runtime import debug
-from runtime.heartbeat import Board
+from runtime.launch.heartbeat import Board
 from runtime.outcome import ReportedError
 
 Target: TypeAlias = Callable[[int, int, Board], None]  # (rank, world, board)

@@ -25,11 +25,11 @@ from pathlib import Path
 
 import torch
 
-from runtime.heartbeat import Board
-from runtime.launch_rank import STOP_SIGNALS, Seat, Target, run_rank
-from runtime.launch_watch import Interrupts, Process, watch
+from runtime.launch.heartbeat import Board
+from runtime.launch.rank_process import STOP_SIGNALS, Seat, Target, run_rank
+from runtime.launch.rank_watch import Interrupts, Process, watch
+from runtime.launch.run_lock import lock_folder
 from runtime.outcome import Outcome, oom_kills_so_far
-from runtime.run_lock import lock_folder
 
 _OMP_PAUSE_HARD = 2  # ends the pool's threads
 

@@ -20,12 +20,12 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from runtime.launch_rank import NO_TIMEOUT, Target, die_with_parent, use_one_thread
+from runtime.launch.rank_process import NO_TIMEOUT, Target, die_with_parent, use_one_thread
+from runtime.launch.run_lock import LOCK, RunFolderBusyError, lock_folder
+from runtime.launch.torchrun_meet import Hello, MeetingError, Place, Session, Stores, machine, meet, new_nonce
+from runtime.launch.torchrun_says import Ending, make_board
+from runtime.launch.torchrun_watch import Watch
 from runtime.outcome import EXIT_RETRY, EXIT_USAGE, refusal_code
-from runtime.run_lock import LOCK, RunFolderBusyError, lock_folder
-from runtime.torchrun_meet import Hello, MeetingError, Place, Session, Stores, machine, meet, new_nonce
-from runtime.torchrun_says import Ending, make_board
-from runtime.torchrun_watch import Watch
 
 SHARED_S = 10.0  # how long a file that rank 0 wrote may take to be seen on another machine
 

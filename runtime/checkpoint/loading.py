@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime import checkpoint_files as files
-from runtime.checkpoint_files import PUBLISHED
-from runtime.checkpoint_manifest import (
+from runtime.checkpoint import durable_files as files
+from runtime.checkpoint.durable_files import PUBLISHED
+from runtime.checkpoint.shard_manifest import (
     DTYPES,
     CheckpointError,
     Entry,

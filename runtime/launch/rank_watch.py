@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from runtime.heartbeat import Board
-from runtime.launch_rank import STACK_SIGNAL, STOP_SIGNALS
+from runtime.launch.heartbeat import Board
+from runtime.launch.rank_process import STACK_SIGNAL, STOP_SIGNALS
 from runtime.outcome import Outcome, Waiting, death_text, oom_kills_so_far
 
 POLL_S = 0.1

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from runtime.checkpoint_manifest import CheckpointError
-from runtime.checkpoint_read import Checkpoint
+from runtime.checkpoint.loading import Checkpoint
+from runtime.checkpoint.shard_manifest import CheckpointError
 
 LOSS = "validation_loss"  # of a checkpoint's meta, where the run was validated at its step
 

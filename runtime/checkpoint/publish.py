@@ -21,9 +21,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from runtime import checkpoint_files as files
-from runtime.checkpoint_keep import Keep
-from runtime.checkpoint_manifest import (
+from runtime.checkpoint import durable_files as files
+from runtime.checkpoint.loading import MANIFEST, Checkpoint, latest, load, published
+from runtime.checkpoint.retention import Keep
+from runtime.checkpoint.shard_manifest import (
     DTYPE_NAMES,
     CheckpointError,
     Entry,
@@ -38,7 +39,6 @@ from runtime.checkpoint_manifest import (
     shard_json,
     shard_layout,
 )
-from runtime.checkpoint_read import MANIFEST, Checkpoint, latest, load, published
 from runtime.outcome import printable
 
 __all__ = ["MANIFEST", "Checkpoint", "CheckpointError", "Keep", "Part", "latest", "load", "published", "save"]
