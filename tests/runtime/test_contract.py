@@ -134,6 +134,12 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     "degrees that do not divide": (put("mesh.ep", 3), "mesh: not what a plan has there"),
     "a holder beyond the world": (put("biases.0.holders", [9]), "biases: holders: not what a plan has there"),
     "holders out of order": (put("buckets.0.holders", [0, 0]), "buckets: holders: not what a plan has there"),
+    "an owner where elements are shared out": (
+        put("buckets.0.owners", [0]),
+        "buckets: owners: not what a plan has there",
+    ),
+    "an optimizer that is a path": (put("train.optimizer.kind", "../x"), f"train.optimizer.kind {OTHER}"),
+    "another unit": (put("optimizer.unit", "row"), f"optimizer.unit {OTHER}"),
     "no rate": (put("train.rate", []), "train.rate: not what a plan has there"),
     "a hole between layers": (put("model.layers.1.first", 2), "model.layers: not what a plan has there"),
     "memory of other ranks": (put("memory", [1, 1]), "memory: not what a plan has there"),
