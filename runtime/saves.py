@@ -29,7 +29,10 @@ from runtime.trainer import Trainer
 
 
 class Saves:
-    """Those of one rank. `machine`: the device and the transport in use. `say`: shows a line to the user."""
+    """Checkpoints that one rank saves.
+
+    `machine`: the device and the transport in use. `say`: shows a line to the user.
+    """
 
     def __init__(
         self,

@@ -326,9 +326,9 @@ def _checkpoint_rows(facts: Facts) -> Iterator[tuple[str, Any]]:
     yield "step", f"{facts['step']:,}{tokens}"
     yield "holds", f"{facts['parameters']:,} parameters of {facts['model']}, {facts['tensors']:,} tensors"
     yield "shards", f"{facts['shards']:,}, {facts['bytes']:,} bytes"
-    plan = facts["plan"]
-    mesh = " · ".join(f"{axis} {size}" for axis, size in _mapping(plan["mesh"]).items())
-    yield "saved under", f"{mesh}, {plan['placement']}, zero {plan['zero']}"
+    under = facts["plan"]
+    mesh = " · ".join(f"{axis} {size}" for axis, size in _mapping(under["mesh"]).items())
+    yield "saved under", f"{mesh}, {under['placement']}, zero {under['zero']}"
     saved = facts["saved_by"]
     yield "saved by", f"torch {saved['torch']}, ops {saved['ops']}, build {str(saved['build'])[:12]}"
     yield from (("loads into", each) for each in facts["loads"])

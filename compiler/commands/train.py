@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -42,9 +41,10 @@ from dsl.resolve.files import over
 from dsl.schema import Spec
 from dsl.schema.cluster import Cluster
 from runtime.build_files import MANIFEST, BuildError, read, versions
+from runtime.contract import Plan
 from runtime.options import DEBUG_SUFFIX, EXIT_REPLACED, add_options
 from runtime.outcome import EXIT_RETRY, printable
-from runtime.strict_json import tree
+from runtime.strict_json import FormError, tree
 
 RESOLVED = "spec.resolved"
 TRIES = 20  # to compile and to start, where others compile into the same folder
@@ -204,10 +204,9 @@ def _one_machine(cluster: Cluster, build: Path, out: Path) -> str:
 def _name(build: Path) -> str:
     """The run of a build; if it cannot be read, the folder's name: the ranks' launcher will say what is wrong."""
     try:
-        name = str(json.loads(read(build, edited=True).files["plan.json"])["run"])
-    except (BuildError, ValueError, LookupError, TypeError, RecursionError):
-        name = ""
-    return name if re.fullmatch(r"\w[\w.-]*", name, re.ASCII) else build.resolve().name
+        return Plan.from_json(read(build, edited=True).files["plan.json"]).run
+    except (BuildError, FormError, KeyError):
+        return build.resolve().name
 
 
 def _fresh(build: Path, chosen: Chosen) -> str | None:

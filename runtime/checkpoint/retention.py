@@ -30,9 +30,9 @@ class Keep:
         assert self.newest >= 1 and self.best >= 0 and (self.every is None or self.every >= 1)
 
     def retired(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
-        """Those of `found`, the newest first, that do not stay. CheckpointError if the newest is not what was written.
+        """The checkpoints of `found`, the newest first, that do not stay.
 
-        Without anything to remove nothing is read.
+        Raises CheckpointError if the newest is not what was written. Without anything to remove nothing is read.
         """
         if len(found) <= self.newest:
             return []

@@ -99,21 +99,21 @@ class Config:
     sequence: int
 
     @classmethod
-    def from_plan(cls, plan: Mapping[str, Any]) -> Config:
+    def from_plan(cls, model: Mapping[str, Any]) -> Config:
         """Read the JSON dump of a spec's `model` with `sequence` added; further keys such as `name` are ignored."""
         layers: list[Dense | Moe] = []
-        for layer_range in sorted(plan["layers"], key=lambda layer_range: layer_range["first"]):
+        for layer_range in sorted(model["layers"], key=lambda layer_range: layer_range["first"]):
             assert layer_range["first"] == len(layers), "layer ranges must leave no hole"
             layers += [_ffn(layer_range["ffn"])] * (layer_range["last"] - layer_range["first"] + 1)
         return cls(
-            vocab=plan["vocab"],
-            hidden=plan["hidden"],
-            init_std=plan["init_std"],
-            norm_eps=plan["norm_eps"],
-            attention=_attention(plan["attention"]),
+            vocab=model["vocab"],
+            hidden=model["hidden"],
+            init_std=model["init_std"],
+            norm_eps=model["norm_eps"],
+            attention=_attention(model["attention"]),
             layers=tuple(layers),
-            mtp=None if plan["mtp"] is None else Mtp(plan["mtp"]["depth"], _phases(plan["mtp"]["weight"])),
-            sequence=plan["sequence"],
+            mtp=None if model["mtp"] is None else Mtp(model["mtp"]["depth"], _phases(model["mtp"]["weight"])),
+            sequence=model["sequence"],
         )
 
 

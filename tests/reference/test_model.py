@@ -71,15 +71,15 @@ def test_from_plan_reads_the_dump_of_a_model() -> None:
     """The dump is written out by hand: `asdict` gives the blocks whose layout is the same."""
     bias_rate = (Phase(0.001, 1000), Phase(0.0))
     expected = config(layers=(Dense(20), moe(bias_rate=bias_rate), moe(bias_rate=bias_rate)))
-    plan = asdict(expected)
-    plan["name"] = "small"
-    plan["attention"]["kind"] = "mla"
-    plan["layers"] = [
+    dump = asdict(expected)
+    dump["name"] = "small"
+    dump["attention"]["kind"] = "mla"
+    dump["layers"] = [
         {"first": 0, "last": 0, "ffn": {"kind": "dense", **asdict(expected.layers[0])}},
         {"first": 1, "last": 2, "ffn": {"kind": "moe", "score": "sigmoid", **asdict(expected.layers[1])}},
     ]
-    assert Config.from_plan(plan) == expected
-    assert Config.from_plan({**plan, "mtp": None}) == replace(expected, mtp=None)
+    assert Config.from_plan(dump) == expected
+    assert Config.from_plan({**dump, "mtp": None}) == replace(expected, mtp=None)
 
 
 def test_phases() -> None:
