@@ -50,14 +50,17 @@ def test_a_file_says_what_it_holds(tree: str) -> None:
 
 @pytest.mark.parametrize("tree", [*TREES, "tests", "benchmarks"])
 def test_a_parameter_says_what_it_is(tree: str) -> None:
-    """What a file of the spec says travels with the spec: no function takes it as `own` or `placed`."""
+    """What a file of the spec says travels with the spec: no function takes it as `own` or `placed`.
+
+    Nor is anything called `told` or `known`: a name says what was reported, found or looked up.
+    """
     found = []
     for path in files(tree):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             name = node.arg if isinstance(node, ast.arg | ast.keyword) else None
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 name = node.target.id  # a field
-            if name in ("own", "placed"):
+            if name in ("own", "placed", "told", "known"):
                 found.append(f"{path.relative_to(ROOT)}: {name}")
     assert not found
 

@@ -12,13 +12,13 @@ from compiler.picture.drawing import Lanes, Share
 
 def lanes_of(program: Program, times: Times | Sequence[Times]) -> tuple[Lanes, ...]:
     """Exchanges of the bodies of each pipeline rank. `times`: nanoseconds from `estimate`, for all ranks or each."""
-    known: dict[tuple[str, int], tuple[Share, ...]] = {}  # one name is one body, on whatever rank of a kind
+    by_body: dict[tuple[str, int], tuple[Share, ...]] = {}  # one name is one body, on whatever rank of a kind
     ranks = []
     for bodies, (kind, table) in zip(program.bodies, tables_of(times, len(program.bodies)), strict=True):
         for body in bodies:
-            if (body.name, kind) not in known:
-                known[body.name, kind] = shares_of(body.instructions, table)
-        ranks.append(tuple((body.name, known[body.name, kind]) for body in bodies if known[body.name, kind]))
+            if (body.name, kind) not in by_body:
+                by_body[body.name, kind] = shares_of(body.instructions, table)
+        ranks.append(tuple((body.name, by_body[body.name, kind]) for body in bodies if by_body[body.name, kind]))
     return tuple(ranks)
 
 

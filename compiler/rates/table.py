@@ -139,8 +139,8 @@ class Table(Entry):
 
     def factor_of(self, kind: str, dtype: str = "any") -> float:
         """The factor of a class in a dtype; 1 where the table has none."""
-        known: dict[str, float] = {factor.dtype: factor.factor for factor in self.factors if factor.kind == kind}
-        return known.get(dtype, known.get("any", 1.0))
+        by_dtype: dict[str, float] = {factor.dtype: factor.factor for factor in self.factors if factor.kind == kind}
+        return by_dtype.get(dtype, by_dtype.get("any", 1.0))
 
     def to_json(self) -> str:
         """A row a line, so that differences can be read."""

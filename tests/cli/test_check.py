@@ -150,8 +150,8 @@ def _read(line: str) -> tuple[str, dict[str, str], str]:
     assert match, line
     escapes = {"%0D": "\r", "%0A": "\n", "%3A": ":", "%2C": ",", "%25": "%"}
 
-    def unescaped(text: str, known: tuple[str, ...]) -> str:
-        return re.sub("|".join(known), lambda found: escapes[found[0]], text)
+    def unescaped(text: str, codes: tuple[str, ...]) -> str:
+        return re.sub("|".join(codes), lambda found: escapes[found[0]], text)
 
     pairs = (part.split("=", 1) for part in match[2].split(","))
     properties = {key: unescaped(value, tuple(escapes)) for key, value in pairs}

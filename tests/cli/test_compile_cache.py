@@ -32,20 +32,20 @@ def entries(build: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def known() -> dict[object, SegmentCode]:
+def codes() -> dict[object, SegmentCode]:
     return {}
 
 
 @pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch, known: dict[object, SegmentCode]) -> Traced:
+def traced(monkeypatch: pytest.MonkeyPatch, codes: dict[object, SegmentCode]) -> Traced:
     """The kinds of the segments that were traced, in order; what was traced in an earlier test is not traced anew."""
     kinds: Traced = []
 
     def counted(segment: Segment, num_sms: int) -> SegmentCode:
         kinds.append(segment.kind)
-        if (segment.key, num_sms) not in known:
-            known[segment.key, num_sms] = emit(segment, num_sms)
-        return known[segment.key, num_sms]
+        if (segment.key, num_sms) not in codes:
+            codes[segment.key, num_sms] = emit(segment, num_sms)
+        return codes[segment.key, num_sms]
 
     monkeypatch.setattr(cache, "emit", counted)
     return kinds

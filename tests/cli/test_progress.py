@@ -89,14 +89,16 @@ def test_a_closed_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_plan_says_what_it_looks_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    told: list[str] = []
+    texts: list[str] = []
     for module in (common, plan):
-        monkeypatch.setattr(module, "progress", lambda command: told.append)
+        monkeypatch.setattr(module, "progress", lambda command: texts.append)
     from compiler.commands import decide
 
-    monkeypatch.setattr(decide, "progress", lambda command: told.append)
+    monkeypatch.setattr(decide, "progress", lambda command: texts.append)
     words = ("-s", "train.micro_batch=auto", "-s", "cluster.node.device.memory=100MB")
     assert main(["plan", QUICK, *words, "--format", "json"]) == 0
-    assert told[0].startswith("looking for the best of ") and "it does not fit: looking for edits that mend it" in told
-    assert told.count("") == 2 and told[-1] == ""
+    assert (
+        texts[0].startswith("looking for the best of ") and "it does not fit: looking for edits that mend it" in texts
+    )
+    assert texts.count("") == 2 and texts[-1] == ""
     capsys.readouterr()

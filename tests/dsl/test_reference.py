@@ -373,11 +373,11 @@ def test_overrides_that_are_shown_are_taken() -> None:
 
 
 def test_units_are_exact() -> None:
-    told: dict[str, Any] = {one.text: one for name in FAMILIES for one in family(name)}
-    assert told["GiB"].exactly == "2^30 = 1,073,741,824 bytes"
-    assert told["Gb/s"].exactly == "125,000,000 bytes/s"
-    assert told["ms"].exactly == "1/1,000 seconds"
-    assert told["B"].exactly == "1,000,000,000"
+    units: dict[str, Any] = {one.text: one for name in FAMILIES for one in family(name)}
+    assert units["GiB"].exactly == "2^30 = 1,073,741,824 bytes"
+    assert units["Gb/s"].exactly == "125,000,000 bytes/s"
+    assert units["ms"].exactly == "1/1,000 seconds"
+    assert units["B"].exactly == "1,000,000,000"
 
 
 def test_plain_paths_are_those_of_the_command_line() -> None:

@@ -125,7 +125,7 @@ def test_a_key_that_is_missing_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "known", "meant"),
+    ("word", "words", "meant"),
     [
         ("pipelin", DEGREES, ("pipeline",)),
         ("beta", ("beta1", "beta2", "eps"), ("beta1", "beta2")),
@@ -142,8 +142,8 @@ def test_a_key_that_is_missing_comes_first() -> None:
         ("x" * 65, ("x" * 64,), ()),
     ],
 )
-def test_nearest(word: str, known: tuple[str, ...], meant: tuple[str, ...]) -> None:
-    assert nearest(word, known) == meant
+def test_nearest(word: str, words: tuple[str, ...], meant: tuple[str, ...]) -> None:
+    assert nearest(word, words) == meant
 
 
 def test_edits_are_counted() -> None:

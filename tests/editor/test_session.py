@@ -262,8 +262,8 @@ def test_the_diagnostics_are_those_of_check(editor: Editor) -> None:
     shutil.copytree(ROOT / "tests/ui", editor.folder / "ui")
     for path in sorted((editor.folder / "ui").glob("*.dsc"))[::4]:
         analysis = load.analyse(str(path))
-        told = analysis.diagnostics or load.refusals(analysis)
-        found = [item for item in told if item.span is None or item.span.source.name == str(path)]
+        messages = analysis.diagnostics or load.refusals(analysis)
+        found = [item for item in messages if item.span is None or item.span.source.name == str(path)]
         name = f"ui/{path.name}"
         editor.open(name)
         codes = [item.code for item in found]
@@ -282,11 +282,11 @@ def test_exit_without_shutdown_is_a_failure(editor: Editor) -> None:
 
 
 def test_an_error_of_a_feature_is_told_and_survived(caplog: pytest.LogCaptureFixture) -> None:
-    told: list[lsp.LogMessageParams] = []
+    messages: list[lsp.LogMessageParams] = []
 
     class Server:
         def window_log_message(self, params: lsp.LogMessageParams) -> None:
-            told.append(params)
+            messages.append(params)
 
     async def hover(params: int) -> int:
         return 1 // params
@@ -294,7 +294,7 @@ def test_an_error_of_a_feature_is_told_and_survived(caplog: pytest.LogCaptureFix
     safe = guarded(Server(), hover)  # type: ignore[arg-type]
     assert asyncio.run(safe(1)) == 1
     assert asyncio.run(safe(0)) is None
-    assert "hover failed: ZeroDivisionError" in told[0].message and "hover failed" in caplog.text
+    assert "hover failed: ZeroDivisionError" in messages[0].message and "hover failed" in caplog.text
 
 
 def test_without_pygls_it_is_said_what_to_install() -> None:

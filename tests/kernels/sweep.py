@@ -239,8 +239,8 @@ def _takes(verdict: Verdict) -> tuple[int, int]:
 class Progress:
     """A line on stderr, which a terminal overwrites; elsewhere one every half a minute. Failures as they are found."""
 
-    def __init__(self, total: int, known: int, failed: int) -> None:
-        self.total, self.done, self.failed = total, known, failed
+    def __init__(self, total: int, done: int, failed: int) -> None:
+        self.total, self.done, self.failed = total, done, failed
         self.begun = self.said = time.monotonic()
         self.live = sys.stderr.isatty()
         self.back = "\r" if self.live else ""
@@ -286,8 +286,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no launch is of --spec {asked.spec!r}, --op {asked.op!r} and --target {asked.target!r}")
     path = asked.kept / f"{triton.__version__}.jsonl"
     kept = recall(path)
-    known = sum(key in kept for key in sweep.jobs)
-    progress = Progress(len(sweep.jobs), known, len(sweep.verdicts))
+    done = sum(key in kept for key in sweep.jobs)
+    progress = Progress(len(sweep.jobs), done, len(sweep.verdicts))
     try:
         complete(sweep, path, asked.jobs, progress.add)
     except KeyboardInterrupt:
@@ -304,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         print(table(sweep, sys.stdout.isatty()))
         print(
-            f"Triton {triton.__version__}: {len(sweep.verdicts)} distinct launches, {len(sweep.jobs) - known} of them"
+            f"Triton {triton.__version__}: {len(sweep.verdicts)} distinct launches, {len(sweep.jobs) - done} of them"
             f" compiled in {(time.monotonic() - begun) / 60:.1f} minutes, {failed} failed."
         )
     return 1 if failed else 0
