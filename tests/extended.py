@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from compiler.segments.interpret import interpret
 from dsl.counts import parameters
 from tests.segments.specs import gqa, spec
 from tests.segments.test_segments import check, segment_of
@@ -25,5 +26,12 @@ def shared_kv() -> None:
         assert flops_of(without).causal - flops_of(with_it).causal == 6 * layers * saved
 
 
+def squared_relu() -> None:
+    """Gradients of a segment that calls the op, traced and judged, against autograd over a formula of its own."""
+    segment = segment_of("attention", spec(attention=gqa(shared_kv=True)))
+    assert {"squared_relu", "squared_relu_dgrad"} < {node.op for node in interpret(segment).nodes}
+    check(segment)
+
+
 if __name__ == "__main__":
-    {"shared_kv": shared_kv}[sys.argv[1]]()
+    {"shared_kv": shared_kv, "squared_relu": squared_relu}[sys.argv[1]]()

@@ -20,7 +20,7 @@ TEMPLATE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"`((?:dsl|compiler|runtime|specs|tests|docs)/[^`]+\.\w+)`")
+FILE = re.compile(r"`((?:dsl|compiler|runtime|specs|tests|docs|benchmarks)/[^`]+\.\w+)`")
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ def files_of_table(kind: str, name: str) -> set[str]:
 
 
 class Copy:
-    """A copy of the project's files with an extension in it, in which commands and scripts of the copy run."""
+    """A copy of the project's files with extensions in it, in which commands and scripts of the copy run."""
 
-    def __init__(self, folder: Path, added: Extension) -> None:
+    def __init__(self, folder: Path, *added: Extension) -> None:
         self.folder = folder
         listed = subprocess.run(
             ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -89,7 +89,7 @@ class Copy:
             if (ROOT / name).is_file() and not name.startswith(("tests/golden/", "benchmarks/results/")):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
-        for template in added.templates:
+        for template in (template for each in added for template in each.templates):
             template.write(folder)
 
     def run(self, *words: str, code: int = 0) -> str:

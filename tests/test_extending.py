@@ -42,15 +42,16 @@ WORDS = " ".join(f"{left} {right}" for left in range(300) for right in ("and", "
 
 
 @pytest.mark.parametrize(
-    ("title", "kind", "name"), [(SCHEDULE, "schedule", "eager"), (OPTION, "option of attention", "gqa")]
+    ("title", "kind", "name"),
+    [(SCHEDULE, "schedule", "eager"), (OP, "op with a kernel", "squared_relu"), (OPTION, "option of attention", "gqa")],
 )
 def test_the_table_names_the_files_of_the_page(title: str, kind: str, name: str) -> None:
     assert extension(title).files == files_of_table(kind, name)
 
 
-def copy_of(folder: Path, title: str) -> Copy:
-    copy = Copy(folder, extension(title))
-    changed = "attention gqa { shared_kv = true }" if title == OPTION else ""
+def copy_of(folder: Path, *titles: str) -> Copy:
+    copy = Copy(folder, *map(extension, titles))
+    changed = "attention gqa { shared_kv = true }" if OPTION in titles else ""
     (folder / "mine.dsc").write_text(SPEC.replace("GROUPED", changed), "utf-8")
     (folder / "words.txt").write_text(WORDS, "utf-8")
     return copy
@@ -87,6 +88,22 @@ def test_a_new_option_of_attention(tmp_path: Path) -> None:
     copy.run("-m", "pytest", "-q", "-x", "tests/specs/test_counts.py", "-k", "random_models")
     first, *_, last = losses(copy, "mine.dsc:grouped")
     assert last < first
+
+
+def test_a_new_op_with_a_kernel(tmp_path: Path) -> None:
+    """Its kernel is interpreted against its reference; used by an option, it is traced, judged and trained."""
+    copy = copy_of(tmp_path, OPTION, OP)
+    layer = tmp_path / "compiler" / "layers" / "gqa.py"
+    used = layer.read_text("utf-8").replace("(kv_T, kv_T) if shared_kv", "(kv_T, ops.squared_relu(kv_T)) if shared_kv")
+    layer.write_text(used, "utf-8")
+    held = ("tests/kernels/test_squared_relu.py", "tests/ops/test_rules.py", "tests/ops/test_ops.py")
+    copy.run("-m", "pytest", "-q", "-x", *held, "-k", "squared_relu or every_op_of_emitted_code")
+    copy.run("-m", "tests.extended", "squared_relu")
+    first, *_, last = losses(copy, "mine.dsc:grouped")
+    assert last < first
+    kernels = json.loads(copy.dsc("inspect", "build/grouped", "--kernels", "--format", "json"))["kernels"]
+    (made,) = (each for each in kernels if each["kernel"] == "squared_relu_n16_float32")
+    assert made["ops"] == ["squared_relu", "squared_relu_dgrad"]
 
 
 def strings(path: Path) -> Iterator[str]:
