@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dsl.schema import OPTIMIZERS
-from runtime.checkpoint import Checkpoint, load
+from runtime.checkpoint.loading import Checkpoint, load
 from runtime.optimizers import reference_update
 from tests.extending import ROOT, Copy, extension, files_of_table
 
