@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from runtime.build import Build, BuildError, OtherBuildError
 from runtime.checkpoint.durable_files import num_published
 from runtime.contract import DataRequest
-from runtime.debug import MARK, LeftError, take_folder, terminal_restored, watch
+from runtime.launch.debug import MARK, LeftError, take_folder, terminal_restored, watch
 from runtime.launch.run_lock import RunFolderBusyError, lock_folder
 from runtime.options import DEBUG_SUFFIX, EXIT_REPLACED, add_options
 from runtime.outcome import EXIT_RETRY, printable, refusal_code

@@ -24,7 +24,7 @@ from typing import NoReturn, TypeAlias
 import torch
 import torch.distributed as dist
 
-from runtime import debug
+from runtime.launch import debug
 from runtime.launch.heartbeat import Board
 from runtime.outcome import ReportedError
 
