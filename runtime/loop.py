@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime import bad_batches, debug, ledger, run_copy, snapshot
+from runtime import bad_batches, ledger, run_copy, snapshot
 from runtime.build import Build
 from runtime.checkpoint.loading import Checkpoint
 from runtime.checkpoint.retention import LOSS
@@ -21,6 +21,7 @@ from runtime.comm.connect import Transport, expected_transport, transport_in_use
 from runtime.data.samples import Samples
 from runtime.device import BACKENDS, take
 from runtime.events import Events
+from runtime.launch import debug
 from runtime.launch.heartbeat import Board
 from runtime.lines import to_stderr
 from runtime.metrics import Metrics
