@@ -89,9 +89,9 @@ def least_end(jobs: Jobs) -> int:
         (head + time + tail for head, time, tail in zip(jobs.heads, jobs.time, jobs.tails, strict=True)), default=0
     )
     for lane in (False, True):
-        own = [job for job in range(len(jobs)) if jobs.exchange[job] == lane]
-        if own:
-            first, last = min(jobs.heads[job] for job in own), min(jobs.tails[job] for job in own)
+        of_lane = [job for job in range(len(jobs)) if jobs.exchange[job] == lane]
+        if of_lane:
+            first, last = min(jobs.heads[job] for job in of_lane), min(jobs.tails[job] for job in of_lane)
             least = max(least, first + jobs.total(lane) + last)
     return least
 

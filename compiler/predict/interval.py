@@ -84,5 +84,5 @@ def factors_of(rates: Rates) -> dict[str, float]:
     """How much longer classes took in a profile of training, of those for which the table itself does not say."""
     if rates.table not in shipped_tables() or PROFILED not in shipped_tables() or rates.cores is not None:
         return {}
-    own = {factor.kind for factor in shipped_table(rates.table).factors}
-    return {each.kind: each.factor for each in shipped_table(PROFILED).factors if each.kind not in own}
+    listed = {factor.kind for factor in shipped_table(rates.table).factors}
+    return {each.kind: each.factor for each in shipped_table(PROFILED).factors if each.kind not in listed}

@@ -67,8 +67,8 @@ class Ranking:
         if candidate.missing_bytes:
             return f"lacks {candidate.missing_bytes / GIB:.1f} GiB on rank {candidate.rank}"
         assert self.best.seconds is not None, "what is no slower has been looked into"
-        known = candidate.bound_s if candidate.seconds is None else candidate.seconds
-        slower = f"{known / self.best.seconds - 1:.1%} slower"
+        seconds = candidate.bound_s if candidate.seconds is None else candidate.seconds
+        slower = f"{seconds / self.best.seconds - 1:.1%} slower"
         if slower == "0.0% slower":
             return "no faster"
         return slower if candidate.seconds is not None else f"at least {slower}"

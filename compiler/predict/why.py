@@ -154,8 +154,8 @@ def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
             if name != spec.schedule.name and not row.facts.holds_all
         )
     for key, now in (("parallel.expert", p.expert), ("parallel.pipeline", p.pipeline)):
-        kept = of_file if key == "parallel.pipeline" else p.placement is not None  # a file is of one size
-        if key not in opened and not kept:
+        fixed = of_file if key == "parallel.pipeline" else p.placement is not None  # a file is of one size
+        if key not in opened and not fixed:
             yield [(key, str(now * by)) for by in (2, 4)]
             yield [(key, str(now // by)) for by in (2, 4) if now % by == 0]
     if not spec.cluster.more:

@@ -163,12 +163,12 @@ def thinned(points: Sequence[tuple[float, float]]) -> Points:
     columns: dict[int, list[int]] = {}
     for i, (x, _) in enumerate(points):
         columns.setdefault(int(x), []).append(i)
-    kept = {
+    drawn = {
         i
         for ids in columns.values()
         for i in (ids[0], min(ids, key=lambda j: points[j][1]), max(ids, key=lambda j: points[j][1]), ids[-1])
     }
-    return tuple(points[i] for i in sorted(kept))
+    return tuple(points[i] for i in sorted(drawn))
 
 
 def _path(points: Points) -> str:

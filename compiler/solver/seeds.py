@@ -62,12 +62,12 @@ def _without_last(row: tuple[int, ...], chunk: int) -> tuple[int, ...]:
     gone = {F0 + chunk, back, W} if back >= I0 else {F0 + chunk, back}
     result = []
     for slot in reversed(row):
-        kept = list(tokens_of(slot % FIXED))
-        for token in [token for token in dict.fromkeys(kept) if token in gone]:
-            kept.remove(token)
+        left = list(tokens_of(slot % FIXED))
+        for token in [token for token in dict.fromkeys(left) if token in gone]:
+            left.remove(token)
             gone.remove(token)
-        if kept:
-            result.append(slot_of(kept) + slot // FIXED * FIXED)
+        if left:
+            result.append(slot_of(left) + slot // FIXED * FIXED)
     return tuple(reversed(result))
 
 
@@ -76,18 +76,18 @@ def _first(row: tuple[int, ...], count: int) -> tuple[int, ...]:
     done: Counter[int] = Counter()
     result = []
     for slot in row:
-        kept = []
+        left = []
         for token in tokens_of(slot):
             kind = token if token < 4 else token - 2
             if token < 6 and done[kind] < count:
                 done[kind] += 1
-                kept.append(token)
+                left.append(token)
                 done[4] += KIND[token] == "I"
             elif token == 6 and done[4]:
                 done[4] -= 1
-                kept.append(token)
-        if kept:
-            result.append(slot_of(kept))
+                left.append(token)
+        if left:
+            result.append(slot_of(left))
     return tuple(result)
 
 

@@ -129,9 +129,9 @@ def retimed(problem: Problem, old: Timing, lines: Sequence[Line], first: int, li
         if not marks or mark.timed + len(order) - marks[-1].timed >= _gap(problem):
             marks.append(Mark(mark.timed + len(order), events[:], at[:], now[:]))
         for row in rows:
-            own = steps[row]
+            of_row = steps[row]
             while True:
-                time, wait, other, makes, also = own[at[row]]
+                time, wait, other, makes, also = of_row[at[row]]
                 ready, more = events[wait], events[other]
                 if ready < 0 or more < 0:
                     break
