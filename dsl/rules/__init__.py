@@ -24,7 +24,7 @@ WORLD = (
 )
 FP8 = tuple(f"precision.{key}" for key in ("linear", "activation_tile", "weight_tile"))
 LAYERS = "model.layers.*"
-STATE = ("model", "precision", "parallel", "schedule", "train.micro_batch", "train.sequence")
+STATE = ("model", "precision", "parallel", "schedule", "train.micro_batch", "train.sequence", "train.optimizer")
 Row = tuple[tuple[str, ...], Rule]
 # Rules that numbers of several lines satisfy together, or cannot: of these `dsl.conflict` finds the smallest sets.
 JOINT: tuple[Row, ...] = (
