@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from math import prod
 
@@ -16,7 +15,7 @@ from compiler.predict.predict import timed
 from dsl.load import load
 from dsl.memory import ITEMSIZE
 from dsl.schema import Spec
-from runtime.contract import Plan
+from runtime.contract import KernelList, Plan
 from runtime.state import Bucket, build_state
 
 
@@ -75,11 +74,11 @@ def check_price(spec: Spec, plan: Plan, flops: list[int]) -> None:
 def main(path: str) -> None:
     spec = load(path)
     files = dict(compile_spec(spec).files)
-    plan, kernels = Plan.from_json(files["plan.json"]), json.loads(files["kernels.json"])
+    plan, kernels = Plan.from_json(files["plan.json"]), KernelList.from_json(files["kernels.json"])
     check_memory(spec, plan)
     flops = check_owners(spec, plan) if spec.train.optimizer.unit == "matrix" else [0]
     check_price(spec, plan, flops)
-    assert kernels["optimizer"]["op"] == spec.train.optimizer.kind and kernels["optimizer"]["kernel"] is None
+    assert kernels.optimizer.op == spec.train.optimizer.kind and kernels.optimizer.kernel is None
     assert not [name for name in files if name.startswith("kernels/") and spec.train.optimizer.kind in name]
 
 
