@@ -35,7 +35,7 @@ class Whole(AdamW):
 
 
 class Roomy(Whole):
-    """The same, with scratch memory for matrices."""
+    """The row above with scratch memory for matrices."""
 
     @classmethod
     def scratch_bytes(cls, shape: tuple[int, ...]) -> int:
