@@ -41,7 +41,7 @@ def in_storage(joint: Joint) -> Joint:
 
 
 def _sent(joint: Joint, dtypes: dict[str, str]) -> Joint:
-    """With values that come or go in another dtype: who makes one narrows it, before its rows are copied and moved."""
+    """The joint graph with values that come or go in another dtype: their maker narrows them, before rows are moved."""
     tensors, nodes = dict(joint.tensors), []
     for node in joint.nodes:
         for value in dtypes.keys() & set(node.outputs):
