@@ -1,4 +1,7 @@
-# make train: from a fresh clone to a trained quickstart.  make test: everything, lint and types included.
+# make train: from a fresh clone to a trained quickstart.
+# make check: lint, types, and what pins the language, plans, schedules, proofs and goldens; a minute and a half.
+# make test: all that must hold before landing; twelve minutes.  make soak: the rest, some two hours.
+# These times are of two idle cores; tests/tiers.py says which test is where.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +11,7 @@ NATIVE := hatch_build.py runtime/native/compile_cpp.py $(wildcard runtime/native
 EXTENSION := compiler/editor/vscode
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test tools kernels bench gpu soak census lint docs extension bless clean
+.PHONY: train check test tools kernels bench gpu soak census lint docs extension bless clean
 
 train: $(INSTALLED)
 	$(BIN)/dsc compile specs/quickstart.dsc
@@ -16,9 +19,15 @@ train: $(INSTALLED)
 	while [ -e $$out/checkpoints ]; do out=runs/quickstart-$$n; n=$$((n+1)); done; \
 	$(BIN)/dsc train specs/quickstart.dsc --out $$out
 
+# A worker that dies ends the tests: xdist may wait for ever for another one.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0
+
+check: lint
+	$(PYTEST) --tier check
+
 test: tools lint
 	@$(BIN)/python -m runtime.native.compile_cpp > /dev/null
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
+	$(PYTEST) --tier test
 
 # A C++ compiler and Chromium: installed where that may be, else said before anything long begins.
 tools:
@@ -39,10 +48,12 @@ $(OLDER)/.installed: | $(FOR_TESTS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(OLDER) triton==3.6.0 'numpy<2.4'
 	@touch $@
 
-# A million inputs to the language, some 90 minutes on one core. It goes on where it was stopped with START=…
+# What `make test` has a sample of, then a million inputs to the language, some 90 minutes on one core, which go on where
+# they were stopped with START=…
 COUNT ?= 1000000
 START ?= 0
-soak: $(FOR_TESTS)
+soak: tools $(FOR_TESTS)
+	$(PYTEST) --tier soak
 	$(BIN)/python -m tests.fuzz.run --count $(COUNT) --start $(START)
 
 # What the proof says of 5,400 broken programs, some 10 minutes on one core.

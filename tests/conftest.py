@@ -1,6 +1,7 @@
 """For every test: `bless` rewrites goldens (`pytest --bless`), refused where CI is set.
 
 Properties are held against the same examples each time; `--hypothesis-profile=search` looks for new ones.
+`--tier` runs a part of the tests: tests/tiers.py.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import signal
 from importlib.util import find_spec
 
 import pytest
+
+from tests.tiers import SLOW_FIRST, TIERS, tiers
 
 if find_spec("hypothesis") is not None:  # on a machine with a GPU, where kernels alone are checked, it may be missing
     from hypothesis import settings
@@ -22,6 +25,7 @@ os.environ.pop("COLUMNS", None)  # of pytest's workers: what is printed is as wi
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--bless", action="store_true", help="rewrite golden files with what the code gives now")
+    parser.addoption("--tier", choices=TIERS, default="all", help="run the tests of one tier (tests/tiers.py)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,6 +33,16 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "--bless is refused where CI is set: goldens are blessed by a person who reads the diff"
         )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of other tiers, and begin with the folders that take longest, so that no worker ends late."""
+    tier = config.getoption("--tier")
+    if tier != "all":
+        found = tiers(item.nodeid for item in items)
+        config.hook.pytest_deselected(items=[item for item, own in zip(items, found, strict=True) if tier not in own])
+        items[:] = [item for item, own in zip(items, found, strict=True) if tier in own]
+    items.sort(key=lambda item: not item.nodeid.startswith(SLOW_FIRST))
 
 
 @pytest.fixture(autouse=True)

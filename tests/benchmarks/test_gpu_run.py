@@ -159,7 +159,7 @@ import pytest
 from benchmarks.gpu.parts import interpreted
 sys.exit(pytest.main(["-p", "tests.gpu.plugin", "-p", "no:cacheprovider", "--collect-only", *interpreted()]))
 """
-    plain = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    plain = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=plain, capture_output=True, text=True, check=False
     )
