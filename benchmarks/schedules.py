@@ -1,7 +1,8 @@
 """The tables of docs/schedules.md: every named schedule, the one searched for, and the lower bound.
 
-    python -m benchmarks.schedules            some minutes; writes the tables into the page
-    python -m benchmarks.schedules --print    to stdout
+    python -m benchmarks.schedules                    some minutes; writes the tables into the page
+    python -m benchmarks.schedules --print            to stdout
+    python -m benchmarks.schedules --schedule zbv     seconds; writes the column of one named schedule, and no other
 
 Nothing in it depends on the machine: the search counts steps, not seconds.
 """
@@ -25,6 +26,7 @@ from compiler.solver import Solver
 PAGE = Path(__file__).parent.parent / "docs" / "schedules.md"
 BEGIN, END = "<!-- tables: python -m benchmarks.schedules -->\n", "<!-- end of tables -->\n"
 
+COLUMNS = ("P", "N", "cap", *SCHEDULES, f"**{AUTO}**", "bound", "gap", "excess")
 Size = tuple[int, int, int]  # ranks, micro-batches, cap
 SIZES: tuple[Size, ...] = (
     *((4, n, cap) for n in (8, 20) for cap in (4, 5)),
@@ -79,23 +81,54 @@ CASES = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--print", action="store_true", help="print the tables, leave the page as it is")
+    parser.add_argument("--schedule", choices=sorted(SCHEDULES), help="compute the column of one named schedule alone")
     args = parser.parse_args()
-    made = "\n".join(text for case in CASES for text in table(case))
-    if args.print:
-        print(made)
-        return 0
     before, rest = PAGE.read_text("utf-8").split(BEGIN)
-    _, after = rest.split(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", "utf-8")
+    old, after = rest.split(END)
+    if args.schedule:
+        new = with_column(old, args.schedule)
+    else:
+        lines = "\n".join(line for case in CASES for line in table(case))
+        new = f"\n{lines}\n"
+    if args.print:
+        print(new)
+    else:
+        PAGE.write_text(f"{before}{BEGIN}{new}{END}{after}", "utf-8")
     return 0
+
+
+def with_column(tables: str, name: str) -> str:
+    """The tables of the page with the column of a named schedule computed again, or added at its place."""
+    first, *parts = tables.split("### ")
+    titles = {case.title: case for case in CASES}
+    return "### ".join([first, *(_with_column(part, titles[part.partition("\n")[0]], name) for part in parts)])
+
+
+def _with_column(table: str, case: Case, name: str) -> str:
+    lines = table.split("\n")
+    header = next(index for index, line in enumerate(lines) if line.startswith("| P |"))
+    columns = _cells(lines[header])
+    place = [column for column in COLUMNS if column in (*columns, name)].index(name)
+    end = place + (name in columns)
+    texts = [name, None, *(_text(_named(name, size, case.costs), size[2]) for size in case.sizes)]
+    for index, text in enumerate(texts, header):
+        if text is None:
+            lines[index] = f"|{'---:|' * (len(columns) + (name not in columns))}"
+        else:
+            cells = _cells(lines[index])
+            lines[index] = f"| {' | '.join([*cells[:place], text, *cells[end:]])} |"
+    return "\n".join(lines)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def table(case: Case) -> Iterator[str]:
     """The lines of a table."""
     yield f"### {case.title}\n\n`{case.flags}`\n" if "`" not in case.flags else f"### {case.title}\n\n{case.flags}\n"
-    columns = ("P", "N", "cap", *SCHEDULES, f"**{AUTO}**", "bound", "gap", "excess")
-    yield f"| {' | '.join(columns)} |"
-    yield f"|{'---:|' * len(columns)}"
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield f"|{'---:|' * len(COLUMNS)}"
     for size in case.sizes:
         print(f"{case.title}: {size}", file=sys.stderr)
         yield row(case, size)

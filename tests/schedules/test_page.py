@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from benchmarks.schedules import BEGIN, CASES, END, PAGE, Case, row
+from benchmarks.schedules import BEGIN, CASES, COLUMNS, END, PAGE, Case, row, with_column
 from compiler.cli import main
 from compiler.schedules.costs import costs_of_json, shipped
 
@@ -43,3 +43,19 @@ def test_every_row_is_there() -> None:
     for case, part in zip(CASES, TABLES.split("### ")[1:], strict=True):
         sizes = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \|", part, re.MULTILINE)
         assert [tuple(map(int, size)) for size in sizes] == list(case.sizes)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zbv"])
+def test_one_column_is_computed_alone(name: str) -> None:
+    """The column of a named schedule is written again where it is wrong, and added where it is not there."""
+    place = COLUMNS.index(name) + 1  # a row begins with `|`
+    without, wrong = [], []
+    for line in TABLES.split("\n"):
+        cells = line.split("|")
+        is_row = len(cells) == len(COLUMNS) + 2
+        without.append("|".join(cells[:place] + cells[place + 1 :]) if is_row else line)
+        is_value = is_row and cells[1].strip().isdigit()
+        wrong.append("|".join([*cells[:place], " 1 ", *cells[place + 1 :]]) if is_value else line)
+    assert "\n".join(without) != TABLES != "\n".join(wrong)
+    assert with_column("\n".join(without), name) == TABLES
+    assert with_column("\n".join(wrong), name) == TABLES
