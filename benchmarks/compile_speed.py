@@ -225,12 +225,12 @@ def page(found: Mapping[str, Any]) -> str:
         (
             f"""# How fast dsc compiles
 
-Written by `python -m benchmarks.compile_speed`, which measures it again.
+`python -m benchmarks.compile_speed` measures these numbers and writes this page.
 
-{found["machine"]}, torch {found["torch"]}; medians of {found["rounds"]} rounds, {found["date"]}. Others used the
-machine meanwhile, its load was {low:.1f} to {high:.1f}: seconds of the processor say what a compilation takes, seconds
-by the clock what was waited for. DeepSeek-V3 is compiled in BF16. Its batch grows over {NUM_SIZES} sizes, each of which
-has a program that is proven.
+{found["machine"]}, torch {found["torch"]}; medians of {found["rounds"]} rounds, {found["date"]}. Other programs used
+the machine at the same time; its load was {low:.1f} to {high:.1f}. Processor seconds are the work of a compilation;
+clock seconds are the time that one waits for it. DeepSeek-V3 is compiled in BF16. Its batch grows over {NUM_SIZES}
+sizes; each size has its own program, and each program is proven.
 """,
             _commands(found),
             "## Goals\n\n" + goals(found),
@@ -286,7 +286,7 @@ def _verdict(value: float, goal: float) -> str:
 
 def _steps(found: Mapping[str, Any]) -> str:
     lines = ["## Until the first step of the quickstart", ""]
-    lines += ["Four ranks share the cores of the machine with whatever else runs there.", ""]
+    lines += ["Four ranks share the cores of the machine with the other programs that run there.", ""]
     lines += ["| before | clock, s, median | best |", "|---|--:|--:|"]
     for how, seconds in found["first_step_s"].items():
         lines.append(f"| {how} | {statistics.median(seconds):.1f} | {min(seconds):.1f} |")
@@ -305,36 +305,39 @@ def _parts_table(name: str, found: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-_BEST = """Seconds are of the processor, medians of the rounds. The first step alone is by the clock, for that is what
-one waits for, with four processes on cores that others use as well; they only ever make it later, so its best round is
-the one that tells least of them.
+_BEST = """Seconds are processor time, medians of the rounds. Only the first step is measured by the clock, because
+that is the time that a user waits. Its four processes share the cores with other programs, which can only delay it,
+so its best round is shown.
 """
 
-_END = """*Whole* is one compilation until its last line is printed, watched from inside its process; the command is the
-median of others, each until its process is gone. Between the two lie the end of the process, which takes the longer the
-more it has imported and made (torch, where segments are traced), and what differs from run to run.
+_END = """*Whole* is one compilation until it prints its last line, measured inside its process. *The command* is the
+median of other compilations, each measured until its process has ended. The two differ by the end of the process,
+which takes longer the more the process has imported and made (torch, where segments are traced), and by the variation
+between runs.
 """
 
 _CACHE = """## What is kept
 
-A traced segment is kept as a file whose name is the digest of everything that decides its text: the segment, the SMs
-its kernels may use, the sources of dsc that trace and print, the versions of Python, torch and jinja2. A compilation
-that finds all of its segments imports no torch. That what torch traces has the cut of the torch-free graph, and that
-the text is the graph's, is asserted where a segment is traced, so of a kept one it was.
+A traced segment is kept as a file. Its name is the digest of everything that decides its text: the segment, the SMs
+that its kernels may use, the sources of dsc that trace and print, and the versions of Python, torch and jinja2. A
+compilation that finds all of its segments imports no torch. When a segment is traced, two checks are made: torch's
+trace equals the torch-free base graph, and the printed text parses back to the graph that was planned. So both hold
+for a kept segment too.
 
-The order of a body's instructions over the two lanes, which is searched for, is kept too: its name is the digest of the
-jobs that are ordered, of the source of the search, and of the version of Python. What is read is an order of those jobs
-or is searched for again. Plan, schedules and programs are made anew every time, and every program is proven, whoever
-found its orders: no proof is kept.
+The order of a body's instructions over the two lanes is found by a search, and kept too. Its name is the digest of
+the ordered jobs, the source of the search, and the version of Python. If the file does not hold an order of exactly
+those jobs, the search runs again. Plan, schedules and programs are made anew in every compilation, and every program
+is proven in every compilation, also if its orders were kept. No proof is kept.
 
-- `dsc compile` keeps them in the build, in `cache`, those of this build and no others: it grows no further, and goes
-  with the build. No manifest names them; nothing but `dsc compile` reads them.
-- `--cache DIR`, of `dsc compile` and `dsc train`, keeps them in a folder that builds share, at once too. It is never
-  emptied; an entry is some ten kilobytes at most, and any may be removed at any time.
+- `dsc compile` keeps these files in the folder `cache` of the build. The folder holds the files of this build and no
+  others, so it does not grow, and it is removed together with the build. They are in no manifest, and nothing except
+  `dsc compile` reads them.
+- `--cache DIR`, of `dsc compile` and `dsc train`, keeps them in a folder that builds share, also at the same time.
+  Nothing empties this folder. An entry has some ten kilobytes at most, and you may remove any entry at any time.
 - `--no-cache` reads and keeps none.
 
-An entry that is damaged, cut off, edited by hand or of another key is made again and replaced. The digest in it finds
-damage, not malice: who may write to the folder may as well write to the build.
+If an entry is damaged, truncated, edited by hand or belongs to another key, it is made again and replaced. The digest
+in it detects damage, not malice: whoever may write to the folder could also write to the build.
 """
 
 

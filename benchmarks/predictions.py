@@ -114,21 +114,22 @@ def _head(fixed: Mapping[str, Any], found: Mapping[str, Prediction]) -> str:
         (
             "# Predictions beside published runs\n",
             _flow(
-                "Written by `python -m benchmarks.predictions`; a test holds it to the program. Nothing is fitted to",
-                "a",
-                "training step. What is compared was fixed in `benchmarks/predictions.json` before the comparison:\n",
+                "`python -m benchmarks.predictions` writes this page, and a test compares it with the program.",
+                "No rate is fitted to a training step. What is compared was fixed in",
+                "`benchmarks/predictions.json` before the comparison:\n",
             ),
             "",
             _item(
                 f"- **Layers of the stages**: {split}.",
-                "They are what was fixed:" if agrees else "**They are no longer what was fixed**:",
+                "These are the ones that were fixed:" if agrees else "**They are no longer the ones that were fixed**:",
                 f"{fixed['layers_why']}.",
             ),
             *(_item(f"- **{t['title'].capitalize()}**: table `{t['name']}`, {t['why']}.") for t in fixed["tables"]),
             _item(f"- **Rank**: {fixed['rank']}; {fixed['rank_why']}"),
             _item(
-                f"- **Configurations tried**: {fixed['configurations_tried']}, every one with the answer in sight.",
-                "Split and tables stayed; each change was of the model, for every run, and for a reason of its own:",
+                f"- **Configurations tried**: {fixed['configurations_tried']}, all with the published answer in sight.",
+                "Split and tables stayed the same. Each change was one of the program, for every run,",
+                "and had its own reason:",
             ),
             *(f"  {n}. {each}" for n, each in enumerate(_wrapped(fixed["configurations"]), 1)),
         )
@@ -170,7 +171,7 @@ def _classes(fixed: Mapping[str, Any], spec: Spec) -> str:
         "## One MoE layer, by kernel class\n",
         _flow(
             "Milliseconds of a micro-batch of 4,096 tokens, forward and backward, beside the public profile of one",
-            "overlapped pair (github.com/deepseek-ai/profile-data). The calibrated table has its factors from",
+            "overlapped pair (github.com/deepseek-ai/profile-data). The factors of the calibrated table come from",
             "these sums.",
         ),
         "",
@@ -210,8 +211,8 @@ def _ranks(prediction: Prediction) -> str:
         rows.append(f"| {name} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
     tail = prediction.step.tail
     said = _flow(
-        f"Behind the last action: gradients to their owners {tail.reduction_s:.3f} s, norm {tail.norm_s:.4f} s,",
-        f"update {tail.update_s:.3f} s, weights from their owners {tail.gather_s:.3f} s; nothing of it overlapped.",
+        f"After the last action: gradients to their owners {tail.reduction_s:.3f} s, norm {tail.norm_s:.4f} s,",
+        f"update {tail.update_s:.3f} s, weights from their owners {tail.gather_s:.3f} s. None of this is overlapped.",
     )
     return "\n".join((*rows, "", said))
 
@@ -223,9 +224,8 @@ def _flops(fixed: Mapping[str, Any], found: Mapping[str, Prediction]) -> str:
     rows = [
         "## FLOPs, MFU, hours\n",
         _flow(
-            "FLOPs of training on a token: 3 · (2 · parameters of products + attention core), without embedding,",
-            "gates and",
-            "MTP; MFU of the BF16 peak, 989 TFLOPS.",
+            "FLOPs of training on one token: 3 · (2 · parameters of products + attention core), without embedding,",
+            "gates and MTP. MFU is relative to the BF16 peak, 989 TFLOPS.",
         ),
         "",
         "| | published | dsc |",
@@ -255,9 +255,8 @@ def _memory(fixed: Mapping[str, Any], prediction: Prediction) -> str:
     rows = [
         "## Memory of the published set-up\n",
         _flow(
-            f"GiB of a device at its peak. Published: it ran on devices of {fixed['published']['capacity']}, of",
-            "which",
-            f"{prediction.ranks[0].capacity_bytes / GIB:.1f} GiB can be used.",
+            f"GiB of a device at its peak. The published run used devices of {fixed['published']['capacity']},",
+            f"of which {prediction.ranks[0].capacity_bytes / GIB:.1f} GiB can be used.",
             "Every rank fits." if prediction.fits else "**Not every rank fits.**",
         ),
         "",
@@ -293,11 +292,9 @@ def _v2(fixed: Mapping[str, Any], first: Mapping[str, Prediction], second: Mappi
         _flow(
             f"Published: {hours:,} hours of H800 for a trillion tokens ({published['source']}),",
             f"{published['ratio_to_v3']:g}",
-            f"of DeepSeek-V3's. Unpublished, and so chosen in `{published['run']}`: how many devices, how many",
-            "micro-batches,",
-            "what is recomputed, how layers are split; their schedule is a zero-bubble one of their own.",
-            "Together these move",
-            "the hours by more than 15%; the ratio to V3 is steadier.",
+            "of DeepSeek-V3's. The number of devices, the number of micro-batches, what is recomputed and how layers",
+            f"are split are not published; `{published['run']}` chooses them. Their schedule is their own zero-bubble",
+            "schedule. Together these choices change the hours by more than 15%; the ratio to V3 varies less.",
         ),
         "",
         "| | published | " + " | ".join(table["title"] for table in fixed["tables"]) + " |",
@@ -318,26 +315,20 @@ def _v2(fixed: Mapping[str, Any], first: Mapping[str, Prediction], second: Mappi
 
 def _method() -> str:
     steps = (
-        "1. Every kernel of every segment has its FLOPs and bytes from the op rules, and its rate from the"
-        " table, by class,"
-        " dtype and shape ([rates.md](rates.md)). Exchanges have bytes, links and the SMs they are given.",
-        "2. Each action, and each pair, is laid on a compute lane and a communication lane in the order that"
-        " `dsc compile`"
-        " emits; what it takes is when the later lane ends. No two stages share a mean.",
-        "3. The schedule is run at these times, a message to a neighbour taking its bytes over the link. The"
-        " rows of a rank"
-        " are sums over its actions; what is left until the last rank ends is its bubble, waiting for"
-        " messages in it.",
-        "4. Behind it gradients are summed over their holders, inside nodes and then between them, clipped,"
-        " applied, and"
-        " weights gathered.",
-        "5. The interval: a class of kernels is wrong by how far each row of its table is from what the"
-        " other rows say of"
-        f" its shape (at least {LEAST:.0%}; {UNKNOWN:.0%} where there are no others). Errors of classes are taken as"
-        " independent and added as squares, each by its share of the busiest rank. A table of kernels measured alone,"
-        " without factors from a profile of training, has besides its upper end the factors of the one"
-        " public profile: it"
-        " is known that kernels take longer there.",
+        "1. The op rules give the FLOPs and bytes of every kernel of every segment. The rate table gives its rate, by"
+        " class, dtype and shape ([rates.md](rates.md)). Exchanges have bytes, links, and the SMs that they are given.",
+        "2. Each action and each pair is laid on a compute lane and a communication lane, in the order that"
+        " `dsc compile` emits. It ends when the later lane ends. Every stage has its own times.",
+        "3. The schedule is run at these times. A message to a neighbour takes its bytes over the link. The rows of a"
+        " rank are sums over its actions. The bubble is the rest of the time until the last rank ends; waiting for"
+        " messages is part of it.",
+        "4. After the schedule, gradients are summed over their holders (inside nodes, then between them), clipped and"
+        " applied, and weights are gathered.",
+        "5. The interval: the error of a kernel class is how far each row of its table is from what the other rows say"
+        f" of that shape (at least {LEAST:.0%}; {UNKNOWN:.0%} if there are no other rows). Errors of classes are taken"
+        " as independent: their squares are added, each class with its share of the busiest rank. For a table of"
+        " kernels measured alone, without factors from a profile of training, the upper end also includes the factors"
+        " of the one public profile, because kernels are known to take longer in training.",
     )
     wrapped = (fill(each, 118, subsequent_indent="   ", break_on_hyphens=False) for each in steps)
     return "\n".join(("## How it is computed\n", *wrapped))

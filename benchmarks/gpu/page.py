@@ -56,7 +56,7 @@ def of_device(found: Found) -> list[str]:
 
 
 def nothing_measured() -> str:
-    return f"## On a GPU\n\nNo GPU has run these yet: `make gpu` writes what it finds here.\n\n{times([], [])}"
+    return f"## On a GPU\n\nNo GPU has run these yet. `make gpu` writes its results here.\n\n{times([], [])}"
 
 
 def _about(found: Found) -> str:
@@ -212,9 +212,9 @@ def bounds(part: Found) -> str:
 def code(facts: Found) -> str:
     """A row for each launch: what its machine code takes. Launches of a kernel that are alike are one row."""
     by = (
-        f"For sm_90 by Triton {facts['triton']}, of one rank of DeepSeek-V3 with 64 expert ranks, read by the gate "
-        "without a GPU; sizes are\nthose of the arguments. `× 16`: the kernel is launched so 16 times in one call. "
-        "*programs an SM*: how many fit on it at\nthe same time; *load*: the widest that a thread does."
+        f"For sm_90 by Triton {facts['triton']}, for one rank of DeepSeek-V3 with 64 expert ranks; the gate reads "
+        "the code without a GPU. Sizes\nare those of the arguments. `× 16`: one call launches the kernel 16 times. "
+        "*programs an SM*: how many fit on an SM at\nthe same time; *load*: the widest load of a thread."
     )
     head = f"## Machine code\n\n{by}\n"
     lines = ["| kernel | arguments | launch | registers | shared | programs an SM | load | instructions |"]
@@ -250,61 +250,69 @@ def _of_tensor(tensor: torch.Tensor) -> str:
 
 HEAD = """# Kernels
 
-Triton text that a build holds and the CUDA ranks run; on the CPU the same build runs the ops they stand for. Written by
-`python -m benchmarks.gpu --page` from [benchmarks/results](../benchmarks/results); times are of `make gpu`.
+A build holds Triton text, which CUDA ranks run. On the CPU the same build runs the ops that the kernels stand for.
+`python -m benchmarks.gpu --page` writes this page from [benchmarks/results](../benchmarks/results); `make gpu`
+measures the times.
 
-What is fused stays the composition of the ops it is made of, to the rounding. In every run:
+A fused op is defined as the composition of the ops that it replaces, and rounds where they round. Every run fuses
+these:
 
-- a norm with the residual's addition before it, the gradient past a norm with the one around it (`residual_norm`);
-- the router with its histogram, the permutation and the copy of the rows; the permutation's gradient with the one or
-  two additions after it (`route`); the way back with both additions (`join`);
-- gate weights within SwiGLU; RoPE with attention, the softmax with both products; AdamW with the rounded copy in BF16.
+- a norm with the residual's addition before it, and the gradient of a norm with the addition around it
+  (`residual_norm`);
+- the router with its histogram, the permutation and the copy of the rows, and the permutation's gradient with the one
+  or two additions after it (`route`); the reverse permutation with both additions (`join`);
+- gate weights within SwiGLU; RoPE with attention, and the softmax with both products; AdamW with the rounded copy in
+  BF16.
 
-With `recompute = [logits]`, and only then, the head's product with the cross entropy, without a tensor of all logits:
-the backward computes these again, so it is a choice between memory and time that a run makes.
+Only with `recompute = [logits]`, the head's product is fused with the cross entropy, and no tensor of all logits
+exists. The backward computes the logits again, so a run chooses between memory and time.
 
-In recipes with FP8, which `dsc check` and `dsc plan` take and no run compiles yet (`quantise`): norms and SwiGLU with
-the quantising of their result, in both directions where a weight gradient reads columns; SwiGLU of an input that was
-kept in E4M3; copies of gradients with their quantising; products of E4M3 with their scales, promoted every 128. The
-rows below with `quantise` or `fp8` in their names are of these: checked and compiled like the others, they wait for
-such runs.
+`dsc check` and `dsc plan` accept recipes with FP8; no run compiles them yet. These recipes also fuse (`quantise`):
+norms and SwiGLU with the quantising of their result, in both directions if a weight gradient reads columns; SwiGLU of
+an input that was kept in E4M3; copies of gradients with their quantising; products of E4M3 with their scales,
+promoted every 128. The rows below with `quantise` or `fp8` in their names belong to these recipes. Their kernels are
+checked and compiled like the others.
 
-`unfused = [residual_norm, join]` in a run leaves the ops of these names apart, for a comparison or to look for an
-error. Which ops of a build have which kernel, and what was fused, is in its `kernels.json`
-([json.md](json.md#dsc-inspect---kernels)); `dsc inspect BUILD --kernels` shows it, with the bytes that fusion saves. An
-op without a kernel, as `linear` in BF16, runs on torch.
+`unfused = [residual_norm, join]` in a run does not fuse the ops of these names. Use it for a comparison, or to look
+for an error. `kernels.json` of a build says which ops have which kernel, and what was fused
+([json.md](json.md#dsc-inspect---kernels)). `dsc inspect BUILD --kernels` shows this, with the bytes that fusion
+saves. An op without a kernel, such as `linear` in BF16, runs on torch.
 """
 
 HOW = """## How a kernel is known to be right without a GPU
 
-- Its text runs in Triton's interpreter against its op in FP64 on the same numbers, within bounds that follow from the
-  number of roundings ([tests/kernels](../tests/kernels)). BF16 and E4M3 round there as hardware does, and two programs
-  that touch one address, a read outside the tensors, or a second run with other bits fail the test. What a load leaves
-  open outside of its mask is NaN.
-- It is compiled for sm_90, sm_100, sm_80 and gfx942, and the machine code is read: no spills, the tensor cores'
-  instructions that are meant and no others, tiles copied by the memory accelerator, streams past the cache, shared
-  memory that a block has ([gate.py](../compiler/kernels/gate.py)). `make kernels`, before a release, does so for every
-  launch of every shipped spec on two versions of Triton, in 40 minutes on two cores; again, it compiles what changed.
-- The runtime's part, what is made on which device and what is copied when, runs on a device that is pretended
-  ([tests/gpu](../tests/gpu)), and gives the CPU's numbers to the bit; ranks that share a device talk through the host.
+- Its text runs in Triton's interpreter and is compared with its op in FP64 on the same numbers, within bounds that
+  follow from the number of roundings ([tests/kernels](../tests/kernels)). BF16 and E4M3 round there as hardware
+  rounds. The test fails if two programs touch one address, if a program reads outside the tensors, or if a second run
+  gives other bits. What a load leaves undefined outside of its mask is NaN.
+- It is compiled for sm_90, sm_100, sm_80 and gfx942, and the machine code is read. The check demands: no spills; the
+  intended tensor core instructions and no others; tiles copied by the memory accelerator; streams that bypass the
+  cache; no more shared memory than a block has ([gate.py](../compiler/kernels/gate.py)). `make kernels`, run before a
+  release, does this for every launch of every shipped spec on two versions of Triton. It takes 40 minutes on two
+  cores; when run again, it compiles only what changed.
+- The runtime's part (which tensor is made on which device, what is copied when) runs on a simulated device
+  ([tests/gpu](../tests/gpu)), and gives the CPU's numbers to the bit. Ranks that share a device communicate through
+  the host.
 
-On a GPU, `make gpu` repeats all of it: every kernel at odd sizes, even ones and those of *machine code*, twice, the
-second time into memory full of NaN; times are of the last. *error* is the worst of these, as a share of what rounding
-allows. In *× others* are others' times over ours: torch is the op itself in eager torch, *written in torch* what a user
-would write, *compiled* that by torch.compile; libraries get rows sorted and heads rotated beforehand. Times are medians
-of three rounds in turn, L2 flushed, random numbers; short calls are replayed from a graph where that is faster, theirs
-as well as ours. *of the limit* counts each argument and result moved once at the speed of a copy, or the products at
-that of cuBLAS's.
+On a GPU, `make gpu` repeats all checks. It runs every kernel at odd sizes, at even sizes and at those of *machine
+code*, each twice, the second time into memory full of NaN. Times are of the sizes of *machine code*. *error* is the
+largest error of these runs, as a share of what rounding allows. *× others* is the time of others over ours: *torch*
+is the op itself in eager torch, *written in torch* is what a user would write, *compiled* is that under
+torch.compile. Libraries get rows that are already sorted and heads that are already rotated. Times are medians of
+three rounds in turn, with L2 flushed and random numbers. Short calls, theirs and ours, are replayed from a graph if
+that is faster. *of the limit* is relative to moving each argument and result once at the speed of a copy, or to the
+products at the speed of cuBLAS.
 
-A machine without the compiler's packages wants `python -m benchmarks.gpu --builds` before, elsewhere, and build/gpu.
+For a machine without the compiler's packages, run `python -m benchmarks.gpu --builds` on another machine first, and
+copy build/gpu from there.
 
 ## To add one
 
-1. The op in [runtime/ops](../runtime/ops), in torch: a fused op calls the ops it is made of. It is the definition.
-2. `compiler/kernels/<name>.py`: when the kernel applies, its launch, rows of `OPS`; `<name>.py.j2`: its text; one line
-   in `KERNELS`. What it streams is said in `STREAMS`, and the gate holds it to that.
+1. The op in [runtime/ops](../runtime/ops), in torch. It is the definition; a fused op calls the ops that it replaces.
+2. `compiler/kernels/<name>.py`: when the kernel applies, its launch, and rows of `OPS`. `<name>.py.j2`: its text. One
+   line in `KERNELS`. `STREAMS` names what the kernel streams, and the gate checks it.
 3. `tests/kernels/checks_<name>.py`, with the bound of each result, and `test_<name>.py`.
-4. A case with its goal in [cases.py](../benchmarks/gpu/cases.py); then `python -m benchmarks.gpu --facts`.
+4. A case with its goal in [cases.py](../benchmarks/gpu/cases.py); then run `python -m benchmarks.gpu --facts`.
 
-Tests fail where one of these is missing.
+Tests fail if one of these is missing.
 """

@@ -49,8 +49,9 @@ def _head(found: Mapping[str, Any]) -> str:
     packages = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     return f"""# Speed
 
-Our training beside what a user would pick instead, on one machine, in turn. Written by `make bench`, which measures it
-again; what was tried, and did or did not help, is in [performance-log.md](performance-log.md).
+Training with dsc and training with what a user would choose instead, measured in turn on one machine. `make bench`
+measures these numbers and writes this page. [performance-log.md](performance-log.md) lists what was tried, and whether
+it helped.
 
 {found["processor"]}, {found["cores"]} cores, {found["memory_bytes"] / 2**30:.0f} GiB; {packages};
 {found["rounds"]} rounds, {found["date"]}.
@@ -149,7 +150,7 @@ def _notes(contest: Mapping[str, Any]) -> list[str]:
 def _compiling() -> str:
     """The section about the speed of compiling, from the last results of that benchmark."""
     goals = compile_speed.goals(json.loads(compile_speed.RESULTS.read_text("utf-8")))
-    return f"## Compiling\n\nThe profile and the way it is measured: [compile-speed.md](compile-speed.md).\n\n{goals}"
+    return f"## Compiling\n\n[compile-speed.md](compile-speed.md) has the profile, and how it is measured.\n\n{goals}"
 
 
 # ---------------------------------------------------------------- goals
@@ -212,22 +213,25 @@ def _ratio(ours: Figures | None, others: Figures | None, processor: bool = False
 def _method(found: Mapping[str, Any]) -> str:
     return """## How it is measured
 
-- Every row is a process, or several, of its own: it prepares, takes 4 steps to warm up, and is then stopped (SIGSTOP)
-  but for its turns. Turns go round: A/B/C/A/B/C. Medians over rounds; raw numbers in
-  [benchmarks/results/speed.json](../benchmarks/results/speed.json). That nobody used the processor out of turn is
-  checked, not assumed.
-- A turn is timed from outside, from the order to the reply, by the same clock for all; a step is all of it: samples,
-  forward, backward, clipping by the global norm, AdamW, and the loss read back. Columns: *layout* is processes ×
-  threads; *× theirs*, against the fastest row that is not ours; *a second of a core*, tokens per second of processor
-  time of all its processes, the column to compare rows of one thread by; *memory*, the peak of all its processes as
-  though they were alone (a file that several map counts once).
-- All do the same work: the same start weights, samples, batch (8 sequences of 256) and recipe. The loss of the first
-  step is printed; later ones differ in the fourth digit, for `transformers` does not balance experts.
-- The limit is a row of the same contest: one thread that computes nothing but the step's products, at its very shapes,
-  into memory that is there. They are ours, the fastest known here: torch's reach about half of it in FP32
-  ([products.txt](../benchmarks/results/products.txt)). Attention is counted causal, at the rate of the products.
-- The others get their best: what a user may choose freely (attention by sdpa or eager, the batch in one go or in two
-  parts, AdamW fused or foreach) is tried out before, and the fastest is taken; it is listed below each table. Compiled
-  rows take sdpa, one part, fused. Experts by grouped_mm need a word from the user (`experts_implementation`), the
-  compiler some minutes. Layers for torch's pipelining are split so that no rank has the head and as much as the others.
+- Every row is one process or several. They prepare, take 4 steps to warm up, and are then stopped (SIGSTOP) until it
+  is their turn. Rows take turns in a cycle: A/B/C/A/B/C. The numbers are medians over rounds; raw numbers are in
+  [benchmarks/results/speed.json](../benchmarks/results/speed.json). The benchmark checks that no row used the
+  processor outside of its turns.
+- A turn is timed from outside with the same clock for all rows, from the order to the reply. A step includes
+  everything: samples, forward, backward, clipping by the global norm, AdamW, and reading the loss. Columns: *layout*
+  is processes × threads. *× theirs* is the ratio to the fastest row that is not dsc. *A second of a core* is tokens
+  per second of processor time of all processes of the row; compare rows of one thread by this column. *Memory* is the
+  peak of all processes of the row, counted as if nothing else ran (a file that several processes map counts once).
+- All rows do the same work: they have the same initial weights, samples, batch (8 sequences of 256) and recipe. The
+  table has the loss of the first step. Later losses differ in the fourth digit, because `transformers` does not
+  balance experts.
+- The limit is a row of the same contest: one thread that computes only the products of the step, at their shapes,
+  into memory that is allocated before. The products are those of dsc, the fastest we know of here: torch's reach
+  about half of their speed in FP32 ([products.txt](../benchmarks/results/products.txt)). Attention counts its causal
+  half, at the rate of the products.
+- The others run with their best options. Before the contest, every choice that a user has (attention by sdpa or
+  eager, the batch in one part or in two, AdamW fused or foreach) is tried, and the fastest is taken; it is listed
+  below each table. Compiled rows use sdpa, one part, fused. The user has to ask for experts by grouped_mm
+  (`experts_implementation`), and has to wait some minutes for the compiler. The layers for torch's pipelining are
+  split so that the rank with the head does not also have as many layers as the others.
 """
