@@ -23,7 +23,7 @@ from runtime.outcome import printable
 from runtime.strict_json import FormError, NoJsonError
 
 MANIFEST = "manifest.json"
-CACHE = "cache"  # entries of the build's own segments and orders, and no others: compiler/segments/cache.py
+CACHE = "cache"  # entries of this build's segments and orders, and no others: compiler/emit/segment_cache.py
 PACKAGES = ("dsc-trainer", "torch", "triton")  # whose versions decide what is emitted
 MAX_FILE_BYTES = 256 << 20  # programs of DeepSeek-V3 have some MB
 MAX_BYTES = 1 << 30  # of all files of a build

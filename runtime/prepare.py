@@ -1,6 +1,6 @@
 """Prepares the data of a run: `python -P -m runtime.prepare DATA_DIR OUT [--cache DIR] [--resume]`.
 
-The first line of stdin is a DataRequest in JSON (runtime/contract.py). Progress
+The first line of stdin is a DataRequest in JSON (runtime/contract/plan.py). Progress
 goes to stderr from the end of stdin on: until then somebody else says what is going on. To stdout goes an empty line as
 soon as the text is found, and at last {"folder": where the corpus is, "meta": its meta.json}. Exit codes: 0 prepared ·
 2 the data cannot be used · 75 the same, for a reason that may pass, such as a full disk. The request is the

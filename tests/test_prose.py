@@ -1,9 +1,11 @@
-"""Prose: how docstrings begin, where the links of pages lead, how long the README is."""
+"""Prose: how docstrings begin, where links lead, whether named paths exist, how long the README is."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ from dsl.reference.pages import slug
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
+PACKAGES = ["dsl", "compiler", "runtime", "benchmarks", "tests"]
+PATH = re.compile(r"(?<![\w./~-])(?:dsl|compiler|runtime|tests|benchmarks|specs|docs)/[\w./<>*{}-]*")
+PLACEHOLDER = re.compile(r"[<>*{}]|\bNAME\b")
 FRAGMENT = re.compile(r"(Of|As|The same|Whose|In which|What of)\b")  # none of these begins a statement
 
 
@@ -25,18 +30,50 @@ def headings(page: Path) -> set[str]:
     return {slug(line) for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
 
 
-@pytest.mark.parametrize("package", ["dsl", "compiler", "runtime", "benchmarks", "tests"])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_docstring_begins_as_a_fragment(package: str) -> None:
     """A docstring begins with a subject and a verb, or is a noun phrase that stands alone."""
     found = []
     for path in sorted((ROOT / package).rglob("*.py")):
         if "golden" in path.parts:  # emitted
             continue
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                text = ast.get_docstring(node)
-                if text and FRAGMENT.match(text):
-                    found.append(f"{path.relative_to(ROOT)}:{node.body[0].lineno} {text.splitlines()[0]}")
+        for line, text in docstrings(path):
+            if FRAGMENT.match(text):
+                found.append(f"{path.relative_to(ROOT)}:{line} {text.splitlines()[0]}")
+    assert not found, "\n".join(found)
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of every docstring of a file."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text:
+                yield node.body[0].lineno, text
+
+
+def comments(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of every comment of a file."""
+    with tokenize.open(path) as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+
+
+def missing(text: str) -> list[str]:
+    """Paths of the repository that a text names and that do not exist, except for patterns such as `<name>` or `*`."""
+    paths = (path.rstrip(".-") for path in PATH.findall(text))
+    return [path for path in paths if not PLACEHOLDER.search(path) and not (ROOT / path).exists()]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_paths_in_docstrings_and_comments_exist(package: str) -> None:
+    found = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        if "golden" in path.parts or not PATH.search(path.read_text("utf-8")):
+            continue
+        for line, text in (*docstrings(path), *comments(path)):
+            found += [f"{path.relative_to(ROOT)}:{line} {name}" for name in missing(text)]
     assert not found, "\n".join(found)
 
 
@@ -56,6 +93,21 @@ def test_links_lead_to_a_heading(page: Path) -> None:
         assert not anchor or anchor in headings(other), target
     used = set(re.findall(r"\[(E\d{4})\]", text))
     assert used <= set(re.findall(r"^\[(E\d{4})\]:", text, re.MULTILINE)) or page.name != "keys.md"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_in_pages_exist(page: Path) -> None:
+    """Paths between backquotes exist, except for files that an example of docs/extending.md makes."""
+    text = page.read_text("utf-8")
+    made = set(re.findall(r"^New file `([^`]+)`", text, re.MULTILINE))
+    code = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    found = {path for each in code for path in missing(each)}
+    assert found <= made, sorted(found - made)
+
+
+def test_a_path_that_is_not_there_is_found() -> None:
+    assert missing("see runtime/contract.py.") == ["runtime/contract.py"]
+    assert missing("dsl/load.py, specs/<name>.dsc, tests/ui/*.dsc, tests/ui/NAME.dsc; build/runtime/none.py") == []
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -1,4 +1,4 @@
-"""What a build's plan takes from the spec alone, as the runtime reads it (runtime/contract.py)."""
+"""What a build's plan takes from the spec alone, as the runtime reads it (runtime/contract/plan.py)."""
 
 from __future__ import annotations
 

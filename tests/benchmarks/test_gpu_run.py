@@ -18,12 +18,12 @@ import torch
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import facts, limits, parts, timing, training
+from benchmarks.gpu.arguments import reference
 from benchmarks.gpu.cases import CASES, Case, Goal
 from benchmarks.gpu.facts import digest, emitted
 from benchmarks.gpu.page import FACTS, PAGE, RESULTS, current, floor, page, reached
 from benchmarks.gpu.parts import PARTS, Report, run_parts
 from benchmarks.gpu.workers import run
-from runtime.ops import OPS
 
 ROOT = Path(__file__).parents[2]
 AGAIN = "run: python -m benchmarks.gpu --facts"
@@ -236,7 +236,7 @@ def test_a_kernel_is_timed_beside_others(monkeypatch: pytest.MonkeyPatch, name: 
     def each(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
         return {name: first(call) for name, call in calls.items()}
 
-    monkeypatch.setattr(timing, "emitted", lambda op, arguments, num_sms: OPS[op])
+    monkeypatch.setattr(timing, "emitted", lambda op, arguments, num_sms: reference(op))
     monkeypatch.setattr(timing, "first", first)
     monkeypatch.setattr(timing, "in_turn", each)
     task = next(task for task in timing.tasks() if task.get("name") == name)
