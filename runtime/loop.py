@@ -98,7 +98,7 @@ class Loop:
         machine = {"device": self.device, "transport": transport_in_use(trainer.links)}
         if rank == 0:
             self._begin(trainer, world, machine, events, say)
-        saves = Saves(self.build, self.run, self.corpus, world, board, machine, events, say)
+        saves = Saves(trainer, world, self.run, origin(self.build, self.corpus) | machine, events, say)
         metrics = Metrics(self.run, trainer.step, say) if rank == 0 else None
         trace = Trace(self.run, rank, trainer.step, run_copy.program_digest(self.build.files), say)
         measured = self.device != "cpu" or self.debugged
@@ -124,7 +124,7 @@ class Loop:
             if view:
                 view.poll(board)
             if due or (stop and not self._saves_nothing):
-                saves.save(trainer, row.get(LOSS), last=last or stop)
+                saves.save(row.get(LOSS), last=last or stop)
             if stop:
                 if rank == 0 and (asked := board.stop_request()):
                     by = "supervisor" if asked.rank < 0 else f"rank {asked.rank}"

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from runtime.contract import DataRequest
 from runtime.data.errors import DataError
@@ -40,19 +39,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args(argv)
     resumed = data_of_checkpoints(args.out.parent / "checkpoints") if args.resume else ()
-    told = Told()
+    notes = Notes()
     try:
         with open(0, "rb", buffering=0, closefd=False) as stdin:
             request = DataRequest.from_json(stdin.readline())
-        prepared = prepare(
-            *_inputs(request), args.data, args.out, told.progress, told.note, cache=args.cache, resumed=resumed
-        )
+        prepared = prepare(request, args.data, args.out, notes.progress, notes.note, cache=args.cache, resumed=resumed)
     except (DataError, OSError) as error:
-        told.error(f"error: {printable(str(error))}")
+        notes.error(f"error: {printable(str(error))}")
         return refusal_code(error)
-    told.found()
+    notes.found()
     print(json.dumps({"folder": str(prepared.folder), "meta": dict(prepared.meta)}), flush=True)
-    told.rest()
+    notes.rest()
     return 0
 
 
@@ -66,7 +63,7 @@ def prepare_here(request: DataRequest, data: Path, out: Path, resume: bool, say:
             said.add(text)
             say(f"data: {printable(text)}")
 
-    return prepare(*_inputs(request), data, out, lambda *_: None, once, resumed=resumed).folder
+    return prepare(request, data, out, lambda *_: None, once, resumed=resumed).folder
 
 
 def data_of_checkpoints(folder: Path) -> tuple[str, ...]:
@@ -87,15 +84,8 @@ def data_of_checkpoints(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: -found[name]))
 
 
-def _inputs(request: DataRequest) -> tuple[dict[str, Any], int, int]:
-    data, tokenizer = request.data, request.data.tokenizer
-    choice = tokenizer if isinstance(tokenizer, str) else {"train": tokenizer.vocab}
-    inputs = {"source": data.source, "tokenizer": choice, "validation": data.validation}
-    return inputs, request.vocab, request.seed
-
-
-class Told:
-    """What is said of the work: a line a phase, and on a terminal the percentage while it runs."""
+class Notes:
+    """What is said of the preparation: a line a phase, and on a terminal the percentage while it runs."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()

@@ -18,52 +18,48 @@ import torch
 import torch.distributed as dist
 
 from runtime import snapshot
-from runtime.build import Build
 from runtime.checkpoint import publish
 from runtime.checkpoint.retention import LOSS, Keep
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.events import Events
-from runtime.launch.heartbeat import Board
-from runtime.resume import origin
 from runtime.trainer import Trainer
 
 
 class Saves:
-    """Checkpoints that one rank saves.
+    """Checkpoints that one rank saves in the folder `run`, as its spec asks for them.
 
-    `machine`: the device and the transport in use. `say`: shows a line to the user.
+    `about`: what each of them says of the run, JSON. `say`: shows a line to the user.
     """
 
     def __init__(
         self,
-        build: Build,
-        run: Path,
-        corpus: Path,
+        trainer: Trainer,
         world: int,
-        board: Board,
-        machine: Mapping[str, str],
+        run: Path,
+        about: Mapping[str, Any],
         events: Events,
         say: Callable[[str], None],
     ) -> None:
-        self._build, self._run, self._corpus, self._world, self._board = build, run, corpus, world, board
-        self._machine, self._events, self._say = machine, events, say
-        self._spec = build.plan.train.checkpoint
-        spec = self._spec
-        self._keep = Keep(spec.keep, spec.best, spec.keep_every) if spec else Keep(1, 0, None)
+        self._trainer, self._run, self._about, self._events, self._say = trainer, run, about, events, say
+        self._spec = spec = trainer.plan.train.checkpoint
+        keep = Keep(spec.keep, spec.best, spec.keep_every) if spec else Keep(1, 0, None)
+        barrier = dist.barrier if world > 1 else lambda: None
+        self._publisher = publish.Publisher(run / "checkpoints", trainer.rank, world, barrier, keep)
 
     def due(self, step: int) -> bool:
         """Whether the spec asks for a checkpoint after a step that is not the last."""
         return self._spec is not None and step % self._spec.every == 0
 
-    def save(self, trainer: Trainer, validation_loss: float | None, *, last: bool) -> None:
+    def save(self, validation_loss: float | None, *, last: bool) -> None:
         """Save the state after a step; every rank calls it. `last`: there will be no other save of this process.
 
         Raises CheckpointError on all ranks if the save fails and is the last, or is not to fail.
         """
-        self._board.set_action("checkpoint")
+        trainer = self._trainer
+        trainer.board.set_action("checkpoint")
         start_s = time.perf_counter()
         try:
-            self._save(trainer, validation_loss)
+            self._save(validation_loss)
         except CheckpointError as error:
             if trainer.rank == 0:
                 self._events.write("save_failed", step=trainer.step, reason=str(error))
@@ -76,27 +72,15 @@ class Saves:
             return
         if trainer.rank == 0:
             seconds = round(time.perf_counter() - start_s, 3)
-            self._events.write("save", step=trainer.step, **_newest(self._run / "checkpoints"), seconds=seconds)
+            self._events.write("save", step=trainer.step, **_newest(self._publisher.folder), seconds=seconds)
 
-    def _save(self, trainer: Trainer, validation_loss: float | None) -> None:
+    def _save(self, validation_loss: float | None) -> None:
+        trainer = self._trainer
         loads = {name: load.tolist() for name, load in trainer.loads.items()}
-        meta = (
-            origin(self._build, self._corpus)
-            | dict(self._machine)
-            | {"threads": torch.get_num_threads(), "loads": loads}
-        )
+        meta = {**self._about, "threads": torch.get_num_threads(), "loads": loads}
         meta |= {"position": trainer.position.to_json()}
         meta |= {LOSS: validation_loss} if validation_loss is not None and math.isfinite(validation_loss) else {}
-        publish.save(
-            self._run / "checkpoints",
-            trainer.step,
-            snapshot.take(trainer.state, trainer.plan, trainer.rank),
-            trainer.rank,
-            self._world,
-            meta,
-            dist.barrier if self._world > 1 else lambda: None,
-            self._keep,
-        )
+        self._publisher.save(trainer.step, snapshot.take(trainer.state, trainer.plan, trainer.rank), meta)
         if trainer.rank == 0 and loads:
             try:
                 _replace(self._run / "load.json", json.dumps({"load": list(loads.values())}) + "\n")

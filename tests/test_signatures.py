@@ -24,10 +24,7 @@ NUMERICS = (
 )
 # Functions that take more, with the reason.
 LONGER = {
-    "runtime/checkpoint/publish.py:save": "what a checkpoint is of, where it goes, and how the ranks meet",
-    "runtime/data/prepare.py:prepare": "what a corpus is made of, where it goes, and who is told",
     "runtime/launch/launcher.py:launch": "the options of a supervisor",
-    "runtime/saves.py:__init__": "the parts of a run that are saved together",
     "runtime/trainer.py:__init__": "the parts of a trainer",
 }
 MEMOS = ("made", "best", "written", "told", "known", "codes", "kept", "cached", "memo")

@@ -41,7 +41,7 @@ from runtime.checkpoint.shard_manifest import (
 )
 from runtime.outcome import printable
 
-__all__ = ["MANIFEST", "Checkpoint", "CheckpointError", "Keep", "Part", "latest", "load", "published", "save"]
+__all__ = ["MANIFEST", "Checkpoint", "CheckpointError", "Keep", "Part", "Publisher", "latest", "load", "published"]
 
 LATEST = "LATEST"
 SEE_ITS_LOG = "see its log"
@@ -60,43 +60,78 @@ class Part:
 ShardData: TypeAlias = Mapping[str, Tensor | Part]
 
 
-def save(
-    folder: Path,
-    step: int,
-    shard: ShardData,
-    rank: int,
-    world: int,
-    meta: Mapping[str, Any],
-    barrier: Callable[[], None],
-    keep: Keep,
-) -> None:
-    """Publish a checkpoint of `step` in `folder`; every rank calls it with the tensors it answers for.
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """What one rank of `world` saves checkpoints with. Ranks share the file system, and meet at `barrier`.
 
-    Every element of every logical tensor is given by exactly one rank (names such as `weight/layers.0.ffn.up`). `meta`
-    (JSON, of rank 0) is kept with it; `keep` says which checkpoints stay. If any rank cannot write, all ranks raise
-    CheckpointError and no checkpoint has changed. Ranks share the file system. ValueError for a bad name or meta.
+    `keep` says which checkpoints stay in `folder` beside a new one.
     """
-    assert step >= 0 and 0 <= rank < world
-    render(Manifest(step, 1, meta, ()))  # meta and names are refused before any file is made
-    entries = {e: tensor for name, tensor in shard.items() if (e := _entry(name, tensor)).count or not e.num_elements}
-    temporary = f".tmp-{step}"
-    place = folder / temporary
-    error = _attempt(folder, lambda: _prepare(folder, temporary)) if rank == 0 else ""
-    barrier()
-    if not _is_folder(place):
-        raise CheckpointError(error or f"rank 0 could not make {place}", of_peer=not error)
-    error = error or _attempt(place / shard_file(rank), lambda: _write_shard(place, rank, entries))
-    barrier()
-    if rank == 0 and not error:
-        error = _attempt(folder, lambda: _publish(folder, temporary, step, world, meta, keep))
-    barrier()
-    failed = _is_folder(place)  # not renamed: every rank sees it, none needs to be told
-    barrier()  # all have looked
-    if failed:
-        if rank == 0:
-            _attempt(folder, lambda: _remove(folder, temporary))
-        others = f"{folder}: the checkpoint of step {step} was not written; see other ranks' logs"
-        raise CheckpointError(error or others, of_peer=not error or error.endswith(SEE_ITS_LOG))
+
+    folder: Path
+    rank: int
+    world: int
+    barrier: Callable[[], None]
+    keep: Keep
+
+    def save(self, step: int, shard: ShardData, meta: Mapping[str, Any]) -> None:
+        """Publish a checkpoint of `step`; every rank calls it with the tensors it answers for.
+
+        Every element of every logical tensor is given by exactly one rank (names such as `weight/layers.0.ffn.up`).
+        `meta` (JSON, of rank 0) is a part of it. If any rank cannot write, all ranks raise CheckpointError and no
+        checkpoint has changed. ValueError for a bad name or meta.
+        """
+        assert step >= 0 and 0 <= self.rank < self.world
+        render(Manifest(step, 1, meta, ()))  # meta and names are refused before any file is made
+        entries = {e: t for name, t in shard.items() if (e := _entry(name, t)).count or not e.num_elements}
+        folder, rank, temporary = self.folder, self.rank, f".tmp-{step}"
+        place = folder / temporary
+        error = _attempt(folder, lambda: _prepare(folder, temporary)) if rank == 0 else ""
+        self.barrier()
+        if not _is_folder(place):
+            raise CheckpointError(error or f"rank 0 could not make {place}", of_peer=not error)
+        error = error or _attempt(place / shard_file(rank), lambda: _write_shard(place, rank, entries))
+        self.barrier()
+        if rank == 0 and not error:
+            error = _attempt(folder, lambda: self._publish(temporary, step, meta))
+        self.barrier()
+        failed = _is_folder(place)  # not renamed: every rank sees it, none needs to be told
+        self.barrier()  # all have looked
+        if failed:
+            if rank == 0:
+                _attempt(folder, lambda: _remove(folder, temporary))
+            others = f"{folder}: the checkpoint of step {step} was not written; see other ranks' logs"
+            raise CheckpointError(error or others, of_peer=not error or error.endswith(SEE_ITS_LOG))
+
+    def _publish(self, temporary: str, step: int, meta: Mapping[str, Any]) -> None:
+        """Write the manifest and rename, on rank 0; from there on the new one stands, and only then old ones go."""
+        folder = self.folder
+        found, _ = published(folder)
+        with files.open_folder(folder, follow=True) as opened, files.open_folder(folder / temporary) as inner:
+            shards = tuple(_read_note(inner, rank) for rank in range(self.world))
+            check_complete(shards)
+            serial = max((c.manifest.serial for c in found), default=0) + 1
+            files.create(inner, MANIFEST, [render(Manifest(step, serial, meta, shards)).encode()])
+            for rank in range(self.world):
+                files.unlink(inner, f"note.{rank}.json")
+            files.sync(inner)
+            name = _free_name(files.names(opened), step)
+            files.rename(opened, temporary, name)
+            if problem := _attempt(folder, lambda: self._retire(opened, name)):
+                text = f"checkpoint {name} is written, but older ones were not removed: {problem}"
+                print(printable(text), file=sys.stderr)
+
+    def _retire(self, opened: int, name: str) -> None:
+        """Make the rename last, point LATEST to it, read it back, and remove those that do not stay."""
+        files.sync(opened)
+        files.replace(opened, LATEST, name + "\n")
+        files.sync(opened)
+        old = [checkpoint.path.name for checkpoint in self.keep.retired(published(self.folder)[0])]
+        for each in old:
+            files.rename(opened, each, f".purge-{each}")
+        if old:
+            files.sync(opened)  # else a loss of power may show half of one under its published name
+        for each in old:
+            files.remove(opened, f".purge-{each}")
 
 
 def _attempt(place: Path, action: Callable[[], None]) -> str:
@@ -174,25 +209,6 @@ def _bytes(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def _publish(folder: Path, temporary: str, step: int, world: int, meta: Mapping[str, Any], keep: Keep) -> None:
-    """Rank 0: the manifest, then the rename; from there on the new checkpoint stands, and only then old ones go."""
-    found, _ = published(folder)
-    with files.open_folder(folder, follow=True) as opened, files.open_folder(folder / temporary) as made:
-        shards = tuple(_read_note(made, rank) for rank in range(world))
-        check_complete(shards)
-        serial = max((c.manifest.serial for c in found), default=0) + 1
-        files.create(made, MANIFEST, [render(Manifest(step, serial, meta, shards)).encode()])
-        for rank in range(world):
-            files.unlink(made, f"note.{rank}.json")
-        files.sync(made)
-        name = _free_name(files.names(opened), step)
-        files.rename(opened, temporary, name)
-        if problem := _attempt(folder, lambda: _retire(folder, opened, name, keep)):
-            print(
-                printable(f"checkpoint {name} is written, but older ones were not removed: {problem}"), file=sys.stderr
-            )
-
-
 def _read_note(folder: int, rank: int) -> Shard:
     try:
         with files.open_file(folder, f"note.{rank}.json") as file:
@@ -212,17 +228,3 @@ def _free_name(taken: list[str], step: int) -> str:
         again += 1
         name = f"step-{step:08d}.{again}"
     return name
-
-
-def _retire(folder: Path, opened: int, name: str, keep: Keep) -> None:
-    """Make the rename last, point LATEST to it, read it back, and remove those that do not stay."""
-    files.sync(opened)
-    files.replace(opened, LATEST, name + "\n")
-    files.sync(opened)
-    old = [checkpoint.path.name for checkpoint in keep.retired(published(folder)[0])]
-    for each in old:
-        files.rename(opened, each, f".purge-{each}")
-    if old:
-        files.sync(opened)  # else a loss of power may show half of one under its published name
-    for each in old:
-        files.remove(opened, f".purge-{each}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 import tokenizers
 
+from runtime.contract import DataRequest
 from runtime.data import corpus, encode, store, tokenizer
 from runtime.data.corpus import SourceFile
 from runtime.data.encode import Progress, Tokens
@@ -40,9 +41,7 @@ class Prepared:
 
 
 def prepare(
-    data: Mapping[str, Any],
-    vocab: int,
-    seed: int,
+    request: DataRequest,
     spec_folder: Path,
     out: Path,
     progress: Progress,
@@ -51,32 +50,34 @@ def prepare(
     cache: Path | None = None,
     resumed: Sequence[str] = (),
 ) -> Prepared:
-    """The prepared corpus of `data` = {"source": text, "tokenizer": {"train": size} or path, "validation": fraction}.
+    """Return the prepared corpus of a request; files that it names are found from `spec_folder`.
 
-    `vocab` is the model's; the tokenizer's may be smaller. `progress(phase, done, total)` is called with the phases
-    "read", "tokenizer", and "encode" or "divide"; `say` with what else there is to know. Nothing is written outside
-    `out` and `cache`, a folder that runs share. `resumed`: the sha256 of the data that the checkpoints of this run
-    name, the newest first: if it was prepared for equal arguments and is whole, it is used, and the text is not opened.
-    Raises DataError for what the user must mend.
+    The request's `vocab` is the model's; the tokenizer's may be smaller. `progress(phase, done, total)` is called with
+    the phases "read", "tokenizer", and "encode" or "divide"; `say` with what else there is to know. Nothing is written
+    outside `out` and `cache`, a folder that runs share. `resumed`: the sha256 of the data that the checkpoints of this
+    run name, the newest first: if it was prepared for an equal request and is whole, it is used, and the text is not
+    opened. Raises DataError for what the user must mend.
     """
-    source, choice, fraction = _checked(data, vocab)
-    request = {"source": source, "tokenizer": choice, "validation": fraction, "seed": seed, "vocab": vocab}
+    wanted, vocab = request.data.tokenizer, request.vocab
+    if not isinstance(wanted, str) and wanted.vocab > vocab:
+        raise DataError(f"tokenizer = train({wanted.vocab}): more tokens than the model's vocab = {vocab}")
+    asked = _asked(request)
     damaged: Path | None = None
     if resumed and out.is_dir():
         with store.run_lock(out, say):
-            prepared, damaged = _own(out, request, resumed, cache)
+            prepared, damaged = _of_checkpoints(out, asked, resumed, cache)
         if prepared is not None:
             say(f"from {out}, verified; the text is not read again")
             return prepared
     try:
-        task = _task(source, choice, fraction, seed, vocab, spec_folder, progress)
+        task = _task(request, spec_folder, progress)
     except (DataError, OSError) as error:
         if damaged is None:
             raise
         raise DataError(f"{error}; and {damaged}, which this run was trained on, is damaged") from None
     out.mkdir(parents=True, exist_ok=True)
     cache = _usable(cache, say)
-    about = {"source": source, "skipped": task.skipped, "request": request}
+    about = {"source": request.data.source, "skipped": task.skipped, "request": asked}
     with store.run_lock(out, say):
         folder = out / task.key
         if (meta := store.verified(folder)) is not None:
@@ -111,14 +112,16 @@ def _usable(cache: Path | None, say: Say) -> Path | None:
     return cache
 
 
-def _own(out: Path, request: Meta, resumed: Sequence[str], cache: Path | None) -> tuple[Prepared | None, Path | None]:
+def _of_checkpoints(
+    out: Path, asked: Meta, resumed: Sequence[str], cache: Path | None
+) -> tuple[Prepared | None, Path | None]:
     """The data of this run that its checkpoints name, if it was asked for by an equal request; and a folder that is
     damaged, and not in the cache either."""
     damaged = None
     metas = {folder: meta for folder in store.folders(out) if (meta := store.meta_of(folder)) is not None}
     for sha256 in resumed:
         for folder, meta in metas.items():
-            if meta.get("sha256") != sha256 or meta.get("request") != request:
+            if meta.get("sha256") != sha256 or meta.get("request") != asked:
                 continue
             if store.verified(folder) is not None:
                 about = {name: meta[name] for name in store.ABOUT}
@@ -130,16 +133,12 @@ def _own(out: Path, request: Meta, resumed: Sequence[str], cache: Path | None) -
     return None, damaged
 
 
-def _checked(data: Mapping[str, Any], vocab: int) -> tuple[str, Any, float]:
-    source, choice, fraction = data["source"], data["tokenizer"], data["validation"]
-    assert isinstance(source, str) and isinstance(fraction, int | float)
-    if isinstance(choice, Mapping):
-        assert set(choice) == {"train"} and isinstance(choice["train"], int)
-        if choice["train"] > vocab:
-            raise DataError(f"tokenizer = train({choice['train']}): more tokens than the model's vocab = {vocab}")
-        return source, {"train": choice["train"]}, float(fraction)
-    assert isinstance(choice, str)
-    return source, choice, float(fraction)
+def _asked(request: DataRequest) -> Meta:
+    """What meta.json says of a request."""
+    data = request.data
+    choice = data.tokenizer if isinstance(data.tokenizer, str) else {"train": data.tokenizer.vocab}
+    asked = {"source": data.source, "tokenizer": choice, "validation": float(data.validation)}
+    return asked | {"seed": request.seed, "vocab": request.vocab}
 
 
 # ---------------------------------------------------------------- what is to be made
@@ -160,12 +159,12 @@ class _Task:
     progress: Progress
 
     def check(self, meta: Meta) -> None:
-        """Raises DataError if the tokenizer of a folder has more tokens than the model."""
+        """Raise DataError if the tokenizer of a folder has more tokens than the model."""
         if not isinstance(self.tokenizer, int):
             encode.check_vocab(self.tokenizer[0], meta["tokenizer"]["vocab"], self.vocab)
 
     def build(self, where: Path, folder: Path) -> dict[str, Any]:
-        """Writes the shards into `folder`, and returns what meta.json says of them. Beside it, in `where`, may be the
+        """Write the shards into `folder`, and return what meta.json says of them. Beside it, in `where`, may be the
         same text with the same tokenizer, divided otherwise."""
         with self._tokens(where) as tokens:
             found = encode.write_shards(folder, self.files, self.divided, tokens, self.progress)
@@ -185,22 +184,26 @@ class _Task:
                 yield tokens
 
 
-def _task(
-    source: str, choice: Any, fraction: float, seed: int, vocab: int, spec_folder: Path, progress: Progress
-) -> _Task:
-    """Finds the text and the tokenizer, and divides the text."""
-    found = corpus.find(source, spec_folder)
-    divided = split(found.files, fraction, seed)
+def _task(request: DataRequest, spec_folder: Path, progress: Progress) -> _Task:
+    """Find the text and the tokenizer, and divide the text."""
+    wanted, fraction = request.data.tokenizer, float(request.data.validation)
+    found = corpus.find(request.data.source, spec_folder)
+    divided = split(found.files, fraction, request.seed)
     progress("read", 0, 1)
-    content = b"" if isinstance(choice, Mapping) else tokenizer.read(spec_folder / choice)
-    seed = seed if fraction else 0  # which decides nothing where all is trained on
+    seed = request.seed if fraction else 0  # which decides nothing where all is trained on
     division = [fraction, seed]
-    named = [choice, *division] if isinstance(choice, Mapping) else hashlib.sha256(content).hexdigest()
+    using: int | tuple[Path, bytes]
+    named: object
+    if isinstance(wanted, str):
+        using = (spec_folder / wanted, tokenizer.read(spec_folder / wanted))
+        named = hashlib.sha256(using[1]).hexdigest()
+    else:
+        using = wanted.vocab
+        named = [{"train": wanted.vocab}, *division]
     text_key = _hash([FORMAT, tokenizers.__version__, corpus.digest(found.files), named])[:16]
     key = f"{text_key}-{_hash(division)[:8]}"
     progress("read", 1, 1)
-    using = choice["train"] if isinstance(choice, Mapping) else (spec_folder / choice, content)
-    return _Task(found.files, dict(found.skipped), divided, seed, vocab, using, text_key, key, progress)
+    return _Task(found.files, dict(found.skipped), divided, seed, request.vocab, using, text_key, key, progress)
 
 
 def _hash(parts: Sequence[object]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtime.contract import Data, DataRequest, TrainedTokenizer
 from runtime.data.prepare import Prepared, prepare
 
 WORDS = (
@@ -26,6 +28,8 @@ WORDS = (
     "in",
 )
 
+CORPUS = Data("corpus/**/*.txt", TrainedTokenizer(320), 0.2)  # of the folder below
+
 
 @pytest.fixture
 def spec_folder(tmp_path: Path) -> Path:
@@ -41,7 +45,7 @@ def spec_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def prepared(spec_folder: Path, tmp_path: Path) -> Callable[..., Prepared]:
     def run(out: Path = tmp_path / "data", *, vocab: int = 400, seed: int = 7, **data: Any) -> Prepared:
-        described = {"source": "corpus/**/*.txt", "tokenizer": {"train": 320}, "validation": 0.2} | data
-        return prepare(described, vocab, seed, spec_folder, out, lambda phase, done, total: None)
+        request = DataRequest(replace(CORPUS, **data), vocab, seed)
+        return prepare(request, spec_folder, out, lambda phase, done, total: None)
 
     return run

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtime.contract import DataRequest, TrainedTokenizer
 from runtime.data import encode, store
 from runtime.data.errors import DataError
 from runtime.data.given import Given
 from runtime.data.prepare import Prepared, prepare
 from runtime.data.words import Encoder
+from tests.data.conftest import CORPUS
 
 
 class Preparing:
@@ -37,12 +40,10 @@ class Preparing:
         **data: Any,
     ) -> Prepared:
         self.encoded, self.trained, self.said = 0, 0, []
-        described = {"source": "corpus/**/*.txt", "tokenizer": {"train": 320}, "validation": 0.2} | data
+        request = DataRequest(replace(CORPUS, **data), 400, seed)
         out, cache = self.folder / "runs" / run / "data", self.cache if cached else None
         return prepare(
-            described,
-            400,
-            seed,
+            request,
             self.folder / spec,
             out,
             lambda *_: None,
@@ -198,11 +199,18 @@ def test_a_run_goes_on_without_a_cache_that_cannot_be(preparing: Preparing) -> N
 
 
 def test_the_vocabulary_bounds_an_entry_too(preparing: Preparing, spec_folder: Path) -> None:
-    data = {"source": "corpus/**/*.txt", "tokenizer": _given(preparing), "validation": 0.2}
-    preparing("first", **data)
+    given = _given(preparing)
+    preparing("first", tokenizer=given)
+    request = DataRequest(replace(CORPUS, tokenizer=given), 319, 7)
     for seed in (7, 8):
         with pytest.raises(DataError, match=r"own\.json: 320 tokens, more than the model's 319"):
-            prepare(data, 319, seed, spec_folder, preparing.folder / "out", lambda *_: None, cache=preparing.cache)
+            prepare(
+                replace(request, seed=seed),
+                spec_folder,
+                preparing.folder / "out",
+                lambda *_: None,
+                cache=preparing.cache,
+            )
 
 
 # ---------------------------------------------------------------- the data of a run that goes on
@@ -223,7 +231,7 @@ def test_the_text_is_not_opened(preparing: Preparing) -> None:
 
 def test_another_data_block_is_prepared_anew(preparing: Preparing) -> None:
     first = preparing("run")
-    for other in ({"seed": 8}, {"validation": 0.3}, {"tokenizer": {"train": 321}}, {"source": "corpus/*.txt"}):
+    for other in ({"seed": 8}, {"validation": 0.3}, {"tokenizer": TrainedTokenizer(321)}, {"source": "corpus/*.txt"}):
         found = preparing("run", resumed=[first.meta["sha256"]], **other)
         assert found.folder != first.folder and preparing.encoded > 0
         shutil.rmtree(found.folder)

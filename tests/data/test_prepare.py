@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.contract import Data, DataRequest, TrainedTokenizer
 from runtime.data import tokenizer
 from runtime.data.corpus import SourceFile, documents, find
 from runtime.data.errors import DataError
@@ -27,9 +28,10 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 from pathlib import Path
+from runtime.contract import Data, DataRequest, TrainedTokenizer
 from runtime.data.prepare import prepare
-data = {"source": "corpus/**/*.txt", "tokenizer": {"train": 320}, "validation": 0.2}
-found = prepare(data, 400, 7, Path(sys.argv[2]), Path(sys.argv[1]), lambda phase, done, total: None)
+request = DataRequest(Data("corpus/**/*.txt", TrainedTokenizer(320), 0.2), 400, 7)
+found = prepare(request, Path(sys.argv[2]), Path(sys.argv[1]), lambda phase, done, total: None)
 print(found.folder.name, found.reused)
 """
 
@@ -114,7 +116,7 @@ def test_a_given_tokenizer(prepared: Prepare, spec_folder: Path) -> None:
 
 def test_the_key_follows_every_input(prepared: Prepare, spec_folder: Path) -> None:
     keys = {prepared().folder.name, prepared(seed=8).folder.name, prepared(validation=0.3).folder.name}
-    keys |= {prepared(tokenizer={"train": 321}).folder.name, prepared(source="corpus/*.txt").folder.name}
+    keys |= {prepared(tokenizer=TrainedTokenizer(321)).folder.name, prepared(source="corpus/*.txt").folder.name}
     (spec_folder / "corpus/text00.txt").write_text("changed " * 50)
     keys.add(prepared().folder.name)
     assert len(keys) == 6
@@ -186,8 +188,8 @@ def test_processes_at_the_same_time_make_it_once(spec_folder: Path, tmp_path: Pa
 
 def test_progress_reaches_its_end_in_every_phase(spec_folder: Path, tmp_path: Path) -> None:
     calls: list[tuple[str, int, int]] = []
-    data = {"source": "corpus/*.txt", "tokenizer": {"train": 300}, "validation": 0.2}
-    prepare(data, 300, 1, spec_folder, tmp_path / "data", lambda *call: calls.append(call))
+    request = DataRequest(Data("corpus/*.txt", TrainedTokenizer(300), 0.2), 300, 1)
+    prepare(request, spec_folder, tmp_path / "data", lambda *call: calls.append(call))
     for phase in ("read", "tokenizer", "encode"):
         done = [(done, total) for name, done, total in calls if name == phase]
         assert done[-1][0] == done[-1][1] > 0 and done == sorted(done)
@@ -195,8 +197,8 @@ def test_progress_reaches_its_end_in_every_phase(spec_folder: Path, tmp_path: Pa
 
 def test_the_standard_library(tmp_path: Path) -> None:
     """The quickstart's corpus, whole: 3.5M tokens on CPython 3.11."""
-    data = {"source": "python_stdlib", "tokenizer": {"train": 4096}, "validation": 0.05}
-    found = prepare(data, 4096, 1, tmp_path / "unused", tmp_path / "data", lambda *call: None)
+    request = DataRequest(Data("python_stdlib", TrainedTokenizer(4096), 0.05), 4096, 1)
+    found = prepare(request, tmp_path / "unused", tmp_path / "data", lambda *call: None)
     meta = found.meta
     assert meta["tokenizer"]["vocab"] == 4096
     assert meta["splits"]["train"]["tokens"] > 2_000_000 and meta["splits"]["validation"]["tokens"] > 30_000

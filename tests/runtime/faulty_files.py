@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from runtime.checkpoint.publish import Keep, Part, save
+from runtime.checkpoint.publish import Keep, Part, Publisher
 
 MUTATING = ("open", "mkdir", "write", "fsync", "rename", "unlink", "rmdir")
 
@@ -81,14 +81,15 @@ def save_all(
     keep: int | Keep = 1,
     meta: Mapping[str, Any] | None = None,
 ) -> list[BaseException | None]:
-    """`save` on one thread a rank: what each raised. A barrier that breaks is the end of the process."""
+    """Save on one thread a rank: what each raised. A barrier that breaks is the end of the process."""
     world, keeping = len(shards), Keep(keep) if isinstance(keep, int) else keep
     barrier = threading.Barrier(world)
     raised: list[BaseException | None] = [None] * world
 
     def rank_thread(rank: int) -> None:
         try:
-            save(folder, step, shards[rank], rank, world, meta or {"of": step}, lambda: void(barrier.wait()), keeping)
+            publisher = Publisher(folder, rank, world, lambda: void(barrier.wait()), keeping)
+            publisher.save(step, shards[rank], meta or {"of": step})
         except BaseException as error:
             raised[rank] = error
             if isinstance(error, Killed):
