@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.comm.collective import CollectiveLinks
-from runtime.comm.connect import connect
+from runtime.comm.connect import Endpoint
 from runtime.comm.transport import Links, Wanted, channels
 from runtime.contract import Mesh
 from runtime.launch.heartbeat import Board
@@ -81,7 +81,7 @@ def of_rank(rank: int, world: int) -> dict[str, list[list[float]]]:
     wanted = Wanted(
         channels(Mesh(pp=world, dp=1, ep=1, tp=1, cp=1), edges, [holders]), {"flat": (holders, 4 * GRADIENTS)}
     )
-    memory: Links = connect(rank, wanted, CPU, 60.0, False, "memory")
+    memory: Links = Endpoint(CPU, "memory", 60.0).connect(rank, wanted)
     gloo: Links = CollectiveLinks(rank, wanted, 60.0, False)
     flat = memory.flat("flat", GRADIENTS, torch.float32)
     assert flat is not None

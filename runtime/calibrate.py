@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.comm.connect import connect
+from runtime.comm.connect import Endpoint
 from runtime.comm.transport import Wanted, channels
 from runtime.contract import Mesh
 from runtime.device import BACKENDS, choose, take
@@ -43,7 +43,6 @@ LAUNCHES = 100  # of an op on so few elements that it computes nothing to speak 
 EMPTY_ELEMENTS = 8
 TRANSFER_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
 TRANSFER_ROUNDS = 12
-TIMEOUT_S = 600.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -213,7 +212,7 @@ def measure_transfers(device: torch.device, world: int, board: Board) -> dict[st
     rank, everyone = dist.get_rank(), tuple(range(world))
     mesh = Mesh(pp=world, dp=1, ep=world, tp=1, cp=1)
     flats = {f"flat {size}": (everyone, size) for size in TRANSFER_BYTES}
-    links = connect(rank, Wanted(channels(mesh, [(0, 1), (1, 0)], [everyone]), flats), device, TIMEOUT_S, checked=False)
+    links = Endpoint(device).connect(rank, Wanted(channels(mesh, [(0, 1), (1, 0)], [everyone]), flats))
     there, back = (links.edge(*ends) if rank < 2 else None for ends in ((0, 1), (1, 0)))
     swap = links.swap(everyone)
     assert swap is not None, "transfers are between several ranks"

@@ -17,7 +17,7 @@ from runtime import bad_batches, ledger, run_copy, snapshot
 from runtime.build import Build
 from runtime.checkpoint.loading import Checkpoint
 from runtime.checkpoint.retention import LOSS
-from runtime.comm.connect import Transport, expected_transport, transport_in_use
+from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, expected_transport, transport_in_use
 from runtime.data.samples import Samples
 from runtime.device import BACKENDS, take
 from runtime.events import Events
@@ -32,7 +32,7 @@ from runtime.rate import last_step
 from runtime.resume import difference, not_bit_for_bit, origin
 from runtime.saves import Saves
 from runtime.trace import Trace
-from runtime.trainer import EXTRA_TOKENS, PEER_TIMEOUT_S, NotFiniteError, Trainer
+from runtime.trainer import EXTRA_TOKENS, NotFiniteError, Trainer
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,9 @@ class Loop:
     def rank(self, rank: int, world: int, board: Board, view: Progress | None = None) -> None:
         """Train to the end; the target of a launch. `view`: shown by this rank, where no supervisor does."""
         train = self.build.plan.train
-        device = take(self.device, rank)
         samples, validation = self._samples("train"), self._validation()
-        trainer = Trainer(
-            self.build, rank, samples, validation, board, device, self._timeout_s, transport=self.transport
-        )
+        endpoint = Endpoint(take(self.device, rank), self.transport, self._timeout_s)
+        trainer = Trainer(self.build, rank, samples, validation, board, endpoint)
         trainer.position = self.position
         if self.resume is not None:
             board.set_action("load checkpoint")

@@ -256,6 +256,7 @@ def _train(build: Build, options: Options, corpus: Path) -> int:
     from runtime.device import BACKENDS
     from runtime.events import Events
     from runtime.launch.launcher import launch
+    from runtime.launch.rank_watch import Supervision
 
     _check_run_folder(options)  # again: another run may have been here while the data was prepared
     loop = _loop(build, options, corpus, _say)
@@ -264,14 +265,14 @@ def _train(build: Build, options: Options, corpus: Path) -> int:
         return 0
     view = loop.progress()
     events = Events(options.run)
+    supervision = Supervision(watch, None) if loop.debugged else Supervision(view.poll, options.hang_timeout_s)
     try:
         with terminal_restored() if loop.debugged else nullcontext():
             outcome = launch(
                 loop.rank,
                 _world(build),
                 folder=options.run,
-                on_poll=watch if loop.debugged else view.poll,
-                hang_timeout_s=None if loop.debugged else options.hang_timeout_s,
+                supervision=supervision,
                 backend=BACKENDS[loop.device],
                 debugged=options.debug,
                 is_locked=True,

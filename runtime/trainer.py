@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runtime import contract, optimizer
 from runtime.build import Build
-from runtime.comm.connect import Transport, connect
+from runtime.comm.connect import Endpoint
 from runtime.comm.transport import Exchange, Links, Wanted, channels
 from runtime.executor import Board, Executor
 from runtime.ledger import Ledger
@@ -27,8 +27,7 @@ from runtime.rate import batch_at, learning_rate, value_at
 from runtime.state import DTYPES, State, build_state, shared_flats
 from runtime.trace import Span
 
-CPU = torch.device("cpu")
-PEER_TIMEOUT_S = 600.0
+ON_CPU = Endpoint()
 EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
 
 
@@ -55,7 +54,7 @@ class NotFiniteError(RuntimeError):
 
 
 class Trainer:
-    """State of one rank. `train` and `validation` give samples; `checked` verifies every message (tests)."""
+    """State of one rank. `train` and `validation` give samples; `endpoint`: its device, and how it talks."""
 
     def __init__(
         self,
@@ -64,21 +63,18 @@ class Trainer:
         train: Source,
         validation: Source | None,
         board: Board,
-        device: torch.device = CPU,
-        timeout_s: float = PEER_TIMEOUT_S,
-        checked: bool = False,
-        transport: Transport = "auto",
+        endpoint: Endpoint = ON_CPU,
     ) -> None:
         plan = build.plan
         mesh = plan.mesh
-        self.plan, self.rank, self.board, self.device = plan, rank, board, device
+        self.plan, self.rank, self.board, self.device = plan, rank, board, endpoint.device
         self.train_source, self.validation_source = train, validation
         self.pp_rank, self.dp_rank = divmod(rank, mesh.dp)
         self.calls = {name: program.ranks[self.pp_rank] for name, program in build.programs.items()}
         self.bodies = build.bodies(self.pp_rank)
         wanted = Wanted(channels(mesh, plan.edges, (b.holders for b in plan.buckets)), shared_flats(plan))
-        self.links = connect(rank, wanted, device, timeout_s, checked, transport)
-        self.state: State = build_state(plan, rank, device, self.links.flat)
+        self.links = endpoint.connect(rank, wanted)
+        self.state: State = build_state(plan, rank, self.device, self.links.flat)
         self.recipe = plan.train.optimizer
         self.layers = plan.moe_layers
         self.update = update_of(self.recipe.kind, build.path(f"kernels/{self.recipe.kind}.py"))

@@ -22,11 +22,6 @@ NUMERICS = (
     "benchmarks/gpu/libraries.py",
     "benchmarks/gpu/peers.py",
 )
-# Functions that take more, with the reason.
-LONGER = {
-    "runtime/launch/launcher.py:launch": "the options of a supervisor",
-    "runtime/trainer.py:__init__": "the parts of a trainer",
-}
 MEMOS = ("made", "best", "written", "told", "known", "codes", "kept", "cached", "memo")
 MUTABLE = ("dict", "defaultdict", "Counter", "set", "list", "MutableMapping", "MutableSet", "MutableSequence")
 
@@ -52,7 +47,7 @@ def parameters(function: ast.FunctionDef) -> list[ast.arg]:
 def test_functions_take_less_than_eight_parameters() -> None:
     long = {name for name, function in FUNCTIONS if len(parameters(function)) > MOST}
     named = {name for name in long if not name.startswith(NUMERICS)}
-    assert not named - LONGER.keys(), "make it a method of a value that owns what it takes, or say here why not"
+    assert not named, "make it a method of a value that owns what it takes"
 
 
 def test_no_parameter_is_a_memo_by_its_name() -> None:

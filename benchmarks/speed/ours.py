@@ -20,6 +20,7 @@ from runtime.build import Build
 from runtime.data.samples import Samples
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
+from runtime.launch.rank_watch import Supervision
 from runtime.trainer import EXTRA_TOKENS, Trainer
 
 
@@ -43,7 +44,7 @@ def main() -> int:
         serve(args.wire, step, {"threads": torch.get_num_threads(), "processes": world}, rank, world)
 
     with tempfile.TemporaryDirectory(prefix="dsc-speed-") as folder:
-        outcome = launch(target, mesh.world, folder=Path(folder), hang_timeout_s=None)
+        outcome = launch(target, mesh.world, folder=Path(folder), supervision=Supervision(hang_timeout_s=None))
         if not outcome.ok:
             print(f"{outcome}\n{outcome.detail}")
             print(*(log.read_text("utf-8") for log in sorted((Path(folder) / "logs").iterdir())), sep="\n")

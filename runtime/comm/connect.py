@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
@@ -20,19 +20,43 @@ from runtime.comm.staged import StagedLinks
 from runtime.comm.transport import Alone, Links, Wanted
 
 Transport = Literal["auto", "memory", "gloo"]  # gloo: torch.distributed, NCCL on GPUs
+CPU = torch.device("cpu")
+PEER_TIMEOUT_S = 600.0
 
 
-def connect(
-    rank: int, wanted: Wanted, device: torch.device, timeout_s: float, checked: bool, transport: Transport = "auto"
-) -> Links:
-    """The channels of `rank`; a collective of the world. OSError: `memory` was asked for, and is not shared."""
-    if not dist.is_initialized():
-        return Alone()
-    staged = device.type != "cpu" and dist.get_backend() == "gloo"  # ranks share a device: runtime/device.py
-    if not staged and device.type != "cpu":
-        return CollectiveLinks(rank, wanted, timeout_s, checked)
-    links = _host_links(rank, wanted, timeout_s, checked, transport)
-    return StagedLinks(links) if staged else links
+@dataclass(frozen=True)
+class Endpoint:
+    """A rank's end of all channels: the device that its tensors are on, and how it talks to its peers.
+
+    `timeout_s`: how long it waits for one. `checked`: every message is verified (tests).
+    """
+
+    device: torch.device = CPU
+    transport: Transport = "auto"
+    timeout_s: float = PEER_TIMEOUT_S
+    checked: bool = False
+
+    def connect(self, rank: int, wanted: Wanted) -> Links:
+        """Open the channels of `rank`; a collective of the world. OSError: `memory` was asked for and is not shared."""
+        if not dist.is_initialized():
+            return Alone()
+        staged = self.device.type != "cpu" and dist.get_backend() == "gloo"  # ranks share a device: runtime/device.py
+        if not staged and self.device.type != "cpu":
+            return self._collective_links(rank, wanted)
+        links = self._host_links(rank, wanted)
+        return StagedLinks(links) if staged else links
+
+    def _collective_links(self, rank: int, wanted: Wanted) -> Links:
+        return CollectiveLinks(rank, wanted, self.timeout_s, self.checked)
+
+    def _host_links(self, rank: int, wanted: Wanted) -> Links:
+        if self.transport != "gloo":
+            found = _memories(rank, wanted)
+            if not isinstance(found, str):
+                return HostLinks(rank, wanted, found, self.timeout_s)
+            if self.transport == "memory":
+                raise OSError(f"ranks cannot share memory: {found}")
+        return self._collective_links(rank, wanted)
 
 
 def transport_in_use(links: Links) -> str:
@@ -48,16 +72,6 @@ def expected_transport(asked: Transport, backend: str, world: int) -> str:
     if world == 1:
         return "none"
     return backend if backend != "gloo" or asked == "gloo" or not can_share() else "memory"
-
-
-def _host_links(rank: int, wanted: Wanted, timeout_s: float, checked: bool, transport: Transport) -> Links:
-    if transport != "gloo":
-        found = _memories(rank, wanted)
-        if not isinstance(found, str):
-            return HostLinks(rank, wanted, found, timeout_s)
-        if transport == "memory":
-            raise OSError(f"ranks cannot share memory: {found}")
-    return CollectiveLinks(rank, wanted, timeout_s, checked)
 
 
 def _memories(rank: int, wanted: Wanted) -> list[Memory] | str:

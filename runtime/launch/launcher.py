@@ -1,6 +1,6 @@
 """The supervisor: forks the ranks of a run, watches them, and says which rank failed first, doing what, and why.
 
-    outcome = launch(target, world, folder=run_folder, on_poll=progress)     # target(rank, world, board)
+    outcome = launch(target, world, folder=run_folder, supervision=Supervision(progress))  # target(rank, world, board)
     print(outcome); sys.exit(outcome.exit_code)
 
 Ranks are forked, so torch is imported once. Any rank's exception, exit or signal ends the run at once: a dead rank is
@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -27,10 +27,11 @@ import torch
 
 from runtime.launch.heartbeat import Board
 from runtime.launch.rank_process import STOP_SIGNALS, Seat, Target, run_rank
-from runtime.launch.rank_watch import Interrupts, Process, watch
+from runtime.launch.rank_watch import Interrupts, Process, Supervision
 from runtime.launch.run_lock import lock_folder
 from runtime.outcome import Outcome, oom_kills_so_far
 
+UNSEEN = Supervision()  # nothing is shown while ranks run
 _OMP_PAUSE_HARD = 2  # ends the pool's threads
 
 
@@ -39,18 +40,16 @@ def launch(
     world: int,
     *,
     folder: Path,
-    on_poll: Callable[[Board], None] | None = None,
-    hang_timeout_s: float | None = 300.0,
+    supervision: Supervision = UNSEEN,
     backend: str | None = "gloo",
     debugged: int | None = None,
     is_locked: bool = False,
 ) -> Outcome:
     """Run `target(rank, world, board)` in `world` forked processes of one thread each, logs in `folder/logs`.
 
-    Each has a process group of `backend` (None: none). `on_poll` is called here about every 0.1 s and once at the end;
-    it must be quick. `hang_timeout_s`: how long all boards may stay unchanged (None: forever). `debugged`: the rank
-    that keeps this process's terminal instead of a log. `is_locked`: the caller holds the folder's lock. Call from the
-    main thread, before CUDA is initialised. Raises RunFolderBusyError, or OSError if the folder cannot be written.
+    Each has a process group of `backend` (None: none). `debugged`: the rank that keeps this process's terminal instead
+    of a log. `is_locked`: the caller holds the folder's lock. Call from the main thread, before CUDA is initialised.
+    Raises RunFolderBusyError, or OSError if the folder cannot be written.
     """
     assert world >= 1 and threading.current_thread() is threading.main_thread() and not torch.cuda.is_initialized()
     board = Board(world)
@@ -65,11 +64,10 @@ def launch(
                 log = folder / "logs" / f"rank_{rank}.log"
                 seat = Seat(rank, world, os.getpid(), log, meeting / "store", backend, debugged)
                 processes.append(_fork(target, seat, board))
-            outcome = watch(processes, board, interrupts, on_poll, hang_timeout_s, oom_kills)
+            outcome = supervision.watch(processes, board, interrupts, oom_kills)
         finally:
             _kill(processes)
-        if on_poll:
-            on_poll(board)
+        supervision.poll(board)
         return outcome
 
 

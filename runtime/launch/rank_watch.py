@@ -92,38 +92,45 @@ class Interrupts:
         return next((s for s, at in self.received if at - self.received[0][1] > REPEAT_S), 0)
 
 
-def watch(
-    processes: Sequence[Process],
-    board: Board,
-    interrupts: Interrupts,
-    on_poll: Callable[[Board], None] | None,
-    hang_timeout_s: float | None,
-    oom_kills: int,
-) -> Outcome:
-    """Until all ranks have come to their end, or the first has failed, or all hang, or a signal insists."""
-    alive = {p.pidfd: p for p in processes}
-    poll = select.poll()
-    for descriptor in (*alive, interrupts.wake):
-        poll.register(descriptor, select.POLLIN)
-    stillness = Stillness(time.monotonic())
-    while alive:
-        if deaths := _collect(poll, POLL_S, alive, board, oom_kills):
-            return _failure(deaths, poll, alive, board, oom_kills)
-        interrupts.drain()
-        if on_poll:
-            on_poll(board)
-        if again := interrupts.insisted():
-            return Outcome("killed", f"{signal.Signals(again).name} came a second time", signal=again)
-        if interrupts.received:
-            board.request_stop(interrupts.received[0][0])
-        still_s = stillness.seconds(time.monotonic(), tuple(board.read(p.rank).since_ns for p in alive.values()))
-        if alive and hang_timeout_s is not None and still_s >= hang_timeout_s:
-            return _hang(list(alive.values()), board, still_s)
-    request = board.stop_request()
-    if request is None:
-        return Outcome("finished")
-    who = "the supervisor" if request.rank < 0 else f"rank {request.rank}"
-    return Outcome("stopped", f"{who} received {signal.Signals(request.signal).name}", signal=request.signal)
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """How a supervisor watches its ranks. `on_poll` is called about every 0.1 s and once at the end; it must be quick.
+
+    `hang_timeout_s`: how long all boards may stay unchanged (None: forever).
+    """
+
+    on_poll: Callable[[Board], None] | None = None
+    hang_timeout_s: float | None = 300.0
+
+    def poll(self, board: Board) -> None:
+        """Call `on_poll`, if there is one."""
+        if self.on_poll:
+            self.on_poll(board)
+
+    def watch(self, processes: Sequence[Process], board: Board, interrupts: Interrupts, oom_kills: int) -> Outcome:
+        """Watch until all ranks have come to their end, or the first has failed, or all hang, or a signal insists."""
+        alive = {p.pidfd: p for p in processes}
+        poll = select.poll()
+        for descriptor in (*alive, interrupts.wake):
+            poll.register(descriptor, select.POLLIN)
+        stillness = Stillness(time.monotonic())
+        while alive:
+            if deaths := _collect(poll, POLL_S, alive, board, oom_kills):
+                return _failure(deaths, poll, alive, board, oom_kills)
+            interrupts.drain()
+            self.poll(board)
+            if again := interrupts.insisted():
+                return Outcome("killed", f"{signal.Signals(again).name} came a second time", signal=again)
+            if interrupts.received:
+                board.request_stop(interrupts.received[0][0])
+            still_s = stillness.seconds(time.monotonic(), tuple(board.read(p.rank).since_ns for p in alive.values()))
+            if alive and self.hang_timeout_s is not None and still_s >= self.hang_timeout_s:
+                return _hang(list(alive.values()), board, still_s)
+        request = board.stop_request()
+        if request is None:
+            return Outcome("finished")
+        who = "the supervisor" if request.rank < 0 else f"rank {request.rank}"
+        return Outcome("stopped", f"{who} received {signal.Signals(request.signal).name}", signal=request.signal)
 
 
 @dataclass

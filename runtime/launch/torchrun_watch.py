@@ -43,7 +43,7 @@ LINGER_S = 3.0  # how long a rank that leaves waits for the others to hear why
 class Watch:
     """The watch of one rank; `begin` starts it, and from then on it may end this process.
 
-    `store`: keys of the session, a connection of this thread's alone. `hang_timeout_s`: as of `launch`.
+    `store`: keys of the session, a connection of this thread's alone. `hang_timeout_s`: as of `Supervision`.
     """
 
     rank: int

@@ -18,9 +18,10 @@ from torch import Tensor
 from runtime import snapshot
 from runtime.build import Build
 from runtime.checkpoint.publish import Part
-from runtime.comm.connect import Transport
+from runtime.comm.connect import Endpoint, Transport
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
+from runtime.launch.rank_watch import Supervision
 from runtime.trainer import Trainer
 from tests.gpu.pretend import DEVICE, pretended
 from tests.training.samples import RandomSamples, weight
@@ -30,7 +31,7 @@ METRICS = ("loss", "mtp_loss", "sequence_loss", "grad_norm", "imbalance")
 
 def train(build: Build, rank: int, board: Board, device: torch.device, transport: Transport) -> dict[str, Tensor]:
     samples = RandomSamples(build.plan.model.vocab, build.plan.train.sequence)
-    trainer = Trainer(build, rank, samples, samples, board, device, checked=True, transport=transport)
+    trainer = Trainer(build, rank, samples, samples, board, Endpoint(device, transport, checked=True))
     for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
         bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     rows = [trainer.train_step() for _ in range(build.plan.steps)]
@@ -53,7 +54,9 @@ def main(folder: Path, world: int, device: str, transport: Transport) -> int:
         out.mkdir(exist_ok=True)
         save_file(result, out / f"rank_{rank}.safetensors")
 
-    outcome = launch(target, world, folder=folder, hang_timeout_s=120, backend="gloo" if world > 1 else None)
+    outcome = launch(
+        target, world, folder=folder, supervision=Supervision(hang_timeout_s=120), backend="gloo" if world > 1 else None
+    )
     print(outcome)
     return outcome.exit_code
 

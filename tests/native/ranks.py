@@ -9,6 +9,7 @@ import torch
 
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
+from runtime.launch.rank_watch import Supervision
 from runtime.native import library
 from runtime.ops import rmsnorm
 
@@ -20,7 +21,7 @@ def main(folder: Path, world: int) -> int:
         y, _ = rmsnorm(x, torch.ones(4), 1e-6)
         (folder / f"rank_{rank}").write_text(f"{library.identity()} {y.sum().item()}", "utf-8")
 
-    return launch(target, world, folder=folder, hang_timeout_s=60).exit_code
+    return launch(target, world, folder=folder, supervision=Supervision(hang_timeout_s=60)).exit_code
 
 
 if __name__ == "__main__":

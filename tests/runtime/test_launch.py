@@ -17,7 +17,7 @@ import torch.distributed as dist
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_process import _LogFile
-from runtime.launch.rank_watch import Stillness
+from runtime.launch.rank_watch import Stillness, Supervision
 from runtime.launch.run_lock import RunFolderBusyError
 from runtime.outcome import Outcome
 from tests.progress import children
@@ -109,7 +109,7 @@ def test_a_segmentation_fault_leaves_its_stack_in_the_log(tmp_path: Path) -> Non
 @pytest.mark.parametrize("fault", ["SIGKILL", "exception"])
 def test_a_rank_that_lost_its_peer_is_not_blamed_even_if_noticed_first(tmp_path: Path, fault: str) -> None:
     """The supervisor sleeps while the fault spreads, so that it finds all ranks dead at once."""
-    outcome = run(tmp_path, FAULTS[fault][0], 1, on_poll=lambda _: time.sleep(1.0))
+    outcome = run(tmp_path, FAULTS[fault][0], 1, supervision=Supervision(lambda _: time.sleep(1.0)))
     assert (outcome.rank, outcome.action, outcome.how) == (1, ACTION, FAULTS[fault][1])
 
 
@@ -130,7 +130,7 @@ def test_of_several_failures_the_first_by_time_is_the_cause(tmp_path: Path) -> N
             time.sleep(0.001)
         raise ValueError(f"from rank {rank}")
 
-    outcome = launch(target, 4, folder=tmp_path, on_poll=lambda _: time.sleep(0.5), backend=None)
+    outcome = launch(target, 4, folder=tmp_path, supervision=Supervision(lambda _: time.sleep(0.5)), backend=None)
     assert (outcome.rank, outcome.action, outcome.how) == (1, "W1.0", "ValueError: from rank 1")
 
 
@@ -161,7 +161,7 @@ def test_an_out_of_memory_kill_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_stopped_rank_is_named_among_those_that_wait_for_it(tmp_path: Path) -> None:
-    outcome = run(tmp_path, suicide(signal.SIGSTOP), 1, hang_timeout_s=1.0)
+    outcome = run(tmp_path, suicide(signal.SIGSTOP), 1, supervision=Supervision(hang_timeout_s=1.0))
     assert (outcome.kind, outcome.exit_code) == ("hung", 3)
     assert (outcome.rank, outcome.step, outcome.action) == (1, STEP, ACTION)
     assert outcome.how.endswith("its process is stopped")
@@ -175,7 +175,7 @@ def test_a_rank_that_never_comes_back_is_named(tmp_path: Path) -> None:
         while True:
             pass
 
-    outcome = run(tmp_path, forever, 2, hang_timeout_s=1.0)
+    outcome = run(tmp_path, forever, 2, supervision=Supervision(hang_timeout_s=1.0))
     assert (outcome.kind, outcome.rank, outcome.action) == ("hung", 2, ACTION)
     (culprit,) = (w for w in outcome.waiting if w.rank == 2)
     assert (culprit.state, culprit.for_s >= 1.0, "in forever" in culprit.where) == ("running", True, True)
@@ -188,7 +188,7 @@ def test_a_hang_is_named_without_a_log(tmp_path: Path) -> None:
         (tmp_path / "logs" / "rank_0.log").unlink()
         time.sleep(1000)
 
-    outcome = launch(target, 1, folder=tmp_path, hang_timeout_s=0.5, backend=None)
+    outcome = launch(target, 1, folder=tmp_path, supervision=Supervision(hang_timeout_s=0.5), backend=None)
     assert (outcome.kind, outcome.rank, outcome.action) == ("hung", 0, "start")
 
 
@@ -199,7 +199,7 @@ def test_a_deadlock_is_a_hang_of_all(tmp_path: Path) -> None:
         board.set_action(f"recv F{rank}.0")
         dist.recv(torch.zeros(1), 1 - rank)
 
-    outcome = launch(target, 2, folder=tmp_path, hang_timeout_s=1.0)
+    outcome = launch(target, 2, folder=tmp_path, supervision=Supervision(hang_timeout_s=1.0))
     assert outcome.kind == "hung"
     assert [w.action for w in outcome.waiting] == ["recv F0.0", "recv F1.0"]
     assert outcome.how.endswith("all wait for one another, it longest")
@@ -213,7 +213,7 @@ def test_a_slow_rank_that_reports_is_no_hang(tmp_path: Path) -> None:
             board.set_action(f"F0.{i}")
             time.sleep(0.2)
 
-    assert launch(target, 1, folder=tmp_path, hang_timeout_s=1.0, backend=None).ok
+    assert launch(target, 1, folder=tmp_path, supervision=Supervision(hang_timeout_s=1.0), backend=None).ok
 
 
 def test_time_a_suspended_supervisor_did_not_run_is_no_hang() -> None:
@@ -242,7 +242,7 @@ def test_nothing_listens_outside_loopback(tmp_path: Path) -> None:
         board.set_action("look")
         wait_for((tmp_path / "seen").exists, "the supervisor's look")
 
-    assert launch(target, 2, folder=tmp_path, on_poll=on_poll).ok
+    assert launch(target, 2, folder=tmp_path, supervision=Supervision(on_poll)).ok
     assert seen.pop(os.getpid()) == []
     assert len(seen) == 2
     assert all(addresses and set(addresses) == {"0100007F"} for addresses in seen.values())  # 127.0.0.1
@@ -262,7 +262,7 @@ def test_a_rank_computes_on_one_thread_and_no_dead_pool(tmp_path: Path) -> None:
         torch.set_num_threads(2)
         (x_NN @ x_NN).exp_()
 
-    outcome = launch(target, 2, folder=tmp_path, backend=None, hang_timeout_s=5.0)
+    outcome = launch(target, 2, folder=tmp_path, backend=None, supervision=Supervision(hang_timeout_s=5.0))
     assert outcome.ok, str(outcome)
 
 
@@ -310,7 +310,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
                 launch(lambda *_: None, 1, folder=tmp_path, backend=None)
             refused.append(error)
 
-    assert launch(lambda *_: None, 1, folder=tmp_path, on_poll=on_poll, backend=None).ok
+    assert launch(lambda *_: None, 1, folder=tmp_path, supervision=Supervision(on_poll), backend=None).ok
     assert refused
     assert launch(lambda *_: None, 1, folder=tmp_path, backend=None).ok
 
@@ -320,4 +320,4 @@ def test_an_error_of_the_supervisor_ends_the_ranks(tmp_path: Path) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        launch(lambda *_: time.sleep(1000), 2, folder=tmp_path, on_poll=on_poll, backend=None)
+        launch(lambda *_: time.sleep(1000), 2, folder=tmp_path, supervision=Supervision(on_poll), backend=None)

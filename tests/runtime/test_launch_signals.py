@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from runtime.launch.heartbeat import Beat, Board
 from runtime.launch.launcher import launch
-from runtime.launch.rank_watch import REPEAT_S
+from runtime.launch.rank_process import Target
+from runtime.launch.rank_watch import REPEAT_S, Supervision
 from tests.runtime.processes import forked, is_gone, wait_for
 
 WORLD = 3
@@ -36,8 +37,8 @@ def train_until_told(folder: Path) -> object:
     return target
 
 
-def supervise(folder: Path, target: object, **options: object) -> int:
-    outcome = launch(target, WORLD, folder=folder, **options)  # type: ignore[arg-type]
+def supervise(folder: Path, target: Target) -> int:
+    outcome = launch(target, WORLD, folder=folder)
     (folder / "outcome").write_text(str(outcome))
     return outcome.exit_code
 
@@ -135,7 +136,7 @@ def test_a_kill_from_outside_names_rank_and_action(tmp_path: Path) -> None:
             time.sleep(1000)
 
     killed: list[int] = []
-    outcome = launch(target, WORLD, folder=tmp_path, on_poll=on_poll, backend=None)
+    outcome = launch(target, WORLD, folder=tmp_path, supervision=Supervision(on_poll), backend=None)
     assert (outcome.rank, outcome.step, outcome.action) == (2, 11, "B2.0")
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
+from runtime.launch.rank_watch import Supervision
 from runtime.metrics import Metrics
 from runtime.progress import LIVE_EVERY_S, PLAIN_EVERY_S, Progress
 
@@ -212,6 +213,6 @@ def test_it_follows_real_ranks(tmp_path: Path) -> None:
 
     out = io.StringIO()
     progress = Progress(tmp_path, 3, stream=out)
-    assert launch(target, 1, folder=tmp_path, on_poll=progress.poll, backend=None).ok
+    assert launch(target, 1, folder=tmp_path, supervision=Supervision(progress.poll), backend=None).ok
     progress.close()
     assert out.getvalue().splitlines()[-1].startswith("step 3/3  loss 1.0000")

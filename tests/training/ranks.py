@@ -17,9 +17,10 @@ from torch import Tensor
 
 from runtime import run_copy
 from runtime.build import Build
-from runtime.comm.connect import Transport
+from runtime.comm.connect import Endpoint, Transport
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
+from runtime.launch.rank_watch import Supervision
 from runtime.trace import Trace
 from runtime.trainer import Trainer
 from tests.training.samples import RandomSamples, weight
@@ -35,7 +36,7 @@ def logical(trainer: Trainer, prefix: str, flat: str) -> dict[str, Tensor]:
 def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transport) -> dict[str, Tensor]:
     plan = build.plan
     samples = RandomSamples(plan.model.vocab, plan.train.sequence)
-    trainer = Trainer(build, rank, samples, samples, board, checked=True, transport=transport)
+    trainer = Trainer(build, rank, samples, samples, board, Endpoint(transport=transport, checked=True))
     for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
         bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     for name, bias in trainer.state.biases.items():
@@ -68,7 +69,7 @@ def main(folder: Path, world: int, transport: Transport) -> int:
             result = train(build, rank, board, Trace(out, rank, 0, run_copy.program_digest(build.files)), transport)
             save_file(result, out / f"rank_{rank}.safetensors")
 
-    outcome = launch(target, world, folder=folder, hang_timeout_s=120)
+    outcome = launch(target, world, folder=folder, supervision=Supervision(hang_timeout_s=120))
     print(outcome)
     return outcome.exit_code
 
