@@ -117,16 +117,16 @@ class Parser(argparse.ArgumentParser):
 
     def _hint(self, message: str) -> str:
         """What was probably meant, or else how the command is used."""
-        known = [*self._option_string_actions, *COMMANDS]
-        known += [str(choice) for action in self._actions for choice in action.choices or ()]
+        words = [*self._option_string_actions, *COMMANDS]
+        words += [str(choice) for action in self._actions for choice in action.choices or ()]
         quoted, options = re.findall(r"'([^']*)'", message), re.findall(r"(?<!\S)--?[\w-]+", message)
         word = (quoted or options or [""])[0]
         from difflib import get_close_matches  # only where a word is unknown
 
-        close = get_close_matches(word, known, n=1, cutoff=0.6)
+        close = get_close_matches(word, words, n=1, cutoff=0.6)
         if word.endswith(".dsc"):
             return f"write `dsc check {word}` or `dsc train {word}`"
-        if close and word not in known:
+        if close and word not in words:
             return f"did you mean `{close[0]}`?"
         return f"`{self.prog} --help` says how it is used"
 

@@ -102,12 +102,12 @@ class Build:
         return Modules(f"dsc_build_{self.digest[:16]}", self.folder.absolute(), sources)
 
 
-def check_versions(folder: Path, made_by: Mapping[str, str]) -> None:
+def check_versions(folder: Path, compiled_by: Mapping[str, str]) -> None:
     """Raise BuildError unless a build was compiled by the versions that are installed: what another one traced calls
     other ops, or the same ops in another order, and may train something else."""
     here = versions()
-    if made_by != here:
-        differs = [name for name in (*here, *(made_by.keys() - here)) if made_by.get(name) != here.get(name)]
-        was = ", ".join(f"{name} {made_by.get(name, 'none')}" for name in differs)
+    if compiled_by != here:
+        differs = [name for name in (*here, *(compiled_by.keys() - here)) if compiled_by.get(name) != here.get(name)]
+        was = ", ".join(f"{name} {compiled_by.get(name, 'none')}" for name in differs)
         now = ", ".join(f"{name} {here.get(name, 'none')}" for name in differs)
         raise BuildError(f"{folder} was compiled with {was}, and {now} is installed: run dsc compile again")

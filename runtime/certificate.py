@@ -149,7 +149,7 @@ class _Run:
         """Do an event that can be done; what is wrong with it, or ""."""
         kind, peer, message, _ = event
         if peer == rank:
-            return self._own(rank, kind, message)
+            return self._to_itself(rank, kind, message)
         if not 0 <= peer < len(self.ranks):
             return f"there is no rank {peer}"
         if kind == "post":
@@ -170,7 +170,7 @@ class _Run:
             return self._finish("in flight", rank, peer, message)
         return f"there is no event {kind}"
 
-    def _own(self, rank: int, kind: str, message: str) -> str:
+    def _to_itself(self, rank: int, kind: str, message: str) -> str:
         if kind == "send":
             return self._begin("kept", rank, rank, message)
         return self._finish("kept", rank, rank, message) if kind == "receive" else f"{kind}s {message} to itself"

@@ -43,7 +43,7 @@ class Ledger:
         self.executor, self.peak, self.rows = executor, 0, dict[str, int]()
         # of a route, and of the offsets of the groups: experts of this rank times ranks they come from
         self.route_bytes, self.offsets_bytes = 2 * num_experts * 8, num_experts * 4
-        self._known: dict[int, tuple[ref[Tensor], int, int]] = {}  # by id: the tensor, where it is, bytes
+        self._found: dict[int, tuple[ref[Tensor], int, int]] = {}  # by id: the tensor, where it is, bytes
 
     def __enter__(self) -> Ledger:
         self._trace_before, self._wait_counts = sys.gettrace(), self.executor.exchange.wait_counts
@@ -81,10 +81,10 @@ class Ledger:
             if isinstance(thing, Route):
                 extra += self.route_bytes
                 continue
-            known = self._known.get(id(thing))
-            if known is None or known[0]() is not thing:
-                known = self._known[id(thing)] = (ref(thing), *self._storage(thing))
-            _, at, size = known
+            entry = self._found.get(id(thing))
+            if entry is None or entry[0]() is not thing:
+                entry = self._found[id(thing)] = (ref(thing), *self._storage(thing))
+            _, at, size = entry
             storages[at] = max(storages.get(at, 0), size)
         counting = sum(name.startswith("counts") for name in self.executor.exchange.pending)
         total = sum(storages.values()) + extra + counting * (self.route_bytes + self.offsets_bytes)

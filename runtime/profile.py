@@ -151,7 +151,7 @@ def measure_overhead(rounds: int = 5, calls: int = 2000) -> Overhead:
 
     def nothing() -> None: ...
 
-    own, around = [], []
+    within, around = [], []
     for _ in range(rounds):
         watch = Stopwatch()
         inner = watch.timed(nothing, "op", "nothing")
@@ -162,9 +162,9 @@ def measure_overhead(rounds: int = 5, calls: int = 2000) -> Overhead:
 
         watch.timed(loop, "python", place="loop")()
         outer, inside = watch.rows[Key("loop", "", "", "python", "")], watch.rows[Key("loop", "", "", "op", "nothing")]
-        own.append((inside.clock / calls, inside.processor / calls))
+        within.append((inside.clock / calls, inside.processor / calls))
         around.append((outer.clock / calls, outer.processor / calls))
-    return Overhead(_least(own), _least(around))
+    return Overhead(_least(within), _least(around))
 
 
 def _least(pairs: Sequence[tuple[Number, Number]]) -> tuple[Number, Number]:
@@ -332,8 +332,8 @@ class Profile:
         found[1] += sum(route.received)
         return route, offsets
 
-    def _work(self, made: Callable[[Any], Work], given: Any) -> Work:
-        work = made(given)
+    def _work(self, function: Callable[[Any], Work], given: Any) -> Work:
+        work = function(given)
         return _TimedWork(work, self.watch.timed(work.wait, "wait"))
 
 
@@ -358,6 +358,6 @@ def _apply(owner: Any, name: str, value: Any) -> Callable[[], None]:
 
 def _order(rows: Mapping[Key, Row], key: Key) -> tuple[int, int]:
     """Places in the order in which they first began, and in each the rows so, what the profile took last."""
-    known = list(rows)
-    places = [each.place for each in known]
-    return places.index(key.place), known.index(key) if key in rows else len(known)
+    keys = list(rows)
+    places = [each.place for each in keys]
+    return places.index(key.place), keys.index(key) if key in rows else len(keys)

@@ -62,16 +62,16 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_SPEC
     plan = make_plan(chosen.spec)
     try:
-        made = _traced(args, chosen.spec, plan) if args.trace else _measured(args.device, chosen.spec, plan)
+        result = _traced(args, chosen.spec, plan) if args.trace else _measured(args.device, chosen.spec, plan)
     except RateError as error:
         return wrong(str(error))
-    if isinstance(made, int):
-        return made
+    if isinstance(result, int):
+        return result
     try:
-        write(args.out, made.to_json().encode())
+        write(args.out, result.to_json().encode())
     except OSError as error:
         return _unwritten(args.out, error)
-    print(f"{args.out}: {plural(len(made.rows), 'row')}, {plural(len(made.factors), 'class factor')}")
+    print(f"{args.out}: {plural(len(result.rows), 'row')}, {plural(len(result.factors), 'class factor')}")
     print(f"plan with it:  {_edit(chosen, args)}")
     return 0
 
@@ -102,13 +102,13 @@ def _traced(args: argparse.Namespace, spec: Spec, plan: Plan) -> Table:
     name = args.table or table_for(spec.cluster.node.device)
     table = shipped_table(name) if name in shipped_tables() else read_table(Path(name))
     trace = read_trace(args.trace)
-    made = calibrated(table, trace, spec, plan, plan.cuts)
-    if kept := uncalibrated(made, spec, plan, plan.cuts):
+    scaled = calibrated(table, trace, spec, plan, plan.cuts)
+    if kept := uncalibrated(scaled, spec, plan, plan.cuts):
         say(
             f"note: the trace does not name, or its layer {trace.layer} does not run, {', '.join(kept)}: these stay as "
             f"table {table.name[:40]} has them"
         )
-    return made
+    return scaled
 
 
 def _measured(device: str, spec: Spec, plan: Plan) -> Table | int:

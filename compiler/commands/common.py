@@ -175,13 +175,13 @@ class _Log:
 
     def __init__(self, command: str, waits_s: Sequence[float]) -> None:
         self._command, self._waits_s = command, waits_s
-        self._told = ("", 0.0)  # and when
+        self._current = ("", 0.0)  # and when
         self._over = Event()
         self._thread: Thread | None = None
 
     def tell(self, text: str) -> None:
-        if text != self._told[0]:
-            self._told = (text, monotonic())
+        if text != self._current[0]:
+            self._current = (text, monotonic())
         if text and self._thread is None:
             self._over.clear()
             self._thread = Thread(target=self._say, daemon=True)
@@ -196,9 +196,9 @@ class _Log:
         for wait_s in chain(self._waits_s, repeat(self._waits_s[-1])):
             if self._over.wait(wait_s):
                 return
-            text, since = told = self._told
-            say(f"{self._command}: {text}" + (f", for {monotonic() - since:.0f} s so far" if told == said else ""))
-            said = told
+            text, since = current = self._current
+            say(f"{self._command}: {text}" + (f", for {monotonic() - since:.0f} s so far" if current == said else ""))
+            said = current
 
 
 def _shows_colours(stream: TextIO) -> bool:

@@ -25,9 +25,9 @@ DEFAULT = "train.dsc"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("file", nargs="?", metavar="FILE", default=DEFAULT, help=f"the spec; default: {DEFAULT}")
-    known = names()
-    text = f"the spec to start from: {', '.join(known)}; default: {STARTER}"
-    parser.add_argument("--from", dest="template", choices=known, default=STARTER, metavar="NAME", help=text)
+    templates = names()
+    text = f"the spec to start from: {', '.join(templates)}; default: {STARTER}"
+    parser.add_argument("--from", dest="template", choices=templates, default=STARTER, metavar="NAME", help=text)
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
 
 

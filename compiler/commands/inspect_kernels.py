@@ -117,8 +117,8 @@ def _parts(name: str, found: dict[str, Any], width: int, on_cpus: bool) -> Itera
     yield Text()
     step = f"{optimizer['elements']:,} elements and {num_bytes(optimizer['bytes'])} a step"
     by = optimizer["kernel"] or "torch"
-    told = f"optimizer: {optimizer['op']} by {by}, {step} on the pipeline rank that updates most"
-    yield Text(_wrapped(told.split(" "), " ", width))
+    line = f"optimizer: {optimizer['op']} by {by}, {step} on the pipeline rank that updates most"
+    yield Text(_wrapped(line.split(" "), " ", width))
 
 
 def _numbers(row: dict[str, Any]) -> tuple[str, str]:

@@ -83,7 +83,7 @@ def answer_to(args: argparse.Namespace) -> Answer | None:
     _check_sizes(args, sizes)
     if args.compare:
         return _compared(names, sizes, "")
-    return Answer((_made(names[0], sizes),), sizes.costs)
+    return Answer((_named(names[0], sizes),), sizes.costs)
 
 
 def _check_here(args: argparse.Namespace) -> None:
@@ -124,13 +124,13 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
         return _compared(_names(args), sizes, unit)
     searched = run.name == AUTO and (given is not None or args.cap is not None)  # not for what the run would take
     if searched and args.name is None:
-        entry = _made(AUTO, replace(sizes, held_by=run.plan.stage_placement))
+        entry = _named(AUTO, replace(sizes, held_by=run.plan.stage_placement))
     elif args.name is None:
         with _progress() as progress:
             schedule = run.schedule(progress)
         entry = _entry(schedule, sizes, run.num_stages // run.num_ranks if run.name == AUTO else 1)
     else:
-        entry = _made(_names(args)[0], sizes)
+        entry = _named(_names(args)[0], sizes)
     layout, lanes = (None, None) if args.name else (run.layout, run.lanes)
     return Answer((entry,), costs, unit=unit, layout=layout, lanes=lanes)
 
@@ -227,7 +227,7 @@ def _check_sizes(args: argparse.Namespace, sizes: _Sizes) -> None:
 # ---------------------------------------------------------------- schedules
 
 
-def _made(name: str, sizes: _Sizes) -> Entry:
+def _named(name: str, sizes: _Sizes) -> Entry:
     """The schedule of a name, checked; `WrongError` for a size it does not have, or one that the cap does not hold."""
     try:
         if name == AUTO:
@@ -311,7 +311,7 @@ def _compared(names: Sequence[str], sizes: _Sizes, unit: str) -> Answer:
         cap = None if sizes.cap is None else sizes.cap * (1 if name == AUTO else _parts(name, sizes.chunks))
         of_one = replace(sizes, costs=base, num_stages=sizes.num_ranks, cap=cap)
         try:
-            entries.append(_made(name, of_one))
+            entries.append(_named(name, of_one))
         except WrongError as error:
             entries.append(Entry(name, fault=str(error)))
     if all(entry.fault for entry in entries):

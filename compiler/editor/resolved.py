@@ -69,8 +69,8 @@ def _begins(path: str, span: Span, statement: Statement, start: int) -> bool:
 
 
 def _quantities(view: View, span: Span) -> Iterator[str]:
-    for (known, _), quantity in view.context.phrases.items():
-        if known == span and quantity is not None:
+    for (at, _), quantity in view.context.phrases.items():
+        if at == span and quantity is not None:
             yield _quantity(quantity)
 
 

@@ -194,13 +194,13 @@ class Session:
 
 def server() -> LanguageServer:
     """A server with every feature; `start_io` serves."""
-    made = LanguageServer(
+    language_server = LanguageServer(
         "dsc", metadata.version("dsc-trainer"), text_document_sync_kind=lsp.TextDocumentSyncKind.Full, max_workers=2
     )
-    session = Session(made)
+    session = Session(language_server)
     for method, (handler, options) in _features(session).items():
-        made.feature(method, options)(guarded(made, handler))
-    return made
+        language_server.feature(method, options)(guarded(language_server, handler))
+    return language_server
 
 
 Handler = Callable[[Any], Awaitable[Any]]

@@ -79,8 +79,8 @@ def overall(rows: Sequence[Row]) -> Overall:
     mean = sum(each[3] for each in busiest)
     if mean == 0:
         return Overall(None if busiest[0][0] is None else 1.0, 1.0, 1.0, 1.0, None)
-    known = all(each[0] is not None for each in busiest)
-    before = sum(each[0] or 0.0 for each in busiest) / mean if known else None
+    has_before = all(each[0] is not None for each in busiest)
+    before = sum(each[0] or 0.0 for each in busiest) / mean if has_before else None
     bound = sum(row.found.bound * each[3] for row, each in zip(rows, busiest, strict=True)) / mean
     greedy, after = sum(each[1] for each in busiest) / mean, sum(each[2] for each in busiest) / mean
     whole = None

@@ -59,17 +59,17 @@ def _table(rows: Sequence[Row]) -> Table:
     """Balances are the busiest over the mean."""
     with_nodes = any(row.layout.nodes > 1 for row in rows)
     with_groups = any(row.layout.groups > 1 and row.layout.nodes > 1 for row in rows)
-    known = all(row.before is not None for row in rows)
+    has_before = all(row.before is not None for row in rows)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style=_quiet(), pad_edge=False)
-    heads = ["layer", *(["device now"] if known else []), "greedy", "placed", "above bound"]
-    heads += [*(["node now"] if with_nodes and known else []), *(["node placed"] if with_nodes else [])]
-    heads += [*(["groups"] if with_groups else []), *(["moved"] if known else [])]
+    heads = ["layer", *(["device now"] if has_before else []), "greedy", "placed", "above bound"]
+    heads += [*(["node now"] if with_nodes and has_before else []), *(["node placed"] if with_nodes else [])]
+    heads += [*(["groups"] if with_groups else []), *(["moved"] if has_before else [])]
     for index, head in enumerate(heads):
         table.add_column(head, justify="right" if index and head != "groups" else "left", no_wrap=True)
     for row in rows:
         found = row.found
         cells = [Text(row.layer)]
-        if known and row.before is not None:
+        if has_before and row.before is not None:
             cells.append(_number(row.before.device))
         better = found.balance.device < found.greedy.device - 5e-4
         cells += [
@@ -78,11 +78,11 @@ def _table(rows: Sequence[Row]) -> Table:
             Text("best" if found.gap < 1e-6 else f"{found.gap:.2%}" if found.gap >= 5e-5 else "<0.01%"),
         ]
         if with_nodes:
-            cells += [_number(row.before.node)] if known and row.before is not None else []
+            cells += [_number(row.before.node)] if has_before and row.before is not None else []
             cells.append(_number(found.balance.node))
         if with_groups:
             cells.append(Text("whole" if found.keeps_groups else "split", style=_quiet()))
-        if known:
+        if has_before:
             cells.append(Text(str(len(row.moved or ()))))
         table.add_row(*cells)
     return table

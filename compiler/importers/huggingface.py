@@ -80,11 +80,11 @@ def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
 def _model_type(reader: Reader) -> str:
     """The model type, if a spec can describe it; otherwise that is the one mistake."""
     found = reader.members.get("model_type")
-    known = ", ".join(FAMILIES)
+    families = ", ".join(FAMILIES)
     if found is None or not isinstance(found.value, str):
         what = "`model_type` is missing" if found is None else f"`model_type` is a text, {shown(found)} is not"
         code = "I0202" if found is None else "I0203"
-        reader.complain(code, what, found.span if found else reader.origins[""], f"one of {known}")
+        reader.complain(code, what, found.span if found else reader.origins[""], f"one of {families}")
         return ""
     name = found.value
     if name not in FAMILIES:
@@ -96,7 +96,7 @@ def _model_type(reader: Reader) -> str:
             hint = suggest(name, tuple(FAMILIES)) if name not in OTHER_TYPES else ""
         why = f": {OTHER_TYPES[name]}" if name in OTHER_TYPES else ""
         message = f"a model of type {shown(name)} cannot be written as a spec{why}"
-        reader.complain("I0201", message, found.span, hint or f"these can: {known}")
+        reader.complain("I0201", message, found.span, hint or f"these can: {families}")
     reader.used.add("model_type")
     return name
 

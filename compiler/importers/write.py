@@ -80,15 +80,15 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
     yield from _remarked(remarks, "attention", INDENT)
     yield from _mla(model.attention, remarks) if isinstance(model.attention, Mla) else _gqa(model.attention, remarks)
     yield from _remarked(remarks, "ffn", INDENT)
-    told = False
+    said = False
     for span in model.layers:
         if isinstance(span.ffn, Dense):
             yield f"  layers {span.first}..{span.last} {{ ffn dense {{ inner = {number(span.ffn.inner)} }} }}"
         else:
             yield f"  layers {span.first}..{span.last} {{"
-            yield from _moe(span.ffn, () if told else remarks)
+            yield from _moe(span.ffn, () if said else remarks)
             yield "  }"
-            told = True
+            said = True
     if model.mtp is not None:
         yield from _remarked(remarks, "mtp", INDENT)
         yield f"  mtp {{ depth = {model.mtp.depth}, weight = {_phases(model.mtp.weight)} }}"

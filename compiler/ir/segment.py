@@ -149,6 +149,7 @@ class Cut:
     deferred: tuple[Buffer, ...]  # made by I for W, beyond tangents
     costs: tuple[tuple[str, Cost], ...]  # for "F", "I", "W"
     inside: Inside = ()  # what a call needs beside what it takes and returns, at the nodes where that is most
+    quantised: tuple[tuple[str, int], ...] = ()  # parameters that products read in eight bits: bytes of that copy
 
     def inside_bytes(self, phase: str, rows: int) -> int:
         """The most that a call of F, I or W needs inside, for so many received rows."""

@@ -87,9 +87,9 @@ def calls_of(segment: Segment) -> Iterator[Call]:
     from compiler.segments.storage import operand_weights
 
     joint = interpret(segment)
-    own = {param.name: Buffer(param.name, param.shape, param.dtype) for param in segment.params}
+    params = {param.name: Buffer(param.name, param.shape, param.dtype) for param in segment.params}
     for name in operand_weights(joint):
-        yield _call("quantise_blocks", [(own[name], None), (POW2, None)])
+        yield _call("quantise_blocks", [(params[name], None), (POW2, None)])
     for nodes in split(joint).functions.values():
         for node in nodes:
             yield call_of(joint, node)

@@ -36,7 +36,16 @@ from triton.backends.compiler import GPUTarget
 
 from compiler.kernels import KERNELS
 from compiler.kernels.gate_launch import Launch, load, record, source_of
-from compiler.kernels.gate_read import PRODUCTS, TOLD_IN_PTX, Move, instructions_of, moves, products, threads, usage_of
+from compiler.kernels.gate_read import (
+    PRODUCTS,
+    REPORTED_IN_PTX,
+    Move,
+    instructions_of,
+    moves,
+    products,
+    threads,
+    usage_of,
+)
 from compiler.kernels.kernel import KernelFile
 
 Streams = Mapping[str, tuple[str, ...]]  # name of a kernel → how its streaming instructions begin
@@ -164,7 +173,7 @@ def _judged(launch: Launch, target: Target, streams: tuple[str, ...]) -> Verdict
         return Verdict(launch.name, target.name, shared_bytes=compiled.metadata.shared)
     asm, shared = compiled.asm, compiled.metadata.shared
     usage = usage_of(asm["cubin"])
-    instructions: frozenset[str] = instructions_of(asm["cubin"]) if TOLD_IN_PTX.search(asm["ptx"]) else frozenset()
+    instructions: frozenset[str] = instructions_of(asm["cubin"]) if REPORTED_IN_PTX.search(asm["ptx"]) else frozenset()
     failures = [
         *_of_products(target, asm["ttir"], instructions),
         *(_of_copies(launch, asm["ttir"], instructions) if target.strict else ()),
@@ -185,12 +194,12 @@ def _judged(launch: Launch, target: Target, streams: tuple[str, ...]) -> Verdict
         spilled_bytes=usage["STACK"],
         threads=size,
         programs=occupancy(target, usage["REG"], shared, size),
-        instructions=tuple(sorted(name for name in instructions if PRODUCTS.match(name) or name in _TOLD)),
+        instructions=tuple(sorted(name for name in instructions if PRODUCTS.match(name) or name in _REPORTED)),
         load_bytes=max((move.bytes for move in moves(asm["ptx"]) if not move.text.startswith("st")), default=0),
     )
 
 
-_TOLD = ("LDGSTS", "UTMALDG", "UTMASTG", "USETMAXREG")
+_REPORTED = ("LDGSTS", "UTMALDG", "UTMASTG", "USETMAXREG")
 
 
 def occupancy(target: Target, registers: int, shared_bytes: int, threads: int) -> int:

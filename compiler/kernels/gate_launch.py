@@ -76,9 +76,11 @@ class Launch:
             return [tensor.data_ptr(), *(tensor.element_size() * (n if step == 1 else step) for n, step in pairs)]
 
         views = (tensor for tensor in self.tensors if not tensor.is_contiguous())
-        told = not any(step % 16 for view in views for step in view.stride() if step > 1)
+        strides_align = not any(step % 16 for view in views for step in view.stride() if step > 1)
         widest = max((tensor.shape[-1] * tensor.element_size() for tensor in self.tensors if tensor.dim()), default=0)
-        return told and widest >= 512 and not any(step % 16 for tensor in self.tensors for step in steps(tensor))
+        return (
+            strides_align and widest >= 512 and not any(step % 16 for tensor in self.tensors for step in steps(tensor))
+        )
 
 
 def load(file: KernelFile, folder: Path) -> ModuleType:

@@ -15,7 +15,7 @@ import triton
 PRODUCTS = re.compile(r"[A-Z]*MMA\Z")  # HMMA of 16-bit numbers, HGMMA by warpgroups, QGMMA of 8-bit ones, UTC…MMA
 # Where PTX has none of these, SASS has nothing that a verdict tells of: no products, no asynchronous copies, no change
 # of registers. Spills are seen without it, as a stack.
-TOLD_IN_PTX = re.compile(r"mma|cp\.async|setmaxnreg")
+REPORTED_IN_PTX = re.compile(r"mma|cp\.async|setmaxnreg")
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def measured_picture(
         steps = "1 traced step is" if left_out == 1 else f"{left_out:,} traced steps are"
         notes.append(f"{steps} left out: before it was resumed, the run had another plan, and other programs.")
     table = _table(schedule, costs, measured)
-    return Picture(title, "ms", (replace(panel, facts=facts),), tuple(notes), us=1000.0, own_table=table)
+    return Picture(title, "ms", (replace(panel, facts=facts),), tuple(notes), us=1000.0, given_table=table)
 
 
 def percent(share: float) -> str:

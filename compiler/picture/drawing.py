@@ -206,7 +206,7 @@ class Picture:
     panels: tuple[Panel, ...]
     notes: tuple[str, ...] = ()
     us: float = 1000.0
-    own_table: Table | None = None
+    given_table: Table | None = None
 
     @property
     def facts(self) -> str:
@@ -217,8 +217,8 @@ class Picture:
     def table(self) -> Table | None:
         """The table of the picture, or one of the facts of several panels."""
         heads = tuple(dict.fromkeys(name for panel in self.panels for name, _ in panel.facts))
-        if self.own_table or len(self.panels) == 1 or not heads:
-            return self.own_table
+        if self.given_table or len(self.panels) == 1 or not heads:
+            return self.given_table
         rows = [(panel.name, *(dict(panel.facts).get(head, "") for head in heads)) for panel in self.panels]
         return Table(("", *heads), tuple(rows))
 

@@ -166,14 +166,14 @@ class _Search:
         `low`; as given, they can."""
         high = limits[sought]
         for turn in count():
-            passes, known = self._reach_all(_with(limits, sought, low), sought)
+            passes, bound = self._reach_all(_with(limits, sought, low), sought)
             if passes:
                 high = low
-            low = min(high, max(low + 1, known))
+            low = min(high, max(low + 1, bound))
             if turn > PATIENCE and low < high:
                 middle = (low + high) // 2
-                passes, known = self._reach_all(_with(limits, sought, middle), sought)
-                low, high = (low, middle) if passes else (min(high, max(middle + 1, known)), high)
+                passes, bound = self._reach_all(_with(limits, sought, middle), sought)
+                low, high = (low, middle) if passes else (min(high, max(middle + 1, bound)), high)
             if low >= high:
                 break
         return _with(limits, sought, high)
@@ -280,18 +280,18 @@ class _Search:
             following: dict[Cursors, _Found] = {}
             for cursors, (squares, path) in states.items():
                 for ends, more in self._ways(index, cursors, stops, limits):
-                    known = (squares + more, (*path, ends))
-                    if ends not in following or known < following[ends]:
-                        following[ends] = known
+                    entry = (squares + more, (*path, ends))
+                    if ends not in following or entry < following[ends]:
+                        following[ends] = entry
             behind = sum(len(cell.stages) for cell in self.cells[index + 1 :])
             if limits[SQUARES] != NO_LIMIT:  # the stages behind have no less than if all took as long as another
                 following = {
-                    ends: known
-                    for ends, known in following.items()
-                    if self._left(ends, stops) ** 2 <= (limits[SQUARES] - known[0]) * behind
+                    ends: entry
+                    for ends, entry in following.items()
+                    if self._left(ends, stops) ** 2 <= (limits[SQUARES] - entry[0]) * behind
                 }
             states = following
-        done = [known for ends, known in states.items() if self._is_all(ends, stops)]
+        done = [entry for ends, entry in states.items() if self._is_all(ends, stops)]
         return min(done, default=None)
 
     def _ways(self, index: int, cursors: Cursors, stops: Cursors, limits: Limits) -> Iterator[tuple[Cursors, int]]:

@@ -102,11 +102,11 @@ def _layer(place: Place, name: str, prefix: str, h: str) -> Block:
 def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], out: str) -> tuple[Step, ...]:
     """Router, dispatch, experts, combine, join; the shared experts where they can hide the dispatch."""
     router = LAYERS["router"].build(place)
-    made = {output.name: f"{name}_{output.name}" for output in router.outputs}
+    values = {output.name: f"{name}_{output.name}" for output in router.outputs}
     rows, gate, offsets = f"{name}_received_rows", f"{name}_received_gate", f"{name}_offsets"
     y, returned = f"{name}_expert_rows", f"{name}_returned_rows"
     shared = (f"{name}_shared",) if place.moe.shared else ()
-    normed = tuple(made[value] for value in ("x", "residual")[: len(LAYERS["shared"].build(place).inputs)] if shared)
+    normed = tuple(values[value] for value in ("x", "residual")[: len(LAYERS["shared"].build(place).inputs)] if shared)
     S, D, experts, groups = place.S, place.D, place.moe.experts, place.spec.parallel.expert * place.experts_local
     there, here = to_experts(place), back(place)
     stays = place.spec.parallel.expert == 1  # nothing moves: rows come as the tensors that were sent
@@ -114,16 +114,16 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
         kind="dispatch",
         site=name,
         axis="ep",
-        inputs=(made["rows"], made["gate"], made["counts"]),
+        inputs=(values["rows"], values["gate"], values["counts"]),
         outputs=(
-            ir.Buffer(rows, ("R", D), there, made["rows"] if stays else ""),
-            ir.Buffer(gate, ("R",), place.wide_dtype, made["gate"] if stays else ""),
+            ir.Buffer(rows, ("R", D), there, values["rows"] if stays else ""),
+            ir.Buffer(gate, ("R",), place.wide_dtype, values["gate"] if stays else ""),
             ir.Buffer(offsets, (groups,), "int32"),
         ),
         sizes=(
-            ir.Buffer(made["rows"], (S, D), there),
-            ir.Buffer(made["gate"], (S,), place.wide_dtype),
-            ir.Buffer(made["counts"], (experts,), "int64"),
+            ir.Buffer(values["rows"], (S, D), there),
+            ir.Buffer(values["gate"], (S,), place.wide_dtype),
+            ir.Buffer(values["counts"], (experts,), "int64"),
         ),
         back=here,
     )
@@ -137,12 +137,12 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
         back=there,
     )
     return (
-        _use(place, "router", f"{name}.router", prefix, attended, tuple(made.values())),
+        _use(place, "router", f"{name}.router", prefix, attended, tuple(values.values())),
         dispatch,
         *(_use(place, "shared", f"{name}.shared", prefix, normed, (value,)) for value in shared),
         _use(place, "experts", f"{name}.experts", prefix, (rows, gate, offsets), (y,)),
         combine,
-        _use(place, "join", f"{name}.join", prefix, (made["residual"], *shared, returned, made["order"]), (out,)),
+        _use(place, "join", f"{name}.join", prefix, (values["residual"], *shared, returned, values["order"]), (out,)),
     )
 
 

@@ -7,17 +7,15 @@ only the action that runs has: they do not hang on which layers are on which sta
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from compiler.actions.chains import Chains
-from compiler.dtypes import tensor_bytes
-from compiler.ir import Buffer, Input, Segment, Use
+from compiler.ir import Buffer, Input, Use
+from compiler.plan.blocks import CutModel, Step
 from compiler.plan.layer_runs import Holding, Moment
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedules.schedule import Schedule
-from compiler.segments.interpret import interpret
-from compiler.segments.storage import operand_weights
 from compiler.spec_files import schedule_of_file
 from compiler.stage_placement import StagePlacement
 from dsl import ramp
@@ -25,17 +23,12 @@ from dsl.memory import bytes_per_element
 from dsl.schema import Spec
 from runtime.actions import actions_of
 
-Eight = Mapping[Hashable, Mapping[str, int]]  # bytes of copies in eight bits, by key of a segment and its parameter
 MOST_MOMENTS = 64  # of a rank: more are looked at as one that has the most of each stage at the same time
 
 
-def holding_of(
-    spec: Spec, steps: Sequence[Iterable[object]], chains: Sequence[Chains], schedule: Schedule, room: Sequence[int]
-) -> Holding:
-    """What the blocks of a model hold, by the `steps` and `chains` of each; `room`: bytes of each rank's device."""
-    segments = {step.segment.key: step.segment for block in steps for step in block if isinstance(step, Use)}
-    eight: Eight = {key: quantised_bytes(segment) for key, segment in segments.items()}
-    always = [_always(spec, each, schedule.stage_placement.copies, eight) for each in steps]
+def holding_of(model: CutModel, chains: Sequence[Chains], schedule: Schedule, room: Sequence[int]) -> Holding:
+    """What the blocks of a model hold, by the `chains` of each; `room`: bytes of each rank's device."""
+    always = [_always(model, block.steps, schedule.stage_placement.copies) for block in model.blocks]
     bytes_of = {id(each): (kept_bytes(each, "F"), kept_bytes(each, "I")) for each in chains}
     first, *layers, last = (
         (sum(tensors.values()), *bytes_of[id(each)]) for tensors, each in zip(always, chains, strict=True)
@@ -54,13 +47,14 @@ def holding_of(
 # ---------------------------------------------------------------- of a block
 
 
-def _always(spec: Spec, steps: Iterable[object], copies: int, eight: Eight) -> dict[str, int]:
+def _always(model: CutModel, steps: Iterable[Step], copies: int) -> dict[str, int]:
     """Bytes that a device holds for each tensor of a block: memory_state.py has them to the byte, with padding and the
     balancing biases, once there is a plan. `copies`: ranks that hold each stage."""
+    spec = model.spec
     size, p = bytes_per_element(spec.precision, spec.train.optimizer), spec.parallel
     found: dict[str, int] = {}
     for use in (step for step in steps if isinstance(step, Use)):
-        quantised = eight[use.segment.key]
+        quantised = dict(model.cuts[use.site].quantised)
         for param, (_, tensor) in zip(use.segment.params, use.params, strict=True):
             holders = copies * p.data // (p.expert if param.stack else 1)
             elements = prod(param.shape) if param.grad else 0
@@ -70,26 +64,19 @@ def _always(spec: Spec, steps: Iterable[object], copies: int, eight: Eight) -> d
     return found
 
 
-def quantised_bytes(segment: Segment) -> dict[str, int]:
-    """The weights of a segment that its products read in eight bits, with the bytes of that copy and its scales."""
-    joint = interpret(segment)
-    of = {name: joint.tensors[name] for name in operand_weights(joint)}
-    return {name: tensor_bytes(each.shape, each.dtype) for name, each in of.items()}
-
-
 def kept_bytes(chains: Chains, kind: str) -> int:
     """What a block's F keeps of a micro-batch for its backward, or its I for its weight gradients.
 
     The hidden state that it takes is kept by the block that reads it, not by the one that made it.
     """
-    made = {"F": ("F",), "I": ("F", "I")}[kind]
-    buffers = {buffer.name: buffer for each in made for node in chains.of(each) for buffer in node.writes}
+    kinds = {"F": ("F",), "I": ("F", "I")}[kind]
+    buffers = {buffer.name: buffer for each in kinds for node in chains.of(each) for buffer in node.writes}
     taken = _taken(chains)
     for name, buffer in (taken | buffers).items():  # of values that other blocks give a gradient for
         buffers.setdefault(f"d_{name}", Buffer(f"d_{name}", buffer.shape, buffer.dtype))
     later = chains.of({"F": "B", "I": "W"}[kind])
-    own = {buffer.name for node in later for buffer in node.writes}
-    reads = {name for node in later for name in node.instruction.reads} - own
+    written = {buffer.name for node in later for buffer in node.writes}
+    reads = {name for node in later for name in node.instruction.reads} - written
     if kind == "F":
         reads = {name for name in reads if not name.startswith("d_")}
     sizes = taken | buffers

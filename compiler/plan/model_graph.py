@@ -16,7 +16,7 @@ def model_graph(plan: Plan, rates: Rates) -> nx.DiGraph:
     have `values`, their names, `bytes`, and `crosses`: whether a message takes them to the next stage.
     """
     graph: nx.DiGraph = nx.DiGraph()
-    made: dict[str, tuple[str, int]] = {}  # value → (who makes it, bytes)
+    makers: dict[str, tuple[str, int]] = {}  # value → (who makes it, bytes)
     for stage in plan.stages:
         chains = Chains(stage, plan.cuts, rates)
         times: dict[tuple[str, str], int] = {}
@@ -32,11 +32,11 @@ def model_graph(plan: Plan, rates: Rates) -> nx.DiGraph:
             kind = step.segment.kind if isinstance(step, Use) else step.kind
             graph.add_node(name, kind=kind, stage=stage.index, **seconds)
             for value in step.inputs:
-                if value in made:
-                    maker, size = made[value]
+                if value in makers:
+                    maker, size = makers[value]
                     _add(graph, maker, name, value, size)
             outputs = step.outputs if isinstance(step, Communication) else _outputs(step, plan.cuts[step.site])
-            made |= {buffer.name: (name, _bytes(buffer, chains.rows)) for buffer in outputs}
+            makers |= {buffer.name: (name, _bytes(buffer, chains.rows)) for buffer in outputs}
     return graph
 
 
@@ -51,11 +51,11 @@ def _outputs(use: Use, cut: Cut) -> list[Buffer]:
 
 
 def _bytes(buffer: Buffer, rows: int) -> int:
-    own = Buffer(buffer.name, buffer.shape, buffer.dtype)  # a view moves as many bytes as what it views
-    return own.fixed_bytes + own.row_bytes * rows
+    moved = Buffer(buffer.name, buffer.shape, buffer.dtype)  # a view moves as many bytes as what it views
+    return moved.fixed_bytes + moved.row_bytes * rows
 
 
 def _add(graph: nx.DiGraph, maker: str, reader: str, value: str, size: int) -> None:
-    known = graph.get_edge_data(maker, reader, {"values": (), "bytes": 0})
+    edge = graph.get_edge_data(maker, reader, {"values": (), "bytes": 0})
     crosses = graph.nodes[maker]["stage"] != graph.nodes[reader]["stage"]
-    graph.add_edge(maker, reader, values=(*known["values"], value), bytes=known["bytes"] + size, crosses=crosses)
+    graph.add_edge(maker, reader, values=(*edge["values"], value), bytes=edge["bytes"] + size, crosses=crosses)

@@ -68,7 +68,7 @@ def pipeline_of(model: CutModel, num_stages: int, stage_placement: StagePlacemen
     on = {part: blocks_of(each, overlaps) for part, each in chains.items()}
     room = [spec.cluster.parts[part][1].device.memory for part in parts]
     schedule = schedule_on(spec, stage_placement, num_ranks)
-    holding = holding_of(spec, [block.steps for block in model.blocks], chains[parts[0]], schedule, room)
+    holding = holding_of(model, chains[parts[0]], schedule, room)
     return Pipeline(stage_placement, tuple(on[part] for part in parts), holding)
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from math import prod
 
 from compiler.ir import Plan, Use
-from compiler.plan.holding import quantised_bytes
 from compiler.proof import Certificate
 from dsl.memory import ITEMSIZE, Memory, bytes_per_element
 from dsl.schema import Device, Spec
@@ -89,16 +88,13 @@ def _pipeline_ranks(plan: Plan, holders: Collection[int]) -> list[int]:
 
 def quantised_weights(plan: Plan) -> tuple[int, ...]:
     """Bytes of the eight-bit copies on a device of every pipeline rank, one copy of each weight with its scales."""
-    found: dict[object, dict[str, int]] = {}  # by segment key: bytes of each local name
     result = []
     for rank in range(plan.mesh.pp):
         tensors: dict[str, int] = {}
         for stage in plan.stages_of(rank):
             for use in (step for step in plan.stages[stage].steps if isinstance(step, Use)):
-                key = use.segment.key
-                if key not in found:
-                    found[key] = quantised_bytes(use.segment)
-                tensors |= {dict(use.params)[name]: size for name, size in found[key].items()}
+                names = dict(use.params)
+                tensors |= {names[name]: size for name, size in plan.cuts[use.site].quantised}
         result.append(sum(tensors.values()))
     return tuple(result)
 

@@ -175,36 +175,36 @@ def calibrated(table: Table, trace: Trace, spec: Spec, plan: Plan, cuts: Mapping
     factors: dict[str, float] = {}
     for entry in trace.classes:
         factors |= _of_classes(entry, trace, table, times)
-    known, latency = sum(times.exchanges.values()), sum(times.latency.values())
-    if trace.exchanges and known:
+    predicted, latency = sum(times.exchanges.values()), sum(times.latency.values())
+    if trace.exchanges and predicted:
         measured = sum(each.ms for each in trace.exchanges) * 1e-3
         kept = {each.phase for each in trace.exchanges}
-        known = sum(time_s for phase, time_s in times.exchanges.items() if phase in kept)
+        predicted = sum(time_s for phase, time_s in times.exchanges.items() if phase in kept)
         latency = sum(time_s for phase, time_s in times.latency.items() if phase in kept)
-        if measured <= latency or known <= latency:
+        if measured <= latency or predicted <= latency:
             raise RateError(f"trace {trace.name}: its exchanges are shorter than their latency")
-        factors |= dict.fromkeys(_exchanged(rates), (measured - latency) / (known - latency))
+        factors |= dict.fromkeys(_exchanged(rates), (measured - latency) / (predicted - latency))
     said = {"source": trace.source, "date": trace.date}
 
     def factor_of(kind: str, factor: float) -> Factor:
         dtype = _dtype_of(rates, kind)
         return _factor(trace, kind, dtype, table.factor_of(kind, dtype) * factor)
 
-    made = tuple(factor_of(kind, factor) for kind, factor in factors.items())
+    scaled = tuple(factor_of(kind, factor) for kind, factor in factors.items())
     gap_s = float(f"{trace.gaps_ms * 1e-3 / trace.layers / times.launches:.4g}")
     launch = (Row.model_validate({"class": "launch", "seconds": gap_s, "when": "paired", **said}),) if gap_s else ()
     if table.name in shipped_tables() and table == shipped_table(table.name):  # its rows need not be written again
         rows, base = launch, table.name
     else:
         rows, base = (*launch, *(row for row in table.rows if not launch or row.kind != "launch")), None
-        known_kinds = {(factor.kind, factor.dtype) for factor in made}
-        made += tuple(factor for factor in table.factors if (factor.kind, factor.dtype) not in known_kinds)
+        traced_kinds = {(factor.kind, factor.dtype) for factor in scaled}
+        scaled += tuple(factor for factor in table.factors if (factor.kind, factor.dtype) not in traced_kinds)
     found = Table(
         name=f"{table.name[: MAX_TEXT - len(CALIBRATED)]}{CALIBRATED}",
         base=base,
         device=table.device,
         rows=rows,
-        factors=made,
+        factors=scaled,
     )
     span_s = pair_s(plan, cuts, rates_of(spec, found), trace)
     if span_s is None:
@@ -233,8 +233,8 @@ def uncalibrated(table: Table, spec: Spec, plan: Plan, cuts: Mapping[str, Cut]) 
         used.add("rope")
     if spec.parallel.expert > 1:
         used |= set(_exchanged(rates))
-    known = {factor.kind for factor in with_base(table).factors}
-    return tuple(kind for kind in CLASSES if kind in used - known)
+    scaled = {factor.kind for factor in with_base(table).factors}
+    return tuple(kind for kind in CLASSES if kind in used - scaled)
 
 
 def _exchanged(rates: Rates) -> tuple[str, str]:

@@ -75,13 +75,13 @@ def _arguments(op: str, args: Sequence[Any], outputs: Sequence[str], tensors: Ma
     """What the op is called with; a weight gradient with the buffer it adds to, and without constants."""
     names = _names(op)
     bounds = _bounds(names, args, tensors)
-    made = [
+    values = [
         _tensor(tensors[arg], name, bounds) if isinstance(arg, str) else arg
         for name, arg in zip(names, args, strict=True)
         if isinstance(arg, str) or not op.endswith("_wgrad")
     ]
     gradients = [tensors[output] for output in outputs if op.endswith("_wgrad")]
-    return (*(_tensor(replace(each, dtype=statistics_dtype(each.dtype)), "", bounds) for each in gradients), *made)
+    return (*(_tensor(replace(each, dtype=statistics_dtype(each.dtype)), "", bounds) for each in gradients), *values)
 
 
 def _names(op: str) -> tuple[str, ...]:
@@ -160,8 +160,8 @@ def table_of(measured: Mapping[str, Any], tasks: Sequence[Task], device: Device,
     ]
     for name, kinds, latency in _LINKS:
         rows += _link_rows(measured.get(name, ()), kinds, latency)
-    made = tuple(Row.model_validate({**row, **said}) for row in rows)
-    return Table(name="measured", device=device, rows=made)
+    checked = tuple(Row.model_validate({**row, **said}) for row in rows)
+    return Table(name="measured", device=device, rows=checked)
 
 
 _LINKS = (

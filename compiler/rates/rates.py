@@ -39,7 +39,7 @@ class Rates:
     table: str = ""
     assumptions: tuple[str, ...] = ()  # of what the table does not say of the device
     notes: Mapping[tuple[str, str], str] = field(default_factory=dict, compare=False)  # what stands in for no rows
-    _known: dict[tuple[str, str, tuple[int, ...]], float] = field(default_factory=dict, compare=False, repr=False)
+    _rates_at: dict[tuple[str, str, tuple[int, ...]], float] = field(default_factory=dict, compare=False, repr=False)
     _calls: dict[tuple[str, int, int], tuple[Cost, float]] = field(default_factory=dict, compare=False, repr=False)
 
     # ------------------------------------------------------------ compute
@@ -51,15 +51,15 @@ class Rates:
             (kind, dtype): tuple((shape, rate / self.compute) for shape, rate in points) if kind in FLOPS else points
             for (kind, dtype), points in self.points.items()
         }
-        return replace(self, points=faster, compute=1.0, _known={}, _calls={})
+        return replace(self, points=faster, compute=1.0, _rates_at={}, _calls={})
 
     def compute_s(self, kind: str, cost: Cost, rows: int) -> float:
         """Seconds of one call of a segment of `kind` that meets `rows` received rows: its ops one after the other."""
-        known = self._calls.get((kind, id(cost), rows))
-        if known is None or known[0] is not cost:  # costs are large to hash, and one is asked for often
+        priced = self._calls.get((kind, id(cost), rows))
+        if priced is None or priced[0] is not cost:  # costs are large to hash, and one is asked for often
             time_s = sum(self.launch_s + self.kernel_s(kind, op, work, rows) for op, work in cost.ops)
-            self._calls[kind, id(cost), rows] = known = (cost, time_s)
-        return known[1]
+            self._calls[kind, id(cost), rows] = priced = (cost, time_s)
+        return priced[1]
 
     def kernel_s(self, kind: str, op: str, work: Cost, rows: int) -> float:
         """Seconds that an op of a segment of `kind` computes, without its launch."""
@@ -85,9 +85,9 @@ class Rates:
     def rate(self, kind: str, dtype: str, shape: tuple[int, ...]) -> float:
         """FLOP/s or byte/s of a class at a shape."""
         key = (kind, dtype, shape)
-        if key not in self._known:
-            self._known[key] = rate_at(self.points[kind, dtype], shape)
-        return self._known[key]
+        if key not in self._rates_at:
+            self._rates_at[key] = rate_at(self.points[kind, dtype], shape)
+        return self._rates_at[key]
 
     @property
     def memory_bytes(self) -> float:

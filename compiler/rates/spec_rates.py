@@ -199,8 +199,10 @@ def _roofline(place: Place, kind: str, dtype: str) -> float:
 
 def _seconds(table: Table) -> dict[str, float]:
     """Launches and latencies; a class that has none takes another's, or nothing."""
-    known = {row.kind: row.seconds for row in table.rows if row.seconds is not None}
-    found = {kind: next((known[of] for of in (kind, *INSTEAD.get(kind, ())) if of in known), 0.0) for kind in SECONDS}
+    seconds = {row.kind: row.seconds for row in table.rows if row.seconds is not None}
+    found = {
+        kind: next((seconds[of] for of in (kind, *INSTEAD.get(kind, ())) if of in seconds), 0.0) for kind in SECONDS
+    }
     return found
 
 

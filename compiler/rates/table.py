@@ -210,9 +210,9 @@ def with_base(table: Table) -> Table:
     if table.base is None:
         return table
     base = shipped_table(table.base)
-    own = {(row.kind, row.dtype) for row in table.rows}
+    given = {(row.kind, row.dtype) for row in table.rows}
     device = base.device.model_copy(update=table.device.model_dump(exclude_none=True))
-    taken = (_at(row, base.device, device) for row in base.rows if (row.kind, row.dtype) not in own)
+    taken = (_at(row, base.device, device) for row in base.rows if (row.kind, row.dtype) not in given)
     rows = (*table.rows, *taken)
     scaled = {(factor.kind, factor.dtype) for factor in table.factors}
     factors = (*table.factors, *(factor for factor in base.factors if (factor.kind, factor.dtype) not in scaled))

@@ -139,7 +139,7 @@ def parse_costs(text: str) -> Costs:
         if key in values:
             raise ValueError(f"{name[:40]} is given twice")
         values[key] = _number(number, name)
-    return _made(values, {key: time for key, time in values.items() if len(key) == 2})
+    return _costs(values, {key: time for key, time in values.items() if len(key) == 2})
 
 
 def parse_time(text: str) -> Fraction:
@@ -163,8 +163,8 @@ def costs_of_json(text: str) -> Costs:
     except RecursionError:
         raise ValueError("not a table of costs: nested too deep") from None
     lanes = isinstance(value, dict) and "lanes" in value
-    known = {"lanes": dict} if lanes else dict.fromkeys("FIWB", Fraction)
-    table = _object(value, known | {"pairs": dict, "stages": list, "ranks": list, "latency": Fraction}, "the table")
+    forms = {"lanes": dict} if lanes else dict.fromkeys("FIWB", Fraction)
+    table = _object(value, forms | {"pairs": dict, "stages": list, "ranks": list, "latency": Fraction}, "the table")
     one, pairs = _of_lanes(table["lanes"]) if lanes else ({kind: table[kind] for kind in "FIWB" if kind in table}, {})
     if missing := {"F", "I", "W"} - one.keys():
         raise ValueError(f"the table has no {', '.join(sorted(missing))}")
@@ -172,7 +172,7 @@ def costs_of_json(text: str) -> Costs:
     if odd := [name for name in measured if len(name) == 1]:
         raise ValueError(f'"pairs" has {odd[0]}, which is no pair')
     return replace(
-        _made(one, pairs | measured),
+        _costs(one, pairs | measured),
         latency=table.get("latency", Fraction(0)),
         stages=_weights(table.get("stages", []), "stages"),
         ranks=_weights(table.get("ranks", []), "ranks"),
@@ -208,7 +208,7 @@ def _of_lanes(value: Any) -> tuple[dict[str, Fraction], dict[str, Fraction]]:
     return {kind: compute[kind] + moved[kind] for kind in "FIW"}, pairs
 
 
-def _made(one: Mapping[str, Fraction], pairs: Mapping[str, Fraction]) -> Costs:
+def _costs(one: Mapping[str, Fraction], pairs: Mapping[str, Fraction]) -> Costs:
     F, I, W = (one.get(kind, Fraction(1)) for kind in "FIW")
     costs = Costs(F, I, W, one.get("B"), tuple(sorted(pairs.items())))
     for kind in "FB":

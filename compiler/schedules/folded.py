@@ -76,10 +76,10 @@ def _numbered(slots: Sequence[Slot], stages: tuple[int, int], first: tuple[int, 
             queues = [queue for queue in deferred if queue] if direction < 0 else [deferred[direction]]
             return min(queues).popleft()[1]  # that with the older head
         counter = next_forward if kind == "F" else next_backward
-        made = _action(kind, stages[direction], counter[direction])
+        taken = _action(kind, stages[direction], counter[direction])
         counter[direction] += 1
         if kind == "I":
-            deferred[direction].append((sum(next_backward), _action("W", made.stage, made.micro_batch)))
-        return made
+            deferred[direction].append((sum(next_backward), _action("W", taken.stage, taken.micro_batch)))
+        return taken
 
     return tuple(Pair(action(slot[0]), action(slot[1])) if len(slot) == 2 else action(slot[0]) for slot in slots)

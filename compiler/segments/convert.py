@@ -120,9 +120,9 @@ class Conversion:
         op, occurrence, index = key
         final = RULES[op].value_names(op, occurrence)
         value = self.values[node]
-        for made in self.draft.nodes:
-            if value in made.outputs and made.op == op:
-                return dict(zip(made.outputs, final, strict=True))
+        for drafted in self.draft.nodes:
+            if value in drafted.outputs and drafted.op == op:
+                return dict(zip(drafted.outputs, final, strict=True))
         return {value: final[index]}  # a view
 
     def _emit(self, node: fx.Node, op: str, args: Any) -> None:

@@ -104,18 +104,18 @@ def _applied(joint: Joint, find: tuple[Node, ...], make: tuple[Node, ...], bound
         args = tuple(bound[arg] if isinstance(arg, str) else arg for arg in node.args)
         return Node(node.op, args, tuple(str(bound[value]) for value in node.outputs))
 
-    found, made = ([actual(node) for node in nodes] for nodes in (find, make))
+    found, fused = ([actual(node) for node in nodes] for nodes in (find, make))
     results = {value for node in found for value in node.outputs}
     others = [node for node in joint.nodes if not results & set(node.outputs)]
-    known = dict(joint.parts)
+    parts_of = dict(joint.parts)
     parts = tuple(
-        (node, tuple(each for part in _behind(pattern, find) for each in known.get(actual(part), (actual(part),))))
-        for node, pattern in zip(made, make, strict=True)
+        (node, tuple(each for part in _behind(pattern, find) for each in parts_of.get(actual(part), (actual(part),))))
+        for node, pattern in zip(fused, make, strict=True)
     )
     left = tuple(row for row in joint.parts if row[0] not in found)
-    lost = results - {value for node in made for value in node.outputs}
+    lost = results - {value for node in fused for value in node.outputs}
     again = tuple(value for value in joint.again if value not in lost)
-    after = replace(joint, nodes=_in_order([*others, *made], joint), parts=(*left, *parts), again=again)
+    after = replace(joint, nodes=_in_order([*others, *fused], joint), parts=(*left, *parts), again=again)
     before, now = _phases(joint), _phases(after)
     assert all(now[node] == before[node] for node in others if node in before), "a fusion moves no other node"
     return after
@@ -129,11 +129,11 @@ def _in_order(nodes: Sequence[Node], joint: Joint) -> tuple[Node, ...]:
     """Every node behind those whose results it reads, else in the order in which the graph had its last result."""
     place = {value: index for index, node in enumerate(joint.nodes) for value in node.outputs}
     waiting = sorted(nodes, key=lambda node: max(place[value] for value in node.outputs))
-    made = {value for node in waiting for value in node.outputs}
+    results = {value for node in waiting for value in node.outputs}
     done: set[str] = set()
     ordered: list[Node] = []
     while waiting:
-        node = next(node for node in waiting if made.intersection(node.reads) <= done)
+        node = next(node for node in waiting if results.intersection(node.reads) <= done)
         waiting.remove(node)
         ordered.append(node)
         done |= set(node.outputs)

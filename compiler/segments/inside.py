@@ -28,13 +28,13 @@ def _most(joint: Joint, nodes: tuple[Node, ...], returned: set[str]) -> tuple[tu
     def base(value: str) -> str:
         return base(views[value].reads[0]) if value in views else value
 
-    made = {value: index for index, node in enumerate(nodes) for value in node.outputs if value not in views}
-    last = dict(made)
+    first = {value: index for index, node in enumerate(nodes) for value in node.outputs if value not in views}
+    last = dict(first)
     for index, node in enumerate(nodes):
-        last |= {base(value): index for value in node.reads if base(value) in made}
+        last |= {base(value): index for value in node.reads if base(value) in first}
     changes: list[list[int]] = [[0, 0] for _ in range(len(nodes) + 1)]
     live = [0, 0]  # beside what is returned, all of which counts as there from the beginning
-    for value, index in made.items():
+    for value, index in first.items():
         tensor = joint.tensors[value]
         buffer = Buffer(value, tensor.shape, tensor.dtype)
         size = (buffer.fixed_bytes, buffer.row_bytes)

@@ -28,7 +28,7 @@ def cut(segment: ir.Segment) -> ir.Cut:
     """What F saves for I and W, what I defers to W, and what each costs."""
     joint = interpret(segment)
     parts = split(joint)
-    return replace(parts.cut, costs=costs(joint), inside=inside(joint, parts))
+    return replace(parts.cut, costs=costs(joint), inside=inside(joint, parts), quantised=storage.quantised(joint))
 
 
 # ---------------------------------------------------------------- forward

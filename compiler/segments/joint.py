@@ -119,9 +119,9 @@ class Draft:
         for output, value in zip(self.segment.outputs, self.outputs, strict=True):
             if value not in arguments and names.get(value) not in returned:
                 names[value] = output.name
-        made = {value for node in self.nodes for value in node.outputs} - names.keys()
+        inner = {value for node in self.nodes for value in node.outputs} - names.keys()
         for of, value in (*self.gradients, *self.totals.items()):
-            if value in made:
+            if value in inner:
                 names[value] = f"d_{of}"  # of the last value whose gradient it is
         taken = {*names.values(), *arguments}
         occurrence: Counter[str] = Counter()

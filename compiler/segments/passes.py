@@ -73,8 +73,8 @@ def _norms(segment: Segment) -> int:
 def _quantised_norms(segment: Segment) -> int:
     """Those of F that no sum goes before, and those that the backward makes again."""
     of_f = _norms(segment) + (segment.kind == "dense" and "residual_norm" not in segment.fused)
-    made_again = _again(segment, "rmsnorm") * (_norms(segment) + (segment.kind == "dense"))
-    return of_f + made_again + (segment.kind == "shared" and "rmsnorm" in segment.recompute)
+    recomputed = _again(segment, "rmsnorm") * (_norms(segment) + (segment.kind == "dense"))
+    return of_f + recomputed + (segment.kind == "shared" and "rmsnorm" in segment.recompute)
 
 
 def _swiglus(segment: Segment, gated: bool) -> int:
@@ -99,21 +99,21 @@ def _gets_packed(segment: Segment) -> bool:
 def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
     """SwiGLU, plain or with the arguments of gated rows, and the quantisation around it."""
     gated, whole = bool(more), ("h", *more)
-    made = Node(op, whole, ("y",)), Node("quantise", ("y",), ("q",))
+    activation = Node(op, whole, ("y",)), Node("quantise", ("y",), ("q",))
     given = ("dh", *(f"d_{name}" for name in more))
     return (
         Pass(
-            find=(*made, Node("requantise", ("q",), ("columns",))),
+            find=(*activation, Node("requantise", ("q",), ("columns",))),
             make=(Node(f"{op}_quantise_requantise", whole, ("columns",)),),
             matches=lambda segment: _swiglus(segment, gated) and _kept(segment),
         ),
         Pass(
-            find=(*made, Node("quantise", ("h",), ("kept",))),
+            find=(*activation, Node("quantise", ("h",), ("kept",))),
             make=(Node(f"{op}_quantise_kept", whole, ("q", "kept")),),
             matches=lambda segment: _swiglus(segment, gated) and _kept(segment),
         ),
         Pass(
-            find=made,
+            find=activation,
             make=(Node(f"{op}_quantise", whole, ("q",)),),
             matches=lambda s: _swiglus(s, gated) * (0 if _kept(s) else 1 + (s.kind in s.recompute)),
         ),

@@ -80,7 +80,7 @@ def split(joint: Joint) -> Split:
 
     functions = {name: [joint.nodes[index] for index, phase in where.items() if phase == name] for name in "FIW"}
     functions["W"] = accumulating(functions["W"], joint.weights)
-    made = {name: [value for node in nodes for value in node.outputs] for name, nodes in functions.items()}
+    results = {name: [value for node in nodes for value in node.outputs] for name, nodes in functions.items()}
     read = {name: {base(value) for node in nodes for value in node.reads} for name, nodes in functions.items()}
     gradients = tuple((f"d_{name}", value) for name, value in joint.gradients)
     assert not any(value in views for _, value in (*joint.outputs, *gradients)), "a segment returns no views"
@@ -90,13 +90,13 @@ def split(joint: Joint) -> Split:
     outputs = tuple(dict.fromkeys(value for name, value in joint.outputs if value == name))
     tangents = tuple(f"d_{output.name}" for output in segment.outputs if output.grad)
     backward = read["I"] | read["W"] | {value for _, value in gradients}
-    saved = tuple(value for value in made["F"] if value in backward and value not in outputs)
-    deferred = tuple(value for value in made["I"] if value in read["W"])
+    saved = tuple(value for value in results["F"] if value in backward and value not in outputs)
+    deferred = tuple(value for value in results["I"] if value in read["W"])
     arguments = (*inputs, *outputs, *saved, *tangents)
     accumulators = tuple(f"g_{name}" for name, _ in joint.weights)
     assert not set(deferred) & {value for _, value in gradients}, "W reads no input gradient"
-    known = {*arguments, *deferred, *accumulators}
-    assert read["W"] - set(made["W"]) <= known | set(params), "every value W reads crosses the cut"
+    crossing = {*arguments, *deferred, *accumulators}
+    assert read["W"] - set(results["W"]) <= crossing | set(params), "every value W reads crosses the cut"
 
     def signature(name: str, candidates: tuple[str, ...], returns: tuple[str, ...]) -> ir.Signature:
         direct = {value for _, value in gradients} if name == "I" else set()
@@ -111,12 +111,12 @@ def split(joint: Joint) -> Split:
             storages.setdefault(value, name)
         return tuple(result)
 
-    own = {name: name for name in inputs}
+    input_storages = {name: name for name in inputs}
     cut = ir.Cut(
         F=ir.Signature((*params, *inputs), (*(name for name, _ in joint.outputs), *saved)),
         I=signature("I", (*params, *arguments), (*(name for name, _ in gradients), *deferred)),
         W=signature("W", (*accumulators, *params, *arguments, *deferred), ()),
-        outputs=buffers(joint.outputs, dict(own)),
+        outputs=buffers(joint.outputs, dict(input_storages)),
         saved=buffers(((value, value) for value in saved), {}),
         gradients=buffers(gradients, {value: value for value in (*tangents, *arguments)}),
         deferred=buffers(((value, value) for value in deferred), {}),

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compiler.dtypes import is_packed, turned
+from compiler.dtypes import is_packed, tensor_bytes, turned
 from compiler.segments.joint import Joint, Node
 from compiler.segments.split import phases
 
@@ -31,6 +31,12 @@ def operand_weights(joint: Joint) -> tuple[str, ...]:
         return ()
     read = {node.args[1] for node in joint.nodes if node.op in PRODUCTS}
     return tuple(param.name for param in joint.segment.params if param.name in read)
+
+
+def quantised(joint: Joint) -> tuple[tuple[str, int], ...]:
+    """Those parameters, with the bytes of the copy and its scales."""
+    tensors = [(name, joint.tensors[name]) for name in operand_weights(joint)]
+    return tuple((name, tensor_bytes(each.shape, each.dtype)) for name, each in tensors)
 
 
 def in_storage(joint: Joint) -> Joint:

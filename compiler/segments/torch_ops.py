@@ -81,7 +81,8 @@ def check_names(op: str, rule: Rule) -> None:
     for name, reads in ((op, rule.args), *((gradient.op, gradient.reads) for gradient in rule.gradients)):
         given = [re.sub("_[A-Z][A-Za-z0-9]*$", "", parameter) for parameter in inspect.signature(OPS[name]).parameters]
         wanted = [
-            own if isinstance(read, Extent) else _parameter(read) for read, own in zip(reads, given, strict=False)
+            parameter if isinstance(read, Extent) else _parameter(read)
+            for read, parameter in zip(reads, given, strict=False)
         ]
         assert len(reads) == len(given) and wanted == given, f"{name} takes {given}; the rule of {op} gives it {reads}"
 

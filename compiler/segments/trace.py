@@ -30,13 +30,13 @@ class Recorder:
     def __init__(self, ops: Any) -> None:
         self.ops = ops
         self.calls: Counter[str] = Counter()
-        self.made: list[tuple[tuple[str, int, int], torch.Tensor]] = []
+        self.results: list[tuple[tuple[str, int, int], torch.Tensor]] = []
 
     def __getattr__(self, op: str) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             result = getattr(self.ops, op)(*args)
             outputs = result if isinstance(result, tuple) else (result,)
-            self.made += [((op, self.calls[op], index), tensor) for index, tensor in enumerate(outputs)]
+            self.results += [((op, self.calls[op], index), tensor) for index, tensor in enumerate(outputs)]
             self.calls[op] += 1
             return result
 
@@ -60,7 +60,7 @@ def trace(segment: ir.Segment, ops: Any) -> Joint:
         outputs = run(segment, recorder, by_name)
         leaves = [("gradient", i.name) for i in segment.inputs if i.grad]
         leaves += [("weight", p.name) for p in segment.params if p.grad]
-        between = [(key, tensor) for key, tensor in recorder.made if tensor.requires_grad]
+        between = [(key, tensor) for key, tensor in recorder.results if tensor.requires_grad]
         gradients = torch.autograd.grad(
             [tensor for output, tensor in zip(segment.outputs, outputs, strict=True) if output.grad],
             [*(by_name[name] for _, name in leaves), *(tensor for _, tensor in between)],
@@ -70,8 +70,8 @@ def trace(segment: ir.Segment, ops: Any) -> Joint:
         labels[:] = [Label("output", output.name) for output in segment.outputs]
         labels.extend(Label(role, name) for role, name in leaves)
         labels.extend(Label("between gradient", key=key) for key, _ in between)
-        labels.extend(Label("between", key=key) for key, _ in recorder.made)
-        return [*outputs, *gradients, *(tensor for _, tensor in recorder.made)]
+        labels.extend(Label("between", key=key) for key, _ in recorder.results)
+        return [*outputs, *gradients, *(tensor for _, tensor in recorder.results)]
 
     with mode:
         outputs = run(segment, ops, given)

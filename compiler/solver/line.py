@@ -89,7 +89,7 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
             held -= 1
             steps.append((time, NOW, NOW, NOBODY, NOBODY))
         else:
-            waits, made, freed, new = [], [], 0, 0
+            waits, produced, freed, new = [], [], 0, 0
             for token in (slot & 7, (slot >> 3) - 1):  # the later kind first: a pair's actions may not need each other
                 if token == W:
                     if not due:
@@ -97,7 +97,7 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
                     due -= 1
                     freed += 1
                     waits.append(NOW)
-                    made.append(NOBODY)
+                    produced.append(NOBODY)
                     continue
                 kind = token if token < 4 else token - 2
                 k = done[kind]
@@ -113,13 +113,13 @@ def changed(problem: Problem, row: int, old: Line, slots: list[int], first: int,
                     new += 1
                 done[kind] = k + 1
                 waits.append(needs[kind] + k)
-                made.append(makes[kind] + k)
+                produced.append(makes[kind] + k)
             if held > cap:
                 return None
             held -= freed
             split += new
             due += new
-            steps.append((time, waits[0], waits[1], made[0], made[1]))
+            steps.append((time, waits[0], waits[1], produced[0], produced[1]))
     end = len(old.slots) - num_equal
     if not one_w and num_equal:
         if far[before:] != old.far[before : old.states[end][5]]:  # then W behind are of other chunks

@@ -69,11 +69,11 @@ def link_rate_at(points: Sequence[Point], ranks: int, num_bytes: float) -> float
     sizes = sorted({at[0] for at, _ in points if at})
     if not sizes:
         return points[0][1]
-    known = []
+    by_ranks = []
     for size in sizes:
         of_size = sorted((at[1], rate) for at, rate in points if at and at[0] == size)
-        known.append((size, _between(of_size, num_bytes)))
-    return _between(known, ranks)
+        by_ranks.append((size, _between(of_size, num_bytes)))
+    return _between(by_ranks, ranks)
 
 
 def _between(points: Sequence[tuple[int, float]], at: float) -> float:

@@ -180,8 +180,8 @@ def parse(data: bytes) -> Manifest:
 
 def _parse(data: bytes) -> Manifest:
     fields = json.loads(data)
-    known = _is_record(fields, "format", "step", "serial", "world", "meta", "shards", "sha256")
-    _demand(known and fields["format"] == FORMAT, f"is not a {FORMAT}")
+    is_record = _is_record(fields, "format", "step", "serial", "world", "meta", "shards", "sha256")
+    _demand(is_record and fields["format"] == FORMAT, f"is not a {FORMAT}")
     _demand(_is_count(fields["step"]) and _is_count(fields["serial"]), "bad step or serial")
     _demand(isinstance(fields["meta"], dict) and isinstance(fields["shards"], list), "bad meta or shards")
     _demand(_is_count(fields["world"]) and fields["world"] == len(fields["shards"]), "world and shards differ")

@@ -20,9 +20,9 @@ class CollectiveLinks:
         self._groups: dict[Channel, dist.ProcessGroup] = {}
         self._rank, self._checked = rank, checked
         for kind, ranks in wanted.channels:
-            made = dist.new_group(sorted(ranks), timeout=timedelta(seconds=timeout_s), group_desc=f"{kind} {ranks}")
+            group = dist.new_group(sorted(ranks), timeout=timedelta(seconds=timeout_s), group_desc=f"{kind} {ranks}")
             if rank in ranks:
-                self._groups[kind, ranks] = made
+                self._groups[kind, ranks] = group
         self.sums: Sums = CollectiveSums(self._groups)
 
     def edge(self, source: int, destination: int) -> CollectiveEdge:

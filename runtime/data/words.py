@@ -29,7 +29,7 @@ class Encoder:
     def __init__(self, bpe: Tokenizer) -> None:
         self._bpe = bpe
         self._by_words = is_byte_level(bpe)
-        self._known: dict[str, list[int]] = {}
+        self._ids: dict[str, list[int]] = {}
         self._held = 0
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -45,12 +45,12 @@ class Encoder:
 
     def _of(self, piece: str) -> Iterable[int]:
         if self._held > MAX_HELD:
-            self._known, self._held = {}, 0
+            self._ids, self._held = {}, 0
         words = WORD.findall(piece)
-        new = [word for word in dict.fromkeys(words) if word not in self._known]
-        self._known.update(zip(new, tokenizer.encode(self._bpe, new), strict=True))
+        new = [word for word in dict.fromkeys(words) if word not in self._ids]
+        self._ids.update(zip(new, tokenizer.encode(self._bpe, new), strict=True))
         self._held += sum(map(len, new)) + WORD_COST * len(new)
-        return chain.from_iterable(map(self._known.__getitem__, words))
+        return chain.from_iterable(map(self._ids.__getitem__, words))
 
 
 def is_byte_level(bpe: Tokenizer) -> bool:

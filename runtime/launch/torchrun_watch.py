@@ -61,7 +61,7 @@ class Watch:
     _published_hang: bool = False
     _store_is_gone: bool = False
     _trains: threading.Event = field(default_factory=threading.Event)  # all can know that this rank trains
-    _told: threading.Event = field(default_factory=threading.Event)  # all can know that this rank is done
+    _ended: threading.Event = field(default_factory=threading.Event)  # all can know that this rank is done
     _oom_kills: int = field(default_factory=oom_kills_so_far)
 
     # -------------------------------------------------------- called by the main thread
@@ -112,7 +112,7 @@ class Watch:
         self.state = "done"
         self.board.finish()
         os.write(self._write, b"\0")
-        self._told.wait()
+        self._ended.wait()
 
     # -------------------------------------------------------- the thread
 
@@ -120,7 +120,7 @@ class Watch:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         stillness, checked, beat_at = Stillness(time.monotonic()), time.monotonic(), 0.0
         try:
-            while not self._told.is_set():
+            while not self._ended.is_set():
                 woken = self._events()
                 now = time.monotonic()
                 for peer in self._peers.values():
@@ -183,7 +183,7 @@ class Watch:
         if mine.state == "train":
             self._trains.set()
         if mine.state == "done":
-            self._told.set()
+            self._ended.set()
         for rank, text in zip(ranks, beats, strict=True):
             self._peers[rank].hear(Beat(**json.loads(text)))
         self._endings = [Ending.read(line) for line in endings.splitlines()]
@@ -208,7 +208,7 @@ class Watch:
 
     def _lose_store(self, error: RuntimeError) -> None:
         if self.state == "done" or all(peer.is_over for peer in self._peers.values()):
-            self._told.set()
+            self._ended.set()
             return
         self._endings += [Ending.read(line) for key, line in self._unsaid if key == "endings"]
         if all(ending.lost_peer for ending in self._endings):

@@ -53,8 +53,8 @@ def takes(*operands: Tensor) -> bool:
 
 def multiplies(a: Tensor, b: Tensor) -> bool:
     """Whether products of two such matrices run in C++. Either may be transposed."""
-    known = ("product", a.dtype) in _functions() and a.dtype == b.dtype
-    return known and a.is_cpu and 1 in a.stride() and 1 in b.stride()
+    compiled = ("product", a.dtype) in _functions() and a.dtype == b.dtype
+    return compiled and a.is_cpu and 1 in a.stride() and 1 in b.stride()
 
 
 def call(name: str, dtype: torch.dtype, *args: Tensor | float | None) -> None:

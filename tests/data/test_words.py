@@ -51,7 +51,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "PIECE", 500)
     encoder = Encoder(BPE)
     assert encoder.encode(TEXTS[:3]) == tokenizer.encode(BPE, TEXTS[:3])
-    assert sum(len(word) + words.WORD_COST for word in encoder._known) < 2000 + 500 * words.WORD_COST
+    assert sum(len(word) + words.WORD_COST for word in encoder._ids) < 2000 + 500 * words.WORD_COST
 
 
 OTHER = {

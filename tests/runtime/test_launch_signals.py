@@ -20,7 +20,7 @@ from tests.runtime.processes import forked, is_gone, wait_for
 WORLD = 3
 
 
-def train_until_told(folder: Path) -> object:
+def train_until_told(folder: Path) -> Target:
     """Endless steps; every rank leaves word of its process, and of the step it ended after."""
 
     def target(rank: int, world: int, board: Board) -> None:
@@ -84,7 +84,7 @@ def test_a_signal_to_everybody_at_once_is_one_request(tmp_path: Path) -> None:
     assert (tmp_path / "outcome").read_text().startswith("stopped: ")
 
 
-def ignoring(folder: Path) -> object:
+def ignoring(folder: Path) -> Target:
     def target(rank: int, world: int, board: Board) -> None:
         (folder / f"pid_{rank}").write_text(str(os.getpid()))
         (folder / f"ready_{rank}").touch()
