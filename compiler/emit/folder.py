@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from runtime.build_files import MANIFEST, file_names, is_there, read_file
-from runtime.contract import Manifest
 from runtime.outcome import printable
-from runtime.strict_json import FormError
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -66,12 +65,15 @@ def _check_contents(folder: Path, top: int) -> None:
 
 
 def _written(top: int) -> set[str] | None:
-    """The files of a build, by its manifest; None if it is no manifest of dsc."""
+    """The files of a build, by its manifest; None if it is no manifest of dsc.
+
+    The build may be of another version of dsc, whose manifest has other keys: so only the names of files are read.
+    """
     try:
-        files = Manifest.from_json(read_file(top, MANIFEST)).files
-    except (OSError, FormError):
+        found = json.loads(read_file(top, MANIFEST))
+        return set(found["files"]) if "spec.resolved" in found["files"] else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return set(files) if "spec.resolved" in files else None
 
 
 def write_build(folder: Path, files: Iterable[tuple[str, str]]) -> None:
