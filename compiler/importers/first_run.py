@@ -9,7 +9,7 @@ from compiler.importers.write import number
 from dsl.counts import parameters
 from dsl.memory import lower_bound
 from dsl.schedules import DEFAULT, FACTS, PLAIN
-from dsl.schema import BUILT_IN, Batch, Model, Moe, Parallel, Schedule, Spec, Train
+from dsl.schema import BUILT_IN, AdamW, Batch, Model, Moe, Parallel, Schedule, Spec, Train
 
 DEVICES = 8  # of a node
 MEMORY = 80e9  # bytes of a device
@@ -73,7 +73,7 @@ def _outline(model: Model, context: int, place: Place) -> Spec:
         precision=BUILT_IN["bf16"],
         parallel=place.parallel,
         schedule=Schedule(name=place.schedule),
-        train=Train.model_construct(sequence=context, micro_batch=1, batch=batch),
+        train=Train.model_construct(sequence=context, micro_batch=1, batch=batch, optimizer=AdamW()),
     )
 
 
