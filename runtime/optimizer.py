@@ -64,12 +64,12 @@ def update(state: State, recipe: Optimizer, by: Op, rate: float, step: int, norm
 
 
 def update_part(b: Bucket, piece: Piece, part: slice, by: Op, numbers: tuple[float, ...]) -> None:
-    """Update a part of a piece, in the piece's shape if it is all of it."""
+    """Update a part of a piece, in the piece's shape if it is all of it and no vector."""
     mine = slice(part.start - piece.part.start, part.stop - piece.part.start)
-    shape = piece.shape if part == piece.part else (part.stop - part.start,)
-    flat = piece.master[mine], b.gradients[part], *(tensor[mine] for tensor in piece.state.values())
-    rounded = b.parameters[part] if b.mixed else None
-    by(*(tensor.view(shape) for tensor in flat), rounded, *numbers)
+    tensors = [piece.master[mine], b.gradients[part], *[tensor[mine] for tensor in piece.state.values()]]
+    if part == piece.part and len(piece.shape) > 1:
+        tensors = [tensor.view(piece.shape) for tensor in tensors]
+    by(*tensors, b.parameters[part] if b.mixed else None, *numbers)
 
 
 def balance(bias_E: Tensor, load_E: Tensor, rate: float) -> None:
