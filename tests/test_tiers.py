@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.tiers import CHECK, NOT_CHECK, SLOW_FIRST, SOAK, Row, row_of, tiers
 ROOT = Path(__file__).parents[1]
 
 
+@cache
 def functions() -> list[str]:
     """The ids of all test functions, without their cases."""
     return [
