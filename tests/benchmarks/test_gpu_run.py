@@ -352,7 +352,7 @@ def test_the_facts_are_of_todays_kernels() -> None:
 def test_facts_of_the_same_text_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     before = json.loads(FACTS.read_text("utf-8"))
     monkeypatch.setattr(facts, "CASES", (by_name("rmsnorm"),))
-    monkeypatch.setattr(facts, "gate", lambda *_, **__: ())
+    monkeypatch.setattr(facts.Gate, "verdicts", lambda *_, **__: ())
     monkeypatch.setattr(facts.triton, "__version__", before["triton"])
     text = digest(emitted(by_name("rmsnorm"))[0])
     kept = {"text": text, "launches": ["kept"]}

@@ -92,9 +92,6 @@ def test_plan_says_what_it_looks_for(monkeypatch: pytest.MonkeyPatch, capsys: py
     texts: list[str] = []
     for module in (common, plan):
         monkeypatch.setattr(module, "progress", lambda command: texts.append)
-    from compiler.commands import decide
-
-    monkeypatch.setattr(decide, "progress", lambda command: texts.append)
     words = ("-s", "train.micro_batch=auto", "-s", "cluster.node.device.memory=100MB")
     assert main(["plan", QUICK, *words, "--format", "json"]) == 0
     assert (

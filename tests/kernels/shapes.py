@@ -9,10 +9,13 @@ from typing import Any, get_args
 from torch import Tensor
 
 from compiler.build import num_sms
+from compiler.expert_placement import ExpertPlacement, LayerPlacement
+from compiler.experts.spec_experts import layers_with_experts
 from compiler.ir import Buffer
 from compiler.kernels import KERNELS
 from compiler.kernels.calls import Call, calls
 from compiler.plan import make_plan
+from compiler.spec_files import with_expert_placement
 from dsl.load import load
 from dsl.schema import Spec
 from dsl.schema.run import Fusion
@@ -60,10 +63,21 @@ def calls_in(spec: Spec) -> tuple[Call, ...]:
     return calls(spec, (use.segment for use in make_plan(spec).uses))
 
 
+def by_number(spec: Spec) -> ExpertPlacement:
+    """The placement that gives each expert rank as many experts as every other, in the order of their numbers."""
+    found = {}
+    for name, ffn in layers_with_experts(spec):
+        size = ffn.experts // spec.parallel.expert
+        found[name] = LayerPlacement(name, tuple(tuple(range(at, at + size)) for at in range(0, ffn.experts, size)))
+    return ExpertPlacement(found)
+
+
 @cache
 def kernel_calls(file: str, run: str, values: tuple[str, ...] = ()) -> tuple[tuple[Call, int], ...]:
     """The calls of a run's ops that have a row of KERNELS, with the SMs its kernels may use; and of ops like them."""
     spec = load(SPECS / file, run, [value for value in values if value != UNFUSED])
+    if PLACED in values:
+        spec = with_expert_placement(spec, by_number(spec))
     if UNFUSED in values:  # all names, of which a spec may only have those of ops that it fuses
         spec = spec.model_copy(update={"unfused": get_args(Fusion)})
     found = [call for call in calls_in(spec) if call.op in KERNELS]
