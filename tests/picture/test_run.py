@@ -95,8 +95,8 @@ def test_every_action_is_judged_against_its_plan() -> None:
     for row in panel.rows:
         for cell in row.cells:
             assert cell.error == (pytest.approx(0.25) if row.track == "measured" else None)
-    assert dict(panel.facts)["measured"] == "36.25 ms (+25%)" and picture.own_table is not None
-    rows = {row[0]: row for row in picture.own_table.rows}
+    assert dict(panel.facts)["measured"] == "36.25 ms (+25%)" and picture.given_table is not None
+    rows = {row[0]: row for row in picture.given_table.rows}
     assert rows["F0"] == ("F0", "1", "1.25", "1.25 – 1.25", "+25%", rows["F0"][5])
     assert "F0 | B3" in rows and all(row[4] == "+25%" for row in rows.values())
 
