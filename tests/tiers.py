@@ -1,4 +1,4 @@
-"""Which tests run when: `make check` in a minute and a half, `make test` before landing, `make soak` for the rest.
+"""Which tests run when: `make check` in three minutes, `make test` before landing, `make soak` for the rest.
 
 What SOAK names is in `soak`, except for a sample that stays in `test`; everything else is in `test`. `check` is the
 part of `test` that pins the language, plans, schedules, proofs and goldens. Rows name tests by the beginning of their
