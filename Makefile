@@ -1,5 +1,5 @@
 # make train: from a fresh clone to a trained quickstart.
-# make check: lint, types, and what pins the language, plans, schedules, proofs and goldens; three minutes.
+# make check: lint, types, and what pins the language, plans, schedules, proofs and goldens; two minutes.
 # make test: all that must hold before landing; sixteen minutes.  make soak: the rest, some two hours.
 # These times are of two idle cores; tests/tiers.py says which test is where.
 PYTHON ?= python3
@@ -11,7 +11,7 @@ NATIVE := hatch_build.py runtime/native/compile_cpp.py $(wildcard runtime/native
 EXTENSION := compiler/editor/vscode
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train check test tools kernels bench gpu soak census lint docs extension bless clean
+.PHONY: train check pins test tools kernels bench gpu soak census lint docs extension bless clean
 
 train: $(INSTALLED)
 	$(BIN)/dsc compile specs/quickstart.dsc
@@ -22,7 +22,10 @@ train: $(INSTALLED)
 # A worker that dies ends the tests: xdist may wait for ever for another one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 
-check: lint
+check: $(FOR_TESTS)
+	@$(MAKE) --no-print-directory -j 2 lint pins
+
+pins: $(FOR_TESTS)
 	$(PYTEST) --tier check
 
 test: tools lint
