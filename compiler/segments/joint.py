@@ -68,10 +68,6 @@ def arguments_of(segment: Segment) -> tuple[Param | Input, ...]:
     return (*segment.params, *segment.inputs)
 
 
-def differentiable_outputs(segment: Segment) -> tuple[str, ...]:
-    return tuple(output.name for output in segment.outputs if output.grad)
-
-
 @dataclass
 class Draft:
     """A joint graph in the making: what `names` does not name has a provisional name, until `named` gives it one.
