@@ -55,10 +55,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the page is not current")
     args = parser.parse_args()
-    made = page()
+    text = page()
     if args.check:
-        return int(PAGE.read_text("utf-8") != made)
-    PAGE.write_text(made, encoding="utf-8")
+        return int(PAGE.read_text("utf-8") != text)
+    PAGE.write_text(text, encoding="utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
     return 0
 

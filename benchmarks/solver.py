@@ -79,8 +79,8 @@ def measured(name: str, case: Case, effort: float) -> tuple[str, ...]:
     timeline = simulate(found.schedule, found.costs)
     chunks = found.schedule.stage_placement.num_stages(P) // P  # an activation of one of them is so much of one
     assert timeline.makespan == found.makespan and max(timeline.peak_activations) <= case.cap * chunks
-    known = P % 2 == 0 and N % 2 == 0 and N >= 2 * P
-    published = f"{float(simulate(dualpipe(P, N), costs).makespan):.6g}" if known else "-"
+    exists = P % 2 == 0 and N % 2 == 0 and N >= 2 * P
+    published = f"{float(simulate(dualpipe(P, N), costs).makespan):.6g}" if exists else "-"
     numbers = (float(found.lower_bound), float(found.makespan / found.lower_bound - 1))
     excess = float(found.makespan - N * costs.two("BF"))
     reached = (f"{float(found.makespan):.7g}", case.wanted or "-", case.ambitious or "-", f"{numbers[0]:.7g}")

@@ -156,13 +156,13 @@ def _beside_others(item: Diagnostic, items: Iterable[Diagnostic]) -> Diagnostic:
 
 def _apart(definitions: Definitions, views: Iterable[View]) -> list[tuple[str, str]]:
     """The models, clusters and precisions of a file that no run of it takes and, if it has runs, nothing extends."""
-    runs, own = runs_of(definitions), dict.fromkeys(definitions.of_first_file)
+    runs, defined = runs_of(definitions), dict.fromkeys(definitions.of_first_file)
     if runs and definitions.broken:
         return []  # no run could be looked at
     seen = {key for view in views for key in view.context.extended}
     if runs:
         seen |= {(kind, block.parent.text) for (kind, _), block in definitions.blocks.items() if block.parent}
-    return [key for key in own if key[0] != "run" and key not in seen]
+    return [key for key in defined if key[0] != "run" and key not in seen]
 
 
 def refusals(analysis: Analysis) -> tuple[Diagnostic, ...]:

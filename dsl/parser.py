@@ -84,14 +84,14 @@ def _with_braces(source: Source, words: list[Token], parsed: Parsed) -> Parsed:
     closed = feeder.parsed()
     if not missing or closed.broken:
         return parsed
-    told = []
+    unclosed = []
     for each in missing:
         line, opener = written[each.index], Span(source, each.opener.start, each.opener.end)
         notes = (Note("its block most likely ends before this line", Span(source, line.start, line.end)),)
         is_last = each.index == len(written) - 1
         message = f"this `{each.opener.text}` is never closed"
-        told.append(Diagnostic("E0107", message, opener, "add `}`", () if is_last else notes))
-    return Parsed(closed.document, (*told, *closed.diagnostics), False, parsed.num_words)
+        unclosed.append(Diagnostic("E0107", message, opener, "add `}`", () if is_last else notes))
+    return Parsed(closed.document, (*unclosed, *closed.diagnostics), False, parsed.num_words)
 
 
 @dataclass
@@ -109,7 +109,7 @@ class _Feeder:
         if len(self.tokens) > self.most:
             self._complain("E0102", f"the text goes on after {MAX_WORDS:,} words and signs", self.tokens.pop())
             self.tokens, self.broken = [], True
-        self.tokens.append(self._made("NEWLINE", len(self.source.text)))
+        self.tokens.append(self._inserted("NEWLINE", len(self.source.text)))
         self.builder = Builder(self.source)
         self.parser = Parser(self.builder)
         self.opened: list[Token] = []
@@ -139,7 +139,7 @@ class _Feeder:
             self._complain("E0107", f"this `{self.opened[-1].text}` is never closed", self.opened[-1], "add `}`")
             self.broken = self.unclosed = True
         for _ in self.opened:
-            self.parser.feed(self._made("RBRACE", len(self.source.text)))
+            self.parser.feed(self._inserted("RBRACE", len(self.source.text)))
         body: tuple[Statement, ...] = self.parser.finish()
         return body
 
@@ -296,7 +296,7 @@ class _Feeder:
         if token.type == "OPEN_STRING":  # it has swallowed the braces that close what its line opened
             line = [each for each in self.opened if "\n" not in self.source.text[each.start : token.start]]
             swallowed = min(len(line), token.text.count("}"))
-            self.tokens[index + 1 : index + 1] = [self._made("RBRACE", token.end)] * swallowed
+            self.tokens[index + 1 : index + 1] = [self._inserted("RBRACE", token.end)] * swallowed
         if unclosed is not None and token.type not in ("NEWLINE", "RBRACE"):
             stop = self._line_start(index) - 1  # at the newline before it
             self._lose(self.tokens[stop].start)
@@ -319,17 +319,17 @@ class _Feeder:
             return False
         if token.text == ":" and self._is_before_brace(index):
             return True
-        made = self._made(kind, token.start)
+        inserted = self._inserted(kind, token.start)
         try:
-            self.parser.feed(made)
+            self.parser.feed(inserted)
         except UnexpectedError:
             return False
-        self._follow(made)
+        self._follow(inserted)
         return True
 
     def _separate(self, token: Token) -> None:
         """End a statement whose block is closed, as if there had been a comma."""
-        comma = self._made("COMMA", token.start)
+        comma = self._inserted("COMMA", token.start)
         self.parser.feed(comma)
         self._follow(comma)
         self._save(token.start)
@@ -351,7 +351,7 @@ class _Feeder:
 
     # ------------------------------------------------------------ small things
 
-    def _made(self, kind: str, offset: int) -> Token:
+    def _inserted(self, kind: str, offset: int) -> Token:
         return Token(kind, {"RBRACE": "}", "COMMA": ",", "EQUAL": "="}.get(kind, ""), offset, offset)
 
     def _span(self, token: Token) -> Span:

@@ -26,8 +26,8 @@ def of(op: str, *arguments: Any) -> Any:
     if arguments[0].device.type != "meta":
         return ops.OPS[op](*arguments)
     results = RULES[op].infer(*map(abstract, arguments))
-    made = tuple(torch.empty(each.shape, dtype=getattr(torch, each.dtype), device="meta") for each in results)
-    return made if len(made) > 1 else made[0]
+    tensors = tuple(torch.empty(each.shape, dtype=getattr(torch, each.dtype), device="meta") for each in results)
+    return tensors if len(tensors) > 1 else tensors[0]
 
 
 def abstract(argument: Any) -> Any:

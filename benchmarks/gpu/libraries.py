@@ -110,8 +110,8 @@ def mla_heads(
     q, kv = split_heads(q, sequence, heads), split_heads(kv, sequence, heads)
     k_rope = rotate(split_heads(k_rope.float(), sequence, 1), turn).to(q.dtype).expand(-1, heads, -1, -1)
     q_rope = rotate(q[..., nope:].float(), turn).to(q.dtype)
-    made = torch.cat([q[..., :nope], q_rope], -1), torch.cat([kv[..., :nope], k_rope], -1), kv[..., nope:]
-    return tuple(x.contiguous() for x in made)  # type: ignore[return-value]
+    parts = torch.cat([q[..., :nope], q_rope], -1), torch.cat([kv[..., :nope], k_rope], -1), kv[..., nope:]
+    return tuple(x.contiguous() for x in parts)  # type: ignore[return-value]
 
 
 def gqa_heads(

@@ -236,8 +236,8 @@ def _launch(row: Found) -> list[str]:
 
 def arguments(case: Case) -> str:
     """The tensors of a case, as `bf16[4096, 7168]`."""
-    made = case.arguments(V3, Make(case.dtypes[0], "meta"))
-    tensors = (_of_tensor(value) for value in made if isinstance(value, Tensor))
+    arguments = case.arguments(V3, Make(case.dtypes[0], "meta"))
+    tensors = (_of_tensor(value) for value in arguments if isinstance(value, Tensor))
     return " ".join(tensors)
 
 
@@ -309,8 +309,8 @@ copy build/gpu from there.
 ## To add one
 
 1. The op in [runtime/ops](../runtime/ops), in torch. It is the definition; a fused op calls the ops that it replaces.
-2. `compiler/kernels/<name>.py`: when the kernel applies, its launch, and rows of `OPS`. `<name>.py.j2`: its text. One
-   line in `KERNELS`. `STREAMS` names what the kernel streams, and the gate checks it.
+2. `compiler/kernels/<name>.py`: when the kernel applies, its launch, and rows of `OPS`, by op. `<name>.py.j2`: its
+   text. `STREAMS` names what the kernel streams, and the gate checks it.
 3. `tests/kernels/checks_<name>.py`, with the bound of each result, and `test_<name>.py`.
 4. A case with its goal in [cases.py](../benchmarks/gpu/cases.py); then run `python -m benchmarks.gpu --facts`.
 

@@ -140,8 +140,8 @@ class Make:
 
     def __call__(self, *shape: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
         """Normal numbers. A large tensor is made in its own dtype, not through a wider copy."""
-        made = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-        return made.normal_(0.0, scale, generator=self.generator)
+        tensor = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        return tensor.normal_(0.0, scale, generator=self.generator)
 
     def wide(self, *shape: int) -> Tensor:
         """FP32: statistics, gate weights, gradients of weights."""

@@ -60,9 +60,9 @@ def _agreed(count: int, world: int) -> int:
     import torch
     import torch.distributed as dist
 
-    told = torch.tensor(count)
-    dist.broadcast(told, 0)
-    return int(told.item())
+    shared = torch.tensor(count)
+    dist.broadcast(shared, 0)
+    return int(shared.item())
 
 
 def _together(world: int) -> None:

@@ -94,13 +94,13 @@ def _takes(key: Key) -> str:
     # the block itself, or those of its kinds; what is inside of it has another head
     at = told_at(key.path)
     inner = [block for block in blocks() if f"{block.path}.".startswith(f"{at}.")]
-    own = [
+    paths = [
         block.path for block in inner if block.head.split()[0] == key.name and block.path.count(".") < at.count(".") + 2
     ]
-    if key.takes.startswith("block") and own:
-        kinds = [path.removeprefix(at).lstrip(".") or key.takes for path in own]
-        links = (f"[{kind}](#{slug(path)})" for kind, path in zip(kinds, own, strict=True))
-        return ("block " * (len(own) > 1)) + " or ".join(links)
+    if key.takes.startswith("block") and paths:
+        kinds = [path.removeprefix(at).lstrip(".") or key.takes for path in paths]
+        links = (f"[{kind}](#{slug(path)})" for kind, path in zip(kinds, paths, strict=True))
+        return ("block " * (len(paths) > 1)) + " or ".join(links)
     return key.value + (f"; {key.unit}" if key.unit else "")
 
 

@@ -109,5 +109,5 @@ def family(name: str) -> tuple[Unit, ...]:
         "money": ["USD", "USD/h"],
         "words of the language": ["tokens", "steps", "bytes"],
     }[name]
-    known = [unit(text) for text in found]
-    return tuple(sorted((each for each in known if each), key=lambda each: (each.base, each.value)))
+    units = [unit(text) for text in found]
+    return tuple(sorted((each for each in units if each), key=lambda each: (each.base, each.value)))

@@ -184,16 +184,16 @@ def _unit_hint(text: str, suffix: str) -> str:
         over = suffix.partition("/")[0]
         if units.unit(over) is not None:
             return f"put spaces around `/` to divide, or end the rate in one of {', '.join(units.TIMES)}"
-    known = ["KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB", "GB/s", "TB/s", "Gb/s", "TFLOPS", "USD/h", "tokens"]
-    known += ["steps", "bytes", "K", "M", "B", "T", "%"]
-    same = [name for name in known if name.lower() == suffix.lower()]
+    suffixes = ["KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB", "GB/s", "TB/s", "Gb/s", "TFLOPS", "USD/h", "tokens"]
+    suffixes += ["steps", "bytes", "K", "M", "B", "T", "%"]
+    same = [name for name in suffixes if name.lower() == suffix.lower()]
     from dsl.spelling import nearest  # only where something is wrong
 
     number = text.removesuffix(suffix)
-    close = same[:1] or [name for name in nearest(suffix, known) if name not in units.WORDS]
+    close = same[:1] or [name for name in nearest(suffix, suffixes) if name not in units.WORDS]
     if close:
         return f"did you mean {listed([f'{number}{each}' for each in close], 'or')}?"
-    return f"one of {listed(known)}"
+    return f"one of {listed(suffixes)}"
 
 
 def _binary(context: Context, scope: Scope, value: Binary) -> Quantity:

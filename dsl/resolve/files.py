@@ -234,7 +234,7 @@ def _checked(found: Definitions, block: Block) -> tuple[str, str] | None:
     """The kind and name of a block of the outermost level, if it has them."""
     kind, name = _name(block)
     if kind not in KINDS:
-        hint = f"blocks of a file are {', '.join(f'`{known}`' for known in KINDS)}"
+        hint = f"blocks of a file are {', '.join(f'`{kind}`' for kind in KINDS)}"
         found.complain("E0201", f"a file has no block `{kind}`", block.key.span, hint)
         found.damaged = True  # what a run names may be in it
         return None

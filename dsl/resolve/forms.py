@@ -176,14 +176,15 @@ def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total:
     found: list[RatePhase] = []
     lines = [each for each in block.body if isinstance(each, Line)]
     damaged = len(lines) < len(block.body)
-    known = [*takewhile(lambda each: isinstance(each, Line), block.body)]  # behind what is none, nobody knows the rate
+    # A damaged line may have changed the rate: lines behind it are not judged by it.
+    leading = [*takewhile(lambda each: isinstance(each, Line), block.body)]
     for each in block.body:
         if not isinstance(each, (Line, Lost)):
             hint = "write `warmup 2000 steps to 2.2e-4`"
             context.complain("E0704", "a phase of the rate is a line of words", each.span, hint)
     if not block.body:
         raise context.reject("E0704", "`rate` has no phase", block.head, "write `constant at 1e-4`")
-    for index, line in enumerate(lines[: len(known)]):
+    for index, line in enumerate(lines[: len(leading)]):
         last = index == len(lines) - 1
         try:
             found.append(_line(context, scope, line, found[-1] if found else None, ramp, total if last else None, last))
@@ -191,7 +192,7 @@ def rate(context: Context, scope: Scope, block: Block, ramp: Ramp | None, total:
         except RejectedError:
             damaged = True
             break  # later phases begin where this one would have ended
-    for line in lines[len(found) + (len(found) < len(known)) :] if damaged else ():
+    for line in lines[len(found) + (len(found) < len(leading)) :] if damaged else ():
         _alone(context, scope, line)
     if damaged:
         raise RejectedError

@@ -80,14 +80,14 @@ def merge(parent: Block, child: Block, mistakes: list[Diagnostic]) -> Block:
         return child  # another kind of attention, ffn or optimizer: nothing of the old one fits
     if child.key.text == "rate":
         return child
-    own = {key_of(statement): statement for statement in child.body if key_of(statement)}
-    replaced = own.keys() | {ALTERNATIVES[key] for key in own if key in ALTERNATIVES}
-    layers = "layers" in own
+    overriding = {key_of(statement): statement for statement in child.body if key_of(statement)}
+    replaced = overriding.keys() | {ALTERNATIVES[key] for key in overriding if key in ALTERNATIVES}
+    layers = "layers" in overriding
     kin = _ffns(parent) if layers else {}
     body: list[Statement] = []
     for statement in parent.body:
         key = key_of(statement)
-        mine = own.get(key)
+        mine = overriding.get(key)
         if isinstance(statement, Block) and isinstance(mine, Block) and not layers_of(key):
             body.append(merge(statement, mine, mistakes))
         elif key not in replaced or isinstance(statement, Import):

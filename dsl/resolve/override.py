@@ -163,13 +163,13 @@ def _set_named(context: Context, kind: str, keys: list[str], word: Word, setting
 
 def _own_precision(context: Context, named: Attribute, built_in: Word) -> Word:
     """The name of a new precision that extends the built-in one, which stays as it is; the run names the new one."""
-    known = context.definitions.blocks
+    existing = context.definitions.blocks
     name = f"my_{built_in.text}"
-    while ("precision", name) in known:
+    while ("precision", name) in existing:
         name += "_"
     word, kind = replace(built_in, text=name), replace(named.key, text="precision")
     block = Block(kind, (word,), built_in, (), built_in.span)
-    context.definitions = replace(context.definitions, blocks={**known, ("precision", name): block})
+    context.definitions = replace(context.definitions, blocks={**existing, ("precision", name): block})
     context.run = _with(context.run, named, replace(named, phrase=Phrase((word,), named.phrase.span)))
     return word
 
@@ -208,8 +208,8 @@ def _put_layers(context: Context, scope: Scope, block: Block, keys: list[str], w
     label = setting.phrase.items[0] if isinstance(setting, Attribute) else None
     if target is not None and isinstance(setting, Attribute) and isinstance(label, Range):
         return _with(block, target, Block(target.key, (label,), target.parent, target.body, setting.span, target.end))
-    known = (f"`layers.{number}` is {each.head.text.removeprefix('layers ')}" for number, each in enumerate(ranges))
-    hint = f"{', '.join(known)}: write `-s model.layers.{max(0, len(ranges) - 1)}.ffn.inner=…`"
+    labels = (f"`layers.{number}` is {each.head.text.removeprefix('layers ')}" for number, each in enumerate(ranges))
+    hint = f"{', '.join(labels)}: write `-s model.layers.{max(0, len(ranges) - 1)}.ffn.inner=…`"
     if not ranges:  # a run has none, its model does
         hint = f"layers are the model's: write `-s model.{word.text}=…`"
     raise context.reject("E0504", f"`{word.text}` names no value of a layer range", word.span, hint)

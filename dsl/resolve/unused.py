@@ -37,8 +37,8 @@ MAX_TOLD = 100  # numbers of one file without a unit
 def examine(context: Context) -> None:
     """Evaluate the lets of the first file, and of the blocks that were looked at. Mistakes are reported."""
     reported = {item.span for item in context.mistakes}
-    own = [each.name.text for each in context.definitions.body if isinstance(each, Let)]
-    places = [(Scope(()), context.definitions.lets[name]) for name in own]
+    names = [each.name.text for each in context.definitions.body if isinstance(each, Let)]
+    places = [(Scope(()), context.definitions.lets[name]) for name in names]
     for scope, let in (*places, *context.lets):
         if reported.isdisjoint(item.span for item in let.phrase.items) and not _is_no_number(context, scope, let):
             try:

@@ -25,5 +25,5 @@ def explained(message: Diagnostic, finding: Finding, spec: Spec, origins: Mappin
     how = f"data = {data:,} follows from {data * pipeline:,} devices / {pipeline:,} pipeline rank{'s'[: pipeline > 1]}"
     others = tuple(each for each in message.notes if written is None or each.span != written)
     places = [origins[path] for path in SAYS_DATA if path in origins]
-    told = {each.span for each in others}
-    return replace(message, notes=(Note(how, places=tuple(each for each in places if each not in told)), *others))
+    shown = {each.span for each in others}
+    return replace(message, notes=(Note(how, places=tuple(each for each in places if each not in shown)), *others))

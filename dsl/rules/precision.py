@@ -114,6 +114,6 @@ def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
         model, precision = f"model {spec.model.name}", f"precision {spec.precision.name}"
         message = f"unfused names {', '.join(lost)}, which {model} in {precision} does not fuse"
         notes = (("the model", "model"), ("the precision", "precision"))
-        told = (no_moe and lost != ["quantise"], "quantise" in lost)
-        shown = tuple(note for note, is_told in zip(notes, told, strict=True) if is_told)
+        applies = (no_moe and lost != ["quantise"], "quantise" in lost)
+        shown = tuple(note for note, applied in zip(notes, applies, strict=True) if applied)
         yield Finding("E0913", message, "unfused", f"write `unfused = [{kept}]`", shown)

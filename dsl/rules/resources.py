@@ -43,10 +43,10 @@ def devices_have_a_pace(spec: Spec) -> Iterator[Finding]:
     for path, device in _devices(spec):
         if device.bf16 is None and device.cores is None and "cpu" not in device.name.lower():
             message = f"device {device.name} has no peaks, so it is not known how fast it is"
-            known = ", ".join(sorted(PEAKS))
+            listed = ", ".join(sorted(PEAKS))
             hint = (
                 "add its dense peaks from the data sheet, as in `bf16 = 989TFLOPS, fp8 = 1979TFLOPS, hbm = 3.35TB/s, "
-                f"sms = 132`; or `cores = 1` if it is a CPU. Peaks that need not be written: {known}"
+                f"sms = 132`; or `cores = 1` if it is a CPU. Peaks that need not be written: {listed}"
             )
             yield Finding("E0917", message, path, hint)
 

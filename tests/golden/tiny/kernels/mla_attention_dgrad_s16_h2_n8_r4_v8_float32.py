@@ -190,7 +190,7 @@ def mla_attention_dgrad(do, q, kv, k_rope, o, lse, sequence, heads, nope, rope, 
 
 
 def _of_rows(do, o, lse):
-    """Of each query of each head, [B·H, S]: its lse in base 2, and delta = Σ do·o."""
+    """Two numbers per query and head, each [B·H, S]: lse in base 2, and delta = Σ do·o."""
     lse2, delta = torch.empty(2, lse.numel(), dtype=torch.float32, device=lse.device)
     grid = (triton.cdiv(lse.numel(), ROWS["COUNT"]),)
     _row_values[grid](do, o, lse, lse2, delta, lse.numel(), S, H, GROUP, VALUE, SIZES["BLOCK_VALUE"], **ROWS)
