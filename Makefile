@@ -19,8 +19,9 @@ train: $(INSTALLED)
 	while [ -e $$out/checkpoints ]; do out=runs/quickstart-$$n; n=$$((n+1)); done; \
 	$(BIN)/dsc train specs/quickstart.dsc --out $$out
 
-# A worker that dies ends the tests: xdist may wait for ever for another one.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0
+# A worker that dies ends the tests: xdist may wait for ever for another one. The tests start hundreds of processes, so
+# bytecode is stored even where the environment asks for none.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 
 check: $(FOR_TESTS)
 	@$(MAKE) --no-print-directory -j 2 lint pins

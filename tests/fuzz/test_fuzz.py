@@ -55,7 +55,7 @@ def test_the_judge_finds_a_slow_and_a_large_and_a_crashing_reader(tmp_path: Path
         "memory": "def parse(source):\n    return [0] * (1 << 27)\n",
     }
     reasons = {
-        "hang": "15 s of the processor",
+        "hang": "5 s of the processor",
         "slow": "calls of functions",
         "crash": "KeyError",
         "memory": "MemoryError",
@@ -63,7 +63,7 @@ def test_the_judge_finds_a_slow_and_a_large_and_a_crashing_reader(tmp_path: Path
     for name, code in mutants.items():
         program = (
             "import sys\nfrom tests.fuzz import judge, run\n"
-            "import dsl.parser as syntax\nimport dsl.resolve.files as files\njudge.HANG_S = 15\n"
+            "import dsl.parser as syntax\nimport dsl.resolve.files as files\njudge.HANG_S = 5\n"
             f"{code}\nreal = judge.judged\ndef warm(given):\n    run.judged = late\n    return real(given)\n"
             "def late(given):\n    files.parse = parse\n    return real(given)\nrun.judged = warm\n"
             f"sys.argv = ['run', '--count', '1', '--start', '1', '--keep', {str(tmp_path / name)!r}]\n"

@@ -31,20 +31,20 @@ ROUNDS = 3
 # ---------------------------------------------------------------- two runs of one name
 
 
-def test_two_runs_of_one_name_train_their_own_settings(place: Place) -> None:
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_two_runs_of_one_name_train_their_own_settings(place: Place, number: int) -> None:
     """Started at once in one folder, both compile into build/tiny, each time another spec."""
     place.write(ONE_RANK)  # and the text
-    for number in range(ROUNDS):
-        specs = [place.folder / f"{which}.dsc" for which in range(2)]
-        for path, rate in zip(specs, RATES, strict=True):
-            path.write_text(spec_text(dict(ONE_RANK, rate=rate, decay=0.01 * (number + 1))), "utf-8")
-        runs = [place.folder / f"run-{number}-{which}" for which in range(2)]
-        words = [("train", spec.name, "--out", run.name, "--steps", "1") for spec, run in zip(specs, runs, strict=True)]
-        said = progress.run_at_once([(*DSC, *each) for each in words], place.folder)
-        assert [done.returncode for done in said] == [0, 0], said
-        for run, rate in zip(runs, RATES, strict=True):
-            assert [row["rate"] for row in rows(run)] == [float(rate) / 2], said
-            assert f"to {float(rate)}" in (run / "spec.resolved").read_text("utf-8").replace("1e-03", "0.001")
+    specs = [place.folder / f"{which}.dsc" for which in range(2)]
+    for path, rate in zip(specs, RATES, strict=True):
+        path.write_text(spec_text(dict(ONE_RANK, rate=rate, decay=0.01 * (number + 1))), "utf-8")
+    runs = [place.folder / f"run-{which}" for which in range(2)]
+    words = [("train", spec.name, "--out", run.name, "--steps", "1") for spec, run in zip(specs, runs, strict=True)]
+    said = progress.run_at_once([(*DSC, *each) for each in words], place.folder)
+    assert [done.returncode for done in said] == [0, 0], said
+    for run, rate in zip(runs, RATES, strict=True):
+        assert [row["rate"] for row in rows(run)] == [float(rate) / 2], said
+        assert f"to {float(rate)}" in (run / "spec.resolved").read_text("utf-8").replace("1e-03", "0.001")
 
 
 def test_a_build_that_is_replaced_before_the_start_is_compiled_again(
