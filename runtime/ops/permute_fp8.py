@@ -1,7 +1,7 @@
 """Moving rows of eight bits, with their scales. T tokens, K choices, S = T·K rows, E experts, D columns, B tiles.
 
 Each is the op without `fp8` in its name, of the data and of the scales, which go where their rows go. The scales that
-are returned lie row by row, as rows are sent; those that come in may lie either way.
+are returned lie column by column, as those that come in do (runtime/ops/quantise.py).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def route_permute_fp8(
 def unpermute_fp8_dgrad(dy_TD: Tensor, scales_TB: Tensor, order_S: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """dy_TD, scales_TB, order_S -> dy_SD, scales_SB."""
     dy_SD = unpermute_dgrad(dy_TD.view(torch.uint8), order_S, top_k).view(dy_TD.dtype)
-    return dy_SD, unpermute_dgrad(scales_TB, order_S, top_k)
+    return dy_SD, _scales(scales_TB, order_S, top_k)
 
 
 def unpermute_dgrad_quantise(dy_TD: Tensor, order_S: Tensor, top_k: int, pow2: bool = False) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,12 @@ def unpermute_dgrad_quantise(dy_TD: Tensor, order_S: Tensor, top_k: int, pow2: b
 def _with_scales(
     rows_SD: Tensor, scales_TB: Tensor, top_k: int, gate_S: Tensor, order_S: Tensor, counts_E: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return rows_SD, unpermute_dgrad(scales_TB, order_S, top_k), gate_S, order_S, counts_E
+    return rows_SD, _scales(scales_TB, order_S, top_k), gate_S, order_S, counts_E
+
+
+def _scales(scales_TB: Tensor, order_S: Tensor, top_k: int) -> Tensor:
+    """scales_TB, order_S -> scales_SB: those of each row's token."""
+    return scales_TB.t().index_select(1, order_S // top_k).t()
 
 
 OPS = (permute_fp8, permute_placed_fp8, route_permute_fp8, unpermute_fp8_dgrad, unpermute_dgrad_quantise)

@@ -126,8 +126,13 @@ def _place(
             tl.store(order_S + to, s, mask=inside)
             tl.store(gate_S + to, tl.load(gate_TK + s, mask=inside), mask=inside)
             if scales_TB is not None:
-                _move(scales_TB, stride_t, stride_b, scales_SB, t, to, num_tokens, 0, K, B, B, BLOCK_K, BLOCK_B, "")
-        _move(x_TD, D, 1, rows_SD, t, to, num_tokens, part * BLOCK_D, K, D, PARTS * BLOCK_D, BLOCK_K, BLOCK_D, ".cg")
+                _move(
+                    scales_TB, stride_t, stride_b, scales_SB, 1, num_tokens * K,
+                    t, to, num_tokens, 0, K, B, B, BLOCK_K, BLOCK_B, "",
+                )  # fmt: skip
+        _move(
+            x_TD, D, 1, rows_SD, D, 1, t, to, num_tokens, part * BLOCK_D, K, D, PARTS * BLOCK_D, BLOCK_K, BLOCK_D, ".cg"
+        )
 
 
 @triton.jit
@@ -147,7 +152,7 @@ def _counts(counts_NE, block, num_blocks, E: tl.constexpr, BLOCK_E: tl.constexpr
 
 @triton.jit
 def _move(
-    x, stride_t, stride_d, rows, t, to, num_tokens, first,
+    x, stride_t, stride_d, rows, row_stride, column_stride, t, to, num_tokens, first,
     K: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     CACHED: tl.constexpr,
 ):  # fmt: skip
@@ -159,7 +164,7 @@ def _move(
         moved = tl.load(x + t[:, None] * stride_t + d * stride_d, mask=inside, cache_modifier=CACHED)
         for choice in tl.static_range(K):
             row = tl.sum(tl.where(k == choice, to, 0), 1).to(tl.int64)
-            tl.store(rows + row[:, None] * D + d, moved, mask=inside, cache_modifier=".cs")
+            tl.store(rows + row[:, None] * row_stride + d * column_stride, moved, mask=inside, cache_modifier=".cs")
 
 
 @triton.jit
