@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import signal
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-from tests.tiers import SLOW_FIRST, TIERS, tiers
+from tests.tiers import SLOW_FIRST, TIERS, may_check, tiers
 
 if find_spec("hypothesis") is not None:  # on a machine with a GPU, where kernels alone are checked, it may be missing
     from hypothesis import settings
@@ -33,6 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "--bless is refused where CI is set: goldens are blessed by a person who reads the diff"
         )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of which the tier `check` has no test."""
+    if config.getoption("--tier") != "check" or collection_path.suffix != ".py":
+        return None
+    return None if may_check(collection_path.relative_to(config.rootpath).as_posix()) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

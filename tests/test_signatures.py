@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,13 @@ MEMOS = ("made", "best", "written", "told", "known", "codes", "kept", "cached", 
 MUTABLE = ("dict", "defaultdict", "Counter", "set", "list", "MutableMapping", "MutableSet", "MutableSequence")
 
 
-def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+@cache
+def functions() -> list[tuple[str, ast.FunctionDef]]:
     """Every function and method, with its file and name."""
+    return list(_functions())
+
+
+def _functions() -> Iterator[tuple[str, ast.FunctionDef]]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             file = path.relative_to(ROOT).as_posix()
@@ -36,16 +42,13 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
                     yield f"{file}:{node.name}", node
 
 
-FUNCTIONS = list(functions())
-
-
 def parameters(function: ast.FunctionDef) -> list[ast.arg]:
     of = function.args
     return [each for each in (*of.posonlyargs, *of.args, *of.kwonlyargs) if each.arg not in ("self", "cls")]
 
 
 def test_functions_take_less_than_eight_parameters() -> None:
-    long = {name for name, function in FUNCTIONS if len(parameters(function)) > MOST}
+    long = {name for name, function in functions() if len(parameters(function)) > MOST}
     named = {name for name in long if not name.startswith(NUMERICS)}
     assert not named, "make it a method of a value that owns what it takes"
 
@@ -53,7 +56,7 @@ def test_functions_take_less_than_eight_parameters() -> None:
 def test_no_parameter_is_a_memo_by_its_name() -> None:
     found = [
         f"{name}({each.arg})"
-        for name, function in FUNCTIONS
+        for name, function in functions()
         for each in parameters(function)
         if each.arg in MEMOS and each.annotation is not None and is_mutable(each.annotation)
     ]
@@ -70,7 +73,7 @@ def is_mutable(annotation: ast.expr) -> bool:
 
 def test_no_function_remembers_in_a_parameter() -> None:
     """Whatever its name: `if key not in memo: memo[key] = ...`, or `memo.get(key)` and then `x = memo[key] = ...`."""
-    found = [f"{name}({each})" for name, function in FUNCTIONS for each in memos(function)]
+    found = [f"{name}({each})" for name, function in functions() for each in memos(function)]
     assert not found, "an object remembers, which has the function as a method"
 
 

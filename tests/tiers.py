@@ -168,6 +168,11 @@ def row_of(test: str) -> Row | None:
     return max((row for row in SOAK if test.startswith(row.prefix)), key=lambda row: len(row.prefix), default=None)
 
 
+def may_check(test: str) -> bool:
+    """Whether a test, or a file of tests, is of `check` if it is in `test`."""
+    return test.startswith(CHECK) and not test.startswith(NOT_CHECK)
+
+
 def tiers(tests: Iterable[str]) -> list[set[str]]:
     """The tiers of each test, by the ids of all tests in the order of their collection."""
     cases: Counter[str] = Counter()
@@ -179,7 +184,7 @@ def tiers(tests: Iterable[str]) -> list[set[str]]:
         cases[function] += 1
         if not stays:
             found.append({"soak"})
-        elif test.startswith(CHECK) and not test.startswith(NOT_CHECK):
+        elif may_check(test):
             found.append({"check", "test"})
         else:
             found.append({"test"})
