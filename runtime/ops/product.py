@@ -12,6 +12,8 @@ one interleaved run on that core. oneDNN held to AVX-512F (ONEDNN_MAX_CPU_ISA=AV
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -40,19 +42,52 @@ def product_(c_MN: Tensor, a_MK: Tensor, b_KN: Tensor) -> None:
 def add_product_(acc_MN: Tensor, a_MK: Tensor, b_KN: Tensor) -> None:
     """acc += a·b; acc is FP32 at least. No product is rounded to BF16 before it is added.
 
-    Of BF16 operands torch has products in FP32 on CUDA alone (`torch.mm` with `out_dtype`, since 2.8; that of
-    `torch.addmm` would save a pass, but took no FP32 summand at first). On a CPU the operands are widened, which is
-    exact. Where there are BF16 instructions and no C++ that takes them, it takes 0.8 to 2.1 times as long as `torch.mm`
-    of BF16 with C++ for AVX-512, and 1.1 to 4.4 times with MKL (measured as above).
+    On CUDA, BF16 operands are added up in `acc` itself where `torch.addmm` takes an FP32 summand, else by way of a
+    product in FP32. On a CPU the operands are widened, which is exact. Where there are BF16 instructions and no C++
+    that takes them, it takes 0.8 to 2.1 times as long as `torch.mm` of BF16 with C++ for AVX-512, and 1.1 to 4.4 times
+    with MKL (measured as above).
     """
     if multiplies(a_MK, b_KN):
         native.product_(acc_MN, a_MK, b_KN, add=True)
     elif acc_MN.dtype == a_MK.dtype:
         acc_MN.addmm_(a_MK, b_KN)
+    elif acc_MN.is_cuda and takes_wide_summand():
+        torch.addmm(acc_MN, a_MK, b_KN, out_dtype=acc_MN.dtype, out=acc_MN)
     elif acc_MN.is_cuda:
         acc_MN.add_(torch.mm(a_MK, b_KN, out_dtype=acc_MN.dtype))
     else:
         add_product_(acc_MN, wide(a_MK), wide(b_KN))
+
+
+@cache
+def takes_wide_summand() -> bool:
+    """Whether `torch.addmm` of BF16 matrices takes an FP32 summand on this GPU: it refused one in torch 2.8."""
+    acc, operand = torch.ones(16, 16, device="cuda"), torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
+    try:
+        torch.addmm(acc, operand, operand, out_dtype=torch.float32, out=acc)
+    except RuntimeError:
+        return False
+    return bool((acc == 17).all())
+
+
+def wide_product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
+    """a·b in FP32 at least. If b is BF16, a may be BF16 or FP32, and is not rounded.
+
+    On CUDA a product with BF16 operands runs on the tensor cores; elsewhere they are widened, which is exact.
+    """
+    if not (a_MK.is_cuda and b_KN.dtype == torch.bfloat16):
+        return product(wide(a_MK), wide(b_KN))
+    if a_MK.dtype == torch.float32:
+        a_MK, b_KN = torch.cat(bf16_parts(a_MK), 1), b_KN.repeat(3, 1)
+    return torch.mm(a_MK, b_KN, out_dtype=torch.float32)
+
+
+def bf16_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Three BF16 tensors whose sum is x (FP32), exactly if |x| is 0 or in 2⁻¹⁰⁹ … 2¹²⁷: 24 bits are three times 8."""
+    high = x.to(torch.bfloat16)
+    rest = x - high
+    middle = rest.to(torch.bfloat16)
+    return high, middle, (rest - middle).to(torch.bfloat16)
 
 
 def by_onednn(a_MK: Tensor, b_KN: Tensor) -> bool:
