@@ -1,0 +1,142 @@
+"""Quantising to the formats of `formats`, and products of operands in them: the same ops for each row of that table.
+
+R rows, K inputs, N outputs, E experts, G groups. `planes` of a tensor are as many tensors as its format has, and the
+names of ops end in its name: `quantise_mxfp8`, `linear_nvfp4_dgrad`. As in `linear_fp8` a product of two numbers is
+exact, sums are FP32, and a result is rounded once, to BF16; products are of operands along their rows, so a weight
+gradient and an input gradient read transposed ones. The scales of whole tensors multiply the sums.
+
+Activations and weights are rounded to nearest. A gradient is rounded as its format says, from the wide number by rows
+and by columns; stochastically with the random numbers of `stochastic`, of which its two roundings have different ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from runtime.ops.formats import FORMATS, Format, Planes, Tile, dequantised, packed, unpacked
+from runtime.ops.grouped_linear_fp8 import groups
+from runtime.ops.hadamard import hadamard
+from runtime.ops.product import add_product_, product
+from runtime.ops.stochastic import thresholds
+
+Op = Callable[..., Tensor | Planes | None]
+
+
+def _casts(form: Format) -> tuple[Op, ...]:
+    """The ops that make planes of a format, and numbers of planes."""
+
+    def quantise(x_RC: Tensor) -> Planes:
+        """x_RC -> planes, by rows."""
+        return packed(x_RC, form, form.tile)
+
+    def quantise_columns(x_RC: Tensor) -> Planes:
+        """x_RC -> planes of x_CR, as a weight gradient reads them."""
+        return packed(_summed(x_RC), form, form.tile)
+
+    def quantise_both(dy_RC: Tensor) -> Planes:
+        """dy_RC -> planes by rows, planes of dy_CR: a gradient as an input's and a weight's product read it."""
+        return *quantise(dy_RC), *quantise_columns(dy_RC)
+
+    def quantise_both_randomly(dy_RC: Tensor, key: Tensor, salt: int) -> Planes:
+        """dy_RC, key (int64): seed and step, salt: which tensor of a layer -> what `quantise_both` returns."""
+        dy_CR = _summed(dy_RC)
+        rows = packed(dy_RC, form, form.tile, thresholds(dy_RC, key, 2 * salt))
+        return *rows, *packed(dy_CR, form, form.tile, thresholds(dy_CR.t(), key, 2 * salt + 1).t())
+
+    def quantise_blocks(w_NK: Tensor) -> Planes:
+        """w_NK, or of experts [E, N, K] -> planes, planes of the transposed weight."""
+        return *packed(w_NK, form, form.weight_tile), *packed(w_NK.transpose(-1, -2), form, form.weight_tile)
+
+    def dequantise(*planes: Tensor) -> Tensor:
+        """Planes by rows -> x_RC (BF16), rounded once."""
+        return dequantised(planes, form, form.tile).to(torch.bfloat16)
+
+    def _summed(x_RC: Tensor) -> Tensor:
+        return (hadamard(x_RC) if form.hadamard else x_RC).t()
+
+    both = quantise_both_randomly if form.gradients == "stochastic" else quantise_both
+    named: dict[str, Op] = {"quantise": quantise, "quantise_columns": quantise_columns, "quantise_both": both}
+    named |= {"quantise_blocks": quantise_blocks, "dequantise": dequantise}
+    return tuple(_named(f"{name}_{form.name}", op) for name, op in named.items())
+
+
+def _products(form: Format) -> tuple[Op, ...]:
+    """The products of operands in a format, alone and of groups of rows."""
+    count = form.planes
+
+    def linear(*operands: Tensor) -> Tensor:
+        """Planes of x_RK, planes of w_NK -> y_RN (BF16)."""
+        x, w = operands[:count], operands[count:]
+        return _scaled(product(_wide(x, form.tile), _wide(w, form.weight_tile).t()), x, w).to(torch.bfloat16)
+
+    def linear_dgrad(*operands: Tensor) -> Tensor:
+        """Planes of dy_RN, planes of w_KN (transposed) -> dx_RK (BF16)."""
+        return linear(*operands)
+
+    def linear_wgrad_(acc_NK: Tensor, *operands: Tensor) -> None:
+        """acc_NK (FP32) += dw_NK of planes of dy_NR, planes of x_KR, both transposed."""
+        dy, x = operands[:count], operands[count:]
+        _add(acc_NK, _wide(dy, form.tile), _wide(x, form.tile), _factor(dy, x))
+
+    def grouped_linear(*operands: Tensor) -> Tensor:
+        """Planes of x_RK, planes of w_ENK, offsets_G (int32) -> y_RN (BF16)."""
+        x, w, offsets_G = operands[:count], operands[count:-1], operands[-1]
+        x_RK, w_ENK = _wide(x, form.tile), _wide(w, form.weight_tile)
+        y_RN = x_RK.new_empty((x_RK.shape[0], w_ENK.shape[1]))
+        for expert, start, end in groups(offsets_G, len(w_ENK), len(x_RK)):
+            of_expert = tuple(plane[expert] for plane in w)
+            y_RN[start:end] = _scaled(product(x_RK[start:end], w_ENK[expert].t()), x, of_expert)
+        return y_RN.to(torch.bfloat16)
+
+    def grouped_linear_dgrad(*operands: Tensor) -> Tensor:
+        """Planes of dy_RN, planes of w_EKN (transposed), offsets_G -> dx_RK (BF16)."""
+        return grouped_linear(*operands)
+
+    def grouped_linear_wgrad_(acc_ENK: Tensor, *operands: Tensor) -> None:
+        """acc_ENK (FP32) += dw_ENK of planes of dy_NR, planes of x_KR, both transposed, offsets_G."""
+        dy, x, offsets_G = operands[:count], operands[count:-1], operands[-1]
+        dy_NR, x_KR = _wide(dy, form.tile), _wide(x, form.tile)
+        for expert, start, end in groups(offsets_G, len(acc_ENK), int(offsets_G[-1])):
+            _add(acc_ENK[expert], dy_NR[:, start:end], x_KR[:, start:end], _factor(dy, x))
+
+    def _wide(planes: Planes, tile: Tile) -> Tensor:
+        return unpacked(planes, form, tile)
+
+    def _factor(a: Planes, b: Planes) -> Tensor | None:
+        return a[-1] * b[-1] if form.scale == "e4m3" else None
+
+    def _scaled(sums: Tensor, a: Planes, b: Planes) -> Tensor:
+        factor = _factor(a, b)
+        return sums if factor is None else sums.mul_(factor)
+
+    ops: tuple[Op, ...] = (linear, linear_dgrad, linear_wgrad_)
+    ops += (grouped_linear, grouped_linear_dgrad, grouped_linear_wgrad_)
+    return tuple(_named(op.__name__.replace("linear", f"linear_{form.name}"), op) for op in ops)
+
+
+def _add(acc_NK: Tensor, dy_NR: Tensor, x_KR: Tensor, factor: Tensor | None) -> None:
+    """acc += dy·xᵀ, times the scales of whole tensors."""
+    if factor is None:
+        add_product_(acc_NK, dy_NR, x_KR.t())
+    else:
+        acc_NK.add_(product(dy_NR, x_KR.t()).mul_(factor))
+
+
+def _named(name: str, op: Op) -> Op:
+    op.__name__ = op.__qualname__ = name
+    return op
+
+
+def _ops() -> tuple[Op, ...]:
+    """The ops of all formats. E5M6 is for values that are kept, not for products."""
+    forms = FORMATS.values()
+    multiplied = (form for form in forms if form.name != "e5m6")
+    return tuple(op for form in forms for op in _casts(form)) + tuple(
+        op for form in multiplied for op in _products(form)
+    )
+
+
+OPS = _ops()
