@@ -47,8 +47,6 @@ class Format:
     tile: Tile  # of activations and gradients, by rows; by columns it is that of the transposed tensor
     weight_tile: Tile
     scale: Literal["fp32", "e8m0", "e4m3"]
-    gradients: Literal["nearest", "stochastic"] = "nearest"  # how these are rounded
-    hadamard: bool = False  # whether both inputs of a weight gradient are transformed
 
     @property
     def planes(self) -> int:
@@ -61,7 +59,7 @@ FORMATS = {
     for each in (
         Format("fp8_blocks", E4M3, (128, 128), (128, 128), "fp32"),
         Format("mxfp8", E4M3, (1, 32), (1, 32), "e8m0"),
-        Format("nvfp4", E2M1, (1, 16), (16, 16), "e4m3", gradients="stochastic", hadamard=True),
+        Format("nvfp4", E2M1, (1, 16), (16, 16), "e4m3"),
         Format("e5m6", E5M6, (1, 128), (1, 128), "e8m0"),
     )
 }

@@ -5,8 +5,10 @@ names of ops end in its name: `quantise_mxfp8`, `linear_nvfp4_dgrad`. As in `lin
 exact, sums are FP32, and a result is rounded once, to BF16; products are of operands along their rows, so a weight
 gradient and an input gradient read transposed ones. The scales of whole tensors multiply the sums.
 
-Activations and weights are rounded to nearest. A gradient is rounded as its format says, from the wide number by rows
-and by columns; stochastically with the random numbers of `stochastic`, of which its two roundings have different ones.
+A gradient and the input of a weight gradient are quantised from the wide numbers, by rows and by columns; with
+`transform` columns are those of `hadamard`, in both operands of a product. Activations and weights are rounded to
+nearest, and so are gradients, or with a `key` stochastically: by `stochastic`, rows and columns with numbers of their
+own.
 """
 
 from __future__ import annotations
@@ -32,19 +34,20 @@ def _casts(form: Format) -> tuple[Op, ...]:
         """x_RC -> planes, by rows."""
         return packed(x_RC, form, form.tile)
 
-    def quantise_columns(x_RC: Tensor) -> Planes:
+    def quantise_columns(x_RC: Tensor, transform: bool = False) -> Planes:
         """x_RC -> planes of x_CR, as a weight gradient reads them."""
-        return packed(_summed(x_RC), form, form.tile)
+        return packed((hadamard(x_RC) if transform else x_RC).t(), form, form.tile)
 
-    def quantise_both(dy_RC: Tensor) -> Planes:
-        """dy_RC -> planes by rows, planes of dy_CR: a gradient as an input's and a weight's product read it."""
-        return *quantise(dy_RC), *quantise_columns(dy_RC)
+    def quantise_both(dy_RC: Tensor, transform: bool = False, key: Tensor | None = None, salt: int = 0) -> Planes:
+        """dy_RC -> planes by rows, planes of dy_CR: a gradient as an input's and a weight's product read it.
 
-    def quantise_both_randomly(dy_RC: Tensor, key: Tensor, salt: int) -> Planes:
-        """dy_RC, key (int64): seed and step, salt: which tensor of a layer -> what `quantise_both` returns."""
-        dy_CR = _summed(dy_RC)
-        rows = packed(dy_RC, form, form.tile, thresholds(dy_RC, key, 2 * salt))
-        return *rows, *packed(dy_CR, form, form.tile, thresholds(dy_CR.t(), key, 2 * salt + 1).t())
+        key: seed and step (int64), salt: which tensor of a layer; without a key numbers are rounded to nearest.
+        """
+        if key is None:
+            return *quantise(dy_RC), *quantise_columns(dy_RC, transform)
+        summed_RC = hadamard(dy_RC) if transform else dy_RC
+        by_rows = packed(dy_RC, form, form.tile, thresholds(dy_RC, key, 2 * salt))
+        return *by_rows, *packed(summed_RC.t(), form, form.tile, thresholds(summed_RC, key, 2 * salt + 1).t())
 
     def quantise_blocks(w_NK: Tensor) -> Planes:
         """w_NK, or of experts [E, N, K] -> planes, planes of the transposed weight."""
@@ -54,11 +57,7 @@ def _casts(form: Format) -> tuple[Op, ...]:
         """Planes by rows -> x_RC (BF16), rounded once."""
         return dequantised(planes, form, form.tile).to(torch.bfloat16)
 
-    def _summed(x_RC: Tensor) -> Tensor:
-        return (hadamard(x_RC) if form.hadamard else x_RC).t()
-
-    both = quantise_both_randomly if form.gradients == "stochastic" else quantise_both
-    named: dict[str, Op] = {"quantise": quantise, "quantise_columns": quantise_columns, "quantise_both": both}
+    named: dict[str, Op] = {"quantise": quantise, "quantise_columns": quantise_columns, "quantise_both": quantise_both}
     named |= {"quantise_blocks": quantise_blocks, "dequantise": dequantise}
     return tuple(_named(f"{name}_{form.name}", op) for name, op in named.items())
 

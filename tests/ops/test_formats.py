@@ -155,11 +155,11 @@ def test_products_are_those_of_what_operands_stand_for(name: str, rows: int, out
     form = FORMATS[name]
     n = form.planes
     x, dy, w = random(rows, inner, seed=1), random(rows, out, seed=2), random(out, inner, seed=3)
-    salted = (KEY, 3) if form.gradients == "stochastic" else ()
+    how = (False, None, 0) if name == "mxfp8" else (True, KEY, 3)
     xq, wq, dyq = (
         OPS[f"quantise_{name}"](x),
         OPS[f"quantise_blocks_{name}"](w),
-        OPS[f"quantise_both_{name}"](dy, *salted),
+        OPS[f"quantise_both_{name}"](dy, *how),
     )
     x64 = wide(xq, form, form.tile)[:, :inner]
     dy64 = wide(dyq[:n], form, form.tile)[:, :out]
@@ -171,7 +171,7 @@ def test_products_are_those_of_what_operands_stand_for(name: str, rows: int, out
     assert y.dtype == torch.bfloat16
     within(y, x64 @ w64.t(), x64.abs() @ w64.abs().t(), inner)
     within(OPS[f"linear_{name}_dgrad"](*dyq[:n], *wq[n:]), dy64 @ wt64.t(), dy64.abs() @ wt64.abs().t(), out)
-    xc, acc = OPS[f"quantise_columns_{name}"](x), torch.ones(out, inner)
+    xc, acc = OPS[f"quantise_columns_{name}"](x, how[0]), torch.ones(out, inner)
     a, b = (wide(each, form, form.tile)[:, :rows] for each in (dyq[n:], xc))
     assert OPS[f"linear_{name}_wgrad_"](acc, *dyq[n:], *xc) is None
     within(acc, 1 + a @ b.t(), 1 + a.abs() @ b.abs().t(), rows)
@@ -179,10 +179,16 @@ def test_products_are_those_of_what_operands_stand_for(name: str, rows: int, out
 
 @MULTIPLIED
 def test_columns_are_the_transposed_rows(name: str) -> None:
-    form, x = FORMATS[name], random(64, 48)
-    turned = (hadamard(x) if form.hadamard else x).t()
-    for a, b in zip(OPS[f"quantise_columns_{name}"](x), OPS[f"quantise_{name}"](turned), strict=True):
-        assert a.dtype == b.dtype and torch.equal(a.float(), b.float())
+    x = random(64, 48)
+    for transform, turned in ((False, x.t()), (True, hadamard(x).t())):
+        rows, columns = OPS[f"quantise_{name}"](turned), OPS[f"quantise_columns_{name}"](x, transform)
+        both = OPS[f"quantise_both_{name}"](x, transform)
+        for a, b, c in zip(rows, columns, both[len(rows) :], strict=True):
+            assert (
+                a.dtype == b.dtype == c.dtype
+                and torch.equal(a.float(), b.float())
+                and torch.equal(a.float(), c.float())
+            )
 
 
 @MULTIPLIED
@@ -191,13 +197,13 @@ def test_groups_meet_their_experts(name: str, sizes: tuple[int, ...]) -> None:
     form, E, N, K, rows = FORMATS[name], 2, 20, 140, sum(sizes)
     n, offsets = form.planes, torch.tensor(sizes).cumsum(0).to(torch.int32)
     x, dy, w = random(rows, K, seed=1), random(rows, N, seed=2), random(E, N, K, seed=3)
-    salted = (KEY, 3) if form.gradients == "stochastic" else ()
+    how = (False, None, 0) if name == "mxfp8" else (True, KEY, 3)
     xq, wq, dyq = (
         OPS[f"quantise_{name}"](x),
         OPS[f"quantise_blocks_{name}"](w),
-        OPS[f"quantise_both_{name}"](dy, *salted),
+        OPS[f"quantise_both_{name}"](dy, *how),
     )
-    xc, acc, total = OPS[f"quantise_columns_{name}"](x), torch.ones(E, N, K), torch.ones(E, N, K).double()
+    xc, acc, total = OPS[f"quantise_columns_{name}"](x, how[0]), torch.ones(E, N, K), torch.ones(E, N, K).double()
     y = OPS[f"grouped_linear_{name}"](*xq, *wq[:n], offsets)
     dx = OPS[f"grouped_linear_{name}_dgrad"](*dyq[:n], *wq[n:], offsets)
     OPS[f"grouped_linear_{name}_wgrad_"](acc, *dyq[n:], *xc, offsets)

@@ -63,7 +63,7 @@ def test_gradients_are_exact_on_average() -> None:
     E4M3 may round a scale down, and numbers saturate then. The bound holds for all but one number in e²⁰.
     """
     dy, steps, likely = random(32, 48, seed=4), 400, 20.0
-    found = [OPS["quantise_both_nvfp4"](dy, torch.tensor([1, step]), 3) for step in range(steps)]
+    found = [OPS["quantise_both_nvfp4"](dy, True, torch.tensor([1, step]), 3) for step in range(steps)]
     table = torch.tensor(magnitudes(E2M1), dtype=torch.float64)
     for half, source in ((slice(0, 3), dy), (slice(3, 6), hadamard(dy).t())):
         wide = torch.stack([dequantised(planes[half], NVFP4, NVFP4.tile) for planes in found]).double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -21,6 +22,7 @@ from compiler.ops import RULES, Rule
 from compiler.segments.passes import PASSES
 from compiler.segments.torch_ops import TORCH, check_names, ops, register
 from runtime.ops import OPS
+from runtime.ops.formats import FORMATS
 from tests.ops.cases import ACCUMULATIONS, FORWARD, PURE, Source, arguments, as_tuple, given_gradients
 
 
@@ -81,8 +83,8 @@ def test_tables_name_the_same_ops() -> None:
     assert {*PURE, *ACCUMULATIONS} < {*OPS}
     passed = {node.op for passes in PASSES.values() for each in passes for node in each.make}
     for op in {*OPS} - {*PURE, *ACCUMULATIONS}:
-        name = op.replace("_fp8", "").removesuffix("_")
-        known = name in passed or name in PURE or name.startswith(("quantise", "requantise"))
+        name = re.sub(f"_({'|'.join(FORMATS)}|fp8)(?![a-z0-9])", "", op).removesuffix("_")
+        known = name in passed or name in PURE or name.startswith(("quantise", "requantise", "dequantise"))
         assert known, f"{op} is of no layer, no pass and no operand of eight bits"
 
 
