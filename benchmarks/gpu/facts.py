@@ -55,6 +55,7 @@ def row(verdict: Verdict) -> dict[str, Any]:
         "threads": verdict.threads,
         "programs": verdict.programs,
         "load_bytes": verdict.load_bytes,
+        "idle": verdict.idle,
         "instructions": list(verdict.instructions),
         "failures": list(verdict.failures),
     }

@@ -20,7 +20,7 @@ FACTS = RESULTS / "kernels.json"
 PAGE = ROOT / "docs" / "kernels.md"
 DEVICES = ("h200", "h100")  # whose results are shown, where there are any
 NOT = "not measured"
-NO_KERNEL = "no kernel |  |  |  |  | "
+NO_KERNEL = "no kernel |  |  |  |  |  | "
 SHORT = {"bfloat16": "bf16", "float32": "f32", "float8_e4m3fn": "e4m3", "int64": "i64", "int32": "i32"}
 Found = Mapping[str, Any]
 
@@ -214,11 +214,12 @@ def code(facts: Found) -> str:
     by = (
         f"For sm_90 by Triton {facts['triton']}, for one rank of DeepSeek-V3 with 64 expert ranks; the gate reads "
         "the code without a GPU. Sizes\nare those of the arguments. `× 16`: one call launches the kernel 16 times. "
-        "*programs an SM*: how many fit on an SM at\nthe same time; *load*: the widest load of a thread."
+        "*programs an SM*: how many fit on an SM at\nthe same time; *load*: the widest load of a thread; *idle*: "
+        "instructions of a warp in a round of the innermost\nloop while no product runs."
     )
     head = f"## Machine code\n\n{by}\n"
-    lines = ["| kernel | arguments | launch | registers | shared | programs an SM | load | instructions |"]
-    lines.append("|---|---|---|--:|--:|--:|--:|---|")
+    lines = ["| kernel | arguments | launch | registers | shared | programs an SM | load | idle | instructions |"]
+    lines.append("|---|---|---|--:|--:|--:|--:|--:|---|")
     for case in CASES:
         rows = Counter(" | ".join(_launch(row)) for row in facts["cases"].get(case.name, {}).get("launches", ()))
         for i, (row, times) in enumerate((rows or {NO_KERNEL: 1}).items()):
@@ -230,7 +231,7 @@ def code(facts: Found) -> str:
 
 def _launch(row: Found) -> list[str]:
     said = ", ".join(row["instructions"]) + (" **" + "; ".join(row["failures"]) + "**" if row["failures"] else "")
-    numbers = (row["registers"], f"{row['shared_bytes']:,}", row["programs"], f"{row['load_bytes']} B")
+    numbers = (row["registers"], f"{row['shared_bytes']:,}", row["programs"], f"{row['load_bytes']} B", row["idle"])
     return [f"`{row['kernel']}`", *map(str, numbers), said]
 
 

@@ -40,9 +40,11 @@ from compiler.kernels.gate_read import (
     PRODUCTS,
     REPORTED_IN_PTX,
     Move,
-    instructions_of,
+    idle_of,
     moves,
+    names_of,
     products,
+    sass,
     threads,
     usage_of,
 )
@@ -109,6 +111,7 @@ class Verdict:
     programs: int = 0  # that run on an SM at a time
     instructions: tuple[str, ...] = ()  # that multiply matrices, copy tiles, or change the number of registers
     load_bytes: int = 0  # the most that one instruction of a thread loads
+    idle: int = 0  # instructions of a round while no product runs, on sm_90 (`idle_of`)
 
 
 class Gate:
@@ -173,7 +176,8 @@ def _judged(launch: Launch, target: Target, streams: tuple[str, ...]) -> Verdict
         return Verdict(launch.name, target.name, shared_bytes=compiled.metadata.shared)
     asm, shared = compiled.asm, compiled.metadata.shared
     usage = usage_of(asm["cubin"])
-    instructions: frozenset[str] = instructions_of(asm["cubin"]) if REPORTED_IN_PTX.search(asm["ptx"]) else frozenset()
+    code = sass(asm["cubin"]) if REPORTED_IN_PTX.search(asm["ptx"]) else ()
+    instructions = names_of(code)
     failures = [
         *_of_products(target, asm["ttir"], instructions),
         *(_of_copies(launch, asm["ttir"], instructions) if target.strict else ()),
@@ -196,6 +200,7 @@ def _judged(launch: Launch, target: Target, streams: tuple[str, ...]) -> Verdict
         programs=occupancy(target, usage["REG"], shared, size),
         instructions=tuple(sorted(name for name in instructions if PRODUCTS.match(name) or name in _REPORTED)),
         load_bytes=max((move.bytes for move in moves(asm["ptx"]) if not move.text.startswith("st")), default=0),
+        idle=idle_of(code),
     )
 
 

@@ -8,6 +8,7 @@ import functools
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import triton
@@ -78,12 +79,95 @@ def usage_of(cubin: bytes) -> dict[str, int]:
     return usage
 
 
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One of SASS: its address, whether a predicate guards it, its name (`HGMMA.64x256x16.F32.BF16`), its operands."""
+
+    address: int
+    guarded: bool
+    name: str
+    operands: str
+
+
 @functools.cache  # 0.3 s each, and the ops of one file share kernels
-def instructions_of(cubin: bytes) -> frozenset[str]:
-    """Names of the instructions that occur in a kernel."""
-    names = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(\w+)", _cuobjdump("-sass", cubin), re.MULTILINE)
-    assert "EXIT" in names, "cuobjdump showed no kernel"
-    return frozenset(names)
+def sass(cubin: bytes) -> tuple[Instruction, ...]:
+    """The instructions of a kernel, by address."""
+    line = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?\w+\s+)?([\w.]+)(.*?);", re.MULTILINE)
+    found = [
+        Instruction(int(at, 16), bool(guard), name, rest)
+        for at, guard, name, rest in line.findall(_cuobjdump("-sass", cubin))
+    ]
+    assert any(each.name == "EXIT" for each in found), "cuobjdump showed no kernel"
+    return tuple(found)
+
+
+def names_of(instructions: Iterable[Instruction]) -> frozenset[str]:
+    """Names of instructions, without suffixes."""
+    return frozenset(each.name.partition(".")[0] for each in instructions)
+
+
+def idle_of(instructions: Sequence[Instruction]) -> int:
+    """How many instructions a warp issues in a round of a loop while no product of its warpgroup runs.
+
+    They stand between a wait that leaves no product running (`WARPGROUP.DEPBAR.LE gsb0, 0x0`) and the next product,
+    round the end of the loop. Loops are innermost ones with products; the most of any of them counts. What a branch may
+    leave out is left out: a loop over tiles and their columns ends a tile in few of its rounds. 0: a product always has
+    another one behind it, or no loop multiplies by warpgroups.
+    """
+    return max((_idle(loop) for loop in _loops(instructions)), default=0)
+
+
+def _loops(instructions: Sequence[Instruction]) -> list[Sequence[Instruction]]:
+    """Innermost loops that multiply by warpgroups: from the target of a guarded branch back to the branch.
+
+    An unguarded branch back ends what waits for a copy beside the loop.
+    """
+    at = {each.address: place for place, each in enumerate(instructions)}
+    spans = []
+    for place, each in enumerate(instructions):
+        start = at.get(_target(each), place)
+        if each.guarded and start < place and any(_multiplies(one) for one in instructions[start:place]):
+            spans.append((start, place + 1))
+    inner = [
+        one for one in spans if not any(one != other and one[0] <= other[0] and other[1] <= one[1] for other in spans)
+    ]
+    return [instructions[start:end] for start, end in inner]
+
+
+def _idle(loop: Sequence[Instruction]) -> int:
+    run = _shortest(loop)
+    first = next(place for place, each in enumerate(run) if _multiplies(each))
+    idle, waits = 0, False
+    for each in (*run[first:], *run[:first]):
+        if _multiplies(each):
+            waits = False
+        elif each.name.startswith("WARPGROUP.DEPBAR") and each.operands.split()[-1] == "0x0":
+            waits = True
+        elif waits and each.name != "NOP":
+            idle += 1
+    return idle
+
+
+def _shortest(loop: Sequence[Instruction]) -> list[Instruction]:
+    """The instructions of a round that takes every branch forward over what does not multiply."""
+    at = {each.address: place for place, each in enumerate(loop)}
+    run, place = [], 0
+    while place < len(loop):
+        run.append(loop[place])
+        target = at.get(_target(loop[place]), 0)
+        over = target > place and not any(_multiplies(each) for each in loop[place:target])
+        place = target if over else place + 1
+    return run
+
+
+def _target(instruction: Instruction) -> int:
+    """The address that a branch goes to; -1 of what is no branch."""
+    found = re.search(r"\b0x([0-9a-f]+)\s*$", instruction.operands) if instruction.name == "BRA" else None
+    return int(found[1], 16) if found else -1
+
+
+def _multiplies(instruction: Instruction) -> bool:
+    return "GMMA" in instruction.name
 
 
 def _cuobjdump(what: str, cubin: bytes) -> str:

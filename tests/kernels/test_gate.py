@@ -96,6 +96,17 @@ def test_what_is_right_passes(op: str, dtype: str, instructions: set[str], load_
     assert not verdict.failures and set(verdict.instructions) == instructions and verdict.load_bytes == load_bytes
 
 
+def test_a_change_that_idles_the_tensor_cores_shows() -> None:
+    """Sums that are touched in every round wait for the product; what runs to the end in the tensor cores does not."""
+    promoted = "total += tl.dot("
+    assert judged("multiply", "bf16").idle == judged("copy", "bf16").idle == 0
+    assert judged("multiply_tiles", "bf16").idle == 0 < judged("multiply_tiles", "fp8").idle
+    touched = SOURCE.replace(promoted, "total = total * 0.5 + tl.dot(")
+    assert judged("multiply_tiles", "bf16", touched).idle > judged("multiply_tiles", "bf16").idle
+    more = SOURCE.replace(promoted, "total = tl.sqrt(total) + tl.dot(")
+    assert judged("multiply_tiles", "fp8", more).idle > judged("multiply_tiles", "fp8").idle
+
+
 def test_other_targets() -> None:
     found = {target.name: judged("multiply", "bf16", target=target) for target in TARGETS}
     assert not any(verdict.failures for verdict in found.values())
