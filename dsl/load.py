@@ -226,7 +226,7 @@ def find(folder: str | Path = ".") -> Path:
         listed = ", ".join(str(path) for path in specs)
         raise SpecError([Diagnostic("E0404", f"several specs are here: {listed}", hint=f"name one: `{specs[0]}`")])
     message = "there is no spec here: a .dsc file with a run block"
-    raise SpecError([Diagnostic("E0404", message, hint="name a spec, or go to its folder")])
+    raise SpecError([Diagnostic("E0404", message, hint="name a spec, go to its folder, or let `dsc init` write one")])
 
 
 def split(path: str, run: str | None = None) -> tuple[str, str | None]:

@@ -135,6 +135,18 @@ def wrong(message: str, hint: str = "", how: str = "text") -> int:
     return EXIT_SPEC
 
 
+def is_missing(folder: Path) -> bool:
+    """Whether a run folder does not exist, which is printed. Other errors of the path are left to whoever reads it."""
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        wrong(f"there is no folder {folder}", "`dsc train` writes the folder of a run: runs/<run>, or that of --out")
+        return True
+    except (OSError, ValueError):
+        pass
+    return False
+
+
 def reason(error: Exception) -> str:
     """What an exception says, without the number of a system's error."""
     if isinstance(error, OSError) and error.strerror:

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.commands.common import EXIT_DIFFERS, reason, refused, wrong
+from compiler.commands.common import EXIT_DIFFERS, EXIT_SPEC, is_missing, reason, refused, wrong
 from compiler.commands.output_files import is_file, put, status, write
 from compiler.picture.compared import measured_picture
 from compiler.picture.formats import FORMATS, render, screen_of
@@ -62,9 +62,11 @@ def run(args: argparse.Namespace) -> int:
         return _kernels(args)
     if args.format == "json":
         return wrong("--format json is for --kernels: a run's trace is JSON already, in its folder trace/")
+    if is_missing(args.run_folder):
+        return EXIT_SPEC
     if _is_build(args.run_folder):
         return wrong(
-            f"{args.run_folder} is a build, which no run has left a trace in: name a run folder, as dsc train writes",
+            f"{args.run_folder} is a build, which has no trace: name a run folder, as dsc train writes",
             f"write `dsc inspect {args.run_folder} --kernels` for the kernels of a build",
         )
     try:

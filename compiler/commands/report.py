@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from compiler.commands.common import reason, refused, wrong
+from compiler.commands.common import EXIT_SPEC, is_missing, reason, refused, wrong
 from compiler.report.run_page import write_run_report
 from dsl.diagnostics import SpecError
 
@@ -22,6 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write RUN/report.html; 0, or 2 where the folder holds no run."""
+    if is_missing(args.run_folder):
+        return EXIT_SPEC
     try:
         path = write_run_report(args.run_folder)
     except SpecError as error:

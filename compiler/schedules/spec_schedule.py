@@ -47,7 +47,7 @@ def schedule_for(spec: Spec, path: Path) -> Schedule:
         sequences = largest * data * spec.train.micro_batch
         raise ScheduleError(
             f"{path} is of {schedule.num_micro_batches} micro-batches, and a step of {sequences:,} sequences, the "
-            f"largest, has {largest} on each of {data} data ranks"
+            f"largest, has {largest} on each data rank"
         )
     stages = schedule.num_stages
     if stages > spec.model.num_layers + 2:

@@ -146,7 +146,7 @@ def batch_divides(spec: Spec) -> Iterator[Finding]:
             product = f"data·micro_batch = {p.data}·{train.micro_batch} = {unit:,}"
             yield Finding("E0807", f"a batch of {size:,} is no multiple of {product}", at, hint, notes)
         elif facts.even and size // unit % 2 and (key == "from" or size >= least):
-            count = f"{size // unit} micro-batches on each of {p.data} data ranks"
+            count = f"{size // unit} micro-batches{_on_each(p.data)}"
             message = f"a batch of {size:,} makes {count}, {spec.schedule.name} needs an even number"
             yield Finding("E0806", message, at, hint, notes)
 
@@ -158,13 +158,17 @@ def enough_micro_batches(spec: Spec) -> Iterator[Finding]:
     largest, least = train.batch.end // unit, facts.fewest * p.pipeline
     if largest >= least or train.batch.end % unit or not _fits(spec):
         return
-    count = f"a batch of {train.batch.end:,} makes {largest} on each of {p.data} data ranks"
+    count = f"a batch of {train.batch.end:,} makes {largest}{_on_each(p.data)}"
     message = f"{name} over {p.pipeline} rank{'s' if p.pipeline > 1 else ''} needs {least} micro-batches, {count}"
     constant = train.batch.start == train.batch.end
     hint = f"write `{'batch' if constant else 'to'} = {least * unit}`, or `schedule {{ name = {facts.roomier} }}`"
     paths = ("parallel.pipeline", "parallel.data", "train.micro_batch")
     notes = tuple((f"{path.rpartition('.')[2]} is given here", path) for path in paths)
     yield Finding("E0805", message, "train.batch" if constant else "train.batch.to", hint, notes)
+
+
+def _on_each(data_ranks: int) -> str:
+    return f" on each of {data_ranks} data ranks" if data_ranks > 1 else ""
 
 
 def schedules_are_bounded(spec: Spec) -> Iterator[Finding]:

@@ -216,6 +216,8 @@ def test_inspect_draws_a_run_and_writes_its_costs(
 
 
 def test_inspect_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(tmp_path / "none")) == 2
+    assert capsys.readouterr().err.startswith("error: there is no folder ")
     assert run(str(tmp_path)) == 2
     assert "cannot be inspected" in capsys.readouterr().err
     folder, _ = traced(tmp_path / "run")
