@@ -74,7 +74,7 @@ def test_one_change_is_one_path(path: str, text: str) -> None:
 BLOCKS = {  # of moe-8gpu.dsc, whose device has SMs
     "model": "model.norm_eps=1e-5",
     "cluster": "cluster.node.device.memory=90GB",
-    "precision": "precision=bf16",
+    "precision": "precision=fp32",
     "recompute": "recompute=[rmsnorm]",
     "unfused": "unfused=[join]",
     "parallel": "parallel.zero=0",

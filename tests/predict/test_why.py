@@ -32,8 +32,8 @@ CASES = {
         "recompute = [swiglu, mla_up]",
     ),  # but for norms, as published
     "llama on small devices": ("llama3-8b", [f"{MEMORY}=40GiB"], "recompute = [rmsnorm]"),
-    "experts on small devices": ("moe-8gpu", [f"{MEMORY}=24GiB"], "train.micro_batch = 1"),
-    "several keys": ("moe-8gpu", [f"{MEMORY}=14GiB"], "train.micro_batch = 1"),
+    "experts on small devices": ("moe-8gpu", [f"{MEMORY}=16GiB"], "train.micro_batch = 1"),
+    "several keys": ("moe-8gpu", [f"{MEMORY}=12GiB"], "train.micro_batch = 1"),
     "on a CPU": ("quickstart", [f"{MEMORY}=110MiB"], "train.micro_batch = 1"),
 }
 
@@ -137,6 +137,8 @@ def test_the_edits_of_the_document_can_be_made_in_the_file(
     monkeypatch.chdir(tmp_path / "specs")
     cluster = Path("clusters/h100.dsc")
     cluster.write_text(cluster.read_text("utf-8").replace("79.1GiB", "24GiB"), "utf-8")
+    spec = Path("moe-8gpu.dsc")  # in FP32, so that less precise values are an edit, too
+    spec.write_text(spec.read_text("utf-8").replace("precision = bf16", "precision = fp32"), "utf-8")
     assert main(["plan", "moe-8gpu.dsc", "--format", "json"]) == 0
     edits = parsed(capsys.readouterr().out, "plan")["edits"]
     assert [edit["settings"][0]["key"] for edit in edits] == ["train.micro_batch", "precision"]
@@ -179,8 +181,9 @@ def test_no_edit_is_said_to_be_none() -> None:
 
 def test_what_comes_nearest_is_said_with_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     """Planned with it, so much is lacking, on that rank; and it is less than without it."""
-    spec, small = str(SPECS / "moe-8gpu.dsc"), f"{MEMORY}=9GiB"
-    assert main(["plan", spec, "-s", small, "--format", "json"]) == 0
+    spec, given = str(SPECS / "moe-8gpu.dsc"), ["precision=fp32", f"{MEMORY}=9GiB"]
+    words = [spec, *(word for override in given for word in ("-s", override))]
+    assert main(["plan", *words, "--format", "json"]) == 0
     shown = parsed(capsys.readouterr().out, "plan")
     assert shown["edits"] == [] and len(shown["nearest"]["settings"]) > 1, "one upon another"
     near = Nearest(
@@ -189,12 +192,12 @@ def test_what_comes_nearest_is_said_with_what_it_lacks(capsys: pytest.CaptureFix
         shown["nearest"]["pp_rank"],
         shown["nearest"]["devices"],
     )
-    after = predict(resolve(spec, None, [small, *(f"{key}={value}" for key, value in near.settings)]).spec)
+    after = predict(resolve(spec, None, [*given, *(f"{key}={value}" for key, value in near.settings)]).spec)
     lacking = [rank.peak_bytes - rank.capacity_bytes for rank in after.ranks]
     assert near.lacking_bytes == max(lacking) == lacking[near.pp_rank] > 0 and near.num_devices == after.num_devices
     before = max(rank["peak_bytes"] - rank["capacity_bytes"] for rank in shown["memory"]["ranks"])
     assert near.lacking_bytes < before
-    assert main(["plan", spec, "-s", small]) == 0
+    assert main(["plan", *words]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"{near.lacking_bytes:,} bytes, on pipeline rank {near.pp_rank}" in text
     assert all(f"{key} = {value}" in text for key, value in near.settings)

@@ -73,7 +73,7 @@ def test_a_stage_is_drawn_with_all_its_segments() -> None:
 
 
 def test_curves_stay_under_the_capacity_line_if_and_only_if_it_fits() -> None:
-    _, _, planned = plan_of("moe-8gpu", "cluster.node.device.memory=24GiB")
+    _, _, planned = plan_of("moe-8gpu", "cluster.node.device.memory=16GiB")
     curves = memory_curves(planned.ranks)
     ((chart, fits),) = curves.charts
     held, capacity = chart.curves
