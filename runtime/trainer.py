@@ -244,11 +244,11 @@ class Trainer:
                 rate = value_at(layer.bias_rate, tokens_seen)
                 optimizer.balance(self.state.biases[layer.bias], load, rate)
 
-    def _imbalance(self, sums: Sums) -> dict[str, float]:
-        """Load of the busiest expert over the mean, the mean of this over layers; 1 is perfect balance."""
-        loads = [sums[f"load {layer.name}"] for layer in self.layers]
-        ratios = [(load.max() / load.mean()).item() for load in loads]
-        return {"imbalance": sum(ratios) / len(ratios)} if ratios else {}
+    def _imbalance(self, sums: Sums) -> dict[str, Any]:
+        """Load of the busiest expert over the mean, of each layer and the mean over layers; 1 is perfect balance."""
+        loads = {layer.name: sums[f"load {layer.name}"] for layer in self.layers}
+        ratios = {name: (load.max() / load.mean()).item() for name, load in loads.items()}
+        return {"imbalance": sum(ratios.values()) / len(ratios), "layer_imbalance": ratios} if ratios else {}
 
 
 def _message(message: contract.Message | None) -> tuple[tuple[int, ...], torch.dtype]:
