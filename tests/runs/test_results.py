@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -51,7 +52,8 @@ def test_one_row_a_step(folder: Path) -> None:
         for name in ("loss", "mtp_loss", "sequence_loss", "grad_norm", "tokens_per_s", "step_s", "imbalance"):
             assert math.isfinite(row[name]) and row[name] > 0, name
         assert row["tokens_per_s"] == pytest.approx(SEQUENCES * SEQUENCE / row["step_s"])
-        assert row["imbalance"] >= 1
+        assert set(row["layer_imbalance"]) == {"layers.1", "mtp.0"} and min(row["layer_imbalance"].values()) >= 1
+        assert row["imbalance"] == pytest.approx(fmean(row["layer_imbalance"].values()))
         assert ("validation_loss" in row) == (row["step"] % 3 == 0)
     assert [row["rate"] for row in rows] == pytest.approx([RATE / 2, *(RATE for _ in rows[1:])])
 
