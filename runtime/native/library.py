@@ -16,7 +16,7 @@ from runtime.native import compile_cpp
 Functions = Mapping[tuple[str, torch.dtype], tuple[Callable[..., None], str]]  # and the signature of each
 
 OFF = "DSC_OPS"  # =torch: ops run on torch
-DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float8_e4m3fn: "e4m3"}
 # ROWS: a matrix that may be a view of columns, followed by its row stride; MATRIX: by both of its strides
 NUMBER, FLOAT, TENSOR, ROWS, MATRIX = "nfprm"
 TYPES = {
@@ -39,12 +39,18 @@ SIGNATURES = {
     "cross_entropy": "nnrppp",
     "cross_entropy_dgrad": "nnprppp",
     "product": "nnnmmrn",
+    "quantise": "nnrnpp",
+    "quantise_columns": "nnrnpp",
+    "quantise_blocks": "nnnpnppp",
+    "requantise": "nnrmnpp",
+    "linear": "npnnnrmppp",
+    "linear_wgrad": "npnnnrmrmp",
     "adamw": "npppppfffffffff",
 }
 
 
 def takes(*operands: Tensor) -> bool:
-    """Whether an op on these runs in C++: all FP32 or all BF16 on the CPU, views of columns at most."""
+    """Whether an op on these runs in C++: all FP32, all BF16 or all E4M3 on the CPU, views of columns at most."""
     if not _functions():
         return False
     dtype = operands[0].dtype
@@ -129,7 +135,7 @@ def functions(instructions: str) -> Functions:
     for name, signature in SIGNATURES.items():
         for dtype, suffix in DTYPES.items():
             function = getattr(library, f"{name}_{suffix}", None)
-            if function is None:  # a product of BF16, where the processor has no instruction for it
+            if function is None:  # an op has no such operands, or the processor no instruction for products of them
                 continue
             function.argtypes, function.restype = [c for kind in signature for c in TYPES[kind]], None
             found[name, dtype] = function, signature

@@ -6,16 +6,6 @@
 
 namespace {
 
-// f(i, n) for all whole vectors of n columns, then for what is left: n is W, or less once.
-template <class F> INLINE void each(long columns, F f) {
-  long i = 0;
-  for (; i + W <= columns; i += W) f(i, long(W));
-  if (i < columns) f(i, columns - i);
-}
-
-template <class T> INLINE V get(const T *p, long n) { return n == W ? load(p) : load(p, n); }
-template <class T> INLINE void set(T *p, V v, long n) { n == W ? store(p, v) : store(p, v, n); }
-
 template <class T> void rmsnorm(long R, long D, const T *x, long stride, const T *w, float eps, T *y, float *rstd) {
   for (long r = 0; r < R; r++, x += stride, y += D) {
     V squares = {};

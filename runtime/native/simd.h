@@ -61,6 +61,16 @@ template <class T> INLINE void store(T *p, V v, long n) {
   memcpy(p, row, n * sizeof(T));
 }
 
+// f(i, n) for all whole vectors of n columns, then for what is left: n is W, or less once.
+template <class F> INLINE void each(long columns, F f) {
+  long i = 0;
+  for (; i + W <= columns; i += W) f(i, long(W));
+  if (i < columns) f(i, columns - i);
+}
+
+template <class T> INLINE V get(const T *p, long n) { return n == W ? load(p) : load(p, n); }
+template <class T> INLINE void set(T *p, V v, long n) { n == W ? store(p, v) : store(p, v, n); }
+
 INLINE float wide(float x) { return x; }
 INLINE float wide(bf16 x) {
   const uint32_t bits = uint32_t(x.bits) << 16;

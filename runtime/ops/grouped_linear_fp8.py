@@ -12,11 +12,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from runtime.native import fp8 as native
+from runtime.native.library import takes
 from runtime.ops.linear_fp8 import linear_fp8, scaled_product
 
 
 def grouped_linear_fp8(x_RK: Tensor, xs_RB: Tensor, w_ENK: Tensor, ws: Tensor, offsets_G: Tensor) -> Tensor:
     """x_RK, its scales, w_ENK, its scales [E, N / 128, K / 128], offsets_G (int32) -> y_RN (BF16)."""
+    if takes(x_RK, w_ENK):
+        return native.linear_fp8(x_RK, xs_RB, w_ENK, ws, offsets_G)
     y_RN = torch.empty((x_RK.shape[0], w_ENK.shape[1]), dtype=torch.bfloat16, device=x_RK.device)
     for expert, start, end in groups(offsets_G, w_ENK.shape[0], x_RK.shape[0]):
         y_RN[start:end] = linear_fp8(x_RK[start:end], xs_RB[start:end], w_ENK[expert], ws[expert])
@@ -32,6 +36,8 @@ def grouped_linear_fp8_wgrad_(
     acc_ENK: Tensor, dy_NR: Tensor, dys_NB: Tensor, x_KR: Tensor, xs_KB: Tensor, offsets_G: Tensor
 ) -> None:
     """acc_ENK (FP32) += dw_ENK of (dy_NR, x_KR), both transposed, with scales of 128 rows."""
+    if takes(dy_NR, x_KR):
+        return native.linear_fp8_wgrad_(acc_ENK, dy_NR, dys_NB, x_KR, xs_KB, offsets_G)
     for expert, start, end in groups(offsets_G, acc_ENK.shape[0], x_KR.shape[1]):
         acc_ENK[expert] += scaled_product(dy_NR, dys_NB, x_KR, xs_KB, start, end)
 

@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from runtime.native import fp8 as native
+from runtime.native.library import takes
+
 TILE = 128
 LARGEST = 448.0
 E4M3 = torch.float8_e4m3fn
@@ -24,6 +27,8 @@ SMALLEST_SCALE = 2.0**-126
 
 def quantise(x_RC: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
     """x_RC -> data q_RC, scales s_RB: tiles of rows."""
+    if takes(x_RC):
+        return native.quantise(x_RC, pow2)
     R, C = x_RC.shape
     tiles_RBt = pad(x_RC.to(torch.float32), (0, -C % TILE)).view(R, -(-C // TILE), TILE)
     s_RB = scales(_magnitudes(tiles_RBt).amax(-1), pow2)
@@ -33,6 +38,8 @@ def quantise(x_RC: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
 
 def quantise_columns(x_RC: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
     """x_RC -> data q_CR, scales s_CB: tiles of columns, transposed."""
+    if takes(x_RC):
+        return native.quantise_columns(x_RC, pow2)
     return quantise(x_RC.t(), pow2)
 
 
@@ -46,6 +53,8 @@ def quantise_blocks(w_NK: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor, T
 
     The scales of the transposed data are these transposed.
     """
+    if takes(w_NK):
+        return native.quantise_blocks(w_NK, pow2)
     N, K = w_NK.shape[-2:]
     padded = pad(w_NK.to(torch.float32), (0, -K % TILE, 0, -N % TILE))
     blocks = padded.unflatten(-1, (-1, TILE)).unflatten(-3, (-1, TILE))  # [.., N / 128, 128, K / 128, 128]
@@ -56,6 +65,8 @@ def quantise_blocks(w_NK: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor, T
 
 def requantise(q_RC: Tensor, s_RB: Tensor, pow2: bool = False) -> tuple[Tensor, Tensor]:
     """q_RC, s_RB in tiles of rows -> q_CR, s_CB in tiles of columns, by way of FP32."""
+    if takes(q_RC):
+        return native.requantise(q_RC, s_RB, pow2)
     return quantise_columns(dequantise(q_RC, s_RB), pow2)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.native import library, ops
+from runtime.native import fp8, library, ops
 from runtime.ops import OPS
 from tests.ops import cases
 from tests.ops.cases import Source, as_tuple, gradient_arguments
@@ -27,6 +27,7 @@ from tests.ops.cases import Source, as_tuple, gradient_arguments
 LIBC = ctypes.CDLL(None, use_errno=True)
 UNTOUCHED = 0xA5
 PROT_NONE = 0
+E4M3, WIDE = torch.float8_e4m3fn, (torch.float32, torch.bfloat16)
 WIDTHS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 50)
 
 
@@ -77,20 +78,35 @@ def fenced_call(at_end: bool, name: str, dtype: torch.dtype, *args: Any) -> None
 
 def check(op: str, dtype: torch.dtype, args: tuple[Any, ...]) -> Iterator[Tensor]:
     """The op and its gradients on fenced memory give what they give elsewhere, and change no operand. The results."""
-    source = Source(dtype, 1)
-    for name, chosen in ((op, args), *gradient_arguments(op, args, source)):
-        print(name, dtype, [tuple(arg.shape) if isinstance(arg, Tensor) else arg for arg in chosen], flush=True)
-        before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in chosen]
-        ops.call = library.call
-        wanted = as_tuple(OPS[name](*chosen))
-        for at_end in (True, False):
-            ops.call = partial(fenced_call, at_end)
-            for one, two in zip(as_tuple(OPS[name](*_columns(chosen))), wanted, strict=True):
-                assert torch.equal(one, two), name
-        for arg, was in zip(chosen, before, strict=True):
-            assert torch.equal(arg, was) if isinstance(arg, Tensor) else arg == was, name
-        ops.call = library.call
-        yield from wanted
+    for name, chosen in ((op, args), *gradient_arguments(op, args, Source(dtype, 1))):
+        yield from _check(name, chosen)
+
+
+def _check(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    print(name, [(arg.dtype, *arg.shape) if isinstance(arg, Tensor) else arg for arg in args], flush=True)
+    before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
+    wanted = _results(name, args)
+    for at_end in (True, False):
+        ops.call = fp8.call = partial(fenced_call, at_end)
+        for one, two in zip(_results(name, _columns(args)), wanted, strict=True):
+            assert _equal(one, two), name
+    ops.call = fp8.call = library.call
+    for arg, was in zip(args, before, strict=True):
+        assert _equal(arg, was) if isinstance(arg, Tensor) else arg == was, name
+    return wanted
+
+
+def _results(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Those of an op, or what one of E4M3 adds to zeros that have the shape of its first argument."""
+    if not name.endswith("fp8_wgrad_"):
+        return as_tuple(OPS[name](*args))
+    acc = torch.zeros_like(args[0])
+    OPS[name](acc, *args[1:])
+    return (acc,)
+
+
+def _equal(one: Tensor, two: Tensor) -> bool:
+    return torch.equal(one.float(), two.float()) if one.dtype == E4M3 else torch.equal(one, two)
 
 
 def _columns(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -121,16 +137,49 @@ def all_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
     yield "linear", cases.linear(source, 101, 515, 70)
 
 
+def cases_of_e4m3() -> Iterator[tuple[str, tuple[Any, ...]]]:
+    for dtype in WIDE:
+        source = Source(dtype, 0)
+        for width in (*WIDTHS, 64, 130, 200):
+            for shape in ((3, width), (width, 3)):
+                for op in ("quantise", "quantise_columns", "quantise_blocks"):
+                    yield op, (source.normal(*shape), width % 2 == 0)
+    for width in (*WIDTHS, 130):
+        for shape in ((3, width), (width, 3)):
+            yield "requantise", (*_scaled(*shape), False)
+        for M, N, K in ((3, width, 5), (width, 5, 3), (5, 3, width)):
+            yield "linear_fp8", (*_scaled(M, K), *_scaled(N, K, 128))
+            yield "linear_fp8_wgrad_", (torch.zeros(M, N), *_scaled(M, K), *_scaled(N, K))
+    ends = torch.tensor([1, 1, 150, 260], dtype=torch.int32)
+    experts, scales = _scaled(2 * 70, 30, 70)
+    by_expert = experts.view(2, 70, 30), scales.view(2, 1, 1)
+    yield "grouped_linear_fp8", (*_scaled(260, 30), *by_expert, ends)
+    yield "grouped_linear_fp8_wgrad_", (torch.zeros(2, 70, 30), *_scaled(70, 260), *_scaled(30, 260), ends)
+
+
+def _scaled(rows: int, columns: int, tile: int = 1) -> tuple[Tensor, Tensor]:
+    """Data, and scales of `tile` × 128."""
+    source = Source(torch.float32, rows)
+    return source.normal(rows, columns).to(E4M3), source.normal(-(-rows // tile), -(-columns // 128))
+
+
 def main(instructions: str) -> int:
     functions = library.functions(instructions)
     library._functions = lambda: functions
     digest = hashlib.sha256()
-    for dtype in library.DTYPES:
+    for dtype in WIDE:
         for op, args in all_cases(dtype):
             for result in check(op, dtype, args):
-                digest.update(result.view(torch.uint8).numpy().tobytes() if result.dim() else str(result).encode())
+                digest.update(_bytes(result))
+    for op, args in cases_of_e4m3():
+        for result in _check(op, args):
+            digest.update(_bytes(result))
     print("done", digest.hexdigest())
     return 0
+
+
+def _bytes(x: Tensor) -> bytes:
+    return x.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from tests.native.paths import CAPABLE, OWN
 from tests.training.processes import run_module
 
 ROOT = Path(__file__).parents[2]
+E4M3 = torch.float8_e4m3fn
 
 
 @pytest.fixture
@@ -81,8 +82,10 @@ def test_the_environment_turns_it_off(name: str, value: str) -> None:
 def test_what_it_takes(instructions: str) -> None:
     x, half = torch.zeros(4, 6), torch.zeros(4, 6, dtype=torch.bfloat16)
     taken: list[tuple[Tensor, ...]] = [(x,), (half, half), (x[:, 2:4], x), (x[:0],), (x.expand(3, 4, 6)[0], x[1])]
+    taken += [(x.to(E4M3), x[1].to(E4M3)), (x[:, 2:4].to(E4M3),)]
     assert all(library.takes(*each) for each in taken)
     refused = [(x.double(),), (x.half(),), (x, half), (half, x), (x.t(),), (x[:, ::2],), (x, x.t()), (x.to("meta"),)]
+    refused += [(x.to(E4M3), x), (x.to(E4M3).t(),), (x.to(torch.float8_e5m2),)]
     assert not any(library.takes(*each) for each in refused)
 
 
