@@ -17,6 +17,7 @@ from compiler.emit.certificate import Certificates, digest
 from compiler.emit.folder import write_build
 from compiler.emit.kernel_list import kernels_json
 from compiler.emit.origin import with_origin
+from compiler.emit.quantised import quantised, rows
 from compiler.emit.segment_cache import Segments
 from compiler.emit.stage_modules import StageModules
 from compiler.ir import Body, Program, SegmentCode
@@ -109,17 +110,18 @@ class _Emission:
         optimizer = call_of_optimizer(spec)
         has_kernel = optimizer.op in KERNELS  # an optimizer may run on torch alone
         kernel = emit_kernel(optimizer.op, optimizer.arguments, num_sms(spec)) if has_kernel else None
+        of_eight_bits = quantised(lowered.plan, num_sms(spec))
         files = {
             "spec.resolved": self.resolved,
             "kernels.json": kernels_json(spec, lowered.plan, self.codes, optimizer, kernel.name if kernel else None),
-            "plan.json": plan_json(spec, lowered, self.overlaps),
+            "plan.json": plan_json(spec, lowered, self.overlaps, rows(of_eight_bits)),
             "plan.txt": plan_text(spec, lowered, self.overlaps),
             "schedule.txt": lowered.main_schedule.to_text(),
             "report.html": report_html(report_of(spec, lowered)),
             "train.py": train_py(spec),
         }
         files |= texts_of_files(spec)
-        files |= {f"kernels/{kernel.name}.py": kernel.source} if kernel else {}
+        files |= {f"kernels/{file.name}.py": file.source for file in (kernel, *of_eight_bits.values()) if file}
         return files | {f"program/{name}.json": program_json(p) for name, p in lowered.programs.items()}
 
     def _segment_files(self) -> dict[str, str]:

@@ -73,7 +73,7 @@ CODES = {
     "E0907": "communication leaves compute at least one SM",
     "E0908": "kv_heads divides heads",
     "E0909": "what is e4m3 has the tile whose elements share a scale",
-    "E0910": "the tiles of e4m3 fill every width that a linear sums over",
+    "E0910": "a linear in e4m3 sums over a multiple of 16",
     "E0911": "e4m3 is for linear, dispatch and combine",
     "E0912": "promote is a multiple of the columns of a tile",
     "E0913": "recompute and unfused name ops that the run has",
@@ -84,7 +84,7 @@ CODES = {
     "E0918": "the best checkpoints are those of a run that validates",
     "E0919": "checkpoints kept for ever are among those that are saved",
     # what is right, and cannot be compiled and trained yet
-    "E1001": "training runs in fp64, fp32 or bf16",
+    "E1001": "training runs in fp64, fp32, bf16 or fp8_block",
     "E1005": "a tokenizer is trained, or is a file",
 }
 

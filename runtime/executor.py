@@ -127,9 +127,10 @@ class Executor:
         """Expert outputs back to their tokens' ranks; in the backward (action I) their gradients to the experts."""
         self._start("combine", action, micro_batch, site, operands, forward=action[0] == "I")
 
-    def wait_combine(self, action: str, micro_batch: int, site: str) -> Tensor:
-        (result,) = self._wait("combine", action, micro_batch, site)
-        return result
+    def wait_combine(self, action: str, micro_batch: int, site: str) -> Tensor | tuple[Tensor, ...]:
+        """Rows, or of eight bits their data and their scales."""
+        results = self._wait("combine", action, micro_batch, site)
+        return results if len(results) > 1 else results[0]
 
     def _start(
         self, kind: str, action: str, micro_batch: int, site: str, operands: Sequence[Tensor | Route], forward: bool

@@ -23,6 +23,7 @@ from runtime.ledger import Ledger
 from runtime.ops.wide import wide_dtype
 from runtime.optimizers import update_of
 from runtime.position import Position
+from runtime.quantised import quantised_weights
 from runtime.rate import batch_at, learning_rate, value_at
 from runtime.state import DTYPES, State, build_state, shared_flats
 from runtime.trace import Span
@@ -75,6 +76,8 @@ class Trainer:
         wanted = Wanted(channels(mesh, plan.edges, (b.holders for b in plan.buckets)), shared_flats(plan))
         self.links = endpoint.connect(rank, wanted)
         self.state: State = build_state(plan, rank, self.device, self.links.flat)
+        self.quantised = quantised_weights(build, plan, {e.tensor for b in self.state.buckets for e in b.entries})
+        self.quantised_at = -1  # the step behind which they were made
         self.recipe = plan.train.optimizer
         self.layers = plan.moe_layers
         self.update = update_of(self.recipe.kind, build.path(f"kernels/{self.recipe.kind}.py"))
@@ -174,10 +177,19 @@ class Trainer:
         counts = self._count_targets() | {"sequences": torch.tensor(size, device=self.device)}
         self.executor.constants = self._tangents(counts)
         self.executor.records = {}
+        self._quantise()
         self.program = f"{kind}_{count}"
         self.actions = self.executor.execute(self.bodies, self.calls[self.program])
         self.board.set_action("sum records")
         return self._sum_records() | counts
+
+    def _quantise(self) -> None:
+        """Make the weights that products read in eight bits, once after each step."""
+        if self.quantised_at != self.step:
+            self.board.set_action("quantise weights")
+            for each in self.quantised:
+                each.make(self.state.parameters)
+            self.quantised_at = self.step
 
     def _load(self, source: Source, samples: Indices, count: int) -> dict[str, Tensor]:
         """This column's `count` micro-batches of the samples. A token below 0 is not a valid target."""

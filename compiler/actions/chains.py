@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from compiler.dtypes import SCALES
 from compiler.ir import Buffer, Communication, Cut, Instruction, Stage, Use
 from compiler.rates import Rates
 
@@ -52,6 +53,7 @@ class Names:
         assert not inputs.keys() & outputs.keys(), (use.site, "an input and an output share a name")
         values = inputs | outputs
         values |= {f"d_{local}": f"d_{value}" for local, value in values.items()}
+        values |= {f"{local}{SCALES}": f"{value}{SCALES}" for local, value in values.items()}
         written = (*cut.outputs, *cut.saved, *cut.gradients, *cut.deferred)
         values |= {b.name: f"{prefix}_{b.name}" for b in (*cut.saved, *cut.deferred)}
         buffers = {b.name: replace(b, name=values[b.name], alias=values[b.alias] if b.alias else "") for b in written}
@@ -136,7 +138,8 @@ class Chains:
         return self._runs[use.site, phase]
 
     def _new_run(self, use: Use, phase: str) -> Node:
-        cut, tensors, names = self.cuts[use.site], dict(use.params), self._names[use.site]
+        cut, names = self.cuts[use.site], self._names[use.site]
+        tensors = use.tensors(cut)
         args, returns = self._signature(use, phase)
         accumulators = {f"g_{p.name}": tensors[p.name] for p in use.segment.params}
         added, read = (tuple(of[a] for a in args if a in of) for of in (accumulators, tensors))
@@ -169,11 +172,8 @@ class Chains:
 
     def _exchange_backward(self, step: Communication) -> list[Node]:
         """The gradient of an exchange goes the other way: from its outputs' gradients to its inputs'."""
-        moved = step.outputs if step.kind == "combine" else step.outputs[:-1]  # offsets have no gradient
-        given = step.sizes if step.kind == "combine" else step.sizes[:-1]  # neither have counts
-        reads = (*(f"d_{b.name}" for b in moved), f"{step.site}_route")
-        writes = tuple(map(step.gradient, given))
-        return [self._exchange(step.kind, "I", step.site, reads, writes)]
+        reads = (*(b.name for b in step.arriving), f"{step.site}_route")
+        return [self._exchange(step.kind, "I", step.site, reads, step.returned)]
 
     def _gradient(self, buffer: Buffer) -> Buffer:
         return Buffer(f"d_{buffer.name}", buffer.shape, buffer.dtype)

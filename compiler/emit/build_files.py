@@ -15,14 +15,18 @@ from runtime import contract
 from runtime.build_files import versions
 from runtime.strict_json import pretty
 
+Quantised = tuple[contract.Quantised, ...]
 
-def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> str:
+
+def plan_json(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap], quantised: Quantised = ()) -> str:
     """All the runtime needs to know: mesh, replica table, recipe, and which program serves which step."""
-    return pretty(contract_plan(spec, lowered, overlaps))
+    return pretty(contract_plan(spec, lowered, overlaps, quantised))
 
 
-def contract_plan(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> contract.Plan:
-    """The plan as the runtime reads it."""
+def contract_plan(
+    spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap], quantised: Quantised = ()
+) -> contract.Plan:
+    """The plan as the runtime reads it. `quantised`: the weights that products read in eight bits."""
     plan, mesh = lowered.plan, lowered.plan.mesh
     table = {r.name: r for r in plan.replicas}
     return contract.Plan(
@@ -47,6 +51,7 @@ def contract_plan(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap])
         memory=tuple(memory.total for memory in lowered.memories),
         buckets=tuple(_bucket(b, table) for b in plan.buckets),
         biases=tuple(_bias(r) for r in plan.replicas if r.role == "bias"),
+        quantised=quantised,
     )
 
 

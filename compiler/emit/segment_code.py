@@ -22,11 +22,12 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     from compiler.segments.split import split
     from compiler.segments.torch_ops import ops
     from compiler.segments.trace import trace
+    from compiler.segments.unpack import unpacked
 
-    assert not segment.stored, f"segment {segment.kind}: values that are stored in another dtype have no text yet"
     base = base_graph(segment)
     check.base_graph(trace(segment, ops()), base)
-    joint = rewritten(base)
+    priced = rewritten(base)
+    joint = unpacked(priced)
     parts = split(joint)
     kernels = {node: kernel(joint, node, num_sms) for nodes in parts.functions.values() for node in nodes}
 
@@ -37,7 +38,7 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     source = printer.module(joint, parts, kernel_of)
     check.text(source, joint, parts, kernel_of)
     files = {file.name: file.source for file in kernels.values() if file}
-    saved = bytes_saved(joint)
+    saved = {node: each for (node, _), each in zip(joint.parts, bytes_saved(priced).values(), strict=True)}
     calls = tuple(
         _emitted(function, node, kernel_of(node) or "", joint, saved)
         for function, nodes in parts.functions.items()
@@ -57,6 +58,9 @@ def _emitted(function: str, node: Node, file: str, joint: Joint, saved: Mapping[
 
 
 def kernel(joint: Joint, node: Node, num_sms: int) -> KernelFile | None:
-    """The kernel file of a node's op at its sizes, or None where the reference op runs on every device."""
+    """The kernel file of a node's op at its sizes, or None where the reference op runs on every device.
+
+    `joint` is unpacked.
+    """
     call = call_of(joint, node)
     return emit_kernel(call.op, call.arguments, num_sms)

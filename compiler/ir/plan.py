@@ -23,13 +23,23 @@ class Use:
     inputs: tuple[str, ...]  # stage values, in the segment's order
     outputs: tuple[str, ...]
 
+    def tensors(self, cut: Cut) -> dict[str, str]:
+        """Tensor names by the names that its functions have for parameters; `layers.0.ffn.up_fp8` is of `up_fp8`."""
+        found = dict(self.params)
+        return found | {
+            tensor.name: found[each.param] + tensor.name.removeprefix(each.param)
+            for each in cut.quantised
+            for tensor in each.tensors
+        }
+
 
 @dataclass(frozen=True)
 class Communication:
     """An all-to-all between segments.
 
-    dispatch: (rows, gate, counts) -> (rows_R, gate_R, offsets_G); combine: y_R -> y. With one expert rank nothing
-    moves: what comes is what was sent, so the outputs alias the inputs, and gradients those of the outputs.
+    dispatch: (rows, gate, counts) -> (rows_R, gate_R, offsets_G); combine: y_R -> y. Rows of 8 bits are two tensors,
+    data and scales, as gradients may be. With one expert rank nothing moves: what comes is what was sent, so the
+    outputs alias the inputs, and gradients those of the outputs.
     """
 
     kind: Literal["dispatch", "combine"]
@@ -38,13 +48,8 @@ class Communication:
     inputs: tuple[str, ...]
     outputs: tuple[Buffer, ...]
     sizes: tuple[Buffer, ...]  # the inputs' buffers, for memory and cost
-    back: str = ""  # dtype of the gradients of rows, where it is not that of the rows
-
-    def gradient(self, buffer: Buffer) -> Buffer:
-        """The gradient of one of its inputs or outputs, as the backward of the exchange sends it."""
-        dtype = self.back if self.back and len(buffer.shape) > 1 else buffer.dtype
-        alias = next((f"d_{output.name}" for output in self.outputs if output.alias == buffer.name), "")
-        return Buffer(f"d_{buffer.name}", buffer.shape, dtype, alias)
+    arriving: tuple[Buffer, ...]  # gradients of outputs, which the backward of the exchange takes
+    returned: tuple[Buffer, ...]  # gradients of inputs, which it makes of those
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from compiler.dtypes import tensor_bytes
+from compiler.dtypes import has_rows, tensor_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """An abstract tensor: `shape` holds ints, or "R" (rows an expert rank receives) in dimension 0.
+    """An abstract tensor: `shape` holds ints, "R" (rows an expert rank receives) or "R/128" (tiles of R, rounded up).
 
     `alias` names the value of the same segment in whose storage this one lives ("" = its own storage).
     """
@@ -24,12 +24,12 @@ class Buffer:
     @property
     def fixed_bytes(self) -> int:
         """Bytes if the shape is static and owns its storage, else 0."""
-        return 0 if self.alias or "R" in self.shape else tensor_bytes(self.shape, self.dtype)
+        return 0 if self.alias or has_rows(self.shape) else tensor_bytes(self.shape, self.dtype)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes per received row if dimension 0 is R and the storage is its own, else 0."""
-        return 0 if self.alias or "R" not in self.shape else tensor_bytes(self.shape, self.dtype)
+        """Bytes per received row if the shape depends on R and the storage is its own, else 0."""
+        return 0 if self.alias or not has_rows(self.shape) else tensor_bytes(self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,22 @@ class Cost:
     dtype: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """A parameter that products read in eight bits, and the tensors in which a device holds it so.
+
+    In this order: data and scales, and both of the transposed parameter, which products for input gradients read.
+    """
+
+    param: str
+    tensors: tuple[Buffer, ...]  # their names begin with that of the parameter
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(tensor.fixed_bytes for tensor in self.tensors)
+
+
 Inside = tuple[tuple[str, tuple[tuple[int, int], ...]], ...]  # by function: (bytes, bytes per received row)
 
 
@@ -149,7 +165,7 @@ class Cut:
     deferred: tuple[Buffer, ...]  # made by I for W, beyond tangents
     costs: tuple[tuple[str, Cost], ...]  # for "F", "I", "W"
     inside: Inside = ()  # what a call needs beside what it takes and returns, at the nodes where that is most
-    quantised: tuple[tuple[str, int], ...] = ()  # parameters that products read in eight bits: bytes of that copy
+    quantised: tuple[Quantised, ...] = ()  # parameters that products read in eight bits
 
     def inside_bytes(self, phase: str, rows: int) -> int:
         """The most that a call of F, I or W needs inside, for so many received rows."""

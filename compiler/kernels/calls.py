@@ -1,24 +1,16 @@
 """The calls of ops that a spec's emitted segments make, with the tensors they are given. No torch.
 
-Graphs name a product of eight-bit operands as they name any other, `linear` of values whose dtype says their tiles. Its
-op is `linear_fp8`, which takes for each such operand two tensors, the data and their scales; the rule is `_unpacked`,
-and there is no other. `x ≈ data · scale`, R rows · C columns · N out, K in:
-
-- by rows (1x128): data [R, C], scales [R, C/128], column-major so that the scales of neighbouring rows are neighbours;
-- by columns (128x1), turned so that the contraction over rows is contiguous: data [C, R], scales [C, R/128], the same;
-- weights (128x128): data [N, K], scales [N/128, K/128]; for the input's gradient both are of the transposed weight.
+Of a weight that products read in eight bits, that which makes it so is called as well (`compiler.segments.unpack`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from compiler.dtypes import is_packed
 from compiler.ir import Buffer
-from compiler.ops.rule import Shape, Tensor, statistics_dtype
+from compiler.ops.rule import statistics_dtype
 
 if TYPE_CHECKING:
     from compiler.ir import Segment
@@ -26,9 +18,6 @@ if TYPE_CHECKING:
     from dsl.schema import Spec
 
 Constant = int | float | bool | None
-
-POW2 = False  # scales as they come, not rounded up to powers of two
-_GRADIENT = re.compile(r"(?P<base>\w+?)(?P<suffix>(_dgrad|_wgrad|_quantise)\w*|)")  # linear, _dgrad
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,61 +73,41 @@ def calls_of(segment: Segment) -> Iterator[Call]:
     """Calls of one segment: those of F, I and W as they are emitted, with weight gradients added to FP32."""
     from compiler.segments.interpret import interpret
     from compiler.segments.split import split
-    from compiler.segments.storage import operand_weights
+    from compiler.segments.unpack import unpacked
 
-    joint = interpret(segment)
-    params = {param.name: Buffer(param.name, param.shape, param.dtype) for param in segment.params}
-    for name in operand_weights(joint):
-        yield _call("quantise_blocks", [(params[name], None), (POW2, None)])
+    joint = unpacked(interpret(segment))
+    yield from (call for _, call in quantising(segment))
     for nodes in split(joint).functions.values():
         for node in nodes:
             yield call_of(joint, node)
 
 
+def quantising(segment: Segment) -> Iterator[tuple[str, Call]]:
+    """(parameter, the call that makes it of eight bits) of those that products of a segment read so."""
+    from compiler.segments.interpret import interpret
+    from compiler.segments.storage import operand_weights
+
+    if "weights" not in dict(segment.stored):
+        return
+    params = {param.name: Buffer(param.name, param.shape, param.dtype) for param in segment.params}
+    for name in operand_weights(interpret(segment)):
+        yield name, _call("quantise_blocks", [(params[name], None), (False, None)])
+
+
 def call_of(joint: Joint, node: Node) -> Call:
-    """The call that a node of a split joint graph is."""
-    base, suffix = _GRADIENT.fullmatch(node.op).group("base", "suffix")  # type: ignore[union-attr]
+    """The call that a node of a split and unpacked joint graph is."""
     arguments: list[Argument] = []
-    eight_bits = False
     for arg in node.args:
         if not isinstance(arg, str):
             arguments.append((arg, None))
         elif arg not in joint.tensors:  # the accumulator of a weight's gradient
             tensor = joint.tensors[arg.removeprefix("g_")]
-            dtype = "float32" if is_packed(tensor.dtype) else statistics_dtype(tensor.dtype)
-            arguments.append((Buffer(arg, tensor.shape, dtype), None))
-        elif is_packed(joint.tensors[arg].dtype):
-            eight_bits = True
-            arguments += _unpacked(joint.tensors[arg], transposed=suffix.startswith("_dgrad"))
+            arguments.append((Buffer(arg, tensor.shape, statistics_dtype(tensor.dtype)), None))
         else:
             tensor = joint.tensors[arg]
-            arguments.append((Buffer(arg, tensor.shape, tensor.dtype), _view(joint, arg)))
-    op = f"{base}_fp8{suffix}" if eight_bits and base != "requantise" else node.op
-    return _call(op, [*arguments, (POW2, None)] if "quantise" in op else arguments)
-
-
-def _unpacked(tensor: Tensor, transposed: bool) -> list[Argument]:
-    """Data and scales of an operand; `transposed`: of the weight, for the input's gradient."""
-    element, _, extents = tensor.dtype.removesuffix("]").partition("[")
-    rows, columns = map(int, extents.split("x"))
-    *experts, down, across = tensor.shape
-    data: Shape
-    scales: Shape
-    if rows > 1 and columns > 1:  # a weight
-        data, scales, layout = (down, across), (_tiles(down, rows), _tiles(across, columns)), None
-        if transposed:
-            data, scales = data[::-1], scales[::-1]
-    else:
-        data = (across, down) if columns == 1 else (down, across)
-        scales, layout = (data[0], _tiles(data[1], rows * columns)), Layout((1, data[0]))
-    return [
-        (Buffer("data", (*experts, *data), element), None),
-        (Buffer("scales", (*experts, *scales), "float32"), layout),
-    ]
-
-
-def _tiles(extent: int | str, tile: int) -> int | str:
-    return f"{extent}/{tile}" if isinstance(extent, str) else -(-extent // tile)
+            by_column = Layout((1, tensor.shape[0])) if arg in joint.columns else None
+            arguments.append((Buffer(arg, tensor.shape, tensor.dtype), by_column or _view(joint, arg)))
+    return _call(node.op, arguments)
 
 
 def _view(joint: Joint, value: str) -> Layout | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.dtypes import TORCH_DTYPE, packed
+from compiler.dtypes import TORCH_DTYPE, Packed
 from compiler.layers.builder import Place
 from dsl.schema import Dtype, Tile
 
@@ -19,7 +19,7 @@ def stored(place: Place, kind: str) -> tuple[tuple[str, str], ...]:
     result: list[tuple[str, str]] = []
     if precision.linear == "e4m3" and kind in PRODUCTS:
         assert precision.weight_tile, "the rules ask for it"
-        weights = packed(TORCH_DTYPE["e4m3"], precision.weight_tile.rows, precision.weight_tile.columns)
+        weights = str(Packed(TORCH_DTYPE["e4m3"], precision.weight_tile.rows, precision.weight_tile.columns))
         result += [("operands", _dtype("e4m3", precision.activation_tile)), ("weights", weights)]
     result += [(value, to_experts(place)) for value in TO_EXPERTS.get(kind, ())]
     result += [(value, back(place)) for value in BACK.get(kind, ())]
@@ -27,8 +27,11 @@ def stored(place: Place, kind: str) -> tuple[tuple[str, str], ...]:
 
 
 def to_experts(place: Place) -> str:
-    """Dtype of rows on their way to the experts, and of gradients of rows that came from them."""
-    return _dtype(place.spec.precision.dispatch, place.spec.precision.activation_tile)
+    """Dtype of rows on their way to the experts, and of gradients of rows that came from them.
+
+    Scales of both are powers of two, as in DeepSeek-V3, arXiv 2412.19437, §3.3.3.
+    """
+    return _dtype(place.spec.precision.dispatch, place.spec.precision.activation_tile, pow2=True)
 
 
 def back(place: Place) -> str:
@@ -36,8 +39,8 @@ def back(place: Place) -> str:
     return _dtype(place.spec.precision.combine, place.spec.precision.activation_tile)
 
 
-def _dtype(dtype: Dtype, tile: Tile | None) -> str:
+def _dtype(dtype: Dtype, tile: Tile | None, pow2: bool = False) -> str:
     if dtype != "e4m3":
         return TORCH_DTYPE[dtype]
     assert tile, "the rules ask for it"
-    return packed(TORCH_DTYPE[dtype], tile.rows, tile.columns)
+    return str(Packed(TORCH_DTYPE[dtype], tile.rows, tile.columns, pow2))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from compiler import ir
+from compiler.dtypes import flat_tensors
 from compiler.layers import LAYERS, Place
 from compiler.layers.value_dtypes import back, to_experts
 from compiler.segments.interpret import cut
@@ -108,33 +109,35 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
     shared = (f"{name}_shared",) if place.moe.shared else ()
     normed = tuple(values[value] for value in ("x", "residual")[: len(LAYERS["shared"].build(place).inputs)] if shared)
     S, D, experts, groups = place.S, place.D, place.moe.experts, place.spec.parallel.expert * place.experts_local
-    there, here = to_experts(place), back(place)
+    there, here, wide = to_experts(place), back(place), place.wide_dtype
     stays = place.spec.parallel.expert == 1  # nothing moves: rows come as the tensors that were sent
+    counts, returns = ir.Buffer(values["counts"], (experts,), "int64"), f"d_{returned}"
     dispatch = ir.Communication(
         kind="dispatch",
         site=name,
         axis="ep",
-        inputs=(values["rows"], values["gate"], values["counts"]),
+        inputs=(*(b.name for b in _rows(values["rows"], S, D, there)), values["gate"], counts.name),
         outputs=(
-            ir.Buffer(rows, ("R", D), there, values["rows"] if stays else ""),
-            ir.Buffer(gate, ("R",), place.wide_dtype, values["gate"] if stays else ""),
+            *_rows(rows, "R", D, there, values["rows"] if stays else ""),
+            ir.Buffer(gate, ("R",), wide, values["gate"] if stays else ""),
             ir.Buffer(offsets, (groups,), "int32"),
         ),
-        sizes=(
-            ir.Buffer(values["rows"], (S, D), there),
-            ir.Buffer(values["gate"], (S,), place.wide_dtype),
-            ir.Buffer(values["counts"], (experts,), "int64"),
+        sizes=(*_rows(values["rows"], S, D, there), ir.Buffer(values["gate"], (S,), wide), counts),
+        arriving=(*_rows(f"d_{rows}", "R", D, here), ir.Buffer(f"d_{gate}", ("R",), wide)),
+        returned=(
+            *_rows(f"d_{values['rows']}", S, D, here, f"d_{rows}" if stays else ""),
+            ir.Buffer(f"d_{values['gate']}", (S,), wide, f"d_{gate}" if stays else ""),
         ),
-        back=here,
     )
     combine = ir.Communication(
         kind="combine",
         site=name,
         axis="ep",
-        inputs=(y,),
-        outputs=(ir.Buffer(returned, (S, D), here, y if stays else ""),),
-        sizes=(ir.Buffer(y, ("R", D), here),),
-        back=there,
+        inputs=tuple(b.name for b in _rows(y, "R", D, here)),
+        outputs=_rows(returned, S, D, here, y if stays else ""),
+        sizes=_rows(y, "R", D, here),
+        arriving=_rows(returns, S, D, there),
+        returned=_rows(f"d_{y}", "R", D, there, returns if stays else ""),
     )
     return (
         _use(place, "router", f"{name}.router", prefix, attended, tuple(values.values())),
@@ -143,6 +146,15 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
         _use(place, "experts", f"{name}.experts", prefix, (rows, gate, offsets), (y,)),
         combine,
         _use(place, "join", f"{name}.join", prefix, (values["residual"], *shared, returned, values["order"]), (out,)),
+    )
+
+
+def _rows(name: str, count: int | str, columns: int, dtype: str, alias: str = "") -> tuple[ir.Buffer, ...]:
+    """The tensors of exchanged rows, each with that of `alias` as the one in whose storage it lives."""
+    flat = flat_tensors((count, columns), dtype)
+    return tuple(
+        ir.Buffer(f"{name}{each.suffix}", each.shape, each.dtype, f"{alias}{each.suffix}" if alias else "")
+        for each in flat
     )
 
 

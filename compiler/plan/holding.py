@@ -54,7 +54,7 @@ def _always(model: CutModel, steps: Iterable[Step], copies: int) -> dict[str, in
     size, p = bytes_per_element(spec.precision, spec.train.optimizer), spec.parallel
     found: dict[str, int] = {}
     for use in (step for step in steps if isinstance(step, Use)):
-        quantised = dict(model.cuts[use.site].quantised)
+        quantised = {each.param: each.num_bytes for each in model.cuts[use.site].quantised}
         for param, (_, tensor) in zip(use.segment.params, use.params, strict=True):
             holders = copies * p.data // (p.expert if param.stack else 1)
             elements = prod(param.shape) if param.grad else 0

@@ -18,7 +18,7 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
 
     Parameters with the same holders lie in one flat buffer. With ZeRO it is padded to equal parts, of which each holder
     updates one (arXiv 1910.02054), or holders own whole parameters (compiler/plan/owners.py). The balancing biases have
-    the dtype of master weights. Weights that products read in eight bits are held so once more.
+    the dtype of master weights. Weights that products read in eight bits are held so twice more.
     """
     size = bytes_per_element(spec.precision, spec.train.optimizer)
     (held, owned), biases = held_and_owned(spec, plan), Counter[int]()
@@ -87,14 +87,14 @@ def _pipeline_ranks(plan: Plan, holders: Collection[int]) -> list[int]:
 
 
 def quantised_weights(plan: Plan) -> tuple[int, ...]:
-    """Bytes of the eight-bit copies on a device of every pipeline rank, one copy of each weight with its scales."""
+    """Bytes of the eight-bit copies on a device of every pipeline rank: of each weight, its scales, both transposed."""
     result = []
     for rank in range(plan.mesh.pp):
         tensors: dict[str, int] = {}
         for stage in plan.stages_of(rank):
             for use in (step for step in plan.stages[stage].steps if isinstance(step, Use)):
                 names = dict(use.params)
-                tensors |= {names[name]: size for name, size in plan.cuts[use.site].quantised}
+                tensors |= {names[each.param]: each.num_bytes for each in plan.cuts[use.site].quantised}
         result.append(sum(tensors.values()))
     return tuple(result)
 

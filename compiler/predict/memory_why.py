@@ -113,8 +113,8 @@ def _of_eight_bits(spec: Spec, plan: Plan) -> list[str]:
     if not copies:
         return []
     return [
-        f"memory: beside its weights a device holds one copy of those of products in {spec.precision.linear}, "
-        f"{gib(copies)} at most, which serves both directions; a transposed one would take as much again",
+        f"memory: beside its weights a device holds those of products in {spec.precision.linear} twice, one transposed "
+        f"for input gradients: {gib(copies)} at most",
         f"memory: what attention returns is kept in {spec.precision.compute}, as its backward reads it, and quantised "
         "again for the weight gradient behind it",
     ]

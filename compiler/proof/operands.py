@@ -60,8 +60,10 @@ def operands(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) -
 
 
 def _of_run(use: Use, phase: str, cuts: Cuts) -> Operands:
-    cut, signature, tensors = cuts[use.site], signature_of(use, phase, cuts), dict(use.params)
-    values = _values(use, cut)
+    cut, signature = cuts[use.site], signature_of(use, phase, cuts)
+    values, tensors = _values(use, cut), dict(use.params)
+    for each in cut.quantised:  # a parameter in eight bits has its name, and what follows it says which of its tensors
+        tensors |= {t.name: tensors[each.param] + t.name[len(each.param) :] for t in each.tensors}
     buffers = {b.name: b for b in (*cut.outputs, *cut.saved, *cut.gradients, *cut.deferred)}
     accumulators = {f"g_{local}": tensor for local, tensor in use.params}
     params = tensors | accumulators
@@ -78,6 +80,7 @@ def _values(use: Use, cut: Cut) -> dict[str, str]:
     """Local names of a segment → values of its stage: what is saved or deferred begins with the site."""
     outer = dict(zip((i.name for i in use.segment.inputs), use.inputs, strict=True))
     outer |= zip((o.name for o in use.segment.outputs), use.outputs, strict=True)
+    outer |= {f"{local}_scales": f"{value}_scales" for local, value in outer.items()}
     inner = {b.name: f"{use.site.replace('.', '_')}_{b.name}" for b in (*cut.saved, *cut.deferred)}
     return outer | {f"d_{local}": f"d_{value}" for local, value in outer.items()} | inner
 
@@ -91,11 +94,11 @@ def _of_exchange(step: Communication, kind: str, phase: str) -> tuple[tuple[str,
     given, taken, route = step.sizes, step.outputs, f"{step.site}_route"
     if kind == "counts":
         return (given[-1].name,), (Buffer(route, (2, given[-1].shape[0]), "int64"), taken[-1])
+    if phase != "F":
+        return (*(b.name for b in step.arriving), route), step.returned
     if kind == "dispatch":
         given, taken = given[:-1], taken[:-1]
-    if phase == "F":
-        return (*(b.name for b in given), route), taken
-    return (*(f"d_{b.name}" for b in taken), route), tuple(map(step.gradient, given))
+    return (*(b.name for b in given), route), taken
 
 
 def _gradient(buffer: Buffer) -> Buffer:

@@ -3,7 +3,8 @@
 A layer called with `ShapeOps` runs on shapes. The backward follows from the rules as autograd would find it: ops in
 reverse, each handing gradients to its arguments, a second gradient of a value added to the first when it arrives. This
 is the base graph; a trace of torch must equal it before a segment is emitted (`compiler.segments.check`). The passes
-rewrite it: recompute, storage and fusion, in this order. What they leave is planned, priced and printed.
+rewrite it: recompute, storage and fusion, in this order. What they leave is priced; it is unpacked, and so planned and
+printed.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from compiler.segments.joint import COLUMNS, Constant, Draft, Joint, Node
 from compiler.segments.node_costs import costs
 from compiler.segments.recompute import recomputed
 from compiler.segments.split import split
+from compiler.segments.unpack import quantised, unpacked
 
 
 def cut(segment: ir.Segment) -> ir.Cut:
     """What F saves for I and W, what I defers to W, and what each costs."""
     joint = interpret(segment)
-    parts = split(joint)
-    return replace(parts.cut, costs=costs(joint), inside=inside(joint, parts), quantised=storage.quantised(joint))
+    flat = unpacked(joint)
+    parts = split(flat)
+    return replace(parts.cut, costs=costs(joint), inside=inside(flat, parts), quantised=quantised(joint))
 
 
 # ---------------------------------------------------------------- forward
@@ -174,7 +177,7 @@ def _nodes(op: str, args: tuple[str | Constant, ...], outputs: list[str], tensor
 
 
 def interpret(segment: ir.Segment) -> Joint:
-    """The joint graph of a segment as it is planned and printed: the base graph behind all passes."""
+    """The joint graph of a segment as it is priced: the base graph behind all passes but unpacking."""
     return rewritten(base_graph(segment))
 
 

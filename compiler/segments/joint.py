@@ -38,9 +38,19 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Given:
+    """The tensors that the functions of a graph are given: of parameters, of inputs, and of gradients of outputs."""
+
+    params: tuple[str, ...]
+    inputs: tuple[str, ...]
+    tangents: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Joint:
     """`nodes` in an order of execution; `outputs`, `gradients`, `weights`: the value of each output of the segment, of
-    the gradient of each input and of each parameter that has one. `again`: what the backward computes a second time."""
+    the gradient of each input and of each parameter that has one. `again`: what the backward computes a second time.
+    """
 
     segment: Segment
     nodes: tuple[Node, ...]
@@ -51,6 +61,25 @@ class Joint:
     again: tuple[str, ...] = ()
     early: tuple[str, ...] = ()  # what F makes though the backward alone reads it
     parts: tuple[tuple[Node, tuple[Node, ...]], ...] = ()  # of fused nodes, those that each stands for
+    given: Given | None = None  # what its functions are given, where that is not what the segment names
+    columns: frozenset[str] = frozenset()  # tensors that lie column by column
+
+    @property
+    def params(self) -> tuple[str, ...]:
+        """The tensors of parameters that functions may read."""
+        return self.given.params if self.given else tuple(param.name for param in self.segment.params)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors of the segment's inputs."""
+        return self.given.inputs if self.given else tuple(each.name for each in self.segment.inputs)
+
+    @property
+    def tangents(self) -> tuple[str, ...]:
+        """The tensors of the gradients of outputs."""
+        if self.given:
+            return self.given.tangents
+        return tuple(f"d_{output.name}" for output in self.segment.outputs if output.grad)
 
     @property
     def needed(self) -> tuple[Node, ...]:

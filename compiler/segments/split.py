@@ -38,7 +38,7 @@ def phases(joint: Joint) -> dict[int, str]:
     """Phase of each node that is needed, by its index. Views have none: they go where they are read."""
     views = view_nodes(joint)
     producer = {value: index for index, node in enumerate(joint.nodes) for value in node.outputs}
-    params = {param.name for param in joint.segment.params}
+    params = {*joint.params}
 
     def ancestors(values: Iterable[str]) -> set[int]:
         seen: set[int] = set()
@@ -73,7 +73,7 @@ def view_nodes(joint: Joint) -> dict[str, Node]:
 
 def split(joint: Joint) -> Split:
     """The three functions of a joint graph, and the signatures and buffers of the cut between them."""
-    segment, views, where = joint.segment, view_nodes(joint), phases(joint)
+    views, where = view_nodes(joint), phases(joint)
 
     def base(value: str) -> str:
         return base(views[value].args[0]) if value in views else value  # type: ignore[arg-type]
@@ -85,10 +85,9 @@ def split(joint: Joint) -> Split:
     gradients = tuple((f"d_{name}", value) for name, value in joint.gradients)
     assert not any(value in views for _, value in (*joint.outputs, *gradients)), "a segment returns no views"
 
-    params = tuple(param.name for param in segment.params)
-    inputs = tuple(argument.name for argument in segment.inputs)
+    params, inputs, tangents = joint.params, joint.inputs, joint.tangents
+    named = {param.name for param in joint.segment.params}  # what F takes whether it reads it or not
     outputs = tuple(dict.fromkeys(value for name, value in joint.outputs if value == name))
-    tangents = tuple(f"d_{output.name}" for output in segment.outputs if output.grad)
     backward = read["I"] | read["W"] | {value for _, value in gradients}
     saved = tuple(value for value in results["F"] if value in backward and value not in outputs)
     deferred = tuple(value for value in results["I"] if value in read["W"])
@@ -113,7 +112,9 @@ def split(joint: Joint) -> Split:
 
     input_storages = {name: name for name in inputs}
     cut = ir.Cut(
-        F=ir.Signature((*params, *inputs), (*(name for name, _ in joint.outputs), *saved)),
+        F=ir.Signature(
+            (*(p for p in params if p in named | read["F"]), *inputs), (*(name for name, _ in joint.outputs), *saved)
+        ),
         I=signature("I", (*params, *arguments), (*(name for name, _ in gradients), *deferred)),
         W=signature("W", (*accumulators, *params, *arguments, *deferred), ()),
         outputs=buffers(joint.outputs, dict(input_storages)),

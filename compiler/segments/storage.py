@@ -7,7 +7,9 @@ With operands of eight bits (arXiv 2412.19437, §3.3) every product reads quanti
 - an input that is computed again is quantised again, and one that the backward reads anyway is kept as it is;
 - the input of a SwiGLU that is computed again is kept in eight bits; kernels that read it widen it as they go;
 - a gradient is quantised once, by rows for the input's gradient and by columns for the weight's: W gets the latter;
-- what F quantised by rows, or came so from other ranks, W quantises again by columns.
+- what F quantised by rows, or came so from other ranks, W quantises again by columns;
+- what attention returns has scales that are powers of two, as rows on their way to experts have: in tiles of columns
+  their numbers are the same then, but for those that become too small for eight bits.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compiler.dtypes import is_packed, tensor_bytes, turned
+from compiler.dtypes import Packed, is_packed, packed_of, turned
 from compiler.segments.joint import Joint, Node
 from compiler.segments.split import phases
 
 PRODUCTS = ("linear", "grouped_linear")
 GATES = ("swiglu", "gated_swiglu")
+ATTENTION = ("mla_attention", "gqa_attention")
 # An op that only moves rows, and which of its arguments has them.
 MOVES = {"permute": 0, "permute_placed": 0, "unpermute_dgrad": 0}
 
@@ -31,12 +34,6 @@ def operand_weights(joint: Joint) -> tuple[str, ...]:
         return ()
     read = {node.args[1] for node in joint.nodes if node.op in PRODUCTS}
     return tuple(param.name for param in joint.segment.params if param.name in read)
-
-
-def quantised(joint: Joint) -> tuple[tuple[str, int], ...]:
-    """Those parameters, with the bytes of the copy and its scales."""
-    tensors = [(name, joint.tensors[name]) for name in operand_weights(joint)]
-    return tuple((name, tensor_bytes(each.shape, each.dtype)) for name, each in tensors)
 
 
 def in_storage(joint: Joint) -> Joint:
@@ -77,6 +74,7 @@ class _Products:
         self.late = {value for node in backward for value in node.outputs}
         self.wide = {value for node in backward for value in _read_wide(node)}
         self.gates = _kept_gates(backward) - self.late
+        self.exact = {value for node in joint.nodes if node.op in ATTENTION for value in node.outputs}
         self.tensors = dict(joint.tensors)
         self.tensors |= {name: replace(self.tensors[name], dtype=weights) for name in operand_weights(joint)}
         self.nodes: list[Node] = []
@@ -106,9 +104,16 @@ class _Products:
             self.nodes.append(Node(op, (value,), tuple(results)))
             for name in results:
                 by_columns = name == columns or op == "requantise"
-                dtype = turned(self.dtype) if by_columns else self.dtype
-                self.tensors[name] = replace(self.tensors[value], dtype=dtype)
+                dtype = self._dtype(value)
+                self.tensors[name] = replace(self.tensors[value], dtype=turned(dtype) if by_columns else dtype)
         return result
+
+    def _dtype(self, value: str) -> str:
+        """The dtype of a value in tiles of rows: the one it came in, or else that of operands."""
+        if is_packed(self.tensors[value].dtype):
+            return self.tensors[value].dtype
+        of = packed_of(self.dtype)
+        return str(Packed(of.element, of.rows, of.columns, pow2=value in self.exact))
 
     def _operand(self, value: str) -> str:
         """The value as a product of the forward, or one that is computed again, reads it."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
+from compiler.dtypes import tensor_bytes
 from compiler.holders import Holders
 from compiler.ir import Buffer
 from compiler.topology.links import LARGE, LEAF, POD, Link, Links
@@ -156,8 +157,8 @@ class Fabric:
         """
         if len(experts.members) < 2:
             return 0.0
-        way, element = ("dispatch", experts.dispatch_bytes) if to_experts else ("combine", experts.combine_bytes)
-        sent = rows * sum(int(b.shape[1]) * element if len(b.shape) == 2 else 4.0 for b in buffers)
+        way = "dispatch" if to_experts else "combine"
+        sent = rows * sum(tensor_bytes(("R", *b.shape[1:]), b.dtype) for b in buffers)
         spread, kinds, ranks = experts.spread, self.kinds(experts.members), len(experts.members)
 
         def carried_s(num_bytes: float, level: str) -> float:

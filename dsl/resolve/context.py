@@ -10,9 +10,9 @@ from dsl.diagnostics import Diagnostic, Note, listed
 from dsl.parser import MAX_DEPTH
 from dsl.resolve.files import Definitions
 from dsl.resolve.merge import merge
-from dsl.schema import BUILT_IN
+from dsl.schema import BUILT_IN, Tile
 from dsl.source import Span
-from dsl.syntax import Attribute, Block, Let, Phrase, Word
+from dsl.syntax import Attribute, Block, Let, Number, Phrase, Word
 from dsl.units import Quantity
 
 
@@ -108,11 +108,18 @@ class Context:
 
 
 def _built_in(name: str, used: Span) -> Block:
-    """A precision of the language as a block: what extends it is where its dtypes are written."""
+    """A precision of the language as a block: what extends it is where its values are written."""
     word = Word("precision", used)
-    roles = ((role, dtype) for role, dtype in BUILT_IN[name] if isinstance(dtype, str) and role != "name")
-    body = tuple(Attribute(Word(role, used), Phrase((Word(dtype, used),), used), used) for role, dtype in roles)
+    roles = ((role, value) for role, value in BUILT_IN[name] if value is not None and role != "name")
+    body = tuple(Attribute(Word(role, used), Phrase((_written(value, used),), used), used) for role, value in roles)
     return Block(word, (Word(name, used),), None, body, used)
+
+
+def _written(value: str | int | Tile, used: Span) -> Word | Number:
+    """A dtype, a number or a tile as it would be written."""
+    if isinstance(value, str):
+        return Word(value, used)
+    return Number(f"{value.rows}x{value.columns}" if isinstance(value, Tile) else str(value), used)
 
 
 def suggest(word: str, words: Iterable[str], kind: str = "") -> str:

@@ -253,9 +253,10 @@ def _checked(found: Definitions, block: Block) -> tuple[str, str] | None:
 
 
 def _is_built_in(name: str) -> bool:
-    from dsl.schema import BUILT_IN  # with pydantic, which those who only read a file need not wait for
+    """Whether a precision is named for a dtype; a recipe of another name may be defined anew."""
+    from dsl.schema.precision import BUILT_IN, DTYPES  # with pydantic, which those who only read need not wait for
 
-    return name in BUILT_IN
+    return name in BUILT_IN and name in DTYPES.meanings
 
 
 def _twice(found: Definitions, what: str, span: Span, first: Span) -> None:

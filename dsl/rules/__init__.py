@@ -59,7 +59,7 @@ RULES: tuple[Row, ...] = (
     (("model.mtp.depth",), model.one_mtp),
     (tuple(f"precision.{role}" for role in precision.WIDE_ROLES), precision.eight_bits_have_a_role),
     ((*FP8, "precision.dispatch", "precision.combine"), precision.tiles_are_given),
-    ((*FP8, "model.hidden", "model.attention", f"{LAYERS}.ffn.inner"), precision.tiles_fill_widths),
+    ((*FP8, "model.hidden", "model.attention", f"{LAYERS}.ffn.inner"), precision.operands_are_read_whole),
     ((*FP8, "precision.promote"), precision.sums_are_promoted),
     (("recompute", "model.name", "model.attention", f"{LAYERS}.ffn.shared"), precision.recomputed_ops_exist),
     (

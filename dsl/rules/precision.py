@@ -10,6 +10,7 @@ from dsl.schema import Gqa, Moe, Spec
 FP8 = "e4m3"
 WIDE_ROLES = ("parameter", "compute", "accumulate", "gradients", "master", "moments")  # FP8 would lose the run
 TILED_ROLES = {"activation_tile": ("linear", "dispatch", "combine"), "weight_tile": ("linear",)}
+READ = 16  # bytes, and elements of eight bits
 TILES = {"activation_tile": "1x128", "weight_tile": "128x128"}
 
 
@@ -31,22 +32,20 @@ def tiles_are_given(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0909", message, f"precision.{users[0]}", f"add `{tile} = {TILES[tile]}`")
 
 
-def tiles_fill_widths(spec: Spec) -> Iterator[Finding]:
-    """A row of tiles ends where the summed width of its linear ends; only these, and not the widths of outputs."""
+def operands_are_read_whole(spec: Spec) -> Iterator[Finding]:
+    """Products read 16 elements of eight bits at a time, or all of a narrower tile; only widths that a linear sums over
+    count."""
     precision = spec.precision
-    tiles = [(name, tile) for name in TILES if (tile := getattr(precision, name)) is not None]
     if precision.linear != FP8:
         return
+    read = min((READ, *(tile.columns for name in TILES if (tile := getattr(precision, name)) is not None)))
     for what, factor, width, at in _summed_widths(spec):
-        for name, tile in tiles:
-            if width % tile.columns == 0:
-                continue
+        if width % read:
             value = width // factor
-            near = next(each for each in _outwards(value) if each * factor % tile.columns == 0)
-            message = f"{what} = {width:,} is no multiple of the {tile.columns} columns of {name}"
-            note = ("the tile is given here", f"precision.{name}")
+            near = next(each for each in _outwards(value) if each * factor % read == 0)
+            message = f"{what} = {width:,} is no multiple of {read}, and linear = {FP8} reads {read} elements at a time"
+            note = ("the dtype is given here", "precision.linear")
             yield Finding("E0910", message, at, f"write `{at.rpartition('.')[2]} = {near}`", (note,))
-            break
 
 
 def _summed_widths(spec: Spec) -> Iterator[tuple[str, int, int, str]]:
@@ -69,7 +68,7 @@ def _summed_widths(spec: Spec) -> Iterator[tuple[str, int, int, str]]:
 def _outwards(value: int) -> Iterator[int]:
     """`value`, and the numbers around it, the nearest first and of two the larger one."""
     yield value
-    for distance in range(1, 2048):  # a tile has at most 1,024 columns
+    for distance in range(1, READ + 1):
         yield value + distance
         if value > distance:
             yield value - distance

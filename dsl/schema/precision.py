@@ -85,4 +85,17 @@ def _uniform(dtype: Dtype) -> Precision:
     )
 
 
-BUILT_IN = {"fp64": _uniform("fp64"), "fp32": _uniform("fp32"), "bf16": Precision.model_construct(name="bf16")}
+BUILT_IN = {
+    "fp64": _uniform("fp64"),
+    "fp32": _uniform("fp32"),
+    "bf16": Precision.model_construct(name="bf16"),
+    "fp8_block": Precision.model_construct(
+        name="fp8_block",
+        linear="e4m3",
+        dispatch="e4m3",
+        activation_tile=Tile(rows=1, columns=128),
+        weight_tile=Tile(rows=128, columns=128),
+        promote=128,
+        moments="bf16",
+    ),
+}

@@ -120,7 +120,7 @@ class CollectiveSums:
 
 def _raw(tensor: Tensor) -> Tensor:
     """A tensor that is moved and not summed, as bytes where gloo does not know the dtype. Rows stay rows."""
-    return tensor.view(torch.uint8) if tensor.dtype == torch.bfloat16 else tensor
+    return tensor.view(torch.uint8) if tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn) else tensor
 
 
 def _work(work: dist.Work | None) -> dist.Work:

@@ -128,9 +128,9 @@ class Exchange:
 
     def _start(self, name: str, tensor: Tensor, given: Sequence[int] | None, taken: Sequence[int] | None) -> Pending:
         self.sequence += 1
-        tensor = tensor.contiguous()
         if self.swap is None:
             return Pending([], tensor, keep=(tensor,))
+        tensor = tensor.contiguous()
         out = torch.empty_like(tensor) if taken is None else tensor.new_empty(sum(taken), *tensor.shape[1:])
         return Pending(self.swap.start(name, tensor, given, out, taken), out, keep=(tensor,))
 

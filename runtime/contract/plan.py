@@ -273,6 +273,17 @@ class Bias:
     holders: tuple[Rank, ...]
 
 
+@dataclass(frozen=True)
+class Quantised:
+    """A tensor that products read in eight bits, of which a rank holds a copy of them after each step of the optimizer.
+
+    `kernel`: the file that makes it on CUDA, if there is one.
+    """
+
+    tensor: Name
+    kernel: Name | None
+
+
 # ---------------------------------------------------------------- predicted, for people
 
 
@@ -329,6 +340,7 @@ class Plan:
     memory: tuple[Amount, ...]  # predicted bytes, by pipeline rank
     buckets: tuple[Bucket, ...]
     biases: tuple[Bias, ...]
+    quantised: tuple[Quantised, ...] = ()
 
     @staticmethod
     def from_json(text: str | bytes) -> Plan:
@@ -363,6 +375,8 @@ def _check_parts(plan: Plan) -> None:
         for row in rows:
             holders = row.holders
             demand(holders and [*holders] == sorted({*holders}) and holders[-1] < mesh.world, f"{part}: holders")
+    tensors = {parameter.tensor for parameter in plan.parameters}
+    demand(all(each.tensor in tensors for each in plan.quantised), "quantised")
     whole = plan.zero and plan.optimizer.unit == "matrix"
     for bucket in plan.buckets:
         owners, count = bucket.owners, len(bucket.holders)

@@ -79,9 +79,23 @@ def test_a_built_in_precision_is_extended_and_not_changed(tmp_path: Path) -> Non
     assert found == BUILT_IN["fp32"].model_copy(update={"name": "mine", "master": "fp64"})
     again = "precision more extends mine { linear = bf16 }\nrun b extends base { precision = more }"
     assert (read(tmp_path, f"{text}\n{again}", run="b").precision.master, found.linear) == ("fp64", "fp32")
-    for name in BUILT_IN:
+    for name in ("fp64", "fp32", "bf16"):
         wrong = said(tmp_path, f"precision {name} {{ linear = bf16 }}\nrun a extends base {{ }}")
         assert [code for code, _, _ in wrong] == ["E0202"]
+
+
+def test_a_recipe_is_built_in_and_may_be_defined_anew(tmp_path: Path) -> None:
+    """A block that extends FP8 blocks has their tiles; a spec that defines a precision of this name has its own."""
+    text = "precision mine extends fp8_block { moments = fp32 }\nrun a extends base { precision = mine }"
+    found = read(tmp_path, text).precision
+    assert found == BUILT_IN["fp8_block"].model_copy(update={"name": "mine", "moments": "fp32"})
+    text = "precision fp8_block { linear = fp32 }\nrun b extends base { precision = fp8_block }"
+    assert read(tmp_path, text, run="b").precision.linear == "fp32"
+
+
+def test_the_shipped_block_of_fp8_is_the_built_in_one() -> None:
+    spec = load(Path(__file__).parents[2] / "specs" / "deepseek-v3.dsc")
+    assert spec.precision == BUILT_IN["fp8_block"]
 
 
 @pytest.mark.parametrize(

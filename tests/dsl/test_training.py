@@ -14,11 +14,11 @@ SPECS = Path(__file__).parents[2] / "specs"
 
 
 def refusals(folder: Path, block: str) -> list[tuple[str, str]]:
-    """(message, hint) of what keeps the tiny spec from training with `precision mine`, whose block is this."""
+    """(message, hint) of what keeps the quickstart from training with `precision mine`, whose block is this."""
     path = folder / "mine.dsc"
-    run = "run mine extends tiny { precision = mine }\n"
-    path.write_text(f'import "tiny.dsc"\nprecision mine {block}\n{run}', "utf-8")
-    shutil.copy(SPECS / "tiny.dsc", folder)
+    run = "run mine extends quickstart { precision = mine }\n"
+    path.write_text(f'import "quickstart.dsc"\nprecision mine {block}\n{run}', "utf-8")
+    shutil.copy(SPECS / "quickstart.dsc", folder)
     return [(item.message, item.hint) for item in train_refusals(load(path, "mine"))]
 
 
@@ -27,6 +27,7 @@ def refusals(folder: Path, block: str) -> list[tuple[str, str]]:
     [
         *("{ }", "extends fp32 { }", "extends fp64 { }"),
         *("{ moments = bf16 }", "extends fp32 { moments = bf16 }", "extends bf16 { master = fp32, moments = bf16 }"),
+        *("extends fp8_block { }", "extends fp8_block { moments = fp32 }"),
     ],
 )
 def test_what_trains(block: str, tmp_path: Path) -> None:
@@ -42,10 +43,15 @@ def test_what_trains(block: str, tmp_path: Path) -> None:
         ("{ master = bf16, moments = bf16 }", "master in bf16", "bf16"),
         ("{ gradients = bf16, moments = bf16 }", "gradients in bf16", "bf16"),
         ("extends fp32 { compute = bf16, moments = bf16 }", "compute in bf16", "fp32"),
+        ("extends fp8_block { combine = e4m3 }", "combine in e4m3", "fp8_block"),
+        ("extends fp8_block { dispatch = bf16 }", "linear in e4m3", "bf16"),
+        ("extends fp8_block { weight_tile = 1x128 }", "another weight_tile", "fp8_block"),
+        ("extends fp8_block { activation_tile = 128x128 }", "another activation_tile", "fp8_block"),
+        ("extends fp8_block { promote = 256 }", "another promote", "fp8_block"),
         ("{ combine = fp32, dispatch = fp32 }", "dispatch in fp32, combine in fp32", "bf16"),
     ],
 )
 def test_what_does_not(block: str, differing: str, nearest: str, tmp_path: Path) -> None:
     """Said as what differs from the nearest recipe that trains; moments that may be so are not in it."""
-    message = f"precision mine has {differing}; training runs in fp64, fp32 or bf16"
+    message = f"precision mine has {differing}; training runs in fp64, fp32, bf16 or fp8_block"
     assert refusals(tmp_path, block) == [(message, f"write `precision = {nearest}`")]

@@ -71,7 +71,7 @@ def found(op: str) -> list[Call]:
             "gated_swiglu_fp8_dgrad(bfloat16[R, 2048], float8_e4m3fn[R, 4096], float32[R, 32], float32[R])",
             {2: Layout((1, "R"))},
         ),
-        ("requantise(float8_e4m3fn[R, 7168], float32[R, 56], False)", {1: Layout((1, "R"))}),
+        ("requantise(float8_e4m3fn[R, 7168], float32[R, 56], True)", {1: Layout((1, "R"))}),
     ],
 )
 def test_eight_bits(call: str, layouts: dict[int, Layout]) -> None:

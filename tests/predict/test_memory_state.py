@@ -45,21 +45,22 @@ def test_it_is_what_the_runtime_allocates(pp: int, ep: int, dp: int, schedule: s
 
 
 def test_eight_bit_copies_of_deepseek_v3() -> None:
-    """All of a layer but its norms and its gate: 187.1M in attention, a shared expert and four routed ones of 44.0M."""
+    """All of a layer but its norms and its gate, and transposed: 187.1M in attention, a shared expert and four routed
+    ones of 44.0M."""
     spec = load(SPECS / "deepseek-v3.dsc", overrides=[PUBLISHED])
     plan = make_plan(spec)
     attention = 187_107_328 - 1536 - 512
     layer = attention + 5 * 44_040_192
     scales = 4 * layer // 128**2 + 4 * 56 // 2  # of the 576 rows of one product, the last 64 fill half a tile
-    assert quantised_weights(plan)[5] == 8 * (layer + scales)
+    assert quantised_weights(plan)[5] == 8 * 2 * (layer + scales)
     assert quantised_weights(make_plan(shipped("llama3-8b.dsc"))) == (0,) * shipped("llama3-8b.dsc").parallel.pipeline
 
 
 def test_the_published_set_up_fits() -> None:
-    """DeepSeek-V3 on devices of 80 GB with recomputation, as its report says (arXiv 2412.19437, §3.2.3)."""
+    """DeepSeek-V3 on its devices with recomputation, as its report says (arXiv 2412.19437, §3.2.3)."""
     spec = load(SPECS / "deepseek-v3.dsc", overrides=[PUBLISHED])
     found = predict(spec)
-    assert found.fits and all(rank.peak_bytes < 80e9 for rank in found.ranks)
+    assert found.fits and all(rank.peak_bytes < 79.1 * GIB for rank in found.ranks)
     assert any("e4m3" in line for line in found.assumptions)
     assert [rank.peak_bytes for rank in found.ranks] == [rank.peak_bytes for rank in reversed(found.ranks)]
     without = predict(load(SPECS / "deepseek-v3.dsc", overrides=[PUBLISHED, "recompute=[]"]))

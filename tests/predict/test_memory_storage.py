@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from compiler import ir
-from compiler.dtypes import is_packed, tensor_bytes, turned
+from compiler.dtypes import is_packed, packed_of, tensor_bytes, turned
 from compiler.plan.blocks import model_steps
 from compiler.segments.interpret import cut, interpret
 from compiler.segments.split import split
 from compiler.segments.storage import PRODUCTS
+from compiler.segments.unpack import unpacked
 from dsl.load import load
 from dsl.schema import BUILT_IN, Spec
 from tests.specs.shipped import SPECS
@@ -28,8 +29,13 @@ def use_of(spec: Spec, kind: str) -> ir.Use:
 
 
 def sizes(buffers: tuple[ir.Buffer, ...]) -> dict[str, float]:
-    """Bytes, or bytes of a received row."""
-    return {b.name: b.fixed_bytes + b.row_bytes for b in buffers if not b.alias}
+    """Bytes, or bytes of a received row; of values of eight bits with their scales."""
+    found: dict[str, float] = {}
+    for b in buffers:
+        if not b.alias:
+            name = b.name.removesuffix("_scales")
+            found[name] = found.get(name, 0) + b.fixed_bytes + b.row_bytes
+    return found
 
 
 @pytest.mark.parametrize(
@@ -40,6 +46,8 @@ def sizes(buffers: tuple[ir.Buffer, ...]) -> dict[str, float]:
         ((4, 4096, 7168), "float8_e4m3fn[128x128]", 4 * (4096 * 7168 + 32 * 56 * 4)),
         (("R", 7168), "float8_e4m3fn[1x128]", 7392),  # of a row: bytes of a dispatched token
         (("R", 7168), "float8_e4m3fn[128x1]", 7392),
+        (("R", 7168), "float8_e4m3fn[1x128 pow2]", 7392),
+        ((7168, "R/128"), "float32", 7168 * 4 // 128),  # scales of tiles along columns
         ((130, 130), "float8_e4m3fn[128x128]", 130 * 130 + 4 * 4),  # tiles that are not full have scales too
         ((3, 5), "bfloat16", 30),
         (("R", 5), "float32", 20),
@@ -52,7 +60,7 @@ def test_bytes(shape: tuple[int | str, ...], dtype: str, size: int) -> None:
 
 def test_tiles_turn() -> None:
     assert turned("float8_e4m3fn[1x128]") == "float8_e4m3fn[128x1]"
-    assert turned(turned("float8_e4m3fn[2x64]")) == "float8_e4m3fn[2x64]"
+    assert turned(turned("float8_e4m3fn[2x64 pow2]")) == "float8_e4m3fn[2x64 pow2]"
 
 
 # ---------------------------------------------------------------- as published
@@ -71,7 +79,8 @@ def test_experts_keep_rows_and_the_input_of_swiglu_in_eight_bits() -> None:
     of = use_of(deepseek(), "experts")
     made = cut(of.segment)
     assert sizes(made.saved) == {"grouped_linear_0_fp8": 4096 * TILE}
-    assert {"rows", "d_y", "grouped_linear_0_fp8"} <= set(made.W.args)  # as they came; SwiGLU is computed again
+    kept = {"rows", "d_y", "grouped_linear_0_fp8"}  # as they came; SwiGLU is computed again
+    assert kept | {f"{name}_scales" for name in kept} <= set(made.W.args)
     assert sizes(made.deferred) == {"d_grouped_linear_0_columns": 4096 * TILE}
     assert sizes(made.gradients) == {"d_rows": D * 2, "d_gate": 4}  # combine = bf16; gate weights are fp32
 
@@ -80,20 +89,23 @@ def test_rows_travel_in_eight_bits_and_back_in_sixteen() -> None:
     """Per token and expert rank: 7,392 bytes there, forward and backward, and 14,336 back."""
     exchanges = [step for step in model_steps(deepseek()) if isinstance(step, ir.Communication)][:2]
     dispatch, combine = exchanges
-    sent, received = dispatch.sizes[0], dispatch.outputs[0]
-    assert sent.fixed_bytes / S == received.row_bytes == 7392
-    assert dispatch.gradient(sent).fixed_bytes / S == dispatch.gradient(received).row_bytes == 14_336
-    assert combine.sizes[0].row_bytes == combine.outputs[0].fixed_bytes / S == 14_336
-    assert combine.gradient(combine.sizes[0]).row_bytes == combine.gradient(combine.outputs[0]).fixed_bytes / S == 7392
+    there, back = (
+        (sizes(dispatch.sizes)["L3_rows"] / S, sizes(combine.sizes)["L3_expert_rows"]),
+        (sizes(dispatch.arriving)["d_L3_received_rows"], sizes(combine.arriving)["d_L3_returned_rows"] / S),
+    )
+    assert (there, back) == ((7392, 14_336), (14_336, 7392))
+    received = sizes(dispatch.outputs)["L3_received_rows"], sizes(combine.outputs)["L3_returned_rows"] / S
+    returned = sizes(dispatch.returned)["d_L3_rows"] / S, sizes(combine.returned)["d_L3_expert_rows"]
+    assert (received, returned) == (there, back)
     router, experts, join = (cut(use_of(deepseek(), kind).segment) for kind in ("router", "experts", "join"))
-    assert {b.name: b.dtype for b in router.outputs}["rows"] == sent.dtype == "float8_e4m3fn[1x128]"
-    assert {b.name: b.dtype for b in experts.outputs}["y"] == "bfloat16"
-    assert {b.name: b.dtype for b in join.gradients}["d_rows"] == "float8_e4m3fn[1x128]"
+    assert {(b.name, b.dtype) for b in router.outputs} > {("rows", "float8_e4m3fn"), ("rows_scales", "float32")}
+    assert [(b.name, b.dtype) for b in experts.outputs] == [("y", "bfloat16")]
+    assert {(b.name, b.dtype) for b in join.gradients} > {("d_rows", "float8_e4m3fn"), ("d_rows_scales", "float32")}
 
 
 def test_the_gates_gradient_keeps_its_width() -> None:
     dispatch = next(step for step in model_steps(deepseek()) if isinstance(step, ir.Communication))
-    assert dispatch.gradient(dispatch.sizes[1]).dtype == "float32"
+    assert [(b.name, b.dtype) for b in dispatch.returned][-1] == ("d_L3_gate", "float32")
 
 
 @pytest.mark.parametrize("kind", ["attention", "dense", "experts", "mtp_input", "shared"])
@@ -105,11 +117,34 @@ def test_every_product_reads_eight_bits(kind: str, recompute: str) -> None:
         if node.op.removesuffix("_dgrad").removesuffix("_wgrad") in PRODUCTS:
             assert all(is_packed(joint.tensors[value].dtype) for value in node.reads[:2]), node
         if node.op.endswith("_wgrad") and "linear" in node.op:
-            assert [joint.tensors[value].dtype for value in node.reads[:2]] == ["float8_e4m3fn[128x1]"] * 2
-    made = split(joint).cut
+            tiles = [packed_of(joint.tensors[value].dtype) for value in node.reads[:2]]
+            assert [(tile.rows, tile.columns) for tile in tiles] == [(128, 1)] * 2
+    made = split(unpacked(joint)).cut
     kept = {b.name for b in (*made.saved, *made.deferred)}
     assert not any(name.removesuffix("_fp8") in kept for name in kept if name.endswith("_fp8"))
     assert not any(f"{name}_fp8" in kept for name in made.W.args)
+
+
+def test_scales_that_are_powers_of_two() -> None:
+    """Those of what attention returns and of rows on their way to experts, and of nothing else (§3.2.1, §3.3.3)."""
+    found = set()
+    for kind in ("attention", "dense", "experts", "join", "mtp_input", "router", "shared"):
+        for node in interpret(use_of(deepseek(), kind).segment).nodes:
+            if "quantise" in node.op:
+                tensors = interpret(use_of(deepseek(), kind).segment).tensors
+                pow2 = {
+                    packed_of(tensors[value].dtype).pow2
+                    for value in node.outputs
+                    if value in tensors and is_packed(tensors[value].dtype)
+                }
+                found |= {(kind, node.reads[0])} if pow2 == {True} else set()
+    assert found == {
+        ("attention", "mla_attention_0"),
+        ("experts", "rows"),
+        ("experts", "d_y"),
+        ("join", "d_y"),
+        ("router", "h"),  # the sum of the residual stream, its norm and what becomes rows in one op
+    }
 
 
 @pytest.mark.parametrize("kind", ["router", "head"])
@@ -162,5 +197,5 @@ def test_dispatch_alone_in_eight_bits() -> None:
     made = cut(use_of(spec, "experts").segment)
     assert sizes(made.saved) == {"grouped_linear_0": 4096 * 2}
     joint = interpret(use_of(spec, "experts").segment)
-    assert joint.tensors["rows"].dtype == joint.tensors["d_y"].dtype == "float8_e4m3fn[1x128]"
+    assert joint.tensors["rows"].dtype == joint.tensors["d_y"].dtype == "float8_e4m3fn[1x128 pow2]"
     assert "add_rmsnorm_quantise_wide" in {node.op for node in interpret(use_of(spec, "router").segment).nodes}

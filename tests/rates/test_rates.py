@@ -22,6 +22,7 @@ from tests.specs.shipped import shipped
 V3 = ("deepseek-v3.dsc", "pretrain")
 TOKENS, TOP_K, HIDDEN = 4096, 8, 7168
 ROWS = (Buffer("rows", ("R", HIDDEN), "bfloat16"),)
+EIGHT_BITS = (Buffer("rows", ("R", HIDDEN), "float8_e4m3fn"), Buffer("rows_scales", ("R", HIDDEN // 128), "float32"))
 
 
 def with_device(spec: Spec, **peaks: float) -> Spec:
@@ -33,7 +34,7 @@ def with_device(spec: Spec, **peaks: float) -> Spec:
 
 
 def exchange_s(rates: Rates, rows: int = 4096, to_experts: bool = True) -> float:
-    return rates.fabric.exchange_s(rates.experts, to_experts, ROWS, rows)
+    return rates.fabric.exchange_s(rates.experts, to_experts, EIGHT_BITS if to_experts else ROWS, rows)
 
 
 # ---------------------------------------------------------------- ops

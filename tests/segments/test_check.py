@@ -170,12 +170,6 @@ def test_a_node_too_many_or_too_few_is_refused() -> None:
             check.base_graph(one, other)
 
 
-def test_values_stored_in_another_dtype_have_no_text() -> None:
-    of = replace(segments(spec())["shared"], stored=(("operands", "float8_e4m3fn[1x128]"),))
-    with pytest.raises(AssertionError, match="segment shared: values that are stored in another dtype"):
-        emit(of, NUM_SMS)
-
-
 # ---------------------------------------------------------------- names
 
 

@@ -1,0 +1,109 @@
+"""Unpacking: the graph that is printed, where each value of eight bits is the tensors that it is stored as. No torch.
+
+A graph says `linear` of values whose dtypes say their tiles. Its functions take tensors: x ≈ data · scale, R rows ·
+C columns · N out, K in:
+
+- by rows (1x128): data `x` [R, C], scales `x_scales` [R, C/128], column-major: those of neighbouring rows are
+  neighbours;
+- by columns (128x1), transposed so that the contraction over rows is contiguous: data [C, R], scales [C, R/128],
+  column-major too;
+- a weight `w` (128x128): `w_fp8` [N, K], `w_scales` [N/128, K/128]; for the input's gradient `w_fp8_t` and
+  `w_scales_t`, both transposed. A device makes them of its parameters after each step of the optimizer.
+
+The op of `linear` is `linear_fp8` then, which takes data and scales for each such operand. What quantises is told
+whether scales are powers of two. This is the last pass: signatures, buffers, text and calls are of what it leaves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from compiler.dtypes import SCALES, flat_tensors, is_packed, packed_of, tiles_of
+from compiler.ir import Buffer, Quantised
+from compiler.ops import Tensor
+from compiler.segments.joint import Constant, Given, Joint, Node
+from compiler.segments.storage import operand_weights
+
+_OP = re.compile(r"(?P<base>\w+?)(?P<suffix>(_dgrad|_wgrad|_quantise)\w*|)")  # linear, _dgrad
+
+
+def unpacked(joint: Joint) -> Joint:
+    """The joint graph of tensors alone. Nodes have the order, and belong to the functions, that they had before."""
+    weights = {each.param: each for each in quantised(joint)}
+    flat = {name: flat_tensors(t.shape, t.dtype) for name, t in joint.tensors.items() if name not in weights}
+    own = {param.name: Tensor(param.shape, param.dtype) for param in joint.segment.params if param.name in weights}
+    tensors = {f"{name}{each.suffix}": Tensor(each.shape, each.dtype) for name, of in flat.items() for each in of}
+    made = {each.name: Tensor(each.shape, each.dtype) for of in weights.values() for each in of.tensors}
+    assert len(tensors) == sum(map(len, flat.values())) and not tensors.keys() & made.keys(), "a name twice"
+
+    def parts(value: str) -> tuple[str, ...]:
+        return tuple(f"{value}{each.suffix}" for each in flat[value])
+
+    def all_parts(values: Iterable[str]) -> tuple[str, ...]:
+        return tuple(part for value in values for part in parts(value))
+
+    def pairs(rows: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+        return tuple((f"{name}{each.suffix}", f"{value}{each.suffix}") for name, value in rows for each in flat[value])
+
+    def unpack(node: Node) -> Node:
+        base, suffix = _OP.fullmatch(node.op).group("base", "suffix")  # type: ignore[union-attr]
+        args: list[str | Constant] = []
+        for arg in node.args:
+            if not isinstance(arg, str):
+                args.append(arg)
+            elif arg in weights:
+                data, scales, data_t, scales_t = (each.name for each in weights[arg].tensors)
+                args += (data_t, scales_t) if suffix == "_dgrad" else (data, scales)
+            else:
+                args += parts(arg)
+        eight_bits = any(is_packed(joint.tensors[value].dtype) for value in node.reads)
+        op = f"{base}_fp8{suffix}" if eight_bits and base != "requantise" else node.op
+        return Node(op, (*args, *_exactness(joint, node)), all_parts(node.outputs))
+
+    return replace(
+        joint,
+        nodes=tuple(map(unpack, joint.nodes)),
+        tensors=tensors | own | made,
+        outputs=pairs(joint.outputs),
+        gradients=pairs(joint.gradients),
+        again=all_parts(joint.again),
+        early=all_parts(joint.early),
+        parts=tuple((unpack(node), of) for node, of in joint.parts),
+        given=Given(
+            params=tuple(
+                name
+                for param in joint.params
+                for name in ([each.name for each in weights[param].tensors] if param in weights else [param])
+            ),
+            inputs=all_parts(joint.inputs),
+            tangents=all_parts(joint.tangents),
+        ),
+        columns=frozenset(name for name in tensors if name.endswith(SCALES) and name.removesuffix(SCALES) in flat),
+    )
+
+
+def _exactness(joint: Joint, node: Node) -> tuple[bool, ...]:
+    """What a node that quantises is told: whether the scales of its results are powers of two."""
+    found = {packed_of(dtype).pow2 for value in node.outputs if is_packed(dtype := joint.tensors[value].dtype)}
+    if "quantise" not in node.op:
+        return ()
+    (pow2,) = found
+    return (pow2,)
+
+
+def quantised(joint: Joint) -> tuple[Quantised, ...]:
+    """The parameters that products read in eight bits, and the tensors that hold them so."""
+    return tuple(Quantised(name, _tensors(name, joint.tensors[name])) for name in operand_weights(joint))
+
+
+def _tensors(name: str, weight: Tensor) -> tuple[Buffer, ...]:
+    of, (*experts, N, K) = packed_of(weight.dtype), weight.shape
+    rows, columns = tiles_of(N, of.rows), tiles_of(K, of.columns)
+    return (
+        Buffer(f"{name}_fp8", (*experts, N, K), of.element),
+        Buffer(f"{name}_scales", (*experts, rows, columns), "float32"),
+        Buffer(f"{name}_fp8_t", (*experts, K, N), of.element),
+        Buffer(f"{name}_scales_t", (*experts, columns, rows), "float32"),
+    )
