@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to stop
     if sys.stdout is None:  # closed by who started us, so that nobody reads it
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the next file that is opened would be stdout
+        os.set_inheritable(1, True)  # dup2 leaves it as it was where the file just opened is 1 already
         sys.stdout = Closed()
     try:
         if argv is None:

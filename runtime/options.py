@@ -88,6 +88,8 @@ def _run_folder(text: str) -> Path:
     """The folder that a run is to be written to, which may not be there yet."""
     if not text:
         raise argparse.ArgumentTypeError("the run folder has no name")
+    if not _is_unicode(text):  # torch takes no other names of files
+        raise argparse.ArgumentTypeError(f"{shortened(text)} cannot be a run folder: its name is not text in UTF-8")
     longest = Path(text, "checkpoints", ".tmp-00000000", "shard.00000.safetensors")
     try:
         longest.lstat()
@@ -97,6 +99,11 @@ def _run_folder(text: str) -> Path:
         reason = error.strerror if isinstance(error, OSError) else error
         raise argparse.ArgumentTypeError(f"{shortened(text)} cannot be a run folder: {reason}") from None
     return Path(text)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a name has no bytes that are none of UTF-8, which Python shows as halves of surrogate pairs."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _seconds(text: str) -> float | None:

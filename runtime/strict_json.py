@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -28,6 +29,7 @@ from runtime.outcome import shortened
 
 MAX_DEPTH = 32  # of a Tree
 MAX_INT = (1 << 63) - 1
+_MAX_FLOAT = sys.float_info.max
 
 Tree = Mapping[str, Any]
 Form = TypeVar("Form")
@@ -147,10 +149,10 @@ def _int(value: Any, path: str) -> Any:
 
 
 def _number(value: Any, path: str) -> Any:
-    if type(value) not in (int, float):
-        raise _FaultError(path)
-    if not math.isfinite(value):
+    if type(value) is float and not math.isfinite(value):
         raise _FaultError(path, "is no number")
+    if type(value) not in (int, float) or abs(value) > _MAX_FLOAT:  # an int may be too large for a float
+        raise _FaultError(path)
     return value
 
 

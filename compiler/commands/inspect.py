@@ -33,8 +33,9 @@ from compiler.picture.recorded import (
     programs_of,
     read_trace,
 )
-from compiler.schedules.costs import Costs, costs_of_json, shipped, shipped_names
+from compiler.schedules.costs import MOST_BYTES, Costs, costs_of_json, shipped, shipped_names
 from compiler.schedules.schedule import Schedule
+from compiler.textfile import read_text
 from dsl.diagnostics import SpecError
 
 if TYPE_CHECKING:
@@ -154,4 +155,4 @@ def _costs(name: str, run: Run) -> tuple[Costs, str]:
     """Costs, and where they come from."""
     if name == "plan":
         return run.costs(), "what the plan predicts"
-    return shipped(name) if name in shipped_names() else costs_of_json(Path(name).read_text("utf-8")), name
+    return shipped(name) if name in shipped_names() else costs_of_json(read_text(Path(name), MOST_BYTES)), name

@@ -14,7 +14,16 @@ from compiler.commands.common import progress
 from compiler.commands.output_files import is_file
 from compiler.commands.schedule_answer import Answer, Entry
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, SCHEDULES
-from compiler.schedules.costs import Costs, any_pairs, costs_of_json, parse_costs, parse_time, shipped, shipped_names
+from compiler.schedules.costs import (
+    MOST_BYTES,
+    Costs,
+    any_pairs,
+    costs_of_json,
+    parse_costs,
+    parse_time,
+    shipped,
+    shipped_names,
+)
 from compiler.schedules.limits import MAX_CELLS, MAX_RANKS
 from compiler.schedules.measure import measure
 from compiler.schedules.schedule import Schedule, ScheduleError
@@ -29,7 +38,6 @@ MOST_COMPARED = 2 * MAX_CELLS
 PARTS_OF_AUTO = 4  # it tries all the others, which takes about as long as a schedule of so many stages a rank
 MAX_CHUNKS = 64
 MAX_CAP = 100_000_000
-MAX_TABLE_BYTES = 1 << 20
 
 
 class WrongError(Exception):
@@ -81,7 +89,7 @@ def answer_to(args: argparse.Namespace) -> Answer | None:
     chunks = DEFAULT_CHUNKS if args.chunks is None else args.chunks
     sizes = _Sizes(args.ranks, args.micro_batches, chunks, args.cap, costs_of(args))
     _check_sizes(args, sizes)
-    if args.compare:
+    if args.compare is not None:
         return _compared(names, sizes, "")
     return Answer((_named(names[0], sizes),), sizes.costs)
 
@@ -113,6 +121,7 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
 
     if args.chunks is not None:
         raise WrongError("--chunks goes with --ranks: of a spec, change `schedule.chunks`", "-s schedule.chunks=4")
+    names = () if args.name is None and args.compare is None else _names(args)
     run = run_of(chosen.spec)
     given = costs_of(args)
     # what is given is of the schedule at hand, as without a spec; the plan's costs are of the stages that it has
@@ -120,8 +129,8 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
     cap = run.cap if args.cap is None else args.cap
     sizes = _Sizes(run.num_ranks, run.num_micro_batches, run.chunks, cap, costs, stages)
     _check_sizes(args, sizes)
-    if args.compare:
-        return _compared(_names(args), sizes, unit)
+    if args.compare is not None:
+        return _compared(names, sizes, unit)
     searched = run.name == AUTO and (given is not None or args.cap is not None)  # not for what the run would take
     if searched and args.name is None:
         entry = _named(AUTO, replace(sizes, held_by=run.plan.stage_placement))
@@ -130,7 +139,7 @@ def _of_spec(args: argparse.Namespace) -> Answer | None:
             schedule = run.schedule(progress)
         entry = _entry(schedule, sizes, run.num_stages // run.num_ranks if run.name == AUTO else 1)
     else:
-        entry = _named(_names(args)[0], sizes)
+        entry = _named(names[0], sizes)
     layout, lanes = (None, None) if args.name else (run.layout, run.lanes)
     return Answer((entry,), costs, unit=unit, layout=layout, lanes=lanes)
 
@@ -182,7 +191,7 @@ def _read_costs(text: str) -> Costs:
     if text in shipped_names():
         return shipped(text)
     if os.path.lexists(text):
-        return costs_of_json(read_text(Path(text), MAX_TABLE_BYTES, "it"))  # TextFileError is a ValueError
+        return costs_of_json(read_text(Path(text), MOST_BYTES, "it"))  # TextFileError is a ValueError
     if "=" in text:
         return parse_costs(text)
     raise ValueError(f"no such file, and no table of that name: write F=1,I=1,W=1 or {' or '.join(shipped_names())}")

@@ -149,7 +149,7 @@ def read(text: str, key: str, segment: Segment) -> SegmentCode | None:
         kernels = tuple((str(name), str(source)) for name, source in given["kernels"])
         calls = tuple(_call(*call) for call in given["calls"])
         found = SegmentCode(str(given["name"]), str(given["source"]), tuple(map(str, given["ops"])), kernels, calls)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
     named = found.name == module_name(segment) and all(name.isidentifier() for name, _ in kernels)  # names become paths
     return found if named and entry(key, found) == text else None

@@ -26,7 +26,7 @@ LEAST, MOST = Fraction(1, 10**20), Fraction(10**15)  # of a time that is not 0: 
 TOO_LARGE, TOO_SMALL = "is too large: at most 1e15", "is too small: at least 1e-20, or 0"
 MOST_OVERLAP = 10  # times what they take apart, of two actions at a time: more is another unit, or a slip
 _MOST_WEIGHTS = 4096
-_MOST_TEXT = 1 << 20
+MOST_BYTES = 1 << 20  # of a table
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ def costs_of_json(text: str) -> Costs:
     A lone action takes both lanes one after the other (I and B communicate alike, W not at all, B = I + W); a pair
     takes max(overlap x compute, communication, the longer of the two chains); `pairs` are measured and go before.
     """
-    if len(text) > _MOST_TEXT:
-        raise ValueError(f"a table of costs has at most {_MOST_TEXT} characters")
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"a table of costs has at most {MOST_BYTES} characters")
     try:
         value = json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_number)
     except json.JSONDecodeError as error:

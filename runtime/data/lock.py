@@ -32,7 +32,8 @@ def locked(path: Path, purpose: str, say: Callable[[str], None]) -> Iterator[Non
             time.sleep(POLL_S)
         with suppress(OSError):  # a full disk: nobody can read who holds the lock, which is held all the same
             os.ftruncate(handle, 0)
-            os.pwrite(handle, f"process {os.getpid()}, which prepares data for {purpose}".encode(), 0)
+            holder = f"process {os.getpid()}, which prepares data for {purpose}"
+            os.pwrite(handle, holder.encode("utf-8", "surrogateescape"), 0)  # a path may be any bytes
         yield
     finally:
         os.close(handle)

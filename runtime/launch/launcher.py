@@ -103,7 +103,7 @@ def _prepare_fork() -> None:
     """
     for library in set(re.findall(r"/\S*/lib(?:g|i)?omp\S*\.so\S*", Path("/proc/self/maps").read_text())):
         ctypes.CDLL(library).omp_pause_resource_all(_OMP_PAUSE_HARD)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by who started us
         with suppress(OSError, ValueError):  # closed
             stream.flush()
 

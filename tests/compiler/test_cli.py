@@ -46,6 +46,15 @@ def test_closed_output_is_output_that_nobody_reads() -> None:
         assert (done.returncode, done.stderr) == (code, b"")
 
 
+def test_processes_of_a_command_have_a_stdout_though_it_is_closed() -> None:
+    """Those that train print to it; a file of theirs would take its place, or nothing at all."""
+    child = "import sys; sys.exit(sys.stdout is None)"
+    parent = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {child!r}]))"
+    words = (sys.executable, "-c", f"from compiler.cli import main; main(['fmt', '--check', {str(TINY)!r}]); {parent}")
+    done = subprocess.run(("sh", "-c", 'exec "$@" >&-', "sh", *words), cwd=ROOT, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.mark.parametrize(
     ("streams", "code"), [("2>&-", 0), ("2>/dev/full", 0), (">/dev/full", 2), (">&-", 141), ("2>&1 | true", 141)]
 )

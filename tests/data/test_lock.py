@@ -80,3 +80,10 @@ def test_what_is_no_lock_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / "link", "runs/own", print):
         pass
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_purpose_that_is_no_unicode_is_said_all_the_same(tmp_path: Path) -> None:
+    """Runs may be below folders whose names are any bytes."""
+    path = tmp_path / ".lock"
+    with locked(path, os.fsdecode(b"runs/\xff"), print):
+        assert path.read_bytes().endswith(b" prepares data for runs/\xff")

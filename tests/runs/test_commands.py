@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -274,6 +275,9 @@ def test_two_runs_at_once_in_one_folder_train_once(place: Place) -> None:
 def test_a_run_folder_without_a_name(tmp_path: Path) -> None:
     done = run((*DSC, "train", "--out", ""), 2, tmp_path)
     assert "the run folder has no name" in done.stderr and not any(tmp_path.iterdir())
+    done = run((*DSC, "train", "--out", os.fsdecode(b"x\xff")), 2, tmp_path)
+    assert r"x\udcff cannot be a run folder: its name is not text in UTF-8" in done.stderr
+    assert "Traceback" not in done.stderr and not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon", ""])

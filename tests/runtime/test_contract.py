@@ -121,6 +121,10 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     "infinity": (put("mtp_weight.0.value", float("inf")), "mtp_weight.value is no number"),
     "NaN where nobody reads": (put("model.attention.heads", float("nan")), "model.attention.heads is no number"),
     "a huge int": (put("train.tokens", 10**40), f"train.tokens {OTHER}"),
+    "an int that no float holds": (
+        put("train.optimizer.weight_decay", -(10**400)),
+        f"train.optimizer.weight_decay {OTHER}",
+    ),
     "a huge int where nobody reads": (put("model.attention.heads", 10**40), f"model.attention.heads {OTHER}"),
     "nesting without end": (put("model.mtp", deep), f"model.mtp{'.a' * 33} {OTHER}"),
     "a name that is a path": (put("run", "../x"), f"run {OTHER}"),

@@ -181,7 +181,20 @@ def test_a_damaged_entry_is_none() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{}", "[]", "null", '{"code": 3}', '{"code": {}}', "[" * 100_000, '{"code": {"kernels": [["a"]]}}', "NaN"],
+    [
+        *(
+            "",
+            "{}",
+            "[]",
+            "null",
+            '{"code": 3}',
+            '{"code": {}}',
+            "[" * 100_000,
+            '{"code": {"kernels": [["a"]]}}',
+            "NaN",
+        ),
+        '{"code": {"kernels": [], "calls": [["F", "linear", "", [], 1e999, 0]]}}',
+    ],
 )
 def test_what_is_no_entry_is_none(text: str) -> None:
     assert cache.read(text, KEY, SEGMENT) is None
