@@ -13,7 +13,6 @@ struct e4m3 {
 };
 
 constexpr long TILE = 128;
-constexpr float LARGEST = 448;
 
 INLINE V load(const e4m3 *p) {
   VB bytes;
@@ -25,7 +24,7 @@ INLINE V load(const e4m3 *p) {
   return (V)(bits | (code & 0x80) << 24);
 }
 
-// To nearest, ties to even; v is no larger than 448, or NaN, whose sign stays.
+// To nearest, ties to even; v is NaN, whose sign stays, or less than 464, which is the first that would be NaN.
 INLINE void store(e4m3 *p, V v) {
   const VU bits = (VU)v, size = bits & 0x7fffffff;
   const VU normal = (size - (120u << 23) + 0x7ffff + ((size >> 20) & 1)) >> 20;

@@ -14,15 +14,16 @@ TILE = 128
 
 
 def quantise(x_RC: Tensor, pow2: bool) -> tuple[Tensor, Tensor]:
-    q_RC, s_RB = _results(x_RC, *x_RC.shape)
-    call("quantise", x_RC.dtype, *x_RC.shape, x_RC, pow2, q_RC, s_RB.t())
-    return q_RC, s_RB
+    q_RC, s_BR = _results(*x_RC.shape)
+    call("quantise", x_RC.dtype, *x_RC.shape, x_RC, pow2, q_RC, s_BR)
+    return q_RC, s_BR.t()
 
 
 def quantise_columns(x_RC: Tensor, pow2: bool) -> tuple[Tensor, Tensor]:
-    q_CR, s_CB = _results(x_RC, *reversed(x_RC.shape))
-    call("quantise_columns", x_RC.dtype, *x_RC.shape, x_RC, pow2, q_CR, s_CB.t())
-    return q_CR, s_CB
+    R, C = x_RC.shape
+    q_CR, s_BC = _results(C, R)
+    call("quantise_columns", x_RC.dtype, R, C, x_RC, pow2, q_CR, s_BC)
+    return q_CR, s_BC.t()
 
 
 def quantise_blocks(w_NK: Tensor, pow2: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,49 +35,63 @@ def quantise_blocks(w_NK: Tensor, pow2: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def requantise(q_RC: Tensor, s_RB: Tensor, pow2: bool) -> tuple[Tensor, Tensor]:
-    (R, C), B = q_RC.shape, s_RB.shape[1]
-    assert s_RB.shape == (R, _tiles(C)) and s_RB.dtype == torch.float32, (q_RC.shape, s_RB.shape, s_RB.dtype, B)
-    q_CR, s_CB = _results(q_RC, C, R)
-    call("requantise", E4M3, R, C, q_RC, s_RB, pow2, q_CR, s_CB.t())
-    return q_CR, s_CB
+    R, C = _check(q_RC, s_RB)
+    q_CR, s_BC = _results(C, R)
+    call("requantise", E4M3, R, C, q_RC, s_RB, pow2, q_CR, s_BC)
+    return q_CR, s_BC.t()
 
 
-def linear_fp8(x_RK: Tensor, xs_RB: Tensor, w_ENK: Tensor, ws: Tensor, offsets_G: Tensor | None = None) -> Tensor:
-    """The product of one expert, or of several over the rows of their groups."""
-    (R, K), (E, N, _) = x_RK.shape, w_ENK.shape
-    assert w_ENK.shape[2] == K and xs_RB.shape == (R, _tiles(K)), (x_RK.shape, xs_RB.shape, w_ENK.shape)
-    assert ws.shape[-2:] == (_tiles(N), _tiles(K)) and xs_RB.dtype == ws.dtype == torch.float32, (ws.shape, ws.dtype)
-    ends_G = _ends(offsets_G, R)
-    y_RN = x_RK.new_empty((R, N), dtype=torch.bfloat16)
-    call("linear", E4M3, len(ends_G), ends_G, E, N, K, x_RK, xs_RB, w_ENK, ws, y_RN)
+def dequantise(q_RC: Tensor, s_RB: Tensor) -> Tensor:
+    """x_RC (FP32) of tiles of rows."""
+    R, C = _check(q_RC, s_RB)
+    x_RC = torch.empty((R, C), dtype=torch.float32)
+    call("dequantise", E4M3, R, C, q_RC, s_RB, x_RC)
+    return x_RC
+
+
+def linear_fp8(x_RK: Tensor, xs_RB: Tensor, w: Tensor, ws: Tensor, offsets_G: Tensor | None = None) -> Tensor:
+    """The product with w_NK, or with w_ENK of several experts, each over the rows of its groups."""
+    (R, K), (*experts, N, _) = _check(x_RK, xs_RB), w.shape
+    assert w.shape[-1] == K and ws.dtype == torch.float32, (x_RK.shape, w.shape, ws.dtype)
+    assert ws.shape == (*experts, _tiles(N), _tiles(K)), (ws.shape, w.shape)
+    y_RN = torch.empty((R, N), dtype=torch.bfloat16)
+    groups = _groups(offsets_G, R)
+    call("linear", E4M3, groups, offsets_G, R, *(experts or (1,)), N, K, x_RK, xs_RB, w, ws, y_RN)
     return y_RN
 
 
 def linear_fp8_wgrad_(
-    acc_ENK: Tensor, dy_NR: Tensor, dys_NB: Tensor, x_KR: Tensor, xs_KB: Tensor, offsets_G: Tensor | None = None
+    acc: Tensor, dy_NR: Tensor, dys_NB: Tensor, x_KR: Tensor, xs_KB: Tensor, offsets_G: Tensor | None = None
 ) -> None:
-    (E, N, K), R = acc_ENK.shape, x_KR.shape[1]
-    assert acc_ENK.is_contiguous() and acc_ENK.dtype == torch.float32, (acc_ENK.stride(), acc_ENK.dtype)
-    assert dy_NR.shape == (N, R) and dys_NB.shape == (N, _tiles(R)), (dy_NR.shape, dys_NB.shape, acc_ENK.shape)
-    assert x_KR.shape == (K, R) and xs_KB.shape == (K, _tiles(R)), (x_KR.shape, xs_KB.shape, acc_ENK.shape)
-    ends_G = _ends(offsets_G, R)
-    call("linear_wgrad", E4M3, len(ends_G), ends_G, E, N, K, dy_NR, dys_NB, x_KR, xs_KB, acc_ENK)
+    """acc_NK += dw_NK, or acc_ENK of several experts."""
+    (N, R), (K, same_R) = _check(dy_NR, dys_NB), _check(x_KR, xs_KB)
+    *experts, _, _ = acc.shape
+    assert same_R == R and acc.shape == (*experts, N, K), (acc.shape, dy_NR.shape, x_KR.shape)
+    assert acc.is_contiguous() and acc.dtype == torch.float32, (acc.stride(), acc.dtype)
+    groups = _groups(offsets_G, R)
+    call("linear_wgrad", E4M3, groups, offsets_G, R, *(experts or (1,)), N, K, dy_NR, dys_NB, x_KR, xs_KB, acc)
 
 
 def _tiles(n: int) -> int:
     return -(-n // TILE)
 
 
-def _results(like: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Data, and scales stored column by column, not yet written."""
-    data = like.new_empty((rows, columns), dtype=E4M3)
-    return data, like.new_empty((_tiles(columns), rows), dtype=torch.float32).t()
+def _check(q_RC: Tensor, s_RB: Tensor) -> tuple[int, int]:
+    """Rows and columns of data in tiles of rows."""
+    R, C = q_RC.shape
+    assert s_RB.shape == (R, _tiles(C)) and s_RB.dtype == torch.float32, (q_RC.shape, s_RB.shape, s_RB.dtype)
+    return R, C
 
 
-def _ends(offsets_G: Tensor | None, rows: int) -> Tensor:
-    """The rows after the last one of each group; all rows are one group where there are no offsets."""
+def _results(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Data, and scales [tiles of a row, rows], not yet written."""
+    return torch.empty((rows, columns), dtype=E4M3), torch.empty((_tiles(columns), rows), dtype=torch.float32)
+
+
+def _groups(offsets_G: Tensor | None, rows: int) -> int:
+    """How many groups there are: all rows are one where there are no offsets."""
     if offsets_G is None:
-        return torch.tensor([rows], dtype=torch.int32)
-    ends = offsets_G.tolist()
-    assert offsets_G.dtype == torch.int32 and [0, *ends] == sorted([0, *ends]) and ends[-1] == rows, (ends, rows)
-    return offsets_G
+        return 1
+    ends = [0, *offsets_G.tolist()]
+    assert offsets_G.dtype == torch.int32 and ends == sorted(ends) and ends[-1] == rows, (ends, rows)
+    return len(ends) - 1

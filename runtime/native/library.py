@@ -43,8 +43,9 @@ SIGNATURES = {
     "quantise_columns": "nnrnpp",
     "quantise_blocks": "nnnpnppp",
     "requantise": "nnrmnpp",
-    "linear": "npnnnrmppp",
-    "linear_wgrad": "npnnnrmrmp",
+    "dequantise": "nnrmp",
+    "linear": "npnnnnrmppp",
+    "linear_wgrad": "npnnnnrmrmp",
     "adamw": "npppppfffffffff",
 }
 

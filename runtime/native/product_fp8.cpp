@@ -160,26 +160,34 @@ template <class T> void product(long M, long N, Pieces pieces, Operand a, Operan
   }
 }
 
-}  // namespace
-
-// y = x·wᵀ for rows from start to end of each of G groups, which end at `ends` and meet expert g mod E.
-extern "C" void linear_e4m3(long G, const int32_t *ends, long E, long N, long K, const e4m3 *x, long stride,
-                            const float *xs, long row, long tile, const e4m3 *w, const float *ws, bf16 *y) {
-  const long tiles = (K + TILE - 1) / TILE, tiles_of_w = (N + TILE - 1) / TILE * tiles;
-  for (long g = 0, start = 0; g < G; start = ends[g++]) {
-    if (start == ends[g]) continue;
-    const Operand a{x + start * stride, stride, xs + start * row, row, tile, 1};
-    const Operand b{w + g % E * N * K, K, ws + g % E * tiles_of_w, tiles, 1, TILE};
-    product(ends[g] - start, N, {0, K}, a, b, y + start * N, N);
+// Rows from start to end of each of G groups, which end at `ends` and meet expert g mod E; null: all R rows are one group.
+template <class F> INLINE void each_group(long G, const int32_t *ends, long R, long E, F f) {
+  for (long g = 0, start = 0; g < G; g++) {
+    const long end = ends ? ends[g] : R;
+    if (start < end) f(g % E, start, end);
+    start = end;
   }
 }
 
+}  // namespace
+
+// y = x·wᵀ, with the scales of blocks of w.
+extern "C" void linear_e4m3(long G, const int32_t *ends, long R, long E, long N, long K, const e4m3 *x, long stride,
+                            const float *xs, long row, long tile, const e4m3 *w, const float *ws, bf16 *y) {
+  const long tiles = (K + TILE - 1) / TILE, tiles_of_w = (N + TILE - 1) / TILE * tiles;
+  each_group(G, ends, R, E, [&](long expert, long start, long end) {
+    const Operand a{x + start * stride, stride, xs + start * row, row, tile, 1};
+    const Operand b{w + expert * N * K, K, ws + expert * tiles_of_w, tiles, 1, TILE};
+    product(end - start, N, {0, K}, a, b, y + start * N, N);
+  });
+}
+
 // acc += dy·xᵀ of the rows of each group, which both operands lie along.
-extern "C" void linear_wgrad_e4m3(long G, const int32_t *ends, long E, long N, long K, const e4m3 *dy, long dy_stride,
-                                  const float *dys, long dy_row, long dy_tile, const e4m3 *x, long x_stride,
-                                  const float *xs, long x_row, long x_tile, float *acc) {
-  for (long g = 0, start = 0; g < G; start = ends[g++])
-    if (start < ends[g])
-      product(N, K, {start, ends[g]}, Operand{dy, dy_stride, dys, dy_row, dy_tile, 1},
-              Operand{x, x_stride, xs, x_row, x_tile, 1}, acc + g % E * N * K, K);
+extern "C" void linear_wgrad_e4m3(long G, const int32_t *ends, long R, long E, long N, long K, const e4m3 *dy,
+                                  long dy_stride, const float *dys, long dy_row, long dy_tile, const e4m3 *x,
+                                  long x_stride, const float *xs, long x_row, long x_tile, float *acc) {
+  const Operand a{dy, dy_stride, dys, dy_row, dy_tile, 1}, b{x, x_stride, xs, x_row, x_tile, 1};
+  each_group(G, ends, R, E, [&](long expert, long start, long end) {
+    product(N, K, {start, end}, a, b, acc + expert * N * K, K);
+  });
 }

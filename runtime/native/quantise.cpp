@@ -34,12 +34,6 @@ INLINE V scales_of(V most, bool pow2) {
   return most > V{} ? s : all(1);
 }
 
-INLINE V scaled(V v, V inverse) {
-  v = v * inverse;
-  v = v < all(-LARGEST) ? all(-LARGEST) : v;  // NaN stays
-  return v > all(LARGEST) ? all(LARGEST) : v;
-}
-
 // to[c, r] = from[r, c] of R rows and C columns, in squares of 16 bytes.
 void turn(const e4m3 *from, long ld, long R, long C, e4m3 *to, long ldt) {
   typedef uint8_t Row __attribute__((vector_size(16)));
@@ -70,39 +64,58 @@ void turn(const e4m3 *from, long ld, long R, long C, e4m3 *to, long ldt) {
     }
 }
 
-// q[r, c] and s[c / 128, r].
+// q[r, c] and s[c / 128, r], of W rows at a time: so their scales are a vector.
 template <class Operand> void by_rows(long R, long C, Operand x, bool pow2, e4m3 *q, float *s) {
-  for (long r = 0; r < R; r++, q += C)
-    for (long left = 0; left < C; left += TILE) {
-      const long width = std::min(TILE, C - left);
-      V most = {};
-      each(width, [&](long c, long n) { most = most_of(x.at(r, left + c, n), most); });
-      const V scale = scales_of(all(largest(most)), pow2), inverse = 1.0f / scale;
-      s[left / TILE * R + r] = scale[0];
-      each(width, [&](long c, long n) { set(q + left + c, scaled(x.at(r, left + c, n), inverse), n); });
+  for (long left = 0; left < C; left += TILE, s += R)
+    for (long top = 0; top < R; top += W) {
+      const long height = std::min(long(W), R - top), width = std::min(TILE, C - left);
+      float largest_of[W] = {}, inverse[W];
+      for (long r = 0; r < height; r++) {
+        V most = {};
+        each(width, [&](long c, long n) { most = most_of(x.at(top + r, left + c, n), most); });
+        largest_of[r] = largest(most);
+      }
+      const V scale = scales_of(load(largest_of), pow2);
+      set(s + top, scale, height);
+      store(inverse, 1.0f / scale);
+      for (long r = 0; r < height; r++) {
+        e4m3 *to = q + (top + r) * C + left;
+        each(width, [&](long c, long n) { set(to + c, x.at(top + r, left + c, n) * inverse[r], n); });
+      }
     }
+}
+
+// A tile of columns, of CHUNK columns or less: q[c, r] and s[c].
+template <bool WHOLE, class Operand>
+void of_columns(long top, long height, long left, long width, Operand x, bool pow2, e4m3 *q, long ld, float *s) {
+  constexpr long VECTORS = CHUNK / W;
+  V values[TILE * VECTORS], most[VECTORS] = {}, inverse[VECTORS];
+  e4m3 rows[TILE * CHUNK];
+  const auto some = [&](long u) { return WHOLE ? W : std::clamp(width - u * W, 0L, long(W)); };
+  for (long r = 0; r < height; r++)
+#pragma GCC unroll 8
+    for (long u = 0; u < VECTORS; u++) {
+      const V v = values[r * VECTORS + u] = x.at(top + r, left + u * W, some(u));
+      most[u] = most_of(v, most[u]);
+    }
+  for (long u = 0; u < VECTORS; u++) {
+    const V scale = scales_of(most[u], pow2);
+    set(s + u * W, scale, some(u));
+    inverse[u] = 1.0f / scale;
+  }
+  for (long r = 0; r < height; r++)
+#pragma GCC unroll 8
+    for (long u = 0; u < VECTORS; u++) store(rows + r * CHUNK + u * W, values[r * VECTORS + u] * inverse[u]);
+  turn(rows, CHUNK, height, width, q, ld);
 }
 
 // q[c, r] and s[r / 128, c].
 template <class Operand> void by_columns(long R, long C, Operand x, bool pow2, e4m3 *q, float *s) {
-  e4m3 rows[TILE * CHUNK];
-  V most[CHUNK / W], inverse[CHUNK / W];
   for (long top = 0; top < R; top += TILE, s += C)
     for (long left = 0; left < C; left += CHUNK) {
       const long height = std::min(TILE, R - top), width = std::min(CHUNK, C - left);
-      for (V &each_most : most) each_most = V{};
-      for (long r = 0; r < height; r++)
-        each(width, [&](long c, long n) { most[c / W] = most_of(x.at(top + r, left + c, n), most[c / W]); });
-      each(width, [&](long c, long n) {
-        const V scale = scales_of(most[c / W], pow2);
-        set(s + left + c, scale, n);
-        inverse[c / W] = 1.0f / scale;
-      });
-      for (long r = 0; r < height; r++)
-        each(width, [&](long c, long n) {
-          set(rows + r * CHUNK + c, scaled(x.at(top + r, left + c, n), inverse[c / W]), n);
-        });
-      turn(rows, CHUNK, height, width, q + left * R + top, R);
+      (width == CHUNK ? of_columns<true, Operand> : of_columns<false, Operand>)(
+          top, height, left, width, x, pow2, q + left * R + top, R, s + left);
     }
 }
 
@@ -118,7 +131,7 @@ template <class T> void by_blocks(long N, long K, Plain<T> w, bool pow2, e4m3 *q
       *s++ = scale[0];
       for (long n = top; n < bottom; n++)
         each(width, [&](long k, long some) {
-          set(q + n * K + left + k, scaled(w.at(n, left + k, some), inverse), some);
+          set(q + n * K + left + k, w.at(n, left + k, some) * inverse, some);
         });
       turn(q + top * K + left, K, bottom - top, width, turned + left * N + top, N);
     }
@@ -149,4 +162,12 @@ QUANTISE(bf16, bfloat16)
 extern "C" void requantise_e4m3(long R, long C, const e4m3 *x, long stride, const float *scales, long row, long tile,
                                 long pow2, e4m3 *q, float *s) {
   by_columns(R, C, Scaled{x, stride, scales, row, tile}, pow2, q, s);
+}
+
+extern "C" void dequantise_e4m3(long R, long C, const e4m3 *x, long stride, const float *scales, long row, long tile,
+                                float *y) {
+  const Scaled from{x, stride, scales, row, tile};
+  for (long r = 0; r < R; r++, y += C)
+    for (long left = 0; left < C; left += TILE)
+      each(std::min(TILE, C - left), [&](long c, long n) { set(y + left + c, from.at(r, left + c, n), n); });
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from runtime.native import library
 from runtime.ops import OPS
+from runtime.ops.quantise import dequantise
 from tests.ops.cases import as_tuple
 
 E4M3 = torch.float8_e4m3fn
@@ -55,7 +56,7 @@ def test_the_library_computes_them(instructions: str) -> None:
     """What is compared below are two paths."""
     functions = library.functions(instructions)
     assert {(name, dtype) for name, dtype in functions if "quantise" in name} == {
-        ("requantise", E4M3),
+        *((name, E4M3) for name in ("requantise", "dequantise")),
         *((name, dtype) for name in FROM_WIDE if name in library.SIGNATURES for dtype in BITS if dtype != E4M3),
     }
 
@@ -108,7 +109,12 @@ def test_requantising_any_codes(seed: int, rows: int, columns: int, turned: bool
     s = torch.from_numpy(2.0 ** generator.integers(-126, 120, (rows, tiles))).float()
     s *= torch.from_numpy(1 + generator.random((rows, tiles))).float()
     s[generator.random((rows, tiles)) < 0.02] = torch.inf
-    same("requantise", q, s.t().contiguous().t() if turned else s, pow2)
+    s = s.t().contiguous().t() if turned else s
+    same("requantise", q, s, pow2)
+    found = dequantise(q, s)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "_functions", dict)
+        assert torch.equal(found.nan_to_num(nan=7.0), dequantise(q, s).nan_to_num(nan=7.0))
 
 
 def test_what_is_left_to_torch() -> None:
