@@ -11,7 +11,7 @@ NATIVE := hatch_build.py runtime/native/compile_cpp.py $(wildcard runtime/native
 EXTENSION := compiler/editor/vscode
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train check pins test tools kernels bench gpu soak census lint docs extension bless clean
+.PHONY: train check pins test tools kernels bench gpu study-balance study-fp8 soak census lint docs extension bless clean
 
 train: $(INSTALLED)
 	$(BIN)/dsc compile specs/quickstart.dsc
@@ -67,6 +67,11 @@ census: $(FOR_TESTS)
 # Our training beside transformers and torch's pipelining, and docs/performance.md; some 15 minutes, on an idle machine.
 bench: $(FOR_TESTS)
 	$(BIN)/python -m benchmarks.speed
+
+# Small models trained in variants, from three seeds each, and docs/balancing.md, docs/fp8.md. What has a result in
+# benchmarks/results is not trained again, and what was stopped goes on: half an hour on two idle cores, and an hour.
+study-balance study-fp8: study-%: $(FOR_TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.studies $*
 
 # On a machine with a GPU, all that needs one: every kernel checked and timed, the quickstart trained; ten minutes.
 gpu: $(FOR_TESTS)

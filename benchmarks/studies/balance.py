@@ -1,0 +1,222 @@
+"""How evenly experts are loaded with a bias, with the sequence-wise loss, with both and with neither.
+
+    make study-balance
+
+The page has numbers alone and what they are; it draws no conclusion that other results could contradict.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.studies import picture
+from benchmarks.studies.pages import (
+    Written,
+    last_steps,
+    losses,
+    mean_curve,
+    paragraph,
+    spread,
+    table,
+    tokens_of,
+    trained,
+)
+from benchmarks.studies.records import Record, Results, last
+from benchmarks.studies.study import ROOT, Study, Variant, window_of
+from dsl.load import resolve
+from dsl.schema import Moe
+
+PAGE = ROOT / "docs" / "balancing.md"
+PICTURE = ROOT / "docs" / "pictures" / "balancing.svg"
+BALANCE = "model.layers.1.ffn.balance"
+NO_BIAS, NO_LOSS = f"{BALANCE}.bias_rate=none", f"{BALANCE}.sequence_loss=0"
+NOTHING = Variant("none", "nothing", "nothing", (NO_BIAS, NO_LOSS))
+STUDY = Study(
+    "balance",
+    (
+        NOTHING,
+        Variant("sequence", "sequence loss 0.0001", "sequence loss", (NO_BIAS,)),
+        Variant("bias", "bias rate 0.01", "bias", (NO_LOSS,)),
+        Variant("both", "both", "both", ()),
+    ),
+)
+
+
+class Chance(NamedTuple):
+    """Load of the busiest expert over the mean if each token chose at random: in a step, and over several together."""
+
+    step: float
+    together: float
+
+
+def written(results: Results) -> Written:
+    """The page and the picture of these results."""
+    return Written(PAGE, page(STUDY, results), PICTURE, drawing(STUDY, results))
+
+
+def page(study: Study, results: Results) -> str:
+    """docs/balancing.md."""
+    there = [variant for variant in study.variants if results.of(variant)]
+    parts = (_head(study, results), _table(study, results, there), _layers(results, there), _seeds(results, there))
+    return "\n".join(parts)
+
+
+# ---------------------------------------------------------------- figures
+
+
+def imbalance(record: Record) -> float:
+    """Load of the busiest expert over the mean in one step, mean of the last tenth of the steps and of layers."""
+    return statistics.fmean(last(curve) for curve in record.imbalance.values())
+
+
+def together(record: Record) -> float:
+    """Load of the busiest expert over the mean in all of the last tenth of the steps together, mean of layers."""
+    return statistics.fmean(max(load) / statistics.fmean(load) for load in record.loads.values())
+
+
+def idle(record: Record) -> float:
+    """Load of the least busy expert over the mean in the same steps, mean of layers."""
+    return statistics.fmean(min(load) / statistics.fmean(load) for load in record.loads.values())
+
+
+def chance(moe: Moe, tokens: int, steps: int) -> Chance:
+    """What random choices within the limits of groups come to in steps of so many tokens. Drawn from a fixed seed."""
+    rng = np.random.default_rng(0)
+    loads = np.stack([_random_load(rng, moe, tokens) for _ in range(steps)])
+    whole = loads.sum(0)
+    return Chance(float((loads.max(1) / loads.mean(1)).mean()), float(whole.max() / whole.mean()))
+
+
+def _random_load(rng: np.random.Generator, moe: Moe, tokens: int) -> np.ndarray:
+    """Tokens of each expert: first groups are drawn, then experts of them."""
+    group_TG = rng.random((tokens, moe.groups)).argsort(axis=1)[:, : moe.top_groups]
+    group_E = np.arange(moe.experts) // (moe.experts // moe.groups)
+    open_TE = (group_TG[:, :, None] == group_E).any(axis=1)
+    score_TE = np.where(open_TE, rng.random((tokens, moe.experts)), -1.0)
+    return np.bincount(score_TE.argsort(axis=1)[:, -moe.top_k :].ravel(), minlength=moe.experts)
+
+
+def _moe(study: Study) -> Moe:
+    model = resolve(study.spec, None, study.overrides).spec.model
+    return next(each.ffn for each in model.layers if isinstance(each.ffn, Moe))
+
+
+# ---------------------------------------------------------------- the page
+
+
+def _head(study: Study, results: Results) -> str:
+    moe, shown = _moe(study), PICTURE.relative_to(PAGE.parent).as_posix()
+    what = paragraph("""
+        A router that nothing holds back sends most tokens to few experts: some devices are busy while the others wait.
+        DeepSeek-V3 (arXiv 2412.19437, §2.1.2) keeps the load even in two ways. The **bias** of an expert is added to
+        its score when experts are chosen, and to nothing else. After each step it goes up by `bias_rate` if the expert
+        had fewer tokens than the mean, and down if it had more. The **sequence-wise loss** is added to the loss, times
+        `sequence_loss`; it grows when the tokens of one sequence choose the same experts.
+    """)
+    how = paragraph(f"""
+        `make study-balance` trains with the bias, with the sequence-wise loss, with both and with nothing, and writes
+        this page. {trained(study, results)} A MoE layer has {moe.experts} experts in {moe.groups} groups; a token
+        chooses {moe.top_k} experts, all in {moe.top_groups} groups.
+    """)
+    return f"# How evenly experts are loaded\n\n{what}\n\n{how}\n\n![Load of the busiest expert]({shown})\n"
+
+
+def _table(study: Study, results: Results, there: Sequence[Variant]) -> str:
+    steps, moe = last_steps(results), _moe(study)
+    random = chance(moe, tokens_of(study), steps)
+    said = paragraph(f"""
+        Load is the tokens of an expert over the mean of its layer, the mean of all layers. The first column is the
+        busiest expert of each step; the next two are of all {steps} steps together. Losses are in nats a token, of the
+        last {steps} steps and of held-out files at the end. Each number is the mean of the seeds, with the least and
+        the greatest in brackets.
+    """)
+    limits = paragraph(f"""
+        If every token chose at random, the busiest expert would have a load of {random.step:.2f} in a step, and of
+        {random.together:.2f} in {steps} steps together. The greatest load that there can be is
+        {moe.experts / moe.top_k:g}: every token chooses this expert.
+    """)
+    head = (
+        "balanced by",
+        "busiest, in a step",
+        f"busiest, in {steps} steps",
+        f"least busy, in {steps} steps",
+        "loss",
+        "validation loss",
+    )
+    rows = [_row(variant.title, results.of(variant)) for variant in there]
+    return f"## The last {steps} steps\n\n{said}\n\n{table(head, rows)}\n\n{limits}\n"
+
+
+def _row(title: str, records: Sequence[Record]) -> tuple[str, ...]:
+    validations = [r.validation_loss for r in records if r.validation_loss is not None]
+    return (
+        title,
+        spread([imbalance(r) for r in records], 2),
+        spread([together(r) for r in records], 2),
+        spread([idle(r) for r in records], 2),
+        spread(losses(records), 3),
+        spread(validations, 3) if validations else "",
+    )
+
+
+def _layers(results: Results, there: Sequence[Variant]) -> str:
+    window = window_of(results.steps)
+    points = _points(results.steps // window)
+    rows = []
+    for variant in there:
+        for layer in results.layers():
+            curve = mean_curve([record.imbalance[layer] for record in results.of(variant)])
+            rows.append((f"{variant.title}: {layer}", *(f"{curve[at]:.2f}" for at in points)))
+    said = paragraph(f"""
+        Load of the busiest expert in a step. Each number is the mean of {window} steps, which the head of its column
+        names, and of the seeds.
+    """)
+    head = ("balanced by: layer", *(f"{at * window + 1}–{(at + 1) * window}" for at in points))
+    return f"## Each layer over time\n\n{said}\n\n{table(head, rows)}\n"
+
+
+def _points(count: int) -> list[int]:
+    """Windows of a table: the first, then each twice as late, and the last."""
+    return sorted({0, count - 1, *(2**k for k in range(count.bit_length()) if 2**k < count)})
+
+
+def _seeds(results: Results, there: Sequence[Variant]) -> str:
+    """The loss of each seed beside that of the run without any balance."""
+    base = {record.seed: record.last_loss for record in results.of(NOTHING)}
+    if not base:
+        return ""
+    rows = []
+    for variant in there:
+        found = {record.seed: record.last_loss for record in results.of(variant)}
+        cells = (f"{found[seed]:.3f} ({found[seed] / base[seed] - 1:+.2%})" if seed in found else "" for seed in base)
+        rows.append((variant.title, *cells))
+    apart = f"With nothing, the seeds are {max(base.values()) / min(base.values()) - 1:.2%} apart."
+    said = paragraph(f"""
+        Loss of the same steps; in brackets, how far it is from that of the same seed with nothing.
+        {apart if len(base) > 1 else ""}
+    """)
+    return f"## The loss of each seed\n\n{said}\n\n{table(('balanced by', *(f'seed {s}' for s in base)), rows)}\n"
+
+
+def drawing(study: Study, results: Results) -> str:
+    """Curves of the load, as the mean of layers and by layer, and of the loss; each the mean of seeds."""
+    there = [variant for variant in study.variants if results.of(variant)]
+    window, labels = window_of(results.steps), [variant.label for variant in there]
+    layers = {
+        layer: [mean_curve([r.imbalance[layer] for r in results.of(variant)]) for variant in there]
+        for layer in results.layers()
+    }
+    whole = [mean_curve(curves) for curves in zip(*layers.values(), strict=True)]
+    loss = [mean_curve([r.loss for r in results.of(variant)]) for variant in there]
+    halves = [picture.half(layer, picture.series(labels, curves, window)) for layer, curves in layers.items()]
+    title = "Load of the busiest expert, by step: mean of layers"
+    rows = [
+        [picture.wide(title, picture.series(labels, whole, window))],
+        *(halves[at : at + 2] for at in range(0, len(halves), 2)),
+        [picture.wide("Training loss by step, nats a token", picture.series(labels, loss, window))],
+    ]
+    return picture.svg(title, rows)

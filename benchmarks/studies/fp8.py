@@ -1,0 +1,156 @@
+"""How far the loss of FP8 training is from BF16's, and what each part of the recipe is worth.
+
+    make study-fp8
+
+The page has numbers alone and what they are; it draws no conclusion that other results could contradict.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from benchmarks.studies import picture
+from benchmarks.studies.pages import Written, last_steps, losses, mean_curve, paragraph, spread, table, trained
+from benchmarks.studies.records import Record, Results
+from benchmarks.studies.study import ROOT, Study, Variant, window_of
+
+PAGE = ROOT / "docs" / "fp8.md"
+PICTURE = ROOT / "docs" / "pictures" / "fp8.svg"
+GOAL = 0.0025  # of FP8's loss to BF16's: arXiv 2412.19437, §3.3
+FP8 = "precision=fp8_block"
+BF16 = Variant("bf16", "bf16", "bf16", ("precision=bf16",))
+RECIPE = Variant("fp8_block", "fp8_block", "fp8_block", (FP8,))
+LARGER = f"model.init_std={0.02 * (1 + 2.0**-8)!r}"  # 0.02 is the quickstart's
+APART = Variant("bf16_apart", "bf16, initial weights larger by 2⁻⁸", "bf16, larger", ("precision=bf16", LARGER))
+STUDY = Study(
+    "fp8",
+    (
+        BF16,
+        Variant("fp32", "fp32", "fp32", ("precision=fp32",)),
+        APART,
+        RECIPE,
+        Variant("mxfp8", "mxfp8", "mxfp8", ("precision=mxfp8",)),
+        Variant("nvfp4", "nvfp4", "nvfp4", ("precision=nvfp4",)),
+        Variant(
+            "fp8_squares",
+            "fp8_block, activations in 128×128 tiles",
+            "128×128 tiles",
+            (FP8, "precision.activation_tile=128x128"),
+        ),
+        Variant("fp8_no_master", "fp8_block, no FP32 master weights", "no master", (FP8, "precision.master=bf16")),
+    ),
+)
+
+
+def written(results: Results) -> Written:
+    """The page and the picture of these results."""
+    return Written(PAGE, page(STUDY, results), PICTURE, drawing(STUDY, results))
+
+
+def page(study: Study, results: Results) -> str:
+    """docs/fp8.md."""
+    there = [variant for variant in study.variants if results.of(variant)]
+    parts = (_head(study, results), _table(results, there), _missing(study, results), ROWS)
+    return "\n".join(part for part in parts if part)
+
+
+def differences(results: Results, variant: Variant) -> dict[int, float]:
+    """By seed, the relative difference of the last loss to that of BF16 of the same seed."""
+    base = {record.seed: record.last_loss for record in results.of(BF16)}
+    return {r.seed: r.last_loss / base[r.seed] - 1 for r in results.of(variant) if r.seed in base}
+
+
+# ---------------------------------------------------------------- the page
+
+
+def _head(study: Study, results: Results) -> str:
+    shown = PICTURE.relative_to(PAGE.parent).as_posix()
+    how = paragraph(f"""
+        The same model trained in several precisions, from the same initial weights on the same tokens. `make study-fp8`
+        trains them and writes this page. {trained(study, results)}
+    """)
+    return f"# FP8 beside BF16\n\n{how}\n\n![Loss beside that of BF16, and the loss of BF16]({shown})\n"
+
+
+def _table(results: Results, there: Sequence[Variant]) -> str:
+    steps, base = last_steps(results), losses(results.of(BF16))
+    seeds = [record.seed for record in results.of(BF16)]
+    rows = []
+    for variant in there:
+        found = differences(results, variant) if variant != BF16 else {}
+        mean = f"{statistics.fmean(found.values()):+.2%}" if found else ""
+        each = [f"{found[seed]:+.2%}" if seed in found else "" for seed in seeds]
+        rows.append((variant.title, spread(losses(results.of(variant)), 4), mean, *each))
+    said = paragraph(f"""
+        Mean training loss of the last {steps} steps in nats a token: the mean of the seeds, with the least and the
+        greatest in brackets. Then its relative difference to the loss of bf16: the mean of the seeds, and each seed
+        beside bf16 of the same seed.
+    """)
+    head = ("precision", "loss", "to bf16", *(f"seed {seed}" for seed in seeds))
+    apart = f"Runs of bf16 with different seeds are {max(base) / min(base) - 1:.2%} apart." if len(base) > 1 else ""
+    notes = paragraph(f"{apart} {_noise(results)} {_goal(results)}")
+    return f"## The last {steps} steps\n\n{said}\n\n{table(head, rows)}\n\n{notes}\n"
+
+
+def _noise(results: Results) -> str:
+    """What a change without a meaning does."""
+    found = differences(results, APART).values()
+    if not found:
+        return ""
+    return f"""
+        Initial weights that are larger by 2⁻⁸, the most that one rounding to BF16 changes a number, move the loss of a
+        seed by up to {max(map(abs, found)):.2%}: a difference of this size says nothing about a precision.
+    """
+
+
+def _goal(results: Results) -> str:
+    found = differences(results, RECIPE).values()
+    if not found:
+        return f"The goal, fp8_block within {GOAL:.2%} of bf16, is not measured yet."
+    reached = "reached" if abs(statistics.fmean(found)) <= GOAL else "not reached"
+    return f"The goal, fp8_block within {GOAL:.2%} of bf16 in the mean of the seeds, is {reached}."
+
+
+def _missing(study: Study, results: Results) -> str:
+    """Variants without a result, and the reason that dsc gives."""
+    rows = [
+        f"- {variant.title}: {results.refused.get(variant.name, 'not trained yet')}"
+        for variant in study.variants
+        if not results.of(variant)
+    ]
+    return "\n".join(("## Not measured\n", *rows, "")) if rows else ""
+
+
+ROWS = """## What the rows are
+
+- `fp32`, `bf16`, `fp8_block`, `mxfp8`, `nvfp4`: the recipes of [precision.md](precision.md).
+- 128×128 tiles: activations and their gradients share a scale over 128 tokens, as weights do, and not over one token.
+- No FP32 master weights: the optimizer updates the BF16 weights themselves.
+
+Products without promotion are not measured. Promotion mends the tensor cores of an H800, which sum products of FP8 in
+about 14 bits (arXiv 2412.19437, §3.3.2). The ops of the CPU sum the products of a tile in FP32.
+"""
+
+
+def drawing(study: Study, results: Results) -> str:
+    """Curves of the relative difference to BF16, and of BF16's loss; each the mean of seeds."""
+    window, base = window_of(results.steps), {record.seed: record for record in results.of(BF16)}
+    there = [variant for variant in study.variants if variant != BF16 and differences(results, variant)]
+    curves = [
+        mean_curve([_relative(record, base[record.seed]) for record in results.of(variant) if record.seed in base])
+        for variant in there
+    ]
+    rows = []
+    if there:
+        drawn = picture.series([variant.label for variant in there], curves, window)
+        rows.append([picture.wide("Difference of the training loss to that of bf16 by step, in percent", drawn)])
+    if base:
+        loss = picture.series(["bf16"], [mean_curve([record.loss for record in base.values()])], window)
+        rows.append([picture.wide("Training loss of bf16 by step, nats a token", loss)])
+    return picture.svg("Training loss beside that of bf16", rows)
+
+
+def _relative(record: Record, base: Record) -> list[float]:
+    """By window, how far the loss is from that of `base`, in percent."""
+    return [100 * (a / b - 1) for a, b in zip(record.loss, base.loss, strict=True)]

@@ -1,0 +1,81 @@
+"""What the pages of all studies have: how numbers are written, and what was trained."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+
+from benchmarks.studies.records import Record, Results
+from benchmarks.studies.study import ROOT, Study, tenth, window_of
+from dsl.load import resolve
+
+
+@dataclass(frozen=True)
+class Written:
+    """A page and its picture, with where they belong."""
+
+    page: Path
+    text: str
+    picture: Path
+    svg: str
+
+    def write(self) -> None:
+        """Write both files."""
+        self.page.write_text(self.text, "utf-8")
+        self.picture.write_text(self.svg, "utf-8")
+
+
+def paragraph(text: str) -> str:
+    """Text in lines of a page; where the lines of `text` end is of no account."""
+    return fill(" ".join(text.split()), 120, break_on_hyphens=False, break_long_words=False)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first column is text, and whose others are numbers."""
+    lines = [head, ("---", *["--:"] * (len(head) - 1)), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """The mean of seeds, and in brackets the least and the greatest."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f} – {max(values):.{digits}f})"
+
+
+def losses(records: Sequence[Record]) -> list[float]:
+    """The loss of the last tenth of each run."""
+    return [record.last_loss for record in records]
+
+
+def mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
+    """The mean of curves, point by point."""
+    return [statistics.fmean(points) for points in zip(*curves, strict=True)]
+
+
+def last_steps(results: Results) -> int:
+    """Steps of the last tenth of a run, as a curve has them."""
+    window = window_of(results.steps)
+    return window * tenth(results.steps // window)
+
+
+def tokens_of(study: Study) -> int:
+    """Tokens of a step."""
+    train = resolve(study.spec, None, study.overrides).spec.train
+    return train.batch.end * train.sequence
+
+
+def trained(study: Study, results: Results) -> str:
+    """What was trained, by what, and when."""
+    spec = resolve(study.spec, None, study.overrides).spec
+    train, about = spec.train, results.about
+    return f"""
+        Each run trains the model of [the quickstart](../specs/quickstart.dsc) without its MTP block on one rank, as
+        [study.dsc](../{study.spec.relative_to(ROOT).as_posix()}) says: {results.steps:,} steps of {train.batch.end}
+        sequences of {train.sequence} tokens, {results.steps * tokens_of(study):,} tokens of the source files of Python
+        {about["python"]}. Runs of one seed have the same initial weights and the same samples in the same order;
+        another seed changes both. They run on one thread of {about["processor"]} with torch {about["torch"]};
+        {about["date"]}.
+    """

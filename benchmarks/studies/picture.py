@@ -1,0 +1,77 @@
+"""Curves of a study as one stand-alone SVG file, light or dark by what the reader prefers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from markupsafe import Markup
+
+from compiler.picture import palette
+from compiler.picture.template import environment
+from compiler.report import charts
+
+HERE = Path(__file__).parent
+WIDTH, HEIGHT = 920.0, 300.0  # of a panel that has the whole width, with the names of its curves
+HALF_WIDTH, HALF_HEIGHT = 448.0, 190.0  # of one of two beside each other
+MARGIN, HEADING = 12.0, 30.0
+COLOURS = ("accent", "warm", "ink", "quiet")
+DASHES = ("none", "6 4", "1.5 3")  # for the next curves of the same colours
+STYLE = """\
+text { font-family: "Liberation Sans", "DejaVu Sans", Arial, Helvetica, sans-serif; }
+text { font-size: 11px; fill: var(--quiet); }
+.paper { fill: var(--paper); } .heading { font-size: 13px; font-weight: 600; fill: var(--ink); }
+.grid line { stroke: var(--rule); } .axis text { text-anchor: middle; } .axis .y { text-anchor: end; }
+.curve path { fill: none; stroke: var(--line); stroke-width: 1.5; stroke-linejoin: round; }
+.curve text { fill: var(--line); font-size: 12px; }
+"""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A chart with its place in the picture."""
+
+    chart: charts.Chart
+    x: float
+    y: float
+
+
+def series(names: Sequence[str], curves: Sequence[Sequence[float]], window: int) -> list[charts.Series]:
+    """Curves that have a point for each `window` steps, at the middle of the window, in colours by their order."""
+    return [
+        charts.Series(f"s{at}", name, tuple(((k + 0.5) * window, value) for k, value in enumerate(curve)))
+        for at, (name, curve) in enumerate(zip(names, curves, strict=True))
+    ]
+
+
+def wide(title: str, curves: Sequence[charts.Series]) -> charts.Chart:
+    """A panel of the whole width."""
+    return charts.chart(title, curves, WIDTH, HEIGHT, from_zero=False, named=True)
+
+
+def half(title: str, curves: Sequence[charts.Series]) -> charts.Chart:
+    """A panel of half the width, without names: colours are those of the wide one."""
+    unnamed = [replace(curve, name="") for curve in curves]
+    return charts.chart(title, unnamed, HALF_WIDTH, HALF_HEIGHT, from_zero=False, named=False)
+
+
+def svg(title: str, rows: Sequence[Sequence[charts.Chart]]) -> str:
+    """The file: rows of one wide panel or of two halves. Pure: equal values give equal bytes."""
+    panels: list[Panel] = []
+    y = MARGIN
+    for row in rows:
+        y += HEADING
+        panels += [Panel(chart, MARGIN + at * (WIDTH - HALF_WIDTH), y) for at, chart in enumerate(row)]
+        y += max(chart.height for chart in row)
+    template = environment(HERE, HERE.parents[1] / "compiler" / "report").get_template("curves.svg.j2")
+    style = Markup(STYLE + palette.css() + _lines())
+    return template.render(style=style, title=title, panels=panels, width=WIDTH + 2 * MARGIN, height=y + MARGIN)
+
+
+def _lines() -> str:
+    """A colour and a stroke for each curve, by its place."""
+    return "\n".join(
+        f".s{at} {{ --line: var(--{colour}) }} .s{at} path {{ stroke-dasharray: {dash} }}"
+        for at, (dash, colour) in enumerate((dash, colour) for dash in DASHES for colour in COLOURS)
+    )
