@@ -123,7 +123,7 @@ def build_state(plan: contract.Plan, rank: int, device: torch.device, allocate: 
     """
     buckets = tuple(_bucket(b, rank, plan, device, allocate) for b in plan.buckets if rank in b.holders)
     biases = {
-        b.name: torch.zeros(b.shape, dtype=DTYPES[plan.precision.master], device=device)
+        b.name: torch.zeros(b.shape, dtype=DTYPES[plan.precision.gradients], device=device)
         for b in plan.biases
         if rank in b.holders
     }

@@ -18,14 +18,14 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
 
     Parameters with the same holders lie in one flat buffer. With ZeRO it is padded to equal parts, of which each holder
     updates one (arXiv 1910.02054), or holders own whole parameters (compiler/plan/owners.py). The balancing biases have
-    the dtype of master weights. Weights that products read in eight bits are held so twice more.
+    the dtype of gradients. Weights that products read in eight bits are held so twice more.
     """
     size = bytes_per_element(spec.precision, spec.train.optimizer)
     (held, owned), biases = held_and_owned(spec, plan), Counter[int]()
     for replica in plan.replicas:
         if replica.role == "bias":
             for rank in _pipeline_ranks(plan, replica.holders):
-                biases[rank] += replica.num_elements * ITEMSIZE[spec.precision.master]
+                biases[rank] += replica.num_elements * ITEMSIZE[spec.precision.gradients]
     copies = quantised_weights(plan)
     return tuple(
         Memory(

@@ -1,4 +1,4 @@
-"""Training with moments in BF16 beside FP32 master weights: a first step, resumed, and on ranks with parts of them."""
+"""Training with moments, or master weights, in BF16: a first step, resumed, and on ranks with parts of them."""
 
 from __future__ import annotations
 
@@ -65,6 +65,27 @@ def test_the_first_update_is_that_of_fp32_moments(tmp_path: Path) -> None:
             assert found.dtype == torch.float32
             # an update of at most the rate, of some ten operations
             assert ((found - exact).abs() <= 2.0**-22 * exact.abs() + 2.0**-20 * RATE).all(), name
+
+
+def test_without_fp32_master_weights_each_update_is_rounded(tmp_path: Path) -> None:
+    """Weights that BF16 holds are updated as FP32 ones are, and rounded; biases are FP32 in both."""
+    after = {}
+    for precision in (Precision(name="none", master="bf16"), WIDE):
+        trainer = trainer_of(tmp_path / precision.name, precision)
+        for bucket, entry, values in trainer.state.logical(lambda bucket: bucket.parameters):
+            bucket.set_weight(entry, values.clone())
+        trainer.train_step()
+        after[precision.name] = held(trainer)
+    assert {name.partition("/")[0] for name in after["none"]} == {"weight", "moment1", "moment2", "bias"}
+    for name, exact in after["wide"].items():
+        found = after["none"][name]
+        if name.startswith("weight"):
+            assert found.dtype == torch.bfloat16
+            # half a unit of BF16, and what both are off in FP32
+            assert ((found.float() - exact).abs() <= (2.0**-8 + 2.0**-21) * exact.abs() + 2.0**-20 * RATE).all(), name
+        else:
+            assert found.dtype == torch.float32
+            assert ((found - exact).abs() <= 2.0**-21 * exact.abs()).all(), name
 
 
 def test_a_resumed_run_is_equal_to_the_bit(tmp_path: Path) -> None:
