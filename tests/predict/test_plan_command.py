@@ -19,7 +19,7 @@ from tests.cli.forms import parsed
 
 ROOT = Path(__file__).parents[2]
 SPECS = ROOT / "specs"
-QUICK, V3 = str(SPECS / "quickstart.dsc"), str(SPECS / "deepseek-v3.dsc")
+QUICK, SINGLE, V3 = (str(SPECS / f"{name}.dsc") for name in ("quickstart", "single-gpu", "deepseek-v3"))
 Captured = pytest.CaptureFixture[str]
 
 
@@ -76,10 +76,11 @@ def test_colours_and_ascii_change_nothing_but_the_looks() -> None:
     assert text(prediction, Screen(100, ascii=True)).isascii()
 
 
-def test_what_does_not_fit_is_said_with_rank_and_action(capsys: Captured) -> None:
-    assert main(["plan", V3, "-s", "cluster.node.device.memory=60GiB"]) == 0
+@pytest.mark.parametrize(("spec", "memory"), [(SINGLE, 8), (V3, 60)])
+def test_what_does_not_fit_is_said_with_rank_and_action(spec: str, memory: int, capsys: Captured) -> None:
+    assert main(["plan", spec, "-s", f"cluster.node.device.memory={memory}GiB"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("memory "))
-    assert "does not fit" in line and re.search(r"\d GiB too much: .* of 60\.0 GiB on rank \d+ at [(FBIW]", line)
+    assert "does not fit" in line and re.search(rf"\d GiB too much: .* of {memory}\.0 GiB on rank \d+ at [(FBIW]", line)
 
 
 def test_a_wrong_spec_is_refused(capsys: Captured) -> None:

@@ -39,6 +39,7 @@ def test_compile_and_train(place: Place) -> None:
     compiled = made(manifest)
     done = place.dsc("train", "--steps", 2)
     assert "proven" not in done.stdout and made(manifest) == compiled, "compiled once"
+    assert "torchrun" not in done.stdout, "one node needs nothing else"
     assert [row["step"] for row in rows(metrics.parent)] == [1, 2]
     assert saved(metrics.parent).step == 2, "the last step is always saved"
 
@@ -304,7 +305,7 @@ def test_a_report_that_cannot_be_written_changes_no_exit_code(shop: Place, tmp_p
 
 
 def test_several_nodes_are_said_to_be_one_machine(place: Place) -> None:
-    """A spec of several nodes, and its build, get a line about one machine; a spec of one node gets none."""
+    """A spec of several nodes, and its build, get a line about one machine (one node: `test_compile_and_train`)."""
     text = spec_text(dict(ONE_RANK, pipeline=2, schedule="dualpipe", devices=1)).replace("nodes = 1", "nodes = 2")
     place.write(ONE_RANK)
     (place.folder / "tiny.dsc").write_text(text)
@@ -314,8 +315,6 @@ def test_several_nodes_are_said_to_be_one_machine(place: Place) -> None:
     assert done.stdout.startswith(f"{said} a (docs/torchrun.md)\n")
     done = place.dsc("train", "build/tiny", "--steps", 1, "--out", "b")
     assert done.stdout.startswith(f"{said} b (docs/torchrun.md)\n")
-    place.compile(dict(ONE_RANK, name="alone"), "alone.dsc")
-    assert "nodes" not in place.dsc("train", "alone.dsc", "--steps", 1).stdout
 
 
 @pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
