@@ -26,6 +26,8 @@ class Row(NamedTuple):
 
 
 SOAK = (
+    Row("tests/training/test_fp8.py::test_a_step", 2),
+    Row("tests/training/test_fp8_meshes.py::test_a_step_on_any_mesh", 2),
     # Runs on real processes: each kind of fault and each schedule once in `test`, all combinations in `soak`.
     Row("tests/runs/test_failures.py::test_ended_while", 3),
     Row("tests/runs/test_builds.py::test_a_build_that_is_replaced", 0, "tests/runs/test_builds.py::test_two_runs"),

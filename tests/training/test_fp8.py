@@ -1,0 +1,142 @@
+"""Training in blocks of FP8: a step is that of float64 but for its roundings, and is off by these alone.
+
+The program that is emitted runs once as it is, and in float64 with roundings of our own (wide_fp8.py). Without any, its
+gradients are those of a float64 program, which other tests compare with autograd: so each product reads what it should.
+To nearest, it is the run of eight bits itself but for what FP32 sums are off. At random, it says how far roundings
+in these places move each gradient. Every token goes to every expert, for near ties would be decided otherwise.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from compiler.build import compile_spec, write_build
+from compiler.emit.segment_cache import Segments
+from dsl.schema import BUILT_IN, Batch, Dense, HeadDim, Mla, Rope, Spec
+from dsl.schema.run import Fusion
+from runtime.build import Build
+from runtime.launch.heartbeat import Board
+from runtime.trainer import Trainer
+from tests.segments.rounding import SPREADS, spread
+from tests.training.samples import RandomSamples, weight
+from tests.training.specs import MOE, gqa, model, spec
+from tests.training.wide_fp8 import Rounding, Wide
+
+SAMPLES = 5
+SEQUENCE = 70  # of 2 sequences are 140 rows: a whole tile of columns, and one that is not
+RECOMPUTE = {"nothing": (), "as published": ("rmsnorm", "mla_up", "swiglu"), "whole": ("attention", "dense", "experts")}
+# Widths are multiples of 16; of 128 only some, so that rows end in tiles that are smaller.
+EVERYONE = MOE.model_copy(update={"experts": 4, "top_k": 4, "groups": 1, "top_groups": 1, "inner": 80})
+LATENT = Mla(heads=2, query_rank=32, kv_rank=16, head_dim=HeadDim(nope=16, rope=8, value=72), rope=Rope(theta=100.0))
+QUERIES = gqa(qk_norm=True).model_copy(update={"heads": 4, "kv_heads": 2, "head_dim": 36})
+
+
+def chosen(attention: str = "mla", precision: str = "fp8_block", recompute: str = "nothing") -> Spec:
+    """One rank, two micro-batches, a dense layer and one of experts, and MTP."""
+    of = model(LATENT if attention == "mla" else QUERIES, Dense(inner=176), EVERYONE, mtp=True)
+    layers = (of.layers[0], of.layers[1].model_copy(update={"last": 1}))
+    base = spec(1, 1, 1, 2)
+    train = base.train.model_copy(update={"sequence": SEQUENCE, "batch": Batch(start=4, end=4)})
+    return base.model_copy(
+        update={
+            "model": of.model_copy(update={"hidden": 144, "layers": layers}),
+            "precision": BUILT_IN[precision],
+            "recompute": RECOMPUTE[recompute],
+            "train": train.model_copy(update={"tokens": 5 * 4 * SEQUENCE}),
+        }
+    )
+
+
+def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
+    """A weight that BF16 holds, of a size that keeps activations alive at any width."""
+    size = 3 / np.sqrt(shape[-1]) if len(shape) > 1 else 1.0
+    return torch.from_numpy(size * weight(name, shape)).to(torch.bfloat16)
+
+
+def step(folder: Path, how: Rounding | None) -> dict[str, Tensor]:
+    """Gradients and losses of the first step of a build: as it runs, or in float64 under a way of rounding."""
+    build = Build.open(folder)
+    samples = RandomSamples(61, build.plan.train.sequence)
+    trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
+    for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
+        bucket.set_weight(entry, value_of(entry.name, entry.shape))
+    for name, bias in trainer.state.biases.items():
+        bias.copy_(value_of(name, tuple(bias.shape)))
+    gradients = trainer.state.gradients
+    package = f"dsc_build_{build.digest[:16]}"
+    segments = [vars(module) for name, module in sys.modules.items() if name.startswith(f"{package}.segments.")]
+    before = [dict(namespace) for namespace in segments]
+    if how is not None:
+        gradients = _in_float64(trainer, Wide(how))
+        for namespace in segments:
+            Wide(how).put(namespace)
+    sums = trainer.accumulate()
+    for namespace, names in zip(segments, before, strict=True):
+        namespace.update(names)
+    result = {name: value.clone() for name, value in vars(gradients).items()}
+    return result | {"losses": torch.stack([sums["loss"], sums["mtp_loss"]])}
+
+
+def _in_float64(trainer: Trainer, wide: Wide) -> SimpleNamespace:
+    """Gives a trainer parameters and gradients in float64; these, which it adds to, are returned."""
+    parameters = {
+        name: p.double() if p.is_floating_point() else p for name, p in vars(trainer.state.parameters).items()
+    }
+    for each in trainer.quantised:
+        parameters |= wide.weights(each.name, parameters[each.name])
+    trainer.quantised = ()
+    tangents = trainer._tangents
+    trainer._tangents = lambda counts: {name: each.double() for name, each in tangents(counts).items()}
+    gradients = SimpleNamespace(**{k: torch.zeros_like(g).double() for k, g in vars(trainer.state.gradients).items()})
+    trainer.executor.parameters, trainer.executor.gradients = SimpleNamespace(**parameters), gradients
+    return gradients
+
+
+@pytest.fixture(scope="module")
+def traced() -> Segments:
+    return Segments()
+
+
+def built(folder: Path, of: Spec, traced: Segments) -> Path:
+    write_build(folder, compile_spec(of, segments=traced).files)
+    return folder
+
+
+def off(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]:
+    """How far off each tensor is, over its size."""
+    assert found.keys() == wanted.keys()
+    pairs = ((name, found[name].double(), each.double()) for name, each in wanted.items())
+    return {name: float((one - other).norm() / other.norm()) for name, one, other in pairs}
+
+
+@pytest.mark.parametrize(
+    ("attention", "recompute"),
+    [("mla", "nothing"), ("mla", "as published"), ("mla", "whole"), ("gqa", "nothing"), ("gqa", "whole")],
+)
+def test_a_step_is_off_by_its_roundings(tmp_path: Path, traced: Segments, attention: str, recompute: str) -> None:
+    of = chosen(attention, recompute=recompute)
+    apart = of.model_copy(update={"unfused": get_args(Fusion)})  # each rounding is between ops
+    found = step(built(tmp_path / "fused", of, traced), None)
+    folder = built(tmp_path / "apart", apart, traced)
+    assert max(off(step(folder, None), found).values()) == 0.0, "a fused op rounds where its parts do"
+    exact = step(folder, False)
+    wide = step(built(tmp_path / "wide", chosen(attention, "fp64"), traced), None)
+    assert max(off(exact, wide).values()) < 1e-6  # losses are scaled by constants of FP32
+    random = [step(folder, torch.Generator().manual_seed(seed)) for seed in range(SAMPLES)]
+    nearest = step(folder, True)
+    for name, value in exact.items():
+        size = spread([sample[name] for sample in random], value)
+        error = float((found[name].double() - value).norm())
+        assert error <= SPREADS * size, f"{name}: off by {error:.3g}, roundings alone {size:.3g}"
+        if value.numel() >= 64:
+            assert error >= size / 3, f"{name}: off by {error:.3g} only, roundings {size:.3g}"
+            other = float((found[name].double() - nearest[name]).norm())
+            assert other <= size / 2, f"{name}: {other:.3g} from what nearest roundings give, roundings {size:.3g}"
