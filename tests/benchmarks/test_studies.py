@@ -27,7 +27,7 @@ STEPS = 10
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """Two variants that train, one whose spec is wrong, one that is refused, and one whose text is not there."""
+    """Three variants that train, one whose spec is wrong, and one that is refused."""
     folder = tmp_path_factory.mktemp("study")
     words = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "away", "again")
     for number in range(8):
@@ -48,13 +48,17 @@ run study extends tiny {{
         Variant("both", "both", "both", ()),
         Variant("wrong", "wrong", "wrong", ("precision=unheard",)),
         Variant("refused", "refused", "refused", ("precision=bf16", "precision.combine=fp32")),
-        Variant("failing", "failing", "failing", ('data.source="nothing/*.txt"',)),
+        Variant("failing", "failing", "failing", ("train.batch=8",)),
     )
-    return Study("tiny", variants, (1,), folder / "study.dsc", ("model.vocab=300",))
+    return Study("tiny", variants, (1,), folder / "study.dsc", ("model.vocab=300", "model.mtp=none"))
 
 
 def test_runs_are_trained_once(tiny: Study, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    trainings = Trainings(tiny, tmp_path / "results.json", tmp_path / "work", 2)
+    trainings = Trainings(tiny, tmp_path / "results.json", tmp_path / "work", 1)
+    failing = next(run for run in tiny.runs() if run.variant.name == "failing")
+    (tmp_path / "work" / "failing-1").mkdir(parents=True)
+    (tmp_path / "work" / "failing-1" / "digest").write_text(tiny.digest(failing), "ascii")
+    (tmp_path / "work" / "failing-1" / "run").write_text("where the folder of the run belongs", "utf-8")
     results, failed = trainings.complete()
     assert failed == ["failing-1"] and list(results.runs) == ["both-1", "none-1"]
     assert list(results.refused) == ["wrong", "refused"]
