@@ -7,8 +7,9 @@ The page has numbers alone and what they are; it draws no conclusion that other 
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from benchmarks.studies import picture
 from benchmarks.studies.pages import Written, last_steps, losses, mean_curve, paragraph, spread, table, trained
@@ -79,13 +80,13 @@ def _table(results: Results, there: Sequence[Variant]) -> str:
     rows = []
     for variant in there:
         found = differences(results, variant) if variant != BF16 else {}
-        mean = f"{statistics.fmean(found.values()):+.2%}" if found else ""
+        mean = _mean(found.values()) if found else ""
         each = [f"{found[seed]:+.2%}" if seed in found else "" for seed in seeds]
         rows.append((variant.title, spread(losses(results.of(variant)), 4), mean, *each))
     said = paragraph(f"""
         Mean training loss of the last {steps} steps in nats a token: the mean of the seeds, with the least and the
-        greatest in brackets. Then its relative difference to the loss of bf16: the mean of the seeds, and each seed
-        beside bf16 of the same seed.
+        greatest in brackets. Then its relative difference to the loss of bf16 of the same seed: the mean of the seeds
+        with its standard error, and each seed.
     """)
     head = ("precision", "loss", "to bf16", *(f"seed {seed}" for seed in seeds))
     apart = f"Runs of bf16 with different seeds are {max(base) / min(base) - 1:.2%} apart." if len(base) > 1 else ""
@@ -106,10 +107,23 @@ def _noise(results: Results) -> str:
 
 def _goal(results: Results) -> str:
     found = differences(results, RECIPE).values()
-    if not found:
-        return f"The goal, fp8_block within {GOAL:.2%} of bf16, is not measured yet."
-    reached = "reached" if abs(statistics.fmean(found)) <= GOAL else "not reached"
-    return f"The goal, fp8_block within {GOAL:.2%} of bf16 in the mean of the seeds, is {reached}."
+    goal = f"The goal, fp8_block within {GOAL:.2%} of bf16 in the mean of the seeds,"
+    if len(found) < 2:
+        return f"{goal} is not measured yet."
+    mean, error = abs(statistics.fmean(found)), _error(found)
+    if error > GOAL:
+        return f"{goal} cannot be told reached or not by these runs: the standard error is greater than the goal."
+    return f"{goal} is {'reached' if mean <= GOAL else 'not reached'}."
+
+
+def _mean(values: Collection[float]) -> str:
+    error = f" ± {_error(values):.2%}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):+.2%}{error}"
+
+
+def _error(values: Collection[float]) -> float:
+    """Standard error of the mean of two seeds or more."""
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _missing(study: Study, results: Results) -> str:

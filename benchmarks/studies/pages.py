@@ -36,7 +36,7 @@ def paragraph(text: str) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table whose first column is text, and whose others are numbers."""
     lines = [head, ("---", *["--:"] * (len(head) - 1)), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
+    return "\n".join("|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in lines)
 
 
 def spread(values: Sequence[float], digits: int) -> str:

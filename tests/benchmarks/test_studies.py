@@ -146,9 +146,13 @@ def test_differences_are_of_the_same_seed() -> None:
     found = fp8.differences(results, fp8.RECIPE)
     assert {seed: round(each, 9) for seed, each in found.items()} == {1: 0.0, 2: 0.001, 3: 0.0}
     text = fp8.page(fp8.STUDY, results)
-    assert "| fp8_block | 6.1220 (6.0600 – 6.1800) | +0.03% | +0.00% | +0.10% | +0.00% |" in text
+    assert "| fp8_block | 6.1220 (6.0600 – 6.1800) | +0.03% ± 0.03% | +0.00% | +0.10% | +0.00% |" in text
     assert "with different seeds are 1.98% apart" in text and "is reached." in text and "Not measured" not in text
     results.runs["fp8_block-2"] = record("fp8_block", 2, loss=[loss * 1.02 * 1.01 for loss in record("", 0).loss])
+    assert "cannot be told reached or not" in fp8.page(fp8.STUDY, results)
+    for seed in (1, 2, 3):
+        curve = [loss * (1 + seed / 100) * 1.01 for loss in record("", 0).loss]
+        results.runs[f"fp8_block-{seed}"] = record("fp8_block", seed, loss=curve)
     assert "is not reached." in fp8.page(fp8.STUDY, results)
 
 
