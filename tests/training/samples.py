@@ -28,3 +28,8 @@ def weight(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     if name.endswith("norm"):
         return 1.0 + 0.2 * noise
     return 0.1 * noise if name.endswith("bias") else 0.3 * noise
+
+
+def steady_weight(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """The same noise, smaller the wider a matrix is: neither values nor gradients grow from layer to layer."""
+    return weight(name, shape) * (3 / np.sqrt(shape[-1]) if len(shape) > 1 else 1.0)

@@ -9,11 +9,11 @@ in these places move each gradient. Every token goes to every expert, for near t
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from runtime.build import Build
 from runtime.launch.heartbeat import Board
 from runtime.trainer import Trainer
 from tests.segments.rounding import SPREADS, spread
-from tests.training.samples import RandomSamples, weight
+from tests.training.samples import RandomSamples, steady_weight
 from tests.training.specs import MOE, gqa, model, spec
 from tests.training.wide_fp8 import Rounding, Wide
 
@@ -56,9 +56,8 @@ def chosen(attention: str = "mla", precision: str = "fp8_block", recompute: str 
 
 
 def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
-    """A weight that BF16 holds, of a size that keeps activations alive at any width."""
-    size = 3 / np.sqrt(shape[-1]) if len(shape) > 1 else 1.0
-    return torch.from_numpy(size * weight(name, shape)).to(torch.bfloat16)
+    """A weight that BF16 holds."""
+    return torch.from_numpy(steady_weight(name, shape)).to(torch.bfloat16)
 
 
 def step(folder: Path, how: Rounding | None) -> dict[str, Tensor]:
@@ -100,6 +99,34 @@ def _in_float64(trainer: Trainer, wide: Wide) -> SimpleNamespace:
     return gradients
 
 
+@dataclass(frozen=True)
+class Roundings:
+    """A step in float64 under ways of rounding: not at all, at random, and to nearest."""
+
+    exact: dict[str, Tensor]
+    random: list[dict[str, Tensor]]
+    nearest: dict[str, Tensor]
+
+    @staticmethod
+    def of(folder: Path, exact: dict[str, Tensor] | None = None) -> Roundings:
+        """Those of a build whose ops are all apart."""
+        random = [step(folder, torch.Generator().manual_seed(seed)) for seed in range(SAMPLES)]
+        return Roundings(exact or step(folder, False), random, step(folder, True))
+
+    def hold(self, found: dict[str, Tensor]) -> None:
+        """Tensors of a run in eight bits are off from the exact ones as roundings at random are, and near to those that
+        rounding to nearest gives: sums in another order round some numbers otherwise."""
+        for name, tensor in found.items():
+            value = self.exact[name]
+            size = spread([sample[name] for sample in self.random], value)
+            error = float((tensor.double() - value).norm())
+            assert error <= SPREADS * size, f"{name}: off by {error:.3g}, roundings alone {size:.3g}"
+            if value.numel() >= 64:
+                assert error >= size / 3, f"{name}: off by {error:.3g} only, roundings {size:.3g}"
+                other = float((tensor.double() - self.nearest[name]).norm())
+                assert other <= size / 2, f"{name}: {other:.3g} from nearest roundings, roundings {size:.3g}"
+
+
 @pytest.fixture(scope="module")
 def traced() -> Segments:
     return Segments()
@@ -130,13 +157,4 @@ def test_a_step_is_off_by_its_roundings(tmp_path: Path, traced: Segments, attent
     exact = step(folder, False)
     wide = step(built(tmp_path / "wide", chosen(attention, "fp64"), traced), None)
     assert max(off(exact, wide).values()) < 1e-6  # losses are scaled by constants of FP32
-    random = [step(folder, torch.Generator().manual_seed(seed)) for seed in range(SAMPLES)]
-    nearest = step(folder, True)
-    for name, value in exact.items():
-        size = spread([sample[name] for sample in random], value)
-        error = float((found[name].double() - value).norm())
-        assert error <= SPREADS * size, f"{name}: off by {error:.3g}, roundings alone {size:.3g}"
-        if value.numel() >= 64:
-            assert error >= size / 3, f"{name}: off by {error:.3g} only, roundings {size:.3g}"
-            other = float((found[name].double() - nearest[name]).norm())
-            assert other <= size / 2, f"{name}: {other:.3g} from what nearest roundings give, roundings {size:.3g}"
+    Roundings.of(folder, exact).hold(found)
