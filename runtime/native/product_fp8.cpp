@@ -46,14 +46,18 @@ INLINE V widened(const e4m3 *p) { return load(p); }
 
 constexpr long STEPS = TILE / NUMBERS;  // elements of a tile
 
-// n codes into the elements of a whole tile, zeros behind the last one.
+// n codes into whole vectors of elements, zeros behind the last one.
 void widen(const e4m3 *from, long n, float *to) {
-  e4m3 codes[TILE];
-  if (n < TILE) {
-    std::fill(std::copy_n(from, n, codes), codes + TILE, e4m3{0});
-    from = codes;
+  if (n == TILE) {
+    for (long i = 0; i < STEPS; i += W) store(to + i, widened(from + i * NUMBERS));
+    return;
   }
-  for (long i = 0; i < STEPS; i += W) store(to + i, widened(from + i * NUMBERS));
+  long i = 0;
+  for (; i + W * NUMBERS <= n; i += W * NUMBERS, to += W) store(to, widened(from + i));
+  if (i == n) return;
+  e4m3 codes[W * NUMBERS] = {};
+  std::copy_n(from + i, n - i, codes);
+  store(to, widened(codes));
 }
 
 // What is summed over, in pieces that lie in a tile each.
@@ -63,17 +67,21 @@ struct Pieces {
   long tile(long i) const { return start / TILE + i; }
   long from(long i) const { return i ? tile(i) * TILE : start; }
   long size(long i) const { return std::min(end, (tile(i) + 1) * TILE) - from(i); }
+  long steps(long i) const { return (size(i) + NUMBERS - 1) / NUMBERS; }  // elements
 };
 
-// Columns n0 … n0 + PANEL of a panel: elements of a piece in rows of PANEL, and the scales of the columns.
+// Columns from n0 on of a panel, zeros behind the last one: elements of a piece in rows of PANEL, and the columns' scales.
 void take_panel(Operand b, long N, long n0, Pieces pieces, float *panel, float *scales) {
   alignas(64) float rows[PANEL * STEPS];
-  const long columns = std::min(PANEL, N - n0);
-  std::fill_n(rows + columns * STEPS, (PANEL - columns) * STEPS, 0.0f);
+  const long columns = std::min(PANEL, N - n0), whole = up(columns);
+  std::fill(rows + columns * STEPS, rows + whole * STEPS, 0.0f);
   for (long i = 0; i < pieces.count(); i++, panel += STEPS * PANEL, scales += PANEL) {
     for (long n = 0; n < columns; n++) widen(b.x + (n0 + n) * b.stride + pieces.from(i), pieces.size(i), rows + n * STEPS);
-    transpose(rows, STEPS, PANEL, STEPS, panel, PANEL);
-    for (long n = 0; n < PANEL; n++) scales[n] = n < columns ? b.scale(n0 + n, pieces.tile(i)) : 0.0f;
+    if (columns == PANEL && pieces.size(i) == TILE)
+      transpose(rows, STEPS, PANEL, STEPS, panel, PANEL);
+    else
+      transpose(rows, STEPS, whole, up(pieces.steps(i)), panel, PANEL);
+    for (long n = 0; n < whole; n++) scales[n] = n < columns ? b.scale(n0 + n, pieces.tile(i)) : 0.0f;
   }
 }
 
@@ -120,7 +128,7 @@ template <int R, int U, class T> INLINE void rows(Block x, T *c, long ldc, long 
     float total[R * PANEL] = {};
     for (long i = 0; i < count; i++)
       tile<R, U>(x.a + i * STEPS, lda, x.left + i * LEFT, x.panel + i * STEPS * PANEL, x.right + i * PANEL,
-                 (x.pieces.size(i) + NUMBERS - 1) / NUMBERS, total);
+                 x.pieces.steps(i), total);
     for (long r = 0; r < R; r++)
       each(columns, [&](long n, long some) { put(c + r * ldc + n, load(total + r * PANEL + n), some); });
   }
