@@ -10,7 +10,7 @@ from compiler.ir import Plan, Program
 from compiler.lower import Lowering
 from compiler.lower.scheduler import Progress, Scheduler
 from compiler.plan import make_plan
-from compiler.plan.blocks import balanced_rows
+from compiler.plan.blocks import held_rows
 from compiler.predict.memory_state import proven_memories
 from compiler.proof import Certificate, Prover
 from compiler.rates.rank_rates import rank_rates
@@ -65,7 +65,7 @@ def lower_spec(
         n = counts[-1]
         schedules[f"evaluate_{n}"] = forward_only(plan.stage_placement, plan.mesh.pp, n)
     programs = {name: lowering.program(each, name.startswith("evaluate")) for name, each in schedules.items()}
-    prover = Prover(plan, balanced_rows(spec))
+    prover = Prover(plan, held_rows(spec))
     certificates = {name: prover.prove(program) for name, program in programs.items()}
     memories = proven_memories(spec, plan, certificates.values())
     return Lowered(lowering, batches, num_steps, schedules, programs, certificates, memories)

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.comm.connect import Endpoint
+from runtime.comm.rows import Rows
 from runtime.comm.transport import Wanted, channels
 from runtime.contract import Mesh
 from runtime.device import BACKENDS, choose, take
@@ -231,7 +232,8 @@ def measure_transfers(device: torch.device, world: int, board: Board) -> dict[st
                 back.send("back", whole).wait()
 
         def all_to_all(whole: Tensor = whole, out: Tensor = out) -> None:
-            for work in swap.start("rows", whole, None, out, None):
+            counts = (len(whole) // len(everyone),) * len(everyone)
+            for work in swap.start("rows", Rows(whole, counts), Rows(out, counts)):
                 work.wait()
 
         def all_reduce(name: str = f"flat {size}", flat: Tensor = flat) -> None:

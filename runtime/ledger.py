@@ -4,7 +4,8 @@ it received.
     {"step": 1, "program": "train_8", "of": "5c0f…", "peak": 1048576, "rows": {"L3 0": 212, …}}
 
 Measured, not planned: after every statement of an emitted body, the storages that values, messages and exchanges hold.
-`rows` are those of each layer and micro-batch: a plan replayed with them has this peak, to the byte.
+`rows` are those of each layer and micro-batch, with their padding: a plan replayed with them has this peak, to the
+byte.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Ledger:
 
     def __init__(self, executor: Executor, num_experts: int) -> None:
         self.executor, self.peak, self.rows = executor, 0, dict[str, int]()
-        # of a route, and of the offsets of the groups: experts of this rank times ranks they come from
-        self.route_bytes, self.offsets_bytes = 2 * num_experts * 8, num_experts * 4
+        # of a route, and of the offsets of this rank's experts
+        self.route_bytes, self.offsets_bytes = 2 * num_experts * 8, num_experts // executor.exchange.size * 4
         self._found: dict[int, tuple[ref[Tensor], int, int]] = {}  # by id: the tensor, where it is, bytes
 
     def __enter__(self) -> Ledger:
@@ -65,7 +66,7 @@ class Ledger:
     def _counted(self, name: str) -> tuple[Route, Tensor]:
         route, offsets = self._wait_counts(name)
         action, _, site = name.removeprefix("counts ").partition("@")
-        self.rows[f"{site} {action.partition('.')[2]}"] = sum(route.received)
+        self.rows[f"{site} {action.partition('.')[2]}"] = route.received.num_rows
         return route, offsets
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:

@@ -329,7 +329,7 @@ class Profile:
         route, offsets = call(action, micro_batch, site)
         found = self.received.setdefault(site, [0, 0])
         found[0] += 1
-        found[1] += sum(route.received)
+        found[1] += route.received.num_rows
         return route, offsets
 
     def _work(self, function: Callable[[Any], Work], given: Any) -> Work:

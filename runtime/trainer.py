@@ -98,7 +98,7 @@ class Trainer:
             gradients=self.state.gradients,
             edges_in={a: links.edge(world[a], self.rank) for a, b in edges if b == here},
             edges_out={b: links.edge(self.rank, world[b]) for a, b in edges if a == here},
-            exchange=Exchange(links.swap(members), mesh.ep),
+            exchange=Exchange(links.swap(members), mesh.ep, self.plan.row_alignment),
             message=_message(self.plan.message),
             device=self.device,
             board=self.board,

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from compiler.dtypes import SCALES
 from compiler.ir import Buffer, Communication, Cut, Instruction, Stage, Use
+from compiler.ir.received_rows import even_rows
 from compiler.rates import Rates
 
 
@@ -71,10 +72,20 @@ class Chains:
     _runs: dict[tuple[str, str], Node] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
+    def sent(self) -> int:
+        """Rows that a rank sends in a layer, and receives where the experts' load is even."""
+        return int(self._dispatch.sizes[0].shape[0]) if self._dispatch else 0
+
+    @cached_property
     def rows(self) -> int:
-        """Rows that a rank receives in a layer, for times: where the experts' load is even, as many as it sends."""
-        sent = [s.sizes[0].shape[0] for s in self.stage.steps if not isinstance(s, Use) and s.kind == "dispatch"]
-        return int(sent[0]) if sent else 0
+        """Rows that it then has of its experts, padding among them: for times."""
+        if self._dispatch is None:
+            return 0
+        return even_rows(self.sent, int(self._dispatch.outputs[-1].shape[0]), self._dispatch.alignment)
+
+    @cached_property
+    def _dispatch(self) -> Communication | None:
+        return next((s for s in self.stage.steps if isinstance(s, Communication) and s.kind == "dispatch"), None)
 
     def of(self, kind: str) -> list[Node]:
         """The chain of an action of a kind: F, B, I or W. Made once."""
@@ -154,7 +165,7 @@ class Chains:
 
     def _exchange(self, kind: str, phase: str, site: str, reads: tuple[str, ...], writes: tuple[Buffer, ...]) -> Node:
         moved = tuple(b for b in writes if b.dtype not in INTEGERS)
-        time_s = self.rates.fabric.exchange_s(self.rates.experts, (kind, phase) in TO_EXPERTS, moved, self.rows)
+        time_s = self.rates.fabric.exchange_s(self.rates.experts, (kind, phase) in TO_EXPERTS, moved, self.sent)
         instruction = Instruction(kind, 0, "", phase, site, reads=reads)  # type: ignore[arg-type]
         return Node(instruction, _ns(time_s), writes)
 

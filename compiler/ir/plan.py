@@ -37,9 +37,10 @@ class Use:
 class Communication:
     """An all-to-all between segments.
 
-    dispatch: (rows, gate, counts) -> (rows_R, gate_R, offsets_G); combine: y_R -> y. Rows of 8 bits are two tensors,
-    data and scales, as gradients may be. With one expert rank nothing moves: what comes is what was sent, so the
-    outputs alias the inputs, and gradients those of the outputs.
+    dispatch: (rows, gate, counts) -> (rows_R, gate_R, offsets_E); combine: y_R -> y. Rows of 8 bits are two tensors,
+    data and scales, as gradients may be. Of the R rows those of an expert lie together, padded to a multiple of
+    `alignment`. With one expert rank and an alignment of 1 nothing moves: what comes is what was sent, so the outputs
+    alias the inputs, and gradients those of the outputs.
     """
 
     kind: Literal["dispatch", "combine"]
@@ -50,6 +51,7 @@ class Communication:
     sizes: tuple[Buffer, ...]  # the inputs' buffers, for memory and cost
     arriving: tuple[Buffer, ...]  # gradients of outputs, which the backward of the exchange takes
     returned: tuple[Buffer, ...]  # gradients of inputs, which it makes of those
+    alignment: int = 1  # what the rows of an expert are padded to a multiple of
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The mixture of experts of a layer, cut at its two all-to-alls: router | experts | join, and the shared experts apart.
 
-T tokens of a micro-batch · D hidden · E experts · K chosen by a token · S = T·K routed rows · R rows an expert rank
-receives · G groups of received rows, one for each (source rank, local expert).
+T tokens of a micro-batch · D hidden · E experts, in the segment of experts those of this rank · K chosen by a token ·
+S = T·K routed rows · R rows an expert rank receives, expert after expert, each expert's padded.
 Sources: DeepSeekMoE, arXiv 2401.06066; DeepSeek-V2, arXiv 2405.04434, §2.1.3; DeepSeek-V3, arXiv 2412.19437, §2.1.2.
 """
 
@@ -123,15 +123,14 @@ def build_shared(place: Place) -> ir.Segment:
     return replace(segment("shared", shared, params, inputs, ("y",)), remade=remade)
 
 
-def experts(ops: Any, p: Any, rows_RD: Any, gate_R: Any, offsets_G: Any) -> tuple[Any, ...]:
+def experts(ops: Any, p: Any, rows_RD: Any, gate_R: Any, offsets_E: Any) -> tuple[Any, ...]:
     """The routed experts of this rank. The gate weight comes before `down`, so that their outputs need not be kept."""
-    h_RM = ops.grouped_linear(rows_RD, p.up, offsets_G)
-    return (ops.grouped_linear(ops.gated_swiglu(h_RM, gate_R), p.down, offsets_G),)
+    h_RM = ops.grouped_linear(rows_RD, p.up, offsets_E)
+    return (ops.grouped_linear(ops.gated_swiglu(h_RM, gate_R), p.down, offsets_E),)
 
 
 def build_experts(place: Place) -> ir.Segment:
     moe, D, stack = place.moe, place.D, place.experts_local
-    groups = place.spec.parallel.expert * stack
     return segment(
         "experts",
         experts,
@@ -139,7 +138,7 @@ def build_experts(place: Place) -> ir.Segment:
         (
             place.input("rows", "R", D),
             ir.Input("gate", ("R",), place.wide_dtype),
-            index("offsets", groups, dtype="int32"),
+            index("offsets", stack, dtype="int32"),
         ),
         ("y",),
     )

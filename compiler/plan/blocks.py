@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from compiler import ir
 from compiler.dtypes import flat_tensors
+from compiler.ir.received_rows import even_rows, most_rows
 from compiler.layers import LAYERS, Place
 from compiler.layers.value_dtypes import back, to_experts
 from compiler.segments.interpret import cut
@@ -108,9 +109,9 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
     y, returned = f"{name}_expert_rows", f"{name}_returned_rows"
     shared = (f"{name}_shared",) if place.moe.shared else ()
     normed = tuple(values[value] for value in ("x", "residual")[: len(LAYERS["shared"].build(place).inputs)] if shared)
-    S, D, experts, groups = place.S, place.D, place.moe.experts, place.spec.parallel.expert * place.experts_local
+    S, D, experts, alignment = place.S, place.D, place.moe.experts, place.spec.precision.row_alignment
     there, here, wide = to_experts(place), back(place), place.wide_dtype
-    stays = place.spec.parallel.expert == 1  # nothing moves: rows come as the tensors that were sent
+    stays = place.spec.parallel.expert == alignment == 1  # nothing moves: rows come as the tensors that were sent
     counts, returns = ir.Buffer(values["counts"], (experts,), "int64"), f"d_{returned}"
     dispatch = ir.Communication(
         kind="dispatch",
@@ -120,7 +121,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
         outputs=(
             *_rows(rows, "R", D, there, values["rows"] if stays else ""),
             ir.Buffer(gate, ("R",), wide, values["gate"] if stays else ""),
-            ir.Buffer(offsets, (groups,), "int32"),
+            ir.Buffer(offsets, (place.experts_local,), "int32"),
         ),
         sizes=(*_rows(values["rows"], S, D, there), ir.Buffer(values["gate"], (S,), wide), counts),
         arriving=(*_rows(f"d_{rows}", "R", D, here), ir.Buffer(f"d_{gate}", ("R",), wide)),
@@ -128,6 +129,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
             *_rows(f"d_{values['rows']}", S, D, here, f"d_{rows}" if stays else ""),
             ir.Buffer(f"d_{values['gate']}", (S,), wide, f"d_{gate}" if stays else ""),
         ),
+        alignment=alignment,
     )
     combine = ir.Communication(
         kind="combine",
@@ -138,6 +140,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
         sizes=_rows(y, "R", D, here),
         arriving=_rows(returns, S, D, there),
         returned=_rows(f"d_{y}", "R", D, there, returns if stays else ""),
+        alignment=alignment,
     )
     return (
         _use(place, "router", f"{name}.router", prefix, attended, tuple(values.values())),
@@ -179,7 +182,25 @@ def _end(place: Place, h: str) -> Block:
     return Block(tuple(steps), "")
 
 
+# ---------------------------------------------------------------- received rows
+
+
+def mixtures(spec: Spec) -> tuple[Moe, ...]:
+    """The mixtures of experts of a model's layers."""
+    return tuple(layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe))
+
+
 def balanced_rows(spec: Spec) -> int:
-    """Rows an expert rank receives in a layer when the experts' load is even: as many as it sends."""
-    top_k = max((layers.ffn.top_k for layers in spec.model.layers if isinstance(layers.ffn, Moe)), default=0)
-    return spec.train.micro_batch * spec.train.sequence * top_k
+    """Rows an expert rank receives in a layer when the experts' load is even: as many as it sends, padded."""
+    tokens, ranks = spec.train.micro_batch * spec.train.sequence, spec.parallel.expert
+    alignment = spec.precision.row_alignment
+    found = (even_rows(tokens * moe.top_k, moe.experts // ranks, alignment) for moe in mixtures(spec))
+    return max(found, default=0)
+
+
+def held_rows(spec: Spec) -> int:
+    """Rows that memory is planned for: as many as an expert rank sends, with as much padding as those can need."""
+    tokens, ranks = spec.train.micro_batch * spec.train.sequence, spec.parallel.expert
+    alignment = spec.precision.row_alignment
+    found = (most_rows(tokens * moe.top_k, moe.experts // ranks, alignment) for moe in mixtures(spec))
+    return max(found, default=0)

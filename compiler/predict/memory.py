@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compiler.ir import Program
+from compiler.ir.received_rows import most_rows
 from compiler.lower import Lowering
-from compiler.plan.blocks import balanced_rows
+from compiler.plan.blocks import held_rows, mixtures
 from compiler.predict.memory_peak import peak_of, saved_and_deferred
 from compiler.predict.memory_state import device_of, rank_states, update_scratch
 from compiler.predict.prediction import RankMemory
@@ -22,7 +23,7 @@ from compiler.proof.lifetimes import RankValues
 from compiler.schedules.schedule import Schedule
 from compiler.schedules.simulate import Timeline
 from dsl.memory import Memory
-from dsl.schema import Moe, Spec
+from dsl.schema import Spec
 
 MAX_POINTS = 400  # of a curve
 UPDATE = "update"  # stands where a peak has its action
@@ -54,20 +55,21 @@ def rank_memories(
     """The peak of a step and its parts, on a device of each pipeline rank; with a `timeline` (in milliseconds) the
     bytes over the seconds of the step too. Torch-free; O(actions).
 
-    Every rank receives as many rows in a layer as it sends; `worst_bytes` is what the fullest would hold if in every
-    layer all rows of its expert group came to it. With `rows`, as a run recorded them, it is those rows, and what
-    segments need inside is left out: the view of the run's ledger. `program`: of the schedule, if it is there.
+    Every rank receives as many rows in a layer as it sends, with the most padding these can need; `worst_bytes` is what
+    the fullest would hold if in every layer all rows of its expert group came to it. With `rows`, as a run recorded
+    them, it is those rows, and what segments need inside is left out: the view of the run's ledger. `program`: of the
+    schedule, if it is there.
     """
     plan, cuts = lowering.plan, lowering.plan.cuts
     program = program or lowering.program(schedule)
     effects = Effects(inside=None if rows else lambda site, phase, rows: cuts[site].inside_bytes(phase, rows))
-    most, kinds = worst_rows(spec), saved_and_deferred(plan)
+    most, kinds = _worst_held(spec), saved_and_deferred(plan)
     result = []
     scratch = update_scratch(spec, plan)
     for rank, state in enumerate(rank_states(spec, plan)):
-        values = RankValues(program, schedule, rank, rows or balanced_rows(spec), effects, most)
+        values = RankValues(program, schedule, rank, rows or held_rows(spec), effects, most)
         curve = curve_of(values, program, schedule)
-        values = RankValues(program, schedule, rank, rows or balanced_rows(spec), effects, most)
+        values = RankValues(program, schedule, rank, rows or held_rows(spec), effects, most)
         peak = peak_of(values, program, schedule, curve.top, kinds)
         assert peak.bytes == curve.peaks[curve.top], "both go through the same instructions"
         found = RankMemory(
@@ -117,9 +119,14 @@ def curve_of(values: RankValues, program: Program, schedule: Schedule) -> Curve:
 def worst_rows(spec: Spec) -> int:
     """Rows it receives if every token of its expert group chooses as many of its experts as a token can."""
     ranks = spec.parallel.expert
-    mixtures = (layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe))
-    most = max((min(moe.top_k, moe.experts // ranks) for moe in mixtures), default=0)
+    most = max((min(moe.top_k, moe.experts // ranks) for moe in mixtures(spec)), default=0)
     return ranks * spec.train.micro_batch * spec.train.sequence * most
+
+
+def _worst_held(spec: Spec) -> int:
+    """These rows with the most padding they can need."""
+    rows, ranks, alignment = worst_rows(spec), spec.parallel.expert, spec.precision.row_alignment
+    return max((most_rows(rows, moe.experts // ranks, alignment) for moe in mixtures(spec)), default=0)
 
 
 # ---------------------------------------------------------------- over time

@@ -69,6 +69,12 @@ class Precision(Node):
         ),
     ] = None
 
+    @property
+    def row_alignment(self) -> int:
+        """What the rows that an expert receives are padded to a multiple of: a tile of 128 rows, which have one scale
+        in weight gradients of eight bits, or 8, of which a column has 16 bytes in BF16."""
+        return {"e4m3": 128, "bf16": 8}.get(self.linear, 1)
+
 
 def _uniform(dtype: Dtype) -> Precision:
     return Precision.model_construct(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runtime.comm.rows import Rows, raw
 from runtime.comm.transport import Channel, ChannelError, Pending, Shares, Sums, Swap, Wanted, Work, digest
 
 
@@ -87,12 +87,23 @@ class _Header:
 class CollectiveSwap:
     group: dist.ProcessGroup
 
-    def start(
-        self, name: str, tensor: Tensor, given: Sequence[int] | None, out: Tensor, taken: Sequence[int] | None
-    ) -> list[Work]:
-        sizes = (None if taken is None else list(taken), None if given is None else list(given))
-        work = dist.all_to_all_single(_raw(out), _raw(tensor), sizes[0], sizes[1], group=self.group, async_op=True)
-        return [_work(work)]
+    def start(self, name: str, given: Rows, taken: Rows) -> list[Work]:
+        sent, room, sizes = given.packed(), taken.room(), (list(taken.counts), list(given.counts))
+        work = _work(dist.all_to_all_single(_raw(room), _raw(sent), *sizes, group=self.group, async_op=True))
+        return [work if room is taken.tensor else _Unpacked(work, room, taken)]
+
+
+@dataclass(frozen=True)
+class _Unpacked:
+    """Rows that come member after member, and go to their places once all are there."""
+
+    work: Work
+    room: Tensor
+    taken: Rows
+
+    def wait(self) -> None:
+        self.work.wait()
+        self.taken.fill(Rows(self.room, self.taken.counts))
 
 
 @dataclass(frozen=True)
@@ -120,7 +131,7 @@ class CollectiveSums:
 
 def _raw(tensor: Tensor) -> Tensor:
     """A tensor that is moved and not summed, as bytes where gloo does not know the dtype. Rows stay rows."""
-    return tensor.view(torch.uint8) if tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn) else tensor
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bfloat16 else raw(tensor)
 
 
 def _work(work: dist.Work | None) -> dist.Work:

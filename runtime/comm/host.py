@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.comm.memory import CIRCLE_BYTES, PIPE_BYTES, Circle, Memory, Reader, Writer
+from runtime.comm.rows import Rows, copy_rows
 from runtime.comm.transport import ChannelError, Pending, Shares, Sums, Swap, Wanted, Work, digest
 
 
@@ -65,14 +66,13 @@ class HostEdge:
 
     def send(self, name: str, tensor: Tensor) -> Pending:
         assert self.writer is not None
-        tensor = tensor.contiguous()
-        self.writer.write(tensor, digest(name))
+        self.writer.write([tensor], digest(name))
         return Pending([], tensor)
 
     def post(self, name: str, buffer: Tensor) -> Pending:
         assert self.reader is not None
         self.sequence += 1
-        return Pending([Arrival(self.reader, self.sequence - 1, buffer, name)], buffer)
+        return Pending([Arrival(self.reader, self.sequence - 1, (buffer,), name)], buffer)
 
 
 @dataclass(frozen=True)
@@ -81,33 +81,31 @@ class Arrival:
 
     reader: Reader
     message: int
-    out: Tensor
+    places: Sequence[Tensor]
     name: str
 
     def wait(self) -> None:
-        stamp = self.reader.read(self.message, self.out, f"recv {self.name}")
+        stamp = self.reader.read(self.message, self.places, f"recv {self.name}")
         if stamp != digest(self.name):
             raise ChannelError(f"recv {self.name}: another message was sent ({stamp})")
 
 
 @dataclass
 class HostSwap:
-    """Pipes to and from each member of an expert group; what stays here is copied at once."""
+    """Pipes to and from each member of an expert group. Rows are read from a pipe to their places; what stays here is
+    copied at once."""
 
     index: int
     writers: Sequence[Writer | None]
     readers: Sequence[Reader | None]
     sequence: int = 0
 
-    def start(
-        self, name: str, tensor: Tensor, given: Sequence[int] | None, out: Tensor, taken: Sequence[int] | None
-    ) -> list[Work]:
-        equal = [tensor.shape[0] // len(self.writers)] * len(self.writers)
-        parts, places = tensor.split(list(given or equal)), out.split(list(taken or equal))
-        for writer, part in zip(self.writers, parts, strict=True):
+    def start(self, name: str, given: Rows, taken: Rows) -> list[Work]:
+        parts, places = given.pieces(), taken.pieces()
+        for writer, pieces in zip(self.writers, parts, strict=True):
             if writer is not None:
-                writer.write(part, digest(name))
-        places[self.index].copy_(parts[self.index])
+                writer.write(pieces, digest(name))
+        copy_rows(places[self.index], parts[self.index])
         self.sequence += 1
         return [
             Arrival(reader, self.sequence - 1, place, name)

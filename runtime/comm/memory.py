@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from runtime.comm.rows import copy_rows
 from runtime.comm.transport import Shares
 
 WORD = 8  # bytes
@@ -173,9 +174,9 @@ class Writer:
         self._written = 0
         self._timeout_s, self._part = timeout_s, part
 
-    def write(self, tensor: Tensor, stamp: int) -> None:
-        """Copy a contiguous tensor in."""
-        size = tensor.nbytes
+    def write(self, pieces: Sequence[Tensor], stamp: int) -> None:
+        """Copy pieces in, one after another: rows of one tensor, or one tensor."""
+        size = sum(piece.nbytes for piece in pieces)
         assert size <= HEAP_BYTES, f"{self._part}: a message of {size} bytes"
         self._reclaim()
         start = self._heap.take(size) if len(self._unread) < ENTRIES else None
@@ -183,7 +184,7 @@ class Writer:
             wait_until(self._reclaim, self._timeout_s, f"room in {self._part}")
             start = self._heap.take(size)
         if size:
-            self._heap_bytes[start : start + size].copy_(tensor.view(-1).view(torch.uint8))
+            copy_rows([_rows_in(self._heap_bytes[start : start + size], pieces[0])], pieces)
         entry = _ENTRIES_AT + _ENTRY * (self._written % ENTRIES)
         self._words[entry], self._words[entry + 1], self._words[entry + 2] = start, size, stamp
         self._unread.append((self._written, start))
@@ -211,17 +212,23 @@ class Reader:
         self._heap_bytes = memory.tensor(part, HEAP_BYTES, torch.uint8, _CONTROL_BYTES)
         self._timeout_s = timeout_s
 
-    def read(self, message: int, out: Tensor, what: str) -> int:
-        """Copy a message into a contiguous tensor of its size, once it is there; its stamp."""
+    def read(self, message: int, places: Sequence[Tensor], what: str) -> int:
+        """Copy a message to the places of its pieces, once it is there; its stamp."""
         wait_until(lambda: self._words[_HEAD] > message, self._timeout_s, what)
         entry = _ENTRIES_AT + _ENTRY * (message % ENTRIES)
         start, size, stamp = self._words[entry : entry + _ENTRY]
-        if size != out.nbytes:
-            raise RuntimeError(f"{what}: {size} bytes were sent, {out.nbytes} are expected")
+        expected = sum(place.nbytes for place in places)
+        if size != expected:
+            raise RuntimeError(f"{what}: {size} bytes were sent, {expected} are expected")
         if size:
-            out.view(-1).view(torch.uint8).copy_(self._heap_bytes[start : start + size])
+            copy_rows(places, [_rows_in(self._heap_bytes[start : start + size], places[0])])
         self._words[_ACKS_AT + message % ENTRIES] = message + 1
         return int(stamp)
+
+
+def _rows_in(block: Tensor, like: Tensor) -> Tensor:
+    """The bytes of a block as rows as those of a tensor."""
+    return block.view(like.dtype).view(-1, *like.shape[1:])
 
 
 # ---------------------------------------------------------------- sums

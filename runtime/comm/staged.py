@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from runtime.comm.rows import Rows
 from runtime.comm.transport import Edge, Links, Pending, Shares, Sums, Swap, Work
 
 
@@ -50,26 +51,30 @@ class StagedEdge:
 class StagedSwap:
     host: Swap
 
-    def start(
-        self, name: str, tensor: Tensor, given: Sequence[int] | None, out: Tensor, taken: Sequence[int] | None
-    ) -> list[Work]:
-        sent, staged = tensor.cpu(), _like(out)
-        return [_Arrival(self.host.start(name, sent, given, staged, taken), staged, out, keep=sent)]
+    def start(self, name: str, given: Rows, taken: Rows) -> list[Work]:
+        sent, room = given.packed().cpu(), taken.room()
+        staged = _like(room)
+        works = self.host.start(name, Rows(sent, given.counts), Rows(staged, taken.counts))
+        return [_Arrival(works, staged, room, keep=sent, places=None if room is taken.tensor else taken)]
 
 
 @dataclass(frozen=True)
 class _Arrival:
-    """What is to come to the host, and then to the device. `keep` must live until then."""
+    """What is to come to the host, and then to the device, where rows go on to their `places`. `keep` must live until
+    then."""
 
     works: Sequence[Work]
     staged: Tensor
     out: Tensor
     keep: Tensor | None = None
+    places: Rows | None = None
 
     def wait(self) -> None:
         for work in self.works:
             work.wait()
         self.out.copy_(self.staged)
+        if self.places is not None:
+            self.places.fill(Rows(self.out, self.places.counts))
 
 
 @dataclass

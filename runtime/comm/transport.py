@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.comm.rows import Layout, Rows, empty_rows
 from runtime.contract import Mesh
 
 Channel = tuple[str, tuple[int, ...]]  # ("edge", (source, destination)), ("expert", members), ("reduce", holders)
@@ -60,11 +61,9 @@ class Edge(Protocol):
 
 
 class Swap(Protocol):
-    """All-to-all of one expert group: `given` and `taken` are rows to and from each member; None: equal parts."""
+    """All-to-all of one expert group: what is given to each member, and the places of what is taken from each."""
 
-    def start(
-        self, name: str, tensor: Tensor, given: Sequence[int] | None, out: Tensor, taken: Sequence[int] | None
-    ) -> list[Work]: ...
+    def start(self, name: str, given: Rows, taken: Rows) -> list[Work]: ...
 
 
 Shares = tuple[tuple[slice, ...], ...]  # parts of a flat tensor, without overlap: those of each of its holders
@@ -91,48 +90,76 @@ class Route:
     """Who sends how many rows to whom in one layer and micro-batch; every exchange of the layer follows it."""
 
     sent: tuple[int, ...]  # rows to each member
-    received: tuple[int, ...]  # rows from each member
+    received: Layout  # rows from each member, and where they lie here
 
 
 @dataclass
 class Exchange:
-    """The all-to-alls of one expert group. With one member nothing moves."""
+    """The all-to-alls of one expert group. With one member and rows that are not padded nothing moves.
+
+    `alignment`: the rows that an expert receives are padded to a multiple of it.
+    """
 
     swap: Swap | None
     size: int
+    alignment: int = 1
     sequence: int = 0
     pending: dict[str, tuple[Pending, ...]] = field(default_factory=dict)
 
     def start_counts(self, name: str, counts_E: Tensor) -> None:
         """Tell every member how many rows each of its experts will get from here."""
         stamp = counts_E.new_tensor([[self.sequence, digest(name)]]).expand(self.size, 2)
-        self.pending[name] = (self._start(name, torch.cat([counts_E.view(self.size, -1), stamp], 1), None, None),)
+        counts, ones = torch.cat([counts_E.view(self.size, -1), stamp], 1), (1,) * self.size
+        if self.swap is None:
+            self.pending[name] = (self._stays(counts),)
+        else:
+            self.pending[name] = (self._start(name, Rows(counts, ones), Rows(torch.empty_like(counts), ones)),)
 
     def wait_counts(self, name: str) -> tuple[Route, Tensor]:
-        """The route, and offsets_G: int32 ends of the (source, local expert) groups of the receive buffer."""
+        """The route, and offsets_E: where the rows of each local expert end among those received (int32), its padding
+        among them."""
         (pending,) = self.pending.pop(name)
         theirs, (mine,) = pending.wait(), pending.keep
         if not (theirs[:, -2:] == mine[:, -2:]).all():
             raise ChannelError(f"{name}: members of the expert group are in different exchanges: {theirs.tolist()}")
-        received = theirs[:, :-2]
-        route = Route(sent=tuple(mine[:, :-2].sum(1).tolist()), received=tuple(received.sum(1).tolist()))
-        return route, received.reshape(-1).cumsum(0).to(torch.int32)
+        layout = Layout(tuple(map(tuple, theirs[:, :-2].tolist())), self.alignment)
+        route = Route(sent=tuple(mine[:, :-2].sum(1).tolist()), received=layout)
+        return route, theirs.new_tensor(layout.ends, dtype=torch.int32)
 
     def start(self, name: str, tensors: Sequence[Tensor], route: Route, forward: bool) -> None:
-        """`forward`: from the tokens' rank to the experts' rank (dispatch, and the gradient of combine)."""
-        given, taken = (route.sent, route.received) if forward else (route.received, route.sent)
-        self.pending[name] = tuple(self._start(name, t, given, taken) for t in tensors)
+        """Start moving the rows of each tensor.
+
+        `forward`: from the tokens' rank to the experts' rank (dispatch, and the gradient of combine).
+        """
+        self.pending[name] = tuple(self._start_rows(name, tensor, route, forward) for tensor in tensors)
 
     def wait(self, name: str) -> tuple[Tensor, ...]:
         return tuple(p.wait() for p in self.pending.pop(name))
 
-    def _start(self, name: str, tensor: Tensor, given: Sequence[int] | None, taken: Sequence[int] | None) -> Pending:
+    def _start_rows(self, name: str, tensor: Tensor, route: Route, forward: bool) -> Pending:
+        layout = route.received
+        if self.swap is None and self.alignment == 1:
+            return self._stays(tensor)
+        if forward:
+            given, taken = Rows(tensor, route.sent), Rows(layout.empty(tensor), layout.of_sources, layout)
+        else:
+            given = Rows(tensor, layout.of_sources, layout)
+            taken = Rows(empty_rows(tensor, sum(route.sent)), route.sent)
+        return self._start(name, given, taken)
+
+    def _stays(self, tensor: Tensor) -> Pending:
+        """What comes is what was sent."""
         self.sequence += 1
+        return Pending([], tensor, keep=(tensor,))
+
+    def _start(self, name: str, given: Rows, taken: Rows) -> Pending:
+        self.sequence += 1
+        works: list[Work] = []
         if self.swap is None:
-            return Pending([], tensor, keep=(tensor,))
-        tensor = tensor.contiguous()
-        out = torch.empty_like(tensor) if taken is None else tensor.new_empty(sum(taken), *tensor.shape[1:])
-        return Pending(self.swap.start(name, tensor, given, out, taken), out, keep=(tensor,))
+            taken.fill(given)
+        else:
+            works = self.swap.start(name, given, taken)
+        return Pending(works, taken.tensor, keep=(given.tensor,))
 
 
 @dataclass(frozen=True)

@@ -324,6 +324,7 @@ class Plan:
     placement: Placement
     zero: Annotated[int, Range(0, 3)]
     precision: Precision
+    row_alignment: Count  # the rows that an expert receives are padded to a multiple of it
     model: Model
     train: Train
     optimizer: OptimizerState

@@ -120,7 +120,7 @@ def moved(counts: Counts) -> Iterator[None]:
 
     table: tuple[tuple[type, str, Callable[..., tuple[str, int]]], ...] = (
         (host.HostEdge, "send", lambda _, tensor: ("messages", tensor.nbytes)),
-        (host.HostSwap, "start", lambda name, tensor, *_: (name.partition(" ")[0], tensor.nbytes)),
+        (host.HostSwap, "start", lambda name, given, _: (name.partition(" ")[0], given.packed().nbytes)),
         (memory.Circle, "all_reduce", lambda tensor: ("sums", tensor.nbytes)),
         (memory.Circle, "reduce_parts", partial(flat, "reductions")),
         (memory.Circle, "gather_parts", partial(flat, "gathers")),

@@ -66,10 +66,10 @@ def test_messages_arrive_whole_in_whatever_order_they_are_read(sizes: list[int],
     writer, reader = pipe()
     sent = [torch.randint(0, 1 << 30, (size,)) for size in sizes]
     for stamp, tensor in enumerate(sent):
-        writer.write(tensor, stamp)
+        writer.write([tensor], stamp)
     for message in order.sample(range(len(sent)), len(sent)):
         out = torch.empty_like(sent[message])
-        assert reader.read(message, out, "it") == message
+        assert reader.read(message, [out], "it") == message
         assert torch.equal(out, sent[message])
 
 
@@ -78,9 +78,9 @@ def test_a_pipe_reuses_its_lowest_blocks_and_outlives_its_entries() -> None:
     out = torch.empty(64, dtype=torch.int64)
     highest = 0
     for message in range(2 * ENTRIES + 3):
-        writer.write(torch.full((64,), message), message)
+        writer.write([torch.full((64,), message)], message)
         highest = max(highest, writer._heap._taken[-1][1])
-        reader.read(message, out, "it")
+        reader.read(message, [out], "it")
         assert out[0] == message
     assert highest == 512, "one message at a time takes the place of one"
 
@@ -91,13 +91,13 @@ def test_the_ends_of_a_pipe_run_at_their_own_pace() -> None:
 
     def write() -> None:
         for message in range(count):
-            writer.write(torch.full((1 + message % 700,), message), message)
+            writer.write([torch.full((1 + message % 700,), message)], message)
 
     def read() -> int:
         right = 0
         for message in range(count):
             out = torch.empty(1 + message % 700, dtype=torch.int64)
-            reader.read(message, out, "it")
+            reader.read(message, [out], "it")
             right += bool((out == message).all())
         return right
 
@@ -109,14 +109,14 @@ def test_the_ends_of_a_pipe_run_at_their_own_pace() -> None:
 def test_who_waits_for_a_message_in_vain_says_for_which() -> None:
     _, reader = pipe(timeout_s=0.05)
     with pytest.raises(PeerTimeoutError, match=r"recv F0\.1: no answer in 0 s"):
-        reader.read(0, torch.empty(1), "recv F0.1")
+        reader.read(0, [torch.empty(1)], "recv F0.1")
 
 
 def test_a_message_of_another_size_is_refused() -> None:
     writer, reader = pipe()
-    writer.write(torch.zeros(3), 0)
+    writer.write([torch.zeros(3)], 0)
     with pytest.raises(RuntimeError, match=r"recv it: 12 bytes were sent, 16 are expected"):
-        reader.read(0, torch.empty(4), "recv it")
+        reader.read(0, [torch.empty(4)], "recv it")
 
 
 def test_memory_of_another_machine_or_process_that_ended_is_refused() -> None:

@@ -6,7 +6,7 @@ c: the executor · p: parameters · g: gradient accumulators · v, w: values of 
 from ..segments import attention_T256_D192_784a4f
 from ..segments import dense_T256_D192_ac856d
 from ..segments import embed_T256_552fd3
-from ..segments import experts_D192_G16_d7e176
+from ..segments import experts_D192_E8_8204a1
 from ..segments import final_norm_T256_D192_1e877b
 from ..segments import final_norm_T256_D192_34219e
 from ..segments import head_T256_D192_9c7d09
@@ -41,13 +41,13 @@ def B1(c, p, g, a):
     del v.final_h, v.head_d_linear_0
     v.d_M0_expert_rows = c.wait_combine('I1', a, 'M0')
     del v.d_M0_returned_rows
-    v.d_M0_received_rows, v.d_M0_received_gate, v.M0_experts_d_grouped_linear_0 = experts_D192_G16_d7e176.I(
+    v.d_M0_received_rows, v.d_M0_received_gate, v.M0_experts_d_grouped_linear_0 = experts_D192_E8_8204a1.I(
         p.mtp_0_ffn_experts_up, p.mtp_0_ffn_experts_down, v.M0_received_gate, v.M0_offsets,
         v.M0_experts_grouped_linear_0, v.d_M0_expert_rows
     )
     del v.M0_received_gate, v.M0_experts_grouped_linear_0
     c.dispatch('I1', a, 'M0', v.d_M0_received_rows, v.d_M0_received_gate, v.M0_route)
-    experts_D192_G16_d7e176.W(
+    experts_D192_E8_8204a1.W(
         g.mtp_0_ffn_experts_up, g.mtp_0_ffn_experts_down, v.M0_received_rows, v.M0_offsets, v.M0_experts_gated_swiglu_0,
         v.d_M0_expert_rows, v.M0_experts_d_grouped_linear_0
     )
@@ -196,7 +196,7 @@ def E0(c, p, g, a):
     del v.L1_x, v.L1_shared_linear_0, v.L1_shared_swiglu_0
     v.L1_received_rows, v.L1_received_gate = c.wait_dispatch('F0', a, 'L1')
     del v.L1_rows, v.L1_gate
-    v.L1_expert_rows, v.L1_experts_grouped_linear_0, v.L1_experts_gated_swiglu_0 = experts_D192_G16_d7e176.F(
+    v.L1_expert_rows, v.L1_experts_grouped_linear_0, v.L1_experts_gated_swiglu_0 = experts_D192_E8_8204a1.F(
         p.layers_1_ffn_experts_up, p.layers_1_ffn_experts_down, v.L1_received_rows, v.L1_received_gate, v.L1_offsets
     )
     del v.L1_received_rows, v.L1_received_gate, v.L1_offsets, v.L1_experts_grouped_linear_0, v.L1_experts_gated_swiglu_0
@@ -241,7 +241,7 @@ def E0(c, p, g, a):
     del v.L2_x, v.L2_shared_linear_0, v.L2_shared_swiglu_0
     v.L2_received_rows, v.L2_received_gate = c.wait_dispatch('F0', a, 'L2')
     del v.L2_rows, v.L2_gate
-    v.L2_expert_rows, v.L2_experts_grouped_linear_0, v.L2_experts_gated_swiglu_0 = experts_D192_G16_d7e176.F(
+    v.L2_expert_rows, v.L2_experts_grouped_linear_0, v.L2_experts_gated_swiglu_0 = experts_D192_E8_8204a1.F(
         p.layers_2_ffn_experts_up, p.layers_2_ffn_experts_down, v.L2_received_rows, v.L2_received_gate, v.L2_offsets
     )
     del v.L2_received_rows, v.L2_received_gate, v.L2_offsets, v.L2_experts_grouped_linear_0, v.L2_experts_gated_swiglu_0
@@ -286,7 +286,7 @@ def E0(c, p, g, a):
     del v.L3_x, v.L3_shared_linear_0, v.L3_shared_swiglu_0
     v.L3_received_rows, v.L3_received_gate = c.wait_dispatch('F0', a, 'L3')
     del v.L3_rows, v.L3_gate
-    v.L3_expert_rows, v.L3_experts_grouped_linear_0, v.L3_experts_gated_swiglu_0 = experts_D192_G16_d7e176.F(
+    v.L3_expert_rows, v.L3_experts_grouped_linear_0, v.L3_experts_gated_swiglu_0 = experts_D192_E8_8204a1.F(
         p.layers_3_ffn_experts_up, p.layers_3_ffn_experts_down, v.L3_received_rows, v.L3_received_gate, v.L3_offsets
     )
     del v.L3_received_rows, v.L3_received_gate, v.L3_offsets, v.L3_experts_grouped_linear_0, v.L3_experts_gated_swiglu_0
@@ -348,7 +348,7 @@ def E1(c, p, g, a):
     del v.loss
     v.M0_received_rows, v.M0_received_gate = c.wait_dispatch('F1', a, 'M0')
     del v.M0_rows, v.M0_gate
-    v.M0_expert_rows, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0 = experts_D192_G16_d7e176.F(
+    v.M0_expert_rows, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0 = experts_D192_E8_8204a1.F(
         p.mtp_0_ffn_experts_up, p.mtp_0_ffn_experts_down, v.M0_received_rows, v.M0_received_gate, v.M0_offsets
     )
     del v.M0_received_rows, v.M0_received_gate, v.M0_offsets, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0
@@ -422,7 +422,7 @@ def F0(c, p, g, a):
     )
     v.L1_received_rows, v.L1_received_gate = c.wait_dispatch('F0', a, 'L1')
     del v.L1_rows, v.L1_gate
-    v.L1_expert_rows, v.L1_experts_grouped_linear_0, v.L1_experts_gated_swiglu_0 = experts_D192_G16_d7e176.F(
+    v.L1_expert_rows, v.L1_experts_grouped_linear_0, v.L1_experts_gated_swiglu_0 = experts_D192_E8_8204a1.F(
         p.layers_1_ffn_experts_up, p.layers_1_ffn_experts_down, v.L1_received_rows, v.L1_received_gate, v.L1_offsets
     )
     c.combine('F0', a, 'L1', v.L1_expert_rows, v.L1_route)
@@ -459,7 +459,7 @@ def F0(c, p, g, a):
     )
     v.L2_received_rows, v.L2_received_gate = c.wait_dispatch('F0', a, 'L2')
     del v.L2_rows, v.L2_gate
-    v.L2_expert_rows, v.L2_experts_grouped_linear_0, v.L2_experts_gated_swiglu_0 = experts_D192_G16_d7e176.F(
+    v.L2_expert_rows, v.L2_experts_grouped_linear_0, v.L2_experts_gated_swiglu_0 = experts_D192_E8_8204a1.F(
         p.layers_2_ffn_experts_up, p.layers_2_ffn_experts_down, v.L2_received_rows, v.L2_received_gate, v.L2_offsets
     )
     c.combine('F0', a, 'L2', v.L2_expert_rows, v.L2_route)
@@ -496,7 +496,7 @@ def F0(c, p, g, a):
     )
     v.L3_received_rows, v.L3_received_gate = c.wait_dispatch('F0', a, 'L3')
     del v.L3_rows, v.L3_gate
-    v.L3_expert_rows, v.L3_experts_grouped_linear_0, v.L3_experts_gated_swiglu_0 = experts_D192_G16_d7e176.F(
+    v.L3_expert_rows, v.L3_experts_grouped_linear_0, v.L3_experts_gated_swiglu_0 = experts_D192_E8_8204a1.F(
         p.layers_3_ffn_experts_up, p.layers_3_ffn_experts_down, v.L3_received_rows, v.L3_received_gate, v.L3_offsets
     )
     c.combine('F0', a, 'L3', v.L3_expert_rows, v.L3_route)
@@ -545,7 +545,7 @@ def F1(c, p, g, a):
     del v.loss
     v.M0_received_rows, v.M0_received_gate = c.wait_dispatch('F1', a, 'M0')
     del v.M0_rows, v.M0_gate
-    v.M0_expert_rows, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0 = experts_D192_G16_d7e176.F(
+    v.M0_expert_rows, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0 = experts_D192_E8_8204a1.F(
         p.mtp_0_ffn_experts_up, p.mtp_0_ffn_experts_down, v.M0_received_rows, v.M0_received_gate, v.M0_offsets
     )
     c.combine('F1', a, 'M0', v.M0_expert_rows, v.M0_route)
@@ -600,7 +600,7 @@ def F1_B0(c, p, g, a, b):
     )
     w.d_L3_expert_rows = c.wait_combine('I0', b, 'L3')
     del w.d_L3_returned_rows
-    w.d_L3_received_rows, w.d_L3_received_gate, w.L3_experts_d_grouped_linear_0 = experts_D192_G16_d7e176.I(
+    w.d_L3_received_rows, w.d_L3_received_gate, w.L3_experts_d_grouped_linear_0 = experts_D192_E8_8204a1.I(
         p.layers_3_ffn_experts_up, p.layers_3_ffn_experts_down, w.L3_received_gate, w.L3_offsets,
         w.L3_experts_grouped_linear_0, w.d_L3_expert_rows
     )
@@ -668,13 +668,13 @@ def F1_B0(c, p, g, a, b):
     del w.L2_shared_swiglu_0, w.d_L2_shared, w.L2_shared_d_linear_0
     v.M0_received_rows, v.M0_received_gate = c.wait_dispatch('F1', a, 'M0')
     del v.M0_rows, v.M0_gate
-    v.M0_expert_rows, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0 = experts_D192_G16_d7e176.F(
+    v.M0_expert_rows, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0 = experts_D192_E8_8204a1.F(
         p.mtp_0_ffn_experts_up, p.mtp_0_ffn_experts_down, v.M0_received_rows, v.M0_received_gate, v.M0_offsets
     )
     c.combine('F1', a, 'M0', v.M0_expert_rows, v.M0_route)
     w.d_L2_expert_rows = c.wait_combine('I0', b, 'L2')
     del w.d_L2_returned_rows
-    w.d_L2_received_rows, w.d_L2_received_gate, w.L2_experts_d_grouped_linear_0 = experts_D192_G16_d7e176.I(
+    w.d_L2_received_rows, w.d_L2_received_gate, w.L2_experts_d_grouped_linear_0 = experts_D192_E8_8204a1.I(
         p.layers_2_ffn_experts_up, p.layers_2_ffn_experts_down, w.L2_received_gate, w.L2_offsets,
         w.L2_experts_grouped_linear_0, w.d_L2_expert_rows
     )
@@ -748,7 +748,7 @@ def F1_B0(c, p, g, a, b):
         w.L1_shared_d_linear_0
     )
     del w.L1_shared_swiglu_0, w.d_L1_shared, w.L1_shared_d_linear_0
-    experts_D192_G16_d7e176.W(
+    experts_D192_E8_8204a1.W(
         g.layers_3_ffn_experts_up, g.layers_3_ffn_experts_down, w.L3_received_rows, w.L3_offsets,
         w.L3_experts_gated_swiglu_0, w.d_L3_expert_rows, w.L3_experts_d_grouped_linear_0
     )
@@ -758,13 +758,13 @@ def F1_B0(c, p, g, a, b):
     )
     w.d_L1_expert_rows = c.wait_combine('I0', b, 'L1')
     del w.d_L1_returned_rows
-    w.d_L1_received_rows, w.d_L1_received_gate, w.L1_experts_d_grouped_linear_0 = experts_D192_G16_d7e176.I(
+    w.d_L1_received_rows, w.d_L1_received_gate, w.L1_experts_d_grouped_linear_0 = experts_D192_E8_8204a1.I(
         p.layers_1_ffn_experts_up, p.layers_1_ffn_experts_down, w.L1_received_gate, w.L1_offsets,
         w.L1_experts_grouped_linear_0, w.d_L1_expert_rows
     )
     del w.L1_received_gate, w.L1_experts_grouped_linear_0
     c.dispatch('I0', b, 'L1', w.d_L1_received_rows, w.d_L1_received_gate, w.L1_route)
-    experts_D192_G16_d7e176.W(
+    experts_D192_E8_8204a1.W(
         g.layers_1_ffn_experts_up, g.layers_1_ffn_experts_down, w.L1_received_rows, w.L1_offsets,
         w.L1_experts_gated_swiglu_0, w.d_L1_expert_rows, w.L1_experts_d_grouped_linear_0
     )
@@ -772,7 +772,7 @@ def F1_B0(c, p, g, a, b):
         w.L1_received_rows, w.L1_offsets, w.L1_experts_gated_swiglu_0, w.d_L1_expert_rows,
         w.L1_experts_d_grouped_linear_0
     )
-    experts_D192_G16_d7e176.W(
+    experts_D192_E8_8204a1.W(
         g.layers_2_ffn_experts_up, g.layers_2_ffn_experts_down, w.L2_received_rows, w.L2_offsets,
         w.L2_experts_gated_swiglu_0, w.d_L2_expert_rows, w.L2_experts_d_grouped_linear_0
     )
@@ -898,7 +898,7 @@ def I0(c, p, g, a):
     del v.L3_shared_linear_0
     v.d_L3_expert_rows = c.wait_combine('I0', a, 'L3')
     del v.d_L3_returned_rows
-    v.d_L3_received_rows, v.d_L3_received_gate, v.L3_experts_d_grouped_linear_0 = experts_D192_G16_d7e176.I(
+    v.d_L3_received_rows, v.d_L3_received_gate, v.L3_experts_d_grouped_linear_0 = experts_D192_E8_8204a1.I(
         p.layers_3_ffn_experts_up, p.layers_3_ffn_experts_down, v.L3_received_gate, v.L3_offsets,
         v.L3_experts_grouped_linear_0, v.d_L3_expert_rows
     )
@@ -937,7 +937,7 @@ def I0(c, p, g, a):
     del v.L2_shared_linear_0
     v.d_L2_expert_rows = c.wait_combine('I0', a, 'L2')
     del v.d_L2_returned_rows
-    v.d_L2_received_rows, v.d_L2_received_gate, v.L2_experts_d_grouped_linear_0 = experts_D192_G16_d7e176.I(
+    v.d_L2_received_rows, v.d_L2_received_gate, v.L2_experts_d_grouped_linear_0 = experts_D192_E8_8204a1.I(
         p.layers_2_ffn_experts_up, p.layers_2_ffn_experts_down, v.L2_received_gate, v.L2_offsets,
         v.L2_experts_grouped_linear_0, v.d_L2_expert_rows
     )
@@ -976,7 +976,7 @@ def I0(c, p, g, a):
     del v.L1_shared_linear_0
     v.d_L1_expert_rows = c.wait_combine('I0', a, 'L1')
     del v.d_L1_returned_rows
-    v.d_L1_received_rows, v.d_L1_received_gate, v.L1_experts_d_grouped_linear_0 = experts_D192_G16_d7e176.I(
+    v.d_L1_received_rows, v.d_L1_received_gate, v.L1_experts_d_grouped_linear_0 = experts_D192_E8_8204a1.I(
         p.layers_1_ffn_experts_up, p.layers_1_ffn_experts_down, v.L1_received_gate, v.L1_offsets,
         v.L1_experts_grouped_linear_0, v.d_L1_expert_rows
     )
@@ -1027,7 +1027,7 @@ def I0(c, p, g, a):
 
 def W0(c, p, g, a):
     v = c.values(0, a)
-    experts_D192_G16_d7e176.W(
+    experts_D192_E8_8204a1.W(
         g.layers_3_ffn_experts_up, g.layers_3_ffn_experts_down, v.L3_received_rows, v.L3_offsets,
         v.L3_experts_gated_swiglu_0, v.d_L3_expert_rows, v.L3_experts_d_grouped_linear_0
     )
@@ -1061,7 +1061,7 @@ def W0(c, p, g, a):
         v.L3_attention_d_linear_3, v.L3_attention_d_rmsnorm_2, v.L3_attention_d_linear_2, v.L3_attention_d_rmsnorm_1,
         v.L3_attention_d_linear_0, v.L3_attention_d_rmsnorm_0
     )
-    experts_D192_G16_d7e176.W(
+    experts_D192_E8_8204a1.W(
         g.layers_2_ffn_experts_up, g.layers_2_ffn_experts_down, v.L2_received_rows, v.L2_offsets,
         v.L2_experts_gated_swiglu_0, v.d_L2_expert_rows, v.L2_experts_d_grouped_linear_0
     )
@@ -1095,7 +1095,7 @@ def W0(c, p, g, a):
         v.L2_attention_d_linear_3, v.L2_attention_d_rmsnorm_2, v.L2_attention_d_linear_2, v.L2_attention_d_rmsnorm_1,
         v.L2_attention_d_linear_0, v.L2_attention_d_rmsnorm_0
     )
-    experts_D192_G16_d7e176.W(
+    experts_D192_E8_8204a1.W(
         g.layers_1_ffn_experts_up, g.layers_1_ffn_experts_down, v.L1_received_rows, v.L1_offsets,
         v.L1_experts_gated_swiglu_0, v.d_L1_expert_rows, v.L1_experts_d_grouped_linear_0
     )

@@ -6,7 +6,7 @@ c: the executor · p: parameters · g: gradient accumulators · v, w: values of 
 from ..segments import attention_T16_D16_977a58
 from ..segments import dense_T16_D16_140efb
 from ..segments import embed_T16_f92b6f
-from ..segments import experts_D16_G4_04c290
+from ..segments import experts_D16_E4_04c290
 from ..segments import final_norm_T16_D16_2ffd44
 from ..segments import final_norm_T16_D16_aa8b7e
 from ..segments import head_T16_D16_f0e8b3
@@ -34,13 +34,13 @@ def B0(c, p, g, a):
     c.combine('I0', a, 'M0', v.d_M0_returned_rows, v.M0_route)
     v.d_M0_expert_rows = c.wait_combine('I0', a, 'M0')
     del v.d_M0_returned_rows
-    v.d_M0_received_rows, v.d_M0_received_gate, v.M0_experts_d_grouped_linear_0 = experts_D16_G4_04c290.I(
+    v.d_M0_received_rows, v.d_M0_received_gate, v.M0_experts_d_grouped_linear_0 = experts_D16_E4_04c290.I(
         p.mtp_0_ffn_experts_up, p.mtp_0_ffn_experts_down, v.M0_received_gate, v.M0_offsets,
         v.M0_experts_grouped_linear_0, v.d_M0_expert_rows
     )
     del v.M0_received_gate, v.M0_experts_grouped_linear_0
     c.dispatch('I0', a, 'M0', v.d_M0_received_rows, v.d_M0_received_gate, v.M0_route)
-    experts_D16_G4_04c290.W(
+    experts_D16_E4_04c290.W(
         g.mtp_0_ffn_experts_up, g.mtp_0_ffn_experts_down, v.M0_received_rows, v.M0_offsets, v.M0_experts_gated_swiglu_0,
         v.d_M0_expert_rows, v.M0_experts_d_grouped_linear_0
     )
@@ -130,13 +130,13 @@ def B0(c, p, g, a):
     c.combine('I0', a, 'L1', v.d_L1_returned_rows, v.L1_route)
     v.d_L1_expert_rows = c.wait_combine('I0', a, 'L1')
     del v.d_L1_returned_rows
-    v.d_L1_received_rows, v.d_L1_received_gate, v.L1_experts_d_grouped_linear_0 = experts_D16_G4_04c290.I(
+    v.d_L1_received_rows, v.d_L1_received_gate, v.L1_experts_d_grouped_linear_0 = experts_D16_E4_04c290.I(
         p.layers_1_ffn_experts_up, p.layers_1_ffn_experts_down, v.L1_received_gate, v.L1_offsets,
         v.L1_experts_grouped_linear_0, v.d_L1_expert_rows
     )
     del v.L1_received_gate, v.L1_experts_grouped_linear_0
     c.dispatch('I0', a, 'L1', v.d_L1_received_rows, v.d_L1_received_gate, v.L1_route)
-    experts_D16_G4_04c290.W(
+    experts_D16_E4_04c290.W(
         g.layers_1_ffn_experts_up, g.layers_1_ffn_experts_down, v.L1_received_rows, v.L1_offsets,
         v.L1_experts_gated_swiglu_0, v.d_L1_expert_rows, v.L1_experts_d_grouped_linear_0
     )
@@ -293,7 +293,7 @@ def F0(c, p, g, a):
     )
     v.L1_received_rows, v.L1_received_gate = c.wait_dispatch('F0', a, 'L1')
     del v.L1_rows, v.L1_gate
-    v.L1_expert_rows, v.L1_experts_grouped_linear_0, v.L1_experts_gated_swiglu_0 = experts_D16_G4_04c290.F(
+    v.L1_expert_rows, v.L1_experts_grouped_linear_0, v.L1_experts_gated_swiglu_0 = experts_D16_E4_04c290.F(
         p.layers_1_ffn_experts_up, p.layers_1_ffn_experts_down, v.L1_received_rows, v.L1_received_gate, v.L1_offsets
     )
     c.combine('F0', a, 'L1', v.L1_expert_rows, v.L1_route)
@@ -338,7 +338,7 @@ def F0(c, p, g, a):
     )
     v.M0_received_rows, v.M0_received_gate = c.wait_dispatch('F0', a, 'M0')
     del v.M0_rows, v.M0_gate
-    v.M0_expert_rows, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0 = experts_D16_G4_04c290.F(
+    v.M0_expert_rows, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0 = experts_D16_E4_04c290.F(
         p.mtp_0_ffn_experts_up, p.mtp_0_ffn_experts_down, v.M0_received_rows, v.M0_received_gate, v.M0_offsets
     )
     c.combine('F0', a, 'M0', v.M0_expert_rows, v.M0_route)

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-E, N, K, G = 8, 192, 128, 16
+E, N, K, G = 8, 192, 128, 8
 PROGRAMS = 132  # persistent: as many as there are SMs for compute
-BLOCK_G = 16  # powers of two that hold G and E
+BLOCK_G = 8  # powers of two that hold G and E
 BLOCK_E = 8
 SWIZZLE = 16
 ORDER = {'num_warps': 4, 'enable_fp_fusion': True}

@@ -1,4 +1,4 @@
-# constructed by dsc: segment experts, D=16 G=4, float32
+# constructed by dsc: segment experts, D=16 E=4, float32
 # from spec.resolved:68: layers 1..1
 # R: rows received, any number
 

@@ -1,0 +1,104 @@
+"""Ranks of a test: `python -m tests.runtime.exchanges FOLDER WORLD` dispatches random rows over every transport, holds
+what comes to `expected`, which knows what every rank sent, and combines it again.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from runtime.comm.connect import Endpoint
+from runtime.comm.rows import raw
+from runtime.comm.staged import StagedSwap
+from runtime.comm.transport import Exchange, Wanted, channels
+from runtime.contract import Mesh
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
+from runtime.launch.rank_watch import Supervision
+
+ALIGNMENTS = (1, 8, 128)
+E4M3 = torch.float8_e4m3fn
+LOCAL = 3  # experts of a rank
+
+
+def counts_of(seed: int, world: int) -> Tensor:
+    """counts [source, expert]: some experts and some sources without rows, none at all with seed 0."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(0, 40, (world, world * LOCAL), generator=generator)
+    counts[torch.rand(counts.shape, generator=generator) < 0.3] = 0
+    counts[:, seed % counts.shape[1]] = 0
+    counts[seed % world] *= seed % 2
+    return counts * min(seed, 1)
+
+
+def given(seed: int, world: int, source: int) -> list[Tensor]:
+    """The tensors that a source sends, sorted by expert: of several dtypes and layouts, every row another."""
+    num_rows = int(counts_of(seed, world)[source].sum())
+    generator = torch.Generator().manual_seed(1000 * seed + source)
+    wide = torch.randn(num_rows, 5, generator=generator)
+    eight = torch.randn(num_rows, 16, generator=generator).to(E4M3)
+    scales = torch.rand(3, num_rows, generator=generator).t()  # column by column
+    return [wide, torch.rand(num_rows, generator=generator) + 1, wide.to(torch.bfloat16), eight, scales]
+
+
+def expected(seed: int, world: int, rank: int, alignment: int) -> tuple[list[Tensor], list[int]]:
+    """What a rank has after a dispatch, row by row, and where its experts end."""
+    counts, sources = counts_of(seed, world), [given(seed, world, source) for source in range(world)]
+    rows: list[list[Tensor]] = [[] for _ in sources[0]]
+    ends: list[int] = []
+    for expert in range(rank * LOCAL, (rank + 1) * LOCAL):
+        for source in range(world):
+            first = int(counts[source, :expert].sum())
+            for found, tensor in zip(rows, sources[source], strict=True):
+                found.extend(tensor[first : first + int(counts[source, expert])].float())
+        while len(rows[0]) % alignment:
+            for found, tensor in zip(rows, sources[0], strict=True):
+                found.append(torch.zeros(tensor.shape[1:]))
+        ends.append(len(rows[0]))
+    shapes = [tensor.shape[1:] for tensor in sources[0]]
+    return [torch.stack(r) if r else torch.zeros(0, *s) for r, s in zip(rows, shapes, strict=True)], ends
+
+
+def check(exchange: Exchange, seed: int, world: int, rank: int) -> None:
+    tensors = given(seed, world, rank)
+    exchange.start_counts("counts", counts_of(seed, world)[rank])
+    route, offsets_E = exchange.wait_counts("counts")
+    exchange.start("dispatch", tensors, route, forward=True)
+    received = exchange.wait("dispatch")
+    wanted, ends = expected(seed, world, rank, exchange.alignment)
+    assert offsets_E.tolist() == ends and offsets_E.dtype == torch.int32
+    assert route.received.num_rows == ends[-1] == len(received[0])
+    for tensor, found, rows in zip(tensors, received, wanted, strict=True):
+        assert found.dtype == tensor.dtype and torch.equal(found.float(), rows), (seed, found.dtype)
+    assert all(found.is_contiguous() for found in received[:-1]) and received[-1].t().is_contiguous()
+    for found in received:  # padding may hold anything on its way back: nobody sends it
+        raw(found)[wanted[1] == 0] = 7
+    exchange.start("combine", received, route, forward=False)
+    for tensor, back in zip(tensors, exchange.wait("combine"), strict=True):
+        assert back.dtype == tensor.dtype and torch.equal(back.float(), tensor.float()), (seed, back.dtype)
+
+
+def main(folder: Path, world: int) -> int:
+    def target(rank: int, world: int, board: Board) -> None:
+        wanted = Wanted(channels(Mesh(pp=1, dp=world, ep=world, tp=1, cp=1), [], []), {})
+        for transport in ("memory", "gloo"):
+            links = Endpoint(transport=transport, timeout_s=60).connect(rank, wanted)  # type: ignore[arg-type]
+            swap = links.swap(tuple(range(world)))  # of which there is one
+            assert swap is not None
+            for each in (swap, StagedSwap(swap)):
+                for alignment in ALIGNMENTS:
+                    for seed in range(4):
+                        check(Exchange(each, world, alignment), seed, world, rank)
+
+    outcome = launch(
+        target, world, folder=folder, supervision=Supervision(hang_timeout_s=60), backend="gloo" if world > 1 else None
+    )
+    print(outcome)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
