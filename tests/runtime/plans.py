@@ -17,6 +17,7 @@ def small_plan(pp: int = 1, dp: int = 1, **parts: Any) -> contract.Plan:
         placement=f"loop({pp})",
         zero=0,
         precision=contract.Precision(*["float32"] * 9),
+        row_alignment=1,
         model=contract.Model(
             name="small",
             vocab=2,
