@@ -11,7 +11,7 @@ from compiler.lower import Lowering
 from compiler.lower.estimate import stage_costs
 from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
-from compiler.plan.blocks import balanced_rows
+from compiler.plan.blocks import held_rows
 from compiler.predict.memory import MAX_POINTS, rank_memories, thinned, worst_rows
 from compiler.predict.prediction import RankMemory
 from compiler.proof import prove
@@ -38,7 +38,7 @@ def values(memory: RankMemory) -> int:
 @given(specs())
 def test_peak_is_the_certificates_and_a_ledgers(spec: Spec) -> None:
     """The peak of every rank is the certificate's and a ledger's to the byte, and at least the bound of `dsc check`."""
-    lowered, rows = lower_spec(spec), balanced_rows(spec)
+    lowered, rows = lower_spec(spec), held_rows(spec)
     for name, certificate in lowered.certificates.items():
         if name.startswith("train"):
             schedule = lowered.schedules[name]
@@ -74,7 +74,7 @@ def test_eight_bits(of: str, schedule: str, recompute: tuple[str, ...]) -> None:
     eight = {"linear": "e4m3", "dispatch": "e4m3", "activation_tile": tile, "weight_tile": Tile(rows=4, columns=4)}
     base = small_spec(2, 2, 2, 6, of=of, schedule=schedule)
     spec = base.model_copy(update={"precision": BUILT_IN["bf16"].model_copy(update=eight), "recompute": recompute})
-    lowered, rows = lower_spec(spec), balanced_rows(spec)
+    lowered, rows = lower_spec(spec), held_rows(spec)
     found = rank_memories(spec, lowered.lowering, lowered.main_schedule, rows=lambda *_: rows)
     assert tuple(map(values, found)) == lowered.certificates["train_6"].peak_bytes
     assert list(map(values, found)) == [peak_bytes(lowered.programs["train_6"], rank, rows) for rank in range(2)]
@@ -87,7 +87,7 @@ def test_eight_bits(of: str, schedule: str, recompute: tuple[str, ...]) -> None:
 def test_shipped_specs(file: str, run: str) -> None:
     """The program of the largest batch: as its proof has it, and with all that this leaves out."""
     spec = shipped(file, run)
-    plan, rows = make_plan(spec), balanced_rows(spec)
+    plan, rows = make_plan(spec), held_rows(spec)
     lowering = Lowering(plan, rank_rates(spec))
     schedule = Scheduler(spec, lowering).largest()
     certificate = prove(Lowering(plan, rates_of(spec)).program(schedule), plan, rows)

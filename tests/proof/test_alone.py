@@ -9,7 +9,7 @@ import pytest
 
 from compiler.decide import lower_spec
 from compiler.ir import Body, Plan, Program
-from compiler.plan.blocks import balanced_rows
+from compiler.plan.blocks import held_rows
 from compiler.proof import ProofError, prove
 from dsl.schema import Moe, Spec
 from tests.proof.ledger import peak_bytes
@@ -49,7 +49,7 @@ def test_the_peak_is_the_measured_one(tmp_path: Path, schedule: str, before: tup
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipe"])
 def test_a_ledger_by_hand(schedule: str) -> None:
     chosen = with_many_rows(spec(2, 1, 2, 6, schedule=schedule))
-    lowered, rows = lower_spec(chosen), balanced_rows(chosen)
+    lowered, rows = lower_spec(chosen), held_rows(chosen)
     program, proven = lowered.programs["train_6"], lowered.certificates["train_6"]
     assert [peak_bytes(program, rank, rows) for rank in range(2)] == list(proven.peak_bytes)
     assert sum(step.outputs[0].alias != "" for s in lowered.plan.stages for step in s.steps if hasattr(step, "sizes"))

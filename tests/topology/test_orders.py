@@ -13,7 +13,7 @@ from compiler.lower import Lowering
 from compiler.lower.estimate import lane_times, overlaps_of, rank_times, stage_costs
 from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
-from compiler.plan.blocks import balanced_rows
+from compiler.plan.blocks import held_rows
 from compiler.predict.memory import rank_memories
 from compiler.predict.memory_state import proven_memories
 from compiler.proof import prove
@@ -77,7 +77,7 @@ def test_orders_are_those_of_the_own_device() -> None:
 def test_peaks_are_those_of_the_own_orders() -> None:
     """The planner goes through one body for those that differ in their peers alone: as the proof, rank by rank."""
     chosen, found = lowered("dualpipe")
-    rows = balanced_rows(chosen)
+    rows = held_rows(chosen)
     (name,) = (name for name in found.schedules if name.startswith("train"))
     planned = rank_memories(chosen, found.lowering, found.schedules[name], rows=lambda *_: rows)
     assert tuple(each.activations + each.buffers for each in planned) == found.certificates[name].peak_bytes
@@ -132,7 +132,7 @@ def test_a_program_by_other_rates_is_proven_too() -> None:
     (schedule,) = (each for name, each in found.schedules.items() if name.startswith("train"))
     fast, *_, slow = rank_rates(chosen)
     rates: list[Rates] = [fast, slow, fast, slow]
-    prove(Lowering(found.plan, rates).program(schedule), found.plan, balanced_rows(chosen))
+    prove(Lowering(found.plan, rates).program(schedule), found.plan, held_rows(chosen))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "dualpipe"])
