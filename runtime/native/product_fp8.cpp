@@ -177,6 +177,33 @@ template <class F> INLINE void each_group(long G, const int32_t *ends, long R, l
   }
 }
 
+// How many of M rows to multiply: those behind them repeat the last one, as rows of padding do at the end of a group.
+long distinct(Operand a, long M, long K) {
+  const auto repeats = [&](long r) {
+    bool same = !memcmp(a.x + r * a.stride, a.x + (r - 1) * a.stride, K);
+    for (long t = 0; same && t * TILE < K; t++) same = a.scale(r, t) == a.scale(r - 1, t);
+    return same;
+  };
+  while (M > 1 && repeats(M - 1)) M--;
+  return M;
+}
+
+void mark_used(Operand x, long rows, long from, long n, uint8_t *used) {
+  for (long r = 0; r < rows; r++)
+    for (long i = 0; i < n; i++) used[i] |= x.x[r * x.stride + from + i].bits & 0x7f;
+}
+
+// Pieces without the columns at the end that are zero in both operands, of M and N rows, as those of padding are. One stays
+// of each piece, for its scales.
+Pieces without_zeros(Pieces pieces, Operand a, long M, Operand b, long N) {
+  const long last = pieces.count() - 1, from = pieces.from(last);
+  uint8_t used[TILE] = {};
+  mark_used(a, M, from, pieces.size(last), used);
+  mark_used(b, N, from, pieces.size(last), used);
+  while (pieces.end > from + 1 && !used[pieces.end - 1 - from]) pieces.end--;
+  return pieces;
+}
+
 }  // namespace
 
 // y = x·wᵀ, with the scales of blocks of w.
@@ -186,7 +213,9 @@ extern "C" void linear_e4m3(long G, const int32_t *ends, long R, long E, long N,
   each_group(G, ends, R, E, [&](long expert, long start, long end) {
     const Operand a{x + start * stride, stride, xs + start * row, row, tile, 1};
     const Operand b{w + expert * N * K, K, ws + expert * tiles_of_w, tiles, 1, TILE};
-    product(end - start, N, {0, K}, a, b, y + start * N, N);
+    const long rows = distinct(a, end - start, K);
+    product(rows, N, {0, K}, a, b, y + start * N, N);
+    for (long r = start + rows; r < end; r++) std::copy_n(y + (start + rows - 1) * N, N, y + r * N);
   });
 }
 
@@ -196,6 +225,6 @@ extern "C" void linear_wgrad_e4m3(long G, const int32_t *ends, long R, long E, l
                                   long x_stride, const float *xs, long x_row, long x_tile, float *acc) {
   const Operand a{dy, dy_stride, dys, dy_row, dy_tile, 1}, b{x, x_stride, xs, x_row, x_tile, 1};
   each_group(G, ends, R, E, [&](long expert, long start, long end) {
-    product(N, K, {start, end}, a, b, acc + expert * N * K, K);
+    product(N, K, without_zeros({start, end}, a, N, b, K), a, b, acc + expert * N * K, K);
   });
 }

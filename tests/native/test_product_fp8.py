@@ -125,3 +125,43 @@ def test_what_is_no_number_stays_in_its_row() -> None:
     assert y[3].isnan().all() and not y[150].isfinite().any()
     kept = [r for r in range(200) if r not in (3, 150)]
     assert torch.equal(y[kept], clean[kept])
+
+
+@pytest.mark.parametrize("width", [1, 64, 200])
+def test_rows_of_padding_change_nothing(width: int) -> None:
+    """Groups that end in rows of zeros, of either sign, have the products that they have without them."""
+    E, N, R = 2, 70, 640
+    starts, sizes, ends = (0, 128, 128, 384), (3, 0, 130, 128), torch.tensor([128, 128, 384, R], dtype=torch.int32)
+    real = torch.cat([torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)])
+    w, ws = operand(E, N, width, seed=1, tile=128)
+    x, dy = torch.zeros(R, width), -torch.zeros(R, N)
+    x[real], dy[real] = (operand(len(real), columns, seed=columns)[0].float() for columns in (width, N))
+    data, scales = x.to(E4M3), torch.ones(R, -(-width // 128))
+    scales[real] = operand(len(real), width, seed=2)[1]
+    y = ops.grouped_linear_fp8(data, scales, w, ws, ends)
+    turned = [
+        (rows.t().contiguous().to(E4M3), operand(columns, R, seed=3)[1]) for rows, columns in ((dy, N), (x, width))
+    ]
+    dy64, x64 = (exact(*each) for each in turned)
+    acc, total, magnitude = torch.zeros(E, N, width), *torch.zeros(2, E, N, width, dtype=torch.float64)
+    ops.grouped_linear_fp8_wgrad_(acc, *turned[0], *turned[1], ends)
+    for group, (start, size, end) in enumerate(zip(starts, sizes, ends.tolist(), strict=True)):
+        rows, e = slice(start, start + size), group % E
+        assert torch.equal(y[rows], ops.linear_fp8(data[rows], scales[rows], w[e], ws[e]))
+        assert not y[start + size : end].any()
+        total[e] += dy64[:, rows] @ x64[:, rows].t()
+        magnitude[e] += dy64[:, rows].abs() @ x64[:, rows].abs().t()
+    within(acc, total, magnitude, 4, 128)
+
+
+def test_rows_that_repeat_are_multiplied_as_they_are() -> None:
+    """Only rows whose data and scales are equal repeat; what is no number in a weight reaches rows of zeros too."""
+    x, xs = operand(9, 300, seed=1)
+    x[3:], xs[3:] = x[3].clone(), xs[3].clone()
+    xs[8, 2] = 3.0
+    w, ws = operand(50, 300, seed=2, tile=128)
+    y = ops.linear_fp8(x, xs, w, ws)
+    assert torch.equal(y[4:8], y[3].expand(4, 50)) and torch.equal(y[8:], ops.linear_fp8(x[8:], xs[8:], w, ws))
+    w[7, 5] = torch.nan
+    zeros = ops.linear_fp8(torch.zeros(4, 300).to(E4M3), torch.ones(4, 3), w, ws)
+    assert zeros[:, 7].isnan().all() and zeros.isnan().sum() == 4
