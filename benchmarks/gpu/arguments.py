@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -330,11 +331,12 @@ def grouped_fp8_dgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
 
 
 def grouped_fp8_wgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
-    """Groups begin at multiples of 128 rows where these are enough rows, as the exchange between experts pads them."""
+    """Experts begin at multiples of 128 rows, as the exchange between experts pads them."""
 
     def arguments(s: Sizes, t: Make) -> Arguments:
+        s = replace(s, rows=-(-s.rows // 128) * 128)
         rows, n, k = of(s)
-        offsets = t.aligned_offsets(s, 128) if rows % 128 == 0 else t.offsets(s)
+        offsets = t.aligned_offsets(s, 128)
         return t.wide(s.local_experts, n, k), *quantise_columns(t(rows, n)), *quantise_columns(t(rows, k)), offsets
 
     return arguments

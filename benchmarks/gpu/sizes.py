@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What one rank computes on. Rows are what an expert rank receives, in groups (source, expert)."""
+    """What one rank computes on. Rows are what an expert rank receives, expert after expert."""
 
     tokens: int
     sequence: int
@@ -20,7 +20,6 @@ class Sizes:
     inner: int  # of an expert
     rows: int
     local_experts: int
-    sources: int
     experts: int  # that a token chooses from
     top_k: int
     groups: int
@@ -45,7 +44,6 @@ V3 = Sizes(
     inner=2048,
     rows=32768,
     local_experts=4,
-    sources=64,
     experts=256,
     top_k=8,
     groups=8,
@@ -69,7 +67,6 @@ ODD = Sizes(
     inner=131,
     rows=517,
     local_experts=3,
-    sources=5,
     experts=40,
     top_k=3,
     groups=5,
@@ -93,7 +90,6 @@ EVEN = Sizes(
     inner=128,
     rows=1024,
     local_experts=4,
-    sources=2,
     experts=16,
     top_k=4,
     groups=4,
@@ -118,7 +114,6 @@ TINY = replace(
     inner=19,
     rows=23,
     local_experts=2,
-    sources=2,
     experts=10,
     heads=4,
     head_dim=16,
@@ -154,9 +149,8 @@ class Make:
         return torch.randperm(extent, generator=self.generator, device=self.device)
 
     def offsets(self, sizes: Sizes) -> Tensor:
-        """offsets_G (int32): uneven groups, some of them empty, that fill the rows."""
-        groups = sizes.sources * sizes.local_experts
-        share = torch.rand(groups, generator=self.generator, device=self.device)
+        """offsets_E (int32) of the local experts: uneven groups, some of them empty, that fill the rows."""
+        share = torch.rand(sizes.local_experts, generator=self.generator, device=self.device)
         share = torch.where(share < 0.1, torch.zeros_like(share), share)
         ends = (share.cumsum(0) / share.sum() * sizes.rows).round().to(torch.int32)
         ends[-1] = sizes.rows
@@ -164,6 +158,6 @@ class Make:
 
     def aligned_offsets(self, sizes: Sizes, multiple: int) -> Tensor:
         """`offsets` with every end but the last rounded down to a multiple."""
-        ends = (self.offsets(sizes).to(torch.int64) // multiple * multiple).to(torch.int32)
+        ends = self.offsets(sizes) // multiple * multiple
         ends[-1] = sizes.rows
         return ends

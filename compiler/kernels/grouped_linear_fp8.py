@@ -11,11 +11,6 @@ from compiler.kernels.linear_fp8 import FP8, STREAMS, WGRAD, rows_by_weight, tur
 __all__ = ["OPS", "STREAMS", "choose"]
 
 
-# A tile of rows is looked up, then loaded, and each takes a stage: seven are four buffers of operands, 232 or 247
-# registers (Triton 3.6, 3.9).
-STAGES = {"num_stages": 7}
-
-
 def choose(experts: int, out: int, inner: int, groups: int, num_sms: int) -> Choice | None:
     """Weights [experts, out, inner], rows in `groups` (source, expert). Rows begin at multiples of 16 bytes."""
     if out % 16 or inner % 16:
@@ -35,7 +30,7 @@ def choose(experts: int, out: int, inner: int, groups: int, num_sms: int) -> Cho
             ("ORDER", {"num_warps": 4, **FUSION}),
             ("FORWARD", rows_by_weight(out, gathered=True)),
             ("DGRAD", rows_by_weight(inner, gathered=True)),
-            ("WGRAD", WGRAD | STAGES),
+            ("WGRAD", WGRAD),
         ),
     )
 

@@ -1,8 +1,8 @@
 """`linear_fp8` of several experts over the rows each received. R rows, K in, N out, E experts, G groups, B tiles.
 
 Rows offsets[g-1] … offsets[g] form group g and meet expert g mod E, as in `grouped_linear`. Tiles of columns, which a
-weight gradient reads, run over the rows of the whole buffer. Its sums end where a tile ends and where a group does: so
-groups may begin anywhere, but each tile is read once where they begin at multiples of 128 rows.
+weight gradient reads, run over the rows of the whole buffer. For it there is one group for each expert, and groups
+begin at multiples of 128 rows, as the exchange between experts pads them (runtime/comm/rows.py): no tile is of two.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from runtime.native import fp8 as native
 from runtime.native.library import takes
 from runtime.ops.linear_fp8 import linear_fp8, scaled_product
+from runtime.ops.quantise import TILE
 
 
 def grouped_linear_fp8(x_RK: Tensor, xs_RB: Tensor, w_ENK: Tensor, ws: Tensor, offsets_G: Tensor) -> Tensor:
@@ -33,12 +34,14 @@ def grouped_linear_fp8_dgrad(dy_RN: Tensor, dys_RB: Tensor, w_EKN: Tensor, ws: T
 
 
 def grouped_linear_fp8_wgrad_(
-    acc_ENK: Tensor, dy_NR: Tensor, dys_NB: Tensor, x_KR: Tensor, xs_KB: Tensor, offsets_G: Tensor
+    acc_ENK: Tensor, dy_NR: Tensor, dys_NB: Tensor, x_KR: Tensor, xs_KB: Tensor, offsets_E: Tensor
 ) -> None:
-    """acc_ENK (FP32) += dw_ENK of (dy_NR, x_KR), both transposed, with scales of 128 rows."""
+    """acc_ENK (FP32) += dw_ENK of (dy_NR, x_KR), both transposed, with scales of 128 rows. Every offset is a multiple
+    of 128."""
+    assert offsets_E.shape == acc_ENK.shape[:1] and not (offsets_E % TILE).any(), offsets_E
     if takes(dy_NR, x_KR):
-        return native.linear_fp8_wgrad_(acc_ENK, dy_NR, dys_NB, x_KR, xs_KB, offsets_G)
-    for expert, start, end in groups(offsets_G, acc_ENK.shape[0], x_KR.shape[1]):
+        return native.linear_fp8_wgrad_(acc_ENK, dy_NR, dys_NB, x_KR, xs_KB, offsets_E)
+    for expert, start, end in groups(offsets_E, acc_ENK.shape[0], x_KR.shape[1]):
         acc_ENK[expert] += scaled_product(dy_NR, dys_NB, x_KR, xs_KB, start, end)
 
 

@@ -133,7 +133,7 @@ ON_CPU = [
 def test_others_do_the_same_work(op: str, name: str) -> None:
     """Others compute the same on a CPU, for one source whose rows are in the order that they want."""
     case = next(case for case in CASES if case.op == op)
-    sizes = replace(TINY, sources=1, rows=24, inner=24, hidden=32, heads=4, value=8)  # _grouped_mm wants whole 16 bytes
+    sizes = replace(TINY, rows=24, inner=24, hidden=32, heads=4, value=8)  # _grouped_mm wants whole 16 bytes
     dtype = torch.float32 if op == "adamw" else BF16
     arguments = case.arguments(sizes, Make(dtype, "cpu"))
     if op == "adamw":

@@ -86,10 +86,11 @@ def kernel_calls(file: str, run: str, values: tuple[str, ...] = ()) -> tuple[tup
 
 
 def rows_of(call: Call) -> tuple[int, ...]:
-    """Numbers of rows to try for a call's R; rows of eight bits come in tiles of 128."""
+    """Numbers of rows to try for a call's R; rows of eight bits come in tiles of 128, one at least."""
     parts = [part for part in call.arguments if isinstance(part, Buffer)]
-    odd = any("R" in part.shape for part in parts) and not any(part.dtype.startswith("float8") for part in parts)
-    return (ROWS, *ODD_ROWS) if odd else (ROWS,)
+    if not any("R" in part.shape for part in parts):
+        return (ROWS,)
+    return (ROWS, 128) if any(part.dtype.startswith("float8") for part in parts) else (ROWS, *ODD_ROWS)
 
 
 def describe(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

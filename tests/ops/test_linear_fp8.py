@@ -75,17 +75,25 @@ def test_groups_meet_their_experts(sizes: tuple[int, ...]) -> None:
     dy, dys = operand(rows, N, seed=3)
     w_turned, ws_turned = w.transpose(1, 2).contiguous(), ws.transpose(1, 2)
     dx = ops.grouped_linear_fp8_dgrad(dy, dys, w_turned, ws_turned, offsets)
+    for group, end in enumerate(offsets.tolist()):
+        mine, e = slice(end - sizes[group], end), group % E
+        assert torch.equal(y[mine], ops.linear_fp8(x[mine], xs[mine], w[e], ws[e]))
+        assert torch.equal(dx[mine], ops.linear_fp8_dgrad(dy[mine], dys[mine], w_turned[e], ws_turned[e]))
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (128, 0), (0, 384), (256, 128)])
+def test_weight_gradients_of_groups_of_whole_tiles(sizes: tuple[int, int]) -> None:
+    E, N, K, rows = 2, 20, 140, sum(sizes)
+    offsets = torch.tensor(sizes).cumsum(0).to(torch.int32)
     x_turned, dy_turned = operand(K, rows, seed=4), operand(N, rows, seed=5)
     x64, dy64 = exact(*x_turned), exact(*dy_turned)
     acc, total, magnitude = torch.ones(E, N, K), torch.ones(E, N, K).double(), torch.ones(E, N, K).double()
     ops.grouped_linear_fp8_wgrad_(acc, *dy_turned, *x_turned, offsets)
 
-    start = 0
-    for group, end in enumerate(offsets.tolist()):
-        mine, e = slice(start, end), group % E
-        assert torch.equal(y[mine], ops.linear_fp8(x[mine], xs[mine], w[e], ws[e]))
-        assert torch.equal(dx[mine], ops.linear_fp8_dgrad(dy[mine], dys[mine], w_turned[e], ws_turned[e]))
+    for e, end in enumerate(offsets.tolist()):
+        mine = slice(end - sizes[e], end)
         total[e] += dy64[:, mine] @ x64[:, mine].t()
         magnitude[e] += dy64[:, mine].abs() @ x64[:, mine].abs().t()
-        start = end
-    within(acc, total, magnitude, rows + 128 * (2 * len(sizes) + 1))
+    within(acc, total, magnitude, rows + 128)
+    with pytest.raises(AssertionError):
+        ops.grouped_linear_fp8_wgrad_(acc, *dy_turned, *x_turned, offsets - 1)
