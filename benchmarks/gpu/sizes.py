@@ -152,6 +152,7 @@ class Make:
         """offsets_E (int32) of the local experts: uneven groups, some of them empty, that fill the rows."""
         share = torch.rand(sizes.local_experts, generator=self.generator, device=self.device)
         share = torch.where(share < 0.1, torch.zeros_like(share), share)
+        share[-1] += 0.1  # one has rows
         ends = (share.cumsum(0) / share.sum() * sizes.rows).round().to(torch.int32)
         ends[-1] = sizes.rows
         return ends
