@@ -133,7 +133,7 @@ def test_what_is_no_number_stays_in_its_row() -> None:
 @pytest.mark.parametrize("width", [1, 64, 200])
 def test_rows_of_padding_change_nothing(width: int) -> None:
     """Groups that end in rows of zeros, of either sign, have the products that they have without them."""
-    E, N, R = 2, 70, 640
+    E, N, R = 4, 70, 640
     starts, sizes, ends = (0, 128, 128, 384), (3, 0, 130, 128), torch.tensor([128, 128, 384, R], dtype=torch.int32)
     real = torch.cat([torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)])
     w, ws = operand(E, N, width, seed=1, tile=128)
