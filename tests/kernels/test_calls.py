@@ -59,12 +59,12 @@ def found(op: str) -> list[Call]:
         ),
         (
             "grouped_linear_fp8(float8_e4m3fn[R, 7168], float32[R, 56], float8_e4m3fn[4, 4096, 7168],"
-            " float32[4, 32, 56], int32[256])",
+            " float32[4, 32, 56], int32[4])",
             {1: Layout((1, "R"))},
         ),
         (
             "grouped_linear_fp8_wgrad_(float32[4, 4096, 7168], float8_e4m3fn[4096, R], float32[4096, R/128],"
-            " float8_e4m3fn[7168, R], float32[7168, R/128], int32[256])",
+            " float8_e4m3fn[7168, R], float32[7168, R/128], int32[4])",
             {2: Layout((1, 4096)), 4: Layout((1, 7168))},
         ),
         (

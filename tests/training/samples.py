@@ -31,5 +31,5 @@ def weight(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
 
 
 def steady_weight(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    """The same noise, smaller the wider a matrix is: neither values nor gradients grow from layer to layer."""
+    """Noise that is smaller the wider a matrix is: neither values nor gradients grow from layer to layer."""
     return weight(name, shape) * (3 / np.sqrt(shape[-1]) if len(shape) > 1 else 1.0)

@@ -109,7 +109,7 @@ class Roundings:
 
     @staticmethod
     def of(folder: Path, exact: dict[str, Tensor] | None = None) -> Roundings:
-        """Those of a build whose ops are all apart."""
+        """The steps of a build whose ops are all apart."""
         random = [step(folder, torch.Generator().manual_seed(seed)) for seed in range(SAMPLES)]
         return Roundings(exact or step(folder, False), random, step(folder, True))
 

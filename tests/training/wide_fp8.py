@@ -31,13 +31,13 @@ class Wide:
     # ---------------------------------------------------------------- roundings
 
     def sixteen(self, x: Tensor) -> Tensor:
-        """To BF16."""
+        """Round to BF16."""
         if isinstance(self.how, torch.Generator):
             return at_random(x, self.how)
         return x.to(torch.bfloat16).double() if self.how else x
 
     def eight(self, x: Tensor, pow2: bool, rows: int = 1, columns: int = 128) -> Tensor:
-        """To E4M3 with a scale for each tile of so many rows and columns."""
+        """Round to E4M3 with a scale for each tile of so many rows and columns."""
         if self.how is False:
             return x
         result = torch.empty_like(x)
@@ -48,7 +48,7 @@ class Wide:
         return result
 
     def by_rows(self, x: Tensor, pow2: bool) -> Tensor:
-        """To E4M3 in tiles of 1 × 128, all rows at a time."""
+        """Round to E4M3 in tiles of 1 × 128, all rows at a time."""
         if self.how is False:
             return x
         parts = x.split(128, dim=1)
@@ -127,7 +127,7 @@ class Wide:
     # ---------------------------------------------------------------- in a program
 
     def put(self, namespace: MutableMapping[str, Any]) -> None:
-        """In place of the ops of an emitted segment."""
+        """Put them in place of the ops of an emitted segment."""
         for name, value in list(namespace.items()):
             if value in OPS.values():
                 namespace[name] = getattr(self, value.__name__, None) or self._plain(value.__name__, value)
