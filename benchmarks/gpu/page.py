@@ -268,7 +268,7 @@ these:
 Only with `recompute = [logits]`, the head's product is fused with the cross entropy, and no tensor of all logits
 exists. The backward computes the logits again, so a run chooses between memory and time.
 
-`dsc check` and `dsc plan` accept recipes with FP8; no run compiles them yet. These recipes also fuse (`quantise`):
+Recipes with FP8 ([precision.md](precision.md)) also fuse (`quantise`):
 norms and SwiGLU with the quantising of their result, in both directions if a weight gradient reads columns; SwiGLU of
 an input that was kept in E4M3; copies of gradients with their quantising; products of E4M3 with their scales,
 promoted every 128. The rows below with `quantise` or `fp8` in their names belong to these recipes. Their kernels are
