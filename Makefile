@@ -69,7 +69,8 @@ bench: $(FOR_TESTS)
 	$(BIN)/python -m benchmarks.speed
 
 # Small models trained in variants, from three seeds each, and docs/balancing.md, docs/fp8.md. What has a result in
-# benchmarks/results is not trained again, and what was stopped goes on: half an hour on two idle cores, and an hour.
+# benchmarks/results is not trained again, and what was stopped goes on. All of it takes some 10 minutes on two idle
+# cores, and 20.
 study-balance study-fp8: study-%: $(FOR_TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.studies $*
 
