@@ -121,7 +121,11 @@ class _Emission:
             "train.py": train_py(spec),
         }
         files |= texts_of_files(spec)
-        files |= {f"kernels/{file.name}.py": file.source for file in (kernel, *of_eight_bits.values()) if file}
+        files |= {
+            f"kernels/{file.name}.py": file.source
+            for file in (kernel, *(each.kernel for each in of_eight_bits.values()))
+            if file
+        }
         return files | {f"program/{name}.json": program_json(p) for name, p in lowered.programs.items()}
 
     def _segment_files(self) -> dict[str, str]:

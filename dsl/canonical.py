@@ -37,6 +37,11 @@ def text_lines(spec: Spec) -> tuple[TextLine, ...]:
     return tuple(lines)
 
 
+def block_lines(head: str, node: Node) -> tuple[TextLine, ...]:
+    """The lines of a block that stands alone."""
+    return tuple(_block(head, node, ""))
+
+
 def _block(head: str, node: Node, path: str) -> list[TextLine]:
     body = (
         line

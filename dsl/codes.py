@@ -72,9 +72,9 @@ CODES = {
     "E0906": "the vocabulary of the model holds that of the tokenizer",
     "E0907": "communication leaves compute at least one SM",
     "E0908": "kv_heads divides heads",
-    "E0909": "what is e4m3 has the tile whose elements share a scale",
-    "E0910": "a linear in e4m3 sums over a multiple of 16",
-    "E0911": "e4m3 is for linear, dispatch and combine",
+    "E0909": "what is e4m3 or e2m1 has the tile whose elements share a scale",
+    "E0910": "a linear in e4m3 or e2m1 sums over a multiple of 16",
+    "E0911": "e4m3 is for linear, dispatch and combine, e2m1 for linear, e5m6 for attention_output",
     "E0912": "promote is a multiple of the columns of a tile",
     "E0913": "recompute and unfused name ops that the run has",
     "E0914": "communication takes SMs of a device that states them",
@@ -83,8 +83,11 @@ CODES = {
     "E0917": "a device has the peaks of an accelerator, or is a CPU",
     "E0918": "the best checkpoints are those of a run that validates",
     "E0919": "checkpoints kept for ever are among those that are saved",
+    "E0920": "high leaves a layer whose linears are in few bits",
+    "E0921": "tiles and scales are those of a format, and rows are sent in blocks of FP8 alone",
     # what is right, and cannot be compiled and trained yet
-    "E1001": "training runs in fp64, fp32, bf16 or fp8_block",
+    "E1001": "training runs in fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4",
+    "E1006": "training in mxfp8, nvfp4 and other formats without kernels runs on CPUs",
     "E1005": "a tokenizer is trained, or is a file",
 }
 

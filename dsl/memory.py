@@ -12,7 +12,8 @@ from dsl.counts import bias_parameters, mtp_parameters, parameters, routed_param
 from dsl.schema import Dtype, Optimizer, Precision, Spec
 from dsl.stages import has_both_ends, is_mirrored
 
-ITEMSIZE: dict[Dtype, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "e4m3": 1}  # bytes of an element
+# Bytes of an element; of those that no role counted here may have, whole ones.
+ITEMSIZE: dict[Dtype, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "e4m3": 1, "e2m1": 1, "e5m6": 2}
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ class Trainer:
         if self.quantised_at != self.step:
             self.board.set_action("quantise weights")
             for each in self.quantised:
-                each.make(self.state.parameters)
+                each.make(self.state.parameters, self.plan.train.seed, self.step)
             self.quantised_at = self.step
 
     def _load(self, source: Source, samples: Indices, count: int) -> dict[str, Tensor]:

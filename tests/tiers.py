@@ -28,6 +28,8 @@ class Row(NamedTuple):
 SOAK = (
     Row("tests/kernels/test_program.py::test_a_step_in_blocks", 2),
     Row("tests/runs/test_fp8_resume.py", 2),
+    Row("tests/training/test_attention_output.py::test_proven_peak", 4),
+    Row("tests/training/test_formats.py::test_a_step_equals", 2),
     Row("tests/training/test_fp8.py::test_a_step", 2),
     Row("tests/training/test_fp8_meshes.py::test_a_step_on_any_mesh", 2),
     # Runs on real processes: each kind of fault and each schedule once in `test`, all combinations in `soak`.

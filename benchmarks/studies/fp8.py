@@ -35,9 +35,9 @@ STUDY = Study(
         Variant("nvfp4", "nvfp4", "nvfp4", ("precision=nvfp4",)),
         Variant(
             "fp8_squares",
-            "fp8_block, activations in 128×128 tiles",
+            "fp8_block, activations in 128×128 tiles, dispatch in bf16",
             "128×128 tiles",
-            (FP8, "precision.activation_tile=128x128"),
+            (FP8, "precision.activation_tile=128x128", "precision.dispatch=bf16"),
         ),
         Variant("fp8_no_master", "fp8_block, no FP32 master weights", "no master", (FP8, "precision.master=bf16")),
     ),

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from compiler.ir import Plan
 from compiler.kernels import KernelFile, emit_kernel
 from compiler.kernels.calls import quantising
 from runtime import contract
 
 
-def quantised(plan: Plan, num_sms: int) -> dict[str, KernelFile | None]:
-    """The kernel by tensor, in the order of the model; None where the reference op runs on every device."""
-    found: dict[str, KernelFile | None] = {}
-    by_key: dict[object, dict[str, KernelFile | None]] = {}
+@dataclass(frozen=True)
+class Making:
+    """How a tensor is made of few bits: the op, its kernel if there is one, and how the names of its tensors end."""
+
+    op: str
+    kernel: KernelFile | None
+    suffixes: tuple[str, ...]
+
+
+def quantised(plan: Plan, num_sms: int) -> dict[str, Making]:
+    """What makes each tensor, in the order of the model; without a kernel the reference op runs on every device."""
+    found: dict[str, Making] = {}
+    by_key: dict[object, dict[str, Making]] = {}
     for use in plan.uses:
         key, tensors = use.segment.key, dict(use.params)
         if key not in by_key:
-            calls = quantising(use.segment)
-            by_key[key] = {param: emit_kernel(call.op, call.arguments, num_sms) for param, call in calls}
-        found |= {tensors[param]: file for param, file in by_key[key].items()}
+            held = {each.param: each.tensors for each in plan.cuts[use.site].quantised}
+            by_key[key] = {
+                param: Making(
+                    call.op,
+                    emit_kernel(call.op, call.arguments, num_sms),
+                    tuple(tensor.name.removeprefix(param) for tensor in held[param]),
+                )
+                for param, call in quantising(use.segment)
+            }
+        found |= {tensors[param]: making for param, making in by_key[key].items()}
     return found
 
 
-def rows(files: dict[str, KernelFile | None]) -> tuple[contract.Quantised, ...]:
+def rows(makings: dict[str, Making]) -> tuple[contract.Quantised, ...]:
     """What the runtime is told of them."""
-    return tuple(contract.Quantised(tensor, file.name if file else None) for tensor, file in files.items())
+    return tuple(
+        contract.Quantised(tensor, each.op, each.kernel.name if each.kernel else None, each.suffixes)
+        for tensor, each in makings.items()
+    )

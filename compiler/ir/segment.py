@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from compiler.dtypes import has_rows, tensor_bytes
+from compiler.dtypes import extent_at, has_rows, tensor_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,13 @@ class Buffer:
         """Bytes if the shape is static and owns its storage, else 0."""
         return 0 if self.alias or has_rows(self.shape) else tensor_bytes(self.shape, self.dtype)
 
+    def bytes_at(self, rows: int) -> int:
+        """Bytes with so many received rows, where the storage is its own, else 0."""
+        return 0 if self.alias else tensor_bytes(tuple(extent_at(each, rows) for each in self.shape), self.dtype)
+
     @property
     def row_bytes(self) -> int:
-        """Bytes per received row if the shape depends on R and the storage is its own, else 0."""
+        """Bytes per received row, rounded up, if the shape depends on R and the storage is its own, else 0."""
         return 0 if self.alias or not has_rows(self.shape) else tensor_bytes(self.shape, self.dtype)
 
 

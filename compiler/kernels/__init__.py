@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.kernels.kernel import Choice, KernelFile, render
+from dsl.formats import E5M6, FP8, PRODUCTS
 
 __all__ = ["KERNELS", "ON_TORCH", "KernelFile", "emit_kernel"]
 
@@ -21,6 +22,9 @@ ON_TORCH = (
     *("add", "cat2", "columns", "linear", "linear_dgrad", "linear_wgrad_"),
     *("linear_wide", "linear_wide_dgrad", "linear_wide_wgrad_"),
 )
+
+# Formats whose ops run on torch, and on CPUs alone: `dsl.rules.training` refuses accelerators.
+FORMATS = tuple(form.name for form in (*PRODUCTS, E5M6) if form != FP8)
 
 
 def _rows() -> dict[str, Callable[..., Choice | None]]:
@@ -45,7 +49,7 @@ def emit_kernel(op: str, arguments: tuple[Any, ...], num_sms: int) -> KernelFile
     `num_sms` is how many SMs compute may use: the device's less those kept for communication. The text depends
     on nothing else, and not on the number of rows.
     """
-    if op in ON_TORCH:
+    if op in ON_TORCH or any(f"_{name}_" in f"{op}_" for name in FORMATS):
         return None
     assert op in KERNELS, f"op {op} has no row in compiler/kernels and is not in ON_TORCH"
     choice = KERNELS[op](num_sms, *arguments)

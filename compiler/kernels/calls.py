@@ -84,14 +84,20 @@ def calls_of(segment: Segment) -> Iterator[Call]:
 
 def quantising(segment: Segment) -> Iterator[tuple[str, Call]]:
     """(parameter, the call that makes it of eight bits) of those that products of a segment read so."""
+    from compiler.dtypes import packed_of
     from compiler.segments.interpret import interpret
     from compiler.segments.storage import operand_weights
 
-    if "weights" not in dict(segment.stored):
+    weights = dict(segment.stored).get("weights")
+    if weights is None:
         return
+    form = packed_of(weights).form
     params = {param.name: Buffer(param.name, param.shape, param.dtype) for param in segment.params}
     for name in operand_weights(interpret(segment)):
-        yield name, _call("quantise_blocks", [(params[name], None), (False, None)])
+        if form is None:
+            yield name, _call("quantise_blocks", [(params[name], None), (False, None)])
+        else:
+            yield name, _call(f"quantise_blocks_{form.name}", [(params[name], None)])
 
 
 def call_of(joint: Joint, node: Node) -> Call:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from compiler import ir
-from compiler.dtypes import is_packed
+from compiler.dtypes import is_packed, packed_of
 from compiler.layers import attention, dense, ends, moe, mtp
 from compiler.layers.builder import Place
 from compiler.layers.value_dtypes import stored
@@ -31,7 +31,7 @@ class Layer:
         plain = self.plain(place)
         kept = stored(place, plain.kind)
         left = {*place.spec.unfused, *self.recompute} - {*names}  # what computes again is fused where that is asked for
-        left |= set() if any(is_packed(dtype) for _, dtype in kept) else {"quantise"}
+        left |= set() if any(is_packed(dtype) and not packed_of(dtype).form for _, dtype in kept) else {"quantise"}
         fused = tuple(name for name in self.fused if name not in left)
         return replace(plain, recompute=names, stored=kept, fused=fused)
 

@@ -20,6 +20,7 @@ class Place:
     spec: Spec
     ffn: Dense | Moe
     mtp: bool = False
+    high: bool = False  # whether the linears of its layer stay in the dtype of activations
 
     @property
     def model(self) -> Model:

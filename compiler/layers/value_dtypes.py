@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from compiler.dtypes import TORCH_DTYPE, Packed
 from compiler.layers.builder import Place
-from dsl.schema import Dtype, Tile
+from dsl.formats import E5M6, FP8, format_of
+from dsl.schema import Dtype, Precision, Tile
 
 # Whose products may be in eight bits: neither those of the gate nor those of the head, arXiv 2412.19437, §3.3.1.
 PRODUCTS = ("attention", "dense", "experts", "mtp_input", "shared")
@@ -17,10 +18,12 @@ def stored(place: Place, kind: str) -> tuple[tuple[str, str], ...]:
     """(value or role, dtype) of a segment's values that are not kept as they are computed."""
     precision = place.spec.precision
     result: list[tuple[str, str]] = []
-    if precision.linear == "e4m3" and kind in PRODUCTS:
-        assert precision.weight_tile, "the rules ask for it"
-        weights = str(Packed(TORCH_DTYPE["e4m3"], precision.weight_tile.rows, precision.weight_tile.columns))
-        result += [("operands", _dtype("e4m3", precision.activation_tile)), ("weights", weights)]
+    if precision.linear in ("e4m3", "e2m1") and kind in PRODUCTS and not place.high:
+        result += [("operands", _operand(precision, precision.activation_tile))]
+        result += [("weights", _operand(precision, precision.weight_tile))]
+        result += [("columns", word) for word in _how(precision)]
+    if precision.attention_output == E5M6.element and kind == "attention":
+        result += [("attention_output", str(Packed(E5M6.name, *E5M6.tile)))]
     result += [(value, to_experts(place)) for value in TO_EXPERTS.get(kind, ())]
     result += [(value, back(place)) for value in BACK.get(kind, ())]
     return tuple((value, dtype) for value, dtype in result if dtype != place.dtype)
@@ -39,8 +42,22 @@ def back(place: Place) -> str:
     return _dtype(place.spec.precision.combine, place.spec.precision.activation_tile)
 
 
+def _operand(precision: Precision, tile: Tile | None) -> str:
+    """The dtype of operands: E4M3 as it is, in tiles of any size, or a format."""
+    assert tile, "the rules ask for it"
+    form = format_of(precision)
+    element = TORCH_DTYPE[precision.linear] if form in (None, FP8) else form.name
+    return str(Packed(element, tile.rows, tile.columns))
+
+
+def _how(precision: Precision) -> tuple[str, ...]:
+    """How gradients and the inputs of weight gradients are made, where that is not as E4M3's own ops do."""
+    stochastic = precision.gradient_rounding == "stochastic"
+    return ("hadamard",) * precision.hadamard + ("stochastic",) * stochastic
+
+
 def _dtype(dtype: Dtype, tile: Tile | None, pow2: bool = False) -> str:
     if dtype != "e4m3":
         return TORCH_DTYPE[dtype]
     assert tile, "the rules ask for it"
-    return str(Packed(TORCH_DTYPE[dtype], tile.rows, tile.columns, pow2))
+    return str(Packed(TORCH_DTYPE[dtype], tile.rows, tile.columns, ("pow2",) * pow2))

@@ -13,4 +13,13 @@ QUANTISE = Rule(args=("x",), outputs=("y",), infer=_infer, kernel_class="quantis
 REQUANTISE = Rule(args=("q",), outputs=("y",), infer=_infer, kernel_class="quantise")  # tiles of rows to columns
 QUANTISE_BOTH = Rule(args=("x",), outputs=("y", "by_columns"), infer=_infer, kernel_class="quantise")
 
-CASTS = {"quantise": QUANTISE, "quantise_both": QUANTISE_BOTH, "requantise": REQUANTISE}
+QUANTISE_COLUMNS = Rule(args=("x",), outputs=("y",), infer=_infer, kernel_class="quantise")
+DEQUANTISE = Rule(args=("q",), outputs=("y",), infer=_infer, kernel_class="quantise")
+
+CASTS = {
+    "dequantise": DEQUANTISE,
+    "quantise": QUANTISE,
+    "quantise_both": QUANTISE_BOTH,
+    "quantise_columns": QUANTISE_COLUMNS,
+    "requantise": REQUANTISE,
+}

@@ -67,10 +67,16 @@ def model_blocks(spec: Spec) -> tuple[Block, ...]:
     model = spec.model
     blocks = [_embedding(Place(spec, model.ffn(0)))]
     for layer in range(model.num_layers):
-        place = Place(spec, model.ffn(layer))
+        place = Place(spec, model.ffn(layer), high=_is_high(spec, layer))
         blocks.append(_layer(place, f"L{layer}", f"layers.{layer}", blocks[-1].output))
-    last = Place(spec, model.ffn(model.num_layers - 1))
+    last = Place(spec, model.ffn(model.num_layers - 1), high=_is_high(spec, model.num_layers - 1))
     return (*blocks, _end(last, blocks[-1].output))
+
+
+def _is_high(spec: Spec, layer: int) -> bool:
+    """Whether a layer is among those that the precision keeps high."""
+    high = spec.precision.high
+    return high is not None and (layer < high.first or layer >= spec.model.num_layers - high.last)
 
 
 def model_steps(spec: Spec) -> tuple[Step, ...]:
@@ -171,7 +177,7 @@ def _end(place: Place, h: str) -> Block:
     ]
     if mtp:
         assert mtp.depth == 1, "one MTP block"
-        inside = Place(place.spec, place.ffn, mtp=True)
+        inside = Place(place.spec, place.ffn, mtp=True, high=place.high)
         block = _layer(inside, "M0", "mtp.0", "M0_input")
         steps += [
             _use(inside, "mtp_input", "M0.input", "mtp.0", ("mtp_tokens", "final_h_mtp"), ("M0_input",)),

@@ -60,7 +60,9 @@ def _classes(spec: Spec, plan: Plan, rates: Rates) -> set[tuple[str, str]]:
         for _, cost in plan.cuts[use.site].costs:
             for op, work in cost.ops:
                 of = {kind for kind, _ in rates.kernels_s(use.segment.kind, op, work, rows)}
-                found |= {(kind, "any") for kind in of} | {(kind, rates.dtype_of(use.segment.kind, op)) for kind in of}
+                found |= {(kind, "any") for kind in of} | {
+                    (kind, rates.dtype_of(use.segment.kind, op, work)) for kind in of
+                }
     return found
 
 

@@ -112,11 +112,12 @@ def _of_eight_bits(spec: Spec, plan: Plan) -> list[str]:
     copies = max(quantised_weights(plan))
     if not copies:
         return []
+    kept = spec.precision.attention_output or spec.precision.compute
     return [
         f"memory: beside its weights a device holds those of products in {spec.precision.linear} twice, one transposed "
         f"for input gradients: {gib(copies)} at most",
-        f"memory: what attention returns is kept in {spec.precision.compute}, as its backward reads it, and quantised "
-        "again for the weight gradient behind it",
+        f"memory: what attention returns is kept in {kept}, as its backward reads it, and quantised again for the "
+        "weight gradient behind it",
     ]
 
 

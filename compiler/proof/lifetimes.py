@@ -192,10 +192,10 @@ class RankValues:
 
     def _storage(self, buffer: Buffer | None, site: str, micro_batch: int) -> Storage:
         assert buffer is not None, "a message of a program that has messages"
-        row = buffer.row_bytes
-        if not row:
+        if not buffer.row_bytes:
             return Storage(buffer.fixed_bytes, buffer.fixed_bytes, name=buffer.name)
-        return Storage(row * self.fixed_rows, row * self._rows(site, micro_batch), name=buffer.name)
+        here = buffer.bytes_at(self._rows(site, micro_batch))
+        return Storage(buffer.bytes_at(self.fixed_rows), here, name=buffer.name)
 
     def _rows(self, site: str, micro_batch: int) -> int:
         """The rows that its rank receives in a layer. A site without one receives none, and asks for none recorded."""

@@ -55,7 +55,7 @@ def tasks_of(plan: Plan, rates: Rates, rows: int) -> tuple[tuple[Task, ...], int
                     large += 1
                     continue
                 kind = kernel_class(op)
-                dtype = rates.dtype_of(segment.kind, op) if kind in FLOPS else "any"
+                dtype = rates.dtype_of(segment.kind, op, work) if kind in FLOPS else "any"
                 amount = _flops(work, rows) if kind in FLOPS else work.bytes + work.bytes_row * rows
                 tensors = {name: _sized(tensor, rows) for name, tensor in joint.tensors.items()}
                 args = _arguments(op, node.args, node.outputs, tensors)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from compiler.dtypes import is_packed
 from compiler.ir import Cost
 from compiler.ops import kernel_class
 from compiler.rates.kernel_classes import FLOPS, shape_at
@@ -73,14 +74,17 @@ class Rates:
         if of not in FLOPS:
             return ((of, moved_bytes / self.rate(of, "any", shape)),)
         flops = work.flops + work.flops_row * rows
-        core = max(flops / self.rate(of, self.dtype_of(kind, op), shape), moved_bytes / self.memory_bytes)
+        core = max(flops / self.rate(of, self.dtype_of(kind, op, work), shape), moved_bytes / self.memory_bytes)
         if self.rope and of.startswith("attention"):
             return (of, core), ("rope", moved_bytes / self.rate("rope", "any", ()))
         return ((of, core),)
 
-    def dtype_of(self, kind: str, op: str) -> str:
-        """The dtype of a product; neither gate nor head is in FP8, arXiv 2412.19437 §3.3."""
-        return self.linear if "linear" in op and kind not in ("router", "head") else self.plain
+    def dtype_of(self, kind: str, op: str, work: Cost) -> str:
+        """The dtype of a product; neither gate nor head is in FP8 (arXiv 2412.19437 §3.3), nor are layers kept high."""
+        if "linear" not in op or kind in ("router", "head"):
+            return self.plain
+        high = self.linear in ("e4m3", "e2m1") and work.dtype and not is_packed(work.dtype)
+        return self.plain if high else self.linear
 
     def rate(self, kind: str, dtype: str, shape: tuple[int, ...]) -> float:
         """FLOP/s or byte/s of a class at a shape."""

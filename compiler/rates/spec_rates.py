@@ -13,6 +13,7 @@ from compiler.rates.rates import Rates
 from compiler.rates.table import Device, Row, Table, peak_of, shipped_table, shipped_tables, with_base
 from compiler.spec_files import rate_table_of
 from compiler.topology import Experts, Fabric, Links, Nodes
+from dsl.formats import FP8, format_of
 from dsl.memory import sent_bytes
 from dsl.schema import Device as SpecDevice
 from dsl.schema import Machine, Model, Moe, Precision, Spec
@@ -53,6 +54,9 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
         said.insert(0, f"device {node.device.name} has no rate table: shares of peaks as on H100")
     if node.device.bf16 is not None and node.device.hbm is None and at.device.hbm is not None:
         said.insert(0, f"device {node.device.name} states no hbm: its memory is as fast as that of {at.device.name}")
+    form = format_of(precision)
+    if form not in (None, FP8) and form.element == FP8.element and node.device.bf16 is not None:
+        said.append(f"products in {form.name} are as fast as those of other tiles in {form.element}")
     return Rates(
         points={each: points for each, (points, _) in found.items()},
         fabric=fabric,
@@ -103,9 +107,11 @@ def _dtypes(kind: str, precision: Precision) -> tuple[str, ...]:
     """Dtypes in which a recipe runs a class. Gate, head and attention are never in FP8 (arXiv 2412.19437 §3.3)."""
     if kind not in FLOPS:
         return ("any",)
+    both = tuple(sorted({precision.linear, precision.compute}))
     if kind in ("gemm", "wgrad"):
-        return tuple(sorted({precision.linear, precision.compute}))
-    return (precision.linear,) if kind.startswith("grouped") else (precision.compute,)
+        return both
+    grouped = both if precision.high else (precision.linear,)
+    return grouped if kind.startswith("grouped") else (precision.compute,)
 
 
 def points_of(table: Table, place: Place, kind: str, dtype: str) -> tuple[tuple[Point, ...], str]:
@@ -136,6 +142,7 @@ def _place(spec: Spec, node: Machine) -> Place:
         sms=device.sms,
         bf16=device.bf16,
         fp8=device.fp8,
+        fp4=device.fp4,
         hbm=device.hbm,
         nvlink=node.nvlink,
         nic=node.nic,
@@ -168,7 +175,7 @@ def _nearest(kind: str, dtype: str) -> Iterator[tuple[str, str]]:
     classes = (kind, *INSTEAD.get(kind, ()))
     for of in classes:
         yield of, dtype
-    for other in DTYPES:
+    for other in ("e4m3", *DTYPES) if dtype == "e2m1" else DTYPES:
         for of in classes:
             yield of, other
 

@@ -50,7 +50,7 @@ Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(p
 Peak = Annotated[float, Field(ge=1, le=1e21, allow_inf_nan=False)]
 Date = Annotated[str, Field(pattern=r"^[0-9]{4}(-[0-9]{2}){0,2}$")]
 Model = TypeVar("Model", bound=BaseModel)
-Dtype = Literal["e4m3", "bf16", "fp32", "fp64", "any"]
+Dtype = Literal["e2m1", "e4m3", "bf16", "fp32", "fp64", "any"]
 
 
 class RateError(ValueError):
@@ -71,6 +71,7 @@ class Device(Entry):
     cores: Annotated[int, Field(ge=1, le=65536)] | None = None  # of a CPU, those that ranks can run on
     bf16: Peak | None = None
     fp8: Peak | None = None
+    fp4: Peak | None = None
     hbm: Peak | None = None
     nvlink: Peak | None = None
     nic: Peak | None = None
@@ -224,7 +225,9 @@ def peak_of(device: Device, kind: str, dtype: str) -> float | None:
     if kind in FLOPS:
         if device.bf16 is None:
             return None
-        return (device.fp8 or device.bf16) if dtype == "e4m3" else device.bf16 * OVER_BF16[dtype]
+        if dtype in ("e4m3", "e2m1"):
+            return (device.fp4 if dtype == "e2m1" else device.fp8) or device.fp8 or device.bf16
+        return device.bf16 * OVER_BF16[dtype]
     if kind in LINKS:
         inside, between = device.nvlink or device.nic, device.nic or device.nvlink
         return inside if kind.endswith("_node") else between

@@ -10,6 +10,12 @@ With operands of eight bits (arXiv 2412.19437, §3.3) every product reads quanti
 - what F quantised by rows, or came so from other ranks, W quantises again by columns;
 - what attention returns has scales that are powers of two, as rows on their way to experts have: in tiles of columns
   their numbers are the same then, but for those that become too small for eight bits.
+
+E4M3 in FP32 scales has ops and kernels of its own. In other formats (dsl/formats.py) columns are not made of what F
+quantised by rows but of the values themselves, as NVIDIA's recipes have it (arXiv 2506.08027, 2509.25149): by F, where
+the backward does not have the value anyway; and the input of a SwiGLU is kept as it is. `columns` in `stored` says how.
+
+What attention returns may be kept in twelve bits: both its own backward and the weight gradient behind it read that.
 """
 
 from __future__ import annotations
@@ -40,7 +46,35 @@ def in_storage(joint: Joint) -> Joint:
     """The joint graph with values as its segment stores them."""
     stored = dict(joint.segment.stored)
     joint = _sent(joint, {name: dtype for name, dtype in stored.items() if name in joint.tensors})
-    return _Products(joint, stored["operands"], stored["weights"]).rewritten() if "operands" in stored else joint
+    if "attention_output" in stored:
+        joint = _kept_in(joint, stored["attention_output"])
+    if "operands" not in stored:
+        return joint
+    how = tuple(word for role, word in joint.segment.stored if role == "columns")
+    return _Products(joint, stored["operands"], stored["weights"], how).rewritten()
+
+
+def _kept_in(joint: Joint, dtype: str) -> Joint:
+    """The joint graph whose backward reads what attention returns from a copy in `dtype`; I and W widen it apart."""
+    where = phases(joint)
+    value = next(
+        node.outputs[0] for index, node in enumerate(joint.nodes) if node.op in ATTENTION and where[index] == "F"
+    )
+    kept, tensors, nodes = f"{value}_kept", dict(joint.tensors), list[Node]()
+    for index, node in enumerate(joint.nodes):
+        if where.get(index, "F") != "F" and value in node.reads:
+            again = f"{value}_{where[index]}"
+            if again not in tensors:
+                nodes.append(Node("dequantise", (kept,), (again,)))
+                tensors[again] = tensors[value]
+            node = replace(node, args=tuple(again if arg == value else arg for arg in node.args))
+        nodes.append(node)
+        if value in node.outputs:
+            nodes.append(Node("quantise", (value,), (kept,)))
+    if len(nodes) == len(joint.nodes) + 1:  # the backward computes it again
+        return joint
+    tensors[kept] = replace(tensors[value], dtype=dtype)
+    return replace(joint, nodes=tuple(nodes), tensors=tensors, early=(*joint.early, kept))
 
 
 def _sent(joint: Joint, dtypes: dict[str, str]) -> Joint:
@@ -64,21 +98,22 @@ def _sent(joint: Joint, dtypes: dict[str, str]) -> Joint:
 
 
 class _Products:
-    """A joint graph on its way to products of eight bits."""
+    """A joint graph on its way to products of few bits."""
 
-    def __init__(self, joint: Joint, dtype: str, weights: str) -> None:
-        self.joint, self.dtype = joint, dtype
+    def __init__(self, joint: Joint, dtype: str, weights: str, how: tuple[str, ...]) -> None:
+        self.joint, self.dtype, self.how = joint, dtype, how
+        self.form = packed_of(dtype).form
         where = phases(joint)
         backward = [joint.nodes[index] for index, phase in where.items() if phase != "F"]
         self.forward = {index for index, phase in where.items() if phase == "F"}
         self.late = {value for node in backward for value in node.outputs}
         self.wide = {value for node in backward for value in _read_wide(node)}
-        self.gates = _kept_gates(backward) - self.late
-        self.exact = {value for node in joint.nodes if node.op in ATTENTION for value in node.outputs}
+        self.gates = _kept_gates(backward) - self.late if self.form is None else set()
+        self.exact = {value for node in joint.nodes if node.op in (*ATTENTION, "dequantise") for value in node.outputs}
         self.tensors = dict(joint.tensors)
         self.tensors |= {name: replace(self.tensors[name], dtype=weights) for name in operand_weights(joint)}
         self.nodes: list[Node] = []
-        self.again = list(joint.again)
+        self.again, self.early = list(joint.again), list(joint.early)
 
     def rewritten(self) -> Joint:
         for index, node in enumerate(self.joint.nodes):
@@ -93,7 +128,7 @@ class _Products:
             self.nodes.append(replace(node, args=tuple(args)))
             for value in self.gates & set(node.outputs):
                 self._make("quantise", value, f"{value}_fp8")
-        early = tuple(f"{value}_fp8" for value in sorted(self.gates))
+        early = (*self.early, *(f"{value}_fp8" for value in sorted(self.gates)))
         return replace(self.joint, nodes=tuple(self.nodes), tensors=self.tensors, again=tuple(self.again), early=early)
 
     def _make(self, op: str, value: str, result: str) -> str:
@@ -103,17 +138,21 @@ class _Products:
             results: Sequence[str] = (result, columns) if op == "quantise_both" else (result,)
             self.nodes.append(Node(op, (value,), tuple(results)))
             for name in results:
-                by_columns = name == columns or op == "requantise"
-                dtype = self._dtype(value)
+                by_columns = name == columns or op in ("requantise", "quantise_columns")
+                dtype = self._dtype(value, op == "quantise_both", by_columns)
                 self.tensors[name] = replace(self.tensors[value], dtype=turned(dtype) if by_columns else dtype)
         return result
 
-    def _dtype(self, value: str) -> str:
+    def _dtype(self, value: str, gradient: bool, by_columns: bool) -> str:
         """The dtype of a value in tiles of rows: the one it came in, or else that of operands."""
         if is_packed(self.tensors[value].dtype):
             return self.tensors[value].dtype
         of = packed_of(self.dtype)
-        return str(Packed(of.element, of.rows, of.columns, pow2=value in self.exact))
+        if self.form is None:
+            return str(Packed(of.element, of.rows, of.columns, ("pow2",) * (value in self.exact)))
+        wanted = {"columns": by_columns, "hadamard": by_columns, "stochastic": gradient}
+        how = tuple(word for word in ("columns", *self.how) if wanted[word])
+        return str(Packed(of.element, of.rows, of.columns, how))
 
     def _operand(self, value: str) -> str:
         """The value as a product of the forward, or one that is computed again, reads it."""
@@ -126,6 +165,11 @@ class _Products:
 
     def _kept(self, value: str) -> str:
         """The value as a weight gradient reads it."""
+        if self.form is not None:
+            columns = self._make("quantise_columns", value, f"{value}_columns")
+            if value not in self.wide and value not in self.late and columns not in self.early:
+                self.early.append(columns)
+            return columns
         if value in self.wide and value not in self.late and not is_packed(self.tensors[value].dtype):
             rows = self._make("quantise", value, f"{value}_fp8_again")
         else:

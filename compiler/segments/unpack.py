@@ -11,7 +11,9 @@ C columns · N out, K in:
   `w_scales_t`, both transposed. A device makes them of its parameters after each step of the optimizer.
 
 The op of `linear` is `linear_fp8` then, which takes data and scales for each such operand. What quantises is told
-whether scales are powers of two. This is the last pass: signatures, buffers, text and calls are of what it leaves.
+whether scales are powers of two. Of another format (dsl/formats.py) the name of an op has the format's, and a value may
+be more than two tensors: `runtime.ops.formats` says which. A weight whose gradient is rounded stochastically has a key
+`w_key` beside its tensors. This is the last pass: signatures, buffers, text and calls are of what it leaves.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from compiler.dtypes import SCALES, flat_tensors, is_packed, packed_of, tiles_of
+from compiler.dtypes import SCALES, Packed, flat_tensors, is_packed, packed_of, tiles_of
 from compiler.ir import Buffer, Quantised
 from compiler.ops import Tensor
 from compiler.segments.joint import Constant, Given, Joint, Node
@@ -54,10 +56,16 @@ def unpacked(joint: Joint) -> Joint:
             if not isinstance(arg, str):
                 args.append(arg)
             elif arg in weights:
-                data, scales, data_t, scales_t = (each.name for each in weights[arg].tensors)
-                args += (data_t, scales_t) if suffix == "_dgrad" else (data, scales)
+                names = [each.name for each in weights[arg].tensors]
+                count = len(names) // 2  # the key may follow
+                args += names[count : 2 * count] if suffix == "_dgrad" else names[:count]
             else:
                 args += parts(arg)
+        packed = [packed_of(dtype) for v in (*node.reads, *node.outputs) if is_packed(dtype := joint.tensors[v].dtype)]
+        form = next((of.form for of in packed if of.form), None)
+        if form is not None:
+            op = f"{node.op}_{form.name}" if "quantise" in node.op else f"{base}_{form.name}{suffix}"
+            return Node(op, (*args, *_manner(joint, node)), all_parts(node.outputs))
         eight_bits = any(is_packed(joint.tensors[value].dtype) for value in node.reads)
         op = f"{base}_fp8{suffix}" if eight_bits and base != "requantise" else node.op
         return Node(op, (*args, *_exactness(joint, node)), all_parts(node.outputs))
@@ -80,7 +88,11 @@ def unpacked(joint: Joint) -> Joint:
             inputs=all_parts(joint.inputs),
             tangents=all_parts(joint.tangents),
         ),
-        columns=frozenset(name for name in tensors if name.endswith(SCALES) and name.removesuffix(SCALES) in flat),
+        columns=frozenset(
+            f"{name}{SCALES}"
+            for name in flat
+            if is_packed(dtype := joint.tensors[name].dtype) and packed_of(dtype).form is None
+        ),
     )
 
 
@@ -93,17 +105,47 @@ def _exactness(joint: Joint, node: Node) -> tuple[bool, ...]:
     return (pow2,)
 
 
+def _manner(joint: Joint, node: Node) -> tuple[bool | str, ...]:
+    """What a node that quantises to a format is told: whether columns are transformed, and the key of its weight."""
+    if node.op not in ("quantise_columns", "quantise_both"):
+        return ()
+    how = packed_of(joint.tensors[node.outputs[-1]].dtype).how
+    if "stochastic" not in how:
+        return ("hadamard" in how,)
+    (rows, _), reads = node.outputs, (each for each in joint.nodes if each.op.endswith("_dgrad"))
+    weight = next(each.reads[1] for each in reads if each.reads[0] == rows)
+    return "hadamard" in how, f"{weight}_key"
+
+
 def quantised(joint: Joint) -> tuple[Quantised, ...]:
-    """The parameters that products read in eight bits, and the tensors that hold them so."""
-    return tuple(Quantised(name, _tensors(name, joint.tensors[name])) for name in operand_weights(joint))
+    """The parameters that products read in few bits, and the tensors that hold them so."""
+    keyed = ("columns", "stochastic") in joint.segment.stored
+    return tuple(
+        Quantised(
+            name, _tensors(name, joint.tensors[name]) + ((Buffer(f"{name}_key", (3,), "int64"),) if keyed else ())
+        )
+        for name in operand_weights(joint)
+    )
 
 
 def _tensors(name: str, weight: Tensor) -> tuple[Buffer, ...]:
     of, (*experts, N, K) = packed_of(weight.dtype), weight.shape
+    if of.form is not None:
+        return _tensors_in(of, name, weight)
     rows, columns = tiles_of(N, of.rows), tiles_of(K, of.columns)
     return (
         Buffer(f"{name}_fp8", (*experts, N, K), of.element),
         Buffer(f"{name}_scales", (*experts, rows, columns), "float32"),
         Buffer(f"{name}_fp8_t", (*experts, K, N), of.element),
         Buffer(f"{name}_scales_t", (*experts, columns, rows), "float32"),
+    )
+
+
+def _tensors_in(of: Packed, name: str, weight: Tensor) -> tuple[Buffer, ...]:
+    """A weight in a format, and the transposed weight, which is quantised by itself: `up_mxfp8`, `up_scales`."""
+    *experts, N, K = weight.shape
+    return tuple(
+        Buffer(f"{name}{each.suffix or f'_{of.element}'}{end}", each.shape, each.dtype)
+        for extents, end in (((N, K), ""), ((K, N), "_t"))
+        for each in flat_tensors((*experts, *extents), weight.dtype)
     )

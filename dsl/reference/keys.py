@@ -44,7 +44,10 @@ ABOUT = {
     "E0704": ("train.rate",),
     "E0812": ("cluster.node.device.memory",),
     "E0910": ("model.attention.query_rank", "model.attention.kv_rank", "model.attention.heads"),
+    "E0920": ("precision.high",),
+    "E0921": ("precision.linear", "precision.dispatch", "precision.combine"),
     "E1001": ("precision",),
+    "E1006": ("precision", "precision.linear", "precision.attention_output"),
     "E1005": ("data.tokenizer",),
 }
 

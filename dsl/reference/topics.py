@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from dsl import vocabulary
+from dsl.canonical import INDENT, block_lines
 from dsl.codes import CODES, RETIRED
 from dsl.lessons import COMMAND, Example, lesson
 from dsl.reference.keys import Block, Key, blocks, keys, plain, related, told_at
 from dsl.reference.words import BATCH, FAMILIES, WORDS, Unit, Word, family, unit
-from dsl.resolve.fields import fields_of
-from dsl.schema import BUILT_IN, Precision
+from dsl.schema import BUILT_IN, RECIPES
 
 WIDTH = 100
 MAX_RELATED = 8
@@ -127,6 +127,7 @@ def _block(block: Block, others: tuple[str, ...]) -> Topic:
     facts: list[tuple[str, tuple[str, ...]]] = [("written", (f"{block.head} {{ … }}",))]
     facts += [("default", (_bare(itself.default),))] if itself and itself.default else []
     facts += [("keys", listed)]
+    facts += [("built in", _columns(tuple(RECIPES.items())))] if block.path == "precision" else []
     facts += [("rules", _rules(itself.codes))] if itself and itself.codes else []
     inner = tuple(each.path for each in blocks() if each.path.startswith(f"{block.path}."))
     return Topic("block", block.path, block.meaning, "", tuple(facts), (("example", sample(block)),), (*others, *inner))
@@ -233,11 +234,15 @@ def _choices(word: str) -> Iterator[Topic]:
 
 
 def _precision(name: str) -> Topic:
-    built = BUILT_IN[name]
-    roles = tuple((role, str(getattr(built, role))) for role in fields_of(Precision) if role != "name")
-    facts = (("roles", _columns(tuple((role, dtype) for role, dtype in roles if dtype != "None"))),)
+    written = [line.text.removeprefix(INDENT) for line in block_lines("precision", BUILT_IN[name])][1:-1]
     return Topic(
-        "precision", name, "a built-in precision", "", facts, (("example", f"precision = {name}"),), ("precision",)
+        "precision",
+        name,
+        f"a built-in precision; {RECIPES[name]}",
+        "",
+        (("says", tuple(written)),),
+        (("example", f"precision = {name}"),),
+        ("precision",),
     )
 
 

@@ -10,7 +10,7 @@ from dsl.diagnostics import Diagnostic, Note, listed
 from dsl.parser import MAX_DEPTH
 from dsl.resolve.files import Definitions
 from dsl.resolve.merge import merge
-from dsl.schema import BUILT_IN, Tile
+from dsl.schema import BUILT_IN, Node, Tile
 from dsl.source import Span
 from dsl.syntax import Attribute, Block, Let, Number, Phrase, Word
 from dsl.units import Quantity
@@ -109,17 +109,24 @@ class Context:
 
 def _built_in(name: str, used: Span) -> Block:
     """A precision of the language as a block: what extends it is where its values are written."""
-    word = Word("precision", used)
-    roles = ((role, value) for role, value in BUILT_IN[name] if value is not None and role != "name")
-    body = tuple(Attribute(Word(role, used), Phrase((_written(value, used),), used), used) for role, value in roles)
-    return Block(word, (Word(name, used),), None, body, used)
+    return Block(Word("precision", used), (Word(name, used),), None, _body(BUILT_IN[name], used), used)
 
 
-def _written(value: str | int | Tile, used: Span) -> Word | Number:
-    """A dtype, a number or a tile as it would be written."""
-    if isinstance(value, str):
-        return Word(value, used)
-    return Number(f"{value.rows}x{value.columns}" if isinstance(value, Tile) else str(value), used)
+def _body(node: Node, used: Span) -> tuple[Attribute | Block, ...]:
+    """The statements that say a node."""
+    return tuple(_statement(Word(key, used), value) for key, value in node if value is not None and key != "name")
+
+
+def _statement(key: Word, value: str | bool | int | Tile | Node) -> Attribute | Block:
+    """A key with its dtype, number, tile or block, as it would be written."""
+    used = key.span
+    if isinstance(value, Node) and not isinstance(value, Tile):
+        return Block(key, (), None, _body(value, used), used)
+    if isinstance(value, (str, bool)):
+        said: Word | Number = Word(str(value).lower(), used)
+    else:
+        said = Number(f"{value.rows}x{value.columns}" if isinstance(value, Tile) else str(value), used)
+    return Attribute(key, Phrase((said,), used), used)
 
 
 def suggest(word: str, words: Iterable[str], kind: str = "") -> str:

@@ -57,17 +57,19 @@ RULES: tuple[Row, ...] = (
     (("train.rate", "train.tokens"), phases.rate_covers),
     (("model.attention.head_dim",), model.even_rope),
     (("model.mtp.depth",), model.one_mtp),
-    (tuple(f"precision.{role}" for role in precision.WIDE_ROLES), precision.eight_bits_have_a_role),
+    (tuple(f"precision.{role}" for role in precision.ALL_ROLES), precision.few_bits_have_a_role),
     ((*FP8, "precision.dispatch", "precision.combine"), precision.tiles_are_given),
     ((*FP8, "model.hidden", "model.attention", f"{LAYERS}.ffn.inner"), precision.operands_are_read_whole),
     ((*FP8, "precision.promote"), precision.sums_are_promoted),
+    (("precision.linear", "precision.high", f"{LAYERS}.last"), precision.some_layers_are_not_high),
+    (("precision",), precision.scales_are_those_of_a_format),
     (("recompute", "model.name", "model.attention", f"{LAYERS}.ffn.shared"), precision.recomputed_ops_exist),
     (
         (
             "unfused",
             "model.name",
             f"{LAYERS}.ffn.kind",
-            *(f"precision.{key}" for key in ("name", "linear", "dispatch")),
+            *(f"precision.{key}" for key in ("name", "linear", "scale", "dispatch")),
         ),
         precision.unfused_ops_exist,
     ),
@@ -89,7 +91,7 @@ RULES: tuple[Row, ...] = (
 )
 checked_paths(*(read for reads, _ in RULES for read in reads))
 
-REFUSALS: tuple[Rule, ...] = (training.trains_in_a_built_in_precision,)
+REFUSALS: tuple[Rule, ...] = (training.trains_in_a_built_in_precision, training.has_kernels_of_the_precision)
 
 
 def check(spec: Spec, origins: Mapping[str, Span], failed: Collection[str]) -> tuple[Diagnostic, ...]:

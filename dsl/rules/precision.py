@@ -1,49 +1,113 @@
-"""FP8: which roles it is for, and the tiles of elements that share a scale (arXiv 2412.19437, §3.3)."""
+"""Dtypes of few bits: which roles each is for, and the tiles of elements that share a scale."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsl.formats import FP8 as BLOCKS
+from dsl.formats import PRODUCTS, Format, format_of
 from dsl.rules.finding import Finding, nearest_multiple
-from dsl.schema import Gqa, Moe, Spec
+from dsl.schema import Dtype, Gqa, Moe, Precision, Spec
 
 FP8 = "e4m3"
-WIDE_ROLES = ("parameter", "compute", "accumulate", "gradients", "master", "moments")  # FP8 would lose the run
+OPERANDS = (FP8, "e2m1")  # what a linear may read beside wide dtypes
+# Few bits would lose what adds up over a run. The words are those of messages.
+ROLES: dict[Dtype, tuple[str, str, tuple[str, ...]]] = {
+    "e4m3": ("eight bits", "linear, dispatch and combine", ("linear", "dispatch", "combine")),
+    "e2m1": ("four bits", "linear", ("linear",)),
+    "e5m6": ("twelve bits", "attention_output", ("attention_output",)),
+}
+ALL_ROLES = (
+    *("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine"),
+    "attention_output",
+)
 TILED_ROLES = {"activation_tile": ("linear", "dispatch", "combine"), "weight_tile": ("linear",)}
 READ = 16  # bytes, and elements of eight bits
-TILES = {"activation_tile": "1x128", "weight_tile": "128x128"}
+TILES = {"activation_tile": {"e4m3": "1x128", "e2m1": "1x16"}, "weight_tile": {"e4m3": "128x128", "e2m1": "16x16"}}
 
 
-def eight_bits_have_a_role(spec: Spec) -> Iterator[Finding]:
+def few_bits_have_a_role(spec: Spec) -> Iterator[Finding]:
     """Operands of linears and rows on their way may have eight bits; what adds up over a run may not."""
-    for role in WIDE_ROLES:
-        if getattr(spec.precision, role) == FP8:
-            wider = "bf16" if role in ("parameter", "compute", "moments") else "fp32"
-            message = f"{role} = {FP8}: eight bits are for linear, dispatch and combine"
-            yield Finding("E0911", message, f"precision.{role}", f"write `{role} = {wider}`")
+    for role in ALL_ROLES:
+        dtype = getattr(spec.precision, role)
+        if dtype in ROLES and role not in ROLES[dtype][2]:
+            bits, where, _ = ROLES[dtype]
+            wide = role in ("parameter", "compute", "linear", "moments", "dispatch", "combine")
+            wider = spec.precision.compute if role == "attention_output" else "bf16" if wide else "fp32"
+            yield Finding(
+                "E0911", f"{role} = {dtype}: {bits} are for {where}", f"precision.{role}", f"write `{role} = {wider}`"
+            )
+    kept, compute = spec.precision.attention_output, spec.precision.compute
+    if kept not in (None, compute, *ROLES):
+        message = f"attention_output = {kept}, but attention returns {compute}"
+        yield Finding("E0911", message, "precision.attention_output", "write `attention_output = e5m6`")
 
 
 def tiles_are_given(spec: Spec) -> Iterator[Finding]:
-    """Eight bits have no range of their own: each tile brings its scale."""
+    """Few bits have no range of their own: each tile brings its scale."""
     for tile, roles in TILED_ROLES.items():
-        users = [role for role in roles if getattr(spec.precision, role) == FP8]
+        users = [(role, dtype) for role in roles if (dtype := getattr(spec.precision, role)) in OPERANDS]
         if users and getattr(spec.precision, tile) is None:
-            message = f"{users[0]} = {FP8}, but no {tile} says which elements share a scale"
-            yield Finding("E0909", message, f"precision.{users[0]}", f"add `{tile} = {TILES[tile]}`")
+            role, dtype = users[0]
+            message = f"{role} = {dtype}, but no {tile} says which elements share a scale"
+            yield Finding("E0909", message, f"precision.{role}", f"add `{tile} = {TILES[tile][dtype]}`")
+
+
+def scales_are_those_of_a_format(spec: Spec) -> Iterator[Finding]:
+    """Tiles and scales of linears are those that a format has; E4M3 with FP32 scales may have tiles of any size."""
+    precision = spec.precision
+    if precision.linear not in OPERANDS:
+        return
+    form, plain = format_of(precision), precision.linear == FP8 and precision.scale == "fp32"
+    if form is None and (precision.tensor_scale or not plain):
+        meant = max((f for f in PRODUCTS if f.element == precision.linear), key=lambda f: _alike(f, precision))
+        wanted = zip(("activation_tile", "weight_tile", "scale", "tensor_scale"), meant.keys[1:], strict=True)
+        message = f"linear = {precision.linear} has tiles and scales that no format has"
+        hint = f"those of {meant.name} are `{', '.join(f'{key} = {_written(value)}' for key, value in wanted)}`"
+        yield Finding("E0921", message, "precision.linear", hint)
+    for role in ("dispatch", "combine"):
+        if form not in (None, BLOCKS) and getattr(precision, role) == FP8:
+            message = f"{role} = {FP8}, but linear is in {form.name}: only blocks of FP8 are sent so"
+            yield Finding("E0921", message, f"precision.{role}", f"write `{role} = {precision.compute}`")
+
+
+def _alike(form: Format, precision: Precision) -> int:
+    """How many keys of a precision are those of a format."""
+    tiles = ((t.rows, t.columns) if t else None for t in (precision.activation_tile, precision.weight_tile))
+    found = (precision.linear, *tiles, precision.scale, precision.tensor_scale)
+    return sum(a == b for a, b in zip(form.keys, found, strict=True))
+
+
+def _written(value: object) -> str:
+    """A value of a format as it is written."""
+    return f"{value[0]}x{value[1]}" if isinstance(value, tuple) else str(value).lower()
+
+
+def some_layers_are_not_high(spec: Spec) -> Iterator[Finding]:
+    """A linear of few bits is in some layer."""
+    precision, layers = spec.precision, spec.model.num_layers
+    high = precision.high
+    if high and precision.linear in OPERANDS and high.first + high.last >= layers:
+        message = (
+            f"high = {high.first} first and {high.last} last of {layers} layers: no linear is in {precision.linear}"
+        )
+        hint = "take a precision with `linear = bf16`, or fewer layers in `high`"
+        yield Finding("E0920", message, "precision.high", hint, (("the model", "model"),))
 
 
 def operands_are_read_whole(spec: Spec) -> Iterator[Finding]:
-    """Products read 16 elements of eight bits at a time, or all of a narrower tile; only widths that a linear sums over
+    """Products read 16 elements of few bits at a time, or all of a narrower tile; only widths that a linear sums over
     count."""
-    precision = spec.precision
-    if precision.linear != FP8:
+    precision, linear = spec.precision, spec.precision.linear
+    if linear not in OPERANDS:
         return
     read = min((READ, *(tile.columns for name in TILES if (tile := getattr(precision, name)) is not None)))
     for what, factor, width, at in _summed_widths(spec):
         if width % read:
             value = width // factor
             near = next(each for each in _outwards(value) if each * factor % read == 0)
-            message = f"{what} = {width:,} is no multiple of {read}, and linear = {FP8} reads {read} elements at a time"
+            reads = f"linear = {linear} reads {read} elements at a time"
+            message = f"{what} = {width:,} is no multiple of {read}, and {reads}"
             note = ("the dtype is given here", "precision.linear")
             yield Finding("E0910", message, at, f"write `{at.rpartition('.')[2]} = {near}`", (note,))
 
@@ -105,7 +169,9 @@ def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
     """What is left apart would be one kernel: ops of MoE layers, and those whose result is multiplied or sent in eight
     bits. Rows in eight bits that come back alone are read as they are."""
     no_moe = not any(isinstance(span.ffn, Moe) for span in spec.model.layers)
-    packed = spec.precision.linear == FP8 or (spec.precision.dispatch == FP8 and not no_moe)
+    packed = (spec.precision.linear == FP8 and spec.precision.scale == "fp32") or (
+        spec.precision.dispatch == FP8 and not no_moe
+    )
     absent = {"route": no_moe, "join": no_moe, "quantise": not packed}
     lost = [name for name in spec.unfused if absent.get(name)]
     if lost:

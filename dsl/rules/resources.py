@@ -10,6 +10,7 @@ from dsl.rules.finding import Finding, nearest_multiple
 from dsl.schema import Device, Spec
 from dsl.stages import is_folded, is_mirrored
 
+PEAKS_OF = {"e4m3": ("fp8", 2), "e2m1": ("fp4", 4)}  # the key of a device, and how often its BF16 peak that is
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
 
 
@@ -30,11 +31,16 @@ def compute_keeps_sms(spec: Spec) -> Iterator[Finding]:
 
 
 def devices_have_the_precision(spec: Spec) -> Iterator[Finding]:
-    """Linears in FP8 run on devices that multiply in it. A device without any peak stands for it in software."""
+    """Linears in FP8 or FP4 run on devices that multiply in it. A device without any peak does so in software."""
+    linear = spec.precision.linear
+    if linear not in PEAKS_OF:
+        return
+    key, times = PEAKS_OF[linear]
     for path, device in _devices(spec):
-        if spec.precision.linear == "e4m3" and device.bf16 is not None and device.fp8 is None:
-            message = f"linear = e4m3, but device {device.name} has no fp8 peak: it does not multiply in it"
-            hint = f"take a precision with `linear = bf16`, or state its peak: `fp8 = {device.bf16 * 2 / 1e12:g}TFLOPS`"
+        if device.bf16 is not None and getattr(device, key) is None:
+            message = f"linear = {linear}, but device {device.name} has no {key} peak: it does not multiply in it"
+            peak = f"{key} = {device.bf16 * times / 1e12:g}TFLOPS"
+            hint = f"take a precision with `linear = bf16`, or state its peak: `{peak}`"
             yield Finding("E0916", message, path, hint, (("the precision", "precision.linear"),))
 
 

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsl.formats import E5M6, FP8, Format, format_of
 from dsl.rules.finding import Finding
+from dsl.rules.precision import OPERANDS
 from dsl.schema import BUILT_IN, Precision, Spec
 
 ROLES = ("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine")
-TILES = ("activation_tile", "weight_tile", "promote")  # of a recipe whose linears have eight bits
-RECIPES = ("bf16", "fp32", "fp64", "fp8_block")  # of those that a precision is equally far from, the first is named
+TILES = ("activation_tile", "weight_tile", "scale", "tensor_scale")  # what makes a format, with `linear`
+# Of those that a precision is equally far from, the first is named.
+RECIPES = ("bf16", "fp32", "fp64", "fp8_block", "mxfp8", "nvfp4")
+WORDS = "fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4"
 
 
 def trains_in_a_built_in_precision(spec: Spec) -> Iterator[Finding]:
-    """One of the built-in recipes, or one that equals it, or does but for the dtype of moments or master weights."""
+    """One of the built-in recipes, or one that equals it, or differs in what may be chosen."""
     found = {name: _differing(spec.precision, BUILT_IN[name]) for name in RECIPES}
     nearest = min(RECIPES, key=lambda name: len(found[name]))
     if not found[nearest]:
         return
     message = f"precision {spec.precision.name} has {', '.join(found[nearest])}; training runs in {WORDS}"
     yield Finding("E1001", message, "precision", f"write `precision = {nearest}`")
-
-
-WORDS = "fp64, fp32, bf16 or fp8_block"
 
 
 def _differing(precision: Precision, recipe: Precision) -> list[str]:
@@ -35,7 +36,36 @@ def _differing(precision: Precision, recipe: Precision) -> list[str]:
         differing.pop("moments", None)
     if recipe.parameter == precision.master == "bf16":
         differing.pop("master", None)
+    if format_of(precision) not in (None, FP8) and precision.dispatch == precision.compute:
+        differing.pop("dispatch", None)
     words = [f"{role} in {dtype}" for role, dtype in differing.items()]
-    if recipe.linear == "e4m3":
-        words += [f"another {key}" for key in TILES if getattr(precision, key) != getattr(recipe, key)]
-    return words
+    return [*words, *_of_few_bits(precision, recipe, format_of(precision))] if recipe.linear in OPERANDS else words
+
+
+def _of_few_bits(precision: Precision, recipe: Precision, form: Format | None) -> Iterator[str]:
+    """What products in few bits do not do. With FP8's own ops gradients are rounded to nearest and not transformed."""
+    of_recipe = format_of(recipe)
+    assert of_recipe, "a built-in recipe has a format"
+    if form is None or form.scale != of_recipe.scale:
+        yield from (f"another {key}" for key in TILES if getattr(precision, key) != getattr(recipe, key))
+    if form == FP8:
+        yield from ("another promote",) if precision.promote != recipe.promote else ()
+        yield from ("stochastic gradients",) if precision.gradient_rounding == "stochastic" else ()
+        yield from ("hadamard",) if precision.hadamard else ()
+
+
+def has_kernels_of_the_precision(spec: Spec) -> Iterator[Finding]:
+    """An accelerator runs kernels, of which formats other than blocks of FP8 have none; a CPU the reference ops."""
+    precision = spec.precision
+    form = format_of(precision) if precision.linear in OPERANDS else None
+    device = next((each for each in spec.cluster.devices if each.bf16 is not None), None)
+    if device is None:
+        return
+    if form not in (None, FP8):
+        message = f"device {device.name} would run linears in {form.name}, and no kernel multiplies in it yet"
+        hint = "write `precision = fp8_block`, or train on a cluster of CPUs"
+        yield Finding("E1006", message, "precision.linear", hint)
+    if precision.attention_output == E5M6.element:
+        message = f"device {device.name} would keep attention_output in e5m6, and no kernel does that yet"
+        hint = "leave attention_output out, or train on a cluster of CPUs"
+        yield Finding("E1006", message, "precision.attention_output", hint)

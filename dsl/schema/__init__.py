@@ -4,7 +4,7 @@ from dsl.schema.base import Choices, Derived, FilePath, Node, Phase, Strict, Syn
 from dsl.schema.cluster import Cluster, Device, Machine, More
 from dsl.schema.model import Balance, Dense, Gqa, HeadDim, LayerRange, Mla, Model, Moe, Mtp, Rope
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Optimizer, StateTensor
-from dsl.schema.precision import BUILT_IN, Dtype, Precision, Tile
+from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
 from dsl.schema.run import (
     Batch,
     Checkpoint,
@@ -22,6 +22,7 @@ from dsl.schema.run import (
 __all__ = [
     "BUILT_IN",
     "OPTIMIZERS",
+    "RECIPES",
     "AdamW",
     "AnyOptimizer",
     "Balance",
@@ -37,6 +38,7 @@ __all__ = [
     "FilePath",
     "Gqa",
     "HeadDim",
+    "High",
     "LayerRange",
     "Machine",
     "Mla",
@@ -51,6 +53,7 @@ __all__ = [
     "Precision",
     "RatePhase",
     "Rope",
+    "Scale",
     "Schedule",
     "Sm",
     "Spec",

@@ -33,6 +33,9 @@ class Device(Node):
     fp8: Annotated[FlopRate, OF_DATA_SHEET, Field(description="peak dense FP8 rate", examples=["fp8 = 1979TFLOPS"])] = (
         None
     )
+    fp4: Annotated[FlopRate, Field(description="peak dense FP4 rate; none by default", examples=["fp4 = 9PFLOPS"])] = (
+        None
+    )
     cores: Annotated[
         int | None, Field(ge=1, le=65536, description="CPU cores of this device", examples=["cores = 1"])
     ] = None

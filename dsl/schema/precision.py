@@ -8,13 +8,30 @@ from pydantic import Field
 
 from dsl.schema.base import Choices, Node, Syntax
 
-Dtype = Literal["fp64", "fp32", "bf16", "e4m3"]
+Dtype = Literal["fp64", "fp32", "bf16", "e4m3", "e2m1", "e5m6"]
+Scale = Literal["fp32", "e8m0", "e4m3"]
+Rounding = Literal["nearest", "stochastic"]
 DTYPES = Choices(
     {
         "fp64": "64-bit float",
         "fp32": "32-bit float",
         "bf16": "16 bits: the range of fp32 with 8 bits of precision",
         "e4m3": "8 bits: 4 of exponent, 3 of fraction; elements of a tile share a scale",
+        "e2m1": "4 bits: 2 of exponent, 1 of fraction; elements of a tile share a scale",
+        "e5m6": "12 bits: 5 of exponent, 6 of fraction; elements of a tile share a scale",
+    }
+)
+SCALES = Choices(
+    {
+        "fp32": "any scale, in 4 bytes",
+        "e8m0": "a power of two, in a byte; rounded up, so that nothing saturates",
+        "e4m3": "8 bits with 3 of fraction, relative to the tensor's own scale",
+    }
+)
+ROUNDINGS = Choices(
+    {
+        "nearest": "to the nearest number, of two as near to the even one",
+        "stochastic": "up or down at random, so that the mean is exact",
     }
 )
 
@@ -24,6 +41,15 @@ class Tile(Node):
 
     rows: Annotated[int, Field(ge=1, le=1024, description="rows of a tile")]
     columns: Annotated[int, Field(ge=1, le=1024, description="columns of a tile")]
+
+
+class High(Node):
+    """Layers at both ends of the model whose linears stay in the dtype of `compute`, and with the last ones MTP's."""
+
+    first: Annotated[
+        int, Field(ge=0, le=4096, description="how many layers at the beginning", examples=["first = 1"])
+    ] = 0
+    last: Annotated[int, Field(ge=0, le=4096, description="how many layers at the end", examples=["last = 1"])] = 0
 
 
 class Precision(Node):
@@ -62,6 +88,44 @@ class Precision(Node):
     weight_tile: Annotated[
         Tile | None, Field(description="elements of a weight that share a scale", examples=["weight_tile = 128x128"])
     ] = None
+    scale: Annotated[Scale, SCALES, Field(description="dtype of the scale of a tile", examples=["scale = e8m0"])] = (
+        "fp32"
+    )
+    tensor_scale: Annotated[
+        bool,
+        Field(
+            description="whether each tensor has an FP32 scale that the scales of its tiles are relative to",
+            examples=["tensor_scale = true"],
+        ),
+    ] = False
+    gradient_rounding: Annotated[
+        Rounding,
+        ROUNDINGS,
+        Field(
+            description="how gradients are rounded to the dtype of linear", examples=["gradient_rounding = stochastic"]
+        ),
+    ] = "nearest"
+    hadamard: Annotated[
+        bool,
+        Field(
+            description="whether both inputs of a weight gradient are transformed first, in blocks of 16 rows",
+            examples=["hadamard = true"],
+        ),
+    ] = False
+    high: Annotated[
+        High | None,
+        Field(
+            description="layers whose linears stay in the dtype of compute", examples=["high { first = 1, last = 1 }"]
+        ),
+    ] = None
+    attention_output: Annotated[
+        Dtype | None,
+        DTYPES,
+        Field(
+            description="what attention returns, as it is kept for the backward; by default that of compute",
+            examples=["attention_output = e5m6"],
+        ),
+    ] = None
     promote: Annotated[
         int | None,
         Field(
@@ -71,8 +135,10 @@ class Precision(Node):
 
     @property
     def row_alignment(self) -> int:
-        """What the rows that an expert receives are padded to a multiple of: a tile of 128 rows, which have one scale
-        in weight gradients of eight bits, or 8, of which a column has 16 bytes in BF16."""
+        """What the rows that an expert receives are padded to a multiple of: a tile of rows, which have one scale in
+        weight gradients of few bits, 128 in blocks of FP8; or 8, of which a column has 16 bytes in BF16."""
+        if self.scale != "fp32" and self.activation_tile is not None:
+            return self.activation_tile.columns
         return {"e4m3": 128, "bf16": 8}.get(self.linear, 1)
 
 
@@ -99,9 +165,35 @@ BUILT_IN = {
         name="fp8_block",
         linear="e4m3",
         dispatch="e4m3",
-        activation_tile=Tile(rows=1, columns=128),
-        weight_tile=Tile(rows=128, columns=128),
+        activation_tile=Tile.model_construct(rows=1, columns=128),
+        weight_tile=Tile.model_construct(rows=128, columns=128),
         promote=128,
         moments="bf16",
     ),
+    "mxfp8": Precision.model_construct(
+        name="mxfp8",
+        linear="e4m3",
+        activation_tile=Tile.model_construct(rows=1, columns=32),
+        weight_tile=Tile.model_construct(rows=1, columns=32),
+        scale="e8m0",
+    ),
+    "nvfp4": Precision.model_construct(
+        name="nvfp4",
+        linear="e2m1",
+        activation_tile=Tile.model_construct(rows=1, columns=16),
+        weight_tile=Tile.model_construct(rows=16, columns=16),
+        scale="e4m3",
+        tensor_scale=True,
+        gradient_rounding="stochastic",
+        hadamard=True,
+        high=High.model_construct(first=1, last=1),
+    ),
+}
+RECIPES = {
+    "fp64": "64-bit floats throughout",
+    "fp32": "32-bit floats throughout",
+    "bf16": "activations, weights and their products in BF16; master weights, gradients and moments in FP32",
+    "fp8_block": "DeepSeek-V3's: products in E4M3, a scale for each 1x128 of activations and 128x128 of weights",
+    "mxfp8": "OCP's and NVIDIA's: products in E4M3, for each 1x32 a scale that is a power of two",
+    "nvfp4": "NVIDIA's: products in E2M1, for each 1x16 (16x16 of weights) a scale in E4M3, and one for the tensor",
 }

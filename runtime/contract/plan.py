@@ -275,13 +275,16 @@ class Bias:
 
 @dataclass(frozen=True)
 class Quantised:
-    """A tensor that products read in eight bits, of which a rank holds a copy of them after each step of the optimizer.
+    """A tensor that products read in few bits, of which a rank holds a copy of them after each step of the optimizer.
 
-    `kernel`: the file that makes it on CUDA, if there is one.
+    `op` makes it, on CUDA the kernel in the file `kernel`, if there is one. The names of its tensors are that of the
+    tensor and the `suffixes`, in the order in which the op returns them; the last may be a key of random numbers.
     """
 
     tensor: Name
+    op: Name
     kernel: Name | None
+    suffixes: tuple[Name, ...]
 
 
 # ---------------------------------------------------------------- predicted, for people

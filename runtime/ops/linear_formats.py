@@ -38,16 +38,16 @@ def _casts(form: Format) -> tuple[Op, ...]:
         """x_RC -> planes of x_CR, as a weight gradient reads them."""
         return packed((hadamard(x_RC) if transform else x_RC).t(), form, form.tile)
 
-    def quantise_both(dy_RC: Tensor, transform: bool = False, key: Tensor | None = None, salt: int = 0) -> Planes:
+    def quantise_both(dy_RC: Tensor, transform: bool = False, key: Tensor | None = None) -> Planes:
         """dy_RC -> planes by rows, planes of dy_CR: a gradient as an input's and a weight's product read it.
 
-        key: seed and step (int64), salt: which tensor of a layer; without a key numbers are rounded to nearest.
+        key: seed, step and tensor (int64 [3]); without one numbers are rounded to nearest.
         """
         if key is None:
             return *quantise(dy_RC), *quantise_columns(dy_RC, transform)
         summed_RC = hadamard(dy_RC) if transform else dy_RC
-        by_rows = packed(dy_RC, form, form.tile, thresholds(dy_RC, key, 2 * salt))
-        return *by_rows, *packed(summed_RC.t(), form, form.tile, thresholds(summed_RC, key, 2 * salt + 1).t())
+        by_rows = packed(dy_RC, form, form.tile, thresholds(dy_RC, key))
+        return *by_rows, *packed(summed_RC.t(), form, form.tile, thresholds(dy_RC, key, salt=1).t())
 
     def quantise_blocks(w_NK: Tensor) -> Planes:
         """w_NK, or of experts [E, N, K] -> planes, planes of the transposed weight."""

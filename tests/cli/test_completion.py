@@ -84,7 +84,7 @@ def test_keys_and_codes(complete) -> None:  # type: ignore[no-untyped-def]
     assert complete("check", "-s", "parallel.pi") == ["parallel.pipeline="]
     assert complete("train", "--set", "train.ste") == ["train.steps="]
     assert complete("check", "-s", "schedule.name", "=", "zb") == ["zb1p", "zbv"]
-    assert complete("check", "-s", "precision", "=") == ["fp64", "fp32", "bf16"]
+    assert complete("check", "-s", "precision", "=") == ["fp64", "fp32", "bf16", "fp8_block", "mxfp8", "nvfp4"]
     assert complete("show", "one.dsc", "parallel.d") == ["parallel.data"]
     assert complete("explain", "E080") == [code for code in CODES if code.startswith("E080")]
 

@@ -26,8 +26,12 @@ def refusals(folder: Path, block: str) -> list[tuple[str, str]]:
     "block",
     [
         *("{ }", "extends fp32 { }", "extends fp64 { }"),
+        "{ master = bf16, moments = bf16 }",
         *("{ moments = bf16 }", "extends fp32 { moments = bf16 }", "extends bf16 { master = fp32, moments = bf16 }"),
         *("extends fp8_block { }", "extends fp8_block { moments = fp32 }"),
+        *("extends mxfp8 { }", "extends mxfp8 { gradient_rounding = stochastic, moments = bf16 }"),
+        *("extends nvfp4 { }", "extends nvfp4 { hadamard = false, high { first = 0, last = 2 } }"),
+        *("extends fp8_block { activation_tile = 128x128, dispatch = bf16 }", "{ attention_output = e5m6 }"),
     ],
 )
 def test_what_trains(block: str, tmp_path: Path) -> None:
@@ -40,18 +44,20 @@ def test_what_trains(block: str, tmp_path: Path) -> None:
         ("extends fp64 { moments = bf16 }", "moments in bf16", "fp64"),
         ("extends fp64 { moments = fp32 }", "moments in fp32", "fp64"),
         ("extends fp32 { moments = fp64 }", "moments in fp64", "fp32"),
-        ("{ master = bf16, moments = bf16 }", "master in bf16", "bf16"),
         ("{ gradients = bf16, moments = bf16 }", "gradients in bf16", "bf16"),
         ("extends fp32 { compute = bf16, moments = bf16 }", "compute in bf16", "fp32"),
         ("extends fp8_block { combine = e4m3 }", "combine in e4m3", "fp8_block"),
         ("extends fp8_block { dispatch = bf16 }", "linear in e4m3", "bf16"),
         ("extends fp8_block { weight_tile = 1x128 }", "another weight_tile", "fp8_block"),
-        ("extends fp8_block { activation_tile = 128x128 }", "another activation_tile", "fp8_block"),
+        ("extends fp8_block { activation_tile = 1x64 }", "another activation_tile", "fp8_block"),
+        ("extends fp8_block { hadamard = true }", "hadamard", "fp8_block"),
+        ("extends fp8_block { gradient_rounding = stochastic }", "stochastic gradients", "fp8_block"),
+        ("extends nvfp4 { combine = fp32 }", "combine in fp32", "nvfp4"),
         ("extends fp8_block { promote = 256 }", "another promote", "fp8_block"),
         ("{ combine = fp32, dispatch = fp32 }", "dispatch in fp32, combine in fp32", "bf16"),
     ],
 )
 def test_what_does_not(block: str, differing: str, nearest: str, tmp_path: Path) -> None:
     """Said as what differs from the nearest recipe that trains; moments that may be so are not in it."""
-    message = f"precision mine has {differing}; training runs in fp64, fp32, bf16 or fp8_block"
+    message = f"precision mine has {differing}; training runs in fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4"
     assert refusals(tmp_path, block) == [(message, f"write `precision = {nearest}`")]

@@ -29,7 +29,7 @@ def numbers(element: Element) -> Tensor:
 def nearest(x: Tensor, element: Element) -> Tensor:
     """Codes by comparison with all numbers in FP64; of two as near that which is even."""
     table = numbers(element)
-    after = torch.searchsorted(table, x.abs().double()).clamp(max=len(table) - 1)
+    after = torch.searchsorted(table, x.abs().double().contiguous()).clamp(max=len(table) - 1)
     before = (after - 1).clamp(min=0)
     below, above = x.abs().double() - table[before], table[after] - x.abs().double()
     up = (above < below) | ((above == below) & (after % 2 == 0))

@@ -11,7 +11,7 @@ from runtime.ops.formats import FORMATS, dequantised
 from runtime.ops.hadamard import BLOCK, hadamard
 from runtime.ops.stochastic import BITS, thresholds
 
-KEY = torch.tensor([1, 7])
+KEY = torch.tensor([1, 7, 4])
 NVFP4 = FORMATS["nvfp4"]
 
 
@@ -33,9 +33,10 @@ def test_numbers_depend_on_seed_step_tensor_row_and_column() -> None:
     moved = x.clone()
     moved[:, 0] = torch.nextafter(moved[:, 0], moved[:, 0] + 1)
     others = (
-        thresholds(x, torch.tensor([2, 7]), 5),
-        thresholds(x, torch.tensor([1, 8]), 5),
-        thresholds(x, torch.tensor([7, 1]), 5),
+        thresholds(x, torch.tensor([2, 7, 4]), 5),
+        thresholds(x, torch.tensor([1, 8, 4]), 5),
+        thresholds(x, torch.tensor([7, 1, 4]), 5),
+        thresholds(x, torch.tensor([1, 7, 5]), 5),
         thresholds(x, KEY, 6),
         thresholds(moved, KEY, 5),
         u.roll(1, 0),
@@ -63,7 +64,7 @@ def test_gradients_are_exact_on_average() -> None:
     E4M3 may round a scale down, and numbers saturate then. The bound holds for all but one number in e²⁰.
     """
     dy, steps, likely = random(32, 48, seed=4), 400, 20.0
-    found = [OPS["quantise_both_nvfp4"](dy, True, torch.tensor([1, step]), 3) for step in range(steps)]
+    found = [OPS["quantise_both_nvfp4"](dy, True, torch.tensor([1, step, 5])) for step in range(steps)]
     table = torch.tensor(magnitudes(E2M1), dtype=torch.float64)
     for half, source in ((slice(0, 3), dy), (slice(3, 6), hadamard(dy).t())):
         wide = torch.stack([dequantised(planes[half], NVFP4, NVFP4.tile) for planes in found]).double()
