@@ -136,6 +136,10 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     "a tokenizer of neither form": (put("data.tokenizer", 7), f"data.tokenizer {OTHER}"),
     "a long key": (put("x" * 10_000, 1), f"{'x' * 60}…{'x' * 60} is no key that a plan has"),
     "degrees that do not divide": (put("mesh.ep", 3), "mesh: not what a plan has there"),
+    "a weight of eight bits that is none": (
+        put("quantised", [{"tensor": "none", "kernel": None}]),
+        "quantised: not what a plan has there",
+    ),
     "a holder beyond the world": (put("biases.0.holders", [9]), "biases: holders: not what a plan has there"),
     "holders out of order": (put("buckets.0.holders", [0, 0]), "buckets: holders: not what a plan has there"),
     "an owner where elements are shared out": (
