@@ -35,7 +35,7 @@ STUDY = Study(
         Variant("nvfp4", "nvfp4", "nvfp4", ("precision=nvfp4",)),
         Variant(
             "fp8_squares",
-            "fp8_block, activations in 128×128 tiles, dispatch in bf16",
+            "fp8_block, activations in 128×128 tiles",
             "128×128 tiles",
             (FP8, "precision.activation_tile=128x128", "precision.dispatch=bf16"),
         ),

@@ -1,0 +1,56 @@
+"""The formats that plans count against those that the runtime has: rows, tensors and their bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compiler.dtypes import Packed, flat_tensors, tensor_bytes
+from dsl.formats import E5M6, FP8, PRODUCTS, Format
+from dsl.schema import BUILT_IN
+from runtime.ops import elements
+from runtime.ops.formats import FORMATS, packed
+
+ROWS = [form for form in (*PRODUCTS, E5M6) if form != FP8]
+
+
+def test_rows_are_the_same() -> None:
+    named = {"e4m3": elements.E4M3, "e2m1": elements.E2M1, "e5m6": elements.E5M6}
+    assert [form.name for form in ROWS] == [*FORMATS]
+    for form in ROWS:
+        other = FORMATS[form.name]
+        assert (named[form.element], form.tile, form.weight_tile, form.scale) == (
+            *(other.element, other.tile, other.weight_tile, other.scale),
+        )
+        assert form.tensor_scale == (other.scale == "e4m3")
+
+
+@pytest.mark.parametrize("form", ROWS, ids=lambda form: form.name)
+@pytest.mark.parametrize("shape", [(3, 40), (65, 129), (2, 33, 47)])
+def test_tensors_are_those_that_the_runtime_makes(form: Format, shape: tuple[int, ...]) -> None:
+    for tile, how in ((form.tile, ()), (form.weight_tile, ())):
+        dtype = str(Packed(form.name, *tile, how))
+        given = packed(torch.randn(shape), FORMATS[form.name], tile)
+        planned = flat_tensors(shape, dtype)
+        assert [(each.shape, each.dtype) for each in planned] == [
+            (tuple(each.shape), str(each.dtype).removeprefix("torch.")) for each in given
+        ]
+        assert tensor_bytes(shape, dtype) == sum(each.nbytes for each in given)
+
+
+def test_columns_are_transposed() -> None:
+    dtype = str(Packed("nvfp4", 16, 1, ("columns", "hadamard", "stochastic")))
+    assert dtype == "nvfp4[16x1 columns hadamard stochastic]"
+    found = [(each.suffix, each.shape) for each in flat_tensors(("R", 48), dtype)]
+    assert found == [("", (48, "R/2")), ("_scales", (48, "R/16")), ("_scale", ())]
+
+
+def test_built_in_recipes_have_formats() -> None:
+    from dsl.formats import format_of
+
+    found = {name: format_of(precision) for name, precision in BUILT_IN.items()}
+    assert {name: form.name for name, form in found.items() if form} == {
+        "fp8_block": "fp8",
+        "mxfp8": "mxfp8",
+        "nvfp4": "nvfp4",
+    }
