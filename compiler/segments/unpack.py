@@ -35,10 +35,10 @@ def unpacked(joint: Joint) -> Joint:
     """The joint graph of tensors alone. Nodes have the order, and belong to the functions, that they had before."""
     weights = {each.param: each for each in quantised(joint)}
     flat = {name: flat_tensors(t.shape, t.dtype) for name, t in joint.tensors.items() if name not in weights}
-    own = {param.name: Tensor(param.shape, param.dtype) for param in joint.segment.params if param.name in weights}
+    masters = {param.name: Tensor(param.shape, param.dtype) for param in joint.segment.params if param.name in weights}
     tensors = {f"{name}{each.suffix}": Tensor(each.shape, each.dtype) for name, of in flat.items() for each in of}
-    made = {each.name: Tensor(each.shape, each.dtype) for of in weights.values() for each in of.tensors}
-    assert len(tensors) == sum(map(len, flat.values())) and not tensors.keys() & made.keys(), "a name twice"
+    copies = {each.name: Tensor(each.shape, each.dtype) for of in weights.values() for each in of.tensors}
+    assert len(tensors) == sum(map(len, flat.values())) and not tensors.keys() & copies.keys(), "a name twice"
 
     def parts(value: str) -> tuple[str, ...]:
         return tuple(f"{value}{each.suffix}" for each in flat[value])
@@ -73,7 +73,7 @@ def unpacked(joint: Joint) -> Joint:
     return replace(
         joint,
         nodes=tuple(map(unpack, joint.nodes)),
-        tensors=tensors | own | made,
+        tensors=tensors | masters | copies,
         outputs=pairs(joint.outputs),
         gradients=pairs(joint.gradients),
         again=all_parts(joint.again),
