@@ -207,12 +207,8 @@ def test_the_page_is_current(module: Any, bless: bool) -> None:
     assert written.picture.read_text("utf-8") == written.svg, f"run: {command}"
 
 
-@pytest.mark.parametrize("module", [balance, fp8], ids=["balance", "fp8"])
-def test_results_are_of_the_specs_that_are_there(module: Any) -> None:
-    """Every result is of the spec that its variant has today."""
-    results = read_results(results_path(module.STUDY), module.STUDY)
-    for run in module.STUDY.runs():
-        if run.name in results.runs:
-            assert results.runs[run.name].digest == module.STUDY.digest(run), run.name
-    names = [variant.name for variant in module.STUDY.variants]
-    assert len(set(names)) == len(names)
+@pytest.mark.parametrize("study", [balance.STUDY, fp8.STUDY], ids=["balance", "fp8"])
+def test_names_are_of_one_variant_each(study: Study) -> None:
+    assert len({variant.name for variant in study.variants}) == len(study.variants)
+    assert len({variant.label for variant in study.variants}) == len(study.variants)
+    assert read_results(results_path(study), study).runs.keys() <= {run.name for run in study.runs()}
