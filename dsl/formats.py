@@ -8,8 +8,10 @@ and kernels of its own. The sources are OCP MX 1.0 and arXiv 2506.08027 (MXFP8),
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dsl.schema import Dtype, Precision, Scale, Tile
+if TYPE_CHECKING:  # pydantic is not there where kernels alone are checked
+    from dsl.schema import Dtype, Precision, Scale, Tile
 
 BITS: dict[Dtype, int] = {"e4m3": 8, "e2m1": 4, "e5m6": 12}  # of an element, where tiles have scales
 SCALE_BYTES: dict[Scale, int] = {"fp32": 4, "e8m0": 1, "e4m3": 1}

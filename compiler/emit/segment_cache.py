@@ -40,6 +40,8 @@ SOURCES = (
     "compiler/layers",
     "compiler/ops",
     "compiler/stage_placement.py",
+    "dsl/__init__.py",
+    "dsl/formats.py",
     "runtime/native",
     "runtime/ops",
 )

@@ -63,7 +63,7 @@ def rank_memories(
     plan, cuts = lowering.plan, lowering.plan.cuts
     program = program or lowering.program(schedule)
     effects = Effects(inside=None if rows else lambda site, phase, rows: cuts[site].inside_bytes(phase, rows))
-    most, kinds = _worst_held(spec), saved_and_deferred(plan)
+    most, kinds = worst_held_rows(spec), saved_and_deferred(plan)
     result = []
     scratch = update_scratch(spec, plan)
     for rank, state in enumerate(rank_states(spec, plan)):
@@ -123,8 +123,8 @@ def worst_rows(spec: Spec) -> int:
     return ranks * spec.train.micro_batch * spec.train.sequence * most
 
 
-def _worst_held(spec: Spec) -> int:
-    """These rows with the most padding they can need."""
+def worst_held_rows(spec: Spec) -> int:
+    """Those rows with the most padding that they can need."""
     rows, ranks, alignment = worst_rows(spec), spec.parallel.expert, spec.precision.row_alignment
     return max((most_rows(rows, moe.experts // ranks, alignment) for moe in mixtures(spec)), default=0)
 

@@ -97,12 +97,12 @@ def unpacked(joint: Joint) -> Joint:
 
 
 def _exactness(joint: Joint, node: Node) -> tuple[bool, ...]:
-    """What a node that quantises is told: whether the scales of its results are powers of two."""
+    """What a node that quantises is told: whether the scales of its results, if they have some, are powers of two."""
     found = {packed_of(dtype).pow2 for value in node.outputs if is_packed(dtype := joint.tensors[value].dtype)}
     if "quantise" not in node.op:
         return ()
-    (pow2,) = found
-    return (pow2,)
+    assert len(found) < 2, f"{node} quantises to scales of two kinds"
+    return tuple(found)
 
 
 def _manner(joint: Joint, node: Node) -> tuple[bool | str, ...]:

@@ -50,7 +50,7 @@ def test_many_meanings_are_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("schedule.name: ")
     assert main(["explain", "fp32"]) == 0
     shown = capsys.readouterr().out
-    assert "fp32: a built-in precision\n" in shown and "fp32: 32-bit float\n" in shown
+    assert "fp32: a built-in precision; 32-bit floats throughout\n" in shown and "fp32: 32-bit float\n" in shown
 
 
 def test_alone_it_lists_codes_and_keys(capsys: pytest.CaptureFixture[str]) -> None:

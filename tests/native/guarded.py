@@ -150,11 +150,11 @@ def cases_of_e4m3() -> Iterator[tuple[str, tuple[Any, ...]]]:
         for M, N, K in ((3, width, 5), (width, 5, 3), (5, 3, width)):
             yield "linear_fp8", (*_scaled(M, K), *_scaled(N, K, 128))
             yield "linear_fp8_wgrad_", (torch.zeros(M, N), *_scaled(M, K), *_scaled(N, K))
-    ends = torch.tensor([1, 1, 150, 260], dtype=torch.int32)
+    ends, tiles = torch.tensor([1, 1, 150, 260], dtype=torch.int32), torch.tensor([128, 384], dtype=torch.int32)
     experts, scales = _scaled(2 * 70, 30, 70)
     by_expert = experts.view(2, 70, 30), scales.view(2, 1, 1)
     yield "grouped_linear_fp8", (*_scaled(260, 30), *by_expert, ends)
-    yield "grouped_linear_fp8_wgrad_", (torch.zeros(2, 70, 30), *_scaled(70, 260), *_scaled(30, 260), ends)
+    yield "grouped_linear_fp8_wgrad_", (torch.zeros(2, 70, 30), *_scaled(70, 384), *_scaled(30, 384), tiles)
 
 
 def _scaled(rows: int, columns: int, tile: int = 1) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from compiler.lower.estimate import stage_costs
 from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
 from compiler.plan.blocks import held_rows
-from compiler.predict.memory import MAX_POINTS, rank_memories, thinned, worst_rows
+from compiler.predict.memory import MAX_POINTS, rank_memories, thinned, worst_held_rows
 from compiler.predict.prediction import RankMemory
 from compiler.proof import prove
 from compiler.rates import rates_of
@@ -99,7 +99,7 @@ def test_shipped_specs(file: str, run: str) -> None:
         assert sum(held.bytes for held in other.held) == values(other)
         assert sum(held.bytes for held in other.held if held.kind in ("buffer", "message")) == other.buffers
         assert other.peak_bytes == sum((other.weights, other.gradients, other.optimizer, values(other)))
-    assert worst_rows(spec) >= rows
+    assert worst_held_rows(spec) >= rows
 
 
 def test_the_first_batches_of_a_ramp_fit_where_the_largest_does() -> None:

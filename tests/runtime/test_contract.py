@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     "a long key": (put("x" * 10_000, 1), f"{'x' * 60}…{'x' * 60} is no key that a plan has"),
     "degrees that do not divide": (put("mesh.ep", 3), "mesh: not what a plan has there"),
     "a weight of eight bits that is none": (
-        put("quantised", [{"tensor": "none", "kernel": None}]),
+        put("quantised", [{"tensor": "none", "op": "quantise_blocks", "kernel": None, "suffixes": ["_fp8"]}]),
         "quantised: not what a plan has there",
     ),
     "a holder beyond the world": (put("biases.0.holders", [9]), "biases: holders: not what a plan has there"),
