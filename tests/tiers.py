@@ -30,7 +30,9 @@ SOAK = (
     Row("tests/runs/test_fp8_resume.py", 2),
     Row("tests/training/test_attention_output.py::test_proven_peak", 4),
     Row("tests/training/test_formats.py::test_a_step_equals", 2),
-    Row("tests/training/test_fp8.py::test_a_step", 2),
+    Row("tests/training/test_formats.py::test_the_loss", 2),
+    Row("tests/training/test_fp8_meshes.py::test_proven_peak", 2),
+    Row("tests/training/test_fp8.py::test_a_step", 3),
     Row("tests/training/test_fp8_meshes.py::test_a_step_on_any_mesh", 2),
     # Runs on real processes: each kind of fault and each schedule once in `test`, all combinations in `soak`.
     Row("tests/runs/test_failures.py::test_ended_while", 3),
@@ -131,6 +133,7 @@ SOAK = (
     Row("tests/benchmarks/test_compile_speed.py", 0, "tests/benchmarks/test_page.py"),
     Row("tests/benchmarks/test_gpu.py", 3),
     Row("tests/benchmarks/test_gpu_run.py", 2),
+    Row("tests/benchmarks/test_studies.py::test_runs_are", 0, "tests/benchmarks/test_studies.py::test_the_page"),
     Row("tests/benchmarks/test_theirs.py", 0, "tests/training/test_transformers.py"),
     Row("tests/benchmarks/test_work.py", 0, "tests/benchmarks/test_page.py"),
 )
