@@ -1,6 +1,6 @@
 # make train: from a fresh clone to a trained quickstart.
-# make check: lint, types, and what pins the language, plans, schedules, proofs and goldens; two minutes.
-# make test: all that must hold before landing; sixteen minutes.  make soak: the rest, some two hours.
+# make check: lint, types, and what pins the language, plans, schedules, proofs and goldens; about a minute.
+# make test: all that must hold before landing; twelve minutes.  make soak: the rest, some two hours.
 # These times are of two idle cores; tests/tiers.py says which test is where.
 PYTHON ?= python3
 VENV := .venv

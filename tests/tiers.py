@@ -1,4 +1,4 @@
-"""Which tests run when: `make check` in two minutes, `make test` before landing, `make soak` for the rest.
+"""Which tests run when: `make check` in about a minute, `make test` before landing, `make soak` for the rest.
 
 What SOAK names is in `soak`, except for a sample that stays in `test`; everything else is in `test`. `check` is the
 part of `test` that pins the language, plans, schedules, proofs and goldens. Rows name tests by the beginning of their
@@ -51,6 +51,7 @@ SOAK = (
     Row(
         "tests/runs/test_data.py::test_changed_text", 0, "tests/runs/test_data.py::test_a_run_goes_on_without_its_text"
     ),
+    Row("tests/runs/test_data.py::test_runs_at_once", 0, "tests/data/test_lock.py"),
     Row("tests/runs/test_debug.py::test_one_of_four_ranks", 2),
     Row("tests/runs/test_models.py::test_rows_have", 2),
     Row("tests/runs/test_resume.py::test_any_plan_loads", 2),
@@ -72,7 +73,9 @@ SOAK = (
     Row("tests/runs/test_torchrun.py::test_a_killed_torchrun", 0, "tests/runs/test_torchrun.py::test_a_killed_rank"),
     Row("tests/runs/test_torchrun.py::test_the_setting", 0, "tests/runtime/test_torchrun.py::test_nothing_listens"),
     Row("tests/runs/test_torchrun.py::test_a_second_run", 0, "tests/runtime/test_torchrun.py::test_another_run_folder"),
-    Row("tests/runs/test_torchrun.py::test_ranks_that", 2),
+    Row(
+        "tests/runs/test_torchrun.py::test_ranks_that", 0, "tests/runtime/test_torchrun.py::test_ranks_that_are_started"
+    ),
     Row("tests/runs/test_verify.py", 3),
     Row("tests/test_extending_optimizer.py", 2),
     Row("tests/test_tutorial.py", 0, "tests/test_readme.py::test_commands_print"),
@@ -124,6 +127,7 @@ SOAK = (
     Row("tests/schedules/test_page.py::test_the_smallest_rows", 3),
     Row("tests/schedules/test_family.py", 2),
     Row("tests/solver/test_least.py", 2),
+    Row("tests/solver/test_least.py::test_nothing_is_shorter_with_four", 0, "tests/solver/test_least.py::test_"),
     Row("tests/solver/test_solve.py", 2),
     Row("tests/solver/test_spec.py", 2),
     Row("tests/topology/test_holding.py", 2),

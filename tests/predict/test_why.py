@@ -26,8 +26,8 @@ SPECS = ROOT / "specs"
 MEMORY = "cluster.node.device.memory"
 # What of each spec does not fit, and the edit that is told first.
 CASES = {
-    "v3 without recompute": ("deepseek-v3", ["recompute=[]"], "recompute = [rmsnorm, swiglu, mla_up]"),  # as published
     "llama on small devices": ("llama3-8b", [f"{MEMORY}=40GiB"], "recompute = [rmsnorm]"),
+    "v3 without recompute": ("deepseek-v3", ["recompute=[]"], "recompute = [rmsnorm, swiglu, mla_up]"),  # as published
     "experts on small devices": ("moe-8gpu", [f"{MEMORY}=16GiB"], "train.micro_batch = 1"),
     "several keys": ("moe-8gpu", [f"{MEMORY}=12GiB"], "train.micro_batch = 1"),
     "on a CPU": ("quickstart", [f"{MEMORY}=110MiB"], "train.micro_batch = 1"),
