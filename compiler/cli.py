@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parsed(list(sys.argv[1:] if argv is None else argv))
         if argv is None:
             gc.freeze()
-            gc.enable()
+            if not getattr(args, "at_once", False):  # what it makes stays to the end: looking for cycles took a quarter
+                gc.enable()
         code: int = args.run(args)
         print(end="", flush=True)
         if argv is None and getattr(args, "at_once", False):

@@ -124,6 +124,7 @@ def extent_at(extent: int | str, rows: int) -> int:
     return -(-rows // int(extent[2:] or 1)) if isinstance(extent, str) else extent
 
 
+@cache
 def has_rows(shape: Extents) -> bool:
     """Whether a shape depends on the number of received rows."""
     return any(isinstance(extent, str) for extent in shape)

@@ -13,7 +13,6 @@ Exit codes: 0 done · 2 the spec is wrong or does not train yet · 3 an error of
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cache(caches)
     caches.add_argument("--no-cache", action="store_true", help="trace and search for everything, and keep nothing")
     parser.add_argument("--digest-to", metavar="FD", type=int, help=argparse.SUPPRESS)  # of dsc train
-    parser.set_defaults(at_once=True)  # the process ends with its last line
+    parser.set_defaults(at_once=True)  # the process ends with its last line: cli.main
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,8 +50,6 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or Path("build") / loaded.spec.name
     inside = out / CACHE
     cache = None if args.no_cache else args.cache or inside
-    collects = gc.isenabled()
-    gc.disable()  # what is made is frozen and stays to the end: looking for cycles in it took a quarter of the time
     try:
         check_place(out)  # before the work
         if args.cache is not None and args.cache.exists() and not args.cache.is_dir():
@@ -68,8 +65,6 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_SPEC
     finally:
         tell("")
-        if collects:
-            gc.enable()
     print(build.summary, end="", flush=True)
     if build.warning:
         say(f"warning: {build.warning}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,16 @@ def power_of_two(size: int) -> int:
 def render(choice: Choice) -> KernelFile:
     """The source text of a choice. Values enter it as Python literals and in no other way."""
     assert choice.name.isidentifier(), choice.name
-    environment = jinja2.Environment(
+    text = _environment().get_template(f"{choice.template}.py.j2").render(dict(choice.values))
+    source = f"{_HEADER}{text.rstrip()}\n"
+    ast.parse(source)
+    return KernelFile(choice.name, source)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """The templates of this folder; what is read of them serves all kernels."""
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         line_statement_prefix="#%",
         undefined=jinja2.StrictUndefined,
@@ -47,10 +57,6 @@ def render(choice: Choice) -> KernelFile:
         finalize=_literal,
         autoescape=False,
     )
-    text = environment.get_template(f"{choice.template}.py.j2").render(dict(choice.values))
-    source = f"{_HEADER}{text.rstrip()}\n"
-    ast.parse(source)
-    return KernelFile(choice.name, source)
 
 
 def _literal(value: Any) -> str:
