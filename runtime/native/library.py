@@ -16,7 +16,12 @@ from runtime.native import compile_cpp
 Functions = Mapping[tuple[str, torch.dtype], tuple[Callable[..., None], str]]  # and the signature of each
 
 OFF = "DSC_OPS"  # =torch: ops run on torch
-DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float8_e4m3fn: "e4m3"}
+DTYPES = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float8_e4m3fn: "e4m3",
+    torch.uint8: "e2m1",  # two in a byte
+}
 # ROWS: a matrix that may be a view of columns, followed by its row stride; MATRIX: by both of its strides
 NUMBER, FLOAT, TENSOR, ROWS, MATRIX = "nfprm"
 TYPES = {
@@ -46,12 +51,16 @@ SIGNATURES = {
     "dequantise": "nnrmp",
     "linear": "npnnnnrmppp",
     "linear_wgrad": "npnnnnrmrmp",
+    "magnitudes": "nnnpnnnp",
+    "encode": "nnnpnnppp",
+    "decode": "nnnpnnpp",
+    "thresholds": "nnpnp",
     "adamw": "npppppfffffffff",
 }
 
 
 def takes(*operands: Tensor) -> bool:
-    """Whether an op on these runs in C++: all FP32, all BF16 or all E4M3 on the CPU, views of columns at most."""
+    """Whether an op on these runs in C++: all of one dtype of `DTYPES` on the CPU, views of columns at most."""
     if not _functions():
         return False
     dtype = operands[0].dtype

@@ -29,12 +29,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from runtime.native import formats as native
+from runtime.native.library import takes
 from runtime.ops import elements
 from runtime.ops.elements import E2M1, E4M3, E5M6, Element
 from runtime.ops.quantise import scales
 
 Planes = tuple[Tensor, ...]
 Tile = tuple[int, int]  # rows, columns
+COMPILED = {E4M3: torch.float8_e4m3fn, E2M1: torch.uint8}  # elements that there is C++ for: the dtype of their data
 STORED = {"fp32": torch.float32, "e8m0": torch.float8_e8m0fnu, "e4m3": torch.float8_e4m3fn}
 
 
@@ -67,13 +70,11 @@ FORMATS = {
 
 def packed(x: Tensor, form: Format, tile: Tile, threshold: Tensor | None = None) -> Planes:
     """x [.., R, C] -> its planes, in tiles of `tile`; rounded to nearest, or by thresholds [.., R, C] in [0, 1)."""
-    R, C = x.shape[-2:]
-    tiles = _tiles(x.to(torch.float32), tile)
-    s, tensor = _scales(tiles, form)
+    wide = x.to(torch.float32).contiguous()
+    s, tensor = _scales(_magnitudes(wide, form.element, tile), form)
     inverse = 1.0 / (s if tensor is None else s * tensor[..., None, None])
     inverse = torch.where(inverse.isfinite(), inverse, 0.0)  # a tile of a scale that is zero is zero
-    scaled = (tiles * inverse[..., :, None, :, None]).flatten(-2).flatten(-3, -2)[..., :R, :C]
-    planes = (*_data(scaled, form.element, threshold), s.to(STORED[form.scale]))
+    planes = (*_data(wide, inverse, tile, form.element, threshold), s.to(STORED[form.scale]))
     return planes if tensor is None else (*planes, tensor)
 
 
@@ -83,6 +84,8 @@ def unpacked(planes: Planes, form: Format, tile: Tile) -> Tensor:
     Of E2M1 C is even: where it was odd, zeros follow.
     """
     *data, s = planes[: form.planes - (form.scale == "e4m3")]
+    if form.element in COMPILED and takes(data[0]):
+        return native.decode(data[0], tile, s.to(torch.float32))
     numbers = _numbers(data, form.element)
     wide = s.to(torch.float32).repeat_interleave(tile[0], -2).repeat_interleave(tile[1], -1)
     return numbers * wide[..., : numbers.shape[-2], : numbers.shape[-1]]
@@ -101,10 +104,16 @@ def _tiles(x: Tensor, tile: Tile) -> Tensor:
     return filled.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
 
 
-def _scales(tiles: Tensor, form: Format) -> tuple[Tensor, Tensor | None]:
-    """The scales of tiles, as FP32 numbers of their dtype, and the tensor's own."""
-    magnitudes = tiles.abs().nan_to_num(nan=0.0 if form.element.nan else torch.inf, posinf=torch.inf)
-    most = magnitudes.amax((-3, -1))
+def _magnitudes(x: Tensor, element: Element, tile: Tile) -> Tensor:
+    """The largest magnitude of each tile; NaN is left out where the element has it, else it is an infinity."""
+    if takes(x):
+        return native.magnitudes(x, tile, nan=not element.nan)
+    magnitudes = _tiles(x, tile).abs().nan_to_num(nan=0.0 if element.nan else torch.inf, posinf=torch.inf)
+    return magnitudes.amax((-3, -1))
+
+
+def _scales(most: Tensor, form: Format) -> tuple[Tensor, Tensor | None]:
+    """The scales of tiles by their largest magnitudes, as FP32 numbers of their dtype, and the tensor's own."""
     finite = torch.where(most.isfinite(), most, 0.0)
     largest = form.element.largest
     if form.scale == "fp32":
@@ -128,8 +137,12 @@ def _powers(most: Tensor, largest: float) -> Tensor:
     return torch.where(most > 0, ((exponents + 127) << 23).view(torch.float32), 1.0)
 
 
-def _data(scaled: Tensor, element: Element, threshold: Tensor | None) -> Planes:
-    """Numbers in the range of an element -> planes of its codes."""
+def _data(x: Tensor, inverse: Tensor, tile: Tile, element: Element, threshold: Tensor | None) -> Planes:
+    """Numbers (FP32), each times what `inverse` says of its tile -> planes of their codes."""
+    if element in COMPILED and takes(x):
+        return (native.encode(x, tile, inverse, threshold, COMPILED[element]),)
+    R, C = x.shape[-2:]
+    scaled = (_tiles(x, tile) * inverse[..., :, None, :, None]).flatten(-2).flatten(-3, -2)[..., :R, :C]
     if element == E4M3 and threshold is None:  # torch rounds to nearest, but makes NaN of what is larger
         return (scaled.clamp(-element.largest, element.largest).to(torch.float8_e4m3fn),)
     codes = elements.encode(scaled.contiguous(), element, threshold)

@@ -15,6 +15,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from runtime.native import formats as native
+from runtime.native.library import takes
+
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 BITS = 24
@@ -25,14 +28,14 @@ def thresholds(x_RC: Tensor, key: Tensor, salt: int = 0) -> Tensor:
 
     key: seed, step and tensor (int64 [3]); `salt` tells apart roundings of one tensor.
     """
-    return top(hashed(x_RC, key, salt))
+    seed, wide_RC = mixed(mixed(mixed(key[0] * _GOLDEN + salt) + key[1]) + key[2]), x_RC.to(torch.float32)
+    return native.thresholds(wide_RC, int(seed)) if takes(wide_RC) else top(hashed(wide_RC, seed))
 
 
-def hashed(x_RC: Tensor, key: Tensor, salt: int = 0) -> Tensor:
-    """The hashes [R, C] (int64) of a tensor's elements by their row and column."""
+def hashed(x_RC: Tensor, seed: Tensor) -> Tensor:
+    """The hashes [R, C] (int64) of a tensor's elements (FP32) by their row and column."""
     columns_C = mixed(torch.arange(1, x_RC.shape[1] + 1, device=x_RC.device) * _GOLDEN)
-    seed = mixed(mixed(mixed(key[0] * _GOLDEN + salt) + key[1]) + key[2])
-    bits_RC = x_RC.to(torch.float32).view(torch.int32)
+    bits_RC = x_RC.view(torch.int32)
     fingerprints_R = mixed((bits_RC * (columns_C | 1)).sum(-1) ^ seed)
     return mixed(fingerprints_R[:, None] + columns_C)
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.native import fp8, library, ops
+from runtime.native import formats, fp8, library, ops
 from runtime.ops import OPS
 from tests.ops import cases
 from tests.ops.cases import Source, as_tuple, gradient_arguments
@@ -28,6 +28,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 UNTOUCHED = 0xA5
 PROT_NONE = 0
 E4M3, WIDE = torch.float8_e4m3fn, (torch.float32, torch.bfloat16)
+VIEWED = (*WIDE, E4M3, torch.float64)
 WIDTHS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 50)
 
 
@@ -87,10 +88,10 @@ def _check(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     before = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
     wanted = _results(name, args)
     for at_end in (True, False):
-        ops.call = fp8.call = partial(fenced_call, at_end)
+        ops.call = fp8.call = formats.call = partial(fenced_call, at_end)
         for one, two in zip(_results(name, _columns(args)), wanted, strict=True):
             assert _equal(one, two), name
-    ops.call = fp8.call = library.call
+    ops.call = fp8.call = formats.call = library.call
     for arg, was in zip(args, before, strict=True):
         assert _equal(arg, was) if isinstance(arg, Tensor) else arg == was, name
     return wanted
@@ -106,7 +107,7 @@ def _results(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def _equal(one: Tensor, two: Tensor) -> bool:
-    return torch.equal(one.float(), two.float()) if one.dtype == E4M3 else torch.equal(one, two)
+    return torch.equal(one.float(), two.float()) if one.itemsize == 1 else torch.equal(one, two)
 
 
 def _columns(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -115,7 +116,7 @@ def _columns(args: tuple[Any, ...]) -> tuple[Any, ...]:
     def view(x: Tensor) -> Tensor:
         return torch.nn.functional.pad(x, (3, 2))[:, 3 : 3 + x.shape[1]]
 
-    return tuple(view(x) if isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point() else x for x in args)
+    return tuple(view(x) if isinstance(x, Tensor) and x.dim() == 2 and x.dtype in VIEWED else x for x in args)
 
 
 def all_cases(dtype: torch.dtype) -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -157,6 +158,18 @@ def cases_of_e4m3() -> Iterator[tuple[str, tuple[Any, ...]]]:
     yield "grouped_linear_fp8_wgrad_", (torch.zeros(2, 70, 30), *_scaled(70, 384), *_scaled(30, 384), tiles)
 
 
+def cases_of_formats() -> Iterator[tuple[str, tuple[Any, ...]]]:
+    key = torch.tensor([1, 2, 3])
+    for width in (1, 9, 16, 33, 130):
+        source = Source(torch.float32, width)
+        for shape in ((3, width), (width, 3)):
+            for name in ("fp8_blocks", "mxfp8", "nvfp4"):
+                x = source.normal(*shape)
+                yield f"quantise_both_{name}", (x, name == "nvfp4", key)
+                yield f"dequantise_{name}", OPS[f"quantise_{name}"](x)
+                yield f"quantise_blocks_{name}", (source.normal(2, *shape),)
+
+
 def _scaled(rows: int, columns: int, tile: int = 1) -> tuple[Tensor, Tensor]:
     """Data, and scales of `tile` × 128."""
     source = Source(torch.float32, rows)
@@ -171,7 +184,7 @@ def main(instructions: str) -> int:
         for op, args in all_cases(dtype):
             for result in check(op, dtype, args):
                 digest.update(_bytes(result))
-    for op, args in cases_of_e4m3():
+    for op, args in (*cases_of_e4m3(), *cases_of_formats()):
         for result in _check(op, args):
             digest.update(_bytes(result))
     print("done", digest.hexdigest())
