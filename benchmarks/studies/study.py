@@ -19,13 +19,15 @@ POINTS = 50  # of a curve: means over windows of steps
 class Variant:
     """What one row of a study is: overrides of the spec as after `-s`, and what a page says of it.
 
-    `name` is the key of its runs in the results, `title` its name in tables, `label` the one in pictures.
+    `name` is the key of its runs in the results, `title` its name in tables, `label` the one in pictures. `program`: a
+    module that trains it instead of `dsc train`.
     """
 
     name: str
     title: str
     label: str
     overrides: tuple[str, ...]
+    program: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,9 @@ class Study:
         return (*self.overrides, *run.variant.overrides, f"train.seed={run.seed}")
 
     def digest(self, run: Run) -> str:
-        """Return the sha256 of everything that the spec of a run says. Raises SpecError where it is wrong."""
+        """Return the sha256 of what a spec says, and of the program of a run. Raises SpecError for a wrong spec."""
         spec = resolve(self.spec, None, self.words(run)).spec
-        return hashlib.sha256(canonical(spec).encode()).hexdigest()
+        return hashlib.sha256((run.variant.program + canonical(spec)).encode()).hexdigest()
 
     @property
     def steps(self) -> int:

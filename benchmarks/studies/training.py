@@ -1,4 +1,4 @@
-"""Trains the runs of a study that have no result yet: `dsc train` as processes, some side by side."""
+"""Trains the runs of a study that have no result yet: `dsc train`, or a program of the variant, some side by side."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ class Trainings:
         marker.write_text(digest, "ascii")
         saves = (f"train.checkpoint.every={tenth(self.study.steps)} steps", "train.checkpoint.keep=4")
         overrides = [word for override in (*self.study.words(run), *saves) for word in ("-s", override)]
-        command = [sys.executable, "-m", "compiler.cli", "train", str(self.study.spec), *overrides]
+        program = (run.variant.program,) if run.variant.program else ("compiler.cli", "train")
+        command = [sys.executable, "-m", *program, str(self.study.spec), *overrides]
         command += ["--out", "run", "--resume", "--cache", str(self.work / "cache")]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         with (folder / "log").open("wb") as log:

@@ -27,7 +27,7 @@ STEPS = 10
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """Three variants that train, one whose spec is wrong, and one that is refused."""
+    """Three variants that train, one of them by another program, one that fails, and two that are refused."""
     folder = tmp_path_factory.mktemp("study")
     words = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "away", "again")
     for number in range(8):
@@ -43,9 +43,11 @@ run study extends tiny {{
 """,
         "utf-8",
     )
+    wide = ("precision=fp8_block", "model.attention.query_rank=16", "model.attention.kv_rank=16")
     variants = (
         balance.NOTHING,
         Variant("both", "both", "both", ()),
+        Variant("cut", "cut", "cut", wide, "benchmarks.studies.accumulator"),
         Variant("wrong", "wrong", "wrong", ("precision=unheard",)),
         Variant("refused", "refused", "refused", ("precision=bf16", "precision.combine=fp32")),
         Variant("failing", "failing", "failing", ("train.batch=8",)),
@@ -60,7 +62,7 @@ def test_runs_are_trained_once(tiny: Study, tmp_path: Path, capfd: pytest.Captur
     (tmp_path / "work" / "failing-1" / "digest").write_text(tiny.digest(failing), "ascii")
     (tmp_path / "work" / "failing-1" / "run").write_text("where the folder of the run belongs", "utf-8")
     results, failed = trainings.complete()
-    assert failed == ["failing-1"] and list(results.runs) == ["both-1", "none-1"]
+    assert failed == ["failing-1"] and list(results.runs) == ["both-1", "cut-1", "none-1"]
     assert list(results.refused) == ["wrong", "refused"]
     assert results.refused["wrong"] == "there is no precision `unheard`"
     for record in results.runs.values():
@@ -74,7 +76,7 @@ def test_runs_are_trained_once(tiny: Study, tmp_path: Path, capfd: pytest.Captur
     assert read_results(tmp_path / "results.json", tiny) == results
 
     capfd.readouterr()
-    trains = replace(tiny, variants=tiny.variants[:2])
+    trains = replace(tiny, variants=tiny.variants[:3])
     again, failed = Trainings(trains, tmp_path / "results.json", tmp_path / "work", 1).complete()
     assert not failed and again.runs == results.runs and not again.refused
     assert capfd.readouterr().err == "tiny: 0 runs of 10 steps to train\n"

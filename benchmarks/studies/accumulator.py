@@ -1,0 +1,81 @@
+"""Trains with products of E4M3 as tensor cores sum them without promotion: in an accumulator of few bits.
+
+    python -m benchmarks.studies.accumulator SPEC -s precision=fp8_block … --out RUN [--resume] [--cache CACHE]
+
+The tensor cores of an H800 keep about 14 bits of a sum of FP8 products (arXiv 2412.19437, §3.3.2). So DeepSeek-V3 adds
+it to an FP32 sum every 128 products, and applies the scales there. Here both are left out: operands are multiplied by
+their scales (in FP32) before the product, and there is one accumulator for a whole sum. After each 32 products, what
+one instruction sums over, its significand is cut to 14 bits, towards zero. Between two cuts, products and the
+accumulator are added in FP32. That an instruction also cuts each product at the bits of the largest is not emulated.
+
+Gradients of weights are added to their FP32 buffers as a whole, as everywhere. This replaces the one function by which
+all products of `fp8_block` are computed where no C++ is; everything else, C++ included, is as in `dsc train`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from compiler.cli import main as dsc
+from runtime.ops.product import add_product_
+from runtime.ops.quantise import dequantise
+from runtime.train import main as train
+
+INSTRUCTION = 32  # products that are summed at once
+BITS = 14  # of the accumulator's significand, the hidden one included
+KEPT = -(1 << (24 - BITS))  # of the bits of an FP32 number
+USERS = ("runtime.ops.linear_fp8", "runtime.ops.grouped_linear_fp8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compile a spec and train it on this process and its children; the exit code is that of `dsc`."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("-s", dest="set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--cache", type=Path)
+    args = parser.parse_args(argv)
+    build = args.out.with_name("build")
+    caches = (["--cache", str(args.cache)], ["--data-cache", str(args.cache / "data")]) if args.cache else ([], [])
+    if code := dsc(["compile", str(args.spec), "-o", str(build), *caches[0], *(f"-s{word}" for word in args.set)]):
+        return code
+    replace()
+    words = [str(build), "--out", str(args.out), "--data", str(args.spec.parent), *caches[1]]
+    return train([*words, *(["--resume"] if args.resume else [])])
+
+
+def replace() -> None:
+    """Have all products of E4M3 of this process summed so."""
+    for name in USERS:
+        module = import_module(name)
+        vars(module).update(takes=_nothing, scaled_product=cut_product)
+
+
+def cut_product(
+    a_MC: Tensor, as_MB: Tensor, b_NC: Tensor, bs_NB: Tensor, start: int = 0, end: int | None = None
+) -> Tensor:
+    """a·bᵀ (FP32) over the columns from start to end, each operand with a scale for a row and a tile of 128 columns."""
+    a_MK, b_NK = dequantise(a_MC, as_MB)[:, start:end], dequantise(b_NC, bs_NB)[:, start:end]
+    total_MN = torch.zeros((len(a_MK), len(b_NK)), dtype=torch.float32)
+    for first in range(0, a_MK.shape[1], INSTRUCTION):
+        terms = slice(first, first + INSTRUCTION)
+        add_product_(total_MN, a_MK[:, terms], b_NK[:, terms].t())
+        total_MN.view(torch.int32).bitwise_and_(KEPT)
+    return total_MN
+
+
+def _nothing(*operands: Tensor) -> bool:
+    """Whether C++ takes them."""
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
