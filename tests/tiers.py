@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 SOAK = (
     Row("tests/kernels/test_program.py::test_a_step_in_blocks", 2),
-    Row("tests/runs/test_fp8_resume.py", 2),
+    Row("tests/runs/test_fp8_resume.py", 4),
     Row("tests/training/test_attention_output.py::test_proven_peak", 4),
     Row("tests/training/test_formats.py::test_a_step_equals", 2),
     Row("tests/training/test_formats.py::test_the_loss", 2),
