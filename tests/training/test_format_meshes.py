@@ -8,8 +8,6 @@ of some experts. Results then differ by roundings, and less than they do from th
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
