@@ -5,8 +5,9 @@
 Forward (x·wᵀ), gradient of the inputs (dy·w) and of the weights (dyᵀ·x, added to FP32), of R rows, K inputs and N
 outputs. Operands are new to the cache for every product, as in a step; torch's allocator keeps what was freed, as in
 training. GFLOP/s by the processor's time of the thread, the best of five rounds in turn. torch calls MKL for FP32 and
-oneDNN for BF16. `another R each time`: the rows of an expert are another number in every step, for which oneDNN makes a
-kernel; here R is drawn from 1 to twice the R that is said, and there is one round.
+oneDNN for BF16. E4M3 is with the scales of `fp8_block`; torch has no such product, and widens operands to BF16 first.
+`another R each time`: the rows of an expert are another number in every step, for which oneDNN makes a kernel; here R
+is drawn from 1 to twice the R that is said (of E4M3, multiples of 128), and there is one round.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,17 +27,47 @@ from torch import Tensor
 
 from runtime.native import library
 from runtime.native import ops as native
+from runtime.ops.linear_fp8 import linear_fp8, linear_fp8_dgrad, linear_fp8_wgrad_
+from runtime.ops.quantise import quantise, quantise_blocks, quantise_columns
 
 SIZES = ((2048, 256, 256), (2048, 256, 512), (2048, 256, 4096), (256, 256, 256), (256, 128, 256), (1024, 1024, 1024))
 COLD = 64 * 2**20  # bytes of operands, more than the caches hold
 ROUNDS = 5
-Operands = tuple[Tensor, Tensor, Tensor]
-Kind = tuple[str, Callable[[Operands], object], Callable[[Operands], object]]
+E4M3, TILE = torch.float8_e4m3fn, 128
+Operands = tuple[Tensor, ...]
 
-KINDS: tuple[Kind, ...] = (
-    ("forward", lambda t: _ours(t[0], t[2].t()), lambda t: torch.mm(t[0], t[2].t())),
-    ("dgrad", lambda t: _ours(t[1], t[2]), lambda t: torch.mm(t[1], t[2])),
-    ("wgrad", lambda t: _added(t[2], t[1].t(), t[0]), lambda t: _torch_added(t[2], t[1].t(), t[0])),
+
+@dataclass(frozen=True)
+class Kind:
+    """A product: its operands of x_RK, dy_RN and w_NK, and what multiplies them."""
+
+    name: str
+    operands: Callable[[Tensor, Tensor, Tensor], Operands]
+    ours: Callable[..., object]
+    torchs: Callable[..., object]
+
+
+KINDS = (
+    Kind("forward", lambda x, dy, w: (x, w.t()), lambda a, b: _ours(a, b), torch.mm),
+    Kind("dgrad", lambda x, dy, w: (dy, w), lambda a, b: _ours(a, b), torch.mm),
+    Kind(
+        "wgrad", lambda x, dy, w: (torch.zeros(w.shape), dy.t(), x), lambda *o: _added(*o), lambda *o: _torch_added(*o)
+    ),
+)
+KINDS_OF_E4M3 = (
+    Kind("forward", lambda x, dy, w: _by_rows(x, *quantise_blocks(w)[:2]), linear_fp8, lambda *o: _widened(*o)),
+    Kind(
+        "dgrad",
+        lambda x, dy, w: _by_rows(dy, *quantise_blocks(w.t())[:2]),
+        linear_fp8_dgrad,
+        lambda *o: _widened(*o),
+    ),
+    Kind(
+        "wgrad",
+        lambda x, dy, w: (torch.zeros(w.shape), *quantise_columns(dy), *quantise_columns(x)),
+        linear_fp8_wgrad_,
+        lambda acc, *o: acc.add_(_widened(*o)),
+    ),
 )
 
 
@@ -60,33 +92,34 @@ def table() -> str:
     lines = [
         machine,
         "",
-        f"{'':14}{'R':>6}{'K':>6}{'N':>6}   " + "".join(f"{k[0] + ', ours':>15}{'torch':>7}" for k in KINDS),
+        f"{'':14}{'R':>6}{'K':>6}{'N':>6}   " + "".join(f"{k.name + ', ours':>15}{'torch':>7}" for k in KINDS),
     ]
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16, E4M3):
         for R, K, N in SIZES:
             lines.append(_line(dtype, R, K, N, [R] * max(2, COLD // (4 * (R * K + R * N + N * K)))))
-        drawn = random.Random(1)
-        lines.append(_line(dtype, 256, 128, 256, [drawn.randint(1, 512) for _ in range(200)], "  another R each time"))
+        drawn, unit = random.Random(1), TILE if dtype == E4M3 else 1
+        some = [unit * drawn.randint(1, 512 // unit) for _ in range(200)]
+        lines.append(_line(dtype, 256, 128, 256, some, "  another R each time"))
     return "\n".join(lines) + "\n"
 
 
 def _line(dtype: torch.dtype, R: int, K: int, N: int, rows: list[int], note: str = "") -> str:
-    sets = [(torch.randn(r, K).to(dtype), torch.randn(r, N).to(dtype), torch.randn(N, K).to(dtype)) for r in rows]
-    rates = "".join(f"{a:15.0f}{b:7.0f}" for a, b in (_rates(kind, sets, 1 if note else ROUNDS) for kind in KINDS))
+    stored = torch.bfloat16 if dtype == E4M3 else dtype
+    sets = [(torch.randn(r, K).to(stored), torch.randn(r, N).to(stored), torch.randn(N, K).to(stored)) for r in rows]
+    kinds, rounds = KINDS_OF_E4M3 if dtype == E4M3 else KINDS, 1 if note else ROUNDS
+    flops = 2 * sum(rows) * K * N
+    rates = "".join(f"{a:15.0f}{b:7.0f}" for a, b in (_rates(kind, sets, flops, rounds) for kind in kinds))
     return f"{str(dtype).removeprefix('torch.'):14}{R:6}{K:6}{N:6}   {rates}{note}"
 
 
-def _rates(kind: Kind, sets: list[Operands], rounds: int) -> tuple[float, float]:
-    name, *functions = kind
-    if name == "wgrad":
-        sets = [(x, dy, torch.zeros(w.shape)) for x, dy, w in sets]
-    flops = sum(2 * x.shape[0] * w.numel() for x, _, w in sets)
+def _rates(kind: Kind, sets: list[tuple[Tensor, Tensor, Tensor]], flops: int, rounds: int) -> tuple[float, float]:
+    operands = [kind.operands(*each) for each in sets]
     best = [1e30, 1e30]
     for _ in range(rounds):
-        for index, function in enumerate(functions):
+        for index, function in enumerate((kind.ours, kind.torchs)):
             begin = time.thread_time_ns()
-            for operands in sets:
-                function(operands)
+            for each in operands:
+                function(*each)
             best[index] = min(best[index], time.thread_time_ns() - begin)
     return flops / best[0], flops / best[1]
 
@@ -104,6 +137,21 @@ def _torch_added(acc: Tensor, a: Tensor, b: Tensor) -> None:
         acc.addmm_(a, b)
     else:
         acc.add_(torch.mm(a, b))
+
+
+def _by_rows(x: Tensor, w: Tensor, scales: Tensor) -> Operands:
+    return *quantise(x), w, scales
+
+
+def _widened(a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor) -> Tensor:
+    """a·bᵀ of operands in BF16."""
+    return torch.mm(_bf16(a, a_scales), _bf16(b, b_scales).t())
+
+
+def _bf16(q: Tensor, scales: Tensor) -> Tensor:
+    """Numbers of whole tiles, whose scales are of rows or of blocks."""
+    tiles = q.to(torch.bfloat16).view(len(scales), -1, scales.shape[1], TILE)
+    return (tiles * scales.to(torch.bfloat16)[:, None, :, None]).view(q.shape)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,10 @@ PIPELINE_4 = (*ON_4, "parallel.pipeline=4", "parallel.data=1", "train.micro_batc
 DATA_4 = (*ON_4, "parallel.data=4", "train.micro_batch=2")
 DUALPIPE_4 = (*ON_4, "parallel.pipeline=2", "parallel.data=2", "schedule.name=dualpipe", "train.micro_batch=1")
 ALONE = ("cluster.node.devices=1", "parallel.data=1", "train.micro_batch=8")
+QUICKSTART = (
+    *("cluster.node.devices=1", "parallel.pipeline=1", "parallel.expert=1", "parallel.data=1"),
+    "schedule.name=1f1b",
+)
 # What is fastest of attention, parts of the batch and AdamW is tried out by the others; two compilations are too many.
 COMPILED = ("--compile", "--choice", "{}")
 
@@ -43,9 +47,10 @@ class Contest:
     name: str
     title: str
     spec: str
-    precision: str  # fp32 or bf16
+    precision: str  # fp32 or bf16, or "each" where rows say it
     steps: int  # of a round
     rows: tuple[Row, ...]
+    start: tuple[str, ...] = ALONE  # overrides of the build that theirs begin from, of one rank
 
 
 def ours(name: str, title: str, *overrides: str, processes: int = 1, quick: bool = False) -> Row:
@@ -155,12 +160,24 @@ CONTESTS = (
         ),
     ),
 )
+PRECISIONS = Contest(
+    "precisions",
+    "Precisions",
+    "specs/quickstart.dsc",
+    "each",
+    1,
+    (
+        *(ours(f"{p} on 1", p, *QUICKSTART, f"precision={p}") for p in ("fp32", "bf16", "fp8_block", "mxfp8", "nvfp4")),
+        *(ours(f"{p} on 4", p, f"precision={p}", processes=4) for p in ("fp32", "bf16", "fp8_block")),
+    ),
+    QUICKSTART,
+)
 
 
 def chosen(quick: bool, only: Iterable[str]) -> list[Contest]:
     """All contests; of the quick ones the first with few rows; or those whose name holds one of `only`."""
     words = tuple(only)
-    named = [contest for contest in CONTESTS if not words or any(word in contest.name for word in words)]
+    named = [contest for contest in (*CONTESTS, PRECISIONS) if not words or any(word in contest.name for word in words)]
     if not quick:
         return named
     first = named[0] if words else CONTESTS[0]
@@ -181,6 +198,6 @@ def contestant(contest: Contest, row: Row, build: Path, corpus: Path, work: Path
 
 def builds_of(contest: Contest) -> dict[str, tuple[str, ...]]:
     """Overrides of the spec for the build of each row of ours, and for `start`, which theirs begin from."""
-    precision = () if contest.precision == "fp32" else (f"precision={contest.precision}",)
+    precision = () if contest.precision in ("fp32", "each") else (f"precision={contest.precision}",)
     rows = {row.name: (*row.overrides, *precision) for row in contest.rows if row.group == "ours"}
-    return {"start": ALONE, **rows}
+    return {"start": contest.start, **rows}

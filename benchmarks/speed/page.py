@@ -65,8 +65,10 @@ def figures(contest: Mapping[str, Any]) -> dict[str, Figures]:
     """Figures of each row that was measured to its end, by the name of the row."""
     rows = {row["name"]: row for row in contest["rows"] if not row["failed"] and row["rounds"]}
     seconds = {name: [_median(row, column) for column in (0, 1)] for name, row in rows.items()}
-    share = contest["product_flops"] / (contest["product_flops"] + contest["attention_flops"])
-    limit = share * contest["tokens"] / seconds["limit"][1] if "limit" in seconds else None
+    limit = None
+    if "limit" in seconds:
+        share = contest["product_flops"] / (contest["product_flops"] + contest["attention_flops"])
+        limit = share * contest["tokens"] / seconds["limit"][1]
     return {
         name: Figures(rows[name], contest["tokens"] / clock, contest["tokens"] / processor, limit)
         for name, (clock, processor) in seconds.items()
@@ -93,12 +95,48 @@ def best(found: Iterable[Figures], group: str, one_thread: bool = False, holds: 
 
 def table(contest: Mapping[str, Any], cores: int) -> str:
     """A contest: every row, also those that failed."""
+    if contest["precision"] == "each":
+        return _precisions(contest)
     found = figures(contest)
     others = best(found.values(), "theirs")
     limit = next((f.limit for f in found.values()), None)
     lines = [f"## {contest['title']}\n", *([_of_limit(contest, limit, cores), ""] if limit else []), HEAD, RULE]
     lines += [_line(row, found.get(row["name"]), others, cores) for row in contest["rows"] if row["group"] != "limit"]
     return "\n".join([*lines, "", *_notes(contest), ""])
+
+
+def _precisions(contest: Mapping[str, Any]) -> str:
+    """A precision a line: what one process does in a second of a core, and four ranks by the clock."""
+    found = figures(contest)
+    names = [row["title"] for row in contest["rows"] if row["name"].endswith(" on 1")]
+    lines = [
+        f"## {contest['title']}\n",
+        f"[{contest['spec']}](../{contest['spec']}), {contest['tokens']:,} tokens a step. × FP32 is the ratio to the",
+        "same layout in FP32. No processor here multiplies numbers of 8 or 4 bits: they are widened first, and",
+        "[precision.md](precision.md) says how. So these recipes cost time here that they save on accelerators.\n",
+        "| | one thread, a second of a core | × FP32 | 4 ranks, tokens/s | × FP32 | memory, one process | first loss |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name in names:
+        one, four = found.get(f"{name} on 1"), found.get(f"{name} on 4")
+        row = next(row for row in contest["rows"] if row["name"] == f"{name} on 1")
+        if one is None:
+            lines.append(f"| `{name}` | {_cell(row['failed'].splitlines()[0] or 'no rounds')} | | | | | |")
+            continue
+        cells = [
+            f"{one.tokens_per_processor_s:,.0f}",
+            _times(_ratio(one, found.get("fp32 on 1"), processor=True)),
+            f"{four.tokens_per_s:,.0f}" if four else "",
+            _times(_ratio(four, found.get("fp32 on 4"))),
+            f"{one.peak_bytes / MB:,.0f} MB",
+            f"{row['losses'][0]:.4f}",
+        ]
+        lines.append(" | ".join([f"| `{name}`", *cells]) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"
 
 
 def _of_limit(contest: Mapping[str, Any], limit: float, cores: int) -> str:
@@ -169,8 +207,20 @@ def _goals(found: Mapping[str, Any]) -> str:
     ]
     four = contests.get("bench-8 on 4", [])
     rows.append(("4 ranks, against torch's pipelining", 1.5, _ratio(best(four, "ours"), best(four, "theirs")), "ratio"))
+    rows += _goals_of_precisions(next((c for c in found["contests"] if c["precision"] == "each"), None))
     lines = [_goal(*row) for row in rows]
     return "\n".join(["| | goal | here | |", "|---|--:|--:|---|", *lines, ""])
+
+
+def _goals_of_precisions(contest: Mapping[str, Any] | None) -> list[tuple[str, float, float | None, Kind]]:
+    """Blocks of FP8 beside FP32, where no processor has their products."""
+    found = figures(contest) if contest else {}
+    one = _ratio(found.get("fp8_block on 1"), found.get("fp32 on 1"), processor=True)
+    four = _ratio(found.get("fp8_block on 4"), found.get("fp32 on 4"))
+    return [
+        ("Blocks of FP8, one thread, against FP32, by processor time", 0.4, one, "ratio"),
+        ("Blocks of FP8, 4 ranks, against FP32", 0.4, four, "ratio"),
+    ]
 
 
 def _goal(what: str, goal: float, value: float | None, kind: Kind) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.speed.__main__ import disagree
+from benchmarks.speed.__main__ import disagree, updated
 from benchmarks.speed.arena import Record
-from benchmarks.speed.contests import CONTESTS, builds_of
+from benchmarks.speed.contests import CONTESTS, PRECISIONS, builds_of, chosen
 from benchmarks.speed.page import PAGE, RESULTS, best, figures, page, table
 from compiler.commands.common import is_refused, load_spec
 from dsl.load import resolve
@@ -94,8 +94,8 @@ def test_a_row_says_medians_ratios_and_shares() -> None:
 
 
 def test_goals_are_of_the_best_rows() -> None:
-    goals = dict(re.findall(r"^\| (FP32|BF16|4 ranks)(.*?) \|", page(found()), re.MULTILINE))
-    assert set(goals) == {"FP32", "BF16", "4 ranks"}
+    goals = dict(re.findall(r"^\| (FP32|BF16|4 ranks|Blocks of FP8)(.*?) \|", page(found()), re.MULTILINE))
+    assert set(goals) == {"FP32", "BF16", "4 ranks", "Blocks of FP8"}
     lines = page(found()).splitlines()
     assert "| FP32, all cores, against their best | ≥ 1.50 | 2.00 | reached |" in lines
     assert "| FP32, DualPipe P = 2, against their best | ≥ 1.20 | 1.60 | reached |" in lines
@@ -107,6 +107,37 @@ def test_goals_are_of_the_best_rows() -> None:
     assert "| FP32, one thread, of a core's limit | ≥ 80% | 79% | not reached |" in page(slower)
     slower["contests"][0]["rows"][1]["rounds"] = [[2.502, 2.502]] * 3  # 79.9%: nothing is reached by rounding
     assert "| FP32, one thread, of a core's limit | ≥ 80% | 80% | not reached |" in page(slower)
+
+
+def precisions() -> dict[str, Any]:
+    rows = [
+        row("fp32 on 1", "ours", 1.0, 1.0, title="fp32"),
+        row("fp8_block on 1", "ours", 5.0, 2.5, title="fp8_block"),
+        row("nvfp4 on 1", "ours", 1.0, 1.0, title="nvfp4", failed="round 1: hung", rounds=[]),
+        row("fp32 on 4", "ours", 0.5, 2.0, processes=4, title="fp32"),
+        row("fp8_block on 4", "ours", 1.5, 1.0, processes=4, title="fp8_block"),
+    ]
+    flops = {"product_flops": 0, "attention_flops": 0}
+    return {**contest(), **flops, "name": "precisions", "title": "Precisions", "precision": "each", "rows": rows}
+
+
+def test_precisions_are_beside_fp32_in_the_same_layout() -> None:
+    """One thread by the processor's time, ranks by the clock."""
+    text = page({**found(), "contests": [precisions()]})
+    assert "| `fp32` | 1,000 | 1.00 | 2,000 | 1.00 | 500 MB | 8.5000 |" in text
+    assert "| `fp8_block` | 400 | 0.40 | 667 | 0.33 | 500 MB | 8.5000 |" in text
+    assert "| `nvfp4` | round 1: hung | | | | | |" in text
+    assert "| Blocks of FP8, one thread, against FP32, by processor time | ≥ 0.40 | 0.40 | reached |" in text
+    assert "| Blocks of FP8, 4 ranks, against FP32 | ≥ 0.40 | 0.33 | not reached |" in text
+
+
+def test_a_part_is_put_into_results_of_the_same_machine() -> None:
+    before, part = found(), {**found(), "date": "2000-01-03", "contests": [precisions()]}
+    assert updated(before, part) == {**before, "contests": [contest(), precisions()]}
+    again = {**part, "contests": [{**contest(), "title": "again"}]}
+    assert [c["title"] for c in updated(updated(before, part), again)["contests"]] == ["again", "Precisions"]
+    with pytest.raises(SystemExit, match="another machine"):
+        updated(before, {**part, "cores": 4})
 
 
 def test_without_a_limit_or_others_there_are_no_shares() -> None:
@@ -133,7 +164,12 @@ def test_names_are_of_one_row_each() -> None:
         assert any(r.group == "theirs" for r in each.rows)
 
 
-@pytest.mark.parametrize("each", [c for c in CONTESTS if c.precision == "fp32"], ids=lambda c: c.name)
+def test_contests_are_chosen_by_words() -> None:
+    assert chosen(False, []) == [*CONTESTS, PRECISIONS] and chosen(False, ["prec"]) == [PRECISIONS]
+    assert chosen(True, ["prec"]) == [PRECISIONS], "no row of it is a quick one"
+
+
+@pytest.mark.parametrize("each", [c for c in (*CONTESTS, PRECISIONS) if c.precision != "bf16"], ids=lambda c: c.name)
 def test_layouts_are_what_their_rows_say(each: Any) -> None:
     """All train today, on as many ranks as the row says, and the batch is the same."""
     processes = {r.name: r.processes for r in each.rows} | {"start": 1}
