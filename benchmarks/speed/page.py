@@ -112,8 +112,8 @@ def _precisions(contest: Mapping[str, Any]) -> str:
     lines = [
         f"## {contest['title']}\n",
         f"[{contest['spec']}](../{contest['spec']}), {contest['tokens']:,} tokens a step. × FP32 is the ratio to the",
-        "same layout in FP32. No processor here multiplies numbers of 8 or 4 bits: they are widened first, and",
-        "[precision.md](precision.md) says how. So these recipes cost time here that they save on accelerators.\n",
+        "same layout in FP32. CPUs have no products of numbers of 8 or 4 bits: these are widened first, to FP32 or BF16.",
+        "[precision.md](precision.md) has what the precisions are.\n",
         "| | one thread, a second of a core | × FP32 | 4 ranks, tokens/s | × FP32 | memory, one process | first loss |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
@@ -213,7 +213,7 @@ def _goals(found: Mapping[str, Any]) -> str:
 
 
 def _goals_of_precisions(contest: Mapping[str, Any] | None) -> list[tuple[str, float, float | None, Kind]]:
-    """Blocks of FP8 beside FP32, where no processor has their products."""
+    """Blocks of FP8 beside FP32, where CPUs have no such products."""
     found = figures(contest) if contest else {}
     one = _ratio(found.get("fp8_block on 1"), found.get("fp32 on 1"), processor=True)
     four = _ratio(found.get("fp8_block on 4"), found.get("fp32 on 4"))
