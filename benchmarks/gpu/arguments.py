@@ -15,6 +15,7 @@ from compiler.ops import RULES
 from compiler.ops import Tensor as Abstract
 from runtime import ops
 from runtime.ops.quantise import quantise, quantise_blocks, quantise_columns
+from runtime.ops.quantise_e5m6 import quantise_e5m6
 from runtime.optimizers import reference_update
 
 EPS, THETA, SCALE = 1e-6, 10_000.0, 2.5
@@ -72,6 +73,16 @@ def heads_wgrad(s: Sizes, t: Make) -> Arguments:
 def dense(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
     """dy, h of a dense layer."""
     return t(s.tokens, s.dense), t(s.tokens, 2 * s.dense)
+
+
+def attended(s: Sizes, t: Make) -> Tensor:
+    """What attention returns."""
+    return t(s.tokens, s.heads * s.value)
+
+
+def kept(s: Sizes, t: Make) -> Arguments:
+    """Its planes in E5M6."""
+    return quantise_e5m6(attended(s, t))
 
 
 def gated(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor]:

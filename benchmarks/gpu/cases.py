@@ -144,6 +144,10 @@ CASES: tuple[Case, ...] = (
     Case("quantise_blocks", lambda s, t: (t(2 * s.dense, s.hidden),), CAST),
     Case("quantise_blocks", lambda s, t: (t(s.local_experts, 2 * s.inner, s.hidden),), CAST, "of experts"),
     Case("requantise", lambda s, t: a.quantise(t(s.rows, s.hidden)), CAST, dtypes=(BF16,)),
+    Case("quantise_e5m6", lambda s, t: (a.attended(s, t),), CAST),
+    Case("quantise_kept_e5m6", lambda s, t: (a.attended(s, t), True), CAST, dtypes=(BF16,)),
+    Case("dequantise_e5m6", a.kept, CAST, dtypes=(BF16,)),
+    Case("dequantise_quantise_requantise_e5m6", lambda s, t: (*a.kept(s, t), True), CAST, dtypes=(BF16,)),
     # ---- attention
     Case(
         "mla_attention",

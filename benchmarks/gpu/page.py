@@ -21,7 +21,10 @@ PAGE = ROOT / "docs" / "kernels.md"
 DEVICES = ("h200", "h100")  # whose results are shown, where there are any
 NOT = "not measured"
 NO_KERNEL = "no kernel |  |  |  |  |  | "
-SHORT = {"bfloat16": "bf16", "float32": "f32", "float8_e4m3fn": "e4m3", "int64": "i64", "int32": "i32"}
+SHORT = {
+    **{"bfloat16": "bf16", "float32": "f32", "float8_e4m3fn": "e4m3", "float8_e8m0fnu": "e8m0"},
+    **{"int64": "i64", "int32": "i32", "uint8": "u8"},
+}
 Found = Mapping[str, Any]
 
 

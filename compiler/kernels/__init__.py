@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.kernels.kernel import Choice, KernelFile, render
-from dsl.formats import E5M6, FP8, PRODUCTS
+from dsl.formats import FP8, PRODUCTS
 
 __all__ = ["KERNELS", "ON_TORCH", "KernelFile", "emit_kernel"]
 
@@ -23,8 +23,8 @@ ON_TORCH = (
     *("linear_wide", "linear_wide_dgrad", "linear_wide_wgrad_"),
 )
 
-# Formats whose ops run on torch, and on CPUs alone: `dsl.rules.training` refuses accelerators.
-FORMATS = tuple(form.name for form in (*PRODUCTS, E5M6) if form != FP8)
+# Formats of products whose ops run on torch, and on CPUs alone: `dsl.rules.training` refuses accelerators.
+FORMATS = tuple(form.name for form in PRODUCTS if form != FP8)
 
 
 def _rows() -> dict[str, Callable[..., Choice | None]]:

@@ -87,6 +87,12 @@ def _kept(segment: Segment) -> bool:
     return "swiglu" in segment.recompute and segment.kind not in segment.recompute
 
 
+def _attention_again(segment: Segment, kept: bool) -> bool:
+    """Whether W quantises again what attention returned, from what is `kept` for it, or from the value itself."""
+    attends = segment.kind == "attention" and "attention" not in segment.recompute
+    return attends and ("attention_output" in dict(segment.stored)) == kept
+
+
 def _sends_packed(segment: Segment) -> bool:
     return segment.kind == "router" and is_packed(dict(segment.stored).get("rows", ""))
 
@@ -245,9 +251,23 @@ PASSES: dict[str, tuple[Pass, ...]] = {
             matches=lambda segment: _sends_packed(segment) and "residual_norm" not in segment.fused,
         ),
         Pass(
+            find=(
+                Node("dequantise", ("kept",), ("x",)),
+                Node("quantise", ("x",), ("q",)),
+                Node("requantise", ("q",), ("columns",)),
+            ),
+            make=(Node("dequantise_quantise_requantise", ("kept",), ("columns",)),),
+            matches=lambda segment: _attention_again(segment, kept=True),
+        ),
+        Pass(
             find=(Node("quantise", ("x",), ("q",)), Node("requantise", ("q",), ("columns",))),
             make=(Node("quantise_requantise", ("x",), ("columns",)),),
-            matches=lambda segment: segment.kind == "attention" and "attention" not in segment.recompute,
+            matches=lambda segment: _attention_again(segment, kept=False),
+        ),
+        Pass(  # what is kept comes first
+            find=(Node("quantise", ("x",), ("kept",)), Node("quantise", ("x",), ("q",))),
+            make=(Node("quantise_kept", ("x",), ("q", "kept")),),
+            matches=lambda segment: _attention_again(segment, kept=True),
         ),
         Pass(  # copies of quantised rows
             find=(Node("quantise", ("dy",), ("q",)), Node("unpermute_dgrad", ("q", "order", "top_k"), ("drows",))),

@@ -65,7 +65,7 @@ def unpacked(joint: Joint) -> Joint:
         form = next((of.form for of in packed if of.form), None)
         if form is not None:
             op = f"{node.op}_{form.name}" if "quantise" in node.op else f"{base}_{form.name}{suffix}"
-            return Node(op, (*args, *_manner(joint, node)), all_parts(node.outputs))
+            return Node(op, (*args, *_manner(joint, node), *_exactness(joint, node)), all_parts(node.outputs))
         eight_bits = any(is_packed(joint.tensors[value].dtype) for value in node.reads)
         op = f"{base}_fp8{suffix}" if eight_bits and base != "requantise" else node.op
         return Node(op, (*args, *_exactness(joint, node)), all_parts(node.outputs))
@@ -97,10 +97,11 @@ def unpacked(joint: Joint) -> Joint:
 
 
 def _exactness(joint: Joint, node: Node) -> tuple[bool, ...]:
-    """What a node that quantises is told: whether the scales of its results, if they have some, are powers of two."""
-    found = {packed_of(dtype).pow2 for value in node.outputs if is_packed(dtype := joint.tensors[value].dtype)}
+    """What a node that quantises is told: whether FP32 scales of its results, if they have some, are powers of two."""
     if "quantise" not in node.op:
         return ()
+    packed = [packed_of(dtype) for value in node.outputs if is_packed(dtype := joint.tensors[value].dtype)]
+    found = {of.pow2 for of in packed if of.form is None}
     assert len(found) < 2, f"{node} quantises to scales of two kinds"
     return tuple(found)
 

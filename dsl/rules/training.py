@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsl.formats import E5M6, FP8, Format, format_of
+from dsl.formats import FP8, Format, format_of
 from dsl.rules.finding import Finding
 from dsl.rules.precision import OPERANDS
 from dsl.schema import BUILT_IN, Precision, Spec
@@ -59,13 +59,7 @@ def has_kernels_of_the_precision(spec: Spec) -> Iterator[Finding]:
     precision = spec.precision
     form = format_of(precision) if precision.linear in OPERANDS else None
     device = next((each for each in spec.cluster.devices if each.bf16 is not None), None)
-    if device is None:
-        return
-    if form not in (None, FP8):
+    if device is not None and form not in (None, FP8):
         message = f"device {device.name} would run linears in {form.name}, and no kernel multiplies in it yet"
         hint = "write `precision = fp8_block`, or train on a cluster of CPUs"
         yield Finding("E1006", message, "precision.linear", hint)
-    if precision.attention_output == E5M6.element:
-        message = f"device {device.name} would keep attention_output in e5m6, and no kernel does that yet"
-        hint = "leave attention_output out, or train on a cluster of CPUs"
-        yield Finding("E1006", message, "precision.attention_output", hint)

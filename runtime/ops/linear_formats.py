@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from runtime.ops.formats import FORMATS, Format, Planes, Tile, dequantised, packed, unpacked
+from runtime.ops.formats import FORMATS, Format, Planes, Tile, packed, unpacked
 from runtime.ops.grouped_linear_fp8 import groups
 from runtime.ops.hadamard import hadamard
 from runtime.ops.product import add_product_, product
@@ -28,7 +28,7 @@ Op = Callable[..., Tensor | Planes | None]
 
 
 def _casts(form: Format) -> tuple[Op, ...]:
-    """The ops that make planes of a format, and numbers of planes."""
+    """The ops that make planes of a format."""
 
     def quantise(x_RC: Tensor) -> Planes:
         """x_RC -> planes, by rows."""
@@ -53,13 +53,8 @@ def _casts(form: Format) -> tuple[Op, ...]:
         """w_NK, or of experts [E, N, K] -> planes, planes of the transposed weight."""
         return *packed(w_NK, form, form.weight_tile), *packed(w_NK.transpose(-1, -2), form, form.weight_tile)
 
-    def dequantise(*planes: Tensor) -> Tensor:
-        """Planes by rows -> x_RC (BF16), rounded once."""
-        return dequantised(planes, form, form.tile).to(torch.bfloat16)
-
-    named: dict[str, Op] = {"quantise": quantise, "quantise_columns": quantise_columns, "quantise_both": quantise_both}
-    named |= {"quantise_blocks": quantise_blocks, "dequantise": dequantise}
-    return tuple(_named(f"{name}_{form.name}", op) for name, op in named.items())
+    ops: tuple[Op, ...] = (quantise, quantise_columns, quantise_both, quantise_blocks)
+    return tuple(_named(f"{op.__name__}_{form.name}", op) for op in ops)
 
 
 def _products(form: Format) -> tuple[Op, ...]:
@@ -130,12 +125,8 @@ def _named(name: str, op: Op) -> Op:
 
 
 def _ops() -> tuple[Op, ...]:
-    """The ops of all formats. E5M6 is for values that are kept, not for products."""
-    forms = FORMATS.values()
-    multiplied = (form for form in forms if form.name != "e5m6")
-    return tuple(op for form in forms for op in _casts(form)) + tuple(
-        op for form in multiplied for op in _products(form)
-    )
+    """The ops of all formats but E5M6, which is for values that are kept, not for products."""
+    return tuple(op for form in FORMATS.values() if form.name != "e5m6" for op in (*_casts(form), *_products(form)))
 
 
 OPS = _ops()

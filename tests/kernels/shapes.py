@@ -43,6 +43,7 @@ VARIANTS: tuple[Variant, ...] = (
     ("quickstart.dsc", "quickstart", (PLACED, UNFUSED)),
     ("deepseek-v3.dsc", "pretrain", (PLACED, UNFUSED)),
     ("deepseek-v3.dsc", "pretrain", ("unfused=[residual_norm]",)),
+    ("deepseek-v3.dsc", "pretrain", ("precision.attention_output=bf16",)),
     ("deepseek-v3.dsc", "pretrain", ("recompute=[]",)),
     ("deepseek-v3.dsc", "pretrain", ("recompute=[]", UNFUSED)),
 )

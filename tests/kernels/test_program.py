@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compiler.build import compile_spec, write_build
-from dsl.schema import BUILT_IN, Dense, Device, HeadDim, Machine, Mla, Model, Rope
+from dsl.schema import BUILT_IN, Dense, Device, HeadDim, Machine, Mla, Model, Precision, Rope
 from dsl.schema.run import Fusion
 from tests.training.specs import MODELS, MOE, model, spec
 from tests.training.test_fp8 import Roundings
@@ -28,12 +28,12 @@ def run(build: Path, out: Path, interpret: bool) -> dict[str, Tensor]:
     return load_file(out)
 
 
-def both(folder: Path, precision: str, of: Model, **changes: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def both(folder: Path, precision: Precision, of: Model, **changes: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What a step with reference ops leaves, and one with kernels, of which every file was used."""
     few = Machine(devices=1, device=Device(name="few", memory=4 * 10**9, sms=4))
     base = spec(1, 1, 1, 2)
     cluster = base.cluster.model_copy(update={"node": few})
-    update = {"model": of, "precision": BUILT_IN[precision], "cluster": cluster, **changes}
+    update = {"model": of, "precision": precision, "cluster": cluster, **changes}
     files = dict(compile_spec(base.model_copy(update=update)).files)
     write_build(folder / "build", tuple(files.items()))
     plain = run(folder / "build", folder / "plain.safetensors", interpret=False)
@@ -45,15 +45,15 @@ def both(folder: Path, precision: str, of: Model, **changes: Any) -> tuple[dict[
 
 
 def test_a_step_with_kernels_is_a_step_with_reference_ops(tmp_path: Path) -> None:
-    plain, emitted = both(tmp_path, "fp32", MODELS["v3"])
+    plain, emitted = both(tmp_path, BUILT_IN["fp32"], MODELS["v3"])
     for name, expected in plain.items():
         error = (emitted[name] - expected).abs().max().item()
         # sums of at most 72 rows and 61 columns in FP32, in another order: a few units of 2^-24 of the largest element
         assert error <= 2e-5 * max(expected.abs().max().item(), 1e-6), (name, error)
 
 
-@pytest.mark.parametrize("recompute", [(), ("rmsnorm", "mla_up", "swiglu")])
-def test_a_step_in_blocks_of_fp8(tmp_path: Path, recompute: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("kept", "recompute"), [("e5m6", ("rmsnorm", "mla_up", "swiglu")), (None, ())])
+def test_a_step_in_blocks_of_fp8(tmp_path: Path, kept: str | None, recompute: tuple[str, ...]) -> None:
     """Kernels are off from float64 as roundings at random are, which bounds what reference ops are off, too."""
     experts = MOE.model_copy(update={"experts": 4, "top_k": 4, "groups": 1, "top_groups": 1, "inner": 128})
     sizes = HeadDim(nope=16, rope=16, value=16)
@@ -61,10 +61,10 @@ def test_a_step_in_blocks_of_fp8(tmp_path: Path, recompute: tuple[str, ...]) -> 
     of = model(attention, Dense(inner=128), experts, mtp=True).model_copy(update={"hidden": 64})
     layers = (of.layers[0], of.layers[1].model_copy(update={"last": 1}))
     of = of.model_copy(update={"layers": layers})
-    plain, emitted = both(tmp_path, "fp8_block", of, recompute=recompute)
-    apart = spec(1, 1, 1, 2, precision="fp8_block").model_copy(
-        update={"model": of, "recompute": recompute, "unfused": get_args(Fusion)}
-    )
+    precision = BUILT_IN["fp8_block"].model_copy(update={"attention_output": kept})
+    plain, emitted = both(tmp_path, precision, of, recompute=recompute)
+    update = {"model": of, "recompute": recompute, "precision": precision, "unfused": get_args(Fusion)}
+    apart = spec(1, 1, 1, 2).model_copy(update=update)
     write_build(tmp_path / "apart", compile_spec(apart).files)
     roundings = Roundings.of(tmp_path / "apart")
     for found in (plain, emitted):

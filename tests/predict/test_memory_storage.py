@@ -66,13 +66,18 @@ def test_tiles_turn() -> None:
 # ---------------------------------------------------------------- as published
 
 
-def test_attention_keeps_latents_and_what_it_returns() -> None:
+@pytest.mark.parametrize("output", ["e5m6", "bf16"])
+def test_attention_keeps_latents_and_what_it_returns(output: str) -> None:
     """Norms and up-projections are computed again, so their results are not there, in no dtype. What attention returns
-    is read by its own backward: it stays in BF16, and no second copy of it is kept."""
-    made = cut(use_of(deepseek(), "attention").segment)
+    is read by its own backward: it is kept in 12 bits with an exponent for each 128, and no second copy is."""
+    made = cut(use_of(deepseek(f"precision.attention_output={output}"), "attention").segment)
     kept = {name: size for name, size in sizes(made.saved).items() if not name.endswith(("rstd", "lse"))}
-    assert kept == {"linear_0": T * 1536 * 2, "linear_2": T * 576 * 2, "mla_attention_0": T * 16384 * 2}
-    assert "mla_attention_0" in made.W.args
+    attended = {
+        "e5m6": {"mla_attention_0_kept": T * (16384 + 128), "mla_attention_0_kept_low": T * 16384 // 2},
+        "bf16": {"mla_attention_0": T * 16384 * 2},
+    }
+    assert kept == {"linear_0": T * 1536 * 2, "linear_2": T * 576 * 2} | attended[output]
+    assert attended[output].keys() < {*made.W.args}
 
 
 def test_experts_keep_rows_and_the_input_of_swiglu_in_eight_bits() -> None:
@@ -132,14 +137,12 @@ def test_scales_that_are_powers_of_two() -> None:
         for node in interpret(use_of(deepseek(), kind).segment).nodes:
             if "quantise" in node.op:
                 tensors = interpret(use_of(deepseek(), kind).segment).tensors
-                pow2 = {
-                    packed_of(tensors[value].dtype).pow2
-                    for value in node.outputs
-                    if value in tensors and is_packed(tensors[value].dtype)
-                }
+                packed = [packed_of(t.dtype) for t in map(tensors.get, node.outputs) if t and is_packed(t.dtype)]
+                pow2 = {of.pow2 for of in packed if of.form is None}
                 found |= {(kind, node.reads[0])} if pow2 == {True} else set()
     assert found == {
         ("attention", "mla_attention_0"),
+        ("attention", "mla_attention_0_kept"),
         ("experts", "rows"),
         ("experts", "d_y"),
         ("join", "d_y"),

@@ -64,14 +64,14 @@ def test_it_is_near_the_peak_of_the_fullest_rank(name: str) -> None:
 
 
 def test_deepseek_v3_begins_with_four_layers() -> None:
-    """A first stage of five layers, with none before the head, is as fast within the error of rates, and holds more."""
+    """A first stage of five layers, with none before the head, is as fast within the error of rates, and its device holds more."""
     spec = shipped("deepseek-v3.dsc")
     five = resolve(SPECS / "deepseek-v3.dsc", None, ["parallel.layout=Et*5|(tttt|)*14mL"]).spec
     assert runs_of(spec) == [4] * 15 + [1] and runs_of(five) == [5, *[4] * 14, 0]
     four, other = timed(spec), timed(five)
     assert four.step.seconds < other.step.seconds * (1 + 1 / NEAR)
-    held, more = (max(memory.peak_bytes for memory in memories(each)) for each in (four, other))
-    assert held < more - 2**30
+    held, more = ([memory.peak_bytes for memory in memories(each)] for each in (four, other))
+    assert max(held) <= max(more) and held[0] < more[0] - 2**30
     assert any("at most 1% more" in said for said in make_plan(spec).assumptions)
     assert not any("at most 1% more" in said for said in make_plan(five).assumptions)
 

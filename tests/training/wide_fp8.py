@@ -18,7 +18,8 @@ from runtime.ops import OPS
 from tests.ops.cases import as_tuple
 from tests.segments.rounding import at_random, rounded_results
 
-LARGEST, SMALLEST_EXPONENT, BITS = 448.0, -6, 3  # E4M3: the largest number, and 3 bits of fraction from 2⁻⁶ on
+E4M3 = 448.0, -6, 3  # the largest number, and 3 bits of fraction from 2⁻⁶ on
+E5M6 = 130048.0, -14, 6
 Rounding = torch.Generator | bool  # at random; or whether to round to nearest
 
 
@@ -47,25 +48,26 @@ class Wide:
                 result[r : r + rows, c : c + columns] = self._tile(tile, tile.abs().max(), pow2)
         return result
 
-    def by_rows(self, x: Tensor, pow2: bool) -> Tensor:
-        """Round to E4M3 in tiles of 1 × 128, all rows at a time."""
+    def by_rows(self, x: Tensor, pow2: bool, of: tuple[float, int, int] = E4M3) -> Tensor:
+        """Round to E4M3 or E5M6 in tiles of 1 × 128, all rows at a time."""
         if self.how is False:
             return x
         parts = x.split(128, dim=1)
-        return torch.cat([self._tile(part, part.abs().amax(1, keepdim=True), pow2) for part in parts], 1)
+        return torch.cat([self._tile(part, part.abs().amax(1, keepdim=True), pow2, of) for part in parts], 1)
 
-    def _tile(self, tile: Tensor, most: Tensor, pow2: bool) -> Tensor:
-        scale = (most.float() * torch.tensor(1 / LARGEST)).double()
+    def _tile(self, tile: Tensor, most: Tensor, pow2: bool, of: tuple[float, int, int] = E4M3) -> Tensor:
+        largest, least, bits = of
+        scale = (most.float() * torch.tensor(1 / largest)).double()
         if pow2:
             scale = 2.0 ** scale.log2().ceil()
         scale = torch.where(most > 0, scale, 1.0)
         x = tile / scale
-        step = 2.0 ** (x.abs().clamp(min=2.0**SMALLEST_EXPONENT).log2().floor() - BITS)
+        step = 2.0 ** (x.abs().clamp(min=2.0**least).log2().floor() - bits)
         if isinstance(self.how, torch.Generator):
             units = (x / step + torch.rand(x.shape, generator=self.how, dtype=x.dtype)).floor()
         else:
             units = (x / step).round()
-        return (units * step).clamp(-LARGEST, LARGEST) * scale
+        return (units * step).clamp(-largest, largest) * scale
 
     # ---------------------------------------------------------------- ops
 
@@ -77,6 +79,12 @@ class Wide:
 
     def quantise_both(self, x: Tensor, pow2: bool) -> tuple[Tensor, ...]:
         return *self.quantise(x, pow2), *self.quantise(x.t().contiguous(), pow2)
+
+    def quantise_e5m6(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.by_rows(x, True, E5M6), x.new_zeros(1), _scales(x)
+
+    def dequantise_e5m6(self, high: Tensor, _: Tensor, __: Tensor) -> Tensor:
+        return high
 
     def linear_fp8(self, x: Tensor, _: Tensor, w: Tensor, __: Tensor) -> Tensor:
         return self.sixteen(x @ w.t())
