@@ -94,8 +94,10 @@ def test_a_recipe_is_built_in_and_may_be_defined_anew(tmp_path: Path) -> None:
 
 
 def test_the_shipped_block_of_fp8_is_the_built_in_one() -> None:
-    spec = load(Path(__file__).parents[2] / "specs" / "deepseek-v3.dsc")
-    assert spec.precision == BUILT_IN["fp8_block"]
+    path = Path(__file__).parents[2] / "specs" / "deepseek-v3.dsc"
+    assert load(path, overrides=["precision=fp8_block"]).precision == BUILT_IN["fp8_block"]
+    kept = BUILT_IN["fp8_block"].model_copy(update={"name": "published", "attention_output": "e5m6"})
+    assert load(path).precision == kept
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The kernels of E5M6 against their reference ops in Triton's interpreter. The checks are in checks_quantise_e5m6.py."""
+"""The kernels of E5M6 against their reference ops in Triton's interpreter. The checks: checks_quantise_e5m6.py."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_it_is_near_the_peak_of_the_fullest_rank(name: str) -> None:
 
 
 def test_deepseek_v3_begins_with_four_layers() -> None:
-    """A first stage of five layers, with none before the head, is as fast within the error of rates, and its device holds more."""
+    """A first stage of five layers, with none before the head, is as fast within the error of rates, but holds more."""
     spec = shipped("deepseek-v3.dsc")
     five = resolve(SPECS / "deepseek-v3.dsc", None, ["parallel.layout=Et*5|(tttt|)*14mL"]).spec
     assert runs_of(spec) == [4] * 15 + [1] and runs_of(five) == [5, *[4] * 14, 0]
