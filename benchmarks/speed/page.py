@@ -112,8 +112,8 @@ def _precisions(contest: Mapping[str, Any]) -> str:
     lines = [
         f"## {contest['title']}\n",
         f"[{contest['spec']}](../{contest['spec']}), {contest['tokens']:,} tokens a step. × FP32 is the ratio to the",
-        "same layout in FP32. CPUs have no products of numbers of 8 or 4 bits: these are widened first, to FP32 or BF16.",
-        "[precision.md](precision.md) has what the precisions are.\n",
+        "same layout in FP32. CPUs have no products of numbers of 8 or 4 bits: these are widened first, to FP32 or",
+        "BF16. [precision.md](precision.md) says what the precisions are.\n",
         "| | one thread, a second of a core | × FP32 | 4 ranks, tokens/s | × FP32 | memory, one process | first loss |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]

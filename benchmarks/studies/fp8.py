@@ -15,6 +15,7 @@ from benchmarks.studies import picture
 from benchmarks.studies.pages import Written, last_steps, losses, mean_curve, paragraph, spread, table, trained
 from benchmarks.studies.records import Record, Results
 from benchmarks.studies.study import ROOT, Study, Variant, window_of
+from compiler.report.charts import Chart
 
 PAGE = ROOT / "docs" / "fp8.md"
 PICTURE = ROOT / "docs" / "pictures" / "fp8.svg"
@@ -24,6 +25,22 @@ BF16 = Variant("bf16", "bf16", "bf16", ("precision=bf16",))
 RECIPE = Variant("fp8_block", "fp8_block", "fp8_block", (FP8,))
 LARGER = f"model.init_std={0.02 * (1 + 2.0**-8)!r}"  # 0.02 is the quickstart's
 APART = Variant("bf16_apart", "bf16, initial weights larger by 2⁻⁸", "bf16, larger", ("precision=bf16", LARGER))
+PARTS = (  # variants of the recipe, each without a part of it
+    Variant(
+        "fp8_squares",
+        "fp8_block, activations in 128×128 tiles",
+        "128×128 tiles",
+        (FP8, "precision.activation_tile=128x128", "precision.dispatch=bf16"),
+    ),
+    Variant(
+        "fp8_no_promotion",
+        "fp8_block, sums of products in 14 bits, no promotion",
+        "no promotion",
+        (FP8,),
+        "benchmarks.studies.accumulator",
+    ),
+    Variant("fp8_no_master", "fp8_block, no FP32 master weights", "no master", (FP8, "precision.master=bf16")),
+)
 STUDY = Study(
     "fp8",
     (
@@ -33,20 +50,7 @@ STUDY = Study(
         RECIPE,
         Variant("mxfp8", "mxfp8", "mxfp8", ("precision=mxfp8",)),
         Variant("nvfp4", "nvfp4", "nvfp4", ("precision=nvfp4",)),
-        Variant(
-            "fp8_squares",
-            "fp8_block, activations in 128×128 tiles",
-            "128×128 tiles",
-            (FP8, "precision.activation_tile=128x128", "precision.dispatch=bf16"),
-        ),
-        Variant(
-            "fp8_no_promotion",
-            "fp8_block, sums of products in 14 bits, no promotion",
-            "no promotion",
-            (FP8,),
-            "benchmarks.studies.accumulator",
-        ),
-        Variant("fp8_no_master", "fp8_block, no FP32 master weights", "no master", (FP8, "precision.master=bf16")),
+        *PARTS,
     ),
 )
 
@@ -59,13 +63,13 @@ def written(results: Results) -> Written:
 def page(study: Study, results: Results) -> str:
     """docs/fp8.md."""
     there = [variant for variant in study.variants if results.of(variant)]
-    parts = (_head(study, results), _table(results, there), _missing(study, results), ROWS)
+    parts = (_head(study, results), _table(results, there), _parts(results), _missing(study, results), ROWS)
     return "\n".join(part for part in parts if part)
 
 
-def differences(results: Results, variant: Variant) -> dict[int, float]:
-    """By seed, the relative difference of the last loss to that of BF16 of the same seed."""
-    base = {record.seed: record.last_loss for record in results.of(BF16)}
+def differences(results: Results, variant: Variant, to: Variant = BF16) -> dict[int, float]:
+    """By seed, the relative difference of the last loss to that of another variant of the same seed."""
+    base = {record.seed: record.last_loss for record in results.of(to)}
     return {r.seed: r.last_loss / base[r.seed] - 1 for r in results.of(variant) if r.seed in base}
 
 
@@ -125,6 +129,33 @@ def _goal(results: Results) -> str:
     return text
 
 
+def _parts(results: Results) -> str:
+    """What the parts of the recipe are worth, as far as so few seeds show it."""
+    seeds = [record.seed for record in results.of(RECIPE)]
+    found = {part: differences(results, part, RECIPE) for part in PARTS}
+    rows = [
+        (part.title, _mean(each.values()), *(f"{each[seed]:+.2%}" if seed in each else "" for seed in seeds))
+        for part, each in found.items()
+        if each
+    ]
+    if not rows:
+        return ""
+    several = {part.label: [*each.values()] for part, each in found.items() if len(each) > 1}
+    larger = [name for name, each in several.items() if abs(statistics.fmean(each)) > 2 * _error(each)]
+    smaller = [name for name in several if name not in larger]
+    said = paragraph("""
+        The same steps beside those of fp8_block of the same seed: what each part of the recipe is worth. DeepSeek-V3's
+        authors found that a model of 16B parameters diverged where gradients of activations were in blocks of 128×128
+        (arXiv 2412.19437, appendix B.2).
+    """)
+    notes = paragraph(f"""
+        {f"More than twice their standard error: {', '.join(larger)}." if larger else ""}
+        {f"Not visible at this size, less than twice their standard error: {', '.join(smaller)}." if smaller else ""}
+    """)
+    head = ("variant", "to fp8_block", *(f"seed {seed}" for seed in seeds))
+    return "\n\n".join(("## Without a part of the recipe", said, table(head, rows), *([notes] if notes else []))) + "\n"
+
+
 def _mean(values: Collection[float]) -> str:
     error = f" ± {_error(values):.2%}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):+.2%}{error}"
@@ -160,21 +191,30 @@ ROWS = """## What the rows are
 
 
 def drawing(study: Study, results: Results) -> str:
-    """Curves of the relative difference to BF16, and of BF16's loss; each the mean of seeds."""
-    window, base = window_of(results.steps), {record.seed: record for record in results.of(BF16)}
-    there = [variant for variant in study.variants if variant != BF16 and differences(results, variant)]
+    """Curves of the relative difference to BF16, of parts of the recipe to the whole, and of BF16's loss; all of seeds'
+    means.
+    """
+    rows = [[panel] for panel in (_panel(study, results, BF16), _panel(study, results, RECIPE)) if panel]
+    if base := results.of(BF16):
+        loss = picture.series(["bf16"], [mean_curve([record.loss for record in base])], window_of(results.steps))
+        rows.append([picture.wide("Training loss of bf16 by step, nats a token", loss)])
+    return picture.svg("Training loss beside that of bf16", rows)
+
+
+def _panel(study: Study, results: Results, to: Variant) -> Chart | None:
+    """Differences to BF16, or of variants of the recipe to the recipe."""
+    base = {record.seed: record for record in results.of(to)}
+    variants = PARTS if to == RECIPE else [each for each in study.variants if each not in (*PARTS, BF16)]
+    there = [variant for variant in variants if differences(results, variant, to)]
+    if not there:
+        return None
     curves = [
         mean_curve([_relative(record, base[record.seed]) for record in results.of(variant) if record.seed in base])
         for variant in there
     ]
-    rows = []
-    if there:
-        drawn = picture.series([variant.label for variant in there], curves, window)
-        rows.append([picture.wide("Difference of the training loss to that of bf16 by step, in percent", drawn)])
-    if base:
-        loss = picture.series(["bf16"], [mean_curve([record.loss for record in base.values()])], window)
-        rows.append([picture.wide("Training loss of bf16 by step, nats a token", loss)])
-    return picture.svg("Training loss beside that of bf16", rows)
+    drawn = picture.series([variant.label for variant in there], curves, window_of(results.steps))
+    dashed = "; dashed where the name is in italics" if len(there) > len(picture.COLOURS) else ""
+    return picture.wide(f"Difference of the training loss to that of {to.label} by step, in percent{dashed}", drawn)
 
 
 def _relative(record: Record, base: Record) -> list[float]:

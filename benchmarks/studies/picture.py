@@ -70,8 +70,9 @@ def svg(title: str, rows: Sequence[Sequence[charts.Chart]]) -> str:
 
 
 def _lines() -> str:
-    """A colour and a stroke for each curve, by its place."""
+    """A colour and a stroke for each curve, by its place; names of dashed ones are in italics."""
     return "\n".join(
         f".s{at} {{ --line: var(--{colour}) }} .s{at} path {{ stroke-dasharray: {dash} }}"
+        + (f" .s{at} text {{ font-style: italic }}" if dash != "none" else "")
         for at, (dash, colour) in enumerate((dash, colour) for dash in DASHES for colour in COLOURS)
     )

@@ -166,7 +166,23 @@ def test_differences_are_of_the_same_seed() -> None:
     for seed in (1, 2, 3):
         curve = [loss * (1 + seed / 100) * 1.01 for loss in record("", 0).loss]
         results.runs[f"fp8_block-{seed}"] = record("fp8_block", seed, loss=curve)
-    assert "is not within 0.25% of bf16, the goal. ## What" in flat(fp8.page(fp8.STUDY, results))
+    assert "is not within 0.25% of bf16, the goal. ## Without" in flat(fp8.page(fp8.STUDY, results))
+
+
+def test_parts_of_the_recipe_are_beside_the_whole() -> None:
+    """A difference is said to be visible, or not, by its standard error; of one seed nothing is said."""
+    results = results_of(fp8.STUDY)
+    for seed, by in ((1, 1.01), (2, 1.02), (3, 1.03)):
+        curve = [loss * (1 + seed / 100) * by for loss in record("", 0).loss]
+        results.runs[f"fp8_no_master-{seed}"] = record("fp8_no_master", seed, loss=curve)
+    results.runs.pop("fp8_no_promotion-1")
+    text = flat(fp8.page(fp8.STUDY, results))
+    assert "| fp8_block, no FP32 master weights | +2.00% ± 0.58% | +1.00% | +2.00% | +3.00% |" in text
+    assert "no promotion | +0.00% ± 0.00% | | +0.00% | +0.00% |" in text
+    assert "More than twice their standard error: no master. Not visible at this size, less than" in text
+    assert "twice their standard error: 128×128 tiles, no promotion. ## What" in text
+    results.runs.pop("fp8_no_promotion-2")
+    assert "standard error: 128×128 tiles. ## What" in flat(fp8.page(fp8.STUDY, results))
 
 
 def test_a_page_says_what_is_missing() -> None:
