@@ -54,6 +54,12 @@ def norm_gradient(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return t(s.tokens, s.hidden), x, w, of("rmsnorm", x, w, EPS)[1]
 
 
+def norm_beside(s: Sizes, t: Make, parts: int, again: bool) -> Arguments:
+    """dy in parts, x, w, eps or rstd, the gradient of the residual."""
+    _, x, w, rstd = norm_gradient(s, t)
+    return *(t(s.tokens, s.hidden) for _ in range(parts)), x, w, EPS if again else rstd, t(s.tokens, s.hidden)
+
+
 def heads(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dy, x, w, rstd of queries."""
     x, w = t(s.tokens, s.kv_heads * s.head_dim), t(s.head_dim)

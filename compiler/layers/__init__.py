@@ -38,9 +38,14 @@ class Layer:
 
 LAYERS: dict[str, Layer] = {
     "attention": Layer(
-        attention.build, attention.PARAMETERS, ("rmsnorm", "mla_up", "attention"), ("residual_norm", "quantise")
+        attention.build,
+        attention.PARAMETERS,
+        ("rmsnorm", "mla_up", "attention"),
+        ("residual_norm", "quantise", "norm_gradient"),
     ),
-    "dense": Layer(dense.build, dense.PARAMETERS, ("rmsnorm", "swiglu", "dense"), ("residual_norm", "quantise")),
+    "dense": Layer(
+        dense.build, dense.PARAMETERS, ("rmsnorm", "swiglu", "dense"), ("residual_norm", "quantise", "norm_gradient")
+    ),
     "embed": Layer(ends.build_embed, ends.EMBED_PARAMETERS),
     "experts": Layer(moe.build_experts, moe.EXPERTS_PARAMETERS, ("swiglu", "experts"), ("quantise",)),
     "final_norm": Layer(ends.build_final_norm, ends.FINAL_NORM_PARAMETERS),
@@ -48,7 +53,10 @@ LAYERS: dict[str, Layer] = {
     "join": Layer(moe.build_join, {}, (), ("join", "quantise")),
     "mtp_input": Layer(mtp.build, mtp.PARAMETERS, ("rmsnorm",)),
     "router": Layer(
-        moe.build_router, moe.ROUTER_PARAMETERS, ("rmsnorm", "router"), ("residual_norm", "route", "quantise")
+        moe.build_router,
+        moe.ROUTER_PARAMETERS,
+        ("rmsnorm", "router"),
+        ("residual_norm", "route", "quantise", "norm_gradient"),
     ),
     "shared": Layer(moe.build_shared, moe.SHARED_PARAMETERS, ("rmsnorm", "swiglu", "shared"), ("quantise",)),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 from compiler.dtypes import is_packed
 from compiler.ir import Segment
@@ -127,6 +128,53 @@ def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
             find=(Node(f"{op}_dgrad", ("dy", *whole), given), Node("quantise_both", ("dh",), ("q", "columns"))),
             make=(Node(f"{op}_dgrad_quantise_both", ("dy", *whole), ("q", "columns", *given[1:])),),
             matches=lambda segment: _swiglus(segment, gated),
+        ),
+    )
+
+
+# ---------------------------------------------------------------- a norm's gradient
+
+
+def _parts(segment: Segment) -> str:
+    """What the gradient of a block's norm is a sum of, as the names of ops say it."""
+    if segment.kind == "router":
+        return "permuted_" if "route" in segment.fused else "sum_"  # of rows, and of the router's product
+    latents = any(param.name == "kv_down" for param in segment.params)
+    return "sum_" if latents else ""  # of the two products that read it
+
+
+def _remade(segment: Segment) -> str:
+    """How the backward makes a block's norm again for W alone: not where products of I read it again."""
+    if "rmsnorm" not in segment.recompute or segment.kind in segment.recompute:
+        return ""
+    quantised = segment.kind != "router" and "operands" in dict(segment.stored) and "quantise" in segment.fused
+    return "_again_quantise" if quantised else "_again"
+
+
+_SUMS: dict[str, tuple[tuple[Node, ...], tuple[str, ...]]] = {  # what makes dy, and what that reads
+    "permuted_": (
+        (Node("permute_dgrad_add", ("drows", "order", "top_k", "other", "more"), ("dy",)),),
+        ("drows", "order", "top_k", "other", "more"),
+    ),
+    "sum_": ((Node("add", ("a", "b"), ("dy",)),), ("a", "b")),
+    "": ((), ("dy",)),
+}
+_NORMS = {"_again_quantise": "rmsnorm_quantise", "_again": "rmsnorm", "": ""}
+
+
+def _norm_gradient(parts: str, remade: str) -> Pass:
+    """The gradient of a norm with the residual's, behind the sum that is the gradient of its result, and beside the
+    norm itself."""
+    sums, reads = _SUMS[parts]
+    norm = (Node(_NORMS[remade], ("x", "w", "eps"), ("y", "rstd")),) if remade else ()
+    last = Node("rmsnorm_dgrad_add", ("dy", "x", "w", "rstd", "add"), ("dx",))
+    args = (*reads, "x", "w", "eps" if remade else "rstd", "add")
+    results = tuple(value for node in (*sums, *norm, last) for value in node.outputs)
+    return Pass(
+        find=(*sums, *norm, last),
+        make=(Node(f"{parts}rmsnorm{remade}_dgrad_add", args, results),),
+        matches=lambda segment: (
+            "residual_norm" in segment.fused and _parts(segment) == parts and _remade(segment) == remade
         ),
     )
 
@@ -275,4 +323,5 @@ PASSES: dict[str, tuple[Pass, ...]] = {
             matches=_gets_packed,
         ),
     ),
+    "norm_gradient": tuple(_norm_gradient(*each) for each in product(_SUMS, _NORMS) if any(each)),
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsl.formats import FP8 as BLOCKS
 from dsl.formats import PRODUCTS, Format, format_of
 from dsl.rules.finding import Finding, nearest_multiple
-from dsl.schema import Dtype, Gqa, Moe, Precision, Spec
+from dsl.schema import Dtype, Gqa, Mla, Moe, Precision, Spec
 
 FP8 = "e4m3"
 OPERANDS = (FP8, "e2m1")  # what a linear may read beside wide dtypes
@@ -165,6 +165,12 @@ def recomputed_ops_exist(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0913", message, "recompute", f"write `recompute = [{kept}]`", (("the model", "model"),))
 
 
+def _has_more(spec: Spec, no_moe: bool) -> bool:
+    """Whether the gradient of some norm has more beside it than the residual's: a sum before it, or the norm again."""
+    again = {"attention", "dense"} - {*spec.recompute} if "rmsnorm" in spec.recompute else set()
+    return not no_moe or isinstance(spec.model.attention, Mla) or bool(again)
+
+
 def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
     """What is left apart would be one kernel: ops of MoE layers, and those whose result is multiplied or sent in eight
     bits. Rows in eight bits that come back alone are read as they are."""
@@ -172,7 +178,7 @@ def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
     packed = (spec.precision.linear == FP8 and spec.precision.scale == "fp32") or (
         spec.precision.dispatch == FP8 and not no_moe
     )
-    absent = {"route": no_moe, "join": no_moe, "quantise": not packed}
+    absent = {"route": no_moe, "join": no_moe, "quantise": not packed, "norm_gradient": not _has_more(spec, no_moe)}
     lost = [name for name in spec.unfused if absent.get(name)]
     if lost:
         kept = ", ".join(name for name in spec.unfused if name not in lost)

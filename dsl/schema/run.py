@@ -21,7 +21,7 @@ Steps = Annotated[int, Field(ge=1, le=MAX_STEPS), Unit("step", bare=True)]
 LearningRate = Annotated[float, Field(ge=0, le=10)]
 
 Recompute = Literal["rmsnorm", "mla_up", "swiglu", "attention", "dense", "router", "shared", "experts", "logits"]
-Fusion = Literal["residual_norm", "route", "join", "quantise"]
+Fusion = Literal["residual_norm", "route", "join", "quantise", "norm_gradient"]
 if TYPE_CHECKING:  # a checker of types reads no words that a table gives
     ScheduleName = str
 else:
@@ -325,6 +325,7 @@ class Spec(Node):
                 "route": "the choice of experts and the permutation of rows, and their gradients",
                 "join": "the sum of each token's expert rows and the residual stream",
                 "quantise": "eight-bit operands and the norms, activations and gradients that they are of",
+                "norm_gradient": "the gradient of a norm, the sum that it is made of, and the norm computed again",
             }
         ),
     ] = ()
