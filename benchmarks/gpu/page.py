@@ -265,6 +265,9 @@ these:
   (`residual_norm`);
 - the router with its histogram, the permutation and the copy of the rows, and the permutation's gradient with the one
   or two additions after it (`route`); the reverse permutation with both additions (`join`);
+- the gradient of a block's norm with the sum that it is the gradient of, which may be that of a permutation, and with
+  the norm itself where the backward computes it again for the weight gradients alone (`norm_gradient`): each row is
+  read once for all of these;
 - gate weights within SwiGLU; RoPE with attention, and the softmax with both products; AdamW with the rounded copy in
   BF16.
 

@@ -14,7 +14,10 @@ STREAMS = {"_gradient": ("ld.global.L1::evict_first", "st.global.cs")}
 
 
 def choose(columns: int, dtype: str, quantised: bool = False, top_k: int = 0) -> Choice | None:
-    """Rows of `columns`, each whole in one program; `top_k` rows of experts make a row of dy, if not 0."""
+    """Rows of `columns`, each whole in one program; `top_k` rows of experts make a row of dy, if not 0.
+
+    Of more than 8192 columns threads of 16 warps spill up to 120 bytes: layers so wide do not fuse this.
+    """
     if dtype not in BYTES or columns > 16384 or top_k > 16:
         return None
     kind = "_quantise" if quantised else f"_k{top_k}" if top_k else ""

@@ -10,6 +10,7 @@ from compiler.dtypes import is_packed, packed_of
 from compiler.layers import attention, dense, ends, moe, mtp
 from compiler.layers.builder import Place
 from compiler.layers.value_dtypes import stored
+from dsl.schema.run import WIDEST_NORM_GRADIENT
 
 __all__ = ["LAYERS", "Layer", "Place"]
 
@@ -32,6 +33,7 @@ class Layer:
         kept = stored(place, plain.kind)
         left = {*place.spec.unfused, *self.recompute} - {*names}  # what computes again is fused where that is asked for
         left |= set() if any(is_packed(dtype) and not packed_of(dtype).form for _, dtype in kept) else {"quantise"}
+        left |= {"norm_gradient"} if place.D > WIDEST_NORM_GRADIENT else set()
         fused = tuple(name for name in self.fused if name not in left)
         return replace(plain, recompute=names, stored=kept, fused=fused)
 

@@ -8,6 +8,7 @@ from dsl.formats import FP8 as BLOCKS
 from dsl.formats import PRODUCTS, Format, format_of
 from dsl.rules.finding import Finding, nearest_multiple
 from dsl.schema import Dtype, Gqa, Mla, Moe, Precision, Spec
+from dsl.schema.run import WIDEST_NORM_GRADIENT
 
 FP8 = "e4m3"
 OPERANDS = (FP8, "e2m1")  # what a linear may read beside wide dtypes
@@ -168,7 +169,8 @@ def recomputed_ops_exist(spec: Spec) -> Iterator[Finding]:
 def _has_more(spec: Spec, no_moe: bool) -> bool:
     """Whether the gradient of some norm has more beside it than the residual's: a sum before it, or the norm again."""
     again = {"attention", "dense"} - {*spec.recompute} if "rmsnorm" in spec.recompute else set()
-    return not no_moe or isinstance(spec.model.attention, Mla) or bool(again)
+    more = not no_moe or isinstance(spec.model.attention, Mla) or bool(again)
+    return more and spec.model.hidden <= WIDEST_NORM_GRADIENT
 
 
 def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
@@ -185,6 +187,6 @@ def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
         model, precision = f"model {spec.model.name}", f"precision {spec.precision.name}"
         message = f"unfused names {', '.join(lost)}, which {model} in {precision} does not fuse"
         notes = (("the model", "model"), ("the precision", "precision"))
-        applies = (no_moe and lost != ["quantise"], "quantise" in lost)
+        applies = ("norm_gradient" in lost or (no_moe and lost != ["quantise"]), "quantise" in lost)
         shown = tuple(note for note, applied in zip(notes, applies, strict=True) if applied)
         yield Finding("E0913", message, "unfused", f"write `unfused = [{kept}]`", shown)

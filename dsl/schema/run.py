@@ -22,6 +22,7 @@ LearningRate = Annotated[float, Field(ge=0, le=10)]
 
 Recompute = Literal["rmsnorm", "mla_up", "swiglu", "attention", "dense", "router", "shared", "experts", "logits"]
 Fusion = Literal["residual_norm", "route", "join", "quantise", "norm_gradient"]
+WIDEST_NORM_GRADIENT = 8192  # columns: a thread of a GPU has no registers for more of a row and all that is beside it
 if TYPE_CHECKING:  # a checker of types reads no words that a table gives
     ScheduleName = str
 else:

@@ -54,8 +54,9 @@ def test_every_file_and_every_fused_op_is_listed(builds: tuple[Path, Path], caps
     assert {row["op"] for row in found["fused"]} == {
         "add_rmsnorm",
         "rmsnorm_dgrad_add",
+        "sum_rmsnorm_dgrad_add",
         "route_permute",
-        "permute_dgrad_add",
+        "permuted_rmsnorm_dgrad_add",
         "unpermute_add",
     }
     assert all(row["bytes_saved"] > 0 and row["calls"] > 0 for row in found["fused"])

@@ -291,7 +291,8 @@ def test_kernels_are_bound_by_their_sizes() -> None:
     code = emit(attention, NUM_SMS)
     widths = {p.name: p.shape[0] for p in attention.params if p.name.endswith("norm")}
     norms = {name for name, _ in code.kernels if "attention" not in name}
-    assert norms == {f"rmsnorm_d{width}_float32" for width in widths.values()}
+    gradient = f"norm_gradient_d{widths['norm']}_float32"
+    assert norms == {gradient, *(f"rmsnorm_d{width}_float32" for width in widths.values())}
     for name, width in widths.items():
         assert re.search(rf"rmsnorm_d{width}\(\w+, {name}, ", code.source), name
         assert f"rmsnorm_wgrad_d{width}_(g_{name}, " in code.source

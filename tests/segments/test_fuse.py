@@ -121,6 +121,26 @@ def test_a_name_is_refused_where_it_changes_nothing(eight: tuple[str, ...], laye
         assert bool([*unfused_ops_exist(less)]) == same, name
 
 
+GROUPED = spec(layers=(DENSE,), attention=gqa())
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        GROUPED,
+        again(GROUPED, "rmsnorm"),
+        again(GROUPED, "rmsnorm", "dense"),
+        again(GROUPED, "rmsnorm", "attention", "dense"),
+        spec().model_copy(update={"model": spec().model.model_copy(update={"hidden": 8200})}),
+    ],
+    ids=["a norm alone", "norms again", "norms of attention again", "all again", "too wide"],
+)
+def test_the_gradient_of_a_norm_is_refused_where_nothing_is_beside_it(of: Spec) -> None:
+    less = of.model_copy(update={"unfused": ("norm_gradient",)})
+    whole, apart_ = ([interpret(segment).nodes for segment in segments(each).values()] for each in (of, less))
+    assert bool([*unfused_ops_exist(less)]) == (whole == apart_)
+
+
 def test_a_pass_that_finds_nothing_is_an_error() -> None:
     segment = segments(spec())["router"]
     joint = interpret(apart(segment))

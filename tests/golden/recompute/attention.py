@@ -13,8 +13,8 @@ from runtime.ops import (
     mla_attention_dgrad,
     rmsnorm,
     rmsnorm_dgrad,
-    rmsnorm_dgrad_add,
     rmsnorm_wgrad_,
+    sum_rmsnorm_again_dgrad_add,
 )
 
 mla_attention = on_cuda(__file__, 'mla_attention_s256_h4_n32_r16_v32_float32', mla_attention)
@@ -24,10 +24,10 @@ rmsnorm_d64 = on_cuda(__file__, 'rmsnorm_d64_float32', rmsnorm)
 rmsnorm_d96 = on_cuda(__file__, 'rmsnorm_d96_float32', rmsnorm)
 rmsnorm_dgrad_d64 = on_cuda(__file__, 'rmsnorm_d64_float32', rmsnorm_dgrad)
 rmsnorm_dgrad_d96 = on_cuda(__file__, 'rmsnorm_d96_float32', rmsnorm_dgrad)
-rmsnorm_dgrad_add = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm_dgrad_add)
 rmsnorm_wgrad_d256_ = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm_wgrad_)
 rmsnorm_wgrad_d64_ = on_cuda(__file__, 'rmsnorm_d64_float32', rmsnorm_wgrad_)
 rmsnorm_wgrad_d96_ = on_cuda(__file__, 'rmsnorm_d96_float32', rmsnorm_wgrad_)
+sum_rmsnorm_again_dgrad_add = on_cuda(__file__, 'norm_gradient_d256_float32', sum_rmsnorm_again_dgrad_add)
 
 
 def F(
@@ -91,12 +91,12 @@ def I(
     d_split2_0_a = rmsnorm_dgrad_d64(d_rmsnorm_2, split2_0_a, kv_norm, rmsnorm_2_rstd_again)  # [256, 64]
     d_linear_2 = torch.cat((d_split2_0_a, d_split2_0_b), dim=-1)  # [256, 80]
     linear_dgrad_0 = linear_dgrad(d_linear_2, kv_down)  # [256, 256]
-    rmsnorm_0_again, rmsnorm_0_rstd_again = rmsnorm_d256(h, norm, 1e-06)  # [256, 256], [256]
     d_rmsnorm_1 = linear_dgrad(d_linear_1, q_up)  # [256, 96]
     d_linear_0 = rmsnorm_dgrad_d96(d_rmsnorm_1, linear_0, q_norm, rmsnorm_1_rstd_again)  # [256, 96]
     linear_dgrad_1 = linear_dgrad(d_linear_0, q_down)  # [256, 256]
-    d_rmsnorm_0 = torch.add(linear_dgrad_0, linear_dgrad_1)  # [256, 256]
-    d_h = rmsnorm_dgrad_add(d_rmsnorm_0, h, norm, rmsnorm_0_rstd_again, d_entered)  # [256, 256]
+    d_rmsnorm_0, rmsnorm_0_again, rmsnorm_0_rstd_again, d_h = sum_rmsnorm_again_dgrad_add(
+        linear_dgrad_0, linear_dgrad_1, h, norm, 1e-06, d_entered
+    )  # [256, 256], [256, 256], [256], [256, 256]
     return (
         d_h,
         rmsnorm_1_again,
@@ -107,11 +107,11 @@ def I(
         d_linear_3,
         d_rmsnorm_2,
         d_linear_2,
-        rmsnorm_0_again,
-        rmsnorm_0_rstd_again,
         d_rmsnorm_1,
         d_linear_0,
         d_rmsnorm_0,
+        rmsnorm_0_again,
+        rmsnorm_0_rstd_again,
     )
 
 
@@ -137,19 +137,19 @@ def W(
     d_linear_3,  # [256, 256]
     d_rmsnorm_2,  # [256, 64]
     d_linear_2,  # [256, 80]
-    rmsnorm_0_again,  # [256, 256]
-    rmsnorm_0_rstd_again,  # [256]
     d_rmsnorm_1,  # [256, 96]
     d_linear_0,  # [256, 96]
     d_rmsnorm_0,  # [256, 256]
+    rmsnorm_0_again,  # [256, 256]
+    rmsnorm_0_rstd_again,  # [256]
 ):
     """Backward for the weights: adds to the gradients in the g_ buffers."""
     linear_wgrad_(g_out, d_y, mla_attention_0)
     linear_wgrad_(g_kv_up, d_linear_3, rmsnorm_2_again)
     split2_0_a = linear_2[:, 0:64]  # [256, 64]
     rmsnorm_wgrad_d64_(g_kv_norm, d_rmsnorm_2, split2_0_a, rmsnorm_2_rstd_again)
-    linear_wgrad_(g_kv_down, d_linear_2, rmsnorm_0_again)
     linear_wgrad_(g_q_up, d_linear_1, rmsnorm_1_again)
     rmsnorm_wgrad_d96_(g_q_norm, d_rmsnorm_1, linear_0, rmsnorm_1_rstd_again)
+    linear_wgrad_(g_kv_down, d_linear_2, rmsnorm_0_again)
     linear_wgrad_(g_q_down, d_linear_0, rmsnorm_0_again)
     rmsnorm_wgrad_d256_(g_norm, d_rmsnorm_0, h, rmsnorm_0_rstd_again)

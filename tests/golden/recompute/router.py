@@ -11,10 +11,8 @@ from runtime.ops import (
     linear_wide,
     linear_wide_dgrad,
     linear_wide_wgrad_,
-    permute_dgrad_add,
     permute_gate_dgrad,
-    rmsnorm,
-    rmsnorm_dgrad_add,
+    permuted_rmsnorm_again_dgrad_add,
     rmsnorm_wgrad_,
     route_dgrad,
     route_permute,
@@ -23,10 +21,8 @@ from runtime.ops import (
 )
 
 add_rmsnorm = on_cuda(__file__, 'rmsnorm_d256_float32', add_rmsnorm)
-permute_dgrad_add = on_cuda(__file__, 'unpermute_k4_d256_float32', permute_dgrad_add)
 permute_gate_dgrad = on_cuda(__file__, 'permute_gate_float32', permute_gate_dgrad)
-rmsnorm = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm)
-rmsnorm_dgrad_add = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm_dgrad_add)
+permuted_rmsnorm_again_dgrad_add = on_cuda(__file__, 'norm_gradient_k4_d256_float32', permuted_rmsnorm_again_dgrad_add)
 rmsnorm_wgrad_ = on_cuda(__file__, 'rmsnorm_d256_float32', rmsnorm_wgrad_)
 route_dgrad = on_cuda(__file__, 'route_dgrad_e16_k4_sigmoid_normalize', route_dgrad)
 route_permute = on_cuda(__file__, 'route_permute_e16_g4_2_k4_sigmoid_normalize_d256_float32', route_permute)
@@ -72,10 +68,10 @@ def I(
     route_dgrad_0 = route_dgrad(d_route_0_gate, linear_wide_0, route_0_expert, False, True, 2.5)  # [256, 16]
     d_linear_wide_0 = torch.add(sequence_balance_dgrad_0, route_dgrad_0)  # [256, 16]
     linear_wide_dgrad_0 = linear_wide_dgrad(d_linear_wide_0, weight)  # [256, 256]
-    x_again, rmsnorm_0_rstd_again = rmsnorm(residual, norm, 1e-06)  # [256, 256], [256]
-    d_rmsnorm_0 = permute_dgrad_add(d_rows, order, 4, d_x, linear_wide_dgrad_0)  # [256, 256]
-    d_add_0 = rmsnorm_dgrad_add(d_rmsnorm_0, residual, norm, rmsnorm_0_rstd_again, d_residual)  # [256, 256]
-    return d_add_0, d_add_0, d_linear_wide_0, x_again, rmsnorm_0_rstd_again, d_rmsnorm_0
+    d_rmsnorm_0, x_again, rmsnorm_0_rstd_again, d_add_0 = permuted_rmsnorm_again_dgrad_add(
+        d_rows, order, 4, d_x, linear_wide_dgrad_0, residual, norm, 1e-06, d_residual
+    )  # [256, 256], [256, 256], [256], [256, 256]
+    return d_add_0, d_add_0, d_linear_wide_0, d_rmsnorm_0, x_again, rmsnorm_0_rstd_again
 
 
 def W(
@@ -83,9 +79,9 @@ def W(
     g_weight,  # [16, 256]
     residual,  # [256, 256]
     d_linear_wide_0,  # [256, 16]
+    d_rmsnorm_0,  # [256, 256]
     x_again,  # [256, 256]
     rmsnorm_0_rstd_again,  # [256]
-    d_rmsnorm_0,  # [256, 256]
 ):
     """Backward for the weights: adds to the gradients in the g_ buffers."""
     linear_wide_wgrad_(g_weight, d_linear_wide_0, x_again)

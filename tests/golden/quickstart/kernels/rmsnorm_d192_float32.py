@@ -90,6 +90,17 @@ def _read(at, mask):
 
 
 @triton.jit
+def _normed(values, w, eps, D: tl.constexpr):
+    """(rows times rstd times w; rstd)."""
+    rstd = tl.rsqrt(tl.sum(values * values, 1) / D + eps)
+    return values * rstd[:, None] * w[None, :], rstd
+@triton.jit
+def _past(slope, values, w, rstd, D: tl.constexpr):
+    """dx = rstd · (w·dy − x · rstd² · mean(w·dy·x)), of dy in `slope` and x in `values`."""
+    slope *= w[None, :]
+    along_x = tl.sum(slope * values, 1) * rstd * rstd / D
+    return rstd[:, None] * (slope - values * along_x[:, None])
+@triton.jit
 def _begin(r, stride, D: tl.constexpr, HEADS: tl.constexpr):
     """Where row r begins."""
     if HEADS == 1:
@@ -114,9 +125,8 @@ def _forward(
         rounded = values.to(total.dtype.element_ty)
         tl.store(total + r[:, None] * D + d[None, :], rounded, mask=inside, cache_modifier=".cs")
         values = rounded.to(tl.float32)
-    rstd = tl.rsqrt(tl.sum(values * values, 1) / D + eps)
-    result = (values * rstd[:, None] * w[None, :]).to(y.dtype.element_ty)
-    tl.store(y + r[:, None] * D + d[None, :], result, mask=inside, cache_modifier=".cs")
+    result, rstd = _normed(values, w, eps, D)
+    tl.store(y + r[:, None] * D + d[None, :], result.to(y.dtype.element_ty), mask=inside, cache_modifier=".cs")
     tl.store(rstd_R + r, rstd, mask=r < num_rows)
 
 
@@ -125,7 +135,7 @@ def _input_gradient(
     dy, x, w_D, rstd_R, add, dx, stride_dy, stride_x, stride_add, num_rows,
     D: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dx = rstd · (w·dy − x · rstd² · mean(w·dy·x)), and to that `add`."""
+    """dx, and to that `add`."""
     r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, BLOCK_D)
     inside = (r < num_rows)[:, None] & (d < D)[None, :]
@@ -133,9 +143,7 @@ def _input_gradient(
     values = _read(x + _begin(r, stride_x, D, HEADS)[:, None] + d[None, :], inside)
     w = tl.load(w_D + d, mask=d < D, other=0.0).to(tl.float32)
     rstd = tl.load(rstd_R + r, mask=r < num_rows, other=0.0)
-    slope *= w[None, :]
-    along_x = tl.sum(slope * values, 1) * rstd * rstd / D
-    result = (rstd[:, None] * (slope - values * along_x[:, None])).to(dx.dtype.element_ty)
+    result = _past(slope, values, w, rstd, D).to(dx.dtype.element_ty)
     if add is not None:
         more = _read(add + _begin(r, stride_add, D, HEADS)[:, None] + d[None, :], inside)
         result = (result.to(tl.float32) + more).to(dx.dtype.element_ty)

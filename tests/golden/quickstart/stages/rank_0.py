@@ -3,8 +3,8 @@
 c: the executor · p: parameters · g: gradient accumulators · v, w: values of one stage and micro-batch
 """
 
-from ..segments import attention_T256_D192_784a4f
-from ..segments import dense_T256_D192_ac856d
+from ..segments import attention_T256_D192_42a366
+from ..segments import dense_T256_D192_2fae2c
 from ..segments import embed_T256_552fd3
 from ..segments import experts_D192_E8_8204a1
 from ..segments import final_norm_T256_D192_1e877b
@@ -12,8 +12,8 @@ from ..segments import final_norm_T256_D192_34219e
 from ..segments import head_T256_D192_9c7d09
 from ..segments import join_T256_D192_ff91c3
 from ..segments import mtp_input_T256_D192_71ab2b
-from ..segments import router_T256_D192_598200
-from ..segments import router_T256_D192_bc3d78
+from ..segments import router_T256_D192_357fe5
+from ..segments import router_T256_D192_4377cb
 from ..segments import shared_T256_D192_bd4458
 
 
@@ -66,7 +66,7 @@ def B1(c, p, g, a):
     del v.M0_shared_swiglu_0, v.d_M0_shared, v.M0_shared_d_linear_0
     v.d_M0_rows, v.d_M0_gate = c.wait_dispatch('I1', a, 'M0')
     del v.d_M0_received_rows, v.d_M0_received_gate, v.M0_route
-    v.d_M0_entered, v.d_M0_attended, v.M0_router_d_linear_wide_0, v.M0_router_d_rmsnorm_0 = router_T256_D192_598200.I(
+    v.d_M0_entered, v.d_M0_attended, v.M0_router_d_linear_wide_0, v.M0_router_d_rmsnorm_0 = router_T256_D192_357fe5.I(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, v.M0_residual, v.M0_order, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_linear_wide_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows, v.d_M0_gate
     )
@@ -74,7 +74,7 @@ def B1(c, p, g, a):
         v.M0_order, v.M0_router_linear_wide_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows,
         v.d_M0_gate
     )
-    router_T256_D192_598200.W(
+    router_T256_D192_357fe5.W(
         g.mtp_0_ffn_norm, g.mtp_0_ffn_router_weight, v.M0_residual, v.M0_x, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_d_linear_wide_0, v.M0_router_d_rmsnorm_0
     )
@@ -82,7 +82,7 @@ def B1(c, p, g, a):
     (
         v.d_M0_input, v.M0_attention_d_linear_1, v.M0_attention_d_linear_3, v.M0_attention_d_rmsnorm_2,
         v.M0_attention_d_linear_2, v.M0_attention_d_rmsnorm_1, v.M0_attention_d_linear_0, v.M0_attention_d_rmsnorm_0
-    ) = attention_T256_D192_784a4f.I(
+    ) = attention_T256_D192_42a366.I(
         p.mtp_0_attention_norm, p.mtp_0_attention_q_down, p.mtp_0_attention_q_norm, p.mtp_0_attention_q_up,
         p.mtp_0_attention_kv_down, p.mtp_0_attention_kv_norm, p.mtp_0_attention_kv_up, p.mtp_0_attention_out,
         v.M0_input, v.M0_attention_rmsnorm_0_rstd, v.M0_attention_linear_0, v.M0_attention_rmsnorm_1_rstd,
@@ -90,7 +90,7 @@ def B1(c, p, g, a):
         v.M0_attention_mla_attention_0, v.M0_attention_mla_attention_0_lse, v.d_M0_entered, v.d_M0_attended
     )
     del v.M0_attention_linear_1, v.M0_attention_linear_3, v.M0_attention_mla_attention_0_lse, v.d_M0_entered
-    attention_T256_D192_784a4f.W(
+    attention_T256_D192_42a366.W(
         g.mtp_0_attention_norm, g.mtp_0_attention_q_down, g.mtp_0_attention_q_norm, g.mtp_0_attention_q_up,
         g.mtp_0_attention_kv_down, g.mtp_0_attention_kv_norm, g.mtp_0_attention_kv_up, g.mtp_0_attention_out,
         v.M0_input, v.M0_attention_rmsnorm_0, v.M0_attention_rmsnorm_0_rstd, v.M0_attention_linear_0,
@@ -139,7 +139,7 @@ def E0(c, p, g, a):
         v.L0_attention_rmsnorm_1, v.L0_attention_rmsnorm_1_rstd, v.L0_attention_linear_1, v.L0_attention_linear_2,
         v.L0_attention_rmsnorm_2, v.L0_attention_rmsnorm_2_rstd, v.L0_attention_linear_3,
         v.L0_attention_mla_attention_0, v.L0_attention_mla_attention_0_lse
-    ) = attention_T256_D192_784a4f.F(
+    ) = attention_T256_D192_42a366.F(
         p.layers_0_attention_norm, p.layers_0_attention_q_down, p.layers_0_attention_q_norm, p.layers_0_attention_q_up,
         p.layers_0_attention_kv_down, p.layers_0_attention_kv_norm, p.layers_0_attention_kv_up,
         p.layers_0_attention_out, v.embed_h
@@ -153,7 +153,7 @@ def E0(c, p, g, a):
     (
         v.L0_h, v.L0_dense_add_0, v.L0_dense_rmsnorm_0, v.L0_dense_rmsnorm_0_rstd, v.L0_dense_linear_0,
         v.L0_dense_swiglu_0
-    ) = dense_T256_D192_ac856d.F(
+    ) = dense_T256_D192_2fae2c.F(
         p.layers_0_ffn_norm, p.layers_0_ffn_up, p.layers_0_ffn_down, v.L0_entered, v.L0_attended
     )
     del (
@@ -165,7 +165,7 @@ def E0(c, p, g, a):
         v.L1_attention_rmsnorm_1, v.L1_attention_rmsnorm_1_rstd, v.L1_attention_linear_1, v.L1_attention_linear_2,
         v.L1_attention_rmsnorm_2, v.L1_attention_rmsnorm_2_rstd, v.L1_attention_linear_3,
         v.L1_attention_mla_attention_0, v.L1_attention_mla_attention_0_lse
-    ) = attention_T256_D192_784a4f.F(
+    ) = attention_T256_D192_42a366.F(
         p.layers_1_attention_norm, p.layers_1_attention_q_down, p.layers_1_attention_q_norm, p.layers_1_attention_q_up,
         p.layers_1_attention_kv_down, p.layers_1_attention_kv_norm, p.layers_1_attention_kv_up,
         p.layers_1_attention_out, v.L0_h
@@ -179,7 +179,7 @@ def E0(c, p, g, a):
     (
         v.L1_residual, v.L1_x, v.L1_rows, v.L1_gate, v.L1_order, v.L1_counts, v.L1_sequence_loss,
         v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_wide_0, v.L1_router_route_0_expert
-    ) = router_T256_D192_bc3d78.F(
+    ) = router_T256_D192_4377cb.F(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, p.layers_1_ffn_router_bias, v.L1_entered, v.L1_attended
     )
     del v.L1_entered, v.L1_attended, v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_wide_0, v.L1_router_route_0_expert
@@ -210,7 +210,7 @@ def E0(c, p, g, a):
         v.L2_attention_rmsnorm_1, v.L2_attention_rmsnorm_1_rstd, v.L2_attention_linear_1, v.L2_attention_linear_2,
         v.L2_attention_rmsnorm_2, v.L2_attention_rmsnorm_2_rstd, v.L2_attention_linear_3,
         v.L2_attention_mla_attention_0, v.L2_attention_mla_attention_0_lse
-    ) = attention_T256_D192_784a4f.F(
+    ) = attention_T256_D192_42a366.F(
         p.layers_2_attention_norm, p.layers_2_attention_q_down, p.layers_2_attention_q_norm, p.layers_2_attention_q_up,
         p.layers_2_attention_kv_down, p.layers_2_attention_kv_norm, p.layers_2_attention_kv_up,
         p.layers_2_attention_out, v.L1_h
@@ -224,7 +224,7 @@ def E0(c, p, g, a):
     (
         v.L2_residual, v.L2_x, v.L2_rows, v.L2_gate, v.L2_order, v.L2_counts, v.L2_sequence_loss,
         v.L2_router_rmsnorm_0_rstd, v.L2_router_linear_wide_0, v.L2_router_route_0_expert
-    ) = router_T256_D192_bc3d78.F(
+    ) = router_T256_D192_4377cb.F(
         p.layers_2_ffn_norm, p.layers_2_ffn_router_weight, p.layers_2_ffn_router_bias, v.L2_entered, v.L2_attended
     )
     del v.L2_entered, v.L2_attended, v.L2_router_rmsnorm_0_rstd, v.L2_router_linear_wide_0, v.L2_router_route_0_expert
@@ -255,7 +255,7 @@ def E0(c, p, g, a):
         v.L3_attention_rmsnorm_1, v.L3_attention_rmsnorm_1_rstd, v.L3_attention_linear_1, v.L3_attention_linear_2,
         v.L3_attention_rmsnorm_2, v.L3_attention_rmsnorm_2_rstd, v.L3_attention_linear_3,
         v.L3_attention_mla_attention_0, v.L3_attention_mla_attention_0_lse
-    ) = attention_T256_D192_784a4f.F(
+    ) = attention_T256_D192_42a366.F(
         p.layers_3_attention_norm, p.layers_3_attention_q_down, p.layers_3_attention_q_norm, p.layers_3_attention_q_up,
         p.layers_3_attention_kv_down, p.layers_3_attention_kv_norm, p.layers_3_attention_kv_up,
         p.layers_3_attention_out, v.L2_h
@@ -269,7 +269,7 @@ def E0(c, p, g, a):
     (
         v.L3_residual, v.L3_x, v.L3_rows, v.L3_gate, v.L3_order, v.L3_counts, v.L3_sequence_loss,
         v.L3_router_rmsnorm_0_rstd, v.L3_router_linear_wide_0, v.L3_router_route_0_expert
-    ) = router_T256_D192_bc3d78.F(
+    ) = router_T256_D192_4377cb.F(
         p.layers_3_ffn_norm, p.layers_3_ffn_router_weight, p.layers_3_ffn_router_bias, v.L3_entered, v.L3_attended
     )
     del v.L3_entered, v.L3_attended, v.L3_router_rmsnorm_0_rstd, v.L3_router_linear_wide_0, v.L3_router_route_0_expert
@@ -319,7 +319,7 @@ def E1(c, p, g, a):
         v.M0_attention_rmsnorm_1, v.M0_attention_rmsnorm_1_rstd, v.M0_attention_linear_1, v.M0_attention_linear_2,
         v.M0_attention_rmsnorm_2, v.M0_attention_rmsnorm_2_rstd, v.M0_attention_linear_3,
         v.M0_attention_mla_attention_0, v.M0_attention_mla_attention_0_lse
-    ) = attention_T256_D192_784a4f.F(
+    ) = attention_T256_D192_42a366.F(
         p.mtp_0_attention_norm, p.mtp_0_attention_q_down, p.mtp_0_attention_q_norm, p.mtp_0_attention_q_up,
         p.mtp_0_attention_kv_down, p.mtp_0_attention_kv_norm, p.mtp_0_attention_kv_up, p.mtp_0_attention_out, v.M0_input
     )
@@ -332,7 +332,7 @@ def E1(c, p, g, a):
     (
         v.M0_residual, v.M0_x, v.M0_rows, v.M0_gate, v.M0_order, v.M0_counts, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_linear_wide_0, v.M0_router_route_0_expert
-    ) = router_T256_D192_598200.F(
+    ) = router_T256_D192_357fe5.F(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_entered, v.M0_attended
     )
     del v.M0_entered, v.M0_attended, v.M0_router_rmsnorm_0_rstd, v.M0_router_linear_wide_0, v.M0_router_route_0_expert
@@ -381,7 +381,7 @@ def F0(c, p, g, a):
         v.L0_attention_rmsnorm_1, v.L0_attention_rmsnorm_1_rstd, v.L0_attention_linear_1, v.L0_attention_linear_2,
         v.L0_attention_rmsnorm_2, v.L0_attention_rmsnorm_2_rstd, v.L0_attention_linear_3,
         v.L0_attention_mla_attention_0, v.L0_attention_mla_attention_0_lse
-    ) = attention_T256_D192_784a4f.F(
+    ) = attention_T256_D192_42a366.F(
         p.layers_0_attention_norm, p.layers_0_attention_q_down, p.layers_0_attention_q_norm, p.layers_0_attention_q_up,
         p.layers_0_attention_kv_down, p.layers_0_attention_kv_norm, p.layers_0_attention_kv_up,
         p.layers_0_attention_out, v.embed_h
@@ -389,7 +389,7 @@ def F0(c, p, g, a):
     (
         v.L0_h, v.L0_dense_add_0, v.L0_dense_rmsnorm_0, v.L0_dense_rmsnorm_0_rstd, v.L0_dense_linear_0,
         v.L0_dense_swiglu_0
-    ) = dense_T256_D192_ac856d.F(
+    ) = dense_T256_D192_2fae2c.F(
         p.layers_0_ffn_norm, p.layers_0_ffn_up, p.layers_0_ffn_down, v.L0_entered, v.L0_attended
     )
     del v.L0_entered, v.L0_attended
@@ -398,7 +398,7 @@ def F0(c, p, g, a):
         v.L1_attention_rmsnorm_1, v.L1_attention_rmsnorm_1_rstd, v.L1_attention_linear_1, v.L1_attention_linear_2,
         v.L1_attention_rmsnorm_2, v.L1_attention_rmsnorm_2_rstd, v.L1_attention_linear_3,
         v.L1_attention_mla_attention_0, v.L1_attention_mla_attention_0_lse
-    ) = attention_T256_D192_784a4f.F(
+    ) = attention_T256_D192_42a366.F(
         p.layers_1_attention_norm, p.layers_1_attention_q_down, p.layers_1_attention_q_norm, p.layers_1_attention_q_up,
         p.layers_1_attention_kv_down, p.layers_1_attention_kv_norm, p.layers_1_attention_kv_up,
         p.layers_1_attention_out, v.L0_h
@@ -406,7 +406,7 @@ def F0(c, p, g, a):
     (
         v.L1_residual, v.L1_x, v.L1_rows, v.L1_gate, v.L1_order, v.L1_counts, v.L1_sequence_loss,
         v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_wide_0, v.L1_router_route_0_expert
-    ) = router_T256_D192_bc3d78.F(
+    ) = router_T256_D192_4377cb.F(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, p.layers_1_ffn_router_bias, v.L1_entered, v.L1_attended
     )
     del v.L1_entered, v.L1_attended
@@ -435,7 +435,7 @@ def F0(c, p, g, a):
         v.L2_attention_rmsnorm_1, v.L2_attention_rmsnorm_1_rstd, v.L2_attention_linear_1, v.L2_attention_linear_2,
         v.L2_attention_rmsnorm_2, v.L2_attention_rmsnorm_2_rstd, v.L2_attention_linear_3,
         v.L2_attention_mla_attention_0, v.L2_attention_mla_attention_0_lse
-    ) = attention_T256_D192_784a4f.F(
+    ) = attention_T256_D192_42a366.F(
         p.layers_2_attention_norm, p.layers_2_attention_q_down, p.layers_2_attention_q_norm, p.layers_2_attention_q_up,
         p.layers_2_attention_kv_down, p.layers_2_attention_kv_norm, p.layers_2_attention_kv_up,
         p.layers_2_attention_out, v.L1_h
@@ -443,7 +443,7 @@ def F0(c, p, g, a):
     (
         v.L2_residual, v.L2_x, v.L2_rows, v.L2_gate, v.L2_order, v.L2_counts, v.L2_sequence_loss,
         v.L2_router_rmsnorm_0_rstd, v.L2_router_linear_wide_0, v.L2_router_route_0_expert
-    ) = router_T256_D192_bc3d78.F(
+    ) = router_T256_D192_4377cb.F(
         p.layers_2_ffn_norm, p.layers_2_ffn_router_weight, p.layers_2_ffn_router_bias, v.L2_entered, v.L2_attended
     )
     del v.L2_entered, v.L2_attended
@@ -472,7 +472,7 @@ def F0(c, p, g, a):
         v.L3_attention_rmsnorm_1, v.L3_attention_rmsnorm_1_rstd, v.L3_attention_linear_1, v.L3_attention_linear_2,
         v.L3_attention_rmsnorm_2, v.L3_attention_rmsnorm_2_rstd, v.L3_attention_linear_3,
         v.L3_attention_mla_attention_0, v.L3_attention_mla_attention_0_lse
-    ) = attention_T256_D192_784a4f.F(
+    ) = attention_T256_D192_42a366.F(
         p.layers_3_attention_norm, p.layers_3_attention_q_down, p.layers_3_attention_q_norm, p.layers_3_attention_q_up,
         p.layers_3_attention_kv_down, p.layers_3_attention_kv_norm, p.layers_3_attention_kv_up,
         p.layers_3_attention_out, v.L2_h
@@ -480,7 +480,7 @@ def F0(c, p, g, a):
     (
         v.L3_residual, v.L3_x, v.L3_rows, v.L3_gate, v.L3_order, v.L3_counts, v.L3_sequence_loss,
         v.L3_router_rmsnorm_0_rstd, v.L3_router_linear_wide_0, v.L3_router_route_0_expert
-    ) = router_T256_D192_bc3d78.F(
+    ) = router_T256_D192_4377cb.F(
         p.layers_3_ffn_norm, p.layers_3_ffn_router_weight, p.layers_3_ffn_router_bias, v.L3_entered, v.L3_attended
     )
     del v.L3_entered, v.L3_attended
@@ -523,14 +523,14 @@ def F1(c, p, g, a):
         v.M0_attention_rmsnorm_1, v.M0_attention_rmsnorm_1_rstd, v.M0_attention_linear_1, v.M0_attention_linear_2,
         v.M0_attention_rmsnorm_2, v.M0_attention_rmsnorm_2_rstd, v.M0_attention_linear_3,
         v.M0_attention_mla_attention_0, v.M0_attention_mla_attention_0_lse
-    ) = attention_T256_D192_784a4f.F(
+    ) = attention_T256_D192_42a366.F(
         p.mtp_0_attention_norm, p.mtp_0_attention_q_down, p.mtp_0_attention_q_norm, p.mtp_0_attention_q_up,
         p.mtp_0_attention_kv_down, p.mtp_0_attention_kv_norm, p.mtp_0_attention_kv_up, p.mtp_0_attention_out, v.M0_input
     )
     (
         v.M0_residual, v.M0_x, v.M0_rows, v.M0_gate, v.M0_order, v.M0_counts, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_linear_wide_0, v.M0_router_route_0_expert
-    ) = router_T256_D192_598200.F(
+    ) = router_T256_D192_357fe5.F(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_entered, v.M0_attended
     )
     del v.M0_entered, v.M0_attended
@@ -594,7 +594,7 @@ def F1_B0(c, p, g, a, b):
         v.M0_attention_rmsnorm_1, v.M0_attention_rmsnorm_1_rstd, v.M0_attention_linear_1, v.M0_attention_linear_2,
         v.M0_attention_rmsnorm_2, v.M0_attention_rmsnorm_2_rstd, v.M0_attention_linear_3,
         v.M0_attention_mla_attention_0, v.M0_attention_mla_attention_0_lse
-    ) = attention_T256_D192_784a4f.F(
+    ) = attention_T256_D192_42a366.F(
         p.mtp_0_attention_norm, p.mtp_0_attention_q_down, p.mtp_0_attention_q_norm, p.mtp_0_attention_q_up,
         p.mtp_0_attention_kv_down, p.mtp_0_attention_kv_norm, p.mtp_0_attention_kv_up, p.mtp_0_attention_out, v.M0_input
     )
@@ -609,7 +609,7 @@ def F1_B0(c, p, g, a, b):
     (
         v.M0_residual, v.M0_x, v.M0_rows, v.M0_gate, v.M0_order, v.M0_counts, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_linear_wide_0, v.M0_router_route_0_expert
-    ) = router_T256_D192_598200.F(
+    ) = router_T256_D192_357fe5.F(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_entered, v.M0_attended
     )
     del v.M0_entered, v.M0_attended
@@ -628,7 +628,7 @@ def F1_B0(c, p, g, a, b):
     w.d_L3_sequence_loss = c.constant('sequence_loss L3')
     w.d_L3_rows, w.d_L3_gate = c.wait_dispatch('I0', b, 'L3')
     del w.d_L3_received_rows, w.d_L3_received_gate, w.L3_route
-    w.d_L3_entered, w.d_L3_attended, w.L3_router_d_linear_wide_0, w.L3_router_d_rmsnorm_0 = router_T256_D192_bc3d78.I(
+    w.d_L3_entered, w.d_L3_attended, w.L3_router_d_linear_wide_0, w.L3_router_d_rmsnorm_0 = router_T256_D192_4377cb.I(
         p.layers_3_ffn_norm, p.layers_3_ffn_router_weight, w.L3_residual, w.L3_order, w.L3_router_rmsnorm_0_rstd,
         w.L3_router_linear_wide_0, w.L3_router_route_0_expert, w.d_L3_residual, w.d_L3_x, w.d_L3_rows, w.d_L3_gate,
         w.d_L3_sequence_loss
@@ -637,7 +637,7 @@ def F1_B0(c, p, g, a, b):
         w.L3_order, w.L3_router_linear_wide_0, w.L3_router_route_0_expert, w.d_L3_residual, w.d_L3_x, w.d_L3_rows,
         w.d_L3_gate, w.d_L3_sequence_loss
     )
-    router_T256_D192_bc3d78.W(
+    router_T256_D192_4377cb.W(
         g.layers_3_ffn_norm, g.layers_3_ffn_router_weight, w.L3_residual, w.L3_x, w.L3_router_rmsnorm_0_rstd,
         w.L3_router_d_linear_wide_0, w.L3_router_d_rmsnorm_0
     )
@@ -645,7 +645,7 @@ def F1_B0(c, p, g, a, b):
     (
         w.d_L2_h, w.L3_attention_d_linear_1, w.L3_attention_d_linear_3, w.L3_attention_d_rmsnorm_2,
         w.L3_attention_d_linear_2, w.L3_attention_d_rmsnorm_1, w.L3_attention_d_linear_0, w.L3_attention_d_rmsnorm_0
-    ) = attention_T256_D192_784a4f.I(
+    ) = attention_T256_D192_42a366.I(
         p.layers_3_attention_norm, p.layers_3_attention_q_down, p.layers_3_attention_q_norm, p.layers_3_attention_q_up,
         p.layers_3_attention_kv_down, p.layers_3_attention_kv_norm, p.layers_3_attention_kv_up,
         p.layers_3_attention_out, w.L2_h, w.L3_attention_rmsnorm_0_rstd, w.L3_attention_linear_0,
@@ -694,7 +694,7 @@ def F1_B0(c, p, g, a, b):
     w.d_L2_sequence_loss = c.constant('sequence_loss L2')
     w.d_L2_rows, w.d_L2_gate = c.wait_dispatch('I0', b, 'L2')
     del w.d_L2_received_rows, w.d_L2_received_gate, w.L2_route
-    w.d_L2_entered, w.d_L2_attended, w.L2_router_d_linear_wide_0, w.L2_router_d_rmsnorm_0 = router_T256_D192_bc3d78.I(
+    w.d_L2_entered, w.d_L2_attended, w.L2_router_d_linear_wide_0, w.L2_router_d_rmsnorm_0 = router_T256_D192_4377cb.I(
         p.layers_2_ffn_norm, p.layers_2_ffn_router_weight, w.L2_residual, w.L2_order, w.L2_router_rmsnorm_0_rstd,
         w.L2_router_linear_wide_0, w.L2_router_route_0_expert, w.d_L2_residual, w.d_L2_x, w.d_L2_rows, w.d_L2_gate,
         w.d_L2_sequence_loss
@@ -703,7 +703,7 @@ def F1_B0(c, p, g, a, b):
         w.L2_order, w.L2_router_linear_wide_0, w.L2_router_route_0_expert, w.d_L2_residual, w.d_L2_x, w.d_L2_rows,
         w.d_L2_gate, w.d_L2_sequence_loss
     )
-    router_T256_D192_bc3d78.W(
+    router_T256_D192_4377cb.W(
         g.layers_2_ffn_norm, g.layers_2_ffn_router_weight, w.L2_residual, w.L2_x, w.L2_router_rmsnorm_0_rstd,
         w.L2_router_d_linear_wide_0, w.L2_router_d_rmsnorm_0
     )
@@ -711,7 +711,7 @@ def F1_B0(c, p, g, a, b):
     (
         w.d_L1_h, w.L2_attention_d_linear_1, w.L2_attention_d_linear_3, w.L2_attention_d_rmsnorm_2,
         w.L2_attention_d_linear_2, w.L2_attention_d_rmsnorm_1, w.L2_attention_d_linear_0, w.L2_attention_d_rmsnorm_0
-    ) = attention_T256_D192_784a4f.I(
+    ) = attention_T256_D192_42a366.I(
         p.layers_2_attention_norm, p.layers_2_attention_q_down, p.layers_2_attention_q_norm, p.layers_2_attention_q_up,
         p.layers_2_attention_kv_down, p.layers_2_attention_kv_norm, p.layers_2_attention_kv_up,
         p.layers_2_attention_out, w.L1_h, w.L2_attention_rmsnorm_0_rstd, w.L2_attention_linear_0,
@@ -720,7 +720,7 @@ def F1_B0(c, p, g, a, b):
         w.d_L2_attended
     )
     del w.L2_attention_linear_1, w.L2_attention_linear_3, w.L2_attention_mla_attention_0_lse, w.d_L2_entered
-    attention_T256_D192_784a4f.W(
+    attention_T256_D192_42a366.W(
         g.layers_2_attention_norm, g.layers_2_attention_q_down, g.layers_2_attention_q_norm, g.layers_2_attention_q_up,
         g.layers_2_attention_kv_down, g.layers_2_attention_kv_norm, g.layers_2_attention_kv_up,
         g.layers_2_attention_out, w.L1_h, w.L2_attention_rmsnorm_0, w.L2_attention_rmsnorm_0_rstd,
@@ -780,7 +780,7 @@ def F1_B0(c, p, g, a, b):
         w.L2_received_rows, w.L2_offsets, w.L2_experts_gated_swiglu_0, w.d_L2_expert_rows,
         w.L2_experts_d_grouped_linear_0
     )
-    attention_T256_D192_784a4f.W(
+    attention_T256_D192_42a366.W(
         g.layers_3_attention_norm, g.layers_3_attention_q_down, g.layers_3_attention_q_norm, g.layers_3_attention_q_up,
         g.layers_3_attention_kv_down, g.layers_3_attention_kv_norm, g.layers_3_attention_kv_up,
         g.layers_3_attention_out, w.L2_h, w.L3_attention_rmsnorm_0, w.L3_attention_rmsnorm_0_rstd,
@@ -799,7 +799,7 @@ def F1_B0(c, p, g, a, b):
     w.d_L1_sequence_loss = c.constant('sequence_loss L1')
     w.d_L1_rows, w.d_L1_gate = c.wait_dispatch('I0', b, 'L1')
     del w.d_L1_received_rows, w.d_L1_received_gate, w.L1_route
-    w.d_L1_entered, w.d_L1_attended, w.L1_router_d_linear_wide_0, w.L1_router_d_rmsnorm_0 = router_T256_D192_bc3d78.I(
+    w.d_L1_entered, w.d_L1_attended, w.L1_router_d_linear_wide_0, w.L1_router_d_rmsnorm_0 = router_T256_D192_4377cb.I(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, w.L1_residual, w.L1_order, w.L1_router_rmsnorm_0_rstd,
         w.L1_router_linear_wide_0, w.L1_router_route_0_expert, w.d_L1_residual, w.d_L1_x, w.d_L1_rows, w.d_L1_gate,
         w.d_L1_sequence_loss
@@ -808,7 +808,7 @@ def F1_B0(c, p, g, a, b):
         w.L1_order, w.L1_router_linear_wide_0, w.L1_router_route_0_expert, w.d_L1_residual, w.d_L1_x, w.d_L1_rows,
         w.d_L1_gate, w.d_L1_sequence_loss
     )
-    router_T256_D192_bc3d78.W(
+    router_T256_D192_4377cb.W(
         g.layers_1_ffn_norm, g.layers_1_ffn_router_weight, w.L1_residual, w.L1_x, w.L1_router_rmsnorm_0_rstd,
         w.L1_router_d_linear_wide_0, w.L1_router_d_rmsnorm_0
     )
@@ -816,7 +816,7 @@ def F1_B0(c, p, g, a, b):
     (
         w.d_L0_h, w.L1_attention_d_linear_1, w.L1_attention_d_linear_3, w.L1_attention_d_rmsnorm_2,
         w.L1_attention_d_linear_2, w.L1_attention_d_rmsnorm_1, w.L1_attention_d_linear_0, w.L1_attention_d_rmsnorm_0
-    ) = attention_T256_D192_784a4f.I(
+    ) = attention_T256_D192_42a366.I(
         p.layers_1_attention_norm, p.layers_1_attention_q_down, p.layers_1_attention_q_norm, p.layers_1_attention_q_up,
         p.layers_1_attention_kv_down, p.layers_1_attention_kv_norm, p.layers_1_attention_kv_up,
         p.layers_1_attention_out, w.L0_h, w.L1_attention_rmsnorm_0_rstd, w.L1_attention_linear_0,
@@ -825,7 +825,7 @@ def F1_B0(c, p, g, a, b):
         w.d_L1_attended
     )
     del w.L1_attention_linear_1, w.L1_attention_linear_3, w.L1_attention_mla_attention_0_lse, w.d_L1_entered
-    attention_T256_D192_784a4f.W(
+    attention_T256_D192_42a366.W(
         g.layers_1_attention_norm, g.layers_1_attention_q_down, g.layers_1_attention_q_norm, g.layers_1_attention_q_up,
         g.layers_1_attention_kv_down, g.layers_1_attention_kv_norm, g.layers_1_attention_kv_up,
         g.layers_1_attention_out, w.L0_h, w.L1_attention_rmsnorm_0, w.L1_attention_rmsnorm_0_rstd,
@@ -841,12 +841,12 @@ def F1_B0(c, p, g, a, b):
         w.L1_attention_d_linear_3, w.L1_attention_d_rmsnorm_2, w.L1_attention_d_linear_2, w.L1_attention_d_rmsnorm_1,
         w.L1_attention_d_linear_0, w.L1_attention_d_rmsnorm_0
     )
-    w.d_L0_entered, w.d_L0_attended, w.L0_dense_d_linear_0, w.L0_dense_d_rmsnorm_0 = dense_T256_D192_ac856d.I(
+    w.d_L0_entered, w.d_L0_attended, w.L0_dense_d_linear_0, w.L0_dense_d_rmsnorm_0 = dense_T256_D192_2fae2c.I(
         p.layers_0_ffn_norm, p.layers_0_ffn_up, p.layers_0_ffn_down, w.L0_dense_add_0, w.L0_dense_rmsnorm_0_rstd,
         w.L0_dense_linear_0, w.d_L0_h
     )
     del w.L0_dense_linear_0
-    dense_T256_D192_ac856d.W(
+    dense_T256_D192_2fae2c.W(
         g.layers_0_ffn_norm, g.layers_0_ffn_up, g.layers_0_ffn_down, w.L0_dense_add_0, w.L0_dense_rmsnorm_0,
         w.L0_dense_rmsnorm_0_rstd, w.L0_dense_swiglu_0, w.d_L0_h, w.L0_dense_d_linear_0, w.L0_dense_d_rmsnorm_0
     )
@@ -857,7 +857,7 @@ def F1_B0(c, p, g, a, b):
     (
         w.d_embed_h, w.L0_attention_d_linear_1, w.L0_attention_d_linear_3, w.L0_attention_d_rmsnorm_2,
         w.L0_attention_d_linear_2, w.L0_attention_d_rmsnorm_1, w.L0_attention_d_linear_0, w.L0_attention_d_rmsnorm_0
-    ) = attention_T256_D192_784a4f.I(
+    ) = attention_T256_D192_42a366.I(
         p.layers_0_attention_norm, p.layers_0_attention_q_down, p.layers_0_attention_q_norm, p.layers_0_attention_q_up,
         p.layers_0_attention_kv_down, p.layers_0_attention_kv_norm, p.layers_0_attention_kv_up,
         p.layers_0_attention_out, w.embed_h, w.L0_attention_rmsnorm_0_rstd, w.L0_attention_linear_0,
@@ -868,7 +868,7 @@ def F1_B0(c, p, g, a, b):
     del w.L0_attention_linear_1, w.L0_attention_linear_3, w.L0_attention_mla_attention_0_lse, w.d_L0_entered
     embed_T256_552fd3.W(g.embedding, w.tokens, w.d_embed_h)
     del w.tokens, w.d_embed_h
-    attention_T256_D192_784a4f.W(
+    attention_T256_D192_42a366.W(
         g.layers_0_attention_norm, g.layers_0_attention_q_down, g.layers_0_attention_q_norm, g.layers_0_attention_q_up,
         g.layers_0_attention_kv_down, g.layers_0_attention_kv_norm, g.layers_0_attention_kv_up,
         g.layers_0_attention_out, w.embed_h, w.L0_attention_rmsnorm_0, w.L0_attention_rmsnorm_0_rstd,
@@ -907,7 +907,7 @@ def I0(c, p, g, a):
     v.d_L3_sequence_loss = c.constant('sequence_loss L3')
     v.d_L3_rows, v.d_L3_gate = c.wait_dispatch('I0', a, 'L3')
     del v.d_L3_received_rows, v.d_L3_received_gate, v.L3_route
-    v.d_L3_entered, v.d_L3_attended, v.L3_router_d_linear_wide_0, v.L3_router_d_rmsnorm_0 = router_T256_D192_bc3d78.I(
+    v.d_L3_entered, v.d_L3_attended, v.L3_router_d_linear_wide_0, v.L3_router_d_rmsnorm_0 = router_T256_D192_4377cb.I(
         p.layers_3_ffn_norm, p.layers_3_ffn_router_weight, v.L3_residual, v.L3_order, v.L3_router_rmsnorm_0_rstd,
         v.L3_router_linear_wide_0, v.L3_router_route_0_expert, v.d_L3_residual, v.d_L3_x, v.d_L3_rows, v.d_L3_gate,
         v.d_L3_sequence_loss
@@ -919,7 +919,7 @@ def I0(c, p, g, a):
     (
         v.d_L2_h, v.L3_attention_d_linear_1, v.L3_attention_d_linear_3, v.L3_attention_d_rmsnorm_2,
         v.L3_attention_d_linear_2, v.L3_attention_d_rmsnorm_1, v.L3_attention_d_linear_0, v.L3_attention_d_rmsnorm_0
-    ) = attention_T256_D192_784a4f.I(
+    ) = attention_T256_D192_42a366.I(
         p.layers_3_attention_norm, p.layers_3_attention_q_down, p.layers_3_attention_q_norm, p.layers_3_attention_q_up,
         p.layers_3_attention_kv_down, p.layers_3_attention_kv_norm, p.layers_3_attention_kv_up,
         p.layers_3_attention_out, v.L2_h, v.L3_attention_rmsnorm_0_rstd, v.L3_attention_linear_0,
@@ -946,7 +946,7 @@ def I0(c, p, g, a):
     v.d_L2_sequence_loss = c.constant('sequence_loss L2')
     v.d_L2_rows, v.d_L2_gate = c.wait_dispatch('I0', a, 'L2')
     del v.d_L2_received_rows, v.d_L2_received_gate, v.L2_route
-    v.d_L2_entered, v.d_L2_attended, v.L2_router_d_linear_wide_0, v.L2_router_d_rmsnorm_0 = router_T256_D192_bc3d78.I(
+    v.d_L2_entered, v.d_L2_attended, v.L2_router_d_linear_wide_0, v.L2_router_d_rmsnorm_0 = router_T256_D192_4377cb.I(
         p.layers_2_ffn_norm, p.layers_2_ffn_router_weight, v.L2_residual, v.L2_order, v.L2_router_rmsnorm_0_rstd,
         v.L2_router_linear_wide_0, v.L2_router_route_0_expert, v.d_L2_residual, v.d_L2_x, v.d_L2_rows, v.d_L2_gate,
         v.d_L2_sequence_loss
@@ -958,7 +958,7 @@ def I0(c, p, g, a):
     (
         v.d_L1_h, v.L2_attention_d_linear_1, v.L2_attention_d_linear_3, v.L2_attention_d_rmsnorm_2,
         v.L2_attention_d_linear_2, v.L2_attention_d_rmsnorm_1, v.L2_attention_d_linear_0, v.L2_attention_d_rmsnorm_0
-    ) = attention_T256_D192_784a4f.I(
+    ) = attention_T256_D192_42a366.I(
         p.layers_2_attention_norm, p.layers_2_attention_q_down, p.layers_2_attention_q_norm, p.layers_2_attention_q_up,
         p.layers_2_attention_kv_down, p.layers_2_attention_kv_norm, p.layers_2_attention_kv_up,
         p.layers_2_attention_out, v.L1_h, v.L2_attention_rmsnorm_0_rstd, v.L2_attention_linear_0,
@@ -985,7 +985,7 @@ def I0(c, p, g, a):
     v.d_L1_sequence_loss = c.constant('sequence_loss L1')
     v.d_L1_rows, v.d_L1_gate = c.wait_dispatch('I0', a, 'L1')
     del v.d_L1_received_rows, v.d_L1_received_gate, v.L1_route
-    v.d_L1_entered, v.d_L1_attended, v.L1_router_d_linear_wide_0, v.L1_router_d_rmsnorm_0 = router_T256_D192_bc3d78.I(
+    v.d_L1_entered, v.d_L1_attended, v.L1_router_d_linear_wide_0, v.L1_router_d_rmsnorm_0 = router_T256_D192_4377cb.I(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, v.L1_residual, v.L1_order, v.L1_router_rmsnorm_0_rstd,
         v.L1_router_linear_wide_0, v.L1_router_route_0_expert, v.d_L1_residual, v.d_L1_x, v.d_L1_rows, v.d_L1_gate,
         v.d_L1_sequence_loss
@@ -997,7 +997,7 @@ def I0(c, p, g, a):
     (
         v.d_L0_h, v.L1_attention_d_linear_1, v.L1_attention_d_linear_3, v.L1_attention_d_rmsnorm_2,
         v.L1_attention_d_linear_2, v.L1_attention_d_rmsnorm_1, v.L1_attention_d_linear_0, v.L1_attention_d_rmsnorm_0
-    ) = attention_T256_D192_784a4f.I(
+    ) = attention_T256_D192_42a366.I(
         p.layers_1_attention_norm, p.layers_1_attention_q_down, p.layers_1_attention_q_norm, p.layers_1_attention_q_up,
         p.layers_1_attention_kv_down, p.layers_1_attention_kv_norm, p.layers_1_attention_kv_up,
         p.layers_1_attention_out, v.L0_h, v.L1_attention_rmsnorm_0_rstd, v.L1_attention_linear_0,
@@ -1006,7 +1006,7 @@ def I0(c, p, g, a):
         v.d_L1_attended
     )
     del v.L1_attention_linear_1, v.L1_attention_linear_3, v.L1_attention_mla_attention_0_lse, v.d_L1_entered
-    v.d_L0_entered, v.d_L0_attended, v.L0_dense_d_linear_0, v.L0_dense_d_rmsnorm_0 = dense_T256_D192_ac856d.I(
+    v.d_L0_entered, v.d_L0_attended, v.L0_dense_d_linear_0, v.L0_dense_d_rmsnorm_0 = dense_T256_D192_2fae2c.I(
         p.layers_0_ffn_norm, p.layers_0_ffn_up, p.layers_0_ffn_down, v.L0_dense_add_0, v.L0_dense_rmsnorm_0_rstd,
         v.L0_dense_linear_0, v.d_L0_h
     )
@@ -1014,7 +1014,7 @@ def I0(c, p, g, a):
     (
         v.d_embed_h, v.L0_attention_d_linear_1, v.L0_attention_d_linear_3, v.L0_attention_d_rmsnorm_2,
         v.L0_attention_d_linear_2, v.L0_attention_d_rmsnorm_1, v.L0_attention_d_linear_0, v.L0_attention_d_rmsnorm_0
-    ) = attention_T256_D192_784a4f.I(
+    ) = attention_T256_D192_42a366.I(
         p.layers_0_attention_norm, p.layers_0_attention_q_down, p.layers_0_attention_q_norm, p.layers_0_attention_q_up,
         p.layers_0_attention_kv_down, p.layers_0_attention_kv_norm, p.layers_0_attention_kv_up,
         p.layers_0_attention_out, v.embed_h, v.L0_attention_rmsnorm_0_rstd, v.L0_attention_linear_0,
@@ -1040,12 +1040,12 @@ def W0(c, p, g, a):
         v.L3_shared_d_linear_0
     )
     del v.L3_shared_swiglu_0, v.d_L3_shared, v.L3_shared_d_linear_0
-    router_T256_D192_bc3d78.W(
+    router_T256_D192_4377cb.W(
         g.layers_3_ffn_norm, g.layers_3_ffn_router_weight, v.L3_residual, v.L3_x, v.L3_router_rmsnorm_0_rstd,
         v.L3_router_d_linear_wide_0, v.L3_router_d_rmsnorm_0
     )
     del v.L3_residual, v.L3_x, v.L3_router_rmsnorm_0_rstd, v.L3_router_d_linear_wide_0, v.L3_router_d_rmsnorm_0
-    attention_T256_D192_784a4f.W(
+    attention_T256_D192_42a366.W(
         g.layers_3_attention_norm, g.layers_3_attention_q_down, g.layers_3_attention_q_norm, g.layers_3_attention_q_up,
         g.layers_3_attention_kv_down, g.layers_3_attention_kv_norm, g.layers_3_attention_kv_up,
         g.layers_3_attention_out, v.L2_h, v.L3_attention_rmsnorm_0, v.L3_attention_rmsnorm_0_rstd,
@@ -1074,12 +1074,12 @@ def W0(c, p, g, a):
         v.L2_shared_d_linear_0
     )
     del v.L2_shared_swiglu_0, v.d_L2_shared, v.L2_shared_d_linear_0
-    router_T256_D192_bc3d78.W(
+    router_T256_D192_4377cb.W(
         g.layers_2_ffn_norm, g.layers_2_ffn_router_weight, v.L2_residual, v.L2_x, v.L2_router_rmsnorm_0_rstd,
         v.L2_router_d_linear_wide_0, v.L2_router_d_rmsnorm_0
     )
     del v.L2_residual, v.L2_x, v.L2_router_rmsnorm_0_rstd, v.L2_router_d_linear_wide_0, v.L2_router_d_rmsnorm_0
-    attention_T256_D192_784a4f.W(
+    attention_T256_D192_42a366.W(
         g.layers_2_attention_norm, g.layers_2_attention_q_down, g.layers_2_attention_q_norm, g.layers_2_attention_q_up,
         g.layers_2_attention_kv_down, g.layers_2_attention_kv_norm, g.layers_2_attention_kv_up,
         g.layers_2_attention_out, v.L1_h, v.L2_attention_rmsnorm_0, v.L2_attention_rmsnorm_0_rstd,
@@ -1108,12 +1108,12 @@ def W0(c, p, g, a):
         v.L1_shared_d_linear_0
     )
     del v.L1_shared_swiglu_0, v.d_L1_shared, v.L1_shared_d_linear_0
-    router_T256_D192_bc3d78.W(
+    router_T256_D192_4377cb.W(
         g.layers_1_ffn_norm, g.layers_1_ffn_router_weight, v.L1_residual, v.L1_x, v.L1_router_rmsnorm_0_rstd,
         v.L1_router_d_linear_wide_0, v.L1_router_d_rmsnorm_0
     )
     del v.L1_residual, v.L1_x, v.L1_router_rmsnorm_0_rstd, v.L1_router_d_linear_wide_0, v.L1_router_d_rmsnorm_0
-    attention_T256_D192_784a4f.W(
+    attention_T256_D192_42a366.W(
         g.layers_1_attention_norm, g.layers_1_attention_q_down, g.layers_1_attention_q_norm, g.layers_1_attention_q_up,
         g.layers_1_attention_kv_down, g.layers_1_attention_kv_norm, g.layers_1_attention_kv_up,
         g.layers_1_attention_out, v.L0_h, v.L1_attention_rmsnorm_0, v.L1_attention_rmsnorm_0_rstd,
@@ -1129,7 +1129,7 @@ def W0(c, p, g, a):
         v.L1_attention_d_linear_3, v.L1_attention_d_rmsnorm_2, v.L1_attention_d_linear_2, v.L1_attention_d_rmsnorm_1,
         v.L1_attention_d_linear_0, v.L1_attention_d_rmsnorm_0
     )
-    dense_T256_D192_ac856d.W(
+    dense_T256_D192_2fae2c.W(
         g.layers_0_ffn_norm, g.layers_0_ffn_up, g.layers_0_ffn_down, v.L0_dense_add_0, v.L0_dense_rmsnorm_0,
         v.L0_dense_rmsnorm_0_rstd, v.L0_dense_swiglu_0, v.d_L0_h, v.L0_dense_d_linear_0, v.L0_dense_d_rmsnorm_0
     )
@@ -1137,7 +1137,7 @@ def W0(c, p, g, a):
         v.L0_dense_add_0, v.L0_dense_rmsnorm_0, v.L0_dense_rmsnorm_0_rstd, v.L0_dense_swiglu_0, v.d_L0_h,
         v.L0_dense_d_linear_0, v.L0_dense_d_rmsnorm_0
     )
-    attention_T256_D192_784a4f.W(
+    attention_T256_D192_42a366.W(
         g.layers_0_attention_norm, g.layers_0_attention_q_down, g.layers_0_attention_q_norm, g.layers_0_attention_q_up,
         g.layers_0_attention_kv_down, g.layers_0_attention_kv_norm, g.layers_0_attention_kv_up,
         g.layers_0_attention_out, v.embed_h, v.L0_attention_rmsnorm_0, v.L0_attention_rmsnorm_0_rstd,

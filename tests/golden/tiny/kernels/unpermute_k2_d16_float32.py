@@ -55,6 +55,11 @@ def _summed(y_SD, place_TK, h_TD=None, shared_TD=None, more_TD=None):
     return y_TD
 
 
+def _grid(num_tokens):
+    """The parts of a row are neighbours, so that a row is read as a whole at about one time."""
+    return (triton.cdiv(num_tokens, ROWS) * triton.cdiv(D, COPY["BLOCK_D"]),)
+
+
 def _invert(order_S, top_k):
     """place_TK: the row of each choice."""
     assert order_S.is_contiguous() and top_k == K
@@ -64,18 +69,11 @@ def _invert(order_S, top_k):
     return place_TK
 
 
-def _grid(num_tokens):
-    """The parts of a row are neighbours, so that a row is read as a whole at about one time."""
-    return (triton.cdiv(num_tokens, ROWS) * triton.cdiv(D, COPY["BLOCK_D"]),)
-
-
 @triton.jit
 def _inverse(order_S, place_TK, num_rows, BLOCK_S: tl.constexpr):
     j = tl.program_id(0).to(tl.int64) * BLOCK_S + tl.arange(0, BLOCK_S)
     inside = j < num_rows
     tl.store(place_TK + tl.load(order_S + j, mask=inside), j.to(tl.int32), mask=inside)
-
-
 @triton.jit
 def _sum(
     h_TD, shared_TD, y_SD, place_TK, more_TD, y_TD, num_tokens,

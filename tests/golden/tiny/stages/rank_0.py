@@ -3,8 +3,8 @@
 c: the executor · p: parameters · g: gradient accumulators · v, w: values of one stage and micro-batch
 """
 
-from ..segments import attention_T16_D16_977a58
-from ..segments import dense_T16_D16_140efb
+from ..segments import attention_T16_D16_a7a29d
+from ..segments import dense_T16_D16_2fa1db
 from ..segments import embed_T16_f92b6f
 from ..segments import experts_D16_E4_04c290
 from ..segments import final_norm_T16_D16_2ffd44
@@ -12,8 +12,8 @@ from ..segments import final_norm_T16_D16_aa8b7e
 from ..segments import head_T16_D16_f0e8b3
 from ..segments import join_T16_D16_603b4f
 from ..segments import mtp_input_T16_D16_9ba442
-from ..segments import router_T16_D16_272839
-from ..segments import router_T16_D16_eb5db6
+from ..segments import router_T16_D16_1acfb6
+from ..segments import router_T16_D16_d7e466
 from ..segments import shared_T16_D16_58ac42
 
 
@@ -59,7 +59,7 @@ def B0(c, p, g, a):
     del v.M0_shared_swiglu_0, v.d_M0_shared, v.M0_shared_d_linear_0
     v.d_M0_rows, v.d_M0_gate = c.wait_dispatch('I0', a, 'M0')
     del v.d_M0_received_rows, v.d_M0_received_gate, v.M0_route
-    v.d_M0_entered, v.d_M0_attended, v.M0_router_d_linear_wide_0, v.M0_router_d_rmsnorm_0 = router_T16_D16_eb5db6.I(
+    v.d_M0_entered, v.d_M0_attended, v.M0_router_d_linear_wide_0, v.M0_router_d_rmsnorm_0 = router_T16_D16_d7e466.I(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, v.M0_residual, v.M0_order, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_linear_wide_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows, v.d_M0_gate
     )
@@ -67,7 +67,7 @@ def B0(c, p, g, a):
         v.M0_order, v.M0_router_linear_wide_0, v.M0_router_route_0_expert, v.d_M0_residual, v.d_M0_x, v.d_M0_rows,
         v.d_M0_gate
     )
-    router_T16_D16_eb5db6.W(
+    router_T16_D16_d7e466.W(
         g.mtp_0_ffn_norm, g.mtp_0_ffn_router_weight, v.M0_residual, v.M0_x, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_d_linear_wide_0, v.M0_router_d_rmsnorm_0
     )
@@ -75,7 +75,7 @@ def B0(c, p, g, a):
     (
         v.d_M0_input, v.M0_attention_d_linear_1, v.M0_attention_d_linear_3, v.M0_attention_d_rmsnorm_2,
         v.M0_attention_d_linear_2, v.M0_attention_d_rmsnorm_1, v.M0_attention_d_linear_0, v.M0_attention_d_rmsnorm_0
-    ) = attention_T16_D16_977a58.I(
+    ) = attention_T16_D16_a7a29d.I(
         p.mtp_0_attention_norm, p.mtp_0_attention_q_down, p.mtp_0_attention_q_norm, p.mtp_0_attention_q_up,
         p.mtp_0_attention_kv_down, p.mtp_0_attention_kv_norm, p.mtp_0_attention_kv_up, p.mtp_0_attention_out,
         v.M0_input, v.M0_attention_rmsnorm_0_rstd, v.M0_attention_linear_0, v.M0_attention_rmsnorm_1_rstd,
@@ -83,7 +83,7 @@ def B0(c, p, g, a):
         v.M0_attention_mla_attention_0, v.M0_attention_mla_attention_0_lse, v.d_M0_entered, v.d_M0_attended
     )
     del v.M0_attention_linear_1, v.M0_attention_linear_3, v.M0_attention_mla_attention_0_lse, v.d_M0_entered
-    attention_T16_D16_977a58.W(
+    attention_T16_D16_a7a29d.W(
         g.mtp_0_attention_norm, g.mtp_0_attention_q_down, g.mtp_0_attention_q_norm, g.mtp_0_attention_q_up,
         g.mtp_0_attention_kv_down, g.mtp_0_attention_kv_norm, g.mtp_0_attention_kv_up, g.mtp_0_attention_out,
         v.M0_input, v.M0_attention_rmsnorm_0, v.M0_attention_rmsnorm_0_rstd, v.M0_attention_linear_0,
@@ -156,7 +156,7 @@ def B0(c, p, g, a):
     v.d_L1_sequence_loss = c.constant('sequence_loss L1')
     v.d_L1_rows, v.d_L1_gate = c.wait_dispatch('I0', a, 'L1')
     del v.d_L1_received_rows, v.d_L1_received_gate, v.L1_route
-    v.d_L1_entered, v.d_L1_attended, v.L1_router_d_linear_wide_0, v.L1_router_d_rmsnorm_0 = router_T16_D16_272839.I(
+    v.d_L1_entered, v.d_L1_attended, v.L1_router_d_linear_wide_0, v.L1_router_d_rmsnorm_0 = router_T16_D16_1acfb6.I(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, v.L1_residual, v.L1_order, v.L1_router_rmsnorm_0_rstd,
         v.L1_router_linear_wide_0, v.L1_router_route_0_expert, v.d_L1_residual, v.d_L1_x, v.d_L1_rows, v.d_L1_gate,
         v.d_L1_sequence_loss
@@ -165,7 +165,7 @@ def B0(c, p, g, a):
         v.L1_order, v.L1_router_linear_wide_0, v.L1_router_route_0_expert, v.d_L1_residual, v.d_L1_x, v.d_L1_rows,
         v.d_L1_gate, v.d_L1_sequence_loss
     )
-    router_T16_D16_272839.W(
+    router_T16_D16_1acfb6.W(
         g.layers_1_ffn_norm, g.layers_1_ffn_router_weight, v.L1_residual, v.L1_x, v.L1_router_rmsnorm_0_rstd,
         v.L1_router_d_linear_wide_0, v.L1_router_d_rmsnorm_0
     )
@@ -173,7 +173,7 @@ def B0(c, p, g, a):
     (
         v.d_L0_h, v.L1_attention_d_linear_1, v.L1_attention_d_linear_3, v.L1_attention_d_rmsnorm_2,
         v.L1_attention_d_linear_2, v.L1_attention_d_rmsnorm_1, v.L1_attention_d_linear_0, v.L1_attention_d_rmsnorm_0
-    ) = attention_T16_D16_977a58.I(
+    ) = attention_T16_D16_a7a29d.I(
         p.layers_1_attention_norm, p.layers_1_attention_q_down, p.layers_1_attention_q_norm, p.layers_1_attention_q_up,
         p.layers_1_attention_kv_down, p.layers_1_attention_kv_norm, p.layers_1_attention_kv_up,
         p.layers_1_attention_out, v.L0_h, v.L1_attention_rmsnorm_0_rstd, v.L1_attention_linear_0,
@@ -182,7 +182,7 @@ def B0(c, p, g, a):
         v.d_L1_attended
     )
     del v.L1_attention_linear_1, v.L1_attention_linear_3, v.L1_attention_mla_attention_0_lse, v.d_L1_entered
-    attention_T16_D16_977a58.W(
+    attention_T16_D16_a7a29d.W(
         g.layers_1_attention_norm, g.layers_1_attention_q_down, g.layers_1_attention_q_norm, g.layers_1_attention_q_up,
         g.layers_1_attention_kv_down, g.layers_1_attention_kv_norm, g.layers_1_attention_kv_up,
         g.layers_1_attention_out, v.L0_h, v.L1_attention_rmsnorm_0, v.L1_attention_rmsnorm_0_rstd,
@@ -198,12 +198,12 @@ def B0(c, p, g, a):
         v.L1_attention_d_linear_3, v.L1_attention_d_rmsnorm_2, v.L1_attention_d_linear_2, v.L1_attention_d_rmsnorm_1,
         v.L1_attention_d_linear_0, v.L1_attention_d_rmsnorm_0
     )
-    v.d_L0_entered, v.d_L0_attended, v.L0_dense_d_linear_0, v.L0_dense_d_rmsnorm_0 = dense_T16_D16_140efb.I(
+    v.d_L0_entered, v.d_L0_attended, v.L0_dense_d_linear_0, v.L0_dense_d_rmsnorm_0 = dense_T16_D16_2fa1db.I(
         p.layers_0_ffn_norm, p.layers_0_ffn_up, p.layers_0_ffn_down, v.L0_dense_add_0, v.L0_dense_rmsnorm_0_rstd,
         v.L0_dense_linear_0, v.d_L0_h
     )
     del v.L0_dense_linear_0
-    dense_T16_D16_140efb.W(
+    dense_T16_D16_2fa1db.W(
         g.layers_0_ffn_norm, g.layers_0_ffn_up, g.layers_0_ffn_down, v.L0_dense_add_0, v.L0_dense_rmsnorm_0,
         v.L0_dense_rmsnorm_0_rstd, v.L0_dense_swiglu_0, v.d_L0_h, v.L0_dense_d_linear_0, v.L0_dense_d_rmsnorm_0
     )
@@ -214,7 +214,7 @@ def B0(c, p, g, a):
     (
         v.d_embed_h, v.L0_attention_d_linear_1, v.L0_attention_d_linear_3, v.L0_attention_d_rmsnorm_2,
         v.L0_attention_d_linear_2, v.L0_attention_d_rmsnorm_1, v.L0_attention_d_linear_0, v.L0_attention_d_rmsnorm_0
-    ) = attention_T16_D16_977a58.I(
+    ) = attention_T16_D16_a7a29d.I(
         p.layers_0_attention_norm, p.layers_0_attention_q_down, p.layers_0_attention_q_norm, p.layers_0_attention_q_up,
         p.layers_0_attention_kv_down, p.layers_0_attention_kv_norm, p.layers_0_attention_kv_up,
         p.layers_0_attention_out, v.embed_h, v.L0_attention_rmsnorm_0_rstd, v.L0_attention_linear_0,
@@ -223,7 +223,7 @@ def B0(c, p, g, a):
         v.d_L0_attended
     )
     del v.L0_attention_linear_1, v.L0_attention_linear_3, v.L0_attention_mla_attention_0_lse, v.d_L0_entered
-    attention_T16_D16_977a58.W(
+    attention_T16_D16_a7a29d.W(
         g.layers_0_attention_norm, g.layers_0_attention_q_down, g.layers_0_attention_q_norm, g.layers_0_attention_q_up,
         g.layers_0_attention_kv_down, g.layers_0_attention_kv_norm, g.layers_0_attention_kv_up,
         g.layers_0_attention_out, v.embed_h, v.L0_attention_rmsnorm_0, v.L0_attention_rmsnorm_0_rstd,
@@ -252,7 +252,7 @@ def F0(c, p, g, a):
         v.L0_attention_rmsnorm_1, v.L0_attention_rmsnorm_1_rstd, v.L0_attention_linear_1, v.L0_attention_linear_2,
         v.L0_attention_rmsnorm_2, v.L0_attention_rmsnorm_2_rstd, v.L0_attention_linear_3,
         v.L0_attention_mla_attention_0, v.L0_attention_mla_attention_0_lse
-    ) = attention_T16_D16_977a58.F(
+    ) = attention_T16_D16_a7a29d.F(
         p.layers_0_attention_norm, p.layers_0_attention_q_down, p.layers_0_attention_q_norm, p.layers_0_attention_q_up,
         p.layers_0_attention_kv_down, p.layers_0_attention_kv_norm, p.layers_0_attention_kv_up,
         p.layers_0_attention_out, v.embed_h
@@ -260,7 +260,7 @@ def F0(c, p, g, a):
     (
         v.L0_h, v.L0_dense_add_0, v.L0_dense_rmsnorm_0, v.L0_dense_rmsnorm_0_rstd, v.L0_dense_linear_0,
         v.L0_dense_swiglu_0
-    ) = dense_T16_D16_140efb.F(
+    ) = dense_T16_D16_2fa1db.F(
         p.layers_0_ffn_norm, p.layers_0_ffn_up, p.layers_0_ffn_down, v.L0_entered, v.L0_attended
     )
     del v.L0_entered, v.L0_attended
@@ -269,7 +269,7 @@ def F0(c, p, g, a):
         v.L1_attention_rmsnorm_1, v.L1_attention_rmsnorm_1_rstd, v.L1_attention_linear_1, v.L1_attention_linear_2,
         v.L1_attention_rmsnorm_2, v.L1_attention_rmsnorm_2_rstd, v.L1_attention_linear_3,
         v.L1_attention_mla_attention_0, v.L1_attention_mla_attention_0_lse
-    ) = attention_T16_D16_977a58.F(
+    ) = attention_T16_D16_a7a29d.F(
         p.layers_1_attention_norm, p.layers_1_attention_q_down, p.layers_1_attention_q_norm, p.layers_1_attention_q_up,
         p.layers_1_attention_kv_down, p.layers_1_attention_kv_norm, p.layers_1_attention_kv_up,
         p.layers_1_attention_out, v.L0_h
@@ -277,7 +277,7 @@ def F0(c, p, g, a):
     (
         v.L1_residual, v.L1_x, v.L1_rows, v.L1_gate, v.L1_order, v.L1_counts, v.L1_sequence_loss,
         v.L1_router_rmsnorm_0_rstd, v.L1_router_linear_wide_0, v.L1_router_route_0_expert
-    ) = router_T16_D16_272839.F(
+    ) = router_T16_D16_1acfb6.F(
         p.layers_1_ffn_norm, p.layers_1_ffn_router_weight, p.layers_1_ffn_router_bias, v.L1_entered, v.L1_attended
     )
     del v.L1_entered, v.L1_attended
@@ -317,14 +317,14 @@ def F0(c, p, g, a):
         v.M0_attention_rmsnorm_1, v.M0_attention_rmsnorm_1_rstd, v.M0_attention_linear_1, v.M0_attention_linear_2,
         v.M0_attention_rmsnorm_2, v.M0_attention_rmsnorm_2_rstd, v.M0_attention_linear_3,
         v.M0_attention_mla_attention_0, v.M0_attention_mla_attention_0_lse
-    ) = attention_T16_D16_977a58.F(
+    ) = attention_T16_D16_a7a29d.F(
         p.mtp_0_attention_norm, p.mtp_0_attention_q_down, p.mtp_0_attention_q_norm, p.mtp_0_attention_q_up,
         p.mtp_0_attention_kv_down, p.mtp_0_attention_kv_norm, p.mtp_0_attention_kv_up, p.mtp_0_attention_out, v.M0_input
     )
     (
         v.M0_residual, v.M0_x, v.M0_rows, v.M0_gate, v.M0_order, v.M0_counts, v.M0_router_rmsnorm_0_rstd,
         v.M0_router_linear_wide_0, v.M0_router_route_0_expert
-    ) = router_T16_D16_eb5db6.F(
+    ) = router_T16_D16_d7e466.F(
         p.mtp_0_ffn_norm, p.mtp_0_ffn_router_weight, p.mtp_0_ffn_router_bias, v.M0_entered, v.M0_attended
     )
     del v.M0_entered, v.M0_attended

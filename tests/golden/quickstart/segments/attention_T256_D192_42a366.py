@@ -13,8 +13,8 @@ from runtime.ops import (
     mla_attention_dgrad,
     rmsnorm,
     rmsnorm_dgrad,
-    rmsnorm_dgrad_add,
     rmsnorm_wgrad_,
+    sum_rmsnorm_dgrad_add,
 )
 
 mla_attention = on_cuda(__file__, 'mla_attention_s128_h4_n32_r16_v32_float32', mla_attention)
@@ -24,10 +24,10 @@ rmsnorm_d64 = on_cuda(__file__, 'rmsnorm_d64_float32', rmsnorm)
 rmsnorm_d96 = on_cuda(__file__, 'rmsnorm_d96_float32', rmsnorm)
 rmsnorm_dgrad_d64 = on_cuda(__file__, 'rmsnorm_d64_float32', rmsnorm_dgrad)
 rmsnorm_dgrad_d96 = on_cuda(__file__, 'rmsnorm_d96_float32', rmsnorm_dgrad)
-rmsnorm_dgrad_add = on_cuda(__file__, 'rmsnorm_d192_float32', rmsnorm_dgrad_add)
 rmsnorm_wgrad_d192_ = on_cuda(__file__, 'rmsnorm_d192_float32', rmsnorm_wgrad_)
 rmsnorm_wgrad_d64_ = on_cuda(__file__, 'rmsnorm_d64_float32', rmsnorm_wgrad_)
 rmsnorm_wgrad_d96_ = on_cuda(__file__, 'rmsnorm_d96_float32', rmsnorm_wgrad_)
+sum_rmsnorm_dgrad_add = on_cuda(__file__, 'norm_gradient_d192_float32', sum_rmsnorm_dgrad_add)
 
 
 def F(
@@ -110,8 +110,9 @@ def I(
     d_rmsnorm_1 = linear_dgrad(d_linear_1, q_up)  # [256, 96]
     d_linear_0 = rmsnorm_dgrad_d96(d_rmsnorm_1, linear_0, q_norm, rmsnorm_1_rstd)  # [256, 96]
     linear_dgrad_1 = linear_dgrad(d_linear_0, q_down)  # [256, 192]
-    d_rmsnorm_0 = torch.add(linear_dgrad_0, linear_dgrad_1)  # [256, 192]
-    d_h = rmsnorm_dgrad_add(d_rmsnorm_0, h, norm, rmsnorm_0_rstd, d_entered)  # [256, 192]
+    d_rmsnorm_0, d_h = sum_rmsnorm_dgrad_add(
+        linear_dgrad_0, linear_dgrad_1, h, norm, rmsnorm_0_rstd, d_entered
+    )  # [256, 192], [256, 192]
     return d_h, d_linear_1, d_linear_3, d_rmsnorm_2, d_linear_2, d_rmsnorm_1, d_linear_0, d_rmsnorm_0
 
 

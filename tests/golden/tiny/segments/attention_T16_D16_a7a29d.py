@@ -13,8 +13,8 @@ from runtime.ops import (
     mla_attention_dgrad,
     rmsnorm,
     rmsnorm_dgrad,
-    rmsnorm_dgrad_add,
     rmsnorm_wgrad_,
+    sum_rmsnorm_dgrad_add,
 )
 
 mla_attention = on_cuda(__file__, 'mla_attention_s16_h2_n8_r4_v8_float32', mla_attention)
@@ -22,9 +22,9 @@ mla_attention_dgrad = on_cuda(__file__, 'mla_attention_dgrad_s16_h2_n8_r4_v8_flo
 rmsnorm_d16 = on_cuda(__file__, 'rmsnorm_d16_float32', rmsnorm)
 rmsnorm_d8 = on_cuda(__file__, 'rmsnorm_d8_float32', rmsnorm)
 rmsnorm_dgrad = on_cuda(__file__, 'rmsnorm_d8_float32', rmsnorm_dgrad)
-rmsnorm_dgrad_add = on_cuda(__file__, 'rmsnorm_d16_float32', rmsnorm_dgrad_add)
 rmsnorm_wgrad_d16_ = on_cuda(__file__, 'rmsnorm_d16_float32', rmsnorm_wgrad_)
 rmsnorm_wgrad_d8_ = on_cuda(__file__, 'rmsnorm_d8_float32', rmsnorm_wgrad_)
+sum_rmsnorm_dgrad_add = on_cuda(__file__, 'norm_gradient_d16_float32', sum_rmsnorm_dgrad_add)
 
 
 def F(
@@ -106,8 +106,9 @@ def I(
     d_rmsnorm_1 = linear_dgrad(d_linear_1, q_up)  # [16, 8]
     d_linear_0 = rmsnorm_dgrad(d_rmsnorm_1, linear_0, q_norm, rmsnorm_1_rstd)  # [16, 8]
     linear_dgrad_1 = linear_dgrad(d_linear_0, q_down)  # [16, 16]
-    d_rmsnorm_0 = torch.add(linear_dgrad_0, linear_dgrad_1)  # [16, 16]
-    d_h = rmsnorm_dgrad_add(d_rmsnorm_0, h, norm, rmsnorm_0_rstd, d_entered)  # [16, 16]
+    d_rmsnorm_0, d_h = sum_rmsnorm_dgrad_add(
+        linear_dgrad_0, linear_dgrad_1, h, norm, rmsnorm_0_rstd, d_entered
+    )  # [16, 16], [16, 16]
     return d_h, d_linear_1, d_linear_3, d_rmsnorm_2, d_linear_2, d_rmsnorm_1, d_linear_0, d_rmsnorm_0
 
 

@@ -9,18 +9,16 @@ from runtime.ops import (
     linear_wide,
     linear_wide_dgrad,
     linear_wide_wgrad_,
-    permute_dgrad_add,
     permute_gate_dgrad,
-    rmsnorm_dgrad_add,
+    permuted_rmsnorm_dgrad_add,
     rmsnorm_wgrad_,
     route_dgrad,
     route_permute,
 )
 
 add_rmsnorm = on_cuda(__file__, 'rmsnorm_d192_float32', add_rmsnorm)
-permute_dgrad_add = on_cuda(__file__, 'unpermute_k4_d192_float32', permute_dgrad_add)
 permute_gate_dgrad = on_cuda(__file__, 'permute_gate_float32', permute_gate_dgrad)
-rmsnorm_dgrad_add = on_cuda(__file__, 'rmsnorm_d192_float32', rmsnorm_dgrad_add)
+permuted_rmsnorm_dgrad_add = on_cuda(__file__, 'norm_gradient_k4_d192_float32', permuted_rmsnorm_dgrad_add)
 rmsnorm_wgrad_ = on_cuda(__file__, 'rmsnorm_d192_float32', rmsnorm_wgrad_)
 route_dgrad = on_cuda(__file__, 'route_dgrad_e16_k4_sigmoid_normalize', route_dgrad)
 route_permute = on_cuda(__file__, 'route_permute_e16_g4_2_k4_sigmoid_normalize_d192_float32', route_permute)
@@ -59,8 +57,9 @@ def I(
     d_route_0_gate = permute_gate_dgrad(d_gate, order, 4)  # [256, 4]
     d_linear_wide_0 = route_dgrad(d_route_0_gate, linear_wide_0, route_0_expert, False, True, 2.5)  # [256, 16]
     linear_wide_dgrad_0 = linear_wide_dgrad(d_linear_wide_0, weight)  # [256, 192]
-    d_rmsnorm_0 = permute_dgrad_add(d_rows, order, 4, d_x, linear_wide_dgrad_0)  # [256, 192]
-    d_add_0 = rmsnorm_dgrad_add(d_rmsnorm_0, residual, norm, rmsnorm_0_rstd, d_residual)  # [256, 192]
+    d_rmsnorm_0, d_add_0 = permuted_rmsnorm_dgrad_add(
+        d_rows, order, 4, d_x, linear_wide_dgrad_0, residual, norm, rmsnorm_0_rstd, d_residual
+    )  # [256, 192], [256, 192]
     return d_add_0, d_add_0, d_linear_wide_0, d_rmsnorm_0
 
 
