@@ -13,6 +13,7 @@ from torch import Tensor
 
 from benchmarks.gpu.cases import CASES, Case, Goal
 from benchmarks.gpu.sizes import V3, Make
+from benchmarks.side_by_side import kept, section
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -40,7 +41,7 @@ def current() -> str:
 def page(measured: Sequence[Found], facts: Found) -> str:
     """The whole page."""
     tables = [section for found in measured for section in of_device(found)] or [nothing_measured()]
-    return "\n".join([HEAD, *tables, code(facts), HOW])
+    return "\n".join([HEAD, *tables, code(facts), section(*kept()), HOW])
 
 
 # ---------------------------------------------------------------- measured

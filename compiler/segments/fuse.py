@@ -66,12 +66,12 @@ def _matches(joint: Joint, each: Pass) -> Iterator[dict[str, str | Constant]]:
         lost = {bound[name] for name in gone}
         read = {value for node in joint.nodes if node not in found for value in node.reads}
         of = [[found[each.find.index(part)] for part in _behind(node, each.find)] for node in each.make]
-        apart = any(len({where.get(node) for node in parts}) > 1 or _between(joint, parts) for parts in of)
+        apart = any(len({where.get(node) for node in parts}) > 1 or between(joint, parts) for parts in of)
         if not lost & (read | kept) and (each.anew or not apart):
             yield bound
 
 
-def _between(joint: Joint, parts: Sequence[Node]) -> bool:
+def between(joint: Joint, parts: Sequence[Node]) -> bool:
     """Whether some of the nodes need what other nodes make of their results: then they are not one call."""
     results = {value for node in parts for value in node.outputs}
     after: set[str] = set()

@@ -1,0 +1,214 @@
+"""Which calls of a spec's program touch the same values, and so move bytes twice that one kernel would move once.
+
+    python -m benchmarks.side_by_side [SPEC] [--least 1.0] [--out benchmarks/results/side-by-side.json]
+
+A pair is two calls of F, I or W of one segment. Counted is what both touch: a value that both read is read once less;
+one that the first makes for the second is read once less, and not written if nobody else needs it. Bytes are those of a
+micro-batch through the whole model, forward and backward, with an even load of the experts. Parameters do not count.
+
+How two calls stand: *beside* each other; with a call *between* them, which needs the first and feeds the second, so
+that they cannot be one; or *apart*, the first in I and the second in W, which run at different times.
+docs/kernels.md has the result for DeepSeek-V3, and the reasons in `WHY`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from textwrap import fill
+
+from compiler.dtypes import has_rows, tensor_bytes
+from compiler.ir import Segment
+from compiler.plan import make_plan
+from compiler.plan.blocks import balanced_rows
+from compiler.segments.fuse import between
+from compiler.segments.interpret import interpret
+from compiler.segments.joint import Joint, Node
+from compiler.segments.split import phases, view_nodes
+from compiler.segments.unpack import unpacked
+from dsl.load import load
+
+ROOT = Path(__file__).parent.parent
+V3 = ROOT / "specs" / "deepseek-v3.dsc"
+RESULTS = ROOT / "benchmarks" / "results" / "side-by-side.json"
+ATTENTION = ("mla_attention", "gqa_attention")
+PRODUCTS = ("linear", "grouped_linear")
+
+# Why pairs are not one call, by what `reason` says of them.
+WHY = {
+    "operand of a product": (
+        "A product reads each tile of its operands once for each block of 128 or 192 columns of its result, up to "
+        "56 times at 7,168 columns. A kernel that normed or quantised what it reads would do that as often. A "
+        "norm also needs the whole row before its first number; and operands of weight gradients are turned, in "
+        "tiles of 128 rows."
+    ),
+    "result of a product": (
+        "A program has 128 rows and 128 or 192 columns of a result. A norm needs whole rows, SwiGLU columns that "
+        "lie N / 2 apart, attention all keys of a sequence. E4M3 products hold sums and scales in 194 to 253 of "
+        "255 registers (*machine code*): a tile to be quantised in both directions has no room beside them. A sum "
+        "that a product adds as it writes would be rounded once, and twice on a CPU ([ADR "
+        "14](adr/0014-a-fused-op-is-its-parts.md))."
+    ),
+    "two products": (
+        "They read the same rows: 29 MB or less, of which the second reading finds most in L2. One product of "
+        "both weights would be possible; their parameters, gradients and checkpoints are two."
+    ),
+    "result of attention": (
+        "Attention's forward takes 220 registers, its gradients 157 to 224 (*machine code*). A program of the "
+        "forward has 128 columns of a head, which are a tile: it could write them in E4M3 as well. So could that "
+        "of the gradients of keys and values, 128 of each, in both directions. Neither is done. Heads of 192 "
+        "columns, as queries have, do not begin where tiles do."
+    ),
+    "norm's gradient by columns": (
+        "The gradient of the queries' norm needs whole rows of 1,536 columns, its quantising by columns 128 of "
+        "these rows: 384 KiB in BF16, where an SM has 256 KiB of registers and 227 KiB of shared memory."
+    ),
+    "logits": "Only `recompute = [logits]` makes one kernel of the head and the cross entropy: it computes them again.",
+    "between": (
+        "The second needs what comes of the first. The router's rows are moved when their experts are chosen, "
+        "which takes all of a row, and counted, which takes all rows. The norms of queries and latent are "
+        "computed again for products whose gradients their own gradient needs."
+    ),
+    "apart": (
+        "W may run much later than I, and reads no weights ([ADR 4](adr/0004-w-reads-no-weights.md)). A norm's "
+        "weight gradient would fit into the kernel of its input gradient; but there it would lengthen I, for "
+        "which the rank before waits, and sums of parts would differ in bits from a run that does not fuse. What "
+        "W reads by columns, I has by rows: a tile takes 128 rows."
+    ),
+}
+
+
+@dataclass(frozen=True, order=True)
+class Pair:
+    """Two ops in a kind of segment, the functions they are in (`F`, or `I W`), how they stand, and bytes they share."""
+
+    segment: str
+    functions: str
+    first: str
+    second: str
+    stand: str
+    bytes: int
+
+    @property
+    def reason(self) -> str:
+        """Which of the reasons in `WHY` is that of the pair; "" if none is: one kernel could do it."""
+        makes, reads = (op.startswith(PRODUCTS) for op in (self.first, self.second))
+        if self.stand != "beside":
+            return self.stand
+        if self.segment == "head":
+            return "logits"
+        if self.first.startswith(ATTENTION):
+            return "result of attention"
+        if makes or reads:
+            return "two products" if makes and reads else "result of a product" if makes else "operand of a product"
+        both = (self.first, self.second) == ("rmsnorm_dgrad", "quantise_both")
+        return "norm's gradient by columns" if both else ""
+
+
+def pairs(path: Path) -> list[Pair]:
+    """All pairs of a spec's program that share bytes, those that share most first."""
+    spec = load(path)
+    plan, rows, total = make_plan(spec), balanced_rows(spec), Counter[Pair]()
+    uses = Counter(use.segment.key for use in plan.uses)
+    for segment in {use.segment.key: use.segment for use in plan.uses}.values():
+        for pair in _of_segment(segment, rows):
+            total[Pair(**asdict(pair) | {"bytes": 0})] += pair.bytes * uses[segment.key]
+    found = [Pair(**asdict(pair) | {"bytes": count}) for pair, count in total.items()]
+    return sorted(found, key=lambda pair: (-pair.bytes, pair))
+
+
+def _of_segment(segment: Segment, rows: int) -> Iterator[Pair]:
+    joint = unpacked(interpret(segment))
+    where = phases(joint)
+    for a, function in where.items():
+        for b, other in where.items():
+            if a < b and (function == other or (function, other) == ("I", "W")):
+                first, second = joint.nodes[a], joint.nodes[b]
+                shared = _shared(joint, first, second, rows)
+                if shared:
+                    stand = "apart" if function != other else "between" if between(joint, (first, second)) else "beside"
+                    functions = function if function == other else f"{function} {other}"
+                    yield Pair(segment.kind, functions, first.op, second.op, stand, shared)
+
+
+def _shared(joint: Joint, first: Node, second: Node, rows: int) -> int:
+    """Bytes that the two would move less if they were one."""
+    views = view_nodes(joint)
+
+    def base(value: str) -> str:
+        return base(views[value].reads[0]) if value in views else value
+
+    def size(value: str) -> int:
+        tensor = joint.tensors[value]
+        return tensor_bytes(tensor.shape, tensor.dtype) * (rows if has_rows(tensor.shape) else 1)
+
+    returned = {value for _, value in (*joint.outputs, *joint.gradients)}
+    shared = 0
+    for value in {*second.reads} - {*joint.params}:
+        if value in first.reads:
+            shared += size(value)
+        elif base(value) in first.outputs:
+            others = [node for node in joint.nodes if node not in views.values() and node != second]
+            needed = base(value) in returned or any(base(each) == base(value) for node in others for each in node.reads)
+            shared += size(value) * (1 if needed else 2)
+    return shared
+
+
+def text(found: list[Pair], least: float) -> str:
+    """A line for each pair that shares `least` GB."""
+    rows = [
+        f"{pair.bytes / 1e9:7.2f}  {pair.stand:8}{pair.segment:12}{pair.functions:4} {pair.first} → {pair.second}"
+        for pair in found
+        if pair.bytes >= least * 1e9
+    ]
+    return "\n".join(["     GB  stand   segment     in   calls", *rows]) + "\n"
+
+
+def section(found: list[Pair], least: float) -> str:
+    """The section of docs/kernels.md on pairs that share at least so many GB. AssertionError if one has no reason."""
+    lines = [
+        "## What is not fused, and why",
+        "",
+        f"These calls of `specs/deepseek-v3.dsc` read or write the same values, {least:g} GB a micro-batch or more.",
+        "They stand *beside* each other; or with a call *between* them, which needs the first and feeds the second; or",
+        "*apart*, the first in I and the second in W. `python -m benchmarks.side_by_side SPEC` lists them for any spec.",
+        "",
+        "| GB | stand | in | calls | why |",
+        "|--:|---|---|---|---|",
+    ]
+    for pair in found:
+        assert pair.reason, f"{pair}: one kernel could do both"
+        calls = f"{pair.first} → {pair.second}"
+        lines.append(
+            f"| {pair.bytes / 1e9:.1f} | {pair.stand} | {pair.segment} {pair.functions} | {calls} | {pair.reason} |"
+        )
+    shown = [name for name in WHY if any(pair.reason == name for pair in found)]
+    reasons = [fill(f"- *{name}*: {WHY[name]}", 120, subsequent_indent="  ", break_on_hyphens=False) for name in shown]
+    return "\n".join([*lines, "", *reasons]) + "\n"
+
+
+def kept() -> tuple[list[Pair], float]:
+    """What `RESULTS` has of DeepSeek-V3: the pairs, and the GB that the least of them shares."""
+    read = json.loads(RESULTS.read_text("utf-8"))
+    return [Pair(**each) for each in read["pairs"]], read["least_gb"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("spec", type=Path, nargs="?", default=V3, help="default: specs/deepseek-v3.dsc")
+    parser.add_argument("--least", type=float, default=1.0, help="GB a micro-batch (default: 1)")
+    parser.add_argument("--out", type=Path, help="write the pairs to a file, too")
+    args = parser.parse_args()
+    found = pairs(args.spec)
+    print(text(found, args.least), end="")
+    if args.out:
+        shown = [asdict(pair) for pair in found if pair.bytes >= args.least * 1e9]
+        args.out.write_text(json.dumps({"least_gb": args.least, "pairs": shown}, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

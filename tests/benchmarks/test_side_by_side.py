@@ -1,0 +1,55 @@
+"""What stands side by side in DeepSeek-V3's program: nothing that one kernel could do, and bytes counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.side_by_side import V3, Pair, kept, pairs, section, text
+
+T, D, LAYERS, MOES = 4096, 7168, 61 + 1, 58 + 1
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Pair]:
+    return pairs(V3)
+
+
+def test_the_result_is_that_of_the_program(found: list[Pair]) -> None:
+    listed, least = kept()
+    assert listed == [pair for pair in found if pair.bytes >= least * 1e9], "run it with --out, then the page again"
+
+
+def test_every_pair_has_a_reason(found: list[Pair]) -> None:
+    """Above a GB; a pair that has none is refused."""
+    assert {pair.reason for pair in found if pair.bytes >= 1e9} >= {"between", "apart", "operand of a product"}
+    assert all(pair.reason for pair in found if pair.bytes >= 1e9)
+    fusable = Pair("dense", "F", "quantise", "requantise", "beside", 2 * 10**9)
+    with pytest.raises(AssertionError, match="one kernel could do both"):
+        section([fusable], 1.0)
+
+
+def test_bytes_are_those_counted_by_hand(found: list[Pair]) -> None:
+    by = {(p.segment, p.functions, p.first, p.second): p for p in found}
+    tensor = T * D * 2
+    gradient = by["attention", "I W", "sum_rmsnorm_again_quantise_dgrad_add", "rmsnorm_wgrad"]
+    assert gradient.stand == "apart"
+    assert gradient.bytes == LAYERS * (3 * tensor + 2 * 4 * T), "x is read again; dy and rstd are written and read"
+    moved = by["router", "F", "add_rmsnorm_quantise_wide", "route_permute_fp8"]
+    assert (moved.stand, moved.bytes) == ("between", MOES * 2 * (T * D + 4 * T * D // 128)), (
+        "written and read, with scales"
+    )
+    queries = by["attention", "I", "rmsnorm_dgrad", "quantise_both"]
+    assert (queries.stand, queries.bytes) == ("beside", LAYERS * 2 * T * 1536 * 2)
+
+
+def test_a_line_for_each(found: list[Pair]) -> None:
+    lines = text(found, 1.0).splitlines()
+    assert len(lines) == 1 + sum(pair.bytes >= 1e9 for pair in found)
+    assert lines[1].split()[1:] == [
+        found[0].stand,
+        found[0].segment,
+        found[0].functions,
+        found[0].first,
+        "→",
+        found[0].second,
+    ]
