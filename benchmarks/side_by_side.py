@@ -175,7 +175,7 @@ def section(found: list[Pair], least: float) -> str:
         "",
         f"These calls of `specs/deepseek-v3.dsc` read or write the same values, {least:g} GB a micro-batch or more.",
         "They stand *beside* each other; or with a call *between* them, which needs the first and feeds the second; or",
-        "*apart*, the first in I and the second in W. `python -m benchmarks.side_by_side SPEC` lists them for any spec.",
+        "*apart*, the first in I, the second in W. `python -m benchmarks.side_by_side SPEC` lists those of any spec.",
         "",
         "| GB | stand | in | calls | why |",
         "|--:|---|---|---|---|",
