@@ -57,11 +57,12 @@ WHY = {
         "They read the same rows: 29 MB or less, of which the second reading finds most in L2. One product of "
         "both weights would be possible; their parameters, gradients and checkpoints are two."
     ),
-    "result of attention": (
-        "Attention's forward takes 220 registers, its gradients 157 to 224 (*machine code*). A program of the "
-        "forward has 128 columns of a head, which are a tile: it could write them in E4M3 as well. So could that "
-        "of the gradients of keys and values, 128 of each, in both directions. Neither is done. Heads of 192 "
-        "columns, as queries have, do not begin where tiles do."
+    "attention": (
+        "Its kernels take 157 to 224 of 255 registers (*machine code*). A program of the forward has 128 columns "
+        "of a head, which are a tile: it could write them in E4M3 and E5M6 itself. The backward reads what the "
+        "forward returned once, for sums of rows, and could widen E5M6 there. The gradients of keys and values "
+        "are made 128 by 128, tiles in both directions. None of this is done. The gradients of queries cannot be: "
+        "heads of 192 columns do not begin where tiles do."
     ),
     "norm's gradient by columns": (
         "The gradient of the queries' norm needs whole rows of 1,536 columns, its quantising by columns 128 of "
@@ -101,8 +102,8 @@ class Pair:
             return self.stand
         if self.segment == "head":
             return "logits"
-        if self.first.startswith(ATTENTION):
-            return "result of attention"
+        if not makes and any(op.startswith(ATTENTION) for op in (self.first, self.second)):
+            return "attention"
         if makes or reads:
             return "two products" if makes and reads else "result of a product" if makes else "operand of a product"
         both = (self.first, self.second) == ("rmsnorm_dgrad", "quantise_both")
