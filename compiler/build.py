@@ -110,11 +110,13 @@ class _Emission:
         optimizer = call_of_optimizer(spec)
         has_kernel = optimizer.op in KERNELS  # an optimizer may run on torch alone
         kernel = emit_kernel(optimizer.op, optimizer.arguments, num_sms(spec)) if has_kernel else None
-        of_eight_bits = quantised(lowered.plan, num_sms(spec))
+        of_few_bits = quantised(lowered.plan, num_sms(spec))
         files = {
             "spec.resolved": self.resolved,
-            "kernels.json": kernels_json(spec, lowered.plan, self.codes, optimizer, kernel.name if kernel else None),
-            "plan.json": plan_json(spec, lowered, self.overlaps, rows(of_eight_bits)),
+            "kernels.json": kernels_json(
+                spec, lowered.plan, self.codes, of_few_bits, optimizer, kernel.name if kernel else None
+            ),
+            "plan.json": plan_json(spec, lowered, self.overlaps, rows(of_few_bits)),
             "plan.txt": plan_text(spec, lowered, self.overlaps),
             "schedule.txt": lowered.main_schedule.to_text(),
             "report.html": report_html(report_of(spec, lowered)),
@@ -123,7 +125,7 @@ class _Emission:
         files |= texts_of_files(spec)
         files |= {
             f"kernels/{file.name}.py": file.source
-            for file in (kernel, *(each.kernel for each in of_eight_bits.values()))
+            for file in (kernel, *(each.kernel for each in of_few_bits.values()))
             if file
         }
         return files | {f"program/{name}.json": program_json(p) for name, p in lowered.programs.items()}

@@ -25,26 +25,18 @@ BF16 = torch.bfloat16
 # ---------------------------------------------------------------- products
 
 
-def ends_of(offsets_G: Tensor, experts: int) -> Tensor:
-    """The end of each expert's rows once they are sorted by expert."""
-    counts_G = torch.diff(offsets_G, prepend=offsets_G.new_zeros(1))
-    return counts_G.view(-1, experts).sum(0).cumsum(0).to(torch.int32)
-
-
 def grouped_mm(x: Tensor, w: Tensor, offsets: Tensor) -> Call:
-    ends, turned = ends_of(offsets, len(w)), w.transpose(1, 2)
-    return lambda: torch._grouped_mm(x, turned, offs=ends)
+    turned = w.transpose(1, 2)
+    return lambda: torch._grouped_mm(x, turned, offs=offsets)
 
 
 def grouped_mm_dgrad(dy: Tensor, w: Tensor, offsets: Tensor) -> Call:
-    ends = ends_of(offsets, len(w))
-    return lambda: torch._grouped_mm(dy, w, offs=ends)
+    return lambda: torch._grouped_mm(dy, w, offs=offsets)
 
 
 def grouped_mm_wgrad(acc: Tensor, dy: Tensor, x: Tensor, offsets: Tensor) -> Call:
     """torch._grouped_mm for the weight gradient, without the addition, which it does not do."""
-    ends = ends_of(offsets, len(acc))
-    return lambda: torch._grouped_mm(dy.t(), x, offs=ends)
+    return lambda: torch._grouped_mm(dy.t(), x, offs=offsets)
 
 
 def grouped_mm_of_fp8(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, offsets: Tensor) -> Call:

@@ -59,6 +59,7 @@ def read(build: Path) -> dict[str, Any]:
         "fused": list(fused.values()),
         "kernels": [files[name] for name in sorted(files)],
         "without": [{"op": op, "calls": plain[op]} for op in sorted(plain)],
+        "quantised": [tree(each) for each in listed.quantised],
         "optimizer": tree(listed.optimizer),
     }
 
@@ -92,7 +93,8 @@ def text(name: str, found: dict[str, Any], screen: Screen | None = None, on_cpus
 
 def _parts(name: str, found: dict[str, Any], width: int, on_cpus: bool) -> Iterator[RenderableType]:
     optimizer = found["optimizer"]
-    num_files = len(found["kernels"]) + (optimizer["kernel"] is not None)
+    others = {row["kernel"] for row in (*found["quantised"], optimizer)} - {row["kernel"] for row in found["kernels"]}
+    num_files = len(found["kernels"]) + len(others - {None})
     yield Text(visible(f"{name}: {num_files} kernel files"), style=Style(bold=True))
     yield Text("calls and bytes are those of one micro-batch, its forward and backward", style=_quiet())
     if on_cpus:
@@ -115,6 +117,9 @@ def _parts(name: str, found: dict[str, Any], width: int, on_cpus: bool) -> Itera
     plain = [row["op"] for row in found["without"]]
     yield Text(_wrapped([f"by torch: {plain[0]}", *plain[1:]], ", ", width) if plain else "no op is left to torch")
     yield Text()
+    for row in found["quantised"]:
+        line = f"weights of few bits: {row['op']} by {row['kernel'] or 'torch'}, {row['calls']:,} calls a step"
+        yield Text(_wrapped(line.split(" "), " ", width))
     step = f"{optimizer['elements']:,} elements and {num_bytes(optimizer['bytes'])} a step"
     by = optimizer["kernel"] or "torch"
     line = f"optimizer: {optimizer['op']} by {by}, {step} on the pipeline rank that updates most"

@@ -1,10 +1,12 @@
-"""kernels.json of a build: every op of every segment, its kernel, and what was fused into it; and the optimizer's."""
+"""kernels.json of a build: every op of every segment, its kernel, and what was fused into it; of weights of few
+bits; and the optimizer's."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 
+from compiler.emit.quantised import Making
 from compiler.ir import Emitted, Plan, SegmentCode
 from compiler.kernels.calls import Call
 from compiler.plan.blocks import balanced_rows
@@ -16,11 +18,17 @@ from runtime.strict_json import pretty
 
 
 def kernels_json(
-    spec: Spec, plan: Plan, segments: Mapping[object, SegmentCode], optimizer: Call, kernel: str | None
+    spec: Spec,
+    plan: Plan,
+    segments: Mapping[object, SegmentCode],
+    quantised: Mapping[str, Making],
+    optimizer: Call,
+    kernel: str | None,
 ) -> str:
     """Segments by their key, in the order of the model. `rows`: received rows that bytes are said for.
 
-    `optimizer`, and the `kernel` file that it has: what a step of it moves, on the pipeline rank that updates most.
+    `quantised`: what makes each weight of few bits. `optimizer`, and the `kernel` file that it has: what a step of it
+    moves, on the pipeline rank that updates most.
     """
     used = Counter(use.segment.key for use in plan.uses)
     first = {use.segment.key: use for use in reversed(plan.uses)}
@@ -39,6 +47,7 @@ def kernels_json(
                 )
                 for key, count in used.items()
             ),
+            quantised=_weights(quantised),
             optimizer=_step(spec, plan, optimizer, kernel),
         )
     )
@@ -47,6 +56,12 @@ def kernels_json(
 def _op(call: Emitted, rows: int) -> contract.EmittedOp:
     saved = call.saved + call.saved_row * rows if call.parts else None
     return contract.EmittedOp(call.function, call.op, call.kernel or None, call.parts, saved)
+
+
+def _weights(quantised: Mapping[str, Making]) -> tuple[contract.QuantisedWeights, ...]:
+    """What makes the weights of few bits, and how many, in the order of the model."""
+    calls = Counter((each.op, each.kernel.name if each.kernel else None) for each in quantised.values())
+    return tuple(contract.QuantisedWeights(op, kernel, count) for (op, kernel), count in calls.items())
 
 
 def _step(spec: Spec, plan: Plan, call: Call, kernel: str | None) -> contract.OptimizerStep:

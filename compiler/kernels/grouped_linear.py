@@ -13,23 +13,20 @@ STREAMS = {
 }
 
 
-def choose(experts: int, out: int, inner: int, groups: int, dtype: str, num_sms: int) -> Choice | None:
-    """Weights [experts, out, inner], rows in `groups` (source, expert)."""
+def choose(experts: int, out: int, inner: int, dtype: str, num_sms: int) -> Choice | None:
+    """Weights [experts, out, inner]."""
     if dtype not in BYTES:
         return None
     return Choice(
-        name=f"grouped_linear_g{groups}_e{experts}_n{out}_k{inner}_{dtype}",
+        name=f"grouped_linear_e{experts}_n{out}_k{inner}_{dtype}",
         template="grouped_linear",
         values=(
             ("E", experts),
             ("N", out),
             ("K", inner),
-            ("G", groups),
             ("PROGRAMS", num_sms),
-            ("BLOCK_G", power_of_two(groups)),
             ("BLOCK_E", power_of_two(experts)),
             ("SWIZZLE", 16),
-            ("ORDER", {"num_warps": 4, **FUSION}),
             ("FORWARD", _rows_by_weight(out, inner, dtype)),
             ("DGRAD", _rows_by_weight(inner, out, dtype)),
             ("WGRAD", _weight_gradient(out, inner, dtype)),
@@ -51,7 +48,7 @@ def _rows_by_weight(out: int, inner: int, dtype: str) -> dict[str, int]:
 
 
 def _weight_gradient(out: int, inner: int, dtype: str) -> dict[str, int]:
-    """The launch of acc[out, inner] += dyᵀ · x. A row is looked up, then loaded, and each takes a stage."""
+    """The launch of acc[out, inner] += dyᵀ · x."""
     if dtype == "float32":
         tile = {"BLOCK_N": 64, "BLOCK_K": _extent(inner, 128), "BLOCK_R": 16}
         return tile | {"num_warps": 4, "num_stages": 3, **FUSION}
@@ -59,7 +56,7 @@ def _weight_gradient(out: int, inner: int, dtype: str) -> dict[str, int]:
         return {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_R": 32, "num_warps": 4, "num_stages": 2, **FUSION}
     block = _extent(inner, 256)
     tile = {"BLOCK_N": 128, "BLOCK_K": block, "BLOCK_R": 64}
-    return tile | {"num_warps": 8 if block == 256 else 4, "num_stages": 7, **FUSION}
+    return tile | {"num_warps": 8 if block == 256 else 4, "num_stages": 4, **FUSION}
 
 
 def _ragged(out: int, inner: int, dtype: str) -> bool:
@@ -75,16 +72,16 @@ def _extent(size: int, largest: int) -> int:
     return extent
 
 
-def _of(experts: Buffer, rows: Buffer, other: Buffer, offsets: Buffer, num_sms: int) -> Choice | None:
+def _of(experts: Buffer, rows: Buffer, other: Buffer, num_sms: int) -> Choice | None:
     """`experts` is what has shape [E, N, K]; `rows` and `other` meet in one product, so their dtypes must agree."""
     E, N, K = (int(extent) for extent in experts.shape)
     if rows.dtype != other.dtype:
         return None
-    return choose(E, N, K, int(offsets.shape[0]), rows.dtype, num_sms)
+    return choose(E, N, K, rows.dtype, num_sms)
 
 
 OPS: dict[str, Callable[..., Choice | None]] = {
-    "grouped_linear": lambda sms, x, w, offsets: _of(w, x, w, offsets, sms),
-    "grouped_linear_dgrad": lambda sms, dy, w, offsets: _of(w, dy, w, offsets, sms),
-    "grouped_linear_wgrad_": lambda sms, acc, dy, x, offsets: _of(acc, dy, x, offsets, sms),
+    "grouped_linear": lambda sms, x, w, offsets: _of(w, x, w, sms),
+    "grouped_linear_dgrad": lambda sms, dy, w, offsets: _of(w, dy, w, sms),
+    "grouped_linear_wgrad_": lambda sms, acc, dy, x, offsets: _of(acc, dy, x, sms),
 }

@@ -5,29 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.ir import Buffer
-from compiler.kernels.kernel import FUSION, Choice, power_of_two
+from compiler.kernels.kernel import Choice, power_of_two
 from compiler.kernels.linear_fp8 import FP8, STREAMS, WGRAD, rows_by_weight, turned
 
 __all__ = ["OPS", "STREAMS", "choose"]
 
 
-def choose(experts: int, out: int, inner: int, groups: int, num_sms: int) -> Choice | None:
-    """Weights [experts, out, inner], rows in `groups` (source, expert). Rows begin at multiples of 16 bytes."""
+def choose(experts: int, out: int, inner: int, num_sms: int) -> Choice | None:
+    """Weights [experts, out, inner]. Rows begin at multiples of 16 bytes."""
     if out % 16 or inner % 16:
         return None
     return Choice(
-        name=f"grouped_linear_fp8_g{groups}_e{experts}_n{out}_k{inner}",
+        name=f"grouped_linear_fp8_e{experts}_n{out}_k{inner}",
         template="grouped_linear_fp8",
         values=(
             ("E", experts),
             ("N", out),
             ("K", inner),
-            ("G", groups),
             ("PROGRAMS", num_sms),
-            ("BLOCK_G", power_of_two(groups)),
             ("BLOCK_E", power_of_two(experts)),
             ("SWIZZLE", 16),
-            ("ORDER", {"num_warps": 4, **FUSION}),
             ("FORWARD", rows_by_weight(out, gathered=True)),
             ("DGRAD", rows_by_weight(inner, gathered=True)),
             ("WGRAD", WGRAD),
@@ -35,14 +32,14 @@ def choose(experts: int, out: int, inner: int, groups: int, num_sms: int) -> Cho
     )
 
 
-def _of(weights: Buffer, rows: Buffer, offsets: Buffer, num_sms: int) -> Choice | None:
+def _of(weights: Buffer, rows: Buffer, num_sms: int) -> Choice | None:
     """`weights` is what has shape [E, N, K]."""
     E, N, K = (int(extent) for extent in weights.shape)
-    return choose(E, N, K, int(offsets.shape[0]), num_sms) if rows.dtype == FP8 else None
+    return choose(E, N, K, num_sms) if rows.dtype == FP8 else None
 
 
 OPS: dict[str, Callable[..., Choice | None]] = {
-    "grouped_linear_fp8": lambda sms, x, xs, w, ws, offsets: _of(w, x, offsets, sms),
-    "grouped_linear_fp8_dgrad": lambda sms, dy, dys, w, ws, offsets: _of(turned(w), dy, offsets, sms),
-    "grouped_linear_fp8_wgrad_": lambda sms, acc, dy, dys, x, xs, offsets: _of(acc, x, offsets, sms),
+    "grouped_linear_fp8": lambda sms, x, xs, w, ws, offsets: _of(w, x, sms),
+    "grouped_linear_fp8_dgrad": lambda sms, dy, dys, w, ws, offsets: _of(turned(w), dy, sms),
+    "grouped_linear_fp8_wgrad_": lambda sms, acc, dy, dys, x, xs, offsets: _of(acc, x, sms),
 }

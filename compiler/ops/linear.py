@@ -42,8 +42,8 @@ def _infer_wide(x_TK: Tensor, w_NK: Tensor) -> tuple[Tensor, ...]:
     return (Tensor(y_TN.shape, statistics_dtype(y_TN.dtype)),)
 
 
-def _infer_grouped(x_RK: Tensor, w_ENK: Tensor, offsets_G: Tensor) -> tuple[Tensor, ...]:
-    assert x_RK.shape[1] == w_ENK.shape[2] and offsets_G.shape[0] % w_ENK.shape[0] == 0, (x_RK, w_ENK, offsets_G)
+def _infer_grouped(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> tuple[Tensor, ...]:
+    assert x_RK.shape[1] == w_ENK.shape[2] and offsets_E.shape == w_ENK.shape[:1], (x_RK, w_ENK, offsets_E)
     return (Tensor((x_RK.shape[0], w_ENK.shape[1]), x_RK.dtype),)
 
 

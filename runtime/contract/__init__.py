@@ -13,7 +13,7 @@ is a field here, in the order of the file. No torch.
 | `manifest.json` | Manifest |
 """
 
-from runtime.contract.kernel_list import EmittedOp, KernelList, OptimizerStep, SegmentKernels
+from runtime.contract.kernel_list import EmittedOp, KernelList, OptimizerStep, QuantisedWeights, SegmentKernels
 from runtime.contract.plan import (
     Batches,
     BatchGrowth,
@@ -77,6 +77,7 @@ __all__ = [
     "Program",
     "ProgramTimes",
     "Quantised",
+    "QuantisedWeights",
     "RatePhase",
     "SegmentKernels",
     "StateTensor",

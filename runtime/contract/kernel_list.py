@@ -34,6 +34,18 @@ class SegmentKernels:
 
 
 @dataclass(frozen=True)
+class QuantisedWeights:
+    """An op that makes the weights of few bits that products read, and its kernel file.
+
+    `calls`: one for each weight of the model, after each step of the optimizer.
+    """
+
+    op: str
+    kernel: str | None
+    calls: Amount
+
+
+@dataclass(frozen=True)
 class OptimizerStep:
     """What a step of the optimizer moves, on the pipeline rank that updates most."""
 
@@ -50,6 +62,7 @@ class KernelList:
     rows: Amount
     unfused: tuple[str, ...]
     segments: tuple[SegmentKernels, ...]
+    quantised: tuple[QuantisedWeights, ...]
     optimizer: OptimizerStep
 
     @staticmethod

@@ -1,7 +1,6 @@
-"""Linear layers of several experts over the rows each received. R rows, K inputs, N outputs, E experts, G groups.
+"""Linear layers of several experts over the rows each received. R rows, K inputs, N outputs, E experts.
 
-Rows offsets[g-1] … offsets[g] form group g and meet expert g mod E: a buffer received from several sources holds,
-source after source, one group for each expert, and needs no second sort. R may be 0 and groups may be empty.
+Rows offsets[e-1] … offsets[e] form the group of expert e. R may be 0 and groups may be empty.
 
 Where oneDNN multiplies, it makes a kernel for every new shape, and the rows of an expert are another number each time.
 So its products are of few numbers of rows: multiples of 8 up to 128, then eight to an octave. Rows need not lie
@@ -12,7 +11,6 @@ there. A weight gradient is never one of oneDNN's products: it is added in FP32.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import cycle
 
 from torch import Tensor
 
@@ -20,43 +18,43 @@ from runtime.ops.product import add_product_, by_onednn, product, product_
 from runtime.ops.wide import wide_dtype
 
 
-def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_G: Tensor) -> Tensor:
-    """x_RK, w_ENK, offsets_G (int32, ascending, the last one R) -> y_RN."""
+def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
+    """x_RK, w_ENK, offsets_E (int32, ascending, the last one R) -> y_RN."""
     y_RN = x_RK.new_empty((x_RK.shape[0], w_ENK.shape[1]))
-    for w_NK, start, end in _groups(offsets_G, w_ENK, x_RK.shape[0]):
+    for w_NK, start, end in _groups(offsets_E, w_ENK, x_RK.shape[0]):
         _product_of_rows(y_RN, x_RK, w_NK.t(), start, end)
     return y_RN
 
 
-def grouped_linear_dgrad(dy_RN: Tensor, w_ENK: Tensor, offsets_G: Tensor) -> Tensor:
-    """dy_RN, w_ENK, offsets_G -> dx_RK."""
+def grouped_linear_dgrad(dy_RN: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
+    """dy_RN, w_ENK, offsets_E -> dx_RK."""
     dx_RK = dy_RN.new_empty((dy_RN.shape[0], w_ENK.shape[2]))
-    for w_NK, start, end in _groups(offsets_G, w_ENK, dy_RN.shape[0]):
+    for w_NK, start, end in _groups(offsets_E, w_ENK, dy_RN.shape[0]):
         _product_of_rows(dx_RK, dy_RN, w_NK, start, end)
     return dx_RK
 
 
-def grouped_linear_wgrad(dy_RN: Tensor, x_RK: Tensor, offsets_G: Tensor, num_experts: int) -> Tensor:
-    """dy_RN, x_RK, offsets_G -> dw_ENK; zero for an expert without rows."""
+def grouped_linear_wgrad(dy_RN: Tensor, x_RK: Tensor, offsets_E: Tensor, num_experts: int) -> Tensor:
+    """dy_RN, x_RK, offsets_E -> dw_ENK; zero for an expert without rows."""
     dw_ENK = x_RK.new_zeros((num_experts, dy_RN.shape[1], x_RK.shape[1]), dtype=wide_dtype(x_RK.dtype))
-    grouped_linear_wgrad_(dw_ENK, dy_RN, x_RK, offsets_G)
+    grouped_linear_wgrad_(dw_ENK, dy_RN, x_RK, offsets_E)
     return dw_ENK.to(x_RK.dtype)
 
 
-def grouped_linear_wgrad_(acc_ENK: Tensor, dy_RN: Tensor, x_RK: Tensor, offsets_G: Tensor) -> None:
-    """acc_ENK += dw_ENK of (dy_RN, x_RK, offsets_G)."""
-    for acc_NK, start, end in _groups(offsets_G, acc_ENK, x_RK.shape[0]):
+def grouped_linear_wgrad_(acc_ENK: Tensor, dy_RN: Tensor, x_RK: Tensor, offsets_E: Tensor) -> None:
+    """acc_ENK += dw_ENK of (dy_RN, x_RK, offsets_E)."""
+    for acc_NK, start, end in _groups(offsets_E, acc_ENK, x_RK.shape[0]):
         add_product_(acc_NK, dy_RN[start:end].t(), x_RK[start:end])
 
 
 # ---------------------------------------------------------------- groups
 
 
-def _groups(offsets_G: Tensor, by_expert: Tensor, num_rows: int) -> Iterator[tuple[Tensor, int, int]]:
+def _groups(offsets_E: Tensor, by_expert: Tensor, num_rows: int) -> Iterator[tuple[Tensor, int, int]]:
     """Groups that have rows: the expert's slice of `by_expert`, the first row, and the row after the last."""
-    ends = offsets_G.tolist()
+    ends = offsets_E.tolist()
     assert ends[-1] == num_rows, (ends, num_rows)
-    for start, end, expert in zip([0, *ends], ends, cycle(by_expert.unbind()), strict=False):
+    for start, end, expert in zip([0, *ends[:-1]], ends, by_expert.unbind(), strict=True):
         if start < end:
             yield expert, start, end
 

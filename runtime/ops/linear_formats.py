@@ -1,6 +1,6 @@
 """Quantising to the formats of `formats`, and products of operands in them: the same ops for each row of that table.
 
-R rows, K inputs, N outputs, E experts, G groups. `planes` of a tensor are as many tensors as its format has, and the
+R rows, K inputs, N outputs, E experts. `planes` of a tensor are as many tensors as its format has, and the
 names of ops end in its name: `quantise_mxfp8`, `linear_nvfp4_dgrad`. As in `linear_fp8` a product of two numbers is
 exact, sums are FP32, and a result is rounded once, to BF16; products are of operands along their rows, so a weight
 gradient and an input gradient read transposed ones. The scales of whole tensors multiply the sums.
@@ -76,24 +76,24 @@ def _products(form: Format) -> tuple[Op, ...]:
         _add(acc_NK, _wide(dy, form.tile), _wide(x, form.tile), _factor(dy, x))
 
     def grouped_linear(*operands: Tensor) -> Tensor:
-        """Planes of x_RK, planes of w_ENK, offsets_G (int32) -> y_RN (BF16)."""
-        x, w, offsets_G = operands[:count], operands[count:-1], operands[-1]
+        """Planes of x_RK, planes of w_ENK, offsets_E (int32) -> y_RN (BF16)."""
+        x, w, offsets_E = operands[:count], operands[count:-1], operands[-1]
         x_RK, w_ENK = _wide(x, form.tile), _wide(w, form.weight_tile)
         y_RN = x_RK.new_empty((x_RK.shape[0], w_ENK.shape[1]))
-        for expert, start, end in groups(offsets_G, len(w_ENK), len(x_RK)):
+        for expert, start, end in groups(offsets_E, len(w_ENK), len(x_RK)):
             of_expert = tuple(plane[expert] for plane in w)
             y_RN[start:end] = _scaled(product(x_RK[start:end], w_ENK[expert].t()), x, of_expert)
         return y_RN.to(torch.bfloat16)
 
     def grouped_linear_dgrad(*operands: Tensor) -> Tensor:
-        """Planes of dy_RN, planes of w_EKN (transposed), offsets_G -> dx_RK (BF16)."""
+        """Planes of dy_RN, planes of w_EKN (transposed), offsets_E -> dx_RK (BF16)."""
         return grouped_linear(*operands)
 
     def grouped_linear_wgrad_(acc_ENK: Tensor, *operands: Tensor) -> None:
-        """acc_ENK (FP32) += dw_ENK of planes of dy_NR, planes of x_KR, both transposed, offsets_G."""
-        dy, x, offsets_G = operands[:count], operands[count:-1], operands[-1]
+        """acc_ENK (FP32) += dw_ENK of planes of dy_NR, planes of x_KR, both transposed, offsets_E."""
+        dy, x, offsets_E = operands[:count], operands[count:-1], operands[-1]
         dy_NR, x_KR = _wide(dy, form.tile), _wide(x, form.tile)
-        for expert, start, end in groups(offsets_G, len(acc_ENK), int(offsets_G[-1])):
+        for expert, start, end in groups(offsets_E, len(acc_ENK), int(offsets_E[-1])):
             _add(acc_ENK[expert], dy_NR[:, start:end], x_KR[:, start:end], _factor(dy, x))
 
     def _wide(planes: Planes, tile: Tile) -> Tensor:

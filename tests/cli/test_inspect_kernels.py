@@ -97,6 +97,23 @@ def test_the_optimizer_is_listed(
     assert f"optimizer: adamw by adamw, {found['elements']:,} elements and" in capsys.readouterr().out
 
 
+def test_what_makes_weights_of_few_bits_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every weight that plan.json says is quantised, by the kernel that it names; other recipes have none."""
+    widths = ["model.attention.query_rank=16", "model.attention.kv_rank=16"]
+    spec = load(ROOT / "specs" / "tiny.dsc", overrides=["precision=fp8_block", *widths])
+    files = dict(compile_spec(spec).files)
+    write_build(tmp_path, tuple(files.items()))
+    assert main(["inspect", str(tmp_path), "--kernels", "--format", "json"]) == 0
+    found = parsed(capsys.readouterr().out, "kernels")
+    made = Counter((each.op, each.kernel) for each in Plan.from_json(files["plan.json"]).quantised)
+    assert {(row["op"], row["kernel"]): row["calls"] for row in found["quantised"]} == made and made
+    assert all(op == "quantise_blocks" and f"kernels/{kernel}.py" in files for op, kernel in made)
+    assert main(["inspect", str(tmp_path), "--kernels"]) == 0
+    said = capsys.readouterr().out
+    assert f"{sum(name.startswith('kernels/') for name in files)} kernel files" in said
+    assert all(f"quantise_blocks by {kernel}, {calls} calls a step" in said for (_, kernel), calls in made.items())
+
+
 def test_no_name_is_broken(builds: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """A row is one line in a pipe, however long; on a narrow terminal, lists continue on the next line after a name."""
     found = read(builds[0])
@@ -170,7 +187,7 @@ def test_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str], argum
 RIGHT = (
     '{"rows": 1, "unfused": [], "segments": [{"segment": "x_1", "kind": "x", "site": "L0", "uses": 1,'
     ' "ops": [{"function": "F", "op": "y[/z]", "kernel": null}]}],'
-    ' "optimizer": {"op": "adamw", "kernel": null, "elements": 1, "bytes": 30}}'
+    ' "quantised": [], "optimizer": {"op": "adamw", "kernel": null, "elements": 1, "bytes": 30}}'
 )
 
 

@@ -19,11 +19,11 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
     ("out", "inner", "experts", "sizes"),
     [
         (8, 16, 2, (0, 0)),  # no rows at all
-        (40, 24, 5, (1, 1, 1, 1, 1)),  # one source
-        (70, 33, 3, (3, 0, 50, 1, 7, 0)),  # two sources, empty groups, rows at odd addresses
-        (136, 72, 2, (0, 130, 5, 140, 70, 0)),  # three sources; an expert's rows fill several tiles
-        (264, 320, 1, (40, 0, 100)),  # several tiles either way, the last ones partly filled
-        (128, 64, 3, (50, 0, 7, 1, 130, 3)),  # weights that come by blocks
+        (40, 24, 5, (1, 1, 1, 1, 1)),
+        (70, 33, 6, (3, 0, 50, 1, 7, 0)),  # experts without rows, rows at odd addresses
+        (136, 72, 3, (0, 140, 205)),  # an expert's rows fill several tiles
+        (264, 320, 1, (140,)),  # several tiles either way, the last ones partly filled
+        (128, 64, 3, (180, 3, 8)),  # weights that come by blocks
         (24, 40, 3, (0, 2100, 0)),  # all rows to one expert, in more tiles than a band is high and programs run
     ],
 )

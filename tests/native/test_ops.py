@@ -126,7 +126,7 @@ def test_products_of_any_size(
     source = Source(dtype, seed)
     check("linear_wide", cases.linear(source, T, K, N), seed, dtype, calls, views)
     check("linear", cases.linear(source, T, K, N), seed, dtype, calls, views)
-    check("grouped_linear", cases.grouped_linear(source, T, K, N, E, 2), seed, dtype, calls, views)
+    check("grouped_linear", cases.grouped_linear(source, T, K, N, E), seed, dtype, calls, views)
 
 
 @DTYPES

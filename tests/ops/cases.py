@@ -99,8 +99,8 @@ def unpermute(source: Source, T: int = 6, D: int = 5, E: int = 7, K: int = 3) ->
     return source.normal(T * K, D), source.order(T, E, K), K
 
 
-def grouped_linear(source: Source, R: int = 11, K: int = 4, N: int = 5, E: int = 3, sources: int = 2) -> Args:
-    ends = source.below(R + 1, sources * E).sort().values.to(torch.int32)
+def grouped_linear(source: Source, R: int = 11, K: int = 4, N: int = 5, E: int = 3) -> Args:
+    ends = source.below(R + 1, E).sort().values.to(torch.int32)
     ends[-1] = R
     return source.normal(R, K), source.normal(E, N, K), ends
 

@@ -148,10 +148,10 @@ def unpermute(y_SD: Tensor, order_S: Tensor, top_k: int) -> Tensor:
     return back.T @ y_SD
 
 
-def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_G: Tensor) -> Tensor:
+def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
     rows = torch.arange(x_RK.shape[0], dtype=torch.int32)
-    group_R = (rows[:, None] >= offsets_G[None, :]).sum(1)
-    return torch.einsum("rk,rnk->rn", x_RK, w_ENK[group_R % w_ENK.shape[0]])
+    expert_R = (rows[:, None] >= offsets_E[None, :]).sum(1)
+    return torch.einsum("rk,rnk->rn", x_RK, w_ENK[expert_R])
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {

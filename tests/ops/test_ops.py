@@ -109,7 +109,7 @@ def test_results_are_contiguous_repeatable_and_own_their_storage(op: str) -> Non
 @pytest.mark.parametrize("op", PURE)
 def test_one_of_everything_is_no_view_either(op: str) -> None:
     ones = {"mla_attention": {"B": 1, "H": 1, "rope": 2}, "gqa_attention": {"B": 1, "G": 1, "r": 1, "C": 2}}
-    ones |= {"head_rmsnorm": {"T": 1, "H": 1, "C": 1}, "grouped_linear": {"R": 1, "E": 1, "sources": 1}}
+    ones |= {"head_rmsnorm": {"T": 1, "H": 1, "C": 1}, "grouped_linear": {"R": 1, "E": 1}}
     ones |= {"permute": {"T": 1, "E": 1, "K": 1}, "unpermute": {"T": 1, "E": 1, "K": 1}}
     ones |= {
         "route": {"T": 1, "groups": 1, "members": 1, "top_groups": 1, "top_k": 1, "normalize": False, "scale": 1.0}

@@ -29,10 +29,10 @@ def test_linear_and_rmsnorm(seed: int, T: int, K: int, N: int) -> None:
 
 
 @few
-@given(SEED, st.integers(0, 40), SMALL, SMALL, st.integers(1, 5), st.integers(1, 4))
-def test_experts(seed: int, R: int, K: int, N: int, E: int, sources: int) -> None:
+@given(SEED, st.integers(0, 40), SMALL, SMALL, st.integers(1, 8))
+def test_experts(seed: int, R: int, K: int, N: int, E: int) -> None:
     source = Source(torch.float64, seed)
-    compare("grouped_linear", cases.grouped_linear(source, R, K, N, E, sources), torch.float64)
+    compare("grouped_linear", cases.grouped_linear(source, R, K, N, E), torch.float64)
     compare("gated_swiglu", cases.gated_swiglu(source, R, N), torch.float64)
 
 
@@ -182,10 +182,10 @@ def test_softmax_weights_are_of_all_experts_unless_normalized() -> None:
 @pytest.mark.parametrize("op", ["grouped_linear_wgrad", "grouped_linear_wgrad_"])
 def test_no_rows_leave_the_weight_gradient_untouched(op: str) -> None:
     source = Source(torch.float64, 8)
-    acc_ENK, offsets_G = source.normal(2, 3, 4), torch.zeros(4, dtype=torch.int32)
+    acc_ENK, offsets_E = source.normal(2, 3, 4), torch.zeros(2, dtype=torch.int32)
     if op.endswith("_"):
         before = acc_ENK.clone()
-        OPS[op](acc_ENK, source.normal(0, 3), source.normal(0, 4), offsets_G)
+        OPS[op](acc_ENK, source.normal(0, 3), source.normal(0, 4), offsets_E)
         assert torch.equal(acc_ENK, before)
     else:
-        assert not OPS[op](source.normal(0, 3), source.normal(0, 4), offsets_G, 2).any()
+        assert not OPS[op](source.normal(0, 3), source.normal(0, 4), offsets_E, 2).any()

@@ -170,17 +170,17 @@ def test_each_gradient_is_one_node_and_only_if_asked_for(op: str) -> None:
 def test_experts_trace_with_a_symbolic_number_of_rows() -> None:
     table = ops()
 
-    def experts(x_RD: Tensor, gate_R: Tensor, dy_RD: Tensor, up: Tensor, down: Tensor, offsets_G: Tensor) -> Any:
+    def experts(x_RD: Tensor, gate_R: Tensor, dy_RD: Tensor, up: Tensor, down: Tensor, offsets_E: Tensor) -> Any:
         leaves = [leaf.requires_grad_() for leaf in (x_RD, gate_R, up, down)]
-        h_RM = table.grouped_linear(x_RD, up, offsets_G)
-        y_RD = table.grouped_linear(table.gated_swiglu(h_RM, gate_R), down, offsets_G)
+        h_RM = table.grouped_linear(x_RD, up, offsets_E)
+        y_RD = table.grouped_linear(table.gated_swiglu(h_RM, gate_R), down, offsets_E)
         return y_RD, *torch.autograd.grad(y_RD, leaves, dy_RD)
 
     source = Source(torch.float64, 0)
 
     def example(R: int, ends: list[int]) -> tuple[Tensor, ...]:
         rows = source.normal(R, 4), source.normal(R), source.normal(R, 4)
-        return *rows, source.normal(2, 6, 4), source.normal(2, 4, 3), torch.tensor(ends, dtype=torch.int32)
+        return *rows, source.normal(4, 6, 4), source.normal(4, 4, 3), torch.tensor(ends, dtype=torch.int32)
 
     module = in_fake(example(5, [0, 2, 2, 5]), experts, dynamic=frozenset({0, 1, 2}))
     assert call_counts(module) == {

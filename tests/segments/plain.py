@@ -44,9 +44,9 @@ def gated_swiglu(h_RM: Tensor, gate_R: Tensor) -> Tensor:
     return swiglu(h_RM) * gate_R[:, None]
 
 
-def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_G: Tensor) -> Tensor:
-    """Every row by the weight of its group's expert, one row at a time."""
-    rows = [(offsets_G <= r).sum() % w_ENK.shape[0] for r in range(x_RK.shape[0])]
+def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
+    """Every row by the weight of its expert, one row at a time."""
+    rows = [(offsets_E <= r).sum() for r in range(x_RK.shape[0])]
     if not rows:
         return x_RK @ w_ENK[0].t()
     return torch.einsum("rk,rnk->rn", x_RK, w_ENK[torch.stack(rows)])
