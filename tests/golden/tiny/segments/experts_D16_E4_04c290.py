@@ -7,12 +7,12 @@ from runtime.ops import gated_swiglu, gated_swiglu_dgrad, grouped_linear, groupe
 
 gated_swiglu = on_cuda(__file__, 'swiglu_i16_float32', gated_swiglu)
 gated_swiglu_dgrad = on_cuda(__file__, 'swiglu_i16_float32', gated_swiglu_dgrad)
-grouped_linear_g4_e4_n16_k16 = on_cuda(__file__, 'grouped_linear_g4_e4_n16_k16_float32', grouped_linear)
-grouped_linear_g4_e4_n32_k16 = on_cuda(__file__, 'grouped_linear_g4_e4_n32_k16_float32', grouped_linear)
-grouped_linear_dgrad_g4_e4_n16_k16 = on_cuda(__file__, 'grouped_linear_g4_e4_n16_k16_float32', grouped_linear_dgrad)
-grouped_linear_dgrad_g4_e4_n32_k16 = on_cuda(__file__, 'grouped_linear_g4_e4_n32_k16_float32', grouped_linear_dgrad)
-grouped_linear_wgrad_g4_e4_n16_k16_ = on_cuda(__file__, 'grouped_linear_g4_e4_n16_k16_float32', grouped_linear_wgrad_)
-grouped_linear_wgrad_g4_e4_n32_k16_ = on_cuda(__file__, 'grouped_linear_g4_e4_n32_k16_float32', grouped_linear_wgrad_)
+grouped_linear_e4_n16_k16 = on_cuda(__file__, 'grouped_linear_e4_n16_k16_float32', grouped_linear)
+grouped_linear_e4_n32_k16 = on_cuda(__file__, 'grouped_linear_e4_n32_k16_float32', grouped_linear)
+grouped_linear_dgrad_e4_n16_k16 = on_cuda(__file__, 'grouped_linear_e4_n16_k16_float32', grouped_linear_dgrad)
+grouped_linear_dgrad_e4_n32_k16 = on_cuda(__file__, 'grouped_linear_e4_n32_k16_float32', grouped_linear_dgrad)
+grouped_linear_wgrad_e4_n16_k16_ = on_cuda(__file__, 'grouped_linear_e4_n16_k16_float32', grouped_linear_wgrad_)
+grouped_linear_wgrad_e4_n32_k16_ = on_cuda(__file__, 'grouped_linear_e4_n32_k16_float32', grouped_linear_wgrad_)
 
 
 def F(
@@ -23,9 +23,9 @@ def F(
     offsets,  # [4] int32
 ):
     """Forward: the outputs, then what the backward will read."""
-    grouped_linear_0 = grouped_linear_g4_e4_n32_k16(rows, up, offsets)  # [R, 32]
+    grouped_linear_0 = grouped_linear_e4_n32_k16(rows, up, offsets)  # [R, 32]
     gated_swiglu_0 = gated_swiglu(grouped_linear_0, gate)  # [R, 16]
-    y = grouped_linear_g4_e4_n16_k16(gated_swiglu_0, down, offsets)  # [R, 16]
+    y = grouped_linear_e4_n16_k16(gated_swiglu_0, down, offsets)  # [R, 16]
     return y, grouped_linear_0, gated_swiglu_0
 
 
@@ -38,9 +38,9 @@ def I(
     d_y,  # [R, 16]
 ):
     """Backward for the inputs: their gradients, then what W will read."""
-    d_gated_swiglu_0 = grouped_linear_dgrad_g4_e4_n16_k16(d_y, down, offsets)  # [R, 16]
+    d_gated_swiglu_0 = grouped_linear_dgrad_e4_n16_k16(d_y, down, offsets)  # [R, 16]
     d_grouped_linear_0, d_gate = gated_swiglu_dgrad(d_gated_swiglu_0, grouped_linear_0, gate)  # [R, 32], [R]
-    d_rows = grouped_linear_dgrad_g4_e4_n32_k16(d_grouped_linear_0, up, offsets)  # [R, 16]
+    d_rows = grouped_linear_dgrad_e4_n32_k16(d_grouped_linear_0, up, offsets)  # [R, 16]
     return d_rows, d_gate, d_grouped_linear_0
 
 
@@ -54,5 +54,5 @@ def W(
     d_grouped_linear_0,  # [R, 32]
 ):
     """Backward for the weights: adds to the gradients in the g_ buffers."""
-    grouped_linear_wgrad_g4_e4_n16_k16_(g_down, d_y, gated_swiglu_0, offsets)
-    grouped_linear_wgrad_g4_e4_n32_k16_(g_up, d_grouped_linear_0, rows, offsets)
+    grouped_linear_wgrad_e4_n16_k16_(g_down, d_y, gated_swiglu_0, offsets)
+    grouped_linear_wgrad_e4_n32_k16_(g_up, d_grouped_linear_0, rows, offsets)

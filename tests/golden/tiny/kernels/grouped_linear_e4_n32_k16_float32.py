@@ -1,9 +1,8 @@
 # Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """Grouped linear layers of one expert rank: y = x·Wᵀ, its input gradient and its weight gradient.
 
-R rows received · E local experts · N out, K in · G groups (source, expert), g = source·E + expert, rows of
-group g are [offsets_G[g-1], offsets_G[g]). The rows of one expert lie in one piece per source; `order_R` lists
-them expert by expert, so that a tile never mixes experts and only the last tile of an expert is partly filled.
+R rows received · E local experts · N out, K in. Rows lie expert by expert, those of expert e in
+[offsets_E[e-1], offsets_E[e]): a tile never mixes experts, and only the last tile of an expert is partly filled.
 
 Every tile of an output is written by exactly one program, which alone reads and writes it: no atomics, no
 races, and equal bits from run to run. All sizes are read on the device; the host never waits.
@@ -14,12 +13,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-E, N, K, G = 4, 32, 16, 4
+E, N, K = 4, 32, 16
 PROGRAMS = 132  # persistent: as many as there are SMs for compute
-BLOCK_G = 4  # powers of two that hold G and E
-BLOCK_E = 4
+BLOCK_E = 4  # a power of two that holds E
 SWIZZLE = 16
-ORDER = {'num_warps': 4, 'enable_fp_fusion': True}
 FORWARD = {
     'BLOCK_R': 64,
     'BLOCK_OUT': 32,
@@ -48,68 +45,40 @@ WGRAD = {
 }
 
 
-def grouped_linear(x_RK, w_ENK, offsets_G):
-    """y_RN: every row times the weight of its group's expert."""
+def grouped_linear(x_RK, w_ENK, offsets_E):
+    """y_RN: every row times the weight of its expert."""
     assert w_ENK.is_contiguous() and w_ENK.shape == (E, N, K)
-    order_R, ends_E = _expert_order(x_RK, offsets_G)
+    assert x_RK.is_contiguous() and offsets_E.shape == (E,)
     y_RN = x_RK.new_empty(x_RK.shape[0], N)
     w = _blocks(w_ENK, FORWARD["BLOCK_OUT"], FORWARD["BLOCK_IN"]) if FORWARD["BLOCKS"] else w_ENK
     _rows_by_weight[(PROGRAMS,)](
-        x_RK, w, y_RN, order_R, ends_E, K, E, BLOCK_E, PROGRAMS, SWIZZLE, K, N, 1, K, **FORWARD
+        x_RK, w, y_RN, offsets_E, K, E, BLOCK_E, PROGRAMS, SWIZZLE, K, N, 1, K, **FORWARD
     )
     return y_RN
 
 
-def grouped_linear_dgrad(dy_RN, w_ENK, offsets_G):
+def grouped_linear_dgrad(dy_RN, w_ENK, offsets_E):
     """dx_RK: the same with the weights transposed."""
     assert w_ENK.is_contiguous() and w_ENK.shape == (E, N, K)
-    order_R, ends_E = _expert_order(dy_RN, offsets_G)
+    assert dy_RN.is_contiguous() and offsets_E.shape == (E,)
     dx_RK = dy_RN.new_empty(dy_RN.shape[0], K)
     w = _blocks(w_ENK, DGRAD["BLOCK_IN"], DGRAD["BLOCK_OUT"]) if DGRAD["BLOCKS"] else w_ENK
     _rows_by_weight[(PROGRAMS,)](
-        dy_RN, w, dx_RK, order_R, ends_E, N, E, BLOCK_E, PROGRAMS, SWIZZLE, N, K, K, 1, **DGRAD
+        dy_RN, w, dx_RK, offsets_E, N, E, BLOCK_E, PROGRAMS, SWIZZLE, N, K, K, 1, **DGRAD
     )
     return dx_RK
 
 
-def grouped_linear_wgrad_(acc_ENK, dy_RN, x_RK, offsets_G):
+def grouped_linear_wgrad_(acc_ENK, dy_RN, x_RK, offsets_E):
     """acc_ENK[e] += dyᵀ·x over the rows of expert e."""
     assert acc_ENK.is_contiguous() and dy_RN.is_contiguous() and x_RK.is_contiguous()
-    order_R, ends_E = _expert_order(x_RK, offsets_G)
-    _weight_gradient[(PROGRAMS,)](acc_ENK, dy_RN, x_RK, order_R, ends_E, E, N, K, PROGRAMS, **WGRAD)
+    assert offsets_E.shape == (E,)
+    _weight_gradient[(PROGRAMS,)](acc_ENK, dy_RN, x_RK, offsets_E, E, N, K, PROGRAMS, **WGRAD)
 
 
 def _blocks(w_ENK, block_n, block_k):
     """What loads blocks of the weights of all experts, laid end to end."""
     return TensorDescriptor(w_ENK, [E * N, K], [K, 1], [block_n, block_k])
-
-
-def _expert_order(rows, offsets_G):
-    """order_R: the row at each position when experts are laid end to end; ends_E: where each expert ends there."""
-    assert rows.is_contiguous() and offsets_G.shape == (G,)
-    order_R = torch.empty(rows.shape[0], dtype=torch.int32, device=rows.device)
-    ends_E = torch.empty(E, dtype=torch.int32, device=rows.device)
-    _order[(G,)](offsets_G, order_R, ends_E, E, G, BLOCK_G, 256, **ORDER)
-    return order_R, ends_E
-
-
-@triton.jit
-def _order(offsets_G, order_R, ends_E, E: tl.constexpr, G: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK: tl.constexpr):
-    """One program a group: the groups tile the rows, so no two programs write the same position."""
-    mine = tl.program_id(0)
-    group = tl.arange(0, BLOCK_G)
-    ends = tl.load(offsets_G + group, mask=group < G, other=0)
-    starts = tl.load(offsets_G + group - 1, mask=(group > 0) & (group < G), other=0)
-    # Expert order is by (expert, source); sources of one expert keep their order, as g = source·E + expert.
-    earlier = (group % E < mine % E) | ((group % E == mine % E) & (group < mine))
-    position = tl.sum(tl.where(earlier, ends - starts, 0))
-    start = tl.sum(tl.where(group == mine, starts, 0))
-    rows = tl.sum(tl.where(group == mine, ends - starts, 0))
-    for first in tl.range(0, rows, BLOCK):
-        i = first + tl.arange(0, BLOCK)
-        tl.store(order_R + position + i, start + i, mask=i < rows)
-    if mine >= G - E:  # the last source
-        tl.store(ends_E + mine % E, position + rows)
 
 
 @triton.jit
@@ -123,7 +92,7 @@ def _below(index, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _rows_by_weight(
-    x, w, y, order_R, ends_E, end_in,
+    x, w, y, offsets_E, end_in,
     E: tl.constexpr, BLOCK_E: tl.constexpr, PROGRAMS: tl.constexpr, SWIZZLE: tl.constexpr,
     IN: tl.constexpr, OUT: tl.constexpr, STRIDE_IN: tl.constexpr, STRIDE_OUT: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCKS: tl.constexpr,
@@ -134,8 +103,8 @@ def _rows_by_weight(
     `end_in` is IN at run time: a loop of known length, if short, is unrolled whole and spills.
     """
     expert_E = tl.arange(0, BLOCK_E)
-    end_E = tl.load(ends_E + expert_E, mask=expert_E < E, other=0)
-    start_E = tl.load(ends_E + expert_E - 1, mask=(expert_E > 0) & (expert_E < E), other=0)
+    end_E = tl.load(offsets_E + expert_E, mask=expert_E < E, other=0)
+    start_E = tl.load(offsets_E + expert_E - 1, mask=(expert_E > 0) & (expert_E < E), other=0)
     tiles_out: tl.constexpr = (OUT + BLOCK_OUT - 1) // BLOCK_OUT
     tiles_E = tl.cdiv(end_E - start_E, BLOCK_R) * tiles_out
     last_E = tl.cumsum(tiles_E, 0)
@@ -149,8 +118,8 @@ def _rows_by_weight(
         height = tl.minimum(tl.cdiv(end - start, BLOCK_R) - band * SWIZZLE, SWIZZLE)
         within -= band * SWIZZLE * tiles_out
         position = start + (band * SWIZZLE + within % height) * BLOCK_R + tl.arange(0, BLOCK_R)
-        # Past the end row 0 stands in: its products land in rows of the tile that are not stored.
-        row = tl.load(order_R + position, mask=position < end, other=0).to(tl.int64)
+        # Past the end the last row stands in: its products land in rows of the tile that are not stored.
+        row = tl.minimum(position, end - 1).to(tl.int64)
         first_out = within // height * BLOCK_OUT
         out = first_out + tl.arange(0, BLOCK_OUT)
         inside_out = _below(out, OUT, BLOCK_OUT)
@@ -184,7 +153,7 @@ def _rows_by_weight(
 
 @triton.jit
 def _weight_gradient(
-    acc, dy, x, order_R, ends_E,
+    acc, dy, x, offsets_E,
     E: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PROGRAMS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
@@ -197,14 +166,14 @@ def _weight_gradient(
         k = tile % tiles_k * BLOCK_K + tl.arange(0, BLOCK_K)
         inside_n = _below(n, N, BLOCK_N)
         inside_k = _below(k, K, BLOCK_K)
-        start = tl.load(ends_E + expert - 1, mask=expert > 0, other=0)
-        end = tl.load(ends_E + expert)
+        start = tl.load(offsets_E + expert - 1, mask=expert > 0, other=0)
+        end = tl.load(offsets_E + expert)
 
         total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
         for first in tl.range(start, end, BLOCK_R):
             position = first + tl.arange(0, BLOCK_R)
             inside = position < end
-            row = tl.load(order_R + position, mask=inside, other=0).to(tl.int64)
+            row = position.to(tl.int64)
             dy_tile = tl.load(dy + row[None, :] * N + n[:, None], mask=inside[None, :] & inside_n[:, None], other=0.0)
             x_tile = tl.load(x + row[:, None] * K + k[None, :], mask=inside[:, None] & inside_k[None, :], other=0.0)
             total = tl.dot(dy_tile, x_tile, total, input_precision="ieee")
