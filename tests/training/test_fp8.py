@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import get_args
 
@@ -117,7 +118,12 @@ class Roundings:
 
     def hold(self, found: dict[str, Tensor]) -> None:
         """Tensors of a run in eight bits are off from the exact ones as roundings at random are, and near to those that
-        rounding to nearest gives: sums in another order round some numbers otherwise."""
+        rounding to nearest gives: sums in another order round some numbers otherwise, and what reads these.
+
+        Runs that shared no rounding would be some 1.2 sizes apart. A tensor of few numbers may be off by chance, so
+        half a size is demanded of the median tensor.
+        """
+        apart = []
         for name, tensor in found.items():
             value = self.exact[name]
             size = spread([sample[name] for sample in self.random], value)
@@ -126,7 +132,9 @@ class Roundings:
             if value.numel() >= 64:
                 assert error >= size / 3, f"{name}: off by {error:.3g} only, roundings {size:.3g}"
                 other = float((tensor.double() - self.nearest[name]).norm())
-                assert other <= size / 2, f"{name}: {other:.3g} from nearest roundings, roundings {size:.3g}"
+                assert other <= size * 3 / 4, f"{name}: {other:.3g} from nearest roundings, roundings {size:.3g}"
+                apart.append(other / size)
+        assert median(apart) <= 1 / 2
 
 
 @pytest.fixture(scope="module")
