@@ -35,7 +35,7 @@ def contract_plan(
         placement=str(plan.stage_placement),
         zero=spec.parallel.zero,
         precision=recipe.precision(spec.precision),
-        row_alignment=spec.precision.row_alignment,
+        row_alignment=spec.row_alignment,
         model=recipe.model(spec.model),
         train=recipe.train(spec.train),
         optimizer=recipe.optimizer_state(spec),

@@ -115,7 +115,7 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
     y, returned = f"{name}_expert_rows", f"{name}_returned_rows"
     shared = (f"{name}_shared",) if place.moe.shared else ()
     normed = tuple(values[value] for value in ("x", "residual")[: len(LAYERS["shared"].build(place).inputs)] if shared)
-    S, D, experts, alignment = place.S, place.D, place.moe.experts, place.spec.precision.row_alignment
+    S, D, experts, alignment = place.S, place.D, place.moe.experts, place.spec.row_alignment
     there, here, wide = to_experts(place), back(place), place.wide_dtype
     stays = place.spec.parallel.expert == alignment == 1  # nothing moves: rows come as the tensors that were sent
     counts, returns = ir.Buffer(values["counts"], (experts,), "int64"), f"d_{returned}"
@@ -199,7 +199,7 @@ def mixtures(spec: Spec) -> tuple[Moe, ...]:
 def balanced_rows(spec: Spec) -> int:
     """Rows an expert rank receives in a layer when the experts' load is even: as many as it sends, padded."""
     tokens, ranks = spec.train.micro_batch * spec.train.sequence, spec.parallel.expert
-    alignment = spec.precision.row_alignment
+    alignment = spec.row_alignment
     found = (even_rows(tokens * moe.top_k, moe.experts // ranks, alignment) for moe in mixtures(spec))
     return max(found, default=0)
 
@@ -207,6 +207,6 @@ def balanced_rows(spec: Spec) -> int:
 def held_rows(spec: Spec) -> int:
     """Rows that memory is planned for: as many as an expert rank sends, with as much padding as those can need."""
     tokens, ranks = spec.train.micro_batch * spec.train.sequence, spec.parallel.expert
-    alignment = spec.precision.row_alignment
+    alignment = spec.row_alignment
     found = (most_rows(tokens * moe.top_k, moe.experts // ranks, alignment) for moe in mixtures(spec))
     return max(found, default=0)

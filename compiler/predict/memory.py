@@ -125,7 +125,7 @@ def worst_rows(spec: Spec) -> int:
 
 def worst_held_rows(spec: Spec) -> int:
     """Those rows with the most padding that they can need."""
-    rows, ranks, alignment = worst_rows(spec), spec.parallel.expert, spec.precision.row_alignment
+    rows, ranks, alignment = worst_rows(spec), spec.parallel.expert, spec.row_alignment
     return max((most_rows(rows, moe.experts // ranks, alignment) for moe in mixtures(spec)), default=0)
 
 

@@ -136,10 +136,10 @@ class Precision(Node):
     @property
     def row_alignment(self) -> int:
         """What the rows that an expert receives are padded to a multiple of: a tile of rows, which have one scale in
-        weight gradients of few bits, 128 in blocks of FP8; or 8, of which a column has 16 bytes in BF16."""
+        weight gradients of few bits, 128 in blocks of FP8; otherwise 1. `Spec.row_alignment` says what a run takes."""
         if self.scale != "fp32" and self.activation_tile is not None:
             return self.activation_tile.columns
-        return {"e4m3": 128, "bf16": 8}.get(self.linear, 1)
+        return 128 if self.linear == "e4m3" else 1
 
 
 def _uniform(dtype: Dtype) -> Precision:

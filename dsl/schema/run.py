@@ -362,6 +362,15 @@ class Spec(Node):
     ]
 
     @property
+    def row_alignment(self) -> int:
+        """What the rows that an expert receives are padded to a multiple of: what the precision asks for; or 8 in BF16
+        on accelerators, where a column of rows then has whole 16 bytes. Products of CPUs need none of it, and without
+        padding rows stay where they are if there is one expert rank."""
+        by_tiles = self.precision.row_alignment
+        accelerators = any(device.bf16 is not None for device in self.cluster.devices)
+        return 8 if by_tiles == 1 and self.precision.linear == "bf16" and accelerators else by_tiles
+
+    @property
     def files(self) -> object:
         """What the files say that `schedule.file`, `parallel.placement` and `cluster.rates` name. None until
         `with_files`."""

@@ -18,6 +18,7 @@ from dsl.devices import FIELDS, PEAKS
 from dsl.diagnostics import SpecError
 from dsl.load import load, resolve
 from dsl.schema import Spec
+from dsl.schema.precision import BUILT_IN
 
 SPECS = Path(__file__).parents[2] / "specs"
 RUN = """
@@ -129,3 +130,13 @@ def test_every_further_kind_of_nodes_counts(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load(spec, "mine")
     assert [item.code for item in caught.value.diagnostics] == ["E0917"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "accelerator", "cpu"), [("bf16", 8, 1), ("fp32", 1, 1), ("fp8_block", 128, 128), ("mxfp8", 32, 32)]
+)
+def test_only_accelerators_take_rows_of_bf16_in_eights(precision: str, accelerator: int, cpu: int) -> None:
+    for name, rows in (("moe-8gpu.dsc", accelerator), ("quickstart.dsc", cpu)):
+        spec = resolve(SPECS / name).spec
+        chosen = spec.model_copy(update={"precision": BUILT_IN[precision]})
+        assert chosen.row_alignment == rows, name

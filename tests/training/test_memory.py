@@ -36,8 +36,9 @@ def test_proven_peak_is_the_measured_one(
 
 @pytest.mark.parametrize("ep", [1, 2])
 def test_padded_rows_are_counted(tmp_path: Path, ep: int) -> None:
-    """In BF16 the rows of an expert are padded to multiples of 8, by one rank too: they are its own to the byte."""
-    measured_peaks(tmp_path, spec(1, ep, ep, 2, precision="bf16", schedule="1f1b"))
+    """In blocks of FP8 the rows of an expert are padded to multiples of 128, by one rank too: they are counted to the
+    byte."""
+    measured_peaks(tmp_path, spec(1, ep, ep, 2, precision="fp8_block", schedule="1f1b"))
 
 
 def measured_peaks(tmp_path: Path, chosen: Spec) -> list[int]:
