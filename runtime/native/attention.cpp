@@ -16,7 +16,7 @@ constexpr long BLOCK = 64 * 1024;    // of its scores, in elements, at most
 // the last column or position is never set, and what it becomes is never read.
 struct Head {
   long S, C, D, Cp, Dp, Sp;
-  Buffer q, k, kt, v, vt, dout, scores, dq, dk, dv, delta, dscores, out;
+  Buffer q, k, kt, v, vt, dout, scores, dq, dk, dv, delta, dscores, out, top, part;
 
   Head(long S, long C, long D, bool backward)
       : S(S), C(C), D(D), Cp(up(C)), Dp(up(D)), Sp(up(S)), q(S * Cp), kt(C * Sp), v(S * Dp), scores(block() * Sp) {
@@ -24,7 +24,7 @@ struct Head {
       k = Buffer(S * Cp), vt = Buffer(D * Sp), dout = Buffer(S * Dp), delta = Buffer(S), dq = Buffer(block() * Cp);
       dscores = Buffer(block() * Sp), dk = Buffer(S * Cp), dv = Buffer(S * Dp);
     } else {
-      out = Buffer(block() * Dp);
+      out = Buffer(block() * Dp), top = Buffer(block()), part = Buffer(block());
     }
   }
 
@@ -48,24 +48,39 @@ template <class T> void give(const float *y, long ld, long S, long n, float scal
   }
 }
 
+// Pairs turned by their angles, (cos, sin): sign 1, or back: -1.
+INLINE V turned(V pairs, V angles, float sign) {
+  VI others, even, odd;
+  V signs;
+  for (int i = 0; i < W; i++) others[i] = i ^ 1, even[i] = i & ~1, odd[i] = i | 1, signs[i] = i & 1 ? sign : -sign;
+  const V cos = __builtin_shuffle(angles, even), sin = __builtin_shuffle(angles, odd) * signs;
+  return pairs * cos + __builtin_shuffle(pairs, others) * sin;
+}
+
 // As `take`, and each pair of columns turned by its angle: (cos, sin) of [S, n/2].
 template <class T>
 void take_turned(const T *x, long stride, long S, long n, const float *angles, float scale, float *y, long ld) {
-  for (long s = 0; s < S; s++, x += stride, y += ld, angles += n)
-    for (long i = 0; i < n; i += 2) {
+  for (long s = 0; s < S; s++, x += stride, y += ld, angles += n) {
+    long i = 0;
+    for (; i + W <= n; i += W) store(y + i, turned(load(x + i) * scale, load(angles + i), 1));
+    for (; i < n; i += 2) {
       const float a = wide(x[i]) * scale, b = wide(x[i + 1]) * scale, cos = angles[i], sin = angles[i + 1];
       y[i] = a * cos - b * sin, y[i + 1] = a * sin + b * cos;
     }
+  }
 }
 
 // As `give`, turned back.
 template <class T>
 void give_turned(const float *y, long ld, long S, long n, const float *angles, float scale, T *x, long stride) {
-  for (long s = 0; s < S; s++, x += stride, y += ld, angles += n)
-    for (long i = 0; i < n; i += 2) {
+  for (long s = 0; s < S; s++, x += stride, y += ld, angles += n) {
+    long i = 0;
+    for (; i + W <= n; i += W) store(x + i, turned(load(y + i) * scale, load(angles + i), -1));
+    for (; i < n; i += 2) {
       const float a = y[i] * scale, b = y[i + 1] * scale, cos = angles[i], sin = angles[i + 1];
       put(x + i, a * cos + b * sin), put(x + i + 1, b * cos - a * sin);
     }
+  }
 }
 
 // o [S, D] in rows of `stride`, lse [S] in steps of `lse_step`, of h.q (turned, scaled), h.kt and h.v.
@@ -79,18 +94,22 @@ template <class T> void forward(Head &h, T *o, long stride, float *lse, long lse
       for (long j = s + 1; j < keys; j++) row[j] = -INFINITY;
       V most = load(row);
       for (long j = W; j < keys; j += W) most = larger(load(row + j), most);
-      const float top = largest(most);
+      h.top[s - start] = largest(most);
+    }
+    for (long s = start; s < end; s++) {
+      float *row = h.scores.data() + (s - start) * h.Sp;
+      const float top = h.top[s - start];
       V total = {};
       for (long j = 0; j < keys; j += W) {
         const V weight = exp(load(row + j) - top);
         store(row + j, weight), total += weight;
       }
-      lse[s * lse_step] = top + std::log(sum(total));
-      const float part = 1 / sum(total);
-      for (long j = 0; j < keys; j += W) store(row + j, load(row + j) * part);
+      const float weights = sum(total);
+      lse[s * lse_step] = top + std::log(weights), h.part[s - start] = 1 / weights;
     }
     small_product<false>({h.scores.data(), h.Sp, 1}, h.v.data(), h.Dp, h.out.data(), h.Dp, end - start, h.Dp, end);
-    give(h.out.data(), h.Dp, end - start, h.D, 1, o + start * stride, stride);
+    for (long s = start; s < end; s++)
+      give(h.out.data() + (s - start) * h.Dp, h.Dp, 1, h.D, h.part[s - start], o + s * stride, stride);
   }
 }
 
@@ -122,9 +141,10 @@ template <class Give> void backward(Head &h, const float *lse, long lse_step, Gi
 template <class T> void take_dout(Head &h, const T *dout, const T *o, long stride) {
   take(dout, stride, h.S, h.D, 1, h.dout.data(), h.Dp);
   for (long s = 0; s < h.S; s++) {
-    float delta = 0;
-    for (long i = 0; i < h.D; i++) delta += h.dout[s * h.Dp + i] * wide(o[s * stride + i]);
-    h.delta[s] = delta;
+    const float *d = h.dout.data() + s * h.Dp;
+    V dots = {};
+    each(h.D, [&](long i, long n) { dots += get(d + i, n) * get(o + s * stride + i, n); });
+    h.delta[s] = sum(dots);
   }
 }
 

@@ -4,9 +4,10 @@
 namespace {
 
 constexpr long INNER = 256;          // of a block: its panel of b, 64 columns, then is 64 KiB
-constexpr long LEFT = 64 * 1024;     // elements of a block of a: 256 KiB, a part of L2
+constexpr long LEFT = 72 * 1024;     // elements of a block of a: 256 KiB, a part of L2
 constexpr long PANEL = WIDE * W;     // columns of b at a time
-constexpr long STRIDE = 512;         // elements from which rows of b fall into too few lines of L1
+constexpr long STRIP = REGISTERS / WIDE;  // rows of a transposed a that lie together
+constexpr long STRIDE = 1024;        // elements from which rows of b fall into too few lines of L1
 
 struct Right {
   const float *b;
@@ -27,9 +28,10 @@ void take_panel(Right r, long K, long n0, long columns, float *panel) {
     for (long k = 0; k < K; k++) std::fill(panel + k * PANEL + columns, panel + (k + 1) * PANEL, 0.0f);
 }
 
-template <bool ADD> void block(Left l, const float *b, long ldb, float *c, long ldc, long M, long N, long K) {
+template <bool ADD>
+void block(Left l, const float *b, long ldb, float *c, long ldc, long M, long N, long K, Soon *soon) {
   const long whole = N / W * W;
-  small_product<ADD>(l, b, ldb, c, ldc, M, whole, K);
+  small_product<ADD>(l, b, ldb, c, ldc, M, whole, K, soon);
   if (whole == N) return;
   // The last columns by way of a buffer: c has no whole vector there. b has one, of a panel.
   const long left = N - whole;
@@ -45,34 +47,60 @@ template <bool ADD> void block(Left l, const float *b, long ldb, float *c, long 
   }
 }
 
+// Rows of a transposed a, STRIP of them together as a tile takes them: strip[k·STRIP + m]. Strips lie `apart`.
+void take_strips(Left l, long M, long K, float *strips, long apart) {
+  for (long k = 0; k < K; k++) {
+    const float *from = l.a + k * l.ak;
+    for (long m = 0; m < M; m += W) prefetch(from + 8 * l.ak + m);
+    float *to = strips + k * STRIP;
+    long m = 0;
+    for (; m + STRIP <= M; m += STRIP, to += apart) memcpy(to, from + m, 4 * STRIP);
+    if (m < M) memcpy(to, from + m, 4 * (M - m));
+  }
+}
+
 // c = a·b, or c += a·b.
 void product(long M, long N, long K, Left l, Right r, float *c, long ldc, bool add) {
   if (K == 0 && !add)
     for (long m = 0; m < M; m++) std::fill_n(c + m * ldc, N, 0.0f);
   const bool packed = r.bn != 1 || r.bk >= STRIDE || N % W;
-  const bool left_packed = l.am == 1 && l.ak >= STRIDE;
-  const long inner = std::min(INNER, K), most = std::max(24L, std::min(M, LEFT / std::max(1L, inner)) / 24 * 24);
-  Buffer panels(packed ? (N + PANEL - 1) / PANEL * PANEL * inner : 0), lefts(left_packed ? most * inner : 0);
-  for (long k = 0; k < K; k += INNER) {
-    const long Kb = std::min(INNER, K - k);
-    const Right rk{r.b + k * r.bk, r.bk, r.bn};
-    if (packed)
-      for (long n = 0; n < N; n += PANEL) take_panel(rk, Kb, n, std::min(PANEL, N - n), panels.data() + n * Kb);
-    for (long m = 0; m < M; m += most) {
-      const long Mb = std::min(most, M - m);
-      Left lk = l.at(m, k);
-      if (left_packed) {
-        for (long i = 0; i < Kb; i++) std::copy_n(lk.a + i * lk.ak, Mb, lefts.data() + i * Mb);
-        lk = {lefts.data(), 1, Mb};
-      }
-      for (long n = 0; n < N; n += PANEL) {
-        const float *b = packed ? panels.data() + n * Kb : rk.b + n;
-        const long ldb = packed ? PANEL : rk.bk, Nb = std::min(PANEL, N - n);
-        float *to = c + m * ldc + n;
-        add || k ? block<true>(lk, b, ldb, to, ldc, Mb, Nb, Kb) : block<false>(lk, b, ldb, to, ldc, Mb, Nb, Kb);
+  const bool strips = l.am == 1 && l.ak != 1;
+  const long inner = std::min(INNER, K), blocks = M * inner / LEFT + 1, most = (M / blocks + 24) / 24 * 24;
+  const long apart = STRIP * inner + W;
+  Buffer panels(packed ? (N + PANEL - 1) / PANEL * PANEL * inner : 0), lefts(strips ? (most / STRIP + 1) * apart : 0);
+  const long group = packed ? M : most;  // rows that all of K is summed for before the next, while they are in the cache
+  for (long first = 0; first < M; first += group)
+    for (long k = 0; k < K; k += INNER) {
+      const long Kb = std::min(INNER, K - k), last = std::min(M, first + group);
+      const Right rk{r.b + k * r.bk, r.bk, r.bn};
+      if (packed)
+        for (long n = 0; n < N; n += PANEL) take_panel(rk, Kb, n, std::min(PANEL, N - n), panels.data() + n * Kb);
+      for (long m = first; m < last; m += most) {
+        const long Mb = std::min(most, M - m);
+        const Left lk = l.at(m, k);
+        if (strips) take_strips(lk, Mb, Kb, lefts.data(), apart);
+        for (long n = 0; n < N; n += PANEL) {
+          const float *b = packed ? panels.data() + n * Kb : rk.b + n;
+          const long ldb = packed ? PANEL : rk.bk, Nb = std::min(PANEL, N - n);
+          Soon soon;  // the next panel, or the first one of the next block
+          if (n + PANEL < N)
+            soon = packed ? Soon(b + PANEL * Kb, PANEL * Kb, 0, 1)
+                          : Soon(b + PANEL, std::min(PANEL, N - n - PANEL), ldb, Kb);
+          else if (!packed)
+            soon = {rk.b + INNER * rk.bk, std::min(PANEL, N), ldb, std::min(INNER, K - k - Kb)};
+          const auto multiply = [&](Left from, long i, long rows) {
+            float *to = c + (m + i) * ldc + n;
+            add || k ? block<true>(from, b, ldb, to, ldc, rows, Nb, Kb, &soon)
+                     : block<false>(from, b, ldb, to, ldc, rows, Nb, Kb, &soon);
+          };
+          if (strips)
+            for (long i = 0; i < Mb; i += STRIP)
+              multiply({lefts.data() + i / STRIP * apart, 1, STRIP}, i, std::min(STRIP, Mb - i));
+          else
+            multiply(lk, 0, Mb);
+        }
       }
     }
-  }
 }
 
 }  // namespace

@@ -31,15 +31,36 @@ struct Left {
   Left at(long m, long k) const { return {a + m * am + k * ak, am, ak}; }
 };
 
+// What a product reads next and nobody has read lately, line by line: a tile asks for a line now and then, so that
+// memory answers while it multiplies.
+class Soon {
+  const char *line = nullptr, *end = nullptr;
+  long bytes = 0, stride = 0, rows = 0;
+
+ public:
+  Soon() = default;
+  // `rows` rows of n elements, `stride` elements apart.
+  Soon(const float *x, long n, long stride, long rows)
+      : line(reinterpret_cast<const char *>(x)), end(line + 4 * n), bytes(4 * n), stride(4 * stride), rows(rows) {}
+  __attribute__((always_inline)) void ask() {
+    if (rows <= 0) return;
+    prefetch(line);
+    line += LINE;
+    if (line >= end) line = end - bytes + stride, end += stride, rows--;
+  }
+};
+
+constexpr int OFTEN = 2;  // steps of the inner dimension from line to line
+
 // R rows of U vectors, in registers.
 template <int R, int U, bool ADD>
-INLINE void tile(Left l, const float *b, long ldb, float *c, long ldc, long K) {
+INLINE void tile(Left l, const float *b, long ldb, float *c, long ldc, long K, Soon *soon) {
   V acc[R][U];
 #pragma GCC unroll 32
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int u = 0; u < U; u++) acc[r][u] = ADD ? load(c + r * ldc + u * W) : V{};
-  for (long k = 0; k < K; k++) {
+    for (int u = 0; u < U; u++) acc[r][u] = V{};
+  const auto step = [&](long k) {
     V right[U];
 #pragma GCC unroll 8
     for (int u = 0; u < U; u++) right[u] = load(b + k * ldb + u * W);
@@ -49,19 +70,40 @@ INLINE void tile(Left l, const float *b, long ldb, float *c, long ldc, long K) {
 #pragma GCC unroll 8
       for (int u = 0; u < U; u++) acc[r][u] += left * right[u];
     }
+  };
+  long k = 0;
+  if (soon) {
+#pragma GCC unroll 32
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int u = 0; u < U; u++) prefetch_to_write(c + r * ldc + u * W);
+    for (; k + W <= K; k += W) {
+      if (l.ak == 1)  // the rows after these
+#pragma GCC unroll 32
+        for (int r = 0; r < R; r++) prefetch(l.a + (R + r) * l.am + k);
+      for (long i = 0; i < W; i += OFTEN) {
+        soon->ask();
+#pragma GCC unroll 2
+        for (int j = 0; j < OFTEN; j++) step(k + i + j);
+      }
+    }
   }
+  for (; k < K; k++) step(k);
 #pragma GCC unroll 32
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int u = 0; u < U; u++) store(c + r * ldc + u * W, acc[r][u]);
+    for (int u = 0; u < U; u++) {
+      float *to = c + r * ldc + u * W;
+      store(to, ADD ? load(to) + acc[r][u] : acc[r][u]);
+    }
 }
 
 // All rows of U vectors: R at a time, then fewer.
 template <int R, int U, bool ADD>
-INLINE void rows(Left l, const float *b, long ldb, float *c, long ldc, long M, long K) {
-  for (; M >= R; M -= R, l.a += R * l.am, c += R * ldc) tile<R, U, ADD>(l, b, ldb, c, ldc, K);
+INLINE void rows(Left l, const float *b, long ldb, float *c, long ldc, long M, long K, Soon *soon) {
+  for (; M >= R; M -= R, l.a += R * l.am, c += R * ldc) tile<R, U, ADD>(l, b, ldb, c, ldc, K, soon);
   if constexpr (R > 1) {
-    if (M) rows<(R + 1) / 2, U, ADD>(l, b, ldb, c, ldc, M, K);
+    if (M) rows<(R + 1) / 2, U, ADD>(l, b, ldb, c, ldc, M, K, soon);
   }
 }
 
@@ -69,16 +111,17 @@ INLINE void rows(Left l, const float *b, long ldb, float *c, long ldc, long M, l
 constexpr int REGISTERS = W == 16 ? 24 : 12;
 constexpr int WIDE = W == 16 ? 4 : 2;  // vectors of a panel
 
-// Of matrices that are in the cache. b and c lie in rows; N is a multiple of W.
+// Of matrices that are in the cache, or are asked for: `soon`. b and c lie in rows; N is a multiple of W.
 template <bool ADD>
-static void small_product(Left l, const float *b, long ldb, float *c, long ldc, long M, long N, long K) {
+static void small_product(Left l, const float *b, long ldb, float *c, long ldc, long M, long N, long K,
+                          Soon *soon = nullptr) {
   long n = 0;
-  for (; N - n >= WIDE * W; n += WIDE * W) rows<REGISTERS / WIDE, WIDE, ADD>(l, b + n, ldb, c + n, ldc, M, K);
+  for (; N - n >= WIDE * W; n += WIDE * W) rows<REGISTERS / WIDE, WIDE, ADD>(l, b + n, ldb, c + n, ldc, M, K, soon);
   if constexpr (WIDE > 3)
-    for (; N - n >= 3 * W; n += 3 * W) rows<REGISTERS / 3, 3, ADD>(l, b + n, ldb, c + n, ldc, M, K);
+    for (; N - n >= 3 * W; n += 3 * W) rows<REGISTERS / 3, 3, ADD>(l, b + n, ldb, c + n, ldc, M, K, soon);
   if constexpr (WIDE > 2)
-    for (; N - n >= 2 * W; n += 2 * W) rows<REGISTERS / 2, 2, ADD>(l, b + n, ldb, c + n, ldc, M, K);
-  for (; n < N; n += W) rows<REGISTERS / 2, 1, ADD>(l, b + n, ldb, c + n, ldc, M, K);
+    for (; N - n >= 2 * W; n += 2 * W) rows<REGISTERS / 2, 2, ADD>(l, b + n, ldb, c + n, ldc, M, K, soon);
+  for (; n < N; n += W) rows<REGISTERS / 2, 1, ADD>(l, b + n, ldb, c + n, ldc, M, K, soon);
 }
 
 // xt[c, r] = x[r, c] of R rows and C columns, in squares of whole vectors.
@@ -86,6 +129,7 @@ static void transpose(const float *x, long ldx, long R, long C, float *xt, long 
   for (long c = 0; c < C; c += W)
     for (long r = 0; r < R; r += W) {
       const float *from = x + r * ldx + c;
+      for (long i = 0; i < W && r + i < R; i++) prefetch(from + i * ldx + 4 * W);
       float *to = xt + c * ldt + r;
       if (r + W <= R && c + W <= C) {
         V v[W];

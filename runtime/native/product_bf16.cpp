@@ -2,13 +2,18 @@
 //
 // These take two neighbours of the inner dimension at once, as one element of 32 bits. So the columns of b are packed into
 // panels of such pairs, and a, too, unless its rows hold the pairs as they lie.
+#include <type_traits>
+
 #include "product.h"
 
 #if defined(__AVX512BF16__)
 namespace {
 
-constexpr long LEFT = 192;  // rows of a at a time
-constexpr long PANEL = WIDE * W;
+constexpr long INNER = 256;        // pairs of a block, where sums go on in FP32
+constexpr long LEFT = 72 * 1024;   // pairs of a block of a: 288 KiB, a part of L2
+constexpr long PANEL = WIDE * W;   // columns of b at a time
+constexpr long STRIP = 6;          // rows of a that lie together where they are packed
+constexpr long AFTER = 16;         // rows that are asked for before they are packed
 
 // to[j] = the pair (even[j], odd[j]) for n columns; odd is null behind the last row.
 void interleave(const bf16 *even, const bf16 *odd, long n, float *to) {
@@ -29,13 +34,18 @@ void interleave(const bf16 *even, const bf16 *odd, long n, float *to) {
 struct Matrix {
   const bf16 *x;
   long rows, columns;  // how far apart: one of them is 1
+  Matrix at(long row, long column) const { return {x + row * rows + column * columns, rows, columns}; }
 };
 
 // to[k/2·ld + j] = the pairs of columns j0 … j0 + n of x(k, j) for all K.
 void take(Matrix m, long K, long j0, long n, float *to, long ld) {
   const bf16 *x = m.x + j0 * m.columns;
   if (m.columns == 1) {
-    for (long k = 0; k < K; k += 2) interleave(x + k * m.rows, k + 1 < K ? x + (k + 1) * m.rows : nullptr, n, to + k / 2 * ld);
+    for (long k = 0; k < K; k += 2) {
+      const bf16 *after = x + (k + AFTER) * m.rows;
+      for (long j = 0; j < n; j += 2 * W) prefetch(after + j), prefetch(after + m.rows + j);
+      interleave(x + k * m.rows, k + 1 < K ? x + (k + 1) * m.rows : nullptr, n, to + k / 2 * ld);
+    }
     return;
   }
   if (m.columns % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 4 == 0)  // the pairs lie in rows of 32 bits
@@ -50,18 +60,33 @@ void take(Matrix m, long K, long j0, long n, float *to, long ld) {
     }
 }
 
+// The pairs of all M rows of a: strips[m/STRIP·apart + k/2·STRIP + m%STRIP]. `row` has room for M pairs.
+void take_strips(Matrix a, long M, long K, float *strips, long apart, float *row) {
+  const Matrix turned{a.x, a.columns, a.rows};
+  for (long k = 0; k < K; k += 2) {
+    if (turned.columns == 1)
+      for (long m = 0; m < M; m += 2 * W) prefetch(turned.at(k + AFTER, m).x), prefetch(turned.at(k + AFTER + 1, m).x);
+    take(turned.at(k, 0), std::min(2L, K - k), 0, M, row, 0);
+    float *to = strips + k / 2 * STRIP;
+    long m = 0;
+    for (; m + STRIP <= M; m += STRIP, to += apart) memcpy(to, row + m, 4 * STRIP);
+    if (m < M) memcpy(to, row + m, 4 * (M - m));
+  }
+}
+
 INLINE void put(float *c, V v, long n) { n == W ? store(c, load(c) + v) : store(c, load(c, n) + v, n); }
 INLINE void put(bf16 *c, V v, long n) { n == W ? store(c, v) : store(c, v, n); }
 
 // R rows of U vectors. A pair of a is a[r·am + k·ak].
 template <int R, int U, class T>
-INLINE void tile(const float *a, long am, long ak, const float *b, T *c, long ldc, long columns, long pairs) {
+INLINE void tile(const float *a, long am, long ak, const float *b, T *c, long ldc, long columns, long pairs,
+                 Soon &soon) {
   V acc[R][U];
 #pragma GCC unroll 32
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int u = 0; u < U; u++) acc[r][u] = V{};
-  for (long k = 0; k < pairs; k++) {
+    for (int u = 0; u < U; u++) acc[r][u] = V{}, prefetch_to_write(c + r * ldc + u * W);
+  const auto step = [&](long k) {
     V right[U];
 #pragma GCC unroll 8
     for (int u = 0; u < U; u++) right[u] = load(b + k * PANEL + u * W);
@@ -71,7 +96,19 @@ INLINE void tile(const float *a, long am, long ak, const float *b, T *c, long ld
 #pragma GCC unroll 8
       for (int u = 0; u < U; u++) acc[r][u] = (V)_mm512_dpbf16_ps((__m512)acc[r][u], (__m512bh)left, (__m512bh)right[u]);
     }
+  };
+  long k = 0;
+  for (; k + W <= pairs; k += W) {
+    if (ak == 1)  // the rows after these
+#pragma GCC unroll 32
+      for (int r = 0; r < R; r++) prefetch(a + (R + r) * am + k);
+    for (long i = 0; i < W; i += OFTEN) {
+      soon.ask();
+#pragma GCC unroll 2
+      for (int j = 0; j < OFTEN; j++) step(k + i + j);
+    }
   }
+  for (; k < pairs; k++) step(k);
 #pragma GCC unroll 32
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
@@ -79,39 +116,56 @@ INLINE void tile(const float *a, long am, long ak, const float *b, T *c, long ld
 }
 
 template <int R, int U, class T>
-INLINE void rows(const float *a, long am, long ak, const float *b, T *c, long ldc, long M, long columns, long pairs) {
-  for (; M >= R; M -= R, a += R * am, c += R * ldc) tile<R, U>(a, am, ak, b, c, ldc, columns, pairs);
+INLINE void rows(const float *a, long am, long ak, const float *b, T *c, long ldc, long M, long columns, long pairs,
+                 Soon &soon) {
+  for (; M >= R; M -= R, a += R * am, c += R * ldc) tile<R, U>(a, am, ak, b, c, ldc, columns, pairs, soon);
   if constexpr (R > 1) {
-    if (M) rows<(R + 1) / 2, U>(a, am, ak, b, c, ldc, M, columns, pairs);
+    if (M) rows<(R + 1) / 2, U>(a, am, ak, b, c, ldc, M, columns, pairs, soon);
   }
 }
 
+template <class T>
+void panel_product(const float *a, long am, long ak, const float *b, T *c, long ldc, long M, long columns, long pairs,
+                   Soon &soon) {
+  if (columns > 3 * W)
+    rows<6, 4>(a, am, ak, b, c, ldc, M, columns, pairs, soon);
+  else if (columns > 2 * W)
+    rows<8, 3>(a, am, ak, b, c, ldc, M, columns, pairs, soon);
+  else if (columns > W)
+    rows<12, 2>(a, am, ak, b, c, ldc, M, columns, pairs, soon);
+  else
+    rows<12, 1>(a, am, ak, b, c, ldc, M, columns, pairs, soon);
+}
+
 template <class T> void product(long M, long N, long K, Matrix a, Matrix b, T *c, long ldc) {
-  const long pairs = (K + 1) / 2, panels = (N + PANEL - 1) / PANEL;
+  const long inner = std::max(1L, std::is_same_v<T, float> ? std::min(2 * INNER, K) : K), most_pairs = (inner + 1) / 2;
+  const long panels = (N + PANEL - 1) / PANEL, blocks = M * most_pairs / LEFT + 1, most = (M / blocks + 24) / 24 * 24;
   // Pairs of a lie as they must if its rows do and begin at even places.
   const bool packed = a.columns != 1 || a.rows % 2 || K % 2 || reinterpret_cast<uintptr_t>(a.x) % 4;
-  Buffer right(panels * PANEL * pairs), left(packed ? LEFT * pairs : 0);
-  for (long n = 0; n < N; n += PANEL) take(b, K, n, std::min(PANEL, N - n), right.data() + n * pairs, PANEL);
-  for (long m = 0; m < M; m += LEFT) {
-    const long Mb = std::min(LEFT, M - m);
-    const float *from = reinterpret_cast<const float *>(a.x + m * a.rows);
-    long am = a.rows / 2, ak = 1;
-    if (packed) {
-      take({a.x + m * a.rows, a.columns, a.rows}, K, 0, Mb, left.data(), LEFT);
-      from = left.data(), am = 1, ak = LEFT;
-    }
-    for (long n = 0; n < N; n += PANEL) {
-      const float *panel = right.data() + n * pairs;
-      const long columns = std::min(PANEL, N - n);
-      T *to = c + m * ldc + n;
-      if (columns > 3 * W)
-        rows<6, 4>(from, am, ak, panel, to, ldc, Mb, columns, pairs);
-      else if (columns > 2 * W)
-        rows<8, 3>(from, am, ak, panel, to, ldc, Mb, columns, pairs);
-      else if (columns > W)
-        rows<12, 2>(from, am, ak, panel, to, ldc, Mb, columns, pairs);
-      else
-        rows<12, 1>(from, am, ak, panel, to, ldc, Mb, columns, pairs);
+  const long apart = STRIP * most_pairs + W;
+  Buffer right(panels * PANEL * most_pairs), left(packed ? (most / STRIP + 1) * apart : 0), row(packed ? most : 0);
+  for (long k = 0; k < K || k == 0; k += inner) {
+    const long Kb = std::min(inner, K - k), pairs = (Kb + 1) / 2;
+    for (long n = 0; n < N; n += PANEL)
+      take(b.at(k, 0), Kb, n, std::min(PANEL, N - n), right.data() + n * pairs, PANEL);
+    for (long m = 0; m < M; m += most) {
+      const long Mb = std::min(most, M - m);
+      const Matrix from = a.at(m, k);
+      if (packed) take_strips(from, Mb, Kb, left.data(), apart, row.data());
+      for (long n = 0; n < N; n += PANEL) {
+        const long columns = std::min(PANEL, N - n);
+        const float *panel = right.data() + n * pairs;
+        Soon soon;
+        if (n + PANEL < N) soon = {panel + PANEL * pairs, PANEL * pairs, 0, 1};
+        T *to = c + m * ldc + n;
+        const auto *unpacked = reinterpret_cast<const float *>(from.x);
+        if (!packed)
+          panel_product(unpacked, a.rows / 2, 1, panel, to, ldc, Mb, columns, pairs, soon);
+        else
+          for (long i = 0; i < Mb; i += STRIP)
+            panel_product(left.data() + i / STRIP * apart, 1, STRIP, panel, to + i * ldc, ldc, std::min(STRIP, Mb - i),
+                          columns, pairs, soon);
+      }
     }
   }
 }

@@ -23,6 +23,11 @@ struct bf16 {
 
 #define INLINE static inline __attribute__((always_inline))
 
+constexpr long LINE = 64;  // bytes that memory gives at once
+
+INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
+INLINE void prefetch_to_write(const void *p) { __builtin_prefetch(p, 1, 3); }
+
 INLINE long up(long n) { return (n + W - 1) / W * W; }  // to whole vectors
 
 INLINE V all(float x) { return x - V{}; }
