@@ -166,8 +166,10 @@ def cases_of_formats() -> Iterator[tuple[str, tuple[Any, ...]]]:
             x = source.normal(*shape)
             yield "quantise_e5m6", (x,)
             for name in ("fp8_blocks", "mxfp8", "nvfp4"):
-                yield f"quantise_both_{name}", (source.normal(*shape), name == "nvfp4", key)
+                yield f"quantise_both_{name}", (x, name == "nvfp4", key)
                 yield f"quantise_blocks_{name}", (source.normal(2, *shape),)
+                planes = OPS[f"quantise_{name}"](x)
+                yield f"linear_{name}", (*planes, *OPS[f"quantise_blocks_{name}"](x)[: len(planes)])
 
 
 def _scaled(rows: int, columns: int, tile: int = 1) -> tuple[Tensor, Tensor]:

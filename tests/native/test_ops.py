@@ -172,6 +172,27 @@ def test_products_of_any_layout(
     assert torch.equal(whole, start), "written beside the result"
 
 
+@DTYPES
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("N", [199, 208])
+@pytest.mark.parametrize(("a_turned", "b_turned"), [(False, False), (False, True), (True, False), (True, True)])
+def test_products_in_blocks(
+    dtype: torch.dtype, a_turned: bool, b_turned: bool, N: int, add: bool, calls: Calls
+) -> None:
+    """Several blocks of rows, of the inner extent and of columns, the last of each smaller; odd extents and even."""
+    M, K, source = 601, 1030 + N % 2, Source(dtype, 0)
+    a_MK = source.normal(K, M).t() if a_turned else source.normal(M, K)
+    b_KN = source.normal(N, K).t() if b_turned else source.normal(K, N)
+    c_MN = Source(torch.float32, 1).normal(M, N).to(torch.float32 if add else dtype)
+    exact, sizes_MN = a_MK.double() @ b_KN.double(), a_MK.double().abs() @ b_KN.double().abs()
+    if add:
+        exact, sizes_MN = exact + c_MN, sizes_MN + c_MN.abs()
+    (add_product_ if add else set_product_)(c_MN, a_MK, b_KN)
+    assert calls.names == ["product"]
+    bound = ROUNDED[c_MN.dtype] * exact.abs() + SECOND * (K + 4) * U * sizes_MN + SMALLEST
+    assert ((c_MN.double() - exact).abs() <= bound).all()
+
+
 @pytest.mark.parametrize("add", [False, True])
 def test_a_product_without_an_inner_extent(add: bool, instructions: str) -> None:
     c_MN = torch.ones(3, 5)
