@@ -93,14 +93,16 @@ def module(joint: Joint, parts: Split, kernel_of: KernelOf) -> str:
     lines += [""] if ops else []
     lines += ["from runtime.kernels import on_cuda"] if table else []
     lines += _imports(ops) if ops else []
-    lines += ["", *(_binding(alias) for alias in table.values())] if table else []
+    lines += ["", *(line for alias in table.values() for line in _binding(alias))] if table else []
     for name, nodes in parts.functions.items():
         lines += ["", "", *function(joint, parts, name, nodes, kernel_of)]
     return "\n".join(lines) + "\n"
 
 
-def _binding(alias: Alias) -> str:
-    return f"{alias.name} = on_cuda(__file__, {alias.file!r}, {alias.op})"
+def _binding(alias: Alias) -> list[str]:
+    args = f"__file__, {alias.file!r}, {alias.op}"
+    line = f"{alias.name} = on_cuda({args})"
+    return [line] if len(line) <= WIDTH else [f"{alias.name} = on_cuda(", f"    {args}", ")"]
 
 
 def _imports(ops: tuple[str, ...]) -> list[str]:
@@ -134,21 +136,28 @@ def function(joint: Joint, parts: Split, name: str, nodes: tuple[Node, ...], ker
     again = any(value in joint.again for node in nodes for value in node.outputs)
     lines += ["):", f'    """{PURPOSE[name]}{again * f" {AGAIN}"}"""']
     for node in nodes:
-        comment = f"  # {', '.join(shape(value) for value in node.outputs)}" if node.outputs else ""
-        lines += wrapped(print_node(node, callee(node)), comment)
+        lines += wrapped(print_node(node, callee(node)), [shape(value) for value in node.outputs])
     returned = returned_values(joint, parts, name)
     if returned:
         lines += _returned(returned)
     return lines
 
 
-def wrapped(statement: str, comment: str) -> list[str]:
-    """A statement of a function; the arguments of a long call on a line of their own."""
+def wrapped(statement: str, shapes: list[str]) -> list[str]:
+    """A statement of a function, with the shapes of its results. The arguments of a long call are on a line of their
+    own, and where that is not enough each result is."""
+    comment = f"  # {', '.join(shapes)}" if shapes else ""
     line = f"    {statement}{comment}"
     if len(line) <= WIDTH:
         return [line]
     head, _, args = statement.partition("(")
-    return [f"    {head}(", *(f"        {line}" for line in wrap(args[:-1], WIDTH - 8)), f"    ){comment}"]
+    first, last = f"    {head}(", f"    ){comment}"
+    inner = [f"        {line}" for line in wrap(args[:-1], WIDTH - 8)]
+    if max(len(first), len(last)) <= WIDTH or len(shapes) < 2:
+        return [first, *inner, last]
+    results, _, call = head.partition(" = ")
+    listed = [f"        {value},  # {shape}" for value, shape in zip(results.split(", "), shapes, strict=True)]
+    return ["    (", *listed, f"    ) = {call}(", *inner, "    )"]
 
 
 def _returned(values: tuple[str, ...]) -> list[str]:

@@ -10,9 +10,17 @@ from torch import Tensor
 
 from compiler import ir
 from compiler.layers import LAYERS, Place
+from compiler.plan.blocks import model_steps
+from compiler.segments.check import text as check_text
+from compiler.segments.interpret import interpret
+from compiler.segments.printer import module
+from compiler.segments.split import split
+from compiler.segments.unpack import unpacked
+from dsl.load import load as dsl_load
 from dsl.schema import Balance, Dense, HeadDim, Moe, Spec
 from tests.segments.running import assert_equal, by_autograd, by_segment, load
 from tests.segments.specs import DENSE, gqa, mla, moe, softmax_moe, spec
+from tests.specs.shipped import SPECS
 
 SOURCES = 2  # expert ranks in these tests: so many groups for each expert
 
@@ -252,3 +260,16 @@ def test_moe_of_any_size(
     of = spec(layers=(ffn,), hidden=hidden, sequence=sequence, micro_batch=micro_batch)
     for kind in ("router", "join", *(("shared",) if shared else ())):
         check(segment_of(kind, of, mtp=mtp))
+
+
+@pytest.mark.parametrize("override", ["recompute=[rmsnorm, mla_up, swiglu]", "precision=nvfp4"])
+def test_lines_fit_and_are_the_graph(override: str) -> None:
+    """Ops of several results with long names, as recipes of few bits have them."""
+    peaks = ["cluster.node.device.fp4=4PFLOPS"]
+    steps = model_steps(dsl_load(SPECS / "deepseek-v3.dsc", overrides=[override, *peaks]))
+    for segment in {step.segment.key: step.segment for step in steps if isinstance(step, ir.Use)}.values():
+        joint = unpacked(interpret(segment))
+        parts = split(joint)
+        source = module(joint, parts, lambda node: f"{node.op}_c7168_bfloat16")
+        check_text(source, joint, parts, lambda node: f"{node.op}_c7168_bfloat16")
+        assert max(map(len, source.splitlines())) <= 120
