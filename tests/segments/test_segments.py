@@ -22,7 +22,7 @@ from tests.segments.running import assert_equal, by_autograd, by_segment, load
 from tests.segments.specs import DENSE, gqa, mla, moe, softmax_moe, spec
 from tests.specs.shipped import SPECS
 
-SOURCES = 2  # expert ranks in these tests: so many groups for each expert
+SOURCES = 2  # expert ranks in these tests
 
 Arguments = dict[str, Tensor]
 
