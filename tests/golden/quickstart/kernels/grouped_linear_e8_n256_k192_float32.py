@@ -118,8 +118,8 @@ def _rows_by_weight(
         height = tl.minimum(tl.cdiv(end - start, BLOCK_R) - band * SWIZZLE, SWIZZLE)
         within -= band * SWIZZLE * tiles_out
         position = start + (band * SWIZZLE + within % height) * BLOCK_R + tl.arange(0, BLOCK_R)
-        # Past the end the last row stands in: its products land in rows of the tile that are not stored.
-        row = tl.minimum(position, end - 1).to(tl.int64)
+        # Past the end the first row stands in: its products land in rows of the tile that are not stored.
+        row = tl.where(position < end, position, start).to(tl.int64)
         first_out = within // height * BLOCK_OUT
         out = first_out + tl.arange(0, BLOCK_OUT)
         inside_out = _below(out, OUT, BLOCK_OUT)
