@@ -66,9 +66,8 @@ RULES: tuple[Row, ...] = (
     (("recompute", "model.name", "model.attention", f"{LAYERS}.ffn.shared"), precision.recomputed_ops_exist),
     (
         (
-            "unfused",
-            "model.name",
-            f"{LAYERS}.ffn.kind",
+            *("unfused", "recompute"),
+            *("model.name", "model.hidden", "model.attention", f"{LAYERS}.ffn.kind"),
             *(f"precision.{key}" for key in ("name", "linear", "scale", "dispatch")),
         ),
         precision.unfused_ops_exist,
