@@ -101,7 +101,7 @@ def _scalar(kind: FieldType, value: Any) -> str:
     if isinstance(value, (int, float)):
         return number(value)
     if isinstance(value, Tile):
-        return f"{value.rows}x{value.columns}"
+        return str(value)
     if isinstance(value, TrainTokenizer):
         return f"train({value.vocab})"
     if isinstance(value, tuple):

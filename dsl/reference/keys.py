@@ -47,7 +47,7 @@ ABOUT = {
     "E0920": ("precision.high",),
     "E0921": ("precision.linear", "precision.dispatch", "precision.combine"),
     "E1001": ("precision",),
-    "E1006": ("precision", "precision.linear", "precision.attention_output"),
+    "E1006": ("precision", "precision.linear"),
     "E1005": ("data.tokenizer",),
 }
 

@@ -125,7 +125,7 @@ def _statement(key: Word, value: str | bool | int | Tile | Node) -> Attribute | 
     if isinstance(value, (str, bool)):
         said: Word | Number = Word(str(value).lower(), used)
     else:
-        said = Number(f"{value.rows}x{value.columns}" if isinstance(value, Tile) else str(value), used)
+        said = Number(str(value), used)
     return Attribute(key, Phrase((said,), used), used)
 
 

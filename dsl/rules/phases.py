@@ -39,7 +39,7 @@ def rate_covers(spec: Spec) -> Iterator[Finding]:
     for index, phase in enumerate(train.rate[:-1]):
         if phase.end_tokens >= train.tokens:
             message = f"this phase begins at token {phase.end_tokens:,}, the run ends at token {train.tokens:,}"
-            hint = "remove the phase, or train longer"
+            hint = "remove the phase, or train longer; `dsc train --steps N` ends early and keeps the rate"
             yield Finding("E0705", message, f"train.rate.{index + 1}", hint, (("the run's length", "train.tokens"),))
 
 

@@ -39,9 +39,13 @@ def few_bits_have_a_role(spec: Spec) -> Iterator[Finding]:
                 "E0911", f"{role} = {dtype}: {bits} are for {where}", f"precision.{role}", f"write `{role} = {wider}`"
             )
     kept, compute = spec.precision.attention_output, spec.precision.compute
-    if kept not in (None, compute, *ROLES):
+    if kept == "e5m6" and compute != "bf16":
+        message = f"attention_output = e5m6 is read as bf16, but attention computes in {compute}"
+        yield Finding("E0911", message, "precision.attention_output", f"write `attention_output = {compute}`")
+    elif kept not in (None, compute, *ROLES):
+        hint = "write `attention_output = e5m6`" if compute == "bf16" else f"write `attention_output = {compute}`"
         message = f"attention_output = {kept}, but attention returns {compute}"
-        yield Finding("E0911", message, "precision.attention_output", "write `attention_output = e5m6`")
+        yield Finding("E0911", message, "precision.attention_output", hint)
 
 
 def tiles_are_given(spec: Spec) -> Iterator[Finding]:
@@ -68,7 +72,8 @@ def scales_are_those_of_a_format(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0921", message, "precision.linear", hint)
     for role in ("dispatch", "combine"):
         if form not in (None, BLOCKS) and getattr(precision, role) == FP8:
-            message = f"{role} = {FP8}, but linear is in {form.name}: only blocks of FP8 are sent so"
+            tile, scale = precision.activation_tile, precision.scale
+            message = f"{role} = {FP8} takes 1x128 tiles with fp32 scales; this precision has {tile} and {scale}"
             yield Finding("E0921", message, f"precision.{role}", f"write `{role} = {precision.compute}`")
 
 

@@ -11,7 +11,7 @@ from dsl.schema import BUILT_IN, Precision, Spec
 
 ROLES = ("parameter", "compute", "linear", "accumulate", "gradients", "master", "moments", "dispatch", "combine")
 TILES = ("activation_tile", "weight_tile", "scale", "tensor_scale")  # what makes a format, with `linear`
-# Of those that a precision is equally far from, the first is named.
+# Of those that a precision is equally far from, one with its linears is named, else the first.
 RECIPES = ("bf16", "fp32", "fp64", "fp8_block", "mxfp8", "nvfp4")
 WORDS = "fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4"
 
@@ -19,7 +19,8 @@ WORDS = "fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4"
 def trains_in_a_built_in_precision(spec: Spec) -> Iterator[Finding]:
     """One of the built-in recipes, or one that equals it, or differs in what may be chosen."""
     found = {name: _differing(spec.precision, BUILT_IN[name]) for name in RECIPES}
-    nearest = min(RECIPES, key=lambda name: len(found[name]))
+    linear = spec.precision.linear
+    nearest = min(RECIPES, key=lambda name: (len(found[name]), BUILT_IN[name].linear != linear))
     if not found[nearest]:
         return
     message = f"precision {spec.precision.name} has {', '.join(found[nearest])}; training runs in {WORDS}"
@@ -47,9 +48,10 @@ def _of_few_bits(precision: Precision, recipe: Precision, form: Format | None) -
     of_recipe = format_of(recipe)
     assert of_recipe, "a built-in recipe has a format"
     if form is None or form.scale != of_recipe.scale:
-        yield from (f"another {key}" for key in TILES if getattr(precision, key) != getattr(recipe, key))
+        differing = (key for key in TILES if getattr(precision, key) != getattr(recipe, key))
+        yield from (f"{key} = {str(getattr(precision, key)).lower()}" for key in differing)
     if form == FP8:
-        yield from ("another promote",) if precision.promote != recipe.promote else ()
+        yield from (f"promote = {precision.promote}",) if precision.promote != recipe.promote else ()
         yield from ("stochastic gradients",) if precision.gradient_rounding == "stochastic" else ()
         yield from ("hadamard",) if precision.hadamard else ()
 

@@ -42,6 +42,9 @@ class Tile(Node):
     rows: Annotated[int, Field(ge=1, le=1024, description="rows of a tile")]
     columns: Annotated[int, Field(ge=1, le=1024, description="columns of a tile")]
 
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}"
+
 
 class High(Node):
     """Layers at both ends of the model whose linears stay in the dtype of `compute`, and with the last ones MTP's."""
