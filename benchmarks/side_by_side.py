@@ -175,6 +175,7 @@ def section(found: list[Pair], least: float) -> str:
         "## What is not fused, and why",
         "",
         f"These calls of `specs/deepseek-v3.dsc` read or write the same values, {least:g} GB a micro-batch or more.",
+        "*GB* is what one kernel in place of the two would move less, in all layers together.",
         "They stand *beside* each other; or with a call *between* them, which needs the first and feeds the second; or",
         "*apart*, the first in I, the second in W. `python -m benchmarks.side_by_side SPEC` lists those of any spec.",
         "",
