@@ -32,8 +32,11 @@ def stored(place: Place, kind: str) -> tuple[tuple[str, str], ...]:
 def to_experts(place: Place) -> str:
     """Dtype of rows on their way to the experts, and of gradients of rows that came from them.
 
-    Scales of both are powers of two, as in DeepSeek-V3, arXiv 2412.19437, §3.3.3.
+    Scales of both are powers of two, as in DeepSeek-V3, arXiv 2412.19437, §3.3.3. Experts whose linears stay high take
+    their rows as wide as they compute.
     """
+    if place.high:
+        return place.dtype
     return _dtype(place.spec.precision.dispatch, place.spec.precision.activation_tile, pow2=True)
 
 

@@ -47,7 +47,10 @@ class Tile(Node):
 
 
 class High(Node):
-    """Layers at both ends of the model whose linears stay in the dtype of `compute`, and with the last ones MTP's."""
+    """Layers at both ends of the model whose linears stay in the dtype of `compute`, and with the last ones MTP's.
+
+    Rows on their way to the experts of these layers have that dtype, too.
+    """
 
     first: Annotated[
         int, Field(ge=0, le=4096, description="how many layers at the beginning", examples=["first = 1"])
@@ -140,7 +143,7 @@ class Precision(Node):
     def row_alignment(self) -> int:
         """What the rows that an expert receives are padded to a multiple of: a tile of rows, which have one scale in
         weight gradients of few bits, 128 in blocks of FP8; otherwise 1. `Spec.row_alignment` says what a run takes."""
-        if self.scale != "fp32" and self.activation_tile is not None:
+        if self.linear in ("e4m3", "e2m1") and self.scale != "fp32" and self.activation_tile is not None:
             return self.activation_tile.columns
         return 128 if self.linear == "e4m3" else 1
 

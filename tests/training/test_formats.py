@@ -19,9 +19,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from compiler import ir
 from compiler.build import compile_spec, write_build
 from compiler.emit.segment_cache import Segments
 from compiler.layers.value_dtypes import PRODUCTS
+from compiler.plan.blocks import model_steps
 from dsl.schema import BUILT_IN, High, Precision, Spec
 from runtime.build import Build
 from runtime.launch.heartbeat import Board
@@ -257,8 +259,6 @@ def test_the_loss_falls_as_in_bf16(tmp_path: Path, name: str) -> None:
 
 def test_layers_kept_high_have_segments_of_their_own() -> None:
     """The first and the last of four layers, and the MTP block, are as in BF16."""
-    from compiler.plan.blocks import model_steps
-
     precision = BUILT_IN["nvfp4"].model_copy(update={"high": High(first=1, last=1)})
     stored = {
         step.site: dict(step.segment.stored)
@@ -268,3 +268,24 @@ def test_layers_kept_high_have_segments_of_their_own() -> None:
     low = {site for site, of in stored.items() if of.get("operands") == "nvfp4[1x16]"}
     assert low == {site for site in stored if site.startswith(("L1.", "L2."))} and len(low) == 6
     assert not any(of for site, of in stored.items() if site not in low)
+
+
+def test_experts_kept_high_take_rows_as_in_bf16(tmp_path: Path) -> None:
+    """In `fp8_block` other experts take rows in E4M3; only the padding of rows is the same in all layers."""
+    precision = BUILT_IN["fp8_block"].model_copy(update={"high": High(first=0, last=2)})
+    found, wide = ({step.site: step for step in model_steps(chosen(each))} for each in (precision, BUILT_IN["bf16"]))
+    high = [site for site in found if site.startswith(("L2", "L3", "M0"))]
+    assert {"L2", "L3", "M0", "L2.experts"} <= {*high}
+    for site in high:
+        step, plain = found[site], wide[site]
+        if isinstance(step, ir.Communication):
+            assert isinstance(plain, ir.Communication)
+            shapes = (
+                [(b.shape, b.dtype) for b in (*each.sizes, *each.outputs, *each.arriving)] for each in (step, plain)
+            )
+            assert next(shapes) == next(shapes), site
+        else:
+            assert isinstance(plain, ir.Use) and step.segment.key == plain.segment.key, site
+    assert dict(found["L1.experts"].segment.stored)["rows"] == "float8_e4m3fn[1x128 pow2]"
+    trainer = trainer_of(tmp_path, precision)
+    assert all(bool(value.isfinite().all()) and bool(value.any()) for value in gradients(trainer).values())
