@@ -15,6 +15,7 @@ from dsl.codes import CODES, RETIRED
 from dsl.lessons import COMMAND, Example, lesson
 from dsl.reference.keys import Block, Key, blocks, keys, plain, related, told_at
 from dsl.reference.words import BATCH, FAMILIES, WORDS, Unit, Word, family, unit
+from dsl.rules.precision import ALL_ROLES, ROLES
 from dsl.schema import BUILT_IN, RECIPES
 
 WIDTH = 100
@@ -215,7 +216,7 @@ def _choices(word: str) -> Iterator[Topic]:
     meanings: dict[str, list[Key]] = {}
     for key in keys().values():
         for choice, meaning in key.choices:
-            if choice == word and not key.is_block:
+            if choice == word and not key.is_block and _is_for(word, key):
                 meanings.setdefault(meaning, []).append(key)
     for meaning, of in meanings.items():
         examples = (
@@ -231,6 +232,12 @@ def _choices(word: str) -> Iterator[Topic]:
             (("choice of", tuple(textwrap.wrap(", ".join(key.path for key in of), WIDTH - 12))),),
             examples,
         )
+
+
+def _is_for(word: str, key: Key) -> bool:
+    """Whether a key may have this word: dtypes of few bits are refused in most roles of a precision."""
+    role = key.path.removeprefix("precision.")
+    return word not in ROLES or role not in ALL_ROLES or role in ROLES[word][2]
 
 
 def _precision(name: str) -> Topic:

@@ -383,3 +383,11 @@ def test_units_are_exact() -> None:
 def test_plain_paths_are_those_of_the_command_line() -> None:
     assert plain("model.attention.mla.head_dim.rope") == "model.attention.head_dim.rope"
     assert plain("model.layers.ffn.moe.experts") == "model.layers.ffn.experts"
+
+
+@pytest.mark.parametrize("word", ["e4m3", "e2m1", "e5m6"])
+def test_a_dtype_of_few_bits_is_shown_in_a_role_that_may_have_it(word: str) -> None:
+    topics = [topic for topic in find(word) if topic.kind == "choice" and "precision.scale" not in text_of(topic)]
+    assert topics
+    for topic in topics:
+        assert "parameter" not in text_of(topic) and "moments" not in text_of(topic)
