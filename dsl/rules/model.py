@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dsl.rules.finding import Finding, nearest_divisor
 from dsl.schema import Gqa, Mla, Moe, Spec, TrainTokenizer
 
+BYTES = 256  # a tokenizer has these and the end of a text at least
+
 
 def moe_groups(spec: Spec) -> Iterator[Finding]:
     """Groups are equal, and a token finds its experts in those it may choose from."""
@@ -65,5 +67,9 @@ def vocabulary_fits(spec: Spec) -> Iterator[Finding]:
     tokenizer = spec.data.tokenizer
     if isinstance(tokenizer, TrainTokenizer) and tokenizer.vocab > spec.model.vocab:
         message = f"the tokenizer has {tokenizer.vocab:,} entries, the model's vocab {spec.model.vocab:,}"
-        hint = f"write `tokenizer = train({spec.model.vocab})`"
-        yield Finding("E0906", message, "data.tokenizer", hint, (("the model's vocabulary", "model.vocab"),))
+        if spec.model.vocab > BYTES:
+            hint = f"write `tokenizer = train({spec.model.vocab})`"
+            yield Finding("E0906", message, "data.tokenizer", hint, (("the model's vocabulary", "model.vocab"),))
+        else:
+            hint = f"write `vocab = {tokenizer.vocab}`"
+            yield Finding("E0906", message, "model.vocab", hint, (("the tokenizer", "data.tokenizer"),))
