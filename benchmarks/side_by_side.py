@@ -23,14 +23,11 @@ from textwrap import fill
 
 from compiler.dtypes import has_rows, tensor_bytes
 from compiler.ir import Segment
-from compiler.plan import make_plan
-from compiler.plan.blocks import balanced_rows
 from compiler.segments.fuse import between
 from compiler.segments.interpret import interpret
 from compiler.segments.joint import Joint, Node
 from compiler.segments.split import phases, view_nodes
 from compiler.segments.unpack import unpacked
-from dsl.load import load
 
 ROOT = Path(__file__).parent.parent
 V3 = ROOT / "specs" / "deepseek-v3.dsc"
@@ -112,6 +109,10 @@ class Pair:
 
 def pairs(path: Path) -> list[Pair]:
     """All pairs of a spec's program that share bytes, those that share most first."""
+    from compiler.plan import make_plan  # with pydantic, which who writes the page from `RESULTS` may not have
+    from compiler.plan.blocks import balanced_rows
+    from dsl.load import load
+
     spec = load(path)
     plan, rows, total = make_plan(spec), balanced_rows(spec), Counter[Pair]()
     uses = Counter(use.segment.key for use in plan.uses)

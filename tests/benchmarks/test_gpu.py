@@ -162,11 +162,6 @@ def test_attention_of_torch_is_the_same(op: str) -> None:
     assert all(x.isfinite().all() and x.abs().sum() > 0 for x in gradients)
 
 
-def test_rows_of_experts_end_where_their_groups_do() -> None:
-    ends = libraries.ends_of(torch.tensor([2, 5, 5, 9], dtype=torch.int32), 2)  # two sources, two experts
-    assert ends.tolist() == [2 + 0, 2 + 0 + 3 + 4] and ends.dtype == torch.int32
-
-
 # ---------------------------------------------------------------- the split of the SMs
 
 

@@ -57,21 +57,28 @@ class Ranks:
             values |= {f"d_{value}": local[f"d_{name}"] for name, value in gradients}
 
     def exchange(self, step: ir.Communication, backward: bool) -> None:
-        """Rows to their experts' ranks, grouped by (source, local expert), or back the same way."""
-        counts = [values[f"{step.site}_counts"].unflatten(0, (len(self.values), -1)) for values in self.values]
-        sizes = [count.sum(dim=1).tolist() for count in counts]  # [source][expert rank]
-        if (step.kind == "combine") != backward:
-            sizes = [list(column) for column in zip(*sizes, strict=True)]
+        """Rows to their experts' ranks, which have them expert after expert, or back the same way."""
+        ranks = range(len(self.values))
+        counts = torch.stack([v[f"{step.site}_counts"].unflatten(0, (len(ranks), -1)) for v in self.values])
+        count: list[list[list[int]]] = counts.tolist()  # [source][expert rank][local expert]
+        experts = range(counts.shape[2])
         moved = 2 if step.kind == "dispatch" else 1  # rows and gate weights, or rows
         for before, after in zip(step.inputs[:moved], step.outputs[:moved], strict=True):
             given, made = (f"d_{after.name}", f"d_{before}") if backward else (before, after.name)
-            parts = [values[given].split(split) for values, split in zip(self.values, sizes, strict=True)]
+            at_source = [(s, r, e) for s in ranks for r in ranks for e in experts]  # as rows lie, rank after rank
+            at_expert = [(s, r, e) for r in ranks for e in experts for s in ranks]
+            to_experts = (step.kind == "dispatch") != backward
+            here, there = (at_source, at_expert) if to_experts else (at_expert, at_source)
+            owner = 0 if to_experts else 1  # which of a piece's three numbers is the rank that has it here
+            pieces: dict[tuple[int, int, int], torch.Tensor] = {}
             for rank, values in enumerate(self.values):
-                values[made] = torch.cat([part[rank] for part in parts])
+                mine = [piece for piece in here if piece[owner] == rank]
+                pieces |= zip(mine, values[given].split([count[s][r][e] for s, r, e in mine]), strict=True)
+            for rank, values in enumerate(self.values):
+                values[made] = torch.cat([pieces[piece] for piece in there if piece[1 - owner] == rank])
         if step.kind == "dispatch" and not backward:
             for rank, values in enumerate(self.values):
-                groups = torch.cat([count[rank] for count in counts])
-                values[step.outputs[2].name] = groups.cumsum(0).to(torch.int32)
+                values[step.outputs[2].name] = counts[:, rank].sum(0).cumsum(0).to(torch.int32)
 
 
 def run(spec: Spec, tensors: Values, data: list[Values], constants: dict[str, float]) -> tuple[list[Values], Values]:

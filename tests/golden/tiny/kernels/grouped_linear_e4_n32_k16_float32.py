@@ -8,7 +8,6 @@ Every tile of an output is written by exactly one program, which alone reads and
 races, and equal bits from run to run. All sizes are read on the device; the host never waits.
 """
 
-import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
