@@ -218,8 +218,8 @@ def _goals_of_precisions(contest: Mapping[str, Any] | None) -> list[tuple[str, f
     one = _ratio(found.get("fp8_block on 1"), found.get("fp32 on 1"), processor=True)
     four = _ratio(found.get("fp8_block on 4"), found.get("fp32 on 4"))
     return [
-        ("Blocks of FP8, one thread, against FP32, by processor time", 0.4, one, "ratio"),
-        ("Blocks of FP8, 4 ranks, against FP32", 0.4, four, "ratio"),
+        ("`fp8_block`, one thread, against FP32, by processor time", 0.4, one, "ratio"),
+        ("`fp8_block`, 4 ranks, against FP32", 0.4, four, "ratio"),
     ]
 
 

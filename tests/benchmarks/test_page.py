@@ -94,8 +94,8 @@ def test_a_row_says_medians_ratios_and_shares() -> None:
 
 
 def test_goals_are_of_the_best_rows() -> None:
-    goals = dict(re.findall(r"^\| (FP32|BF16|4 ranks|Blocks of FP8)(.*?) \|", page(found()), re.MULTILINE))
-    assert set(goals) == {"FP32", "BF16", "4 ranks", "Blocks of FP8"}
+    goals = dict(re.findall(r"^\| (FP32|BF16|4 ranks|`fp8_block`)(.*?) \|", page(found()), re.MULTILINE))
+    assert set(goals) == {"FP32", "BF16", "4 ranks", "`fp8_block`"}
     lines = page(found()).splitlines()
     assert "| FP32, all cores, against their best | ≥ 1.50 | 2.00 | reached |" in lines
     assert "| FP32, DualPipe P = 2, against their best | ≥ 1.20 | 1.60 | reached |" in lines
@@ -127,8 +127,8 @@ def test_precisions_are_beside_fp32_in_the_same_layout() -> None:
     assert "| `fp32` | 1,000 | 1.00 | 2,000 | 1.00 | 500 MB | 8.5000 |" in text
     assert "| `fp8_block` | 400 | 0.40 | 667 | 0.33 | 500 MB | 8.5000 |" in text
     assert "| `nvfp4` | round 1: hung | | | | | |" in text
-    assert "| Blocks of FP8, one thread, against FP32, by processor time | ≥ 0.40 | 0.40 | reached |" in text
-    assert "| Blocks of FP8, 4 ranks, against FP32 | ≥ 0.40 | 0.33 | not reached |" in text
+    assert "| `fp8_block`, one thread, against FP32, by processor time | ≥ 0.40 | 0.40 | reached |" in text
+    assert "| `fp8_block`, 4 ranks, against FP32 | ≥ 0.40 | 0.33 | not reached |" in text
 
 
 def test_a_part_is_put_into_results_of_the_same_machine() -> None:
