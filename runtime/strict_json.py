@@ -290,7 +290,7 @@ def _below(path: str, key: str) -> str:
 # ---------------------------------------------------------------- writing
 
 _WIDTH = 110  # of a line of JSON
-_quoted = json.encoder.encode_basestring_ascii  # of a text as json.dumps has it, which looks at its options first
+_quoted = json.JSONEncoder().encode  # of a text as json.dumps has it, which looks at its options first
 
 
 def tree(data: Any) -> Any:
@@ -333,11 +333,7 @@ def _text(data: Any, depth: int) -> str:
         return _scalar(data)
     if isinstance(data, list | tuple):
         begin, end = "[", "]"
-        # Most items are numbers and texts: calling for each of them would take twice as long.
-        items = [
-            _quoted(each) if type(each) is str else str(each) if type(each) is int else _text(each, depth + 1)
-            for each in data
-        ]
+        items = [str(each) if type(each) is int else _text(each, depth + 1) for each in data]
     else:
         begin, end = "{", "}"
         items = [f"{_key(key)}: {_text(each, depth + 1)}" for key, each in _pairs(data)]
