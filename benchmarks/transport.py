@@ -20,10 +20,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from runtime.comm.collective import CollectiveLinks
 from runtime.comm.connect import Endpoint
-from runtime.comm.transport import Links, Wanted, channels
-from runtime.contract import Mesh
+from runtime.comm.transport import Links, Wanted
+from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 
@@ -78,11 +77,12 @@ def of_rank(rank: int, world: int) -> dict[str, list[list[float]]]:
     holders = tuple(range(world))
     ring = [(a, b) for a, b in zip(holders, (*holders[1:], 0), strict=True)]
     edges = sorted({*ring, *((b, a) for a, b in ring)})
-    wanted = Wanted(
-        channels(Mesh(pp=world, dp=1, ep=1, tp=1, cp=1), edges, [holders]), {"flat": (holders, 4 * GRADIENTS)}
-    )
+    openings = [Opening("edge", edge, "each") for edge in edges]
+    openings += [Opening("reduce", holders, "all"), Opening("world", holders, "all")]
+    mesh = Mesh(pp=world, dp=1, ep=1, tp=1, cp=1)
+    wanted = Wanted(mesh, tuple(openings), {"flat": (holders, 4 * GRADIENTS)})
     memory: Links = Endpoint(CPU, "memory", 60.0).connect(rank, wanted)
-    gloo: Links = CollectiveLinks(rank, wanted, 60.0, False)
+    gloo: Links = Endpoint(CPU, "gloo", 60.0).connect(rank, wanted)
     flat = memory.flat("flat", GRADIENTS, torch.float32)
     assert flat is not None
     mine, small = torch.zeros(GRADIENTS), torch.zeros(SMALL)

@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from compiler.actions.order_cache import Orders
 from compiler.ir import Plan, Program
 from compiler.lower import Lowering
+from compiler.lower.opening_order import opening_order
 from compiler.lower.scheduler import Progress, Scheduler
 from compiler.plan import make_plan
-from compiler.plan.blocks import held_rows
+from compiler.plan.blocks import held
 from compiler.predict.memory_state import proven_memories
 from compiler.proof import Certificate, Prover
+from compiler.proof.start import check_start
 from compiler.rates.rank_rates import rank_rates
 from compiler.schedules.forward import forward_only
 from compiler.schedules.schedule import Schedule
 from dsl import ramp
 from dsl.memory import Memory
 from dsl.schema import Spec
+from runtime.contract import Opening
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Lowered:
     schedules: Mapping[str, Schedule]  # by program: train_8, evaluate_2
     programs: Mapping[str, Program]
     certificates: Mapping[str, Certificate]
+    openings: tuple[Opening, ...]  # the channels of all ranks, in the order in which they are opened
     memories: tuple[Memory, ...]  # of a device of every pipeline rank, at the peak of the fullest of the programs
 
     @property
@@ -65,7 +69,9 @@ def lower_spec(
         n = counts[-1]
         schedules[f"evaluate_{n}"] = forward_only(plan.stage_placement, plan.mesh.pp, n)
     programs = {name: lowering.program(each, name.startswith("evaluate")) for name, each in schedules.items()}
-    prover = Prover(plan, held_rows(spec))
+    prover = Prover(plan, held(spec))
     certificates = {name: prover.prove(program) for name, program in programs.items()}
+    openings = opening_order(plan, programs.values())
+    check_start(plan, openings, programs.values())
     memories = proven_memories(spec, plan, certificates.values())
-    return Lowered(lowering, batches, num_steps, schedules, programs, certificates, memories)
+    return Lowered(lowering, batches, num_steps, schedules, programs, certificates, openings, memories)

@@ -119,14 +119,16 @@ def tiles_of(extent: int | str, tile: int) -> int | str:
     return f"{extent}/{tile}" if isinstance(extent, str) else -(-extent // tile)
 
 
-def extent_at(extent: int | str, rows: int) -> int:
-    """An extent with so many received rows."""
-    return -(-rows // int(extent[2:] or 1)) if isinstance(extent, str) else extent
+def extent_at(extent: int | str, rows: int, copies: int = 0, forwarded: int = 0) -> int:
+    """An extent with so many received rows (R), and copies (P) and rows (X) that are forwarded."""
+    if isinstance(extent, int):
+        return extent
+    return -(-{"R": rows, "P": copies, "X": forwarded}[extent[0]] // int(extent[2:] or 1))
 
 
 @cache
 def has_rows(shape: Extents) -> bool:
-    """Whether a shape depends on the number of received rows."""
+    """Whether a shape depends on the number of rows that are received, or forwarded."""
     return any(isinstance(extent, str) for extent in shape)
 
 

@@ -63,6 +63,7 @@ CODES = {
     "E0815": "a layout has every layer of the model, on as many stages as the schedule runs",
     "E0816": "a placement is of experts that are spread over ranks",
     "E0817": "the data ranks of a pipeline rank are on devices of one kind",
+    "E0818": "rows go through nodes that expert groups fill, and come back in 16 bits or more",
     # the model
     "E0901": "groups divide the experts",
     "E0902": "a token finds top_k experts in its groups",
@@ -85,6 +86,9 @@ CODES = {
     "E0919": "checkpoints kept for ever are among those that are saved",
     "E0920": "high leaves a layer whose linears are in few bits",
     "E0921": "tiles and scales are those of a format, and rows are sent in blocks of FP8 alone",
+    "E0922": "the experts of a token lie on at most max_nodes nodes",
+    "E0923": "a moving average that is validated is kept",
+    "E0924": "offload names state that the run has",
     # what is right, and cannot be compiled and trained yet
     "E1001": "training runs in fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4",
     "E1006": "training in mxfp8, nvfp4 and other formats without kernels runs on CPUs",

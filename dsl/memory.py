@@ -13,6 +13,8 @@ from dsl.schema import Dtype, Optimizer, Precision, Spec
 from dsl.stages import has_both_ends, is_mirrored
 
 # Bytes of an element; of those that no role counted here may have, whole ones.
+HOST_PART = 2**22  # elements that an update or an average moves between host and device at a time: 16 MiB in FP32
+HOST_SLOTS = 3  # parts that are on the device: one arrives, one is updated, one leaves
 ITEMSIZE: dict[Dtype, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "e4m3": 1, "e2m1": 1, "e5m6": 2}
 
 
@@ -24,6 +26,7 @@ class Memory:
     gradients: int
     optimizer: int  # master weights, where they are not the weights themselves, and what else it keeps
     activations: int
+    host: int = 0  # beside the device, in its share of the memory of its host
 
     @property
     def total(self) -> int:
@@ -113,7 +116,7 @@ def _memory(spec: Spec, held: _Held) -> Memory:
     whole = (held.common + Fraction(held.routed, p.expert)) / (held.ranks * p.tensor)
     divided = held.owned / (held.ranks * p.data * p.tensor)
 
-    size = bytes_per_element(precision, spec.train.optimizer)
+    size = bytes_per_element(spec)
 
     def of(itemsize: int, zero: int) -> int:
         """Bytes of state that is divided over its holders from level `zero` on."""
@@ -134,15 +137,40 @@ def sent_bytes(dtype: Dtype, precision: Precision) -> float:
     return ITEMSIZE[dtype] + (ITEMSIZE["fp32"] / (tile.rows * tile.columns) if dtype == "e4m3" and tile else 0.0)
 
 
-def bytes_per_element(precision: Precision, optimizer: Optimizer) -> Memory:
-    """Bytes of one parameter; no activations. Master weights of the weights' own dtype are the weights."""
+def bytes_per_element(spec: Spec) -> Memory:
+    """Bytes of one parameter; no activations. Master weights of the weights' own dtype are the weights.
+
+    What is offloaded, and the moving average of the weights, is in the memory of hosts. A CPU has no other memory.
+    """
+    precision, train = spec.precision, spec.train
     master = 0 if precision.master == precision.parameter else ITEMSIZE[precision.master]
+    kept, away = master + state_bytes(precision, train.optimizer), offloaded_bytes(spec)
+    average = ITEMSIZE[average_dtype(precision)] if train.ema else 0
+    if train.validate and train.validate.ema:  # meanwhile the weights themselves are kept beside it
+        average += ITEMSIZE[precision.parameter]
+    on_host = (away or average) and spec.has_hosts
     return Memory(
         weights=ITEMSIZE[precision.parameter],
         gradients=ITEMSIZE[precision.gradients],
-        optimizer=master + state_bytes(precision, optimizer),
+        optimizer=kept - away if on_host else kept + average,
         activations=0,
+        host=away + average if on_host else 0,
     )
+
+
+def offloaded_bytes(spec: Spec) -> int:
+    """Bytes of what an optimizer keeps of one element in the memory of the host of an accelerator."""
+    if not spec.offload or not spec.has_hosts:
+        return 0
+    precision = spec.precision
+    moments = state_bytes(precision, spec.train.optimizer) if "moments" in spec.offload else 0
+    return moments + (ITEMSIZE[precision.master] if "master" in spec.offload else 0)
+
+
+def average_dtype(precision: Precision) -> Dtype:
+    """The dtype of the moving average of the weights: that of master weights, or FP32, for in BF16 it would stand
+    still."""
+    return "fp32" if precision.master == "bf16" else precision.master
 
 
 def state_bytes(precision: Precision, optimizer: Optimizer) -> int:

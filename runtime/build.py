@@ -17,6 +17,7 @@ from runtime.build_modules import Modules
 from runtime.certificate import CertificateError, program_names, recheck
 from runtime.contract import Plan, Program, check_programs
 from runtime.strict_json import FormError
+from runtime.world_check import check_collectives, check_start
 
 __all__ = ["Build", "BuildError", "OtherBuildError"]
 
@@ -73,6 +74,10 @@ class Build:
                     programs[name] = Program.from_json(found.files[file])
                 file = "plan.json"
             check_programs(plan, programs)
+            check_collectives(plan, programs)
+            check_start(plan, programs)
+        except CertificateError as error:
+            raise BuildError(f"{folder} is not what was proven: {error}; run dsc compile again") from None
         except FormError as error:
             raise BuildError(f"{folder} is not what dsc compile wrote: {file}: {error}; compile it again") from None
         ranks = range(plan.mesh.pp)

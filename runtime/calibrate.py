@@ -25,8 +25,8 @@ from torch import Tensor
 
 from runtime.comm.connect import Endpoint
 from runtime.comm.rows import Rows
-from runtime.comm.transport import Wanted, channels
-from runtime.contract import Mesh
+from runtime.comm.transport import Wanted
+from runtime.contract import Mesh, Opening
 from runtime.device import BACKENDS, choose, take
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
@@ -211,11 +211,18 @@ def measure_transfers(device: torch.device, world: int, board: Board) -> dict[st
     what training would take (runtime/comm/connect.py)."""
     found: dict[str, list[tuple[int, float]]] = {"all_to_all": [], "message": [], "all_reduce": []}
     rank, everyone = dist.get_rank(), tuple(range(world))
-    mesh = Mesh(pp=world, dp=1, ep=world, tp=1, cp=1)
+    mesh = Mesh(pp=world, dp=1, ep=1, tp=1, cp=1)
+    openings = (
+        Opening("edge", (0, 1), "each"),
+        Opening("edge", (1, 0), "each"),
+        Opening("expert", everyone, "block"),
+        Opening("reduce", everyone, "all"),
+        Opening("world", everyone, "all"),
+    )
     flats = {f"flat {size}": (everyone, size) for size in TRANSFER_BYTES}
-    links = Endpoint(device).connect(rank, Wanted(channels(mesh, [(0, 1), (1, 0)], [everyone]), flats))
+    links = Endpoint(device).connect(rank, Wanted(mesh, openings, flats))
     there, back = (links.edge(*ends) if rank < 2 else None for ends in ((0, 1), (1, 0)))
-    swap = links.swap(everyone)
+    swap = links.swap("expert", everyone)
     assert swap is not None, "transfers are between several ranks"
     for size in TRANSFER_BYTES:
         placed = links.flat(f"flat {size}", size // 4, torch.float32)

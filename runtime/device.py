@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from runtime.contract import NodeKind
+from runtime.doctor.checks import device_faults
+from runtime.doctor.facts import Device
+from runtime.outcome import ReportedError
+
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "shared": "gloo"}  # of the process groups; NCCL wants a device a rank
 
 
-def choose(asked: str, world: int) -> str:
+def choose(asked: str, ranks: int) -> str:
     """ "cpu", "cuda" or "shared" for one of these or "auto"; ValueError where there are too few devices.
+
+    `ranks`: those of this machine.
 
     Counting devices leaves CUDA uninitialised, so ranks can still be forked.
     """
@@ -17,15 +24,56 @@ def choose(asked: str, world: int) -> str:
         if not devices:
             raise ValueError("--device shared: this machine has no CUDA device")
         return asked
-    if asked == "cuda" and devices < world:
-        raise ValueError(f"--device cuda: {world} ranks need a device each, and this machine has {devices}")
-    return "cuda" if devices >= world else "cpu"
+    if asked == "cuda" and devices < ranks:
+        raise ValueError(f"--device cuda: {ranks} ranks need a device each, and this machine has {devices}")
+    return "cuda" if devices >= ranks else "cpu"
 
 
-def take(kind: str, rank: int) -> torch.device:
-    """The device of a rank, made the current one."""
+def take(kind: str, local_rank: int) -> torch.device:
+    """The device of a rank, made the current one. `local_rank`: its number among the ranks of its machine."""
     if kind == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", 0 if kind == "shared" else rank)
+    device = torch.device("cuda", 0 if kind == "shared" else local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+class OtherDeviceError(RuntimeError):
+    """A device is not the one that a build is for."""
+
+
+def divide(device: torch.device, sms: int | None, communication: int) -> None:
+    """Have torch's products leave so many SMs of a CUDA device to communication, as emitted kernels do.
+
+    `sms`: those that the spec says it has; None: it says nothing. OtherDeviceError: it has another number, for which
+    emitted kernels have too many programs, or too few. torch passes the number on to cuBLAS, which takes it as advice.
+    """
+    if device.type != "cuda":
+        return
+    found = torch.cuda.get_device_properties(device)
+    if sms is not None and found.multi_processor_count != sms:
+        there = found.multi_processor_count
+        raise OtherDeviceError(
+            f"{found.name} has {there} SMs, and this build is for a device with {sms}: "
+            f"write `sms = {there}` in the spec's `device`, and compile again"
+        )
+    torch._C._set_sm_carveout_experimental(communication or None)
+
+
+def check_ranks(planned: NodeKind | None, ranks: int) -> None:
+    """Raise ValueError where a node with GPUs has not as many ranks as the plan lays on it."""
+    if planned is not None and planned.sms is not None and planned.devices != ranks:
+        raise ValueError(
+            f"this node starts {ranks} ranks, and the build is for nodes of {planned.devices}:"
+            f" torchrun --nproc-per-node {planned.devices}"
+        )
+
+
+def check(device: torch.device, planned: NodeKind | None) -> None:
+    """Raise ReportedError where a CUDA device is not what a plan is for: its grids and its memory would not fit."""
+    if device.type != "cuda" or planned is None:
+        return
+    found = torch.cuda.get_device_properties(device)
+    here = Device(found.name, found.multi_processor_count, found.total_memory)
+    if fault := next(device_faults(planned, (here,), first=device.index), None):
+        raise ReportedError(fault)

@@ -16,7 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runtime.comm.transport import Edge, Exchange, Pending, Route
+from runtime.comm.exchange import Exchange, Route
+from runtime.comm.transport import Edge, Pending
 from runtime.contract import Call
 from runtime.trace import Span
 
@@ -60,10 +61,10 @@ class Executor:
         spans: list[Span] = []
         shape, dtype = self.message
         for call in calls:
+            self.board.set_action(call.label)
             for source, message in call.posts:
                 buffer = torch.empty(shape, dtype=dtype, device=self.device)
                 self._posted[source, message] = self.edges_in[source].post(message, buffer)
-            self.board.set_action(call.label)
             start_us, self._arrived_us = _now_us(), 0
             bodies[call.body](self, self.parameters, self.gradients, *call.micro_batches)
             spans.append((call.label, self._arrived_us or start_us, _now_us()))
@@ -108,10 +109,11 @@ class Executor:
             return
         self._sent[peer, message] = self.edges_out[peer].send(message, value)
 
-    def counts(self, action: str, micro_batch: int, site: str, counts_E: Tensor) -> None:
-        self.exchange.start_counts(_name("counts", action, micro_batch, site), counts_E)
+    def counts(self, action: str, micro_batch: int, site: str, *operands: Tensor) -> None:
+        """How many rows go to each expert, and where a token goes to a node once, the order of the rows."""
+        self.exchange.start_counts(_name("counts", action, micro_batch, site), *operands)
 
-    def wait_counts(self, action: str, micro_batch: int, site: str) -> tuple[Route, Tensor]:
+    def wait_counts(self, action: str, micro_batch: int, site: str) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
         name = _name("counts", action, micro_batch, site)
         self.board.set_action(name)
         return self.exchange.wait_counts(name)
@@ -128,7 +130,7 @@ class Executor:
         self._start("combine", action, micro_batch, site, operands, forward=action[0] == "I")
 
     def wait_combine(self, action: str, micro_batch: int, site: str) -> Tensor | tuple[Tensor, ...]:
-        """Rows, or of eight bits their data and their scales."""
+        """Rows, or of eight bits their data and their scales; behind them what was forwarded."""
         results = self._wait("combine", action, micro_batch, site)
         return results if len(results) > 1 else results[0]
 

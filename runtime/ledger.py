@@ -4,8 +4,8 @@ it received.
     {"step": 1, "program": "train_8", "of": "5c0f…", "peak": 1048576, "rows": {"L3 0": 212, …}}
 
 Measured, not planned: after every statement of an emitted body, the storages that values, messages and exchanges hold.
-`rows` are those of each layer and micro-batch, with their padding: a plan replayed with them has this peak, to the
-byte.
+`rows` are those of each layer and micro-batch, with their padding, or where tokens go through nodes, [rows, copies that
+are forwarded, rows that are forwarded]: a plan replayed with them has this peak, to the byte.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from weakref import ref
 
 from torch import Tensor
 
-from runtime.comm.transport import Pending, Route
+from runtime.comm.exchange import Route
+from runtime.comm.nodes import NodeRoute
+from runtime.comm.transport import Pending
 from runtime.executor import Executor
 
 
@@ -41,9 +43,11 @@ class Ledger:
     stands for; `num_experts` of a layer, over all ranks."""
 
     def __init__(self, executor: Executor, num_experts: int) -> None:
-        self.executor, self.peak, self.rows = executor, 0, dict[str, int]()
+        self.executor, self.peak, self.rows = executor, 0, dict[str, int | tuple[int, int, int]]()
         # of a route, and of the offsets of this rank's experts
         self.route_bytes, self.offsets_bytes = 2 * num_experts * 8, num_experts // executor.exchange.size * 4
+        self._maps: dict[str, int] = {}  # bytes of the tables that an exchange of counts brings, by its name
+        self._open: dict[tuple[str, ...], int] = {}  # most bytes while these are under way, without their tables
         self._found: dict[int, tuple[ref[Tensor], int, int]] = {}  # by id: the tensor, where it is, bytes
 
     def __enter__(self) -> Ledger:
@@ -55,6 +59,8 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._trace_before)
         self.executor.exchange.wait_counts = self._wait_counts  # type: ignore[method-assign]
+        for names, size in self._open.items():
+            self.peak = max(self.peak, size + sum(self._maps[name] for name in names))
 
     def write(self, run: Path, rank: int, step: int, program: str, of: str) -> None:
         """Leave it in a run folder. `of`: the digest of what the run keeps of its build (runtime/run_copy.py)."""
@@ -63,11 +69,15 @@ class Ledger:
         found = {"step": step, "program": program, "of": of, "peak": self.peak, "rows": self.rows}
         path.write_text(json.dumps(found) + "\n", "utf-8")
 
-    def _counted(self, name: str) -> tuple[Route, Tensor]:
-        route, offsets = self._wait_counts(name)
+    def _counted(self, name: str) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
+        route, offsets, *maps = self._wait_counts(name)
         action, _, site = name.removeprefix("counts ").partition("@")
-        self.rows[f"{site} {action.partition('.')[2]}"] = route.received.num_rows
-        return route, offsets
+        passed = (
+            (route.num_rows, sum(route.copies), route.forwarded) if isinstance(route, NodeRoute) else route.num_rows
+        )
+        self.rows[f"{site} {action.partition('.')[2]}"] = passed
+        self._maps[name] = sum(table.nbytes for table in maps)
+        return route, offsets, *maps
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         if "/stages/" not in frame.f_code.co_filename:
@@ -87,9 +97,9 @@ class Ledger:
                 entry = self._found[id(thing)] = (ref(thing), *self._storage(thing))
             _, at, size = entry
             storages[at] = max(storages.get(at, 0), size)
-        counting = sum(name.startswith("counts") for name in self.executor.exchange.pending)
-        total = sum(storages.values()) + extra + counting * (self.route_bytes + self.offsets_bytes)
-        self.peak = max(self.peak, total)
+        counting = tuple(name for name in self.executor.exchange.pending if name.startswith("counts"))
+        total = sum(storages.values()) + extra + len(counting) * (self.route_bytes + self.offsets_bytes)
+        self._open[counting] = max(self._open.get(counting, 0), total)
 
     def _storage(self, tensor: Tensor) -> tuple[int, int]:
         """Where a tensor's bytes begin, and how many there are: of the loaded data its own, else its whole storage."""

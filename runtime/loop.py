@@ -18,19 +18,22 @@ from runtime.build import Build
 from runtime.checkpoint.loading import Checkpoint
 from runtime.checkpoint.retention import LOSS
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, expected_transport, transport_in_use
+from runtime.contract import node_kind
 from runtime.data.samples import Samples
-from runtime.device import BACKENDS, take
+from runtime.device import BACKENDS, check, divide, take
 from runtime.events import Events
 from runtime.launch import debug
 from runtime.launch.heartbeat import Board
 from runtime.lines import to_stderr
 from runtime.metrics import Metrics
+from runtime.options import START_TIMEOUT_S
 from runtime.position import Position
 from runtime.profile import WARM_UP, Profile
 from runtime.progress import Progress
 from runtime.rate import last_step
 from runtime.resume import difference, not_bit_for_bit, origin
 from runtime.saves import Saves
+from runtime.snapshot import AVERAGE
 from runtime.trace import Trace
 from runtime.trainer import EXTRA_TOKENS, NotFiniteError, Trainer
 
@@ -51,7 +54,9 @@ class Loop:
     device: str = "cpu"  # or cuda, or shared
     transport: Transport = "auto"
     profile: int | None = None  # steps to profile; such a run ends with them and leaves no checkpoint
+    local_rank: int | None = None  # among the ranks of this machine; None: all ranks are of this machine
     debugged: bool = False  # a rank may wait at its prompt; such a run leaves no checkpoint either
+    start_timeout_s: float = START_TIMEOUT_S  # how long ranks wait for all to come
 
     @property
     def total(self) -> int:
@@ -80,7 +85,14 @@ class Loop:
         """Train to the end; the target of a launch. `view`: shown by this rank, where no supervisor does."""
         train = self.build.plan.train
         samples, validation = self._samples("train"), self._validation()
-        endpoint = Endpoint(take(self.device, rank), self.transport, self._timeout_s)
+        device = take(self.device, rank if self.local_rank is None else self.local_rank)
+        sms = self.build.plan.sms
+        if self.device == "cuda":
+            check(device, node_kind(self.build.plan.cluster, rank))
+        divide(device, sms.devices[rank // self.build.plan.mesh.dp], sms.communication)
+        endpoint = Endpoint(
+            device, self.transport, self._timeout_s, start_timeout_s=self.start_timeout_s, sms=sms.communication
+        )
         trainer = Trainer(self.build, rank, samples, validation, board, endpoint)
         trainer.position = self.position
         if self.resume is not None:
@@ -204,7 +216,7 @@ class Loop:
 
 
 def _restore(trainer: Trainer, saved: Checkpoint) -> None:
-    snapshot.put(trainer.state, saved.read)
+    snapshot.put(trainer.state, saved.read, averaged=any(name.startswith(f"{AVERAGE}/") for name in saved.shapes))
     trainer.step = saved.step
     for name, load in saved.meta["loads"].items():
         trainer.loads[name] = torch.tensor(load)

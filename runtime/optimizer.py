@@ -7,7 +7,7 @@ segments read. What an update is, runtime/optimizers says.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,26 +15,25 @@ from torch import Tensor
 from runtime.comm.transport import Sums
 from runtime.contract import Optimizer
 from runtime.kernels import Op
-from runtime.state import Bucket, Piece, State
+from runtime.offload import Staging, Update
+from runtime.state import Bucket, State
 
 NORM_ROW = 1024  # elements
 
 
 def reduce_gradients(bucket: Bucket, sums: Sums) -> None:
-    """Sum a bucket's gradients over its holders."""
-    if len(bucket.holders) > 1:
-        sums.reduce(bucket.gradients_name, bucket.holders, bucket.gradients)
+    """Sum a bucket's gradients over its holders: all of them, or on each holder those that it owns."""
+    sums.reduce(bucket.gradients_name, bucket.holders, bucket.gradients, bucket.shares)
 
 
-def gradient_norm(state: State, rank: int, sums: Sums) -> float:
-    """Global L2 norm: every logical element counted once, by its owner. A collective over the world."""
+def gradient_square(state: State, rank: int) -> Tensor:
+    """Sum of the squares of the gradients that this rank owns: every logical element has one owner in the world."""
     total = torch.zeros((), dtype=torch.float64, device=state.device)
     for b in state.buckets:
         if b.shares or rank == b.holders[0]:
             for piece in b.owned:
                 total += square_sum(b.gradients[piece.part])
-    sums.all_reduce(total)
-    return math.sqrt(total.item())
+    return total
 
 
 def square_sum(flat: Tensor) -> Tensor:
@@ -47,29 +46,41 @@ def square_sum(flat: Tensor) -> Tensor:
     return rows.square().sum() + torch.linalg.vector_norm(flat[whole:], dtype=torch.float64).square()
 
 
-def update(state: State, recipe: Optimizer, by: Op, rate: float, step: int, norm: float, sums: Sums) -> None:
-    """Update all weights by the code of their optimizer, with gradients scaled by min(1, clip / norm).
+def update(b: Bucket, recipe: Optimizer, by: Op, rate: float, step: int, norm: float, staging: Staging) -> None:
+    """Update the weights of a bucket that this rank owns, by the code of their optimizer.
 
-    `step` counts from 1.
+    Gradients are scaled by min(1, clip / norm).
+
+    `step` counts from 1. `staging` brings what is offloaded to the device.
     """
     factor = min(1.0, recipe.clip / norm) if recipe.clip is not None and norm > 0 else 1.0
-    for b in state.buckets:
-        for piece in b.owned:
-            for decay, begin, end in ((recipe.weight_decay, 0, b.decayed), (0.0, b.decayed, b.gradients.numel())):
-                part = slice(max(begin, piece.part.start), min(end, piece.part.stop))
-                if part.start < part.stop:
-                    update_part(b, piece, part, by, (factor, rate, *recipe.settings.values(), decay, step))
-        if b.shares:
-            sums.gather(b.parameters_name, b.holders, b.parameters, b.shares)
+    for each, kept in staging.through([*updates_of(b, recipe.weight_decay, staging.most)]):
+        update_part(each, kept, by, (factor, rate, *recipe.settings.values(), each.decay, step))
 
 
-def update_part(b: Bucket, piece: Piece, part: slice, by: Op, numbers: tuple[float, ...]) -> None:
-    """Update a part of a piece, in the piece's shape if it is all of it and no vector."""
-    mine = slice(part.start - piece.part.start, part.stop - piece.part.start)
-    tensors = [piece.master[mine], b.gradients[part], *[tensor[mine] for tensor in piece.state.values()]]
-    if part == piece.part and len(piece.shape) > 1:
+def gather_weights(bucket: Bucket, sums: Sums) -> None:
+    """Take the weights that the other holders of a bucket have updated."""
+    sums.gather(bucket.parameters_name, bucket.holders, bucket.parameters, bucket.shares)
+
+
+def updates_of(b: Bucket, decay: float, most: int | None) -> Iterator[Update]:
+    """The calls that update what is owned of a bucket, of at most `most` elements where a piece may be cut."""
+    for piece in b.owned:
+        for of_part, begin, end in ((decay, 0, b.decayed), (0.0, b.decayed, b.gradients.numel())):
+            start, stop = max(begin, piece.part.start), min(end, piece.part.stop)
+            size = max(1, stop - start) if most is None or len(piece.shape) > 1 else most
+            for at in range(start, stop, size):
+                yield Update(b, piece, slice(at, min(at + size, stop)), of_part)
+
+
+def update_part(each: Update, kept: Sequence[Tensor], by: Op, numbers: tuple[float, ...]) -> None:
+    """Update a part of a piece, in the piece's shape if it is all of it and no vector. `kept`: master and state."""
+    b, piece = each.bucket, each.piece
+    master, *state = kept
+    tensors = [master, b.gradients[each.part], *state]
+    if each.part == piece.part and len(piece.shape) > 1:
         tensors = [tensor.view(piece.shape) for tensor in tensors]
-    by(*tensors, b.parameters[part] if b.mixed else None, *numbers)
+    by(*tensors, b.parameters[each.part] if b.mixed else None, *numbers)
 
 
 def balance(bias_E: Tensor, load_E: Tensor, rate: float) -> None:

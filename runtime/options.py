@@ -10,13 +10,15 @@ from pathlib import Path
 from runtime.outcome import shortened
 
 PROFILED = 5  # steps
+START_TIMEOUT_S = 60.0  # ranks are started at once, and differ by their imports and the speed of their disks
+FOREVER_S = 20 * 24 * 3600.0  # its milliseconds fit 32 bits
 DEBUG_SUFFIX = "-debug"  # of the folder of a debug run, where no other is named
 EXIT_REPLACED = 76  # of the launcher, for dsc train alone: the folder holds another build than the one it compiled
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """--out, --steps, --resume, --skip-batch, --data, --device, --transport, --hang-timeout, --profile, --debug,
-    --debug-rank, --expect."""
+    """--out, --steps, --resume, --skip-batch, --data, --device, --transport, --hang-timeout, --start-timeout,
+    --profile, --debug, --debug-rank, --expect."""
     parser.add_argument("--out", type=_run_folder, metavar="RUN", help="run folder; default: runs/<run>")
     parser.add_argument("--steps", type=_positive, metavar="N", help="end after step N instead of the spec's last")
     parser.add_argument(
@@ -48,6 +50,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=300.0,
         metavar="S",
         help="end the run when no rank moves for S seconds; `none`: never",
+    )
+    parser.add_argument(
+        "--start-timeout",
+        type=_seconds,
+        default=START_TIMEOUT_S,
+        metavar="S",
+        help="end the run when a rank does not come to the start within S seconds of another; `none`: never",
     )
     parser.add_argument(
         "--profile",

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from runtime import optimizer
-from runtime.comm import collective, memory
+from runtime.comm import communicator, memory
+from runtime.comm.communicator import Communicator
 from runtime.comm.transport import Shares, Sums, Work
 from runtime.trainer import Trainer
 
@@ -215,14 +216,16 @@ _PHASES: tuple[tuple[str, str, Kind, str], ...] = (
     ("_load", "load data", "python", ""),
     ("_count_targets", "count targets", "python", ""),
     ("_tangents", "count targets", "python", ""),
-    ("_sum_records", "records", "python", ""),
+    ("_records", "records", "python", ""),
+    ("_collect", "sums", "python", ""),
     ("apply", "metrics", "python", ""),
     ("_balance", "balance", "python", ""),
 )
 _OPTIMIZER: tuple[tuple[str, str, Kind, str], ...] = (
     ("reduce_gradients", "reduce", "python", ""),
-    ("gradient_norm", "norm", "op", "norm"),
+    ("gradient_square", "norm", "op", "norm"),
     ("update", "update", "python", ""),
+    ("gather_weights", "update", "python", ""),
 )
 _COMMUNICATION = {
     "counts": "counts",
@@ -321,16 +324,16 @@ class Profile:
         yield self.trainer.links, "sums", _Sums(self.trainer.links.sums, timed)
         # Whoever waits for memory that ranks share waits here; torch.distributed waits in its works and collectives.
         yield memory, "wait_until", timed(memory.wait_until, "wait")
-        yield collective, "_work", partial(self._work, collective._work)
-        wait = partial(timed, kind="wait")
-        yield collective, "dist", _Timed(collective.dist, wait, lambda name: name in ("all_reduce", "all_gather"))
+        yield communicator, "_work", partial(self._work, communicator._work)
+        for name in ("all_reduce", "all_gather"):
+            yield Communicator, name, timed(getattr(Communicator, name), "wait")
 
     def _wait_counts(self, call: Callable[..., Any], action: str, micro_batch: int, site: str) -> Any:
-        route, offsets = call(action, micro_batch, site)
+        route, *tables = call(action, micro_batch, site)
         found = self.received.setdefault(site, [0, 0])
         found[0] += 1
-        found[1] += route.received.num_rows
-        return route, offsets
+        found[1] += route.num_rows
+        return route, *tables
 
     def _work(self, function: Callable[[Any], Work], given: Any) -> Work:
         work = function(given)

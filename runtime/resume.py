@@ -30,6 +30,7 @@ from runtime.native import library
 from runtime.outcome import printable
 from runtime.position import Order, Position
 from runtime.rate import batch_at, last_step, tokens_after
+from runtime.snapshot import AVERAGE
 from runtime.strict_json import tree
 from runtime.trainer import EXTRA_TOKENS
 
@@ -90,8 +91,13 @@ def find(folder: Path, build: Build, corpus: Path, machine: Mapping[str, str] | 
         changed = list(_changes(_flat(was.get("plan")), _flat(now["plan"])))
     if other := [text for path, text in changed if path.startswith("model.") and not _RECIPE.fullmatch(path)]:
         raise CheckpointError(f"{checkpoint.path} is of another model: {_listed(other)}")
-    expected = expected_shapes(build.plan)
-    if other := [text for _, text in _changes(checkpoint.shapes, expected)]:
+    held, expected = checkpoint.shapes, expected_shapes(build.plan)
+    averaged, averages = (any(name.startswith(f"{AVERAGE}/") for name in shapes) for shapes in (held, expected))
+    if averaged != averages:
+        held, expected = (
+            {n: s for n, s in each.items() if not n.startswith(f"{AVERAGE}/")} for each in (held, expected)
+        )
+    if other := [text for _, text in _changes(held, expected)]:
         raise CheckpointError(f"{checkpoint.path} does not hold the parameters of this model: {_listed(other)}")
     if was.get("tokenizer") != now["tokenizer"]:
         raise CheckpointError(f"{checkpoint.path} was trained on the tokens of another tokenizer")
@@ -100,6 +106,8 @@ def find(folder: Path, build: Build, corpus: Path, machine: Mapping[str, str] | 
         position, notes = _position(
             checkpoint, build, order_of(build, corpus), same_text=was.get("data") == now["data"]
         )
+    notes += ["the checkpoint has no moving average of the weights: it begins with them"] * (averages and not averaged)
+    notes += ["the moving average of the checkpoint is left behind"] * (averaged and not averages)
     differs = [text for _, text in changed]
     differs += ["other text"] if was.get("data") != now["data"] else []
     differs += [difference(was, now, name) for name in ENVIRONMENT if name in now and was.get(name) != now[name]]
@@ -200,7 +208,7 @@ def not_bit_for_bit(differs: list[str]) -> str:
 
 def expected_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
     """Every tensor of a checkpoint of this plan's model."""
-    kinds = ("weight", *(tensor.name for tensor in plan.optimizer.state))
+    kinds = ("weight", *(tensor.name for tensor in plan.optimizer.state), *([AVERAGE] if plan.train.ema else []))
     shapes = {f"{kind}/{each.name}": each.shape for kind in kinds for each in plan.parameters}
     return shapes | {f"bias/{bias.name}": bias.shape for bias in plan.biases}
 

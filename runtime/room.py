@@ -16,17 +16,21 @@ UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6))
 BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 
-def lack(plan: Plan, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> str:
-    """Why the ranks of plan.json cannot all run in this machine's memory, or "".
+def lack(
+    plan: Plan, ranks: range | None = None, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> str:
+    """Why `ranks`, those of plan.json that this machine has, cannot all run in its memory, or "". None: all ranks.
 
     What they hold at their peak, all together, against what is free: pages of the interpreter are not counted.
     """
-    needed = sum(plan.memory) * plan.mesh.dp
+    ranks = range(plan.mesh.world) if ranks is None else ranks
+    of_stage = plan.mesh.world // plan.mesh.pp
+    needed = sum(plan.memory[rank // of_stage] for rank in ranks)
     free = free_bytes(proc, cgroup)
     if needed <= free:
         return ""
     return (
-        f"the {plan.mesh.world:,} ranks of this run hold {_gb(needed)} together, and this machine has {_gb(free)}"
+        f"the {len(ranks):,} ranks of this run hold {_gb(needed)} together, and this machine has {_gb(free)}"
         " free: train a smaller model here, with fewer ranks or shorter sequences (-s model.hidden=…, see dsc show)"
     )
 
@@ -50,8 +54,9 @@ def free_bytes(proc: Path, cgroup: Path) -> int:
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """Bytes of the tensors of a checkpoint: master weights, the optimizer's state, and balancing biases."""
-    dtypes = (plan.precision.master, *(tensor.dtype for tensor in plan.optimizer.state))
+    """Bytes of the tensors of a checkpoint: master weights, their average, the optimizer's state, balancing biases."""
+    average = [plan.train.ema.dtype] if plan.train.ema else []
+    dtypes = (plan.precision.master, *(tensor.dtype for tensor in plan.optimizer.state), *average)
     of_element = sum(BITS[dtype] // 8 for dtype in dtypes)
     biases = sum(math.prod(bias.shape) for bias in plan.biases)
     return sum(math.prod(each.shape) for each in plan.parameters) * of_element + 4 * biases

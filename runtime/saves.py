@@ -76,6 +76,7 @@ class Saves:
 
     def _save(self, validation_loss: float | None) -> None:
         trainer = self._trainer
+        trainer.settle()
         loads = {name: load.tolist() for name, load in trainer.loads.items()}
         meta = {**self._about, "threads": torch.get_num_threads(), "loads": loads}
         meta |= {"position": trainer.position.to_json()}

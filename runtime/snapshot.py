@@ -1,8 +1,9 @@
 """A rank's state as logical tensors, and back: what a checkpoint holds, whatever the plan.
 
-Names: `weight/<parameter>`, `<state>/<parameter>` for each tensor of the optimizer's state, `bias/<router bias>`. A
-weight is the master weight. Of replicas the first holder answers for a weight; with sharded optimizer state each holder
-answers for its part of the state, and of master weights that are none of its parameters.
+Names: `weight/<parameter>`, `<state>/<parameter>` for each tensor of the optimizer's state, `ema/<parameter>` for the
+moving average of the weights if the run keeps one, `bias/<router bias>`. A weight is the master weight. Of replicas the
+first holder answers for a weight; with sharded optimizer state each holder answers for its part of the state, and of
+master weights that are none of its parameters.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from runtime.checkpoint.publish import Part
 from runtime.contract import Plan
 from runtime.state import Bucket, Entry, State
 
+AVERAGE = "ema"
 Read = Callable[[Iterable[str]], Mapping[str, Tensor]]
 
 
@@ -34,10 +36,15 @@ def take(state: State, plan: Plan, rank: int) -> dict[str, Tensor | Part]:
     return tensors | {f"bias/{name}": bias for name, bias in state.biases.items() if name in first}
 
 
-def put(state: State, read: Read) -> None:
-    """Fill this rank's state from logical tensors; `read(names)` gives them whole, by name."""
+def put(state: State, read: Read, averaged: bool = True) -> None:
+    """Fill this rank's state from logical tensors; `read(names)` gives them whole, by name.
+
+    Where they are not `averaged`, a moving average begins with the weights.
+    """
     for bucket, entry, _ in state.logical(lambda b: b.parameters):
         owned = _owned(bucket, entry)
+        if not averaged:
+            owned.pop(f"{AVERAGE}/{entry.name}", None)
         tensors = read({f"weight/{entry.name}", *owned})
         bucket.set_weight(entry, tensors[f"weight/{entry.name}"])
         for name, mine in owned.items():
@@ -52,7 +59,7 @@ def _owned(bucket: Bucket, entry: Entry) -> dict[str, Part]:
     if (found := bucket.owned_of(entry)) is None:
         return {}
     of_entry, piece, of_piece = found
-    kinds = {"weight": piece.master, **piece.state}
+    kinds = {"weight": piece.master, **piece.state} | ({AVERAGE: piece.average} if piece.average is not None else {})
     return {
         f"{kind}/{entry.name}": Part(flat[of_piece], start=of_entry.start, shape=entry.shape)
         for kind, flat in kinds.items()

@@ -41,8 +41,9 @@ class Piece:
 
     part: slice  # of the bucket's flat tensors
     shape: tuple[int, ...]  # of the parameter, or flat
-    master: Tensor  # flat, and so are the tensors of state
+    master: Tensor  # flat, and so are the tensors of state; what is offloaded is on the CPU
     state: Mapping[str, Tensor]  # by name, in the order that the optimizer takes
+    average: Tensor | None = None  # of the weights over the steps, on the CPU
 
 
 @dataclass
@@ -74,12 +75,14 @@ class Bucket:
         return None
 
     def set_weight(self, entry: Entry, value: Tensor) -> None:
-        """Give a parameter its value: the master weights whole, what segments read rounded."""
+        """Give a parameter its value: the master weights whole, what segments read rounded. An average begins there."""
         flat = value.reshape(-1)
         self.parameters[entry.start : entry.end].copy_(flat)
         if found := self.owned_of(entry):
             of_entry, piece, of_piece = found
             piece.master[of_piece].copy_(flat[of_entry])
+            if piece.average is not None:
+                piece.average[of_piece].copy_(flat[of_entry])
 
     @property
     def parameters_name(self) -> str:
@@ -186,10 +189,15 @@ def _bucket(
     parameters = zeros(padded, precision.parameter, "parameters")
     mixed = precision.master != precision.parameter
 
+    def kept(what: str, extent: int, dtype: str) -> Tensor:
+        return host_zeros(extent, DTYPES[dtype], device) if what in plan.host.offload else zeros(extent, dtype)
+
     def piece(part: slice, shape: tuple[int, ...]) -> Piece:
         extent = part.stop - part.start
-        master = zeros(extent, precision.master) if mixed else parameters[part]
-        return Piece(part, shape, master, {each.name: zeros(extent, each.dtype) for each in plan.optimizer.state})
+        master = kept("master", extent, precision.master) if mixed else parameters[part]
+        state = {each.name: kept("moments", extent, each.dtype) for each in plan.optimizer.state}
+        average = torch.zeros(extent, dtype=DTYPES[plan.train.ema.dtype]) if plan.train.ema else None
+        return Piece(part, shape, master, state, average)
 
     if plan.optimizer.unit == "matrix":
         mine = [e for i, e in enumerate(entries) if not shares or holders[planned.owners[i]] == rank]
@@ -208,6 +216,11 @@ def _bucket(
         gradients=zeros(padded, precision.gradients, "gradients"),
         mixed=mixed,
     )
+
+
+def host_zeros(extent: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros in the memory of a device's host, where the device can copy them while it computes."""
+    return torch.zeros(extent, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def _shares(planned: contract.Bucket, entries: Sequence[Entry], padded: int) -> Shares:

@@ -26,16 +26,17 @@ from typing import TYPE_CHECKING
 
 from runtime.build import Build, BuildError, OtherBuildError
 from runtime.checkpoint.durable_files import num_published
-from runtime.contract import DataRequest
+from runtime.contract import DataRequest, node_kind
 from runtime.launch.debug import MARK, LeftError, take_folder, terminal_restored, watch
 from runtime.launch.run_lock import RunFolderBusyError, lock_folder
-from runtime.options import DEBUG_SUFFIX, EXIT_REPLACED, add_options
+from runtime.options import DEBUG_SUFFIX, EXIT_REPLACED, FOREVER_S, add_options
 from runtime.outcome import EXIT_RETRY, printable, refusal_code
 from runtime.preparing import Preparation, UsageError, preparing
 from runtime.room import cannot_save, lack
 
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
     from runtime.comm.connect import Transport
+    from runtime.launch.torchrun_meet import Place
     from runtime.loop import Loop
 
 EXIT_INTERRUPTED = 130
@@ -59,6 +60,7 @@ class Options:
     profile: int | None  # steps
     skip_batch: bool
     cache: Path | None  # of prepared data
+    start_timeout_s: float
     debug: int | None = None  # rank that has the terminal
 
 
@@ -84,7 +86,8 @@ def _run(args: argparse.Namespace) -> int:
     run = args.out or Path("runs") / (name + DEBUG_SUFFIX * args.debug)
     data = args.data or Path.cwd()
     how = (args.steps, args.resume, args.hang_timeout, args.device, args.transport, args.profile, args.skip_batch)
-    options = Options(run, data, *how, cache=args.data_cache)
+    starting = FOREVER_S if args.debug else args.start_timeout or FOREVER_S
+    options = Options(run, data, *how, cache=args.data_cache, start_timeout_s=starting)
     if args.debug and opened:
         options = _debugging(opened, options, args.debug_rank)
     elif (run / MARK).exists():
@@ -141,10 +144,9 @@ def _debugging(build: Build, options: Options, rank: int) -> Options:
     """Options of a debug run, having said what differs from the build that was compiled."""
     if options.resume or options.profile is not None or {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         raise UsageError("--debug begins at step 1, and goes neither with --resume nor --profile nor under torchrun")
-    if rank >= _world(build):
-        raise UsageError(
-            f"--debug-rank {rank}: this build is of {_world(build)} ranks, the last is {_world(build) - 1}"
-        )
+    world = build.plan.mesh.world
+    if rank >= world:
+        raise UsageError(f"--debug-rank {rank}: this build is of {world} ranks, the last is {world - 1}")
     try:
         if reason := take_folder(options.run, build.edits):
             raise UsageError(reason)
@@ -152,7 +154,7 @@ def _debugging(build: Build, options: Options, rank: int) -> Options:
         raise UsageError(f"{options.run} cannot be written: {error.strerror}") from None
     for edit in build.edits:
         _say(f"edited: {edit.partition(';')[0]}")
-    _say(f"debug: rank {rank} of {_world(build)} has the terminal; nothing hangs, and no checkpoint is saved")
+    _say(f"debug: rank {rank} of {world} has the terminal; nothing hangs, and no checkpoint is saved")
     return replace(options, debug=rank)
 
 
@@ -234,8 +236,9 @@ def _preparing(request: DataRequest, options: Options) -> AbstractContextManager
     return preparing(request, options.data, options.run / "data", cache=options.cache, resume=options.resume)
 
 
-def _check_room(build: Build, options: Options) -> None:
-    if options.device == "cpu" and (reason := lack(build.plan)):
+def _check_room(build: Build, options: Options, ranks: range | None = None) -> None:
+    """`ranks`: of this machine; None: all."""
+    if options.device == "cpu" and (reason := lack(build.plan, ranks)):
         raise UsageError(reason)
     steps = options.steps or build.plan.steps
     if options.profile is None and (refusal := cannot_save(build.plan, options.run, steps)):
@@ -265,12 +268,13 @@ def _train(build: Build, options: Options, corpus: Path) -> int:
         return 0
     view = loop.progress()
     events = Events(options.run)
-    supervision = Supervision(watch, None) if loop.debugged else Supervision(view.poll, options.hang_timeout_s)
+    watched = (watch, None) if loop.debugged else (view.poll, options.hang_timeout_s)
+    supervision = Supervision(*watched, options.start_timeout_s)
     try:
         with terminal_restored() if loop.debugged else nullcontext():
             outcome = launch(
                 loop.rank,
-                _world(build),
+                build.plan.mesh.world,
                 folder=options.run,
                 supervision=supervision,
                 backend=BACKENDS[loop.device],
@@ -293,27 +297,26 @@ def _train(build: Build, options: Options, corpus: Path) -> int:
     return outcome.exit_code
 
 
-def _loop(build: Build, options: Options, corpus: Path, say: Callable[[str], None]) -> Loop:
-    from runtime.device import choose
+def _loop(build: Build, options: Options, corpus: Path, say: Callable[[str], None], place: Place | None = None) -> Loop:
+    from runtime.device import check_ranks, choose
     from runtime.loop import Loop
     from runtime.native.library import missing
     from runtime.position import Position
     from runtime.resume import order_of
 
     try:
-        device = choose(options.device, _world(build))
+        device = choose(options.device, place.local_world if place else build.plan.mesh.world)
+        if place and device == "cuda":
+            check_ranks(node_kind(build.plan.cluster, place.rank), place.local_world)
     except ValueError as error:
         raise UsageError(error) from None
     if device == "cpu" and (reason := missing()):
         say(f"ops run on torch, which takes about twice as long: {reason}")
     order = order_of(build, corpus)
-    how = (device, options.transport, options.profile, options.debug is not None)
+    local_rank, debugged = (place.local_rank if place else None), options.debug is not None
+    how = (device, options.transport, options.profile, local_rank, debugged, options.start_timeout_s)
     loop = Loop(build, options.run, corpus, options.steps, None, Position(order=order), *how)
     return _going_on(loop, options, say)
-
-
-def _world(build: Build) -> int:
-    return build.plan.mesh.world
 
 
 def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
@@ -360,10 +363,12 @@ def _join(build: Build, options: Options) -> int:
         place = Place.of(os.environ)
     except ValueError as error:
         raise UsageError(error) from None
-    if place.world != _world(build):
-        raise UsageError(f"this build is of {_world(build)} ranks: torchrun --nproc-per-node {_world(build)}")
+    if place.world != build.plan.mesh.world:
+        raise UsageError(
+            f"this build is of {build.plan.mesh.world} ranks: torchrun --nproc-per-node {build.plan.mesh.world}"
+        )
     try:
-        ranks = attach(place, options.run, build.digest, options.hang_timeout_s)
+        ranks = attach(place, options.run, build.digest, options.hang_timeout_s, options.start_timeout_s)
     except RefusedError as error:
         if place.local_rank == 0:
             raise UsageError(error, error.code) from None
@@ -377,9 +382,10 @@ def _join(build: Build, options: Options) -> int:
             say(f"torchrun started the ranks again: {how}")
         else:
             _check_run_folder(options)
-        _check_room(build, options)
+        first = place.rank - place.local_rank
+        _check_room(build, options, range(first, first + place.local_world))
         corpus = prepare_here(build.plan.data_request, options.data, options.run / "data", options.resume, say)
-        loop = _loop(build, options, corpus, say)
+        loop = _loop(build, options, corpus, say, place)
     except (UsageError, DataError, OSError) as error:
         ranks.refuse(str(error), error.code if isinstance(error, UsageError) else refusal_code(error))
     view = loop.progress() if place.rank == 0 else None

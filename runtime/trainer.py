@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,11 +17,17 @@ import torch
 from torch import Tensor
 
 from runtime import contract, optimizer
+from runtime.average import MovingAverage
 from runtime.build import Build
+from runtime.comm import nodes
 from runtime.comm.connect import Endpoint
-from runtime.comm.transport import Exchange, Links, Wanted, channels
+from runtime.comm.exchange import Exchange, LocalExchange, RankExchange
+from runtime.comm.host_reads import HostReads
+from runtime.comm.transport import Links, Wanted
+from runtime.contract import Collective
 from runtime.executor import Board, Executor
 from runtime.ledger import Ledger
+from runtime.offload import Staging
 from runtime.ops.wide import wide_dtype
 from runtime.optimizers import update_of
 from runtime.position import Position
@@ -71,14 +79,23 @@ class Trainer:
         self.plan, self.rank, self.board, self.device = plan, rank, board, endpoint.device
         self.train_source, self.validation_source = train, validation
         self.pp_rank, self.dp_rank = divmod(rank, mesh.dp)
-        self.calls = {name: program.ranks[self.pp_rank] for name, program in build.programs.items()}
+        self.programs = build.programs
         self.bodies = build.bodies(self.pp_rank)
-        wanted = Wanted(channels(mesh, plan.edges, (b.holders for b in plan.buckets)), shared_flats(plan))
-        self.links = endpoint.connect(rank, wanted)
+        wanted = Wanted(mesh, plan.openings, shared_flats(plan))
+        self.links = endpoint.connect(rank, wanted, board.set_action)
         self.state: State = build_state(plan, rank, self.device, self.links.flat)
+        self.buckets = {bucket.name: bucket for bucket in self.state.buckets}
         self.quantised = quantised_weights(build, plan, {e.tensor for b in self.state.buckets for e in b.entries})
         self.quantised_at = -1  # the step behind which they were made
-        self.recipe = plan.train.optimizer
+        self.recipe, validate = plan.train.optimizer, plan.train.validate
+        self.staging = Staging(
+            self.state, plan.host.part if plan.optimizer.unit == "element" else None, plan.host.slots
+        )
+        self.average = (
+            MovingAverage(self.state, plan.train.ema, plan.host.part, validate is not None and validate.ema)
+            if plan.train.ema
+            else None
+        )
         self.layers = plan.moe_layers
         self.update = update_of(self.recipe.kind, build.path(f"kernels/{self.recipe.kind}.py"))
         self.loads = {layer.name: torch.zeros(layer.experts, dtype=torch.int64) for layer in plan.moe_layers}
@@ -98,11 +115,23 @@ class Trainer:
             gradients=self.state.gradients,
             edges_in={a: links.edge(world[a], self.rank) for a, b in edges if b == here},
             edges_out={b: links.edge(self.rank, world[b]) for a, b in edges if a == here},
-            exchange=Exchange(links.swap(members), mesh.ep, self.plan.row_alignment),
+            exchange=self._exchange(members, links),
             message=_message(self.plan.message),
             device=self.device,
             board=self.board,
         )
+
+    def _exchange(self, members: tuple[int, ...], links: Links) -> Exchange:
+        plan, alignment = self.plan, self.plan.row_alignment
+        if len(members) == 1:
+            return LocalExchange({layer.site: layer for layer in self.layers}, alignment)
+        reads = HostReads(self.device)
+        if plan.mesh.node:
+            tokens = plan.train.micro_batch * plan.train.sequence
+            return nodes.exchange_of(self.rank, members, plan.mesh.node, links, reads, alignment, tokens)
+        rows, counts = links.swap("expert", members), links.swap("counts", members)
+        assert rows and counts, "a group of several ranks has both"
+        return RankExchange(rows, counts, len(members), reads, alignment)
 
     def ledger(self) -> Ledger:
         """What measures the memory of a step."""
@@ -127,16 +156,11 @@ class Trainer:
         self.drawn = self.position.draw(batch_at(self.plan.batches, self.sequence, self.position.tokens))
         for bucket in self.state.buckets:
             bucket.gradients.zero_()
-        sums = self._run("train", self.train_source, self.drawn)
-        for bucket in self.state.buckets:
-            self.board.set_action(f"reduce {bucket.name}")
-            optimizer.reduce_gradients(bucket, self.links.sums)
-        return sums
+        return self._run("train", self.train_source, self.drawn)
 
     def apply(self, sums: Sums) -> dict[str, Any]:
         """Clip, update, balance; the step counts from here on."""
-        self.board.set_action("optimizer")
-        norm = optimizer.gradient_norm(self.state, self.rank, self.links.sums)
+        norm = math.sqrt(sums["norm"].item())
         losses = self._losses(sums)
         if not math.isfinite(norm) or not math.isfinite(losses["loss"]):
             samples = int(self.drawn[0]), int(self.drawn[-1]) + 1
@@ -144,7 +168,10 @@ class Trainer:
         tokens_before = self.position.tokens
         self.step, self.position = self.step + 1, self.position.after(self.drawn, self.sequence)
         rate = learning_rate(self.plan.train.rate, self.position.tokens)
-        optimizer.update(self.state, self.recipe, self.update, rate, self.step, norm, self.links.sums)
+        self.settle()
+        self._update(rate, norm)
+        if self.average:
+            self.average.start()
         self._balance(sums, tokens_before)
         return {
             "step": self.step,
@@ -155,8 +182,24 @@ class Trainer:
             **self._imbalance(sums),
         }
 
+    def settle(self) -> None:
+        """Wait for what the last step left to be done beside the next one: the moving average of the weights."""
+        if self.average:
+            self.board.set_action("moving average")
+            self.average.wait()
+
     def evaluate(self) -> dict[str, float]:
-        """Losses over the first validation samples, always the same ones."""
+        """Losses over the first validation samples, always the same ones; with the moving average too, if asked for."""
+        losses = {f"validation_{name}": loss for name, loss in self._validated().items()}
+        if self.average and self.average.weights:
+            gathers = self.programs[self.program].update
+            with self.average.as_weights(partial(self._collect, gathers, {})):
+                self.quantised_at = -1
+                losses |= {f"validation_ema_{name}": loss for name, loss in self._validated().items()}
+            self.quantised_at = -1
+        return losses
+
+    def _validated(self) -> dict[str, float]:
         assert self.validation_source is not None
         size, validation = self.plan.batches[-1][1], self.plan.train.validate
         assert validation is not None
@@ -165,7 +208,7 @@ class Trainer:
             sums = self._run("evaluate", self.validation_source, np.arange(batch * size, (batch + 1) * size))
             total = {name: total[name] + value if name in total else value for name, value in sums.items()}
         losses = self._losses(total)
-        return {f"validation_{name}": losses[name] for name in ("loss", "mtp_loss") if name in losses}
+        return {name: losses[name] for name in ("loss", "mtp_loss") if name in losses}
 
     def _run(self, kind: str, source: Source, samples: Indices) -> Sums:
         """Execute a program on the samples of these indices; sums of its records over all ranks."""
@@ -173,15 +216,50 @@ class Trainer:
         dp, micro_batch = self.plan.mesh.dp, self.plan.train.micro_batch
         count = size // (dp * micro_batch)
         self.executor.data = self._load(source, samples, count)
-        self.board.set_action("count targets")
-        counts = self._count_targets() | {"sequences": torch.tensor(size, device=self.device)}
+        self.program = f"{kind}_{count}"
+        program = self.programs[self.program]
+        targets, mtp_targets = self._collect(program.prologue, {"targets": self._count_targets})["targets"]
+        counts = {"targets": targets, "mtp_targets": mtp_targets, "sequences": torch.tensor(size, device=self.device)}
         self.executor.constants = self._tangents(counts)
         self.executor.records = {}
         self._quantise()
-        self.program = f"{kind}_{count}"
-        self.actions = self.executor.execute(self.bodies, self.calls[self.program])
-        self.board.set_action("sum records")
-        return self._sum_records() | counts
+        self.actions = self.executor.execute(self.bodies, program.ranks[self.pp_rank])
+        squares = partial(optimizer.gradient_square, self.state, self.rank)
+        summed = self._collect(program.epilogue, {"records": self._records, "norm": squares})
+        return self._by_name(summed.pop("records")) | counts | summed
+
+    def _collect(self, listed: Iterable[Collective], parts: Mapping[str, Callable[[], Tensor]]) -> Sums:
+        """Run collectives that a program lists, and no others; the sums over the world, by name.
+
+        parts: what this rank has of each sum.
+        """
+        summed: Sums = {}
+        for each in listed:
+            bucket = self.buckets.get(each.name)
+            if each.kind == "sum":
+                summed[each.name] = parts[each.name]()
+                self.board.set_action(each.label)
+                self.links.sums.all_reduce(summed[each.name])
+            elif bucket is not None:
+                self.board.set_action(each.label)
+                collective = optimizer.reduce_gradients if each.kind == "reduce" else optimizer.gather_weights
+                collective(bucket, self.links.sums)
+        return summed
+
+    def _update(self, rate: float, norm: float) -> None:
+        """Update the weights of each bucket, and gather those that other ranks update."""
+        program = self.programs[self.program]
+        owned_whole = self.buckets.keys() - {each.name for each in program.update}
+        self.board.set_action("optimizer")
+        for bucket in self.state.buckets:
+            if bucket.name in owned_whole:
+                optimizer.update(bucket, self.recipe, self.update, rate, self.step, norm, self.staging)
+        for each in program.update:
+            if each.name in self.buckets:
+                self.board.set_action("optimizer")
+                optimizer.update(self.buckets[each.name], self.recipe, self.update, rate, self.step, norm, self.staging)
+                self._collect([each], {})
+        self.staging.finish()
 
     def _quantise(self) -> None:
         """Make the weights that products read in eight bits, once after each step."""
@@ -203,12 +281,11 @@ class Trainer:
         }
         return {name: v if name.endswith("targets") else v.clamp(min=0) for name, v in views.items()}
 
-    def _count_targets(self) -> Sums:
-        counts = torch.zeros(2, dtype=torch.int64, device=self.device)
-        if self.pp_rank == 0:
-            counts = torch.stack([(self.executor.data[n] >= 0).sum() for n in ("targets", "mtp_targets")])
-        self.links.sums.all_reduce(counts)
-        return {"targets": counts[0], "mtp_targets": counts[1]}
+    def _count_targets(self) -> Tensor:
+        """Valid targets of the head and of MTP that this rank's column has; the first pipeline rank counts them."""
+        if self.pp_rank > 0:
+            return torch.zeros(2, dtype=torch.int64, device=self.device)
+        return torch.stack([(self.executor.data[n] >= 0).sum() for n in ("targets", "mtp_targets")])
 
     def _tangents(self, counts: Sums) -> dict[str, Tensor]:
         """Gradients of the step's objective with respect to the loss outputs: constants, known before any forward."""
@@ -221,17 +298,22 @@ class Trainer:
         constants |= {f"sequence_loss {layer.site}": layer.sequence_loss / sequences for layer in self.layers}
         return {name: torch.tensor(value, dtype=dtype, device=self.device) for name, value in constants.items()}
 
-    def _sum_records(self) -> Sums:
-        """Sum the records over the world in one collective; loads are counts, exact in float64."""
-        names = self.plan.records
-        extents = [next((y.experts for y in self.layers if n == f"load {y.name}"), 1) for n in names]
+    def _extents(self) -> dict[str, int]:
+        """Numbers that each record has: a load is one of each expert."""
+        return {n: next((y.experts for y in self.layers if n == f"load {y.name}"), 1) for n in self.plan.records}
+
+    def _records(self) -> Tensor:
+        """The records of this rank, one after the other; loads are counts, exact in float64."""
         parts = [
             self.executor.records.get(name, torch.zeros(extent, device=self.device)).reshape(-1).to(torch.float64)
-            for name, extent in zip(names, extents, strict=True)
+            for name, extent in self._extents().items()
         ]
-        total = torch.cat(parts)
-        self.links.sums.all_reduce(total)
-        sums = dict(zip(names, total.split(extents), strict=True))
+        return torch.cat(parts)
+
+    def _by_name(self, records: Tensor) -> Sums:
+        """Records that were summed over the world, by name."""
+        extents = self._extents()
+        sums = dict(zip(extents, records.split([*extents.values()]), strict=True))
         for layer in self.layers:
             if layer.slots is not None:
                 sums[f"load {layer.name}"] = sums[f"load {layer.name}"][torch.tensor(layer.slots, device=self.device)]

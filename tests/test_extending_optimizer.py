@@ -34,6 +34,7 @@ MINE = "mine.dsc:mine"
 NAMED_IN = {
     "dsl/schema/optimizers.py": "the rows",
     "dsl/schema/run.py": "examples of specs",
+    "dsl/schema/train.py": "examples of specs",
     "dsl/reference/words.py": "an example of a spec",
     "dsl/vocabulary/tables.py": "what to write for words of other systems",
     "compiler/importers/first_run.py": "a template of specs",

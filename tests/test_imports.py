@@ -70,7 +70,7 @@ ORDER = (
     *("lower", "proof"),
     *("predict", "decide"),
     *("kernels", "emit", "report", "build"),
-    *("data", "templates", "importers", "editor", "completion", "difference"),
+    *("data", "templates", "importers", "editor", "completion", "difference", "launch"),
     *("commands", "cli", "reference"),
 )
 # Imports that close a cycle: inside of functions, or of a type alone.

@@ -27,6 +27,9 @@ class Row(NamedTuple):
 
 SOAK = (
     Row("tests/kernels/test_program.py::test_a_step_in_blocks", 2),
+    Row("tests/proof/test_start.py::test_no_shipped", 20),
+    Row("tests/proof/test_start.py::test_each_rank", 20),
+    Row("tests/proof/test_start.py::test_without_start_up", 2),
     Row("tests/runs/test_fp8_resume.py", 4),
     Row("tests/training/test_attention_output.py::test_proven_peak", 4),
     Row("tests/training/test_formats.py::test_a_step_equals", 2),
@@ -38,6 +41,10 @@ SOAK = (
     Row("tests/runs/test_failures.py::test_ended_while", 3),
     Row("tests/runs/test_builds.py::test_a_build_that_is_replaced", 0, "tests/runs/test_builds.py::test_two_runs"),
     Row("tests/runs/test_failures.py::test_asked_to_stop", 2),
+    Row("tests/runs/test_launch.py::test_a_slurm_job", 2),
+    Row("tests/runs/test_launch.py::test_two_shells", 0, "tests/runs/test_launch.py::test_a_slurm_job"),
+    Row("tests/launch/test_scripts.py::test_hostile_names", 4),
+    Row("tests/launch/test_scripts.py::test_scripts_pass", 2),
     Row("tests/runs/test_models.py::test_resuming_is_bit_exact", 0, "tests/runs/test_resume.py::test_resuming_is_bit"),
     Row("tests/runs/test_moments.py", 0, "tests/training/test_moments.py"),
     Row("tests/runs/test_results.py::test_a_run_that_goes_on", 0, "tests/runs/test_resume.py::test_resuming_is_bit"),
@@ -92,6 +99,8 @@ SOAK = (
     Row("tests/training/test_bf16.py", 6),
     Row("tests/training/test_differential.py", 3),
     Row("tests/training/test_memory.py", 3),
+    Row("tests/training/test_nodes.py::test_forwarded", 4),
+    Row("tests/training/test_nodes.py::test_training", 2),
     Row("tests/training/test_recompute.py", 8),
     Row("tests/training/test_transformers.py", 2),
     # The runtime and its C++: one processor, one device, one transport of each in `test`.

@@ -126,6 +126,18 @@ def attention_gradient(s: Sizes, t: Make) -> Arguments:
     return t(*o.shape), *inputs, o, lse, *attention_sizes(s)
 
 
+def in_tiles(s: Sizes) -> Sizes:
+    """Sizes with heads that are a tile wide, and whole tiles of rows in a sequence."""
+    sequence = -(-s.sequence // 128) * 128
+    return replace(s, nope=128, value=128, sequence=sequence, tokens=s.tokens // s.sequence * sequence)
+
+
+def attention_gradient_in_tiles(s: Sizes, t: Make, kept: bool, both: bool) -> Arguments:
+    """The arguments with the forward's result in E5M6 if it is `kept` so; scales of FP32 if `both` are to be made."""
+    *given, o, lse, _, _, _, _, _, _ = attention_gradient(in_tiles(s), t)
+    return *given, *(quantise_e5m6(o) if kept else (o,)), lse, *attention_sizes(in_tiles(s)), *((False,) * both)
+
+
 def grouped_queries(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v."""
     kv = s.kv_heads * s.head_dim

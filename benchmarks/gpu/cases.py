@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -36,8 +37,9 @@ class Goal:
 @dataclass(frozen=True, slots=True)
 class Case:
     """One op at one kind of arguments. `roundings`: how often a number on its way is rounded to BF16 before a result
-    is. `written`: arguments that it changes; `unread`: those of them whose values it does not read. `moved`: bytes,
-    where only some of the rows of an argument are touched."""
+    is. `coded`: what is quantised was rounded on its way, so some codes are neighbours of what they should be.
+    `written`: arguments that it changes; `unread`: those of them whose values it does not read. `moved`: bytes, where
+    only some of the rows of an argument are touched."""
 
     op: str
     arguments: Callable[[Sizes, Make], Arguments]
@@ -47,6 +49,7 @@ class Case:
     moved: Callable[[Sizes], int] | None = None
     rate: Literal["bf16", "fp8"] = "bf16"
     roundings: int = 0
+    coded: bool = False
     written: tuple[int, ...] = ()
     unread: tuple[int, ...] = ()
     dtypes: tuple[torch.dtype, ...] = (BF16, FP32)  # of activations; the first is timed
@@ -191,6 +194,31 @@ CASES: tuple[Case, ...] = (
         Goal("share", 0.40),
         flops=causal_flops(backward_columns),
         roundings=4,
+    ),
+    Case(  # a code of E5M6 that is off by one is as much as that many roundings
+        "mla_attention_quantise_kept_e5m6",
+        lambda s, t: (*a.attention(a.in_tiles(s), t), *a.attention_sizes(a.in_tiles(s)), True),
+        Goal("share", 0.55),
+        flops=causal_flops(lambda s: forward_columns(a.in_tiles(s))),
+        roundings=24,
+        coded=True,
+        dtypes=(BF16,),
+    ),
+    *(
+        Case(  # four roundings in the kernel, four in the op that it is compared with, in BF16 too
+            op,
+            partial(a.attention_gradient_in_tiles, kept=kept, both=both),
+            Goal("share", 0.40),
+            flops=causal_flops(lambda s: backward_columns(a.in_tiles(s))),
+            roundings=9,
+            coded=True,
+            dtypes=(BF16,),
+        )
+        for op, kept, both in (
+            ("mla_attention_dgrad_quantise_both", False, True),
+            ("dequantise_mla_attention_dgrad_e5m6", True, False),
+            ("dequantise_mla_attention_dgrad_quantise_both_e5m6", True, True),
+        )
     ),
     Case(
         "gqa_attention",

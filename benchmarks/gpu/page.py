@@ -278,8 +278,10 @@ exists. The backward computes the logits again, so a run chooses between memory 
 Recipes with FP8 ([precision.md](precision.md)) also fuse (`quantise`):
 norms and SwiGLU with the quantising of their result, in both directions if a weight gradient reads columns; SwiGLU of
 an input that was kept in E4M3; copies of gradients with their quantising; products of E4M3 with their scales,
-promoted every 128. The rows below with `quantise` or `fp8` in their names belong to these recipes. Their kernels are
-checked and compiled like the others.
+promoted every 128. Latent attention whose heads are a tile of 128 columns wide quantises what it returns, for the
+product behind it and for the backward; its gradient reads that in E5M6, and quantises the gradients of keys and values
+in both directions if sequences are whole tiles, too. The rows below with `quantise` or `fp8` in their names belong to
+these recipes. Their kernels are checked and compiled like the others.
 
 `unfused = [residual_norm, join]` in a run does not fuse the ops of these names. Use it for a comparison, or to look
 for an error. `kernels.json` of a build says which ops have which kernel, and what was fused

@@ -1,6 +1,6 @@
 """The speed benchmark: our training beside `transformers` and torch's pipelining, on this machine, in turn.
 
-    make bench                                   # all of it → benchmarks/results/speed.json → docs/performance.md
+    make bench                                   # all of it → benchmarks/results/speed → docs/performance.md
     python -m benchmarks.speed --quick           # two rounds of a few contestants, printed
     python -m benchmarks.speed --only "bench-8"  # contests by name, printed
     python -m benchmarks.speed --only precisions --update  # measures a contest again, then writes the page
@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.speed.arena import Record, compete
 from benchmarks.speed.contests import CORES, Contest, builds_of, chosen, contestant
-from benchmarks.speed.page import PAGE, RESULTS, ROOT, page, table
+from benchmarks.speed.page import PAGE, ROOT, file_of, page, results, table
 from benchmarks.speed.work import Work, work_of
 from dsl.load import resolve
 from runtime.build import Build
@@ -52,17 +52,17 @@ def main() -> int:
         for contest in found["contests"]:
             print(table(contest, found["cores"]), flush=True)
         if args.update:
-            found = updated(json.loads(RESULTS.read_text("utf-8")), found)
+            found = updated(before(found), found)
         elif args.quick or args.only:
             out = args.out or WORK / "results.json"
             write(out, found)
             print(f"wrote {out}")
             return failed(found)
-        write(RESULTS, found)
-    found = json.loads(RESULTS.read_text("utf-8"))
-    PAGE.write_text(page(found), "utf-8")
+        write(file_of(found["processor"]), found)
+    everywhere = results()
+    PAGE.write_text(page(everywhere), "utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
-    return failed(found)
+    return failed(everywhere[0])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,6 +76,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def before(found: dict[str, Any]) -> dict[str, Any]:
+    """The results of this kind of processor. Raises SystemExit where there are none."""
+    file = file_of(found["processor"])
+    if not file.is_file():
+        raise SystemExit(f"there are no results of {found['processor']}: measure all contests")
+    there: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return there
+
+
 def updated(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """Results of all contests: those of `found` are new. Raises SystemExit where they are of another machine."""
     same = ("processor", "cores", "versions", "rounds")
@@ -87,17 +96,22 @@ def updated(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
 def about(rounds: int) -> dict[str, Any]:
     """The machine, the versions and the day."""
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     memory = next(line for line in Path("/proc/meminfo").read_text("ascii").splitlines() if line.startswith("MemTotal"))
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "processor": models[0] if models else platform.processor(),
+        "processor": processor(Path("/proc/cpuinfo").read_text("utf-8")),
         "cores": CORES,
         "memory_bytes": int(memory.split()[1]) * 1024,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "rounds": rounds,
     }
+
+
+def processor(cpuinfo: str) -> str:
+    """The name of the processor with its family, which a hypervisor does not hide: "AMD EPYC, family 25"."""
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in cpuinfo.splitlines())}
+    name = said.get("model name") or platform.processor()
+    return f"{name}, family {said['cpu family']}" if "cpu family" in said else name
 
 
 def measured(contest: Contest, rounds: int) -> dict[str, Any]:

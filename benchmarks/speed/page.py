@@ -1,8 +1,9 @@
-"""docs/performance.md from benchmarks/results/speed.json: nothing is measured here, and nothing rounded twice."""
+"""docs/performance.md from benchmarks/results/speed: nothing is measured here, and nothing rounded twice."""
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, Literal
 from benchmarks import compile_speed
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "speed.json"
+RESULTS = ROOT / "benchmarks" / "results" / "speed"  # a file for each kind of processor
 PAGE = ROOT / "docs" / "performance.md"
 MB = 10**6
 Kind = Literal["ratio", "share", "at most"]  # of a goal
@@ -38,24 +39,54 @@ class Figures:
         return bool(self.row["processes"] * self.row["threads"] == 1)
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """The whole page."""
-    tables = (table(contest, found["cores"]) for contest in found["contests"])
-    parts = (_head(found), _goals(found), *tables, _compiling(), _method(found))
+def results() -> list[dict[str, Any]]:
+    """What was measured on each kind of processor, the newest first."""
+    found = [json.loads(file.read_text("utf-8")) for file in sorted(RESULTS.glob("*.json"))]
+    return sorted(found, key=lambda each: str(each["date"]), reverse=True)
+
+
+def file_of(processor: str) -> Path:
+    """Where the results of a kind of processor are: amd-epyc-family-25.json."""
+    return RESULTS / ("-".join(re.findall("[a-z0-9]+", processor.lower())) + ".json")
+
+
+def page(found: Sequence[Mapping[str, Any]]) -> str:
+    """The whole page: the goals on each machine, and the tables of the first one."""
+    newest = found[0]
+    tables = (table(contest, newest["cores"]) for contest in newest["contests"])
+    parts = (
+        _head(found),
+        _goals(found),
+        f"The tables are of {newest['processor']}.\n",
+        *tables,
+        _compiling(),
+        _method(),
+    )
     return "\n".join(parts)
 
 
-def _head(found: Mapping[str, Any]) -> str:
-    packages = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+def _head(found: Sequence[Mapping[str, Any]]) -> str:
+    machines = "\n".join(map(_machine, found))
     return f"""# Speed
 
 Training with dsc and training with what a user would choose instead, measured in turn on one machine. `make bench`
 measures these numbers and writes this page. [performance-log.md](performance-log.md) lists what was tried, and whether
 it helped.
 
-{found["processor"]}, {found["cores"]} cores, {found["memory_bytes"] / 2**30:.0f} GiB; {packages};
-{found["rounds"]} rounds, {found["date"]}.
+How far we are ahead depends on the processor: ours and theirs do not use each one equally well. Measured on:
+
+{machines}
 """
+
+
+def _machine(found: Mapping[str, Any]) -> str:
+    packages = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    rates = [rate for contest in found["contests"] if (rate := _core_rate(contest))]
+    return (
+        f"- {found['processor']}, {found['cores']} cores, {found['memory_bytes'] / 2**30:.0f} GiB, products at "
+        f"{' and '.join(f'{rate / 1e9:.0f}' for rate in rates[:2])} GFLOP/s a core\n  in FP32 and BF16; {packages};\n"
+        f"  {found['rounds']} rounds, {found['date']}"
+    )
 
 
 # ---------------------------------------------------------------- figures
@@ -139,9 +170,14 @@ def _times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}"
 
 
+def _core_rate(contest: Mapping[str, Any]) -> float:
+    """FLOP a second of the products of a step, on one thread; 0 where that was not measured."""
+    limit = next((f.limit for f in figures(contest).values()), None) or 0.0
+    return float(limit * (contest["product_flops"] + contest["attention_flops"]) / contest["tokens"])
+
+
 def _of_limit(contest: Mapping[str, Any], limit: float, cores: int) -> str:
-    flops = contest["product_flops"] + contest["attention_flops"]
-    rate = limit * flops / contest["tokens"]
+    flops, rate = contest["product_flops"] + contest["attention_flops"], _core_rate(contest)
     return (
         f"[{contest['spec']}](../{contest['spec']}): {flops / 1e9:.1f} GFLOP a step of {contest['tokens']:,} tokens, "
         f"{contest['product_flops'] / 1e9:.1f} of them in\nproducts, which one thread alone does at "
@@ -194,25 +230,34 @@ def _compiling() -> str:
 # ---------------------------------------------------------------- goals
 
 
-def _goals(found: Mapping[str, Any]) -> str:
-    """Goals and what was reached, as far as it was measured."""
+Goal = tuple[str, float, float | None, Kind]  # what, the goal, what was measured
+
+
+def _goals(found: Sequence[Mapping[str, Any]]) -> str:
+    """Goals and what was reached on each machine, as far as it was measured."""
+    rows = zip(*map(_goals_on, found), strict=True)
+    head = "".join(f" {each['processor']} |" for each in found)
+    return "\n".join([f"| | goal |{head}", "|---|--:|" + "--:|" * len(found), *map(_goal, rows), ""])
+
+
+def _goals_on(found: Mapping[str, Any]) -> list[Goal]:
     contests = {contest["name"]: list(figures(contest).values()) for contest in found["contests"]}
-    rows = [
-        row
+    goals = [
+        goal
         for name, words, ratio, dualpipe, core in (
             ("bench-4 fp32", "FP32", 1.5, 1.2, 0.80),
             ("bench-4 bf16", "BF16", 2.2, 1.7, 0.65),
         )
-        for row in _goals_of(contests.get(name, []), words, ratio, dualpipe, core)
+        for goal in _goals_of(contests.get(name, []), words, ratio, dualpipe, core)
     ]
     four = contests.get("bench-8 on 4", [])
-    rows.append(("4 ranks, against torch's pipelining", 1.5, _ratio(best(four, "ours"), best(four, "theirs")), "ratio"))
-    rows += _goals_of_precisions(next((c for c in found["contests"] if c["precision"] == "each"), None))
-    lines = [_goal(*row) for row in rows]
-    return "\n".join(["| | goal | here | |", "|---|--:|--:|---|", *lines, ""])
+    goals.append(
+        ("4 ranks, against torch's pipelining", 1.5, _ratio(best(four, "ours"), best(four, "theirs")), "ratio")
+    )
+    return goals + _goals_of_precisions(next((c for c in found["contests"] if c["precision"] == "each"), None))
 
 
-def _goals_of_precisions(contest: Mapping[str, Any] | None) -> list[tuple[str, float, float | None, Kind]]:
+def _goals_of_precisions(contest: Mapping[str, Any] | None) -> list[Goal]:
     """Blocks of FP8 beside FP32, where CPUs have no such products."""
     found = figures(contest) if contest else {}
     one = _ratio(found.get("fp8_block on 1"), found.get("fp32 on 1"), processor=True)
@@ -223,18 +268,22 @@ def _goals_of_precisions(contest: Mapping[str, Any] | None) -> list[tuple[str, f
     ]
 
 
-def _goal(what: str, goal: float, value: float | None, kind: Kind) -> str:
-    """Verdicts are of what was measured, not of what is left of it when it is rounded."""
+def _goal(goals: Sequence[Goal]) -> str:
+    """A goal, and what was reached of it on each machine."""
+    what, goal, _, kind = goals[0]
     sign, form = "≤" if kind == "at most" else "≥", ".0%" if kind == "share" else ".2f"
+    return " | ".join([f"| {what}", f"{sign} {goal:{form}}", *(_reached(*each, form) for each in goals)]) + " |"
+
+
+def _reached(_: str, goal: float, value: float | None, kind: Kind, form: str) -> str:
+    """Verdicts are of what was measured, not of what is left of it when it is rounded."""
     if value is None:
-        return f"| {what} | {sign} {goal:{form}} | not measured | |"
+        return "not measured"
     reached = value <= goal if kind == "at most" else value >= goal
-    return f"| {what} | {sign} {goal:{form}} | {value:{form}} | {'reached' if reached else 'not reached'} |"
+    return f"{value:{form}}" if reached else f"{value:{form}}, not reached"
 
 
-def _goals_of(
-    found: Sequence[Figures], words: str, ratio: float, dualpipe: float, core: float
-) -> list[tuple[str, float, float | None, Kind]]:
+def _goals_of(found: Sequence[Figures], words: str, ratio: float, dualpipe: float, core: float) -> list[Goal]:
     ours, others = best(found, "ours"), best(found, "theirs")
     alone, other_alone = best(found, "ours", one_thread=True), best(found, "theirs", one_thread=True)
     pipeline = best(found, "ours", holds="DualPipe")
@@ -260,12 +309,12 @@ def _ratio(ours: Figures | None, others: Figures | None, processor: bool = False
 # ---------------------------------------------------------------- how
 
 
-def _method(found: Mapping[str, Any]) -> str:
+def _method() -> str:
     return """## How it is measured
 
 - Every row is one process or several. They prepare, take 4 steps to warm up, and are then stopped (SIGSTOP) until it
   is their turn. Rows take turns in a cycle: A/B/C/A/B/C. The numbers are medians over rounds; raw numbers are in
-  [benchmarks/results/speed.json](../benchmarks/results/speed.json). The benchmark checks that no row used the
+  [benchmarks/results/speed](../benchmarks/results/speed). The benchmark checks that no row used the
   processor outside of its turns.
 - A turn is timed from outside with the same clock for all rows, from the order to the reply. A step includes
   everything: samples, forward, backward, clipping by the global norm, AdamW, and reading the loss. Columns: *layout*

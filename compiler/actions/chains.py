@@ -163,28 +163,48 @@ class Chains:
         )
         return Node(instruction, _ns(self.rates.compute_s(use.segment.kind, cost, self.rows)), writes)
 
-    def _exchange(self, kind: str, phase: str, site: str, reads: tuple[str, ...], writes: tuple[Buffer, ...]) -> Node:
+    def _exchange(
+        self,
+        kind: str,
+        phase: str,
+        site: str,
+        reads: tuple[str, ...],
+        writes: tuple[Buffer, ...],
+        forwarded: tuple[Buffer, ...] = (),
+    ) -> Node:
         moved = tuple(b for b in writes if b.dtype not in INTEGERS)
         time_s = self.rates.fabric.exchange_s(self.rates.experts, (kind, phase) in TO_EXPERTS, moved, self.sent)
+        time_s += self.rates.host_read_s if kind == "counts" else 0.0
         instruction = Instruction(kind, 0, "", phase, site, reads=reads)  # type: ignore[arg-type]
-        return Node(instruction, _ns(time_s), writes)
+        return Node(instruction, _ns(time_s), (*writes, *forwarded))
 
     def _exchange_forward(self, step: Communication) -> list[Node]:
-        route = f"{step.site}_route"
+        route, maps = f"{step.site}_route", self._maps(step)
+        by = (*(b.name for b in maps), route)
         if step.kind == "combine":
-            return [self._exchange("combine", "F", step.site, (*step.inputs, route), step.outputs)]
+            return [self._exchange("combine", "F", step.site, (*step.inputs, *by), step.outputs, step.forwarded)]
         *rows, counts = step.inputs
         *received, offsets = step.outputs
-        routed = (Buffer(route, (2, step.sizes[-1].shape[0]), "int64"), offsets)
+        routed = (Buffer(route, (2, step.sizes[-1].shape[0]), "int64"), offsets, *maps)
+        told = (counts, step.order) if step.order else (counts,)
         return [
-            self._exchange("counts", "F", step.site, (counts,), routed),
-            self._exchange("dispatch", "F", step.site, (*rows, route), tuple(received)),
+            self._exchange("counts", "F", step.site, told, routed),
+            self._exchange("dispatch", "F", step.site, (*rows, *by), tuple(received), step.forwarded),
         ]
+
+    def _maps(self, step: Communication) -> tuple[Buffer, ...]:
+        """The tables by which rows go through a node: the row of each copy, and of each row that is forwarded its copy
+        and the place of its gate weight."""
+        if not step.order:
+            return ()
+        of_rows = step.sizes if step.kind == "dispatch" else step.outputs
+        copies = Buffer(f"{step.site}_copies", of_rows[0].shape[:1], "int64")
+        return copies, Buffer(f"{step.site}_forwards", (2, "X"), "int64")
 
     def _exchange_backward(self, step: Communication) -> list[Node]:
         """The gradient of an exchange goes the other way: from its outputs' gradients to its inputs'."""
-        reads = (*(b.name for b in step.arriving), f"{step.site}_route")
-        return [self._exchange(step.kind, "I", step.site, reads, step.returned)]
+        reads = (*(b.name for b in (*step.arriving, *self._maps(step))), f"{step.site}_route")
+        return [self._exchange(step.kind, "I", step.site, reads, step.returned, step.forwarded_back)]
 
     def _gradient(self, buffer: Buffer) -> Buffer:
         return Buffer(f"d_{buffer.name}", buffer.shape, buffer.dtype)

@@ -104,13 +104,13 @@ def best_order(jobs: Jobs) -> tuple[int, ...]:
     """
     least, base = least_end(jobs), tuple(range(len(jobs)))
     if end_of(jobs, base) == least:
-        return base
+        return _with_work_for_waits(jobs, base)
     best = base
     for order in _candidates(jobs, base):
         best = min(best, order, key=lambda order: end_of(jobs, order))
         if end_of(jobs, best) == least:
             break
-    return _settled(jobs, best)
+    return _with_work_for_waits(jobs, _settled(jobs, best))
 
 
 def _candidates(jobs: Jobs, base: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -246,6 +246,19 @@ def _settled(jobs: Jobs, order: tuple[int, ...]) -> tuple[int, ...]:
         candidates = (_moved(settled, at, to) for to in range(low, at, 1 + (at - low) // 8))
         settled = next((moved for moved in candidates if end_of(jobs, moved) <= time), settled)
     return tuple(settled)
+
+
+def _with_work_for_waits(jobs: Jobs, order: tuple[int, ...]) -> tuple[int, ...]:
+    """The order with compute between an exchange and the next that reads its result, where it ends no later for that:
+    a dispatch waits on the host for its counts, and until then the device has what was launched before."""
+    found, time = list(order), end_of(jobs, order)
+    for job in (job for job in order if jobs.exchange[job] and jobs.awaits[job]):
+        at = found.index(job)
+        if found[at - 1] in jobs.awaits[job]:
+            _, high = _room(jobs, found, at)
+            later = (_moved(found, at, to) for to in range(at + 1, high + 1) if not jobs.exchange[found[to]])
+            found = next((moved for moved in later if end_of(jobs, moved) <= time), found)
+    return tuple(found)
 
 
 def _room(jobs: Jobs, order: Sequence[int], at: int) -> tuple[int, int]:

@@ -83,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
     launcher = ["runtime.train", str(build), "--out", str(out), "--data", str(data or Path.cwd())]
     launcher += ["--device", args.device, "--transport", args.transport]
     launcher += ["--hang-timeout", str(args.hang_timeout or "none")]
+    launcher += ["--start-timeout", str(args.start_timeout or "none")]
     launcher += ["--steps", str(args.steps)] if args.steps is not None else []
     launcher += ["--resume"] if args.resume else []
     launcher += ["--skip-batch"] if args.skip_batch else []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from compiler.decide import Lowered
 from compiler.emit import recipe
 from compiler.ir import Bucket, Buffer, Communication, Invocation, Message, Plan, Program, Replica, Stage, Use
+from compiler.ir.received_rows import most_rows
 from compiler.lower.estimate import Overlap
 from compiler.plan.stages import block_of
 from dsl.schema import Moe, Spec
@@ -31,20 +32,22 @@ def contract_plan(
     table = {r.name: r for r in plan.replicas}
     return contract.Plan(
         run=spec.name,
-        mesh=contract.Mesh(mesh.pp, mesh.dp, mesh.ep, mesh.tp, mesh.cp),
+        mesh=contract.Mesh(mesh.pp, mesh.dp, mesh.ep, mesh.tp, mesh.cp, mesh.node),
+        sms=_sms(spec, mesh.pp),
         placement=str(plan.stage_placement),
         zero=spec.parallel.zero,
         precision=recipe.precision(spec.precision),
         row_alignment=spec.row_alignment,
+        nodes=tuple((nodes, node.devices) for nodes, node in spec.cluster.parts),
         model=recipe.model(spec.model),
-        train=recipe.train(spec.train),
+        train=recipe.train(spec),
         optimizer=recipe.optimizer_state(spec),
         data=recipe.data(spec.data),
         steps=lowered.num_steps,
         batches=lowered.batches,
         mtp_weight=recipe.phases(spec.model.mtp.weight) if spec.model.mtp else None,
         message=_message(plan),
-        edges=edges(lowered.programs.values()),
+        openings=lowered.openings,
         records=tuple(metric for stage in plan.stages for metric, _ in stage.records),
         moe_layers=tuple(_moe_layer(spec, plan, stage, step) for stage in plan.stages for step in _routers(stage)),
         stages=tuple(tuple(s.site for s in stage.steps if isinstance(s, Use)) for stage in plan.stages),
@@ -53,7 +56,17 @@ def contract_plan(
         buckets=tuple(_bucket(b, table) for b in plan.buckets),
         biases=tuple(_bias(r) for r in plan.replicas if r.role == "bias"),
         quantised=quantised,
+        host=recipe.host(spec, lowered.memories),
+        cluster=recipe.cluster(spec),
     )
+
+
+def _sms(spec: Spec, num_ranks: int) -> contract.Sms:
+    """The SMs of the device of each pipeline rank, and those that communicate."""
+    cluster = spec.cluster
+    firsts = (min(rank * spec.parallel.data, cluster.world - 1) for rank in range(num_ranks))
+    devices = tuple(cluster.devices[cluster.part_of(first)].sms for first in firsts)
+    return contract.Sms(devices, spec.sm.communication)
 
 
 def _message(plan: Plan) -> contract.Message | None:
@@ -61,19 +74,6 @@ def _message(plan: Plan) -> contract.Message | None:
     if output is None:
         return None
     return contract.Message(tuple(extent for extent in output.shape if isinstance(extent, int)), output.dtype)
-
-
-def edges(programs: Iterable[Program]) -> tuple[tuple[int, int], ...]:
-    """The ordered pairs of pipeline ranks that talk in any of the programs: each is a channel."""
-    found = {
-        (rank, i.peer)
-        for program in programs
-        for rank, bodies in enumerate(program.bodies)
-        for body in bodies
-        for _, i in body.messages
-        if i.kind == "send" and i.peer != rank
-    }
-    return tuple(sorted(found))
 
 
 def _overlap(overlaps: Mapping[str, Overlap]) -> contract.Overlap:
@@ -105,10 +105,13 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
     assert isinstance(ffn, Moe)
     params, rate = dict(router.params), ffn.balance.bias_rate
     balanced = any(metric == f"sequence_loss {site}" for metric, _ in stage.records)
+    sent = spec.train.micro_batch * spec.train.sequence * ffn.top_k
     return contract.MoeLayer(
         site=site,
         name=block_of(router),
         experts=ffn.experts,
+        sent_rows=sent,
+        held_rows=most_rows(sent, ffn.experts // spec.parallel.expert, spec.row_alignment),
         sequence_loss=ffn.balance.sequence_loss if balanced else 0.0,
         bias=params.get("bias"),
         bias_rate=recipe.phases(rate) if rate is not None else None,
@@ -130,7 +133,11 @@ def program_json(program: Program) -> str:
     """The program as the runtime reads it: the calls of each pipeline rank."""
     ranks = tuple(tuple(map(_call, invocations)) for invocations in program.invocations)
     placement = str(program.stage_placement)
-    return contract.Program(program.name, program.num_micro_batches, placement, ranks).to_json()
+    collectives = [
+        tuple(contract.Collective(each.kind, each.name) for each in listed)
+        for listed in (program.prologue, program.epilogue, program.update)
+    ]
+    return contract.Program(program.name, program.num_micro_batches, placement, ranks, *collectives).to_json()
 
 
 def _call(call: Invocation) -> contract.Call:

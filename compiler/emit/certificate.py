@@ -54,7 +54,7 @@ def _facts(certificate: Certificate) -> contract.Facts:
         num_instructions=certificate.num_instructions,
         num_messages=certificate.num_messages,
         num_exchanges=certificate.num_exchanges,
-        num_reduces=certificate.num_reduces,
+        num_collectives=certificate.num_collectives,
         peak_activations=certificate.peak_activations,
         peak_fixed_bytes=certificate.peak_fixed_bytes,
         peak_bytes=certificate.peak_bytes,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from compiler.dtypes import TORCH_DTYPE
-from dsl.schema import Data, Model, Phase, Precision, Spec, Train
+from dsl.memory import HOST_PART, HOST_SLOTS, Memory, average_dtype
+from dsl.schema import Data, Model, Phase, Precision, Spec
 from runtime import contract
 
 
@@ -36,12 +37,16 @@ def model(block: Model) -> contract.Model:
         init_std=block.init_std,
         norm_eps=block.norm_eps,
         attention=block.attention.model_dump(mode="json"),
-        layers=tuple(contract.Layers(s.first, s.last, s.ffn.model_dump(mode="json")) for s in block.layers),
+        # `max_nodes` says where experts lie, which no value depends on: a run goes on where it is another.
+        layers=tuple(
+            contract.Layers(s.first, s.last, s.ffn.model_dump(mode="json", exclude={"max_nodes"})) for s in block.layers
+        ),
         mtp=block.mtp.model_dump(mode="json") if block.mtp else None,
     )
 
 
-def train(block: Train) -> contract.Train:
+def train(spec: Spec) -> contract.Train:
+    block, average = spec.train, spec.train.ema
     batch, optimizer, checkpoint, validate = block.batch, block.optimizer, block.checkpoint, block.validate
     return contract.Train(
         sequence=block.sequence,
@@ -65,7 +70,17 @@ def train(block: Train) -> contract.Train:
         )
         if checkpoint
         else None,
-        validate=contract.Validation(validate.every, validate.batches) if validate else None,
+        validate=contract.Validation(validate.every, validate.batches, validate.ema) if validate else None,
+        ema=contract.Ema(average.decay, TORCH_DTYPE[average_dtype(spec.precision)]) if average else None,
+    )
+
+
+def cluster(spec: Spec) -> tuple[contract.NodeKind, ...]:
+    """The nodes that a run is planned for, in the order of the ranks."""
+    kinds = ((nodes, machine.devices, machine.device) for nodes, machine in spec.cluster.parts)
+    return tuple(
+        contract.NodeKind(nodes, devices, device.name, None if device.bf16 is None else device.sms, device.memory)
+        for nodes, devices, device in kinds
     )
 
 
@@ -74,6 +89,14 @@ def optimizer_state(spec: Spec) -> contract.OptimizerState:
     row = spec.train.optimizer
     state = (contract.StateTensor(each.name, TORCH_DTYPE[getattr(spec.precision, each.role)]) for each in row.state)
     return contract.OptimizerState(tuple(state), row.unit)
+
+
+def host(spec: Spec, memories: Iterable[Memory]) -> contract.Host:
+    """What lies in the memory of hosts; `memories`: of a device of each pipeline rank."""
+    if not spec.offload and spec.train.ema is None:
+        return contract.Host()
+    held = tuple(memory.host for memory in memories) if spec.has_hosts else ()
+    return contract.Host(spec.offload, HOST_PART, HOST_SLOTS, held)
 
 
 def data(block: Data) -> contract.Data:

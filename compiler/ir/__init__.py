@@ -19,6 +19,7 @@ from compiler.ir.plan import (
 )
 from compiler.ir.program import (
     Body,
+    Collective,
     Instruction,
     Invocation,
     Kind,
@@ -45,6 +46,7 @@ __all__ = [
     "Body",
     "Bucket",
     "Buffer",
+    "Collective",
     "Communication",
     "Cost",
     "Cut",

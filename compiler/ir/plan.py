@@ -41,6 +41,9 @@ class Communication:
     data and scales, as gradients may be. Of the R rows those of an expert lie together, padded to a multiple of
     `alignment`. With one expert rank and an alignment of 1 nothing moves: what comes is what was sent, so the outputs
     alias the inputs, and gradients those of the outputs.
+
+    With an `order` rows go through the node (runtime/comm/nodes.py): the counts go ahead with it, and come back with
+    two tables more, `maps`, which every later exchange of the layer takes.
     """
 
     kind: Literal["dispatch", "combine"]
@@ -52,6 +55,10 @@ class Communication:
     arriving: tuple[Buffer, ...]  # gradients of outputs, which the backward of the exchange takes
     returned: tuple[Buffer, ...]  # gradients of inputs, which it makes of those
     alignment: int = 1  # what the rows of an expert are padded to a multiple of
+    order: str = ""  # the order of the rows, where a token goes to a node once; "": each row goes by itself
+    copies: int = 0  # that a rank then sends at most, one of each token to each node
+    forwarded: tuple[Buffer, ...] = ()  # of these tensors, what a rank passes on in its node; freed by who waits
+    forwarded_back: tuple[Buffer, ...] = ()  # of gradients
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,7 @@ class Mesh:
     ep: int
     tp: int = 1
     cp: int = 1
+    node: int = 0  # ranks of an expert group on each of its nodes, where a token goes to a node once
 
     @property
     def world(self) -> int:
@@ -131,6 +139,8 @@ class Plan:
     buckets: tuple[Bucket, ...]
     assumptions: tuple[str, ...] = ()
     slots: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (tensor, place of each expert) of layers that are placed
+    zero: int = 0  # 1: the holders of a bucket each update a part of it
+    averaged: bool = False  # whether evaluations are made with the moving average of the weights, too
 
     @cached_property
     def uses(self) -> tuple[Use, ...]:

@@ -77,10 +77,28 @@ class Invocation(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Collective:
+    """A call that all ranks of a group make together.
+
+    sum: a small tensor is summed over the world (the `name` says which: targets, records, norm); reduce: the gradients
+    of a bucket are summed over its holders; gather: its holders give one another the weights that each has updated.
+    """
+
+    kind: Literal["sum", "reduce", "gather"]
+    name: str  # of a reduce or gather: the bucket's
+    bucket: Bucket | None = None  # of a reduce or gather
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True)
 class Program:
     """What every pipeline rank executes in one step (or one evaluation) of `num_micro_batches`.
 
-    A column (one data coordinate) runs one program; `reduces` are world-level, in order, after the last body.
+    A column (one data coordinate) runs one program. Collectives are in one order for all ranks of the world: those of
+    `prologue` come before the first body, those of `epilogue` after the last one, those of `update` with the update of
+    the weights. A rank leaves out the buckets that it does not hold.
     """
 
     name: str  # the schedule's name, or "evaluate"
@@ -89,4 +107,11 @@ class Program:
     bodies: tuple[tuple[Body, ...], ...]  # per pipeline rank
     invocations: tuple[tuple[Invocation, ...], ...]  # per pipeline rank
     message: Buffer | None  # shape and dtype of every pipeline message
-    reduces: tuple[Bucket, ...] = ()
+    prologue: tuple[Collective, ...] = ()
+    epilogue: tuple[Collective, ...] = ()
+    update: tuple[Collective, ...] = ()
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """All collectives, in their order."""
+        return self.prologue + self.epilogue + self.update

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+
+class Received(NamedTuple):
+    """What a rank receives in a layer and micro-batch."""
+
+    rows: int  # R: of its experts, with their padding
+    copies: int = 0  # P: of tokens from its column, to be forwarded inside its node
+    forwarded: int = 0  # X: rows that it forwards
+
 
 def even_rows(rows: int, experts: int, alignment: int) -> int:
     """Rows with their padding where `rows` are spread evenly over the experts of a rank."""

@@ -11,7 +11,8 @@ from compiler.dtypes import extent_at, has_rows, tensor_bytes
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """An abstract tensor: `shape` holds ints, "R" (rows an expert rank receives) or "R/128" (tiles of R, rounded up).
+    """An abstract tensor: `shape` holds ints, "R" (rows an expert rank receives) or "R/128" (tiles of R, rounded up),
+    "P" or "X" (copies of tokens, and rows, that it forwards inside its node).
 
     `alias` names the value of the same segment in whose storage this one lives ("" = its own storage).
     """
@@ -26,9 +27,11 @@ class Buffer:
         """Bytes if the shape is static and owns its storage, else 0."""
         return 0 if self.alias or has_rows(self.shape) else tensor_bytes(self.shape, self.dtype)
 
-    def bytes_at(self, rows: int) -> int:
-        """Bytes with so many received rows, where the storage is its own, else 0."""
-        return 0 if self.alias else tensor_bytes(tuple(extent_at(each, rows) for each in self.shape), self.dtype)
+    def bytes_at(self, rows: int, copies: int = 0, forwarded: int = 0) -> int:
+        """Bytes with so many received rows, copies and rows that are forwarded; 0 if the storage is not its own."""
+        if self.alias:
+            return 0
+        return tensor_bytes(tuple(extent_at(each, rows, copies, forwarded) for each in self.shape), self.dtype)
 
     @property
     def row_bytes(self) -> int:

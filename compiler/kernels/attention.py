@@ -25,13 +25,32 @@ L2_BYTES = 24 * 2**20  # for what tiles share: half of sm_90's, as queries and r
 
 
 def _choose(
-    template: str, name: str, dtypes: set[str], sms: int, S: int, H: int, group: int, nope: int, rope: int, value: int
+    template: str,
+    name: str,
+    dtypes: set[str],
+    sms: int,
+    S: int,
+    H: int,
+    group: int,
+    nope: int,
+    rope: int,
+    value: int,
+    kept: bool = False,
+    both: bool = False,
 ) -> Choice | None:
-    """Sequences of S, H heads in groups of `group`, their columns [nope | rope] and value; latent if there is nope."""
+    """Sequences of S, H heads in groups of `group`, their columns [nope | rope] and value; latent if there is nope.
+
+    `kept`: the result is E5M6, of which the forward makes E4M3 as well. `both`: gradients of keys and values are E4M3,
+    by rows and by columns. For either, values are a tile wide (`compiler.segments.passes` says what else).
+    """
     dtype = next(iter(dtypes))
     blocks = {name: max(16, power_of_two(size)) for name, size in (("NOPE", nope), ("ROPE", rope), ("VALUE", value))}
     keys = blocks["ROPE"] + (blocks["NOPE"] if nope else 0)
     if len(dtypes) > 1 or dtype not in BYTES or max(blocks.values()) > 128 or keys > 192:
+        return None
+    if (kept or both) and (dtype != "bfloat16" or value != 128):
+        return None
+    if both and (nope != 128 or rope % 8 or S % 128):
         return None
     sizes = {"S": S, "H": H, "GROUP": group, "SHARED": H if nope else group, "SCALE": (nope + rope) ** -0.5}
     sizes |= {"NOPE": nope, "ROPE": rope, "VALUE": value, **{f"BLOCK_{name}": size for name, size in blocks.items()}}
@@ -42,6 +61,8 @@ def _choose(
         template=template,
         values=(
             ("mla", nope > 0),
+            ("kept", kept),
+            ("both", both),
             ("ahead", dtype != "float32"),
             ("hoist", nope > 0 if dtype != "float32" else keys + blocks["VALUE"] > 160),
             ("S", S),
@@ -116,9 +137,10 @@ def _power_within(size: int) -> int:
 
 
 def _mla(sms: int, op: str, q: Buffer, kv: Buffer, k_rope: Buffer, *sizes: Any) -> Choice | None:
-    S, H, nope, rope, value, _ = sizes
-    template = op.replace("mla_", "")
-    return _choose(template, op, {q.dtype, kv.dtype, k_rope.dtype}, sms, S, H, 1, nope, rope, value)
+    S, H, nope, rope, value, *_ = sizes
+    template = "attention_dgrad" if "_dgrad" in op else "attention"
+    more = {"kept": "e5m6" in op, "both": "both" in op}
+    return _choose(template, op, {q.dtype, kv.dtype, k_rope.dtype}, sms, S, H, 1, nope, rope, value, **more)
 
 
 def _gqa(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, *sizes: Any) -> Choice | None:
@@ -127,11 +149,20 @@ def _gqa(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, *sizes: Any) -> Cho
     return _choose(template, op, {q.dtype, k.dtype, v.dtype}, sms, S, H, H // G, 0, width, width)
 
 
+def _of_result(choose: Callable[..., Choice | None], op: str, tensors: int = 1) -> Callable[..., Choice | None]:
+    """A row for a gradient, whose arguments have the forward's result in so many tensors, and lse."""
+    return lambda sms, do, q, k, v, *rest: choose(sms, op, q, k, v, *rest[tensors + 1 :])
+
+
 OPS: dict[str, Callable[..., Choice | None]] = {
     "mla_attention": lambda sms, *args: _mla(sms, "mla_attention", *args),
-    "mla_attention_dgrad": lambda sms, do, q, kv, k_rope, o, lse, *sizes: _mla(
-        sms, "mla_attention_dgrad", q, kv, k_rope, *sizes
-    ),
+    "mla_attention_quantise_kept_e5m6": lambda sms, *args: _mla(sms, "mla_attention_quantise_kept_e5m6", *args),
     "gqa_attention": lambda sms, *args: _gqa(sms, "gqa_attention", *args),
-    "gqa_attention_dgrad": lambda sms, do, q, k, v, o, lse, *sizes: _gqa(sms, "gqa_attention_dgrad", q, k, v, *sizes),
+    "mla_attention_dgrad": _of_result(_mla, "mla_attention_dgrad"),
+    "mla_attention_dgrad_quantise_both": _of_result(_mla, "mla_attention_dgrad_quantise_both"),
+    "dequantise_mla_attention_dgrad_e5m6": _of_result(_mla, "dequantise_mla_attention_dgrad_e5m6", 3),
+    "dequantise_mla_attention_dgrad_quantise_both_e5m6": _of_result(
+        _mla, "dequantise_mla_attention_dgrad_quantise_both_e5m6", 3
+    ),
+    "gqa_attention_dgrad": _of_result(_gqa, "gqa_attention_dgrad"),
 }

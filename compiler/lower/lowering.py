@@ -14,6 +14,7 @@ from compiler.actions.chains import Chains
 from compiler.actions.order import finish, interleave
 from compiler.actions.order_cache import Orders
 from compiler.ir import Body, Instruction, Plan, Program
+from compiler.lower.collectives import Collectives, collectives_of
 from compiler.lower.invocations import Call, invocations_of
 from compiler.rates import core_rates
 from compiler.rates.rank_rates import OnRanks, kinds_of, on_ranks
@@ -38,6 +39,7 @@ class Lowering:
         self._chains: dict[tuple[int, int], Chains] = {}  # by stage and kind of device
         self._bodies: dict[tuple[str, int], Body] = {}  # by name and kind of device, without peers
         self._on_ranks: dict[tuple[str, int, Peers], Body] = {}
+        self._of_kind: dict[bool, Collectives] = {}  # by whether a program trains
 
     def chains(self, stage: int, rank: int) -> Chains:
         """The chains of a stage on the device of a pipeline rank."""
@@ -59,8 +61,14 @@ class Lowering:
             bodies=bodies,
             invocations=invocations_of(bodies, calls),
             message=next((stage.output for stage in self.plan.stages if stage.output), None),
-            reduces=() if evaluate else tuple(b for b in self.plan.buckets if len(b.holders) > 1),
+            **self._collectives(not evaluate),
         )
+
+    def _collectives(self, trains: bool) -> Collectives:
+        """The collectives of all programs that train, or of all that do not: one value, which a proof looks at once."""
+        if trains not in self._of_kind:
+            self._of_kind[trains] = collectives_of(self.plan, trains=trains)
+        return self._of_kind[trains]
 
     def _rank_bodies(self, schedule: Schedule, calls: Sequence[Call], rank: int) -> tuple[Body, ...]:
         """The bodies of a rank, by name."""

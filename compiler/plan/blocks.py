@@ -11,10 +11,11 @@ from types import MappingProxyType
 
 from compiler import ir
 from compiler.dtypes import flat_tensors
-from compiler.ir.received_rows import even_rows, most_rows
+from compiler.ir.received_rows import Received, even_rows, most_rows
 from compiler.layers import LAYERS, Place
 from compiler.layers.value_dtypes import back, to_experts
 from compiler.segments.interpret import cut
+from dsl.nodes import reached
 from dsl.schema import Moe, Spec
 
 Step = ir.Use | ir.Communication
@@ -117,6 +118,13 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
     normed = tuple(values[value] for value in ("x", "residual")[: len(LAYERS["shared"].build(place).inputs)] if shared)
     S, D, experts, alignment = place.S, place.D, place.moe.experts, place.spec.row_alignment
     there, here, wide = to_experts(place), back(place), place.wide_dtype
+    order = values["order"] if place.spec.by_nodes else ""
+    copies = place.T * copies_of(place.spec, place.moe) if order else 0
+
+    def passed(value: str, count: str, dtype: str, *, gate: bool) -> tuple[ir.Buffer, ...]:
+        gates = (ir.Buffer(f"{value}_gate", ("X",), wide),) if gate else ()
+        return (*_rows(f"{value}_rows", count, D, dtype), *gates) if order else ()
+
     stays = place.spec.parallel.expert == alignment == 1  # nothing moves: rows come as the tensors that were sent
     counts, returns = ir.Buffer(values["counts"], (experts,), "int64"), f"d_{returned}"
     dispatch = ir.Communication(
@@ -136,6 +144,10 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
             ir.Buffer(f"d_{values['gate']}", (S,), wide, f"d_{gate}" if stays else ""),
         ),
         alignment=alignment,
+        order=order,
+        copies=copies,
+        forwarded=passed(f"{name}_forwarded", "P", there, gate=True),
+        forwarded_back=passed(f"d_{name}_forwarded", "X", here, gate=True),
     )
     combine = ir.Communication(
         kind="combine",
@@ -147,6 +159,10 @@ def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], ou
         arriving=_rows(returns, S, D, there),
         returned=_rows(f"d_{y}", "R", D, there, returns if stays else ""),
         alignment=alignment,
+        order=order,
+        copies=copies,
+        forwarded=passed(f"{name}_added", "X", here, gate=False),
+        forwarded_back=passed(f"d_{name}_added", "P", there, gate=False),
     )
     return (
         _use(place, "router", f"{name}.router", prefix, attended, tuple(values.values())),
@@ -210,3 +226,32 @@ def held_rows(spec: Spec) -> int:
     alignment = spec.row_alignment
     found = (most_rows(tokens * moe.top_k, moe.experts // ranks, alignment) for moe in mixtures(spec))
     return max(found, default=0)
+
+
+def held(spec: Spec) -> Received:
+    """What memory is planned for: `held_rows`, and that a rank forwards as many copies and rows as it sends at most."""
+    rows = held_rows(spec)
+    if not spec.by_nodes:
+        return Received(rows)
+    tokens = spec.train.micro_batch * spec.train.sequence
+    copies = max(copies_of(spec, moe) for moe in mixtures(spec))
+    return Received(rows, tokens * copies, tokens * max(moe.top_k for moe in mixtures(spec)))
+
+
+def copies_of(spec: Spec, moe: Moe) -> int:
+    """The most nodes that a token goes to."""
+    return min(moe.top_k, reached(moe.groups, moe.top_groups, _group_nodes(spec)))
+
+
+def _group_nodes(spec: Spec) -> int:
+    assert spec.group_nodes, "rows go through whole nodes"
+    return spec.group_nodes
+
+
+def most_held(spec: Spec, rows: int) -> Received:
+    """What a rank has if it receives `rows`, the most there can be, and every token of its column goes to its node."""
+    if not spec.by_nodes:
+        return Received(rows)
+    tokens, nodes = spec.train.micro_batch * spec.train.sequence, _group_nodes(spec)
+    most = max(min(moe.top_k, moe.experts // nodes) for moe in mixtures(spec))
+    return Received(rows, nodes * tokens, nodes * tokens * most)

@@ -51,7 +51,7 @@ def _always(model: CutModel, steps: Iterable[Step], copies: int) -> dict[str, in
     """Bytes that a device holds for each tensor of a block: memory_state.py has them to the byte, with padding and the
     balancing biases, once there is a plan. `copies`: ranks that hold each stage."""
     spec = model.spec
-    size, p = bytes_per_element(spec.precision, spec.train.optimizer), spec.parallel
+    size, p = bytes_per_element(spec), spec.parallel
     found: dict[str, int] = {}
     for use in (step for step in steps if isinstance(step, Use)):
         quantised = {each.param: each.num_bytes for each in model.cuts[use.site].quantised}

@@ -35,7 +35,8 @@ def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
     plans, by the key of a segment, which are not made again.
     """
     parallel = spec.parallel
-    mesh = Mesh(pp=parallel.pipeline, dp=parallel.data, ep=parallel.expert, tp=parallel.tensor, cp=parallel.context)
+    node = spec.cluster.node.devices if spec.by_nodes else 0
+    mesh = Mesh(parallel.pipeline, parallel.data, parallel.expert, parallel.tensor, parallel.context, node)
     stage_placement = stage_placement_of_spec(spec)
     model = cut_model(spec, cuts_by_key)
     stages = build_stages(model, stage_placement.num_stages(mesh.pp), stage_placement)
@@ -59,6 +60,8 @@ def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
             *(expert_placement.evenness if expert_placement else ()),
         ),
         slots=tuple((row.name, slots_of(owners[block_of(row.name)])) for row in rows if owners and row.role == "slots"),
+        zero=parallel.zero,
+        averaged=spec.train.validate is not None and spec.train.validate.ema,
     )
 
 

@@ -9,7 +9,8 @@ from compiler.plan.blocks import balanced_rows
 from compiler.predict.memory_why import memory_assumptions
 from compiler.predict.prediction import RankMemory
 from compiler.rates import Rates
-from compiler.rates.kernel_classes import LINKS
+from compiler.rates.kernel_classes import HOST, LINKS
+from dsl.memory import offloaded_bytes
 from dsl.schema import Moe, Spec
 
 
@@ -24,6 +25,7 @@ def assumptions(
         *plan.assumptions,
         *_of_the_step(spec),
         *dict.fromkeys(said for one in rates for said in one.assumptions),
+        *_of_the_host(spec, rates),
         *_of_rates(spec, plan, rates),
         *_of_cores(rates[0], shared),
         *memory_assumptions(spec, plan, ranks),
@@ -39,6 +41,16 @@ def _of_the_step(spec: Spec) -> Iterator[str]:
     yield "reading data, checkpoints, validation and failures take no time"
 
 
+def _of_the_host(spec: Spec, rates: Sequence[Rates]) -> Iterator[str]:
+    """Say how fast state goes between host and device, where a plan moves any."""
+    if not spec.has_hosts or (not spec.offload and spec.train.ema is None):
+        return
+    slowest = min(one.rate(HOST, "any", ()) for one in rates)
+    yield f"host and device exchange {slowest / 1e9:g} GB/s a direction, all devices and both directions at once"
+    if spec.train.ema is not None:
+        yield "the moving average of the weights is updated under the next step, and takes none of its time"
+
+
 def _of_rates(spec: Spec, plan: Plan, rates: Sequence[Rates]) -> tuple[str, ...]:
     """What stands in for the classes that a table has no rows of, of the classes that the plan has kernels of."""
     found: dict[str, None] = {}
@@ -52,10 +64,8 @@ def _classes(spec: Spec, plan: Plan, rates: Rates) -> set[tuple[str, str]]:
     """Class and dtype of every kernel and transfer of a step."""
     rows, p = balanced_rows(spec), spec.parallel
     links = {"message": p.pipeline > 1, "all_reduce": p.data > 1, "dispatch": p.expert > 1, "combine": p.expert > 1}
-    found = {(kind, "any") for kind in LINKS if links[kind.rpartition("_")[0]]} | {
-        ("optimizer", "any"),
-        ("copy", "any"),
-    }
+    found = {(kind, "any") for kind in LINKS if links[kind.rpartition("_")[0]]}
+    found |= {("optimizer", "any"), ("copy", "any")} | ({(HOST, "any")} if offloaded_bytes(spec) else set())
     for use in plan.uses:
         for _, cost in plan.cuts[use.site].costs:
             for op, work in cost.ops:

@@ -73,6 +73,7 @@ def _step(step: Step) -> dict[str, Any]:
         "gather_s": step.tail.gather_s,
         "norm_s": step.tail.norm_s,
         "update_s": step.tail.update_s,
+        "host_s": step.tail.host_s,
         "mean": _rows(step.mean),
         "ranks": [{"pp_rank": rank.pp_rank, **_rows(rank)} for rank in step.ranks],
     }
@@ -88,6 +89,7 @@ def _memory(prediction: Prediction) -> dict[str, Any]:
         "capacity_bytes": min(rank.capacity_bytes for rank in prediction.ranks),
         "peak_bytes": max(rank.peak_bytes for rank in prediction.ranks),
         "fits": prediction.fits,
+        "host_bytes_per_node": prediction.host_bytes,
         "ranks": [_rank(rank) for rank in prediction.ranks],
     }
 
@@ -99,5 +101,6 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
         "peak_action": rank.peak_action,
         "worst_bytes": rank.worst_bytes,
         "worst_action": rank.worst_action,
+        "host_bytes": rank.host_bytes,
         "held": [asdict(each) for each in rank.held],
     }

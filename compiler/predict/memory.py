@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from compiler.ir import Program
 from compiler.ir.received_rows import most_rows
 from compiler.lower import Lowering
-from compiler.plan.blocks import held_rows, mixtures
+from compiler.plan.blocks import held, mixtures, most_held
 from compiler.predict.memory_peak import peak_of, saved_and_deferred
 from compiler.predict.memory_state import device_of, rank_states, update_scratch
 from compiler.predict.prediction import RankMemory
@@ -63,13 +63,13 @@ def rank_memories(
     plan, cuts = lowering.plan, lowering.plan.cuts
     program = program or lowering.program(schedule)
     effects = Effects(inside=None if rows else lambda site, phase, rows: cuts[site].inside_bytes(phase, rows))
-    most, kinds = worst_held_rows(spec), saved_and_deferred(plan)
+    most, kinds = most_held(spec, worst_held_rows(spec)), saved_and_deferred(plan)
     result = []
     scratch = update_scratch(spec, plan)
     for rank, state in enumerate(rank_states(spec, plan)):
-        values = RankValues(program, schedule, rank, rows or held_rows(spec), effects, most)
+        values = RankValues(program, schedule, rank, rows or held(spec), effects, most)
         curve = curve_of(values, program, schedule)
-        values = RankValues(program, schedule, rank, rows or held_rows(spec), effects, most)
+        values = RankValues(program, schedule, rank, rows or held(spec), effects, most)
         peak = peak_of(values, program, schedule, curve.top, kinds)
         assert peak.bytes == curve.peaks[curve.top], "both go through the same instructions"
         found = RankMemory(
@@ -86,6 +86,7 @@ def rank_memories(
             worst_bytes=None if rows else state.total + max(curve.worst),
             worst_action=None if rows else str(schedule.actions[rank][curve.worst.index(max(curve.worst))]),
             held=peak.held,
+            host_bytes=state.host,
         )
         result.append(found if rows else _at_least(found, state, scratch[rank]))
     return tuple(result)

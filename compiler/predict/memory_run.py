@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from compiler.ir.received_rows import Received
 from compiler.lower import Lowering
 from compiler.predict.memory import rank_memories
 from compiler.predict.memory_why import gib
@@ -28,7 +29,7 @@ class LedgerForm(BaseModel):
     program: str
     of: str
     peak: Amount
-    rows: dict[str, Amount]
+    rows: dict[str, Amount | tuple[Amount, Amount, Amount]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,12 @@ def measured_memories(
     for column in range(mesh.dp):
         world = [mesh.rank(rank, column) for rank in range(mesh.pp)]
 
-        def rows(rank: int, layer: str, micro_batch: int, world: list[int] = world) -> int:
+        def rows(rank: int, layer: str, micro_batch: int, world: list[int] = world) -> Received:
             name, at = f"{layer} {micro_batch}", world[rank]
             if name not in found[at].rows:
                 raise ValueError(f"{paths[at]} has no `rows` of {name}")
-            return found[at].rows[name]
+            given = found[at].rows[name]
+            return Received(given) if isinstance(given, int) else Received(*given)
 
         program = found[world[0]].program
         if program not in schedules:

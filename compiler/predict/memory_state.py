@@ -9,7 +9,7 @@ from math import prod
 
 from compiler.ir import Plan, Use
 from compiler.proof import Certificate
-from dsl.memory import ITEMSIZE, Memory, bytes_per_element
+from dsl.memory import HOST_PART, HOST_SLOTS, ITEMSIZE, Memory, bytes_per_element, offloaded_bytes
 from dsl.schema import Device, Spec
 
 
@@ -20,22 +20,44 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
     updates one (arXiv 1910.02054), or holders own whole parameters (compiler/plan/owners.py). The balancing biases have
     the dtype of gradients. Weights that products read in eight bits are held so twice more.
     """
-    size = bytes_per_element(spec.precision, spec.train.optimizer)
+    size = bytes_per_element(spec)
     (held, owned), biases = held_and_owned(spec, plan), Counter[int]()
     for replica in plan.replicas:
         if replica.role == "bias":
             for rank in _pipeline_ranks(plan, replica.holders):
                 biases[rank] += replica.num_elements * ITEMSIZE[spec.precision.gradients]
-    copies = quantised_weights(plan)
+    copies, staged = quantised_weights(plan), staged_bytes(spec, plan)
     return tuple(
         Memory(
             weights=held[rank] * size.weights + biases[rank] + copies[rank],
             gradients=held[rank] * size.gradients,
             optimizer=owned[rank] * size.optimizer,
             activations=0,
+            host=owned[rank] * size.host + staged[rank],
         )
         for rank in range(plan.mesh.pp)
     )
+
+
+def largest_parts(spec: Spec, plan: Plan) -> tuple[int, ...]:
+    """The most elements that move at a time between a device of each pipeline rank and its host: a part of what it
+    owns of a bucket, or a whole parameter."""
+    elements = {replica.name: prod(replica.shape) for replica in plan.replicas}
+    whole, most = spec.train.optimizer.unit == "matrix", [0] * plan.mesh.pp
+    for bucket in plan.buckets:
+        sizes = [elements[name] for name in bucket.replicas]
+        owned = -(-sum(sizes) // (len(bucket.holders) if spec.parallel.zero else 1))
+        for rank in _pipeline_ranks(plan, bucket.holders):
+            most[rank] = max(most[rank], max(sizes) if whole else min(owned, HOST_PART))
+    return tuple(most)
+
+
+def staged_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
+    """Bytes of a host, for a device of each pipeline rank, through which master weights go to the moving average."""
+    if not spec.has_hosts or spec.train.ema is None or "master" in spec.offload:
+        return (0,) * plan.mesh.pp
+    size = ITEMSIZE[spec.precision.master]
+    return tuple(min(part, HOST_PART) * size for part in largest_parts(spec, plan))
 
 
 def held_and_owned(spec: Spec, plan: Plan) -> tuple[Counter[int], Counter[int]]:
@@ -69,7 +91,8 @@ def owned_at_most(plan: Plan, amounts: Mapping[str, int]) -> Counter[int]:
 
 
 def update_scratch(spec: Spec, plan: Plan) -> tuple[int, ...]:
-    """Bytes that the update of a parameter needs besides what a device holds, at most, by pipeline rank."""
+    """Bytes that the update of a parameter needs besides what a device holds, at most, by pipeline rank: for its
+    products, and for the parts of offloaded state that are on the device."""
     scratch: dict[tuple[int, ...], int] = {}
     most = [0] * plan.mesh.pp
     for replica in plan.replicas:
@@ -78,7 +101,8 @@ def update_scratch(spec: Spec, plan: Plan) -> tuple[int, ...]:
                 scratch[replica.shape] = spec.train.optimizer.scratch_bytes(replica.shape)
             for rank in replica.holders.pipeline_ranks if scratch[replica.shape] else ():
                 most[rank] = max(most[rank], scratch[replica.shape])
-    return tuple(most)
+    slots = HOST_SLOTS * offloaded_bytes(spec)
+    return tuple(own + slots * part for own, part in zip(most, largest_parts(spec, plan), strict=True))
 
 
 def _pipeline_ranks(plan: Plan, holders: Collection[int]) -> list[int]:

@@ -136,6 +136,7 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
         stages=stage_rows(found.lowering, found.tensors),
         exchange=exchange_of(spec, each[0].experts),
         assumptions=assumptions(spec, plan, each, found.shared, ranks),
+        devices_of_node=max(node.devices for _, node in spec.cluster.parts),
     )  # fmt: skip
 
 

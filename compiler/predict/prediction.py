@@ -46,15 +46,21 @@ class Tail:
     gather_s: float  # of updated weights, from who owns them; 0 without ZeRO
     norm_s: float  # of all gradients, to clip them; 0 without clipping
     update_s: float  # of master weights and moments
+    host_s: float = 0.0  # that the update waits for state in the memory of the host; 0 without offload
+
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """Its parts, in their order."""
+        return self.reduction_s, self.gather_s, self.norm_s, self.update_s, self.host_s
 
     @property
     def seconds(self) -> float:
         """All of it."""
-        return self.reduction_s + self.gather_s + self.norm_s + self.update_s
+        return sum(self.parts)
 
     def longer(self, factor: float) -> Tail:
         """All of it by a factor."""
-        return Tail(*(factor * part for part in (self.reduction_s, self.gather_s, self.norm_s, self.update_s)))
+        return Tail(*(factor * part for part in self.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,7 @@ class RankMemory:
     worst_bytes: int | None = None  # the peak if every routed row of the expert group came to this device
     worst_action: str | None = None
     held: tuple[Held, ...] = ()  # the most of it at the peak, largest first
+    host_bytes: int = 0  # beside the device, in the memory of its host: offloaded state, the average of the weights
 
     @property
     def fits(self) -> bool:
@@ -196,6 +203,12 @@ class Prediction:
     stages: tuple[StageRow, ...]
     exchange: Exchange | None  # None without experts
     assumptions: tuple[str, ...]
+    devices_of_node: int = 1
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the memory of a node that its devices take, at most."""
+        return self.devices_of_node * max(rank.host_bytes for rank in self.ranks)
 
     @property
     def fits(self) -> bool:

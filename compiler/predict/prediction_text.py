@@ -122,6 +122,10 @@ def _headline(p: Prediction) -> Iterable[Text]:
     verdict = f"{size(free)} free" if free >= 0 else f"{size(-free)} too much"
     line = _fact("memory", "fits" if p.fits else "does not fit", "")
     yield line.append(f"{verdict}: {size(worst.peak_bytes)} of {size(worst.capacity_bytes)} on {at}", style=_quiet())
+    if p.host_bytes:
+        most = max(rank.host_bytes for rank in p.ranks)
+        note = f"of the memory of a node: at most {size(most)} for a device"
+        yield _fact("host", size(p.host_bytes), note)
 
 
 def _fact(name: str, value: str, note: str) -> Text:

@@ -17,7 +17,7 @@ from compiler.predict.memory_state import held_and_owned, owned_at_most
 from compiler.predict.prediction import Tail
 from compiler.rates.rates import Rates
 from compiler.topology.fabric import Reduction
-from dsl.memory import ITEMSIZE, update_bytes
+from dsl.memory import HOST_PART, ITEMSIZE, average_dtype, offloaded_bytes, update_bytes
 from dsl.schema import Spec
 
 Reduce = Callable[[float, Holders, Reduction], float]  # bytes of a device, who holds them, how → seconds
@@ -102,12 +102,26 @@ def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: Work, reduce_
     # Gloo, which serves devices without peaks, has no reduce-scatter.
     sums: Reduction = "reduce_scatter" if zero and spec.cluster.node.device.bf16 else "all_reduce"
     touched = update_bytes(precision, optimizer)
+    if spec.train.ema and not spec.has_hosts:  # a CPU has no time beside the next step
+        touched += 2 * ITEMSIZE[average_dtype(precision)] + ITEMSIZE[precision.master]
+    # Accumulators are cleared for the next step.
+    update_only_s = update_s(work.elements * touched + elements * gradient) + rates.product_time_s(work.flops)
     clipped = optimizer.clip is not None
     everyone = Holders(tuple(range(mesh.pp)), range(mesh.dp), mesh.dp)
     return Tail(
         reduction_s=sum(reduce_s(group.elements * gradient, group.holders, sums) for group in groups),
         gather_s=sum(reduce_s(group.elements * weight, group.holders, "all_gather") for group in groups if zero),
         norm_s=update_s(work.elements * gradient) + reduce_s(8, everyone, "all_reduce") if clipped else 0.0,
-        # Accumulators are cleared for the next step.
-        update_s=update_s(work.elements * touched + elements * gradient) + rates.product_time_s(work.flops),
+        update_s=update_only_s,
+        host_s=host_wait_s(spec, work, update_only_s, rates),
     )
+
+
+def host_wait_s(spec: Spec, work: Work, update_s: float, rates: Rates) -> float:
+    """Seconds for which an update waits for offloaded state: for the first part to come and the last to go, and for
+    each way where it takes longer than the update."""
+    away = offloaded_bytes(spec)
+    if not away:
+        return 0.0
+    way_s, part_s = (rates.host_time_s(away * n) for n in (work.elements, min(HOST_PART, work.elements)))
+    return max(0.0, way_s - update_s) + 2 * part_s

@@ -24,7 +24,7 @@ class Certificate:
     num_instructions: int  # expanded over micro-batches, frees included
     num_messages: int  # between pipeline ranks
     num_exchanges: int  # counts, dispatches and combines started, summed over pipeline ranks
-    num_reduces: int
+    num_collectives: int  # sums over the world, reductions and gathers of buckets
     peak_activations: tuple[int, ...]  # +1 at the start of an F, -1 at the end of its B or W
     peak_fixed_bytes: tuple[int, ...]  # if no rank received a row from another or itself
     peak_bytes: tuple[int, ...]  # under the rows given to `prove`
@@ -33,7 +33,7 @@ class Certificate:
         sizes = f"ranks={self.num_ranks} micro_batches={self.num_micro_batches} placement={self.stage_placement}"
         counts = (
             f"{self.num_actions} actions, {self.num_instructions} instructions, {self.num_messages} messages, "
-            f"{self.num_exchanges} exchanges, {self.num_reduces} reductions"
+            f"{self.num_exchanges} exchanges, {self.num_collectives} collectives"
         )
         rows = zip(self.peak_activations, self.peak_fixed_bytes, self.peak_bytes, strict=True)
         lines = [

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from compiler.ir import Buffer
+from compiler.ir.received_rows import Received
 from compiler.proof.structure import Bodies
 
 Name: TypeAlias = tuple[int, str]  # of a value: its stage, and its name there
-Rows: TypeAlias = Callable[[int, str, int], int]  # (pipeline rank, layer, micro-batch) -> R
+Rows: TypeAlias = Callable[[int, str, int], int | Received]  # (pipeline rank, layer, micro-batch) -> R, or with P and X
 Inside: TypeAlias = Callable[[str, str, int], int]  # (site, phase, R) -> bytes
 Change: TypeAlias = tuple[int, int, int, int]  # of a memory: its fixed bytes, its bytes, and their peaks on the way
 Found: TypeAlias = dict[tuple[int, ...], tuple[tuple[int, ...], Change]]  # numbers of states -> those behind it

@@ -17,6 +17,7 @@ from collections.abc import Hashable
 from functools import partial
 
 from compiler.ir import Body, Buffer, Instruction, Invocation, Message, Program
+from compiler.ir.received_rows import Received
 from compiler.proof.certificate import ProofError
 from compiler.proof.channels import message_of
 from compiler.proof.effects import Effects, Found, Memory, Namespace, Place, Rows, Storage
@@ -25,7 +26,9 @@ from compiler.schedules.schedule import Schedule
 from runtime.actions import Action, Step, actions_of
 
 
-def check_values(program: Program, schedule: Schedule, rank: int, rows: int | Rows, effects: Effects) -> Memory:
+def check_values(
+    program: Program, schedule: Schedule, rank: int, rows: int | Received | Rows, effects: Effects
+) -> Memory:
     """Raise ProofError unless every read, write and free of `rank` is sound; returns its peak bytes."""
     state = RankValues(program, schedule, rank, rows, effects)
     for invocation, step in zip(program.invocations[rank], schedule.actions[rank], strict=True):
@@ -41,11 +44,18 @@ class RankValues:
     """The namespaces and memory of one rank as its program goes on."""
 
     def __init__(
-        self, program: Program, schedule: Schedule, rank: int, rows: int | Rows, effects: Effects, fixed_rows: int = 0
+        self,
+        program: Program,
+        schedule: Schedule,
+        rank: int,
+        rows: int | Received | Rows,
+        effects: Effects,
+        fixed_rows: int | Received = 0,
     ) -> None:
         """`fixed_rows`: how many received rows fixed bytes are to stand for; one `effects` knows one number."""
-        self.schedule, self.fixed_rows = schedule, fixed_rows
-        self.rank, self.rows, self.message, self.effects = rank, rows, program.message, effects
+        self.schedule, self.fixed_rows = schedule, _received(fixed_rows)
+        self.rows = rows if callable(rows) else _received(rows)
+        self.rank, self.message, self.effects = rank, program.message, effects
         self.bodies = {body.name: (body, effects.bodies.waits(rank, body)) for body in program.bodies[rank]}
         self.numbers: dict[Place, int] = {}  # of the states
         self.turn = schedule.turn
@@ -65,7 +75,7 @@ class RankValues:
         # Most of a proof's time is spent here and in `_release`.
         ways = [(first[k >= self.turn], k) for first, k in zip(self.starts[name], micro_batches, strict=True)]
         places, slots = _different(ways)
-        if isinstance(self.rows, int):
+        if isinstance(self.rows, Received):
             found = self.found.get((name, slots))
             if found is None:
                 found = self.found[name, slots] = self._found(name, self.rows, slots)
@@ -188,20 +198,20 @@ class RankValues:
                 self._write(action, instruction, names, results.pop(index, {}), memory)
                 if instruction.kind == "run" and self.effects.inside:
                     both = (self.fixed_rows, self._rows(instruction.site, action.micro_batch))
-                    memory.touch(*(self.effects.inside(instruction.site, instruction.phase, R) for R in both))
+                    memory.touch(*(self.effects.inside(instruction.site, instruction.phase, of.rows) for of in both))
 
     def _storage(self, buffer: Buffer | None, site: str, micro_batch: int) -> Storage:
         assert buffer is not None, "a message of a program that has messages"
         if not buffer.row_bytes:
             return Storage(buffer.fixed_bytes, buffer.fixed_bytes, name=buffer.name)
-        here = buffer.bytes_at(self._rows(site, micro_batch))
-        return Storage(buffer.bytes_at(self.fixed_rows), here, name=buffer.name)
+        here = buffer.bytes_at(*self._rows(site, micro_batch))
+        return Storage(buffer.bytes_at(*self.fixed_rows), here, name=buffer.name)
 
-    def _rows(self, site: str, micro_batch: int) -> int:
+    def _rows(self, site: str, micro_batch: int) -> Received:
         """The rows that its rank receives in a layer. A site without one receives none, and asks for none recorded."""
-        if isinstance(self.rows, int):
+        if isinstance(self.rows, Received):
             return self.rows
-        return self.rows(self.rank, site.split(".")[0], micro_batch)
+        return _received(self.rows(self.rank, site.split(".")[0], micro_batch))
 
     def _write(
         self,
@@ -253,6 +263,10 @@ class RankValues:
     def _error(self, action: Action, instruction: Instruction, fault: str) -> ProofError:
         words = (instruction.kind, instruction.wait, instruction.phase, instruction.site)
         return ProofError(f"rank {self.rank}, {action}: {' '.join(word for word in words if word)}: {fault}")
+
+
+def _received(rows: int | Received) -> Received:
+    return rows if isinstance(rows, Received) else Received(rows)
 
 
 def _different(places: list[Place]) -> tuple[list[Place], tuple[int, ...]]:

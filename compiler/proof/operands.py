@@ -89,16 +89,23 @@ def _of_exchange(step: Communication, kind: str, phase: str) -> tuple[tuple[str,
     """Values it reads, and what its wait writes; a backward takes gradients the other way.
 
     A dispatch sends all its inputs but the last, the counts, which go ahead and come back as the route, which every
-    exchange of the layer reads, and as offsets, its last output.
+    exchange of the layer reads, and as offsets, its last output. Where rows go through nodes, the order goes ahead with
+    the counts, two tables come back that all others read, and each gives what it forwarded behind its results.
     """
     given, taken, route = step.sizes, step.outputs, f"{step.site}_route"
+    copies, forwards = f"{step.site}_copies", f"{step.site}_forwards"
+    maps = (copies, forwards, route) if step.order else (route,)
     if kind == "counts":
-        return (given[-1].name,), (Buffer(route, (2, given[-1].shape[0]), "int64"), taken[-1])
+        routed = (Buffer(route, (2, given[-1].shape[0]), "int64"), taken[-1])
+        if not step.order:
+            return (given[-1].name,), routed
+        tables = (Buffer(copies, given[0].shape[:1], "int64"), Buffer(forwards, (2, "X"), "int64"))
+        return (given[-1].name, step.order), (*routed, *tables)
     if phase != "F":
-        return (*(b.name for b in step.arriving), route), step.returned
+        return (*(b.name for b in step.arriving), *maps), (*step.returned, *step.forwarded_back)
     if kind == "dispatch":
         given, taken = given[:-1], taken[:-1]
-    return (*(b.name for b in given), route), taken
+    return (*(b.name for b in given), *maps), (*taken, *step.forwarded)
 
 
 def _gradient(buffer: Buffer) -> Buffer:

@@ -1,14 +1,11 @@
-"""Fourth pass, over the plan: whoever computes a part of a gradient holds the parameter, and all holders sum it once.
-
-`reduces` is one list for all ranks, so any two ranks that share buckets reduce them in the same order.
-"""
+"""Fourth pass, over the plan: whoever computes a part of a gradient holds the parameter, and is in its one bucket."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
 
-from compiler.ir import Plan, Program, Replica, Use
+from compiler.ir import Plan, Replica, Use
 from compiler.proof.certificate import ProofError
 
 
@@ -23,17 +20,6 @@ def check_holders(plan: Plan) -> None:
             _check_holders(plan, replica, users, stack)
             right.add(common)
     _check_buckets(plan)
-
-
-def check_reduces(program: Program, plan: Plan, trains: bool) -> None:
-    """Raise ProofError unless, in training, every gradient with several holders is reduced exactly once."""
-    wanted = tuple(bucket for bucket in plan.buckets if len(bucket.holders) > 1 and trains)
-    if program.reduces == wanted:
-        return
-    expected, given = Counter(wanted), Counter(program.reduces)
-    for bucket in (*expected, *given):
-        if expected[bucket] != given[bucket]:
-            raise ProofError(f"reduce {bucket.name}: runs {given[bucket]} times instead of {expected[bucket]}")
 
 
 def _pipeline_ranks(plan: Plan) -> dict[str, tuple[frozenset[int], int]]:

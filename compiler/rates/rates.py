@@ -13,7 +13,7 @@ from functools import cached_property
 from compiler.dtypes import is_packed
 from compiler.ir import Cost
 from compiler.ops import kernel_class
-from compiler.rates.kernel_classes import FLOPS, shape_at
+from compiler.rates.kernel_classes import FLOPS, HOST, shape_at
 from compiler.rates.lookup import Point, rate_at
 from compiler.topology import Experts, Fabric
 
@@ -30,6 +30,7 @@ class Rates:
     fabric: Fabric  # of the whole cluster: prices messages, reductions and exchanges
     experts: Experts  # whom one of these devices exchanges rows with
     launch_s: float = 0.0  # between two kernels of a stream, or of calling one function of torch
+    host_read_s: float = 0.0  # from where counts are on a device to where its host goes on with them
     linear: str = "fp32"
     plain: str = "fp32"
     cores: int | None = None  # CPU cores that the ranks of a node share; None: each rank has a device of its own
@@ -101,6 +102,10 @@ class Rates:
     def optimizer_time_s(self, moved_bytes: float) -> float:
         """Seconds of an optimizer that reads and writes so many bytes of weights, gradients and state."""
         return moved_bytes / self.rate("optimizer", "any", ())
+
+    def host_time_s(self, moved_bytes: float) -> float:
+        """Seconds in which so many bytes go from the memory of the host to the device, or back."""
+        return moved_bytes / self.rate(HOST, "any", ())
 
     def product_time_s(self, flops: float) -> float:
         """Seconds of so many FLOPs of large matrix products, in the dtype of `compute`."""

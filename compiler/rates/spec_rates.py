@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from compiler.holders import Holders
-from compiler.rates.kernel_classes import FLOPS, INSTEAD, LINKS, MEMORY, PAIR, SECONDS
+from compiler.rates.kernel_classes import FLOPS, HOST, INSTEAD, LINKS, MEMORY, PAIR, SECONDS
 from compiler.rates.lookup import Point
 from compiler.rates.rates import Rates
 from compiler.rates.table import Device, Row, Table, peak_of, shipped_table, shipped_tables, with_base
@@ -15,14 +15,16 @@ from compiler.spec_files import rate_table_of
 from compiler.topology import Experts, Fabric, Links, Nodes
 from dsl.formats import FP8, format_of
 from dsl.memory import sent_bytes
+from dsl.nodes import reached
 from dsl.schema import Device as SpecDevice
-from dsl.schema import Machine, Model, Moe, Precision, Spec
+from dsl.schema import Machine, Moe, Precision, Spec
 
-RATED = (*FLOPS, *MEMORY, *LINKS, "optimizer")
+RATED = (*FLOPS, *MEMORY, *LINKS, "optimizer", HOST)
 # Of a class without any row: shares of a peak that well-written kernels reach, and of a CPU core without a peak. Of
 # links what DeepSeek measured, arXiv 2412.19437 and 2505.09343: 160 of 200 GB/s NVLink, 40 of 50 GB/s InfiniBand.
 ROOFLINE_FLOPS, ROOFLINE_BYTES, ROOFLINE_LINKS = 0.5, 0.7, 0.8
 CORE_FLOPS, CORE_BYTES, CORE_LINK = 5e10, 1e10, 5e8
+HOST_LINK = 5.12e10  # 80% of the 64 GB/s a direction of PCIe 5.0 x16, assumed
 SHIPPED_FOR = ("h800", "h100", "h200")  # tables that are for devices of the same name
 OTHERWISE = "h100"
 DTYPES = ("bf16", "e4m3", "fp32", "fp64")  # where a class has no rows in a dtype, the first of these it has
@@ -62,6 +64,7 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
         fabric=fabric,
         experts=experts_of(spec, fabric, rank),
         launch_s=_seconds(at)["launch"],
+        host_read_s=_seconds(at)["host_read"] if spec.parallel.expert > 1 else 0.0,
         linear=precision.linear,
         plain=precision.compute,
         cores=at.device.cores if node.device.bf16 is None else None,
@@ -168,6 +171,8 @@ def _rows(table: Table, kind: str, dtype: str) -> tuple[tuple[Row, ...], str]:
             return bare, ""
         return bare, f"table {table.name} has no row of {kind} in {dtype}: taken from {of} in {as_dtype}"
     said = f"table {table.name} has no row of {kind}: {_share(kind):.0%} of a peak"
+    if kind == HOST:
+        said = f"table {table.name} has no row of {kind}: {HOST_LINK / 1e9:g} GB/s, 80% of PCIe 5.0 x16"
     return (), said
 
 
@@ -198,6 +203,8 @@ def _share(kind: str) -> float:
 
 
 def _roofline(place: Place, kind: str, dtype: str) -> float:
+    if kind == HOST:
+        return HOST_LINK
     peak = peak_of(place.device, kind, dtype)
     if peak is None:
         return CORE_FLOPS if kind in FLOPS else CORE_LINK if kind in LINKS else CORE_BYTES
@@ -223,19 +230,21 @@ def experts_of(spec: Spec, fabric: Fabric, rank: int) -> Experts:
     return Experts(
         members,
         spread,
-        copies_per_row(spec.model, spread.nodes),
+        copies_per_row(spec, spread.nodes),
         sent_bytes(precision.dispatch, precision),
         sent_bytes(precision.combine, precision),
     )
 
 
-def copies_per_row(model: Model, nodes: int) -> float:
-    """Copies to nodes per routed row, the own one among them: a token goes once to each node that it goes to.
+def copies_per_row(spec: Spec, nodes: int) -> float:
+    """Copies to nodes per routed row, the own one among them: each row is one, or a token goes once to each node that
+    it goes to (`route = nodes`).
 
     Where routing keeps a token to some groups of experts, it goes to the nodes of these groups alone.
     """
-    moe = next((layers.ffn for layers in model.layers if isinstance(layers.ffn, Moe)), None)
+    moe = next((layers.ffn for layers in spec.model.layers if isinstance(layers.ffn, Moe)), None)
     if moe is None or nodes == 1:
         return 0.0
-    of_a_group = -(-nodes // moe.groups)
-    return min(moe.top_k, moe.top_groups * of_a_group, nodes) / moe.top_k
+    if not spec.by_nodes:
+        return 1.0
+    return min(moe.top_k, reached(moe.groups, moe.top_groups, nodes)) / moe.top_k

@@ -23,7 +23,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from compiler import textfile
-from compiler.rates.kernel_classes import CLASSES, FLOPS, INSTEAD, LINKS, PAIR, SECONDS
+from compiler.rates.kernel_classes import CLASSES, FLOPS, HOST, INSTEAD, LINKS, PAIR, SECONDS
 from dsl.diagnostics import is_hidden
 from dsl.schema import Strict
 
@@ -228,6 +228,8 @@ def peak_of(device: Device, kind: str, dtype: str) -> float | None:
         if dtype in ("e4m3", "e2m1"):
             return (device.fp4 if dtype == "e2m1" else device.fp8) or device.fp8 or device.bf16
         return device.bf16 * OVER_BF16[dtype]
+    if kind == HOST:
+        return None  # no key of a spec says it
     if kind in LINKS:
         inside, between = device.nvlink or device.nic, device.nic or device.nvlink
         return inside if kind.endswith("_node") else between

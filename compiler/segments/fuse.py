@@ -26,6 +26,8 @@ def fused(joint: Joint) -> Joint:
     """The joint graph with what its segment fuses as single nodes."""
     for name in joint.segment.fused:
         for each in PASSES[name]:
+            if not each.applies(joint.segment):
+                continue
             joint, count = _rewritten(joint, each)
             expected = int(each.matches(joint.segment))
             assert count == expected, f"{name}: {count} matches in {joint.segment.kind}, not {expected}"

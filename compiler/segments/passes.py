@@ -14,19 +14,23 @@ from compiler.dtypes import is_packed
 from compiler.ir import Segment
 from compiler.segments.joint import Node
 
+TILE = 128  # numbers of a tile of E4M3 or E5M6
+
 
 @dataclass(frozen=True)
 class Pass:
     """`find`: nodes whose arguments and outputs are names of the pattern, each one value or constant throughout.
 
     `make` stands for them; what it does not give nobody else may read. `matches`: how many there are in a segment. What
-    one node stands for is all of one function, F, I or W, unless it computes that `anew`.
+    one node stands for is all of one function, F, I or W, unless it computes that `anew`. `applies`: whether a segment
+    has sizes for which there is a kernel; it is left as it is elsewhere.
     """
 
     find: tuple[Node, ...]
     make: tuple[Node, ...]
     matches: Callable[[Segment], int]
     anew: bool = False
+    applies: Callable[[Segment], bool] = lambda segment: True
 
 
 def _attended(segment: Segment) -> int:
@@ -94,6 +98,22 @@ def _attention_again(segment: Segment, kept: bool) -> bool:
     return attends and ("attention_output" in dict(segment.stored)) == kept
 
 
+def _latent(segment: Segment) -> dict[str, int | float | bool]:
+    """The constants of latent attention in BF16 whose values are a tile wide, within what its kernels take; {} of
+    any other."""
+    sizes = dict(segment.constants)
+    if segment.kind != "attention" or "nope" not in sizes or segment.inputs[0].dtype != "bfloat16":
+        return {}
+    return sizes if sizes["value"] == TILE and sizes["nope"] <= TILE and 0 < sizes["rope"] <= TILE // 2 else {}
+
+
+def _latent_tiles(segment: Segment) -> bool:
+    """Whether gradients of keys and values come in tiles, of rows and of columns: a head's are two tiles wide then, and
+    sequences begin where tiles of columns do. Rows of 16 bytes, or the kernel has fewer than 128 keys at a time."""
+    sizes = _latent(segment)
+    return bool(sizes) and sizes["nope"] == TILE and not sizes["sequence"] % TILE and not sizes["rope"] % 8
+
+
 def _sends_packed(segment: Segment) -> bool:
     return segment.kind == "router" and is_packed(dict(segment.stored).get("rows", ""))
 
@@ -129,6 +149,32 @@ def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
             make=(Node(f"{op}_dgrad_quantise_both", ("dy", *whole), ("q", "columns", *given[1:])),),
             matches=lambda segment: _swiglus(segment, gated),
         ),
+    )
+
+
+# ---------------------------------------------------------------- attention
+
+_LATENT = ("queries", "kv", "k_rope", "sequence", "heads", "nope", "rope", "value", "theta")
+
+
+def _latent_gradient(kept: bool, both: bool) -> Pass:
+    """The gradient of latent attention: of what was kept of its result, and with that of keys and values quantised."""
+    first = (Node("dequantise", ("kept",), ("o",)),) if kept else ()
+    given = ("d_queries", "d_kv", "d_k_rope")
+    last = (Node("quantise_both", ("d_kv",), ("q", "columns")),) if both else ()
+    tensors, sizes = ("do", *_LATENT[:3]), _LATENT[3:]
+    op = f"{'dequantise_' * kept}mla_attention_dgrad{'_quantise_both' * both}"
+    return Pass(
+        find=(*first, Node("mla_attention_dgrad", (*tensors, "o", "lse", *sizes), given), *last),
+        make=(
+            Node(
+                op,
+                (*tensors, "kept" if kept else "o", "lse", *sizes),
+                (given[0], *(("q", "columns") if both else given[1:2]), given[2]),
+            ),
+        ),
+        matches=lambda segment: _attention_again(segment, kept=True) == kept and (both or not _latent_tiles(segment)),
+        applies=lambda segment: _latent_tiles(segment) if both else bool(_latent(segment)),
     )
 
 
@@ -317,6 +363,13 @@ PASSES: dict[str, tuple[Pass, ...]] = {
             make=(Node("quantise_kept", ("x",), ("q", "kept")),),
             matches=lambda segment: _attention_again(segment, kept=True),
         ),
+        Pass(
+            find=(Node("mla_attention", _LATENT, ("o", "lse")), Node("quantise_kept", ("o",), ("q", "kept"))),
+            make=(Node("mla_attention_quantise_kept", _LATENT, ("q", "kept", "lse")),),
+            matches=lambda segment: _attention_again(segment, kept=True),
+            applies=lambda segment: bool(_latent(segment)),
+        ),
+        *(_latent_gradient(kept, both) for kept, both in ((True, True), (False, True), (True, False))),
         Pass(  # copies of quantised rows
             find=(Node("quantise", ("dy",), ("q",)), Node("unpermute_dgrad", ("q", "order", "top_k"), ("drows",))),
             make=(Node("unpermute_dgrad_quantise", ("dy", "order", "top_k"), ("drows",)),),

@@ -100,9 +100,14 @@ def module(joint: Joint, parts: Split, kernel_of: KernelOf) -> str:
 
 
 def _binding(alias: Alias) -> list[str]:
-    args = f"__file__, {alias.file!r}, {alias.op}"
-    line = f"{alias.name} = on_cuda({args})"
-    return [line] if len(line) <= WIDTH else [f"{alias.name} = on_cuda(", f"    {args}", ")"]
+    args = ("__file__", repr(alias.file), alias.op)
+    line = f"{alias.name} = on_cuda({', '.join(args)})"
+    if len(line) <= WIDTH:
+        return [line]
+    inner = [f"    {', '.join(args)}"]
+    if len(inner[0]) > WIDTH:
+        inner = [f"    {arg}," for arg in args]
+    return [f"{alias.name} = on_cuda(", *inner, ")"]
 
 
 def _imports(ops: tuple[str, ...]) -> list[str]:

@@ -18,20 +18,21 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
     """Bytes of `pipeline` messages, of rows to and from `experts`, and of `gradients`, over nvlink, leaf, spine, core.
 
     A message counts on each level it crosses (Fabric.path). Experts are evenly loaded: a row goes to each member of its
-    group as often, there and back in the dtype they are dispatched in; rows go by themselves, so where a network copies
-    one for several members it carries less. Gradients, of 4 bytes, are summed in nodes and then between them, and
-    gathered the same way.
+    group as often, there and back in the dtype they are dispatched in. It goes by itself, or through the rank of the
+    same index on its node, to which a token goes once; then a token goes to as many nodes as it can. Gradients, of 4
+    bytes, are summed in nodes and then between them, and gathered the same way.
     """
     mesh = plan.mesh
     pipeline: Counter[str] = Counter()
     experts: Counter[str] = Counter()
     sent = [_exchanged(plan, stage) for stage in range(len(plan.stages))]
+    copied = _copied(plan)
     back = schedule.turn
     message = next((stage.output.fixed_bytes for stage in plan.stages if stage.output), 0)
     for rank, row in enumerate(schedule.actions):
         actions = [action for step in row for action in actions_of(step) if action.kind != "W"]
         exchanged = sum(sent[action.stage] for action in actions)
-        for level, share in _group_levels(fabric, mesh.rank(rank, 0), mesh.ep).items():
+        for level, share in _group_levels(fabric, mesh.rank(rank, 0), mesh.ep, copied).items():
             experts[level] += round(exchanged * share * mesh.dp)
         # Where results go depends on the direction of a micro-batch alone.
         ways = Counter([(action.kind, action.stage, action.micro_batch >= back) for action in actions])
@@ -57,9 +58,25 @@ def _exchanged(plan: Plan, stage: int) -> int:
     return 2 * sum(step.sizes[0].fixed_bytes for step in steps)
 
 
-def _group_levels(fabric: Fabric, first: int, members: int) -> dict[str, float]:
-    """The mean share of its rows that a member of the expert group from `first` on sends over each level."""
+def _copied(plan: Plan) -> float:
+    """Copies of tokens that go to nodes, for each routed row; 0 where each row goes by itself."""
+    steps = (step for stage in plan.stages for step in stage.steps if isinstance(step, Communication))
+    dispatch = next((step for step in steps if step.kind == "dispatch" and step.order), None)
+    return dispatch.copies / int(dispatch.sizes[0].shape[0]) if dispatch else 0.0
+
+
+def _group_levels(fabric: Fabric, first: int, members: int, copied: float) -> dict[str, float]:
+    """The mean share of its rows that a member of the expert group from `first` on sends over each level; of copies
+    over the network, where there are so many for each row."""
     found: Counter[str] = Counter()
+    on_node = fabric.spread(range(first, first + members)).most
+    if copied and on_node < members:
+        nodes = members // on_node
+        for offset in range(on_node, members, on_node):
+            for level, count in fabric.levels(first, first + offset, members - offset).items():
+                found[level] += 2 * count
+        shares = {level: copied * count / members / nodes for level, count in found.items()}
+        return shares | {"nvlink": (on_node - 1) / on_node}
     for offset in range(1, members):
         for level, count in (
             *fabric.levels(first, first + offset, members - offset).items(),

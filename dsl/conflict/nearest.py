@@ -15,7 +15,8 @@ from dsl.rules.parallel import MAX_PLANNED
 from dsl.schedules import DEFAULT, PLAIN, facts_of
 from dsl.schema import Batch
 from dsl.schema.model import MAX_LAYER
-from dsl.schema.run import MAX_CHUNKS, MAX_DEGREE
+from dsl.schema.parallel import MAX_DEGREE
+from dsl.schema.run import MAX_CHUNKS
 
 ORDER = checked((
     "parallel.tensor", "parallel.context", "parallel.zero", "parallel.pipeline", "cluster.nodes",

@@ -20,7 +20,7 @@ from dsl.conflict.numbers import common, divisors, lcm
 from dsl.conflict.sheet import DATA, PIPELINE, Value, Variable, checked
 from dsl.schedules import FACTS, PLAIN, facts_of
 from dsl.schema.model import MAX_LAYER
-from dsl.schema.run import MAX_DEGREE
+from dsl.schema.parallel import MAX_DEGREE
 
 ORDER = checked((
     "schedule.name", "schedule.chunks", "parallel.tensor", "parallel.context", "parallel.zero", "model", "precision",

@@ -18,9 +18,9 @@ from dsl.resolve.fields import broken_bound, fields_of
 from dsl.resolve.forms import STEP, TOKEN, whole
 from dsl.resolve.merge import key_of, lost_keys
 from dsl.schedules import DEFAULT_CHUNKS, default_of, facts_of
-from dsl.schema import Batch, Device, More, Node, Parallel, Schedule, Spec, Unit
+from dsl.schema import Batch, Device, More, Node, Parallel, Schedule, Sm, Spec, Unit
 from dsl.schema.base import MAX_TOKENS
-from dsl.schema.run import MAX_DEGREE
+from dsl.schema.parallel import MAX_DEGREE
 from dsl.source import Span
 from dsl.syntax import Attribute, Block, Range, Value, Word
 
@@ -154,10 +154,30 @@ def default_parallel(context: Context) -> Parallel:
     return Parallel.model_construct(data=data_degree(context))
 
 
+def communicating_sms(context: Context) -> int:
+    """SMs that exchange rows of experts beside compute: 20 of 132 in DeepSeek-V3 (arXiv 2412.19437, 3.2.2), as large a
+    share of other devices, and of several kinds that of the smallest; 0 where nothing is exchanged."""
+    try:
+        if peek(context, "parallel.expert") < 2:
+            return 0
+        sms, more = [peek(context, "cluster.node.device").sms], peek(context, "cluster.more")
+        while more is not None:
+            sms, more = [*sms, more.node.device.sms], more.more
+    except (RejectedError, AttributeError):
+        return 0
+    return 0 if None in sms else min(sms) * 20 // 132
+
+
+def default_sm(context: Context) -> Sm:
+    """The division of SMs where a run says nothing of it."""
+    return Sm.model_construct(communication=communicating_sms(context))
+
+
 DEFAULTS: dict[type[Node], dict[str, Callable[[Context], Any]]] = {
     Parallel: {"data": data_degree},
     Schedule: {"name": default_name, "chunks": default_chunks},
-    Spec: {"parallel": default_parallel, "schedule": default_schedule},
+    Sm: {"communication": communicating_sms},
+    Spec: {"parallel": default_parallel, "schedule": default_schedule, "sm": default_sm},
 }
 
 

@@ -24,7 +24,10 @@ WORLD = (
 )
 FP8 = tuple(f"precision.{key}" for key in ("linear", "activation_tile", "weight_tile"))
 LAYERS = "model.layers.*"
-STATE = ("model", "precision", "parallel", "schedule", "train.micro_batch", "train.sequence", "train.optimizer")
+STATE = (
+    *("model", "precision", "parallel", "schedule", "offload"),
+    *(f"train.{key}" for key in ("micro_batch", "sequence", "optimizer", "ema", "validate")),
+)
 Row = tuple[tuple[str, ...], Rule]
 # Rules that numbers of several lines satisfy together, or cannot: of these `dsl.conflict` finds the smallest sets.
 JOINT: tuple[Row, ...] = (
@@ -75,6 +78,8 @@ RULES: tuple[Row, ...] = (
     (("train.validate", "data.validation"), resources.validation_has_data),
     (("train.checkpoint.best", "train.checkpoint.every", "train.validate"), resources.best_is_measured),
     (("train.checkpoint.keep_every", "train.checkpoint.every"), resources.kept_checkpoints_are_saved),
+    (("train.validate", "train.ema"), resources.average_is_kept),
+    (("offload", "precision.master", "precision.parameter"), resources.offloaded_state_exists),
     (("schedule.name", "schedule.file"), parallel.one_schedule),
     (
         ("parallel.layout", "parallel.pipeline", "schedule", f"{LAYERS}.first", f"{LAYERS}.last", "model.mtp.depth"),
@@ -82,6 +87,17 @@ RULES: tuple[Row, ...] = (
     ),
     (tuple(f"schedule.{key}" for key in ("name", "file", "chunks", "cap")), parallel.options_of_schedules),
     (("parallel.placement", "parallel.expert", f"{LAYERS}.ffn.experts"), parallel.placement_has_experts),
+    (
+        (
+            *("parallel.expert", "parallel.placement", *WORLD[-3:]),
+            *(f"{LAYERS}.ffn.{key}" for key in ("experts", "groups", "top_groups", "top_k", "max_nodes")),
+        ),
+        model.experts_keep_to_nodes,
+    ),
+    (
+        ("parallel.route", "parallel.expert", *WORLD[-3:], "precision.combine", f"{LAYERS}.ffn.kind"),
+        parallel.rows_go_through_nodes,
+    ),
     (WORLD, parallel.ranks_are_of_one_kind),
     (("precision.linear", "cluster.node.device", "cluster.more"), resources.devices_have_the_precision),
     (("cluster.node.device", "cluster.more"), resources.devices_have_a_pace),

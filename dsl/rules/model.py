@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsl.nodes import group_nodes, groups_fall, reached
 from dsl.rules.finding import Finding, nearest_divisor
 from dsl.schema import Gqa, Mla, Moe, Spec, TrainTokenizer
 
@@ -32,6 +33,51 @@ def moe_groups(spec: Spec) -> Iterator[Finding]:
             )
             notes = (experts, ("the groups", f"{at}.groups"), ("the groups kept", f"{at}.top_groups"))
             yield Finding("E0902", message, f"{at}.top_k", f"write `top_k = {most}`", notes)
+
+
+def experts_keep_to_nodes(spec: Spec) -> Iterator[Finding]:
+    """The groups of which a token chooses its experts lie on at most `max_nodes` of the nodes of an expert group."""
+    expert = spec.parallel.expert
+    nodes = spec.group_nodes
+    for index, span in enumerate(spec.model.layers):
+        ffn, at = span.ffn, f"model.layers.{index}.ffn"
+        if not isinstance(ffn, Moe) or ffn.max_nodes is None or ffn.experts % ffn.groups:
+            continue
+        at, notes = f"{at}.max_nodes", (("the expert ranks", "parallel.expert"), ("the groups", f"{at}.groups"))
+        if nodes is None:
+            devices = min(node.devices for _, node in spec.cluster.parts if group_nodes(node.devices, expert) is None)
+            message = f"expert = {expert}: expert groups do not lie on whole nodes of {devices} devices"
+            yield Finding("E0922", message, "parallel.expert", f"write `expert = {devices}`", (("the limit", at),))
+        elif ffn.max_nodes > nodes:
+            message = f"max_nodes = {ffn.max_nodes}, but {expert} expert ranks lie on {_nodes(nodes)}"
+            yield Finding("E0922", message, at, f"write `max_nodes = {nodes}`", notes[:1])
+        elif ffn.max_nodes < nodes and spec.parallel.placement is not None:
+            message = "max_nodes counts the nodes of experts by their number, and `placement` puts them elsewhere"
+            yield Finding("E0922", message, at, "remove `max_nodes`", (("the placement", "parallel.placement"),))
+        elif not groups_fall(ffn.groups, nodes):
+            message = f"{ffn.groups} groups do not fall onto {_nodes(nodes)} of {expert} expert ranks"
+            hint = f"write `groups = {_nearest_groups(ffn, nodes)}`"
+            yield Finding("E0922", message, f"model.layers.{index}.ffn.groups", hint, (("the limit", at), notes[0]))
+        elif (found := reached(ffn.groups, ffn.top_groups, nodes)) > ffn.max_nodes:
+            chosen = f"in {ffn.top_groups} of {ffn.groups} groups" if ffn.groups > 1 else "any of the layer"
+            message = f"the experts of a token are {chosen}, on up to {_nodes(found)}: max_nodes = {ffn.max_nodes}"
+            fewer = next((k for k in range(ffn.top_groups, 0, -1) if reached(ffn.groups, k, nodes) <= ffn.max_nodes), 0)
+            if fewer and ffn.top_k <= fewer * ffn.experts // ffn.groups:
+                hint = f"write `top_groups = {fewer}`"
+                yield Finding("E0922", message, f"model.layers.{index}.ffn.top_groups", hint, (("the limit", at),))
+            else:
+                hint = f"write `groups = {nodes}` and `top_groups = {ffn.max_nodes}`"
+                yield Finding("E0922", message, at, hint, notes)
+
+
+def _nodes(count: int) -> str:
+    return f"{count} nodes" if count > 1 else "1 node"
+
+
+def _nearest_groups(ffn: Moe, nodes: int) -> int:
+    """The number of groups nearest to that of a layer that divides its experts and falls onto the nodes."""
+    possible = [g for g in range(1, ffn.experts + 1) if ffn.experts % g == 0 and groups_fall(g, nodes)]
+    return min(possible, key=lambda g: (abs(g - ffn.groups), g))
 
 
 def heads_share_keys(spec: Spec) -> Iterator[Finding]:

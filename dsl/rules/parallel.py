@@ -8,6 +8,7 @@ from math import gcd
 
 from dsl import ramp
 from dsl.layout import LayoutError, stages_of_layout
+from dsl.nodes import group_nodes
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
 from dsl.schedules import AUTO, CHUNKED, PLAIN, facts_of, in_words
 from dsl.schema import Moe, Spec
@@ -70,6 +71,22 @@ def experts_are_spread(spec: Spec) -> Iterator[Finding]:
             hint = f"write `expert = {nearest_divisor(possible, expert)}`, or a multiple of {expert} experts"
             note = ("the experts", f"model.layers.{index}.ffn.experts")
             yield Finding("E0803", message, "parallel.expert", hint, (note,))
+
+
+def rows_go_through_nodes(spec: Spec) -> Iterator[Finding]:
+    """`route = nodes`: a rank has a partner of its index on each node of its group, which adds rows that come back."""
+    expert = spec.parallel.expert
+    if spec.parallel.route != "nodes" or all(not isinstance(span.ffn, Moe) for span in spec.model.layers):
+        return
+    sizes = [node.devices for _, node in spec.cluster.parts if group_nodes(node.devices, expert) is None]
+    if sizes:
+        message = f"route = nodes, but groups of {expert} expert ranks do not fill nodes of {sizes[0]} devices"
+        hint = f"write `route = flat`, or a multiple of {sizes[0]} expert ranks"
+        yield Finding("E0818", message, "parallel.route", hint, (("the expert ranks", "parallel.expert"),))
+    elif spec.precision.combine == "e4m3" and spec.by_nodes:
+        message = "route = nodes adds rows on their way back, and combine = e4m3 sends them in eight bits"
+        notes = (("the way back", "precision.combine"),)
+        yield Finding("E0818", message, "parallel.route", "write `route = flat`", notes)
 
 
 def _fits(spec: Spec) -> bool:

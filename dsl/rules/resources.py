@@ -158,6 +158,25 @@ def best_is_measured(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0918", message, "train.checkpoint.best", hint)
 
 
+def average_is_kept(spec: Spec) -> Iterator[Finding]:
+    """The moving average that is validated is one that the run keeps."""
+    validate = spec.train.validate
+    if validate is not None and validate.ema and spec.train.ema is None:
+        message = "the moving average of the weights is to be validated, but the run keeps none"
+        hint = "add `ema { decay = 0.999 }` to train, or write `ema = false`"
+        yield Finding("E0923", message, "train.validate.ema", hint)
+
+
+def offloaded_state_exists(spec: Spec) -> Iterator[Finding]:
+    """Master weights that are offloaded are others than the weights, which stay on the device."""
+    precision = spec.precision
+    if "master" in spec.offload and precision.master == precision.parameter:
+        kept = ", ".join(name for name in spec.offload if name != "master")
+        message = f"offload names master, but the weights are their own master weights, both {precision.master}"
+        note = ("the precision", "precision")
+        yield Finding("E0924", message, "offload", f"write `offload = [{kept}]`", (note,))
+
+
 def kept_checkpoints_are_saved(spec: Spec) -> Iterator[Finding]:
     """A checkpoint that is kept for ever is one that is saved."""
     saved = spec.train.checkpoint

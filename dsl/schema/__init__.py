@@ -4,20 +4,10 @@ from dsl.schema.base import Choices, Derived, FilePath, Node, Phase, Strict, Syn
 from dsl.schema.cluster import Cluster, Device, Machine, More
 from dsl.schema.model import Balance, Dense, Gqa, HeadDim, LayerRange, Mla, Model, Moe, Mtp, Rope
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Optimizer, StateTensor
+from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
-from dsl.schema.run import (
-    Batch,
-    Checkpoint,
-    Data,
-    Parallel,
-    RatePhase,
-    Schedule,
-    Sm,
-    Spec,
-    Train,
-    TrainTokenizer,
-    Validate,
-)
+from dsl.schema.run import Data, Schedule, Sm, Spec, TrainTokenizer
+from dsl.schema.train import Batch, Checkpoint, Ema, RatePhase, Train, Validate
 
 __all__ = [
     "BUILT_IN",
@@ -35,6 +25,7 @@ __all__ = [
     "Derived",
     "Device",
     "Dtype",
+    "Ema",
     "FilePath",
     "Gqa",
     "HeadDim",

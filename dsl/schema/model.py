@@ -109,6 +109,15 @@ class Moe(Node):
         int,
         Field(ge=1, le=65536, description="groups a token may choose its experts from", examples=["top_groups = 4"]),
     ] = 1
+    max_nodes: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=65536,
+            description="nodes that the experts of a token lie on at most, or none: what the groups must come to",
+            examples=["max_nodes = 4"],
+        ),
+    ] = None
     score: Annotated[
         Literal["sigmoid", "softmax"],
         Field(

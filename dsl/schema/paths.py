@@ -10,7 +10,8 @@ from functools import cache
 from typing import Any, get_args
 
 from dsl.schema.base import Node
-from dsl.schema.run import Batch, Spec
+from dsl.schema.run import Spec
+from dsl.schema.train import Batch
 
 ENTRY = "*"  # any entry of a list of blocks
 SPOKEN = {"from": "start", "to": "end", "over": "over_tokens"}  # keys of a batch block → fields

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
+from dsl.nodes import group_nodes, most_group_nodes
 from dsl.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, SUMMARIES, in_words
-from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, Derived, FilePath, Node, Syntax, Unit
+from dsl.schema.base import Choices, Derived, FilePath, Node, Syntax
 from dsl.schema.cluster import Cluster
 from dsl.schema.model import Model
-from dsl.schema.optimizers import AnyOptimizer
+from dsl.schema.parallel import Parallel
 from dsl.schema.precision import Precision
-
-MAX_DEGREE = 1_048_576
-Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
-Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), Unit("token", bare=True)]
-Steps = Annotated[int, Field(ge=1, le=MAX_STEPS), Unit("step", bare=True)]
-LearningRate = Annotated[float, Field(ge=0, le=10)]
+from dsl.schema.train import PLANNED, Train
 
 Recompute = Literal["rmsnorm", "mla_up", "swiglu", "attention", "dense", "router", "shared", "experts", "logits"]
+Offload = Literal["moments", "master"]
 Fusion = Literal["residual_norm", "route", "join", "quantise", "norm_gradient"]
 WIDEST_NORM_GRADIENT = 8192  # columns: a thread of a GPU has no registers for more of a row and all that is beside it
 if TYPE_CHECKING:  # a checker of types reads no words that a table gives
@@ -28,56 +24,6 @@ if TYPE_CHECKING:  # a checker of types reads no words that a table gives
 else:
     ScheduleName = Literal[NAMES]
 MAX_CHUNKS = 1000  # a stage has a layer, and a model has no more of them
-
-
-PLANNED = "auto: the fastest that fits"  # as far as can be predicted, compiler/predict/search.py
-
-
-class Parallel(Node):
-    """Degrees of parallelism. world = pipeline·data·tensor·context; expert divides data."""
-
-    pipeline: Annotated[
-        Degree, Field(description=f"ranks a pipeline has; {PLANNED}", examples=["pipeline = 16", "pipeline = auto"])
-    ] = 1
-    expert: Annotated[
-        Degree,
-        Field(
-            description=f"ranks the experts of a layer are spread over; {PLANNED}",
-            examples=["expert = 64", "expert = auto"],
-        ),
-    ] = 1
-    data: Annotated[
-        Degree,
-        Field(
-            description="ranks per pipeline rank; auto: what the cluster leaves",
-            examples=["data = auto", "data = 128"],
-        ),
-        Derived("auto: devices of the cluster / (pipeline·tensor·context)"),
-    ]
-    tensor: Annotated[Degree, Field(description="ranks a matrix is split over", examples=["tensor = 1"])] = 1
-    context: Annotated[Degree, Field(description="ranks a sequence is split over", examples=["context = 1"])] = 1
-    layout: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            max_length=4000,
-            description="which layers are on which stage, in Megatron's words; else, or auto, as even as it gets",
-            examples=['layout = "Et*3|(tt|)*28ttmL"'],
-        ),
-    ] = None
-    placement: Annotated[
-        str | None,
-        FilePath(),
-        Field(
-            min_length=1,
-            max_length=4096,
-            description="which expert is on which rank, a file of `dsc place`; else by number; relative to the spec",
-            examples=['placement = "placement.json"'],
-        ),
-    ] = None
-    zero: Annotated[
-        int, Field(ge=0, le=3, description="1: each optimizer state has one owner", examples=["zero = 1"])
-    ] = 0
 
 
 class Schedule(Node):
@@ -121,6 +67,9 @@ class Sm(Node):
 
     communication: Annotated[
         int,
+        Derived(
+            "20 of 132, or that share of other devices, if `expert` is above 1 and the devices state `sms`; else 0"
+        ),
         Field(
             ge=0,
             le=4096,
@@ -128,127 +77,6 @@ class Sm(Node):
             examples=["communication = 20", "communication = auto"],
         ),
     ] = 0
-
-
-class Batch(Node):
-    """Sequences of a step, over all ranks. It grows from `start` to `end` over the first `over_tokens` tokens."""
-
-    start: Annotated[int, Field(ge=1, le=100_000_000, description="sequences of the first steps")]
-    end: Annotated[int, Field(ge=1, le=100_000_000, description="sequences of a step when it has grown")]
-    over_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS, description="tokens over which it grows")] = 0
-
-
-class RatePhase(Node):
-    """The learning rate goes from `start` to `end` and is at `end` when `end_tokens` tokens have been trained on."""
-
-    shape: Annotated[Literal["linear", "constant", "cosine"], Field(description="the curve between both")]
-    start: Annotated[LearningRate, Field(description="rate at the beginning")]
-    end: Annotated[LearningRate, Field(description="rate at the end")]
-    end_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS, description="where the phase ends")]
-
-
-class Checkpoint(Node):
-    """When the run is saved. The last step is saved always."""
-
-    every: Annotated[Steps, Field(description="steps between checkpoints", examples=["every = 1000 steps"])]
-    keep: Annotated[int, Field(ge=1, le=1_000_000, description="newest checkpoints kept", examples=["keep = 3"])] = 3
-    best: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=1_000_000,
-            description="checkpoints of the lowest validation loss kept besides; each save then validates first",
-            examples=["best = 1"],
-        ),
-    ] = 0
-    keep_every: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=MAX_STEPS,
-            description="steps between checkpoints that are kept for ever, or none; a multiple of `every`",
-            examples=["keep_every = 10_000 steps"],
-        ),
-        Unit("step", bare=True),
-    ] = None
-    failure: Annotated[
-        Literal["continue", "stop"],
-        Field(description="what follows a save that fails", examples=["failure = stop"]),
-        Choices(
-            {
-                "continue": "it is said, and the run goes on to the next save; it fails if the last save fails",
-                "stop": "the run ends",
-            }
-        ),
-    ] = "continue"
-
-
-class Validate(Node):
-    """When the held-out loss is measured."""
-
-    every: Annotated[Steps, Field(description="steps between validations", examples=["every = 1000 steps"])]
-    batches: Annotated[
-        int, Field(ge=1, le=1_000_000, description="global batches of one validation", examples=["batches = 2"])
-    ] = 1
-
-
-Validation = Annotated[
-    Validate | None,
-    Field(description="when the held-out loss is measured", examples=["validate { every = 1000 steps }"]),
-]
-
-with warnings.catch_warnings():
-    # The field takes the place of a deprecated method of BaseModel, on purpose.
-    warnings.filterwarnings("ignore", message='Field name "validate"')
-
-    class Train(Node):
-        """What is trained on, for how long, and by which optimizer."""
-
-        sequence: Annotated[
-            int,
-            Field(ge=1, le=16_777_216, description="tokens of a sequence", examples=["sequence = 4096"]),
-            Unit("token", bare=True),
-        ]
-        micro_batch: Annotated[
-            int,
-            Field(
-                ge=1,
-                le=1_000_000,
-                description=f"sequences of a micro-batch; {PLANNED}",
-                examples=["micro_batch = 1", "micro_batch = auto"],
-            ),
-        ]
-        batch: Annotated[
-            Batch,
-            Syntax("batch"),
-            Field(
-                description="sequences of a step, over all ranks",
-                examples=["batch = 64", "batch { from = 3072, to = 15360, over = 469B tokens }"],
-            ),
-        ]
-        tokens: Annotated[Tokens, Field(description="tokens of the whole run; or `steps`", examples=["tokens = 10B"])]
-        optimizer: Annotated[
-            AnyOptimizer, Field(description="how weights are updated", examples=["optimizer adamw { clip = 1.0 }"])
-        ]
-        rate: Annotated[
-            tuple[RatePhase, ...],
-            Syntax("rate"),
-            Field(description="learning rate", examples=["rate { warmup 2000 steps to 2.2e-4, constant }"]),
-        ]
-        seed: Annotated[
-            int,
-            Field(
-                ge=0,
-                le=2**63 - 1,
-                description="of initial weights and of the order of samples",
-                examples=["seed = 1"],
-            ),
-        ] = 1
-        checkpoint: Annotated[
-            Checkpoint | None,
-            Field(description="when the run is saved, besides its end", examples=["checkpoint { every = 1000 steps }"]),
-        ] = None
-        validate: Validation = None  # type: ignore[assignment]
 
 
 class TrainTokenizer(Node):
@@ -330,6 +158,20 @@ class Spec(Node):
             }
         ),
     ] = ()
+    offload: Annotated[
+        tuple[Offload, ...],
+        Field(
+            description="state of the optimizer that lies in the memory of the host; an update takes it to the device "
+            "and back, part by part",
+            examples=["offload = [moments, master]"],
+        ),
+        Choices(
+            {
+                "moments": "what the optimizer keeps of each weight: the moments of AdamW",
+                "master": "master weights, where their dtype is not that of the weights",
+            }
+        ),
+    ] = ()
     parallel: Annotated[
         Parallel,
         Field(description="degrees of parallelism", examples=["parallel { pipeline = 2 }"]),
@@ -340,9 +182,11 @@ class Spec(Node):
         Field(description="the order of forwards and backwards", examples=[f"schedule {{ name = {DEFAULT} }}"]),
         Derived(f"{PLAIN} where pipeline = 1, else {DEFAULT}"),
     ]
-    sm: Annotated[Sm, Field(description="how SMs are divided", examples=["sm { communication = 20 }"])] = (
-        Sm.model_construct()
-    )
+    sm: Annotated[
+        Sm,
+        Field(description="how SMs are divided", examples=["sm { communication = 20 }"]),
+        Derived("`communication` by its default"),
+    ] = Sm.model_construct()
     train: Annotated[
         Train,
         Field(
@@ -367,8 +211,27 @@ class Spec(Node):
         on accelerators, where a column of rows then has whole 16 bytes. Products of CPUs need none of it, and without
         padding rows stay where they are if there is one expert rank."""
         by_tiles = self.precision.row_alignment
-        accelerators = any(device.bf16 is not None for device in self.cluster.devices)
-        return 8 if by_tiles == 1 and self.precision.linear == "bf16" and accelerators else by_tiles
+        return 8 if by_tiles == 1 and self.precision.linear == "bf16" and self.has_hosts else by_tiles
+
+    @property
+    def has_hosts(self) -> bool:
+        """Whether devices are accelerators, whose hosts have memory of their own."""
+        return any(device.bf16 is not None for device in self.cluster.devices)
+
+    @property
+    def group_nodes(self) -> int | None:
+        """The most nodes that an expert group lies on; None where groups begin or end inside of nodes."""
+        return most_group_nodes((node.devices for _, node in self.cluster.parts), self.parallel.expert)
+
+    @property
+    def by_nodes(self) -> bool:
+        """Whether a token goes to each node once: as `route` says; else where an expert group has several whole nodes,
+        and rows come back in a dtype in which they can be added."""
+        found = {group_nodes(node.devices, self.parallel.expert) for _, node in self.cluster.parts}
+        several = found.isdisjoint({None, 1}) and len(found) == 1
+        if self.parallel.route is None:
+            return several and self.precision.combine != "e4m3"
+        return several and self.parallel.route == "nodes"
 
     @property
     def files(self) -> object:

@@ -113,6 +113,10 @@ KEYS: dict[str, tuple[str, ...]] = {
     "recompute_modules": ("recompute",),
     "activation_checkpointing": ("recompute",),
     "gradient_checkpointing": ("recompute",),
+    "cpu_offload": ("offload",),
+    "offload_optimizer": ("offload",),
+    "optimizer_cpu_offload": ("offload",),
+    "ema_decay": ("train.ema.decay",),
     "num_sms": ("sm.communication", "cluster.node.device.sms"),
     # the cluster
     "num_nodes": ("cluster.nodes",),

@@ -1,37 +1,34 @@
-"""Channels over torch.distributed: gloo between processes, NCCL between GPUs. One communicator for each channel."""
+"""Channels over torch.distributed, a communicator for each: gloo between processes, NCCL between GPUs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from runtime.comm.communicator import Communicator
 from runtime.comm.rows import Rows, raw
-from runtime.comm.transport import Channel, ChannelError, Pending, Shares, Sums, Swap, Wanted, Work, digest
+from runtime.comm.transport import Channel, ChannelError, Pending, Shares, Sums, Swap, SwapKind, Work, digest
 
 
 class CollectiveLinks:
-    """A rank's communicators. Every rank makes all of them, for torch names groups by how many it has made."""
+    """A rank's communicators, made and used once in the order in which all ranks open their channels."""
 
-    def __init__(self, rank: int, wanted: Wanted, timeout_s: float, checked: bool) -> None:
-        self._groups: dict[Channel, dist.ProcessGroup] = {}
-        self._rank, self._checked = rank, checked
-        for kind, ranks in wanted.channels:
-            group = dist.new_group(sorted(ranks), timeout=timedelta(seconds=timeout_s), group_desc=f"{kind} {ranks}")
-            if rank in ranks:
-                self._groups[kind, ranks] = group
-        self.sums: Sums = CollectiveSums(self._groups)
+    def __init__(self, communicators: Mapping[Channel, Communicator], checked: bool) -> None:
+        self._of, self._checked = communicators, checked
+        world = next(each for (kind, _), each in communicators.items() if kind == "world")
+        self.sums: Sums = CollectiveSums(world, communicators)
 
     def edge(self, source: int, destination: int) -> CollectiveEdge:
-        peer = destination if source == self._rank else source
-        return CollectiveEdge(self._groups["edge", (source, destination)], peer, self._checked)
+        communicator = self._of["edge", (source, destination)]
+        peer = destination if source == communicator.rank else source
+        return CollectiveEdge(communicator, peer, self._checked)
 
-    def swap(self, members: tuple[int, ...]) -> Swap | None:
-        group = self._groups.get(("expert", members))
-        return CollectiveSwap(group) if group is not None else None
+    def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
+        communicator = self._of.get((kind, members))
+        return CollectiveSwap(communicator) if communicator is not None else None
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
         return None
@@ -41,29 +38,30 @@ class CollectiveLinks:
 class CollectiveEdge:
     """One direction between two ranks. In a checked run, its name and number go before every message."""
 
-    group: dist.ProcessGroup
+    communicator: Communicator
     peer: int  # world rank at the other end
     checked: bool
     sequence: int = 0
 
     def send(self, name: str, tensor: Tensor) -> Pending:
-        tensor = tensor.contiguous()
+        tensor, keep = tensor.contiguous(), tuple[Tensor, ...]()
         works: list[Work] = []
-        header = torch.tensor([self.sequence, digest(name)], device=tensor.device)
         if self.checked:
-            works.append(_work(dist.isend(header, self.peer, self.group)))
+            header = torch.tensor([self.sequence, digest(name)], device=tensor.device)
+            works.append(self.communicator.send(header, self.peer))
+            keep = (header,)
         self.sequence += 1
-        works.append(_work(dist.isend(_raw(tensor), self.peer, self.group)))
-        return Pending(works, tensor, keep=(header,))
+        works.append(self.communicator.send(_raw(tensor), self.peer))
+        return Pending(works, tensor, keep)
 
     def post(self, name: str, buffer: Tensor) -> Pending:
         works: list[Work] = []
         if self.checked:
             expected = torch.tensor([self.sequence, digest(name)], device=buffer.device)
             header = torch.empty_like(expected)
-            received = _work(dist.irecv(header, self.peer, self.group))
+            received = self.communicator.receive(header, self.peer)
             works.append(_Header(received, header, expected, f"recv {name}: rank {self.peer}"))
-        works.append(_work(dist.irecv(_raw(buffer), self.peer, self.group)))
+        works.append(self.communicator.receive(_raw(buffer), self.peer))
         self.sequence += 1
         return Pending(works, buffer)
 
@@ -85,11 +83,11 @@ class _Header:
 
 @dataclass(frozen=True)
 class CollectiveSwap:
-    group: dist.ProcessGroup
+    communicator: Communicator
 
     def start(self, name: str, given: Rows, taken: Rows) -> list[Work]:
-        sent, room, sizes = given.packed(), taken.room(), (list(taken.counts), list(given.counts))
-        work = _work(dist.all_to_all_single(_raw(room), _raw(sent), *sizes, group=self.group, async_op=True))
+        sent, room = given.packed(), taken.room()
+        work = self.communicator.all_to_all(_raw(room), _raw(sent), taken.counts, given.counts)
         return [work if room is taken.tensor else _Unpacked(work, room, taken)]
 
 
@@ -108,21 +106,29 @@ class _Unpacked:
 
 @dataclass(frozen=True)
 class CollectiveSums:
-    groups: dict[Channel, dist.ProcessGroup]
+    world: Communicator
+    communicators: Mapping[Channel, Communicator]
 
     def all_reduce(self, tensor: Tensor) -> None:
-        dist.all_reduce(tensor)
+        self.world.all_reduce(tensor)
 
-    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor) -> None:
-        dist.all_reduce(flat, group=self.groups["reduce", holders])  # gloo has no reduce-scatter
+    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> None:
+        communicator = self.communicators["reduce", holders]
+        even = len({part.stop - part.start for share in shares for part in share}) == 1
+        if even and all(len(share) == 1 for share in shares) and communicator.scatters:
+            (mine,) = shares[communicator.index_of(communicator.rank)]
+            communicator.reduce_scatter(flat[mine], flat)  # in place
+        else:
+            communicator.all_reduce(flat)  # parts of matrices are uneven
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
-        group, index = self.groups["reduce", holders], holders.index(dist.get_rank())
+        communicator = self.communicators["reduce", holders]
+        index = communicator.index_of(communicator.rank)
         sizes = [sum(part.stop - part.start for part in share) for share in shares]
         rows = flat.new_empty(len(shares), max(sizes))  # what is behind the end of a share is not looked at
         mine = flat.new_empty(max(sizes))
         torch.cat([flat[part] for part in shares[index]] or [flat[:0]], out=mine[: sizes[index]])
-        dist.all_gather([_raw(row) for row in rows], _raw(mine), group=group)
+        communicator.all_gather([_raw(row) for row in rows], _raw(mine))
         for row, share, size in zip(rows, shares, sizes, strict=True):
             extents = [part.stop - part.start for part in share]
             for part, values in zip(share, row[:size].split(extents), strict=True):
@@ -132,8 +138,3 @@ class CollectiveSums:
 def _raw(tensor: Tensor) -> Tensor:
     """A tensor that is moved and not summed, as bytes where gloo does not know the dtype. Rows stay rows."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.bfloat16 else raw(tensor)
-
-
-def _work(work: dist.Work | None) -> dist.Work:
-    assert work is not None, "this rank is not a member of the group"
-    return work

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -14,10 +15,13 @@ import torch
 import torch.distributed as dist
 
 from runtime.comm.collective import CollectiveLinks
-from runtime.comm.host import HostLinks, parts_of
+from runtime.comm.communicator import Communicator, name_of
+from runtime.comm.host import HostLinks, part_of, parts_of
+from runtime.comm.meeting import Meeting
 from runtime.comm.memory import Address, Memory, can_share, make_memory, map_memory
 from runtime.comm.staged import StagedLinks
-from runtime.comm.transport import Alone, Links, Wanted
+from runtime.comm.transport import Alone, Channel, ChannelError, Links, Wanted
+from runtime.options import START_TIMEOUT_S
 
 Transport = Literal["auto", "memory", "gloo"]  # gloo: torch.distributed, NCCL on GPUs
 CPU = torch.device("cpu")
@@ -28,35 +32,48 @@ PEER_TIMEOUT_S = 600.0
 class Endpoint:
     """A rank's end of all channels: the device that its tensors are on, and how it talks to its peers.
 
-    `timeout_s`: how long it waits for one. `checked`: every message is verified (tests).
+    `timeout_s`: how long it waits for one; `start_timeout_s`: how long for all to come to the start. `checked`: every
+    message is verified (tests). `sms`: those that communicate, of a device; 0: as many as NCCL takes.
     """
 
     device: torch.device = CPU
     transport: Transport = "auto"
     timeout_s: float = PEER_TIMEOUT_S
     checked: bool = False
+    start_timeout_s: float = START_TIMEOUT_S
+    sms: int = 0
 
-    def connect(self, rank: int, wanted: Wanted) -> Links:
-        """Open the channels of `rank`; a collective of the world. OSError: `memory` was asked for and is not shared."""
-        if not dist.is_initialized():
+    def connect(self, rank: int, wanted: Wanted, set_action: Callable[[str], None] = lambda _: None) -> Links:
+        """Open the channels of `rank`, in the one order of all ranks. `set_action`: is told which.
+
+        Raises MissingRankError where a rank does not come; ChannelError where another one is at the end of a channel;
+        OSError where `memory` was asked for and is not shared.
+        """
+        if not dist.is_initialized() or dist.get_world_size() == 1:
             return Alone()
+        meeting = Meeting(dist.distributed_c10d._get_default_store(), rank, self.start_timeout_s, set_action)
+        meeting.arrive("connect", range(dist.get_world_size()))
         staged = self.device.type != "cpu" and dist.get_backend() == "gloo"  # ranks share a device: runtime/device.py
         if not staged and self.device.type != "cpu":
-            return self._collective_links(rank, wanted)
-        links = self._host_links(rank, wanted)
+            return self._collective_links(rank, wanted, meeting, self.device)
+        links = self._host_links(rank, wanted, meeting)
         return StagedLinks(links) if staged else links
 
-    def _collective_links(self, rank: int, wanted: Wanted) -> Links:
-        return CollectiveLinks(rank, wanted, self.timeout_s, self.checked)
+    def _collective_links(self, rank: int, wanted: Wanted, meeting: Meeting, device: torch.device) -> Links:
+        made: dict[Channel, Communicator] = {}
+        for channel in wanted.channels(rank):
+            made[channel] = Communicator(channel, rank, meeting, self.start_timeout_s, self.timeout_s, self.sms)
+            made[channel].greet(device)
+        return CollectiveLinks(made, self.checked)
 
-    def _host_links(self, rank: int, wanted: Wanted) -> Links:
+    def _host_links(self, rank: int, wanted: Wanted, meeting: Meeting) -> Links:
         if self.transport != "gloo":
             found = _memories(rank, wanted)
             if not isinstance(found, str):
                 return HostLinks(rank, wanted, found, self.timeout_s)
             if self.transport == "memory":
                 raise OSError(f"ranks cannot share memory: {found}")
-        return self._collective_links(rank, wanted)
+        return self._collective_links(rank, wanted, meeting, CPU)
 
 
 def transport_in_use(links: Links) -> str:
@@ -87,6 +104,8 @@ def _memories(rank: int, wanted: Wanted) -> list[Memory] | str:
     addresses = _tell_all(said)
     mapped: list[Memory] = []
     try:
+        if all(addresses):
+            _check_ends(rank, wanted, [Address(**json.loads(text)) for text in addresses])
         for other, text in enumerate(addresses):
             if not text:
                 raise OSError(problem if other == rank else f"rank {other} has none")
@@ -98,6 +117,15 @@ def _memories(rank: int, wanted: Wanted) -> list[Memory] | str:
     if descriptor is not None:
         os.close(descriptor)  # all have mapped it, or none will
     return next((each for each in problems if each), "") or mapped
+
+
+def _check_ends(rank: int, wanted: Wanted, addresses: Sequence[Address]) -> None:
+    """Raise ChannelError unless each rank has in its memory what this one reads and writes there, by its name."""
+    for kind, ranks in wanted.channels(rank):
+        for other in ranks:
+            theirs = part_of((kind, ranks), other, rank)
+            if other != rank and theirs is not None and theirs not in addresses[other].parts:
+                raise ChannelError(f"connect {name_of((kind, ranks))}: rank {other} has no {theirs!r}")
 
 
 def _tell_all(text: str) -> list[str]:

@@ -4,22 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from runtime.comm.memory import CIRCLE_BYTES, PIPE_BYTES, Circle, Memory, Reader, Writer
 from runtime.comm.rows import Rows, copy_rows
-from runtime.comm.transport import ChannelError, Pending, Shares, Sums, Swap, Wanted, Work, digest
+from runtime.comm.transport import (
+    Channel,
+    ChannelError,
+    Pending,
+    Shares,
+    Sums,
+    Swap,
+    SwapKind,
+    Wanted,
+    Work,
+    digest,
+)
 
 
 def parts_of(rank: int, wanted: Wanted) -> dict[str, int]:
     """What lies in a rank's memory, in bytes: pipes to the ranks it writes to, circles, and flat tensors."""
     pipes = [f"edge {ranks}" for ranks in wanted.of(rank, "edge") if ranks[0] == rank]
-    swaps = [f"expert {rank}>{peer}" for ranks in wanted.of(rank, "expert") for peer in ranks if peer != rank]
+    swaps = [
+        f"{kind} {rank}>{peer}"
+        for kind in get_args(SwapKind)
+        for ranks in wanted.of(rank, kind)
+        for peer in ranks
+        if peer != rank
+    ]
     circles = ["world", *(f"reduce {ranks}" for ranks in wanted.of(rank, "reduce"))]
     flats = {name: size for name, (holders, size) in wanted.flats.items() if rank in holders}
     return dict.fromkeys((*pipes, *swaps), PIPE_BYTES) | dict.fromkeys(circles, CIRCLE_BYTES) | flats
+
+
+def part_of(channel: Channel, other: int, rank: int) -> str | None:
+    """What lies in another rank's memory for a channel that it has with `rank`; None: nothing."""
+    kind, ranks = channel
+    if kind == "edge":
+        return f"edge {ranks}" if other == ranks[0] else None
+    if kind in get_args(SwapKind):
+        return f"{kind} {other}>{rank}"
+    return f"reduce {ranks}" if kind == "reduce" else "world"
 
 
 class HostLinks:
@@ -40,14 +68,14 @@ class HostLinks:
             return HostEdge(Writer(self._memories[source], part, self._timeout_s), None)
         return HostEdge(None, Reader(self._memories[source], part, self._timeout_s))
 
-    def swap(self, members: tuple[int, ...]) -> Swap | None:
+    def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
         if len(members) < 2:
             return None
         mine, here = self._memories[self._rank], self._rank
         return HostSwap(
             members.index(here),
-            [Writer(mine, f"expert {here}>{m}", self._timeout_s) if m != here else None for m in members],
-            [Reader(self._memories[m], f"expert {m}>{here}", self._timeout_s) if m != here else None for m in members],
+            [Writer(mine, f"{kind} {here}>{m}", self._timeout_s) if m != here else None for m in members],
+            [Reader(self._memories[m], f"{kind} {m}>{here}", self._timeout_s) if m != here else None for m in members],
         )
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
@@ -122,8 +150,8 @@ class HostSums:
     def all_reduce(self, tensor: Tensor) -> None:
         self.world.all_reduce(tensor)
 
-    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor) -> None:
-        self.of_holders[holders].reduce_parts(bucket, flat.numel(), flat.dtype)
+    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> None:
+        self.of_holders[holders].reduce_parts(bucket, flat.numel(), flat.dtype, shares)
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
         self.of_holders[holders].gather_parts(bucket, flat.numel(), flat.dtype, shares)

@@ -15,13 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from runtime.comm.rows import copy_rows
 from runtime.comm.transport import Shares
+from runtime.machine import machine
 
 WORD = 8  # bytes
 LINE = 64  # bytes of a cache line, so that no word shares one with a word of another rank
@@ -68,7 +68,7 @@ def wait_until(ready: Callable[[], bool], timeout_s: float, what: str) -> None:
 class Address:
     """Where another process finds a file of memory, and where in it what lies."""
 
-    machine: str  # of this boot
+    machine: str
     pid: int
     descriptor: int
     size: int
@@ -103,12 +103,12 @@ def make_memory(sizes: Mapping[str, int]) -> tuple[Memory, Address]:
     descriptor = os.memfd_create("dsc", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, max(size, mmap.PAGESIZE))
     mapped = mmap.mmap(descriptor, max(size, mmap.PAGESIZE))
-    return Memory(mapped, parts), Address(_machine(), os.getpid(), descriptor, max(size, mmap.PAGESIZE), parts)
+    return Memory(mapped, parts), Address(machine(), os.getpid(), descriptor, max(size, mmap.PAGESIZE), parts)
 
 
 def map_memory(address: Address) -> Memory:
     """Map another rank's memory. OSError where it cannot be reached, as from another machine."""
-    if address.machine != _machine():
+    if address.machine != machine():
         raise OSError("another machine")
     descriptor = os.open(f"/proc/{address.pid}/fd/{address.descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -117,13 +117,6 @@ def map_memory(address: Address) -> Memory:
         return Memory(mmap.mmap(descriptor, address.size), address.parts)
     finally:
         os.close(descriptor)
-
-
-def _machine() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return platform.node()
 
 
 # ---------------------------------------------------------------- pipes
@@ -267,20 +260,24 @@ class Circle:
         self.meet("sum was read")
         tensor.view(-1).copy_(total)
 
-    def reduce_parts(self, part: str, elements: int, dtype: torch.dtype) -> None:
-        """Sum a tensor that lies in this part of each memory: each rank sums its share, then copies the others'."""
+    def reduce_parts(self, part: str, elements: int, dtype: torch.dtype, owned: Shares = ()) -> None:
+        """Sum a tensor that lies in this part of each memory: each rank sums its share, then copies the others'.
+
+        `owned`: the shares of all ranks, where nobody needs those of others.
+        """
         of_each = [memory.tensor(part, elements, dtype) for memory in self.memories]
-        mine, shares = of_each[self.index], equal_shares(elements, len(self.memories))
+        mine, shares = of_each[self.index], owned or equal_shares(elements, len(self.memories))
         self.meet("gradients")
-        (share,) = shares[self.index]
-        for at in range(share.start, share.stop, BLOCK):
-            block = slice(at, min(at + BLOCK, share.stop))
-            total = of_each[0][block] + of_each[1][block]
-            for other in of_each[2:]:
-                total += other[block]
-            mine[block] = total
+        for share in shares[self.index]:
+            for at in range(share.start, share.stop, BLOCK):
+                block = slice(at, min(at + BLOCK, share.stop))
+                total = of_each[0][block] + of_each[1][block]
+                for other in of_each[2:]:
+                    total += other[block]
+                mine[block] = total
         self.meet("sums of gradients")
-        self._take(of_each, shares)
+        if not owned:
+            self._take(of_each, shares)
 
     def gather_parts(self, part: str, elements: int, dtype: torch.dtype, shares: Shares) -> None:
         """Give each rank the other ranks' shares of a tensor that lies in this part of each memory."""

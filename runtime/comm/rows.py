@@ -65,13 +65,15 @@ class Rows:
     tensor: Tensor
     counts: tuple[int, ...]  # of each member
     layout: Layout | None = None  # None: they lie member after member
+    sources: tuple[tuple[int, ...], ...] = ()  # of a layout, that each member brings or takes; (): itself
 
     def pieces(self) -> list[Sequence[Tensor]]:
         """The rows of each member, as views."""
         if self.layout is None:
             return [(rows,) for rows in self.tensor.split(self.counts)]
-        pieces, step = self.tensor.split(self.layout.sizes), len(self.counts) + 1
-        return [pieces[member::step] for member in range(len(self.counts))]
+        pieces, step = self.tensor.split(self.layout.sizes), len(self.layout.counts) + 1
+        sources = self.sources or [(member,) for member in range(len(self.counts))]
+        return [[piece for source in each for piece in pieces[source::step]] for each in sources]
 
     def packed(self) -> Tensor:
         """The rows in a contiguous tensor, member after member: moved, unless they lie so."""

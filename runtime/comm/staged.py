@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.comm.rows import Rows
-from runtime.comm.transport import Edge, Links, Pending, Shares, Sums, Swap, Work
+from runtime.comm.transport import Edge, Links, Pending, Shares, Sums, Swap, SwapKind, Work
 
 
 class StagedLinks:
@@ -27,8 +27,8 @@ class StagedLinks:
     def edge(self, source: int, destination: int) -> StagedEdge:
         return StagedEdge(self.host.edge(source, destination))
 
-    def swap(self, members: tuple[int, ...]) -> Swap | None:
-        swap = self.host.swap(members)
+    def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
+        swap = self.host.swap(kind, members)
         return None if swap is None else StagedSwap(swap)
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
@@ -89,10 +89,10 @@ class StagedSums:
         self.host.sums.all_reduce(staged)
         tensor.copy_(staged)
 
-    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor) -> None:
+    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> None:
         staged = self._copy_of(bucket, flat)
         staged.copy_(flat)
-        self.host.sums.reduce(bucket, holders, staged)
+        self.host.sums.reduce(bucket, holders, staged, shares)
         flat.copy_(staged)
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:

@@ -14,28 +14,29 @@ is a field here, in the order of the file. No torch.
 """
 
 from runtime.contract.kernel_list import EmittedOp, KernelList, OptimizerStep, QuantisedWeights, SegmentKernels
+from runtime.contract.mesh import Mesh, Opening, Sms
+from runtime.contract.nodes import NodeKind, node_kind
+from runtime.contract.overlap import BodyTimes, Overlap, ProgramTimes
 from runtime.contract.plan import (
     Batches,
     BatchGrowth,
     Bias,
-    BodyTimes,
     Bucket,
     Checkpoints,
     Data,
     DataRequest,
+    Ema,
+    Host,
     Layers,
-    Mesh,
     Message,
     Model,
     MoeLayer,
     Optimizer,
     OptimizerState,
-    Overlap,
     Parameter,
     Phase,
     Plan,
     Precision,
-    ProgramTimes,
     Quantised,
     RatePhase,
     StateTensor,
@@ -43,7 +44,7 @@ from runtime.contract.plan import (
     TrainedTokenizer,
     Validation,
 )
-from runtime.contract.programs import Call, Certificate, Exchanged, Facts, Manifest, Program, check_programs
+from runtime.contract.programs import Call, Certificate, Collective, Exchanged, Facts, Manifest, Program, check_programs
 
 __all__ = [
     "BatchGrowth",
@@ -54,11 +55,14 @@ __all__ = [
     "Call",
     "Certificate",
     "Checkpoints",
+    "Collective",
     "Data",
     "DataRequest",
+    "Ema",
     "EmittedOp",
     "Exchanged",
     "Facts",
+    "Host",
     "KernelList",
     "Layers",
     "Manifest",
@@ -66,6 +70,8 @@ __all__ = [
     "Message",
     "Model",
     "MoeLayer",
+    "NodeKind",
+    "Opening",
     "Optimizer",
     "OptimizerState",
     "OptimizerStep",
@@ -80,9 +86,11 @@ __all__ = [
     "QuantisedWeights",
     "RatePhase",
     "SegmentKernels",
+    "Sms",
     "StateTensor",
     "Train",
     "TrainedTokenizer",
     "Validation",
     "check_programs",
+    "node_kind",
 ]

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
 
+from runtime.contract.mesh import MAX_RANKS, Mesh, Opening, Rank, Sms
+from runtime.contract.nodes import NodeKind
+from runtime.contract.overlap import Overlap
 from runtime.strict_json import MAX_INT, FormError, Pattern, Range, Tree, read
 
-MAX_RANKS = 1 << 20
 MAX_LAYERS = 10_000
 MAX_STEPS = 10**12
 MAX_VOCAB = 1 << 31
 
 Count = Annotated[int, Range(1, MAX_INT)]
 Amount = Annotated[int, Range(0, MAX_INT)]
-Rank = Annotated[int, Range(0, MAX_RANKS - 1)]
-Degree = Annotated[int, Range(1, MAX_RANKS)]
 Layer = Annotated[int, Range(0, MAX_LAYERS)]
 Vocab = Annotated[int, Range(1, MAX_VOCAB)]
 Step = Annotated[int, Range(0, MAX_STEPS)]
@@ -28,21 +28,6 @@ Dtype = Annotated[str, Pattern(r"[a-z][a-z0-9_]{0,30}")]
 Shape = tuple[Count, ...]
 Batches = tuple[tuple[Step, Step], ...]  # (first step, sequences of a step), ascending
 Placement = Annotated[str, Pattern(r"[a-z_]+\([0-9, ]*\)|[a-z_]+")]  # of stages on pipeline ranks
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """Degrees of parallelism. World ranks are pp-major, ep divides dp and is innermost."""
-
-    pp: Degree
-    dp: Degree
-    ep: Degree
-    tp: Degree
-    cp: Degree
-
-    @property
-    def world(self) -> int:
-        return self.pp * self.dp * self.tp * self.cp
 
 
 @dataclass(frozen=True)
@@ -142,10 +127,19 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Validation:
-    """When the held-out loss is measured, and over how many global batches."""
+    """When the held-out loss is measured, and over how many global batches. `ema`: with the moving average, too."""
 
     every: Count
     batches: Count
+    ema: bool = False
+
+
+@dataclass(frozen=True)
+class Ema:
+    """The moving average of the weights, of which a step leaves the share `decay`."""
+
+    decay: Share
+    dtype: Dtype
 
 
 @dataclass(frozen=True)
@@ -161,6 +155,7 @@ class Train:
     seed: Amount
     checkpoint: Checkpoints | None
     validate: Validation | None
+    ema: Ema | None = None
 
 
 @dataclass(frozen=True)
@@ -215,6 +210,8 @@ class MoeLayer:
     site: Name  # L3
     name: Name  # layers.3
     experts: Count
+    sent_rows: Count  # of a rank and micro-batch
+    held_rows: Count  # that memory is planned for: as many as are sent, with the most padding that those can need
     sequence_loss: float
     bias: Name | None
     bias_rate: tuple[Phase, ...] | None
@@ -239,15 +236,12 @@ class OptimizerState:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A logical parameter; `tensor` is what segments take, with the experts of a rank stacked in it.
-
-    `init`: standard deviation; None: ones.
-    """
+    """A logical parameter; `tensor` is what segments take, with the experts of a rank stacked in it."""
 
     name: Name
     tensor: Name
     shape: Shape
-    init: Annotated[float, Range(0)] | None
+    init: Annotated[float, Range(0)] | None  # standard deviation; None: ones
     decay: bool
 
 
@@ -287,32 +281,18 @@ class Quantised:
     suffixes: tuple[Name, ...]
 
 
-# ---------------------------------------------------------------- predicted, for people
-
-
 @dataclass(frozen=True)
-class BodyTimes:
-    """Predicted times of a body, and the share of its communication that is hidden under compute."""
+class Host:
+    """What lies in the memory of a rank's host beside its device.
 
-    ms: float
-    compute_ms: float
-    communication_ms: float
-    hidden: float
+    `offload`: state of the optimizer. `part`: elements that move between device and host at a time, and `slots`: such
+    parts on the device. `memory`: predicted bytes of a rank, by pipeline rank; empty where there are none.
+    """
 
-
-@dataclass(frozen=True)
-class ProgramTimes:
-    """Predicted share of the communication of a program that is hidden under compute."""
-
-    hidden: float
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """Predicted times by the names of bodies and of programs."""
-
-    bodies: Mapping[str, BodyTimes]
-    programs: Mapping[str, ProgramTimes]
+    offload: tuple[Literal["moments", "master"], ...] = ()
+    part: Count = 1
+    slots: Count = 1
+    memory: tuple[Amount, ...] = ()
 
 
 # ---------------------------------------------------------------- the plan
@@ -324,10 +304,12 @@ class Plan:
 
     run: Annotated[str, Pattern(r"[A-Za-z_][A-Za-z0-9_.-]{0,1100}")]  # it becomes the name of a folder
     mesh: Mesh
+    sms: Sms
     placement: Placement
     zero: Annotated[int, Range(0, 3)]
     precision: Precision
     row_alignment: Count  # the rows that an expert receives are padded to a multiple of it
+    nodes: tuple[tuple[Count, Count], ...]  # on which ranks lie, in order: how many of a kind, and the ranks of each
     model: Model
     train: Train
     optimizer: OptimizerState
@@ -336,7 +318,7 @@ class Plan:
     batches: Batches
     mtp_weight: tuple[Phase, ...] | None
     message: Message | None  # None: one stage
-    edges: tuple[tuple[Rank, Rank], ...]  # pipeline ranks: source, destination
+    openings: tuple[Opening, ...]  # the channels of all ranks, in the order in which they are opened
     records: tuple[Annotated[str, Pattern(r"[a-z_]+( [A-Za-z0-9_.]+)?")], ...]
     moe_layers: tuple[MoeLayer, ...]
     stages: tuple[tuple[Name, ...], ...]  # sites of each
@@ -345,6 +327,8 @@ class Plan:
     buckets: tuple[Bucket, ...]
     biases: tuple[Bias, ...]
     quantised: tuple[Quantised, ...] = ()
+    host: Host = Host()
+    cluster: tuple[NodeKind, ...] = ()  # that the plan is for
 
     @staticmethod
     def from_json(text: str | bytes) -> Plan:
@@ -357,6 +341,11 @@ class Plan:
     def parameters(self) -> tuple[Parameter, ...]:
         """All logical parameters."""
         return tuple(parameter for bucket in self.buckets for parameter in bucket.parameters)
+
+    @property
+    def edges(self) -> tuple[tuple[int, ...], ...]:
+        """The pipeline ranks that talk: source, destination."""
+        return tuple(opening.ranks for opening in self.openings if opening.kind == "edge")
 
     @property
     def data_request(self) -> DataRequest:
@@ -372,8 +361,18 @@ def _check_parts(plan: Plan) -> None:
         demand(span.first <= span.last, "model.layers")
         demand(after is None or after.first == span.last + 1, "model.layers")
     demand(len(plan.memory) == mesh.pp, "memory")
-    demand(all(max(edge) < mesh.pp for edge in plan.edges), "edges")
+    demand(sum(n * ranks for n, ranks in plan.nodes) == mesh.world, "nodes")
+    demand(mesh.node == 0 or mesh.ep % mesh.node == 0, "mesh")
+    for opening in plan.openings:
+        ends = opening.ranks
+        demand(ends and len({*ends}) == len(ends) and max(ends) < mesh.pp, "openings")
+        demand(opening.kind != "edge" or len(ends) == 2, "openings")
+    demand(not plan.host.memory or len(plan.host.memory) == mesh.pp, "host.memory")
+    demand(len(plan.sms.devices) == mesh.pp, "sms")
+    demand(all(sms is None or sms > plan.sms.communication for sms in plan.sms.devices), "sms")
     demand(plan.train.rate, "train.rate")
+    validate = plan.train.validate
+    demand(not (validate and validate.ema and plan.train.ema is None), "train.validate.ema")
     demand(plan.buckets and all(bucket.parameters for bucket in plan.buckets), "buckets")
     for part, rows in (("buckets", plan.buckets), ("biases", plan.biases)):
         for row in rows:

@@ -5,10 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from runtime.contract.plan import Amount, Count, Placement, Plan, Rank, demand
+from runtime.contract.mesh import Rank
+from runtime.contract.plan import Amount, Count, Name, Placement, Plan, demand
 from runtime.strict_json import read, tree
+
+
+class Collective(NamedTuple):
+    """A call that all ranks of a group make together.
+
+    sum: a small tensor over the world, named targets, records or norm; reduce: gradients of the bucket `name` over its
+    holders; gather: its weights, of which each holder has updated a part.
+    """
+
+    kind: Literal["sum", "reduce", "gather"]
+    name: Name
+
+    @property
+    def label(self) -> str:
+        """What a rank that is in it says that it does."""
+        return f"{self.kind} {self.name}"
 
 
 class Call(NamedTuple):
@@ -29,12 +46,18 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """program/*.json: the calls of each pipeline rank, for a number of micro-batches."""
+    """program/*.json: the calls of each pipeline rank, for a number of micro-batches, and the collectives of all ranks.
+
+    `prologue`: before the first call; `epilogue`: after the last one; `update`: with the update of the weights.
+    """
 
     schedule: str
     micro_batches: Count
     placement: Placement
     ranks: tuple[tuple[Call, ...], ...]
+    prologue: tuple[Collective, ...]
+    epilogue: tuple[Collective, ...]
+    update: tuple[Collective, ...]
 
     @staticmethod
     def from_json(text: str | bytes) -> Program:
@@ -42,7 +65,7 @@ class Program:
         return read(Program, text, "a program")
 
     def to_json(self) -> str:
-        """The text of the file, a line for each call."""
+        """The text of the file, a line for each call and collective."""
         ranks = [
             ",\n".join(
                 f'   ["{body}", {[*micro_batches]}, [{_messages(posts)}], [{_messages(releases)}]]'
@@ -52,7 +75,18 @@ class Program:
         ]
         rows = ",\n".join(f"  [\n{text}\n  ]" for text in ranks)
         head = f'"schedule": {json.dumps(self.schedule)}, "micro_batches": {self.micro_batches}'
-        return f'{{\n {head},\n "placement": {json.dumps(self.placement)},\n "ranks": [\n{rows}\n ]\n}}\n'
+        parts = [
+            f" {head}",
+            f' "placement": {json.dumps(self.placement)}',
+            f' "ranks": [\n{rows}\n ]',
+            *(_listed(name, getattr(self, name)) for name in ("prologue", "epilogue", "update")),
+        ]
+        return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _listed(name: str, collectives: Sequence[Collective]) -> str:
+    rows = ",\n".join(f'  ["{kind}", "{of}"]' for kind, of in collectives)
+    return f' "{name}": [\n{rows}\n ]' if rows else f' "{name}": []'
 
 
 def _messages(ends: Sequence[tuple[int, str]]) -> str:
@@ -92,7 +126,7 @@ class Facts:
     num_instructions: Amount
     num_messages: Amount
     num_exchanges: Amount
-    num_reduces: Amount
+    num_collectives: Amount
     peak_activations: tuple[Amount, ...]
     peak_fixed_bytes: tuple[Amount, ...]
     peak_bytes: tuple[Amount, ...]

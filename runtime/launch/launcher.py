@@ -62,7 +62,9 @@ def launch(
             _prepare_fork()
             for rank in range(world):
                 log = folder / "logs" / f"rank_{rank}.log"
-                seat = Seat(rank, world, os.getpid(), log, meeting / "store", backend, debugged)
+                seat = Seat(
+                    rank, world, os.getpid(), log, meeting / "store", backend, debugged, supervision.start_timeout_s
+                )
                 processes.append(_fork(target, seat, board))
             outcome = supervision.watch(processes, board, interrupts, oom_kills)
         finally:

@@ -24,8 +24,10 @@ from typing import NoReturn, TypeAlias
 import torch
 import torch.distributed as dist
 
+from runtime.comm.meeting import Meeting
 from runtime.launch import debug
 from runtime.launch.heartbeat import Board
+from runtime.options import START_TIMEOUT_S
 from runtime.outcome import ReportedError
 
 Target: TypeAlias = Callable[[int, int, Board], None]  # (rank, world, board)
@@ -54,6 +56,7 @@ class Seat:
     rendezvous: Path
     backend: str | None  # None: no process group
     debugged: int | None = None  # the rank that keeps the supervisor's terminal, in a debug run
+    start_timeout_s: float = START_TIMEOUT_S  # how long it waits for the others
 
     @property
     def has_terminal(self) -> bool:
@@ -73,7 +76,7 @@ def run_rank(target: Target, seat: Seat, board: Board) -> NoReturn:
         elif seat.debugged is not None:
             debug.pass_breakpoints()
         use_one_thread()
-        with _process_group(seat):
+        with _process_group(seat, board):
             target(seat.rank, seat.world, board)
             board.set_action(FINISH)
         board.finish()
@@ -175,13 +178,14 @@ def _handle_signals(board: Board) -> None:
 
 
 @contextmanager
-def _process_group(seat: Seat) -> Iterator[None]:
+def _process_group(seat: Seat, board: Board) -> Iterator[None]:
     """A process group over a file (no store listens on a port) and the loopback interface; left by all together."""
     if seat.backend is None:
         yield
         return
     os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
     store = dist.FileStore(str(seat.rendezvous), seat.world)
+    Meeting(store, seat.rank, seat.start_timeout_s, board.set_action).arrive("start", range(seat.world))
     dist.init_process_group(seat.backend, store=store, rank=seat.rank, world_size=seat.world, timeout=NO_TIMEOUT)
     yield
     if dist.is_initialized():

@@ -18,6 +18,7 @@ from types import FrameType
 
 from runtime.launch.heartbeat import Board
 from runtime.launch.rank_process import STACK_SIGNAL, STOP_SIGNALS
+from runtime.options import START_TIMEOUT_S
 from runtime.outcome import Outcome, Waiting, death_text, oom_kills_so_far
 
 POLL_S = 0.1
@@ -96,11 +97,13 @@ class Interrupts:
 class Supervision:
     """How a supervisor watches its ranks. `on_poll` is called about every 0.1 s and once at the end; it must be quick.
 
-    `hang_timeout_s`: how long all boards may stay unchanged (None: forever).
+    `hang_timeout_s`: how long all boards may stay unchanged (None: forever). `start_timeout_s`: how long ranks wait for
+    all to come to the start.
     """
 
     on_poll: Callable[[Board], None] | None = None
     hang_timeout_s: float | None = 300.0
+    start_timeout_s: float = START_TIMEOUT_S
 
     def poll(self, board: Board) -> None:
         """Call `on_poll`, if there is one."""
@@ -191,11 +194,34 @@ def _failure(
     while alive and all(d.lost_peer for d in deaths) and (left := until - time.monotonic()) > 0:
         deaths += _collect(poll, left, alive, board, oom_kills)
     deaths += [_raised(p, board) for p in alive.values() if board.failure(p.rank)]  # still writing their traceback
+    stopped = next((p for p in alive.values() if process_state(p.pid) in _STOPPED), None)
+    if stopped is not None and all(d.lost_peer for d in deaths):
+        return _kept_waiting(stopped, [*(d.process for d in deaths), *alive.values()], board)
     cause = min(deaths, key=lambda d: (d.lost_peer, d.time_ns))
     beat = board.read(cause.process.rank)
     return Outcome(
         "failed", cause.how, cause.process.rank, beat.step, beat.action, cause.process.log, detail=cause.detail
     )
+
+
+def _kept_waiting(stopped: Process, processes: Sequence[Process], board: Board) -> Outcome:
+    """The outcome of ranks that gave up waiting for one that is stopped."""
+    now, beat = time.monotonic_ns(), board.read(stopped.rank)
+    others = sorted({p.rank: p for p in processes if p is not stopped}.items())
+    waiting = tuple(
+        Waiting(rank, b.step, b.action, (now - b.since_ns) / 1e9, _state(p), "")
+        for rank, p in others
+        for b in [board.read(rank)]
+    )
+    how = f"its process is {process_state(stopped.pid)}, and the other ranks no longer wait for it"
+    return Outcome("hung", how, stopped.rank, beat.step, beat.action, stopped.log, waiting=waiting)
+
+
+def _state(process: Process) -> str:
+    try:
+        return process_state(process.pid)
+    except OSError:  # it has ended, and was collected
+        return "ended"
 
 
 def _hang(alive: Sequence[Process], board: Board, still_s: float) -> Outcome:

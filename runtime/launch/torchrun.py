@@ -22,9 +22,11 @@ import torch.distributed as dist
 
 from runtime.launch.rank_process import NO_TIMEOUT, Target, die_with_parent, use_one_thread
 from runtime.launch.run_lock import LOCK, RunFolderBusyError, lock_folder
-from runtime.launch.torchrun_meet import Hello, MeetingError, Place, Session, Stores, machine, meet, new_nonce
+from runtime.launch.torchrun_meet import Hello, MeetingError, Place, Session, Stores, interface_to, meet, new_nonce
 from runtime.launch.torchrun_says import Ending, make_board
 from runtime.launch.torchrun_watch import Watch
+from runtime.machine import machine
+from runtime.options import START_TIMEOUT_S
 from runtime.outcome import EXIT_RETRY, EXIT_USAGE, refusal_code
 
 SHARED_S = 10.0  # how long a file that rank 0 wrote may take to be seen on another machine
@@ -87,10 +89,13 @@ class Attached:
         return stopped.exit_code
 
 
-def attach(place: Place, run: Path, digest: str, hang_timeout_s: float | None) -> Attached:
+def attach(
+    place: Place, run: Path, digest: str, hang_timeout_s: float | None, start_timeout_s: float = START_TIMEOUT_S
+) -> Attached:
     """Meet the other ranks and begin to watch. RefusedError where they cannot train in this folder.
 
-    `digest`: of the build, which must be that of all ranks. Rank 0 takes the run's lock.
+    `digest`: of the build, which must be that of all ranks. Rank 0 takes the run's lock. `start_timeout_s`: how long to
+    wait for all to come.
     """
     die_with_parent()
     board, descriptor = make_board(place.world, place.rank)
@@ -114,7 +119,7 @@ def attach(place: Place, run: Path, digest: str, hang_timeout_s: float | None) -
 
     try:
         stores = Stores(place)
-        session = meet(stores.connect("meeting"), place.world, mine, enter, decide)
+        session = meet(stores.connect("meeting"), place.world, mine, enter, decide, start_timeout_s)
     except MeetingError as error:
         raise RefusedError(str(error), EXIT_RETRY) from None
     except dist.DistError as error:
@@ -122,9 +127,9 @@ def attach(place: Place, run: Path, digest: str, hang_timeout_s: float | None) -
         raise RefusedError(gone, EXIT_RETRY) from None
     if session.decided["refusal"]:
         raise RefusedError(session.decided["refusal"], session.decided["code"])
-    if session.machines == 1:
+    if interface := "lo" if session.machines == 1 else interface_to(stores.host):
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, "lo")
+            os.environ.setdefault(name, interface)
     watch[0].begin(session.hellos)
     attached = Attached(place, session, watch[0], stores, lock[0] if lock else None)
     if not _sees_lock(run, session.name):

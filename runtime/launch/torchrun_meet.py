@@ -6,22 +6,25 @@ So all ranks of an attempt agree on a session first, and everything else of the 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import secrets
 import socket
+import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-MEET_S = 120.0  # torchrun starts all ranks of an attempt at once; they differ by their imports
+ANSWER_S = 120.0  # how long a store may take to answer
 SEE_OFF_S = 5.0
 POLL_S = 0.05
 LOOPBACK = "127.0.0.1"
+_SIOCGIFADDR = 0x8915  # of <linux/sockios.h>: the address of an interface
 
 
 class MeetingError(RuntimeError):
@@ -111,7 +114,7 @@ class Stores:
         place = self._place
         try:
             store = dist.TCPStore(
-                self.host, place.port, place.world, False, timedelta(seconds=MEET_S), wait_for_workers=False
+                self.host, place.port, place.world, False, timedelta(seconds=ANSWER_S), wait_for_workers=False
             )
         except RuntimeError as error:
             raise MeetingError(
@@ -141,14 +144,15 @@ def meet(
     mine: Hello,
     enter: Callable[[str], None],
     decide: Callable[[str, Sequence[Hello], bool], Mapping[str, Any]],
+    timeout_s: float,
 ) -> Session:
     """Agree with all ranks on a session. `store`: of no session.
 
     A rank says hello; rank 0 invites all that it sees by their nonces, again when one of them changes, for it may see
     ranks of an earlier attempt first; a rank that is invited calls `enter(session)` and says so; when all have, rank 0
-    calls `decide(session, hellos, restarted)`, and what that returns goes to all. Raises MeetingError after MEET_S.
+    calls `decide(session, hellos, restarted)`, and what that returns goes to all. MeetingError after `timeout_s`.
     """
-    until = time.monotonic() + MEET_S
+    until = time.monotonic() + timeout_s
     store.set(f"hello/{mine.rank}", json.dumps(asdict(mine)))
     entered = ""
     invited: list[str] = []
@@ -178,7 +182,7 @@ def meet(
                     _see_off(store, f"met/{session}", world, mine.rank)
                     return met
         if time.monotonic() > until:
-            raise MeetingError(_missing(store, world, entered))
+            raise MeetingError(_missing(store, world, entered, timeout_s))
         time.sleep(POLL_S)
 
 
@@ -191,21 +195,32 @@ def _see_off(store: dist.Store, key: str, world: int, rank: int) -> None:
         count = store.add(key, 0)
 
 
-def _missing(store: dist.Store, world: int, session: str) -> str:
+def _missing(store: dist.Store, world: int, session: str, timeout_s: float) -> str:
     key = f"entered/{session}" if session else "hello"
     away = [str(rank) for rank in range(world) if not store.check([f"{key}/{rank}"])]
     who = f"rank{'s' * (len(away) > 1)} {', '.join(away)}" if away else "rank 0"
-    return f"{who} did not come within {MEET_S:.0f} s: look at the output of torchrun on every machine"
+    return f"{who} did not come within {timeout_s:g} s: look at the output of torchrun on every machine"
 
 
 def new_nonce() -> str:
     return secrets.token_hex(8)
 
 
-def machine() -> str:
-    """This machine as ranks see it: its boot, and the namespaces in which processes and interfaces have names."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        boot = socket.gethostname()
-    return " ".join([boot, *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("pid", "net"))])
+def interface_to(host: str) -> str:
+    """The interface by which this machine reaches another, for IPv4; "" where that is not known.
+
+    The first machine may know itself by a loopback address: then its only other interface, if there is one.
+    """
+    addresses: dict[str, str] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an address
+                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                addresses[socket.inet_ntoa(found[20:24])] = name
+        with suppress(OSError):
+            probe.connect((host, 9))  # sends nothing
+            here = probe.getsockname()[0]
+            if not here.startswith("127."):
+                return addresses.get(here, "")
+    others = [name for address, name in addresses.items() if not address.startswith("127.")]
+    return others[0] if len(others) == 1 else ""

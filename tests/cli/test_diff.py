@@ -77,6 +77,7 @@ BLOCKS = {  # of moe-8gpu.dsc, whose device has SMs
     "precision": "precision=fp32",
     "recompute": "recompute=[rmsnorm]",
     "unfused": "unfused=[join]",
+    "offload": "offload=[moments]",
     "parallel": "parallel.zero=0",
     "schedule": "schedule.name=gpipe",
     "sm": "sm.communication=2",

@@ -67,7 +67,7 @@ def test_a_compilation_ends_as_it_went(tmp_path: Path, streams: str, code: int) 
 
 def test_a_refusal_is_an_error_at_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = ROOT / "specs" / "deepseek-v3.dsc"
-    wanted = ["-s", "precision.combine=e4m3"]
+    wanted = ["-s", "precision.combine=e4m3", "-s", "parallel.route=flat"]
     assert main(["compile", str(spec), *wanted, "-o", str(tmp_path / "build")]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "warning" not in err and not (tmp_path / "build").exists()

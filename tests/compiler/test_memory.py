@@ -78,6 +78,7 @@ def test_free_memory_is_that_of_the_machine_or_of_the_group(limit: str, used: in
 def test_ranks_that_this_machine_cannot_hold_are_not_started(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemAvailable: 1000 kB\n")
     plan = small_plan(pp=2, dp=8, memory=(100_000, 28_000))
-    assert lack(plan, tmp_path, tmp_path) == ""  # 1,024,000 bytes are there
+    assert lack(plan, None, tmp_path, tmp_path) == ""  # 1,024,000 bytes are there
     plan = replace(plan, memory=(100_000, 28_001))
-    assert "the 16 ranks of this run hold 0.001GB together" in lack(plan, tmp_path, tmp_path)
+    assert "the 16 ranks of this run hold 0.001GB together" in lack(plan, None, tmp_path, tmp_path)
+    assert lack(plan, range(8, 16), tmp_path, tmp_path) == "", "the other half is on another machine"

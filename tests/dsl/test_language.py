@@ -66,7 +66,7 @@ def test_deepseek_v3_rate_and_batch_follow_the_paper() -> None:
 
 def test_what_a_run_needs_beyond_training_is_told_with_its_place() -> None:
     assert train_refusals(load(SPECS / "deepseek-v3.dsc")) == ()
-    resolved = resolve(SPECS / "deepseek-v3.dsc", overrides=["precision.combine=e4m3"])
+    resolved = resolve(SPECS / "deepseek-v3.dsc", overrides=["precision.combine=e4m3", "parallel.route=flat"])
     assert [item.code for item in train_refusals(resolved.spec, resolved.origins)] == ["E1001"]
     assert all(item.span is not None for item in train_refusals(resolved.spec, resolved.origins))
 
@@ -213,7 +213,7 @@ def test_defaults(tmp_path: Path) -> None:
     """
     spec = read(tmp_path, text, run="a")
     degrees = {"pipeline": 1, "expert": 1, "data": 1, "tensor": 1, "context": 1, "zero": 0}
-    assert spec.parallel.model_dump() == degrees | {"layout": None, "placement": None}
+    assert spec.parallel.model_dump() == degrees | {"layout": None, "placement": None, "route": None}
     assert (spec.schedule.name, spec.recompute, spec.train.checkpoint, spec.train.seed) == ("1f1b", (), None, 1)
     assert spec.train.tokens == 7 * 3 * 8
     other = read(tmp_path, text, run="b")

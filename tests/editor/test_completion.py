@@ -28,7 +28,7 @@ def labels(marked: str, **others: str) -> list[str]:
 
 
 FILE = ["run", "model", "cluster", "precision", "import", "let"]
-PARALLEL = ["expert", "data", "tensor", "context", "layout", "placement", "zero"]
+PARALLEL = ["expert", "data", "tensor", "context", "layout", "placement", "route", "zero"]
 SHAPES = ["warmup", "linear", "constant", "cosine"]
 
 
@@ -201,5 +201,5 @@ def test_every_key_of_every_block_is_proposed() -> None:
 
 
 def test_in_a_whole_spec_only_what_is_not_given_is_proposed() -> None:
-    assert labels(in_quickstart("    seed       = 1\n|")) == []
+    assert labels(in_quickstart("    seed       = 1\n|")) == ["ema"]
     assert labels(in_quickstart("{ |beta1 = 0.9,")) == ["beta1", "eps"], "beta1 may become another key"

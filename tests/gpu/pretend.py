@@ -8,23 +8,43 @@ It goes by the name of "meta": torch without CUDA cannot index a tensor that say
 
 So the runtime's handling of devices is tested without one: what is made where, what is copied, and when. What computes
 is the reference ops on the CPU; that emitted kernels are right is tested elsewhere.
+
+`pretended(see)` also tells `see` what a device would see, in order: launches, copies, and where the host waits for it.
+An op with an emitted kernel is one launch of that kernel, whatever its reference does.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from runtime import kernels, optimizers, quantised
+
+# launch: of a kernel · copy: the host goes on · blocking copy: from the host, which waits · host waits: for the device
+# group call, stream waits: pretend_nccl.py
+Kind = Literal["launch", "copy", "blocking copy", "host waits", "group call", "stream waits"]
+See = Callable[[Kind, str, str], None]  # of what kind, what, on which stream
+
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
 # What a GPU takes a tensor of the CPU for, besides numbers (tensors of no dimensions).
 COPIES = {aten.copy_.default, aten._to_copy.default}
+# What reads a number of the device to know the size of a result, or gives it to the host.
+READS = {
+    aten._local_scalar_dense, aten.equal, aten.is_nonzero, aten.nonzero, aten.bincount, aten.masked_select,
+    aten.repeat_interleave, aten._unique2, aten.unique_dim,
+}  # fmt: skip
+MAKES_NO_LAUNCH = {
+    aten.empty, aten.new_empty, aten.empty_like, aten.empty_strided, aten.new_empty_strided, aten._unsafe_view,
+}  # fmt: skip
 
 
 class Pretend(torch.Tensor):
@@ -60,6 +80,7 @@ class Pretend(torch.Tensor):
         if strangers and func not in COPIES:
             raise RuntimeError(f"{func}: a tensor on a device meets one on cpu of shape {tuple(strangers[0].shape)}")
         leaves = [leaf.inner if isinstance(leaf, Pretend) else leaf for leaf in leaves]
+        SEEN.op(func, args, kwargs, to_host)
         result = func(*tree_unflatten(leaves, shape)[0], **tree_unflatten(leaves, shape)[1])
         if func is aten.copy_.default:
             return args[0]
@@ -77,6 +98,10 @@ class _Making(TorchDispatchMode):
         if not _is_there(kwargs.get("device")) or any(isinstance(arg, Pretend) for arg in args):
             return func(*args, **kwargs)
         made = func(*args, **(kwargs | {"device": torch.device("cpu")}))
+        if func is aten._to_copy.default:
+            SEEN.say("blocking copy", "to the device")
+        elif func.overloadpacket not in MAKES_NO_LAUNCH:
+            SEEN.say("launch", _name(func))
         return Pretend(made.clone() if func is aten._to_copy.default else made)
 
 
@@ -85,14 +110,22 @@ class _Values(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func is torch.empty and kwargs.pop("pin_memory", False):
+            made = func(*args, **kwargs)
+            made.pinned = True
+            return made
         if func is torch.tensor and _is_there(kwargs.get("device")):
+            SEEN.say("blocking copy", "to the device")
             return Pretend(func(*args, **(kwargs | {"device": "cpu"})))
         if args and isinstance(args[0], Pretend):
             if func is torch.Tensor.tolist:
+                SEEN.say("host waits", "tolist")
                 return args[0].inner.tolist()
             if func is torch.Tensor.new_tensor:
+                SEEN.say("blocking copy", "to the device")
                 return Pretend(args[0].inner.new_tensor(*args[1:], **kwargs))
             if func is torch.Tensor.__setitem__ and isinstance(args[2], int | float):
+                SEEN.say("launch", "fill_")
                 args[0].inner[tree_map_only(Pretend, lambda t: t.inner, args[1])] = args[2]
                 return None
         return func(*args, **kwargs)
@@ -102,9 +135,106 @@ def _is_there(value: Any) -> bool:
     return isinstance(value, str | torch.device) and torch.device(value).type == DEVICE.type
 
 
+def _name(func: Any) -> str:
+    return str(func.overloadpacket).removeprefix("aten.")
+
+
+# ---------------------------------------------------------------- what is seen
+
+
+class Seen:
+    """Tells what a device would see. `stream`: the current one. Within a kernel nothing else is seen."""
+
+    def __init__(self) -> None:
+        self.see: See | None = None
+        self.stream, self.kernels = "compute", 0
+
+    def say(self, kind: Kind, what: str) -> None:
+        if self.see is not None and not self.kernels:
+            self.see(kind, what, self.stream)
+
+    def op(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], to_host: bool) -> None:
+        """Say what an op of torch on tensors of the device is to it."""
+        packet, alias = func.overloadpacket, func._schema.returns and func._schema.returns[0].alias_info
+        if func is aten.copy_.default:
+            waits = not ((len(args) > 2 and args[2]) or kwargs.get("non_blocking"))
+            self._copy(args[0], args[1], waits)
+        elif to_host:
+            self.say("host waits", "for a copy")
+        elif packet in READS or (packet is aten.index and any(_is_mask(i) for i in args[1])):
+            self.say("host waits", _name(func))
+        elif packet not in MAKES_NO_LAUNCH and not (alias and not alias.is_write):  # not a view
+            self.say("launch", _name(func))
+
+    def _copy(self, to: torch.Tensor, source: torch.Tensor, waits: bool) -> None:
+        if isinstance(to, Pretend) and (isinstance(source, Pretend) or source.dim() == 0):
+            self.say("launch", "copy_")
+        elif isinstance(to, Pretend):
+            pinned = getattr(source, "pinned", False) and not waits
+            self.say("copy" if pinned else "blocking copy", "to the device")
+        elif getattr(to, "pinned", False) and not waits:
+            self.say("copy", "to the host")
+        else:
+            self.say("host waits", "for a copy")
+
+    @contextlib.contextmanager
+    def within_kernel(self, name: str) -> Iterator[None]:
+        self.say("launch", name)
+        self.kernels += 1
+        try:
+            yield
+        finally:
+            self.kernels -= 1
+
+
+SEEN = Seen()
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+class Stream:
+    """Stands for torch.cuda.Stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        assert device == DEVICE
+
+    def synchronize(self) -> None:
+        SEEN.say("host waits", "for stream side")
+
+
 @contextlib.contextmanager
-def pretended() -> Iterator[None]:
-    with _Values(), _Making():
+def on_stream(_: Stream) -> Iterator[None]:
+    """Stands for torch.cuda.stream."""
+    before, SEEN.stream = SEEN.stream, "side"
+    try:
+        yield
+    finally:
+        SEEN.stream = before
+
+
+def on_cuda(_: str, file: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """Stands for `on_cuda` of runtime/kernels.py: the reference op, seen as a launch of its kernel."""
+
+    @functools.wraps(otherwise)
+    def op(*args: Any, **kwargs: Any) -> Any:
+        with SEEN.within_kernel(f"{file}: {otherwise.__name__}"):
+            return otherwise(*args, **kwargs)
+
+    return op
+
+
+@contextlib.contextmanager
+def pretended(see: See | None = None) -> Iterator[None]:
+    stand_ins = [(torch.cuda, "Stream", Stream), (torch.cuda, "stream", on_stream)]
+    stand_ins += [(module, "on_cuda", on_cuda) for module in (kernels, optimizers, quantised)]
+    with contextlib.ExitStack() as stack:
+        for module, name, value in stand_ins:
+            stack.enter_context(mock.patch.object(module, name, value))
+        stack.enter_context(mock.patch.object(SEEN, "see", see))
+        stack.enter_context(_Values())
+        stack.enter_context(_Making())
         yield
 
 

@@ -35,6 +35,7 @@ def train(build: Build, rank: int, board: Board, device: torch.device, transport
     for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
         bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     rows = [trainer.train_step() for _ in range(build.plan.steps)]
+    trainer.settle()
     held = snapshot.take(trainer.state, trainer.plan, rank)
     result = {name: (t.values if isinstance(t, Part) else t).cpu().clone() for name, t in held.items()}
     result["metrics"] = torch.tensor([[row.get(name, 0.0) for name in METRICS] for row in rows], dtype=torch.float64)

@@ -12,7 +12,7 @@ from compiler.build import compile_spec, write_build
 from runtime.device import BACKENDS, choose, take
 from tests.gpu.pretend import DEVICE, pretended
 from tests.training.processes import run_module
-from tests.training.specs import spec
+from tests.training.specs import spec, with_host_state
 
 
 def test_a_tensor_of_the_cpu_meets_none_of_a_device() -> None:
@@ -31,11 +31,15 @@ def test_a_tensor_of_the_cpu_meets_none_of_a_device() -> None:
         assert torch.equal(torch.empty(2, 3).copy_(x), host)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "precision", "zero", "transport"),
-    [((1, 1, 1), "bf16", 0, "gloo"), ((2, 2, 2), "fp32", 0, "gloo"), ((2, 2, 2), "bf16", 1, "memory")],
-    ids=["alone", "four-gloo", "four-memory"],
-)
+CASES = {
+    "alone": ((1, 1, 1), "bf16", 0, "gloo", False),
+    "alone-offload": ((1, 1, 1), "bf16", 0, "gloo", True),
+    "four-gloo": ((2, 2, 2), "fp32", 0, "gloo", False),
+    "four-memory": ((2, 2, 2), "bf16", 1, "memory", True),
+}
+
+
+@pytest.mark.parametrize(("mesh", "precision", "zero", "transport", "offload"), CASES.values(), ids=CASES)
 def test_a_device_gives_the_numbers_of_the_cpu(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -43,10 +47,14 @@ def test_a_device_gives_the_numbers_of_the_cpu(
     precision: str,
     zero: int,
     transport: str,
+    offload: bool,
 ) -> None:
-    """Ranks that share one talk through the host, by either of its transports."""
+    """Ranks that share one talk through the host, by either of its transports. With `offload` the optimizer's state is
+    on the host, and the moving average of the weights is kept there and validated."""
     pp, ep, dp = mesh
     small = spec(pp, ep, dp, 2 * pp, steps=2, zero=zero, precision=precision)
+    if offload:
+        small = with_host_state(small, ("moments", "master"))
     write_build(tmp_path / "build", compile_spec(small).files)
     monkeypatch.setenv("DSC_OPS", "torch")  # what a device runs where it has no emitted kernel
     for device in ("cpu", "pretend"):

@@ -18,10 +18,15 @@ from torch import Tensor
 import tests.kernels.interpreted as interpreted
 from runtime import ops
 from runtime.ops.causal import angles, back, columns, rotate, split_heads
-from tests.kernels.checks_quantise import bytes_of, moved
+from tests.kernels.checks_quantise import bytes_of, moved, same
+from tests.kernels.checks_quantise_e5m6 import unsigned
 from tests.kernels.interpreted import NUM_SMS, STORED, U, double, random, run
 
-CHECKED = ("mla_attention", "mla_attention_dgrad", "gqa_attention", "gqa_attention_dgrad")
+CHECKED = (
+    "mla_attention", "mla_attention_dgrad", "gqa_attention", "gqa_attention_dgrad",
+    "mla_attention_quantise_kept_e5m6", "mla_attention_dgrad_quantise_both",
+    "dequantise_mla_attention_dgrad_e5m6", "dequantise_mla_attention_dgrad_quantise_both_e5m6",
+)  # fmt: skip
 THETA = 100.0  # so that all columns turn a good deal in short sequences
 
 
@@ -183,6 +188,56 @@ def mla(dtype: torch.dtype, sizes: Sizes) -> None:
     close(found[0], dq.map(lambda x: columns(x, H)), dtype, expected[0])
     close(found[1], dkv.map(lambda x: columns(x, H)), dtype, expected[1])
     close(found[2], turned(dk_rope, back(angles_Sr)), dtype, expected[2])
+
+
+def in_tiles(sizes: Sizes, pow2: bool, special: bool) -> None:
+    """Latent attention between eight and twelve bits: the numbers of the kernels that it stands for, to the bit.
+
+    `special`: zeros in one head, NaN and an infinity in others.
+    """
+    B, S, H, nope, _, value = sizes
+    q, kv, k_rope, *more = mla_operands(torch.bfloat16, sizes)
+    do = random(B * S, H * value, dtype=torch.bfloat16, seed=4)
+    if special:
+        kv[:, nope : nope + value] = 0
+        kv[S // 2, -1], kv[S // 2 + 1, -2] = torch.nan, torch.inf
+        do[: S // 2] *= 1e-30
+    o, lse = run("mla_attention", q, kv, k_rope, *more)
+    wide = ops.OPS["quantise_kept_e5m6"](o, pow2)
+    *data, high, low, s, lse_beside = run("mla_attention_quantise_kept_e5m6", q, kv, k_rope, *more, pow2)
+    same((*data, lse_beside), (*wide[:2], lse))
+    same(unsigned((high, low, s)), unsigned(wide[2:]))
+
+    planes = wide[2:]
+    narrow = ops.OPS["dequantise_e5m6"](*planes)
+    assert special or not torch.equal(narrow, o)
+    dq, dkv, dk_rope = run("mla_attention_dgrad", do, q, kv, k_rope, narrow, lse, *more)
+    same(run("dequantise_mla_attention_dgrad_e5m6", do, q, kv, k_rope, *planes, lse, *more), (dq, dkv, dk_rope))
+    if nope == value and not S % 128:
+        both = dq, *ops.quantise_both(dkv, pow2), dk_rope
+        same(run("mla_attention_dgrad_quantise_both", do, q, kv, k_rope, narrow, lse, *more, pow2), both)
+        op = "dequantise_mla_attention_dgrad_quantise_both_e5m6"
+        same(run(op, do, q, kv, k_rope, *planes, lse, *more, pow2), both)
+
+
+def moves_tiles_once() -> None:
+    """What is quantised is written once, and what was kept is read once, instead of the wide numbers."""
+    sizes = 1, 256, 2, 128, 16, 128
+    q, kv, k_rope, *more = mla_operands(torch.bfloat16, sizes)
+    do = random(256, 2 * 128, dtype=torch.bfloat16, seed=4)
+
+    def bytes_moved(op: str, *arguments: Any) -> tuple[int, tuple[Tensor, ...]]:
+        with moved() as count:
+            found = run(op, *arguments)
+        return count[0], found
+
+    plain, (o, lse) = bytes_moved("mla_attention", q, kv, k_rope, *more)
+    fused, (*kept, _) = bytes_moved("mla_attention_quantise_kept_e5m6", q, kv, k_rope, *more)
+    assert fused == plain - bytes_of(o) + bytes_of(*kept)
+    plain, (_, dkv, _) = bytes_moved("mla_attention_dgrad", do, q, kv, k_rope, o, lse, *more)
+    op = "dequantise_mla_attention_dgrad_quantise_both_e5m6"
+    fused, (_, *both, _) = bytes_moved(op, do, q, kv, k_rope, *kept[2:], lse, *more)
+    assert fused == plain - bytes_of(o, dkv) + bytes_of(*kept[2:], *both)
 
 
 # ---------------------------------------------------------------- grouped

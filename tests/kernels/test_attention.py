@@ -47,6 +47,26 @@ def test_mla_in_several_blocks(interpret: Interpret, sizes: tuple[int, ...]) -> 
     interpret(CHECKS, "mla", BF16, sizes)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "pow2"),
+    [
+        ((1, 256, 1, 128, 64, 128), True),  # V3's widths
+        ((2, 128, 2, 128, 8, 128), False),
+        ((2, 37, 3, 10, 6, 128), True),  # tiles of results, and none of keys and values
+    ],
+)
+def test_mla_in_tiles(interpret: Interpret, sizes: tuple[int, ...], pow2: bool) -> None:
+    interpret(CHECKS, "in_tiles", sizes, pow2, False)
+
+
+def test_mla_of_zeros_infinities_and_nan_in_tiles(interpret: Interpret) -> None:
+    interpret(CHECKS, "in_tiles", (1, 128, 3, 128, 16, 128), True, True)
+
+
+def test_mla_moves_tiles_once(interpret: Interpret) -> None:
+    interpret(CHECKS, "moves_tiles_once")
+
+
 @dtypes
 @pytest.mark.parametrize(
     "sizes",  # B, S, kv heads, query heads of each, columns
@@ -119,6 +139,22 @@ def mla_arguments(S: int, H: int, nope: int, rope: int, value: int, dtype: str =
 )
 def test_where_no_kernel_applies(arguments: tuple[Any, ...]) -> None:
     assert emit_kernel("mla_attention", arguments, 132) is None
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes"),
+    [
+        ("mla_attention_quantise_kept_e5m6", (256, 4, 128, 64, 64)),  # two heads share a tile
+        ("mla_attention_quantise_kept_e5m6", (256, 4, 128, 64, 128, "float32")),
+        ("mla_attention_dgrad_quantise_both", (250, 4, 128, 64, 128)),  # tiles with rows of two sequences
+        ("mla_attention_dgrad_quantise_both", (256, 4, 64, 64, 128)),  # tiles of keys and of values
+    ],
+)
+def test_where_no_kernel_makes_tiles(op: str, sizes: tuple[Any, ...]) -> None:
+    q, kv, k_rope, *rest = mla_arguments(*sizes)
+    o, lse = Buffer("o", ("R", 4 * sizes[4]), q.dtype), Buffer("lse", (1, 4, sizes[0]), "float32")
+    arguments = (o, q, kv, k_rope, o, lse, *rest) if "_dgrad" in op else (q, kv, k_rope, *rest)
+    assert emit_kernel(op, arguments, 132) is None
 
 
 @pytest.mark.parametrize("sms", [132, 112])

@@ -56,7 +56,7 @@ def test_a_step_with_kernels_is_a_step_with_reference_ops(tmp_path: Path) -> Non
 def test_a_step_in_blocks_of_fp8(tmp_path: Path, kept: str | None, recompute: tuple[str, ...]) -> None:
     """Kernels are off from float64 as roundings at random are, which bounds what reference ops are off, too."""
     experts = MOE.model_copy(update={"experts": 4, "top_k": 4, "groups": 1, "top_groups": 1, "inner": 128})
-    sizes = HeadDim(nope=16, rope=16, value=16)
+    sizes = HeadDim(nope=16, rope=16, value=128)  # a tile wide
     attention = Mla(heads=2, query_rank=32, kv_rank=16, head_dim=sizes, rope=Rope(theta=100.0))
     of = model(attention, Dense(inner=128), experts, mtp=True).model_copy(update={"hidden": 64})
     layers = (of.layers[0], of.layers[1].model_copy(update={"last": 1}))

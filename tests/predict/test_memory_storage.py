@@ -141,7 +141,7 @@ def test_scales_that_are_powers_of_two() -> None:
                 pow2 = {of.pow2 for of in packed if of.form is None}
                 found |= {(kind, node.reads[0])} if pow2 == {True} else set()
     assert found == {
-        ("attention", "mla_attention_0"),
+        ("attention", "linear_1"),  # queries: attention, and what becomes of what it returns, in one op
         ("attention", "mla_attention_0_kept"),
         ("experts", "rows"),
         ("experts", "d_y"),

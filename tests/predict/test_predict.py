@@ -161,3 +161,28 @@ def test_more_devices_cost_no_more_work() -> None:
     assert many.step.num_micro_batches == few.step.num_micro_batches
     plans = [make_plan(spec_of("deepseek-v3")), make_plan(spec_of("deepseek-v3", *MANY))]
     assert len(plans[0].replicas) == len(plans[1].replicas)
+
+
+def test_offload_moves_bytes_and_the_wait_is_what_the_link_takes() -> None:
+    """DeepSeek-V3: 8 bytes an element each way, FP32 master weights and two BF16 moments; peaks and steps add up."""
+    plain = plan_of("deepseek-v3")
+    away = plan_of("deepseek-v3", "offload=[moments, master]", "train.ema.decay=0.999")
+    for before, after in zip(plain.ranks, away.ranks, strict=True):
+        assert after.optimizer == 0 and after.peak_bytes == before.peak_bytes - before.optimizer
+        assert after.host_bytes == before.optimizer // 8 * 12, "and the average in FP32"
+    assert away.host_bytes == 8 * max(rank.host_bytes for rank in away.ranks)
+    tail, elements = away.step.tail, max(rank.optimizer for rank in plain.ranks) // 8
+    way_s, part_s = (8 * n / 5.12e10 for n in (elements, 2**22))
+    assert tail.host_s == pytest.approx(way_s - tail.update_s + 2 * part_s, rel=1e-3)
+    assert away.step.seconds - tail.seconds == pytest.approx(plain.step.seconds - plain.step.tail.seconds)
+    assert any("51.2 GB/s" in line for line in away.assumptions)
+    moments = plan_of("deepseek-v3", "offload=[moments]")
+    assert moments.ranks[5].host_bytes == plain.ranks[5].optimizer // 2
+
+
+def test_a_cpu_moves_nothing() -> None:
+    plain, away = (plan_of("quickstart", *given) for given in ((), ("offload=[moments]",)))
+    assert [rank.peak_bytes for rank in plain.ranks] == [rank.peak_bytes for rank in away.ranks]
+    assert away.host_bytes == 0 and away.step.seconds == plain.step.seconds
+    averaged = plan_of("quickstart", "train.ema.decay=0.999")
+    assert averaged.ranks[0].optimizer > plain.ranks[0].optimizer and averaged.step.seconds > plain.step.seconds

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from compiler.ir import Instruction, Plan, Program
+from compiler.ir import Bucket, Instruction, Plan, Program
 from tests.proof.turns import Line, always, slowest, take_turns
 
 Symbol = int
@@ -80,6 +80,11 @@ class Channel:
             self.posted.popleft().symbol = self.sent.popleft().number
 
 
+def buckets_reduced(program: Program) -> list[Bucket]:
+    """The buckets whose gradients a program sums over their holders."""
+    return [each.bucket for each in program.epilogue if each.kind == "reduce" and each.bucket]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a run ends with; two programs are equivalent if all their outcomes are equal."""
@@ -115,7 +120,7 @@ class Run:
         computed = {place: self._computed(*place) for place in places}
         sums = {(each.name, holder): computed[each.tensor, holder] for each in replicas for holder in each.holders}
         totals: dict[tuple[Sum, ...], Sum] = {}
-        for bucket in self.program.reduces:
+        for bucket in buckets_reduced(self.program):
             for name in bucket.replicas:
                 parts = tuple(sums[name, holder] for holder in bucket.holders)
                 if parts not in totals:  # experts that are stacked in one tensor have the same terms

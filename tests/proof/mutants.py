@@ -257,17 +257,18 @@ CHANGES: dict[
 
 
 def edit_reduces(program: Program, generator: random.Random, how: str) -> Program:
-    return replace(program, reduces=edited(program.reduces, how, generator))
+    able = [at for at, each in enumerate(program.epilogue) if each.kind == "reduce"]
+    return replace(program, epilogue=edited(program.epilogue, how, generator, able))
 
 
 def change_reduce(program: Program, generator: random.Random) -> Program:
     """A reduction without one of its holders or parameters."""
-    reduces = list(program.reduces)
-    at = _chosen(range(len(reduces)), generator)
-    field = generator.choice(["holders", "replicas"])
-    shorter = edited(getattr(reduces[at], field), "drop", generator)
-    reduces[at] = replace(reduces[at], **{field: shorter})  # type: ignore[arg-type]
-    return replace(program, reduces=tuple(reduces))
+    collectives = list(program.epilogue)
+    at = _chosen([at for at, each in enumerate(collectives) if each.bucket], generator)
+    bucket, field = collectives[at].bucket, generator.choice(["holders", "replicas"])
+    shorter = edited(getattr(bucket, field), "drop", generator)
+    collectives[at] = replace(collectives[at], bucket=replace(bucket, **{field: shorter}))  # type: ignore[type-var]
+    return replace(program, epilogue=tuple(collectives))
 
 
 def _named(edit: Callable[..., Program], *rest: object) -> Mutation:

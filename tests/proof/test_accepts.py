@@ -37,7 +37,7 @@ def test_ramp_phases_and_evaluation_on_the_same_plan(ranks: int) -> None:
         assert certificate.peak_activations == tuple(min(micro_batches, ranks - rank) for rank in range(ranks))
         certificate = prove(lowered(forward_only(BIDIRECTIONAL, ranks, micro_batches)), plan)
         assert certificate.peak_activations == tuple(min(1, i) for i in active(ranks, micro_batches))
-        assert (certificate.num_messages, certificate.num_reduces) == (micro_batches * (ranks - 1), 0)
+        assert (certificate.num_messages, certificate.num_collectives) == (micro_batches * (ranks - 1), 2)
 
 
 def active(ranks: int, micro_batches: int) -> list[int]:
@@ -111,7 +111,7 @@ def test_prints() -> None:
     certificate = Certificate("dualpipe", BIDIRECTIONAL, 2, 4, 18, 540, 8, 40, 3, (3, 3), (10, 20), (100, 200))
     assert str(certificate).splitlines() == [
         "proven: dualpipe ranks=2 micro_batches=4 placement=bidirectional",
-        "18 actions, 540 instructions, 8 messages, 40 exchanges, 3 reductions",
+        "18 actions, 540 instructions, 8 messages, 40 exchanges, 3 collectives",
         "rank 0: at most 3 activations, 100 bytes (10 without received rows)",
         "rank 1: at most 3 activations, 200 bytes (20 without received rows)",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from compiler.emit.build_files import manifest, program_json
 from compiler.emit.certificate import Certificates, digest
 from compiler.ir import Plan, Program
+from compiler.lower.opening_order import opening_order
 from compiler.proof import ProofError, prove
 from compiler.proof.channels import check_channels
 from compiler.proof.structure import Structure
@@ -30,7 +32,7 @@ Files = dict[str, str]
 def emitted(program: Program, plan: Plan, schedule: Schedule) -> Files:
     """The files of a build that a certificate is of, in small; what no test looks at is empty."""
     name = name_of(program)
-    files = {"plan.json": small_plan_json(program), f"program/{name}.json": program_json(program)}
+    files = {"plan.json": small_plan_json(program, plan), f"program/{name}.json": program_json(program)}
     files |= {f"stages/rank_{rank}.py": f"# rank {rank}\n" for rank in range(schedule.num_ranks)}
     digests = {name: digest(text) for name, text in files.items()}
     text = Certificates(digests).json(name, program, schedule, prove(program, plan))
@@ -42,10 +44,17 @@ def name_of(program: Program) -> str:
     return f"train_{program.num_micro_batches}"
 
 
-def small_plan_json(program: Program) -> str:
-    """What the runtime reads of a plan, with one parameter and one layer."""
-    batches = ((0, program.num_micro_batches),)
-    return pretty(small_plan(pp=len(program.bodies), placement=str(program.stage_placement), batches=batches))
+def small_plan_json(program: Program, plan: Plan) -> str:
+    """What the runtime reads of a plan, with one layer, and one parameter of each bucket."""
+    mesh = contract.Mesh(plan.mesh.pp, plan.mesh.dp, plan.mesh.ep, 1, 1)
+    buckets = tuple(
+        contract.Bucket(each.name, tuple(each.holders), (contract.Parameter(each.name, each.name, (2,), None, False),))
+        for each in plan.buckets
+    )
+    parts = {"mesh": mesh, "placement": str(program.stage_placement), "buckets": buckets, "zero": plan.zero}
+    parts |= {"openings": opening_order(plan, [program]), "nodes": ((1, mesh.world),)}
+    batches = ((0, program.num_micro_batches * mesh.dp),)
+    return pretty(small_plan(pp=len(program.bodies), batches=batches, **parts))
 
 
 def written(folder: Path, files: Files) -> Path:
@@ -110,6 +119,43 @@ def test_an_edited_build_is_refused(
     assert edited != files[name]
     found = refused(tmp_path, files | {name: edited})
     assert found.startswith(message) and found.endswith("; run dsc compile again"), found
+
+
+def openings_of(files: Files) -> list[contract.Opening]:
+    return list(contract.Plan.from_json(files["plan.json"]).openings)
+
+
+def with_plan(files: Files, **parts: object) -> Files:
+    """The files with another plan, and certificates that are of it."""
+    plan = replace(contract.Plan.from_json(files["plan.json"]), **parts)  # type: ignore[arg-type]
+    text, name = pretty(plan), "certificate/train_4.json"
+    return files | {"plan.json": text, name: files[name].replace(digest(files["plan.json"]), digest(text))}
+
+
+def test_start_up_that_is_not_that_of_the_programs(tmp_path: Path, files: Files) -> None:
+    """A channel that is not opened, opened twice, or that nothing uses."""
+    first, *rest = openings_of(files)
+    assert first == ("edge", (0, 1), "each")
+    for openings, message in (
+        (rest, "the channels `edge` of pipeline ranks 0, 1 are opened 0 times instead of 1"),
+        ([first, *rest, first], "the channels `edge` of pipeline ranks 0, 1 are opened 2 times instead of 1"),
+        ([first, *rest, first._replace(kind="reduce")], "the channels `reduce` of pipeline ranks 0, 1 are opened 1"),
+    ):
+        found = refused(tmp_path, with_plan(files, openings=tuple(openings)))
+        assert found.startswith(f"plan.json: {message}"), found
+    Build.open(written(tmp_path, with_plan(files, openings=(*rest[::-1], first))))  # any one order will do
+
+
+@pytest.mark.parametrize("kind", ["prologue", "epilogue", "update"])
+def test_collectives_that_are_not_those_of_the_plan(tmp_path: Path, files: Files, kind: str) -> None:
+    name = "program/train_4.json"
+    program = contract.Program.from_json(files[name])
+    listed = getattr(program, kind)
+    for changed in (listed[1:] if listed else (contract.Collective("gather", "head"),), (*listed, *program.prologue)):
+        text = replace(program, **{kind: changed}).to_json()
+        proven = files["certificate/train_4.json"].replace(digest(files[name]), digest(text))
+        found = refused(tmp_path, files | {name: text, "certificate/train_4.json": proven})
+        assert found.startswith(f"{name}: its {kind} is not that of the plan's buckets"), found
 
 
 def test_programs_without_certificates(tmp_path: Path, files: Files) -> None:

@@ -32,7 +32,9 @@ def test_what_changes_no_result_is_accepted(ranks: int) -> None:
     program, plan = dualpipe_program(ranks, 2 * ranks), small_plan(ranks)
     reference = outcomes(program, plan, symbols := Symbols())
     drained = tuple(tuple(i._replace(releases=()) for i in row) for row in program.invocations)
-    for variant in (replace(program, reduces=program.reduces[::-1]), replace(program, invocations=drained)):
+    records, *reduces, norm = program.epilogue
+    reordered = replace(program, epilogue=(*reduces[::-1], records, norm))
+    for variant in (reordered, replace(program, invocations=drained)):
         assert accepted(variant, plan)
         assert outcomes(variant, plan, symbols) == reference
     assert prove(replace(program, invocations=drained), plan).peak_bytes >= prove(program, plan).peak_bytes
@@ -60,7 +62,7 @@ def test_the_executor_sees_faults() -> None:
     reference = outcomes(program, plan, symbols)
     waiting = tuple(tuple(i._replace(posts=()) for i in row) for row in program.invocations)
     assert outcomes(replace(program, invocations=waiting), plan, symbols)[0].fault == "KeyError"
-    unreduced = outcomes(replace(program, reduces=program.reduces[1:]), plan, symbols)
+    unreduced = outcomes(replace(program, epilogue=program.epilogue[:1] + program.epilogue[2:]), plan, symbols)
     assert unreduced[0].fault == ""
     assert unreduced != reference
     row = program.invocations[0]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.ir import Body, Bucket, Buffer, Instruction, Invocation, Message, Plan, Program, Replica
+from compiler.ir import Body, Buffer, Collective, Instruction, Invocation, Message, Plan, Program, Replica
 from compiler.proof import Effects, ProofError, prove
 from compiler.proof.lifetimes import check_values
 from compiler.proof.structure import Structure
@@ -265,15 +265,34 @@ def test_programs_of_another_plan() -> None:
 
 def test_gradients_that_are_not_reduced() -> None:
     program, plan = dualpipe_program(2, 4), small_plan(2)
-    bucket, other = program.reduces[:2]
+    records, first, other, *rest = program.epilogue
+    assert first.bucket
 
-    def with_reduces(*reduces: Bucket) -> str:
-        return rejected(replace(program, reduces=reduces), plan)
+    def with_epilogue(*epilogue: Collective) -> str:
+        return rejected(replace(program, epilogue=epilogue), plan)
 
-    assert with_reduces(*program.reduces[1:]) == f"reduce {bucket.name}: runs 0 times instead of 1"
-    assert with_reduces(*program.reduces, other) == f"reduce {other.name}: runs 2 times instead of 1"
-    fewer = replace(bucket, replicas=bucket.replicas[1:])
-    assert with_reduces(fewer, *program.reduces[1:]).startswith(f"reduce {bucket.name}: runs")
+    after = "after the last body"
+    assert with_epilogue(records, other, *rest) == f"{first}: runs 0 times instead of 1 {after}"
+    assert with_epilogue(records, first, other, other, *rest) == f"{other}: runs 2 times instead of 1 {after}"
+    fewer = replace(first, bucket=replace(first.bucket, replicas=first.bucket.replicas[1:]))
+    assert with_epilogue(records, fewer, other, *rest).startswith(f"{first}: runs")
+
+
+def test_sums_that_are_missing_or_elsewhere() -> None:
+    program, plan = dualpipe_program(2, 4), small_plan(2)
+    records, *reduces, norm = program.epilogue
+    (targets,) = program.prologue
+
+    def with_lists(**lists: tuple[Collective, ...]) -> str:
+        return rejected(replace(program, **lists), plan)  # type: ignore[arg-type]
+
+    assert with_lists(prologue=()) == "sum targets: runs 0 times instead of 1 before the first body"
+    assert with_lists(epilogue=(*reduces, norm)) == "sum records: runs 0 times instead of 1 after the last body"
+    assert with_lists(epilogue=(norm, records, *reduces)).startswith(f"sum norm: runs before {reduces[-1]}")
+    assert with_lists(epilogue=(*program.epilogue, targets)).startswith("sum targets: runs 1 times instead of 0")
+    gathered = replace(program, update=(replace(reduces[0], kind="gather"),))
+    assert rejected(gathered, replace(plan, zero=0)).startswith(f"gather {reduces[0].name}: runs 1 times instead of 0")
+    assert rejected(replace(program, update=()), replace(plan, zero=1)).startswith("gather ")
 
 
 def test_plans_whose_replicas_are_not_summed() -> None:

@@ -182,6 +182,16 @@ def test_within_a_node_nothing_crosses_the_network() -> None:
     assert exchange_s(rates, 1000) > 0
 
 
+def test_copies_over_the_network_follow_the_route() -> None:
+    """A token of DeepSeek-V3 has 8 experts on 4 nodes, one of Kimi K2 8 on both nodes of its group."""
+    for file, expected in (("deepseek-v3.dsc", 0.5), ("kimi-k2.dsc", 0.25)):
+        spec = shipped(file)
+        assert spec.by_nodes and rates_of(spec).experts.network_copies == expected
+        flat = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"route": "flat"})})
+        assert not flat.by_nodes and rates_of(flat).experts.network_copies == 1
+        assert exchange_s(rates_of(flat), 1000) > exchange_s(rates_of(spec), 1000)
+
+
 def test_one_expert_rank_exchanges_nothing() -> None:
     assert exchange_s(rates_of(shipped("tiny.dsc")), 64) == 0
 

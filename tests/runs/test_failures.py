@@ -21,7 +21,7 @@ BEGUN = 4  # rows after which a run is disturbed: one checkpoint is there, of st
 STRAIGHT = 30
 
 # `F1.3`, `(F0.3|B1.2)`, `dispatch I1.2@L1`, `recv F0.1`, `sum records`, `reduce experts`: what ranks say they do
-ACTION = r"(\(?[FBIW]\d+\.\d+.*|\w+ [FBIW]\d+\.\d+.*|reduce .*|[a-z ]+)"
+ACTION = r"(\(?[FBIW]\d+\.\d+.*|\w+ [FBIW]\d+\.\d+.*|(?:reduce|gather|connect) .*|[a-z ]+)"
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_a_loss_that_is_not_finite(place: Place) -> None:
     place.compile(dict(FOUR_RANKS, name="absurd", rate=10, decay=10), "absurd.dsc")
     run = place.folder / "nan"
     done = place.dsc("train", "absurd.dsc", "--out", run, *FOREVER, code=1)
-    line = r"^error: rank \d failed during optimizer, step (\d+): \S*NotFiniteError: (.*)$"
+    line = r"^error: rank \d failed during sum norm, step (\d+): \S*NotFiniteError: (.*)$"
     named = re.search(line, done.stderr, re.MULTILINE)
     assert named, done.stderr
     assert named[2].startswith(f"step {named[1]}: loss ") and "; nothing was updated; " in named[2]

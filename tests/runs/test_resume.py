@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runtime import snapshot
 from runtime.build import Build
-from runtime.checkpoint.publish import Checkpoint, Part
+from runtime.checkpoint.publish import Checkpoint, Keep, Part, Publisher, load
 from runtime.checkpoint.shard_manifest import CheckpointError, render
 from runtime.contract import Plan
 from runtime.resume import expected_shapes, find
@@ -24,6 +24,7 @@ from runtime.state import build_state
 from runtime.strict_json import tree
 from tests.runs.place import FOUR_RANKS, ONE_RANK, Place, bits, saved, untimed
 
+AVERAGE = dict(validate=", ema = true", more="ema { decay = 0.9 }")
 PLANS = {
     "dualpipe": FOUR_RANKS,
     "dualpipe, zero 1": dict(FOUR_RANKS, zero=1),
@@ -33,6 +34,7 @@ PLANS = {
     "experts whole": dict(FOUR_RANKS, expert=1),
     "experts over four ranks": dict(FOUR_RANKS, expert=4, devices=8, zero=1, batch=16),
 }
+PLANS = {name: settings | AVERAGE for name, settings in PLANS.items()}
 TRAINED = ("dualpipe", "1f1b", "dualpipe, zero 1, bf16", "dualpipe, zero 1")
 
 
@@ -71,7 +73,8 @@ def test_resuming_is_bit_exact(trained: Trained, name: str) -> None:
     for step in (3, 6):
         assert bits(saved(broken, step)) == bits(saved(straight, step))
     early, late = bits(saved(broken, 3)), bits(saved(broken, 6))
-    assert {name.partition("/")[0] for name in late} == {"weight", "moment1", "moment2", "bias"}
+    assert {name.partition("/")[0] for name in late} == {"weight", "moment1", "moment2", "ema", "bias"}
+    assert {"validation_loss", "validation_ema_loss"} < untimed(straight)[-1].keys()
     same = [name for name in late if early[name] == late[name]]
     assert not same, "these did not change in three steps, so that they are equal shows nothing"
 
@@ -182,6 +185,37 @@ def test_the_same_build_needs_no_word(begun: tuple[Path, Build, Path]) -> None:
     found = find(*begun)
     assert found.checkpoint.step == 6
     assert found.notes == (f"going on from {found.checkpoint.path}",)
+
+
+def without_average(build: Build) -> Build:
+    train = build.plan.train
+    assert train.validate is not None
+    train = replace(train, ema=None, validate=replace(train.validate, ema=False))
+    return replace(build, plan=replace(build.plan, train=train), digest="0" * 64)
+
+
+def test_an_average_may_end(begun: tuple[Path, Build, Path]) -> None:
+    folder, build, corpus = begun
+    notes = find(folder, without_average(build), corpus).notes
+    assert "the moving average of the checkpoint is left behind" in notes and "not bit for bit" in notes[-1]
+
+
+def test_an_average_may_begin(begun: tuple[Path, Build, Path], tmp_path: Path) -> None:
+    """It begins with the weights of the checkpoint."""
+    folder, build, corpus = begun
+    plain = without_average(build).plan
+    tensors = snapshot.take(build_state(plain, 0, torch.device("cpu")), plain, 0)
+    publisher = Publisher(tmp_path / "checkpoints", 0, 1, lambda: None, Keep())
+    publisher.save(6, tensors, load(folder).meta)
+    found = find(tmp_path / "checkpoints", build, corpus)
+    assert "the checkpoint has no moving average of the weights: it begins with them" in found.notes
+    state = build_state(build.plan, 0, torch.device("cpu"))
+    for bucket in state.buckets:
+        bucket.parameters.zero_()
+    snapshot.put(state, found.checkpoint.read, averaged=False)
+    for bucket in state.buckets:
+        for piece in bucket.owned:
+            assert piece.average is not None and torch.equal(piece.average, piece.master) and piece.average.any()
 
 
 ARCHITECTURE = {

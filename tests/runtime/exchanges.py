@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from runtime.comm.connect import Endpoint
+from runtime.comm.exchange import Exchange, RankExchange
+from runtime.comm.host_reads import HostReads
 from runtime.comm.rows import raw
 from runtime.comm.staged import StagedSwap
-from runtime.comm.transport import Exchange, Wanted, channels
-from runtime.contract import Mesh
+from runtime.comm.transport import Wanted
+from runtime.contract import Mesh, Opening
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
@@ -62,15 +64,15 @@ def expected(seed: int, world: int, rank: int, alignment: int) -> tuple[list[Ten
     return [torch.stack(r) if r else torch.zeros(0, *s) for r, s in zip(rows, shapes, strict=True)], ends
 
 
-def check(exchange: Exchange, seed: int, world: int, rank: int) -> None:
+def check(exchange: Exchange, alignment: int, seed: int, world: int, rank: int) -> None:
     tensors = given(seed, world, rank)
-    exchange.start_counts("counts", counts_of(seed, world)[rank])
-    route, offsets_E = exchange.wait_counts("counts")
+    exchange.start_counts("counts@L1", counts_of(seed, world)[rank])
+    route, offsets_E = exchange.wait_counts("counts@L1")
     exchange.start("dispatch", tensors, route, forward=True)
     received = exchange.wait("dispatch")
-    wanted, ends = expected(seed, world, rank, exchange.alignment)
+    wanted, ends = expected(seed, world, rank, alignment)
     assert offsets_E.tolist() == ends and offsets_E.dtype == torch.int32
-    assert route.received.num_rows == ends[-1] == len(received[0])
+    assert route.num_rows == ends[-1] == len(received[0])
     for tensor, found, rows in zip(tensors, received, wanted, strict=True):
         assert found.dtype == tensor.dtype and torch.equal(found.float(), rows), (seed, found.dtype)
     assert all(found.is_contiguous() for found in received[:-1]) and received[-1].t().is_contiguous()
@@ -83,15 +85,18 @@ def check(exchange: Exchange, seed: int, world: int, rank: int) -> None:
 
 def main(folder: Path, world: int) -> int:
     def target(rank: int, world: int, board: Board) -> None:
-        wanted = Wanted(channels(Mesh(pp=1, dp=world, ep=world, tp=1, cp=1), [], []), {})
+        kinds = ("expert", "block"), ("counts", "block"), ("world", "all")
+        openings = tuple(Opening(kind, (0,), columns) for kind, columns in kinds if world > 1)  # type: ignore[arg-type]
+        wanted = Wanted(Mesh(pp=1, dp=world, ep=world, tp=1, cp=1), openings, {})
         for transport in ("memory", "gloo"):
             links = Endpoint(transport=transport, timeout_s=60).connect(rank, wanted)  # type: ignore[arg-type]
-            swap = links.swap(tuple(range(world)))  # of which there is one
-            assert swap is not None
-            for each in (swap, StagedSwap(swap)):
+            everyone, reads = tuple(range(world)), HostReads(torch.device("cpu"))
+            rows, counts = links.swap("expert", everyone), links.swap("counts", everyone)
+            assert rows is not None and counts is not None and rows is not counts
+            for swaps in ((rows, counts), (StagedSwap(rows), StagedSwap(counts))):
                 for alignment in ALIGNMENTS:
                     for seed in range(4):
-                        check(Exchange(each, world, alignment), seed, world, rank)
+                        check(RankExchange(*swaps, world, reads, alignment), alignment, seed, world, rank)
 
     outcome = launch(
         target, world, folder=folder, supervision=Supervision(hang_timeout_s=60), backend="gloo" if world > 1 else None

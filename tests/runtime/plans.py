@@ -18,6 +18,7 @@ def small_plan(pp: int = 1, dp: int = 1, **parts: Any) -> contract.Plan:
         zero=0,
         precision=contract.Precision(*["float32"] * 9),
         row_alignment=1,
+        nodes=((1, 1),),
         model=contract.Model(
             name="small",
             vocab=2,
@@ -47,12 +48,13 @@ def small_plan(pp: int = 1, dp: int = 1, **parts: Any) -> contract.Plan:
         batches=((0, dp),),
         mtp_weight=None,
         message=None,
-        edges=(),
+        openings=(),
         records=("loss",),
         moe_layers=(),
         stages=(("embed", "L0.attention", "head"),),
         overlap=contract.Overlap(bodies={}, programs={}),
         memory=(0,) * pp,
+        sms=contract.Sms((None,) * pp, communication=0),
         buckets=(contract.Bucket("w", (0,), (weight,)),),
         biases=(),
     )

@@ -1,11 +1,16 @@
-"""Which device ranks take."""
+"""Which device ranks take, and how its SMs are divided."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from runtime.device import choose, take
+from runtime.comm import communicator
+from runtime.comm.communicator import Communicator, most_ctas
+from runtime.comm.transport import Channel
+from runtime.device import OtherDeviceError, choose, divide, take
 
 
 @pytest.mark.parametrize(("devices", "world", "kind"), [(0, 1, "cpu"), (1, 1, "cuda"), (3, 4, "cpu"), (8, 4, "cuda")])
@@ -25,3 +30,46 @@ def test_cuda_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_cpu_is_always_there() -> None:
     assert take("cpu", 3) == torch.device("cpu")
+
+
+def test_products_leave_sms_to_communication(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, cuda = SimpleNamespace(name="NVIDIA H20", multi_processor_count=78), torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    assert torch._C._get_sm_carveout_experimental() is None
+    try:
+        divide(cuda, 78, 20)
+        assert torch._C._get_sm_carveout_experimental() == 20
+        divide(cuda, None, 0)
+        assert torch._C._get_sm_carveout_experimental() is None
+        with pytest.raises(
+            OtherDeviceError, match=r"^NVIDIA H20 has 78 SMs, and this build is for .* 132: .*`sms = 78`"
+        ):
+            divide(cuda, 132, 20)
+        divide(torch.device("cpu"), 132, 20)
+        assert torch._C._get_sm_carveout_experimental() is None
+    finally:
+        torch._C._set_sm_carveout_experimental(None)
+
+
+@pytest.mark.parametrize("sms", [0, 6, 20])
+def test_nccl_takes_no_more_sms_than_it_is_left(monkeypatch: pytest.MonkeyPatch, sms: int) -> None:
+    """A middle rank: four directions of messages, counts, and rows or sums."""
+    made: dict[str, SimpleNamespace] = {}
+
+    def group(store: object, index: int, size: int, options: SimpleNamespace) -> None:
+        made[options.group_name] = options.config
+
+    group.Options = lambda: SimpleNamespace(config=SimpleNamespace())  # type: ignore[attr-defined]
+    stand_in = SimpleNamespace(get_backend=lambda: "nccl", PrefixStore=lambda *_: None, ProcessGroupNCCL=group)
+    monkeypatch.setattr(communicator, "dist", stand_in)
+    meeting = SimpleNamespace(arrive=lambda *_: None, store=None)
+    edges: list[Channel] = [("edge", ends) for ends in ((0, 2), (2, 0), (2, 4), (4, 2))]
+    for channel in (*edges, ("expert", (2, 3)), ("counts", (2, 3)), ("reduce", (0, 2, 4))):
+        Communicator(channel, 2, meeting, 60.0, 60.0, sms)  # type: ignore[arg-type]
+    assert len(made) == 7
+    if not sms:
+        assert not any(vars(config) for config in made.values())
+        return
+    ctas = {name: config.max_ctas for name, config in made.items()}
+    assert ctas["reduce 0, 2, 4"] == ctas["expert 2-3"] == most_ctas("expert", sms) >= 1
+    assert sum(ctas.values()) - ctas["reduce 0, 2, 4"] == sms

@@ -8,11 +8,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from compiler.ir.received_rows import even_rows, most_rows
+from runtime.comm.exchange import LocalExchange
+from runtime.comm.host_reads import HostReads
+from runtime.comm.nodes import Hops, NodeExchange, Place, sums_of
 from runtime.comm.rows import Layout, Rows
-from runtime.comm.transport import Exchange
-from tests.runtime import exchanges
+from runtime.contract import MoeLayer
+from runtime.ops.permute import permute
+from runtime.ops.unpermute import unpermute
+from tests.gpu.pretend import DEVICE, Pretend, pretended
+from tests.runtime import exchanges, node_exchanges
 from tests.training.processes import run_module
 
 counts = st.integers(1, 4).flatmap(
@@ -25,16 +32,80 @@ def test_every_transport(tmp_path: Path, world: int) -> None:
     run_module("tests.runtime.exchanges", tmp_path, world)
 
 
+@pytest.mark.parametrize(("world", "nodes"), [(4, 2), (3, 3), (2, 1)])
+def test_every_transport_by_nodes(tmp_path: Path, world: int, nodes: int) -> None:
+    """Rows are those of the flat exchange to the bit, and each link carries what the choices ask for to the byte."""
+    run_module("tests.runtime.node_exchanges", tmp_path, world, str(nodes))
+
+
 @pytest.mark.parametrize("alignment", exchanges.ALIGNMENTS)
 @pytest.mark.parametrize("seed", range(4))
 def test_one_rank(alignment: int, seed: int) -> None:
-    exchanges.check(Exchange(None, 1, alignment), seed, 1, 0)
+    exchanges.check(LocalExchange(layers(seed, alignment), alignment), alignment, seed, 1, 0)
+
+
+@pytest.mark.parametrize("alignment", exchanges.ALIGNMENTS)
+@pytest.mark.parametrize("seed", range(4))
+def test_one_rank_with_a_device(alignment: int, seed: int) -> None:
+    """There are as many rows as there can be: those of the CPU, then rows of zeros, which the last expert has."""
+    with pretended():
+        exchange = LocalExchange(layers(seed, alignment), alignment)
+        tensors = [Pretend(each) for each in exchanges.given(seed, 1, 0)]
+        exchange.start_counts("counts@L1", Pretend(exchanges.counts_of(seed, 1)[0]))
+        route, offsets_L = exchange.wait_counts("counts@L1")
+        exchange.start("dispatch", tensors, route, forward=True)
+        received = exchange.wait("dispatch")
+        wanted, ends = exchanges.expected(seed, 1, 0, alignment)
+        held = exchange.layers["L1"].held_rows
+        assert route.num_rows == held >= ends[-1] and offsets_L.cpu().tolist() == [*ends[:-1], held]
+        for tensor, found, rows in zip(tensors, received, wanted, strict=True):
+            assert found.dtype == tensor.dtype and len(found) == held
+            assert torch.equal(found.cpu()[: len(rows)].float(), rows) and not found.cpu()[len(rows) :].float().any()
+        exchange.start("combine", received, route, forward=False)
+        for tensor, back in zip(tensors, exchange.wait("combine"), strict=True):
+            assert torch.equal(back.cpu().float(), tensor.cpu().float())
+
+
+def test_the_host_reads_once_by_nodes() -> None:
+    """The sizes of both hops are one read. Nothing else waits for a device, and nothing is brought to it."""
+    expert_TK = node_exchanges.choices(0, 1, 0)
+    seen: list[tuple[str, str]] = []
+    with pretended(lambda kind, what, _: seen.append((kind, what))):
+        x_TD, gate_TK = torch.randn(len(expert_TK), 4), torch.rand(expert_TK.shape)
+        rows, gate, order, counts = map(Pretend, permute(x_TD, gate_TK, expert_TK, node_exchanges.TOP_K))
+        place = Place(size=1, nodes=1, node=0, tokens=len(expert_TK))
+        exchange = NodeExchange(Hops(None, None), Hops(None, None), place, HostReads(DEVICE), 8)
+        seen.clear()
+        exchange.start_counts("counts@L1", counts, order)
+        route, _, *maps = exchange.wait_counts("counts@L1")
+        came: tuple[Tensor, ...] = rows, gate
+        for forward in (True, False):
+            exchange.start("rows", [*came, *maps], route, forward)
+            came = exchange.wait("rows")[:2]
+    assert [each for each in seen if each[0] == "host waits"] == [("host waits", "for stream side")]
+    assert not any(kind == "blocking copy" for kind, _ in seen)
+    assert torch.equal(unpermute(came[0].cpu(), order.cpu(), 3), unpermute(rows.cpu(), order.cpu(), 3))
+
+
+def test_sums_of_narrow_rows_are_rounded_once() -> None:
+    """1 and four times 2⁻⁸: in BF16 each sum of two would be 1 again."""
+    rows = torch.tensor([[2.0**-8] * 3, [1.0] * 3, *[[2.0**-8] * 3] * 3], dtype=torch.bfloat16)
+    found = sums_of(torch.cat([rows, rows[:1]]), torch.tensor([1, 1, 1, 1, 1, 0]), 2)
+    assert found.dtype == torch.bfloat16 and found.tolist() == [[2.0**-8] * 3, [1 + 2.0**-6] * 3]
+
+
+def layers(seed: int, alignment: int) -> dict[str, MoeLayer]:
+    """The only layer of one rank that sends what `exchanges.given` says."""
+    sent, experts = int(exchanges.counts_of(seed, 1).sum()), exchanges.LOCAL
+    held = most_rows(sent, experts, alignment)
+    return {"L1": MoeLayer("L1", "layers.1", experts, sent, held, sequence_loss=0.0, bias=None, bias_rate=None)}
 
 
 def test_one_rank_without_padding_keeps_its_tensors() -> None:
-    exchange = Exchange(None, 1)
-    exchange.start_counts("counts", torch.tensor([2, 0, 1]))
-    route, _ = exchange.wait_counts("counts")
+    layer = MoeLayer("L1", "layers.1", 3, 3, 3, sequence_loss=0.0, bias=None, bias_rate=None)
+    exchange = LocalExchange({"L1": layer})
+    exchange.start_counts("counts@L1", torch.tensor([2, 0, 1]))
+    route, _ = exchange.wait_counts("counts@L1")
     rows = torch.randn(3, 2)
     exchange.start("dispatch", [rows], route, forward=True)
     assert exchange.wait("dispatch")[0] is rows

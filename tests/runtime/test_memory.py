@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,8 @@ from runtime.comm.memory import (
     make_memory,
     map_memory,
 )
-from runtime.comm.transport import Wanted, channels
-from runtime.contract import Mesh
+from runtime.comm.transport import Wanted
+from runtime.contract import Mesh, Opening
 
 WAIT_S = 20.0
 
@@ -166,6 +167,24 @@ def test_every_member_has_the_same_sum(monkeypatch: pytest.MonkeyPatch, members:
         assert all(torch.equal(values, expected[:7]) for values in small)
 
 
+@pytest.mark.parametrize("extents", [(5, 5), (7, 0, 4), (70_001, 3, 12)])
+def test_an_owner_has_the_sums_of_its_share_alone(extents: tuple[int, ...]) -> None:
+    """They are those of a sum that all have, to the bit; what others own is as it was."""
+    elements, bounds = sum(extents), [sum(extents[:i]) for i in range(len(extents) + 1)]
+    shares = tuple((slice(a, b),) if a < b else () for a, b in pairwise(bounds))
+    each = circles(len(extents), elements)
+    flats = [circle.memories[circle.index].tensor("flat", elements, torch.float32) for circle in each]
+    given = [torch.randn(elements) for _ in each]
+    for flat, values in zip(flats, given, strict=True):
+        flat.copy_(values)
+    on_all(each, lambda circle: circle.reduce_parts("flat", elements, torch.float32, shares))
+    for rank, (flat, values) in enumerate(zip(flats, given, strict=True)):
+        expected = values.clone()
+        for part in shares[rank]:
+            expected[part] = sum([other[part] for other in given[1:]], given[0][part].clone())
+        assert torch.equal(flat, expected), rank
+
+
 @pytest.mark.parametrize("members", [2, 3])
 def test_shares_are_gathered(members: int) -> None:
     elements = 4 * members
@@ -181,7 +200,8 @@ def test_shares_are_gathered(members: int) -> None:
 
 
 def test_memory_that_is_not_used_takes_no_room() -> None:
-    wanted = Wanted(channels(Mesh(pp=4, dp=2, ep=2, tp=1, cp=1), [(0, 1), (1, 0)], [(0, 1)]), {})
+    openings = tuple(Opening("edge", edge, "each") for edge in ((0, 1), (1, 0)))
+    wanted = Wanted(Mesh(pp=4, dp=2, ep=2, tp=1, cp=1), (*openings, Opening("expert", (0,), "block")), {})
     assert len(wanted.of(0, "edge")) == 2 and wanted.of(0, "expert") == [(0, 1)]
 
     def resident() -> int:

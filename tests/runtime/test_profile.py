@@ -174,7 +174,7 @@ def test_a_profiled_step_is_the_step_it_would_be(build: Build, tmp_path: Path) -
                 assert calls[path.stem, function, name] > 0, (path.stem, function, op)
     phases = {row["place"] for row in rank["rows"]} - set(rank["actions"])
     assert phases == {
-        *("metrics", "zero", "between actions", "load data", "count targets", "records", "reduce", "norm", "update"),
+        *("metrics", "zero", "between actions", "load data", "count targets", "records", "sums", "norm", "update"),
         "balance",
     }
 

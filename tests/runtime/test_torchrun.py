@@ -16,6 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from runtime.comm.connect import Endpoint
+from runtime.comm.transport import Wanted
+from runtime.contract import Mesh, Opening
 from runtime.launch import torchrun_watch
 from runtime.launch.heartbeat import Board
 from runtime.launch.rank_process import Target
@@ -23,6 +26,7 @@ from runtime.launch.rank_watch import REPEAT_S
 from runtime.launch.run_lock import lock_folder
 from runtime.launch.torchrun import RefusedError, attach
 from runtime.launch.torchrun_meet import Place
+from runtime.outcome import EXIT_RETRY
 from tests.runtime.processes import Fork, forked, listeners, wait_for
 
 WORLD = 2
@@ -179,6 +183,33 @@ def test_a_stopped_rank_is_named_and_does_not_stay(ranks: Ranks) -> None:
     assert ranks.codes(stop, hang_timeout_s=4.0) == [3, -signal.SIGKILL]
     assert "error: rank 1 hung during W1.5, step 4: " in ranks.errors(0)
     assert "its process is stopped" in ranks.errors(0)
+
+
+# ---------------------------------------------------------------- the start
+
+
+def test_a_rank_that_never_comes_is_named(ranks: Ranks) -> None:
+    with forked(ranks._rank(0, connecting, {"start_timeout_s": 1.5})) as first:
+        assert first.exit_code() == REFUSED + EXIT_RETRY
+    assert "rank 1 did not come within 1.5 s: look at the output of torchrun" in ranks.errors(0)
+
+
+def test_a_rank_that_is_stopped_before_its_channels_are_open_is_named(ranks: Ranks) -> None:
+    """Long before the hang timeout, which is 60 s here."""
+    start = time.monotonic()
+    assert ranks.codes(connecting) == [1, -signal.SIGKILL]
+    assert "error: rank 1 failed during start, step 0: " in ranks.errors(0)
+    assert "no sign of life" in ranks.errors(0) and time.monotonic() - start < 30
+
+
+def connecting(rank: int, world: int, board: Board) -> None:
+    """Open the channel of the world, for which rank 1 does not come."""
+    board.set_action("start")
+    if rank == 1:
+        time.sleep(2 * torchrun_watch.BEAT_S)  # so that the other has heard of it
+        os.kill(os.getpid(), signal.SIGSTOP)
+    wanted = Wanted(Mesh(pp=1, dp=world, ep=1, tp=1, cp=1), (Opening("world", (0,), "all"),), {})
+    Endpoint(start_timeout_s=1.5).connect(rank, wanted, board.set_action)
 
 
 # ---------------------------------------------------------------- stops

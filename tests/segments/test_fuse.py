@@ -94,6 +94,40 @@ def test_passes_of_eight_bits_match_whatever_is_recomputed(name: str) -> None:
                     assert node.op != "unpermute_dgrad", "gradients of rows are quantised as they are copied"
 
 
+BOTH, KEPT = "mla_attention_dgrad_quantise_both", "dequantise_mla_attention_dgrad"
+
+
+@pytest.mark.parametrize(
+    ("kept", "nope", "value", "sequence", "expected"),
+    [
+        ("e5m6", 128, 128, 4096, {"mla_attention_quantise_kept", f"dequantise_{BOTH}"}),
+        ("e5m6", 128, 128, 4000, {"mla_attention_quantise_kept", KEPT}),  # tiles with rows of two sequences
+        ("e5m6", 64, 128, 4096, {"mla_attention_quantise_kept", KEPT}),  # a tile of keys and of values
+        ("e5m6", 128, 64, 4096, {"mla_attention", "mla_attention_dgrad"}),  # two heads share a tile
+        (None, 128, 128, 4096, {"mla_attention", BOTH}),
+        (None, 128, 128, 4000, {"mla_attention", "mla_attention_dgrad"}),
+    ],
+)
+def test_attention_in_tiles(kept: str | None, nope: int, value: int, sequence: int, expected: set[str]) -> None:
+    """Attention quantises where a head is whole tiles, and reads what was kept of it."""
+    attention = EIGHT_BITS.model.attention
+    assert isinstance(attention, Mla)
+    widths = attention.head_dim.model_copy(update={"nope": nope, "value": value})
+    model = EIGHT_BITS.model.model_copy(update={"attention": attention.model_copy(update={"head_dim": widths})})
+    of = EIGHT_BITS.model_copy(
+        update={
+            "model": model,
+            "precision": EIGHT_BITS.precision.model_copy(update={"attention_output": kept}),
+            "train": EIGHT_BITS.train.model_copy(update={"sequence": sequence}),
+        }
+    )
+    segment = segments(of)["attention"]
+    assert {node.op for node in interpret(segment).nodes if "attention" in node.op} == expected
+    assert {node.op for node in interpret(apart(segment)).nodes if "attention" in node.op} == {
+        "mla_attention", "mla_attention_dgrad"
+    }  # fmt: skip
+
+
 def test_a_name_for_every_pass() -> None:
     """Passes are named by `unfused`, and one by `recompute`; some layer lists each name."""
     assert {*PASSES} == {*Fusion.__args__, "logits"} == {name for layer in LAYERS.values() for name in layer.fused}  # type: ignore[attr-defined]

@@ -63,6 +63,7 @@ def mixtures(draw: st.DrawFn, expert: int) -> Moe:
         inner=draw(widths),
         groups=groups,
         top_groups=kept,
+        max_nodes=draw(st.none() | st.integers(1, 4)),
         scale=draw(st.sampled_from([1.0, 2.5])),
         score=draw(st.sampled_from(["sigmoid", "softmax"])),
         normalize=draw(st.booleans()),

@@ -28,8 +28,8 @@ TOKENS = 5
 any_model = st.tuples(st.integers(1, 3), st.integers(1, 5)).flatmap(lambda sizes: models(*sizes))
 # Fields that change neither the number of parameters nor that of FLOPs; the last part of their paths.
 NOT_COUNTED = {
-    "name", "init_std", "norm_eps", "theta", "score", "normalize", "scale", "groups", "top_groups", "sequence_loss",
-    "weight",
+    "name", "init_std", "norm_eps", "theta", "score", "normalize", "scale", "groups", "top_groups", "max_nodes",
+    "sequence_loss", "weight",
 }  # fmt: skip
 ONE_VALUE = {("Mtp", "depth"), ("Phase", "until_tokens")}  # one block of MTP is trained so far; ends are none or some
 
@@ -139,7 +139,7 @@ def changes(node: Any, path: str = "model") -> Iterator[tuple[str, Any]]:
 
 
 def others(kind: FieldType, value: Any) -> Iterator[Any]:
-    """Other values of a field: none, another word, its opposite, or twice as much."""
+    """Other values of a field: none, another word, its opposite, twice as much, or one where it was none."""
     if kind.optional and value is not None:
         yield None
     for each in kind.types:
@@ -149,6 +149,8 @@ def others(kind: FieldType, value: Any) -> Iterator[Any]:
         yield not value
     elif isinstance(value, (int, float)):
         yield value * 2
+    elif value is None and int in kind.types:
+        yield 1
     elif kind.form == "phases" and value is not None:
         yield (value[0].model_copy(update={"value": value[0].value / 2}),)
     elif kind.form == "label":

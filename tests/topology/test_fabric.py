@@ -277,3 +277,16 @@ def test_traffic_between_nodes_is_on_rails() -> None:
     assert found["pipeline"].keys() == {"leaf", "spine"} and "nvlink" not in found["pipeline"]
     assert found["experts"].keys() == {"nvlink", "leaf"}
     assert found["pipeline"]["leaf"] + found["pipeline"]["spine"] == 2 * 15 * 32 * 128 * 4096 * 7168 * 2
+
+
+def test_a_token_crosses_once_to_each_node() -> None:
+    """DeepSeek-V3: 8 rows of a token, or 4 copies, of which one in 8 stays; inside nodes 7 rows of 8 move."""
+    by_nodes = load("specs/deepseek-v3.dsc")
+    parallel = by_nodes.parallel.model_copy(update={"route": "flat"})
+    moved = []
+    for spec in (by_nodes, by_nodes.model_copy(update={"parallel": parallel})):
+        plan, schedule = make_plan(spec), schedule_of("dualpipe", 16, 32)
+        moved.append(traffic(rates_of(spec).fabric, plan, schedule)["experts"])
+    rows = 2 * 2 * 32 * 59 * 128 * 4096 * 8 * 7168  # there and back, forward and backward, 58 layers and the MTP block
+    assert moved[0] == {"leaf": rows // 2 * 7 // 8, "nvlink": rows * 7 // 8}
+    assert moved[1] == {"leaf": rows * 7 // 8, "nvlink": rows * 7 // 8}

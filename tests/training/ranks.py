@@ -23,6 +23,7 @@ from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
 from runtime.trace import Trace
 from runtime.trainer import Trainer
+from tests.training.recorded import Recorded, nothing_else
 from tests.training.samples import RandomSamples, weight
 
 
@@ -33,10 +34,21 @@ def logical(trainer: Trainer, prefix: str, flat: str) -> dict[str, Tensor]:
     }
 
 
+def owned_everywhere(trainer: Trainer) -> None:
+    """Give every rank the sums of gradients that other holders own."""
+    recorded = trainer.links.sums
+    assert isinstance(recorded, Recorded)
+    for bucket in trainer.state.buckets:
+        if bucket.shares:
+            recorded.sums.gather(bucket.gradients_name, bucket.holders, bucket.gradients, bucket.shares)
+
+
 def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transport) -> dict[str, Tensor]:
     plan = build.plan
     samples = RandomSamples(plan.model.vocab, plan.train.sequence)
     trainer = Trainer(build, rank, samples, samples, board, Endpoint(transport=transport, checked=True))
+    Recorded(trainer)
+    count = plan.batches[0][1] // (plan.mesh.dp * plan.train.micro_batch)
     for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
         bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     for name, bias in trainer.state.biases.items():
@@ -44,14 +56,18 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
     result: dict[str, Tensor] = {}
     rows = []
     for step in range(plan.steps):
-        sums = trainer.accumulate()
-        trace.write(step + 1, trainer.program, trainer.actions)
-        if step == 0:
-            result |= logical(trainer, "gradient", "gradients")
-            result |= {f"load/{name}": sums[f"load {name}"].clone() for name in trainer.loads}
-        row = trainer.apply(sums)
+        with nothing_else(trainer, f"train_{count}"):
+            sums = trainer.accumulate()
+            trace.write(step + 1, trainer.program, trainer.actions)
+            if step == 0:
+                owned_everywhere(trainer)
+                result |= logical(trainer, "gradient", "gradients")
+                result |= {f"load/{name}": sums[f"load {name}"].clone() for name in trainer.loads}
+            row = trainer.apply(sums)
         rows.append([row.get(k, 0.0) for k in ("loss", "mtp_loss", "sequence_loss", "grad_norm")])
-    validation = trainer.evaluate()
+    assert plan.train.validate is not None
+    with nothing_else(trainer, f"evaluate_{count}", plan.train.validate.batches):
+        validation = trainer.evaluate()
     result |= logical(trainer, "weight", "parameters")
     result |= {f"bias/{name}": bias.clone() for name, bias in trainer.state.biases.items()}
     result["rows"] = torch.tensor(rows, dtype=torch.float64)

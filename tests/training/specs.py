@@ -11,6 +11,7 @@ from dsl.schema import (
     Data,
     Dense,
     Device,
+    Ema,
     Gqa,
     HeadDim,
     LayerRange,
@@ -124,3 +125,10 @@ def spec(
         ),
         data=Data(source="python_stdlib", tokenizer=TrainTokenizer(vocab=300)),
     )
+
+
+def with_host_state(spec: Spec, offload: tuple[str, ...] = (), decay: float = 0.75) -> Spec:
+    """A spec whose optimizer state is offloaded, with a moving average of the weights that is validated too."""
+    validate = Validate(every=5, ema=True)
+    train = spec.train.model_copy(update={"ema": Ema(decay=decay), "validate": validate})
+    return spec.model_copy(update={"offload": offload, "train": train})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from compiler.build import compile_spec, write_build
 from compiler.decide import lower_spec
+from compiler.ir.received_rows import Received
 from compiler.predict.memory import rank_memories
 from compiler.proof import prove
 from dsl.schema import Spec
@@ -53,15 +55,18 @@ def measured_peaks(tmp_path: Path, chosen: Spec) -> list[int]:
         found = json.loads((tmp_path / f"rank_{rank}.json").read_text())
         column, pipeline_rank = rank % dp, rank // dp
         rows = {p: json.loads((tmp_path / f"rank_{p * dp + column}.json").read_text())["rows"] for p in range(pp)}
-        certificate = prove(
-            lowered.programs[f"train_{n}"], lowered.plan, lambda p, layer, m, rows=rows: rows[p][f"{layer} {m}"]
-        )
+
+        def recorded(p: int, layer: str, m: int, rows: dict[int, Any] = rows) -> Received:
+            given = rows[p][f"{layer} {m}"]
+            return Received(given) if isinstance(given, int) else Received(*given)
+
+        certificate = prove(lowered.programs[f"train_{n}"], lowered.plan, recorded)
         assert found["peak"] == certificate.peak_bytes[pipeline_rank], f"rank {rank}"
         held = rank_memories(
             chosen,
             lowered.lowering,
             lowered.schedules[f"train_{n}"],
-            rows=lambda p, layer, m, rows=rows: rows[p][f"{layer} {m}"],
+            rows=recorded,
         )[pipeline_rank]
         assert found["peak"] == held.activations + held.buffers, f"rank {rank}"
         peaks.append(found["peak"])

@@ -285,12 +285,12 @@ def F0(c, p, g, a):
     c.record('sequence_loss L1', v.L1_sequence_loss)
     del v.L1_sequence_loss
     c.counts('F0', a, 'L1', v.L1_counts)
-    v.L1_route, v.L1_offsets = c.wait_counts('F0', a, 'L1')
-    del v.L1_counts
-    c.dispatch('F0', a, 'L1', v.L1_rows, v.L1_gate, v.L1_route)
     v.L1_shared, v.L1_shared_linear_0, v.L1_shared_swiglu_0 = shared_T16_D16_58ac42.F(
         p.layers_1_ffn_shared_up, p.layers_1_ffn_shared_down, v.L1_x
     )
+    v.L1_route, v.L1_offsets = c.wait_counts('F0', a, 'L1')
+    del v.L1_counts
+    c.dispatch('F0', a, 'L1', v.L1_rows, v.L1_gate, v.L1_route)
     v.L1_received_rows, v.L1_received_gate = c.wait_dispatch('F0', a, 'L1')
     del v.L1_rows, v.L1_gate
     v.L1_expert_rows, v.L1_experts_grouped_linear_0, v.L1_experts_gated_swiglu_0 = experts_D16_E4_04c290.F(
@@ -330,12 +330,12 @@ def F0(c, p, g, a):
     del v.M0_entered, v.M0_attended
     c.record('load mtp.0', v.M0_counts)
     c.counts('F0', a, 'M0', v.M0_counts)
-    v.M0_route, v.M0_offsets = c.wait_counts('F0', a, 'M0')
-    del v.M0_counts
-    c.dispatch('F0', a, 'M0', v.M0_rows, v.M0_gate, v.M0_route)
     v.M0_shared, v.M0_shared_linear_0, v.M0_shared_swiglu_0 = shared_T16_D16_58ac42.F(
         p.mtp_0_ffn_shared_up, p.mtp_0_ffn_shared_down, v.M0_x
     )
+    v.M0_route, v.M0_offsets = c.wait_counts('F0', a, 'M0')
+    del v.M0_counts
+    c.dispatch('F0', a, 'M0', v.M0_rows, v.M0_gate, v.M0_route)
     v.M0_received_rows, v.M0_received_gate = c.wait_dispatch('F0', a, 'M0')
     del v.M0_rows, v.M0_gate
     v.M0_expert_rows, v.M0_experts_grouped_linear_0, v.M0_experts_gated_swiglu_0 = experts_D16_E4_04c290.F(

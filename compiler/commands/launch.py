@@ -1,0 +1,185 @@
+"""`dsc launch torchrun|slurm|kubernetes|skypilot BUILD`: write the files that start a build on a cluster. Nothing is
+submitted.
+
+dsc launch torchrun build/pretrain                            a script to start on each node
+dsc launch slurm build/pretrain --time 24:00:00 --partition gpu
+dsc launch kubernetes build/pretrain --image registry/dsc:1 --volume shared
+dsc launch skypilot build/pretrain --image registry/dsc:1 --volume shared --infra k8s
+
+There is one task a node, which starts torchrun. A run that is asked to stop ends after a whole step, with a checkpoint,
+and the same files go on from it: docs/torchrun.md.
+
+Exit codes: 0 the files are written · 2 the build or the command line is wrong
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from compiler.commands.common import reason, wrong
+from compiler.commands.output_files import replace
+from compiler.launch import options
+from compiler.launch.files import LAUNCHERS, Files
+from compiler.launch.job import Job, LaunchError, Needs, needs_of
+from runtime.outcome import printable
+
+VERSION = 1  # of the JSON, docs/json.md
+DEFAULTS = {"lead": 300, "restarts": 0, "mount": "/mnt/dsc", "api": "jobset", "runtime": "torch-distributed"}
+DEFAULTS |= {"grace": 300, "resource": []}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command. Those of one launcher have no default here, so that `run` sees which are given."""
+    add = parser.add_argument
+    add(
+        "launcher", choices=tuple(LAUNCHERS), help="; ".join(f"{name}: {each.what}" for name, each in LAUNCHERS.items())
+    )
+    add("build", metavar="BUILD", type=Path, help="build folder, written by dsc compile")
+    add("--out", metavar="FOLDER", type=Path, help="folder for the files; default: launch/<run>")
+    add("--format", choices=("text", "json"), default="text", help="default: text")
+    add("--name", type=options.label, help="name of the job; default: that of the run")
+    add(
+        "--run-folder",
+        metavar="RUN",
+        help="run folder, which all nodes share; default: runs/<run>, here or on the volume",
+    )
+    add("--build-path", metavar="DIR", help="where nodes find the build; default: BUILD, or build/<run> on the volume")
+    add("--data", metavar="DIR", help="where nodes find the data; default: the current folder, or the volume")
+    add("--python", metavar="FILE", help="Python on the nodes; default: this one, or python3 in a container")
+    port = options.number(1024, 65535, "a port")
+    add("--port", type=port, default=29400, help="a free port of the first node; default: 29400")
+    add("--interface", type=options.interface, help="network interface by which nodes talk, as eth0")
+    add("--hca", type=options.interface, help="InfiniBand adapters for NCCL, as mlx5_0,mlx5_1")
+    add("--env", type=options.variable, metavar="NAME=VALUE", action="append", default=[], help="variable of all ranks")
+    add("--steps", type=options.number(1, 10**9, "a number of steps"), metavar="N", help="end after step N")
+    restarts = options.number(0, 1000, "a number of restarts")
+    add("--restarts", type=restarts, metavar="N", help="start again up to N times after a failure; default: 0")
+
+    slurm = parser.add_argument_group("slurm").add_argument
+    slurm("--time", type=options.time_limit, help="time limit of a job, as 24:00:00")
+    lead = options.number(1, 65535, "a number of seconds")
+    slurm(
+        "--lead", type=lead, metavar="S", help="stop S seconds before the time limit: a step and a save; default: 300"
+    )
+    for name in ("partition", "account", "qos", "constraint"):
+        slurm(f"--{name}", help="as of sbatch; default: that of the cluster")
+
+    container = parser.add_argument_group("kubernetes and skypilot").add_argument
+    container("--image", type=options.image, help="container image that has dsc")
+    container("--volume", type=options.object_name, help="PersistentVolumeClaim, or volume of SkyPilot, for all nodes")
+    container(
+        "--mount", type=options.mount, metavar="DIR", help="where the volume is in a container; default: /mnt/dsc"
+    )
+    container("--namespace", type=options.object_name, help="kubernetes: namespace; default: that of kubectl")
+    container("--api", choices=("jobset", "trainjob"), help="kubernetes: default: jobset")
+    container("--runtime", type=options.object_name, help="trainjob: its runtime; default: torch-distributed")
+    resource = options.resource
+    container("--resource", type=resource, metavar="NAME=COUNT", action="append", help="kubernetes: as rdma/ib=1")
+    grace = options.number(1, 10**6, "a number of seconds")
+    container("--grace", type=grace, metavar="S", help="jobset: seconds for a step and a save; default: 300")
+    container("--infra", help="skypilot: cloud or Kubernetes, as k8s; default: SkyPilot's choice")
+    container("--accelerator", help="skypilot: its name of the device; default: by the spec")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the files; 0, or 2 with what is wrong on stderr."""
+    launcher = LAUNCHERS[args.launcher]
+    if (code := _check_options(args)) is not None:
+        return code
+    try:
+        needs = needs_of(args.build)
+        folder = Path(os.path.abspath(args.out or Path("launch") / needs.run))  # noqa: PTH100 - links stay as they are
+        if folder.is_relative_to(args.build.resolve()):
+            return wrong(
+                f"{folder} is in the build: a build holds what was compiled alone", "name another --out", args.format
+            )
+        job = _job(args, needs, is_remote=launcher.is_remote)
+        files = launcher.write(job, args, folder)
+    except LaunchError as error:
+        return wrong(str(error), error.hint, args.format)
+    try:
+        _write(folder, files)
+    except OSError as error:
+        return wrong(f"{folder} cannot be written: {reason(error)}", "name another folder with --out", args.format)
+    print(_as_json(args.launcher, job, folder, files) if args.format == "json" else _as_text(folder, files))
+    return 0
+
+
+def _check_options(args: argparse.Namespace) -> int | None:
+    """Refuse options of other launchers, and ask for those that have no default; then fill the defaults in."""
+    launcher = LAUNCHERS[args.launcher]
+    for name in {name for each in LAUNCHERS.values() for name in each.takes} - {*launcher.takes}:
+        if getattr(args, name) is not None:
+            of = " and ".join(other for other, each in LAUNCHERS.items() if name in each.takes)
+            return wrong(f"--{name} is an option of {of}, not of {args.launcher}", "leave it out", args.format)
+    for name, what in (launcher.needs or {}).items():
+        if getattr(args, name) is None:
+            return wrong(f"{args.launcher} needs --{name}: {what}", f"add --{name}", args.format)
+    if args.api == "trainjob" and args.grace is not None:
+        return wrong("--grace is not for a TrainJob, whose runtime sets it", "leave it out", args.format)
+    if args.api == "trainjob" and args.restarts is not None:
+        return wrong("--restarts is not for a TrainJob, whose runtime sets it", "leave it out", args.format)
+    if args.api != "trainjob" and args.runtime is not None:
+        return wrong("--runtime is for a TrainJob", "add --api trainjob", args.format)
+    for name, value in DEFAULTS.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return None
+
+
+def _job(args: argparse.Namespace, needs: Needs, *, is_remote: bool) -> Job:
+    """The job, its folders as nodes see them: on the volume, or where they are here."""
+    top = Path(args.mount) if is_remote else Path.cwd()
+    build = top / "build" / needs.run if is_remote else args.build.absolute()
+    environment = dict(args.env)
+    if args.interface is not None:
+        environment |= {"NCCL_SOCKET_IFNAME": args.interface, "GLOO_SOCKET_IFNAME": args.interface.lstrip("=")}
+    if args.hca is not None:
+        environment["NCCL_IB_HCA"] = args.hca
+    return Job(
+        needs=needs,
+        name=args.name or options.label_of(needs.run),
+        build=args.build_path or str(build),
+        run=args.run_folder or str(top / "runs" / needs.run),
+        data=args.data or str(top),
+        python=args.python or ("python3" if is_remote else sys.executable),
+        port=args.port,
+        environment=environment,
+        arguments=(("--steps", str(args.steps)),) if args.steps is not None else (),
+    )
+
+
+def _write(folder: Path, files: Files) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in files.files:
+        path = folder / each.name
+        replace(path, each.text.encode())
+        if each.is_program:
+            path.chmod(path.stat().st_mode | 0o111)
+
+
+def _as_text(folder: Path, files: Files) -> str:
+    lines = [f"{folder / each.name}: {each.what}" for each in files.files]
+    return "\n".join(map(printable, [*lines, "start:", *(f"  {command}" for command in files.commands)]))
+
+
+def _as_json(launcher: str, job: Job, folder: Path, files: Files) -> str:
+    needs = job.needs
+    value = {
+        "version": VERSION,
+        "launcher": launcher,
+        "run": needs.run,
+        "build": needs.digest,
+        "nodes": needs.nodes,
+        "ranks_per_node": needs.ranks_per_node,
+        "files": [
+            {"path": str(folder / each.name), "bytes": len(each.text.encode()), "what": each.what}
+            for each in files.files
+        ],
+        "commands": list(files.commands),
+    }
+    return json.dumps(value, indent=2, ensure_ascii=False)

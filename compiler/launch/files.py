@@ -1,0 +1,168 @@
+"""The files of each launcher. `LAUNCHERS` is the one table: what a launcher is, the options that it takes and needs."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.launch import manifests
+from compiler.launch.job import Job, LaunchError
+from compiler.launch.manifests import Pods, Sky
+from compiler.launch.options import checked_line, seconds_of
+from compiler.launch.shell import Quoted, quoted, script
+from compiler.launch.yaml_text import documents
+
+NODE_SCRIPT = "node.sh"
+CLOUD_NAMES = {"a100": "A100-80GB", "h100": "H100", "h200": "H200"}  # SkyPilot's, of devices that dsc knows by name
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to write: its name in the folder, its text, and what it is."""
+
+    name: str
+    text: str
+    what: str
+    is_program: bool = False
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files, and the commands by which a person then starts the run; `folder` is that of the files."""
+
+    files: tuple[File, ...]
+    commands: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """`takes`: options that this launcher has and others have not; `needs`: those of them that have no default.
+
+    `is_remote`: nodes do not see the folders of this machine, so files are on a volume that they share.
+    """
+
+    what: str
+    write: Callable[[Job, argparse.Namespace, Path], Files]
+    takes: tuple[str, ...] = ()
+    needs: Mapping[str, str] | None = None
+    is_remote: bool = False
+
+
+def torchrun(job: Job, args: argparse.Namespace, folder: Path) -> Files:
+    """One script, to start by hand or by ssh on each node."""
+    several = job.needs.nodes > 1
+    last = job.needs.nodes - 1
+    start = f"{quoted(str(folder / NODE_SCRIPT))} {'HOST NODE' if several else ''}".rstrip()
+    note = (
+        f"  # on every node: HOST is the first of them, NODE is 0 there and up to {last} on the others"
+        if several
+        else ""
+    )
+    return Files((_node_script(job, "words"),), (start + note,))
+
+
+def slurm(job: Job, args: argparse.Namespace, folder: Path) -> Files:
+    """A batch script that starts one task a node."""
+    limit = seconds_of(args.time)
+    if limit is not None and args.lead >= limit:
+        raise LaunchError(
+            f"--lead {args.lead} is not below --time {args.time}: the signal would come before the job",
+            "give a longer --time, or a shorter --lead",
+        )
+    given = {"partition": args.partition, "account": args.account, "qos": args.qos, "constraint": args.constraint}
+    options = [f"--{name}={checked_line(f'--{name}', value)}" for name, value in given.items() if value is not None]
+    needs = job.needs
+    batch = script(
+        "job.sbatch.j2",
+        job_name=Quoted(job.name),
+        nodes=needs.nodes,
+        gpus=0 if needs.is_cpu else needs.ranks_per_node,
+        time=Quoted(args.time),
+        lead=args.lead,
+        options=[Quoted(option) for option in options],
+        node_script=str(folder / NODE_SCRIPT),
+        run=job.run,
+        restarts=args.restarts,
+    )
+    job_file = File("job.sbatch", batch, "what sbatch submits", is_program=True)
+    return Files((job_file, _node_script(job, "slurm")), (f"sbatch {quoted(str(folder / job_file.name))}",))
+
+
+def kubernetes(job: Job, args: argparse.Namespace, folder: Path) -> Files:
+    """A JobSet or a TrainJob, with the script of a node in a ConfigMap."""
+    resources = dict(args.resource)
+    pods = Pods(args.image, args.namespace, args.volume, args.mount, resources, args.grace, args.restarts)
+    if args.api == "jobset":
+        values = manifests.jobset(job, pods, _node_script(job, "jobset", manifests.first_host(job)).text)
+        written = File("jobset.yaml", documents(*values), "a ConfigMap and a JobSet")
+    else:
+        values = manifests.trainjob(job, pods, args.runtime, _node_script(job, "trainjob").text)
+        written = File("trainjob.yaml", documents(*values), "a ConfigMap and a TrainJob")
+    return Files((written,), (f"kubectl apply -f {quoted(str(folder / written.name))}",))
+
+
+def skypilot(job: Job, args: argparse.Namespace, folder: Path) -> Files:
+    """A managed job."""
+    accelerator = args.accelerator or CLOUD_NAMES.get(job.needs.device.lower(), "")
+    if not accelerator and not job.needs.is_cpu:
+        raise LaunchError(
+            f"device {job.needs.device} of the spec has no name of SkyPilot's that dsc knows",
+            "name it with --accelerator: `sky show-gpus` lists them",
+        )
+    sky = Sky(args.image, args.infra, accelerator, args.volume, args.mount, args.restarts)
+    task = manifests.sky_task(job, sky, _node_script(job, "skypilot").text)
+    written = File("task.yaml", documents(task), "a task of SkyPilot")
+    return Files((written,), (f"sky jobs launch {quoted(str(folder / written.name))}",))
+
+
+def _node_script(job: Job, place: str, host: str = "") -> File:
+    """The script that every node runs. `place`: from where it takes the first node and its own number."""
+    needs = job.needs
+    device = "cpu" if needs.is_cpu else "cuda"
+    arguments = [("--out", job.run), ("--data", job.data), ("--expect", needs.digest), ("--device", device)]
+    lines = [shlex.join(words) for words in (*arguments, ("--resume",), *job.arguments)]
+    text = script(
+        "node.sh.j2",
+        place=place,
+        host=host,
+        name=job.name,
+        nodes=needs.nodes,
+        ranks=needs.ranks_per_node,
+        port=job.port,
+        python=job.python,
+        build=job.build,
+        environment=sorted(job.environment.items()),
+        arguments=[Quoted(line) for line in lines],
+    )
+    return File(NODE_SCRIPT, text, "what every node runs", is_program=True)
+
+
+LAUNCHERS = {
+    "torchrun": Launcher("a script to start by hand on each node", torchrun),
+    "slurm": Launcher(
+        "a batch script",
+        slurm,
+        takes=("time", "lead", "partition", "account", "qos", "constraint", "restarts"),
+        needs={"time": "the time limit of the job, as 24:00:00"},
+    ),
+    "kubernetes": Launcher(
+        "a JobSet or a TrainJob",
+        kubernetes,
+        takes=("image", "volume", "mount", "namespace", "api", "runtime", "resource", "grace", "restarts"),
+        needs={
+            "image": "a container image that has dsc",
+            "volume": "a PersistentVolumeClaim that all pods can write to",
+        },
+        is_remote=True,
+    ),
+    "skypilot": Launcher(
+        "a managed job",
+        skypilot,
+        takes=("image", "volume", "mount", "infra", "accelerator", "restarts"),
+        needs={"image": "a container image that has dsc", "volume": "a volume of SkyPilot that all nodes can write to"},
+        is_remote=True,
+    ),
+}

@@ -1,0 +1,108 @@
+"""A job: what a build needs of a cluster, and where its nodes find things. `dsc launch` makes its files from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsl.diagnostics import SpecError
+from dsl.load import analyse
+from dsl.resolve.files import over
+from dsl.schema.cluster import Cluster
+from runtime.build_files import BuildError, read
+from runtime.contract import Plan
+from runtime.strict_json import FormError, NoJsonError
+
+RESOLVED = "spec.resolved"
+
+
+class LaunchError(Exception):
+    """A build or an option from which no files can be made. `hint`: an edit of the command line."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a build needs: nodes of equal counts of devices, one rank on each device.
+
+    `memory_bytes`: of a device, by the spec. `digest`: of the build's manifest. `finds_text`: the data is Python's
+    own source, which every node has.
+    """
+
+    run: str
+    nodes: int
+    ranks_per_node: int
+    device: str
+    is_cpu: bool
+    cores_per_node: int
+    memory_bytes: int
+    digest: str
+    finds_text: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """A build with everything that a node has to know.
+
+    `build`, `run`, `data`: folders as the nodes see them. `python`: the interpreter on the nodes. `port`: a free one
+    of the first node. `environment`: variables of every rank. `arguments`: further options of train.py, each with its
+    value.
+    """
+
+    needs: Needs
+    name: str
+    build: str
+    run: str
+    data: str
+    python: str
+    port: int
+    environment: Mapping[str, str]
+    arguments: tuple[tuple[str, ...], ...]
+
+
+def needs_of(build: Path) -> Needs:
+    """What a build folder needs. Raises LaunchError where it holds no whole build, or nodes differ in their counts."""
+    try:
+        found = read(build)
+        plan = Plan.from_json(found.files["plan.json"])
+        cluster = _cluster(build, found.files[RESOLVED].decode())
+    except BuildError as error:
+        raise LaunchError(str(error), "name the folder that `dsc compile` wrote: dsc launch slurm build/NAME") from None
+    except (KeyError, ValueError, NoJsonError, FormError, SpecError):
+        raise LaunchError(
+            f"{build} cannot be read: its plan or its spec is of another version of dsc", "run `dsc compile` again"
+        ) from None
+    counts = {machine.devices for _, machine in cluster.parts}
+    if len(counts) > 1 or cluster.world != plan.mesh.world:
+        listed = ", ".join(f"{nodes} of {machine.devices}" for nodes, machine in cluster.parts)
+        raise LaunchError(
+            f"the nodes of cluster {cluster.name} differ in their devices ({listed}), and a launcher starts as many"
+            " ranks on each",
+            "describe the cluster as nodes of equal counts, or start torchrun by hand: docs/torchrun.md",
+        )
+    device = cluster.node.device
+    is_cpu = device.bf16 is None
+    return Needs(
+        run=plan.run,
+        nodes=cluster.num_nodes,
+        ranks_per_node=counts.pop(),
+        device=device.name,
+        is_cpu=is_cpu,
+        cores_per_node=cluster.node.devices * (device.cores or 1),
+        memory_bytes=min(each.memory for each in cluster.devices),
+        digest=found.digest,
+        finds_text=plan.data.source == "python_stdlib",
+    )
+
+
+def _cluster(build: Path, text: str) -> Cluster:
+    path = os.path.realpath(build / RESOLVED)
+    (view,) = analyse(path, reader=over({path: text})).views
+    if view.spec is None:
+        raise ValueError("the spec is wrong")
+    return view.spec.cluster

@@ -1,0 +1,38 @@
+"""The collectives of a program: what ranks sum over the world, and what they reduce and gather of each bucket.
+
+The valid targets are counted before the first forward, for they normalise the loss. After the last backward the records
+are summed (losses, and the load of every expert), then the gradients of every bucket, then the squares of all
+gradients, by which they are clipped. Where the holders of a bucket each update a part of it, they gather the rest.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from compiler.ir import Collective, Plan
+
+TARGETS, RECORDS, NORM = (Collective("sum", name) for name in ("targets", "records", "norm"))
+
+
+class Collectives(TypedDict):
+    """The fields of a program."""
+
+    prologue: tuple[Collective, ...]
+    epilogue: tuple[Collective, ...]
+    update: tuple[Collective, ...]
+
+
+def collectives_of(plan: Plan, *, trains: bool) -> Collectives:
+    """The collectives of a step, or of an evaluation, which has no gradients.
+
+    An evaluation gathers weights where it is made again with their moving average, to take it and to put it back.
+    """
+    shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1]
+    gathers = tuple(Collective("gather", bucket.name, bucket) for bucket in shared if plan.zero)
+    if not trains:
+        return {"prologue": (TARGETS,), "epilogue": (RECORDS,), "update": gathers if plan.averaged else ()}
+    return {
+        "prologue": (TARGETS,),
+        "epilogue": (RECORDS, *(Collective("reduce", bucket.name, bucket) for bucket in shared), NORM),
+        "update": gathers,
+    }

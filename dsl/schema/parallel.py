@@ -1,0 +1,74 @@
+"""The degrees of parallelism of a run, and where layers, experts and rows go."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dsl.schema.base import Choices, Derived, FilePath, Node
+from dsl.schema.train import PLANNED
+
+MAX_DEGREE = 1_048_576
+Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
+
+
+class Parallel(Node):
+    """Degrees of parallelism. world = pipeline·data·tensor·context; expert divides data."""
+
+    pipeline: Annotated[
+        Degree, Field(description=f"ranks a pipeline has; {PLANNED}", examples=["pipeline = 16", "pipeline = auto"])
+    ] = 1
+    expert: Annotated[
+        Degree,
+        Field(
+            description=f"ranks the experts of a layer are spread over; {PLANNED}",
+            examples=["expert = 64", "expert = auto"],
+        ),
+    ] = 1
+    data: Annotated[
+        Degree,
+        Field(
+            description="ranks per pipeline rank; auto: what the cluster leaves",
+            examples=["data = auto", "data = 128"],
+        ),
+        Derived("auto: devices of the cluster / (pipeline·tensor·context)"),
+    ]
+    tensor: Annotated[Degree, Field(description="ranks a matrix is split over", examples=["tensor = 1"])] = 1
+    context: Annotated[Degree, Field(description="ranks a sequence is split over", examples=["context = 1"])] = 1
+    layout: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=4000,
+            description="which layers are on which stage, in Megatron's words; else, or auto, as even as it gets",
+            examples=['layout = "Et*3|(tt|)*28ttmL"'],
+        ),
+    ] = None
+    placement: Annotated[
+        str | None,
+        FilePath(),
+        Field(
+            min_length=1,
+            max_length=4096,
+            description="which expert is on which rank, a file of `dsc place`; else by number; relative to the spec",
+            examples=['placement = "placement.json"'],
+        ),
+    ] = None
+    route: Annotated[
+        Literal["flat", "nodes"] | None,
+        Field(
+            description="how rows go to experts on other nodes; where none, `nodes` if expert groups fill several",
+            examples=["route = nodes"],
+        ),
+        Choices(
+            {
+                "flat": "each row by itself, to the rank of its expert",
+                "nodes": "a token once to each node, to the device of the same index, and on inside the node; "
+                "sums come back (DeepSeek-V3)",
+            }
+        ),
+    ] = None
+    zero: Annotated[
+        int, Field(ge=0, le=3, description="1: each optimizer state has one owner", examples=["zero = 1"])
+    ] = 0

@@ -1,0 +1,194 @@
+"""What the ranks of an expert group exchange in a MoE layer: counts of rows, the rows, and the rows back.
+
+`RankExchange` moves rows between ranks. Its host must know how many: it reads the counts of a layer and micro-batch
+once, and waits for nothing else. `LocalExchange` is that of a group of one rank, where rows only make room for padding;
+its host reads nothing on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runtime.comm.host_reads import HostReads
+from runtime.comm.rows import Layout, Rows, empty_rows, raw
+from runtime.comm.transport import ChannelError, Pending, Swap, Work, digest
+from runtime.contract import MoeLayer
+
+
+@dataclass(frozen=True)
+class Route:
+    """Who sends how many rows to whom in one layer and micro-batch; every exchange of the layer follows it."""
+
+    num_rows: int  # that this rank has of its experts, R, padding among them
+
+
+class Exchange(Protocol):
+    """The exchanges of one expert group. What is started has a name, by which it is waited for once."""
+
+    pending: dict[str, tuple[Pending, ...]]
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        ...
+
+    def start_counts(self, name: str, counts_E: Tensor, *more: Tensor) -> None:
+        """Tell every rank of the group how many rows each of its experts will get from here. E: experts of a layer.
+
+        `more`: what else an exchange goes by (nodes.py).
+        """
+        ...
+
+    def wait_counts(self, name: str) -> tuple[Route, Tensor, *tuple[Tensor, ...]]:
+        """The route, and offsets_L: where the rows of each local expert end among those received (int32), its padding
+        among them. The last one is R. Behind them the tables that `start` takes behind tensors, if there are any."""
+        ...
+
+    def start(self, name: str, tensors: Sequence[Tensor], route: Route, forward: bool) -> None:
+        """Start moving the rows of each tensor.
+
+        `forward`: from the tokens' rank to the experts' rank (dispatch, and the gradient of combine).
+        """
+        ...
+
+    def wait(self, name: str) -> tuple[Tensor, ...]: ...
+
+
+def ends_of(loads_L: Tensor, alignment: int) -> Tensor:
+    """loads_L (int64) -> where the rows of each local expert end, padded to a multiple of `alignment` (int64)."""
+    return ((loads_L + (alignment - 1)) // alignment * alignment if alignment > 1 else loads_L).cumsum(0)
+
+
+# ---------------------------------------------------------------- between ranks
+
+
+@dataclass(frozen=True)
+class RankRoute(Route):
+    """The rows that go to each rank of a group, and those that come from each, and where they lie here."""
+
+    sent: tuple[int, ...]
+    received: Layout
+
+
+@dataclass
+class RankExchange:
+    """The exchanges of a group of several ranks. `rows` and `counts`: their channels.
+
+    `alignment`: the rows that an expert receives are padded to a multiple of it.
+    """
+
+    rows: Swap
+    counts: Swap
+    size: int
+    reads: HostReads
+    alignment: int = 1
+    sequence: int = 0
+    pending: dict[str, tuple[Pending, ...]] = field(default_factory=dict)
+
+    def start_counts(self, name: str, counts_E: Tensor, *more: Tensor) -> None:
+        """Behind the counts for each rank goes a stamp: the exchange's place in the group's order, and its name."""
+        both = counts_E.new_empty(2, self.size, len(counts_E) // self.size + 1)  # those from here, those that come
+        both[0, :, :-1] = counts_E.view(self.size, -1)
+        both[0, :, -1] = self.sequence << 32 | digest(name)
+        ones = (1,) * self.size
+        works = self._started(self.counts.start(name, Rows(both[0], ones), Rows(both[1], ones)))
+        self.pending[name] = (Pending(works, both),)
+
+    def wait_counts(self, name: str) -> tuple[RankRoute, Tensor]:
+        (pending,) = self.pending.pop(name)
+        mine, theirs = self.reads.read(pending)
+        stamps = [row[-1] for row in theirs]
+        if stamps != [row[-1] for row in mine]:
+            raise ChannelError(f"{name}: members of the expert group are in different exchanges: {stamps}")
+        layout = Layout(tuple(tuple(row[:-1]) for row in theirs), self.alignment)
+        route = RankRoute(layout.num_rows, sent=tuple(sum(row[:-1]) for row in mine), received=layout)
+        return route, ends_of(pending.result[1, :, :-1].sum(0), self.alignment).to(torch.int32)
+
+    def start(self, name: str, tensors: Sequence[Tensor], route: Route, forward: bool) -> None:
+        assert isinstance(route, RankRoute)
+        self.pending[name] = tuple(self._start_rows(name, tensor, route, forward) for tensor in tensors)
+
+    def wait(self, name: str) -> tuple[Tensor, ...]:
+        return tuple(p.wait() for p in self.pending.pop(name))
+
+    def _start_rows(self, name: str, tensor: Tensor, route: RankRoute, forward: bool) -> Pending:
+        layout = route.received
+        if forward:
+            given, taken = Rows(tensor, route.sent), Rows(layout.empty(tensor), layout.of_sources, layout)
+        else:
+            given = Rows(tensor, layout.of_sources, layout)
+            taken = Rows(empty_rows(tensor, sum(route.sent)), route.sent)
+        return Pending(self._started(self.rows.start(name, given, taken)), taken.tensor, keep=(given.tensor,))
+
+    def _started(self, works: list[Work]) -> list[Work]:
+        self.sequence += 1
+        return works
+
+
+# ---------------------------------------------------------------- within a rank
+
+
+@dataclass(frozen=True)
+class LocalRoute(Route):
+    """The rows of each expert, all of which come from here: how many, and where they end behind their padding."""
+
+    loads_L: Tensor
+    ends_L: Tensor
+    num_sent: int
+
+    def places_S(self) -> Tensor:
+        """The row, of `num_rows`, that each row sent goes to. Rows are sent in the order of experts."""
+        sent_L, rows_S = self.loads_L.cumsum(0), torch.arange(self.num_sent, device=self.loads_L.device)
+        shifts_L = torch.nn.functional.pad((self.ends_L - sent_L)[:-1], (1, 0))  # the padding before each expert
+        return rows_S + shifts_L.index_select(0, torch.searchsorted(sent_L, rows_S, right=True))
+
+    def moved(self, tensors: Sequence[Tensor], forward: bool) -> list[Tensor]:
+        """`forward`: the rows of the experts, zeros between them, of rows sent; else the rows sent, of those."""
+        places_S, results = self.places_S(), list[Tensor]()
+        for tensor in tensors:
+            result = empty_rows(tensor, self.num_rows if forward else self.num_sent)
+            if forward:
+                raw(result).zero_().index_copy_(0, places_S, raw(tensor))
+            else:
+                torch.index_select(raw(tensor), 0, places_S, out=raw(result))
+            results.append(result)
+        return results
+
+
+@dataclass
+class LocalExchange:
+    """The exchanges of a group of one rank. Rows that are not padded stay where they are; others are moved at once.
+
+    `layers`: by site. A device keeps its counts to itself: it has the most rows that there can be
+    (`MoeLayer.held_rows`), and those that are left over behind the last expert are padding of that one. A CPU has no
+    more than it needs.
+    """
+
+    layers: Mapping[str, MoeLayer]
+    alignment: int = 1
+    size: int = 1
+    pending: dict[str, tuple[Pending, ...]] = field(default_factory=dict)
+
+    def start_counts(self, name: str, counts_E: Tensor, *more: Tensor) -> None:
+        self.pending[name] = (Pending([], counts_E),)
+
+    def wait_counts(self, name: str) -> tuple[LocalRoute, Tensor]:
+        (loads_L,) = self.wait(name)
+        ends_L, layer = ends_of(loads_L, self.alignment), self.layers[name.rpartition("@")[2]]
+        num_rows = int(ends_L[-1]) if loads_L.is_cpu else layer.held_rows
+        offsets_L = ends_L.to(torch.int32)
+        offsets_L[-1] = num_rows
+        return LocalRoute(num_rows, loads_L, ends_L, layer.sent_rows), offsets_L
+
+    def start(self, name: str, tensors: Sequence[Tensor], route: Route, forward: bool) -> None:
+        assert isinstance(route, LocalRoute)
+        moved = route.moved(tensors, forward) if self.alignment > 1 else tensors
+        self.pending[name] = tuple(Pending([], tensor) for tensor in moved)
+
+    def wait(self, name: str) -> tuple[Tensor, ...]:
+        return tuple(p.wait() for p in self.pending.pop(name))

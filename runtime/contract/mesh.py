@@ -1,0 +1,96 @@
+"""The ranks of a world, the SMs of their devices, and the order in which their channels are opened.
+
+A channel is opened by its first use, and on GPUs that holds the host of each of its ranks until all have come: NCCL
+makes a communicator when it is first used. So every rank opens its channels before the first step, all of them in the
+order of one list. The list is by pipeline ranks: some dozens of rows for thousands of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+from runtime.strict_json import Range
+
+MAX_RANKS = 1 << 20
+MAX_SMS = 4096
+Rank = Annotated[int, Range(0, MAX_RANKS - 1)]
+Degree = Annotated[int, Range(1, MAX_RANKS)]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Degrees of parallelism. World ranks are pp-major, ep divides dp and is innermost.
+
+    `node`: ranks of an expert group on each of its nodes, where a token goes to a node once; 0: rows go by themselves.
+    """
+
+    pp: Degree
+    dp: Degree
+    ep: Degree
+    tp: Degree
+    cp: Degree
+    node: Annotated[int, Range(0, MAX_RANKS)] = 0
+
+    @property
+    def world(self) -> int:
+        return self.pp * self.dp * self.tp * self.cp
+
+
+@dataclass(frozen=True)
+class Sms:
+    """The streaming multiprocessors of devices, and how many of each compute leaves to communication; 0: no split.
+
+    `devices`: by pipeline rank; None: a CPU, or a device whose spec does not say.
+    """
+
+    devices: tuple[Annotated[int, Range(1, MAX_SMS)] | None, ...]
+    communication: Annotated[int, Range(0, MAX_SMS)]
+
+
+class Opening(NamedTuple):
+    """Channels that are opened together: none has a rank in common with another, and every rank of `ranks` is in one.
+
+    edge: messages of the pipeline, from the first of `ranks` to the second; expert: exchanges between expert ranks;
+    counts: of how many rows these have; reduce: gradients and weights of buckets with the same holders; world: sums
+    over all ranks.
+
+    | columns | which data ranks a channel has |
+    |---|---|
+    | each | one of them |
+    | block | those of one expert group |
+    | node | those of one expert group on one node |
+    | across | those of one expert group at one place of its nodes |
+    | member | those at one place of their expert groups |
+    | all | all of them |
+    """
+
+    kind: Literal["edge", "expert", "counts", "reduce", "world"]
+    ranks: tuple[Rank, ...]  # pipeline ranks
+    columns: Literal["each", "block", "node", "across", "member", "all"]
+
+    def channels(self, mesh: Mesh) -> Iterator[tuple[int, ...]]:
+        """The world ranks of each channel."""
+        found = (self._with(mesh, column) for column in range(mesh.dp))
+        yield from dict.fromkeys(found)
+
+    def channel_of(self, mesh: Mesh, rank: int) -> tuple[int, ...] | None:
+        """The world ranks of the channel that a rank is in; None: it is in none."""
+        pipeline_rank, column = divmod(rank, mesh.dp)
+        return self._with(mesh, column) if pipeline_rank in self.ranks else None
+
+    def _with(self, mesh: Mesh, column: int) -> tuple[int, ...]:
+        """The channel that has a data rank."""
+        dp, ep, node = mesh.dp, mesh.ep, mesh.node or mesh.ep
+        first = column - column % ep
+        of_node = column - column % node
+        columns = {
+            "each": range(column, column + 1),
+            "block": range(first, first + ep),
+            "node": range(of_node, of_node + node),
+            "across": range(first + column % node, first + ep, node),
+            "member": range(column % ep, dp, ep),
+            "all": range(dp),
+        }[self.columns]
+        return tuple(rank * dp + each for rank in self.ranks for each in columns)

@@ -1,0 +1,77 @@
+"""Re-checks what was proven of the world as a whole: the collectives of every program, and the start-up. No torch.
+
+A program has one list of collectives for all ranks, of which a rank leaves out the buckets that it does not hold: any
+two ranks come to those that they share in one order, so none can hang. What is left to look at is that the list is that
+of the plan: nothing that it needs is missing, runs twice or runs in another place.
+
+So it is with the channels: all ranks open those that they are in, in the order of one list. It must have every channel
+that a program uses, once: one that it lacks would be opened in the middle of a step, where it may hold both of its ends
+for ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from runtime.certificate import CertificateError
+from runtime.contract import Collective, Opening, Plan, Program
+
+TARGETS, RECORDS, NORM = (Collective("sum", name) for name in ("targets", "records", "norm"))
+
+
+def check_collectives(plan: Plan, programs: Mapping[str, Program]) -> None:
+    """Raise CertificateError unless every program has the collectives that its plan needs. O(buckets) of each."""
+    shared = [bucket.name for bucket in plan.buckets if len(bucket.holders) > 1]
+    reduces = {Collective("reduce", name) for name in shared}
+    gathers = {Collective("gather", name) for name in shared if plan.zero}
+    averaged = plan.train.validate is not None and plan.train.validate.ema
+    for name, program in programs.items():
+        trains = name.startswith("train_")
+        lists = {
+            "prologue": (program.prologue, {TARGETS}),
+            "epilogue": (program.epilogue, {RECORDS, NORM, *reduces} if trains else {RECORDS}),
+            "update": (program.update, gathers if trains or averaged else set()),
+        }
+        for place, (given, wanted) in lists.items():
+            if len(given) != len(wanted) or set(given) != wanted:
+                raise CertificateError(f"program/{name}.json: its {place} is not that of the plan's buckets")
+        if trains and program.epilogue[-1] != NORM:
+            raise CertificateError(f"program/{name}.json: the norm is summed before all gradients are")
+
+
+def check_start(plan: Plan, programs: Mapping[str, Program]) -> None:
+    """Raise CertificateError unless all channels that programs use are opened once, and no others. O(messages)."""
+    used, given = Counter({*_used(plan, programs)}), Counter(plan.openings)
+    for opening in (*used, *given):
+        if used[opening] != given[opening]:
+            ranks = ", ".join(map(str, opening.ranks))
+            raise CertificateError(
+                f"plan.json: the channels `{opening.kind}` of pipeline ranks {ranks} are opened {given[opening]} times"
+                f" instead of {used[opening]}"
+            )
+
+
+def _used(plan: Plan, programs: Mapping[str, Program]) -> Iterator[Opening]:
+    mesh = plan.mesh
+    rows = [(rank, calls) for program in programs.values() for rank, calls in enumerate(program.ranks)]
+    for source, rank in {(source, rank) for rank, calls in rows for call in calls for source, _ in call.posts}:
+        yield Opening("edge", (source, rank), "each")
+    if mesh.ep > 1:
+        for rank in range(mesh.pp):
+            if not mesh.node:
+                yield from (Opening("expert", (rank,), "block"), Opening("counts", (rank,), "block"))
+                continue
+            yield from (Opening("expert", (rank,), "across"), Opening("counts", (rank,), "across"))
+            if mesh.node > 1:
+                yield from (Opening("expert", (rank,), "node"), Opening("counts", (rank,), "node"))
+    for bucket in plan.buckets:
+        if len(bucket.holders) > 1:
+            ranks = tuple(sorted({holder // mesh.dp for holder in bucket.holders}))
+            every = len(bucket.holders) == len(ranks) * mesh.dp
+            opening = Opening("reduce", ranks, "all" if every else "member")
+            if opening.channel_of(mesh, bucket.holders[0]) != bucket.holders:
+                raise CertificateError(f"plan.json: bucket {bucket.name} has holders that no channel has")
+            yield opening
+    if mesh.world > 1:
+        yield Opening("world", tuple(range(mesh.pp)), "all")

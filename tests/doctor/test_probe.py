@@ -1,0 +1,80 @@
+"""How `dsc doctor` looks at the node that it runs on, and what it prints."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from compiler.cli import main as dsc
+from runtime.doctor import probe
+from runtime.doctor.__main__ import main
+from runtime.doctor.facts import Disk, Limits, Links, Memory, Network, Problem
+from tests.cli.forms import parsed
+from tests.doctor.nodes import CPUS, changed
+from tests.launch.conftest import one_node as one_node
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_this_node(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        node = probe.look(tmp_path / "runs" / "new", taken.getsockname()[1])
+    assert node.cpus == len(os.sched_getaffinity(0))
+    assert isinstance(node.memory, Memory) and node.memory.free_bytes > 0
+    assert isinstance(node.disk, Disk) and node.disk.folder == str(tmp_path) and node.disk.is_writable
+    assert isinstance(node.limits, Limits) and node.limits.files > 0
+    assert isinstance(node.network, Network) and node.network.port_problem == "Address already in use"
+    assert isinstance(node.links, Links) and node.links.processes > 0
+
+
+def forever() -> None:
+    while True:
+        time.sleep(1)
+
+
+def fails() -> None:
+    raise OSError("Input/output\nerror")
+
+
+def children() -> list[str]:
+    """Processes that this thread has started and not collected."""
+    return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text("ascii").split()
+
+
+def test_a_probe_that_hangs_dies_or_fails_is_a_problem(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
+    monkeypatch.setattr(probe, "SAY_S", 0.05)
+    assert probe.within(forever, "a disk", limit_s=0.2) == Problem("no answer within 0.2 s")
+    assert capsys.readouterr().err == "doctor: looking at a disk\n"
+    assert probe.within(fails, "a disk") == Problem("Input/output error")
+    assert probe.within(lambda: os._exit(1), "a disk") == Problem("the process that looked has died")
+    assert probe.within(lambda: {"a": [1]}, "a disk") == {"a": [1]}
+    assert children() == before, "each process that looked is gone"
+
+
+def test_the_command(one_node: Path, tmp_path: Path, capfd: Captured) -> None:
+    code = dsc(["doctor", str(one_node), "--out", str(tmp_path / "run"), "--format", "json"])
+    document = parsed(capfd.readouterr().out, "doctor")
+    assert document["build"] == str(one_node) and code == (1 if document["errors"] else 0)
+    assert {each["name"] for each in document["checks"]} >= {"devices", "memory", "disk", "links"}
+    assert not (tmp_path / "run").exists()
+    assert dsc(["doctor", str(tmp_path)]) == 2
+    assert "holds no build" in capfd.readouterr().err
+
+
+def test_exit_codes_and_text(one_node: Path, capsys: Captured) -> None:
+    full = changed(CPUS, "disk", free_bytes=0)
+    assert main([str(one_node)], lambda run, port: full) == 1
+    assert "error    disk           0.0 GB free in /runs, 2 checkpoints of" in capsys.readouterr().out
+    slow = changed(CPUS, "limits", files=10)
+    assert main([], lambda run, port: slow) == 0
+    said = capsys.readouterr().out
+    assert "warning  open files     ulimit -n is 10\n" in said and "→ raise it before the run: ulimit -n 1024" in said
+    assert main([str(one_node), "--format", "json"], lambda run, port: full) == 1
+    document = parsed(capsys.readouterr().out, "doctor")
+    assert (document["errors"], document["warnings"]) == (1, 0)

@@ -1,0 +1,31 @@
+"""How expert groups and groups of experts lie on nodes, against counting."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsl.nodes import group_nodes, groups_fall, reached
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.data())
+def test_nodes_that_a_token_reaches(groups: int, nodes: int, each: int, data: st.DataObject) -> None:
+    """Never fewer than any choice of groups reaches; where groups fall onto nodes, exactly as many as the best one."""
+    kept, experts = data.draw(st.integers(1, groups)), groups * nodes * each
+    node_of = [{e * nodes // experts for e in range(g * nodes * each, (g + 1) * nodes * each)} for g in range(groups)]
+    most = max(len(set().union(*chosen)) for chosen in combinations(node_of, kept))
+    assert most <= reached(groups, kept, nodes) <= nodes
+    if groups_fall(groups, nodes):
+        assert reached(groups, kept, nodes) == most
+
+
+@given(st.integers(1, 12), st.integers(1, 24), st.integers(1, 4))
+def test_nodes_that_expert_groups_fill(devices: int, expert: int, count: int) -> None:
+    """A group on one node, or with all ranks of each of its nodes, wherever it begins; None says that some are not."""
+    groups = [range(first, first + expert) for first in range(0, count * expert * devices, expert)]
+    found = [{rank // devices for rank in group} for group in groups]
+    whole = all(len(on) == 1 or len(on) * devices == expert for on in found)
+    alike = group_nodes(devices, expert)
+    assert (alike is not None) == whole and (alike is None or all(len(on) == alike for on in found))

@@ -1,0 +1,112 @@
+"""NCCL that is not there: torch.distributed for tensors of the pretend device, carried by gloo between their hosts.
+
+As with NCCL, what is started is put on the stream that is current, and who waits for it makes the current stream wait,
+not the host. Gloo does let the host wait, so nothing here takes an order of calls that gloo could not carry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.comm import communicator, connect
+from tests.gpu.pretend import SEEN, Pretend
+
+
+@dataclass(frozen=True)
+class Waited:
+    """A work of gloo that says when it is waited for."""
+
+    work: Any
+    what: str
+
+    def wait(self) -> None:
+        SEEN.say("stream waits", self.what)
+        self.work.wait()
+
+
+class Group:
+    """A group of NCCL, by its name, on one of gloo."""
+
+    def __init__(self, gloo: Any, name: str) -> None:
+        self.gloo, self.name = gloo, name
+
+    def send(self, tensors: Sequence[Tensor], peer: int, tag: int) -> Waited:
+        (tensor,) = tensors
+        what = self._said("send", tensor)
+        return Waited(self.gloo.send([_inner(tensor)], peer, tag), what)
+
+    def recv(self, tensors: Sequence[Tensor], peer: int, tag: int) -> Waited:
+        (tensor,) = tensors
+        what = self._said("receive", tensor)
+        return Waited(self.gloo.recv([_inner(tensor)], peer, tag), what)
+
+    def alltoall_base(self, room: Tensor, sent: Tensor, taken: list[int], given: list[int]) -> Waited:
+        what = self._said("all-to-all", sent, rows=not self.name.startswith("counts"))
+        return Waited(self.gloo.alltoall_base(_inner(room), _inner(sent), taken, given), what)
+
+    def allreduce(self, tensors: Sequence[Tensor]) -> Waited:
+        (tensor,) = tensors
+        what = self._said("all-reduce", tensor)
+        return Waited(self.gloo.allreduce([_inner(tensor)]), what)
+
+    def allgather(self, rows: Sequence[Sequence[Tensor]], mine: Sequence[Tensor]) -> Waited:
+        what = self._said("all-gather", mine[0])
+        return Waited(self.gloo.allgather([[_inner(row) for row in rows[0]]], [_inner(mine[0])]), what)
+
+    def _said(self, call: str, tensor: Tensor, rows: bool = False) -> str:
+        """Say a call; `rows`: how many there are depends on the data, and is left out."""
+        extents = ["rows" if rows and not dim else str(extent) for dim, extent in enumerate(tensor.shape)]
+        what = f"{call} {self.name}"
+        SEEN.say("group call", f"{what}: {str(tensor.dtype).removeprefix('torch.')} [{', '.join(extents)}]")
+        return what
+
+
+class Options(SimpleNamespace):
+    """What a group is made with; `config` as NCCL takes it."""
+
+    def __init__(self) -> None:
+        super().__init__(config=SimpleNamespace())
+
+
+class ProcessGroupNCCL(Group):
+    Options = Options
+
+    def __init__(self, store: dist.Store, rank: int, size: int, options: SimpleNamespace) -> None:
+        super().__init__(dist.ProcessGroupGloo(store, rank, size, options._timeout), options.group_name)
+
+
+class PretendNccl:
+    """Stands for `torch.distributed` in the runtime's channels. All else is torch's own."""
+
+    ProcessGroupNCCL = ProcessGroupNCCL
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
+
+    def get_backend(self) -> str:
+        return "nccl"
+
+    @property
+    def group(self) -> SimpleNamespace:
+        return SimpleNamespace(WORLD=Group(dist.group.WORLD, "world"))
+
+
+def _inner(tensor: Tensor) -> Tensor:
+    assert isinstance(tensor, Pretend), "NCCL takes tensors of a device"
+    return tensor.inner
+
+
+@contextlib.contextmanager
+def nccl() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for module in (communicator, connect):
+            stack.enter_context(mock.patch.object(module, "dist", PretendNccl()))
+        yield

@@ -1,0 +1,94 @@
+"""What the device of each rank would see of a step: launches, waits, host reads and group calls, held to a golden.
+
+`pytest --bless tests/gpu/test_device_path.py` rewrites tests/golden/device_path; the diff says what a change of the
+runtime, of an op or of a program's order does on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from compiler.build import compile_spec, write_build
+from dsl.schema import BUILT_IN, Dense, Device, HeadDim, Machine, Mla, Rope, Spec
+from runtime.contract import Plan
+from tests.training.processes import run_module
+from tests.training.specs import MOE, model, spec
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "device_path"
+# Peaks of a device whose rows are padded: to multiples of 8 in BF16, of 128 in blocks of FP8.
+DEVICE = Device(name="few", memory=4 * 10**9, sms=8, bf16=1e12, fp8=2e12, hbm=1e12)
+
+
+class Mesh(NamedTuple):
+    pp: int
+    ep: int
+    precision: str
+
+    @property
+    def world(self) -> int:
+        return self.pp * self.ep
+
+
+def num_micro_batches(mesh: Mesh) -> int:
+    return 2 * mesh.pp
+
+
+def small(mesh: Mesh) -> Spec:
+    """Two layers and MTP, of which two are mixtures of experts."""
+    experts = MOE.model_copy(update={"inner": 128, "experts": 4, "groups": 2, "top_groups": 1, "top_k": 2})
+    attention = Mla(
+        heads=2,
+        query_rank=32,
+        kv_rank=16,
+        head_dim=HeadDim(nope=16, rope=16, value=16),
+        rope=Rope(theta=100.0),
+    )
+    whole = model(attention, Dense(inner=128), experts, mtp=True)
+    of = whole.model_copy(
+        update={"hidden": 64, "layers": (whole.layers[0], whole.layers[1].model_copy(update={"last": 1}))}
+    )
+    base = spec(mesh.pp, mesh.ep, mesh.ep, num_micro_batches(mesh), steps=1)
+    node = Machine(devices=mesh.world, device=DEVICE, nvlink=1e11)
+    cluster = base.cluster.model_copy(update={"node": node})
+    return base.model_copy(update={"model": of, "cluster": cluster, "precision": BUILT_IN[mesh.precision]})
+
+
+MESHES = {"four": Mesh(2, 2, "bf16"), "two": Mesh(2, 1, "bf16"), "alone_fp8": Mesh(1, 1, "fp8_block")}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_what_a_device_sees(name: str, tmp_path: Path, bless: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = MESHES[name]
+    of = small(mesh)
+    assert of.row_alignment > 1, "rows are padded, so that one expert rank moves them too"
+    write_build(tmp_path / "build", compile_spec(of).files)
+    monkeypatch.setenv("DSC_OPS", "torch")
+    run_module("tests.gpu.device_path", tmp_path, mesh.world)
+    check_waits(tmp_path, mesh)
+    for rank in range(mesh.world):
+        text, golden = (tmp_path / f"rank_{rank}.txt").read_text("utf-8"), GOLDEN / name / f"rank_{rank}.txt"
+        if bless:
+            golden.parent.mkdir(parents=True, exist_ok=True)
+            golden.write_text(text, "utf-8")
+        assert text == golden.read_text("utf-8"), f"what rank {rank} shows its device differs; bless it if it should"
+
+
+def check_waits(folder: Path, mesh: Mesh) -> None:
+    """While a program runs, the host waits for its device once for each MoE layer and micro-batch, and gives it
+    nothing for which it waits; with one expert rank it never does."""
+    plan = Plan.from_json((folder / "build" / "plan.json").read_text("utf-8"))
+    outside = ("start", "connect", "step", "optimizer", "sum ", "reduce ")  # once a step
+    waits = Counter[str]()
+    for rank in range(mesh.world):
+        found = json.loads((folder / f"rank_{rank}.json").read_text("utf-8"))
+        within = {action: kinds for action, kinds in found.items() if not action.startswith(outside)}
+        assert all(kinds == {"host waits": 1} for kinds in within.values()), within
+        waits.update(re.sub(r"F\d+\.\d+", "F", action) for action in within)
+    each = num_micro_batches(mesh) * mesh.ep  # a column of ranks has micro-batches of its own
+    assert waits == ({f"counts F@{layer.site}": each for layer in plan.moe_layers} if mesh.ep > 1 else {}), waits

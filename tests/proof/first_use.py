@@ -1,0 +1,130 @@
+"""A machine on which a channel's first use holds the host of each of its ranks until all have come, as NCCL does.
+
+It knows nothing of the proof: ranks are generators that say what they wait for, and are resumed in random turns until
+none can go on. World ranks are simulated one by one where only start-up runs; where a program runs, one column stands
+for all, which run the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from compiler.ir import Collective, Plan, Program
+from runtime.contract import Mesh, Opening
+
+Channel = tuple[str, tuple[int, ...]]
+Ready = Callable[[], bool]
+
+
+class UnopenedError(Exception):
+    """A rank uses a channel that it has not opened, or opens one again."""
+
+
+@dataclass
+class Machine:
+    """What ranks have done so far. `lazy`: channels that nobody has opened are opened by their first use."""
+
+    lazy: bool = False
+    came: dict[Hashable, set[int]] = field(default_factory=dict)  # channel or collective → ranks that have come
+    used: set[tuple[int, Channel]] = field(default_factory=set)
+    sent: set[Hashable] = field(default_factory=set)
+
+    def open(self, rank: int, channel: Channel) -> Iterator[Ready]:
+        """Use a channel for the first time."""
+        if (rank, channel) in self.used:
+            raise UnopenedError(f"rank {rank} opens {channel} again")
+        self.used.add((rank, channel))
+        yield from self.meet(rank, channel, channel[1])
+
+    def use(self, rank: int, channel: Channel) -> Iterator[Ready]:
+        """Use a channel, for the first time if need be."""
+        if (rank, channel) not in self.used:
+            if not self.lazy:
+                raise UnopenedError(f"rank {rank} uses {channel}, which it has not opened")
+            yield from self.open(rank, channel)
+
+    def meet(self, rank: int, what: Hashable, members: Sequence[int]) -> Iterator[Ready]:
+        """Wait until all members have come."""
+        came = self.came.setdefault(what, set())
+        came.add(rank)
+        yield lambda: came >= set(members)
+
+
+def run(ranks: Sequence[Iterator[Ready]], generator: random.Random) -> list[int]:
+    """Resume ranks in random turns until none can go on; those that are not at their end."""
+    waiting: dict[int, Ready] = dict.fromkeys(range(len(ranks)), lambda: True)
+    moved = True
+    while moved:
+        moved = False
+        for rank in generator.sample([*waiting], len(waiting)):
+            while rank in waiting and waiting[rank]():
+                moved = True
+                try:
+                    waiting[rank] = next(ranks[rank])
+                except StopIteration:
+                    del waiting[rank]
+    return sorted(waiting)
+
+
+def starts(lines: Sequence[Sequence[Opening]], mesh: Mesh, machine: Machine) -> list[Iterator[Ready]]:
+    """The start-up of every world rank, whose pipeline rank opens the rows of a line."""
+
+    def start(rank: int) -> Iterator[Ready]:
+        for opening in lines[rank // mesh.dp]:
+            ranks = opening.channel_of(mesh, rank)
+            if ranks is None:
+                raise UnopenedError(f"rank {rank} is in no channel of {opening}")
+            yield from machine.open(rank, (opening.kind, ranks))
+
+    return [start(rank) for rank in range(mesh.world)]
+
+
+def steps(program: Program, plan: Plan, lines: Sequence[Sequence[Opening]], machine: Machine) -> list[Iterator[Ready]]:
+    """A program's pipeline ranks, each behind the opening of its line."""
+    num_ranks = len(program.bodies)
+
+    def step(rank: int) -> Iterator[Ready]:
+        for opening in lines[rank]:
+            yield from machine.open(rank, (f"{opening.kind} {opening.columns}", opening.ranks))
+        yield from _collectives(rank, program.prologue, plan, machine)
+        yield from _calls(rank, program, plan, machine)
+        yield from _collectives(rank, (*program.epilogue, *program.update), plan, machine)
+
+    return [step(rank) for rank in range(num_ranks)]
+
+
+def _calls(rank: int, program: Program, plan: Plan, machine: Machine) -> Iterator[Ready]:
+    bodies = {body.name: body for body in program.bodies[rank]}
+    for call in program.invocations[rank]:
+        for source, _ in call.posts:
+            yield from machine.use(rank, ("edge each", (source, rank)))
+        body = bodies[call.body]
+        if plan.mesh.ep > 1 and any(i.kind == "counts" for i in body.instructions):
+            hops = (["across"] + ["node"] * (plan.mesh.node > 1)) if plan.mesh.node else ["block"]
+            for kind, columns in product(("counts", "expert"), hops):
+                yield from machine.use(rank, (f"{kind} {columns}", (rank,)))
+        for _, i in body.messages:
+            if i.peer != rank:
+                forward, stage = i.phase == "F", int(i.action[1:])
+                producer = stage if i.kind == "send" else stage - 1 if forward else stage + 1
+                message = (forward, producer, call.micro_batches[i.slot])
+                if i.kind == "send":
+                    yield from machine.use(rank, ("edge each", (rank, i.peer)))
+                    machine.sent.add((rank, i.peer, message))
+                else:
+                    wanted = (i.peer, rank, message)
+                    yield lambda wanted=wanted: wanted in machine.sent  # type: ignore[misc]
+
+
+def _collectives(rank: int, listed: Sequence[Collective], plan: Plan, machine: Machine) -> Iterator[Ready]:
+    mesh = plan.mesh
+    for each in listed:
+        members = each.bucket.holders if each.bucket else range(mesh.world)
+        ranks = tuple(sorted({member // mesh.dp for member in members}))
+        if rank in ranks and len(members) > 1:
+            columns = "all" if len(members) == len(ranks) * mesh.dp else "member"
+            yield from machine.use(rank, (f"reduce {columns}" if each.bucket else "world all", ranks))
+            yield from machine.meet(rank, (each.kind, each.name), ranks)

@@ -1,0 +1,106 @@
+"""What `dsc launch` writes, started: two nodes of this machine train, stop for a time limit, and go on bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compiler.build import compile_spec, write_build
+from dsl.load import load
+from tests.launch.cluster import fake_slurm, in_job
+from tests.progress import children
+from tests.runs.place import FOUR_RANKS, LIMIT_S, Place, bits, rows, saved, untimed
+from tests.runs.test_failures import BEGUN
+from tests.runtime.processes import is_gone, wait_for
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def place(new_place: Callable[[], Place]) -> Place:
+    """A build of two nodes with two ranks each, and `straight`, a run of it that one machine trains undisturbed."""
+    place = new_place()
+    spec = place.write(FOUR_RANKS | {"devices": 2})
+    spec.write_text(spec.read_text("utf-8").replace("cluster here { nodes = 1", "cluster here { nodes = 2"), "utf-8")
+    write_build(place.folder / "build" / "tiny", compile_spec(load(spec), segments=place.segments).files)
+    place.dsc("train", "build/tiny", "--out", "straight", "--steps", STEPS)
+    return place
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def check_equals_straight(place: Place, name: str) -> None:
+    assert untimed(place.folder / name) == untimed(place.folder / "straight")
+    assert bits(saved(place.folder / name)) == bits(saved(place.folder / "straight"))
+
+
+def end(pids: list[int]) -> None:
+    """Kill what a test has left."""
+    for pid in pids:
+        if not is_gone(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def below(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    found = [pid]
+    for each in found:
+        found += children(each)
+    return found
+
+
+def test_two_shells_train_as_one_machine(place: Place) -> None:
+    words = ("--out", "files", "--run-folder", "by-hand", "--port", free_port(), "--steps", STEPS)
+    place.dsc("launch", "torchrun", "build/tiny", *words)
+    nodes = [
+        subprocess.Popen(["bash", "files/node.sh", socket.gethostname(), str(node)], cwd=place.folder)
+        for node in range(2)
+    ]
+    try:
+        assert [node.wait(LIMIT_S) for node in nodes] == [0, 0]
+    finally:
+        end([pid for node in nodes for pid in below(node.pid)])
+    check_equals_straight(place, "by-hand")
+
+
+@pytest.mark.parametrize("everybody", [False, True])
+def test_a_slurm_job_stops_for_its_time_limit_and_goes_on(place: Place, tmp_path: Path, everybody: bool) -> None:
+    """The signal comes to the tasks or, as a cluster can be set up, to every process of them."""
+    run = place.folder / f"slurm-{everybody}"
+    words = ("--time", "1:00:00", "--out", tmp_path / "files", "--run-folder", run, "--port", free_port())
+    place.dsc("launch", "slurm", "build/tiny", *words, "--steps", STEPS)
+    environment = in_job(fake_slurm(tmp_path))
+    batch = ("bash", str(tmp_path / "files" / "job.sbatch"))
+    job = subprocess.Popen(batch, cwd=place.folder, env=environment)
+    try:
+        wait_for(lambda: len(rows(run)) >= BEGUN, f"step {BEGUN}")
+        tasks = [int(pid) for pid in (tmp_path / "tasks").read_text().split()]
+        for pid in [each for task in tasks for each in below(task)] if everybody else tasks:
+            os.kill(pid, signal.SIGUSR1)
+        assert job.wait(LIMIT_S) == 128 + signal.SIGUSR1
+        assert (tmp_path / "requeued").read_text() == "7\n"
+    finally:
+        end(below(job.pid))
+    last = rows(run)[-1]["step"]
+    assert last < STEPS, "the run must be longer"
+    assert saved(run).step == last, "the last step is saved, whichever it was"
+    job = subprocess.Popen(batch, cwd=place.folder, env=environment)
+    try:
+        assert job.wait(LIMIT_S) == 0
+    finally:
+        end(below(job.pid))
+    assert (tmp_path / "requeued").read_text() == "7\n"
+    straight = [row for row in untimed(place.folder / "straight") if row["step"] != last]
+    assert [row for row in untimed(run) if row["step"] != last] == straight, "but for a validation at the stop"
+    assert bits(saved(run)) == bits(saved(place.folder / "straight"))
