@@ -132,7 +132,7 @@ def _kernels(args: argparse.Namespace) -> int:
 
 
 def _run(folder: Path) -> Run:
-    from compiler.commands.schedule_spec import run_of  # with pydantic and networkx
+    from compiler.commands.schedule_spec import run_of  # with pydantic
     from compiler.read_files import load_with_files
 
     return run_of(load_with_files(folder / "spec.resolved"))

@@ -137,7 +137,7 @@ def _of_spec(args: argparse.Namespace, path: Path, loads: tuple[Floats, ...], sp
         raise PlaceError("expert = 1: all experts are on every rank", "--devices D, or -s parallel.expert=D")
     per_node: Mapping[str, int] = {}
     if chosen.spec.cluster.more is not None:
-        from compiler.plan.expert_nodes import devices_of_nodes  # with networkx
+        from compiler.plan.expert_nodes import devices_of_nodes
 
         per_node = devices_of_nodes(chosen.spec)
     at_present = expert_placement_of(chosen.spec)

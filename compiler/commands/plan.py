@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_SPEC
     from compiler.lower import Lowering
     from compiler.lower.scheduler import Scheduler
-    from compiler.plan import make_plan  # with networkx
+    from compiler.plan import make_plan
     from compiler.predict.predict import memories, predicted, timed_on
     from compiler.rates.rank_rates import rank_rates
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from compiler.ir import Body, Invocation, Message
 
 Point = tuple[int, int]  # (invocation, position in it)
-Talk = Sequence[tuple[int, int, str, int]]  # (peer, position in the body, producer, slot)
 Ends = tuple[tuple[int, Message], ...]  # posts or releases of an invocation
 Call = tuple[str, tuple[int, ...]]  # body, micro-batches
 
@@ -35,26 +34,27 @@ class _Channel:
     order: list[tuple[int, int]] = field(default_factory=list)  # (invocation that awaits, place), as awaited
 
 
+Talk = Sequence[tuple[_Channel, int, str, int]]  # (channel, position in the body, producer, slot)
+
+
 def invocations_of(
     bodies: Sequence[Sequence[Body]], calls: Sequence[Sequence[Call]]
 ) -> tuple[tuple[Invocation, ...], ...]:
     """The invocations of every pipeline rank, from its bodies and its calls of them in their order."""
     channels: list[dict[int, _Channel]] = [defaultdict(_Channel) for _ in calls]  # by source, then by destination
-    exchanged = [{body.name: _exchanged(rank, body) for body in row} for rank, row in enumerate(bodies)]
-    for row, going, talks in zip(calls, channels, exchanged, strict=True):
+    exchanged = [{body.name: _exchanged(rank, body, channels) for body in row} for rank, row in enumerate(bodies)]
+    for row, talks in zip(calls, exchanged, strict=True):
         for index, (name, micro_batches) in enumerate(row):
-            for peer, position, action, slot in talks[name][0]:
-                channel = going[peer]
+            for channel, position, action, slot in talks[name][0]:
                 message = Message(action, micro_batches[slot])
                 channel.place[message] = len(channel.messages)
                 channel.messages.append(message)
                 channel.sent.append((index, position))
     for channel in (channel for going in channels for channel in going.values()):
         channel.awaited = [(0, 0)] * len(channel.messages)
-    for rank, (row, talks) in enumerate(zip(calls, exchanged, strict=True)):
+    for row, talks in zip(calls, exchanged, strict=True):
         for index, (name, micro_batches) in enumerate(row):
-            for peer, position, action, slot in talks[name][1]:
-                channel = channels[peer][rank]
+            for channel, position, action, slot in talks[name][1]:
                 place = channel.place[action, micro_batches[slot]]
                 channel.awaited[place] = index, position
                 channel.order.append((index, place))
@@ -65,19 +65,22 @@ def invocations_of(
             _post(channel, source, before[destination])
             _release(channel, channels[destination][source], destination, after[source])
     return tuple(
-        tuple([Invocation(*call, *ends) for call, *ends in zip(row, posts, releases, strict=True)])
+        tuple([Invocation(*call, *ends) for call, ends in zip(row, zip(posts, releases, strict=True), strict=True)])
         for row, posts, releases in zip(calls, before, after, strict=True)
     )
 
 
-def _exchanged(rank: int, body: Body) -> tuple[Talk, Talk]:
+def _exchanged(rank: int, body: Body, channels: Sequence[dict[int, _Channel]]) -> tuple[Talk, Talk]:
     """What a body sends, and what it receives; what is handed over inside the rank is neither."""
-    sends: list[tuple[int, int, str, int]] = []
-    receives: list[tuple[int, int, str, int]] = []
+    sends: list[tuple[_Channel, int, str, int]] = []
+    receives: list[tuple[_Channel, int, str, int]] = []
     for position, i in body.messages:
         if i.peer != rank:
-            row = i.peer, position, _produced(i.kind, i.phase, int(i.action[1:])), i.slot
-            (sends if i.kind == "send" else receives).append(row)
+            produced = _produced(i.kind, i.phase, int(i.action[1:]))
+            if i.kind == "send":
+                sends.append((channels[rank][i.peer], position, produced, i.slot))
+            else:
+                receives.append((channels[i.peer][rank], position, produced, i.slot))
     return sends, receives
 
 

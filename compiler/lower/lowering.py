@@ -74,9 +74,8 @@ class Lowering:
         """The bodies of a rank, by name."""
         found: dict[str, Body] = {}
         peers_of: dict[str, Peers] = {}
-        count = schedule.num_micro_batches
-        towards = [schedule.direction(micro_batch) for micro_batch in range(count)]
-        ways = [(name, tuple([towards[k] for k in micro_batches])) for name, micro_batches in calls]
+        turn = schedule.turn
+        ways = [(name, tuple([k >= turn for k in micro_batches])) for name, micro_batches in calls]
         # Whom a body talks to depends on the directions alone.
         for (name, _), step in dict(zip(ways, schedule.actions[rank], strict=True)).items():
             peers = tuple(_neighbours(schedule, action) for action in actions_of(step))

@@ -6,15 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from compiler.lower.estimate import stage_costs
 from compiler.lower.lowering import Lowering
 from compiler.schedules import AUTO, DEFAULT_CHUNKS, schedule_of, stand_in
 from compiler.schedules.schedule import Schedule
-from compiler.solver import Solver, default_cap, is_long
 from compiler.spec_files import schedule_of_file
 from dsl import ramp
 from dsl.schema import Spec
+
+if TYPE_CHECKING:
+    from compiler.solver import Solver
 
 # Of a search when a spec is compiled: some seconds, and less for the sizes of a ramp that are of no use to longer ones.
 _EFFORT, _RAMP_EFFORT = 0.5, 0.1
@@ -59,6 +62,8 @@ class Scheduler:
         return schedule_of(name, plan.mesh.pp, num_micro_batches, self._spec.schedule.chunks or DEFAULT_CHUNKS)
 
     def _searched(self, num_micro_batches: int) -> Schedule:
+        from compiler.solver import is_long  # a schedule with a name does not wait for the search
+
         placement, ranks = self._lowering.plan.stage_placement, self._lowering.plan.mesh.pp
         minor = num_micro_batches < self._largest and not is_long(placement, ranks, num_micro_batches)
         what = f"search for a schedule of {num_micro_batches} micro-batches"
@@ -73,6 +78,8 @@ class Scheduler:
     @cached_property
     def _solver(self) -> Solver:
         """The search; stages are weighed to a thousandth, which is more than is known."""
+        from compiler.solver import Solver, default_cap
+
         plan, costs = self._lowering.plan, stage_costs(self._lowering)
         stages = tuple(Fraction(max(1, round(1000 * each)), 1000) for each in costs.stages)
         cap, ranks = self._spec.schedule.cap, plan.mesh.pp

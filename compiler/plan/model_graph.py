@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
-import networkx as nx
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from compiler.actions.chains import Chains, Names
 from compiler.ir import Buffer, Communication, Cut, Plan, Use
 from compiler.rates import Rates
 
 
-def model_graph(plan: Plan, rates: Rates) -> nx.DiGraph:
-    """Nodes are the sites of a plan: "L3.attention", "L3 dispatch"; edges go from who makes a value to who reads it.
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A segment or exchange: `seconds` of a micro-batch by F, I and W, experts evenly loaded."""
 
-    Nodes have `kind`, `stage` and `F_s`, `I_s`, `W_s`, seconds of a micro-batch each way, experts evenly loaded. Edges
-    have `values`, their names, `bytes`, and `crosses`: whether a message takes them to the next stage.
-    """
-    graph: nx.DiGraph = nx.DiGraph()
+    kind: str
+    stage: int
+    seconds: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Edge:
+    """What flows from one node to another: names of values and their bytes. `crosses`: a message to the next stage."""
+
+    crosses: bool
+    values: list[str] = field(default_factory=list)
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """Nodes by site ("L3.attention", "L3 dispatch"); edges by who makes a value and who reads it."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    edges: dict[tuple[str, str], Edge] = field(default_factory=dict)
+
+
+def model_graph(plan: Plan, rates: Rates) -> ModelGraph:
+    """The graph of a plan's sites, its stages one after the other, on a device of these rates."""
+    graph = ModelGraph()
     makers: dict[str, tuple[str, int]] = {}  # value → (who makes it, bytes)
     for stage in plan.stages:
         chains = Chains(stage, plan.cuts, rates)
@@ -28,13 +51,15 @@ def model_graph(plan: Plan, rates: Rates) -> nx.DiGraph:
                 times[name, kind] = times.get((name, kind), 0) + node.time_ns
         for step in stage.steps:
             name = node_of(step)
-            seconds = {f"{kind}_s": times.get((name, kind), 0) / 1e9 for kind in "FIW"}
             kind = step.segment.kind if isinstance(step, Use) else step.kind
-            graph.add_node(name, kind=kind, stage=stage.index, **seconds)
+            graph.nodes[name] = Node(kind, stage.index, {each: times.get((name, each), 0) / 1e9 for each in "FIW"})
             for value in step.inputs:
                 if value in makers:
                     maker, size = makers[value]
-                    _add(graph, maker, name, value, size)
+                    crosses = graph.nodes[maker].stage != stage.index
+                    edge = graph.edges.setdefault((maker, name), Edge(crosses))
+                    edge.values.append(value)
+                    edge.bytes += size
             outputs = step.outputs if isinstance(step, Communication) else _outputs(step, plan.cuts[step.site])
             makers |= {buffer.name: (name, _bytes(buffer, chains.rows)) for buffer in outputs}
     return graph
@@ -53,9 +78,3 @@ def _outputs(use: Use, cut: Cut) -> list[Buffer]:
 def _bytes(buffer: Buffer, rows: int) -> int:
     moved = Buffer(buffer.name, buffer.shape, buffer.dtype)  # a view moves as many bytes as what it views
     return moved.fixed_bytes + moved.row_bytes * rows
-
-
-def _add(graph: nx.DiGraph, maker: str, reader: str, value: str, size: int) -> None:
-    edge = graph.get_edge_data(maker, reader, {"values": (), "bytes": 0})
-    crosses = graph.nodes[maker]["stage"] != graph.nodes[reader]["stage"]
-    graph.add_edge(maker, reader, values=(*edge["values"], value), bytes=edge["bytes"] + size, crosses=crosses)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from compiler.holders import Holders
 from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
@@ -21,9 +20,6 @@ from compiler.plan.stages import build_stages
 from compiler.spec_files import expert_placement_of
 from compiler.stage_placement import StagePlacement
 from dsl.schema import Spec
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 Owners = Mapping[str, tuple[int, ...]]  # layers.3 → the expert rank of each of its experts
 
@@ -40,13 +36,13 @@ def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
     stage_placement = stage_placement_of_spec(spec)
     model = cut_model(spec, cuts_by_key)
     stages = build_stages(model, stage_placement.num_stages(mesh.pp), stage_placement)
-    graph = placement_graph(stages, stage_placement, mesh.pp)
+    ranks_of = pipeline_ranks_of(stages, stage_placement, mesh.pp)
     rows = tensors(spec, (step for stage in stages for step in stage.steps))
     expert_placement = expert_placement_of(spec)
     owners: Owners | None = expert_placement.owners if expert_placement else None
     owned = {row.name: _owners(row, mesh.ep, owners or {}) for row in rows if row.num_experts is not None}
     replicas = tuple(
-        each for row in rows for each in replicas_of(row, _ranks_with(row.name, graph), mesh, owned.get(row.name, ()))
+        each for row in rows for each in replicas_of(row, ranks_of[row.name], mesh, owned.get(row.name, ()))
     )
     return Plan(
         mesh=mesh,
@@ -99,24 +95,18 @@ def _owners(tensor: Tensor, num_ranks: int, owners: Owners) -> tuple[int, ...]:
     return given or tuple(e // (tensor.num_experts // num_ranks) for e in range(tensor.num_experts))
 
 
-def placement_graph(stages: Sequence[Stage], stage_placement: StagePlacement, num_ranks: int) -> nx.DiGraph:
-    """Nodes ("tensor", name), ("stage", s), ("rank", r); edges from what is held to its holder."""
-    import networkx as nx  # who only splits layers need not wait for it
-
-    graph: nx.DiGraph = nx.DiGraph()
-    for stage in stages:
-        tensors = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
-        graph.add_edges_from((("tensor", t), ("stage", stage.index)) for t in sorted(tensors))
+def pipeline_ranks_of(
+    stages: Sequence[Stage], stage_placement: StagePlacement, num_ranks: int
+) -> dict[str, tuple[int, ...]]:
+    """The pipeline ranks that store a stage which uses a tensor, ascending, by tensor."""
+    found: dict[str, set[int]] = defaultdict(set)
     for rank in range(num_ranks):
-        graph.add_edges_from((("stage", s), ("rank", rank)) for s in stage_placement.stages_of(num_ranks, rank))
-    assert nx.is_directed_acyclic_graph(graph)
-    return graph
-
-
-def _ranks_with(tensor: str, graph: nx.DiGraph) -> tuple[int, ...]:
-    """The pipeline ranks reached from a tensor, ascending."""
-    stages = graph.successors(("tensor", tensor))
-    return tuple(sorted({rank for stage in stages for _, rank in graph.successors(stage)}))
+        for stage in stage_placement.stages_of(num_ranks, rank):
+            for step in stages[stage].steps:
+                if isinstance(step, Use):
+                    for _, tensor in step.params:
+                        found[tensor].add(rank)
+    return {tensor: tuple(sorted(ranks)) for tensor, ranks in found.items()}
 
 
 def replicas_of(tensor: Tensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, owners: Sequence[int]) -> list[Replica]:

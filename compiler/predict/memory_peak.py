@@ -95,10 +95,11 @@ def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, 
             return "deferred" if id(storage) in before else "gradient"
         return kinds.get(storage.name, "kept")
 
-    held = Counter[tuple[str, str]]()
+    named, held = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for storage in watch.at_peak:
-        of = kind(storage)
-        held[of, _LAYER.sub(r"\1", storage.name) or NAMELESS[of]] += storage.bytes
+        named[kind(storage), storage.name] += storage.bytes
+    for (of, name), size in named.items():
+        held[of, _LAYER.sub(r"\1", name) or NAMELESS[of]] += size
     held["message", NAMELESS["message"]] += watch.peak_bytes - watch.inside - sum(s.bytes for s in watch.at_peak)
     held["inside", NAMELESS["inside"]] += watch.inside
     rows = sorted(held.items(), key=lambda row: (-row[1], row[0]))

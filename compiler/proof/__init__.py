@@ -63,7 +63,7 @@ class Prover:
             stage_placement=program.stage_placement,
             num_ranks=schedule.num_ranks,
             num_micro_batches=program.num_micro_batches,
-            num_actions=sum(len(invocation.micro_batches) for row in program.invocations for invocation in row),
+            num_actions=sum(invoked[rank][body.name] * len(body.actions) for rank, body in bodies),
             num_instructions=sum(times * instructions for times, instructions, _ in counts),
             num_messages=num_messages,
             num_exchanges=sum(times * exchanges for times, _, exchanges in counts),

@@ -54,7 +54,7 @@ class Lines:
     program: Program
     schedule: Schedule
     channels: dict[tuple[int, int], Channel] = field(default_factory=dict)  # by source and destination
-    messages: list[Message] = field(default_factory=list)  # by number
+    messages: list[tuple[str, int]] = field(default_factory=list)  # by number: producer and micro-batch
     events: list[list[Event]] = field(default_factory=list)  # by rank
     faults: dict[int, tuple[int, str]] = field(default_factory=dict)  # rank -> events before its first, and what it is
     ends: list[str] = field(default_factory=list)  # faults that show where a rank has come to its end
@@ -73,11 +73,9 @@ class Lines:
             self.channels[key] = Channel(source, destination)
         return self.channels[key]
 
-    def number(self, channel: Channel, message: tuple[str, int]) -> int:
-        """The number of a message that the channel has not met."""
-        channel.numbers[message] = number = len(self.messages)
-        self.messages.append(Message(*message))
-        return number
+    def message(self, number: int) -> Message:
+        """The message with a number."""
+        return Message(*self.messages[number])
 
 
 def message_of(instruction: Instruction, micro_batch: int) -> Message:
@@ -125,6 +123,7 @@ def read_lines(program: Program, schedule: Schedule) -> Lines:
 def _line(lines: Lines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
     """The events of a rank. What it posts is told of in the channels alone: no one waits for it."""
     events: list[Event] = []
+    messages = lines.messages
     coming: dict[int, Channel] = {}  # by peer
     going: dict[int, Channel] = {}
     posted: set[int] = set()  # not yet awaited
@@ -140,7 +139,8 @@ def _line(lines: Lines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
                 coming[peer] = lines.channel(rank, index, peer, rank, f"post {message}")
             channel = coming[peer]
             if (number := channel.numbers.get(message)) is None:
-                number = lines.number(channel, message)
+                channel.numbers[message] = number = len(messages)
+                messages.append(message)
             channel.posts.append(number)
             channel.posted_in.append(index)
             posted.add(number)
@@ -154,7 +154,8 @@ def _line(lines: Lines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
                     going[peer] = lines.channel(rank, index, rank, peer, f"send {Message(*named)}")
                 channel = going[peer]
                 if (number := channel.numbers.get(named)) is None:
-                    number = lines.number(channel, named)
+                    channel.numbers[named] = number = len(messages)
+                    messages.append(named)
                 channel.sends.append(number)
                 channel.sent_in.append(index)
                 in_flight.add(number)
@@ -164,7 +165,8 @@ def _line(lines: Lines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
                     coming[peer] = lines.channel(rank, index, peer, rank, f"receive {Message(*named)}")
                 channel = coming[peer]
                 if (number := channel.numbers.get(named)) is None:
-                    number = lines.number(channel, named)
+                    channel.numbers[named] = number = len(messages)
+                    messages.append(named)
                 events.append((RECEIVE, number, channel, index))
                 if number in posted:
                     posted.remove(number)
@@ -183,7 +185,7 @@ def _line(lines: Lines, rank: int, bodies: dict[str, Exchanged]) -> list[Event]:
     for left, index in handed_over.items():
         lines.ends.append(f"{lines.at(rank, index)}: send {left} is never received by the rank itself")
     for source, channel in coming.items():
-        late = sorted(str(lines.messages[number]) for number in channel.posts if number in posted)
+        late = sorted(str(lines.message(number)) for number in channel.posts if number in posted)
         last = len(lines.program.invocations[rank]) - 1
         lines.ends += [f"{lines.at(rank, last)}: {text} from rank {source} is posted, never awaited" for text in late]
     return events
@@ -203,20 +205,20 @@ def _check_order(lines: Lines, channel: Channel) -> None:
     given, taken = channel.sends, channel.posts
     if given == taken:
         return
-    source, destination, messages = channel.source, channel.destination, lines.messages
+    source, destination, message = channel.source, channel.destination, lines.message
     for k, (send, post) in enumerate(zip(given, taken, strict=False)):
         if send != post:
             raise ProofError(
-                f"{lines.at(destination, channel.posted_in[k])}: posts {messages[post]} as message {k} from rank "
-                f"{source}, which sends {messages[send]} as message {k} (in "
+                f"{lines.at(destination, channel.posted_in[k])}: posts {message(post)} as message {k} from rank "
+                f"{source}, which sends {message(send)} as message {k} (in "
                 f"{lines.schedule.actions[source][channel.sent_in[k]]})"
             )
     k = min(len(given), len(taken))
     if len(given) > len(taken):
         where = lines.at(source, channel.sent_in[k])
-        raise ProofError(f"{where}: send {messages[given[k]]} is never posted by rank {destination}")
+        raise ProofError(f"{where}: send {message(given[k])} is never posted by rank {destination}")
     where = lines.at(destination, channel.posted_in[k])
-    raise ProofError(f"{where}: posts {messages[taken[k]]}, which rank {source} never sends")
+    raise ProofError(f"{where}: posts {message(taken[k])}, which rank {source} never sends")
 
 
 def _run(lines: Lines) -> bool:
@@ -281,7 +283,7 @@ def _run_with_clocks(lines: Lines) -> None:
                     runnable.append(waiting.pop(number))
             elif received.get(number, clock[channel.destination] + 1) > clock[channel.destination]:
                 raise ProofError(
-                    f"{lines.at(rank, index)}: releases {lines.messages[number]}, but nothing it has received by then "
+                    f"{lines.at(rank, index)}: releases {lines.message(number)}, but nothing it has received by then "
                     f"shows that rank {channel.destination} has taken it"
                 )
         else:
@@ -293,7 +295,7 @@ def _run_with_clocks(lines: Lines) -> None:
 def _check_ended(lines: Lines, done: list[int]) -> None:
     stuck = [(rank, *lines.events[rank][count]) for rank, count in enumerate(done) if count < len(lines.events[rank])]
     waits = [
-        f"{lines.at(rank, index)}: recv {lines.messages[number]} waits for rank {channel.source}"
+        f"{lines.at(rank, index)}: recv {lines.message(number)} waits for rank {channel.source}"
         for rank, _, number, channel, index in stuck
     ]
     if waits:

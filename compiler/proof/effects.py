@@ -19,7 +19,7 @@ Rows: TypeAlias = Callable[[int, str, int], int | Received]  # (pipeline rank, l
 Inside: TypeAlias = Callable[[str, str, int], int]  # (site, phase, R) -> bytes
 Change: TypeAlias = tuple[int, int, int, int]  # of a memory: its fixed bytes, its bytes, and their peaks on the way
 Found: TypeAlias = dict[tuple[int, ...], tuple[tuple[int, ...], Change]]  # numbers of states -> those behind it
-Place: TypeAlias = tuple[int, int]  # the first of the stages that follow each other on the rank, and the micro-batch
+Place: TypeAlias = int  # number of a namespace of a rank: of stages that follow each other there, and a micro-batch
 
 
 @dataclass
@@ -54,7 +54,10 @@ class Memory:
     def add(self, fixed_bytes: int, bytes: int) -> None:
         self.fixed_bytes += fixed_bytes
         self.bytes += bytes
-        self.touch(0, 0)
+        if self.fixed_bytes > self.peak_fixed_bytes:
+            self.peak_fixed_bytes = self.fixed_bytes
+        if self.bytes > self.peak_bytes:
+            self.peak_bytes = self.bytes
 
     def touch(self, fixed_bytes: int, bytes: int) -> None:
         """These are there for a moment."""

@@ -33,9 +33,10 @@ def check_values(
     state = RankValues(program, schedule, rank, rows, effects)
     for invocation, step in zip(program.invocations[rank], schedule.actions[rank], strict=True):
         state.invoke(invocation, step)
-    held = {number for number in set(state.numbers.values()) if effects.states[number].live}
-    for (_, micro_batch), number in sorted(state.numbers.items()) if held else ():
+    held = {number for number in set(state.numbers) if effects.states[number].live}
+    for place, number in enumerate(state.numbers) if held else ():
         for (stage, name), _, _ in effects.states[number].live:
+            micro_batch = place % program.num_micro_batches
             raise ProofError(f"rank {rank}, stage {stage}, micro-batch {micro_batch}: {name} is never freed")
     return state.memory
 
@@ -57,12 +58,11 @@ class RankValues:
         self.rows = rows if callable(rows) else _received(rows)
         self.rank, self.message, self.effects = rank, program.message, effects
         self.bodies = {body.name: (body, effects.bodies.waits(rank, body)) for body in program.bodies[rank]}
-        self.numbers: dict[Place, int] = {}  # of the states
-        self.turn = schedule.turn
-        self.firsts: dict[int, tuple[int, int]] = {}  # of `_place`, by stage: of each direction
-        self.starts = {body.name: [self._first(int(a[1:])) for a in body.actions] for body in program.bodies[rank]}
+        self.places = _places(schedule, rank)
+        self.slots = {body.name: [self.places[int(a[1:])] for a in body.actions] for body in program.bodies[rank]}
+        self.numbers = [0] * (1 + max((max(places) for places in self.places.values()), default=-1))  # of the states
         self.found: dict[tuple[str, tuple[int, ...]], Found] = {}  # by body and `slots`
-        self.sent: dict[str, tuple[tuple[int, int], Found]] = {}  # by the action that made a message
+        self.sent: dict[str, tuple[list[Place], Found]] = {}  # by the action that made a message
         self.message_number = effects.messages.setdefault(self.message, len(effects.messages))
         self.posted: Storage | None = None  # what a post takes
         self.memory = Memory()
@@ -73,8 +73,7 @@ class RankValues:
         if posts:
             self._post(invocation, step, self.memory)
         # Most of a proof's time is spent here and in `_release`.
-        ways = [(first[k >= self.turn], k) for first, k in zip(self.starts[name], micro_batches, strict=True)]
-        places, slots = _different(ways)
+        places, slots = _different([places[k] for places, k in zip(self.slots[name], micro_batches, strict=True)])
         if isinstance(self.rows, Received):
             found = self.found.get((name, slots))
             if found is None:
@@ -82,13 +81,14 @@ class RankValues:
         else:  # with recorded rows every micro-batch of every rank has its own sizes
             found = self._found(name, (self.rank, micro_batches), slots)
         numbers = self.numbers
-        before = (numbers.get(places[0], 0), *[numbers.get(place, 0) for place in places[1:]])
+        before = tuple([numbers[place] for place in places])
         effect = found.get(before)
         if effect is None:
             body, waits = self.bodies[name]
             act = partial(self._run, body, waits, actions_of(step), slots)
             effect = found[before] = self.effects.find(before, act)
-        numbers.update(zip(places, effect[0], strict=True))
+        for place, number in zip(places, effect[0], strict=True):
+            numbers[place] = number
         self.memory.follow(effect[1])
         for _, message in releases:
             self._release(message)
@@ -102,10 +102,10 @@ class RankValues:
         """A send needs its storage no longer."""
         action, micro_batch = message
         if action not in self.sent:
-            self.sent[action] = self._first(int(action[1:])), self.effects.found.setdefault(action, {})
-        first, found = self.sent[action]
-        place = first[micro_batch >= self.turn], micro_batch
-        before = (self.numbers.get(place, 0),)
+            self.sent[action] = self.places[int(action[1:])], self.effects.found.setdefault(action, {})
+        places, found = self.sent[action]
+        place = places[micro_batch]
+        before = (self.numbers[place],)
         effect = found.get(before)
         if effect is None:
             effect = found[before] = self.effects.find(before, partial(release, action))
@@ -114,13 +114,13 @@ class RankValues:
 
     def spaces(self) -> dict[Place, Namespace]:
         """The namespaces as they stand, to be gone on with without the rank."""
-        return {place: Namespace.of(self.effects.states[number]) for place, number in self.numbers.items()}
+        return {place: Namespace.of(self.effects.states[number]) for place, number in enumerate(self.numbers) if number}
 
     def watch(self, invocation: Invocation, step: Step, spaces: dict[Place, Namespace], memory: Memory) -> None:
         """Go through the next invocation, up to its releases, instruction by instruction, on `spaces` and `memory`."""
         body, waits = self.bodies[invocation.body]
         actions = actions_of(step)
-        places, slots = self._places(actions)
+        places, slots = _different([self.places[action.stage][action.micro_batch] for action in actions])
         self._post(invocation, step, memory)
         self._run(body, waits, actions, slots, [spaces.setdefault(place, Namespace()) for place in places], memory)
 
@@ -134,26 +134,6 @@ class RankValues:
             self.posted = self._storage(self.message, "", 0)
         count = len(invocation.posts)
         memory.add(count * self.posted.fixed_bytes, count * self.posted.bytes)
-
-    def _places(self, actions: tuple[Action, ...]) -> tuple[list[Place], tuple[int, ...]]:
-        """The namespaces of actions, and which of them is that of each."""
-        return _different([self._place(action.stage, action.micro_batch) for action in actions])
-
-    def _place(self, stage: int, micro_batch: int) -> Place:
-        """The place where the values of a stage's micro-batch live."""
-        return self._first(stage)[micro_batch >= self.turn], micro_batch
-
-    def _first(self, stage: int) -> tuple[int, int]:
-        """The first of the stages that precede one on this rank without a gap, in each direction."""
-        if stage not in self.firsts:
-            firsts = []
-            for micro_batch in (0, self.turn):  # where there is one direction, nobody asks for the second
-                first = stage
-                while first and self.schedule.rank_of(first - 1, micro_batch) == self.rank:
-                    first -= 1
-                firsts.append(first)
-            self.firsts[stage] = firsts[0], firsts[1]
-        return self.firsts[stage]
 
     def _run(
         self,
@@ -203,7 +183,7 @@ class RankValues:
     def _storage(self, buffer: Buffer | None, site: str, micro_batch: int) -> Storage:
         assert buffer is not None, "a message of a program that has messages"
         if not buffer.row_bytes:
-            return Storage(buffer.fixed_bytes, buffer.fixed_bytes, name=buffer.name)
+            return Storage(fixed := buffer.fixed_bytes, fixed, name=buffer.name)
         here = buffer.bytes_at(*self._rows(site, micro_batch))
         return Storage(buffer.bytes_at(*self.fixed_rows), here, name=buffer.name)
 
@@ -267,6 +247,23 @@ class RankValues:
 
 def _received(rows: int | Received) -> Received:
     return rows if isinstance(rows, Received) else Received(rows)
+
+
+def _places(schedule: Schedule, rank: int) -> dict[int, list[Place]]:
+    """Where the values of each stage of a rank live, by micro-batch. Stages that follow each other there share it."""
+    turn, count = min(schedule.turn, schedule.num_micro_batches), schedule.num_micro_batches
+
+    def first(stage: int, micro_batch: int) -> int:
+        while stage and schedule.rank_of(stage - 1, micro_batch) == rank:
+            stage -= 1
+        return stage
+
+    firsts = {stage: (first(stage, 0), first(stage, turn)) for stage in schedule.stages_of(rank)}
+    rows = {stage: row * count for row, stage in enumerate(sorted({each for pair in firsts.values() for each in pair}))}
+    return {
+        stage: [*range(rows[one], rows[one] + turn), *range(rows[other] + turn, rows[other] + count)]
+        for stage, (one, other) in firsts.items()
+    }
 
 
 def _different(places: list[Place]) -> tuple[list[Place], tuple[int, ...]]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from compiler.plan.model_graph import model_graph
 from compiler.predict.predict import Timed
 from compiler.predict.prediction import Prediction, RankMemory, StageRow, Step
-from compiler.topology.device_graph import graph_of
 from compiler.topology.fabric import Fabric
 from compiler.topology.links import LARGE, LEVELS
 from compiler.topology.traffic import traffic
@@ -89,11 +88,9 @@ def _stages(found: Timed, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...]:
     drawn = []
     for row in rows:
         graph = graphs[kinds[row.stage]]
-        mine = [(site, node) for site, node in graph.nodes(data=True) if node["stage"] == row.stage]
-        parts = tuple(Part(site, node["kind"], sum(node[f"{kind}_s"] for kind in "FIW")) for site, node in mine)
-        sends = sum(
-            edge["bytes"] for site, _ in mine for _, _, edge in graph.out_edges(site, data=True) if edge["crosses"]
-        )
+        mine = {site: node for site, node in graph.nodes.items() if node.stage == row.stage}
+        parts = tuple(Part(site, node.kind, sum(node.seconds.values())) for site, node in mine.items())
+        sends = sum(edge.bytes for (maker, _), edge in graph.edges.items() if edge.crosses and maker in mine)
         drawn.append(StageDrawn(row, parts, sends))
     return tuple(drawn)
 
@@ -107,6 +104,8 @@ def network_of(found: Timed) -> Network:
     levels = _levels(fabric, traffic(fabric, found.plan, found.schedule))
     if fabric.num_devices > MOST_DRAWN:
         return Network(fabric.num_nodes, fabric.num_devices, levels)
+    from compiler.topology.device_graph import graph_of  # with networkx, which no report of many devices waits for
+
     graph = graph_of(fabric)
     nodes: dict[int, list[int]] = {}
     for device in range(fabric.num_devices):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -97,15 +98,16 @@ def test_a_pipeline_rank_on_two_kinds_is_refused(mixed) -> None:  # type: ignore
 def test_the_model_as_a_graph() -> None:
     spec = load(SPECS / "deepseek-v3.dsc")
     plan = make_plan(spec)
-    graph = model_graph(plan, rank_rates(spec)[0])
+    model = model_graph(plan, rank_rates(spec)[0])
+    graph = nx.DiGraph(model.edges.keys())
     assert nx.is_directed_acyclic_graph(graph)
-    assert len(graph) == sum(len(stage.steps) for stage in plan.stages)
+    assert set(graph) == set(model.nodes) and len(graph) == sum(len(stage.steps) for stage in plan.stages)
     layers = {name.partition(".")[0] for name in graph if name.endswith(".attention")}
     assert layers == {*(f"L{i}" for i in range(61)), "M0"}
     assert all(nx.has_path(graph, f"L{a}.attention", f"L{b}.attention") for a, b in pairwise(range(61)))
-    crossing = [(a, b) for a, b, crosses in graph.edges(data="crosses") if crosses]
+    crossing = [edge for edge in model.edges.values() if edge.crosses]
     hidden = 4096 * 7168 * 2
-    assert len(crossing) >= 15 and {graph.edges[edge]["bytes"] for edge in crossing} == {hidden}
-    seconds = {kind: graph.nodes["L10.experts"][f"{kind}_s"] for kind in "FIW"}
-    assert all(value > 0 for value in seconds.values())
-    assert graph.nodes["L10.experts"] | {"stage": 0} == graph.nodes["L20.experts"] | {"stage": 0}
+    assert len(crossing) >= 15 and {edge.bytes for edge in crossing} == {hidden}
+    first, second = model.nodes["L10.experts"], model.nodes["L20.experts"]
+    assert all(value > 0 for value in first.seconds.values())
+    assert replace(first, stage=0) == replace(second, stage=0)
