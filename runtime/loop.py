@@ -17,10 +17,10 @@ from runtime import bad_batches, ledger, run_copy, snapshot
 from runtime.build import Build
 from runtime.checkpoint.loading import Checkpoint
 from runtime.checkpoint.retention import LOSS
-from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, expected_transport, transport_in_use
+from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, channels_of, transport_in_use
 from runtime.contract import node_kind
 from runtime.data.samples import Samples
-from runtime.device import BACKENDS, check, divide, take
+from runtime.device import check, divide, take
 from runtime.events import Events
 from runtime.launch import debug
 from runtime.launch.heartbeat import Board
@@ -31,7 +31,7 @@ from runtime.position import Position
 from runtime.profile import WARM_UP, Profile
 from runtime.progress import Progress
 from runtime.rate import last_step
-from runtime.resume import difference, not_bit_for_bit, origin
+from runtime.resume import origin
 from runtime.saves import Saves
 from runtime.snapshot import AVERAGE
 from runtime.trace import Trace
@@ -105,10 +105,11 @@ class Loop:
             events.write("notice", rank=rank, text=text)
 
         events = Events(self.run)
-        machine = {"device": self.device, "transport": transport_in_use(trainer.links)}
         if rank == 0:
-            self._begin(trainer, world, machine, events, say)
-        saves = Saves(trainer, world, self.run, origin(self.build, self.corpus) | machine, events, say)
+            self._begin(trainer, world, events, say)
+        if len(by_carrier := channels_of(trainer.links)) > 1:
+            events.write("channels", rank=rank, **by_carrier)
+        saves = Saves(trainer, world, self.run, origin(self.build, self.corpus, self.device), events, say)
         metrics = Metrics(self.run, trainer.step, say) if rank == 0 else None
         trace = Trace(self.run, rank, trainer.step, run_copy.program_digest(self.build.files), say)
         measured = self.device != "cpu" or self.debugged
@@ -149,23 +150,13 @@ class Loop:
         if view:
             view.close()
 
-    @property
-    def machine(self) -> dict[str, str]:
-        """What ranks will compute on and talk by, as far as it is known before they run."""
-        backend, mesh = BACKENDS[self.device], self.build.plan.mesh
-        return {
-            "device": self.device,
-            "transport": expected_transport(self.transport, backend, mesh.world),
-        }
-
-    def _begin(
-        self, trainer: Trainer, world: int, machine: dict[str, str], events: Events, say: Callable[[str], None]
-    ) -> None:
-        """Keep the build's description, record the start, and say what only ranks that have met can know."""
+    def _begin(self, trainer: Trainer, world: int, events: Events, say: Callable[[str], None]) -> None:
+        """Keep the build's description, and record the start."""
         try:
             run_copy.copy(self.build.files, self.run)
         except OSError as error:
             say(f"{self.run} has no copy of what was planned ({error.strerror}): dsc report and dsc inspect need one")
+        machine = {"device": self.device, "transport": transport_in_use(trainer.links)}
         build = {"build": self.build.digest, "torch": torch.__version__}
         events.write("start", step=trainer.step, last_step=self.total, ranks=world, **machine, **build)
         if self.resume is None:
@@ -173,9 +164,6 @@ class Loop:
         for reason in self.resume.refused:
             events.write("refused", reason=reason)
         events.write("resume", step=self.resume.step, checkpoint=self.resume.path.name)
-        was = self.resume.meta
-        if machine != self.machine and was.get("transport") != machine["transport"]:
-            say(not_bit_for_bit([difference(was, machine, "transport")]))
 
     def _measured_step(self, trainer: Trainer) -> dict[str, Any]:
         """A step whose ledger is kept: on a CPU the first that a run trains of a build."""
@@ -207,7 +195,7 @@ class Loop:
         except NotFiniteError as error:
             if trainer.rank == 0:
                 with suppress(OSError):
-                    data = origin(self.build, self.corpus)["data"]
+                    data = origin(self.build, self.corpus, self.device)["data"]
                     order = bad_batches.identity(trainer.position, data)
                     bad_batches.record(self.run, order, error.step, error.samples, error.loss, error.norm)
             if world > 1:

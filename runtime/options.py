@@ -41,8 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--transport",
         choices=("auto", "memory", "gloo"),
         default="auto",
-        help="how ranks without a device each talk: memory they share on one machine, or gloo; auto: memory where it"
-        " can be",
+        help="how ranks without a device each talk: memory that they share on one machine, or gloo; auto: memory inside"
+        " a machine, gloo between machines",
     )
     parser.add_argument(
         "--hang-timeout",

@@ -1,9 +1,9 @@
 """Going on from a checkpoint: which one, whether this build may, and what is no longer as it was.
 
 A checkpoint holds logical tensors, so any plan of a model loads it. Under the same build, data, torch, library of
-ops, device and transport the run goes on bit for bit as if it had never ended; where one of them differs it goes on
-from equal values, and that is said. Another model, or other tokens, are refused: the numbers would load and mean
-something else.
+ops and device the run goes on bit for bit as if it had never ended, whichever machines its ranks are on; where one of
+them differs it goes on from equal values, and that is said. Another model, or other tokens, are refused: the numbers
+would load and mean something else.
 
 What a manifest says is text from a file: it is checked before it is used, and made printable before it is shown.
 """
@@ -38,7 +38,7 @@ SECTIONS = ("model", "train", "mesh", "placement", "zero", "precision")  # of pl
 # Of a model, what says how it is trained and not what it computes.
 _RECIPE = re.compile(r"model\.(name|init_std|mtp\.weight.*|layers\.\d+\.ffn\.balance.*)")
 _OF_THE_DATA = re.compile(r"train\.(batch|sequence|seed|tokens|rate)(\..*)?")
-ENVIRONMENT = ("torch", "ops", "device", "transport")  # what computes, and what carries messages
+ENVIRONMENT = ("torch", "ops", "device")  # what computes
 MAX_SHOWN, _MAX_WORD = 6, 200
 _MAX_LAYERS, _MAX_VALUES = 10_000, 1_000_000  # of a manifest's plan
 _MAX_COUNT = 1 << 62
@@ -53,13 +53,14 @@ class Resumption:
     notes: tuple[str, ...]
 
 
-def origin(build: Build, corpus: Path) -> dict[str, Any]:
+def origin(build: Build, corpus: Path, device: str) -> dict[str, Any]:
     """What a checkpoint says of the run that writes it; JSON. `corpus`: the folder of the prepared data."""
     meta = json.loads((corpus / "meta.json").read_text("utf-8"))
     return {
         "build": build.digest,
         "torch": torch.__version__.partition("+")[0],
         "ops": library.identity(),
+        "device": device,
         "data": meta["sha256"],
         "tokenizer": meta["tokenizer"]["sha256"],
         "plan": {section: tree(getattr(build.plan, section)) for section in SECTIONS} | _placed(build.plan),
@@ -80,13 +81,13 @@ def order_of(build: Build, corpus: Path) -> Order:
     return Order(train.sequence, max(1, windows), train.seed)
 
 
-def find(folder: Path, build: Build, corpus: Path, machine: Mapping[str, str] | None = None) -> Resumption:
+def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     """The newest good checkpoint of `folder`. CheckpointError if there is none, or if this build may not go on.
 
-    `machine`: the `device` and `transport` that ranks will compute on and talk by.
+    `device`: that ranks will compute on.
     """
     checkpoint = load(folder)
-    was, now = checkpoint.meta, json.loads(json.dumps(origin(build, corpus))) | dict(machine or {})
+    was, now = checkpoint.meta, json.loads(json.dumps(origin(build, corpus, device)))
     with _named(checkpoint):
         changed = list(_changes(_flat(was.get("plan")), _flat(now["plan"])))
     if other := [text for path, text in changed if path.startswith("model.") and not _RECIPE.fullmatch(path)]:
@@ -110,7 +111,7 @@ def find(folder: Path, build: Build, corpus: Path, machine: Mapping[str, str] | 
     notes += ["the moving average of the checkpoint is left behind"] * (averaged and not averages)
     differs = [text for _, text in changed]
     differs += ["other text"] if was.get("data") != now["data"] else []
-    differs += [difference(was, now, name) for name in ENVIRONMENT if name in now and was.get(name) != now[name]]
+    differs += [difference(was, now, name) for name in ENVIRONMENT if was.get(name) != now[name]]
     if was.get("build") != now["build"]:
         differs = differs or ["the build"]
     if was.get("data") != now["data"] or any(_OF_THE_DATA.fullmatch(path) for path, _ in changed):

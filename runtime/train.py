@@ -327,7 +327,7 @@ def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
 
     if options.resume and _holds_checkpoint(options.run):
         try:
-            found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.machine)
+            found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.device)
         except CheckpointError as error:
             Events(options.run).write("refused", reason=str(error))
             raise UsageError(error) from None

@@ -9,17 +9,30 @@ import torch
 from torch import Tensor
 
 from runtime.comm.communicator import Communicator
-from runtime.comm.rows import Rows, raw
-from runtime.comm.transport import Channel, ChannelError, Pending, Shares, Sums, Swap, SwapKind, Work, digest
+from runtime.comm.gloo_sums import GlooSums
+from runtime.comm.rows import Rows, as_bytes
+from runtime.comm.transport import (
+    Carrier,
+    Channel,
+    ChannelError,
+    Pending,
+    Shares,
+    Sums,
+    Swap,
+    SwapKind,
+    Work,
+    digest,
+)
 
 
 class CollectiveLinks:
-    """A rank's communicators, made and used once in the order in which all ranks open their channels."""
+    """Communicators of a rank, made and used once in the order in which all ranks open their channels."""
 
     def __init__(self, communicators: Mapping[Channel, Communicator], checked: bool) -> None:
         self._of, self._checked = communicators, checked
+        self.carriers: Mapping[Channel, Carrier] = {channel: each.carrier for channel, each in communicators.items()}
         world = next(each for (kind, _), each in communicators.items() if kind == "world")
-        self.sums: Sums = CollectiveSums(world, communicators)
+        self.sums: Sums = (NcclSums if world.carrier == "nccl" else GlooSums)(world, communicators)
 
     def edge(self, source: int, destination: int) -> CollectiveEdge:
         communicator = self._of["edge", (source, destination)]
@@ -51,7 +64,7 @@ class CollectiveEdge:
             works.append(self.communicator.send(header, self.peer))
             keep = (header,)
         self.sequence += 1
-        works.append(self.communicator.send(_raw(tensor), self.peer))
+        works.append(self.communicator.send(as_bytes(tensor), self.peer))
         return Pending(works, tensor, keep)
 
     def post(self, name: str, buffer: Tensor) -> Pending:
@@ -61,7 +74,7 @@ class CollectiveEdge:
             header = torch.empty_like(expected)
             received = self.communicator.receive(header, self.peer)
             works.append(_Header(received, header, expected, f"recv {name}: rank {self.peer}"))
-        works.append(self.communicator.receive(_raw(buffer), self.peer))
+        works.append(self.communicator.receive(as_bytes(buffer), self.peer))
         self.sequence += 1
         return Pending(works, buffer)
 
@@ -87,7 +100,7 @@ class CollectiveSwap:
 
     def start(self, name: str, given: Rows, taken: Rows) -> list[Work]:
         sent, room = given.packed(), taken.room()
-        work = self.communicator.all_to_all(_raw(room), _raw(sent), taken.counts, given.counts)
+        work = self.communicator.all_to_all(as_bytes(room), as_bytes(sent), taken.counts, given.counts)
         return [work if room is taken.tensor else _Unpacked(work, room, taken)]
 
 
@@ -105,7 +118,7 @@ class _Unpacked:
 
 
 @dataclass(frozen=True)
-class CollectiveSums:
+class NcclSums:
     world: Communicator
     communicators: Mapping[Channel, Communicator]
 
@@ -115,7 +128,7 @@ class CollectiveSums:
     def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> None:
         communicator = self.communicators["reduce", holders]
         even = len({part.stop - part.start for share in shares for part in share}) == 1
-        if even and all(len(share) == 1 for share in shares) and communicator.scatters:
+        if even and all(len(share) == 1 for share in shares):
             (mine,) = shares[communicator.index_of(communicator.rank)]
             communicator.reduce_scatter(flat[mine], flat)  # in place
         else:
@@ -128,13 +141,8 @@ class CollectiveSums:
         rows = flat.new_empty(len(shares), max(sizes))  # what is behind the end of a share is not looked at
         mine = flat.new_empty(max(sizes))
         torch.cat([flat[part] for part in shares[index]] or [flat[:0]], out=mine[: sizes[index]])
-        communicator.all_gather([_raw(row) for row in rows], _raw(mine))
+        communicator.all_gather([as_bytes(row) for row in rows], as_bytes(mine))
         for row, share, size in zip(rows, shares, sizes, strict=True):
             extents = [part.stop - part.start for part in share]
             for part, values in zip(share, row[:size].split(extents), strict=True):
                 flat[part].copy_(values)
-
-
-def _raw(tensor: Tensor) -> Tensor:
-    """A tensor that is moved and not summed, as bytes where gloo does not know the dtype. Rows stay rows."""
-    return tensor.view(torch.uint8) if tensor.dtype == torch.bfloat16 else raw(tensor)

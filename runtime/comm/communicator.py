@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.comm.meeting import Meeting
-from runtime.comm.transport import Channel, ChannelError, SwapKind, Work, digest
+from runtime.comm.transport import Carrier, Channel, ChannelError, SwapKind, Work, digest
 
 
 class Communicator:
@@ -30,6 +30,7 @@ class Communicator:
         """
         self.kind, self.members = channel
         self.rank, self.name, self.sms = rank, name_of(channel), sms
+        self.carrier: Carrier = "nccl" if dist.get_backend() == "nccl" else "gloo"
         meeting.arrive(f"connect {self.name}", self.members)
         self._group = self._make(meeting, start_timeout_s, timeout_s)
 
@@ -37,7 +38,7 @@ class Communicator:
         if self.kind == "world":
             return dist.group.WORLD
         place = dist.PrefixStore(self.name, meeting.store), self.index_of(self.rank), len(self.members)
-        if dist.get_backend() == "nccl":
+        if self.carrier == "nccl":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=timeout_s)
             options.group_name = self.name  # type: ignore[assignment]  # a str of its own type
@@ -96,13 +97,9 @@ class Communicator:
         """Sum a tensor over the members."""
         self._group.allreduce([tensor]).wait()
 
-    @property
-    def scatters(self) -> bool:
-        """Whether `reduce_scatter` is there: gloo has none."""
-        return dist.get_backend() == "nccl"
-
     def reduce_scatter(self, mine: Tensor, whole: Tensor) -> None:
-        """Give each member the sum of the part of `whole` at its place; the parts are equal, and `mine` may be one."""
+        """Give each member the sum of the part of `whole` at its place; the parts are equal, and `mine` may be one.
+        NCCL has it, gloo has not."""
         self._group._reduce_scatter_base(mine, whole).wait()
 
     def all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> None:

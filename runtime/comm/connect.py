@@ -1,4 +1,4 @@
-"""Which transport a world has: memory where all ranks are of one machine and compute on its CPU, else collectives.
+"""What carries the channels of a rank: on CPUs memory where all members of a channel share it, else gloo; on GPUs NCCL.
 
 Ranks that share a GPU take what ranks of a CPU would, and copies (staged.py).
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -19,11 +19,13 @@ from runtime.comm.communicator import Communicator, name_of
 from runtime.comm.host import HostLinks, part_of, parts_of
 from runtime.comm.meeting import Meeting
 from runtime.comm.memory import Address, Memory, can_share, make_memory, map_memory
+from runtime.comm.mixed import MixedLinks
 from runtime.comm.staged import StagedLinks
-from runtime.comm.transport import Alone, Channel, ChannelError, Links, Wanted
+from runtime.comm.transport import Alone, Carrier, Channel, ChannelError, Links, Wanted
 from runtime.options import START_TIMEOUT_S
 
 Transport = Literal["auto", "memory", "gloo"]  # gloo: torch.distributed, NCCL on GPUs
+CARRIERS: tuple[Carrier, ...] = get_args(Carrier)
 CPU = torch.device("cpu")
 PEER_TIMEOUT_S = 600.0
 
@@ -55,77 +57,99 @@ class Endpoint:
         meeting.arrive("connect", range(dist.get_world_size()))
         staged = self.device.type != "cpu" and dist.get_backend() == "gloo"  # ranks share a device: runtime/device.py
         if not staged and self.device.type != "cpu":
-            return self._collective_links(rank, wanted, meeting, self.device)
+            return self._collective_links(rank, wanted.channels(rank), meeting, self.device)
         links = self._host_links(rank, wanted, meeting)
         return StagedLinks(links) if staged else links
 
-    def _collective_links(self, rank: int, wanted: Wanted, meeting: Meeting, device: torch.device) -> Links:
+    def _collective_links(
+        self, rank: int, channels: Sequence[Channel], meeting: Meeting, device: torch.device
+    ) -> CollectiveLinks:
         made: dict[Channel, Communicator] = {}
-        for channel in wanted.channels(rank):
+        for channel in channels:
             made[channel] = Communicator(channel, rank, meeting, self.start_timeout_s, self.timeout_s, self.sms)
             made[channel].greet(device)
         return CollectiveLinks(made, self.checked)
 
     def _host_links(self, rank: int, wanted: Wanted, meeting: Meeting) -> Links:
-        if self.transport != "gloo":
-            found = _memories(rank, wanted)
-            if not isinstance(found, str):
-                return HostLinks(rank, wanted, found, self.timeout_s)
-            if self.transport == "memory":
-                raise OSError(f"ranks cannot share memory: {found}")
-        return self._collective_links(rank, wanted, meeting, CPU)
+        channels = wanted.channels(rank)
+        if self.transport == "gloo":
+            return self._collective_links(rank, channels, meeting, CPU)
+        found = share(rank, wanted)
+        if self.transport == "memory" and found.problem:
+            raise OSError(f"ranks cannot share memory: {found.problem}")
+        shared = [channel for channel in channels if found.carries(channel)]
+        _check_ends(rank, shared, found.addresses)
+        host = HostLinks(rank, shared, wanted.flats, found.memories, self.timeout_s)
+        if len(shared) == len(channels):
+            return host
+        others = [channel for channel in channels if channel not in shared]
+        return MixedLinks(host, self._collective_links(rank, others, meeting, CPU))
 
 
 def transport_in_use(links: Links) -> str:
-    """What carries the messages of a rank: "memory", "gloo" or "nccl"; "none" where there is one rank."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return "none"
-    inner = links.host if isinstance(links, StagedLinks) else links
-    return "memory" if isinstance(inner, HostLinks) else dist.get_backend()
+    """What carries the messages of a rank: "memory", "gloo", "memory and gloo" or "nccl"; "none" of a world of one."""
+    return " and ".join(channels_of(links)) or "none"
 
 
-def expected_transport(asked: Transport, backend: str, world: int) -> str:
-    """What `transport_in_use` will be, as far as that is known before ranks have tried to share memory."""
-    if world == 1:
-        return "none"
-    return backend if backend != "gloo" or asked == "gloo" or not can_share() else "memory"
+def channels_of(links: Links) -> dict[Carrier, list[str]]:
+    """The names of the channels of a rank, by what carries them."""
+    found = {carrier: [name_of(each) for each, by in links.carriers.items() if by == carrier] for carrier in CARRIERS}
+    return {carrier: names for carrier, names in found.items() if names}
 
 
-def _memories(rank: int, wanted: Wanted) -> list[Memory] | str:
-    """The memories of all ranks, or why one of them cannot be reached: the same on all ranks."""
-    mine, said, descriptor = None, "", None
+# ---------------------------------------------------------------- who shares memory with whom
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """The memories that a rank has mapped, and which ranks have mapped which: that is the same on all ranks."""
+
+    memories: Mapping[int, Memory]
+    addresses: Mapping[int, Address]
+    mapped: Sequence[frozenset[int]]  # by each rank
+    problem: str  # why one rank has not mapped another; "": all have mapped all
+
+    def carries(self, channel: Channel) -> bool:
+        """Whether each member of a channel has mapped the memory of each."""
+        members = frozenset(channel[1])
+        return all(members <= self.mapped[rank] for rank in members)
+
+
+def share(rank: int, wanted: Wanted) -> Sharing:
+    """Make the memory of this rank, and map those of the others that can be reached. All ranks call it together.
+
+    A rank of another machine cannot be reached, nor can one whose memory this process may not open. Every rank hears
+    what the others have mapped, so the ends of a channel agree on what carries it.
+    """
+    memories, problems, address = dict[int, Memory](), list[str](), None
     try:
         if not can_share():
             raise OSError("this processor or system does not promise an order of stores")
-        mine, address = make_memory(parts_of(rank, wanted))
-        said, descriptor = json.dumps(asdict(address)), address.descriptor
+        memories[rank], address = make_memory(parts_of(rank, wanted))
     except OSError as error:
-        problem = str(error)
-    addresses = _tell_all(said)
-    mapped: list[Memory] = []
-    try:
-        if all(addresses):
-            _check_ends(rank, wanted, [Address(**json.loads(text)) for text in addresses])
-        for other, text in enumerate(addresses):
-            if not text:
-                raise OSError(problem if other == rank else f"rank {other} has none")
-            mapped.append(mine if mine and other == rank else map_memory(Address(**json.loads(text))))
-        problem = ""
-    except OSError as error:
-        problem = f"rank {rank}: {error}"
-    problems = _tell_all(problem)
-    if descriptor is not None:
-        os.close(descriptor)  # all have mapped it, or none will
-    return next((each for each in problems if each), "") or mapped
+        problems.append(f"rank {rank}: {error}")
+    told = _tell_all(json.dumps(asdict(address)) if address else "")
+    addresses = {other: Address(**json.loads(text)) for other, text in enumerate(told) if text}
+    for other in (addresses.keys() if address else set()) - {rank}:
+        try:
+            memories[other] = map_memory(addresses[other])
+        except OSError as error:
+            problems.append(f"rank {rank} cannot map that of rank {other}: {error}")
+    found = [json.loads(text) for text in _tell_all(json.dumps([sorted(memories), *problems[:1]]))]
+    if address:
+        os.close(address.descriptor)  # who can map it has done so
+    return Sharing(
+        memories, addresses, [frozenset(ranks) for ranks, *_ in found], next((p for _, *ps in found for p in ps), "")
+    )
 
 
-def _check_ends(rank: int, wanted: Wanted, addresses: Sequence[Address]) -> None:
+def _check_ends(rank: int, channels: Sequence[Channel], addresses: Mapping[int, Address]) -> None:
     """Raise ChannelError unless each rank has in its memory what this one reads and writes there, by its name."""
-    for kind, ranks in wanted.channels(rank):
-        for other in ranks:
-            theirs = part_of((kind, ranks), other, rank)
+    for channel in channels:
+        for other in channel[1]:
+            theirs = part_of(channel, other, rank)
             if other != rank and theirs is not None and theirs not in addresses[other].parts:
-                raise ChannelError(f"connect {name_of((kind, ranks))}: rank {other} has no {theirs!r}")
+                raise ChannelError(f"connect {name_of(channel)}: rank {other} has no {theirs!r}")
 
 
 def _tell_all(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from runtime.comm.memory import CIRCLE_BYTES, PIPE_BYTES, Circle, Memory, Reader, Writer
 from runtime.comm.rows import Rows, copy_rows
 from runtime.comm.transport import (
+    Carrier,
     Channel,
     ChannelError,
     Pending,
@@ -51,16 +52,26 @@ def part_of(channel: Channel, other: int, rank: int) -> str | None:
 
 
 class HostLinks:
-    """A rank's channels in the memories of all ranks of its machine."""
+    """Channels of a rank in the memories of ranks of its machine."""
 
-    def __init__(self, rank: int, wanted: Wanted, memories: Sequence[Memory], timeout_s: float) -> None:
-        self._rank, self._memories, self._timeout_s, self._wanted = rank, memories, timeout_s, wanted
+    def __init__(
+        self,
+        rank: int,
+        channels: Collection[Channel],
+        flats: Mapping[str, tuple[tuple[int, ...], int]],
+        memories: Mapping[int, Memory],
+        timeout_s: float,
+    ) -> None:
+        """`memories`: by rank, of the members of `channels`. `flats`: as in Wanted."""
+        self._rank, self._memories, self._timeout_s, self._flats = rank, memories, timeout_s, flats
+        self.carriers: Mapping[Channel, Carrier] = dict.fromkeys(channels, "memory")
 
-        def circle(part: str, members: Sequence[int]) -> Circle:
-            return Circle([memories[m] for m in members], members.index(rank), part, timeout_s)
+        def circle(channel: Channel) -> Circle:
+            part, ranks = part_of(channel, rank, rank), channel[1]
+            assert part is not None
+            return Circle([memories[m] for m in ranks], ranks.index(rank), part, timeout_s)
 
-        of_holders = {ranks: circle(f"reduce {ranks}", ranks) for ranks in wanted.of(rank, "reduce")}
-        self.sums: Sums = HostSums(circle("world", range(len(memories))), of_holders)
+        self.sums: Sums = HostSums({each: circle(each) for each in channels if each[0] in ("reduce", "world")})
 
     def edge(self, source: int, destination: int) -> HostEdge:
         part = f"edge {(source, destination)}"
@@ -79,7 +90,7 @@ class HostLinks:
         )
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
-        if name not in self._wanted.flats:
+        if name not in self._flats or ("reduce", self._flats[name][0]) not in self.carriers:
             return None
         return self._memories[self._rank].tensor(name, elements, dtype)
 
@@ -144,14 +155,14 @@ class HostSwap:
 
 @dataclass(frozen=True)
 class HostSums:
-    world: Circle
-    of_holders: Mapping[tuple[int, ...], Circle]
+    circles: Mapping[Channel, Circle]
 
     def all_reduce(self, tensor: Tensor) -> None:
-        self.world.all_reduce(tensor)
+        (world,) = (circle for (kind, _), circle in self.circles.items() if kind == "world")
+        world.all_reduce(tensor)
 
     def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> None:
-        self.of_holders[holders].reduce_parts(bucket, flat.numel(), flat.dtype, shares)
+        self.circles["reduce", holders].reduce_parts(bucket, flat.numel(), flat.dtype, shares)
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
-        self.of_holders[holders].gather_parts(bucket, flat.numel(), flat.dtype, shares)
+        self.circles["reduce", holders].gather_parts(bucket, flat.numel(), flat.dtype, shares)

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from runtime.comm.rows import copy_rows
-from runtime.comm.transport import Shares
+from runtime.comm.transport import Shares, equal_shares, sum_in_order
 from runtime.machine import machine
 
 WORD = 8  # bytes
 LINE = 64  # bytes of a cache line, so that no word shares one with a word of another rank
 ENTRIES = 1 << 12  # messages of a pipe that are not yet read
 HEAP_BYTES = 1 << 30  # of a pipe; only what was ever used takes memory
+TOKEN, TOKEN_BYTES = "token", 16  # a part of each file, of random bytes that tell it from every other
 SLOT_BYTES = 1 << 16  # of a rank, for sums of tensors that are not shared
 BLOCK = 1 << 15  # elements summed at a time, so that the sum stays in the cache
 SPIN_S, YIELD_S = 20e-6, 500e-6  # how long a waiting rank spins, and then yields, before it sleeps
@@ -73,6 +74,7 @@ class Address:
     descriptor: int
     size: int
     parts: Mapping[str, int]  # name → byte
+    token: str  # what the file begins with, in hexadecimal digits
 
 
 class Memory:
@@ -97,13 +99,14 @@ class Memory:
 def make_memory(sizes: Mapping[str, int]) -> tuple[Memory, Address]:
     """Memory of this process with parts of so many bytes; untouched, it takes no room."""
     parts, size = {}, 0
-    for name, extent in sizes.items():
+    for name, extent in {TOKEN: TOKEN_BYTES, **sizes}.items():
         parts[name] = size
         size += -(-extent // mmap.PAGESIZE) * mmap.PAGESIZE
     descriptor = os.memfd_create("dsc", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, max(size, mmap.PAGESIZE))
-    mapped = mmap.mmap(descriptor, max(size, mmap.PAGESIZE))
-    return Memory(mapped, parts), Address(machine(), os.getpid(), descriptor, max(size, mmap.PAGESIZE), parts)
+    os.ftruncate(descriptor, size)
+    mapped, token = mmap.mmap(descriptor, size), os.urandom(TOKEN_BYTES)
+    mapped[:TOKEN_BYTES] = token
+    return Memory(mapped, parts), Address(machine(), os.getpid(), descriptor, size, parts, token.hex())
 
 
 def map_memory(address: Address) -> Memory:
@@ -112,7 +115,8 @@ def map_memory(address: Address) -> Memory:
         raise OSError("another machine")
     descriptor = os.open(f"/proc/{address.pid}/fd/{address.descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
-        if os.fstat(descriptor).st_size != address.size:
+        token = os.pread(descriptor, TOKEN_BYTES, 0)
+        if os.fstat(descriptor).st_size != address.size or token.hex() != address.token:
             raise OSError("another file")
         return Memory(mmap.mmap(descriptor, address.size), address.parts)
     finally:
@@ -254,9 +258,7 @@ class Circle:
         slots = [memory.tensor(self.part, tensor.numel(), tensor.dtype, LINE) for memory in self.memories]
         slots[self.index].copy_(tensor.view(-1))
         self.meet("sum")
-        total = slots[0].clone()
-        for slot in slots[1:]:
-            total += slot
+        total = sum_in_order(slots)
         self.meet("sum was read")
         tensor.view(-1).copy_(total)
 
@@ -271,10 +273,7 @@ class Circle:
         for share in shares[self.index]:
             for at in range(share.start, share.stop, BLOCK):
                 block = slice(at, min(at + BLOCK, share.stop))
-                total = of_each[0][block] + of_each[1][block]
-                for other in of_each[2:]:
-                    total += other[block]
-                mine[block] = total
+                mine[block] = sum_in_order([each[block] for each in of_each])
         self.meet("sums of gradients")
         if not owned:
             self._take(of_each, shares)
@@ -294,9 +293,3 @@ class Circle:
 
 
 CIRCLE_BYTES = LINE + SLOT_BYTES
-
-
-def equal_shares(elements: int, members: int) -> Shares:
-    """Equal ranges of the elements, one for each member; the last may be shorter."""
-    extent = -(-elements // members)
-    return tuple((slice(min(r * extent, elements), min((r + 1) * extent, elements)),) for r in range(members))

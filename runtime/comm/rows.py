@@ -118,6 +118,11 @@ def raw(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    """A tensor that is moved and not computed with, as bytes where gloo does not know the dtype. Rows stay rows."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bfloat16 else raw(tensor)
+
+
 def empty_rows(like: Tensor, num_rows: int) -> Tensor:
     """A tensor of so many rows as those of `like`, that lies column by column if `like` does."""
     if like.dim() == 2 and like.shape[1] > 1 and like.stride(0) == 1:

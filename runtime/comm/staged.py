@@ -23,6 +23,7 @@ class StagedLinks:
     def __init__(self, host: Links) -> None:
         self.host = host
         self.sums: Sums = StagedSums(host)
+        self.carriers = host.carriers
 
     def edge(self, source: int, destination: int) -> StagedEdge:
         return StagedEdge(self.host.edge(source, destination))

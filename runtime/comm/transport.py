@@ -1,4 +1,4 @@
-"""What a rank's channels are: pipeline messages, expert exchanges, sums. `connect` says over what they go.
+"""What a rank's channels are: pipeline messages, expert exchanges, sums. `connect` says what carries them.
 
 One channel per ordered pair of pipeline ranks that talk, so that in-order delivery per direction is all that is asked
 of it; two per expert group, one for rows and one for counts of rows, which so wait for no rows; one per set of holders.
@@ -9,7 +9,7 @@ nothing, or in a checked run: ends that disagree stop with an error instead of s
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -20,6 +20,7 @@ from runtime.comm.rows import Rows
 from runtime.contract import Mesh, Opening
 
 Channel = tuple[str, tuple[int, ...]]  # kind, as of an Opening, and world ranks: ("edge", (source, destination))
+Carrier = Literal["memory", "gloo", "nccl"]  # of the messages of a channel
 SwapKind = Literal["expert", "counts"]
 
 
@@ -70,8 +71,23 @@ class Swap(Protocol):
 Shares = tuple[tuple[slice, ...], ...]  # parts of a flat tensor, without overlap: those of each of its holders
 
 
+def equal_shares(elements: int, members: int) -> Shares:
+    """Equal ranges of the elements, one for each member; the last may be shorter."""
+    extent = -(-elements // members)
+    return tuple((slice(min(r * extent, elements), min((r + 1) * extent, elements)),) for r in range(members))
+
+
+def sum_in_order(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors of one shape, two at least, from the first to the last: its bits depend on nothing else."""
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
+        total += part
+    return total
+
+
 class Sums(Protocol):
-    """Collectives: over all ranks, and over the holders of a bucket."""
+    """Collectives: over all ranks, and over the holders of a bucket. On CPUs sums are made in the order of ranks, so
+    they have the same bits whatever carries them."""
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sum a small tensor over the world."""
@@ -110,6 +126,7 @@ class Links(Protocol):
     """A rank's channels, connected."""
 
     sums: Sums
+    carriers: Mapping[Channel, Carrier]  # of each channel of the rank
 
     def edge(self, source: int, destination: int) -> Edge: ...
 
@@ -133,6 +150,7 @@ class Alone:
         def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None: ...
 
     sums: Sums = _Sums()
+    carriers: Mapping[Channel, Carrier] = {}
 
     def edge(self, source: int, destination: int) -> Edge:
         raise ChannelError("a world of one rank has no messages")

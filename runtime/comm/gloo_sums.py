@@ -1,0 +1,66 @@
+"""Sums over gloo in the order of ranks: the bits are those of ranks that share memory, wherever the ranks are.
+
+The sums that gloo makes itself are in the order of a ring. So a rank gets its share of all holders, and adds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from runtime.comm.communicator import Communicator
+from runtime.comm.rows import as_bytes
+from runtime.comm.transport import Channel, Shares, equal_shares, sum_in_order
+
+
+@dataclass(frozen=True)
+class GlooSums:
+    world: Communicator
+    communicators: Mapping[Channel, Communicator]
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        mine = tensor.view(-1)
+        rows = [*mine.new_empty(len(self.world.members), mine.numel())]
+        self.world.all_gather([as_bytes(row) for row in rows], as_bytes(mine))
+        mine.copy_(sum_in_order(rows))
+
+    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> None:
+        communicator = self.communicators["reduce", holders]
+        if len(holders) == 2 and not shares:
+            communicator.all_reduce(flat)  # a + b is b + a
+            return
+        parts = _parts(flat, shares or equal_shares(flat.numel(), len(holders)))
+        here = communicator.index_of(communicator.rank)
+        rows = [
+            parts[here] if at == here else [part.new_empty(part.shape) for part in parts[here]]
+            for at in range(len(parts))
+        ]
+        _exchange(communicator, parts, rows)
+        for part, *each in zip(parts[here], *rows, strict=True):
+            part.copy_(sum_in_order(each))
+        if not shares:
+            self._take(communicator, parts)
+
+    def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
+        self._take(self.communicators["reduce", holders], _parts(flat, shares))
+
+    def _take(self, communicator: Communicator, parts: Sequence[Sequence[Tensor]]) -> None:
+        """Give each holder the parts of the others, of which each has its own."""
+        mine = parts[communicator.index_of(communicator.rank)]
+        _exchange(communicator, [mine] * len(parts), parts)
+
+
+def _parts(flat: Tensor, shares: Shares) -> list[list[Tensor]]:
+    """The parts of each holder, without those that are empty."""
+    return [[flat[part] for part in share if part.stop > part.start] for share in shares]
+
+
+def _exchange(communicator: Communicator, given: Sequence[Sequence[Tensor]], taken: Sequence[Sequence[Tensor]]) -> None:
+    """Give each other member its tensors, in place, and take as many from it as there is room for."""
+    others = [at for at, member in enumerate(communicator.members) if member != communicator.rank]
+    works = [communicator.receive(as_bytes(each), communicator.members[at]) for at in others for each in taken[at]]
+    works += [communicator.send(as_bytes(each), communicator.members[at]) for at in others for each in given[at]]
+    for work in works:
+        work.wait()

@@ -1,0 +1,160 @@
+"""Channels of ranks on several machines: what carries each, and sums that have the same bits whatever carries them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.comm import connect, memory
+from runtime.comm.connect import Transport, channels_of, transport_in_use
+from runtime.comm.transport import Carrier, Links, Shares, Wanted, equal_shares
+from tests.runtime.test_start import WANTED, connected
+
+ELEMENTS = 1001  # no multiple of the ranks
+DTYPES = (torch.float32, torch.bfloat16)
+UNEVEN = (
+    (slice(10, 20), slice(0, 10)),
+    (slice(20, 21),),
+    (),
+    (slice(21, 600), slice(900, ELEMENTS), slice(600, 900)),
+)
+# The machine of each rank. Ranks 0 and 1 are one expert group, 2 and 3 the other; messages go between 0 and 2, 1 and 3.
+MACHINES = {"by expert group": "aabb", "by pipeline": "abab", "three and one": "aaab", "alone": "abcd", "one": "aaaa"}
+
+
+def values(rank: int, dtype: torch.dtype) -> Tensor:
+    """Values of very different sizes, so that the bits of a sum tell the order in which it was made."""
+    generator = torch.Generator().manual_seed(rank)
+    return (torch.randn(ELEMENTS, generator=generator) * 10 ** (4 * torch.rand(ELEMENTS, generator=generator))).to(
+        dtype
+    )
+
+
+def in_order(holders: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return reduce(torch.add, [values(rank, dtype) for rank in holders])
+
+
+def flats() -> dict[str, tuple[tuple[int, ...], int]]:
+    """A flat tensor for each set of holders and dtype, named by them."""
+    holders = [
+        ranks for opening in WANTED.openings if opening.kind == "reduce" for ranks in opening.channels(WANTED.mesh)
+    ]
+    return {
+        f"{ranks} {dtype}": (ranks, ELEMENTS * dtype.itemsize) for ranks in dict.fromkeys(holders) for dtype in DTYPES
+    }
+
+
+def check_sums(rank: int, links: Links) -> None:
+    """Every sum of a rank has the bits of one in the order of ranks."""
+    for dtype in DTYPES:
+        total = values(rank, dtype).view(7, 143)
+        links.sums.all_reduce(total)
+        assert torch.equal(total.view(-1), in_order(range(4), dtype)), dtype
+        for _, holders in {channel for channel in links.carriers if channel[0] == "reduce"}:
+            name, expected = f"{holders} {dtype}", in_order(holders, dtype)
+            flat = links.flat(name, ELEMENTS, dtype)
+            assert (flat is None) == (links.carriers["reduce", holders] == "gloo")
+            flat = torch.zeros(ELEMENTS, dtype=dtype) if flat is None else flat
+            given: tuple[Shares, ...] = (
+                (),
+                equal_shares(ELEMENTS, len(holders)),
+                *([UNEVEN] if len(holders) == 4 else []),
+            )
+            for shares in given:
+                flat.copy_(values(rank, dtype))
+                links.sums.reduce(name, holders, flat, shares)
+                for part in shares[holders.index(rank)] if shares else [slice(None)]:
+                    assert torch.equal(flat[part], expected[part]), (name, part)
+                if shares:
+                    links.sums.gather(name, holders, flat, shares)
+                assert torch.equal(flat, expected), name
+
+
+def carriers(rank: int, machines: str) -> dict[tuple[str, tuple[int, ...]], Carrier]:
+    """What the channels of a rank are to go over: memory where all its ranks are on one machine."""
+    return {
+        (kind, ranks): "memory" if len({machines[each] for each in ranks}) == 1 else "gloo"
+        for kind, ranks in WANTED.channels(rank)
+    }
+
+
+@pytest.mark.parametrize("machines", MACHINES.values(), ids=MACHINES)
+def test_channels_inside_a_machine_share_memory(tmp_path: Path, machines: str) -> None:
+    """The others have a communicator each, in the order of openings; messages, rows and sums are right over both."""
+    made: list[int] = []
+    gloo = dist.ProcessGroupGloo
+
+    def counted(*args: Any) -> dist.ProcessGroupGloo:
+        made.append(args[2])
+        return gloo(*args)
+
+    def before(rank: int, _: str) -> None:
+        memory.machine = lambda: machines[rank]  # of this process, which is the rank's
+
+    def after(rank: int, links: Links) -> None:
+        expected = carriers(rank, machines)
+        assert links.carriers == expected
+        used = {*expected.values()}
+        assert transport_in_use(links) == ("memory and gloo" if len(used) == 2 else used.pop())
+        assert sum(map(len, channels_of(links).values())) == len(expected) == 6
+        opened = [len(ranks) for (kind, ranks), carrier in expected.items() if carrier == "gloo" and kind != "world"]
+        assert made == opened
+        peer = (rank + 2) % 4
+        out, back = links.edge(rank, peer), links.edge(peer, rank)
+        sent = out.send("F0.0", torch.full((3,), float(rank)))
+        assert back.post("F0.0", torch.empty(3)).wait().tolist() == [float(peer)] * 3
+        sent.wait()
+        check_sums(rank, links)
+        (tmp_path / f"done_{rank}").write_text(json.dumps(sorted(used)))
+
+    wanted = Wanted(WANTED.mesh, WANTED.openings, flats())
+    with mock.patch.object(dist, "ProcessGroupGloo", counted), mock.patch.object(memory, "machine", memory.machine):
+        outcome = connected(tmp_path, "auto", before, after, lambda _: wanted)
+    assert outcome.ok, str(outcome)
+    assert all((tmp_path / f"done_{rank}").exists() for rank in range(4))
+
+
+@pytest.mark.parametrize("transport", ["memory", "gloo"])
+def test_sums_have_the_bits_of_the_order_of_ranks(tmp_path: Path, transport: Transport) -> None:
+    wanted = Wanted(WANTED.mesh, WANTED.openings, flats())
+    outcome = connected(tmp_path, transport, after=check_sums, wanted=lambda _: wanted)
+    assert outcome.ok, str(outcome)
+
+
+def test_memory_that_was_asked_for_and_is_not_there_is_refused(tmp_path: Path) -> None:
+    def before(rank: int, _: str) -> None:
+        memory.machine = lambda: "aaab"[rank]
+
+    with mock.patch.object(memory, "machine", memory.machine):
+        outcome = connected(tmp_path, "memory", before)
+    assert outcome.kind == "failed"
+    assert "ranks cannot share memory: rank 0 cannot map that of rank 3: another machine" in outcome.how
+
+
+def test_a_rank_that_may_not_open_the_memory_of_others_takes_gloo(tmp_path: Path) -> None:
+    """Although it is on their machine. All others go on sharing theirs, and agree with it on what carries a channel."""
+
+    def refused(address: memory.Address) -> memory.Memory:
+        raise PermissionError(13, "Permission denied")
+
+    def before(rank: int, _: str) -> None:
+        if rank == 3:
+            connect.map_memory = refused
+
+    def after(rank: int, links: Links) -> None:
+        assert links.carriers == carriers(rank, "aaab")
+        check_sums(rank, links)
+
+    wanted = Wanted(WANTED.mesh, WANTED.openings, flats())
+    with mock.patch.object(connect, "map_memory", connect.map_memory):
+        outcome = connected(tmp_path, "auto", before, after, lambda _: wanted)
+    assert outcome.ok, str(outcome)
