@@ -66,7 +66,7 @@ class Outcome:
     log: Path | None = None
     detail: str = ""  # last lines of the traceback
     signal: int = 0  # of stopped and killed
-    waiting: tuple[Waiting, ...] = ()  # of hung
+    waiting: tuple[Waiting, ...] = ()  # of hung, and where a rank is missing
 
     @property
     def ok(self) -> bool:

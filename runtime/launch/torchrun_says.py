@@ -44,7 +44,7 @@ class Ending:
     lost_peer: bool = False
     code: int = EXIT_USAGE  # of "refused"
     signal: int = 0  # of "stopped" and "killed"
-    waiting: tuple[Waiting, ...] = ()  # of "hung"
+    waiting: tuple[Waiting, ...] = ()  # what the other ranks wait in; of "hung", what all do
 
     @property
     def exit_code(self) -> int:

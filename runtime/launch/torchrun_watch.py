@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -191,13 +191,17 @@ class Watch:
             first = json.loads(stops.splitlines()[0])
             self.board.request_stop(first["signal"], first["rank"])
 
-    def _set_beat(self) -> Beat:
+    def _beat(self) -> Beat:
+        """What this rank does now."""
         beat = self.board.read(self.rank)
         for_s = (time.monotonic_ns() - beat.since_ns) / 1e9
-        self._number += 1
         where, waits = _main_frame()
         process = process_state(os.getpid())
-        said = Beat(self._number, self.state, beat.step, beat.action, beat.since_ns, for_s, process, where, waits)
+        return Beat(self._number, self.state, beat.step, beat.action, beat.since_ns, for_s, process, where, waits)
+
+    def _set_beat(self) -> Beat:
+        self._number += 1
+        said = self._beat()
         self.store.set(f"beat/{self.rank}", json.dumps(asdict(said)))
         return said
 
@@ -235,12 +239,12 @@ class Watch:
         limit_s = LOST_S if self._lost_at is None else SUSPECT_S
         silent = max((peer for peer in self._peers.values() if not peer.is_over), key=lambda p: p.heard_s, default=None)
         if silent is not None and silent.heard_s > limit_s:
-            self._blame(
-                silent, f"no sign of life for {silent.heard_s:.0f} s: it was killed or stopped, or its machine is gone"
-            )
+            how = f"no sign of life for {silent.heard_s:.0f} s: it was killed or stopped, or its machine is gone"
+            self._blame(silent, how, self._waiting(besides=silent.rank))
             return None
         if self._lost_at is not None and now - self._lost_at > SETTLE_S:
-            return self._endings[0]
+            first = self._endings[0]
+            return replace(first, waiting=self._waiting(besides=first.rank))
         return None
 
     def _finished(self, peer: Peer) -> bool:
@@ -251,9 +255,9 @@ class Watch:
             return "its process has ended, likely out of memory (the kernel counted an out-of-memory kill)"
         return "its process was killed or left before its end (torchrun says by what)"
 
-    def _blame(self, peer: Peer, how: str) -> None:
+    def _blame(self, peer: Peer, how: str, waiting: tuple[Waiting, ...] = ()) -> None:
         peer.ended = True
-        self._publish(Ending("failed", peer.rank, *peer.last(), how))
+        self._publish(Ending("failed", peer.rank, *peer.last(), how, waiting=waiting))
 
     def _publish(self, ending: Ending) -> None:
         self._unsaid.append(("endings", json.dumps(asdict(ending))))
@@ -278,22 +282,12 @@ class Watch:
             return
         if still_s < max(self.hang_timeout_s, 2 * BEAT_S):
             return
-        beats = {self.rank: (self._set_beat(), 0.0)} | {
-            r: (p.beat, p.heard_s) for r, p in self._peers.items() if not p.is_over
-        }
+        beats = self._beats()
 
         def suspicion(rank: int) -> tuple[bool, bool, float]:
             beat, silent_s = beats[rank]
             return silent_s < SUSPECT_S, beat.waits, -(beat.for_s + silent_s)
 
-        last = {
-            rank: self._peers[rank].last() if rank != self.rank else (b.step, b.action)
-            for rank, (b, _) in beats.items()
-        }
-        waiting = tuple(
-            Waiting(rank, *last[rank], b.for_s + s, b.process if s < SUSPECT_S else "silent", b.where)
-            for rank, (b, s) in sorted(beats.items())
-        )
         cause = min(beats, key=suspicion)
         alive, waits, _ = suspicion(cause)
         why = "all wait for one another, it longest" if waits else "it waits for no other rank"
@@ -301,7 +295,25 @@ class Watch:
             why = "its process is stopped, or its machine is gone"
         how = f"no rank has changed its action for {still_s:.1f} s; {why}"
         self._published_hang = True
-        self._publish(Ending("hung", cause, *last[cause], how, waiting=waiting))
+        beat, _ = beats[cause]
+        self._publish(Ending("hung", cause, beat.step, beat.action, how, waiting=self._waiting()))
+
+    def _beats(self) -> dict[int, tuple[Beat, float]]:
+        """What each rank does that has not ended, and for how many seconds nothing was heard of it."""
+        found = {self.rank: (self._beat(), 0.0)}
+        for rank, peer in self._peers.items():
+            if not peer.is_over:
+                step, action = peer.last()
+                found[rank] = replace(peer.beat, step=step, action=action), peer.heard_s
+        return dict(sorted(found.items()))
+
+    def _waiting(self, *, besides: int | None = None) -> tuple[Waiting, ...]:
+        """What the ranks that have not ended wait in."""
+        return tuple(
+            Waiting(rank, b.step, b.action, b.for_s + s, b.process if s < SUSPECT_S else "silent", b.where)
+            for rank, (b, s) in self._beats().items()
+            if rank != besides
+        )
 
     # -------------------------------------------------------- leaving
 
@@ -375,4 +387,6 @@ def _main_frame() -> tuple[str, bool]:
     if frame is None:
         return "", False
     path = Path(frame.f_code.co_filename)
+    if path == Path(__file__):  # it has failed, and waits here for its end
+        return "", True
     return f"{path.name}:{frame.f_lineno} in {frame.f_code.co_name}", is_communication(path)

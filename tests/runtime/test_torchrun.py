@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -167,6 +168,7 @@ def test_a_machine_that_is_gone_is_named_without_a_broken_connection(
     with ranks.started(target) as (first, _second):
         assert first.exit_code() == 1
     assert "error: rank 1 failed during W1.5, step 0: no sign of life for 2 s" in ranks.errors(0)
+    assert re.search(r"\n  rank 0: \w+ in F0.0, step 0, for 0.\d s at test_torchrun.py", ranks.errors(0))
 
 
 @pytest.mark.parametrize("at", [0, 1])
@@ -200,6 +202,24 @@ def test_a_rank_that_is_stopped_before_its_channels_are_open_is_named(ranks: Ran
     assert ranks.codes(connecting) == [1, -signal.SIGKILL]
     assert "error: rank 1 failed during start, step 0: " in ranks.errors(0)
     assert "no sign of life" in ranks.errors(0) and time.monotonic() - start < 30
+    assert re.search(r"\n  rank 0: \w+ in connect, step 0, for \d+.\d s\n", ranks.errors(0))
+
+
+def test_a_rank_that_is_late_is_named_with_what_it_does(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lives, so what the others say it keeps them waiting in is theirs, and its own action says why."""
+    monkeypatch.setattr(torchrun_watch, "SETTLE_S", 1.0)
+
+    def target(rank: int, world: int, board: Board) -> None:
+        if rank == 1:
+            board.set_action("load data")
+            time.sleep(60)
+        connecting(rank, world, board)
+
+    assert ranks.codes(target) == [1, 1]
+    said = ranks.errors(0) + ranks.errors(1)
+    assert "error: rank 0 failed during connect, step 0: " in said
+    assert "rank 1 did not come within 1.5 s: this rank waits in `connect`" in said
+    assert re.search(r"\n  rank 1: sleeping in load data, step 0, for \d+.\d s at test_torchrun.py", said)
 
 
 def connecting(rank: int, world: int, board: Board) -> None:
