@@ -33,6 +33,7 @@ from runtime.options import DEBUG_SUFFIX, EXIT_REPLACED, FOREVER_S, add_options
 from runtime.outcome import EXIT_RETRY, printable, refusal_code
 from runtime.preparing import Preparation, UsageError, preparing
 from runtime.room import cannot_save, lack
+from runtime.streams import open_streams, tell
 
 if TYPE_CHECKING:  # they import torch, which takes a second in which Ctrl-C should already be quiet
     from runtime.comm.connect import Transport
@@ -66,6 +67,7 @@ class Options:
 
 def main(argv: Sequence[str] | None = None, build: Path | None = None) -> int:
     """`build`: the folder, where the caller is its own train.py."""
+    open_streams()
     args = _parse(argv, build)
     try:
         return _run(args)
@@ -153,8 +155,8 @@ def _debugging(build: Build, options: Options, rank: int) -> Options:
     except OSError as error:
         raise UsageError(f"{options.run} cannot be written: {error.strerror}") from None
     for edit in build.edits:
-        _say(f"edited: {edit.partition(';')[0]}")
-    _say(f"debug: rank {rank} of {world} has the terminal; nothing hangs, and no checkpoint is saved")
+        tell(f"edited: {edit.partition(';')[0]}")
+    tell(f"debug: rank {rank} of {world} has the terminal; nothing hangs, and no checkpoint is saved")
     return replace(options, debug=rank)
 
 
@@ -262,9 +264,9 @@ def _train(build: Build, options: Options, corpus: Path) -> int:
     from runtime.launch.rank_watch import Supervision
 
     _check_run_folder(options)  # again: another run may have been here while the data was prepared
-    loop = _loop(build, options, corpus, _say)
+    loop = _loop(build, options, corpus, tell)
     if loop.resume is not None and loop.resume.step >= loop.total:
-        _say(f"nothing to do: step {loop.resume.step} of {loop.total} is reached; name more with --steps")
+        tell(f"nothing to do: step {loop.resume.step} of {loop.total} is reached; name more with --steps")
         return 0
     view = loop.progress()
     events = Events(options.run)
@@ -282,7 +284,7 @@ def _train(build: Build, options: Options, corpus: Path) -> int:
                 is_locked=True,
             )
     except LeftError as left:
-        _say(str(left))
+        tell(str(left))
         return left.exit_code
     except OSError as error:
         raise UsageError(f"the run cannot start: {error}", refusal_code(error)) from None
@@ -343,13 +345,6 @@ def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
     return loop
 
 
-def _say(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except OSError:  # nobody reads, or the disk is full; training goes on
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
-
-
 def _join(build: Build, options: Options) -> int:
     """One rank under torchrun. The first to ask prepares the data, the others wait for it."""
     from runtime.data.errors import DataError
@@ -373,7 +368,7 @@ def _join(build: Build, options: Options) -> int:
         if place.local_rank == 0:
             raise UsageError(error, error.code) from None
         return error.code
-    say = _say if ranks.says else lambda _: None
+    say = tell if ranks.says else lambda _: None
     try:
         if ranks.restarted:
             options = replace(options, resume=True)

@@ -25,6 +25,7 @@ RUNTIME_MODULES = (  # for the compiler
     "data.corpus",
     "contract",  # dataclasses of what a build says to the runtime, and their JSON
     "strict_json",
+    "streams",
 )
 MAY_IMPORT = {
     "dsl": lambda name: name.startswith("dsl"),

@@ -111,6 +111,7 @@ def _is_build(folder: Path) -> bool:
 
 def _kernels(args: argparse.Namespace) -> int:
     from compiler.commands.inspect_kernels import FILE, read, runs_on_cpus, text, to_json
+    from runtime.build_files import BuildError
 
     if args.format not in ("terminal", "json"):
         return wrong(f"--kernels has no --format {args.format}: use terminal or json")
@@ -118,7 +119,9 @@ def _kernels(args: argparse.Namespace) -> int:
         return wrong("--kernels lists a build: --program, --costs and --write-costs are for runs")
     try:
         found = read(args.run_folder)
-    except (OSError, ValueError):
+    except BuildError as error:
+        return wrong(str(error))
+    except ValueError:
         return wrong(f"{args.run_folder} has no {FILE} that can be read: name a folder that this dsc compile wrote")
     try:
         if args.format == "json":

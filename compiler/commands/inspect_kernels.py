@@ -20,6 +20,7 @@ from compiler.picture.drawing import Screen
 from compiler.picture.labels import num_bytes
 from compiler.picture.palette import DARK
 from dsl.diagnostics import SpecError, visible
+from runtime.build_files import read as read_build
 from runtime.contract import KernelList
 from runtime.strict_json import tree
 
@@ -32,10 +33,16 @@ ON_CPUS = "the build is for CPUs, where its ops run by C++ or torch: these kerne
 
 
 def read(build: Path) -> dict[str, Any]:
-    """What a build says of its kernels, a row for each fused op, file and plain op. Calls and bytes are those of one
-    micro-batch through the whole model, of its forward and backward; the optimizer's elements and bytes are those of a
-    step, on the pipeline rank that updates most. Raises OSError and ValueError."""
-    listed = KernelList.from_json((build / FILE).read_bytes())
+    """What a build says of its kernels. Raises BuildError unless it is what was compiled, and ValueError where another
+    dsc has compiled it, whose list has another form."""
+    return rows_of(read_build(build).files[FILE])
+
+
+def rows_of(data: bytes) -> dict[str, Any]:
+    """A list of kernels, a row for each fused op, file and plain op. Calls and bytes are those of one micro-batch
+    through the whole model, of its forward and backward; the optimizer's elements and bytes are those of a step, on the
+    pipeline rank that updates most. Raises ValueError."""
+    listed = KernelList.from_json(data)
     fused: dict[tuple[str, str], dict[str, Any]] = {}
     files: dict[str, dict[str, Any]] = {}
     plain: dict[str, int] = {}

@@ -44,6 +44,7 @@ from runtime.build_files import MANIFEST, BuildError, read, versions
 from runtime.contract import Plan
 from runtime.options import DEBUG_SUFFIX, EXIT_REPLACED, add_options
 from runtime.outcome import EXIT_RETRY, printable
+from runtime.streams import open_streams, tell
 from runtime.strict_json import FormError, tree
 
 RESOLVED = "spec.resolved"
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
     Returns the exit code of the ranks (see runtime/outcome.py), or 2 where there is nothing that could be trained.
     """
-    _open_streams()
+    open_streams()
     build, data, chosen = Path(args.spec or ""), args.data, None
     cluster: Cluster | None = None
     if args.spec and os.path.lexists(build / MANIFEST):
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     name = (chosen.spec.name if chosen else _name(build)) + DEBUG_SUFFIX * args.debug
     out = args.out or Path("runs") / name
     if cluster is not None and (said := _one_machine(cluster, build, out)):
-        _say(said)
+        tell(said)
     launcher = ["runtime.train", str(build), "--out", str(out), "--data", str(data or Path.cwd())]
     launcher += ["--device", args.device, "--transport", args.transport]
     launcher += ["--hang-timeout", str(args.hang_timeout or "none")]
@@ -105,10 +106,10 @@ def _finish(out: Path, code: int, *, profiled: bool) -> None:
     After a failure nothing is waited for: a restart loop, or whoever is on call, wants the exit code.
     """
     if code == 0 and os.environ.get("RANK", "0") == "0":  # under torchrun, one of its ranks
-        _say(_report(out, profiled=profiled))
+        tell(_report(out, profiled=profiled))
     elif code:
-        _say(f"report: dsc report {shlex.quote(str(out))}")
-    _say(f"run: {out}")
+        tell(f"report: dsc report {shlex.quote(str(out))}")
+    tell(f"run: {out}")
 
 
 def _report(out: Path, *, profiled: bool) -> str:
@@ -153,28 +154,12 @@ def _train(args: argparse.Namespace, chosen: Chosen, build: Path, launcher: Sequ
     return EXIT_SPEC, False
 
 
-def _open_streams() -> None:
-    """Standard streams that are closed lead nowhere, so that no file opened later takes their place."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
-
-
-def _say(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except OSError:  # nobody reads, or the disk is full: the exit code is still that of the training
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
-
-
 def _say_profile(run: Path) -> None:
     from compiler.picture.formats import screen_of  # only a profile waits for these
     from compiler.report.profile import write_run_profile
     from compiler.report.profile_text import text
 
-    _say(text(write_run_profile(run), screen_of(sys.stdout)) + f"profile: {run / 'profile.json'}")
+    tell(text(write_run_profile(run), screen_of(sys.stdout)) + f"profile: {run / 'profile.json'}")
 
 
 def _cluster(build: Path) -> Cluster | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -13,12 +16,13 @@ import pytest
 
 from compiler.build import compile_spec, write_build
 from compiler.cli import main
-from compiler.commands.inspect_kernels import ON_CPUS, read, runs_on_cpus, text
+from compiler.commands.inspect_kernels import ON_CPUS, read, rows_of, runs_on_cpus, text
 from compiler.picture.drawing import Screen
 from compiler.picture.labels import num_bytes
 from dsl.canonical import canonical
 from dsl.load import load
 from runtime.contract import Plan
+from runtime.strict_json import FormError
 from tests.cli.forms import parsed
 
 ROOT = Path(__file__).parents[2]
@@ -173,7 +177,7 @@ def test_into_a_file(builds: tuple[Path, Path], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--kernels"], "has no kernels.json that can be read: name a folder that this dsc compile wrote"),
+        (["--kernels"], "holds no build (manifest.json: No such file or directory); run dsc compile"),
         (["--kernels", "--format", "svg"], "--kernels has no --format svg: use terminal or json"),
         (["--kernels", "--costs", "plan"], "--program, --costs and --write-costs are for runs"),
         (["--format", "json"], "--format json is for --kernels"),
@@ -191,10 +195,8 @@ RIGHT = (
 )
 
 
-def test_names_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "kernels.json").write_text(RIGHT)
-    assert main(["inspect", str(tmp_path), "--kernels"]) == 0
-    assert "by torch: y[/z]" in capsys.readouterr().out
+def test_names_are_no_markup() -> None:
+    assert "by torch: y[/z]" in text("x", rows_of(RIGHT.encode()))
 
 
 @pytest.mark.parametrize("streams", [">&-", "| true"])
@@ -214,7 +216,24 @@ def test_output_that_nobody_reads(builds: tuple[Path, Path], streams: str) -> No
         ),
     ],
 )
-def test_a_damaged_list_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
-    (tmp_path / "kernels.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert main(["inspect", str(tmp_path), "--kernels"]) == 2
-    assert "has no kernels.json that can be read" in capsys.readouterr().err
+def test_a_list_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(FormError):
+        rows_of(text.encode("utf-8", "surrogateescape"))
+
+
+def test_a_damaged_build_is_refused(
+    builds: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = shutil.copytree(builds[0], tmp_path / "build")
+    assert main(["inspect", str(build), "--kernels"]) == 0
+    listed = (build / "kernels.json").read_bytes()
+    (build / "kernels.json").write_bytes(listed.replace(b'"uses": 1', b'"uses": 2'))
+    assert main(["inspect", str(build), "--kernels"]) == 2
+    assert f"{build}/kernels.json is not the file that was compiled; run dsc compile again" in capsys.readouterr().err
+    manifest = json.loads((build / "manifest.json").read_text())
+    for data in (b"{}", b""):  # as a dsc with another form of the list would have compiled it
+        manifest["files"]["kernels.json"] = hashlib.sha256(data).hexdigest()
+        (build / "kernels.json").write_bytes(data)
+        (build / "manifest.json").write_text(json.dumps(manifest))
+        assert main(["inspect", str(build), "--kernels"]) == 2
+        assert "has no kernels.json that can be read" in capsys.readouterr().err

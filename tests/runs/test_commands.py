@@ -317,13 +317,22 @@ def test_several_nodes_are_said_to_be_one_machine(place: Place) -> None:
     assert done.stdout.startswith(f"{said} b (docs/torchrun.md)\n")
 
 
-@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
-def test_training_does_not_depend_on_who_reads(shop: Place, tmp_path: Path, streams: str) -> None:
-    words = (*DSC, "train", str(shop.folder / "build" / "first"), "--data", str(shop.folder), "--steps", "2", "--out")
+@pytest.mark.parametrize(
+    ("program", "streams"),
+    [
+        ((*DSC, "train"), "<&- >&- 2>&-"),
+        ((*DSC, "train"), ">/dev/full 2>/dev/full"),
+        ((sys.executable, "-P", "-m", "runtime.train"), "2>&-"),
+    ],
+)
+def test_training_does_not_depend_on_who_reads(
+    shop: Place, tmp_path: Path, program: tuple[str, ...], streams: str
+) -> None:
+    words = (*program, str(shop.folder / "build" / "first"), "--data", str(shop.folder), "--steps", "2", "--out")
     run(("sh", "-c", f'exec "$@" {streams}', "sh", *words, str(tmp_path / "run")), 0, tmp_path)
     assert [row["step"] for row in rows(tmp_path / "run")] == [1, 2]
     assert saved(tmp_path / "run").step == 2
-    assert (tmp_path / "run" / "report.html").is_file()
+    assert (tmp_path / "run" / "report.html").is_file() == (program[-1] == "train")  # dsc writes it
     assert (tmp_path / "run" / "logs" / "rank_0.log").read_text() == ""
 
 
