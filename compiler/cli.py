@@ -2,8 +2,8 @@
 
 Exit codes: 0 done · 1 a rank failed, or files differ (`diff`, `fmt --check`, `verify`) · 2 the spec, the data or the
 command line is wrong · 3 a run hung, or an error of dsc itself · 75 try again later: the run folder is busy, the disk
-is full, or the preparation of the data was killed · 128 + signal: stopped on request, after a checkpoint, or a process
-of the run was killed · 141 nobody read the output.
+is full under a run, a build or stdout, or the preparation of the data was killed · 128 + signal: stopped on request,
+after a checkpoint, or a process of the run was killed · 141 nobody read the output.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ EPILOG = """\
 `dsc COMMAND --help` says what a command takes, with examples. To begin: dsc init
 
 exit codes: 0 done · 1 a run failed, or a check found that files differ · 2 the spec or the command line is wrong ·
-3 a run hung, or an error of dsc itself · 130 interrupted · 141 nobody read the output
+3 a run hung, or an error of dsc itself · 75 a folder is busy or a disk is full · 130 interrupted · 141 nobody read the
+output
 """
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell shows of other programs then
 
@@ -85,9 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk under our output; commands report what befalls their own files
         _discard_output()
         from compiler.commands.common import say  # only where something is wrong
+        from runtime.outcome import refusal_code
 
-        say(f"error: {error}")
-        return 2
+        say(f"error: the output cannot be written: {error.strerror or error}")
+        return refusal_code(error)
     except KeyboardInterrupt:
         return 130
 

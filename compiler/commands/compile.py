@@ -7,7 +7,8 @@ dsc compile spec.dsc --cache ~/.cache/dsc
 Segments that were traced before, and orders that were searched for, are taken from BUILD/cache, or from the folder of
 --cache, which builds share.
 
-Exit codes: 0 done · 2 the spec is wrong or does not train yet · 3 an error of dsc: its proof refuses a program
+Exit codes: 0 done · 2 the spec is wrong or does not train yet · 3 an error of dsc: its proof refuses a program · 75 the
+disk is full: try again later
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 from compiler.commands.common import EXIT_BUG, EXIT_SPEC, add_spec_arguments, is_refused, load_spec, progress, say
 from compiler.emit.folder import check_place, write_build
 from runtime.build_files import CACHE
+from runtime.outcome import refusal_code
 
 if TYPE_CHECKING:
     from compiler.build import Build
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_BUG
     except OSError as error:
         say(f"error: {f'{out} cannot be written: {error.strerror}' if error.strerror else error}")
-        return EXIT_SPEC
+        return refusal_code(error)
     finally:
         tell("")
     print(build.summary, end="", flush=True)
