@@ -38,42 +38,32 @@ def take(kind: str, local_rank: int) -> torch.device:
     return device
 
 
-class OtherDeviceError(RuntimeError):
-    """A device is not the one that a build is for."""
-
-
-def divide(device: torch.device, sms: int | None, communication: int) -> None:
+def divide(device: torch.device, communication: int) -> None:
     """Have torch's products leave so many SMs of a CUDA device to communication, as emitted kernels do.
 
-    `sms`: those that the spec says it has; None: it says nothing. OtherDeviceError: it has another number, for which
-    emitted kernels have too many programs, or too few. torch passes the number on to cuBLAS, which takes it as advice.
+    torch passes the number on to cuBLAS, which takes it as advice.
     """
-    if device.type != "cuda":
-        return
-    found = torch.cuda.get_device_properties(device)
-    if sms is not None and found.multi_processor_count != sms:
-        there = found.multi_processor_count
-        raise OtherDeviceError(
-            f"{found.name} has {there} SMs, and this build is for a device with {sms}: "
-            f"write `sms = {there}` in the spec's `device`, and compile again"
-        )
-    torch._C._set_sm_carveout_experimental(communication or None)
+    if device.type == "cuda":
+        torch._C._set_sm_carveout_experimental(communication or None)
 
 
-def check_ranks(planned: NodeKind | None, ranks: int) -> None:
+def check_ranks(planned: NodeKind, ranks: int) -> None:
     """Raise ValueError where a node with GPUs has not as many ranks as the plan lays on it."""
-    if planned is not None and planned.sms is not None and planned.devices != ranks:
+    if planned.sms is not None and planned.devices != ranks:
         raise ValueError(
             f"this node starts {ranks} ranks, and the build is for nodes of {planned.devices}:"
             f" torchrun --nproc-per-node {planned.devices}"
         )
 
 
-def check(device: torch.device, planned: NodeKind | None) -> None:
-    """Raise ReportedError where a CUDA device is not what a plan is for: its grids and its memory would not fit."""
-    if device.type != "cuda" or planned is None:
+def check(device: torch.device, planned: NodeKind, *, shared: bool = False) -> None:
+    """Raise ReportedError where a CUDA device is not what a plan is for: its grids and its memory would not fit.
+
+    `shared`: several ranks compute on it, so its memory is not that of a rank.
+    """
+    if device.type != "cuda":
         return
     found = torch.cuda.get_device_properties(device)
     here = Device(found.name, found.multi_processor_count, found.total_memory)
-    if fault := next(device_faults(planned, (here,), first=device.index), None):
+    if fault := next(device_faults(planned, (here,), first=device.index, memory=not shared), None):
         raise ReportedError(fault)

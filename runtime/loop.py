@@ -86,13 +86,11 @@ class Loop:
         train = self.build.plan.train
         samples, validation = self._samples("train"), self._validation()
         device = take(self.device, rank if self.local_rank is None else self.local_rank)
-        sms = self.build.plan.sms
-        if self.device == "cuda":
-            check(device, node_kind(self.build.plan.cluster, rank))
-        divide(device, sms.devices[rank // self.build.plan.mesh.dp], sms.communication)
-        endpoint = Endpoint(
-            device, self.transport, self._timeout_s, start_timeout_s=self.start_timeout_s, sms=sms.communication
-        )
+        plan = self.build.plan
+        check(device, node_kind(plan.cluster, rank), shared=self.device == "shared")
+        divide(device, plan.communication_sms)
+        sms, start_s = plan.communication_sms, self.start_timeout_s
+        endpoint = Endpoint(device, self.transport, self._timeout_s, start_timeout_s=start_s, sms=sms)
         trainer = Trainer(self.build, rank, samples, validation, board, endpoint)
         trainer.position = self.position
         if self.resume is not None:

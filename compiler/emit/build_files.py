@@ -33,12 +33,12 @@ def contract_plan(
     return contract.Plan(
         run=spec.name,
         mesh=contract.Mesh(mesh.pp, mesh.dp, mesh.ep, mesh.tp, mesh.cp, mesh.node),
-        sms=_sms(spec, mesh.pp),
+        cluster=recipe.cluster(spec),
+        communication_sms=spec.sm.communication,
         placement=str(plan.stage_placement),
         zero=spec.parallel.zero,
         precision=recipe.precision(spec.precision),
         row_alignment=spec.row_alignment,
-        nodes=tuple((nodes, node.devices) for nodes, node in spec.cluster.parts),
         model=recipe.model(spec.model),
         train=recipe.train(spec),
         optimizer=recipe.optimizer_state(spec),
@@ -57,16 +57,7 @@ def contract_plan(
         biases=tuple(_bias(r) for r in plan.replicas if r.role == "bias"),
         quantised=quantised,
         host=recipe.host(spec, lowered.memories),
-        cluster=recipe.cluster(spec),
     )
-
-
-def _sms(spec: Spec, num_ranks: int) -> contract.Sms:
-    """The SMs of the device of each pipeline rank, and those that communicate."""
-    cluster = spec.cluster
-    firsts = (min(rank * spec.parallel.data, cluster.world - 1) for rank in range(num_ranks))
-    devices = tuple(cluster.devices[cluster.part_of(first)].sms for first in firsts)
-    return contract.Sms(devices, spec.sm.communication)
 
 
 def _message(plan: Plan) -> contract.Message | None:

@@ -14,7 +14,7 @@ is a field here, in the order of the file. No torch.
 """
 
 from runtime.contract.kernel_list import EmittedOp, KernelList, OptimizerStep, QuantisedWeights, SegmentKernels
-from runtime.contract.mesh import Mesh, Opening, Sms
+from runtime.contract.mesh import Mesh, Opening
 from runtime.contract.nodes import NodeKind, node_kind
 from runtime.contract.overlap import BodyTimes, Overlap, ProgramTimes
 from runtime.contract.plan import (
@@ -86,7 +86,6 @@ __all__ = [
     "QuantisedWeights",
     "RatePhase",
     "SegmentKernels",
-    "Sms",
     "StateTensor",
     "Train",
     "TrainedTokenizer",

@@ -1,4 +1,4 @@
-"""The ranks of a world, the SMs of their devices, and the order in which their channels are opened.
+"""The ranks of a world, and the order in which their channels are opened.
 
 A channel is opened by its first use, and on GPUs that holds the host of each of its ranks until all have come: NCCL
 makes a communicator when it is first used. So every rank opens its channels before the first step, all of them in the
@@ -14,7 +14,6 @@ from typing import Annotated, Literal, NamedTuple
 from runtime.strict_json import Range
 
 MAX_RANKS = 1 << 20
-MAX_SMS = 4096
 Rank = Annotated[int, Range(0, MAX_RANKS - 1)]
 Degree = Annotated[int, Range(1, MAX_RANKS)]
 
@@ -36,17 +35,6 @@ class Mesh:
     @property
     def world(self) -> int:
         return self.pp * self.dp * self.tp * self.cp
-
-
-@dataclass(frozen=True)
-class Sms:
-    """The streaming multiprocessors of devices, and how many of each compute leaves to communication; 0: no split.
-
-    `devices`: by pipeline rank; None: a CPU, or a device whose spec does not say.
-    """
-
-    devices: tuple[Annotated[int, Range(1, MAX_SMS)] | None, ...]
-    communication: Annotated[int, Range(0, MAX_SMS)]
 
 
 class Opening(NamedTuple):

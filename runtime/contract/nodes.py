@@ -9,6 +9,7 @@ from typing import Annotated
 from runtime.strict_json import MAX_INT, Pattern, Range
 
 MAX_NODES = 1 << 20
+MAX_SMS = 4096
 Several = Annotated[int, Range(1, MAX_NODES)]
 
 
@@ -22,14 +23,14 @@ class NodeKind:
     nodes: Several
     devices: Several
     device: Annotated[str, Pattern(".{1,200}")]
-    sms: Annotated[int, Range(1, MAX_INT)] | None
+    sms: Annotated[int, Range(1, MAX_SMS)] | None
     memory: Annotated[int, Range(1, MAX_INT)]
 
 
-def node_kind(cluster: Sequence[NodeKind], rank: int) -> NodeKind | None:
-    """The kind of node that a world rank is laid on; None where the cluster has no such rank."""
+def node_kind(cluster: Sequence[NodeKind], rank: int) -> NodeKind:
+    """The kind of node that a world rank is laid on. IndexError where the cluster has no such rank."""
     for kind in cluster:
         rank -= kind.nodes * kind.devices
         if rank < 0:
             return kind
-    return None
+    raise IndexError("the cluster has no such rank")

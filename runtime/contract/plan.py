@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from runtime.contract.mesh import MAX_RANKS, Mesh, Opening, Rank, Sms
-from runtime.contract.nodes import NodeKind
+from runtime.contract.mesh import MAX_RANKS, Mesh, Opening, Rank
+from runtime.contract.nodes import MAX_SMS, NodeKind
 from runtime.contract.overlap import Overlap
 from runtime.strict_json import MAX_INT, FormError, Pattern, Range, Tree, read
 
@@ -304,12 +304,12 @@ class Plan:
 
     run: Annotated[str, Pattern(r"[A-Za-z_][A-Za-z0-9_.-]{0,1100}")]  # it becomes the name of a folder
     mesh: Mesh
-    sms: Sms
+    cluster: tuple[NodeKind, ...]  # that the plan is for
+    communication_sms: Annotated[int, Range(0, MAX_SMS)]  # of a device, that compute leaves to communication
     placement: Placement
     zero: Annotated[int, Range(0, 3)]
     precision: Precision
     row_alignment: Count  # the rows that an expert receives are padded to a multiple of it
-    nodes: tuple[tuple[Count, Count], ...]  # on which ranks lie, in order: how many of a kind, and the ranks of each
     model: Model
     train: Train
     optimizer: OptimizerState
@@ -328,7 +328,6 @@ class Plan:
     biases: tuple[Bias, ...]
     quantised: tuple[Quantised, ...] = ()
     host: Host = Host()
-    cluster: tuple[NodeKind, ...] = ()  # that the plan is for
 
     @staticmethod
     def from_json(text: str | bytes) -> Plan:
@@ -361,15 +360,14 @@ def _check_parts(plan: Plan) -> None:
         demand(span.first <= span.last, "model.layers")
         demand(after is None or after.first == span.last + 1, "model.layers")
     demand(len(plan.memory) == mesh.pp, "memory")
-    demand(sum(n * ranks for n, ranks in plan.nodes) == mesh.world, "nodes")
+    demand(sum(kind.nodes * kind.devices for kind in plan.cluster) == mesh.world, "cluster")
+    demand(all(kind.sms is None or kind.sms > plan.communication_sms for kind in plan.cluster), "communication_sms")
     demand(mesh.node == 0 or mesh.ep % mesh.node == 0, "mesh")
     for opening in plan.openings:
         ends = opening.ranks
         demand(ends and len({*ends}) == len(ends) and max(ends) < mesh.pp, "openings")
         demand(opening.kind != "edge" or len(ends) == 2, "openings")
     demand(not plan.host.memory or len(plan.host.memory) == mesh.pp, "host.memory")
-    demand(len(plan.sms.devices) == mesh.pp, "sms")
-    demand(all(sms is None or sms > plan.sms.communication for sms in plan.sms.devices), "sms")
     demand(plan.train.rate, "train.rate")
     validate = plan.train.validate
     demand(not (validate and validate.ema and plan.train.ema is None), "train.validate.ema")

@@ -36,7 +36,7 @@ class Finding:
 
 def check(node: Node, plan: Plan | None) -> list[Finding]:
     """All checks, in the order in which they are shown. `plan`: of the build that is to run here."""
-    kind = plan.cluster[0] if plan and plan.cluster else None
+    kind = plan.cluster[0] if plan else None
     ranks = kind.devices if kind else max(1, _count(node))
     checks = (
         *_devices(node, plan, kind),
@@ -54,9 +54,9 @@ def check(node: Node, plan: Plan | None) -> list[Finding]:
     return [Finding(each.name, each.status, printable(each.found), printable(each.mend)) for each in checks]
 
 
-def device_faults(kind: NodeKind, devices: tuple[Device, ...], *, first: int = 0) -> Iterator[str]:
+def device_faults(kind: NodeKind, devices: tuple[Device, ...], *, first: int = 0, memory: bool = True) -> Iterator[str]:
     """How devices of a node, counted from `first`, differ from those that a plan is for, each with an edit. Nothing for
-    CPUs."""
+    CPUs. `memory`: whether that is compared, too."""
     if kind.sms is None:
         return
     for index, device in enumerate(devices, first):
@@ -65,7 +65,7 @@ def device_faults(kind: NodeKind, devices: tuple[Device, ...], *, first: int = 0
                 f"device {index}, {device.name}, has {device.sms} SMs, and the build is for {kind.sms}:"
                 f" write `sms = {device.sms}` in device {kind.device} of the spec, and compile it again"
             )
-        if device.memory_bytes < kind.memory:
+        if memory and device.memory_bytes < kind.memory:
             yield (
                 f"device {index}, {device.name}, has {device.memory_bytes / GIB:.1f} GiB, and the build is for"
                 f" {kind.memory / GIB:.1f} GiB: write `memory = {device.memory_bytes // 2**20}MiB` in device"

@@ -42,7 +42,9 @@ def test_nothing_is_wrong(plan: Plan) -> None:
 
 def test_the_build_says_what_its_cluster_is(plan: Plan) -> None:
     assert plan.cluster == (NodeKind(1, 1, "cpu", None, 4 * 10**9),)
-    assert node_kind(plan.cluster, 0) is plan.cluster[0] and node_kind(plan.cluster, 1) is None
+    assert node_kind(plan.cluster, 0) is plan.cluster[0] and sum(kind.nodes for kind in plan.cluster) == 1
+    with pytest.raises(IndexError):
+        node_kind(plan.cluster, 1)
 
 
 CHANGES = [
@@ -125,7 +127,12 @@ def test_a_device_that_is_not_the_specs_is_refused(monkeypatch: pytest.MonkeyPat
         check_device(torch.device("cuda", 3), kind)
     check_device(torch.device("cuda", 3), replace(kind, sms=78))
     check_device(torch.device("cpu"), kind)
-    check_device(torch.device("cuda", 3), None)
+    with pytest.raises(ReportedError, match="has 78 SMs"):
+        check_device(torch.device("cuda", 3), kind, shared=True)
+    more = replace(kind, sms=78, memory=97 * GIB)
+    with pytest.raises(ReportedError, match=r"96\.0 GiB, and the build is for 97"):
+        check_device(torch.device("cuda", 3), more)
+    check_device(torch.device("cuda", 3), more, shared=True)
 
 
 def test_a_node_with_other_ranks_than_the_plans_is_refused() -> None:
@@ -134,7 +141,6 @@ def test_a_node_with_other_ranks_than_the_plans_is_refused() -> None:
         check_ranks(kind, 4)
     check_ranks(kind, 8)
     check_ranks(replace(kind, sms=None), 4)
-    check_ranks(None, 4)
 
 
 def test_faults_of_devices() -> None:

@@ -18,7 +18,6 @@ def small_plan(pp: int = 1, dp: int = 1, **parts: Any) -> contract.Plan:
         zero=0,
         precision=contract.Precision(*["float32"] * 9),
         row_alignment=1,
-        nodes=((1, 1),),
         model=contract.Model(
             name="small",
             vocab=2,
@@ -54,7 +53,8 @@ def small_plan(pp: int = 1, dp: int = 1, **parts: Any) -> contract.Plan:
         stages=(("embed", "L0.attention", "head"),),
         overlap=contract.Overlap(bodies={}, programs={}),
         memory=(0,) * pp,
-        sms=contract.Sms((None,) * pp, communication=0),
+        cluster=(contract.NodeKind(1, pp * dp, "cpu", None, 1 << 30),),
+        communication_sms=0,
         buckets=(contract.Bucket("w", (0,), (weight,)),),
         biases=(),
     )
