@@ -20,7 +20,8 @@ def trains_in_a_built_in_precision(spec: Spec) -> Iterator[Finding]:
     """One of the built-in recipes, or one that equals it, or differs in what may be chosen."""
     found = {name: _differing(spec.precision, BUILT_IN[name]) for name in RECIPES}
     linear = spec.precision.linear
-    nearest = min(RECIPES, key=lambda name: (len(found[name]), BUILT_IN[name].linear != linear))
+    wanted = [name for name in RECIPES if linear in OPERANDS and BUILT_IN[name].linear == linear]  # few bits are meant
+    nearest = min(wanted or RECIPES, key=lambda name: (len(found[name]), BUILT_IN[name].linear != linear))
     if not found[nearest]:
         return
     message = f"precision {spec.precision.name} has {', '.join(found[nearest])}; training runs in {WORDS}"
@@ -51,7 +52,8 @@ def _of_few_bits(precision: Precision, recipe: Precision, form: Format | None) -
         differing = (key for key in TILES if getattr(precision, key) != getattr(recipe, key))
         yield from (f"{key} = {str(getattr(precision, key)).lower()}" for key in differing)
     if form == FP8:
-        yield from (f"promote = {precision.promote}",) if precision.promote != recipe.promote else ()
+        promote = "no promote" if precision.promote is None else f"promote = {precision.promote}"
+        yield from (promote,) if precision.promote != recipe.promote else ()
         yield from ("stochastic gradients",) if precision.gradient_rounding == "stochastic" else ()
         yield from ("hadamard",) if precision.hadamard else ()
 

@@ -54,6 +54,11 @@ def test_what_trains(block: str, tmp_path: Path) -> None:
         ("extends fp8_block { gradient_rounding = stochastic }", "stochastic gradients", "fp8_block"),
         ("extends nvfp4 { combine = fp32 }", "combine in fp32", "nvfp4"),
         ("extends fp8_block { promote = 256 }", "promote = 256", "fp8_block"),
+        (
+            "{ linear = e4m3, activation_tile = 1x128, weight_tile = 128x128 }",
+            "dispatch in bf16, no promote",
+            "fp8_block",
+        ),
         ("{ combine = fp32, dispatch = fp32 }", "dispatch in fp32, combine in fp32", "bf16"),
     ],
 )
