@@ -77,9 +77,12 @@ def equal_shares(elements: int, members: int) -> Shares:
     return tuple((slice(min(r * extent, elements), min((r + 1) * extent, elements)),) for r in range(members))
 
 
-def sum_in_order(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of tensors of one shape, two at least, from the first to the last: its bits depend on nothing else."""
-    total = parts[0] + parts[1]
+def sum_in_order(parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    """The sum of tensors of one shape, two at least, from the first to the last: its bits depend on nothing else.
+
+    `out`: where it is put; it may be one of the first two parts, and none of the others.
+    """
+    total = torch.add(parts[0], parts[1], out=out)
     for part in parts[2:]:
         total += part
     return total
