@@ -89,7 +89,7 @@ class MovingAverage:
         self.wait()
         for (bucket, piece), kept in zip(self._pieces, self.weights, strict=True):
             assert piece.average is not None
-            kept.copy_(bucket.parameters[piece.part])
+            kept.copy_(bucket.weights_of(piece.part))
             self._put(bucket, piece, piece.average)
         gather()
         yield
@@ -99,7 +99,7 @@ class MovingAverage:
 
     def _put(self, bucket: Bucket, piece: Piece, values: Tensor) -> None:
         """Give segments other values of a piece; they are rounded on the host, part by part."""
-        for target, part in zip(bucket.parameters[piece.part].split(self._part), values.split(self._part), strict=True):
+        for target, part in zip(bucket.weights_of(piece.part).split(self._part), values.split(self._part), strict=True):
             target.copy_(part.to(target.dtype))
 
 

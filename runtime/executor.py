@@ -19,6 +19,7 @@ from torch import Tensor
 from runtime.comm.exchange import Exchange, Route
 from runtime.comm.transport import Edge, Pending
 from runtime.contract import Call
+from runtime.sharding import Sharding, Whole
 from runtime.trace import Span
 
 
@@ -41,6 +42,7 @@ class Executor:
     edges_in: Mapping[int, Edge]
     edges_out: Mapping[int, Edge]
     exchange: Exchange
+    sharding: Sharding
     message: tuple[tuple[int, ...], torch.dtype]
     device: torch.device
     board: Board
@@ -133,6 +135,28 @@ class Executor:
         """Rows, or of eight bits their data and their scales; behind them what was forwarded."""
         results = self._wait("combine", action, micro_batch, site)
         return results if len(results) > 1 else results[0]
+
+    def gather(self, action: str, micro_batch: int, site: str) -> None:
+        """The weights of a segment that data ranks divide."""
+        self.sharding.gather(_name("gather", action, micro_batch, site), site)
+
+    def wait_gather(self, action: str, micro_batch: int, site: str) -> Whole:
+        name = _name("gather", action, micro_batch, site)
+        self.board.set_action(name)
+        return self.sharding.wait_gather(name)
+
+    def zeros(self, site: str) -> Whole:
+        """Accumulators of a segment whose gradients data ranks divide."""
+        return self.sharding.zeros(site)
+
+    def scatter(self, action: str, micro_batch: int, site: str, gradients: Whole) -> None:
+        """Sums of these gradients, of which each data rank adds its part to what it keeps."""
+        self.sharding.scatter(_name("scatter", action, micro_batch, site), site, gradients)
+
+    def wait_scatter(self, action: str, micro_batch: int, site: str) -> None:
+        name = _name("scatter", action, micro_batch, site)
+        self.board.set_action(name)
+        self.sharding.wait_scatter(name, site)
 
     def _start(
         self, kind: str, action: str, micro_batch: int, site: str, operands: Sequence[Tensor | Route], forward: bool

@@ -24,6 +24,7 @@ from runtime.comm.exchange import Route
 from runtime.comm.nodes import NodeRoute
 from runtime.comm.transport import Pending
 from runtime.executor import Executor
+from runtime.sharding import Whole
 
 
 def is_there(run: Path, rank: int, of: str) -> bool:
@@ -110,7 +111,8 @@ class Ledger:
 
     def _things(self) -> Iterator[Any]:
         for space in self.executor._values.values():
-            yield from vars(space).values()
+            yield from (value.flat if isinstance(value, Whole) else value for value in vars(space).values())
+        yield from (each.whole.flat for each in self.executor.sharding.pending.values())
         pending: list[Pending] = [*self.executor._posted.values(), *self.executor._sent.values()]
         for name, exchanges in self.executor.exchange.pending.items():
             pending += [] if name.startswith("counts") else exchanges

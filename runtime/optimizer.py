@@ -32,7 +32,7 @@ def gradient_square(state: State, rank: int) -> Tensor:
     for b in state.buckets:
         if b.shares or rank == b.holders[0]:
             for piece in b.owned:
-                total += square_sum(b.gradients[piece.part])
+                total += square_sum(b.gradients_of(piece.part))
     return total
 
 
@@ -66,7 +66,7 @@ def gather_weights(bucket: Bucket, sums: Sums) -> None:
 def updates_of(b: Bucket, decay: float, most: int | None) -> Iterator[Update]:
     """The calls that update what is owned of a bucket, of at most `most` elements where a piece may be cut."""
     for piece in b.owned:
-        for of_part, begin, end in ((decay, 0, b.decayed), (0.0, b.decayed, b.gradients.numel())):
+        for of_part, begin, end in ((decay, 0, b.decayed), (0.0, b.decayed, b.padded)):
             start, stop = max(begin, piece.part.start), min(end, piece.part.stop)
             size = max(1, stop - start) if most is None or len(piece.shape) > 1 else most
             for at in range(start, stop, size):
@@ -77,10 +77,10 @@ def update_part(each: Update, kept: Sequence[Tensor], by: Op, numbers: tuple[flo
     """Update a part of a piece, in the piece's shape if it is all of it and no vector. `kept`: master and state."""
     b, piece = each.bucket, each.piece
     master, *state = kept
-    tensors = [master, b.gradients[each.part], *state]
+    tensors = [master, b.gradients_of(each.part), *state]
     if each.part == piece.part and len(piece.shape) > 1:
         tensors = [tensor.view(piece.shape) for tensor in tensors]
-    by(*tensors, b.parameters[each.part] if b.mixed else None, *numbers)
+    by(*tensors, b.weights_of(each.part) if b.mixed else None, *numbers)
 
 
 def balance(bias_E: Tensor, load_E: Tensor, rate: float) -> None:

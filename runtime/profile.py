@@ -233,6 +233,11 @@ _COMMUNICATION = {
     "wait_dispatch": "dispatch",
     "combine": "combine",
     "wait_combine": "combine",
+    "gather": "gather",
+    "wait_gather": "gather",
+    "zeros": "scatter",
+    "scatter": "scatter",
+    "wait_scatter": "scatter",
     "send": "message",
     "receive": "message",
 }

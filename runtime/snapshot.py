@@ -3,7 +3,7 @@
 Names: `weight/<parameter>`, `<state>/<parameter>` for each tensor of the optimizer's state, `ema/<parameter>` for the
 moving average of the weights if the run keeps one, `bias/<router bias>`. A weight is the master weight. Of replicas the
 first holder answers for a weight; with sharded optimizer state each holder answers for its part of the state, and of
-master weights that are none of its parameters.
+weights that no other holder has: master weights that are none of its parameters, or weights that are sharded, too.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ Read = Callable[[Iterable[str]], Mapping[str, Tensor]]
 def take(state: State, plan: Plan, rank: int) -> dict[str, Tensor | Part]:
     """The tensors this rank answers for, as views of its state."""
     tensors: dict[str, Tensor | Part] = {}
-    for bucket, entry, value in state.logical(lambda b: b.parameters):
+    for bucket, entry in state.entries():
         owned, answers = _owned(bucket, entry), bucket.holders[0] == rank
-        if bucket.mixed and bucket.shares:
+        if bucket.shares and (bucket.mixed or bucket.gathered):
             tensors |= {name: part for name, part in owned.items() if name.startswith("weight/")}
         elif answers:
             name = f"weight/{entry.name}"
-            tensors[name] = owned[name].values.view(entry.shape) if bucket.mixed else value
+            whole = owned[name].values if bucket.mixed else bucket.parameters[entry.start : entry.end]
+            tensors[name] = whole.view(entry.shape)
         if bucket.shares or answers:
             tensors |= {name: part for name, part in owned.items() if not name.startswith("weight/")}
     first = {bias.name for bias in plan.biases if bias.holders[0] == rank}
@@ -41,7 +42,7 @@ def put(state: State, read: Read, averaged: bool = True) -> None:
 
     Where they are not `averaged`, a moving average begins with the weights.
     """
-    for bucket, entry, _ in state.logical(lambda b: b.parameters):
+    for bucket, entry in state.entries():
         owned = _owned(bucket, entry)
         if not averaged:
             owned.pop(f"{AVERAGE}/{entry.name}", None)

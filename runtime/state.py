@@ -49,7 +49,10 @@ class Piece:
 @dataclass
 class Bucket:
     """Parameters with the same holders. `owned` are the pieces whose optimizer state, master weights among it, is on
-    this rank; `shares` says which parts each holder owns, nothing where each of them owns all."""
+    this rank; `shares` says which parts each holder owns, nothing where each of them owns all.
+
+    Of `sites` that divide it, only the part that is owned here is kept, of gradients, and where these are `gathered` of
+    weights: flat tensors of all of it are made for one segment at a time (runtime/sharding.py)."""
 
     name: str
     holders: tuple[int, ...]
@@ -60,10 +63,27 @@ class Bucket:
     parameters: Tensor  # as segments read them
     gradients: Tensor
     mixed: bool  # whether master weights are others than those that segments read
+    padded: int  # elements of all of it
+    sites: tuple[str, ...] = ()
+    gathered: bool = False
 
     @property
     def size(self) -> int:
         return self.entries[-1].end
+
+    @property
+    def part(self) -> slice:
+        """What this rank keeps of something that is divided."""
+        (piece,) = self.owned
+        return piece.part
+
+    def weights_of(self, part: slice) -> Tensor:
+        """Elements of the weights that segments read, which are kept here."""
+        return self.parameters[_within(self.part, part) if self.gathered else part]
+
+    def gradients_of(self, part: slice) -> Tensor:
+        """Elements of the gradients, which are kept here."""
+        return self.gradients[_within(self.part, part) if self.sites else part]
 
     def owned_of(self, entry: Entry) -> tuple[slice, Piece, slice] | None:
         """The part of a parameter that is owned here: which of its elements, and in which slice of which piece."""
@@ -77,7 +97,10 @@ class Bucket:
     def set_weight(self, entry: Entry, value: Tensor) -> None:
         """Give a parameter its value: the master weights whole, what segments read rounded. An average begins there."""
         flat = value.reshape(-1)
-        self.parameters[entry.start : entry.end].copy_(flat)
+        kept = self.part if self.gathered else slice(entry.start, entry.end)
+        start, end = max(entry.start, kept.start), min(entry.end, kept.stop)
+        if start < end:
+            self.weights_of(slice(start, end)).copy_(flat[start - entry.start : end - entry.start])
         if found := self.owned_of(entry):
             of_entry, piece, of_piece = found
             piece.master[of_piece].copy_(flat[of_entry])
@@ -108,8 +131,12 @@ class State:
     def device(self) -> torch.device:
         return self.buckets[0].parameters.device
 
+    def entries(self) -> Iterator[tuple[Bucket, Entry]]:
+        """Every logical parameter, with its bucket."""
+        return ((bucket, entry) for bucket in self.buckets for entry in bucket.entries)
+
     def logical(self, flat: Callable[[Bucket], Tensor]) -> Iterator[tuple[Bucket, Entry, Tensor]]:
-        """Every logical parameter as a view of what `flat` gives for its bucket."""
+        """Every logical parameter as a view of what `flat` gives for its bucket, all of it."""
         for bucket in self.buckets:
             buffer = flat(bucket)
             for e in bucket.entries:
@@ -135,9 +162,10 @@ def build_state(plan: contract.Plan, rank: int, device: torch.device, allocate: 
         for layer in plan.moe_layers
         if layer.slots is not None
     }
-    parameters = {name: t for b in buckets for name, t in _views(b, b.parameters)} | biases | slots
-    gradients = {name: t for b in buckets for name, t in _views(b, b.gradients)}
-    state = State(buckets, biases, _namespace(parameters), _namespace(gradients))
+    whole = [bucket for bucket in buckets if not bucket.gathered]
+    parameters = {name: t for b in whole for name, t in views(b, b.parameters)} | biases | slots
+    gradients = {name: t for b in buckets if not b.sites for name, t in views(b, b.gradients)}
+    state = State(buckets, biases, namespace(parameters), namespace(gradients))
     for bucket in buckets:
         for entry in bucket.entries:
             bucket.set_weight(entry, initial_value(plan.train.seed, entry.name, entry.shape, entry.init))
@@ -157,8 +185,12 @@ def shared_flats(plan: contract.Plan) -> dict[str, tuple[tuple[int, ...], int]]:
     """Name of every flat tensor that is summed or gathered → its holders and bytes."""
     flats = {}
     for bucket in plan.buckets:
-        for name, dtype in (("parameters", plan.precision.parameter), ("gradients", plan.precision.gradients)):
-            if len(bucket.holders) > 1 and (name == "gradients" or plan.zero):
+        of_weights, of_gradients = plan.zero and not plan.gathers(bucket), not bucket.sites
+        for name, dtype, there in (
+            ("parameters", plan.precision.parameter, of_weights),
+            ("gradients", plan.precision.gradients, of_gradients),
+        ):
+            if len(bucket.holders) > 1 and there:
                 size = padded_size(bucket, plan.zero) * DTYPES[dtype].itemsize
                 flats[f"{name} {bucket.name}"] = (bucket.holders, size)
     return flats
@@ -186,7 +218,13 @@ def _bucket(
         placed = allocate(f"{name} {planned.name}", extent, DTYPES[dtype]) if name else None
         return torch.zeros(extent, dtype=DTYPES[dtype], device=device) if placed is None else placed
 
-    parameters = zeros(padded, precision.parameter, "parameters")
+    gathered = plan.gathers(planned)
+    shard = shares[holders.index(rank)][0] if planned.sites else slice(0, padded)
+
+    def flat(what: str, dtype: str, divided: bool) -> Tensor:
+        return zeros(shard.stop - shard.start, dtype) if divided else zeros(padded, dtype, what)
+
+    parameters = flat("parameters", precision.parameter, gathered)
     mixed = precision.master != precision.parameter
 
     def kept(what: str, extent: int, dtype: str) -> Tensor:
@@ -194,7 +232,8 @@ def _bucket(
 
     def piece(part: slice, shape: tuple[int, ...]) -> Piece:
         extent = part.stop - part.start
-        master = kept("master", extent, precision.master) if mixed else parameters[part]
+        of_weights = parameters if gathered else parameters[part]
+        master = kept("master", extent, precision.master) if mixed else of_weights
         state = {each.name: kept("moments", extent, each.dtype) for each in plan.optimizer.state}
         average = torch.zeros(extent, dtype=DTYPES[plan.train.ema.dtype]) if plan.train.ema else None
         return Piece(part, shape, master, state, average)
@@ -213,9 +252,17 @@ def _bucket(
         owned=owned,
         shares=shares,
         parameters=parameters,
-        gradients=zeros(padded, precision.gradients, "gradients"),
+        gradients=flat("gradients", precision.gradients, bool(planned.sites)),
         mixed=mixed,
+        padded=padded,
+        sites=planned.sites,
+        gathered=gathered,
     )
+
+
+def _within(whole: slice, part: slice) -> slice:
+    """Where a part of a bucket lies in a tensor of the part `whole` of it."""
+    return slice(part.start - whole.start, part.stop - whole.start)
 
 
 def host_zeros(extent: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -235,8 +282,9 @@ def _shares(planned: contract.Bucket, entries: Sequence[Entry], padded: int) -> 
     return tuple(map(tuple, parts))
 
 
-def _views(bucket: Bucket, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """(tensor name, view): experts of one tensor are adjacent and of one shape, hence one stacked view."""
+def views(bucket: Bucket, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """(tensor name, view) of a flat tensor of all of a bucket: experts of one tensor are adjacent and of one shape,
+    hence one stacked view."""
     for tensor, group in itertools.groupby(bucket.entries, key=lambda e: e.tensor):
         members = list(group)
         whole = flat[members[0].start : members[-1].end]
@@ -244,5 +292,6 @@ def _views(bucket: Bucket, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield tensor, whole.view(shape) if members[0].name == tensor else whole.view(len(members), *shape)
 
 
-def _namespace(tensors: Mapping[str, Tensor]) -> SimpleNamespace:
+def namespace(tensors: Mapping[str, Tensor]) -> SimpleNamespace:
+    """Tensors as attributes: layers.3.ffn.up → layers_3_ffn_up."""
     return SimpleNamespace(**{name.replace(".", "_"): t for name, t in tensors.items()})

@@ -33,6 +33,7 @@ from runtime.optimizers import update_of
 from runtime.position import Position
 from runtime.quantised import quantised_weights
 from runtime.rate import batch_at, learning_rate, value_at
+from runtime.sharding import Sharding
 from runtime.state import DTYPES, State, build_state, shared_flats
 from runtime.trace import Span
 
@@ -81,7 +82,8 @@ class Trainer:
         self.pp_rank, self.dp_rank = divmod(rank, mesh.dp)
         self.programs = build.programs
         self.bodies = build.bodies(self.pp_rank)
-        wanted = Wanted(mesh, plan.openings, shared_flats(plan))
+        parted = frozenset(bucket.holders for bucket in plan.buckets if bucket.sites)
+        wanted = Wanted(mesh, plan.openings, shared_flats(plan), parted)
         self.links = endpoint.connect(rank, wanted, board.set_action)
         self.state: State = build_state(plan, rank, self.device, self.links.flat)
         self.buckets = {bucket.name: bucket for bucket in self.state.buckets}
@@ -116,6 +118,7 @@ class Trainer:
             edges_in={a: links.edge(world[a], self.rank) for a, b in edges if b == here},
             edges_out={b: links.edge(self.rank, world[b]) for a, b in edges if a == here},
             exchange=self._exchange(members, links),
+            sharding=Sharding(self.state, links),
             message=_message(self.plan.message),
             device=self.device,
             board=self.board,

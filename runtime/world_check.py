@@ -22,9 +22,9 @@ TARGETS, RECORDS, NORM = (Collective("sum", name) for name in ("targets", "recor
 
 def check_collectives(plan: Plan, programs: Mapping[str, Program]) -> None:
     """Raise CertificateError unless every program has the collectives that its plan needs. O(buckets) of each."""
-    shared = [bucket.name for bucket in plan.buckets if len(bucket.holders) > 1]
-    reduces = {Collective("reduce", name) for name in shared}
-    gathers = {Collective("gather", name) for name in shared if plan.zero}
+    shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1]
+    reduces = {Collective("reduce", bucket.name) for bucket in shared if not bucket.sites}
+    gathers = {Collective("gather", bucket.name) for bucket in shared if plan.zero and not plan.gathers(bucket)}
     averaged = plan.train.validate is not None and plan.train.validate.ema
     for name, program in programs.items():
         trains = name.startswith("train_")

@@ -9,32 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from compiler.actions.node import Node, nanoseconds
+from compiler.actions.sharded import with_sharded
 from compiler.dtypes import SCALES
-from compiler.ir import Buffer, Communication, Cut, Instruction, Stage, Use
+from compiler.ir import Buffer, Communication, Cut, Instruction, Sharded, Stage, Use
 from compiler.ir.received_rows import even_rows
 from compiler.rates import Rates
 
-
-@dataclass(frozen=True)
-class Node:
-    """An instruction to be ordered, how long it holds its lane, and what it writes (an exchange: at its wait)."""
-
-    instruction: Instruction
-    time_ns: int
-    writes: tuple[Buffer, ...]
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether it starts an exchange, on the communication lane."""
-        return self.instruction.kind in EXCHANGES
-
-    @property
-    def ordered(self) -> bool:
-        """Whether it holds a lane. What does not stands beside what it serves, wherever that goes."""
-        return self.exchanges or self.instruction.kind == "run"
-
-
-EXCHANGES = ("counts", "dispatch", "combine")
 TO_EXPERTS = (("dispatch", "F"), ("combine", "I"))  # the others bring rows back to their tokens
 INTEGERS = ("int32", "int64")  # of counts and offsets: a few bytes
 
@@ -68,6 +49,7 @@ class Chains:
     stage: Stage
     cuts: Mapping[str, Cut]  # by site
     rates: Rates
+    sharded: Mapping[str, Sharded] = field(default_factory=dict, repr=False)  # by site
     _chains: dict[str, list[Node]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _runs: dict[tuple[str, str], Node] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -90,7 +72,8 @@ class Chains:
     def of(self, kind: str) -> list[Node]:
         """The chain of an action of a kind: F, B, I or W. Made once."""
         if kind not in self._chains:
-            self._chains[kind] = self.forward() if kind == "F" else self.backward("IW" if kind == "B" else kind)
+            chain = self.forward() if kind == "F" else self.backward("IW" if kind == "B" else kind)
+            self._chains[kind] = with_sharded(chain, self.sharded, self.rates) if self.sharded else chain
         return self._chains[kind]
 
     def read_later(self, kind: str) -> frozenset[str]:
@@ -161,7 +144,7 @@ class Chains:
         instruction = Instruction(
             "run", 0, "", phase, use.site, reads=reads, writes=writes, params=params, weights=weights
         )
-        return Node(instruction, _ns(self.rates.compute_s(use.segment.kind, cost, self.rows)), writes)
+        return Node(instruction, nanoseconds(self.rates.compute_s(use.segment.kind, cost, self.rows)), writes)
 
     def _exchange(
         self,
@@ -176,7 +159,7 @@ class Chains:
         time_s = self.rates.fabric.exchange_s(self.rates.experts, (kind, phase) in TO_EXPERTS, moved, self.sent)
         time_s += self.rates.host_read_s if kind == "counts" else 0.0
         instruction = Instruction(kind, 0, "", phase, site, reads=reads)  # type: ignore[arg-type]
-        return Node(instruction, _ns(time_s), (*writes, *forwarded))
+        return Node(instruction, nanoseconds(time_s), (*writes, *forwarded))
 
     def _exchange_forward(self, step: Communication) -> list[Node]:
         route, maps = f"{step.site}_route", self._maps(step)
@@ -215,8 +198,3 @@ class Chains:
                 local = step.segment.outputs[step.outputs.index(value)].name
                 return self._names[step.site].buffers[local].dtype
         raise AssertionError(f"no segment of stage {self.stage.index} makes {value}")
-
-
-def _ns(time_s: float) -> int:
-    """Whole nanoseconds: sums of them are exact, so orders do not hang on how floats round."""
-    return round(time_s * 1e9)

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from compiler.actions.chains import Node
 from compiler.actions.lanes import Jobs
+from compiler.actions.node import Key, Node
 from compiler.actions.order_cache import Orders
 from compiler.ir import Instruction
 
@@ -38,22 +38,26 @@ def jobs_of(chains: Sequence[Sequence[Node]]) -> Jobs:
     """The segments and exchanges of chains that are ordered together."""
     held = [(slot, node) for slot, chain in enumerate(chains) for node in chain if node.ordered]
     maker = {(slot, buffer.name): job for job, (slot, node) in enumerate(held) for buffer in node.writes}
-    adding: dict[str, list[int]] = defaultdict(list)
+    place = {(slot, *node.key): job for job, (slot, node) in enumerate(held)}
+    adding: dict[str, list[int]] = defaultdict(list)  # by tensor, or by what is scattered
     after: list[set[int]] = []
     for job, (slot, node) in enumerate(held):
-        after.append({maker[slot, name] for name in node.instruction.reads if (slot, name) in maker})
-        if node.instruction.phase == "W":
-            for tensor in node.instruction.params:
-                adding[tensor].append(job)
+        i = node.instruction
+        after.append({maker[slot, name] for name in i.reads if (slot, name) in maker})
+        after[job] |= {place[slot, *key] for key in node.after}
+        if i.phase == "W":
+            for name in (f"scatter {i.site}",) if i.kind == "scatter" else i.params:
+                adding[name].append(job)
+    awaits = [{other for other in earlier if held[other][1].exchanges} for earlier in after]
     for first, second in (pair for group in adding.values() for pair in pairwise(group)):
         after[second].add(first)
     return Jobs(
         time=tuple(node.time_ns for _, node in held),
         exchange=tuple(node.exchanges for _, node in held),
         slot=tuple(slot for slot, _ in held),
-        early=tuple(node.instruction.phase == "W" for _, node in held),  # the last reader of what a forward saved
+        early=tuple(node.key[:2] == ("run", "W") for _, node in held),  # the last reader of what a forward saved
         after=tuple(tuple(sorted(earlier)) for earlier in after),
-        awaits=tuple(tuple(sorted(other for other in earlier if held[other][1].exchanges)) for earlier in after),
+        awaits=tuple(tuple(sorted(exchanges)) for exchanges in awaits),
     )
 
 
@@ -114,22 +118,35 @@ def finish(
 
 
 def _with_waits(order: Sequence[Placed], actions: Sequence[str]) -> list[Instruction]:
-    result: list[Instruction] = []
-    pending: dict[tuple[int, str], tuple[Instruction, Node]] = {}  # (slot, awaited value) → its exchange
+    """The instructions with the waits of exchanges: each where something first needs its end, or at the end.
 
-    def wait(start: Instruction, node: Node) -> None:
-        for buffer in node.writes:
-            del pending[start.slot, buffer.name]
+    A scatter that is waited for has all earlier ones waited for: what they give is added in the order of their starts.
+    """
+    result: list[Instruction] = []
+    pending: dict[tuple[int, Key], tuple[Instruction, Node]] = {}  # exchanges that are under way, by slot
+    makers: dict[tuple[int, str], tuple[int, Key]] = {}  # (slot, awaited value) → its exchange
+
+    def is_scatter(key: tuple[int, Key]) -> bool:
+        return key[1][0] == "scatter"
+
+    def wait(key: tuple[int, Key]) -> None:
+        start, node = pending.pop(key)
         result.append(replace(start, kind="wait", wait=start.kind, writes=node.writes))
 
     for slot, node in order:
-        for name in node.instruction.reads:
-            if (slot, name) in pending:
-                wait(*pending[slot, name])
+        needed = [(slot, key) for key in node.after]
+        needed += [makers[slot, name] for name in node.instruction.reads if (slot, name) in makers]
+        for key in needed:
+            scatters = [each for each in pending if is_scatter(each)]
+            ended = scatters[: scatters.index(key) + 1] if key in scatters else [key]
+            for each in ended:
+                if each in pending:
+                    wait(each)
         instruction = replace(node.instruction, slot=slot, action=actions[slot])
         result.append(instruction)
         if node.exchanges:
-            pending |= {(slot, b.name): (instruction, node) for b in node.writes}
+            pending[slot, node.key] = instruction, node
+            makers |= {(slot, b.name): (slot, node.key) for b in node.writes}
     while pending:
-        wait(*next(iter(pending.values())))
+        wait(next(iter(pending)))
     return result

@@ -113,7 +113,7 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
 def _bucket(bucket: Bucket, table: Mapping[str, Replica]) -> contract.Bucket:
     rows = (table[name] for name in bucket.replicas)
     parameters = tuple(contract.Parameter(r.name, r.tensor, r.shape, r.init, r.decay) for r in rows)
-    return contract.Bucket(bucket.name, tuple(bucket.holders), parameters, bucket.owners)
+    return contract.Bucket(bucket.name, tuple(bucket.holders), parameters, bucket.owners, bucket.sites)
 
 
 def _bias(replica: Replica) -> contract.Bias:

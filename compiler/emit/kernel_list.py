@@ -10,7 +10,7 @@ from compiler.emit.quantised import Making
 from compiler.ir import Emitted, Plan, SegmentCode
 from compiler.kernels.calls import Call
 from compiler.plan.blocks import balanced_rows
-from compiler.predict.memory_state import held_and_owned
+from compiler.predict.memory_state import kept_elements
 from dsl.memory import update_bytes
 from dsl.schema import Spec
 from runtime import contract
@@ -66,6 +66,6 @@ def _weights(quantised: Mapping[str, Making]) -> tuple[contract.QuantisedWeights
 
 def _step(spec: Spec, plan: Plan, call: Call, kernel: str | None) -> contract.OptimizerStep:
     """What a step of the optimizer moves, on the device that updates most."""
-    elements = max(held_and_owned(spec, plan)[1].values())
+    elements = max(kept_elements(spec, plan).owned.values())
     moved = elements * update_bytes(spec.precision, spec.train.optimizer)
     return contract.OptimizerStep(call.op, kernel, elements, moved)

@@ -41,18 +41,20 @@ class Statement:
 def statement(i: Instruction, modules: Mapping[str, str]) -> Statement:
     """`modules`: segment module by site of use."""
     v, a = NAMESPACES[i.slot], MICRO_BATCHES[i.slot]
-    reads = tuple(f"{v}.{name}" for name in i.reads)
+    spaces = {*i.params_in, *i.weights_in}
+    reads = tuple(f"{v}.{name}" for name in i.reads if name not in spaces)
     writes = tuple(f"{v}.{b.name}" for b in i.writes)
     stage = int(i.action[1:])
     if i.kind == "run":
-        space = "g" if i.phase == "W" else "p"
-        params = [f"{space}.{identifier(name)}" for name in i.params]
-        weights = [f"p.{identifier(name)}" for name in i.weights]
+        params = _tensors("g" if i.phase == "W" else "p", v, i.params, i.params_in)
+        weights = _tensors("p", v, i.weights, i.weights_in)
         return Statement(f"{modules[i.site]}.{i.phase}", (*params, *weights, *reads), writes)
     if i.kind == "free":
         return Statement("del", reads)
     if i.kind == "load":
         return Statement("c.load", (repr(i.site), a), writes)
+    if i.kind == "zeros":
+        return Statement("c.zeros", (repr(i.site),), writes)
     if i.kind == "constant":
         return Statement("c.constant", (repr(i.site),), writes)
     if i.kind == "record":
@@ -67,6 +69,12 @@ def statement(i: Instruction, modules: Mapping[str, str]) -> Statement:
     if i.kind == "wait":
         return Statement(f"c.wait_{i.wait}", place, writes)
     return Statement(f"c.{i.kind}", (*place, *reads))
+
+
+def _tensors(space: str, v: str, names: Sequence[str], places: Sequence[str]) -> list[str]:
+    """Tensors of the rank's own `space`, or of values that have them."""
+    values = [f"{v}.{place}" if place else space for place in places] or [space] * len(names)
+    return [f"{value}.{identifier(name)}" for value, name in zip(values, names, strict=True)]
 
 
 def identifier(tensor: str) -> str:

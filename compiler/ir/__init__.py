@@ -14,6 +14,7 @@ from compiler.ir.plan import (
     Plan,
     Replica,
     Role,
+    Sharded,
     Stage,
     Use,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "Role",
     "Segment",
     "SegmentCode",
+    "Sharded",
     "Signature",
     "Stage",
     "Use",

@@ -125,6 +125,21 @@ class Bucket:
     holders: Holders
     replicas: tuple[str, ...]  # logical names, decayed ones first, experts of one tensor adjacent
     owners: tuple[int, ...] = ()  # of each replica, which holder has its optimizer state, if each is owned whole
+    sites: tuple[str, ...] = ()  # the segments that read it, where its holders divide gradients (zero = 2, 3)
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """The tensors of a segment whose gradients, or weights too, are divided over data ranks (zero = 2, 3).
+
+    A micro-batch's gradients, and gathered weights, are one flat tensor each: bucket after bucket, every bucket padded
+    to equal parts for its holders.
+    """
+
+    tensors: frozenset[str]
+    buckets: tuple[tuple[Holders, int], ...]  # of each: its holders on the first data ranks, and its padded elements
+    gradients: Buffer
+    weights: Buffer | None  # None: each holder has them whole (zero = 2)
 
 
 @dataclass(frozen=True)
@@ -139,7 +154,8 @@ class Plan:
     buckets: tuple[Bucket, ...]
     assumptions: tuple[str, ...] = ()
     slots: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (tensor, place of each expert) of layers that are placed
-    zero: int = 0  # 1: the holders of a bucket each update a part of it
+    zero: int = 0  # 1: the holders of a bucket each update a part of it; 2 and 3: `Bucket.sites`
+    sharded: Mapping[str, Sharded] = field(default_factory=dict, repr=False)  # by site of use
     averaged: bool = False  # whether evaluations are made with the moving average of the weights, too
 
     @cached_property
@@ -151,6 +167,15 @@ class Plan:
     def cuts_by_key(self) -> dict[Hashable, Cut]:
         """The cut of each distinct segment, by its key."""
         return {use.segment.key: self.cuts[use.site] for use in self.uses}
+
+    def moves_of(self, use: Use) -> tuple[int, int]:
+        """How often a micro-batch gathers the weights of a segment, and scatters its gradients."""
+        here, cut = self.sharded.get(use.site), self.cuts[use.site]
+        if here is None:
+            return 0, 0
+        divided = [local for local, tensor in use.params if tensor in here.tensors]
+        gathers = sum(not {*each.args}.isdisjoint(divided) for each in (cut.F, cut.I, cut.W)) if here.weights else 0
+        return gathers, int(any(f"g_{local}" in cut.W.args for local in divided))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages whose parameters a pipeline rank holds, ascending."""

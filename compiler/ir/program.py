@@ -10,7 +10,10 @@ from compiler.ir.plan import Bucket
 from compiler.ir.segment import Buffer
 from compiler.stage_placement import StagePlacement
 
-Kind = Literal["load", "receive", "run", "counts", "dispatch", "combine", "wait", "send", "record", "constant", "free"]
+Kind = Literal[
+    "load", "receive", "run", "counts", "dispatch", "combine", "gather", "zeros", "scatter", "wait", "send", "record",
+    "constant", "free",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,10 @@ class Instruction:
     buffer an earlier `post` offered; free drops the names it reads. The results of counts are the route of the layer
     (who sends how many rows to whom), which every later exchange of the layer reads, and the offsets. A send to the own
     rank keeps the value for the receive there: its storage changes hands, nothing is copied, posted or released.
+
+    Where data ranks divide what a segment has (`Plan.sharded`), `gather` starts to put its weights together, on the
+    communication lane too; `zeros` makes its accumulators, for one micro-batch; and behind its W `scatter` starts to
+    sum these over their holders. The wait for a scatter adds this rank's part of the sums to its gradients.
     """
 
     kind: Kind
@@ -35,6 +42,8 @@ class Instruction:
     writes: tuple[Buffer, ...] = ()
     params: tuple[str, ...] = ()  # tensor names (run only); W reads their gradient accumulators
     weights: tuple[str, ...] = ()  # tensors that W reads itself, behind its accumulators
+    params_in: tuple[str, ...] = ()  # for each of `params`, the value read that has it, "": the rank's own; (): all own
+    weights_in: tuple[str, ...] = ()  # for each of `weights`, likewise
     peer: int = -1  # pipeline rank of a send or receive; the own one where the neighbouring stage is there too
 
 

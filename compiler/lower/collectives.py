@@ -3,6 +3,8 @@
 The valid targets are counted before the first forward, for they normalise the loss. After the last backward the records
 are summed (losses, and the load of every expert), then the gradients of every bucket, then the squares of all
 gradients, by which they are clipped. Where the holders of a bucket each update a part of it, they gather the rest.
+Gradients that are divided are summed by the bodies that make them, and weights that are divided are gathered by those
+that read them (compiler/actions/sharded.py).
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ def collectives_of(plan: Plan, *, trains: bool) -> Collectives:
     An evaluation gathers weights where it is made again with their moving average, to take it and to put it back.
     """
     shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1]
-    gathers = tuple(Collective("gather", bucket.name, bucket) for bucket in shared if plan.zero)
+    reduces = (Collective("reduce", bucket.name, bucket) for bucket in shared if not bucket.sites)
+    parted = [bucket for bucket in shared if plan.zero and not (plan.zero == 3 and bucket.sites)]
+    gathers = tuple(Collective("gather", bucket.name, bucket) for bucket in parted)
     if not trains:
         return {"prologue": (TARGETS,), "epilogue": (RECORDS,), "update": gathers if plan.averaged else ()}
     return {
         "prologue": (TARGETS,),
-        "epilogue": (RECORDS, *(Collective("reduce", bucket.name, bucket) for bucket in shared), NORM),
+        "epilogue": (RECORDS, *reduces, NORM),
         "update": gathers,
     }

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from statistics import mean
 
-from compiler.actions.chains import EXCHANGES, Chains
+from compiler.actions.chains import Chains
 from compiler.actions.lanes import end_of
+from compiler.actions.node import EXCHANGES
 from compiler.actions.order import jobs_of
 from compiler.actions.order_cache import Orders
 from compiler.ir import Body, Instruction, Plan, Program

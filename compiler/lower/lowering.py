@@ -45,7 +45,8 @@ class Lowering:
         """The chains of a stage on the device of a pipeline rank."""
         kind = self.kinds[rank]
         if (stage, kind) not in self._chains:
-            self._chains[stage, kind] = Chains(self.plan.stages[stage], self.plan.cuts, self.rates[kind])
+            plan, rates = self.plan, self.rates[kind]
+            self._chains[stage, kind] = Chains(plan.stages[stage], plan.cuts, rates, plan.sharded)
         return self._chains[stage, kind]
 
     def program(self, schedule: Schedule, evaluate: bool = False) -> Program:

@@ -59,7 +59,8 @@ def _always(model: CutModel, steps: Iterable[Step], copies: int) -> dict[str, in
             holders = copies * p.data // (p.expert if param.stack else 1)
             elements = prod(param.shape) if param.grad else 0
             part = -(-elements // max(1, holders)) if p.zero else elements
-            held = elements * (size.weights + size.gradients) + part * size.optimizer
+            kept = [part if p.zero >= level else elements for level in (3, 2)]  # of weights, and of gradients
+            held = kept[0] * size.weights + kept[1] * size.gradients + part * size.optimizer
             found[tensor] = held + quantised.get(param.name, 0)
     return found
 

@@ -16,6 +16,7 @@ from compiler.plan.blocks import NO_CUTS, CutsByKey, cut_model
 from compiler.plan.layer_runs import stage_placement_of_spec
 from compiler.plan.owners import with_owners
 from compiler.plan.parameters import Tensor, tensors
+from compiler.plan.sharding import dividing_sites, sharded_segments
 from compiler.plan.stages import build_stages
 from compiler.spec_files import expert_placement_of
 from compiler.stage_placement import StagePlacement
@@ -44,19 +45,22 @@ def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
     replicas = tuple(
         each for row in rows for each in replicas_of(row, ranks_of[row.name], mesh, owned.get(row.name, ()))
     )
+    grouped = buckets(replicas, dividing_sites(stages, replicas, parallel.zero))
+    grouped = with_owners(grouped, replicas, spec.train.optimizer, parallel.zero)
     return Plan(
         mesh=mesh,
         stage_placement=stage_placement,
         stages=stages,
         cuts=model.cuts,
         replicas=replicas,
-        buckets=with_owners(buckets(replicas), replicas, spec.train.optimizer, parallel.zero),
+        buckets=grouped,
         assumptions=(
             *_assumptions(spec, len(stages), bool(owned)),
             *(expert_placement.evenness if expert_placement else ()),
         ),
         slots=tuple((row.name, slots_of(owners[block_of(row.name)])) for row in rows if owners and row.role == "slots"),
         zero=parallel.zero,
+        sharded=sharded_segments(spec, replicas, grouped),
         averaged=spec.train.validate is not None and spec.train.validate.ema,
     )
 
@@ -120,14 +124,17 @@ def replicas_of(tensor: Tensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, own
     return [Replica(name, tensor.name, *row, held) for name, held in zip(names, holders, strict=True)]
 
 
-def buckets(replicas: Sequence[Replica]) -> tuple[Bucket, ...]:
-    """Trained parameters grouped by holders, decayed ones first, in model order otherwise."""
-    grouped: dict[Holders, list[Replica]] = defaultdict(list)
+def buckets(replicas: Sequence[Replica], sites: Mapping[str, tuple[str, ...]]) -> tuple[Bucket, ...]:
+    """Trained parameters grouped by holders, decayed ones first, in model order otherwise.
+
+    `sites`: of tensors that their holders divide, the segments that read each; these are grouped by them, too.
+    """
+    grouped: dict[tuple[Holders, tuple[str, ...]], list[Replica]] = defaultdict(list)
     for replica in replicas:
         if replica.role == "parameter":
-            grouped[replica.holders].append(replica)
+            grouped[replica.holders, sites.get(replica.tensor, ())].append(replica)
     return tuple(
-        Bucket(name=members[0].name, holders=holders, replicas=tuple(r.name for r in members))
-        for holders, group in grouped.items()
+        Bucket(name=members[0].name, holders=holders, replicas=tuple(r.name for r in members), sites=read_by)
+        for (holders, read_by), group in grouped.items()
         for members in [sorted(group, key=lambda r: not r.decay)]
     )

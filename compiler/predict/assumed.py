@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from compiler.ir import Plan
 from compiler.plan.blocks import balanced_rows
-from compiler.predict.memory_why import memory_assumptions
+from compiler.plan.sharding import crossing_of
+from compiler.predict.memory_why import gib, memory_assumptions
 from compiler.predict.prediction import RankMemory
 from compiler.rates import Rates
 from compiler.rates.kernel_classes import HOST, LINKS
+from dsl import ramp
 from dsl.memory import offloaded_bytes
 from dsl.schema import Moe, Spec
 
@@ -23,7 +25,7 @@ def assumptions(
     """
     return (
         *plan.assumptions,
-        *_of_the_step(spec),
+        *_of_the_step(spec, plan),
         *dict.fromkeys(said for one in rates for said in one.assumptions),
         *_of_the_host(spec, rates),
         *_of_rates(spec, plan, rates),
@@ -32,13 +34,29 @@ def assumptions(
     )
 
 
-def _of_the_step(spec: Spec) -> Iterator[str]:
+def _of_the_step(spec: Spec, plan: Plan) -> Iterator[str]:
     if any(isinstance(layers.ffn, Moe) for layers in spec.model.layers):
         yield "every expert gets as many tokens as every other"
-    if spec.parallel.data > 1:
+    if plan.sharded:
+        yield from _of_divided_state(spec, plan)
+    elif spec.parallel.data > 1:
         gathered = ", and weights gathered," if spec.parallel.zero else ""
         yield f"gradients are reduced{gathered} after the last backward, beside nothing"
     yield "reading data, checkpoints, validation and failures take no time"
+
+
+def _of_divided_state(spec: Spec, plan: Plan) -> Iterator[str]:
+    """Say what devices send of the state that they divide, and when."""
+    count = ramp.micro_batches(spec)[-1]
+    most = max((crossing_of(plan, rank, count) for rank in range(plan.mesh.pp)), key=sum)
+    yield (
+        "each micro-batch's gradients are summed behind the segment that makes them, beside the next one: a device "
+        f"sends up to {gib(most.gradients)} a step"
+    )
+    if most.weights:
+        yield f"weights are gathered one segment ahead: a device sends up to {gib(most.weights)} a step"
+    else:
+        yield "weights are gathered after the update, beside nothing"
 
 
 def _of_the_host(spec: Spec, rates: Sequence[Rates]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from compiler.actions.chains import EXCHANGES
+from compiler.actions.node import EXCHANGES
 from compiler.ir import Instruction, Program
 from compiler.lower.estimate import Times, held, tables_of
 from compiler.picture.drawing import Lanes, Share

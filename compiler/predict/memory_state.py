@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from math import prod
+from typing import NamedTuple
 
 from compiler.ir import Plan, Use
 from compiler.proof import Certificate
@@ -13,15 +14,24 @@ from dsl.memory import HOST_PART, HOST_SLOTS, ITEMSIZE, Memory, bytes_per_elemen
 from dsl.schema import Device, Spec
 
 
+class Elements(NamedTuple):
+    """Elements of parameters, with padding: of those that devices keep, and of those that they update at most."""
+
+    weights: Counter[int]  # by pipeline rank
+    gradients: Counter[int]
+    owned: Counter[int]
+
+
 def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
     """Bytes of the fullest device of every pipeline rank; activations are left at 0.
 
     Parameters with the same holders lie in one flat buffer. With ZeRO it is padded to equal parts, of which each holder
-    updates one (arXiv 1910.02054), or holders own whole parameters (compiler/plan/owners.py). The balancing biases have
-    the dtype of gradients. Weights that products read in eight bits are held so twice more.
+    updates one (arXiv 1910.02054), or holders own whole parameters (compiler/plan/owners.py); of buckets that segments
+    put together, it keeps one part of the gradients (zero = 2), and of the weights (zero = 3). The balancing biases
+    have the dtype of gradients. Weights that products read in eight bits are held so twice more.
     """
     size = bytes_per_element(spec)
-    (held, owned), biases = held_and_owned(spec, plan), Counter[int]()
+    kept, biases = kept_elements(spec, plan), Counter[int]()
     for replica in plan.replicas:
         if replica.role == "bias":
             for rank in _pipeline_ranks(plan, replica.holders):
@@ -29,11 +39,11 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
     copies, staged = quantised_weights(plan), staged_bytes(spec, plan)
     return tuple(
         Memory(
-            weights=held[rank] * size.weights + biases[rank] + copies[rank],
-            gradients=held[rank] * size.gradients,
-            optimizer=owned[rank] * size.optimizer,
+            weights=kept.weights[rank] * size.weights + biases[rank] + copies[rank],
+            gradients=kept.gradients[rank] * size.gradients,
+            optimizer=kept.owned[rank] * size.optimizer,
             activations=0,
-            host=owned[rank] * size.host + staged[rank],
+            host=kept.owned[rank] * size.host + staged[rank],
         )
         for rank in range(plan.mesh.pp)
     )
@@ -60,21 +70,22 @@ def staged_bytes(spec: Spec, plan: Plan) -> tuple[int, ...]:
     return tuple(min(part, HOST_PART) * size for part in largest_parts(spec, plan))
 
 
-def held_and_owned(spec: Spec, plan: Plan) -> tuple[Counter[int], Counter[int]]:
-    """By pipeline rank: elements of parameters that a device holds, and of those that it updates at most; with padding.
+def kept_elements(spec: Spec, plan: Plan) -> Elements:
+    """What a device of each pipeline rank keeps of weights and gradients, and updates.
 
-    Devices hold as much as data rank 0 does. They update as much too, but where owners have parameters whole.
+    Devices keep as much as data rank 0 does. They update as much too, but where owners have parameters whole.
     """
     elements = {replica.name: prod(replica.shape) for replica in plan.replicas}
     whole = spec.train.optimizer.unit == "matrix"
-    held, owned = Counter[int](), Counter[int]()
+    weights, gradients, owned = Counter[int](), Counter[int](), Counter[int]()
     for bucket in plan.buckets:
         parts = len(bucket.holders) if spec.parallel.zero and not whole else 1
         part = -(-sum(map(elements.__getitem__, bucket.replicas)) // parts)
         for rank in _pipeline_ranks(plan, bucket.holders):
-            held[rank] += part * parts
+            weights[rank] += part if bucket.sites and spec.parallel.zero == 3 else part * parts
+            gradients[rank] += part if bucket.sites else part * parts
             owned[rank] += part
-    return held, owned_at_most(plan, elements) if whole and spec.parallel.zero else owned
+    return Elements(weights, gradients, owned_at_most(plan, elements) if whole and spec.parallel.zero else owned)
 
 
 def owned_at_most(plan: Plan, amounts: Mapping[str, int]) -> Counter[int]:

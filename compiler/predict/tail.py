@@ -13,7 +13,7 @@ from math import prod
 
 from compiler.holders import Holders
 from compiler.ir import Mesh, Param, Plan, Use
-from compiler.predict.memory_state import held_and_owned, owned_at_most
+from compiler.predict.memory_state import kept_elements, owned_at_most
 from compiler.predict.prediction import Tail
 from compiler.rates.rates import Rates
 from compiler.topology.fabric import Reduction
@@ -46,6 +46,10 @@ class Group:
 
     holders: Holders
     elements: int  # on each of them
+
+    def is_divided(self, spec: Spec) -> bool:
+        """Whether its holders divide gradients, which are summed by the actions that make them."""
+        return spec.parallel.zero >= 2 and len(self.holders) > 1 and len(self.holders.pipeline_ranks) == 1
 
 
 def tensors_of(plan: Plan) -> dict[str, Tensor]:
@@ -83,7 +87,7 @@ def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple
         shards = [[(each.elements, len(each.holders) if zero else 1) for each in held] for held in groups]
         return tuple(Work(sum(-(-elements // parts) for elements, parts in of_rank), 0) for of_rank in shards)
     flops = {each.name: optimizer.flops(each.shape) for each in plan.replicas if each.role == "parameter"}
-    _, elements = held_and_owned(spec, plan)
+    elements = kept_elements(spec, plan).owned
     if zero:
         products = owned_at_most(plan, flops)
     else:
@@ -98,19 +102,22 @@ def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: Work, reduce_
     """Seconds of the tail of a device that holds these groups, does this work, and achieves these rates."""
     precision, zero, optimizer = spec.precision, spec.parallel.zero, spec.train.optimizer
     gradient, weight = ITEMSIZE[precision.gradients], ITEMSIZE[precision.parameter]
-    elements, update_s = sum(group.elements for group in groups), rates.optimizer_time_s
+    update_s = rates.optimizer_time_s
+    summed = [group for group in groups if not group.is_divided(spec)]
+    gathered = [group for group in groups if zero and not (zero == 3 and group.is_divided(spec))]
+    cleared = sum(-(-group.elements // (len(group.holders) if group.is_divided(spec) else 1)) for group in groups)
     # Gloo, which serves devices without peaks, has no reduce-scatter.
     sums: Reduction = "reduce_scatter" if zero and spec.cluster.node.device.bf16 else "all_reduce"
     touched = update_bytes(precision, optimizer)
     if spec.train.ema and not spec.has_hosts:  # a CPU has no time beside the next step
         touched += 2 * ITEMSIZE[average_dtype(precision)] + ITEMSIZE[precision.master]
     # Accumulators are cleared for the next step.
-    update_only_s = update_s(work.elements * touched + elements * gradient) + rates.product_time_s(work.flops)
+    update_only_s = update_s(work.elements * touched + cleared * gradient) + rates.product_time_s(work.flops)
     clipped = optimizer.clip is not None
     everyone = Holders(tuple(range(mesh.pp)), range(mesh.dp), mesh.dp)
     return Tail(
-        reduction_s=sum(reduce_s(group.elements * gradient, group.holders, sums) for group in groups),
-        gather_s=sum(reduce_s(group.elements * weight, group.holders, "all_gather") for group in groups if zero),
+        reduction_s=sum(reduce_s(group.elements * gradient, group.holders, sums) for group in summed),
+        gather_s=sum(reduce_s(group.elements * weight, group.holders, "all_gather") for group in gathered),
         norm_s=update_s(work.elements * gradient) + reduce_s(8, everyone, "all_reduce") if clipped else 0.0,
         update_s=update_only_s,
         host_s=host_wait_s(spec, work, update_only_s, rates),

@@ -92,7 +92,9 @@ class _Steps:
         chains = [lowering.chains(stage, rank).of(kind) for kind, stage in key]
         if not any(node.exchanges for chain in chains for node in chain):
             plan = lowering.plan
-            chains = [Chains(plan.stages[stage], plan.cuts, rates.undivided).of(kind) for kind, stage in key]
+            chains = [
+                Chains(plan.stages[stage], plan.cuts, rates.undivided, plan.sharded).of(kind) for kind, stage in key
+            ]
         jobs = jobs_of(chains)
         end = least_end(jobs) if self._least else end_of(jobs, lowering.orders.best(jobs))
         return round(end * (rates.pair if len(key) > 1 else 1.0)), jobs.total(exchange=False)

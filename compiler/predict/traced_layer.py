@@ -14,8 +14,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from compiler.actions.chains import EXCHANGES, Chains
+from compiler.actions.chains import Chains
 from compiler.actions.lanes import best_order, end_of
+from compiler.actions.node import EXCHANGES
 from compiler.actions.order import jobs_of
 from compiler.ir import Communication, Cut, Plan, Stage, Use
 from compiler.ops import kernel_class

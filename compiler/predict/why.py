@@ -137,8 +137,7 @@ def ladders(spec: Spec, opened: Collection[str]) -> Iterator[list[Setting]]:
     """Values of one key, the least change first."""
     p, precision = spec.parallel, spec.precision
     of_file = spec.schedule.file is not None  # it is of one size
-    if not p.zero:
-        yield [("parallel.zero", "1")]
+    yield [("parallel.zero", str(level)) for level in range(p.zero + 1, 4)]
     sizes = [spec.train.micro_batch // by for by in (2, 4, 8, 16, 32) if spec.train.micro_batch % by == 0]
     yield from ([[("train.micro_batch", str(size)) for size in sizes]] if "train.micro_batch" not in opened else [])
     if precision.name in ("fp32", "fp64"):

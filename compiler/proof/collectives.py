@@ -21,12 +21,12 @@ def check_collectives(program: Program, plan: Plan, trains: bool) -> None:
 
     Targets are counted before the first body, records are summed after the last one, and in training every gradient
     with several holders is reduced exactly once, before the norm is summed; weights of parts are gathered after it.
+    Bodies scatter the gradients that are divided, and gather the weights that are: those are in no list.
     """
     shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1]
-    reduces = [Collective("reduce", bucket.name, bucket) for bucket in shared if trains]
-    gathers = [
-        Collective("gather", bucket.name, bucket) for bucket in shared if plan.zero and (trains or plan.averaged)
-    ]
+    reduces = [Collective("reduce", bucket.name, bucket) for bucket in shared if trains and not bucket.sites]
+    whole = [bucket for bucket in shared if plan.zero in (1, 2) or (plan.zero == 3 and not bucket.sites)]
+    gathers = [Collective("gather", bucket.name, bucket) for bucket in whole if trains or plan.averaged]
     norm = [NORM] if trains else []
     _check("before the first body", program.prologue, [TARGETS])
     _check("after the last body", program.epilogue, [RECORDS, *reduces, *norm])

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from compiler.ir import Buffer, Communication, Cut, Instruction, Signature, Stage, Use
+from compiler.ir import Buffer, Communication, Cut, Instruction, Plan, Sharded, Signature, Stage, Use
 
 Cuts = Mapping[str, Cut]  # by site of use
 Steps = Mapping[tuple[str, str], Use | Communication]  # by site and kind; a segment's kind is "run"
 Names = tuple[str, ...]
-Operands = tuple[Names, Names, Names, tuple[Buffer, ...]]  # reads, parameters, weights that W reads, writes
+Of = tuple[Names, Names, Names, tuple[Buffer, ...]]  # the first four of Operands
+# Reads, parameters, weights that W reads, writes; the values in which parameters and weights are, if they are in any.
+Operands = tuple[Names, Names, Names, tuple[Buffer, ...], Names, Names]
 
 
 def runs(use: Use, phase: str, cuts: Cuts) -> bool:
@@ -32,13 +34,66 @@ def steps_of(stage: Stage) -> Steps:
     return {(s.site, s.kind if isinstance(s, Communication) else "run"): s for s in stage.steps}
 
 
-def operands(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) -> Operands:
+def gathers(use: Use, phase: str, plan: Plan) -> bool:
+    """Whether the segment needs weights in a phase that its rank has a part of."""
+    here = plan.sharded.get(use.site)
+    args = signature_of(use, phase, plan.cuts).args
+    return (
+        here is not None
+        and here.weights is not None
+        and any(tensor in here.tensors for local, tensor in use.params if local in args)
+    )
+
+
+def scatters(use: Use, plan: Plan) -> bool:
+    """Whether the W of the segment adds to gradients that its rank keeps a part of."""
+    here, args = plan.sharded.get(use.site), signature_of(use, "W", plan.cuts).args
+    return here is not None and any(tensor in here.tensors for local, tensor in use.params if f"g_{local}" in args)
+
+
+def operands(instruction: Instruction, stage: Stage, steps: Steps, plan: Plan) -> Operands:
     """What an instruction of this kind, phase and site must have. It is one that its stage needs."""
-    kind, phase = instruction.kind, instruction.phase
-    if kind == "run":
+    here = plan.sharded.get(instruction.site)
+    if instruction.kind == "run":
         use = steps[instruction.site, "run"]
         assert isinstance(use, Use)
-        return _of_run(use, phase, cuts)
+        found = _of_run(use, instruction.phase, plan.cuts)
+        return _with_values(found, instruction.phase, here) if here else (*found, (), ())
+    if here and (instruction.wait or instruction.kind) in ("zeros", "gather", "scatter"):
+        return (*_of_sharded(instruction, here), (), ())
+    return (*_of_other(instruction, stage, steps, plan.cuts), (), ())
+
+
+def _with_values(found: Of, phase: str, here: Sharded) -> Operands:
+    """The operands of a segment where tensors of it are divided: those are in values that it reads."""
+    reads, params, weights, writes = found
+    gathered = f"{here.weights.name}_{phase}" if here.weights else ""
+    added = here.gradients.name if phase == "W" else gathered
+    params_in, weights_in = _places(params, here, added), _places(weights, here, gathered)
+    values = dict.fromkeys(value for value in (*weights_in, *params_in) if value)
+    return (*reads, *values), params, weights, writes, params_in, weights_in
+
+
+def _places(names: Names, here: Sharded, value: str) -> Names:
+    """The value that each tensor is in, if one of them is in any."""
+    found = tuple([value if name in here.tensors else "" for name in names])
+    return found if any(found) else ()
+
+
+def _of_sharded(instruction: Instruction, here: Sharded) -> Of:
+    """A gather's wait writes weights, zeros are gradients, and a scatter reads them until its wait."""
+    kind = instruction.wait or instruction.kind
+    if kind == "scatter":
+        return (here.gradients.name,), (), (), ()
+    if kind == "zeros":
+        return (), (), (), (here.gradients,)
+    assert here.weights is not None
+    weights = replace(here.weights, name=f"{here.weights.name}_{instruction.phase}")
+    return (), (), (), (weights,) if instruction.wait else ()
+
+
+def _of_other(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) -> Of:
+    kind, phase = instruction.kind, instruction.phase
     if kind in ("send", "receive"):
         message = stage.output if (kind == "send") == (phase == "F") else stage.input
         assert message is not None
@@ -59,7 +114,7 @@ def operands(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) -
     return tuple(value for metric, value in stage.records if metric == instruction.site), (), (), ()
 
 
-def _of_run(use: Use, phase: str, cuts: Cuts) -> Operands:
+def _of_run(use: Use, phase: str, cuts: Cuts) -> Of:
     cut, signature = cuts[use.site], signature_of(use, phase, cuts)
     values, tensors = _values(use, cut), dict(use.params)
     for each in cut.quantised:  # a parameter in eight bits has its name, and what follows it says which of its tensors

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable
 
+from compiler.holders import Holders
 from compiler.ir import Plan, Replica, Use
 from compiler.proof.certificate import ProofError
 
@@ -20,6 +21,7 @@ def check_holders(plan: Plan) -> None:
             _check_holders(plan, replica, users, stack)
             right.add(common)
     _check_buckets(plan)
+    _check_divided(plan)
 
 
 def _pipeline_ranks(plan: Plan) -> dict[str, tuple[frozenset[int], int]]:
@@ -60,3 +62,32 @@ def _check_buckets(plan: Plan) -> None:
     for name, bucket in buckets:
         if holders.get(name) != bucket.holders:
             raise ProofError(f"reduce {name}: bucket {bucket.name} has other holders")
+
+
+def _check_divided(plan: Plan) -> None:
+    """A bucket is divided if its holders are data ranks of one pipeline rank. Every segment that reads it, and no
+    other, puts it together, with the padding of equal parts."""
+    readers: dict[str, set[str]] = defaultdict(set)
+    for use in plan.uses:
+        for _, tensor in use.params:
+            readers[tensor].add(use.site)
+    of = {replica.name: replica for replica in plan.replicas}
+    sizes: dict[str, dict[Holders, int]] = defaultdict(dict)  # of the buckets of each site, with padding
+    tensors: dict[str, set[str]] = defaultdict(set)
+    for bucket in plan.buckets:
+        members, count = [of[name] for name in bucket.replicas], len(bucket.holders)
+        wanted = plan.zero >= 2 and count > 1 and len(bucket.holders.pipeline_ranks) == 1
+        if bool(bucket.sites) != wanted or any(wanted and readers[each.tensor] != {*bucket.sites} for each in members):
+            raise ProofError(f"scatter {bucket.name}: bucket is divided among segments {list(bucket.sites)}")
+        for site in bucket.sites:
+            padded = -(-sum(each.num_elements for each in members) // count) * count
+            sizes[site][bucket.holders] = sizes[site].get(bucket.holders, 0) + padded
+            tensors[site].update(each.tensor for each in members)
+    if plan.sharded.keys() != sizes.keys():
+        raise ProofError(f"scatter: segments {sorted(plan.sharded.keys() ^ sizes.keys())} put other tensors together")
+    for site, here in plan.sharded.items():
+        buffers = [here.gradients, *([here.weights] if here.weights else [])]
+        held = {sum(size for holders, size in sizes[site].items() if each[0] in holders) for each in sizes[site]}
+        shapes = {buffer.shape for buffer in buffers}
+        if here.tensors != tensors[site] or shapes != {(size,) for size in held} or len(buffers) != plan.zero - 1:
+            raise ProofError(f"scatter {site}: it puts other tensors together than its buckets have")

@@ -60,6 +60,9 @@ def used(plan: Plan, programs: Iterable[Program]) -> set[Opening]:
     buckets = {id(each.bucket): each.bucket for program in programs for each in program.collectives}
     for bucket in buckets.values():
         found |= _of_collective(plan, bucket.holders if bucket else None)
+    sites = {i.site for body in bodies.values() for i in body.instructions if i.kind in ("gather", "scatter")}
+    for holders in {bucket.holders for bucket in plan.buckets if not sites.isdisjoint(bucket.sites)}:
+        found |= _of_collective(plan, holders)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from compiler.ir import Body, Communication, Instruction, Plan, Program, Stage
 from compiler.proof.certificate import ProofError
-from compiler.proof.operands import Cuts, operands, runs, steps_of
+from compiler.proof.operands import gathers, operands, runs, scatters, steps_of
 from compiler.schedules.schedule import Schedule, ScheduleError
 from runtime.actions import Action, Pair, Step, actions_of, parse_step
 
@@ -20,7 +20,7 @@ Key: TypeAlias = tuple[str, str, str, str]  # (kind, phase, site, value or what 
 Waits: TypeAlias = dict[int, int]  # index of each exchange's start in a body -> that of the wait which ends it
 
 PHASES = {"F": "F", "B": "IW", "I": "I", "W": "W"}
-EXCHANGES = ("counts", "dispatch", "combine")
+EXCHANGES = ("counts", "dispatch", "combine", "gather", "scatter")
 
 
 class Bodies:
@@ -114,11 +114,13 @@ class Structure:
             stage = self._plan.stages[int(action[1:])]
             steps = steps_of(stage)
             of_slot = [i for i in body.instructions if i.slot == slot and i.kind != "free"]
-            _check_counts(f"rank {rank}, {action}", of_slot, _needs(stage, PHASES[action[0]], self._plan.cuts))
+            _check_counts(f"rank {rank}, {action}", of_slot, _needs(stage, PHASES[action[0]], self._plan))
             for i in of_slot:
-                has = (i.reads, i.params, i.weights, i.writes if i.kind not in EXCHANGES else ())
-                if has != operands(i, stage, steps, self._plan.cuts):
+                writes = i.writes if i.kind not in EXCHANGES else ()
+                has = (i.reads, i.params, i.weights, writes, i.params_in, i.weights_in)
+                if has != operands(i, stage, steps, self._plan):
                     raise ProofError(f"rank {rank}, {action}: {_name(i)} has other operands than its stage says")
+            _check_scattered(f"rank {rank}, {action}", of_slot)
         self.bodies.waits(rank, body)
 
     def _steps(self, program: Program, rank: int) -> Iterator[Step]:
@@ -171,7 +173,7 @@ def _action(rank: int, name: str, text: str, micro_batch: int) -> Action:
         raise ProofError(f"rank {rank}, {name}: {error}") from None
 
 
-def _needs(stage: Stage, phases: str, cuts: Cuts) -> frozenset[Key]:
+def _needs(stage: Stage, phases: str, plan: Plan) -> frozenset[Key]:
     """What an action of a stage must hold, each exactly once."""
     once: list[Key] = []
     if "F" in phases:
@@ -187,8 +189,11 @@ def _needs(stage: Stage, phases: str, cuts: Cuts) -> frozenset[Key]:
         for phase in phases:
             if isinstance(step, Communication):
                 once += _exchange_keys(step, phase)
-            elif runs(step, phase, cuts):
+            elif runs(step, phase, plan.cuts):
                 once.append(("run", phase, step.site, ""))
+                once += _started("gather", phase, step.site) if gathers(step, phase, plan) else []
+                if phase == "W" and scatters(step, plan):
+                    once += [("zeros", "W", step.site, ""), *_started("scatter", "W", step.site)]
     return frozenset(once)
 
 
@@ -196,8 +201,22 @@ def _exchange_keys(step: Communication, phase: str) -> list[Key]:
     if phase == "W":
         return []
     kinds = ("counts", step.kind) if (step.kind, phase) == ("dispatch", "F") else (step.kind,)
-    starts = [(kind, phase, step.site, "") for kind in kinds]
-    return [*starts, *(("wait", phase, step.site, kind) for kind in kinds)]
+    return [key for kind in kinds for key in _started(kind, phase, step.site)]
+
+
+def _started(kind: str, phase: str, site: str) -> list[Key]:
+    """An exchange and its wait."""
+    return [(kind, phase, site, ""), ("wait", phase, site, kind)]
+
+
+def _check_scattered(where: str, instructions: list[Instruction]) -> None:
+    """Gradients are scattered behind the W that adds to them; that both are there once, and live, is known."""
+    added: set[str] = set()
+    for i in instructions:
+        if (i.kind, i.phase) == ("run", "W"):
+            added.add(i.site)
+        elif i.kind == "scatter" and i.site not in added:
+            raise ProofError(f"{where}: {_name(i)} starts before its gradients are there")
 
 
 def _key(instruction: Instruction) -> Key:

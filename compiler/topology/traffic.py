@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from compiler.dtypes import ITEMSIZE
 from compiler.holders import Holders
 from compiler.ir import Communication, Plan
 from compiler.schedules.schedule import Schedule
@@ -20,7 +21,8 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
     A message counts on each level it crosses (Fabric.path). Experts are evenly loaded: a row goes to each member of its
     group as often, there and back in the dtype they are dispatched in. It goes by itself, or through the rank of the
     same index on its node, to which a token goes once; then a token goes to as many nodes as it can. Gradients, of 4
-    bytes, are summed in nodes and then between them, and gathered the same way.
+    bytes, are summed in nodes and then between them, and gathered the same way; what data ranks divide goes one way
+    each time that a segment scatters or gathers it, in its own dtype.
     """
     mesh = plan.mesh
     pipeline: Counter[str] = Counter()
@@ -41,7 +43,7 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
             if to is not None and to != rank:
                 levels = fabric.levels(mesh.rank(rank, 0), mesh.rank(to, 0), mesh.dp)
                 pipeline.update({level: times * count * message for level, count in levels.items()})
-    return {"pipeline": dict(pipeline), "experts": dict(experts), "gradients": dict(_gradients(fabric, plan))}
+    return {"pipeline": dict(pipeline), "experts": dict(experts), "gradients": dict(_gradients(fabric, plan, schedule))}
 
 
 def _receiver(schedule: Schedule, action: Action) -> int | None:
@@ -86,17 +88,32 @@ def _group_levels(fabric: Fabric, first: int, members: int, copied: float) -> di
     return {level: count / members**2 for level, count in found.items()}
 
 
-def _gradients(fabric: Fabric, plan: Plan) -> Counter[str]:
+def _gradients(fabric: Fabric, plan: Plan, schedule: Schedule) -> Counter[str]:
+    sent = _summed(plan)
+    for use in plan.uses:
+        here = plan.sharded.get(use.site)
+        if here is not None:
+            gathers, scatters = plan.moves_of(use)
+            of_element = scatters * ITEMSIZE[here.gradients.dtype]
+            of_element += gathers * ITEMSIZE[here.weights.dtype] if here.weights else 0
+            for holders, elements in here.buckets:
+                groups = plan.mesh.dp // len(holders)
+                sent[holders] += schedule.num_micro_batches * of_element * elements * groups
     found: Counter[str] = Counter()
-    elements: Counter[Holders] = Counter()
-    for replica in plan.replicas:
-        if replica.role == "parameter":
-            elements[replica.holders] += replica.num_elements
-    for holders, count in elements.items():
-        if len(holders) < 2:
-            continue
-        spread = fabric.spread(holders)
-        found["nvlink"] += 2 * 4 * count * (spread.most - 1) * spread.nodes
-        if spread.nodes > 1:
-            found[fabric.level_of(holders)] += 2 * 4 * count * (spread.nodes - 1)
+    for holders, num_bytes in sent.items():
+        if len(holders) > 1:
+            spread = fabric.spread(holders)
+            found["nvlink"] += num_bytes * (spread.most - 1) * spread.nodes
+            if spread.nodes > 1:
+                found[fabric.level_of(holders)] += num_bytes * (spread.nodes - 1)
+    return found
+
+
+def _summed(plan: Plan) -> Counter[Holders]:
+    """Bytes of gradients and weights that are summed and gathered behind the last action, by holders."""
+    divided = {name for bucket in plan.buckets if bucket.sites for name in bucket.replicas}
+    found: Counter[Holders] = Counter()
+    for replica in (each for each in plan.replicas if each.role == "parameter"):
+        ways = 2 if replica.name not in divided else int(plan.zero == 2)
+        found[replica.holders] += ways * 4 * replica.num_elements
     return found

@@ -113,7 +113,7 @@ def _values(path: str, old: int, view: _View, sheet: Sheet) -> Iterable[Value]:
     if path in ("parallel.tensor", "parallel.context"):
         return (1,)
     if path == "parallel.zero":
-        return (0, 1)
+        return (0, 1, 2, 3)
     if path in ("parallel.pipeline", "parallel.data", "cluster.nodes", "cluster.node.devices"):
         return _degrees(path, old, view)
     if path == CHUNKS:

@@ -8,11 +8,12 @@ from math import gcd
 
 from dsl import ramp
 from dsl.layout import LayoutError, stages_of_layout
+from dsl.memory import ITEMSIZE
 from dsl.nodes import group_nodes
 from dsl.rules.finding import Finding, nearest_divisor, nearest_multiple
-from dsl.schedules import AUTO, CHUNKED, PLAIN, facts_of, in_words
+from dsl.schedules import AUTO, CHUNKED, FACTS, PLAIN, facts_of, in_words
 from dsl.schema import Moe, Spec
-from dsl.stages import fewest_stages_of_rank, most_stages, most_stages_of_rank, stages_of_rank
+from dsl.stages import fewest_stages_of_rank, is_mirrored, most_stages, most_stages_of_rank, stages_of_rank
 
 MAX_PLANNED = 2**18  # micro-batches of all stages of all ranks and sizes of the batch
 
@@ -243,13 +244,26 @@ def one_tensor_and_context(spec: Spec) -> Iterator[Finding]:
 
 
 def zero_runs(spec: Spec) -> Iterator[Finding]:
-    """Optimizer states can have one owner; gradients and weights cannot yet."""
-    zero = spec.parallel.zero
-    if zero > 1:
-        what = "gradients" if zero == 2 else "weights"
-        yield Finding(
-            "E0810", f"zero = {zero}: {what} are not divided over ranks yet", "parallel.zero", "write `zero = 1`"
+    """Data ranks of one pipeline rank divide gradients and weights, by elements; copies in few bits are whole."""
+    zero, precision, optimizer = spec.parallel.zero, spec.precision, spec.train.optimizer
+    if zero < 2:
+        return
+    what = "gradients" if zero == 2 else "gradients and weights"
+    if is_mirrored(spec):
+        name = spec.schedule.name
+        message = f"zero = {zero}: {name} holds each stage on two pipeline ranks, which cannot divide its {what}"
+        other = next(each for each, facts in FACTS.items() if facts.is_folded and facts.overlaps)
+        hint = f"write `zero = 1`, or `schedule {{ name = {other} }}`, which holds each stage once"
+        yield Finding("E0810", message, "parallel.zero", hint, (("the schedule", "schedule.name"),))
+    elif optimizer.unit == "matrix":
+        message = f"zero = {zero}: {optimizer.kind} updates whole matrices, and {what} are divided by elements"
+        note = ("the optimizer", "train.optimizer")
+        yield Finding("E0810", message, "parallel.zero", "write `zero = 1`", (note,))
+    elif zero == 3 and ITEMSIZE[precision.linear] == 1:
+        message = (
+            f"zero = 3: products in {precision.linear} read copies of the weights, which every data rank has whole"
         )
+        yield Finding("E0810", message, "parallel.zero", "write `zero = 2`", (("the precision", "precision"),))
 
 
 def layout_is_of_the_model(spec: Spec) -> Iterator[Finding]:

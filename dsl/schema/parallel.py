@@ -70,5 +70,11 @@ class Parallel(Node):
         ),
     ] = None
     zero: Annotated[
-        int, Field(ge=0, le=3, description="1: each optimizer state has one owner", examples=["zero = 1"])
+        int,
+        Field(
+            ge=0,
+            le=3,
+            description="what data ranks divide: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too",
+            examples=["zero = 1"],
+        ),
     ] = 0

@@ -268,6 +268,10 @@ OTHERS: dict[str, Other] = {
     "num_micro_batches": ACCUMULATED,
     "use_distributed_optimizer": Other("parallel.zero", "write `zero = 1`"),
     "distributed_optimizer": Other("parallel.zero", "write `zero = 1`"),
+    **dict.fromkeys(
+        ("fsdp", "fsdp_size", "fsdp_degree", "hsdp", "dp_shard", "data_parallel_shard_degree"),
+        Other("parallel.zero", "all data ranks divide them: write `zero = 3`"),
+    ),
     "betas": Other("train.optimizer.beta1", "write `beta1 = 0.9, beta2 = 0.95`"),
     "momentum": Other("train.optimizer.beta1", "AdamW has two: write `beta1 = 0.9, beta2 = 0.95`"),
     "world_size": Other("cluster.nodes", "it follows from the others: nodes · devices of a node", is_derived=True),
@@ -310,9 +314,6 @@ ABSENT: dict[str, str] = {
         "norms are RMSNorms in front of their block": ("norm_type", "layernorm", "post_norm"),
         "experts take every row that is sent to them, and drop none": (
             "capacity_factor", "moe_expert_capacity_factor", "expert_capacity", "drop_tokens", "token_drop_policy",
-        ),
-        "gradients and weights are not divided over data ranks yet; `zero = 1` of `parallel` divides the optimizer": (
-            "fsdp", "fsdp_size", "fsdp_degree", "hsdp", "dp_shard", "data_parallel_shard_degree",
         ),
         "nothing needs a scale of the loss in bf16, fp32 or fp64": ("loss_scale", "initial_loss_scale"),
     }.items()

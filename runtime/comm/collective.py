@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from runtime.comm.communicator import Communicator
-from runtime.comm.gloo_sums import GlooSums
+from runtime.comm.gloo_sums import GlooParts, GlooSums
 from runtime.comm.rows import Rows, as_bytes
 from runtime.comm.transport import (
     Carrier,
     Channel,
     ChannelError,
+    Parts,
     Pending,
     Shares,
     Sums,
@@ -42,6 +43,10 @@ class CollectiveLinks:
     def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
         communicator = self._of.get((kind, members))
         return CollectiveSwap(communicator) if communicator is not None else None
+
+    def parts(self, holders: tuple[int, ...]) -> Parts:
+        communicator = self._of["reduce", holders]
+        return (NcclParts if communicator.carrier == "nccl" else GlooParts)(communicator)
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
         return None
@@ -115,6 +120,21 @@ class _Unpacked:
     def wait(self) -> None:
         self.work.wait()
         self.taken.fill(Rows(self.room, self.taken.counts))
+
+
+@dataclass(frozen=True)
+class NcclParts:
+    communicator: Communicator
+
+    def scatter(self, name: str, flat: Tensor) -> Work:
+        return self.communicator.start_reduce_scatter(self._mine(flat), flat)  # in place
+
+    def gather(self, name: str, flat: Tensor) -> Work:
+        return self.communicator.start_flat_gather(flat, self._mine(flat))  # in place
+
+    def _mine(self, flat: Tensor) -> Tensor:
+        members = self.communicator.members
+        return flat.chunk(len(members))[members.index(self.communicator.rank)]
 
 
 @dataclass(frozen=True)

@@ -100,11 +100,23 @@ class Communicator:
     def reduce_scatter(self, mine: Tensor, whole: Tensor) -> None:
         """Give each member the sum of the part of `whole` at its place; the parts are equal, and `mine` may be one.
         NCCL has it, gloo has not."""
-        self._group._reduce_scatter_base(mine, whole).wait()
+        self.start_reduce_scatter(mine, whole).wait()
+
+    def start_reduce_scatter(self, mine: Tensor, whole: Tensor) -> Work:
+        """Begin to do so."""
+        return _work(self._group._reduce_scatter_base(mine, whole))
 
     def all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> None:
         """Give each row the tensor of the member at its place."""
-        self._group.allgather([list(rows)], [mine]).wait()
+        self.start_all_gather(rows, mine).wait()
+
+    def start_all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> Work:
+        """Begin to do so. `mine` may be one of the rows."""
+        return _work(self._group.allgather([list(rows)], [mine]))
+
+    def start_flat_gather(self, whole: Tensor, mine: Tensor) -> Work:
+        """Begin to fill `whole` with the equal parts of the members; `mine` may be the one at this one's place."""
+        return _work(self._group._allgather_base(whole, mine))
 
 
 def most_ctas(kind: str, sms: int) -> int:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from runtime.comm.communicator import Communicator
+from runtime.comm.parts import Summed
 from runtime.comm.rows import as_bytes
-from runtime.comm.transport import Channel, Shares, equal_shares, sum_in_order
+from runtime.comm.transport import Channel, Shares, Work, equal_shares, sum_in_order
 
 
 @dataclass(frozen=True)
@@ -64,3 +65,20 @@ def _exchange(communicator: Communicator, given: Sequence[Sequence[Tensor]], tak
     works += [communicator.send(as_bytes(each), communicator.members[at]) for at in others for each in given[at]]
     for work in works:
         work.wait()
+
+
+@dataclass(frozen=True)
+class GlooParts:
+    communicator: Communicator
+
+    def scatter(self, name: str, flat: Tensor) -> Summed:
+        count = len(self.communicator.members)
+        given, ones = flat.view(count, -1), (1,) * count
+        taken = given.new_empty(given.shape)
+        work = self.communicator.all_to_all(as_bytes(taken), as_bytes(given), ones, ones)
+        return Summed([work], [*taken], given[self.communicator.index_of(self.communicator.rank)])
+
+    def gather(self, name: str, flat: Tensor) -> Work:
+        parts = flat.chunk(len(self.communicator.members))
+        mine = parts[self.communicator.index_of(self.communicator.rank)]
+        return self.communicator.start_all_gather([as_bytes(part) for part in parts], as_bytes(mine))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from runtime.comm.memory import CIRCLE_BYTES, PIPE_BYTES, Circle, Memory, Reader, Writer
+from runtime.comm.parts import All, Summed
 from runtime.comm.rows import Rows, copy_rows
 from runtime.comm.transport import (
     Carrier,
@@ -35,6 +36,12 @@ def parts_of(rank: int, wanted: Wanted) -> dict[str, int]:
         for ranks in wanted.of(rank, kind)
         for peer in ranks
         if peer != rank
+    ]
+    swaps += [
+        f"reduce {ranks} {rank}>{peer}"
+        for ranks in wanted.of(rank, "reduce")
+        for peer in ranks
+        if ranks in wanted.parted and peer != rank
     ]
     circles = ["world", *(f"reduce {ranks}" for ranks in wanted.of(rank, "reduce"))]
     flats = {name: size for name, (holders, size) in wanted.flats.items() if rank in holders}
@@ -80,13 +87,18 @@ class HostLinks:
         return HostEdge(None, Reader(self._memories[source], part, self._timeout_s))
 
     def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
-        if len(members) < 2:
-            return None
-        mine, here = self._memories[self._rank], self._rank
-        return HostSwap(
+        return HostSwap(*self._pipes(kind, members)) if len(members) > 1 else None
+
+    def parts(self, holders: tuple[int, ...]) -> HostParts:
+        return HostParts(*self._pipes(f"reduce {holders}", holders))
+
+    def _pipes(self, part: str, members: tuple[int, ...]) -> tuple[int, list[Writer | None], list[Reader | None]]:
+        """This rank's place among members, and its pipes to and from each of the others."""
+        here, memories, timeout_s = self._rank, self._memories, self._timeout_s
+        return (
             members.index(here),
-            [Writer(mine, f"{kind} {here}>{m}", self._timeout_s) if m != here else None for m in members],
-            [Reader(self._memories[m], f"{kind} {m}>{here}", self._timeout_s) if m != here else None for m in members],
+            [Writer(memories[here], f"{part} {here}>{m}", timeout_s) if m != here else None for m in members],
+            [Reader(memories[m], f"{part} {m}>{here}", timeout_s) if m != here else None for m in members],
         )
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
@@ -148,6 +160,36 @@ class HostSwap:
         self.sequence += 1
         return [
             Arrival(reader, self.sequence - 1, place, name)
+            for reader, place in zip(self.readers, places, strict=True)
+            if reader is not None
+        ]
+
+
+@dataclass
+class HostParts:
+    """Pipes to and from each of the holders that divide a bucket. Parts are read from a pipe to their places."""
+
+    index: int
+    writers: Sequence[Writer | None]
+    readers: Sequence[Reader | None]
+    sequence: int = 0
+
+    def scatter(self, name: str, flat: Tensor) -> Summed:
+        parts = flat.chunk(len(self.writers))
+        return Summed(self._started(name, parts, parts), parts, parts[self.index])
+
+    def gather(self, name: str, flat: Tensor) -> All:
+        parts = flat.chunk(len(self.writers))
+        return All(self._started(name, [parts[self.index]] * len(parts), parts))
+
+    def _started(self, name: str, given: Sequence[Tensor], places: Sequence[Tensor]) -> list[Work]:
+        """Give each of the others a part, and take one of each to its place."""
+        for writer, part in zip(self.writers, given, strict=True):
+            if writer is not None:
+                writer.write([part], digest(name))
+        self.sequence += 1
+        return [
+            Arrival(reader, self.sequence - 1, (place,), name)
             for reader, place in zip(self.readers, places, strict=True)
             if reader is not None
         ]

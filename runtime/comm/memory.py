@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from runtime.comm.parts import sum_parts
 from runtime.comm.rows import copy_rows
 from runtime.comm.transport import Shares, equal_shares, sum_in_order
 from runtime.machine import machine
@@ -29,7 +30,6 @@ ENTRIES = 1 << 12  # messages of a pipe that are not yet read
 HEAP_BYTES = 1 << 30  # of a pipe; only what was ever used takes memory
 TOKEN, TOKEN_BYTES = "token", 16  # a part of each file, of random bytes that tell it from every other
 SLOT_BYTES = 1 << 16  # of a rank, for sums of tensors that are not shared
-BLOCK = 1 << 15  # elements that more than two ranks sum at a time, so that the sum stays in the cache
 SPIN_S, YIELD_S = 20e-6, 500e-6  # how long a waiting rank spins, and then yields, before it sleeps
 SLEEPS_S = (50e-6, 1e-3)  # the shortest and the longest
 
@@ -269,16 +269,9 @@ class Circle:
         """
         of_each = [memory.tensor(part, elements, dtype) for memory in self.memories]
         mine, shares = of_each[self.index], owned or equal_shares(elements, len(self.memories))
-        size = BLOCK if len(of_each) > 2 else max(1, elements)
         self.meet("gradients")
         for share in shares[self.index]:
-            for at in range(share.start, share.stop, size):
-                block = slice(at, min(at + size, share.stop))
-                place = mine[block]
-                out = place if self.index < 2 else None  # the third part and later ones are read after `out` is written
-                total = sum_in_order([each[block] for each in of_each], out)
-                if out is None:
-                    place.copy_(total)
+            sum_parts([each[share] for each in of_each], mine[share])
         self.meet("sums of gradients")
         if not owned:
             self._take(of_each, shares)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.comm.collective import CollectiveLinks
 from runtime.comm.host import HostLinks
-from runtime.comm.transport import Carrier, Channel, Edge, Shares, Sums, Swap, SwapKind
+from runtime.comm.transport import Carrier, Channel, Edge, Parts, Shares, Sums, Swap, SwapKind
 
 
 class MixedLinks:
@@ -26,6 +26,9 @@ class MixedLinks:
 
     def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
         return self._of(kind, members).swap(kind, members)
+
+    def parts(self, holders: tuple[int, ...]) -> Parts:
+        return self._of("reduce", holders).parts(holders)
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
         return self._host.flat(name, elements, dtype)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.comm.rows import Rows
-from runtime.comm.transport import Edge, Links, Pending, Shares, Sums, Swap, SwapKind, Work
+from runtime.comm.transport import Edge, Links, Parts, Pending, Shares, Sums, Swap, SwapKind, Work
 
 
 class StagedLinks:
@@ -31,6 +31,9 @@ class StagedLinks:
     def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
         swap = self.host.swap(kind, members)
         return None if swap is None else StagedSwap(swap)
+
+    def parts(self, holders: tuple[int, ...]) -> StagedParts:
+        return StagedParts(self.host.parts(holders))
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
         return None  # on the device; its copy on the host is made where it is summed
@@ -57,6 +60,19 @@ class StagedSwap:
         staged = _like(room)
         works = self.host.start(name, Rows(sent, given.counts), Rows(staged, taken.counts))
         return [_Arrival(works, staged, room, keep=sent, places=None if room is taken.tensor else taken)]
+
+
+@dataclass(frozen=True)
+class StagedParts:
+    host: Parts
+
+    def scatter(self, name: str, flat: Tensor) -> _Arrival:
+        staged = flat.cpu()
+        return _Arrival([self.host.scatter(name, staged)], staged, flat)
+
+    def gather(self, name: str, flat: Tensor) -> _Arrival:
+        staged = flat.cpu()
+        return _Arrival([self.host.gather(name, staged)], staged, flat)
 
 
 @dataclass(frozen=True)

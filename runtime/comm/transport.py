@@ -106,14 +106,28 @@ class Sums(Protocol):
         ...
 
 
+class Parts(Protocol):
+    """Flat tensors of equal parts, one for each holder of a bucket. What is started runs while others compute."""
+
+    def scatter(self, name: str, flat: Tensor) -> Work:
+        """Start to sum `flat` over the holders. In the end this one has the sums of its part in its place; what is in
+        the other places is not to be read."""
+        ...
+
+    def gather(self, name: str, flat: Tensor) -> Work:
+        """Start to fill `flat` with the parts of all holders; that of this one is in its place."""
+        ...
+
+
 @dataclass(frozen=True)
 class Wanted:
     """The channels of a world, in the order in which they are opened, and the flat tensors that are summed and gathered
-    over holders."""
+    over holders. `parted`: the holders that divide what they hold."""
 
     mesh: Mesh
     openings: tuple[Opening, ...]
     flats: Mapping[str, tuple[tuple[int, ...], int]]  # name → holders, bytes
+    parted: frozenset[tuple[int, ...]] = frozenset()
 
     def channels(self, rank: int) -> list[Channel]:
         """The channels that a rank is in, in the order in which it opens them."""
@@ -135,6 +149,10 @@ class Links(Protocol):
 
     def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
         """The swap of one expert group, for rows or for counts; None for a group of one."""
+        ...
+
+    def parts(self, holders: tuple[int, ...]) -> Parts:
+        """The channel of holders that divide what they hold."""
         ...
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
@@ -160,6 +178,9 @@ class Alone:
 
     def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
         return None
+
+    def parts(self, holders: tuple[int, ...]) -> Parts:
+        raise ChannelError("a world of one rank divides nothing")
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.contract.plan import Amount
+from runtime.contract.numbers import Amount
 from runtime.strict_json import read
 
 

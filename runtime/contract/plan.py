@@ -9,25 +9,22 @@ from typing import Annotated, Literal
 
 from runtime.contract.mesh import MAX_RANKS, Mesh, Opening, Rank
 from runtime.contract.nodes import MAX_SMS, NodeKind
+from runtime.contract.numbers import (
+    MAX_STEPS,
+    Amount,
+    Batches,
+    Count,
+    Dtype,
+    Kind,
+    Layer,
+    Name,
+    Placement,
+    Shape,
+    Share,
+    Vocab,
+)
 from runtime.contract.overlap import Overlap
-from runtime.strict_json import MAX_INT, FormError, Pattern, Range, Tree, read
-
-MAX_LAYERS = 10_000
-MAX_STEPS = 10**12
-MAX_VOCAB = 1 << 31
-
-Count = Annotated[int, Range(1, MAX_INT)]
-Amount = Annotated[int, Range(0, MAX_INT)]
-Layer = Annotated[int, Range(0, MAX_LAYERS)]
-Vocab = Annotated[int, Range(1, MAX_VOCAB)]
-Step = Annotated[int, Range(0, MAX_STEPS)]
-Share = Annotated[float, Range(0, 1)]
-Name = Annotated[str, Pattern(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")]
-Kind = Annotated[str, Pattern(r"[a-z][a-z0-9_]{0,30}")]
-Dtype = Annotated[str, Pattern(r"[a-z][a-z0-9_]{0,30}")]
-Shape = tuple[Count, ...]
-Batches = tuple[tuple[Step, Step], ...]  # (first step, sequences of a step), ascending
-Placement = Annotated[str, Pattern(r"[a-z_]+\([0-9, ]*\)|[a-z_]+")]  # of stages on pipeline ranks
+from runtime.strict_json import FormError, Pattern, Range, Tree, read
 
 
 @dataclass(frozen=True)
@@ -249,13 +246,15 @@ class Parameter:
 class Bucket:
     """Parameters with the same holders: one flat buffer, one reduction.
 
-    `owners`: for each parameter, which of the holders has its optimizer state, where each is owned whole.
+    `owners`: for each parameter, which of the holders has its optimizer state, where each is owned whole. `sites`: the
+    segments that read it, where the holders divide its gradients (zero = 2), and its weights (zero = 3).
     """
 
     name: Name
     holders: tuple[Rank, ...]
     parameters: tuple[Parameter, ...]
     owners: tuple[Rank, ...] = ()
+    sites: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -341,6 +340,10 @@ class Plan:
         """All logical parameters."""
         return tuple(parameter for bucket in self.buckets for parameter in bucket.parameters)
 
+    def gathers(self, bucket: Bucket) -> bool:
+        """Whether the holders of a bucket have parts of its weights, which segments gather."""
+        return self.zero == 3 and bool(bucket.sites)
+
     @property
     def edges(self) -> tuple[tuple[int, ...], ...]:
         """The pipeline ranks that talk: source, destination."""
@@ -377,12 +380,14 @@ def _check_parts(plan: Plan) -> None:
             holders = row.holders
             demand(holders and [*holders] == sorted({*holders}) and holders[-1] < mesh.world, f"{part}: holders")
     tensors = {parameter.tensor for parameter in plan.parameters}
-    demand(all(each.tensor in tensors for each in plan.quantised), "quantised")
+    demand(all(each.tensor in tensors and plan.zero < 3 for each in plan.quantised), "quantised")
     whole = plan.zero and plan.optimizer.unit == "matrix"
     for bucket in plan.buckets:
         owners, count = bucket.owners, len(bucket.holders)
         wanted = len(bucket.parameters) if whole and count > 1 else 0
         demand(len(owners) == wanted and all(owner < count for owner in owners), "buckets: owners")
+        divided = plan.zero >= 2 and count > 1 and len({holder // mesh.dp for holder in bucket.holders}) == 1
+        demand(bool(bucket.sites) == divided and not (divided and owners), "buckets: sites")
     demand(batches and batches[0][0] == 0, "batches")
     demand(all(a[0] < b[0] for a, b in pairwise(batches)), "batches")
     sequences = mesh.dp * plan.train.micro_batch

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from runtime.contract.mesh import Rank
-from runtime.contract.plan import Amount, Count, Name, Placement, Plan, demand
+from runtime.contract.numbers import Amount, Count, Name, Placement
+from runtime.contract.plan import Plan, demand
 from runtime.strict_json import read, tree
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.actions.chains import EXCHANGES
 from compiler.actions.lanes import Jobs, best_order, end_of, least_end
+from compiler.actions.node import EXCHANGES
 from compiler.actions.order import jobs_of
 from tests.lower.stages import chain, deepseek_v3
 

@@ -6,7 +6,9 @@ records. Equal results are equal sums of equal terms, whatever the order of summ
 shows in the results:
 - a channel carries no names, so a post takes whatever message is next on it;
 - a message is taken out of its sender's storage at the last moment, when it is awaited;
-- a released or freed storage holds garbage; an exchange reads its operands when it is waited for.
+- a released or freed storage holds garbage; an exchange reads its operands when it is waited for, and a scatter has
+  only what was added before it started;
+- of tensors that data ranks divide, a rank has no accumulators and weights of its own.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ class Value:
 
     symbol: Symbol
     storage: Storage
+    tensors: frozenset[str] = frozenset()  # that it has, of those that data ranks divide
+    added: Counter[tuple[str, Symbol]] = field(default_factory=Counter)  # terms of gradients, by tensor
 
     def __post_init__(self) -> None:
         self.storage.holders += 1
@@ -120,7 +124,7 @@ class Run:
         computed = {place: self._computed(*place) for place in places}
         sums = {(each.name, holder): computed[each.tensor, holder] for each in replicas for holder in each.holders}
         totals: dict[tuple[Sum, ...], Sum] = {}
-        for bucket in buckets_reduced(self.program):
+        for bucket in (*buckets_reduced(self.program), *(each for each in self.plan.buckets if each.sites)):
             for name in bucket.replicas:
                 parts = tuple(sums[name, holder] for holder in bucket.holders)
                 if parts not in totals:  # experts that are stacked in one tensor have the same terms
@@ -152,6 +156,7 @@ class _Rank:
         self.in_flight: dict[tuple[int, str], Value] = {}
         self.own: dict[str, Value] = {}  # messages to itself
         self.exchanges: dict[Hashable, list[Value]] = {}
+        self.scattered: dict[Hashable, list[Counter[tuple[str, Symbol]]]] = {}
 
     def execute(self) -> Line:
         bodies = {body.name: body for body in self.run.program.bodies[self.rank]}
@@ -201,15 +206,20 @@ class _Rank:
         if i.kind == "free":
             for name in i.reads:
                 values.pop(name).drop()
-        elif i.kind in ("counts", "dispatch", "combine"):
+        elif i.kind in ("counts", "dispatch", "combine", "gather", "scatter"):
             assert exchange not in self.exchanges
             self.exchanges[exchange] = given
+            if i.kind == "scatter":
+                self.scattered[exchange] = [value.added.copy() for value in given]
         elif i.kind == "send":
             self._send(i, given[0], micro_batch)
         elif i.kind == "record":
             self.run.records[self.rank][i.site, given[0].number] += 1
         else:
             operands = self.exchanges.pop(exchange) if i.kind == "wait" else given
+            for value, added in zip(operands, self.scattered.pop(exchange, ()), strict=False):
+                for (tensor, term), times in added.items():
+                    self.run.gradients[self.rank][tensor][GARBAGE if value.number == GARBAGE else term] += times
             self._compute(i, values, tuple(value.number for value in operands), micro_batch)
 
     def _compute(
@@ -220,10 +230,23 @@ class _Rank:
         made = (of(operands, i.kind, i.phase, i.site, i.wait, data),)
         for buffer in i.writes:
             storage = values[buffer.alias].storage if buffer.alias in values else Storage()
-            values[buffer.name] = Value(of(made, buffer.name), storage)
-        if i.phase == "W":
-            for tensor in i.params:
-                self.run.gradients[self.rank][tensor][of(made, tensor)] += 1
+            here = self.run.plan.sharded.get(i.site) if (i.wait or i.kind) in ("gather", "zeros") else None
+            values[buffer.name] = Value(of(made, buffer.name), storage, here.tensors if here else frozenset())
+        for names, places in ((i.params, i.params_in), (i.weights, i.weights_in)):
+            for tensor, place in zip(names, places or [""] * len(names), strict=True):
+                adds = i.phase == "W" and names is i.params
+                own = not self._is_divided(i.site, tensor, gradients=adds)
+                if not own if place == "" else tensor not in values[place].tensors:
+                    raise LookupError(tensor)
+                if adds and place:
+                    values[place].added[tensor, of(made, tensor)] += 1
+                elif adds:
+                    self.run.gradients[self.rank][tensor][of(made, tensor)] += 1
+
+    def _is_divided(self, site: str, tensor: str, gradients: bool) -> bool:
+        """Whether a rank has only a part of the tensor, or of its gradients."""
+        here = self.run.plan.sharded.get(site)
+        return here is not None and tensor in here.tensors and (gradients or here.weights is not None)
 
     def _send(self, i: Instruction, value: Value, micro_batch: int) -> None:
         producer = f"{'F' if i.phase == 'F' else 'B'}{i.action[1:]}.{micro_batch}"

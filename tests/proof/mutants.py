@@ -232,6 +232,13 @@ def _params(i: Instruction, _: Body, __: Program, generator: random.Random) -> I
     return replace(i, params=edited(i.params, generator.choice(["drop", "double"]), generator))
 
 
+def _place(i: Instruction, _: Body, __: Program, generator: random.Random) -> Instruction:
+    """A tensor is taken from the rank's own, or from the value that another tensor is in."""
+    places, at = list(i.params_in), generator.randrange(len(i.params_in))
+    places[at] = _another(places[at], ["", *i.params_in, *i.reads], generator)
+    return replace(i, params_in=tuple(places))
+
+
 def _slot(i: Instruction, body: Body, _: Program, __: random.Random) -> Instruction:
     return replace(i, slot=1 - i.slot, action=body.actions[(1 - i.slot) % len(body.actions)])
 
@@ -249,6 +256,7 @@ CHANGES: dict[
     "operands' order": (lambda i: len(i.reads) > 1 and i.kind != "free", _reads_swapped),
     "result": (lambda i: i.writes, _write),
     "parameters": (lambda i: i.params, _params),
+    "place of a tensor": (lambda i: i.params_in, _place),
     "slot": (lambda i: True, _slot),
     "phase": (lambda i: i.kind != "free", _phase),
 }
@@ -275,7 +283,7 @@ def _named(edit: Callable[..., Program], *rest: object) -> Mutation:
     return lambda program, generator: edit(program, generator, *rest)
 
 
-TALK, EXCHANGED = ("send", "receive"), ("counts", "dispatch", "combine")
+TALK, EXCHANGED = ("send", "receive"), ("counts", "dispatch", "combine", "gather", "scatter", "zeros")
 
 MUTATIONS: dict[str, Mutation] = {
     **{f"{how} an invocation": _named(edit_invocations, how) for how in LISTS},

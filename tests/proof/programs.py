@@ -7,6 +7,7 @@ from functools import cache
 from compiler.ir import Plan, Program
 from compiler.lower import Lowering
 from compiler.plan import make_plan
+from compiler.rates.rank_rates import rank_rates
 from compiler.schedules import SCHEDULES
 from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.schedule import Schedule
@@ -51,10 +52,14 @@ def usual(num_ranks: int) -> StagePlacement:
     return BIDIRECTIONAL if num_ranks > 1 else ONE_STAGE
 
 
+# likewise, where data ranks divide gradients (2), and weights (3)
+DIVIDED = (("zbv", 2, 5, 2), ("interleaved", 2, 4, 3), ("1f1b", 2, 5, 3), ("dualpipev", 2, 5, 3))
+
+
 @cache
-def small_spec(num_ranks: int, placement: StagePlacement) -> Spec:
+def small_spec(num_ranks: int, placement: StagePlacement, zero: int = 0) -> Spec:
     """One dense layer, then as many MoE layers as give every stage one, and an MTP block."""
-    made = spec(pp=num_ranks, ep=2, dp=2, num_micro_batches=4 * num_ranks)
+    made = spec(pp=num_ranks, ep=2, dp=2 if zero < 2 else 4, num_micro_batches=4 * num_ranks, zero=zero)
     dense, moe = made.model.layers
     layers = (dense, LayerRange(first=1, last=max(1, placement.num_stages(num_ranks) - 1), ffn=moe.ffn))
     model = made.model.model_copy(update={"layers": layers})
@@ -62,14 +67,16 @@ def small_spec(num_ranks: int, placement: StagePlacement) -> Spec:
 
 
 @cache
-def small_plan(num_ranks: int, placement: StagePlacement | None = None) -> Plan:
-    return make_plan(small_spec(num_ranks, placement or usual(num_ranks)))
+def small_plan(num_ranks: int, placement: StagePlacement | None = None, zero: int = 0) -> Plan:
+    return make_plan(small_spec(num_ranks, placement or usual(num_ranks), zero))
 
 
-def lowered(schedule: Schedule, placement: StagePlacement | None = None) -> Program:
+def lowered(schedule: Schedule, placement: StagePlacement | None = None, zero: int = 0) -> Program:
     """The program of a schedule on the small model, whose stages are held by `placement`; `evaluate` by its name."""
-    plan = small_plan(schedule.num_ranks, placement)
-    return Lowering(plan).program(schedule, evaluate=schedule.name == "evaluate")
+    plan = small_plan(schedule.num_ranks, placement, zero)
+    made = small_spec(schedule.num_ranks, placement or usual(schedule.num_ranks), zero)
+    rates = rank_rates(made) if zero else None  # what is divided goes between devices that there are
+    return Lowering(plan, rates).program(schedule, evaluate=schedule.name == "evaluate")
 
 
 def from_text(text: str) -> tuple[Program, Plan]:
@@ -84,7 +91,8 @@ def dualpipe_program(num_ranks: int, num_micro_batches: int) -> Program:
 
 
 @cache
-def family_program(name: str, num_ranks: int, num_micro_batches: int) -> tuple[Program, Plan]:
+def family_program(name: str, num_ranks: int, num_micro_batches: int, zero: int = 0) -> tuple[Program, Plan]:
     """A named schedule's program and plan."""
     schedule = SCHEDULES[name].generate(num_ranks, num_micro_batches)
-    return lowered(schedule, schedule.stage_placement), small_plan(num_ranks, schedule.stage_placement)
+    placement = schedule.stage_placement
+    return lowered(schedule, placement, zero), small_plan(num_ranks, placement, zero)

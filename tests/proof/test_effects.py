@@ -14,7 +14,7 @@ from compiler.schedules.dualpipe import dualpipe
 from compiler.schedules.forward import forward_only
 from compiler.schedules.one_f_one_b import one_f_one_b
 from compiler.stage_placement import BIDIRECTIONAL
-from tests.proof.mutants import MUTATIONS
+from tests.proof.mutants import MUTATIONS, NothingToEditError
 from tests.proof.programs import lowered, small_plan
 
 RANKS, ROWS = 4, 7
@@ -50,7 +50,11 @@ def test_programs_proven_before_hide_no_fault(name: str) -> None:
     for program in programs:
         prover.prove(program)
     for _ in range(8):
-        faulty = MUTATIONS[name](programs[0], generator)
+        try:
+            faulty = MUTATIONS[name](programs[0], generator)
+        except NothingToEditError:
+            assert "place of a tensor" in name, "a program has all else that is mutated"
+            break
         assert fault(faulty, prover) == fault(faulty, Prover(plan, ROWS))
 
 

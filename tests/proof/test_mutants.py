@@ -9,10 +9,10 @@ import pytest
 
 from compiler.proof import prove
 from compiler.schedules.one_f_one_b import one_f_one_b
-from tests.proof.census import Tally, accepted, census
+from tests.proof.census import Tally, accepted, census, tally
 from tests.proof.executor import Outcome, Symbols, outcomes
 from tests.proof.mutants import edited
-from tests.proof.programs import FAMILY, dualpipe_program, lowered, small_plan
+from tests.proof.programs import DIVIDED, FAMILY, dualpipe_program, family_program, lowered, small_plan
 
 
 @pytest.mark.parametrize("schedule", sorted({name for name, _, _ in FAMILY}))
@@ -23,6 +23,15 @@ def test_mutants_that_end_otherwise_are_rejected(schedule: str) -> None:
     for _, each in census(90, 1, rows):
         found += each
     assert found.different == found.rejected == 90, found.missed
+    assert found.accepted >= 0.6 * found.equivalent
+
+
+def test_mutants_of_divided_state_that_end_otherwise_are_rejected() -> None:
+    """Gathers, zeros and scatters are mutated too, and the values that tensors are taken from."""
+    found = Tally()
+    for row in DIVIDED:
+        found += tally(*family_program(*row), 60, seed=1)
+    assert found.different == found.rejected == 60 * len(DIVIDED), found.missed
     assert found.accepted >= 0.6 * found.equivalent
 
 

@@ -32,10 +32,13 @@ PLANS = {
     "1f1b": ONE_RANK,
     "1f1b on two ranks": dict(ONE_RANK, pipeline=2, devices=2),
     "experts whole": dict(FOUR_RANKS, expert=1),
+    "zbv, zero 2": dict(FOUR_RANKS, schedule="zbv", zero=2),
+    "zbv, zero 3": dict(FOUR_RANKS, schedule="zbv", zero=3),
+    "1f1b, zero 3, bf16": dict(FOUR_RANKS, schedule="1f1b", zero=3, precision="bf16"),
     "experts over four ranks": dict(FOUR_RANKS, expert=4, devices=8, zero=1, batch=16),
 }
 PLANS = {name: settings | AVERAGE for name, settings in PLANS.items()}
-TRAINED = ("dualpipe", "1f1b", "dualpipe, zero 1, bf16", "dualpipe, zero 1")
+TRAINED = ("dualpipe", "1f1b", "dualpipe, zero 1, bf16", "dualpipe, zero 1", "zbv, zero 2", "1f1b, zero 3, bf16")
 
 
 class Trained:
@@ -122,7 +125,8 @@ def held(build: Build, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[
             target = whole.setdefault(name, torch.full(part.shape, torch.nan))
             target.view(-1)[part.start : part.start + part.values.numel()] = part.values
             elements[name] = elements.get(name, 0) + part.values.numel()
-        for _, entry, value in state.logical(lambda bucket: bucket.parameters):
+        whole_here = replace(state, buckets=tuple(bucket for bucket in state.buckets if not bucket.gathered))
+        for _, entry, value in whole_here.logical(lambda bucket: bucket.parameters):
             assert torch.equal(weights.setdefault(entry.name, value), value), f"copies of {entry.name} differ"
     return whole, elements
 

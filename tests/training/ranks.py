@@ -2,13 +2,15 @@
 FOLDER/builds.
 
 Each rank leaves FOLDER/out/<build>/rank_<r>.safetensors: every logical gradient it holds after the first backward,
-every logical weight, moment and bias after the last step, and the losses and norms of all steps; and beside it its
-trace, as in a run.
+every logical weight, moment and bias after the last step, the losses and norms of all steps, and the bytes of divided
+state that it sent in the first forward and backward; and beside it its trace, as in a run.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,9 +20,12 @@ from torch import Tensor
 from runtime import run_copy
 from runtime.build import Build
 from runtime.comm.connect import Endpoint, Transport
+from runtime.comm.host import HostParts
+from runtime.comm.memory import Writer
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
+from runtime.state import Bucket
 from runtime.trace import Trace
 from runtime.trainer import Trainer
 from tests.training.recorded import Recorded, nothing_else
@@ -30,8 +35,40 @@ from tests.training.samples import RandomSamples, weight
 def logical(trainer: Trainer, prefix: str, flat: str) -> dict[str, Tensor]:
     return {
         f"{prefix}/{entry.name}": value.clone()
-        for _, entry, value in trainer.state.logical(lambda bucket: getattr(bucket, flat))
+        for _, entry, value in trainer.state.logical(lambda bucket: whole(trainer, bucket, getattr(bucket, flat)))
     }
+
+
+def whole(trainer: Trainer, bucket: Bucket, kept: Tensor) -> Tensor:
+    """All of a bucket; of one that its holders divide, the parts that they keep."""
+    if kept.numel() == bucket.padded:
+        return kept
+    flat = kept.new_zeros(bucket.padded)
+    flat[bucket.part] = kept
+    trainer.executor.sharding.parts[bucket.holders].gather(bucket.name, flat).wait()
+    return flat
+
+
+@dataclass
+class CountedWriter:
+    """The end of a pipe to another holder, and the bytes that went into it."""
+
+    writer: Writer
+    sent: int = 0
+
+    def write(self, pieces: Sequence[Tensor], stamp: int) -> None:
+        self.sent += sum(piece.nbytes for piece in pieces)
+        self.writer.write(pieces, stamp)
+
+
+def counted(trainer: Trainer) -> list[CountedWriter]:
+    """Put a count on every pipe that takes parts of gradients or weights to another holder."""
+    found: list[CountedWriter] = []
+    for parts in trainer.executor.sharding.parts.values():
+        if isinstance(parts, HostParts):
+            parts.writers = [CountedWriter(each) if each else None for each in parts.writers]  # type: ignore[misc]
+            found += [each for each in parts.writers if isinstance(each, CountedWriter)]
+    return found
 
 
 def owned_everywhere(trainer: Trainer) -> None:
@@ -39,7 +76,7 @@ def owned_everywhere(trainer: Trainer) -> None:
     recorded = trainer.links.sums
     assert isinstance(recorded, Recorded)
     for bucket in trainer.state.buckets:
-        if bucket.shares:
+        if bucket.shares and not bucket.sites:
             recorded.sums.gather(bucket.gradients_name, bucket.holders, bucket.gradients, bucket.shares)
 
 
@@ -49,17 +86,18 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
     trainer = Trainer(build, rank, samples, samples, board, Endpoint(transport=transport, checked=True))
     Recorded(trainer)
     count = plan.batches[0][1] // (plan.mesh.dp * plan.train.micro_batch)
-    for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
+    for bucket, entry in trainer.state.entries():
         bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     for name, bias in trainer.state.biases.items():
         bias.copy_(torch.from_numpy(weight(name, tuple(bias.shape))))
     result: dict[str, Tensor] = {}
-    rows = []
+    rows, writers = [], counted(trainer)
     for step in range(plan.steps):
         with nothing_else(trainer, f"train_{count}"):
             sums = trainer.accumulate()
             trace.write(step + 1, trainer.program, trainer.actions)
             if step == 0:
+                result["sent"] = torch.tensor([each.sent for each in writers], dtype=torch.int64).sum()
                 owned_everywhere(trainer)
                 result |= logical(trainer, "gradient", "gradients")
                 result |= {f"load/{name}": sums[f"load {name}"].clone() for name in trainer.loads}

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from compiler.build import compile_spec, write_build
 from compiler.emit.segment_cache import Segments
+from compiler.plan import make_plan
+from compiler.plan.sharding import crossing_of
 from dsl.schema import Spec
 from runtime.contract import RatePhase
 from runtime.rate import learning_rate
@@ -120,15 +122,41 @@ def check(
     for name, chosen in specs.items():
         expected = reference_run(chosen)
         held: set[str] = set()
+        plan, parallel = make_plan(chosen), chosen.parallel
+        count = chosen.train.batch.end // (parallel.data * chosen.train.micro_batch)
         for rank in range(world):
-            held |= compare(load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors"), expected)
+            left = load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors")
+            held |= compare(left, expected)
+            if transport == "memory":
+                crossing = crossing_of(plan, rank // parallel.data, count)
+                assert left["sent"].item() == sum(crossing), "bytes of gradients and weights"
+                assert (crossing.gradients > 0, crossing.weights > 0) == (parallel.zero >= 2, parallel.zero == 3)
         assert held == expected["gradients"].keys(), "some parameter is on no rank"
 
 
-@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_training_over_gloo_equals_autograd(tmp_path: Path, traced: Segments, zero: int) -> None:
     """Ranks on several machines train over gloo; so do these."""
-    check(tmp_path, traced, {"only": spec(2, 2, 2, 4, STEPS, zero)}, 4, transport="gloo")
+    schedule = "dualpipe" if zero < 2 else "zbv"
+    check(tmp_path, traced, {"only": spec(2, 2, 2, 4, STEPS, zero, schedule=schedule)}, 4, transport="gloo")
+
+
+# Model and schedule, then as above: all forms of stages that are held once, tied embeddings on one rank and on two.
+DIVIDED = [
+    ("v3", "zbv", 2, 2, 2),
+    ("v3", "1f1b", 2, 2, 4),
+    ("v3", "dualpipev", 2, 1, 2),
+    ("llama", "interleaved", 2, 1, 2),
+    ("qwen", "1f1b", 1, 2, 4),
+]
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp"), DIVIDED)
+def test_training_on_divided_state_equals_autograd(
+    tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
+) -> None:
+    check(tmp_path, traced, {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule)}, pp * dp)
 
 
 @pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "zero"), OTHER_MODELS)

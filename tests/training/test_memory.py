@@ -36,6 +36,18 @@ def test_proven_peak_is_the_measured_one(
     measured_peaks(tmp_path, spec(pp, ep, dp, n, of=of, schedule=schedule))
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize(
+    ("of", "pp", "ep", "dp", "n", "schedule"),
+    [("v3", 2, 2, 2, 4, "zbv"), ("v3", 2, 1, 2, 4, "dualpipev"), ("qwen", 1, 1, 3, 2, "1f1b")],
+)
+def test_what_is_divided_is_put_together_as_proven(
+    tmp_path: Path, of: str, pp: int, ep: int, dp: int, n: int, schedule: str, zero: int
+) -> None:
+    """Gathered weights and the gradients of a micro-batch are values of a program: they are counted to the byte."""
+    measured_peaks(tmp_path, spec(pp, ep, dp, n, of=of, schedule=schedule, zero=zero))
+
+
 @pytest.mark.parametrize("ep", [1, 2])
 def test_padded_rows_are_counted(tmp_path: Path, ep: int) -> None:
     """In blocks of FP8 the rows of an expert are padded to multiples of 128, by one rank too: they are counted to the

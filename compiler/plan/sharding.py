@@ -1,0 +1,83 @@
+"""Which tensors data ranks divide among them, and what their segments then put together (zero = 2 and 3).
+
+Gradients, and weights at zero = 3, are divided where all holders are data ranks of one pipeline rank: these run the
+same program in the same order, so what they put together in the middle of it cannot hang. A tensor that two pipeline
+ranks hold is whole on each of them, as at zero = 1 (docs/adr/0024-state-is-divided-by-segment.md).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+from compiler.dtypes import ITEMSIZE, TORCH_DTYPE
+from compiler.ir import Bucket, Buffer, Plan, Replica, Sharded, Stage, Use
+from dsl.schema import Spec
+
+
+def dividing_sites(stages: Sequence[Stage], replicas: Sequence[Replica], zero: int) -> Mapping[str, tuple[str, ...]]:
+    """Tensor → the segments that read it, of each tensor that its holders divide."""
+    divided = {
+        replica.tensor
+        for replica in replicas
+        if zero >= 2 and replica.role == "parameter" and len(replica.holders) > 1
+        if len(replica.holders.pipeline_ranks) == 1
+    }
+    found: dict[str, list[str]] = defaultdict(list)
+    for use in (step for stage in stages for step in stage.steps if isinstance(step, Use)):
+        for tensor in dict.fromkeys(tensor for _, tensor in use.params if tensor in divided):
+            found[tensor].append(use.site)
+    return {tensor: tuple(sites) for tensor, sites in found.items()}
+
+
+def sharded_segments(spec: Spec, replicas: Sequence[Replica], buckets: Sequence[Bucket]) -> dict[str, Sharded]:
+    """What the segments put together, by site. Expert ranks hold as much as one another: the first stands for all."""
+    of_replica = {replica.name: replica for replica in replicas}
+    found: dict[str, dict[frozenset[str], Bucket]] = defaultdict(dict)
+    for bucket in buckets:
+        for site in bucket.sites:
+            found[site].setdefault(frozenset(of_replica[name].tensor for name in bucket.replicas), bucket)
+    return {
+        site: _sharded(spec, site, of_tensors, {name: prod(each.shape) for name, each in of_replica.items()})
+        for site, of_tensors in found.items()
+    }
+
+
+def _sharded(
+    spec: Spec, site: str, of_tensors: Mapping[frozenset[str], Bucket], elements: Mapping[str, int]
+) -> Sharded:
+    parts = []
+    for bucket in of_tensors.values():
+        count = len(bucket.holders)
+        parts.append((bucket.holders, -(-sum(elements[name] for name in bucket.replicas) // count) * count))
+    shape, prefix = (sum(size for _, size in parts),), site.replace(".", "_")
+    weights = Buffer(f"{prefix}_weights", shape, TORCH_DTYPE[spec.precision.parameter])
+    return Sharded(
+        tensors=frozenset().union(*of_tensors),
+        buckets=tuple(parts),
+        gradients=Buffer(f"{prefix}_gradients", shape, TORCH_DTYPE[spec.precision.gradients]),
+        weights=weights if spec.parallel.zero == 3 else None,
+    )
+
+
+class Crossing(NamedTuple):
+    """Bytes that a device sends to those that it divides state with."""
+
+    gradients: int
+    weights: int
+
+
+def crossing_of(plan: Plan, rank: int, num_micro_batches: int) -> Crossing:
+    """What a device of a pipeline rank sends in a step while its actions run: of each tensor that is put together, all
+    parts but its own."""
+    gradients = weights = 0
+    for use in (step for stage in plan.stages_of(rank) for step in plan.stages[stage].steps if isinstance(step, Use)):
+        here = plan.sharded.get(use.site)
+        if here is not None:
+            gathers, scatters = plan.moves_of(use)
+            elements = sum(size - size // len(holders) for holders, size in here.buckets)
+            gradients += num_micro_batches * scatters * elements * ITEMSIZE[here.gradients.dtype]
+            weights += num_micro_batches * gathers * elements * ITEMSIZE[here.weights.dtype] if here.weights else 0
+    return Crossing(gradients, weights)

@@ -1,0 +1,65 @@
+"""Ranks of a test: `python -m tests.runtime.parts FOLDER WORLD` sums and gathers flat tensors by their parts, over
+every transport, several of them under way at a time, and holds what comes to what all ranks gave.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from runtime.comm.connect import Endpoint
+from runtime.comm.staged import StagedParts
+from runtime.comm.transport import Parts, Wanted
+from runtime.contract import Mesh, Opening
+from runtime.launch.heartbeat import Board
+from runtime.launch.launcher import launch
+from runtime.launch.rank_watch import Supervision
+
+PART = 70_001  # elements: more than one block of a sum
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+
+
+def given(member: int, world: int, dtype: torch.dtype, size: int) -> Tensor:
+    """The flat tensor of a member."""
+    generator = torch.Generator().manual_seed(1000 * member + size)
+    return torch.randn(size * world, dtype=torch.float64, generator=generator).to(dtype)
+
+
+def check(parts: Parts, world: int, rank: int) -> None:
+    """Sums are in the order of the members, to the bit; what is gathered is what each has in its place."""
+    for dtype in DTYPES:
+        for size in (1, PART):
+            flats = [given(member, world, dtype, size) for member in range(world)]
+            summed, gathered = flats[rank].clone(), torch.full_like(flats[rank], torch.nan)
+            again, mine = flats[rank] * 2, slice(rank * size, (rank + 1) * size)
+            gathered[mine] = flats[rank][mine]
+            started = [parts.scatter("one", summed), parts.gather("two", gathered), parts.scatter("three", again)]
+            for work in started:
+                work.wait()
+            total = sum(flats[1:], flats[0].clone())
+            assert torch.equal(summed[mine], total[mine]), (dtype, size)
+            assert torch.equal(again[mine], 2 * total[mine]), (dtype, size)
+            assert torch.equal(gathered, torch.cat([f[m * size : (m + 1) * size] for m, f in enumerate(flats)]))
+
+
+def main(folder: Path, world: int) -> int:
+    def target(rank: int, world: int, board: Board) -> None:
+        openings = tuple(Opening(kind, (0,), "all") for kind in ("reduce", "world"))  # type: ignore[arg-type]
+        everyone = tuple(range(world))
+        wanted = Wanted(Mesh(pp=1, dp=world, ep=1, tp=1, cp=1), openings, {}, frozenset({everyone}))
+        for transport in ("memory", "gloo"):
+            links = Endpoint(transport=transport, timeout_s=60).connect(rank, wanted)  # type: ignore[arg-type]
+            parts = links.parts(everyone)
+            for each in (parts, StagedParts(parts)):
+                check(each, world, rank)
+
+    outcome = launch(target, world, folder=folder, supervision=Supervision(hang_timeout_s=60), backend="gloo")
+    print(outcome)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

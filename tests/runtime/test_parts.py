@@ -1,0 +1,14 @@
+"""Sums of which each rank has a part, and what all put together, over every transport."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.processes import run_module
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_transport(tmp_path: Path, world: int) -> None:
+    run_module("tests.runtime.parts", tmp_path, world)
