@@ -33,7 +33,7 @@ from tests.training.test_fp8_meshes import SUMS, chosen
 from tests.training.test_nodes import on_nodes
 
 NODES = 2  # of a rank each
-# Ops that add the rows of a token which came back, forward and backward → which argument rows are; order and top_k follow.
+# Ops that add the rows of a token which came back → which argument rows are; order and top_k follow.
 READERS = {"unpermute_add": 2, "permuted_rmsnorm_dgrad_add": 0}
 Add = Callable[[Tensor, Tensor], Tensor]  # rows, and which of them each sum has → sums in the dtype of rows
 
