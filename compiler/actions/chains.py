@@ -6,7 +6,7 @@ A chain is in base order, without waits and frees: `order.py` interleaves chains
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from compiler.actions.node import Node, nanoseconds
@@ -38,7 +38,7 @@ class Names:
         values |= {f"{local}{SCALES}": f"{value}{SCALES}" for local, value in values.items()}
         written = (*cut.outputs, *cut.saved, *cut.gradients, *cut.deferred)
         values |= {b.name: f"{prefix}_{b.name}" for b in (*cut.saved, *cut.deferred)}
-        buffers = {b.name: replace(b, name=values[b.name], alias=values[b.alias] if b.alias else "") for b in written}
+        buffers = {b.name: b.named(values[b.name], values[b.alias] if b.alias else "") for b in written}
         return Names(values, buffers)
 
 
@@ -190,7 +190,7 @@ class Chains:
         return [self._exchange(step.kind, "I", step.site, reads, step.returned, step.forwarded_back)]
 
     def _gradient(self, buffer: Buffer) -> Buffer:
-        return Buffer(f"d_{buffer.name}", buffer.shape, buffer.dtype)
+        return buffer.named(f"d_{buffer.name}")
 
     def _dtype(self, value: str) -> str:
         for step in self.stage.steps:

@@ -22,6 +22,10 @@ class Buffer:
     dtype: str
     alias: str = ""
 
+    def named(self, name: str, alias: str = "") -> Buffer:
+        """The tensor under another name; `alias`: that of the value in whose storage it lives."""
+        return Buffer(name, self.shape, self.dtype, alias)
+
     @property
     def fixed_bytes(self) -> int:
         """Bytes if the shape is static and owns its storage, else 0."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from compiler.actions.chains import Chains, Names
-from compiler.ir import Buffer, Communication, Cut, Plan, Use
-from compiler.rates import Rates
+from compiler.actions.chains import Chains
+from compiler.ir import Buffer, Communication, Cut, Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +35,12 @@ class ModelGraph:
     edges: dict[tuple[str, str], Edge] = field(default_factory=dict)
 
 
-def model_graph(plan: Plan, rates: Rates) -> ModelGraph:
-    """The graph of a plan's sites, its stages one after the other, on a device of these rates."""
+def model_graph(stages: Iterable[Chains]) -> ModelGraph:
+    """The graph of the sites of stages, one after the other, each on the device of its chains."""
     graph = ModelGraph()
     makers: dict[str, tuple[str, int]] = {}  # value → (who makes it, bytes)
-    for stage in plan.stages:
-        chains = Chains(stage, plan.cuts, rates)
+    for chains in stages:
+        stage = chains.stage
         times: dict[tuple[str, str], int] = {}
         for kind in "FIW":
             for node in (each for each in chains.of(kind) if each.ordered):
@@ -60,7 +59,7 @@ def model_graph(plan: Plan, rates: Rates) -> ModelGraph:
                     edge = graph.edges.setdefault((maker, name), Edge(crosses))
                     edge.values.append(value)
                     edge.bytes += size
-            outputs = step.outputs if isinstance(step, Communication) else _outputs(step, plan.cuts[step.site])
+            outputs = step.outputs if isinstance(step, Communication) else _outputs(step, chains.cuts[step.site])
             makers |= {buffer.name: (name, _bytes(buffer, chains.rows)) for buffer in outputs}
     return graph
 
@@ -71,10 +70,10 @@ def node_of(step: Use | Communication) -> str:
 
 
 def _outputs(use: Use, cut: Cut) -> list[Buffer]:
-    buffers = Names.of(use, cut).buffers
-    return [buffers[output.name] for output in use.segment.outputs]
+    made = {buffer.name: buffer for buffer in cut.outputs}
+    return [made[local.name].named(value) for local, value in zip(use.segment.outputs, use.outputs, strict=True)]
 
 
 def _bytes(buffer: Buffer, rows: int) -> int:
-    moved = Buffer(buffer.name, buffer.shape, buffer.dtype)  # a view moves as many bytes as what it views
+    moved = buffer.named(buffer.name)  # a view moves as many bytes as what it views
     return moved.fixed_bytes + moved.row_bytes * rows

@@ -7,7 +7,6 @@ code passes operands by place.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from compiler.ir import Buffer, Communication, Cut, Instruction, Plan, Sharded, Signature, Stage, Use
 
@@ -127,7 +126,7 @@ def _of_run(use: Use, phase: str, cuts: Cuts) -> Of:
     return (
         tuple(values[local] for local in signature.args if local not in params),
         *((added, read) if phase == "W" else (read, ())),
-        tuple(replace(b, name=values[b.name], alias=values[b.alias] if b.alias else "") for b in writes),
+        tuple(b.named(values[b.name], values[b.alias] if b.alias else "") for b in writes),
     )
 
 
@@ -164,7 +163,7 @@ def _of_exchange(step: Communication, kind: str, phase: str) -> tuple[tuple[str,
 
 
 def _gradient(buffer: Buffer) -> Buffer:
-    return Buffer(f"d_{buffer.name}", buffer.shape, buffer.dtype)
+    return buffer.named(f"d_{buffer.name}")
 
 
 def _dtype(stage: Stage, value: str, cuts: Cuts) -> str:

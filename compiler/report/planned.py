@@ -83,11 +83,9 @@ def planned_of(found: Timed, prediction: Prediction) -> Planned:
 
 def _stages(found: Timed, rows: Sequence[StageRow]) -> tuple[StageDrawn, ...]:
     """Each stage at the rates of the first rank that holds it."""
-    kinds = {row.stage: found.rates.index(found.rates[row.ranks[0]]) for row in rows}
-    graphs = {kind: model_graph(found.plan, found.rates[kind]) for kind in dict.fromkeys(kinds.values())}
+    graph = model_graph(found.lowering.chains(row.stage, row.ranks[0]) for row in rows)
     drawn = []
     for row in rows:
-        graph = graphs[kinds[row.stage]]
         mine = {site: node for site, node in graph.nodes.items() if node.stage == row.stage}
         parts = tuple(Part(site, node.kind, sum(node.seconds.values())) for site, node in mine.items())
         sends = sum(edge.bytes for (maker, _), edge in graph.edges.items() if edge.crosses and maker in mine)

@@ -9,6 +9,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+from compiler.actions.chains import Chains
 from compiler.ir import Plan, Use
 from compiler.plan import make_plan
 from compiler.plan.model_graph import model_graph
@@ -98,7 +99,8 @@ def test_a_pipeline_rank_on_two_kinds_is_refused(mixed) -> None:  # type: ignore
 def test_the_model_as_a_graph() -> None:
     spec = load(SPECS / "deepseek-v3.dsc")
     plan = make_plan(spec)
-    model = model_graph(plan, rank_rates(spec)[0])
+    rates = rank_rates(spec)[0]
+    model = model_graph(Chains(stage, plan.cuts, rates) for stage in plan.stages)
     graph = nx.DiGraph(model.edges.keys())
     assert nx.is_directed_acyclic_graph(graph)
     assert set(graph) == set(model.nodes) and len(graph) == sum(len(stage.steps) for stage in plan.stages)
