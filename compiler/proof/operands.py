@@ -87,7 +87,7 @@ def _of_sharded(instruction: Instruction, here: Sharded) -> Of:
     if kind == "zeros":
         return (), (), (), (here.gradients,)
     assert here.weights is not None
-    weights = replace(here.weights, name=f"{here.weights.name}_{instruction.phase}")
+    weights = here.weights.named(f"{here.weights.name}_{instruction.phase}", here.weights.alias)
     return (), (), (), (weights,) if instruction.wait else ()
 
 
