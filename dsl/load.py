@@ -289,7 +289,7 @@ def _view(
     tried = 0
     for choice in islice(_structures(view), MAX_CHOICES):
         found, mistakes = _run_view(definitions, name, overrides, False, reported, choice)
-        joint = sum(rules.are_joint([each]) for each in mistakes)
+        joint = sum(rules.hang_on_choices([each]) for each in mistakes)
         tried += 1
         if best is None or joint < best[0]:
             best = joint, choice
@@ -303,7 +303,7 @@ def _view(
 
 def _of_a_choice(message: Diagnostic, choice: choices.Choice, tried: int) -> Diagnostic:
     """A message about values that nobody wrote: of all choices, the one with the fewest mistakes is shown."""
-    if not rules.are_joint([message]):
+    if not rules.hang_on_choices([message]):
         return message
     said = ", ".join(f"{path.rpartition('.')[2]} = {value}" for path, value in choice.items() if path in choices.JOINT)
     others = f"none of the {tried:,} choices for `auto` keeps the rules; this is about" if tried > 1 else "chosen:"

@@ -52,6 +52,7 @@ JOINT: tuple[Row, ...] = (
         resources.state_fits,
     ),
 )
+CHOICE_CODES = frozenset({"E0818", "E0922"})  # of other rules that read the expert ranks: where experts lie on nodes
 JOINT_CODES = frozenset(
     ("E0706", *(f"E08{n:02}" for n in range(1, 13)), "E0901", "E0902", "E0905", "E0906", "E0907", "E0908", "E0914")
 )
@@ -128,6 +129,11 @@ def train_refusals(spec: Spec, origins: Mapping[str, Span] | None = None) -> tup
 def are_joint(messages: Iterable[Diagnostic]) -> bool:
     """Whether a joint rule is among those that messages are about."""
     return any(message.code in JOINT_CODES for message in messages)
+
+
+def hang_on_choices(messages: Iterable[Diagnostic]) -> bool:
+    """Whether another value of a key that is `auto` may mend one of the messages."""
+    return any(message.code in JOINT_CODES | CHOICE_CODES for message in messages)
 
 
 def missing(reads: tuple[str, ...], failed: Collection[str]) -> bool:

@@ -48,10 +48,9 @@ def experts_keep_to_nodes(spec: Spec) -> Iterator[Finding]:
             devices = min(node.devices for _, node in spec.cluster.parts if group_nodes(node.devices, expert) is None)
             message = f"expert = {expert}: expert groups do not lie on whole nodes of {devices} devices"
             yield Finding("E0922", message, "parallel.expert", f"write `expert = {devices}`", (("the limit", at),))
-        elif ffn.max_nodes > nodes:
-            message = f"max_nodes = {ffn.max_nodes}, but {expert} expert ranks lie on {_nodes(nodes)}"
-            yield Finding("E0922", message, at, f"write `max_nodes = {nodes}`", notes[:1])
-        elif ffn.max_nodes < nodes and spec.parallel.placement is not None:
+        elif nodes <= ffn.max_nodes:
+            continue
+        elif spec.parallel.placement is not None:
             message = "max_nodes counts the nodes of experts by their number, and `placement` puts them elsewhere"
             yield Finding("E0922", message, at, "remove `max_nodes`", (("the placement", "parallel.placement"),))
         elif not groups_fall(ffn.groups, nodes):

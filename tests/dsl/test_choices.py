@@ -43,6 +43,16 @@ def test_no_choice_keeps_the_rules() -> None:
     assert any(note.message.startswith(said) for note in mistake.notes)
 
 
+def test_choices_that_break_the_limit_of_nodes_are_passed_over() -> None:
+    """128 expert ranks of DeepSeek-V3 lie on 16 nodes, of which a token would reach 8."""
+    (wrong,) = check(SPECS / "deepseek-v3.dsc", overrides=("parallel.expert=128",))
+    assert wrong.code == "E0922" and wrong.message.endswith("on up to 8 nodes: max_nodes = 4")
+    degrees = {
+        spec.parallel.expert for _, spec in alternatives(SPECS / "deepseek-v3.dsc", overrides=("parallel.expert=auto",))
+    }
+    assert 64 in degrees and max(degrees) == 64
+
+
 def test_other_mistakes_are_told_alone() -> None:
     """A mistake that no choice resolves is reported once, without mistakes of the choices."""
     mistakes = check(SPECS / "quickstart.dsc", overrides=("parallel.pipeline=auto", "model.hidden=auto"))
