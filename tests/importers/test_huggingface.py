@@ -118,8 +118,9 @@ SHIPPED = {  # specs of this repository, written from the reports
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
 def test_it_is_the_shipped_model(name: str) -> None:
-    """All but what a config does not say (how balancing and MTP change in the run, the limit of nodes) or says otherwise: it has the
-    deviation of initial weights and the weight of the balancing loss of its class, not those of the report."""
+    """All but what a config does not say (how balancing and MTP change in the run, the limit of nodes) or says
+    otherwise: it has the deviation of initial weights and the weight of the balancing loss of its class, not those of
+    the report."""
 
     def compared(model: Model) -> Model:
         layers = tuple(
