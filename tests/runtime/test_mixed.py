@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runtime.comm import connect, memory
 from runtime.comm.connect import Transport, channels_of, transport_in_use
-from runtime.comm.transport import Carrier, Links, Shares, Wanted, equal_shares
+from runtime.comm.transport import Carrier, Links, Parts, Shares, Wanted, equal_shares
 from tests.runtime.test_start import WANTED, connected
 
 ELEMENTS = 1001  # no multiple of the ranks
@@ -53,14 +53,32 @@ def flats() -> dict[str, tuple[tuple[int, ...], int]]:
     }
 
 
+def all_wanted() -> Wanted:
+    found = flats()
+    return Wanted(WANTED.mesh, WANTED.openings, found, frozenset(holders for holders, _ in found.values()))
+
+
+def check_parts(rank: int, parts: Parts, holders: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Holders that divide a tensor have the sums of their parts, and then all of it."""
+    even = ELEMENTS // 4 * 4
+    flat, expected = values(rank, dtype)[:even].clone(), in_order(holders, dtype)[:even]
+    parts.scatter("sums", flat).wait()
+    mine = holders.index(rank)
+    assert torch.equal(flat.chunk(len(holders))[mine], expected.chunk(len(holders))[mine])
+    parts.gather("whole", flat).wait()
+    assert torch.equal(flat, expected)
+
+
 def check_sums(rank: int, links: Links) -> None:
     """Every sum of a rank has the bits of one in the order of ranks."""
+    parts = {ranks: links.parts(ranks) for kind, ranks in links.carriers if kind == "reduce"}
     for dtype in DTYPES:
         total = values(rank, dtype).view(7, 143)
         links.sums.all_reduce(total)
         assert torch.equal(total.view(-1), in_order(range(4), dtype)), dtype
-        for _, holders in {channel for channel in links.carriers if channel[0] == "reduce"}:
+        for holders in parts:
             name, expected = f"{holders} {dtype}", in_order(holders, dtype)
+            check_parts(rank, parts[holders], holders, dtype)
             flat = links.flat(name, ELEMENTS, dtype)
             assert (flat is None) == (links.carriers["reduce", holders] == "gloo")
             flat = torch.zeros(ELEMENTS, dtype=dtype) if flat is None else flat
@@ -116,7 +134,7 @@ def test_channels_inside_a_machine_share_memory(tmp_path: Path, machines: str) -
         check_sums(rank, links)
         (tmp_path / f"done_{rank}").write_text(json.dumps(sorted(used)))
 
-    wanted = Wanted(WANTED.mesh, WANTED.openings, flats())
+    wanted = all_wanted()
     with mock.patch.object(dist, "ProcessGroupGloo", counted), mock.patch.object(memory, "machine", memory.machine):
         outcome = connected(tmp_path, "auto", before, after, lambda _: wanted)
     assert outcome.ok, str(outcome)
@@ -125,7 +143,7 @@ def test_channels_inside_a_machine_share_memory(tmp_path: Path, machines: str) -
 
 @pytest.mark.parametrize("transport", ["memory", "gloo"])
 def test_sums_have_the_bits_of_the_order_of_ranks(tmp_path: Path, transport: Transport) -> None:
-    wanted = Wanted(WANTED.mesh, WANTED.openings, flats())
+    wanted = all_wanted()
     outcome = connected(tmp_path, transport, after=check_sums, wanted=lambda _: wanted)
     assert outcome.ok, str(outcome)
 
@@ -154,7 +172,7 @@ def test_a_rank_that_may_not_open_the_memory_of_others_takes_gloo(tmp_path: Path
         assert links.carriers == carriers(rank, "aaab")
         check_sums(rank, links)
 
-    wanted = Wanted(WANTED.mesh, WANTED.openings, flats())
+    wanted = all_wanted()
     with mock.patch.object(connect, "map_memory", connect.map_memory):
         outcome = connected(tmp_path, "auto", before, after, lambda _: wanted)
     assert outcome.ok, str(outcome)
