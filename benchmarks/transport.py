@@ -89,7 +89,9 @@ def of_rank(rank: int, world: int) -> dict[str, list[list[float]]]:
     partner = rank ^ 1
     found: dict[str, list[list[float]]] = {}
     kinds: dict[str, Callable[[Links], Callable[[], object]]] = {
-        "gradients": lambda links: lambda: links.sums.reduce("flat", holders, flat if links is memory else mine),
+        "gradients": lambda links: (
+            lambda: links.sums.start_reduce("flat", holders, flat if links is memory else mine).wait()
+        ),
         "message": lambda links: _there_and_back(links, rank, partner),
         "small": lambda links: lambda: links.sums.all_reduce(small),
     }

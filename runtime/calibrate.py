@@ -244,7 +244,7 @@ def measure_transfers(device: torch.device, world: int, board: Board) -> dict[st
                 work.wait()
 
         def all_reduce(name: str = f"flat {size}", flat: Tensor = flat) -> None:
-            links.sums.reduce(name, everyone, flat)
+            links.sums.start_reduce(name, everyone, flat).wait()
 
         for name, call, share in (
             ("all_to_all", all_to_all, 1),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Protocol
 
 import torch
@@ -55,14 +55,21 @@ class Executor:
     _kept: dict[str, Tensor] = field(default_factory=dict)  # messages to the own rank
     _arrived_us: int = 0  # when the first message of the call that runs was there
 
-    def execute(self, bodies: Mapping[str, Callable[..., None]], calls: Sequence[Call]) -> list[Span]:
+    def execute(
+        self,
+        bodies: Mapping[str, Callable[..., None]],
+        calls: Sequence[Call],
+        behind: Mapping[int, Callable[[], None]] = MappingProxyType({}),
+    ) -> list[Span]:
         """Run one program to its end, by when every value must have been freed and every message taken.
+
+        `behind`: what to do once a call has ended, by its number. It waits for nobody.
 
         Returns what was run when: each call's label, its start (when the first message it awaits was there) and end.
         """
         spans: list[Span] = []
         shape, dtype = self.message
-        for call in calls:
+        for number, call in enumerate(calls):
             self.board.set_action(call.label)
             for source, message in call.posts:
                 buffer = torch.empty(shape, dtype=dtype, device=self.device)
@@ -72,6 +79,8 @@ class Executor:
             spans.append((call.label, self._arrived_us or start_us, _now_us()))
             for key in call.releases:
                 self._sent.pop(key).wait()
+            if number in behind:
+                behind[number]()
         for key in list(self._sent):
             self.board.set_action(f"send {key[1]}")
             self._sent.pop(key).wait()

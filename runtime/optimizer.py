@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from runtime.comm.transport import Sums
+from runtime.comm.transport import Sums, Work
 from runtime.contract import Optimizer
 from runtime.kernels import Op
 from runtime.offload import Staging, Update
@@ -21,9 +21,9 @@ from runtime.state import Bucket, State
 NORM_ROW = 1024  # elements
 
 
-def reduce_gradients(bucket: Bucket, sums: Sums) -> None:
-    """Sum a bucket's gradients over its holders: all of them, or on each holder those that it owns."""
-    sums.reduce(bucket.gradients_name, bucket.holders, bucket.gradients, bucket.shares)
+def start_reduce(bucket: Bucket, sums: Sums) -> Work:
+    """Begin to sum a bucket's gradients over its holders: all of them, or on each holder those that it owns."""
+    return sums.start_reduce(bucket.gradients_name, bucket.holders, bucket.gradients, bucket.shares)
 
 
 def gradient_square(state: State, rank: int) -> Tensor:

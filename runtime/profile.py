@@ -330,8 +330,7 @@ class Profile:
         # Whoever waits for memory that ranks share waits here; torch.distributed waits in its works and collectives.
         yield memory, "wait_until", timed(memory.wait_until, "wait")
         yield communicator, "_work", partial(self._work, communicator._work)
-        for name in ("all_reduce", "all_gather"):
-            yield Communicator, name, timed(getattr(Communicator, name), "wait")
+        yield Communicator, "all_gather", timed(Communicator.all_gather, "wait")
 
     def _wait_counts(self, call: Callable[..., Any], action: str, micro_batch: int, site: str) -> Any:
         route, *tables = call(action, micro_batch, site)
@@ -350,8 +349,12 @@ class _Sums:
 
     def __init__(self, sums: Sums, timed: Callable[..., Callable[..., Any]]) -> None:
         self.all_reduce: Callable[[Tensor], None] = timed(sums.all_reduce, "copy", "sum")
-        self.reduce: Callable[[str, tuple[int, ...], Tensor], None] = timed(sums.reduce, "copy", "reduce")
+        self._start, self._timed = timed(sums.start_reduce, "copy", "reduce"), timed
         self.gather: Callable[[str, tuple[int, ...], Tensor, Shares], None] = timed(sums.gather, "copy", "gather")
+
+    def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
+        work: Work = self._start(bucket, holders, flat, shares)
+        return _TimedWork(work, self._timed(work.wait, "copy", "reduce"))
 
 
 def _apply(owner: Any, name: str, value: Any) -> Callable[[], None]:

@@ -1,6 +1,6 @@
 """What a rank holds: parameters, gradient accumulators, optimizer state, balancing biases.
 
-Parameters with the same holders lie in one flat buffer (a bucket), so a reduction or an optimizer update is one call.
+Parameters with the same holders and stages lie in one flat buffer (a bucket): a reduction or an update is one call.
 Segments see views: one tensor per name, the experts of a rank stacked along dimension 0. The optimizer updates master
 weights: a slice of what segments see where the dtype is the same, else a buffer beside it, and segments see it rounded.
 """
@@ -48,14 +48,15 @@ class Piece:
 
 @dataclass
 class Bucket:
-    """Parameters with the same holders. `owned` are the pieces whose optimizer state, master weights among it, is on
-    this rank; `shares` says which parts each holder owns, nothing where each of them owns all.
+    """Parameters with the same holders and stages. `owned` are the pieces whose optimizer state, master weights among
+    it, is on this rank; `shares` says which parts each holder owns, nothing where each of them owns all.
 
     Of `sites` that divide it, only the part that is owned here is kept, of gradients, and where these are `gathered` of
     weights: flat tensors of all of it are made for one segment at a time (runtime/sharding.py)."""
 
     name: str
     holders: tuple[int, ...]
+    stages: tuple[int, ...]  # that use the parameters
     entries: tuple[Entry, ...]
     decayed: int  # elements [0, decayed) are decayed
     owned: tuple[Piece, ...]
@@ -70,6 +71,11 @@ class Bucket:
     @property
     def size(self) -> int:
         return self.entries[-1].end
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether its gradients are summed once a step, and not by those who divide them."""
+        return len(self.holders) > 1 and not self.sites
 
     @property
     def part(self) -> slice:
@@ -247,6 +253,7 @@ def _bucket(
     return Bucket(
         name=planned.name,
         holders=holders,
+        stages=planned.stages,
         entries=tuple(entries),
         decayed=max((e.end for e in entries if e.decay), default=0),
         owned=owned,

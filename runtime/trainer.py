@@ -23,8 +23,8 @@ from runtime.comm import nodes
 from runtime.comm.connect import Endpoint
 from runtime.comm.exchange import Exchange, LocalExchange, RankExchange
 from runtime.comm.host_reads import HostReads
-from runtime.comm.transport import Links, Wanted
-from runtime.contract import Collective
+from runtime.comm.transport import Links, Wanted, Work
+from runtime.contract import Collective, Program
 from runtime.executor import Board, Executor
 from runtime.ledger import Ledger
 from runtime.offload import Staging
@@ -34,7 +34,7 @@ from runtime.position import Position
 from runtime.quantised import quantised_weights
 from runtime.rate import batch_at, learning_rate, value_at
 from runtime.sharding import Sharding
-from runtime.state import DTYPES, State, build_state, shared_flats
+from runtime.state import DTYPES, Bucket, State, build_state, shared_flats
 from runtime.trace import Span
 
 ON_CPU = Endpoint()
@@ -104,6 +104,7 @@ class Trainer:
         self.step, self.position = 0, Position()
         self.drawn = np.arange(0)  # indices of the samples of the step at hand
         self.program, self.actions = "", list[Span]()  # what was run last, and when
+        self.reducing: dict[str, Work] = {}  # reductions that were started, by bucket
         self.executor = self._executor(self.links)
 
     def _executor(self, links: Links) -> Executor:
@@ -226,7 +227,7 @@ class Trainer:
         self.executor.constants = self._tangents(counts)
         self.executor.records = {}
         self._quantise()
-        self.actions = self.executor.execute(self.bodies, program.ranks[self.pp_rank])
+        self.actions = self.executor.execute(self.bodies, program.ranks[self.pp_rank], self._reductions(program))
         squares = partial(optimizer.gradient_square, self.state, self.rank)
         summed = self._collect(program.epilogue, {"records": self._records, "norm": squares})
         return self._by_name(summed.pop("records")) | counts | summed
@@ -245,9 +246,25 @@ class Trainer:
                 self.links.sums.all_reduce(summed[each.name])
             elif bucket is not None:
                 self.board.set_action(each.label)
-                collective = optimizer.reduce_gradients if each.kind == "reduce" else optimizer.gather_weights
-                collective(bucket, self.links.sums)
+                if each.kind == "reduce":
+                    self.reducing.pop(each.name).wait()
+                else:
+                    optimizer.gather_weights(bucket, self.links.sums)
         return summed
+
+    def _reductions(self, program: Program) -> dict[int, Callable[[], None]]:
+        """What starts the reductions of a program, by the number of the call behind which it is."""
+        listed = program.reductions[self.pp_rank] if program.reductions else ()
+        found: dict[int, list[Bucket]] = {}
+        for after, stages in listed:
+            found.setdefault(after, []).extend(
+                bucket for bucket in self.state.buckets if bucket.stages == stages and bucket.is_reduced
+            )
+        return {after: partial(self._start_reduce, buckets) for after, buckets in found.items()}
+
+    def _start_reduce(self, buckets: Iterable[Bucket]) -> None:
+        for bucket in buckets:
+            self.reducing[bucket.name] = optimizer.start_reduce(bucket, self.links.sums)
 
     def _update(self, rate: float, norm: float) -> None:
         """Update the weights of each bucket, and gather those that other ranks update."""

@@ -23,7 +23,7 @@ TARGETS, RECORDS, NORM = (Collective("sum", name) for name in ("targets", "recor
 def check_collectives(plan: Plan, programs: Mapping[str, Program]) -> None:
     """Raise CertificateError unless every program has the collectives that its plan needs. O(buckets) of each."""
     shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1]
-    reduces = {Collective("reduce", bucket.name) for bucket in shared if not bucket.sites}
+    reduces = {Collective("reduce", bucket.name) for bucket in shared if bucket.is_reduced}
     gathers = {Collective("gather", bucket.name) for bucket in shared if plan.zero and not plan.gathers(bucket)}
     averaged = plan.train.validate is not None and plan.train.validate.ema
     for name, program in programs.items():
@@ -38,6 +38,34 @@ def check_collectives(plan: Plan, programs: Mapping[str, Program]) -> None:
                 raise CertificateError(f"program/{name}.json: its {place} is not that of the plan's buckets")
         if trains and program.epilogue[-1] != NORM:
             raise CertificateError(f"program/{name}.json: the norm is summed before all gradients are")
+        if problem := _wrong_starts(plan, program, trains):
+            raise CertificateError(f"program/{name}.json: {problem}")
+
+
+def _wrong_starts(plan: Plan, program: Program, trains: bool) -> str:
+    """What is wrong with the starts of reductions, or "": each rank starts those that it is in once, behind the last
+    weight gradient of their stages, and all ranks of a channel start them in one order."""
+    shared = {
+        (tuple(sorted({holder // plan.mesh.dp for holder in bucket.holders})), bucket.stages)
+        for bucket in plan.buckets
+        if trains and bucket.is_reduced
+    }
+    if len(program.reductions) != (len(program.ranks) if trains else 0):
+        return "its reductions are not those of its ranks"
+    for rank, (row, calls) in enumerate(zip(program.reductions, program.ranks, strict=False)):
+        if sorted(each.stages for each in row) != sorted(stages for ranks, stages in shared if rank in ranks):
+            return f"the reductions that rank {rank} starts are not those of the plan's buckets"
+        after = [each.after for each in row]
+        if after != sorted(after) or any(at >= len(calls) for at in after):
+            return f"the reductions of rank {rank} are not behind its calls in their order"
+        for at in range(min(after, default=len(calls)) + 1, len(calls)):
+            added = {int(action[1:]) for action in calls[at].body.split("_") if action[0] in "BW"}
+            if any(each.after < at and not added.isdisjoint(each.stages) for each in row):
+                return f"rank {rank} starts a reduction before {calls[at].label}, which adds to it"
+    for ranks in {ranks for ranks, _ in shared}:
+        if len({tuple(r.stages for r in program.reductions[k] if (ranks, r.stages) in shared) for k in ranks}) > 1:
+            return f"ranks {', '.join(map(str, ranks))} start reductions in several orders"
+    return ""
 
 
 def check_start(plan: Plan, programs: Mapping[str, Program]) -> None:

@@ -113,7 +113,8 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
 def _bucket(bucket: Bucket, table: Mapping[str, Replica]) -> contract.Bucket:
     rows = (table[name] for name in bucket.replicas)
     parameters = tuple(contract.Parameter(r.name, r.tensor, r.shape, r.init, r.decay) for r in rows)
-    return contract.Bucket(bucket.name, tuple(bucket.holders), parameters, bucket.owners, bucket.sites)
+    held_by = bucket.name, tuple(bucket.holders), bucket.stages
+    return contract.Bucket(*held_by, parameters, bucket.owners, bucket.sites)
 
 
 def _bias(replica: Replica) -> contract.Bias:
@@ -124,11 +125,14 @@ def program_json(program: Program) -> str:
     """The program as the runtime reads it: the calls of each pipeline rank."""
     ranks = tuple(tuple(map(_call, invocations)) for invocations in program.invocations)
     placement = str(program.stage_placement)
-    collectives = [
+    prologue, epilogue, update = (
         tuple(contract.Collective(each.kind, each.name) for each in listed)
         for listed in (program.prologue, program.epilogue, program.update)
-    ]
-    return contract.Program(program.name, program.num_micro_batches, placement, ranks, *collectives).to_json()
+    )
+    reductions = tuple(tuple(contract.Reduction(*each) for each in row) for row in program.reductions)
+    count = program.num_micro_batches
+    lists = prologue, epilogue, update, reductions
+    return contract.Program(program.name, count, placement, ranks, *lists).to_json()
 
 
 def _call(call: Invocation) -> contract.Call:

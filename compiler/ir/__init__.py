@@ -26,6 +26,7 @@ from compiler.ir.program import (
     Kind,
     Message,
     Program,
+    Reduction,
 )
 from compiler.ir.segment import (
     Buffer,
@@ -64,6 +65,7 @@ __all__ = [
     "Plan",
     "Program",
     "Quantised",
+    "Reduction",
     "Remade",
     "Replica",
     "Role",

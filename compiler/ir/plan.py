@@ -119,13 +119,20 @@ class Replica:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters with the same holders: one flat buffer, one reduction. Named by its first parameter."""
+    """Parameters with the same holders that the same stages use: one flat buffer, one reduction. Named by its first
+    parameter."""
 
     name: str
     holders: Holders
+    stages: tuple[int, ...]  # ascending; behind their last weight gradients the bucket's gradients are whole
     replicas: tuple[str, ...]  # logical names, decayed ones first, experts of one tensor adjacent
     owners: tuple[int, ...] = ()  # of each replica, which holder has its optimizer state, if each is owned whole
     sites: tuple[str, ...] = ()  # the segments that read it, where its holders divide gradients (zero = 2, 3)
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether its gradients are summed once a step: it is shared, and not by those who divide its gradients."""
+        return len(self.holders) > 1 and not self.sites
 
 
 @dataclass(frozen=True)
@@ -156,6 +163,7 @@ class Plan:
     slots: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (tensor, place of each expert) of layers that are placed
     zero: int = 0  # 1: the holders of a bucket each update a part of it; 2 and 3: `Bucket.sites`
     sharded: Mapping[str, Sharded] = field(default_factory=dict, repr=False)  # by site of use
+    overlap_reduce: bool = True  # whether gradients are summed under the backward
     averaged: bool = False  # whether evaluations are made with the moving average of the weights, too
 
     @cached_property

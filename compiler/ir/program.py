@@ -85,12 +85,23 @@ class Invocation(NamedTuple):
     releases: tuple[tuple[int, Message], ...] = ()
 
 
+class Reduction(NamedTuple):
+    """Behind its invocation `after` a rank starts to sum the gradients of the buckets of exactly these stages that it
+    holds, and goes on: the `reduce` of a program's epilogue waits for the sums."""
+
+    after: int
+    stages: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"reduction of stage{'s' * (len(self.stages) > 1)} {', '.join(map(str, self.stages))}"
+
+
 @dataclass(frozen=True)
 class Collective:
     """A call that all ranks of a group make together.
 
-    sum: a small tensor is summed over the world (the `name` says which: targets, records, norm); reduce: the gradients
-    of a bucket are summed over its holders; gather: its holders give one another the weights that each has updated.
+    sum: a small tensor is summed over the world (the `name` says which: targets, records, norm); reduce: the holders of
+    a bucket wait until its gradients are summed; gather: they give one another the weights that each has updated.
     """
 
     kind: Literal["sum", "reduce", "gather"]
@@ -107,7 +118,7 @@ class Program:
 
     A column (one data coordinate) runs one program. Collectives are in one order for all ranks of the world: those of
     `prologue` come before the first body, those of `epilogue` after the last one, those of `update` with the update of
-    the weights. A rank leaves out the buckets that it does not hold.
+    the weights. A rank leaves out the buckets that it does not hold. Reductions are started in between.
     """
 
     name: str  # the schedule's name, or "evaluate"
@@ -119,6 +130,7 @@ class Program:
     prologue: tuple[Collective, ...] = ()
     epilogue: tuple[Collective, ...] = ()
     update: tuple[Collective, ...] = ()
+    reductions: tuple[tuple[Reduction, ...], ...] = ()  # per pipeline rank, in their order; none in an evaluation
 
     @property
     def collectives(self) -> tuple[Collective, ...]:

@@ -1,10 +1,11 @@
 """The collectives of a program: what ranks sum over the world, and what they reduce and gather of each bucket.
 
-The valid targets are counted before the first forward, for they normalise the loss. After the last backward the records
-are summed (losses, and the load of every expert), then the gradients of every bucket, then the squares of all
-gradients, by which they are clipped. Where the holders of a bucket each update a part of it, they gather the rest.
-Gradients that are divided are summed by the bodies that make them, and weights that are divided are gathered by those
-that read them (compiler/actions/sharded.py).
+The valid targets are counted before the first forward, for they normalise the loss. After the last backward the
+records are summed (losses, and the load of every expert). Then the sums of each bucket's gradients end, which were
+started under the backward (compiler/lower/reductions.py), and the squares of all gradients are summed, by which they
+are clipped. Where the holders of a bucket each update a part of it, they gather the rest. Gradients that are divided
+are summed by the bodies that make them, and weights that are divided are gathered by those that read them
+(compiler/actions/sharded.py).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def collectives_of(plan: Plan, *, trains: bool) -> Collectives:
     An evaluation gathers weights where it is made again with their moving average, to take it and to put it back.
     """
     shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1]
-    reduces = (Collective("reduce", bucket.name, bucket) for bucket in shared if not bucket.sites)
+    reduces = (Collective("reduce", bucket.name, bucket) for bucket in shared if bucket.is_reduced)
     parted = [bucket for bucket in shared if plan.zero and not (plan.zero == 3 and bucket.sites)]
     gathers = tuple(Collective("gather", bucket.name, bucket) for bucket in parted)
     if not trains:

@@ -16,6 +16,7 @@ from compiler.actions.order_cache import Orders
 from compiler.ir import Body, Instruction, Plan, Program
 from compiler.lower.collectives import Collectives, collectives_of
 from compiler.lower.invocations import Call, invocations_of
+from compiler.lower.reductions import reductions_of
 from compiler.rates import core_rates
 from compiler.rates.rank_rates import OnRanks, kinds_of, on_ranks
 from compiler.schedules.schedule import Schedule
@@ -63,6 +64,7 @@ class Lowering:
             invocations=invocations_of(bodies, calls),
             message=next((stage.output for stage in self.plan.stages if stage.output), None),
             **self._collectives(not evaluate),
+            reductions=() if evaluate else reductions_of(self.plan, schedule.actions),
         )
 
     def _collectives(self, trains: bool) -> Collectives:

@@ -19,7 +19,6 @@ from compiler.plan.parameters import Tensor, tensors
 from compiler.plan.sharding import dividing_sites, sharded_segments
 from compiler.plan.stages import build_stages
 from compiler.spec_files import expert_placement_of
-from compiler.stage_placement import StagePlacement
 from dsl.schema import Spec
 
 Owners = Mapping[str, tuple[int, ...]]  # layers.3 → the expert rank of each of its experts
@@ -37,15 +36,19 @@ def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
     stage_placement = stage_placement_of_spec(spec)
     model = cut_model(spec, cuts_by_key)
     stages = build_stages(model, stage_placement.num_stages(mesh.pp), stage_placement)
-    ranks_of = pipeline_ranks_of(stages, stage_placement, mesh.pp)
+    users = stages_of_tensors(stages)
+    ranks_of = {
+        used_by: tuple(sorted({rank for stage in used_by for rank in stage_placement.ranks_of_stage(mesh.pp, stage)}))
+        for used_by in set(users.values())
+    }
     rows = tensors(spec, (step for stage in stages for step in stage.steps))
     expert_placement = expert_placement_of(spec)
     owners: Owners | None = expert_placement.owners if expert_placement else None
     owned = {row.name: _owners(row, mesh.ep, owners or {}) for row in rows if row.num_experts is not None}
     replicas = tuple(
-        each for row in rows for each in replicas_of(row, ranks_of[row.name], mesh, owned.get(row.name, ()))
+        each for row in rows for each in replicas_of(row, ranks_of[users[row.name]], mesh, owned.get(row.name, ()))
     )
-    grouped = buckets(replicas, dividing_sites(stages, replicas, parallel.zero))
+    grouped = buckets(replicas, users, dividing_sites(stages, replicas, parallel.zero))
     grouped = with_owners(grouped, replicas, spec.train.optimizer, parallel.zero)
     return Plan(
         mesh=mesh,
@@ -61,6 +64,7 @@ def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
         slots=tuple((row.name, slots_of(owners[block_of(row.name)])) for row in rows if owners and row.role == "slots"),
         zero=parallel.zero,
         sharded=sharded_segments(spec, replicas, grouped),
+        overlap_reduce=parallel.overlap_reduce,
         averaged=spec.train.validate is not None and spec.train.validate.ema,
     )
 
@@ -99,18 +103,15 @@ def _owners(tensor: Tensor, num_ranks: int, owners: Owners) -> tuple[int, ...]:
     return given or tuple(e // (tensor.num_experts // num_ranks) for e in range(tensor.num_experts))
 
 
-def pipeline_ranks_of(
-    stages: Sequence[Stage], stage_placement: StagePlacement, num_ranks: int
-) -> dict[str, tuple[int, ...]]:
-    """The pipeline ranks that store a stage which uses a tensor, ascending, by tensor."""
-    found: dict[str, set[int]] = defaultdict(set)
-    for rank in range(num_ranks):
-        for stage in stage_placement.stages_of(num_ranks, rank):
-            for step in stages[stage].steps:
-                if isinstance(step, Use):
-                    for _, tensor in step.params:
-                        found[tensor].add(rank)
-    return {tensor: tuple(sorted(ranks)) for tensor, ranks in found.items()}
+def stages_of_tensors(stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
+    """The stages that use a tensor, ascending, by tensor."""
+    found: dict[str, dict[int, None]] = defaultdict(dict)
+    for stage in stages:
+        for step in stage.steps:
+            if isinstance(step, Use):
+                for _, tensor in step.params:
+                    found[tensor][stage.index] = None
+    return {tensor: tuple(users) for tensor, users in found.items()}
 
 
 def replicas_of(tensor: Tensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, owners: Sequence[int]) -> list[Replica]:
@@ -124,17 +125,20 @@ def replicas_of(tensor: Tensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, own
     return [Replica(name, tensor.name, *row, held) for name, held in zip(names, holders, strict=True)]
 
 
-def buckets(replicas: Sequence[Replica], sites: Mapping[str, tuple[str, ...]]) -> tuple[Bucket, ...]:
-    """Trained parameters grouped by holders, decayed ones first, in model order otherwise.
+def buckets(
+    replicas: Sequence[Replica], stages: Mapping[str, tuple[int, ...]], sites: Mapping[str, tuple[str, ...]]
+) -> tuple[Bucket, ...]:
+    """Trained parameters grouped by holders and stages, decayed ones first, in model order otherwise.
 
-    `sites`: of tensors that their holders divide, the segments that read each; these are grouped by them, too.
+    `stages`: those that use a tensor. `sites`: of tensors that their holders divide, the segments that read each; these
+    are grouped by them, too.
     """
-    grouped: dict[tuple[Holders, tuple[str, ...]], list[Replica]] = defaultdict(list)
+    grouped: dict[tuple[Holders, tuple[int, ...], tuple[str, ...]], list[Replica]] = defaultdict(list)
     for replica in replicas:
         if replica.role == "parameter":
-            grouped[replica.holders, sites.get(replica.tensor, ())].append(replica)
+            grouped[replica.holders, stages[replica.tensor], sites.get(replica.tensor, ())].append(replica)
     return tuple(
-        Bucket(name=members[0].name, holders=holders, replicas=tuple(r.name for r in members), sites=read_by)
-        for (holders, read_by), group in grouped.items()
+        Bucket(members[0].name, holders, used_by, tuple(r.name for r in members), sites=read_by)
+        for (holders, used_by, read_by), group in grouped.items()
         for members in [sorted(group, key=lambda r: not r.decay)]
     )

@@ -40,8 +40,13 @@ def _of_the_step(spec: Spec, plan: Plan) -> Iterator[str]:
     if plan.sharded:
         yield from _of_divided_state(spec, plan)
     elif spec.parallel.data > 1:
-        gathered = ", and weights gathered," if spec.parallel.zero else ""
-        yield f"gradients are reduced{gathered} after the last backward, beside nothing"
+        under = spec.parallel.overlap_reduce and spec.has_hosts
+        beside = (
+            "in the time that exchanges leave the links, and slow nothing down" if under else "behind the last backward"
+        )
+        yield f"gradients are reduced {beside}"
+        if spec.parallel.zero:
+            yield "weights are gathered behind the update, beside nothing"
     yield "reading data, checkpoints, validation and failures take no time"
 
 

@@ -18,8 +18,9 @@ from compiler.predict.memory import rank_memories
 from compiler.predict.money import energy_of, money_of
 from compiler.predict.prediction import Exchange, Flops, Prediction, RankMemory, StageRow, Step, Tail, Whole
 from compiler.predict.step import step_of
-from compiler.predict.tail import Tensor, groups_of, tail_of, tensors_of, works_of
+from compiler.predict.tail import Tensor, groups_of, reduce_seconds, tail_of, tensors_of, works_of
 from compiler.predict.times import StepTimes, lane_seconds, step_times, twins_of
+from compiler.predict.under_backward import left_of_reductions
 from compiler.rates import Rates
 from compiler.rates.rank_rates import rank_rates
 from compiler.schedules.schedule import Schedule
@@ -72,6 +73,10 @@ def timed_on(spec: Spec, lowering: Lowering, schedule: Schedule, least: bool = F
     groups = [groups_of(plan.mesh, tensors.values(), rank) for rank in range(plan.mesh.pp)]
     of_ranks = zip(groups, works_of(spec, plan, groups), each, strict=True)
     tails = [tail_of(spec, plan.mesh, held, work, reduce_s, r) for held, work, r in of_ranks]
+    if plan.overlap_reduce and spec.has_hosts:  # cores that sum gradients compute nothing beside it
+        seconds = reduce_seconds(spec, groups, reduce_s)
+        left = left_of_reductions(plan, schedule, times, timeline, seconds)
+        tails = [replace(tail, reduction_s=left_s) for tail, left_s in zip(tails, left, strict=True)]
     shared = shared_by(each[0], plan, schedule, times, timeline, tails)
     if shared > 1:
         times, tails = times.longer(shared), [tail.longer(shared) for tail in tails]

@@ -1,7 +1,7 @@
 """What follows the last action of a step: gradients are summed and scattered, clipped, applied, and weights gathered.
 
-Nothing of it is overlapped with the backward, as in the program (runtime/trainer.py). For comparison: ZeRO,
-arXiv 1910.02054, §5.
+Of the sums it is what does not run under the backward (compiler/predict/under_backward.py). All else begins behind the
+backward, as in the program (runtime/trainer.py). For comparison: ZeRO, arXiv 1910.02054, §5.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Tensor:
     """A trained tensor: on every data rank of its pipeline ranks, or a stack of experts on every ep-th."""
 
     pipeline_ranks: tuple[int, ...]
+    stages: tuple[int, ...]
     elements: int  # on a device
     stacked: bool
 
@@ -42,9 +43,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parameters that the same devices hold: one reduction."""
+    """Parameters that the same devices hold and the same stages use: one reduction."""
 
     holders: Holders
+    stages: tuple[int, ...]
     elements: int  # on each of them
 
     def is_divided(self, spec: Spec) -> bool:
@@ -55,6 +57,7 @@ class Group:
 def tensors_of(plan: Plan) -> dict[str, Tensor]:
     """Every trained tensor of a plan, in closed form from its stages."""
     ranks: dict[str, set[int]] = defaultdict(set)
+    stages: dict[str, list[int]] = defaultdict(list)
     params: dict[str, Param] = {}
     for stage in plan.stages:
         holding = plan.ranks_of_stage(stage.index)
@@ -64,20 +67,22 @@ def tensors_of(plan: Plan) -> dict[str, Tensor]:
                     if param.grad:
                         ranks[name].update(holding)
                         params[name] = param
+                        if stage.index not in stages[name]:
+                            stages[name].append(stage.index)
     return {
-        name: Tensor(tuple(sorted(ranks[name])), prod(param.shape), param.stack > 0) for name, param in params.items()
+        name: Tensor(tuple(sorted(ranks[name])), tuple(stages[name]), prod(param.shape), param.stack > 0)
+        for name, param in params.items()
     }
 
 
 def groups_of(mesh: Mesh, tensors: Iterable[Tensor], rank: int) -> tuple[Group, ...]:
-    """The trained parameters of the first device of a pipeline rank, by who else holds them."""
-    held: dict[Holders, int] = defaultdict(int)
+    """The trained parameters of the first device of a pipeline rank, by who holds and which stages use them."""
+    held: dict[tuple[Holders, tuple[int, ...]], int] = defaultdict(int)
     for each in tensors:
         if rank in each.pipeline_ranks:
-            held[Holders(each.pipeline_ranks, range(0, mesh.dp, mesh.ep if each.stacked else 1), mesh.dp)] += (
-                each.elements
-            )
-    return tuple(Group(holders, elements) for holders, elements in held.items())
+            holders = Holders(each.pipeline_ranks, range(0, mesh.dp, mesh.ep if each.stacked else 1), mesh.dp)
+            held[holders, each.stages] += each.elements
+    return tuple(Group(*key, elements) for key, elements in held.items())
 
 
 def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple[Work, ...]:
@@ -98,16 +103,34 @@ def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple
     return tuple(Work(elements[rank], products[rank]) for rank in range(plan.mesh.pp))
 
 
+def reduce_seconds(
+    spec: Spec, groups: Iterable[Sequence[Group]], reduce_s: Reduce
+) -> dict[tuple[tuple[int, ...], tuple[int, ...]], float]:
+    """(pipeline ranks, stages) → seconds in which their gradients are summed; `groups`: of each pipeline rank."""
+    size = ITEMSIZE[spec.precision.gradients]
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = defaultdict(float)
+    for group in {each for held in groups for each in held if len(each.holders) > 1 and not each.is_divided(spec)}:
+        found[group.holders.pipeline_ranks, group.stages] += reduce_s(
+            group.elements * size, group.holders, reduction_of(spec)
+        )
+    return found
+
+
+def reduction_of(spec: Spec) -> Reduction:
+    """How gradients are summed. Gloo, which serves devices without peaks, has no reduce-scatter."""
+    return "reduce_scatter" if spec.parallel.zero and spec.cluster.node.device.bf16 else "all_reduce"
+
+
 def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: Work, reduce_s: Reduce, rates: Rates) -> Tail:
-    """Seconds of the tail of a device that holds these groups, does this work, and achieves these rates."""
+    """Seconds of the tail of a device that holds these groups, does this work, and achieves these rates, if all
+    gradients are summed in it."""
     precision, zero, optimizer = spec.precision, spec.parallel.zero, spec.train.optimizer
     gradient, weight = ITEMSIZE[precision.gradients], ITEMSIZE[precision.parameter]
     update_s = rates.optimizer_time_s
     summed = [group for group in groups if not group.is_divided(spec)]
     gathered = [group for group in groups if zero and not (zero == 3 and group.is_divided(spec))]
     cleared = sum(-(-group.elements // (len(group.holders) if group.is_divided(spec) else 1)) for group in groups)
-    # Gloo, which serves devices without peaks, has no reduce-scatter.
-    sums: Reduction = "reduce_scatter" if zero and spec.cluster.node.device.bf16 else "all_reduce"
+    sums = reduction_of(spec)
     touched = update_bytes(precision, optimizer)
     if spec.train.ema and not spec.has_hosts:  # a CPU has no time beside the next step
         touched += 2 * ITEMSIZE[average_dtype(precision)] + ITEMSIZE[precision.master]

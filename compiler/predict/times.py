@@ -28,6 +28,7 @@ class StepTimes:
 
     times: Mapping[tuple[Key, int], int]  # of a step, on a pipeline rank
     compute: Mapping[tuple[Key, int], int]  # what of it the compute lane is busy
+    exchanges: Mapping[tuple[Key, int], int]  # and the communication lane
     messages: Mapping[tuple[int, int], int]  # of one to a neighbour, by the pipeline ranks that send and receive it
 
     def check(self, num_ranks: int, num_stages: int) -> None:
@@ -45,10 +46,15 @@ class StepTimes:
         """What a rank computes in some steps."""
         return sum(self.compute[key_of(step), rank] for step in steps) / NS
 
+    def exchanged_s(self, step: Step, rank: int) -> float:
+        """What a rank exchanges in a step."""
+        return self.exchanges[key_of(step), rank] / NS
+
     def longer(self, factor: float) -> StepTimes:
         """The times, longer by a factor of at least 1; those of messages are left as they are."""
-        times, compute = ({key: round(time * factor) for key, time in t.items()} for t in (self.times, self.compute))
-        return StepTimes(times, compute, self.messages)
+        lanes = self.times, self.compute, self.exchanges
+        times, compute, exchanges = ({key: round(time * factor) for key, time in t.items()} for t in lanes)
+        return StepTimes(times, compute, exchanges, self.messages)
 
 
 def key_of(step: Step) -> Key:
@@ -68,8 +74,8 @@ def step_times(lowering: Lowering, schedule: Schedule, least: bool = False) -> S
         for key in sorted({key_of(step) for step in row})
     }
     between = messages_s(lowering.rates[0].fabric, lowering.plan, schedule.stage_placement)
-    whole, compute = ({key: both[k] for key, both in times.items()} for k in (0, 1))
-    return StepTimes(whole, compute, {ends: round(time_s * NS) for ends, time_s in between.items()})
+    whole, compute, exchanges = ({key: each[k] for key, each in times.items()} for k in range(3))
+    return StepTimes(whole, compute, exchanges, {ends: round(time_s * NS) for ends, time_s in between.items()})
 
 
 class _Steps:
@@ -78,16 +84,17 @@ class _Steps:
     def __init__(self, lowering: Lowering, least: bool) -> None:
         self._lowering, self._least = lowering, least
         self._twins = twins_of(lowering.plan.stages)
-        self._spans: dict[tuple[Key, int], tuple[int, int]] = {}  # by kind of device
+        self._spans: dict[tuple[Key, int], tuple[int, int, int]] = {}  # by kind of device
 
-    def spans(self, key: Key, rank: int) -> tuple[int, int]:
-        """Nanoseconds until the last instruction of a step has ended, and those that the compute lane is busy."""
+    def spans(self, key: Key, rank: int) -> tuple[int, int, int]:
+        """Nanoseconds until the last instruction of a step has ended, and those that each of the lanes is busy: for
+        compute, and for exchanges."""
         alike = _alike(key, self._twins), self._lowering.kinds[rank]
         if alike not in self._spans:
             self._spans[alike] = self._new_spans(*alike)
         return self._spans[alike]
 
-    def _new_spans(self, key: Key, rank: int) -> tuple[int, int]:
+    def _new_spans(self, key: Key, rank: int) -> tuple[int, int, int]:
         lowering, rates = self._lowering, self._lowering.rates[rank]
         chains = [lowering.chains(stage, rank).of(kind) for kind, stage in key]
         if not any(node.exchanges for chain in chains for node in chain):
@@ -97,7 +104,8 @@ class _Steps:
             ]
         jobs = jobs_of(chains)
         end = least_end(jobs) if self._least else end_of(jobs, lowering.orders.best(jobs))
-        return round(end * (rates.pair if len(key) > 1 else 1.0)), jobs.total(exchange=False)
+        busy = jobs.total(exchange=False), jobs.total(exchange=True)
+        return round(end * (rates.pair if len(key) > 1 else 1.0)), *busy
 
 
 def twins_of(stages: Iterable[Stage]) -> dict[int, tuple[int, ...]]:

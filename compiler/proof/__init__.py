@@ -12,7 +12,7 @@ from compiler.ir import Collective, Plan, Program
 from compiler.ir.received_rows import Received
 from compiler.proof.certificate import Certificate, ProofError
 from compiler.proof.channels import check_channels
-from compiler.proof.collectives import check_collectives
+from compiler.proof.collectives import check_collectives, check_reductions
 from compiler.proof.effects import Effects, Rows
 from compiler.proof.lifetimes import check_values
 from compiler.proof.replicas import check_holders
@@ -56,6 +56,7 @@ class Prover:
         if self._right_lists.get(trains) != lists:
             check_collectives(program, self._plan, trains)
             self._right_lists[trains] = lists
+        check_reductions(program, self._plan, trains)
         invoked = [Counter([invocation.body for invocation in row]) for row in program.invocations]
         counts = [(invoked[rank][body.name], *self._structure.bodies.counts(rank, body)) for rank, body in bodies]
         return Certificate(

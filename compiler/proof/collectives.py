@@ -2,8 +2,12 @@
 
 A program has one list of collectives for all ranks of the world, of which a rank leaves out the groups that it is not
 in. So any two ranks that are in the same groups come to them in the same order: of the collectives that are not over
-yet, all members of the first one come to it next. None runs beside a message, for the lists begin before the first body
+yet, all members of the first one come to it next. None waits beside a message: the lists begin before the first body
 and after the last send was taken.
+
+Reductions are started between the bodies, and a start waits for nobody: each rank comes to all of its own whatever the
+others do. All ranks of a channel start the same on it in the same order, so the sums meet their likes, and each starts
+when the last weight gradient of its stages has been added. What waits for them is in the epilogue.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from compiler.ir import Collective, Plan, Program
+from compiler.ir import Collective, Plan, Program, Reduction
 from compiler.lower.collectives import NORM, RECORDS, TARGETS
 from compiler.proof.certificate import ProofError
 
@@ -33,6 +37,40 @@ def check_collectives(program: Program, plan: Plan, trains: bool) -> None:
     _check("with the update", program.update, gathers)
     if trains and program.epilogue[-1] != NORM:
         raise ProofError(f"{NORM}: runs before {program.epilogue[-1]}, whose gradients it needs")
+
+
+def check_reductions(program: Program, plan: Plan, trains: bool) -> None:
+    """Raise ProofError unless each rank starts each reduction that it is in once, not too early, in one common order.
+
+    O(invocations), in practice of the last few of each rank.
+    """
+    shared = {(bucket.holders.pipeline_ranks, bucket.stages) for bucket in plan.buckets if trains and bucket.is_reduced}
+    if len(program.reductions) != (len(program.invocations) if trains else 0):
+        raise ProofError(f"{len(program.reductions)} ranks start reductions, of {len(program.invocations)}")
+    for rank, row in enumerate(program.reductions):
+        _check_starts(program, rank, {stages for ranks, stages in shared if rank in ranks}, row)
+    for ranks in sorted({ranks for ranks, _ in shared}):
+        orders = [[r.stages for r in program.reductions[rank] if (ranks, r.stages) in shared] for rank in ranks]
+        for rank, order in zip(ranks, orders, strict=True):
+            if order != orders[0]:
+                raise ProofError(f"rank {rank}: starts reductions in another order than rank {ranks[0]} does")
+
+
+def _check_starts(program: Program, rank: int, wanted: set[tuple[int, ...]], row: Sequence[Reduction]) -> None:
+    """Raise ProofError unless a rank starts the wanted reductions once each, behind what they sum."""
+    counts, invocations = Counter(each.stages for each in row), program.invocations[rank]
+    for stages in sorted(wanted | counts.keys()):
+        if counts[stages] != (stages in wanted):
+            times = f"{counts[stages]} times instead of {int(stages in wanted)}"
+            raise ProofError(f"rank {rank}, {Reduction(0, stages)}: started {times}")
+    after = [each.after for each in row]
+    if after != sorted(after) or any(not 0 <= at < len(invocations) for at in after):
+        raise ProofError(f"rank {rank}: reductions are not behind its invocations in their order")
+    adds = {body.name: {int(a[1:]) for a in body.actions if a[0] in "BW"} for body in program.bodies[rank]}
+    for at in range(min(after, default=len(invocations)) + 1, len(invocations)):
+        for each in row:
+            if each.after < at and not adds[invocations[at].body].isdisjoint(each.stages):
+                raise ProofError(f"rank {rank}, {each}: started before {invocations[at].body} adds to what it sums")
 
 
 def _check(when: str, given: Sequence[Collective], wanted: Sequence[Collective]) -> None:

@@ -1,9 +1,12 @@
-"""Fourth pass, over the plan: whoever computes a part of a gradient holds the parameter, and is in its one bucket."""
+"""Fourth pass, over the plan: whoever computes a part of a gradient holds the parameter, and is in its one bucket.
+
+A bucket names the stages that use its parameters, all of them and no others.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from compiler.holders import Holders
 from compiler.ir import Plan, Replica, Use
@@ -12,30 +15,35 @@ from compiler.proof.certificate import ProofError
 
 def check_holders(plan: Plan) -> None:
     """Raise ProofError unless every parameter is held where it is used, and is in one bucket of its holders."""
-    uses = _pipeline_ranks(plan)
+    stages, stacks = _stages(plan)
+    uses = {tensor: _ranks_of(plan, each) for tensor, each in stages.items()}
     right: set[Hashable] = set()  # what experts of one rank have in common is looked at once
     for replica in plan.replicas:
-        users, stack = uses.get(replica.tensor, (frozenset(), 0))
+        users, stack = uses.get(replica.tensor, frozenset()), stacks.get(replica.tensor, 0)
         common = (replica.holders, users, stack)
         if common not in right:
             _check_holders(plan, replica, users, stack)
             right.add(common)
-    _check_buckets(plan)
+    _check_buckets(plan, stages)
     _check_divided(plan)
 
 
-def _pipeline_ranks(plan: Plan) -> dict[str, tuple[frozenset[int], int]]:
-    """Tensor -> (pipeline ranks that store a stage which uses it, how many experts are stacked in it)."""
-    users: dict[str, set[int]] = {}
+def _stages(plan: Plan) -> tuple[dict[str, frozenset[int]], dict[str, int]]:
+    """Tensor -> the stages that use it, and how many experts are stacked in it."""
+    stages: dict[str, set[int]] = {}
     stacks: dict[str, int] = {}
-    for rank in range(plan.mesh.pp):
-        for stage in plan.stages_of(rank):
-            for use in plan.stages[stage].steps:
-                if isinstance(use, Use):
-                    for local, tensor in use.params:
-                        users.setdefault(tensor, set()).add(rank)
-                        stacks[tensor] = next(p.stack for p in use.segment.params if p.name == local)
-    return {tensor: (frozenset(ranks), stacks[tensor]) for tensor, ranks in users.items()}
+    for stage in plan.stages:
+        for use in stage.steps:
+            if isinstance(use, Use):
+                for local, tensor in use.params:
+                    stages.setdefault(tensor, set()).add(stage.index)
+                    stacks[tensor] = next(p.stack for p in use.segment.params if p.name == local)
+    return {tensor: frozenset(each) for tensor, each in stages.items()}, stacks
+
+
+def _ranks_of(plan: Plan, stages: frozenset[int]) -> frozenset[int]:
+    """The pipeline ranks that store one of some stages."""
+    return frozenset(rank for rank in range(plan.mesh.pp) if not stages.isdisjoint(plan.stages_of(rank)))
 
 
 def _check_holders(plan: Plan, replica: Replica, users: frozenset[int], stack: int) -> None:
@@ -50,18 +58,22 @@ def _check_holders(plan: Plan, replica: Replica, users: frozenset[int], stack: i
         )
 
 
-def _check_buckets(plan: Plan) -> None:
-    """Every trained parameter is in exactly one bucket, among holders equal to its own, if there are several."""
+def _check_buckets(plan: Plan, stages: Mapping[str, frozenset[int]]) -> None:
+    """Every trained parameter is in exactly one bucket, of holders and stages equal to its own, if it is shared."""
     buckets = [(name, bucket) for bucket in plan.buckets for name in bucket.replicas]
     counts = Counter(name for name, _ in buckets)
-    holders = {replica.name: replica.holders for replica in plan.replicas}
+    replicas = {replica.name: replica for replica in plan.replicas}
+    sorted_stages = {tensor: tuple(sorted(each)) for tensor, each in stages.items()}
     for replica in plan.replicas:
         wanted = 1 if replica.role == "parameter" and len(replica.holders) > 1 else counts[replica.name]
         if counts[replica.name] != min(wanted, 1):
             raise ProofError(f"reduce {replica.name}: it is in {counts[replica.name]} buckets")
     for name, bucket in buckets:
-        if holders.get(name) != bucket.holders:
+        found = replicas.get(name)
+        if found is None or found.holders != bucket.holders:
             raise ProofError(f"reduce {name}: bucket {bucket.name} has other holders")
+        if sorted_stages[found.tensor] != bucket.stages:
+            raise ProofError(f"reduce {name}: bucket {bucket.name} is of other stages")
 
 
 def _check_divided(plan: Plan) -> None:

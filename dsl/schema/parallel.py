@@ -78,3 +78,10 @@ class Parallel(Node):
             examples=["zero = 1"],
         ),
     ] = 0
+    overlap_reduce: Annotated[
+        bool,
+        Field(
+            description="sum the gradients of a stage under the backward of others, not behind the last one",
+            examples=["overlap_reduce = false"],
+        ),
+    ] = True

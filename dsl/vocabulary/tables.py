@@ -272,6 +272,7 @@ OTHERS: dict[str, Other] = {
         ("fsdp", "fsdp_size", "fsdp_degree", "hsdp", "dp_shard", "data_parallel_shard_degree"),
         Other("parallel.zero", "all data ranks divide them: write `zero = 3`"),
     ),
+    "overlap_grad_reduce": Other("parallel.overlap_reduce", "write `overlap_reduce = true`, as without it"),
     "betas": Other("train.optimizer.beta1", "write `beta1 = 0.9, beta2 = 0.95`"),
     "momentum": Other("train.optimizer.beta1", "AdamW has two: write `beta1 = 0.9, beta2 = 0.95`"),
     "world_size": Other("cluster.nodes", "it follows from the others: nodes · devices of a node", is_derived=True),

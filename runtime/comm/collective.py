@@ -127,7 +127,7 @@ class NcclParts:
     communicator: Communicator
 
     def scatter(self, name: str, flat: Tensor) -> Work:
-        return self.communicator.start_reduce_scatter(self._mine(flat), flat)  # in place
+        return self.communicator.reduce_scatter(self._mine(flat), flat)  # in place
 
     def gather(self, name: str, flat: Tensor) -> Work:
         return self.communicator.start_flat_gather(flat, self._mine(flat))  # in place
@@ -143,16 +143,15 @@ class NcclSums:
     communicators: Mapping[Channel, Communicator]
 
     def all_reduce(self, tensor: Tensor) -> None:
-        self.world.all_reduce(tensor)
+        self.world.all_reduce(tensor).wait()
 
-    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> None:
+    def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
         communicator = self.communicators["reduce", holders]
         even = len({part.stop - part.start for share in shares for part in share}) == 1
         if even and all(len(share) == 1 for share in shares):
             (mine,) = shares[communicator.index_of(communicator.rank)]
-            communicator.reduce_scatter(flat[mine], flat)  # in place
-        else:
-            communicator.all_reduce(flat)  # parts of matrices are uneven
+            return communicator.reduce_scatter(flat[mine], flat)  # in place
+        return communicator.all_reduce(flat)  # parts of matrices are uneven
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
         communicator = self.communicators["reduce", holders]

@@ -66,7 +66,7 @@ class Communicator:
             self.all_to_all(theirs, mine.expand(size, 2).contiguous(), ones, ones).wait()
         else:
             self.all_gather(list(theirs), mine)
-            self.all_reduce(torch.ones(1, device=device))
+            self.all_reduce(torch.ones(1, device=device)).wait()
         if theirs.tolist() != [[member, stamp] for member in self.members]:
             raise ChannelError(f"connect {self.name}: other ranks than these answer: {theirs.tolist()}")
 
@@ -93,17 +93,13 @@ class Communicator:
         """Begin to give each member `given` rows of `sent`, and to take `taken` rows of each."""
         return _work(self._group.alltoall_base(room, sent, list(taken), list(given)))
 
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Sum a tensor over the members."""
-        self._group.allreduce([tensor]).wait()
+    def all_reduce(self, tensor: Tensor) -> Work:
+        """Begin to sum a tensor over the members."""
+        return _work(self._group.allreduce([tensor]))
 
-    def reduce_scatter(self, mine: Tensor, whole: Tensor) -> None:
-        """Give each member the sum of the part of `whole` at its place; the parts are equal, and `mine` may be one.
+    def reduce_scatter(self, mine: Tensor, whole: Tensor) -> Work:
+        """Begin to give each member the sum of the part of `whole` at its place. Parts are equal; `mine` may be one.
         NCCL has it, gloo has not."""
-        self.start_reduce_scatter(mine, whole).wait()
-
-    def start_reduce_scatter(self, mine: Tensor, whole: Tensor) -> Work:
-        """Begin to do so."""
         return _work(self._group._reduce_scatter_base(mine, whole))
 
     def all_gather(self, rows: Sequence[Tensor], mine: Tensor) -> None:
@@ -121,8 +117,10 @@ class Communicator:
 
 def most_ctas(kind: str, sms: int) -> int:
     """The thread blocks of NCCL, each of which takes an SM, for a channel of a kind, so that all that may run at a time
-    take no more than `sms`: a rank has at most four directions of messages, its counts, and its rows or sums."""
-    return 1 if kind in ("edge", "counts") else max(1, sms - 5)
+    take no more than `sms`, if that is 7 or more: a rank has at most four directions of messages, its counts, its rows,
+    and sums of gradients, which take a quarter of what is left."""
+    sums = max(1, (sms - 5) // 4)
+    return {"edge": 1, "counts": 1, "reduce": sums}.get(kind, max(1, sms - 5 - sums))
 
 
 def name_of(channel: Channel) -> str:

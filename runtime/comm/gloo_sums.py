@@ -27,30 +27,47 @@ class GlooSums:
         self.world.all_gather([as_bytes(row) for row in rows], as_bytes(mine))
         mine.copy_(sum_in_order(rows))
 
-    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> None:
+    def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
         communicator = self.communicators["reduce", holders]
         if len(holders) == 2 and not shares:
-            communicator.all_reduce(flat)  # a + b is b + a
-            return
+            return communicator.all_reduce(flat)  # a + b is b + a
         parts = _parts(flat, shares or equal_shares(flat.numel(), len(holders)))
         here = communicator.index_of(communicator.rank)
         rows = [
             parts[here] if at == here else [part.new_empty(part.shape) for part in parts[here]]
             for at in range(len(parts))
         ]
-        _exchange(communicator, parts, rows)
-        for part, *each in zip(parts[here], *rows, strict=True):
-            part.copy_(sum_in_order(each))
-        if not shares:
-            self._take(communicator, parts)
+        return _Summing(communicator, _exchange(communicator, parts, rows), parts, rows, for_all=not shares)
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
-        self._take(self.communicators["reduce", holders], _parts(flat, shares))
+        _take(self.communicators["reduce", holders], _parts(flat, shares))
 
-    def _take(self, communicator: Communicator, parts: Sequence[Sequence[Tensor]]) -> None:
-        """Give each holder the parts of the others, of which each has its own."""
-        mine = parts[communicator.index_of(communicator.rank)]
-        _exchange(communicator, [mine] * len(parts), parts)
+
+@dataclass(frozen=True)
+class _Summing:
+    """Parts of a tensor that are under way: this rank's part of each holder, to its `rows`."""
+
+    communicator: Communicator
+    works: Sequence[Work]
+    parts: Sequence[Sequence[Tensor]]
+    rows: Sequence[Sequence[Tensor]]
+    for_all: bool  # whether each holder needs the sums of all parts
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+        mine = self.parts[self.communicator.index_of(self.communicator.rank)]
+        for part, *each in zip(mine, *self.rows, strict=True):
+            part.copy_(sum_in_order(each))
+        if self.for_all:
+            _take(self.communicator, self.parts)
+
+
+def _take(communicator: Communicator, parts: Sequence[Sequence[Tensor]]) -> None:
+    """Give each holder the parts of the others, of which each has its own."""
+    mine = parts[communicator.index_of(communicator.rank)]
+    for work in _exchange(communicator, [mine] * len(parts), parts):
+        work.wait()
 
 
 def _parts(flat: Tensor, shares: Shares) -> list[list[Tensor]]:
@@ -58,13 +75,14 @@ def _parts(flat: Tensor, shares: Shares) -> list[list[Tensor]]:
     return [[flat[part] for part in share if part.stop > part.start] for share in shares]
 
 
-def _exchange(communicator: Communicator, given: Sequence[Sequence[Tensor]], taken: Sequence[Sequence[Tensor]]) -> None:
-    """Give each other member its tensors, in place, and take as many from it as there is room for."""
+def _exchange(
+    communicator: Communicator, given: Sequence[Sequence[Tensor]], taken: Sequence[Sequence[Tensor]]
+) -> list[Work]:
+    """Begin to give each other member its tensors, in place, and to take as many from it as there is room for."""
     others = [at for at, member in enumerate(communicator.members) if member != communicator.rank]
     works = [communicator.receive(as_bytes(each), communicator.members[at]) for at in others for each in taken[at]]
     works += [communicator.send(as_bytes(each), communicator.members[at]) for at in others for each in given[at]]
-    for work in works:
-        work.wait()
+    return works
 
 
 @dataclass(frozen=True)

@@ -203,8 +203,8 @@ class HostSums:
         (world,) = (circle for (kind, _), circle in self.circles.items() if kind == "world")
         world.all_reduce(tensor)
 
-    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> None:
-        self.circles["reduce", holders].reduce_parts(bucket, flat.numel(), flat.dtype, shares)
+    def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
+        return self.circles["reduce", holders].start_reduce(bucket, flat.numel(), flat.dtype, shares)
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
         self.circles["reduce", holders].gather_parts(bucket, flat.numel(), flat.dtype, shares)

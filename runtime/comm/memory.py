@@ -247,10 +247,18 @@ class Circle:
 
     def meet(self, what: str) -> None:
         """Return when all have come."""
+        self.await_all(self.come(), what)
+
+    def come(self) -> int:
+        """Come to the next meeting and go on; its number."""
         self._met += 1
         self._words[self.index][0] = self._met
+        return self._met
+
+    def await_all(self, meeting: int, what: str) -> None:
+        """Return when all have come to a meeting, or to one behind it."""
         for words in self._words:
-            wait_until(lambda words=words: words[0] >= self._met, self.timeout_s, what)  # type: ignore[misc]
+            wait_until(lambda words=words: words[0] >= meeting, self.timeout_s, what)  # type: ignore[misc]
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sum a small tensor over all, in their order, so that all have the same to the bit."""
@@ -262,14 +270,17 @@ class Circle:
         self.meet("sum was read")
         tensor.view(-1).copy_(total)
 
-    def reduce_parts(self, part: str, elements: int, dtype: torch.dtype, owned: Shares = ()) -> None:
-        """Sum a tensor that lies in this part of each memory: each rank sums its share, then copies the others'.
+    def start_reduce(self, part: str, elements: int, dtype: torch.dtype, owned: Shares = ()) -> Summing:
+        """Say that this rank's tensor in this part of its memory is to be summed with those of the others.
 
         `owned`: the shares of all ranks, where nobody needs those of others.
         """
-        of_each = [memory.tensor(part, elements, dtype) for memory in self.memories]
-        mine, shares = of_each[self.index], owned or equal_shares(elements, len(self.memories))
-        self.meet("gradients")
+        return Summing(self, self.come(), [memory.tensor(part, elements, dtype) for memory in self.memories], owned)
+
+    def sum_parts(self, of_each: Sequence[Tensor], owned: Shares) -> None:
+        """Sum tensors of all ranks, all there by now: each rank sums its share, then copies the others'."""
+        mine = of_each[self.index]
+        shares = owned or equal_shares(mine.numel(), len(self.memories))
         for share in shares[self.index]:
             sum_parts([each[share] for each in of_each], mine[share])
         self.meet("sums of gradients")
@@ -288,6 +299,20 @@ class Circle:
                 for part in share:
                     of_each[self.index][part].copy_(of_each[owner][part])
         self.meet("shares were read")
+
+
+@dataclass(frozen=True)
+class Summing:
+    """A sum of tensors `of_each` rank of a circle, which come to one of its meetings. A core that waits sums them."""
+
+    circle: Circle
+    meeting: int
+    of_each: Sequence[Tensor]
+    owned: Shares
+
+    def wait(self) -> None:
+        self.circle.await_all(self.meeting, "gradients")
+        self.circle.sum_parts(self.of_each, self.owned)
 
 
 CIRCLE_BYTES = LINE + SLOT_BYTES

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.comm.collective import CollectiveLinks
 from runtime.comm.host import HostLinks
-from runtime.comm.transport import Carrier, Channel, Edge, Parts, Shares, Sums, Swap, SwapKind
+from runtime.comm.transport import Carrier, Channel, Edge, Parts, Shares, Sums, Swap, SwapKind, Work
 
 
 class MixedLinks:
@@ -46,8 +46,8 @@ class MixedSums:
     def all_reduce(self, tensor: Tensor) -> None:
         self.collective.all_reduce(tensor)
 
-    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> None:
-        self._of(holders).reduce(bucket, holders, flat, shares)
+    def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
+        return self._of(holders).start_reduce(bucket, holders, flat, shares)
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
         self._of(holders).gather(bucket, holders, flat, shares)

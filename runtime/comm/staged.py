@@ -106,11 +106,10 @@ class StagedSums:
         self.host.sums.all_reduce(staged)
         tensor.copy_(staged)
 
-    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> None:
+    def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
         staged = self._copy_of(bucket, flat)
         staged.copy_(flat)
-        self.host.sums.reduce(bucket, holders, staged, shares)
-        flat.copy_(staged)
+        return _Arrival([self.host.sums.start_reduce(bucket, holders, staged, shares)], staged, flat)
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
         staged = self._copy_of(bucket, flat)

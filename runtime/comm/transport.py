@@ -96,9 +96,12 @@ class Sums(Protocol):
         """Sum a small tensor over the world."""
         ...
 
-    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> None:
-        """Sum a flat tensor over its holders. With `shares` each of them has the sums of the parts that it owns, and
-        nothing that is to be read in the others."""
+    def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
+        """Begin to sum a flat tensor over its holders, which is not to be touched until that was waited for. With
+        `shares` each of them then has the sums of the parts that it owns, and nothing that is to be read in the others.
+
+        Never waits for another rank. The holders of several tensors start these in one order, and wait in one order.
+        """
         ...
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
@@ -166,7 +169,8 @@ class Alone:
     class _Sums:
         def all_reduce(self, tensor: Tensor) -> None: ...
 
-        def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> None: ...
+        def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
+            raise ChannelError("a world of one rank has no sums")
 
         def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None: ...
 

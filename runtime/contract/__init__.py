@@ -13,6 +13,7 @@ is a field here, in the order of the file. No torch.
 | `manifest.json` | Manifest |
 """
 
+from runtime.contract.held import Bias, Bucket, Host, OptimizerState, Parameter, Quantised, StateTensor
 from runtime.contract.kernel_list import EmittedOp, KernelList, OptimizerStep, QuantisedWeights, SegmentKernels
 from runtime.contract.mesh import Mesh, Opening
 from runtime.contract.nodes import NodeKind, node_kind
@@ -20,31 +21,34 @@ from runtime.contract.overlap import BodyTimes, Overlap, ProgramTimes
 from runtime.contract.plan import (
     Batches,
     BatchGrowth,
-    Bias,
-    Bucket,
     Checkpoints,
     Data,
     DataRequest,
     Ema,
-    Host,
     Layers,
     Message,
     Model,
     MoeLayer,
     Optimizer,
-    OptimizerState,
-    Parameter,
     Phase,
     Plan,
     Precision,
-    Quantised,
     RatePhase,
-    StateTensor,
     Train,
     TrainedTokenizer,
     Validation,
 )
-from runtime.contract.programs import Call, Certificate, Collective, Exchanged, Facts, Manifest, Program, check_programs
+from runtime.contract.programs import (
+    Call,
+    Certificate,
+    Collective,
+    Exchanged,
+    Facts,
+    Manifest,
+    Program,
+    Reduction,
+    check_programs,
+)
 
 __all__ = [
     "BatchGrowth",
@@ -85,6 +89,7 @@ __all__ = [
     "Quantised",
     "QuantisedWeights",
     "RatePhase",
+    "Reduction",
     "SegmentKernels",
     "StateTensor",
     "Train",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from runtime.contract.mesh import MAX_RANKS, Mesh, Opening, Rank
+from runtime.contract.held import NO_HOST, Bias, Bucket, Host, OptimizerState, Parameter, Quantised
+from runtime.contract.mesh import MAX_RANKS, Mesh, Opening
 from runtime.contract.nodes import MAX_SMS, NodeKind
 from runtime.contract.numbers import (
     MAX_STEPS,
@@ -215,85 +216,6 @@ class MoeLayer:
     slots: tuple[Amount, ...] | None = None
 
 
-@dataclass(frozen=True)
-class StateTensor:
-    """A tensor that the optimizer keeps of each parameter, of its shape; checkpoints have it under its name."""
-
-    name: Name
-    dtype: Dtype
-
-
-@dataclass(frozen=True)
-class OptimizerState:
-    """What the optimizer keeps of each parameter, and what an owner of it has whole."""
-
-    state: tuple[StateTensor, ...]
-    unit: Literal["element", "matrix"]
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A logical parameter; `tensor` is what segments take, with the experts of a rank stacked in it."""
-
-    name: Name
-    tensor: Name
-    shape: Shape
-    init: Annotated[float, Range(0)] | None  # standard deviation; None: ones
-    decay: bool
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Parameters with the same holders: one flat buffer, one reduction.
-
-    `owners`: for each parameter, which of the holders has its optimizer state, where each is owned whole. `sites`: the
-    segments that read it, where the holders divide its gradients (zero = 2), and its weights (zero = 3).
-    """
-
-    name: Name
-    holders: tuple[Rank, ...]
-    parameters: tuple[Parameter, ...]
-    owners: tuple[Rank, ...] = ()
-    sites: tuple[Name, ...] = ()
-
-
-@dataclass(frozen=True)
-class Bias:
-    """A balancing bias of a router."""
-
-    name: Name
-    shape: Shape
-    holders: tuple[Rank, ...]
-
-
-@dataclass(frozen=True)
-class Quantised:
-    """A tensor that products read in few bits, of which a rank holds a copy of them after each step of the optimizer.
-
-    `op` makes it, on CUDA the kernel in the file `kernel`, if there is one. The names of its tensors are that of the
-    tensor and the `suffixes`, in the order in which the op returns them; the last may be a key of random numbers.
-    """
-
-    tensor: Name
-    op: Name
-    kernel: Name | None
-    suffixes: tuple[Name, ...]
-
-
-@dataclass(frozen=True)
-class Host:
-    """What lies in the memory of a rank's host beside its device.
-
-    `offload`: state of the optimizer. `part`: elements that move between device and host at a time, and `slots`: such
-    parts on the device. `memory`: predicted bytes of a rank, by pipeline rank; empty where there are none.
-    """
-
-    offload: tuple[Literal["moments", "master"], ...] = ()
-    part: Count = 1
-    slots: Count = 1
-    memory: tuple[Amount, ...] = ()
-
-
 # ---------------------------------------------------------------- the plan
 
 
@@ -326,7 +248,7 @@ class Plan:
     buckets: tuple[Bucket, ...]
     biases: tuple[Bias, ...]
     quantised: tuple[Quantised, ...] = ()
-    host: Host = Host()
+    host: Host = NO_HOST
 
     @staticmethod
     def from_json(text: str | bytes) -> Plan:
@@ -388,6 +310,7 @@ def _check_parts(plan: Plan) -> None:
         demand(len(owners) == wanted and all(owner < count for owner in owners), "buckets: owners")
         divided = plan.zero >= 2 and count > 1 and len({holder // mesh.dp for holder in bucket.holders}) == 1
         demand(bool(bucket.sites) == divided and not (divided and owners), "buckets: sites")
+        demand(bucket.stages and [*bucket.stages] == sorted({*bucket.stages}), "buckets: stages")
     demand(batches and batches[0][0] == 0, "batches")
     demand(all(a[0] < b[0] for a, b in pairwise(batches)), "batches")
     sequences = mesh.dp * plan.train.micro_batch

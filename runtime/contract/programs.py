@@ -16,8 +16,8 @@ from runtime.strict_json import read, tree
 class Collective(NamedTuple):
     """A call that all ranks of a group make together.
 
-    sum: a small tensor over the world, named targets, records or norm; reduce: gradients of the bucket `name` over its
-    holders; gather: its weights, of which each holder has updated a part.
+    sum: a small tensor over the world, named targets, records or norm; reduce: the end of the sums of the gradients of
+    the bucket `name` over its holders; gather: its weights, of which each holder has updated a part.
     """
 
     kind: Literal["sum", "reduce", "gather"]
@@ -27,6 +27,13 @@ class Collective(NamedTuple):
     def label(self) -> str:
         """What a rank that is in it says that it does."""
         return f"{self.kind} {self.name}"
+
+
+class Reduction(NamedTuple):
+    """Behind its call of this number a rank starts to sum the gradients of the buckets of exactly these stages."""
+
+    after: Amount
+    stages: tuple[Amount, ...]
 
 
 class Call(NamedTuple):
@@ -49,7 +56,8 @@ class Call(NamedTuple):
 class Program:
     """program/*.json: the calls of each pipeline rank, for a number of micro-batches, and the collectives of all ranks.
 
-    `prologue`: before the first call; `epilogue`: after the last one; `update`: with the update of the weights.
+    `prologue`: before the first call; `epilogue`: after the last one; `update`: with the update of the weights;
+    `reductions`: what each pipeline rank starts to sum between its calls, nothing where a program does not train.
     """
 
     schedule: str
@@ -59,6 +67,7 @@ class Program:
     prologue: tuple[Collective, ...]
     epilogue: tuple[Collective, ...]
     update: tuple[Collective, ...]
+    reductions: tuple[tuple[Reduction, ...], ...]
 
     @staticmethod
     def from_json(text: str | bytes) -> Program:
@@ -81,6 +90,7 @@ class Program:
             f' "placement": {json.dumps(self.placement)}',
             f' "ranks": [\n{rows}\n ]',
             *(_listed(name, getattr(self, name)) for name in ("prologue", "epilogue", "update")),
+            _reductions(self.reductions),
         ]
         return "{\n" + ",\n".join(parts) + "\n}\n"
 
@@ -88,6 +98,11 @@ class Program:
 def _listed(name: str, collectives: Sequence[Collective]) -> str:
     rows = ",\n".join(f'  ["{kind}", "{of}"]' for kind, of in collectives)
     return f' "{name}": [\n{rows}\n ]' if rows else f' "{name}": []'
+
+
+def _reductions(ranks: Sequence[Sequence[Reduction]]) -> str:
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in ranks)
+    return f' "reductions": [\n{rows}\n ]' if rows else ' "reductions": []'
 
 
 def _messages(ends: Sequence[tuple[int, str]]) -> str:

@@ -213,7 +213,12 @@ def test_defaults(tmp_path: Path) -> None:
     """
     spec = read(tmp_path, text, run="a")
     degrees = {"pipeline": 1, "expert": 1, "data": 1, "tensor": 1, "context": 1, "zero": 0}
-    assert spec.parallel.model_dump() == degrees | {"layout": None, "placement": None, "route": None}
+    assert spec.parallel.model_dump() == degrees | {
+        "layout": None,
+        "placement": None,
+        "route": None,
+        "overlap_reduce": True,
+    }
     assert (spec.schedule.name, spec.recompute, spec.train.checkpoint, spec.train.seed) == ("1f1b", (), None, 1)
     assert spec.train.tokens == 7 * 3 * 8
     other = read(tmp_path, text, run="b")

@@ -28,7 +28,7 @@ def labels(marked: str, **others: str) -> list[str]:
 
 
 FILE = ["run", "model", "cluster", "precision", "import", "let"]
-PARALLEL = ["expert", "data", "tensor", "context", "layout", "placement", "route", "zero"]
+PARALLEL = ["expert", "data", "tensor", "context", "layout", "placement", "route", "zero", "overlap_reduce"]
 SHAPES = ["warmup", "linear", "constant", "cosine"]
 
 

@@ -75,11 +75,11 @@ def test_groups_are_those_of_the_replica_table(name: str) -> None:
     tensors = tensors_of(plan).values()
     for rank in {0, plan.mesh.pp - 1, plan.mesh.pp // 2}:
         device = plan.mesh.rank(rank, 0)
-        found = {tuple(g.holders): g.elements for g in groups_of(plan.mesh, tensors, rank)}
-        table: dict[tuple[int, ...], int] = {}
+        found = {(tuple(g.holders), g.stages): g.elements for g in groups_of(plan.mesh, tensors, rank)}
+        table: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
         for bucket in (bucket for bucket in plan.buckets if device in bucket.holders):
-            holders = tuple(bucket.holders)
-            table[holders] = table.get(holders, 0) + sum(sizes[name] for name in bucket.replicas)
+            key = tuple(bucket.holders), bucket.stages
+            table[key] = table.get(key, 0) + sum(sizes[name] for name in bucket.replicas)
         assert found == table
 
 
@@ -171,9 +171,9 @@ def test_offload_moves_bytes_and_the_wait_is_what_the_link_takes() -> None:
         assert after.optimizer == 0 and after.peak_bytes == before.peak_bytes - before.optimizer
         assert after.host_bytes == before.optimizer // 8 * 12, "and the average in FP32"
     assert away.host_bytes == 8 * max(rank.host_bytes for rank in away.ranks)
-    tail, elements = away.step.tail, max(rank.optimizer for rank in plain.ranks) // 8
-    way_s, part_s = (8 * n / 5.12e10 for n in (elements, 2**22))
-    assert tail.host_s == pytest.approx(way_s - tail.update_s + 2 * part_s, rel=1e-3)
+    tail, part_s = away.step.tail, 8 * 2**22 / 5.12e10
+    ways_s = [rank.optimizer / 5.12e10 for rank in plain.ranks]  # of 8 bytes an element
+    assert any(tail.host_s == pytest.approx(way_s - tail.update_s + 2 * part_s, rel=1e-3) for way_s in ways_s)
     assert away.step.seconds - tail.seconds == pytest.approx(plain.step.seconds - plain.step.tail.seconds)
     assert any("51.2 GB/s" in line for line in away.assumptions)
     moments = plan_of("deepseek-v3", "offload=[moments]")

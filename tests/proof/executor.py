@@ -108,34 +108,56 @@ class Run:
         self.channels: dict[tuple[int, int], Channel] = defaultdict(Channel)
         self.gradients: list[dict[str, Counter[Symbol]]] = [defaultdict(Counter) for _ in program.bodies]
         self.records: list[Counter[tuple[str, Symbol]]] = [Counter() for _ in program.bodies]
+        self.started: list[dict[tuple[int, ...], dict[str, Counter[Symbol]]]] = [{} for _ in program.bodies]
 
     def outcome(self) -> Outcome:
         ranks = [_Rank(self, rank) for rank in range(len(self.program.bodies))]
         fault = take_turns([rank.execute() for rank in ranks], self.prefer)
         if fault is not None:
             return Outcome(type(fault).__name__)
+        try:
+            reduced = self._reduced()
+        except AssertionError as error:
+            return Outcome(type(error).__name__)
         records = tuple(frozenset(counter.items()) for counter in self.records)
-        return Outcome("", (records, self._reduced()))
+        return Outcome("", (records, reduced))
+
+    def start(self, rank: int, stages: tuple[int, ...]) -> None:
+        """A reduction reads what there is when it starts; what is added later is lost at worst."""
+        assert stages not in self.started[rank], "its gradients were summed before"
+        self.started[rank][stages] = {tensor: Counter(terms) for tensor, terms in self.gradients[rank].items()}
 
     def _reduced(self) -> frozenset[Hashable]:
         """(replica, holder) → its gradient, a sum of terms by data coordinate, after the reductions."""
         replicas = self.plan.replicas
         places = {(replica.tensor, holder) for replica in replicas for holder in replica.holders}
-        computed = {place: self._computed(*place) for place in places}
+        computed = {place: self._computed(*place, ()) for place in places}
         sums = {(each.name, holder): computed[each.tensor, holder] for each in replicas for holder in each.holders}
+        tensors = {replica.name: replica.tensor for replica in replicas}
         totals: dict[tuple[Sum, ...], Sum] = {}
         for bucket in (*buckets_reduced(self.program), *(each for each in self.plan.buckets if each.sites)):
+            if not bucket.sites:
+                self._check_channel(bucket)
             for name in bucket.replicas:
-                parts = tuple(sums[name, holder] for holder in bucket.holders)
+                at = () if bucket.sites else bucket.stages
+                parts = tuple(self._computed(tensors[name], holder, at) for holder in bucket.holders)
                 if parts not in totals:  # experts that are stacked in one tensor have the same terms
                     totals[parts] = _total(parts)
                 sums |= dict.fromkeys(((name, holder) for holder in bucket.holders), totals[parts])
         return frozenset(sums.items())
 
-    def _computed(self, tensor: str, holder: int) -> Sum:
-        """What a rank has added up for a tensor before the reductions."""
+    def _check_channel(self, bucket: Bucket) -> None:
+        """Its ranks have started a bucket's reduction, and all others of its channel in one order."""
+        ranks = {self.plan.mesh.coordinates(holder)[0] for holder in bucket.holders}
+        here = {b.stages for b in self.plan.buckets if {*b.holders} == {*bucket.holders}}
+        orders = [[stages for stages in self.started[rank] if stages in here] for rank in ranks]
+        assert bucket.stages in orders[0] and all(order == orders[0] for order in orders), "sums that do not meet"
+
+    def _computed(self, tensor: str, holder: int, stages: tuple[int, ...]) -> Sum:
+        """What a rank has added up for a tensor, in all or until it started a reduction."""
         pipeline_rank, data_rank = self.plan.mesh.coordinates(holder)
-        terms = self.gradients[pipeline_rank][tensor]
+        found = self.started[pipeline_rank][stages] if stages else self.gradients[pipeline_rank]
+        terms = found.get(tensor, Counter())
         return frozenset(((term, data_rank), k) for term, k in terms.items())
 
 
@@ -160,7 +182,8 @@ class _Rank:
 
     def execute(self) -> Line:
         bodies = {body.name: body for body in self.run.program.bodies[self.rank]}
-        for invocation in self.run.program.invocations[self.rank]:
+        reductions = self.run.program.reductions
+        for number, invocation in enumerate(self.run.program.invocations[self.rank]):
             for source, message in invocation.posts:
                 self._post(source, str(message))
                 yield always
@@ -178,6 +201,9 @@ class _Rank:
                     yield partial(self._is_posted, destination, str(message))
                 self._release(destination, str(message))
                 yield always
+            for after, stages in reductions[self.rank] if reductions else ():
+                if after == number:
+                    self.run.start(self.rank, stages)
         for (peer, _), value in self.in_flight.items():
             channel = self.run.channels[self.rank, peer]
             yield lambda v=value, c=channel: v not in c.sent  # type: ignore[misc]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from compiler.ir import Body, Instruction, Invocation, Message, Program
+from compiler.ir import Body, Instruction, Invocation, Message, Program, Reduction
 
 T = TypeVar("T")
 Posting = tuple[int, Message]
@@ -279,6 +279,27 @@ def change_reduce(program: Program, generator: random.Random) -> Program:
     return replace(program, epilogue=tuple(collectives))
 
 
+def edit_starts(program: Program, generator: random.Random, how: str) -> Program:
+    """A start of a rank's reductions dropped, doubled, earlier, later, or of other stages; stages of two swapped."""
+    rank = _chosen([rank for rank, row in enumerate(program.reductions) if row], generator)
+    row = list(program.reductions[rank])
+    if how == "swap":
+        stages = edited([each.stages for each in row], how, generator)
+        row = [Reduction(each.after, of) for each, of in zip(row, stages, strict=True)]
+    elif how in LISTS:
+        row = list(edited(row, how, generator))
+    else:
+        at = generator.randrange(len(row))
+        after, stages = row[at]
+        if how == "shift":
+            row[at] = Reduction(max(0, after + generator.choice([-2, -1, 1])), stages)
+        else:
+            row[at] = Reduction(after, (max(0, stages[0] + generator.choice([-1, 1])), *stages[1:]))
+    rows = list(program.reductions)
+    rows[rank] = tuple(row)
+    return replace(program, reductions=tuple(rows))
+
+
 def _named(edit: Callable[..., Program], *rest: object) -> Mutation:
     return lambda program, generator: edit(program, generator, *rest)
 
@@ -295,6 +316,10 @@ MUTATIONS: dict[str, Mutation] = {
     **{f"change an instruction's {what}": _named(change_instruction, what) for what in CHANGES},
     **{f"{how} a reduction": _named(edit_reduces, how) for how in ("drop", "double")},
     "shorten a reduction": change_reduce,
+    **{
+        f"{how} the start of a reduction": _named(edit_starts, how)
+        for how in ("drop", "double", "swap", "shift", "change")
+    },
     **{f"{how} a post": _named(edit_messages, "posts", how) for how in (*LISTS, "re-peer", "rename")},
     **{f"{how} a release": _named(edit_messages, "releases", how) for how in (*LISTS[1:], "re-peer", "rename")},
     "exchange two actions": exchange_actions,

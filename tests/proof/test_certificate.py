@@ -48,11 +48,13 @@ def small_plan_json(program: Program, plan: Plan) -> str:
     """What the runtime reads of a plan, with one layer, and one parameter of each bucket."""
     mesh = contract.Mesh(plan.mesh.pp, plan.mesh.dp, plan.mesh.ep, 1, 1)
     buckets = tuple(
-        contract.Bucket(each.name, tuple(each.holders), (contract.Parameter(each.name, each.name, (2,), None, False),))
+        contract.Bucket(each.name, tuple(each.holders), each.stages, (parameter,))
         for each in plan.buckets
+        for parameter in [contract.Parameter(each.name, each.name, (2,), None, False)]
     )
     parts = {"mesh": mesh, "placement": str(program.stage_placement), "buckets": buckets, "zero": plan.zero}
-    parts |= {"openings": opening_order(plan, [program]), "nodes": ((1, mesh.world),)}
+    cluster = contract.NodeKind(1, mesh.world, "cpu", None, 1 << 30)
+    parts |= {"openings": opening_order(plan, [program]), "cluster": (cluster,)}
     batches = ((0, program.num_micro_batches * mesh.dp),)
     return pretty(small_plan(pp=len(program.bodies), batches=batches, **parts))
 
@@ -156,6 +158,26 @@ def test_collectives_that_are_not_those_of_the_plan(tmp_path: Path, files: Files
         proven = files["certificate/train_4.json"].replace(digest(files[name]), digest(text))
         found = refused(tmp_path, files | {name: text, "certificate/train_4.json": proven})
         assert found.startswith(f"{name}: its {kind} is not that of the plan's buckets"), found
+
+
+def test_reductions_that_are_not_those_of_the_plan(tmp_path: Path, files: Files) -> None:
+    """Too early, twice, of other stages, behind no call, in two orders."""
+    name = "program/train_4.json"
+    program = contract.Program.from_json(files[name])
+    (first, *rest), of_other = program.reductions
+    last = len(program.ranks[0]) - 1
+    changes = {
+        "rank 0 starts a reduction before ": (first._replace(after=0), *rest),
+        "the reductions that rank 0 starts are not": (first, first, *rest),
+        "the reductions that rank 0 starts are": (first._replace(stages=(9,)), *rest),
+        "the reductions of rank 0 are not behind its calls": (*rest, first._replace(after=last + 1)),
+        "ranks 0, 1 start reductions in several orders": [r._replace(after=last) for r in (*rest[::-1], first)],
+    }
+    for message, row in changes.items():
+        text = replace(program, reductions=(tuple(row), of_other)).to_json()
+        proven = files["certificate/train_4.json"].replace(digest(files[name]), digest(text))
+        found = refused(tmp_path, files | {name: text, "certificate/train_4.json": proven})
+        assert found.startswith(f"{name}: {message}"), found
 
 
 def test_programs_without_certificates(tmp_path: Path, files: Files) -> None:

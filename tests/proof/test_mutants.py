@@ -23,7 +23,7 @@ def test_mutants_that_end_otherwise_are_rejected(schedule: str) -> None:
     for _, each in census(90, 1, rows):
         found += each
     assert found.different == found.rejected == 90, found.missed
-    assert found.accepted >= 0.6 * found.equivalent
+    assert found.equivalent - found.accepted <= max(3, 0.4 * found.equivalent), "of a handful, three may be rejected"
 
 
 def test_mutants_of_divided_state_that_end_otherwise_are_rejected() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.ir import Body, Buffer, Collective, Instruction, Invocation, Message, Plan, Program, Replica
+from compiler.ir import Body, Buffer, Collective, Instruction, Invocation, Message, Plan, Program, Reduction, Replica
 from compiler.proof import Effects, ProofError, prove
 from compiler.proof.lifetimes import check_values
 from compiler.proof.structure import Structure
@@ -293,6 +293,38 @@ def test_sums_that_are_missing_or_elsewhere() -> None:
     gathered = replace(program, update=(replace(reduces[0], kind="gather"),))
     assert rejected(gathered, replace(plan, zero=0)).startswith(f"gather {reduces[0].name}: runs 1 times instead of 0")
     assert rejected(replace(program, update=()), replace(plan, zero=1)).startswith("gather ")
+
+
+def test_reductions_that_start_wrongly() -> None:
+    """Too early, twice, never, of nothing, behind no invocation, or in two orders."""
+    program, plan = dualpipe_program(2, 4), small_plan(2)
+    (first, second, *rest), of_other = program.reductions
+    assert [each.stages for each in of_other] == [each.stages for each in program.reductions[0]]
+
+    def with_row(*row: Reduction) -> str:
+        return rejected(replace(program, reductions=((*row, *rest), of_other)), plan)
+
+    last = len(program.invocations[0]) - 1
+    assert with_row(Reduction(0, first.stages), second).startswith(f"rank 0, {first}: started before ")
+    assert with_row(first, first, second) == f"rank 0, {first}: started 2 times instead of 1"
+    assert with_row(second) == f"rank 0, {first}: started 0 times instead of 1"
+    assert (
+        with_row(first, second, second._replace(stages=(7,)))
+        == "rank 0, reduction of stage 7: started 1 times instead of 0"
+    )
+    assert "not behind its invocations" in with_row(first, second._replace(after=last + 1))
+    late = [each._replace(after=last) for each in (*rest, second, first)]
+    assert rejected(replace(program, reductions=(tuple(late), of_other)), plan).startswith(
+        "rank 1: starts reductions in"
+    )
+    assert rejected(replace(program, reductions=()), plan) == "0 ranks start reductions, of 2"
+
+
+def test_buckets_of_other_stages() -> None:
+    """A bucket that leaves out a stage would be summed before all is in it."""
+    program, plan = dualpipe_program(2, 4), small_plan(2)
+    fewer = replace(plan.buckets[0], stages=(1,))
+    assert rejected(program, replace(plan, buckets=(fewer, *plan.buckets[1:]))).endswith("is of other stages")
 
 
 def test_plans_whose_replicas_are_not_summed() -> None:

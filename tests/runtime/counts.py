@@ -122,7 +122,7 @@ def moved(counts: Counts) -> Iterator[None]:
         (host.HostEdge, "send", lambda _, tensor: ("messages", tensor.nbytes)),
         (host.HostSwap, "start", lambda name, given, _: (name.partition(" ")[0], given.packed().nbytes)),
         (memory.Circle, "all_reduce", lambda tensor: ("sums", tensor.nbytes)),
-        (memory.Circle, "reduce_parts", partial(flat, "reductions")),
+        (memory.Circle, "start_reduce", partial(flat, "reductions")),
         (memory.Circle, "gather_parts", partial(flat, "gathers")),
     )
     patches = [patch.object(owner, name, counted(getattr(owner, name), what)) for owner, name, what in table]

@@ -55,7 +55,7 @@ def small_plan(pp: int = 1, dp: int = 1, **parts: Any) -> contract.Plan:
         memory=(0,) * pp,
         cluster=(contract.NodeKind(1, pp * dp, "cpu", None, 1 << 30),),
         communication_sms=0,
-        buckets=(contract.Bucket("w", (0,), (weight,)),),
+        buckets=(contract.Bucket("w", (0,), (0,), (weight,)),),
         biases=(),
     )
     return replace(plan, **parts)

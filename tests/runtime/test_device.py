@@ -46,9 +46,9 @@ def test_products_leave_sms_to_communication() -> None:
         torch._C._set_sm_carveout_experimental(None)
 
 
-@pytest.mark.parametrize("sms", [0, 6, 20])
+@pytest.mark.parametrize("sms", [0, 7, 20])
 def test_nccl_takes_no_more_sms_than_it_is_left(monkeypatch: pytest.MonkeyPatch, sms: int) -> None:
-    """A middle rank: four directions of messages, counts, and rows or sums."""
+    """A middle rank: four directions of messages, counts, rows, and sums."""
     made: dict[str, SimpleNamespace] = {}
 
     def group(store: object, index: int, size: int, options: SimpleNamespace) -> None:
@@ -66,5 +66,5 @@ def test_nccl_takes_no_more_sms_than_it_is_left(monkeypatch: pytest.MonkeyPatch,
         assert not any(vars(config) for config in made.values())
         return
     ctas = {name: config.max_ctas for name, config in made.items()}
-    assert ctas["reduce 0, 2, 4"] == ctas["expert 2-3"] == most_ctas("expert", sms) >= 1
-    assert sum(ctas.values()) - ctas["reduce 0, 2, 4"] == sms
+    assert 1 <= ctas["reduce 0, 2, 4"] == most_ctas("reduce", sms) <= ctas["expert 2-3"]
+    assert sum(ctas.values()) == sms

@@ -159,7 +159,7 @@ def test_every_member_has_the_same_sum(monkeypatch: pytest.MonkeyPatch, members:
         given = [torch.randn(elements, dtype=torch.float64) for _ in each]
         for flat, values in zip(flats, given, strict=True):
             flat.copy_(values)
-        on_all(each, lambda circle: circle.reduce_parts("flat", elements, torch.float64))
+        on_all(each, lambda circle: circle.start_reduce("flat", elements, torch.float64).wait())
         expected = sum(given[1:], given[0].clone())  # in the members' order
         assert all(torch.equal(flat, expected) for flat in flats), round_
         small = [values[:7].clone() for values in given]
@@ -177,7 +177,7 @@ def test_an_owner_has_the_sums_of_its_share_alone(extents: tuple[int, ...]) -> N
     given = [torch.randn(elements) for _ in each]
     for flat, values in zip(flats, given, strict=True):
         flat.copy_(values)
-    on_all(each, lambda circle: circle.reduce_parts("flat", elements, torch.float32, shares))
+    on_all(each, lambda circle: circle.start_reduce("flat", elements, torch.float32, shares).wait())
     for rank, (flat, values) in enumerate(zip(flats, given, strict=True)):
         expected = values.clone()
         for part in shares[rank]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import NoReturn
 from unittest import mock
 
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.comm.transport import Shares
+from runtime.comm.transport import Shares, Work
 from runtime.contract import Program
 from runtime.trainer import Trainer
 
@@ -29,13 +30,26 @@ class Recorded:
         self.asked.append(("sum", tensor.numel()))
         self.sums.all_reduce(tensor)
 
-    def reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> None:
-        self.asked.append(("reduce", bucket))
-        self.sums.reduce(bucket, holders, flat, shares)
+    def start_reduce(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares = ()) -> Work:
+        self.asked.append(("start", bucket))
+        return Asked(self.sums.start_reduce(bucket, holders, flat, shares), ("reduce", bucket), self.asked)
 
     def gather(self, bucket: str, holders: tuple[int, ...], flat: Tensor, shares: Shares) -> None:
         self.asked.append(("gather", bucket))
         self.sums.gather(bucket, holders, flat, shares)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A reduction that is under way, and whether its end is waited for."""
+
+    work: Work
+    what: tuple[str, str]
+    asked: list[tuple[str, str | int]]
+
+    def wait(self) -> None:
+        self.asked.append(self.what)
+        self.work.wait()
 
 
 def expected(trainer: Trainer, program: Program) -> list[tuple[str, str | int]]:
@@ -44,11 +58,21 @@ def expected(trainer: Trainer, program: Program) -> list[tuple[str, str | int]]:
         next((y.experts for y in trainer.layers if n == f"load {y.name}"), 1) for n in trainer.plan.records
     )
     names = {"reduce": "gradients", "gather": "parameters"}
-    return [
-        (kind, SUMS.get(name, num_records)) if kind == "sum" else (kind, f"{names[kind]} {name}")
-        for kind, name in (*program.prologue, *program.epilogue, *program.update)
-        if kind == "sum" or name in trainer.buckets
+    before, after = (
+        [
+            (kind, SUMS.get(name, num_records)) if kind == "sum" else (kind, f"{names[kind]} {name}")
+            for kind, name in listed
+            if kind == "sum" or name in trainer.buckets
+        ]
+        for listed in (program.prologue, (*program.epilogue, *program.update))
+    )
+    started = [
+        ("start", bucket.gradients_name)
+        for _, stages in (program.reductions[trainer.pp_rank] if program.reductions else ())
+        for bucket in trainer.state.buckets
+        if bucket.stages == stages and len(bucket.holders) > 1 and not bucket.sites
     ]
+    return [*before, *started, *after]
 
 
 @contextmanager

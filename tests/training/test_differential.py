@@ -159,6 +159,23 @@ def test_training_on_divided_state_equals_autograd(
     check(tmp_path, traced, {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule)}, pp * dp)
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("transport", ["memory", "gloo"])
+def test_sums_under_the_backward_have_the_same_bits(
+    tmp_path: Path, traced: Segments, transport: str, zero: int
+) -> None:
+    """They are those of sums that all start behind the last backward."""
+    early = spec(2, 2, 2, 4, STEPS, zero)
+    late = early.model_copy(update={"parallel": early.parallel.model_copy(update={"overlap_reduce": False})})
+    for name, chosen in {"early": early, "late": late}.items():
+        write_build(tmp_path / "builds" / name, compile_spec(chosen, segments=traced).files)
+    run_module("tests.training.ranks", tmp_path, 4, transport)
+    for rank in range(4):
+        left, right = (load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors") for name in ("early", "late"))
+        assert left.keys() == right.keys()
+        assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
 @pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "zero"), OTHER_MODELS)
 def test_training_other_models_equals_autograd(
     tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int

@@ -1,0 +1,98 @@
+"""What ranks hold, as plan.json says it: parameters in buckets, biases, state of the optimizer, quantised weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from runtime.contract.mesh import Rank
+from runtime.contract.numbers import Amount, Count, Dtype, Name, Shape
+from runtime.strict_json import Range
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A tensor that the optimizer keeps of each parameter, of its shape; checkpoints have it under its name."""
+
+    name: Name
+    dtype: Dtype
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """What the optimizer keeps of each parameter, and what an owner of it has whole."""
+
+    state: tuple[StateTensor, ...]
+    unit: Literal["element", "matrix"]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A logical parameter; `tensor` is what segments take, with the experts of a rank stacked in it."""
+
+    name: Name
+    tensor: Name
+    shape: Shape
+    init: Annotated[float, Range(0)] | None  # standard deviation; None: ones
+    decay: bool
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters with the same holders that the same stages use: one flat buffer, one reduction.
+
+    `owners`: for each parameter, which of the holders has its optimizer state, where each is owned whole. `sites`: the
+    segments that read it, where the holders divide its gradients (zero = 2), and its weights (zero = 3).
+    """
+
+    name: Name
+    holders: tuple[Rank, ...]
+    stages: tuple[Amount, ...]  # ascending
+    parameters: tuple[Parameter, ...]
+    owners: tuple[Rank, ...] = ()
+    sites: tuple[Name, ...] = ()
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether its gradients are summed once a step, and not by those who divide them."""
+        return len(self.holders) > 1 and not self.sites
+
+
+@dataclass(frozen=True)
+class Bias:
+    """A balancing bias of a router."""
+
+    name: Name
+    shape: Shape
+    holders: tuple[Rank, ...]
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A tensor that products read in few bits, of which a rank holds a copy of them after each step of the optimizer.
+
+    `op` makes it, on CUDA the kernel in the file `kernel`, if there is one. The names of its tensors are that of the
+    tensor and the `suffixes`, in the order in which the op returns them; the last may be a key of random numbers.
+    """
+
+    tensor: Name
+    op: Name
+    kernel: Name | None
+    suffixes: tuple[Name, ...]
+
+
+@dataclass(frozen=True)
+class Host:
+    """What lies in the memory of a rank's host beside its device.
+
+    `offload`: state of the optimizer. `part`: elements that move between device and host at a time, and `slots`: such
+    parts on the device. `memory`: predicted bytes of a rank, by pipeline rank; empty where there are none.
+    """
+
+    offload: tuple[Literal["moments", "master"], ...] = ()
+    part: Count = 1
+    slots: Count = 1
+    memory: tuple[Amount, ...] = ()
+
+
+NO_HOST = Host()  # where nothing lies beside the device
