@@ -68,7 +68,6 @@ SOAK = (
     Row("tests/runs/test_resume_position.py::test_a_run_told", 0, "tests/runs/test_resume_position.py::test_a_ramp"),
     Row("tests/runs/test_saves.py::test_a_save_that_fails", 2),
     Row("tests/runs/test_saves.py::test_failure_stop", 0, "tests/runs/test_saves.py::test_a_run_whose_last_save"),
-    Row("tests/runs/test_run_files.py::test_one_rank_has", 0, "tests/runs/test_run_files.py::test_a_resume_by_another"),
     Row("tests/runs/test_run_files.py::test_mutated_files", 0, "tests/runs/test_verify.py::test_files_of_a_run"),
     Row("tests/runs/test_saves.py::test_a_shard_of_another", 0, "tests/runtime/test_checkpoint_faults.py"),
     Row("tests/runs/test_skip_batch.py::test_the_command", 0, "tests/runs/test_skip_batch.py::test_a_resume"),
