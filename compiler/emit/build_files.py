@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from compiler.decide import Lowered
 from compiler.emit import recipe
-from compiler.ir import Bucket, Buffer, Communication, Invocation, Message, Plan, Program, Replica, Stage, Use
+from compiler.ir import Bucket, Buffer, Communication, Message, Plan, Program, Replica, Stage, Use
 from compiler.ir.received_rows import most_rows
 from compiler.lower.estimate import Overlap
 from compiler.plan.stages import block_of
@@ -123,7 +123,10 @@ def _bias(replica: Replica) -> contract.Bias:
 
 def program_json(program: Program) -> str:
     """The program as the runtime reads it: the calls of each pipeline rank."""
-    ranks = tuple(tuple(map(_call, invocations)) for invocations in program.invocations)
+    ranks = tuple(
+        tuple([contract.Call(body, ks, _ends(posts), _ends(releases)) for body, ks, posts, releases in invocations])
+        for invocations in program.invocations
+    )
     placement = str(program.stage_placement)
     prologue, epilogue, update = (
         tuple(contract.Collective(each.kind, each.name) for each in listed)
@@ -135,12 +138,8 @@ def program_json(program: Program) -> str:
     return contract.Program(program.name, count, placement, ranks, *lists).to_json()
 
 
-def _call(call: Invocation) -> contract.Call:
-    return contract.Call(call.body, call.micro_batches, _ends(call.posts), _ends(call.releases))
-
-
 def _ends(messages: Sequence[tuple[int, Message]]) -> tuple[tuple[int, str], ...]:
-    return tuple([(rank, f"{action}.{micro_batch}") for rank, (action, micro_batch) in messages])
+    return tuple([(rank, f"{action}.{micro_batch}") for rank, (action, micro_batch) in messages]) if messages else ()
 
 
 def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> str:
