@@ -89,7 +89,7 @@ def check_sums(rank: int, links: Links) -> None:
             )
             for shares in given:
                 flat.copy_(values(rank, dtype))
-                links.sums.reduce(name, holders, flat, shares)
+                links.sums.start_reduce(name, holders, flat, shares).wait()
                 for part in shares[holders.index(rank)] if shares else [slice(None)]:
                     assert torch.equal(flat[part], expected[part]), (name, part)
                 if shares:
