@@ -222,7 +222,7 @@ _PHASES: tuple[tuple[str, str, Kind, str], ...] = (
     ("_balance", "balance", "python", ""),
 )
 _OPTIMIZER: tuple[tuple[str, str, Kind, str], ...] = (
-    ("reduce_gradients", "reduce", "python", ""),
+    ("start_reduce", "reduce", "python", ""),
     ("gradient_square", "norm", "op", "norm"),
     ("update", "update", "python", ""),
     ("gather_weights", "update", "python", ""),
