@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks import queue
 from benchmarks.gpu.cases import CASES, Case, Goal
 from benchmarks.gpu.sizes import V3, Make
 from benchmarks.side_by_side import kept, section
@@ -41,7 +42,7 @@ def current() -> str:
 def page(measured: Sequence[Found], facts: Found) -> str:
     """The whole page."""
     tables = [section for found in measured for section in of_device(found)] or [nothing_measured()]
-    return "\n".join([HEAD, *tables, code(facts), section(*kept()), HOW])
+    return "\n".join([HEAD, *tables, code(facts), queue.section(), section(*kept()), HOW])
 
 
 # ---------------------------------------------------------------- measured

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from compiler.ir import Buffer
-from compiler.kernels.kernel import BYTES, FUSION, Choice, power_of_two
+from compiler.kernels.kernel import BYTES, FUSION, LEGS, Choice, power_of_two
 
 _ONCE = "ld.global.L1::evict_first"  # queries, or keys and values, that only one tile is made of
 STREAMS = {
@@ -73,6 +73,7 @@ def _choose(
             ("VALUE", value),
             ("SIZES", sizes),
             ("PROGRAMS", sms),
+            ("LEGS", LEGS),
             ("BAND", _power_within(L2_BYTES // (S * (nope + rope + value) * BYTES[dtype]))),
             ("TURN_Q", _turn(H, blocks["ROPE"])),
             ("TURN_K", _turn(1 if nope else H // group, blocks["ROPE"])),

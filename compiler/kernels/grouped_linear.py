@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.ir import Buffer
-from compiler.kernels.kernel import BYTES, FUSION, Choice, power_of_two
+from compiler.kernels.kernel import BYTES, FUSION, LEGS, Choice, power_of_two
 
 STREAMS = {
     "_rows_by_weight": ("st.global.cs",),
@@ -26,6 +26,7 @@ def choose(experts: int, out: int, inner: int, dtype: str, num_sms: int) -> Choi
             ("K", inner),
             ("PROGRAMS", num_sms),
             ("BLOCK_E", power_of_two(experts)),
+            ("LEGS", LEGS),
             ("SWIZZLE", 16),
             ("FORWARD", _rows_by_weight(out, inner, dtype)),
             ("DGRAD", _rows_by_weight(inner, out, dtype)),

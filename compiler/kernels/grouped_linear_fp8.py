@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.ir import Buffer
-from compiler.kernels.kernel import Choice, power_of_two
+from compiler.kernels.kernel import LEGS, Choice, power_of_two
 from compiler.kernels.linear_fp8 import FP8, STREAMS, WGRAD, rows_by_weight, turned
 
 __all__ = ["OPS", "STREAMS", "choose"]
@@ -24,6 +24,7 @@ def choose(experts: int, out: int, inner: int, num_sms: int) -> Choice | None:
             ("K", inner),
             ("PROGRAMS", num_sms),
             ("BLOCK_E", power_of_two(experts)),
+            ("LEGS", LEGS),
             ("SWIZZLE", 16),
             ("FORWARD", rows_by_weight(out, gathered=True)),
             ("DGRAD", rows_by_weight(inner, gathered=True)),

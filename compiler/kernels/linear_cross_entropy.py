@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from compiler.ir import Buffer
-from compiler.kernels.kernel import BYTES, FUSION, Choice
+from compiler.kernels.kernel import BYTES, FUSION, LEGS, Choice
 
 CHUNK = 8192  # columns of the vocabulary whose gradients are kept at one time
 
@@ -20,7 +20,7 @@ def choose(vocab: int, hidden: int, dtype: str, num_sms: int) -> Choice | None:
     """Weights [vocab, hidden], whose rows are copied in blocks: each must begin at 16 bytes."""
     if dtype not in BYTES or hidden * BYTES[dtype] % 16:
         return None
-    logits = _tile(dtype, "T", "V", "D", vocab)
+    logits = _tile(dtype, "T", "V", "D", vocab) | {"FLATTEN": False}
     return Choice(
         name=f"linear_cross_entropy_v{vocab}_d{hidden}_{dtype}",
         template="linear_cross_entropy",
@@ -29,8 +29,9 @@ def choose(vocab: int, hidden: int, dtype: str, num_sms: int) -> Choice | None:
             ("D", hidden),
             ("CHUNK", CHUNK),
             ("PROGRAMS", num_sms),
+            ("LEGS", LEGS),
             ("SWIZZLE", 16),
-            ("FORWARD", logits | {"FLATTEN": False}),
+            ("FORWARD", logits),
             ("LOGITS", logits),
             ("DGRAD", _tile(dtype, "T", "D", "V", hidden)),
             ("WGRAD", _tile(dtype, "V", "D", "T", hidden)),
@@ -43,9 +44,10 @@ def _tile(dtype: str, rows: str, columns: str, inner: str, extent: int) -> dict[
     """The launch of a product whose results have `extent` columns.
 
     BF16: tiles of 128 × 256 in 8 warps, 128 sums of each thread, and four stages of 48 KiB. In a flattened loop copies
-    for a tile are under way while the one before is worked up, which takes up to 33 KiB more. Then the gradients'
-    kernels have at most 255 registers on sm_90 and no spills, on sm_100 neither; the forward's spills 96 bytes, and has
-    190 registers as it is. A mask that is not the same for 128 columns takes registers that are not there.
+    for a tile are under way while the one before is worked up, which takes up to 33 KiB more. Then the products that
+    read gradients have at most 225 registers on sm_90 and no spills, on sm_100 neither. Those that make logits spill 40
+    to 96 bytes, so their loops are not flattened. A mask that is not the same for 128 columns takes registers that are
+    not there.
     """
     if dtype == "float32":
         tile = {f"BLOCK_{rows}": 64, f"BLOCK_{columns}": _extent(extent, 128), f"BLOCK_{inner}": 16}

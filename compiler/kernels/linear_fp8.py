@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from compiler.ir import Buffer
-from compiler.kernels.kernel import FUSION, Choice
+from compiler.kernels.kernel import FUSION, LEGS, Choice
 
 FP8 = "float8_e4m3fn"
 STREAMS = {
@@ -31,6 +31,7 @@ def choose(out: int, inner: int, num_sms: int) -> Choice | None:
             ("N", out),
             ("K", inner),
             ("PROGRAMS", num_sms),
+            ("LEGS", LEGS),
             ("SWIZZLE", 16),
             ("FORWARD", rows_by_weight(out)),
             ("DGRAD", rows_by_weight(inner)),
@@ -43,10 +44,10 @@ def rows_by_weight(out: int, gathered: bool = False) -> dict[str, int | bool]:
     """The launch of y[rows, out] = x · wᵀ, with the tile that takes the fewest clocks for a row tile of y.
 
     Compiled for sm_90 with Triton 3.6 and 3.9, eight warps: 128 × 128 takes 181 registers a thread, 128 + 64 columns
-    254, and 256 columns or rows spill, for both halves of the sums that the tensor core has just made stay in registers
-    beside the totals. Four warps of 64 × 128 would leave room for three programs an SM but want twice as much of L2;
-    sixteen warps of 128 × 256 spill as well. Warp specialisation does not compile on 3.9 (its copies to two groups of
-    warps disagree with the descriptor), and a cluster of two would load everything twice, not multicast.
+    236 to 246, and 256 columns or rows spill, for both halves of the sums that the tensor core has just made stay in
+    registers beside the totals. Four warps of 64 × 128 would leave room for three programs an SM but want twice as much
+    of L2; sixteen warps of 128 × 256 spill as well. Warp specialisation does not compile on 3.9 (its copies to two
+    groups of warps disagree with the descriptor), and a cluster of two would load everything twice, not multicast.
     `FLATTEN` lets the loads of a tile begin while the one before is stored. With 128 columns the scales come a block
     ahead, or the loop waits for them; with 192 they arrive while the tensor core works, and there is no room.
 

@@ -3,13 +3,19 @@
 The interpreter runs programs one after another, which hides every race. So each launch is checked for what a race
 needs: an address that one program writes and another reads or writes. Several programs may add integers to one address
 atomically, in whatever order, if no other access there is anything else; no other atomic is taken. Addresses outside
-the launch's tensors are refused as well, where the interpreter would read or overwrite what lies there. Where a mask is
-off, a load gives anything unless it says what: here NaN, or a large number, where the interpreter has 0. Tensor
-descriptors read and write through the same two functions as pointers.
+the launch's tensors are refused as well, where the interpreter would read or overwrite what lies there.
+
+Programs may draw tickets from the launch's argument `queue`: by adding 1, one after another. Any program may draw any
+ticket, so what follows a draw is checked as if a program of its own did it. The queue must be 0 after the launch, and
+by no other store than of 0.
+
+Where a mask is off, a load gives anything unless it says what: here NaN, or a large number, where the interpreter has
+0. Tensor descriptors read and write through the same two functions as pointers.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -33,13 +39,19 @@ Kind = list[list[tuple[np.ndarray, int]]]  # by program: the addresses of access
 class Accesses:
     """Addresses that each program of one launch read, wrote, and added to atomically."""
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, tensors: list[torch.Tensor], queue: torch.Tensor | None) -> None:
+        self.queue = queue
+        self.programs = 0
         self.ranges = [(tensor.data_ptr(), tensor.data_ptr() + _extent_bytes(tensor)) for tensor in tensors]
         self.read: Kind = []
         self.written: Kind = []
         self.added: Kind = []
 
     def begin_program(self) -> None:
+        self.programs += 1
+        self.begin()
+
+    def begin(self) -> None:
         for kind in (self.read, self.written, self.added):
             kind.append([])
 
@@ -53,8 +65,16 @@ class Accesses:
         assert inside.all(), "an access outside the tensors of the launch"
         kind[-1].append((addresses, size))
 
+    def of_queue(self, pointers: Any) -> bool:
+        return (
+            self.queue is not None
+            and np.size(pointers.data) == 1
+            and int(pointers.data.item()) == self.queue.data_ptr()
+        )
+
     def check(self) -> None:
-        assert len(self.read) <= MAX_PROGRAMS, f"{len(self.read)} programs"
+        assert self.programs <= MAX_PROGRAMS, f"{self.programs} programs"
+        assert self.queue is None or not self.queue.any(), "the queue is not left as it was"
         every = (*self.read, *self.written, *self.added)
         unit = min((size for program in every for _, size in program), default=1)
         written, added = ([_union(program, unit) for program in kind] for kind in (self.written, self.added))
@@ -111,10 +131,15 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def launch(self: Any, *args: Any, **options: Any) -> Any:
-    InterpreterBuilder.accesses = accesses = Accesses(list(_tensors((*args, *options.values()))))
+    queue = inspect.getcallargs(self.fn, *args, **_of_the_kernel(self, options)).get("queue")
+    InterpreterBuilder.accesses = accesses = Accesses(list(_tensors((*args, *options.values()))), queue)
     result = _call(self, *args, **options)
     accesses.check()
     return result
+
+
+def _of_the_kernel(self: Any, options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in self.arg_names}
 
 
 def set_grid_idx(self: Any, *index: int) -> None:
@@ -138,13 +163,20 @@ def _anything(pointers: Any) -> TensorHandle:
 
 
 def create_masked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-    self.accesses.note(self.accesses.written, pointers, mask)
+    if self.accesses.of_queue(pointers):
+        assert not np.any(value.data), "the queue is set to what is not 0"
+    else:
+        self.accesses.note(self.accesses.written, pointers, mask)
     return _store(self, pointers, value, mask, *rest, **named)
 
 
 def create_atomic_rmw(self: Any, operation: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
     assert operation == _ADD and value.dtype.scalar.is_int(), "an atomic whose order shows: no addition of integers"
-    self.accesses.note(self.accesses.added, pointers, mask)
+    if self.accesses.of_queue(pointers):
+        assert np.all(value.data == 1), "a draw of more than one ticket"
+        self.accesses.begin()
+    else:
+        self.accesses.note(self.accesses.added, pointers, mask)
     return _rmw(self, operation, pointers, value, mask, *rest)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import tests.kernels.interpreted as interpreted
+from compiler.kernels.kernel import LEGS
 from runtime import ops
 from runtime.ops.causal import angles, back, columns, rotate, split_heads
 from tests.kernels.checks_quantise import bytes_of, moved, same
@@ -349,7 +350,9 @@ def moves_what_tiles_need() -> None:
     T, blocks = B * S, B * H * (S // 128)
     q, kv, k_rope, *more = mla_operands(torch.bfloat16, sizes)
     turn = 2 * 2 * T * (H + 1) * rope + 2 * 4 * T * rope  # what turns, read and written; angles of q, of k_rope
-    queues = 4 * (2 * NUM_SMS + blocks)
+    queues = 4 * (
+        2 * LEGS * NUM_SMS + blocks + 1
+    )  # where the tiles of each ticket are, the tiles, and the 0 at the end
     with moved() as count:
         o, lse = run("mla_attention", q, kv, k_rope, *more)
     earlier = B * H * sum(range(128, S + 1, 128))  # keys up to the last query of each block

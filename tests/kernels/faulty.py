@@ -95,6 +95,28 @@ def swaps() -> None:
 
 
 @triton.jit
+def _draw(queue: Any, target: Any, REACH: tl.constexpr, LEAVE: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """Programs draw blocks of `target`, and write REACH blocks from there on. The second leaves the queue as LEAVE."""
+    for _ in tl.range(0, 2):
+        ticket = tl.atomic_add(queue, 1)
+        tl.store(target + ticket * BLOCK + tl.arange(0, REACH * BLOCK), 1.0)
+    if tl.program_id(0) == 1:
+        tl.store(queue, LEAVE)
+
+
+def queues() -> None:
+    """A ticket is anybody's: what two tickets of one program write is as wrong as what two programs do."""
+    queue = torch.zeros(4, dtype=torch.int32)
+    _draw[(2,)](queue, torch.zeros(64), 1, 0, 16)
+    with pytest.raises(AssertionError, match="two programs write one address"):
+        _draw[(2,)](queue.zero_(), torch.zeros(96), 2, 0, 16)
+    with pytest.raises(InterpreterError, match="set to what is not 0"):
+        _draw[(2,)](queue.zero_(), torch.zeros(64), 1, 1, 16)
+    with pytest.raises(AssertionError, match="not left as it was"):
+        _draw[(1,)](queue.zero_(), torch.zeros(64), 1, 0, 16)
+
+
+@triton.jit
 def _bytes(source: Any, target: Any) -> None:
     """Program 0 writes a word of 4 bytes, program 1 reads one of them."""
     if tl.program_id(0) == 0:

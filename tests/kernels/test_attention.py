@@ -13,6 +13,7 @@ import torch
 from compiler.ir import Buffer
 from compiler.kernels import emit_kernel
 from compiler.kernels.gate_launch import load
+from compiler.kernels.kernel import LEGS
 
 Interpret = Callable[..., Any]
 CHECKS = "tests.kernels.checks_attention"
@@ -161,12 +162,13 @@ def test_where_no_kernel_makes_tiles(op: str, sizes: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("rising", [True, False])
 @pytest.mark.parametrize(("heads", "waiting"), [(128, 0.004), (16, 0.04)])
 def test_queues(tmp_path: Path, sms: int, rising: bool, heads: int, waiting: float) -> None:
-    """Every tile is in one queue, and the programs are done at nearly the same time."""
+    """Every tile has one ticket, and with an SM each the programs are done at nearly the same time."""
     file = emit_kernel("mla_attention", mla_arguments(4096, heads, 128, 64, 128), sms)
     assert file
     module = load(file, tmp_path)
-    tiles, starts = (x.tolist() for x in module._queues(heads, 128, rising, module.BAND, torch.device("cpu")))
-    assert sorted(tiles) == list(range(heads * 32)) and len(starts) == sms + 1
+    tiles, starts = (x.tolist() for x in module._legs(heads, 128, rising, module.BAND, torch.device("cpu")))
+    assert sorted(tiles) == list(range(heads * 32)) and len(starts) == LEGS * sms + 1
     lengths = [tile % 32 + 1 if rising else 32 - tile % 32 for tile in tiles]
-    busy = [sum(2 * length + 1 for length in lengths[a:b]) for a, b in pairwise(starts)]
+    legs = [sum(2 * length + 1 for length in lengths[a:b]) for a, b in pairwise(starts)]
+    busy = [sum(legs[lane::sms]) for lane in range(sms)]
     assert max(busy) * sms <= (1 + waiting) * sum(busy)

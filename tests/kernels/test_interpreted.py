@@ -16,7 +16,8 @@ def test_the_interpreter_rounds(interpret: Callable[..., Any], name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["two_writers", "writer_and_reader", "outside", "masked", "atomics", "swaps", "words", "descriptors"]
+    "name",
+    ["two_writers", "writer_and_reader", "outside", "masked", "atomics", "queues", "swaps", "words", "descriptors"],
 )
 def test_the_watch_finds(interpret: Callable[..., Any], name: str) -> None:
     interpret(FAULTS, name)

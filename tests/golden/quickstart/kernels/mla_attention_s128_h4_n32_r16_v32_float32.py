@@ -8,17 +8,19 @@ share the rope part of the key. DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.
 # Blocks of M queries and N keys, as in Dao, "FlashAttention-2", 2023. What turns is turned first, by a kernel of its
 # own, and rounded to the dtype of the arguments. Products read that dtype and add up in FP32. Scores are scaled and
 # made weights in FP32; weights are rounded before they meet the values.
-# A tile is a block of queries of one head. The program that has it in its queue alone writes its results, and sums
-# in a fixed order: no atomics, no races, and equal bits from run to run.
+# A tile is a block of queries of one head. Programs draw tiles from a queue. The one that has a tile alone writes its
+# results, and sums in a fixed order: no races, and equal bits from run to run, whoever draws which.
 
 import functools
 import heapq
+import itertools
 
 import torch
 import triton
 import triton.language as tl
 
 from runtime.ops.causal import angles
+from runtime.tile_queue import tile_queue
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 S, H, GROUP = 128, 4, 1
@@ -37,30 +39,43 @@ SIZES = {
     'BLOCK_VALUE': 32,
 }  # the same for the kernels, and powers of two that hold the widths
 PROGRAMS = 132  # persistent: as many as there are SMs for compute
+LEGS = tl.constexpr(4)  # in which a program draws its tiles from a queue
 BAND = 512  # heads that are worked on at one time: what their tiles share stays in L2
 TURN_Q = {'TOKENS': 32, 'HEADS': 4, 'num_warps': 4, 'enable_fp_fusion': True}
 TURN_K = {'TOKENS': 128, 'HEADS': 1, 'num_warps': 4, 'enable_fp_fusion': True}
 
 
+def _queue(num_heads, rows, rising, band, device):
+    """What programs draw tickets from, the tiles of all tickets, and where those of each begin."""
+    return tile_queue(device), *_legs(num_heads, rows, rising, band, device)
+
+
 @functools.lru_cache(maxsize=16)
-def _queues(num_heads, rows, rising, band, device):
-    """(tiles of all programs, where each program's begin): a tile is head · blocks of `rows` + block.
+def _legs(num_heads, rows, rising, band, device):
+    """(tiles of all tickets, where those of each ticket begin): a tile is head · blocks of `rows` + block.
 
     A block of queries has the more keys the later it is, one of keys the more queries the earlier. The next longest
-    tile of a band of heads goes to the program that will be free first. How long tiles take in proportion is known,
-    so this is settled once, on the host: at 4096 tokens and 128 heads, 132 programs wait 0.1% of the time, 112 0.4%.
+    tile of a band of heads goes to the lane that will be free first. How long tiles take in proportion is known, so
+    this is settled once, on the host: at 4096 tokens and 128 heads, 132 lanes wait 0.1% of the time, 112 0.4%.
+    Lanes are cut into LEGS legs: half of a lane's tiles, half of the rest …, and all that is left then. A ticket is one
+    lane of one leg. So a program that gets its SM late finds its share done by others.
     """
     blocks = triton.cdiv(S, rows)
-    queues = [[] for _ in range(PROGRAMS)]
-    free = [(0, program) for program in range(PROGRAMS)]
+    lanes = [[] for _ in range(PROGRAMS)]
+    free = [(0, lane) for lane in range(PROGRAMS)]
     for start in range(0, num_heads, band):
         for length in range(blocks, 0, -1):
             for head in range(start, min(start + band, num_heads)):
-                time, program = free[0]
-                heapq.heapreplace(free, (time + 2 * length + 1, program))
-                queues[program].append(head * blocks + (length - 1 if rising else blocks - length))
-    starts = [sum(map(len, queues[:program])) for program in range(PROGRAMS + 1)]
-    tiles = [tile for queue in queues for tile in queue]
+                time, lane = free[0]
+                heapq.heapreplace(free, (time + 2 * length + 1, lane))
+                lanes[lane].append(head * blocks + (length - 1 if rising else blocks - length))
+    legs = [
+        lane[len(lane) - (len(lane) >> leg) : len(lane) - (len(lane) >> leg + 1 if leg + 1 < LEGS.value else 0)]
+        for leg in range(LEGS.value)
+        for lane in lanes
+    ]
+    starts = [0, *itertools.accumulate(map(len, legs))]
+    tiles = [tile for leg in legs for tile in leg]
     return tuple(torch.tensor(numbers, dtype=torch.int32).to(device) for numbers in (tiles, starts))
 
 
@@ -104,6 +119,15 @@ def _turn(
 
 
 # ---------------------------------------------------------------- tiles
+
+
+@triton.jit
+def _draw(queue):
+    """(the next ticket, whether there was one). Who draws the last of all leaves the queue as it was: 0."""
+    ticket = tl.atomic_add(queue, 1, sem="relaxed")
+    if ticket == (LEGS + 1) * tl.num_programs(0) - 1:
+        tl.store(queue, 0)
+    return ticket, ticket < LEGS * tl.num_programs(0)
 
 
 @triton.jit
@@ -161,15 +185,15 @@ def mla_attention(q, kv, k_rope, sequence, heads, nope, rope, value, theta):
     q_turned, k_turned = _turned(q, H, NOPE, theta, TURN_Q), _turned(k_rope, 1, 0, theta, TURN_K)
     o = q.new_empty(num_tokens, H * VALUE)
     lse = torch.empty(num_tokens // S, H, S, dtype=torch.float32, device=q.device)
-    queues = _queues(num_tokens // S * H, FORWARD["M"], True, BAND, q.device)
-    _forward[(PROGRAMS,)](q, kv, q_turned, k_turned, o, lse, S, *queues, **SIZES, **FORWARD)
+    queue = _queue(num_tokens // S * H, FORWARD["M"], True, BAND, q.device)
+    _forward[(PROGRAMS,)](q, kv, q_turned, k_turned, o, lse, S, *queue, **SIZES, **FORWARD)
     return o, lse
 
 
 @triton.jit
 def _forward(
     q,
-    kv, q_turned, k_turned, o, lse, end, tiles, starts,
+    kv, q_turned, k_turned, o, lse, end, queue, tiles, starts,
     S: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr, SCALE: tl.constexpr,
     NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr,
     BLOCK_NOPE: tl.constexpr, BLOCK_ROPE: tl.constexpr, BLOCK_VALUE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -181,37 +205,39 @@ def _forward(
     """
     BLOCKS: tl.constexpr = (S + M - 1) // M
     WHOLE: tl.constexpr = S % M == 0
-    program = tl.program_id(0)
-    for i in tl.range(tl.load(starts + program), tl.load(starts + program + 1), disable_licm=True):
-        tile = tl.load(tiles + i)
-        first, start, head = tile % BLOCKS * M, (tile // BLOCKS // H).to(tl.int64) * S, tile // BLOCKS % H
-        m = first + tl.arange(0, M)
-        kv_at = kv + start * (H // GROUP * (NOPE + VALUE)) + head // GROUP * (NOPE + VALUE)
-        k_at = k_turned + start * (H // SHARED * ROPE) + head // SHARED * ROPE
-        q_at = q_turned + start * (H * ROPE) + head * ROPE
-        q_moved = _read(q_at, first, H * ROPE, M, ROPE, BLOCK_ROPE, S, WHOLE, "evict_first")
-        q_at = q + start * (H * (NOPE + ROPE)) + head * (NOPE + ROPE)
-        q_still = _read(q_at, first, H * (NOPE + ROPE), M, NOPE, BLOCK_NOPE, S, WHOLE, "evict_first")
-        top = tl.full((M,), float("-inf"), tl.float32)
-        total = tl.zeros((M,), tl.float32)
-        mean = tl.zeros((M, BLOCK_VALUE), tl.float32)
-        last = tl.minimum(first + M, end)
-        for n in tl.range(0, last, N, disable_licm=True, disallow_acc_multi_buffer=True):
-            block = n
-            k_moved = _read(k_at, block, H // SHARED * ROPE, N, ROPE, BLOCK_ROPE, S, WHOLE, "")
-            next_scores = _by_rows(q_moved, k_moved)
-            k_still = _read(kv_at, block, H // GROUP * (NOPE + VALUE), N, NOPE, BLOCK_NOPE, S, WHOLE, "")
-            next_scores += _by_rows(q_still, k_still)
-            scores = next_scores
-            if n + N > first:
-                scores = tl.where(m[:, None] >= (n + tl.arange(0, N))[None, :], scores, float("-inf"))
-            higher = tl.maximum(top, tl.max(scores, 1))
-            weights = tl.exp2(scores * (SCALE * LOG2_E) - (higher * (SCALE * LOG2_E))[:, None])
-            shrink = tl.exp2((top - higher) * (SCALE * LOG2_E))
-            total = total * shrink + tl.sum(weights, 1)
-            v = _read(kv_at + NOPE, n, H // GROUP * (NOPE + VALUE), N, VALUE, BLOCK_VALUE, S, WHOLE, "")
-            mean = tl.dot(weights.to(v.dtype), v, mean * shrink[:, None], input_precision="ieee")
-            top = higher
-        o_at = o + start * (H * VALUE) + head * VALUE
-        _write(o_at, first, H * VALUE, mean * (1.0 / total)[:, None], VALUE, S)
-        tl.store(_lse_at(lse, tile // BLOCKS, m, S, GROUP), top * SCALE + tl.log(total), mask=m < S)
+    ticket, drawn = _draw(queue)
+    while drawn:
+        for i in tl.range(tl.load(starts + ticket), tl.load(starts + ticket + 1), disable_licm=True):
+            tile = tl.load(tiles + i)
+            first, start, head = tile % BLOCKS * M, (tile // BLOCKS // H).to(tl.int64) * S, tile // BLOCKS % H
+            m = first + tl.arange(0, M)
+            kv_at = kv + start * (H // GROUP * (NOPE + VALUE)) + head // GROUP * (NOPE + VALUE)
+            k_at = k_turned + start * (H // SHARED * ROPE) + head // SHARED * ROPE
+            q_at = q_turned + start * (H * ROPE) + head * ROPE
+            q_moved = _read(q_at, first, H * ROPE, M, ROPE, BLOCK_ROPE, S, WHOLE, "evict_first")
+            q_at = q + start * (H * (NOPE + ROPE)) + head * (NOPE + ROPE)
+            q_still = _read(q_at, first, H * (NOPE + ROPE), M, NOPE, BLOCK_NOPE, S, WHOLE, "evict_first")
+            top = tl.full((M,), float("-inf"), tl.float32)
+            total = tl.zeros((M,), tl.float32)
+            mean = tl.zeros((M, BLOCK_VALUE), tl.float32)
+            last = tl.minimum(first + M, end)
+            for n in tl.range(0, last, N, disable_licm=True, disallow_acc_multi_buffer=True):
+                block = n
+                k_moved = _read(k_at, block, H // SHARED * ROPE, N, ROPE, BLOCK_ROPE, S, WHOLE, "")
+                next_scores = _by_rows(q_moved, k_moved)
+                k_still = _read(kv_at, block, H // GROUP * (NOPE + VALUE), N, NOPE, BLOCK_NOPE, S, WHOLE, "")
+                next_scores += _by_rows(q_still, k_still)
+                scores = next_scores
+                if n + N > first:
+                    scores = tl.where(m[:, None] >= (n + tl.arange(0, N))[None, :], scores, float("-inf"))
+                higher = tl.maximum(top, tl.max(scores, 1))
+                weights = tl.exp2(scores * (SCALE * LOG2_E) - (higher * (SCALE * LOG2_E))[:, None])
+                shrink = tl.exp2((top - higher) * (SCALE * LOG2_E))
+                total = total * shrink + tl.sum(weights, 1)
+                v = _read(kv_at + NOPE, n, H // GROUP * (NOPE + VALUE), N, VALUE, BLOCK_VALUE, S, WHOLE, "")
+                mean = tl.dot(weights.to(v.dtype), v, mean * shrink[:, None], input_precision="ieee")
+                top = higher
+            o_at = o + start * (H * VALUE) + head * VALUE
+            _write(o_at, first, H * VALUE, mean * (1.0 / total)[:, None], VALUE, S)
+            tl.store(_lse_at(lse, tile // BLOCKS, m, S, GROUP), top * SCALE + tl.log(total), mask=m < S)
+        ticket, drawn = _draw(queue)

@@ -8,17 +8,19 @@ share the rope part of the key. DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.
 # Blocks of M queries and N keys, as in Dao, "FlashAttention-2", 2023; scores and weights are made anew, from the same
 # rounded numbers as in the forward. Products read the dtype of the arguments and add up in FP32; weights, and the
 # gradients of scores, are rounded to it before the products that read them. What turned is turned back in FP32.
-# A tile is a block of queries, or of keys, of one head. The program that has it in its queue alone writes its
-# results, and sums in a fixed order: no atomics, no races, and equal bits from run to run.
+# A tile is a block of queries, or of keys, of one head. Programs draw tiles from a queue. The one that has a tile alone
+# writes its results, and sums in a fixed order: no races, and equal bits from run to run, whoever draws which.
 
 import functools
 import heapq
+import itertools
 
 import torch
 import triton
 import triton.language as tl
 
 from runtime.ops.causal import angles
+from runtime.tile_queue import tile_queue
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 S, H, GROUP = 16, 2, 1
@@ -37,30 +39,43 @@ SIZES = {
     'BLOCK_VALUE': 16,
 }  # the same for the kernels, and powers of two that hold the widths
 PROGRAMS = 132  # persistent: as many as there are SMs for compute
+LEGS = tl.constexpr(4)  # in which a program draws its tiles from a queue
 BAND = 16384  # heads that are worked on at one time: what their tiles share stays in L2
 TURN_Q = {'TOKENS': 64, 'HEADS': 2, 'num_warps': 4, 'enable_fp_fusion': True}
 TURN_K = {'TOKENS': 128, 'HEADS': 1, 'num_warps': 4, 'enable_fp_fusion': True}
 
 
+def _queue(num_heads, rows, rising, band, device):
+    """What programs draw tickets from, the tiles of all tickets, and where those of each begin."""
+    return tile_queue(device), *_legs(num_heads, rows, rising, band, device)
+
+
 @functools.lru_cache(maxsize=16)
-def _queues(num_heads, rows, rising, band, device):
-    """(tiles of all programs, where each program's begin): a tile is head · blocks of `rows` + block.
+def _legs(num_heads, rows, rising, band, device):
+    """(tiles of all tickets, where those of each ticket begin): a tile is head · blocks of `rows` + block.
 
     A block of queries has the more keys the later it is, one of keys the more queries the earlier. The next longest
-    tile of a band of heads goes to the program that will be free first. How long tiles take in proportion is known,
-    so this is settled once, on the host: at 4096 tokens and 128 heads, 132 programs wait 0.1% of the time, 112 0.4%.
+    tile of a band of heads goes to the lane that will be free first. How long tiles take in proportion is known, so
+    this is settled once, on the host: at 4096 tokens and 128 heads, 132 lanes wait 0.1% of the time, 112 0.4%.
+    Lanes are cut into LEGS legs: half of a lane's tiles, half of the rest …, and all that is left then. A ticket is one
+    lane of one leg. So a program that gets its SM late finds its share done by others.
     """
     blocks = triton.cdiv(S, rows)
-    queues = [[] for _ in range(PROGRAMS)]
-    free = [(0, program) for program in range(PROGRAMS)]
+    lanes = [[] for _ in range(PROGRAMS)]
+    free = [(0, lane) for lane in range(PROGRAMS)]
     for start in range(0, num_heads, band):
         for length in range(blocks, 0, -1):
             for head in range(start, min(start + band, num_heads)):
-                time, program = free[0]
-                heapq.heapreplace(free, (time + 2 * length + 1, program))
-                queues[program].append(head * blocks + (length - 1 if rising else blocks - length))
-    starts = [sum(map(len, queues[:program])) for program in range(PROGRAMS + 1)]
-    tiles = [tile for queue in queues for tile in queue]
+                time, lane = free[0]
+                heapq.heapreplace(free, (time + 2 * length + 1, lane))
+                lanes[lane].append(head * blocks + (length - 1 if rising else blocks - length))
+    legs = [
+        lane[len(lane) - (len(lane) >> leg) : len(lane) - (len(lane) >> leg + 1 if leg + 1 < LEGS.value else 0)]
+        for leg in range(LEGS.value)
+        for lane in lanes
+    ]
+    starts = [0, *itertools.accumulate(map(len, legs))]
+    tiles = [tile for leg in legs for tile in leg]
     return tuple(torch.tensor(numbers, dtype=torch.int32).to(device) for numbers in (tiles, starts))
 
 
@@ -104,6 +119,15 @@ def _turn(
 
 
 # ---------------------------------------------------------------- tiles
+
+
+@triton.jit
+def _draw(queue):
+    """(the next ticket, whether there was one). Who draws the last of all leaves the queue as it was: 0."""
+    ticket = tl.atomic_add(queue, 1, sem="relaxed")
+    if ticket == (LEGS + 1) * tl.num_programs(0) - 1:
+        tl.store(queue, 0)
+    return ticket, ticket < LEGS * tl.num_programs(0)
 
 
 @triton.jit
@@ -173,13 +197,13 @@ def mla_attention_dgrad(do, q, kv, k_rope, o, lse, sequence, heads, nope, rope, 
     q_turned, k_turned = _turned(q, H, NOPE, theta, TURN_Q), _turned(k_rope, 1, 0, theta, TURN_K)
     dq, dkv, dk_rope = torch.empty_like(q), torch.empty_like(kv), k_rope.new_empty(num_tokens, ROPE)
     lse2, delta = _of_rows(do, o, lse)
-    queues = _queues(num_tokens // S * H, QUERIES["M"], True, BAND, q.device)
-    _query_gradient[(PROGRAMS,)](q, kv, dq, q_turned, k_turned, do, lse2, delta, table, S, *queues, **SIZES, **QUERIES)
+    queue = _queue(num_tokens // S * H, QUERIES["M"], True, BAND, q.device)
+    _query_gradient[(PROGRAMS,)](q, kv, dq, q_turned, k_turned, do, lse2, delta, table, S, *queue, **SIZES, **QUERIES)
     dk_HTR = torch.empty(H, num_tokens, ROPE, dtype=torch.float32, device=q.device)
     for launch in (VALUES, KEYS) if VALUES else (KEYS,):
-        queues = _queues(num_tokens // S * H, launch["N"], False, BAND, q.device)
+        queue = _queue(num_tokens // S * H, launch["N"], False, BAND, q.device)
         _key_gradient[(PROGRAMS,)](
-            q, dk_HTR, num_tokens, kv, dkv, q_turned, k_turned, do, lse2, delta, S, *queues, **SIZES, **launch
+            q, dk_HTR, num_tokens, kv, dkv, q_turned, k_turned, do, lse2, delta, S, *queue, **SIZES, **launch
         )
     grid = (triton.cdiv(num_tokens, TOTAL["TOKENS"]),)
     _total_key_gradient[grid](dk_HTR, table, dk_rope, num_tokens, S, H, ROPE, SIZES["BLOCK_ROPE"], **TOTAL)
@@ -236,7 +260,7 @@ def _turned_back(y, table, position, ROWS: tl.constexpr, S: tl.constexpr, ROPE: 
 @triton.jit
 def _query_gradient(
     q,
-    kv, dq, q_turned, k_turned, do, lse2, delta, table, end, tiles, starts,
+    kv, dq, q_turned, k_turned, do, lse2, delta, table, end, queue, tiles, starts,
     S: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr, SCALE: tl.constexpr,
     NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr,
     BLOCK_NOPE: tl.constexpr, BLOCK_ROPE: tl.constexpr, BLOCK_VALUE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -247,40 +271,42 @@ def _query_gradient(
     """
     BLOCKS: tl.constexpr = (S + M - 1) // M
     WHOLE: tl.constexpr = S % M == 0
-    program = tl.program_id(0)
-    for i in tl.range(tl.load(starts + program), tl.load(starts + program + 1), disable_licm=True):
-        tile = tl.load(tiles + i)
-        first, start, head = tile % BLOCKS * M, (tile // BLOCKS // H).to(tl.int64) * S, tile // BLOCKS % H
-        m = first + tl.arange(0, M)
-        q_start = start * (H * (NOPE + ROPE)) + head * (NOPE + ROPE)
-        q_still = _read(q + q_start, first, H * (NOPE + ROPE), M, NOPE, BLOCK_NOPE, S, WHOLE, "evict_first")
-        dq_still = tl.zeros((M, BLOCK_NOPE), tl.float32)
-        q_at = q_turned + start * (H * ROPE) + head * ROPE
-        q_moved = _read(q_at, first, H * ROPE, M, ROPE, BLOCK_ROPE, S, WHOLE, "evict_first")
-        dq_moved = tl.zeros((M, BLOCK_ROPE), tl.float32)
-        do_at = do + start * (H * VALUE) + head * VALUE
-        do_rows = _read(do_at, first, H * VALUE, M, VALUE, BLOCK_VALUE, S, WHOLE, "evict_first")
-        lse_rows = _read_rows(lse2, tile // BLOCKS, m, S, WHOLE)
-        delta_rows = _read_rows(delta, tile // BLOCKS, m, S, WHOLE)
-        kv_at = kv + start * (H // GROUP * (NOPE + VALUE)) + head // GROUP * (NOPE + VALUE)
-        k_at = k_turned + start * (H // SHARED * ROPE) + head // SHARED * ROPE
+    ticket, drawn = _draw(queue)
+    while drawn:
+        for i in tl.range(tl.load(starts + ticket), tl.load(starts + ticket + 1), disable_licm=True):
+            tile = tl.load(tiles + i)
+            first, start, head = tile % BLOCKS * M, (tile // BLOCKS // H).to(tl.int64) * S, tile // BLOCKS % H
+            m = first + tl.arange(0, M)
+            q_start = start * (H * (NOPE + ROPE)) + head * (NOPE + ROPE)
+            q_still = _read(q + q_start, first, H * (NOPE + ROPE), M, NOPE, BLOCK_NOPE, S, WHOLE, "evict_first")
+            dq_still = tl.zeros((M, BLOCK_NOPE), tl.float32)
+            q_at = q_turned + start * (H * ROPE) + head * ROPE
+            q_moved = _read(q_at, first, H * ROPE, M, ROPE, BLOCK_ROPE, S, WHOLE, "evict_first")
+            dq_moved = tl.zeros((M, BLOCK_ROPE), tl.float32)
+            do_at = do + start * (H * VALUE) + head * VALUE
+            do_rows = _read(do_at, first, H * VALUE, M, VALUE, BLOCK_VALUE, S, WHOLE, "evict_first")
+            lse_rows = _read_rows(lse2, tile // BLOCKS, m, S, WHOLE)
+            delta_rows = _read_rows(delta, tile // BLOCKS, m, S, WHOLE)
+            kv_at = kv + start * (H // GROUP * (NOPE + VALUE)) + head // GROUP * (NOPE + VALUE)
+            k_at = k_turned + start * (H // SHARED * ROPE) + head // SHARED * ROPE
 
-        for n in tl.range(0, tl.minimum(first + M, end), N, disable_licm=True, disallow_acc_multi_buffer=True):
-            k_moved = _read(k_at, n, H // SHARED * ROPE, N, ROPE, BLOCK_ROPE, S, WHOLE, "")
-            scores = _by_rows(q_moved, k_moved)
-            k_still = _read(kv_at, n, H // GROUP * (NOPE + VALUE), N, NOPE, BLOCK_NOPE, S, WHOLE, "")
-            scores += _by_rows(q_still, k_still)
-            v = _read(kv_at + NOPE, n, H // GROUP * (NOPE + VALUE), N, VALUE, BLOCK_VALUE, S, WHOLE, "")
-            dweights = _by_rows(do_rows, v)
-            weights = tl.exp2(scores * (SCALE * LOG2_E) - lse_rows[:, None])
-            if n + N > first:
-                weights = tl.where(m[:, None] >= (n + tl.arange(0, N))[None, :], weights, 0.0)
-            dscores = (weights * (dweights - delta_rows[:, None])).to(v.dtype)
-            dq_moved = tl.dot(dscores, k_moved, dq_moved, input_precision="ieee")
-            dq_still = tl.dot(dscores, k_still, dq_still, input_precision="ieee")
-        _write(dq + q_start, first, H * (NOPE + ROPE), dq_still * SCALE, NOPE, S)
-        dq_moved = _turned_back(dq_moved * SCALE, table, m, M, S, ROPE, BLOCK_ROPE)
-        _write(dq + q_start + NOPE, first, H * (NOPE + ROPE), dq_moved, ROPE, S)
+            for n in tl.range(0, tl.minimum(first + M, end), N, disable_licm=True, disallow_acc_multi_buffer=True):
+                k_moved = _read(k_at, n, H // SHARED * ROPE, N, ROPE, BLOCK_ROPE, S, WHOLE, "")
+                scores = _by_rows(q_moved, k_moved)
+                k_still = _read(kv_at, n, H // GROUP * (NOPE + VALUE), N, NOPE, BLOCK_NOPE, S, WHOLE, "")
+                scores += _by_rows(q_still, k_still)
+                v = _read(kv_at + NOPE, n, H // GROUP * (NOPE + VALUE), N, VALUE, BLOCK_VALUE, S, WHOLE, "")
+                dweights = _by_rows(do_rows, v)
+                weights = tl.exp2(scores * (SCALE * LOG2_E) - lse_rows[:, None])
+                if n + N > first:
+                    weights = tl.where(m[:, None] >= (n + tl.arange(0, N))[None, :], weights, 0.0)
+                dscores = (weights * (dweights - delta_rows[:, None])).to(v.dtype)
+                dq_moved = tl.dot(dscores, k_moved, dq_moved, input_precision="ieee")
+                dq_still = tl.dot(dscores, k_still, dq_still, input_precision="ieee")
+            _write(dq + q_start, first, H * (NOPE + ROPE), dq_still * SCALE, NOPE, S)
+            dq_moved = _turned_back(dq_moved * SCALE, table, m, M, S, ROPE, BLOCK_ROPE)
+            _write(dq + q_start + NOPE, first, H * (NOPE + ROPE), dq_moved, ROPE, S)
+        ticket, drawn = _draw(queue)
 
 
 # ---------------------------------------------------------------- keys and values
@@ -289,7 +315,7 @@ def _query_gradient(
 @triton.jit
 def _key_gradient(
     q, dk_HTR, num_tokens,
-    kv, dkv, q_turned, k_turned, do, lse2, delta, end, tiles, starts,
+    kv, dkv, q_turned, k_turned, do, lse2, delta, end, queue, tiles, starts,
     S: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr, SCALE: tl.constexpr,
     NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr,
     BLOCK_NOPE: tl.constexpr, BLOCK_ROPE: tl.constexpr, BLOCK_VALUE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -300,51 +326,56 @@ def _key_gradient(
     BLOCKS: tl.constexpr = (S + N - 1) // N
     G: tl.constexpr = H // GROUP
     WHOLE: tl.constexpr = S % N == 0
-    program = tl.program_id(0)
-    for i in tl.range(tl.load(starts + program), tl.load(starts + program + 1), disable_licm=True):
-        tile = tl.load(tiles + i)
-        first, start, kv_head = tile % BLOCKS * N, (tile // BLOCKS // G).to(tl.int64) * S, tile // BLOCKS % G
-        n = first + tl.arange(0, N)
-        kv_start = start * (G * (NOPE + VALUE)) + kv_head * (NOPE + VALUE)
-        k_still = _read(kv + kv_start, first, G * (NOPE + VALUE), N, NOPE, BLOCK_NOPE, S, WHOLE, "evict_first")
-        dk_still = tl.zeros((N, BLOCK_NOPE), tl.float32)
-        k_at = k_turned + start * (H // SHARED * ROPE) + kv_head * GROUP // SHARED * ROPE
-        once: tl.constexpr = "evict_first" if SHARED == GROUP else ""
-        k_moved = _read(k_at, first, H // SHARED * ROPE, N, ROPE, BLOCK_ROPE, S, WHOLE, once)
-        dk_moved = tl.zeros((N, BLOCK_ROPE), tl.float32)
-        if DK:
-            v = _read(kv + kv_start + NOPE, first, G * (NOPE + VALUE), N, VALUE, BLOCK_VALUE, S, WHOLE, "evict_first")
-        dv = tl.zeros((N, BLOCK_VALUE), tl.float32)
+    ticket, drawn = _draw(queue)
+    while drawn:
+        for i in tl.range(tl.load(starts + ticket), tl.load(starts + ticket + 1), disable_licm=True):
+            tile = tl.load(tiles + i)
+            first, start, kv_head = tile % BLOCKS * N, (tile // BLOCKS // G).to(tl.int64) * S, tile // BLOCKS % G
+            n = first + tl.arange(0, N)
+            kv_start = start * (G * (NOPE + VALUE)) + kv_head * (NOPE + VALUE)
+            k_still = _read(kv + kv_start, first, G * (NOPE + VALUE), N, NOPE, BLOCK_NOPE, S, WHOLE, "evict_first")
+            dk_still = tl.zeros((N, BLOCK_NOPE), tl.float32)
+            k_at = k_turned + start * (H // SHARED * ROPE) + kv_head * GROUP // SHARED * ROPE
+            once: tl.constexpr = "evict_first" if SHARED == GROUP else ""
+            k_moved = _read(k_at, first, H // SHARED * ROPE, N, ROPE, BLOCK_ROPE, S, WHOLE, once)
+            dk_moved = tl.zeros((N, BLOCK_ROPE), tl.float32)
+            if DK:
+                v_at = kv + kv_start + NOPE
+                v = _read(v_at, first, G * (NOPE + VALUE), N, VALUE, BLOCK_VALUE, S, WHOLE, "evict_first")
+            dv = tl.zeros((N, BLOCK_VALUE), tl.float32)
 
-        for member in tl.range(0, GROUP, disable_licm=True):
-            head, pair = kv_head * GROUP + member, tile // BLOCKS * GROUP + member
-            q_start = start * (H * (NOPE + ROPE)) + head * (NOPE + ROPE)
-            q_at = q_turned + start * (H * ROPE) + head * ROPE
-            do_at = do + start * (H * VALUE) + head * VALUE
-            for f in tl.range(first, end, M, disable_licm=True, disallow_acc_multi_buffer=True):
-                m = f + tl.arange(0, M)
-                q_moved = _read(q_at, f, H * ROPE, M, ROPE, BLOCK_ROPE, S, S % M == 0, "")
-                scores = _by_rows(k_moved, q_moved)
-                q_still = _read(q + q_start, f, H * (NOPE + ROPE), M, NOPE, BLOCK_NOPE, S, S % M == 0, "")
-                scores += _by_rows(k_still, q_still)
-                do_rows = _read(do_at, f, H * VALUE, M, VALUE, BLOCK_VALUE, S, S % M == 0, "")
-                # Rows past the end weigh 1, but their do and delta are 0.
-                weights = tl.exp2(scores * (SCALE * LOG2_E) - _read_rows(lse2, pair, m, S, S % M == 0)[None, :])
-                if f < first + N:
-                    weights = tl.where(n[:, None] <= m[None, :], weights, 0.0)
-                if DV:
-                    dv = tl.dot(weights.to(do_rows.dtype), do_rows, dv, input_precision="ieee")
-                if DK:
-                    dweights = _by_rows(v, do_rows) - _read_rows(delta, pair, m, S, S % M == 0)[None, :]
-                    dscores = (weights * dweights).to(do_rows.dtype)
-                    dk_moved = tl.dot(dscores, q_moved, dk_moved, input_precision="ieee")
-                    dk_still = tl.dot(dscores, q_still, dk_still, input_precision="ieee")
-        if DV:
-            _write(dkv + kv_start + NOPE, first, G * (NOPE + VALUE), dv, VALUE, S)
-        if DK:
-            _write(dkv + kv_start, first, G * (NOPE + VALUE), dk_still * SCALE, NOPE, S)
-            dk_at = dk_HTR + (kv_head.to(tl.int64) * num_tokens + start) * ROPE
-            _write(dk_at, first, ROPE, dk_moved * SCALE, ROPE, S)
+            for member in tl.range(0, GROUP, disable_licm=True):
+                head, pair = kv_head * GROUP + member, tile // BLOCKS * GROUP + member
+                q_start = start * (H * (NOPE + ROPE)) + head * (NOPE + ROPE)
+                q_at = q_turned + start * (H * ROPE) + head * ROPE
+                do_at = do + start * (H * VALUE) + head * VALUE
+                for f in tl.range(first, end, M, disable_licm=True, disallow_acc_multi_buffer=True):
+                    m = f + tl.arange(0, M)
+                    q_moved = _read(q_at, f, H * ROPE, M, ROPE, BLOCK_ROPE, S, S % M == 0, "")
+                    scores = _by_rows(k_moved, q_moved)
+                    q_still = _read(q + q_start, f, H * (NOPE + ROPE), M, NOPE, BLOCK_NOPE, S, S % M == 0, "")
+                    scores += _by_rows(k_still, q_still)
+                    do_rows = _read(do_at, f, H * VALUE, M, VALUE, BLOCK_VALUE, S, S % M == 0, "")
+                    # Rows past the end weigh 1, but their do and delta are 0.
+                    weights = tl.exp2(scores * (SCALE * LOG2_E) - _read_rows(lse2, pair, m, S, S % M == 0)[None, :])
+                    if f < first + N:
+                        weights = tl.where(n[:, None] <= m[None, :], weights, 0.0)
+                    if DV:
+                        dv = tl.dot(weights.to(do_rows.dtype), do_rows, dv, input_precision="ieee")
+                    if DK:
+                        dweights = _by_rows(v, do_rows) - _read_rows(delta, pair, m, S, S % M == 0)[None, :]
+                        dscores = (weights * dweights).to(do_rows.dtype)
+                        dk_moved = tl.dot(dscores, q_moved, dk_moved, input_precision="ieee")
+                        dk_still = tl.dot(dscores, q_still, dk_still, input_precision="ieee")
+            if DV:
+                _write(dkv + kv_start + NOPE, first, G * (NOPE + VALUE), dv, VALUE, S)
+            if DK:
+                _write(dkv + kv_start, first, G * (NOPE + VALUE), dk_still * SCALE, NOPE, S)
+                dk_at = dk_HTR + (kv_head.to(tl.int64) * num_tokens + start) * ROPE
+                _write(dk_at, first, ROPE, dk_moved * SCALE, ROPE, S)
+        ticket, drawn = _draw(queue)
+
+
 @triton.jit
 def _total_key_gradient(
     dk_HTR, table, dk_rope, num_tokens, S: tl.constexpr, H: tl.constexpr, ROPE: tl.constexpr,

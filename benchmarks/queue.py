@@ -1,0 +1,104 @@
+"""How long a launch takes that lacks SMs, by how its tiles are handed out: `python -m benchmarks.queue`.
+
+A simulation of programs that hold an SM each until they end. It is a section of docs/kernels.md.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from compiler.kernels.kernel import LEGS
+from compiler.kernels.linear_fp8 import CLOCKS, rows_by_weight
+
+PROGRAMS = 112  # of 132 SMs, 20 are kept for communication
+TAKEN = (0, 8, 20)  # SMs that communication holds beside those
+CLOCK_HZ = 1.755e9  # of an H100
+DRAW_S = 1.3e-6  # to and from L2, a barrier, and the first loads of what was drawn: an assumption
+
+# Products of DeepSeek-V3 in E4M3: rows, columns of the result, terms.
+PRODUCTS = {
+    "keys and values up": (4096, 32768, 512),
+    "queries up": (4096, 24576, 1536),
+    "queries down": (4096, 1536, 7168),
+    "out-projection": (4096, 7168, 16384),
+    "experts up": (32768, 4096, 7168),
+}
+
+
+def strides(tiles: int, programs: int) -> list[int]:
+    """Tiles of each share: program p has p, p + programs, …"""
+    return [len(range(program, tiles, programs)) for program in range(programs)]
+
+
+def legs(tiles: int, programs: int, most: int = LEGS) -> list[range]:
+    """The tiles of each ticket, as they are drawn: what compiler/kernels/queue.j2 gives out."""
+    rounds, found = -(-tiles // programs), []
+    for leg in range(min(most, rounds.bit_length())):
+        first = rounds - (rounds >> leg)
+        end = rounds - (rounds >> leg + 1 if leg + 1 < most else 0)
+        found += [range(first * programs + lane, min(end * programs, tiles), programs) for lane in range(programs)]
+    return found
+
+
+def time_of(shares: Sequence[int], sms: int, tile: float = 1.0, draw: float = 0.0) -> float:
+    """When the last of the shares ends, if each goes to the SM that is free first: tiles, and a draw before each."""
+    free = [0.0] * sms
+    for share in shares:
+        heapq.heapreplace(free, free[0] + (draw + share * tile if share else 0.0))
+    return max(free)
+
+
+def times(tiles: int, tile: float, taken: int) -> dict[str, float]:
+    """Seconds of a launch of PROGRAMS programs, by how tiles are handed out."""
+    sms = PROGRAMS - taken
+    return {
+        "strides": time_of(strides(tiles, PROGRAMS), sms, tile),
+        "tile by tile": time_of([1] * tiles, sms, tile, DRAW_S),
+        "legs": time_of([len(leg) for leg in legs(tiles, PROGRAMS)], sms, tile, DRAW_S),
+    }
+
+
+def size_of(rows: int, out: int, inner: int, gathered: bool) -> tuple[int, float]:
+    """(tiles, seconds of a tile) of a product, by the clocks that its launch is chosen by."""
+    launch = rows_by_weight(out, gathered)
+    columns = int(launch["WIDE"]) + int(launch["NARROW"])
+    tiles = -(-rows // int(launch["BLOCK_R"])) * -(-out // columns)
+    return tiles, -(-inner // 128) * CLOCKS[columns] / CLOCK_HZ
+
+
+def section() -> str:
+    """The part of docs/kernels.md."""
+    ways = ("strides", "tile by tile", "legs")
+    lines = ["| product | tiles | µs a tile | " + " | ".join(f"{way}, −{n}" for n in TAKEN for way in ways) + " |"]
+    lines.append("|---|" + "--:|" * (2 + len(ways) * len(TAKEN)))
+    for name, shape in PRODUCTS.items():
+        tiles, tile = size_of(*shape, gathered=name.startswith("experts"))
+        whole = times(tiles, tile, 0)["strides"]
+        cells = [f"{times(tiles, tile, taken)[way] / whole:.2f}" for taken in TAKEN for way in ways]
+        lines.append(f"| {name} | {tiles:,} | {tile * 1e6:.1f} | " + " | ".join(cells) + " |")
+    return f"{TEXT}\n" + "\n".join(lines) + f"\n\n{CODE}"
+
+
+TEXT = f"""## Programs draw their tiles from a queue
+
+Products and attention have a program for each SM that is left to compute, and a program goes from tile to tile. It
+holds its SM until it ends. Where communication holds more SMs than were kept for it, as many programs wait until others
+end. With fixed strides these then do their whole share alone. So programs draw: the rounds of tiles are cut into
+{LEGS} legs, half of them, half of the rest and so on, and a ticket is one lane of one leg. Where nothing is taken,
+programs do the same tiles at the same time as with strides.
+
+Time over that of strides with all {PROGRAMS} SMs, by `python -m benchmarks.queue`. It is a simulation, by the clocks
+that [linear_fp8.py](../compiler/kernels/linear_fp8.py) chooses tiles by; a draw takes {DRAW_S * 1e6:.1f} µs, which is
+assumed. −8: 8 SMs are taken.
+"""
+
+CODE = """A grid of as many programs as tiles would leave the queue to the hardware. It would also take the SMs that are
+kept for communication, which would then wait for tiles to end. A queue of single tiles takes a draw for each, and its
+loop cannot be flattened: loads of a tile no longer begin while the one before is stored. What the machine code of legs
+takes, and what else was tried: [ADR 25](adr/0025-programs-draw-their-tiles.md).
+"""
+
+
+if __name__ == "__main__":
+    print(section())
