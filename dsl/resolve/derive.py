@@ -155,10 +155,12 @@ def default_parallel(context: Context) -> Parallel:
 
 
 def communicating_sms(context: Context) -> int:
-    """SMs that exchange rows of experts beside compute: 20 of 132 in DeepSeek-V3 (arXiv 2412.19437, 3.2.2), as large a
-    share of other devices, and of several kinds that of the smallest; 0 where nothing is exchanged."""
+    """SMs that exchange rows of experts, or parts of divided state, beside compute: 20 of 132 in DeepSeek-V3 (arXiv
+    2412.19437, 3.2.2), as large a share of other devices, and of several kinds that of the smallest; 0 where nothing is
+    exchanged."""
     try:
-        if peek(context, "parallel.expert") < 2:
+        divides = peek(context, "parallel.zero") > 1 and peek(context, "parallel.data") > 1
+        if peek(context, "parallel.expert") < 2 and not divides:
             return 0
         sms, more = [peek(context, "cluster.node.device").sms], peek(context, "cluster.more")
         while more is not None:

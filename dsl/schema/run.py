@@ -68,7 +68,8 @@ class Sm(Node):
     communication: Annotated[
         int,
         Derived(
-            "20 of 132, or that share of other devices, if `expert` is above 1 and the devices state `sms`; else 0"
+            "20 of 132, or that share of other devices, if `expert` is above 1, or `zero` on several data ranks, "
+            "and the devices state `sms`; else 0"
         ),
         Field(
             ge=0,

@@ -31,6 +31,7 @@ MESHES = {
     "dualpipe": (2, 2, 2, 0, "memory"),
     "dualpipe, gloo": (2, 2, 2, 0, "gloo"),
     "dualpipe, zero 1": (2, 2, 2, 1, "memory"),
+    "zbv, zero 2": (2, 2, 2, 2, "memory"),
 }
 SUMS = 2e-5  # of a tensor's size: what orders of sums in FP32 differ
 
@@ -45,7 +46,7 @@ def chosen(pp: int, ep: int, dp: int, zero: int = 0, recompute: str = "nothing",
         update={
             "cluster": base.cluster.model_copy(update={"node": Machine(devices=pp * dp, device=device)}),
             "parallel": Parallel(pipeline=pp, expert=ep, data=dp, zero=zero),
-            "schedule": Schedule(name="1f1b" if pp == 1 else "dualpipe"),
+            "schedule": Schedule(name="1f1b" if pp == 1 else "dualpipe" if zero < 2 else "zbv"),
             "train": base.train.model_copy(update=train),
         }
     )
@@ -67,7 +68,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict
     return run
 
 
-@pytest.mark.parametrize("mesh", ["dualpipe", "dualpipe, gloo"])
+@pytest.mark.parametrize("mesh", ["dualpipe", "dualpipe, gloo", "zbv, zero 2"])
 def test_a_step_on_any_mesh_is_that_of_one_rank(ranks: Callable[[str], list[dict[str, Tensor]]], mesh: str) -> None:
     (one,) = ranks("one")
     held = set()
