@@ -202,6 +202,17 @@ def shared_flats(plan: contract.Plan) -> dict[str, tuple[tuple[int, ...], int]]:
     return flats
 
 
+def largest_parts(plan: contract.Plan) -> dict[tuple[int, ...], int]:
+    """The holders that divide buckets → bytes of the largest part of gradients or weights."""
+    size = max(DTYPES[each].itemsize for each in (plan.precision.parameter, plan.precision.gradients))
+    found: dict[tuple[int, ...], int] = {}
+    for bucket in plan.buckets:
+        if bucket.sites:
+            part = padded_size(bucket, plan.zero) // len(bucket.holders) * size
+            found[bucket.holders] = max(found.get(bucket.holders, 0), part)
+    return found
+
+
 def padded_size(bucket: contract.Bucket, zero: int) -> int:
     """Elements of a bucket's flat tensors: of equal shards where ZeRO cuts them anywhere."""
     elements = sum(torch.Size(parameter.shape).numel() for parameter in bucket.parameters)

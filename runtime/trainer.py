@@ -34,7 +34,7 @@ from runtime.position import Position
 from runtime.quantised import quantised_weights
 from runtime.rate import batch_at, learning_rate, value_at
 from runtime.sharding import Sharding
-from runtime.state import DTYPES, Bucket, State, build_state, shared_flats
+from runtime.state import DTYPES, Bucket, State, build_state, largest_parts, shared_flats
 from runtime.trace import Span
 
 ON_CPU = Endpoint()
@@ -82,8 +82,7 @@ class Trainer:
         self.pp_rank, self.dp_rank = divmod(rank, mesh.dp)
         self.programs = build.programs
         self.bodies = build.bodies(self.pp_rank)
-        parted = frozenset(bucket.holders for bucket in plan.buckets if bucket.sites)
-        wanted = Wanted(mesh, plan.openings, shared_flats(plan), parted)
+        wanted = Wanted(mesh, plan.openings, shared_flats(plan), largest_parts(plan))
         self.links = endpoint.connect(rank, wanted, board.set_action)
         self.state: State = build_state(plan, rank, self.device, self.links.flat)
         self.buckets = {bucket.name: bucket for bucket in self.state.buckets}

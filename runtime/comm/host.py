@@ -9,7 +9,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from runtime.comm.memory import CIRCLE_BYTES, PIPE_BYTES, Circle, Memory, Reader, Writer
+from runtime.comm.memory import CIRCLE_BYTES, PIPE_BYTES, Circle, Memory, Reader, Writer, pipe_bytes
 from runtime.comm.parts import All, Summed
 from runtime.comm.rows import Rows, copy_rows
 from runtime.comm.transport import (
@@ -37,15 +37,15 @@ def parts_of(rank: int, wanted: Wanted) -> dict[str, int]:
         for peer in ranks
         if peer != rank
     ]
-    swaps += [
-        f"reduce {ranks} {rank}>{peer}"
+    of_parts = {
+        f"reduce {ranks} {rank}>{peer}": pipe_bytes(wanted.parted[ranks])
         for ranks in wanted.of(rank, "reduce")
         for peer in ranks
         if ranks in wanted.parted and peer != rank
-    ]
+    }
     circles = ["world", *(f"reduce {ranks}" for ranks in wanted.of(rank, "reduce"))]
     flats = {name: size for name, (holders, size) in wanted.flats.items() if rank in holders}
-    return dict.fromkeys((*pipes, *swaps), PIPE_BYTES) | dict.fromkeys(circles, CIRCLE_BYTES) | flats
+    return dict.fromkeys((*pipes, *swaps), PIPE_BYTES) | of_parts | dict.fromkeys(circles, CIRCLE_BYTES) | flats
 
 
 def part_of(channel: Channel, other: int, rank: int) -> str | None:

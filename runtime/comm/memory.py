@@ -90,6 +90,11 @@ class Memory:
         start = self._parts[part] + skip
         return self._bytes[start : start + elements * dtype.itemsize].view(dtype)
 
+    def extent(self, part: str) -> int:
+        """Bytes from the start of a part to that of the next one."""
+        start = self._parts[part]
+        return min((other for other in self._parts.values() if other > start), default=len(self._bytes)) - start
+
     def words(self, part: str, count: int, skip: int = 0) -> memoryview:
         """A view of int64s."""
         start = (self._parts[part] + skip) // WORD
@@ -158,6 +163,12 @@ _ENTRIES_AT = LINE // WORD
 _ACKS_AT = _ENTRIES_AT + _ENTRY * ENTRIES
 _CONTROL_BYTES = -(-(_ACKS_AT + ENTRIES) * WORD // mmap.PAGESIZE) * mmap.PAGESIZE
 PIPE_BYTES = _CONTROL_BYTES + HEAP_BYTES
+IN_FLIGHT = 16  # messages of divided state in a pipe: of two slots two gathers and two scatters, at each of its ends
+
+
+def pipe_bytes(message: int) -> int:
+    """Bytes of a pipe in which so many messages of this size have room, so that no writer waits."""
+    return _CONTROL_BYTES + max(HEAP_BYTES, IN_FLIGHT * (message + LINE))
 
 
 class Writer:
@@ -165,8 +176,8 @@ class Writer:
 
     def __init__(self, memory: Memory, part: str, timeout_s: float) -> None:
         self._words = memory.words(part, _ACKS_AT + ENTRIES)
-        self._heap_bytes = memory.tensor(part, HEAP_BYTES, torch.uint8, _CONTROL_BYTES)
-        self._heap = Heap(HEAP_BYTES)
+        self._heap = Heap(memory.extent(part) - _CONTROL_BYTES)
+        self._heap_bytes = memory.tensor(part, self._heap.size, torch.uint8, _CONTROL_BYTES)
         self._unread: deque[tuple[int, int]] = deque()  # (message, where)
         self._written = 0
         self._timeout_s, self._part = timeout_s, part
@@ -174,7 +185,7 @@ class Writer:
     def write(self, pieces: Sequence[Tensor], stamp: int) -> None:
         """Copy pieces in, one after another: rows of one tensor, or one tensor."""
         size = sum(piece.nbytes for piece in pieces)
-        assert size <= HEAP_BYTES, f"{self._part}: a message of {size} bytes"
+        assert size <= self._heap.size, f"{self._part}: a message of {size} bytes"
         self._reclaim()
         start = self._heap.take(size) if len(self._unread) < ENTRIES else None
         while start is None:
@@ -206,7 +217,7 @@ class Reader:
 
     def __init__(self, memory: Memory, part: str, timeout_s: float) -> None:
         self._words = memory.words(part, _ACKS_AT + ENTRIES)
-        self._heap_bytes = memory.tensor(part, HEAP_BYTES, torch.uint8, _CONTROL_BYTES)
+        self._heap_bytes = memory.tensor(part, memory.extent(part) - _CONTROL_BYTES, torch.uint8, _CONTROL_BYTES)
         self._timeout_s = timeout_s
 
     def read(self, message: int, places: Sequence[Tensor], what: str) -> int:

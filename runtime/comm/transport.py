@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
@@ -125,12 +125,12 @@ class Parts(Protocol):
 @dataclass(frozen=True)
 class Wanted:
     """The channels of a world, in the order in which they are opened, and the flat tensors that are summed and gathered
-    over holders. `parted`: the holders that divide what they hold."""
+    over holders. `parted`: the holders that divide what they hold, and the bytes of their largest part."""
 
     mesh: Mesh
     openings: tuple[Opening, ...]
     flats: Mapping[str, tuple[tuple[int, ...], int]]  # name → holders, bytes
-    parted: frozenset[tuple[int, ...]] = frozenset()
+    parted: Mapping[tuple[int, ...], int] = field(default_factory=dict)
 
     def channels(self, rank: int) -> list[Channel]:
         """The channels that a rank is in, in the order in which it opens them."""

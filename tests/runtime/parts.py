@@ -49,7 +49,7 @@ def main(folder: Path, world: int) -> int:
     def target(rank: int, world: int, board: Board) -> None:
         openings = tuple(Opening(kind, (0,), "all") for kind in ("reduce", "world"))  # type: ignore[arg-type]
         everyone = tuple(range(world))
-        wanted = Wanted(Mesh(pp=1, dp=world, ep=1, tp=1, cp=1), openings, {}, frozenset({everyone}))
+        wanted = Wanted(Mesh(pp=1, dp=world, ep=1, tp=1, cp=1), openings, {}, {everyone: 8 * PART})
         for transport in ("memory", "gloo"):
             links = Endpoint(transport=transport, timeout_s=60).connect(rank, wanted)  # type: ignore[arg-type]
             parts = links.parts(everyone)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.comm import parts
+from runtime.comm import memory, parts
 from runtime.comm.memory import (
     CIRCLE_BYTES,
     ENTRIES,
@@ -105,6 +105,19 @@ def test_the_ends_of_a_pipe_run_at_their_own_pace() -> None:
     with ThreadPoolExecutor() as threads:
         writing, reading = threads.submit(write), threads.submit(read)
         assert reading.result() == count and writing.result() is None
+
+
+def test_divided_state_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks that write before they read wait for nobody, however large what they divide is."""
+    monkeypatch.setattr(memory, "HEAP_BYTES", 4096)
+    own, address = make_memory({"first": 100, "pipe": memory.pipe_bytes(80_000), "last": 100})
+    writer, reader = Writer(own, "pipe", 0.05), Reader(map_memory(address), "pipe", 0.05)
+    sent = [torch.full((10_000,), float(each), dtype=torch.float64) for each in range(memory.IN_FLIGHT)]
+    for message in sent:
+        writer.write([message], 7)
+    for number, message in enumerate(sent):
+        out = torch.empty_like(message)
+        assert reader.read(number, [out], "it") == 7 and torch.equal(out, message)
 
 
 def test_who_waits_for_a_message_in_vain_says_for_which() -> None:

@@ -55,7 +55,7 @@ def flats() -> dict[str, tuple[tuple[int, ...], int]]:
 
 def all_wanted() -> Wanted:
     found = flats()
-    return Wanted(WANTED.mesh, WANTED.openings, found, frozenset(holders for holders, _ in found.values()))
+    return Wanted(WANTED.mesh, WANTED.openings, found, dict(found.values()))
 
 
 def check_parts(rank: int, parts: Parts, holders: tuple[int, ...], dtype: torch.dtype) -> None:
