@@ -270,7 +270,7 @@ OTHERS: dict[str, Other] = {
     "distributed_optimizer": Other("parallel.zero", "write `zero = 1`"),
     **dict.fromkeys(
         ("fsdp", "fsdp_size", "fsdp_degree", "hsdp", "dp_shard", "data_parallel_shard_degree"),
-        Other("parallel.zero", "all data ranks divide them: write `zero = 3`"),
+        Other("parallel.zero", "write `zero = 3`: data ranks then divide weights, gradients and optimizer states"),
     ),
     "overlap_grad_reduce": Other("parallel.overlap_reduce", "write `overlap_reduce = true`, as without it"),
     "betas": Other("train.optimizer.beta1", "write `beta1 = 0.9, beta2 = 0.95`"),

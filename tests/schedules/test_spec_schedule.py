@@ -10,9 +10,10 @@ import pytest
 from compiler.commands.common import load_spec
 from compiler.schedules import SCHEDULES
 from compiler.schedules.schedule import ScheduleError
-from compiler.schedules.spec_schedule import read_schedule
+from compiler.schedules.spec_schedule import read_schedule, schedule_for
 from compiler.schedules.torch_csv import to_torch_csv
 from compiler.spec_files import schedule_of_file
+from dsl.load import load
 
 QUICKSTART = Path(__file__).parents[2] / "specs" / "quickstart.dsc"
 
@@ -106,3 +107,13 @@ def test_it_lies_beside_the_spec_as_it_is_named(tmp_path: Path) -> None:
     (tmp_path / "here" / "mine.schedule").write_text(SCHEDULES["zb1p"].generate(2, 4).to_text())
     chosen = load_spec(str(tmp_path / "here" / "spec.dsc"), [])
     assert chosen is not None and schedule_of_file(chosen.spec) == SCHEDULES["zb1p"].generate(2, 4)
+
+
+def test_stages_on_two_ranks_are_not_divided(tmp_path: Path) -> None:
+    """`zero` above 1 takes a file whose stages are held once, as it takes such a named schedule."""
+    spec = load(QUICKSTART, overrides=["schedule.name=1f1b", "parallel.zero=2"])
+    for name in ("dualpipe", "zbv"):
+        (tmp_path / name).write_text(SCHEDULES[name].generate(2, 4).to_text())
+    assert schedule_for(spec, tmp_path / "zbv").name == "zbv"
+    with pytest.raises(ScheduleError, match=r"dualpipe holds each stage on two .* zero = 2 divides: write `zero = 1`"):
+        schedule_for(spec, tmp_path / "dualpipe")
