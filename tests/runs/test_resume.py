@@ -186,7 +186,7 @@ def changed(build: Build, path: str, value: Any) -> Build:
 
 
 def test_the_same_build_needs_no_word(begun: tuple[Path, Build, Path]) -> None:
-    found = find(*begun)
+    found = find(*begun, "cpu")
     assert found.checkpoint.step == 6
     assert found.notes == (f"going on from {found.checkpoint.path}",)
 
@@ -200,7 +200,7 @@ def without_average(build: Build) -> Build:
 
 def test_an_average_may_end(begun: tuple[Path, Build, Path]) -> None:
     folder, build, corpus = begun
-    notes = find(folder, without_average(build), corpus).notes
+    notes = find(folder, without_average(build), corpus, "cpu").notes
     assert "the moving average of the checkpoint is left behind" in notes and "not bit for bit" in notes[-1]
 
 
@@ -211,7 +211,7 @@ def test_an_average_may_begin(begun: tuple[Path, Build, Path], tmp_path: Path) -
     tensors = snapshot.take(build_state(plain, 0, torch.device("cpu")), plain, 0)
     publisher = Publisher(tmp_path / "checkpoints", 0, 1, lambda: None, Keep())
     publisher.save(6, tensors, load(folder).meta)
-    found = find(tmp_path / "checkpoints", build, corpus)
+    found = find(tmp_path / "checkpoints", build, corpus, "cpu")
     assert "the checkpoint has no moving average of the weights: it begins with them" in found.notes
     state = build_state(build.plan, 0, torch.device("cpu"))
     for bucket in state.buckets:
@@ -250,20 +250,20 @@ def test_a_bias_that_came_or_went_is_refused(begun: tuple[Path, Build, Path]) ->
     checkpoints, build, corpus = begun
     without = changed(changed(build, "model.layers.1.ffn.balance.bias_rate", None), "biases", [])
     with pytest.raises(CheckpointError, match=r"model: bias/layers\.1\.ffn\.router\.bias \(4,\) → none, bias/mtp\.0\."):
-        find(checkpoints, without, corpus)
+        find(checkpoints, without, corpus, "cpu")
 
 
 @pytest.mark.parametrize("path", ARCHITECTURE)
 def test_a_change_of_the_model_is_refused(begun: tuple[Path, Build, Path], path: str) -> None:
     checkpoints, build, corpus = begun
     with pytest.raises(CheckpointError, match=r"step-00000006 is of another model: model\."):
-        find(checkpoints, changed(build, path, ARCHITECTURE[path]), corpus)
+        find(checkpoints, changed(build, path, ARCHITECTURE[path]), corpus, "cpu")
 
 
 @pytest.mark.parametrize("path", RECIPE)
 def test_a_change_of_the_recipe_is_said(begun: tuple[Path, Build, Path], path: str) -> None:
     checkpoints, build, corpus = begun
-    last = find(checkpoints, changed(build, path, RECIPE[path]), corpus).notes[-1]
+    last = find(checkpoints, changed(build, path, RECIPE[path]), corpus, "cpu").notes[-1]
     differs = last.removeprefix("not bit for bit as without the break, for this differs: ")
     assert differs.startswith(f"{path} ") and differs.count("→") == 1, last
 
@@ -276,7 +276,7 @@ def test_the_same_layers_written_in_other_ranges_are_the_same(begun: tuple[Path,
     refusals = []
     for longer in (one_range, two_ranges):
         with pytest.raises(CheckpointError, match=r"model\.layers\.2\.ffn\.experts none → 4") as refusal:
-            find(checkpoints, longer, corpus)
+            find(checkpoints, longer, corpus, "cpu")
         refusals.append(str(refusal.value))
     assert refusals[0] == refusals[1]
 
@@ -285,10 +285,10 @@ def test_another_tokenizer_is_refused_and_other_text_is_said(begun: tuple[Path, 
     checkpoints, build, corpus = begun
     meta = json.loads((corpus / "meta.json").read_text("utf-8"))
     (tmp_path / "meta.json").write_text(json.dumps(meta | {"sha256": "0" * 64}), "utf-8")
-    assert find(checkpoints, build, tmp_path).notes[-1].endswith("for this differs: other text")
+    assert find(checkpoints, build, tmp_path, "cpu").notes[-1].endswith("for this differs: other text")
     (tmp_path / "meta.json").write_text(json.dumps(meta | {"tokenizer": {"sha256": "0" * 64}}), "utf-8")
     with pytest.raises(CheckpointError, match="another tokenizer"):
-        find(checkpoints, build, tmp_path)
+        find(checkpoints, build, tmp_path, "cpu")
 
 
 # ---------------------------------------------------------------- what a manifest may say
@@ -316,7 +316,7 @@ def test_a_forged_range_of_layers_is_refused_at_once(begun: tuple[Path, Build, P
             meta["plan"]["model"]["layers"] = layers
 
         with pytest.raises(CheckpointError, match=r"manifest\.json: its plan has (ranges of layers|more than)"):
-            find(forged(begun, tmp_path / "forged", edit), *begun[1:])
+            find(forged(begun, tmp_path / "forged", edit), *begun[1:], "cpu")
 
 
 def test_no_escape_of_a_manifest_or_a_name_reaches_the_terminal(
@@ -326,11 +326,11 @@ def test_no_escape_of_a_manifest_or_a_name_reaches_the_terminal(
         meta |= {"torch": "\x1b[2J", "ops": {"\x9b31m": "\x07"}}
         meta["plan"] |= {"\x1b]0;title\x07": "\u202e", "train": {"seed": "\x1b[31m\n" * 500}}
 
-    found = find(forged(begun, tmp_path / "checkpoints", edit), *begun[1:])
+    found = find(forged(begun, tmp_path / "checkpoints", edit), *begun[1:], "cpu")
     assert len(found.notes) == 2 + 2 and all(note.isprintable() and len(note) < 3000 for note in found.notes)
     (tmp_path / "checkpoints" / "step-00000006" / "shard.\x1b[2J").touch()
     with pytest.raises(CheckpointError, match=r"shard\.\\x1b\[2J: does not belong") as refused:
-        find(tmp_path / "checkpoints", *begun[1:])
+        find(tmp_path / "checkpoints", *begun[1:], "cpu")
     assert "\x1b" not in str(refused.value)
     place = trained["1f1b"]
     hostile = place.folder / "run\x1b[31m"
@@ -359,7 +359,7 @@ def test_any_meta_data_is_used_or_refused_in_words(begun: tuple[Path, Build, Pat
 
         folder = forged(begun, tmp_path / "forged", edit)
         try:
-            found = find(folder, *begun[1:])
+            found = find(folder, *begun[1:], "cpu")
         except CheckpointError as error:
             refused += 1
             assert all(line.isprintable() for line in str(error).splitlines())
@@ -382,6 +382,6 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 def test_a_checkpoint_that_does_not_say_where_it_was_is_taken_as_of_this_build(
     begun: tuple[Path, Build, Path], tmp_path: Path
 ) -> None:
-    found = find(forged(begun, tmp_path / "old", lambda meta: meta.pop("position")), *begun[1:])
+    found = find(forged(begun, tmp_path / "old", lambda meta: meta.pop("position")), *begun[1:], "cpu")
     assert (found.position.next, found.position.tokens) == (48, 768)
     assert "does not say which samples it has seen: taken as 48" in found.notes[1]

@@ -52,7 +52,7 @@ def go_on(place: Place, name: str, monkeypatch: pytest.MonkeyPatch, **values: st
         place.dsc("train", "tiny.dsc", "--out", name, "--steps", FIRST)
     build = Build.open(with_keys(place, SETTINGS, rate="warmup 2000 tokens to 2e-3", **values))
     (corpus,) = (path.parent for path in (run / "data").glob("*/meta.json"))
-    found = find(run / "checkpoints", build, corpus)
+    found = find(run / "checkpoints", build, corpus, "cpu")
     drawn: list[int] = []
     real = Samples.tokens
 

@@ -42,7 +42,7 @@ def life(
     (corpus,) = (path.parent for path in (place.folder / "data" / "data").glob("*/meta.json"))
     checkpoint, position = None, Position(order=order_of(build, corpus))
     if (run / "checkpoints").exists():
-        found = find(run / "checkpoints", build, corpus)
+        found = find(run / "checkpoints", build, corpus, "cpu")
         checkpoint, position = found.checkpoint, found.position
     if skip:
         position, _ = skipping(run, position, corpus)
