@@ -181,7 +181,8 @@ def test_no_edit_is_said_to_be_none() -> None:
 
 def test_what_comes_nearest_is_said_with_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     """Planned with it, so much is lacking, on that rank; and it is less than without it."""
-    spec, given = str(SPECS / "moe-8gpu.dsc"), ["precision=fp32", f"{MEMORY}=9GiB"]
+    sizes = ["train.sequence=65536", "train.micro_batch=1", "train.batch=16"]
+    spec, given = str(SPECS / "moe-8gpu.dsc"), [*sizes, "precision=fp32", f"{MEMORY}=11GiB"]
     words = [spec, *(word for override in given for word in ("-s", override))]
     assert main(["plan", *words, "--format", "json"]) == 0
     shown = parsed(capsys.readouterr().out, "plan")
