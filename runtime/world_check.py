@@ -12,7 +12,7 @@ for ever.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from runtime.certificate import CertificateError
 from runtime.contract import Collective, Opening, Plan, Program
@@ -25,6 +25,7 @@ def check_collectives(plan: Plan, programs: Mapping[str, Program]) -> None:
     shared = [bucket for bucket in plan.buckets if len(bucket.holders) > 1]
     reduces = {Collective("reduce", bucket.name) for bucket in shared if bucket.is_reduced}
     gathers = {Collective("gather", bucket.name) for bucket in shared if plan.zero and not plan.gathers(bucket)}
+    groups = {(_pipeline_ranks(plan, bucket.holders), bucket.stages) for bucket in shared if bucket.is_reduced}
     averaged = plan.train.validate is not None and plan.train.validate.ema
     for name, program in programs.items():
         trains = name.startswith("train_")
@@ -38,19 +39,21 @@ def check_collectives(plan: Plan, programs: Mapping[str, Program]) -> None:
                 raise CertificateError(f"program/{name}.json: its {place} is not that of the plan's buckets")
         if trains and program.epilogue[-1] != NORM:
             raise CertificateError(f"program/{name}.json: the norm is summed before all gradients are")
-        if problem := _wrong_starts(plan, program, trains):
+        if problem := _wrong_starts(program, groups if trains else set()):
             raise CertificateError(f"program/{name}.json: {problem}")
 
 
-def _wrong_starts(plan: Plan, program: Program, trains: bool) -> str:
+def _pipeline_ranks(plan: Plan, holders: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted({holder // plan.mesh.dp for holder in holders}))
+
+
+def _wrong_starts(program: Program, shared: Collection[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
     """What is wrong with the starts of reductions, or "": each rank starts those that it is in once, behind the last
-    weight gradient of their stages, and all ranks of a channel start them in one order."""
-    shared = {
-        (tuple(sorted({holder // plan.mesh.dp for holder in bucket.holders})), bucket.stages)
-        for bucket in plan.buckets
-        if trains and bucket.is_reduced
-    }
-    if len(program.reductions) != (len(program.ranks) if trains else 0):
+    weight gradient of their stages, and all ranks of a channel start them in one order.
+
+    `shared`: the pipeline ranks and stages of each reduction of the program.
+    """
+    if shared and len(program.reductions) != len(program.ranks):
         return "its reductions are not those of its ranks"
     for rank, (row, calls) in enumerate(zip(program.reductions, program.ranks, strict=False)):
         if sorted(each.stages for each in row) != sorted(stages for ranks, stages in shared if rank in ranks):
@@ -95,7 +98,7 @@ def _used(plan: Plan, programs: Mapping[str, Program]) -> Iterator[Opening]:
                 yield from (Opening("expert", (rank,), "node"), Opening("counts", (rank,), "node"))
     for bucket in plan.buckets:
         if len(bucket.holders) > 1:
-            ranks = tuple(sorted({holder // mesh.dp for holder in bucket.holders}))
+            ranks = _pipeline_ranks(plan, bucket.holders)
             every = len(bucket.holders) == len(ranks) * mesh.dp
             opening = Opening("reduce", ranks, "all" if every else "member")
             if opening.channel_of(mesh, bucket.holders[0]) != bucket.holders:
