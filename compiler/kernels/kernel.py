@@ -13,7 +13,7 @@ import jinja2
 BYTES = {"float32": 4, "bfloat16": 2}  # what the kernels take; other dtypes run on the reference ops
 _HEADER = "# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.\n"
 # In how many parts a program of a persistent kernel draws its tiles from a queue: half of them, half of the rest, …
-# With 4, a launch that lacks SMs takes at most 10% longer than by single tiles, with 3 up to 23%
+# With 4, a launch that lacks SMs takes at most 11% longer than by single tiles, with 3 up to 23%
 # (tests/kernels/test_queue.py); a part costs a microsecond or two.
 LEGS = 4
 FUSION = {"enable_fp_fusion": True}  # a·b + c rounds once; Triton 3.10 is to change the default
