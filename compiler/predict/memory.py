@@ -2,8 +2,8 @@
 
 The schedule is lowered to the program that would run, and that is gone through as the proof goes through it: a value
 lives from the instruction that writes it to the one that frees it, a message until it is known to have arrived. So for
-what compiles, the peak of values is that of the certificate, and of the ledger of a run, to the byte. Beside it stands
-what a segment needs inside, between its instructions, which neither of them sees.
+what compiles, the peak of values is that of the certificate, and of the ledger of a run, to the byte. Beside it stand
+what a segment needs inside, between its instructions, and what exchanges stage, which neither of them sees.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from compiler.plan.blocks import held, mixtures, most_held
 from compiler.predict.memory_peak import peak_of, saved_and_deferred
 from compiler.predict.memory_state import device_of, rank_states, update_scratch
 from compiler.predict.prediction import RankMemory
+from compiler.predict.staging import staging_of
 from compiler.proof.effects import Effects, Rows
 from compiler.proof.lifetimes import RankValues
 from compiler.schedules.schedule import Schedule
@@ -57,12 +58,15 @@ def rank_memories(
 
     Every rank receives as many rows in a layer as it sends, with the most padding these can need; `worst_bytes` is what
     the fullest would hold if in every layer all rows of its expert group came to it. With `rows`, as a run recorded
-    them, it is those rows, and what segments need inside is left out: the view of the run's ledger. `program`: of the
-    schedule, if it is there.
+    them, it is those rows, and what segments need inside and what exchanges stage are left out: the view of the run's
+    ledger. `program`: of the schedule, if it is there.
     """
     plan, cuts = lowering.plan, lowering.plan.cuts
     program = program or lowering.program(schedule)
-    effects = Effects(inside=None if rows else lambda site, phase, rows: cuts[site].inside_bytes(phase, rows))
+    effects = Effects(
+        inside=None if rows else lambda site, phase, rows: cuts[site].inside_bytes(phase, rows),
+        staging=None if rows else staging_of(spec),
+    )
     most, kinds = most_held(spec, worst_held_rows(spec)), saved_and_deferred(plan)
     result = []
     scratch = update_scratch(spec, plan)

@@ -4,7 +4,7 @@ kept      made by other segments and kept for the backward: inputs of segments, 
 saved     made by a forward for its backward
 deferred  made by a backward for the weight gradients behind it, which other actions run
 gradient  of activations, in the action that runs
-buffer    sent or received by the exchanges of the action that runs
+buffer    sent or received by the exchanges of the action that runs, or staged by them (staging.py)
 message   posted, received or sent between pipeline ranks, until it is known to have arrived
 inside    within one segment for a moment
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from compiler.ir import Plan, Program
 from compiler.predict.prediction import Held
-from compiler.proof.effects import Memory, Storage
+from compiler.proof.effects import STAGED, Memory, Storage
 from compiler.proof.lifetimes import RankValues
 from compiler.proof.structure import EXCHANGES
 from compiler.schedules.schedule import Schedule
@@ -89,7 +89,7 @@ def peak_of(values: RankValues, program: Program, schedule: Schedule, top: int, 
     def kind(storage: Storage) -> str:
         if not storage.name:
             return "message"
-        if id(storage) not in before and storage.name in exchanged:
+        if storage.name.endswith(f"_{STAGED}") or (id(storage) not in before and storage.name in exchanged):
             return "buffer"
         if storage.name.startswith("d_"):
             return "deferred" if id(storage) in before else "gradient"

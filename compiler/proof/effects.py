@@ -6,17 +6,31 @@ micro-batches meet it: a proof takes time for each invocation, not for each inst
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from compiler.ir import Buffer
+from compiler.ir import Buffer, Instruction
 from compiler.ir.received_rows import Received
 from compiler.proof.structure import Bodies
 
 Name: TypeAlias = tuple[int, str]  # of a value: its stage, and its name there
 Rows: TypeAlias = Callable[[int, str, int], int | Received]  # (pipeline rank, layer, micro-batch) -> R, or with P and X
 Inside: TypeAlias = Callable[[str, str, int], int]  # (site, phase, R) -> bytes
+
+
+STAGED = "staged"  # ends the name of what exchanges stage
+
+
+class Staged(NamedTuple):
+    """Bytes that an exchange holds from its start to its wait, and those that its wait needs in their place."""
+
+    held: int = 0
+    at_wait: int = 0
+
+
+Staging: TypeAlias = Callable[[Instruction, Sequence[Buffer], Sequence[Buffer], Received], Staged]  # of its start, of
+# what it reads and what its wait writes
 Change: TypeAlias = tuple[int, int, int, int]  # of a memory: its fixed bytes, its bytes, and their peaks on the way
 Found: TypeAlias = dict[tuple[int, ...], tuple[tuple[int, ...], Change]]  # numbers of states -> those behind it
 Place: TypeAlias = int  # number of a namespace of a rank: of stages that follow each other there, and a micro-batch
@@ -133,6 +147,7 @@ class Effects:
     found: dict[Hashable, Found] = field(default_factory=dict)  # by all that decides what is done to the states
     messages: dict[Buffer | None, int] = field(default_factory=dict)  # numbers of the programs' messages
     inside: Inside | None = None  # bytes that segments need inside beside what they return; a ledger knows none
+    staging: Staging | None = None  # and that exchanges need; likewise
 
     def find(
         self, before: tuple[int, ...], act: Callable[[list[Namespace], Memory], None]

@@ -13,14 +13,14 @@ Where a namespace stands is a number, and what a body does to it is looked up (c
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import partial
 
 from compiler.ir import Body, Buffer, Instruction, Invocation, Message, Program
 from compiler.ir.received_rows import Received
 from compiler.proof.certificate import ProofError
 from compiler.proof.channels import message_of
-from compiler.proof.effects import Effects, Found, Memory, Namespace, Place, Rows, Storage
+from compiler.proof.effects import STAGED, Effects, Found, Memory, Namespace, Place, Rows, Storage
 from compiler.proof.structure import EXCHANGES, Waits
 from compiler.schedules.schedule import Schedule
 from runtime.actions import Action, Step, actions_of
@@ -145,6 +145,7 @@ class RankValues:
         memory: Memory,
     ) -> None:
         results: dict[int, dict[str, Storage]] = {}  # of exchanges under way, by the index of their wait
+        staged: dict[int, tuple[Storage, Storage]] = {}  # likewise: what they hold, and what their wait needs
         for index, instruction in enumerate(body.instructions):
             action, names = actions[instruction.slot], namespaces[slots[instruction.slot]]
             for name in instruction.reads:
@@ -161,6 +162,11 @@ class RankValues:
                         storage = names.live[action.stage, buffer.alias][1]
                     memory.hold(storage)
                     results[waits[index]][buffer.name] = storage
+                if self.effects.staging:
+                    read = [names.live[action.stage, name][0] for name in instruction.reads]
+                    writes = body.instructions[waits[index]].writes
+                    staged[waits[index]] = self._staged(instruction, read, writes, action.micro_batch)
+                    memory.hold(staged[waits[index]][0])
             elif instruction.kind == "send":
                 buffer, storage = names.live[action.stage, instruction.reads[0]]
                 self._check_message(action, instruction, buffer)
@@ -179,6 +185,21 @@ class RankValues:
                 if instruction.kind == "run" and self.effects.inside:
                     both = (self.fixed_rows, self._rows(instruction.site, action.micro_batch))
                     memory.touch(*(self.effects.inside(instruction.site, instruction.phase, of.rows) for of in both))
+                if index in staged:
+                    held, at_wait = staged.pop(index)
+                    memory.drop(held)
+                    memory.hold(at_wait)
+                    memory.drop(at_wait)
+
+    def _staged(
+        self, start: Instruction, read: Sequence[Buffer], written: Sequence[Buffer], micro_batch: int
+    ) -> tuple[Storage, Storage]:
+        """What an exchange holds until its wait, and what that needs then."""
+        assert self.effects.staging
+        fixed = self.effects.staging(start, read, written, self.fixed_rows)
+        here = self.effects.staging(start, read, written, self._rows(start.site, micro_batch))
+        name = f"{start.site}_{STAGED}"
+        return Storage(fixed.held, here.held, name=name), Storage(fixed.at_wait, here.at_wait, name=name)
 
     def _storage(self, buffer: Buffer | None, site: str, micro_batch: int) -> Storage:
         assert buffer is not None, "a message of a program that has messages"

@@ -36,7 +36,7 @@ class Work(Protocol):
 
 @dataclass
 class Pending:
-    """An operation in flight: what to wait for, what it gives, and what it must keep alive."""
+    """An operation in flight: what to wait for, what it gives, and what it must keep alive until then."""
 
     works: list[Work]
     result: Tensor
@@ -45,6 +45,7 @@ class Pending:
     def wait(self) -> Tensor:
         for work in self.works:
             work.wait()
+        self.keep = ()
         return self.result
 
 
