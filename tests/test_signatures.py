@@ -20,6 +20,7 @@ NUMERICS = (
     "compiler/ops/",
     "compiler/kernels/",
     "compiler/layers/",
+    "compiler/inference/op_tables.py",
     "benchmarks/gpu/libraries.py",
     "benchmarks/gpu/peers.py",
 )

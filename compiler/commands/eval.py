@@ -1,0 +1,113 @@
+"""`dsc eval RUN|CHECKPOINT [--tokens FILE | --text GLOB]`: the loss of a trained model.
+
+dsc eval runs/quickstart                         on the text that the run held out
+dsc eval runs/quickstart --text 'notes/*.md'     on other text, in the tokens of the run
+dsc eval runs/quickstart@100 --tokens ids.npy    of the checkpoint of step 100, on token ids
+
+The loss is the mean cross entropy of the next token in nats. The model is computed in this process, in the dtype of the
+run's activations.
+
+Exit codes: 0 done · 2 the run, the checkpoint, the tokens or the command line is wrong
+"""
+
+# torch is imported when a model is to be computed, and not before.
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiler.commands.common import progress, refused, wrong
+from dsl.diagnostics import SpecError
+
+if TYPE_CHECKING:
+    from compiler.inference.evaluation import Loss
+    from compiler.inference.sources import Source
+
+JSON_VERSION = 1
+DTYPES = ("fp64", "fp32", "bf16")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add_model_arguments(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--tokens", metavar="FILE", type=Path, help="token ids: integers in a .npy file")
+    what.add_argument(
+        "--text", metavar="GLOB", help="text, as in a spec's `data.source`; default: what the run held out"
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="text or json (docs/json.md)")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """What names a trained model, for `dsc generate` too."""
+    parser.add_argument("source", metavar="RUN|CHECKPOINT", help="a run, RUN@STEP, or the folder of a checkpoint")
+    parser.add_argument("--spec", metavar="SPEC", help="spec of a checkpoint that is outside of its run")
+    parser.add_argument("--tokenizer", metavar="FILE", type=Path, help="a tokenizer.json; default: the run's")
+    parser.add_argument("--average", action="store_true", help="the moving average of the weights (`ema` of the spec)")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype to compute in; default: that of the run's activations")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the loss; 0, or 2 where something that was given cannot be used."""
+    from compiler.inference.faults import InferenceError
+
+    try:
+        return _run(args)
+    except SpecError as error:
+        return refused(error.diagnostics, args.format)
+    except InferenceError as error:
+        return wrong(str(error), error.hint, args.format)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from compiler.inference import token_streams
+    from compiler.inference.evaluation import Loss, loss_of
+    from compiler.inference.loaded import load_model
+    from compiler.inference.sources import find_source
+
+    show = progress("eval")
+    source = find_source(args.source, args.spec)
+    vocab, path = source.spec.model.vocab, args.tokenizer or source.tokenizer
+    if args.text is not None:
+        streams = token_streams.of_text(args.text, token_streams.required(path), vocab, show)
+    else:
+        named = token_streams.read_tokenizer(path, vocab) if path else None
+        if args.tokens is not None:
+            streams = token_streams.of_file(args.tokens, vocab, named)
+        else:
+            streams = token_streams.held_out(source.data, named)
+    model = load_model(source, args.dtype or "", average=args.average, progress=show)
+    found = loss_of(model, streams.ids, show)
+    found = Loss(found.nats, found.tokens, streams.bytes)
+    print(json.dumps(document(args, source, found), indent=2) if args.format == "json" else text(source, found))
+    return 0
+
+
+def document(args: argparse.Namespace, source: Source, found: Loss) -> dict[str, object]:
+    """The document that docs/json.md describes."""
+    return {
+        "version": JSON_VERSION,
+        "loss": found.mean,
+        "perplexity": found.perplexity,
+        "bits_per_byte": found.bits_per_byte,
+        "tokens": found.tokens,
+        "bytes": found.bytes,
+        "checkpoint": str(source.checkpoint.path),
+        "step": source.checkpoint.step,
+        "average": args.average,
+        "dtype": args.dtype or source.spec.precision.compute,
+        "sequence": source.spec.train.sequence,
+    }
+
+
+def text(source: Source, found: Loss) -> str:
+    """The loss for people."""
+    rows = [("loss", f"{found.mean:.4f} nats a token"), ("perplexity", f"{found.perplexity:.4g}")]
+    if found.bits_per_byte is not None:
+        rows.append(("bits per byte", f"{found.bits_per_byte:.4f} ({found.bytes:,} bytes)"))
+    rows.append(("tokens", f"{found.tokens:,}, in sequences of {source.spec.train.sequence:,}"))
+    rows.append(("checkpoint", str(source.checkpoint.path)))
+    return "\n".join(f"{name:<13}  {value}" for name, value in rows)

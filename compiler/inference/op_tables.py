@@ -1,0 +1,201 @@
+"""The op tables that layers are called with here: the forward ops of `runtime.ops`, and those on top of a cache.
+
+T tokens · H heads · G heads of keys and values, each of r = H/G query heads · N tokens before and with the T new ones ·
+C width of a head, or of a latent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compiler.ops import RULES
+from compiler.segments.torch_ops import TORCH
+from runtime.ops import OPS
+from runtime.ops.causal import angles, rotate
+from runtime.ops.wide import wide
+
+FEW_ROWS = 8  # a product of fewer reads its matrix where it lies: see `Forward.linear`
+
+
+class Forward:
+    """The forward ops on sequences of `length` tokens each, without what they keep for a backward.
+
+    An op of sequences takes `length` in the place of the constant `sequence` of its layer. The head's cross entropy
+    gives the logits that it is of.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __getattr__(self, op: str) -> Callable[..., Any]:
+        if op not in RULES:
+            raise AttributeError(f"no op {op}")
+        rule, function = RULES[op], TORCH.get(op) or OPS[op]
+        at = rule.args.index("sequence") if "sequence" in rule.args else None
+
+        def call(*args: Any) -> Any:
+            if at is not None:
+                args = (*args[:at], self.length, *args[at + 1 :])
+            result = function(*args)
+            if not rule.hidden:
+                return result
+            return result[0] if rule.visible == 1 else result[: rule.visible]
+
+        setattr(self, op, call)  # found without `__getattr__` from now on
+        return call
+
+    def linear(self, x_TK: Tensor, w_NK: Tensor) -> Tensor:
+        """x_TK, w_NK -> y_TN. A product of a few rows is torch's: that of `runtime.ops` packs its matrix first."""
+        few = x_TK.shape[0] < FEW_ROWS
+        return torch.nn.functional.linear(x_TK, w_NK) if few else OPS["linear"](x_TK, w_NK)
+
+    def cross_entropy(self, logits_TV: Tensor, targets_T: Tensor) -> Tensor:
+        """logits_TV."""
+        return logits_TV
+
+    def sequence_balance(self, *_: Any) -> None:
+        """Nothing: a loss of training alone."""
+
+
+class Rows:
+    """A row for each token so far, in one tensor that grows. Rows of tokens that come again replace those before."""
+
+    def __init__(self) -> None:
+        self._rows: Tensor | None = None
+
+    def put(self, start: int, new_TW: Tensor) -> Tensor:
+        """Rows of tokens start … start + T -> all rows up to them [N, W], a view."""
+        end = start + new_TW.shape[0]
+        if self._rows is None or end > self._rows.shape[0]:
+            grown = new_TW.new_empty((max(64, 2 * end), new_TW.shape[1]))
+            if self._rows is not None:
+                grown[:start] = self._rows[:start]
+            self._rows = grown
+        self._rows[start:end] = new_TW
+        return self._rows[:end]
+
+
+class Continued(Forward):
+    """The forward ops of one segment on the next tokens of one sequence, whose `start` tokens before are cached.
+
+    Grouped-query attention keeps keys, rotated, and values: 2·G·C numbers a token. Latent attention keeps the normed
+    latent and the rotated rope key, C + rope numbers a token, and multiplies with the up-projection on the side of the
+    queries and of what is read (DeepSeek-V2, arXiv 2405.04434, §2.1.2): expanding N tokens at each step would cost N·C·
+    H·(nope + value) products. Where nothing is cached yet, both run the op of training.
+
+    Any other op of sequences keeps the rows of its arguments and is computed again on all of them: right for whatever
+    is causal, and slow.
+    """
+
+    def __init__(self, weights: Iterable[Tensor], up: Tensor | None = None) -> None:
+        super().__init__(0)
+        self.start = 0
+        self._weights = {id(each) for each in weights}  # arguments that are no rows of tokens
+        self._up = up  # of latent attention, from the latent to keys and values
+        self._kept: dict[tuple[str, int], Rows] = {}  # by op and argument, or call
+        self._calls = 0
+
+    def begin(self, start: int, new: int) -> None:
+        """Say which tokens the next call of the segment is about."""
+        self.start, self.length, self._calls = start, start + new, 0
+
+    def __getattr__(self, op: str) -> Callable[..., Any]:
+        call = super().__getattr__(op)
+        if "sequence" not in RULES[op].args:
+            return call
+        again = lambda *args: self._again(op, call, args)  # noqa: E731
+        setattr(self, op, again)
+        return again
+
+    def _rows(self, op: str, part: int = 0) -> Rows:
+        return self._kept.setdefault((op, part), Rows())
+
+    def _again(self, op: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """The rows of the new tokens of an op on all tokens."""
+        self._calls += 1
+        whole = [
+            self._rows(f"{op} {self._calls}", part).put(self.start, arg)
+            if isinstance(arg, Tensor) and id(arg) not in self._weights
+            else arg
+            for part, arg in enumerate(args)
+        ]
+        result = call(*whole)
+        return tuple(each[self.start :] for each in result) if isinstance(result, tuple) else result[self.start :]
+
+    # ------------------------------------------------------------ grouped queries
+
+    def gqa_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float
+    ) -> Tensor:
+        """q [T, H·C], k and v [T, G·C] of the new tokens -> o [T, H·C]."""
+        T, C = q.shape[0], q.shape[1] // heads
+        turns_TXr = self._turns(C, theta, q)
+        k_TGC = rotate(wide(k).unflatten(1, (kv_heads, C)), turns_TXr).to(k.dtype)
+        kept = self._rows("gqa_attention").put(self.start, torch.cat((k_TGC.flatten(1), v), dim=1))
+        if not self.start:
+            return OPS["gqa_attention"](q, k, v, T, heads, kv_heads, theta)[0]
+        k_NGC, v_NGC = wide(kept).unflatten(1, (2, kv_heads, C)).unbind(1)
+        q_THC = rotate(wide(q).unflatten(1, (heads, C)), turns_TXr * C**-0.5)
+        q_GMC = q_THC.unflatten(1, (kv_heads, -1)).transpose(0, 1).flatten(1, 2)  # M = T·r
+        weights_GMN = self._weights_of(torch.bmm(q_GMC, k_NGC.permute(1, 2, 0)), T)
+        o_GMC = torch.bmm(weights_GMN, v_NGC.transpose(0, 1))
+        return o_GMC.unflatten(1, (T, -1)).transpose(0, 1).flatten(1).to(q.dtype)
+
+    # ------------------------------------------------------------ latents
+
+    def linear(self, x_TK: Tensor, w_NK: Tensor) -> Any:
+        """x_TK, w_NK -> y_TN; of the up-projection of latents where tokens are cached, the latents as they are."""
+        if w_NK is self._up:
+            kept = self._rows("latent").put(self.start, x_TK)
+            if self.start:
+                return kept
+        return super().linear(x_TK, w_NK)
+
+    def mla_attention(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        k_rope: Tensor,
+        sequence: int,
+        heads: int,
+        nope: int,
+        rope: int,
+        value: int,
+        theta: float,
+    ) -> Tensor:
+        """q [T, H·(nope+rope)], k_rope [T, rope] of the new tokens, kv of `linear` -> o [T, H·value]."""
+        T = q.shape[0]
+        turns_TXr = self._turns(rope, theta, q)
+        turned = rotate(wide(k_rope)[:, None], turns_TXr)[:, 0].to(k_rope.dtype)
+        kept = self._rows("rope").put(self.start, turned)
+        if not self.start:
+            return OPS["mla_attention"](q, kv, k_rope, T, heads, nope, rope, value, theta)[0]
+        assert self._up is not None
+        latent_NC, up_HWC = wide(kv), wide(self._up).unflatten(0, (heads, nope + value))
+        q_THX = wide(q).unflatten(1, (heads, nope + rope)) * (nope + rope) ** -0.5
+        q_HTC = torch.bmm(q_THX[..., :nope].transpose(0, 1), up_HWC[:, :nope])
+        q_HTr = rotate(q_THX[..., nope:], turns_TXr).transpose(0, 1)
+        scores_HTN = torch.matmul(q_HTC, latent_NC.t()) + torch.matmul(q_HTr, wide(kept).t())
+        o_HTC = torch.matmul(self._weights_of(scores_HTN, T), latent_NC)
+        o_HTV = torch.bmm(o_HTC, up_HWC[:, nope:].transpose(1, 2))
+        return o_HTV.transpose(0, 1).flatten(1).to(q.dtype)
+
+    # ------------------------------------------------------------ both
+
+    def _turns(self, width: int, theta: float, like: Tensor) -> Tensor:
+        """What turns the pairs of the new tokens, [T, 1, width/2]."""
+        room = 64
+        while room < self.length:
+            room *= 2  # few tables of angles, which are cached
+        return angles(room, width, theta, like.dtype, like.device)[self.start : self.length, None]
+
+    def _weights_of(self, scores: Tensor, new: int) -> Tensor:
+        """The softmax of scores [.., M, N] over the tokens up to that of each row; the M rows are token by token."""
+        if new > 1:
+            future_TT = torch.full((new, new), -torch.inf, dtype=scores.dtype, device=scores.device).triu_(1)
+            scores[..., self.start :] += future_TT.repeat_interleave(scores.shape[-2] // new, dim=0)
+        return torch.softmax(scores, dim=-1)
