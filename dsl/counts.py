@@ -53,13 +53,11 @@ def attention_parameters(model: Model) -> int:
 
     MLA, ranks q and c, head widths n | r | v (arXiv 2405.04434, §2.1): queries D·q + q + q·H(n + r), or D·H(n + r)
     without a query rank; D(c + r) + c + c·H(n + v) for keys and values; H·v·D out. The ranks' norms are the q and c.
-    GQA, head width d and K heads of keys and values (arXiv 2305.13245): D·H·d + 2·D·K·d + H·d·D; 2·d for the norms.
+    GQA, head width d and K heads of keys and values (arXiv 2305.13245): D·H·d + 2·D·K·d + H·d·D. Its norms have 2·d, or
+    H·d + K·d over the whole width; its biases H·d + 2·K·d, and D behind attention; its sinks H.
     """
     attention, D = model.attention, model.hidden
-    if isinstance(attention, Gqa):
-        norms = 2 * attention.head_dim if attention.qk_norm else 0
-        return 2 * D * attention.head_dim * (attention.heads + attention.kv_heads) + norms
-    return _mla(attention, D)
+    return _gqa(attention, D) if isinstance(attention, Gqa) else _mla(attention, D)
 
 
 def expert_parameters(moe: Moe, hidden: int) -> int:
@@ -94,6 +92,26 @@ def mtp_parameters(model: Model) -> int:
 
 def _layer(model: Model, ffn: Dense | Moe) -> int:
     return attention_parameters(model) + _ffn(ffn, model.hidden) + 2 * model.hidden
+
+
+def _gqa(gqa: Gqa, D: int) -> int:
+    return gqa_products(gqa, D) + sum(gqa_vectors(gqa, D).values())
+
+
+def gqa_products(gqa: Gqa, D: int) -> int:
+    """Elements of the matrices of grouped-query attention."""
+    return 2 * D * gqa.head_dim * (gqa.heads + gqa.kv_heads)
+
+
+def gqa_vectors(gqa: Gqa, D: int) -> dict[str, int]:
+    """Parameters of grouped-query attention that are no matrices, by what they are."""
+    queries, keys = gqa.heads * gqa.head_dim, gqa.kv_heads * gqa.head_dim
+    norms = {"head": 2 * gqa.head_dim, "width": queries + keys, None: 0}
+    return {
+        "norms": norms[gqa.qk_norm],
+        "biases": (queries + 2 * keys if gqa.bias else 0) + (D if gqa.bias == "all" else 0),
+        "sinks": gqa.heads if gqa.sinks else 0,
+    }
 
 
 def _mla(mla: Mla, D: int) -> int:

@@ -13,7 +13,7 @@ from tests.specs.counted import flops_of
 
 def shared_kv() -> None:
     """Gradients of the segment in float64, its parameters, and the FLOPs of a token."""
-    for qk_norm in (False, True):
+    for qk_norm in (None, "head", "width"):
         with_it, without = (spec(attention=gqa(qk_norm=qk_norm, shared_kv=shared)) for shared in (True, False))
         segment = segment_of("attention", with_it)
         check(segment)

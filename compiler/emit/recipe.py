@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from compiler.dtypes import TORCH_DTYPE
 from dsl.memory import HOST_PART, HOST_SLOTS, Memory, average_dtype
-from dsl.schema import Data, Model, Phase, Precision, Spec
+from dsl.schema import Data, Model, Node, Phase, Precision, Spec
 from runtime import contract
 
 
@@ -36,13 +37,22 @@ def model(block: Model) -> contract.Model:
         hidden=block.hidden,
         init_std=block.init_std,
         norm_eps=block.norm_eps,
-        attention=block.attention.model_dump(mode="json"),
+        attention=_said(block.attention),
         # `max_nodes` says where experts lie, which no value depends on: a run goes on where it is another.
         layers=tuple(
             contract.Layers(s.first, s.last, s.ffn.model_dump(mode="json", exclude={"max_nodes"})) for s in block.layers
         ),
         mtp=block.mtp.model_dump(mode="json") if block.mtp else None,
     )
+
+
+def _said(block: Node) -> dict[str, Any]:
+    """The keys of a block without those that have no value and may be left out, as in `spec.resolved`."""
+    return {
+        name: _said(value) if isinstance(value, Node) else value
+        for name, value in block
+        if value is not None or type(block).model_fields[name].is_required()
+    }
 
 
 def train(spec: Spec) -> contract.Train:

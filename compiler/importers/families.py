@@ -16,7 +16,7 @@ class Family:
     attention: Literal["mla", "gqa"]
     ffn: Literal["dense", "deepseek", "qwen", "mixtral"]
     defaults: Defaults  # None: the key is as if it were null
-    qk_norm: bool = False
+    qk_norm: Literal["head", "width"] | None = None
     window: int | None = None  # of a config that does not mention sliding_window
     slides: bool = True  # a window is used where use_sliding_window is not mentioned
 
@@ -68,8 +68,8 @@ FAMILIES = {
     "llama": Family("gqa", "dense", _LLAMA),
     "mistral": Family("gqa", "dense", _MISTRAL, window=4096),
     "mixtral": Family("gqa", "mixtral", _MIXTRAL),
-    "qwen3": Family("gqa", "dense", _QWEN3, qk_norm=True, slides=False),
-    "qwen3_moe": Family("gqa", "qwen", _QWEN3_MOE, qk_norm=True, slides=False),
+    "qwen3": Family("gqa", "dense", _QWEN3, qk_norm="head", slides=False),
+    "qwen3_moe": Family("gqa", "qwen", _QWEN3_MOE, qk_norm="head", slides=False),
 }
 
 # model types that a spec cannot describe, and what is in the way

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from compiler.importers.reader import Place, Remark
 from dsl.counts import parameters
-from dsl.schema import Balance, Dense, Gqa, Mla, Model, Moe, Phase
+from dsl.schema import Balance, Dense, Gqa, Mla, Model, Moe, Node, Phase, Rope
 
 WIDTH = 112  # of a comment
 MAX_REMARKS = 50  # at one place
@@ -100,20 +100,45 @@ def _mla(mla: Mla, remarks: tuple[Remark, ...]) -> Iterator[str]:
     yield "  attention mla {"
     yield f"    heads = {number(mla.heads)}, query_rank = {rank}, kv_rank = {number(mla.kv_rank)}"
     yield f"    head_dim {{ nope = {dim.nope}, rope = {dim.rope}, value = {dim.value} }}"
-    yield from _rope(mla.rope.theta, remarks)
+    if mla.scale is not None:
+        yield f"    scale = {number(mla.scale)}"
+    yield from _rope(mla.rope, remarks)
 
 
 def _gqa(gqa: Gqa, remarks: tuple[Remark, ...]) -> Iterator[str]:
-    norm = ", qk_norm = true" if gqa.qk_norm else ""
     yield "  attention gqa {"
+    norm = {None: "", "head": ", qk_norm = true", "width": ", qk_norm = width"}[gqa.qk_norm]
     yield f"    heads = {number(gqa.heads)}, kv_heads = {number(gqa.kv_heads)}, head_dim = {gqa.head_dim}{norm}"
-    yield from _rope(gqa.rope.theta, remarks)
+    if options := _given(gqa, "bias", "scale", "window", "sinks", "softcap"):
+        yield f"    {options}"
+    yield from _rope(gqa.rope, remarks)
 
 
-def _rope(theta: float, remarks: tuple[Remark, ...]) -> Iterator[str]:
+def _rope(rope: Rope | None, remarks: tuple[Remark, ...]) -> Iterator[str]:
     yield from _remarked(remarks, "rope", INDENT * 2)
-    yield f"    rope {{ theta = {number(theta)} }}"
+    if rope is None:
+        yield "    rope = none"
+    elif rope.scaling is None:
+        yield f"    rope {{ {_given(rope, 'theta', 'width')} }}"
+    else:
+        yield f"    rope {{ {_given(rope, 'theta', 'width')}"
+        keys = [name for name in type(rope.scaling).model_fields if name != "kind"]
+        yield f"      scaling {rope.scaling.kind} {{ {_given(rope.scaling, *keys)} }}"
+        yield "    }"
     yield "  }"
+
+
+def _given(node: Node, *names: str) -> str:
+    """`key = value` of the fields that have another value than their default."""
+    fields = [(name, getattr(node, name)) for name in names]
+    given = [(name, value) for name, value in fields if value != type(node).model_fields[name].default]
+    return ", ".join(f"{name} = {_value(value)}" for name, value in given)
+
+
+def _value(value: bool | float | str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else number(value)
 
 
 def _moe(moe: Moe, remarks: tuple[Remark, ...]) -> Iterator[str]:

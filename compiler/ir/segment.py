@@ -103,7 +103,9 @@ class Segment:
     params: tuple[Param, ...]
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
-    constants: tuple[tuple[str, int | float | bool], ...] = ()  # whatever else the function closes over
+    constants: tuple[
+        tuple[str, int | float | bool | tuple[int | float, ...]], ...
+    ] = ()  # whatever else the function closes over
     recompute: tuple[str, ...] = ()  # names of what the backward computes again: compiler/segments/recompute.py
     remade: tuple[Remade, ...] = ()
     stored: tuple[tuple[str, str], ...] = ()  # (value or role, dtype): compiler/segments/storage.py

@@ -17,10 +17,12 @@ from dsl.formats import FP8, PRODUCTS
 
 __all__ = ["KERNELS", "ON_TORCH", "KernelFile", "emit_kernel"]
 
-# Ops that run on torch on every device: products that cuBLAS does, and what torch adds, joins and views.
+# Ops that run on torch on every device: products that cuBLAS does, and what torch adds, sums, joins and views. The
+# gradient of sinks is a sum of one number for each query and head.
 ON_TORCH = (
-    *("add", "cat2", "columns", "linear", "linear_dgrad", "linear_wgrad_"),
-    *("linear_wide", "linear_wide_dgrad", "linear_wide_wgrad_"),
+    *("add", "bias", "bias_wgrad_", "cat2", "columns", "linear", "linear_dgrad", "linear_wgrad_"),
+    *("linear_wide", "linear_wide_dgrad", "linear_wide_wgrad_", "bounded_attention_wgrad_"),
+    *("rotate", "rotate_dgrad", "bounded_attention", "bounded_attention_dgrad"),
 )
 
 # Formats of products whose ops run on torch, and on CPUs alone: `dsl.rules.training` refuses accelerators.

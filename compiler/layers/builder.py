@@ -12,6 +12,8 @@ from compiler.dtypes import TORCH_DTYPE
 from compiler.ops.rule import statistics_dtype
 from dsl.schema import Dense, Model, Moe, Spec
 
+Constant = int | float | bool | tuple[int | float, ...]
+
 
 @dataclass(frozen=True)
 class Place:
@@ -69,6 +71,10 @@ class Place:
         """The gain of a norm: ones at first, and not decayed."""
         return ir.Param(name, (width,), TORCH_DTYPE[self.spec.precision.parameter], grad=grad, init=None)
 
+    def vector(self, name: str, width: int, init: float = 0.0) -> ir.Param:
+        """A bias or a logit for each of `width`: of deviation `init` at first, and not decayed."""
+        return ir.Param(name, (width,), TORCH_DTYPE[self.spec.precision.parameter], init=init)
+
     def input(self, name: str, *shape: int | str) -> ir.Input:
         """An activation."""
         return ir.Input(name, shape, self.dtype)
@@ -85,7 +91,7 @@ def segment(
     params: tuple[ir.Param, ...],
     inputs: tuple[ir.Input, ...],
     outputs: tuple[str | ir.Output, ...],
-    **constants: int | float | bool,
+    **constants: Constant,
 ) -> ir.Segment:
     """A segment whose function takes `constants` by keyword. An output given by its name has a gradient."""
     return ir.Segment(

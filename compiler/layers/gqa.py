@@ -1,8 +1,9 @@
 """Grouped-query attention of a pre-norm block. Source: Ainslie et al., "GQA", arXiv 2305.13245.
 
 T tokens of a micro-batch · D hidden. Queries, keys and values come from one product: its columns are those of the query
-heads, then of the key heads, then of the value heads. With `qk_norm`, queries and keys are normed head by head before
-the rotation, as Qwen3 does, arXiv 2505.09388.
+heads, then of the key heads, then of the value heads. With `qk_norm`, queries and keys are normed before the rotation:
+head by head, as Qwen3 does, arXiv 2505.09388, or all heads together, as OLMoE does, arXiv 2409.02060. `rotation` says
+how they are rotated in front of attention, if it does not rotate them itself.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 from typing import Any
 
 from compiler import ir
-from compiler.layers.builder import Place, segment
+from compiler.layers.builder import Constant, Place, segment
+from compiler.layers.rotation import Rotation, constants, rotated
 from dsl.schema import Gqa
 
 PARAMETERS = {
     "norm": "attention.norm",
     "qkv": "attention.qkv",
+    "qkv_bias": "attention.qkv_bias",
     "q_norm": "attention.q_norm",
     "k_norm": "attention.k_norm",
+    "sinks": "attention.sinks",
     "out": "attention.out",
+    "out_bias": "attention.out_bias",
 }
 
 
@@ -34,28 +39,52 @@ def gqa(
     head_dim: int,
     qk_norm: bool,
     theta: float,
+    whole_norm: bool = False,
+    biased: bool = False,
+    out_biased: bool = False,
+    rotation: Rotation = (),
+    query_scale: float = 1.0,
+    bounded: bool = False,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: bool = False,
 ) -> tuple[Any, ...]:
     """h, handed through, and out(attend(q, k, v)): query head i reads key and value head i // (heads / kv_heads)."""
     x_TD = ops.rmsnorm(h_TD, p.norm, eps)
-    q_T, kv_T = ops.split2(ops.linear(x_TD, p.qkv), heads * head_dim)
+    qkv_T = ops.linear(x_TD, p.qkv)
+    if biased:
+        qkv_T = ops.bias(qkv_T, p.qkv_bias)
+    q_T, kv_T = ops.split2(qkv_T, heads * head_dim)
     k_T, v_T = ops.split2(kv_T, kv_heads * head_dim)
     if qk_norm:
-        q_T, k_T = ops.head_rmsnorm(q_T, p.q_norm, eps), ops.head_rmsnorm(k_T, p.k_norm, eps)
-    o_T = ops.gqa_attention(q_T, k_T, v_T, sequence, heads, kv_heads, theta)
-    return h_TD, ops.linear(o_T, p.out)
+        norm = ops.rmsnorm if whole_norm else ops.head_rmsnorm
+        q_T, k_T = norm(q_T, p.q_norm, eps), norm(k_T, p.k_norm, eps)
+    q_T = rotated(ops, q_T, sequence, heads, 0, rotation, query_scale)
+    k_T = rotated(ops, k_T, sequence, kv_heads, 0, rotation)
+    if bounded:
+        logits = p.sinks if sinks else None
+        o_T = ops.bounded_attention(q_T, k_T, v_T, logits, sequence, heads, kv_heads, theta, window, softcap)
+    else:
+        o_T = ops.gqa_attention(q_T, k_T, v_T, sequence, heads, kv_heads, theta)
+    y_TD = ops.linear(o_T, p.out)
+    return h_TD, ops.bias(y_TD, p.out_bias) if out_biased else y_TD
 
 
 def build(place: Place, sizes: Gqa) -> ir.Segment:
-    D, C, weight, gain = place.D, sizes.head_dim, place.weight, place.gain
-    norms = (gain("q_norm", C), gain("k_norm", C)) if sizes.qk_norm else ()
+    D, C, weight, gain, vector = place.D, sizes.head_dim, place.weight, place.gain, place.vector
+    width = (sizes.heads + 2 * sizes.kv_heads) * C
+    normed = {"head": (C, C), "width": (sizes.heads * C, sizes.kv_heads * C)}
     return segment(
         "attention",
         gqa,
         (
             gain("norm", D),
             weight("qkv", (sizes.heads + 2 * sizes.kv_heads) * C, D),
-            *norms,
+            *((vector("qkv_bias", width),) if sizes.bias else ()),
+            *(map(gain, ("q_norm", "k_norm"), normed[sizes.qk_norm]) if sizes.qk_norm else ()),
+            *((vector("sinks", sizes.heads, place.model.init_std),) if sizes.sinks else ()),
             weight("out", D, sizes.heads * C),
+            *((vector("out_bias", D),) if sizes.bias == "all" else ()),
         ),
         (place.input("h", place.T, D),),
         ("entered", "y"),
@@ -64,6 +93,22 @@ def build(place: Place, sizes: Gqa) -> ir.Segment:
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,
         head_dim=C,
-        qk_norm=sizes.qk_norm,
-        theta=sizes.rope.theta,
+        qk_norm=sizes.qk_norm is not None,
+        **constants(sizes),
+        **_options(sizes),
     )
+
+
+def _options(sizes: Gqa) -> dict[str, Constant]:
+    """The constants of what a model has beside plain attention; none of them where it has nothing of it."""
+    bounded = sizes.window is not None or sizes.softcap is not None or sizes.sinks
+    options = {
+        "whole_norm": sizes.qk_norm == "width",
+        "biased": sizes.bias is not None,
+        "out_biased": sizes.bias == "all",
+        "bounded": bounded,
+        "window": sizes.window or 0,
+        "softcap": sizes.softcap or 0.0,
+        "sinks": sizes.sinks,
+    }
+    return {name: value for name, value in options.items() if value}

@@ -1,6 +1,7 @@
 """Multi-head latent attention of a pre-norm block. Source: DeepSeek-V2, arXiv 2405.04434, §2.1.
 
 T tokens of a micro-batch · D hidden · C rank of keys and values. Queries are of low rank too, if the model says so.
+`rotation` says how the rope parts are rotated in front of attention, if it does not rotate them itself.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Any
 
 from compiler import ir
 from compiler.layers.builder import Place, segment
+from compiler.layers.rotation import Rotation, constants, rotated
 from dsl.schema import Mla
 
 PARAMETERS = {
@@ -38,6 +40,8 @@ def mla(
     rope: int,
     value: int,
     theta: float,
+    rotation: Rotation = (),
+    query_scale: float = 1.0,
 ) -> tuple[Any, ...]:
     """h, handed through, and out(attend(q, [k_nope | v], k_rope)): keys and values from a normed latent, one rope key
     for all heads."""
@@ -47,6 +51,8 @@ def mla(
     else:
         q_T = ops.linear(x_TD, p.q)
     latent_TC, k_rope_T = ops.split2(ops.linear(x_TD, p.kv_down), kv_rank)
+    q_T = rotated(ops, q_T, sequence, heads, nope, rotation, query_scale)
+    k_rope_T = rotated(ops, k_rope_T, sequence, 1, 0, rotation)
     kv_T = ops.linear(ops.rmsnorm(latent_TC, p.kv_norm, eps), p.kv_up)
     o_T = ops.mla_attention(q_T, kv_T, k_rope_T, sequence, heads, nope, rope, value, theta)
     return h_TD, ops.linear(o_T, p.out)
@@ -84,5 +90,5 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
         nope=nope,
         rope=rope,
         value=value,
-        theta=sizes.rope.theta,
+        **constants(sizes),
     )

@@ -1,14 +1,18 @@
-"""Attention with RoPE inside, causal within each sequence of the micro-batch: latent (MLA) and grouped-query (GQA)."""
+"""Attention with RoPE inside, causal within each sequence of the micro-batch: latent (MLA) and grouped-query (GQA).
+
+With theta = 0 there is no RoPE inside: queries and keys come rotated, or have no position.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from compiler.ops.rule import Gradient, Rule, Shape, Tensor, statistics_dtype
+from compiler.ops.rule import Gradient, Rule, Shape, Tensor, elementwise, statistics_dtype
 
 _MLA = ("sequence", "heads", "nope", "rope", "value", "theta")
 _GQA = ("sequence", "heads", "kv_heads", "theta")
+_BOUNDED = (*_GQA, "window", "softcap")
 
 
 def _infer_mla(
@@ -29,6 +33,22 @@ def _infer_gqa(
     return q, Tensor((T // sequence, kv_heads, sequence, heads // kv_heads), statistics_dtype(q.dtype))
 
 
+def _infer_bounded(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    sequence: int,
+    heads: int,
+    kv_heads: int,
+    theta: float,
+    window: int,
+    softcap: float,
+) -> tuple[Tensor, ...]:
+    assert sinks is None or sinks.shape == (heads,), (sinks, heads)
+    return _infer_gqa(q, k, v, sequence, heads, kv_heads, theta)
+
+
 def _mla_flops(keys: int, values: int) -> Callable[[SimpleNamespace], int]:
     """FLOPs of `keys` products over the query's width and `values` over the value's: half of each is masked."""
 
@@ -43,6 +63,16 @@ def _gqa_flops(products: int) -> Callable[[SimpleNamespace], int]:
     return lambda n: products * n.q[0] * n.sequence * n.q[1]
 
 
+def _bounded_flops(products: int) -> Callable[[SimpleNamespace], int]:
+    """FLOPs of `products` products over the width of the queries, over the keys of the band that a window is."""
+
+    def flops(n: SimpleNamespace) -> int:
+        keys = min(n.window or n.sequence, n.sequence)
+        return products * n.q[0] // n.sequence * (2 * n.sequence - keys) * keys * n.q[1]
+
+    return flops
+
+
 def _mla_kernel(n: SimpleNamespace) -> Shape:
     """(tokens, sequence, heads, width of a key, width of a value)."""
     return n.q[0], n.sequence, n.heads, n.nope + n.rope, n.value
@@ -52,6 +82,12 @@ def _gqa_kernel(n: SimpleNamespace) -> Shape:
     """(tokens, sequence, heads, width of a key, width of a value), for grouped queries."""
     width = n.q[1] // n.heads
     return n.q[0], n.sequence, n.heads, width, width
+
+
+def _bounded_kernel(n: SimpleNamespace) -> Shape:
+    """The extents of causal attention in which a query sees as many keys on average: a window or half a sequence."""
+    tokens, sequence, *widths = _gqa_kernel(n)
+    return tokens, min(sequence, 2 * n.window or sequence), *widths
 
 
 MLA_ATTENTION = Rule(
@@ -92,4 +128,30 @@ GQA_ATTENTION = Rule(
     ),
 )
 
-RULES = {"mla_attention": MLA_ATTENTION, "gqa_attention": GQA_ATTENTION}
+BOUNDED_ATTENTION = Rule(
+    args=("q", "k", "v", "sinks", *_BOUNDED),
+    outputs=("o", "lse"),
+    hidden=1,
+    differentiable=("o",),
+    infer=_infer_bounded,
+    kernel_class="attention",
+    flops=_bounded_flops(2),  # q·k and p·v
+    kernel=_bounded_kernel,
+    dgrad=Gradient(  # q·k again, dk and dq; dv and dp
+        "bounded_attention_dgrad",
+        reads=("d_o", "q", "k", "v", "o", "lse", *_BOUNDED),
+        gives=("q", "k", "v"),
+        flops=_bounded_flops(5),
+        kernel=_bounded_kernel,
+        kernel_class="attention_backward",
+    ),
+    wgrad=Gradient(
+        "bounded_attention_wgrad",
+        reads=("d_o", "o", "lse", "sinks"),
+        gives=("sinks",),
+        flops=elementwise("d_o", 2),
+        kernel_class="norm",
+    ),
+)
+
+RULES = {"mla_attention": MLA_ATTENTION, "gqa_attention": GQA_ATTENTION, "bounded_attention": BOUNDED_ATTENTION}

@@ -101,7 +101,7 @@ def _attention_again(segment: Segment, kept: bool) -> bool:
 def _latent(segment: Segment) -> dict[str, int | float | bool]:
     """The constants of latent attention in BF16 whose values are a tile wide, within what its kernels take; {} of
     any other."""
-    sizes = dict(segment.constants)
+    sizes = {name: value for name, value in segment.constants if not isinstance(value, tuple)}
     if segment.kind != "attention" or "nope" not in sizes or segment.inputs[0].dtype != "bfloat16":
         return {}
     return sizes if sizes["value"] == TILE and sizes["nope"] <= TILE and 0 < sizes["rope"] <= TILE // 2 else {}

@@ -29,7 +29,7 @@ from compiler.segments.split import phases
 
 PRODUCTS = ("linear", "grouped_linear")
 GATES = ("swiglu", "gated_swiglu")
-ATTENTION = ("mla_attention", "gqa_attention")
+ATTENTION = ("mla_attention", "gqa_attention", "bounded_attention")
 # An op that only moves rows, and which of its arguments has them.
 MOVES = {"permute": 0, "permute_placed": 0, "unpermute_dgrad": 0}
 

@@ -42,7 +42,7 @@ def register() -> torch.library.Library:
         library.define(op + _schema(op))
         library.impl(op, OPS[op], "CompositeExplicitAutograd")
         torch.library.register_fake(f"dsc::{op}", _fake(rule), lib=library)
-    for op in dict.fromkeys(gradient.op for rule in ours.values() for gradient in rule.gradients):
+    for op in dict.fromkeys(gradient.op for rule in ours.values() for gradient in rule.gradients if gradient.op):
         library.define(op + _schema(op).replace(") ->", ", *, Tensor[] like) ->"))
         library.impl(op, _without_like(op), "CompositeExplicitAutograd")
         torch.library.register_fake(f"dsc::{op}", _fake_gradient, lib=library)
@@ -78,7 +78,8 @@ def _schema(op: str) -> str:
 
 def check_names(op: str, rule: Rule) -> None:
     """The parameters of the reference functions have the names by which the rule calls them, in the same order."""
-    for name, reads in ((op, rule.args), *((gradient.op, gradient.reads) for gradient in rule.gradients)):
+    computed = ((gradient.op, gradient.reads) for gradient in rule.gradients if gradient.op)
+    for name, reads in ((op, rule.args), *computed):
         given = [re.sub("_[A-Z][A-Za-z0-9]*$", "", parameter) for parameter in inspect.signature(OPS[name]).parameters]
         wanted = [
             parameter if isinstance(read, Extent) else _parameter(read)
@@ -150,7 +151,10 @@ def autograd(rule: Rule) -> tuple[Callable[..., None], Callable[..., tuple[torch
         values |= ctx.constants | dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         given: dict[str, torch.Tensor] = {}
         for gradient in ctx.wanted:
-            args = (values[read] for read in gradient.reads)
+            args = [values[read] for read in gradient.reads]
+            if not gradient.op:
+                given |= dict.fromkeys(gradient.gives, args[0])
+                continue
             result = getattr(torch.ops.dsc, gradient.op)(*args, like=[values[name] for name in gradient.gives])
             given |= zip(gradient.gives, result if isinstance(result, tuple) else (result,), strict=True)
         return tuple(

@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from dsl.parser import MAX_STRING
 from dsl.resolve.context import Context, RejectedError, Scope, inside_out, suggest
 from dsl.resolve.evaluate import convert, phrase
-from dsl.schema import FilePath, Node, Syntax, Tile, Unit
+from dsl.schema import Aliases, FilePath, Node, Syntax, Tile, Unit
 from dsl.source import OVERRIDE
 from dsl.syntax import Attribute, Let, ListOf, Number, String, Value, Word
 
@@ -43,6 +43,7 @@ class FieldType:
     form: str
     is_path: bool  # a text that starts at the file it is written in
     bounds: tuple[tuple[str, int | float], ...]  # of LIMITS, with what they hold a value against
+    aliases: tuple[tuple[str, str], ...]  # other words → the words they stand for
 
     @property
     def nodes(self) -> tuple[type[Node], ...]:
@@ -74,6 +75,7 @@ def fields_of(cls: type[Node]) -> dict[str, FieldType]:
             bounds=tuple(
                 (name, getattr(mark, name)) for mark in info.metadata for name in LIMITS if hasattr(mark, name)
             ),
+            aliases=tuple(alias for mark in info.metadata if isinstance(mark, Aliases) for alias in mark.words.items()),
         )
     return found
 
@@ -98,6 +100,8 @@ def scalar(context: Context, scope: Scope, kind: FieldType, statement: Attribute
         extra = written.items[1].span.to(written.items[-1].span)
         raise context.reject("E0302", f"`{key}` takes one value", extra, f"remove `{extra.text}`")
     value = _substituted(context, scope, value, wanted)
+    if isinstance(value, Word) and (meant := dict(kind.aliases).get(value.text)):
+        return None if meant == "none" else meant
     if get_origin(wanted) is Literal:
         return choice(context, key, value, get_args(wanted))
     if get_origin(wanted) is tuple:

@@ -59,7 +59,8 @@ JOINT_CODES = frozenset(
 RULES: tuple[Row, ...] = (
     ((f"{LAYERS}.first", f"{LAYERS}.last"), phases.layer_ranges),
     (("train.rate", "train.tokens"), phases.rate_covers),
-    (("model.attention.head_dim",), model.even_rope),
+    (("model.attention.head_dim", "model.attention.rope.width"), model.even_rope),
+    (("model.attention.rope",), model.frequencies_rise),
     (("model.mtp.depth",), model.one_mtp),
     (tuple(f"precision.{role}" for role in precision.ALL_ROLES), precision.few_bits_have_a_role),
     ((*FP8, "precision.dispatch", "precision.combine"), precision.tiles_are_given),

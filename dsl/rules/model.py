@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dsl.nodes import group_nodes, groups_fall, reached
 from dsl.rules.finding import Finding, nearest_divisor
-from dsl.schema import Gqa, Mla, Moe, Spec, TrainTokenizer
+from dsl.schema import Gqa, Llama3Scaling, Mla, Moe, Spec, TrainTokenizer, YarnScaling
 
 BYTES = 256  # a tokenizer has these and the end of a text at least
 
@@ -98,6 +98,39 @@ def even_rope(spec: Spec) -> Iterator[Finding]:
         key, width, at = "head_dim", attention.head_dim, "model.attention.head_dim"
     if width % 2:
         yield Finding("E0903", f"{key} = {width} is odd, it is rotated in pairs", at, f"write `{key} = {width + 1}`")
+    part, at = attention.rope.width if attention.rope else None, "model.attention.rope.width"
+    if part is None:
+        return
+    if isinstance(attention, Mla):
+        message = "a head of latent attention rotates the columns that `head_dim` calls rope, and no others"
+        note = ("the rotated columns", "model.attention.head_dim.rope")
+        yield Finding("E0925", message, at, "remove `width`", (note,))
+    elif part > attention.head_dim:
+        message = f"width = {part} columns are rotated, of a head that has {attention.head_dim}"
+        note = ("the width of a head", "model.attention.head_dim")
+        yield Finding("E0925", message, at, f"write `width = {attention.head_dim // 2 * 2}`", (note,))
+    elif part % 2:
+        yield Finding("E0903", f"width = {part} is odd, it is rotated in pairs", at, f"write `width = {part - 1}`")
+
+
+def frequencies_rise(spec: Spec) -> Iterator[Finding]:
+    """The turns at which frequencies begin to change are fewer than those at which they no longer do."""
+    rope, at = spec.model.attention.rope, "model.attention.rope"
+    scaling = rope.scaling if rope else None
+    if isinstance(scaling, Llama3Scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
+        low, high = f"{at}.scaling.low_freq_factor", f"{at}.scaling.high_freq_factor"
+        message = f"low_freq_factor = {scaling.low_freq_factor:g} is not below high_freq_factor"
+        hint = f"write `low_freq_factor = {scaling.high_freq_factor / 4:g}`"
+        yield Finding("E0926", message, low, hint, (("high_freq_factor", high),))
+    if not isinstance(scaling, YarnScaling):
+        return
+    if scaling.beta_slow >= scaling.beta_fast:
+        message = f"beta_slow = {scaling.beta_slow:g} is not below beta_fast"
+        hint = f"write `beta_slow = {scaling.beta_fast / 32:g}`"
+        yield Finding("E0926", message, f"{at}.scaling.beta_slow", hint, (("beta_fast", f"{at}.scaling.beta_fast"),))
+    if rope and rope.theta == 1:
+        message = "theta = 1 gives all pairs one frequency, YaRN needs a range of them"
+        yield Finding("E0926", message, f"{at}.theta", "write `theta = 10_000`", (("YaRN", f"{at}.scaling"),))
 
 
 def one_mtp(spec: Spec) -> Iterator[Finding]:

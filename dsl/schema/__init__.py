@@ -1,8 +1,9 @@
 """The typed, frozen form of a spec. Every number has bounds; units are those of the fields' marks."""
 
-from dsl.schema.base import Choices, Derived, FilePath, Node, Phase, Strict, Syntax, Unit, value_at
+from dsl.schema.attention import Gqa, HeadDim, LinearScaling, Llama3Scaling, Mla, Rope, YarnScaling
+from dsl.schema.base import Aliases, Choices, Derived, FilePath, Node, Phase, Strict, Syntax, Unit, value_at
 from dsl.schema.cluster import Cluster, Device, Machine, More
-from dsl.schema.model import Balance, Dense, Gqa, HeadDim, LayerRange, Mla, Model, Moe, Mtp, Rope
+from dsl.schema.model import Balance, Dense, LayerRange, Model, Moe, Mtp
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Optimizer, StateTensor
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
@@ -14,6 +15,7 @@ __all__ = [
     "OPTIMIZERS",
     "RECIPES",
     "AdamW",
+    "Aliases",
     "AnyOptimizer",
     "Balance",
     "Batch",
@@ -31,6 +33,8 @@ __all__ = [
     "HeadDim",
     "High",
     "LayerRange",
+    "LinearScaling",
+    "Llama3Scaling",
     "Machine",
     "Mla",
     "Model",
@@ -56,5 +60,6 @@ __all__ = [
     "TrainTokenizer",
     "Unit",
     "Validate",
+    "YarnScaling",
     "value_at",
 ]

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 MAX_TOKENS = 10**16
 MAX_STEPS = 10**9
+Width = Annotated[int, Field(ge=1, le=1_048_576)]
 
 
 class Strict(BaseModel):
@@ -80,6 +81,13 @@ class Choices:
     """What each word that a field takes means."""
 
     meanings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Aliases:
+    """Other words for the words that a field takes; one that stands for `none` stands for no value."""
+
+    words: Mapping[str, str]
 
 
 class Phase(Node):

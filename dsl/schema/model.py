@@ -6,69 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import Choices, Node, Phase, Syntax
+from dsl.schema.attention import Gqa, Mla
+from dsl.schema.base import Choices, Node, Phase, Syntax, Width
 
 MAX_LAYER = 999  # counted from 0; a layer takes some 50 ms to compile
-Width = Annotated[int, Field(ge=1, le=1_048_576)]
-
-
-class HeadDim(Node):
-    """Widths of one attention head. The query and key are [nope | rope] wide, the value is its own."""
-
-    nope: Annotated[
-        int,
-        Field(
-            ge=1, le=4096, description="width of the part of query and key without position", examples=["nope = 128"]
-        ),
-    ]
-    rope: Annotated[
-        int, Field(ge=2, le=4096, description="width of the rotated part; pairs, so even", examples=["rope = 64"])
-    ]
-    value: Annotated[int, Field(ge=1, le=4096, description="width of the value", examples=["value = 128"])]
-
-
-class Rope(Node):
-    """Rotary position embedding on interleaved pairs."""
-
-    theta: Annotated[
-        float, Field(ge=1, le=1e12, description="base of the angles pos·theta^(−2i/rope)", examples=["theta = 10_000"])
-    ]
-
-
-class Mla(Node):
-    """Multi-head latent attention (arXiv 2405.04434, §2.1): low-rank queries and keys/values, one rope key for all."""
-
-    kind: Annotated[Literal["mla"], Syntax("label"), Field(description="the kind")] = "mla"
-    heads: Annotated[int, Field(ge=1, le=65536, description="attention heads", examples=["heads = 128"])]
-    query_rank: Annotated[
-        int | None,
-        Field(ge=1, le=1_048_576, description="rank of the queries, or none", examples=["query_rank = 1536"]),
-    ]
-    kv_rank: Annotated[Width, Field(description="rank of keys and values", examples=["kv_rank = 512"])]
-    head_dim: Annotated[
-        HeadDim, Field(description="widths of a head", examples=["head_dim { nope = 128, rope = 64, value = 128 }"])
-    ]
-    rope: Annotated[Rope, Field(description="rotary position embedding", examples=["rope { theta = 10_000 }"])]
-
-
-class Gqa(Node):
-    """Grouped-query attention: `heads / kv_heads` query heads share one head of keys and values; kv_heads = heads is
-    multi-head attention. All of a head is rotated, on interleaved pairs."""
-
-    kind: Annotated[Literal["gqa"], Syntax("label"), Field(description="the kind")] = "gqa"
-    heads: Annotated[int, Field(ge=1, le=65536, description="query heads", examples=["heads = 32"])]
-    kv_heads: Annotated[int, Field(ge=1, le=65536, description="heads of keys and values", examples=["kv_heads = 8"])]
-    head_dim: Annotated[
-        int, Field(ge=2, le=4096, description="width of a head; rotated in pairs, so even", examples=["head_dim = 128"])
-    ]
-    qk_norm: Annotated[
-        bool,
-        Field(
-            description="RMSNorm over the width of every query and key head, before the rotation",
-            examples=["qk_norm = true"],
-        ),
-    ] = False
-    rope: Annotated[Rope, Field(description="rotary position embedding", examples=["rope { theta = 10_000 }"])]
 
 
 class Balance(Node):

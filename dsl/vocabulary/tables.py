@@ -171,6 +171,22 @@ KEYS: dict[str, tuple[str, ...]] = {
     "kv_channels": ("model.attention.head_dim",),
     "qk_layernorm": ("model.attention.qk_norm",),
     "use_qk_norm": ("model.attention.qk_norm",),
+    "sink": ("model.attention.sinks",),
+    "attention_sinks": ("model.attention.sinks",),
+    "attn_sinks": ("model.attention.sinks",),
+    "window_size": ("model.attention.window",),
+    "sliding_window": ("model.attention.window",),
+    "sliding_window_size": ("model.attention.window",),
+    "attention_window": ("model.attention.window",),
+    "soft_cap": ("model.attention.softcap",),
+    "logit_softcap": ("model.attention.softcap",),
+    "logits_soft_cap": ("model.attention.softcap",),
+    "logit_softcapping": ("model.attention.softcap",),
+    "attn_logit_softcapping": ("model.attention.softcap",),
+    "softmax_scale": ("model.attention.scale",),
+    "attention_multiplier": ("model.attention.scale",),
+    "rotary_dim": ("model.attention.rope.width",),
+    "original_max_position_embeddings": ("model.attention.rope.scaling.original",),
     "q_lora_rank": ("model.attention.query_rank",),
     "kv_lora_rank": ("model.attention.kv_rank",),
     "qk_nope_head_dim": ("model.attention.head_dim.nope",),
@@ -238,6 +254,8 @@ ACCUMULATED = Other(
 EPOCHS = Other("train.tokens", "a run ends after a number of `tokens` or `steps`, not of epochs")
 RATE = "write `rate { constant at {} }`, or phases: `warmup 100 steps to {}`, `cosine to 0`"
 RANGES = "write a block for each range of layers, counted from 0, as in `layers 0..3 { ffn dense { inner = 512 } }`"
+SCALING = "write `scaling linear { … }`, `scaling llama3 { … }` or `scaling yarn { … }` in `rope`"
+PARTIAL = "write `width = columns` in `rope`: how many columns of each head are rotated"
 # A key of others whose value is written in another way here.
 OTHERS: dict[str, Other] = {
     "lr": Other("train.rate", RATE),
@@ -277,6 +295,19 @@ OTHERS: dict[str, Other] = {
     "momentum": Other("train.optimizer.beta1", "AdamW has two: write `beta1 = 0.9, beta2 = 0.95`"),
     "world_size": Other("cluster.nodes", "it follows from the others: nodes · devices of a node", is_derived=True),
     "num_layers": Other("model.layers", RANGES),
+    **dict.fromkeys(
+        ("qkv_bias", "add_qkv_bias", "attention_bias", "attn_bias", "use_bias"),
+        Other("model.attention.bias", "write `bias = qkv`, or `bias = all` if what attention returns has one too"),
+    ),
+    "use_sinks": Other("model.attention.sinks", "write `sinks = true`"),
+    "use_sliding_window": Other("model.attention.window", "write `window = tokens`"),
+    "rope_scaling": Other("model.attention.rope.scaling", SCALING),
+    "rope_type": Other("model.attention.rope.scaling", SCALING),
+    "rope_scaling_factor": Other("model.attention.rope.scaling", SCALING),
+    "yarn": Other("model.attention.rope.scaling", SCALING),
+    "query_pre_attn_scalar": Other("model.attention.scale", "write `scale = 1 / 16` for a scalar of 256"),
+    "rotary_percent": Other("model.attention.rope.width", PARTIAL),
+    "partial_rotary_factor": Other("model.attention.rope.width", PARTIAL),
     "n_layers": Other("model.layers", RANGES),
     "n_layer": Other("model.layers", RANGES),
     "num_hidden_layers": Other("model.layers", RANGES),
@@ -289,27 +320,18 @@ OTHERS: dict[str, Other] = {
 ABSENT: dict[str, str] = {
     word: f"there is no such key: {instead}"
     for instead, words in {
-        "every token attends to all tokens before it, without windows or sinks": (
-            "sinks", "sink", "attention_sinks", "attn_sinks", "use_sinks", "window", "window_size", "sliding_window",
-            "sliding_window_size", "use_sliding_window", "attention_window", "attention_chunk_size",
-        ),
-        "linears have no bias; the bias that balances experts is `bias_rate` of `balance`": (
-            "bias", "use_bias", "attention_bias", "attn_bias", "qkv_bias", "mlp_bias", "linear_bias",
-            "add_bias_linear", "add_qkv_bias",
+        "a window slides with the token, and chunks have no borders": ("attention_chunk_size",),
+        "linears of feed-forward layers have no bias; the bias that balances experts is `bias_rate` of `balance`": (
+            "mlp_bias", "linear_bias", "add_bias_linear",
         ),
         "nothing is dropped out": (
             "dropout", "dropout_rate", "attention_dropout", "attn_dropout", "hidden_dropout", "embedding_dropout",
             "resid_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
         ),
-        "logits are not capped": (
-            "softcap", "soft_cap", "logit_softcap", "logits_soft_cap", "logit_softcapping", "attn_logit_softcapping",
-            "final_logit_softcapping", "clip_qkv",
-        ),
+        "logits of the head are not capped": ("final_logit_softcapping",),
+        "queries, keys and values are not cut off": ("clip_qkv",),
         "embedding and head are two matrices, never tied": (
             "tie_embeddings", "tied_embeddings", "tie_word_embeddings", "share_embeddings", "weight_tying",
-        ),
-        "the rotation is that of `theta`, of a whole head, and not stretched to longer texts": (
-            "rope_scaling", "rope_scaling_factor", "yarn", "rotary_percent", "partial_rotary_factor",
         ),
         "the activation of feed-forward layers is SwiGLU's": ("hidden_act", "activation", "activation_function"),
         "norms are RMSNorms in front of their block": ("norm_type", "layernorm", "post_norm"),

@@ -8,7 +8,8 @@ All of it is FP32 at least: the callers widen BF16, and round their results. Thi
 is no C++ for the processor (`runtime/native/attention.cpp`, three times as fast).
 
 The scores are made block by block, a few query rows against the keys up to the last of them, so that a block stays in
-the cache and most of the masked half is never computed. Measurements are in `mla_attention`.
+the cache and most of the masked half is never computed. Measurements are in `mla_attention`. Keys that a window leaves
+out are not read either: a block of rows sees the keys of its own positions and the `window` - 1 before the first.
 """
 
 from __future__ import annotations
@@ -25,33 +26,65 @@ BLOCK_ROWS = 64  # query rows of a block; twice as many where several heads shar
 BLOCK_BYTES = 2**20  # of its scores, with all keys; 0.5 to 2 MiB are equally fast where L2 has 1 MiB a core
 
 
-def attend(q_NMC: Tensor, k_NSC: Tensor, v_NSV: Tensor) -> tuple[Tensor, Tensor]:
+def attend(
+    q_NMC: Tensor,
+    k_NSC: Tensor,
+    v_NSV: Tensor,
+    sinks_NM: Tensor | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """q_NMC (scaled), k_NSC, v_NSV -> o_NMV = softmax(q·k)·v over the keys at or before the query, lse_NM, the
-    logarithm of its denominator."""
+    logarithm of its denominator.
+
+    With a `window`, keys are the last so many of these. With a `softcap`, logits s are softcap·tanh(s/softcap). Sinks
+    are logits that the denominator has besides.
+    """
     o_NMV = q_NMC.new_empty((*q_NMC.shape[:2], v_NSV.shape[2]))
     lse_NM = q_NMC.new_empty(q_NMC.shape[:2])
     future = _future(q_NMC, k_NSC)
-    for n, rows, new, past in _blocks(q_NMC, k_NSC):
+    for n, rows, new, past in _blocks(q_NMC, k_NSC, window):
         scores = torch.bmm(q_NMC[n, rows], k_NSC[n, past].mT)
-        scores[:, :, new].add_(future[: scores.shape[1], : new.stop - new.start])
-        weights = torch.softmax(scores, dim=-1)
+        if softcap:
+            scores.div_(softcap).tanh_().mul_(softcap)
+        _mask(scores, new, past, future, window)
+        if sinks_NM is None:
+            weights = torch.softmax(scores, dim=-1)
+            torch.sub(scores.amax(dim=-1), weights.amax(dim=-1).log_(), out=lse_NM[n, rows])
+        else:
+            torch.logaddexp(scores.logsumexp(dim=-1), sinks_NM[n, rows], out=lse_NM[n, rows])
+            weights = scores.sub_(lse_NM[n, rows, None]).exp_()
         torch.bmm(weights, v_NSV[n, past], out=o_NMV[n, rows])
-        torch.sub(scores.amax(dim=-1), weights.amax(dim=-1).log_(), out=lse_NM[n, rows])
     return o_NMV, lse_NM
 
 
 def attend_dgrad(
-    do_NMV: Tensor, delta_NM: Tensor, lse_NM: Tensor, q_NMC: Tensor, k_NSC: Tensor, v_NSV: Tensor
+    do_NMV: Tensor,
+    delta_NM: Tensor,
+    lse_NM: Tensor,
+    q_NMC: Tensor,
+    k_NSC: Tensor,
+    v_NSV: Tensor,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """do_NMV, delta_NM = Σ_V do·o, the forward's lse and inputs -> dq_NMC, dk_NSC, dv_NSV, summed over the r heads."""
+    """do_NMV, delta_NM = Σ_V do·o, the forward's lse and inputs -> dq_NMC, dk_NSC, dv_NSV, summed over the r heads.
+
+    Sinks are in the lse.
+    """
     lse_NM1, delta_NM1 = lse_NM[:, :, None], delta_NM[:, :, None]
     dq_NMC, dk_NSC, dv_NSV = torch.empty_like(q_NMC), torch.zeros_like(k_NSC), torch.zeros_like(v_NSV)
     future = _future(q_NMC, k_NSC)
-    for n, rows, new, past in _blocks(q_NMC, k_NSC):
+    for n, rows, new, past in _blocks(q_NMC, k_NSC, window):
         scores = torch.bmm(q_NMC[n, rows], k_NSC[n, past].mT)
-        scores[:, :, new].add_(future[: scores.shape[1], : new.stop - new.start])
+        if softcap:
+            slope = 1 - scores.div_(softcap).tanh_().square()
+            scores.mul_(softcap)
+        _mask(scores, new, past, future, window)
         weights = scores.sub_(lse_NM1[n, rows]).exp_()
         dscores = torch.bmm(do_NMV[n, rows], v_NSV[n, past].mT).sub_(delta_NM1[n, rows]).mul_(weights)
+        if softcap:
+            dscores.mul_(slope)
         dv_NSV[n, past].baddbmm_(weights.mT, do_NMV[n, rows])
         dk_NSC[n, past].baddbmm_(dscores.mT, q_NMC[n, rows])
         torch.bmm(dscores, k_NSC[n, past], out=dq_NMC[n, rows])
@@ -74,15 +107,29 @@ def _future(q_NMC: Tensor, k_NSC: Tensor) -> Tensor:
     return future.repeat_interleave(r, dim=0) if r > 1 else future
 
 
-def _blocks(q_NMC: Tensor, k_NSC: Tensor) -> Iterator[tuple[slice, slice, slice, slice]]:
-    """The causal blocks: heads, query rows, the positions of these rows, and the keys up to the last of them."""
+def _mask(scores: Tensor, new: slice, past: slice, future: Tensor, window: int) -> None:
+    """Makes scores of a block −inf where the key comes after the query, or before its window. The block's rows are
+    those of the positions `new`, its columns the keys `past`."""
+    own = slice(new.start - past.start, new.stop - past.start)
+    scores[:, :, own].add_(future[: scores.shape[1], : new.stop - new.start])
+    before = new.stop - window - past.start  # columns that the last of the positions does not see
+    if window and before > 0:
+        position = torch.arange(new.start, new.stop, device=scores.device)
+        position = position.repeat_interleave(scores.shape[1] // len(position))
+        key = torch.arange(past.start, past.start + before, device=scores.device)
+        scores[:, :, :before].masked_fill_(key <= position[:, None] - window, -torch.inf)
+
+
+def _blocks(q_NMC: Tensor, k_NSC: Tensor, window: int = 0) -> Iterator[tuple[slice, slice, slice, slice]]:
+    """The causal blocks: heads, query rows, the positions of these rows, and the keys that any of them sees."""
     N, S, _ = k_NSC.shape
     r, positions = _queries(q_NMC, k_NSC)
-    heads = max(1, BLOCK_BYTES // (positions * r * S * q_NMC.itemsize))
+    keys = min(S, window + positions) if window else S
+    heads = max(1, BLOCK_BYTES // (positions * r * keys * q_NMC.itemsize))
     for head in range(0, N, heads):
         for start in range(0, S, positions):
-            end = min(start + positions, S)
-            yield slice(head, head + heads), slice(start * r, end * r), slice(start, end), slice(0, end)
+            end, first = min(start + positions, S), max(0, start - window + 1) if window else 0
+            yield slice(head, head + heads), slice(start * r, end * r), slice(start, end), slice(first, end)
 
 
 # ---------------------------------------------------------------- heads and rotation
@@ -100,11 +147,12 @@ def columns(x_PSW: Tensor, heads: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 def angles(sequence: int, rope: int, theta: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """e^(i·pos·theta^(−2p/rope)) [S, rope/2], complex of `dtype`, or of FP32 for BF16.
+    """e^(i·pos·theta^(−2p/rope)) [S, rope/2], complex of `dtype`, or of FP32 for BF16; 1 everywhere if theta is 0.
 
     Made once: 0.04 ms for S 256 and rope 16, where the forward of one sequence and 4 heads takes 0.8.
     """
-    frequency_r = theta ** (-torch.arange(0, rope, 2, dtype=torch.float64) / rope)
+    pair_r = torch.arange(0, rope, 2, dtype=torch.float64)
+    frequency_r = theta ** (-pair_r / rope) if theta else torch.zeros_like(pair_r)
     phase_Sr = torch.outer(torch.arange(sequence, dtype=torch.float64), frequency_r)
     return torch.polar(torch.ones_like(phase_Sr), phase_Sr).to(device, wide_dtype(dtype).to_complex())
 

@@ -33,8 +33,7 @@ def gqa_attention(
     angles_Sr = angles(sequence, q.shape[1] // heads, theta, q.dtype, q.device)
     if takes(q, k, v):
         return native.gqa_attention(q, k, v, angles_Sr, heads, kv_heads)
-    o_NMC, lse_NM = attend(*_grouped(wide(q), wide(k), wide(v), sequence, heads, kv_heads, angles_Sr))
-    return _ungrouped(o_NMC.to(q.dtype), sequence, kv_heads), lse_NM.view(-1, kv_heads, sequence, heads // kv_heads)
+    return attend_groups(q, k, v, sequence, heads, kv_heads, angles_Sr)
 
 
 def gqa_attention_dgrad(
@@ -50,16 +49,57 @@ def gqa_attention_dgrad(
     theta: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do [T, H·C], the forward's inputs and results -> dq, dk, dv, shaped like q, k, v."""
-    C, dtype = q.shape[1] // heads, q.dtype
-    angles_Sr = angles(sequence, C, theta, dtype, q.device)
+    angles_Sr = angles(sequence, q.shape[1] // heads, theta, q.dtype, q.device)
     if takes(q, k, v):
         return native.gqa_attention_dgrad(do, q, k, v, o, lse, angles_Sr, heads, kv_heads)
+    return attend_groups_dgrad(do, q, k, v, o, lse, sequence, heads, kv_heads, angles_Sr)
+
+
+# ---------------------------------------------------------------- on torch
+
+
+def attend_groups(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sequence: int,
+    heads: int,
+    kv_heads: int,
+    angles_Sr: Tensor,
+    sinks: Tensor | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """q [T, H·C], k and v [T, G·C] -> o [T, H·C], lse [B, G, S, H/G]; sinks [H]. `attend` says what each does."""
+    inputs = _grouped(wide(q), wide(k), wide(v), sequence, heads, kv_heads, angles_Sr)
+    rows = (inputs[1].shape[0] // kv_heads, kv_heads, sequence, heads // kv_heads)
+    sinks_NM = None if sinks is None else wide(sinks).view(1, kv_heads, 1, -1).expand(rows).flatten(0, 1).flatten(1)
+    o_NMC, lse_NM = attend(*inputs, sinks_NM, window, softcap)
+    return _ungrouped(o_NMC.to(q.dtype), sequence, kv_heads), lse_NM.view(rows)
+
+
+def attend_groups_dgrad(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    sequence: int,
+    heads: int,
+    kv_heads: int,
+    angles_Sr: Tensor,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """do [T, H·C], the inputs and results of `attend_groups` -> dq, dk, dv, shaped like q, k, v."""
+    C, dtype = q.shape[1] // heads, q.dtype
     do, q, k, v, o = (wide(x) for x in (do, q, k, v, o))
     back_Sr = back(angles_Sr)
     delta_TH = (do * o).unflatten(1, (heads, C)).sum(dim=-1)
     do_NMC, delta_NM = _rows(do, sequence, kv_heads, C), _rows(delta_TH, sequence, kv_heads, 1)[..., 0]
     inputs = _grouped(q, k, v, sequence, heads, kv_heads, angles_Sr)
-    dq_NMC, dk_NSC, dv_NSC = attend_dgrad(do_NMC, delta_NM, lse.flatten(0, 1).flatten(1), *inputs)
+    dq_NMC, dk_NSC, dv_NSC = attend_dgrad(do_NMC, delta_NM, lse.flatten(0, 1).flatten(1), *inputs, window, softcap)
     turned = (_turned(dq_NMC, back_Sr * C**-0.5), _turned(dk_NSC, back_Sr), dv_NSC)
     dq, dk, dv = (_ungrouped(gradient.to(dtype), sequence, kv_heads) for gradient in turned)
     return dq, dk, dv

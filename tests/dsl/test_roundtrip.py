@@ -69,19 +69,47 @@ def mlas(draw: Draw) -> schema.Mla:
         head_dim=schema.HeadDim(
             nope=draw(st.integers(1, 512)), rope=2 * draw(st.integers(1, 64)), value=draw(st.integers(1, 99))
         ),
-        rope=schema.Rope(theta=draw(small(1, 1e9))),
+        scale=draw(maybe(small(1e-3, 10))),
+        rope=draw(maybe(ropes(st.none()))),
     )
+
+
+@st.composite
+def ropes(draw: Draw, columns: st.SearchStrategy[int | None]) -> schema.Rope:
+    factor, original = st.integers(1, 64).map(float), st.integers(1, 10**6)
+    linear = st.builds(schema.LinearScaling, factor=factor)
+    llama3 = st.builds(
+        schema.Llama3Scaling, factor=factor, original=original, high_freq_factor=st.sampled_from([4.0, 8.5])
+    )
+    yarn = st.builds(
+        schema.YarnScaling,
+        factor=factor,
+        original=original,
+        beta_fast=st.sampled_from([32.0, 24.5]),
+        truncate=st.booleans(),
+        attention_factor=maybe(small(0.1, 10)),
+        mscale=maybe(small(0.1, 10)),
+        mscale_all_dim=maybe(small(0.1, 10)),
+    )
+    scaling = draw(maybe(linear | llama3 | yarn))
+    return schema.Rope(theta=draw(small(1.5, 1e9)), width=draw(columns), scaling=scaling)
 
 
 @st.composite
 def gqas(draw: Draw) -> schema.Gqa:
     kv_heads = draw(st.integers(1, 16))
+    head_dim = 2 * draw(st.integers(1, 256))
     return schema.Gqa(
         heads=kv_heads * draw(st.integers(1, 16)),
         kv_heads=kv_heads,
-        head_dim=2 * draw(st.integers(1, 256)),
-        qk_norm=draw(st.booleans()),
-        rope=schema.Rope(theta=draw(small(1, 1e9))),
+        head_dim=head_dim,
+        bias=draw(st.sampled_from([None, "qkv", "all"])),
+        qk_norm=draw(st.sampled_from([None, "head", "width"])),
+        scale=draw(maybe(small(1e-3, 10))),
+        window=draw(maybe(st.integers(1, 10**6))),
+        sinks=draw(st.booleans()),
+        softcap=draw(maybe(small(1e-3, 100))),
+        rope=draw(maybe(ropes(maybe(st.integers(1, head_dim // 2).map(lambda pairs: 2 * pairs))))),
     )
 
 

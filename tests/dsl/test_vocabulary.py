@@ -70,13 +70,14 @@ def test_a_key_of_others_is_told_in_its_block_and_located_elsewhere() -> None:
 
 def test_what_the_language_has_not_is_said_to_be_so() -> None:
     attention = "attention gqa { heads = 4, kv_heads = 2, head_dim = 16, rope { theta = 10_000 }, KEYS }"
-    words = ("sinks", "window", "bias", "dropout", "softcap")
+    words = ("mlp_bias", "dropout", "clip_qkv")
     hints = said(f"model m extends base {{ {attention.replace('KEYS', ', '.join(f'{word} = 1' for word in words))} }}")
     assert {*words} <= hints.keys()
     assert all(hints[word].startswith("there is no such key: ") for word in words)
-    assert "without windows or sinks" in hints["sinks"] and "bias_rate" in hints["bias"]
+    assert "feed-forward" in hints["mlp_bias"] and "bias_rate" in hints["mlp_bias"]
     hints = said(f"model m extends base {{ {attention.replace('KEYS', 'frobnicate = 1')} }}")
-    assert hints["frobnicate"] == "`attention gqa` takes `heads`, `kv_heads`, `head_dim`, `qk_norm` and `rope`"
+    keys_there = ("heads", "kv_heads", "head_dim", "bias", "qk_norm", "scale", "window", "sinks", "softcap")
+    assert hints["frobnicate"] == f"`attention gqa` takes {', '.join(f'`{key}`' for key in keys_there)} and `rope`"
 
 
 def test_a_key_of_another_block_is_told_where_it_belongs() -> None:

@@ -62,6 +62,44 @@ def gqa_attention(
     return source.normal(T, G * r * C), source.normal(T, G * C), source.normal(T, G * C), S, G * r, G, theta
 
 
+def bounded_attention(
+    source: Source,
+    B: int = 2,
+    S: int = 9,
+    G: int = 2,
+    r: int = 3,
+    C: int = 4,
+    theta: float = 1e4,
+    window: int = 4,
+    softcap: float = 2.0,
+    sinks: bool = True,
+) -> Args:
+    *tensors, S, H, G, theta = gqa_attention(source, B, S, G, r, C, theta)
+    return *tensors, source.normal(H) if sinks else None, S, H, G, theta, window, softcap
+
+
+def rotate(
+    source: Source,
+    B: int = 2,
+    S: int = 9,
+    H: int = 3,
+    first: int = 2,
+    width: int = 6,
+    behind: int = 1,
+    original: float = 20.0,
+    magnitude: float = 1.3,
+    scale: float = 0.7,
+) -> Args:
+    """Frequencies of 50^(−i/3): with `original` the second of three lies on the ramp, without it all do."""
+    low, high = (0.5, 2.0) if original else (-0.5, 3.5)
+    x = source.normal(B * S, H * (first + width + behind))
+    return x, S, H, first, width, 50.0, 8.0, low, high, original, magnitude, scale
+
+
+def bias(source: Source, T: int = 5, N: int = 7) -> Args:
+    return source.normal(T, N), source.normal(N)
+
+
 def head_rmsnorm(source: Source, T: int = 5, H: int = 3, C: int = 7, eps: float = 1e-6) -> Args:
     return source.normal(T, H * C), source.normal(C), eps
 
@@ -126,6 +164,8 @@ def cross_entropy(source: Source, T: int = 7, V: int = 6) -> Args:
 
 
 FORWARD: dict[str, Callable[..., Args]] = {
+    "bias": bias,
+    "bounded_attention": bounded_attention,
     "cross_entropy": cross_entropy,
     "embedding": embedding,
     "gated_swiglu": gated_swiglu,
@@ -138,12 +178,13 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "permute": permute,
     "permute_placed": permute_placed,
     "rmsnorm": rmsnorm,
+    "rotate": rotate,
     "route": route,
     "sequence_balance": sequence_balance,
     "swiglu": swiglu,
     "unpermute": unpermute,
 }
-GRADIENTS = sorted({gradient.op for op in FORWARD for gradient in RULES[op].gradients})
+GRADIENTS = sorted({gradient.op for op in FORWARD for gradient in RULES[op].gradients if gradient.op})
 ACCUMULATIONS = sorted(f"{rule.wgrad.op}_" for op in FORWARD if (rule := RULES[op]).wgrad)
 PURE = sorted({*FORWARD, *GRADIENTS})
 
@@ -162,7 +203,11 @@ def gradient_arguments(op: str, inputs: Args, source: Source) -> list[tuple[str,
     def given(read: str | Extent) -> Any:
         return values[read.of].shape[read.dim] if isinstance(read, Extent) else values[read]
 
-    return [(gradient.op, tuple(map(given, gradient.reads))) for gradient in rule.gradients]
+    return [
+        (gradient.op, tuple(map(given, gradient.reads)))
+        for gradient in rule.gradients
+        if gradient.op and any(values[name] is not None for name in gradient.gives)
+    ]
 
 
 def given_gradients(op: str) -> set[str]:

@@ -78,6 +78,81 @@ def gqa_attention(q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv
     return torch.cat(mixed, dim=-1).reshape(q.shape)
 
 
+def bounded_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    sequence: int,
+    heads: int,
+    kv_heads: int,
+    theta: float,
+    window: int,
+    softcap: float,
+) -> Tensor:
+    """Query by query, over the keys that it sees."""
+    q_BSHC = q.reshape(-1, sequence, heads, q.shape[1] // heads)
+    k_BSGC = k.reshape(-1, sequence, kv_heads, k.shape[1] // kv_heads)
+    if theta:
+        q_BSHC, k_BSGC = turn(q_BSHC, theta), turn(k_BSGC, theta)
+    v_BSGC = v.reshape(k_BSGC.shape)
+    found = []
+    for position in range(sequence):
+        first = max(0, position + 1 - window) if window else 0
+        heads_BC = []
+        for head in range(heads):
+            shared = head // (heads // kv_heads)
+            keys_BKC, values_BKC = k_BSGC[:, first : position + 1, shared], v_BSGC[:, first : position + 1, shared]
+            logits_BK = torch.einsum("bc,bkc->bk", q_BSHC[:, position, head], keys_BKC) / q_BSHC.shape[3] ** 0.5
+            if softcap:
+                logits_BK = softcap * torch.tanh(logits_BK / softcap)
+            weights_BK = torch.exp(logits_BK)
+            total_B1 = weights_BK.sum(1, keepdim=True)
+            if sinks is not None:
+                total_B1 = total_B1 + torch.exp(sinks[head])
+            heads_BC.append(torch.einsum("bk,bkc->bc", weights_BK / total_B1, values_BKC))
+        found.append(torch.cat(heads_BC, dim=1))
+    return torch.stack(found, dim=1).reshape(q.shape)
+
+
+def rotate(
+    x: Tensor,
+    sequence: int,
+    heads: int,
+    first: int,
+    width: int,
+    theta: float,
+    factor: float,
+    low: float,
+    high: float,
+    original: float,
+    magnitude: float,
+    scale: float,
+) -> Tensor:
+    """A matrix for every position, of rotations by the angle of each pair."""
+    C = x.shape[1] // heads
+    x_BSHC = x.reshape(-1, sequence, heads, C)
+    rows = []
+    for position in range(sequence):
+        matrix = torch.eye(C, dtype=torch.float64)
+        for pair in range(width // 2):
+            frequency = theta ** (-2 * pair / width)
+            at = original * frequency / (2 * torch.pi) if original else pair
+            share = min(1.0, max(0.0, (at - low) / (high - low)))
+            divided = 1 - share if original else share
+            turned = position * (divided * frequency / factor + (1 - divided) * frequency)
+            angle = torch.tensor(turned, dtype=torch.float64)
+            block = torch.stack((torch.stack((angle.cos(), -angle.sin())), torch.stack((angle.sin(), angle.cos()))))
+            of_pair = slice(first + 2 * pair, first + 2 * pair + 2)
+            matrix[of_pair, of_pair] = magnitude * block
+        rows.append(scale * x_BSHC[:, position] @ matrix.to(x.dtype).T)
+    return torch.stack(rows, dim=1).reshape(x.shape)
+
+
+def bias(x_TN: Tensor, b_N: Tensor) -> Tensor:
+    return torch.stack([row + b_N for row in x_TN])
+
+
 def head_rmsnorm(x_TW: Tensor, w_C: Tensor, eps: float) -> Tensor:
     return torch.cat([rmsnorm(x_TC, w_C, eps) for x_TC in x_TW.split(w_C.shape[0], dim=1)], dim=1)
 
@@ -155,6 +230,8 @@ def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {
+    "bias": bias,
+    "bounded_attention": bounded_attention,
     "cross_entropy": cross_entropy,
     "embedding": embedding,
     "gated_swiglu": gated_swiglu,
@@ -167,6 +244,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "permute": permute,
     "permute_placed": permute_placed,
     "rmsnorm": rmsnorm,
+    "rotate": rotate,
     "route": route,
     "sequence_balance": sequence_balance,
     "swiglu": swiglu,

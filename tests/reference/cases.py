@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -27,8 +29,15 @@ def moe(
     return Moe(experts, shared, top_k, 12, groups, top_groups, score, normalize, scale, balance)
 
 
-def gqa(heads: int = 6, kv_heads: int = 2, head_dim: int = 4, qk_norm: bool = False, theta: float = 100.0) -> Gqa:
-    return Gqa(heads, kv_heads, head_dim, qk_norm, Rope(theta))
+def gqa(
+    heads: int = 6,
+    kv_heads: int = 2,
+    head_dim: int = 4,
+    qk_norm: str | None = None,
+    theta: float = 100.0,
+    **more: Any,
+) -> Gqa:
+    return Gqa(heads, kv_heads, head_dim, qk_norm, **{"rope": Rope(theta)} | more)
 
 
 def config(
@@ -60,7 +69,7 @@ def trained_like(config: Config, seed: int = 0, dtype: torch.dtype = torch.float
     generator = torch.Generator().manual_seed(seed + 1000)
     for name, tensor in model.state_dict().items():
         noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
-        if name.endswith("norm"):
+        if name.endswith(("norm", "_bias")):
             tensor += 0.2 * noise
         if name.endswith("router.bias"):
             tensor += 0.1 * noise

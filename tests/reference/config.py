@@ -23,8 +23,27 @@ class HeadDim:
 
 
 @dataclass(frozen=True)
+class Scaling:
+    """How frequencies of a longer context follow from those of a shorter: `kind` linear, llama3 or yarn."""
+
+    kind: str
+    factor: float
+    original: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+
+@dataclass(frozen=True)
 class Rope:
     theta: float
+    width: int | None = None
+    scaling: Scaling | None = None
 
 
 @dataclass(frozen=True)
@@ -33,7 +52,8 @@ class Mla:
     query_rank: int | None
     kv_rank: int
     head_dim: HeadDim
-    rope: Rope
+    rope: Rope | None
+    scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -41,8 +61,13 @@ class Gqa:
     heads: int
     kv_heads: int
     head_dim: int
-    qk_norm: bool
-    rope: Rope
+    qk_norm: str | None
+    rope: Rope | None
+    bias: str | None = None
+    scale: float | None = None
+    window: int | None = None
+    sinks: bool = False
+    softcap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -130,11 +155,18 @@ def _phases(phases: Sequence[Mapping[str, Any]]) -> tuple[Phase, ...]:
 
 
 def _attention(attention: Mapping[str, Any]) -> Mla | Gqa:
-    rope = Rope(theta=attention["rope"]["theta"])
+    keys = {key: value for key, value in attention.items() if key not in ("kind", "head_dim", "rope")}
+    rope, dims = _rope(attention["rope"]), attention["head_dim"]
     if attention["kind"] == "gqa":
-        return Gqa(**{key: attention[key] for key in ("heads", "kv_heads", "head_dim", "qk_norm")}, rope=rope)
-    dims = HeadDim(**{key: attention["head_dim"][key] for key in ("nope", "rope", "value")})
-    return Mla(**{key: attention[key] for key in ("heads", "query_rank", "kv_rank")}, head_dim=dims, rope=rope)
+        return Gqa(**{"qk_norm": None} | keys, head_dim=dims, rope=rope)
+    return Mla(**keys, head_dim=HeadDim(**dims), rope=rope)
+
+
+def _rope(rope: Mapping[str, Any] | None) -> Rope | None:
+    if rope is None:
+        return None
+    scaling = rope.get("scaling")
+    return Rope(rope["theta"], rope.get("width"), None if scaling is None else Scaling(**scaling))
 
 
 def _ffn(ffn: Mapping[str, Any]) -> Dense | Moe:

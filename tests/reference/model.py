@@ -18,118 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.reference.config import Config, Dense, Gqa, Mla, Moe
-
-
-def rmsnorm(x_D: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight, over the last dim."""
-    return x_D * torch.rsqrt(x_D.pow(2).mean(-1, keepdim=True) + eps) * weight_D
-
-
-def rotate(x_BSHR: Tensor, theta: float) -> Tensor:
-    """RoPE on interleaved pairs: at position p, (x_2i, x_2i+1) turns by the angle p·theta^(−2i/R)."""
-    S, R = x_BSHR.shape[1], x_BSHR.shape[3]
-    position_S = torch.arange(S, dtype=torch.float64)
-    frequency_P = theta ** (-torch.arange(0, R, 2, dtype=torch.float64) / R)
-    angle_SP = torch.outer(position_S, frequency_P)
-    cos_SHP = angle_SP.cos()[:, None, :].to(x_BSHR.dtype)
-    sin_SHP = angle_SP.sin()[:, None, :].to(x_BSHR.dtype)
-    even, odd = x_BSHR[..., 0::2], x_BSHR[..., 1::2]
-    turned = torch.stack([even * cos_SHP - odd * sin_SHP, even * sin_SHP + odd * cos_SHP], dim=-1)
-    return turned.flatten(-2)
+from tests.reference.attention import GroupedQueryAttention, MultiHeadLatentAttention, norm, rmsnorm, weight
+from tests.reference.config import Config, Dense, Gqa, Moe
 
 
 def swiglu(x: Tensor) -> Tensor:
     """silu(gate)·up, with the gate in the first half of the last dim."""
     gate, up = x.chunk(2, dim=-1)
     return functional.silu(gate) * up
-
-
-def weight(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.zeros(*shape, dtype=torch.float64))
-
-
-def norm(dim: int) -> nn.Parameter:
-    return nn.Parameter(torch.ones(dim, dtype=torch.float64))
-
-
-def attend(q_BSHX: Tensor, k_BSHX: Tensor, v_BSHU: Tensor) -> Tensor:
-    """Causal softmax attention -> [B, S, H, U]."""
-    S = q_BSHX.shape[1]
-    score_BHSS = torch.einsum("bqhx,bkhx->bhqk", q_BSHX, k_BSHX) / q_BSHX.shape[3] ** 0.5
-    future_SS = torch.ones(S, S, dtype=torch.bool).triu(diagonal=1)
-    share_BHSS = score_BHSS.masked_fill(future_SS, float("-inf")).softmax(dim=-1)
-    return torch.einsum("bhqk,bkhu->bqhu", share_BHSS, v_BSHU)
-
-
-class MultiHeadLatentAttention(nn.Module):
-    """MLA on a normed input: keys and values come from a latent; one rope key serves all heads."""
-
-    def __init__(self, hidden: int, attention: Mla, norm_eps: float) -> None:
-        super().__init__()
-        self.attention, self.norm_eps = attention, norm_eps
-        H, N, R, U = attention.heads, attention.head_dim.nope, attention.head_dim.rope, attention.head_dim.value
-        self.norm = norm(hidden)
-        if attention.query_rank is None:
-            self.q = weight(H * (N + R), hidden)
-        else:
-            self.q_down = weight(attention.query_rank, hidden)
-            self.q_norm = norm(attention.query_rank)
-            self.q_up = weight(H * (N + R), attention.query_rank)
-        self.kv_down = weight(attention.kv_rank + R, hidden)
-        self.kv_norm = norm(attention.kv_rank)
-        self.kv_up = weight(H * (N + U), attention.kv_rank)
-        self.out = weight(hidden, H * U)
-
-    def forward(self, h_BSD: Tensor) -> Tensor:
-        """h_BSD: [B, S, D], the residual stream -> [B, S, D], to be added to it."""
-        B, S, _ = h_BSD.shape
-        H, dims = self.attention.heads, self.attention.head_dim
-        theta = self.attention.rope.theta
-        x_BSD = rmsnorm(h_BSD, self.norm, self.norm_eps)
-
-        if self.attention.query_rank is None:
-            q = functional.linear(x_BSD, self.q)
-        else:
-            q = functional.linear(rmsnorm(functional.linear(x_BSD, self.q_down), self.q_norm, self.norm_eps), self.q_up)
-        q_nope_BSHN, q_rope_BSHR = q.view(B, S, H, -1).split([dims.nope, dims.rope], dim=-1)
-        q_BSHX = torch.cat([q_nope_BSHN, rotate(q_rope_BSHR, theta)], dim=-1)
-
-        c_kv_BSC, k_rope_BSR = functional.linear(x_BSD, self.kv_down).split([self.attention.kv_rank, dims.rope], dim=-1)
-        kv = functional.linear(rmsnorm(c_kv_BSC, self.kv_norm, self.norm_eps), self.kv_up)
-        k_nope_BSHN, v_BSHU = kv.view(B, S, H, -1).split([dims.nope, dims.value], dim=-1)
-        k_rope_BSHR = rotate(k_rope_BSR[:, :, None, :], theta).expand(-1, -1, H, -1)
-        k_BSHX = torch.cat([k_nope_BSHN, k_rope_BSHR], dim=-1)
-
-        return functional.linear(attend(q_BSHX, k_BSHX, v_BSHU).flatten(2), self.out)
-
-
-class GroupedQueryAttention(nn.Module):
-    """GQA on a normed input: each head of keys and values serves `heads / kv_heads` neighbouring query heads."""
-
-    def __init__(self, hidden: int, attention: Gqa, norm_eps: float) -> None:
-        super().__init__()
-        self.attention, self.norm_eps = attention, norm_eps
-        W = attention.head_dim
-        self.norm = norm(hidden)
-        self.qkv = weight((attention.heads + 2 * attention.kv_heads) * W, hidden)
-        if attention.qk_norm:
-            self.q_norm = norm(W)
-            self.k_norm = norm(W)
-        self.out = weight(hidden, attention.heads * W)
-
-    def forward(self, h_BSD: Tensor) -> Tensor:
-        """h_BSD: [B, S, D], the residual stream -> [B, S, D], to be added to it."""
-        sizes, theta = self.attention, self.attention.rope.theta
-        x_BSD = rmsnorm(h_BSD, self.norm, self.norm_eps)
-        all_BSXW = functional.linear(x_BSD, self.qkv).unflatten(-1, (-1, sizes.head_dim))
-        q_BSHW, k_BSGW, v_BSGW = all_BSXW.split([sizes.heads, sizes.kv_heads, sizes.kv_heads], dim=2)
-        if sizes.qk_norm:
-            q_BSHW = rmsnorm(q_BSHW, self.q_norm, self.norm_eps)
-            k_BSGW = rmsnorm(k_BSGW, self.k_norm, self.norm_eps)
-        served = sizes.heads // sizes.kv_heads
-        k_BSHW, v_BSHW = (x.repeat_interleave(served, dim=2) for x in (rotate(k_BSGW, theta), v_BSGW))
-        return functional.linear(attend(rotate(q_BSHW, theta), k_BSHW, v_BSHW).flatten(2), self.out)
 
 
 class Expert(nn.Module):
@@ -328,7 +224,9 @@ class Reference(nn.Module):
         self.mtp = nn.ModuleList([] if config.mtp is None else [MtpModule(config)])
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
-            if not name.endswith("norm"):
+            if name.endswith("_bias"):
+                nn.init.zeros_(parameter)
+            elif not name.endswith("norm"):
                 nn.init.normal_(parameter, std=config.init_std, generator=generator)
         self.to(dtype)
 

@@ -8,9 +8,11 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from tests.reference.attention import rmsnorm
 from tests.reference.cases import EXACT, close, config, moe, noise, routing_of, samples, trained_like
-from tests.reference.config import Config, Dense, Phase, phase_value
-from tests.reference.model import Reference, rmsnorm, rotate, swiglu
+from tests.reference.config import Config, Dense, Phase, Rope, phase_value
+from tests.reference.model import Reference, swiglu
+from tests.reference.rotation import rotate
 
 # ---------------------------------------------------------------- names, shapes, initial values
 
@@ -104,7 +106,7 @@ def test_swiglu_is_silu_of_the_first_half_times_the_second() -> None:
 def test_rotate_turns_each_pair_by_its_angle() -> None:
     """(1, 0) becomes (cos, sin) of position · theta^(−2i/R)."""
     x_BSHR = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 0.0]).double().expand(1, 9, 1, 6)
-    turned = rotate(x_BSHR, theta=100.0)
+    turned = rotate(x_BSHR, Rope(100.0))
     for p in range(9):
         for i in range(3):
             angle = p * 100.0 ** (-2 * i / 6)
@@ -113,7 +115,7 @@ def test_rotate_turns_each_pair_by_its_angle() -> None:
 
 def test_rotated_products_see_distances_only() -> None:
     q, k = noise(2, 4)
-    score_SS = rotate(q.expand(1, 9, 1, 4), 50.0)[0, :, 0] @ rotate(k.expand(1, 9, 1, 4), 50.0)[0, :, 0].T
+    score_SS = rotate(q.expand(1, 9, 1, 4), Rope(50.0))[0, :, 0] @ rotate(k.expand(1, 9, 1, 4), Rope(50.0))[0, :, 0].T
     assert close(score_SS[1:, 1:], score_SS[:-1, :-1])
     assert not close(score_SS[0, 1:], score_SS[0, :-1], 1e-3)
 

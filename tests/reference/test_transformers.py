@@ -43,9 +43,9 @@ CONFIGS = {
     "as llama": config(attention=gqa(), layers=(Dense(20), Dense(20)), mtp=None),
     "as llama, multi-head, longer": config(attention=gqa(kv_heads=6), layers=(Dense(20),), mtp=None, sequence=40),
     "as llama, multi-query": config(attention=gqa(kv_heads=1), layers=(Dense(20),), mtp=None),
-    "as qwen3-moe": config(attention=gqa(qk_norm=True), layers=(QWEN_MOE, QWEN_MOE), mtp=None),
+    "as qwen3-moe": config(attention=gqa(qk_norm="head"), layers=(QWEN_MOE, QWEN_MOE), mtp=None),
     "qwen3-moe after a dense layer, not normalised": config(
-        attention=gqa(qk_norm=True), layers=(Dense(20), replace(QWEN_MOE, normalize=False)), mtp=None, norm_eps=1e-2
+        attention=gqa(qk_norm="head"), layers=(Dense(20), replace(QWEN_MOE, normalize=False)), mtp=None, norm_eps=1e-2
     ),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -56,6 +58,51 @@ def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
     return functional.cross_entropy(logits_TV, targets_T, ignore_index=-1, reduction="sum")
 
 
+def bias(x_TN: Tensor, b_N: Tensor) -> Tensor:
+    return x_TN + b_N
+
+
+def frequencies(width: int, theta: float, dtype: torch.dtype) -> Tensor:
+    return theta ** -(torch.arange(0, width, 2, dtype=dtype) / width)
+
+
+def turned(x_BSHR: Tensor, frequency_P: Tensor) -> Tensor:
+    """RoPE on interleaved pairs."""
+    angle_SP = torch.outer(torch.arange(x_BSHR.shape[1], dtype=x_BSHR.dtype), frequency_P)
+    cos_SHP, sin_SHP = angle_SP.cos()[:, None], angle_SP.sin()[:, None]
+    even, odd = x_BSHR[..., 0::2], x_BSHR[..., 1::2]
+    return torch.stack([even * cos_SHP - odd * sin_SHP, odd * cos_SHP + even * sin_SHP], dim=-1).flatten(-2)
+
+
+def rotate(
+    x: Tensor,
+    sequence: int,
+    heads: int,
+    first: int,
+    width: int,
+    theta: float,
+    factor: float,
+    low: float,
+    high: float,
+    original: float,
+    magnitude: float,
+    scale: float,
+) -> Tensor:
+    """Pair by pair: which share of its frequency is divided, by a ramp over pairs or over turns."""
+    found = []
+    for i in range(width // 2):
+        frequency = theta ** (-2 * i / width)
+        share = (i - low) / (high - low)
+        if original:
+            share = (high - original * frequency / (2 * math.pi)) / (high - low)
+        share = min(max(share, 0.0), 1.0)
+        found.append(frequency * (1 - share + share / factor))
+    x_BSHC = x.unflatten(0, (-1, sequence)).unflatten(2, (heads, -1))
+    before, pairs, behind = x_BSHC.split([first, width, x_BSHC.shape[3] - first - width], dim=3)
+    pairs = magnitude * turned(pairs, torch.tensor(found, dtype=x.dtype))
+    return scale * torch.cat([before, pairs, behind], dim=3).flatten(2).flatten(0, 1)
+
+
 def mla_attention(
     q: Tensor, kv: Tensor, k_rope_TR: Tensor, sequence: int, heads: int, nope: int, rope: int, value: int, theta: float
 ) -> Tensor:
@@ -63,22 +110,29 @@ def mla_attention(
     q_BSHX = q.unflatten(0, (-1, sequence)).unflatten(2, (heads, nope + rope))
     kv_BSHX = kv.unflatten(0, (-1, sequence)).unflatten(2, (heads, nope + value))
     k_rope_BSHR = k_rope_TR.unflatten(0, (-1, sequence))[:, :, None].expand(-1, -1, heads, -1)
-    angle_SP = torch.outer(
-        torch.arange(sequence, dtype=q.dtype), theta ** -(torch.arange(0, rope, 2, dtype=q.dtype) / rope)
-    )
+    frequency_P = frequencies(rope, theta, q.dtype) if theta else torch.zeros(rope // 2, dtype=q.dtype)
+    query = torch.cat([q_BSHX[..., :nope], turned(q_BSHX[..., nope:], frequency_P)], dim=-1)
+    key = torch.cat([kv_BSHX[..., :nope], turned(k_rope_BSHR, frequency_P)], dim=-1)
+    return attended(query, key, kv_BSHX[..., nope:], None, 0, 0.0)
 
-    cos_SHP, sin_SHP = angle_SP.cos()[:, None], angle_SP.sin()[:, None]
 
-    def rotated(x_BSHR: Tensor) -> Tensor:
-        even, odd = x_BSHR[..., 0::2], x_BSHR[..., 1::2]
-        return torch.stack([even * cos_SHP - odd * sin_SHP, odd * cos_SHP + even * sin_SHP], dim=-1).flatten(-2)
-
-    query = torch.cat([q_BSHX[..., :nope], rotated(q_BSHX[..., nope:])], dim=-1)
-    key = torch.cat([kv_BSHX[..., :nope], rotated(k_rope_BSHR)], dim=-1)
-    scores_BHSS = torch.einsum("bqhx,bkhx->bhqk", query, key) * (nope + rope) ** -0.5
-    past_SS = torch.ones(sequence, sequence, dtype=torch.bool).tril()
-    share_BHSS = scores_BHSS.masked_fill(~past_SS, -torch.inf).softmax(dim=-1)
-    return torch.einsum("bhqk,bkhv->bqhv", share_BHSS, kv_BSHX[..., nope:]).flatten(2).flatten(0, 1)
+def attended(
+    q_BSHX: Tensor, k_BSHX: Tensor, v_BSHV: Tensor, sinks_H: Tensor | None, window: int, softcap: float
+) -> Tensor:
+    """Softmax over the whole sequence, and a column for the sinks, with a mask -> [T, H·V]."""
+    S = q_BSHX.shape[1]
+    scores_BHSS = torch.einsum("bqhx,bkhx->bhqk", q_BSHX, k_BSHX) * q_BSHX.shape[3] ** -0.5
+    if softcap:
+        scores_BHSS = softcap * torch.tanh(scores_BHSS / softcap)
+    seen_SS = torch.ones(S, S, dtype=torch.bool).tril()
+    if window:
+        seen_SS = seen_SS.triu(1 - window)
+    scores_BHSS = scores_BHSS.masked_fill(~seen_SS, -torch.inf)
+    if sinks_H is not None:
+        sinks_BHS1 = sinks_H[:, None, None].expand(scores_BHSS.shape[0], -1, S, 1)
+        scores_BHSS = torch.cat([scores_BHSS, sinks_BHS1], dim=-1)
+    share_BHSS = scores_BHSS.softmax(dim=-1)[..., :S]
+    return torch.einsum("bhqk,bkhv->bqhv", share_BHSS, v_BSHV).flatten(2).flatten(0, 1)
 
 
 def gqa_attention(q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float) -> Tensor:
@@ -89,6 +143,26 @@ def gqa_attention(q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv
         values = v_T.repeat(1, r)
         mixed.append(mla_attention(q_T, values, k_T, sequence, r, 0, width, width, theta))
     return torch.cat(mixed, dim=1)
+
+
+def bounded_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    sequence: int,
+    heads: int,
+    kv_heads: int,
+    theta: float,
+    window: int,
+    softcap: float,
+) -> Tensor:
+    """Keys and values repeated for every query head."""
+    width = q.shape[1] // heads
+    frequency_P = frequencies(width, theta, q.dtype) if theta else torch.zeros(width // 2, dtype=q.dtype)
+    q_BSHC, k_BSGC, v_BSGC = (x.unflatten(0, (-1, sequence)).unflatten(2, (-1, width)) for x in (q, k, v))
+    k_BSHC, v_BSHC = (x.repeat_interleave(heads // kv_heads, dim=2) for x in (k_BSGC, v_BSGC))
+    return attended(turned(q_BSHC, frequency_P), turned(k_BSHC, frequency_P), v_BSHC, sinks, window, softcap)
 
 
 def head_rmsnorm(x_TW: Tensor, w_C: Tensor, eps: float) -> Tensor:

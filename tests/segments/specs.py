@@ -63,7 +63,7 @@ def mla(**changes: Any) -> Mla:
 
 def gqa(**changes: Any) -> Gqa:
     """Three query heads to each of two heads of keys and values."""
-    values: dict[str, Any] = {"heads": 6, "kv_heads": 2, "head_dim": 4, "qk_norm": True, "rope": Rope(theta=100.0)}
+    values: dict[str, Any] = {"heads": 6, "kv_heads": 2, "head_dim": 4, "qk_norm": "head", "rope": Rope(theta=100.0)}
     return Gqa(**(values | changes))
 
 

@@ -83,7 +83,8 @@ def test_torch_traces_it_for_any_size(data: st.DataObject) -> None:
         head_dim=HeadDim(nope=size(), rope=2 * size(), value=size()),
     )
     kv_heads = size(1, 4)
-    grouped = gqa(heads=kv_heads * size(1, 4), kv_heads=kv_heads, head_dim=2 * size(), qk_norm=data.draw(st.booleans()))
+    norm = data.draw(st.sampled_from([None, "head", "width"]))
+    grouped = gqa(heads=kv_heads * size(1, 4), kv_heads=kv_heads, head_dim=2 * size(), qk_norm=norm)
     of = spec(
         layers=(DENSE, ffn),
         attention=data.draw(st.sampled_from([latent, grouped])),

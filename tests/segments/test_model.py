@@ -22,7 +22,7 @@ HEAVY = Balance(bias_rate=(Phase(value=0.001),), sequence_loss=0.5)
         spec(layers=(DENSE, moe(), moe(shared=2, balance=HEAVY)), sequence=6),
         spec(layers=(moe(), moe(shared=0)), expert=2),
         spec(layers=(DENSE, moe()), expert=4, attention=mla(query_rank=None), mtp=False, micro_batch=1),
-        spec(layers=(DENSE, DENSE), attention=gqa(qk_norm=False), mtp=False),
+        spec(layers=(DENSE, DENSE), attention=gqa(qk_norm=None), mtp=False),
         spec(layers=(DENSE, softmax_moe(shared=0, normalize=True)), attention=gqa(), expert=2),
         spec(layers=(DENSE, softmax_moe(), softmax_moe(groups=8, top_groups=3)), sequence=6),
         spec(layers=(moe(groups=8, top_groups=5, balance=Balance(sequence_loss=0.5)),), mtp=False),

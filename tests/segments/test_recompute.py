@@ -105,7 +105,7 @@ def test_grouped_queries() -> None:
     """Queries and keys are normed again; the product of all three is what the norms take, and the values."""
     made = cut(segments(again(MODELS["grouped queries"], "rmsnorm"))["attention"])
     assert names_of(made.saved) == {"linear_0", "gqa_attention_0", "gqa_attention_0_lse"}
-    plain = cut(segments(again(spec(attention=gqa(qk_norm=False)), "rmsnorm"))["attention"])
+    plain = cut(segments(again(spec(attention=gqa(qk_norm=None)), "rmsnorm"))["attention"])
     assert names_of(plain.saved) == {"linear_0", "gqa_attention_0", "gqa_attention_0_lse"}
 
 

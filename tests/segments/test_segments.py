@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,7 +19,18 @@ from compiler.segments.printer import module
 from compiler.segments.split import split
 from compiler.segments.unpack import unpacked
 from dsl.load import load as dsl_load
-from dsl.schema import Balance, Dense, HeadDim, Moe, Spec
+from dsl.schema import (
+    Balance,
+    Dense,
+    HeadDim,
+    LinearScaling,
+    Llama3Scaling,
+    Mla,
+    Moe,
+    Rope,
+    Spec,
+    YarnScaling,
+)
 from tests.segments.running import assert_equal, by_autograd, by_segment, load
 from tests.segments.specs import DENSE, gqa, mla, moe, softmax_moe, spec
 from tests.specs.shipped import SPECS
@@ -113,12 +126,74 @@ def test_router_variants(ffn: Moe) -> None:
     check(segment)
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
-def test_grouped_queries(qk_norm: bool) -> None:
+@pytest.mark.parametrize("qk_norm", [None, "head", "width"])
+def test_grouped_queries(qk_norm: str | None) -> None:
     segment = segment_of("attention", spec(attention=gqa(qk_norm=qk_norm)))
     norms = ["q_norm", "k_norm"] if qk_norm else []
     assert [param.name for param in segment.params] == ["norm", "qkv", *norms, "out"]
     check(segment)
+
+
+LINEAR = LinearScaling(factor=4.0)
+LLAMA3 = Llama3Scaling(factor=8.0, original=64, low_freq_factor=1.0, high_freq_factor=4.0)
+YARN = YarnScaling(factor=40.0, original=16, mscale=0.7, mscale_all_dim=1.0)
+
+
+def rope(**changes: Any) -> Rope:
+    return Rope(**({"theta": 100.0} | changes))
+
+
+GROUPED = {
+    "biases of queries, keys and values": (gqa(bias="qkv"), {"qkv_bias"}),
+    "all biases": (gqa(bias="all", qk_norm=None), {"qkv_bias", "out_bias"}),
+    "a scale": (gqa(scale=0.3), set()),
+    "no position": (gqa(rope=None), set()),
+    "no position, a scale": (gqa(rope=None, scale=0.3), set()),
+    "half of a head": (gqa(head_dim=8, rope=rope(width=4)), set()),
+    "linear": (gqa(head_dim=8, rope=rope(scaling=LINEAR)), set()),
+    "llama3": (gqa(head_dim=8, rope=rope(scaling=LLAMA3)), set()),
+    "yarn of half a head": (gqa(head_dim=16, rope=rope(scaling=YARN, width=8)), set()),
+    "a window": (gqa(window=3), set()),
+    "a window of one": (gqa(window=1), set()),
+    "a window longer than the sequence": (gqa(window=99), set()),
+    "sinks": (gqa(sinks=True), {"sinks"}),
+    "a softcap": (gqa(softcap=1.5), set()),
+    "everything": (
+        gqa(bias="all", qk_norm="width", scale=0.3, window=3, sinks=True, softcap=1.5, rope=rope(scaling=YARN)),
+        {"qkv_bias", "out_bias", "sinks"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_what_grouped_queries_may_have(name: str) -> None:
+    attention, more = GROUPED[name]
+    segment = segment_of("attention", spec(attention=attention))
+    assert {param.name for param in segment.params} - {"norm", "qkv", "q_norm", "k_norm", "out"} == more
+    check(segment)
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        mla(scale=0.3),
+        mla(rope=None),
+        mla(rope=None, scale=0.3),
+        mla(rope=rope(scaling=LINEAR)),
+        mla(query_rank=None, rope=rope(scaling=YARN)),
+        mla(rope=rope(scaling=YarnScaling(factor=4.0, original=16, attention_factor=1.3)), scale=0.3),
+    ],
+    ids=["a scale", "no position", "no position, a scale", "linear", "yarn", "yarn, both factors"],
+)
+def test_what_latent_attention_may_have(attention: Mla) -> None:
+    check(segment_of("attention", spec(attention=attention)))
+
+
+def test_plain_attention_rotates_by_itself() -> None:
+    """Neither plain RoPE nor its absence costs an op of its own, nor does a scale that is that of the width."""
+    for attention in (gqa(), gqa(rope=None), gqa(scale=0.5), gqa(rope=rope(width=4)), mla(), mla(rope=None)):
+        nodes = interpret(segment_of("attention", spec(attention=attention))).nodes
+        assert not {"rotate", "rotate_dgrad", "bounded_attention"} & {node.op for node in nodes}, attention
 
 
 def test_targets_that_are_not_valid_have_no_loss() -> None:
@@ -205,14 +280,14 @@ def test_attention_of_any_size(
     kv_heads=st.integers(1, 3),
     r=st.integers(1, 3),
     pairs=st.integers(1, 3),
-    qk_norm=st.booleans(),
+    qk_norm=st.sampled_from([None, "head", "width"]),
     hidden=st.integers(1, 9),
     sequence=st.integers(1, 7),
     micro_batch=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
 def test_grouped_queries_of_any_size(
-    kv_heads: int, r: int, pairs: int, qk_norm: bool, hidden: int, sequence: int, micro_batch: int, seed: int
+    kv_heads: int, r: int, pairs: int, qk_norm: str | None, hidden: int, sequence: int, micro_batch: int, seed: int
 ) -> None:
     attention = gqa(heads=r * kv_heads, kv_heads=kv_heads, head_dim=2 * pairs, qk_norm=qk_norm)
     of = spec(attention=attention, hidden=hidden, sequence=sequence, micro_batch=micro_batch)

@@ -14,6 +14,8 @@ from dsl.schema import (
     Gqa,
     HeadDim,
     LayerRange,
+    LinearScaling,
+    Llama3Scaling,
     Machine,
     Mla,
     Model,
@@ -25,6 +27,7 @@ from dsl.schema import (
     Rope,
     Schedule,
     Spec,
+    YarnScaling,
 )
 from dsl.stages import fewest_stages_of_rank
 from tests.specs.shipped import shipped
@@ -36,17 +39,63 @@ PRECISIONS = (BUILT_IN["fp64"], BUILT_IN["fp32"], BUILT_IN["bf16"], MIXED)
 widths = st.integers(1, 9)
 evens = st.integers(1, 4).map(lambda half: 2 * half)
 
-ropes = st.builds(Rope, theta=st.sampled_from([100.0, 10_000.0]))
+factors = st.sampled_from([4.0, 8.0])
+contexts = st.sampled_from([16, 64])
+slopes = st.none() | st.sampled_from([0.7, 1.0])
+llama3 = st.builds(
+    Llama3Scaling,
+    factor=factors,
+    original=contexts,
+    low_freq_factor=st.sampled_from([0.5, 1.0]),
+    high_freq_factor=st.sampled_from([2.0, 4.0]),
+)
+yarn = st.builds(
+    YarnScaling,
+    factor=factors,
+    original=contexts,
+    beta_fast=st.sampled_from([8.0, 32.0]),
+    beta_slow=st.sampled_from([0.5, 1.0]),
+    truncate=st.booleans(),
+    attention_factor=slopes,
+    mscale=slopes,
+    mscale_all_dim=slopes,
+)
+scalings = st.none() | st.builds(LinearScaling, factor=factors) | llama3 | yarn
+thetas = st.sampled_from([100.0, 10_000.0])
+ropes = st.none() | st.builds(Rope, theta=thetas, scaling=scalings)
+scales = st.none() | st.sampled_from([0.2, 0.5])
 head_dims = st.builds(HeadDim, nope=widths, rope=evens, value=widths)
-latent = st.builds(Mla, heads=widths, query_rank=st.none() | widths, kv_rank=widths, head_dim=head_dims, rope=ropes)
+latent = st.builds(
+    Mla,
+    heads=widths,
+    query_rank=st.none() | widths,
+    kv_rank=widths,
+    head_dim=head_dims,
+    scale=scales,
+    rope=ropes,
+)
 
 
 @st.composite
 def grouped(draw: st.DrawFn) -> Gqa:
+    """Plain attention, or any of what it may have besides."""
     kv_heads = draw(st.integers(1, 3))
-    heads = kv_heads * draw(st.integers(1, 3))
-    options = {name: draw(st.booleans()) for name, field in Gqa.model_fields.items() if field.annotation is bool}
-    return Gqa(heads=heads, kv_heads=kv_heads, head_dim=draw(evens), rope=draw(ropes), **options)
+    heads, head_dim = kv_heads * draw(st.integers(1, 3)), draw(evens)
+    rope = draw(ropes)
+    if rope and draw(st.booleans()):
+        rope = rope.model_copy(update={"width": 2 * draw(st.integers(1, head_dim // 2))})
+    return Gqa(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        bias=draw(st.sampled_from([None, "qkv", "all"])),
+        qk_norm=draw(st.sampled_from([None, "head", "width"])),
+        scale=draw(scales),
+        window=draw(st.none() | st.integers(1, 6)),
+        softcap=draw(st.none() | st.sampled_from([1.0, 5.0])),
+        rope=rope,
+        **{name: draw(st.booleans()) for name, field in Gqa.model_fields.items() if field.annotation is bool},
+    )
 
 
 @st.composite

@@ -88,13 +88,17 @@ def assert_as_laid_out(spec: Spec) -> None:
 def in_closed_form(model: Model, sequence: int) -> Flops:
     """The published definition: 3·(2·parameters of products + core) on a token, over half or all of the sequence.
 
-    The parameters are the active ones of the main model without embedding, norms, gates and their biases. The core is
-    q·k and the weights' sum of values, over all heads.
+    The parameters are the active ones of the main model without embedding, norms, biases, sinks and gates. The core is
+    q·k and the weights' sum of values, over all heads: of a window the band, W·(2S − W) of S² scores.
     """
     attention, D, layers = model.attention, model.hidden, range(model.num_layers)
-    norms = (2 * model.num_layers + 1) * D
+    keys, norms = sequence, (2 * model.num_layers + 1) * D
     if isinstance(attention, Gqa):
-        norms += model.num_layers * (2 * attention.head_dim if attention.qk_norm else 0)
+        heads, kv_heads, C = attention.heads, attention.kv_heads, attention.head_dim
+        norms += model.num_layers * {None: 0, "head": 2 * C, "width": (heads + kv_heads) * C}[attention.qk_norm]
+        norms += model.num_layers * {None: 0, "qkv": 1, "all": 1}[attention.bias] * (heads + 2 * kv_heads) * C
+        norms += model.num_layers * (D * (attention.bias == "all") + heads * attention.sinks)
+        keys = min(sequence, attention.window or sequence)
         width = 2 * attention.head_dim
     else:
         norms += model.num_layers * ((attention.query_rank or 0) + attention.kv_rank)
@@ -102,7 +106,7 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
     count = counts.parameters(model)
     gates = sum(D * ffn.experts for ffn in map(model.ffn, layers) if isinstance(ffn, Moe))
     products = 6 * (count.active_without_embedding - norms - gates - count.bias)
-    core = 6 * model.num_layers * attention.heads * width * sequence
+    core = 6 * model.num_layers * attention.heads * width * keys * (2 * sequence - keys) / sequence
     return Flops(causal=products + core / 2, full=float(products + core))
 
 

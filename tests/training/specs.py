@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from dsl.schema import (
     BUILT_IN,
     AdamW,
@@ -64,7 +66,7 @@ def mla(query_rank: int | None = 12, kv_rank: int = 9) -> Mla:
     )
 
 
-def gqa(qk_norm: bool) -> Gqa:
+def gqa(qk_norm: Literal["head"] | None) -> Gqa:
     return Gqa(heads=4, kv_heads=2, head_dim=6, qk_norm=qk_norm, rope=Rope(theta=100.0))
 
 
@@ -85,8 +87,8 @@ def model(attention: Mla | Gqa, first: Dense | Moe, rest: Dense | Moe, mtp: bool
 MODELS = {
     "v3": model(mla(), Dense(inner=22), MOE, mtp=True),
     "v2": model(mla(query_rank=None, kv_rank=10), Dense(inner=22), V2_MOE, mtp=False),
-    "llama": model(gqa(qk_norm=False), Dense(inner=22), Dense(inner=22), mtp=False),
-    "qwen": model(gqa(qk_norm=True), QWEN_MOE, QWEN_MOE, mtp=True),
+    "llama": model(gqa(qk_norm=None), Dense(inner=22), Dense(inner=22), mtp=False),
+    "qwen": model(gqa(qk_norm="head"), QWEN_MOE, QWEN_MOE, mtp=True),
 }
 
 

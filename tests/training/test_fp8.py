@@ -38,7 +38,7 @@ RECOMPUTE = {"nothing": (), PUBLISHED: ("rmsnorm", "mla_up", "swiglu"), "whole":
 # Widths are multiples of 16; of 128 only some, so that rows end in tiles that are smaller.
 EVERYONE = MOE.model_copy(update={"experts": 4, "top_k": 4, "groups": 1, "top_groups": 1, "inner": 80})
 LATENT = Mla(heads=2, query_rank=32, kv_rank=16, head_dim=HeadDim(nope=16, rope=8, value=72), rope=Rope(theta=100.0))
-QUERIES = gqa(qk_norm=True).model_copy(update={"heads": 4, "kv_heads": 2, "head_dim": 36})
+QUERIES = gqa(qk_norm="head").model_copy(update={"heads": 4, "kv_heads": 2, "head_dim": 36})
 
 
 def chosen(attention: str = "mla", precision: str = "fp8_block", recompute: str = "nothing") -> Spec:

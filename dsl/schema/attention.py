@@ -1,0 +1,234 @@
+"""Attention: its kinds, what their heads see, and how positions turn queries and keys."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dsl.schema.base import Aliases, Choices, Node, Syntax, Width
+
+Factor = Annotated[
+    float, Field(ge=1, le=1e6, description="how much longer the context becomes", examples=["factor = 8"])
+]
+Original = Annotated[
+    int,
+    Field(ge=1, le=1_099_511_627_776, description="tokens of the context before", examples=["original = 8192"]),
+]
+
+
+class HeadDim(Node):
+    """Widths of one attention head. The query and key are [nope | rope] wide, the value is its own."""
+
+    nope: Annotated[
+        int,
+        Field(
+            ge=1, le=4096, description="width of the part of query and key without position", examples=["nope = 128"]
+        ),
+    ]
+    rope: Annotated[
+        int, Field(ge=2, le=4096, description="width of the rotated part; pairs, so even", examples=["rope = 64"])
+    ]
+    value: Annotated[int, Field(ge=1, le=4096, description="width of the value", examples=["value = 128"])]
+
+
+class LinearScaling(Node):
+    """All frequencies divided by a factor: position interpolation (arXiv 2306.15595)."""
+
+    kind: Annotated[Literal["linear"], Syntax("label"), Field(description="the kind")] = "linear"
+    factor: Factor
+
+
+class Llama3Scaling(Node):
+    """Frequencies divided by a factor where few of their turns fit into the original context, as Llama 3.1 does.
+
+    Fewer than `low_freq_factor` turns: divided; more than `high_freq_factor`: as they were; between, a mean of both.
+    """
+
+    kind: Annotated[Literal["llama3"], Syntax("label"), Field(description="the kind")] = "llama3"
+    factor: Factor
+    original: Original
+    low_freq_factor: Annotated[
+        float,
+        Field(gt=0, le=1e6, description="turns below which a frequency is divided", examples=["low_freq_factor = 1"]),
+    ] = 1.0
+    high_freq_factor: Annotated[
+        float,
+        Field(
+            gt=0, le=1e6, description="turns above which a frequency stays as it is", examples=["high_freq_factor = 4"]
+        ),
+    ] = 4.0
+
+
+class YarnScaling(Node):
+    """YaRN (arXiv 2309.00071): frequencies divided by a factor along a ramp over the pairs of columns.
+
+    With m(s) = 0.1·s·ln(factor) + 1, sines and cosines are multiplied by `attention_factor`, or else by m(mscale) /
+    m(mscale_all_dim) if both are given, or else by m(1). Latent attention with `mscale_all_dim` has its softmax scale
+    multiplied by m(mscale_all_dim)², as DeepSeek-V3 does.
+    """
+
+    kind: Annotated[Literal["yarn"], Syntax("label"), Field(description="the kind")] = "yarn"
+    factor: Factor
+    original: Original
+    beta_fast: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1e6,
+            description="turns in the original context from which on a frequency stays as it is",
+            examples=["beta_fast = 32"],
+        ),
+    ] = 32.0
+    beta_slow: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1e6,
+            description="turns in the original context up to which a frequency is divided",
+            examples=["beta_slow = 1"],
+        ),
+    ] = 1.0
+    truncate: Annotated[
+        bool, Field(description="whether the ramp begins and ends at whole pairs", examples=["truncate = false"])
+    ] = True
+    attention_factor: Annotated[
+        float | None,
+        Field(gt=0, le=1e3, description="factor of sines and cosines", examples=["attention_factor = 1.0"]),
+    ] = None
+    mscale: Annotated[
+        float | None,
+        Field(gt=0, le=1e3, description="how steeply that factor grows with ln(factor)", examples=["mscale = 1.0"]),
+    ] = None
+    mscale_all_dim: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=1e3,
+            description="how steeply the softmax scale of latent attention grows with ln(factor)",
+            examples=["mscale_all_dim = 1.0"],
+        ),
+    ] = None
+
+
+class Rope(Node):
+    """Rotary position embedding on interleaved pairs."""
+
+    theta: Annotated[
+        float, Field(ge=1, le=1e12, description="base of the angles pos·theta^(−2i/rope)", examples=["theta = 10_000"])
+    ]
+    width: Annotated[
+        int | None,
+        Field(
+            ge=2,
+            le=4096,
+            description="columns at the beginning of each head that are rotated, in pairs; all if it is not given",
+            examples=["width = 64"],
+        ),
+    ] = None
+    scaling: Annotated[
+        LinearScaling | Llama3Scaling | YarnScaling | None,
+        Field(
+            description="how the frequencies of a longer context follow from those of a shorter one",
+            examples=["scaling yarn { factor = 40, original = 4096 }"],
+        ),
+    ] = None
+
+
+Position = Annotated[
+    Rope | None,
+    Field(
+        description="rotary position embedding, or none: attention without positions",
+        examples=["rope { theta = 10_000 }", "rope = none"],
+    ),
+]
+Scale = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        le=1e3,
+        description="factor of q·k in the softmax; 1/√(width of a query head) if it is not given",
+        examples=["scale = 1 / 16"],
+    ),
+]
+
+
+class Mla(Node):
+    """Multi-head latent attention (arXiv 2405.04434, §2.1): low-rank queries and keys/values, one rope key for all."""
+
+    kind: Annotated[Literal["mla"], Syntax("label"), Field(description="the kind")] = "mla"
+    heads: Annotated[int, Field(ge=1, le=65536, description="attention heads", examples=["heads = 128"])]
+    query_rank: Annotated[
+        int | None,
+        Field(ge=1, le=1_048_576, description="rank of the queries, or none", examples=["query_rank = 1536"]),
+    ]
+    kv_rank: Annotated[Width, Field(description="rank of keys and values", examples=["kv_rank = 512"])]
+    head_dim: Annotated[
+        HeadDim, Field(description="widths of a head", examples=["head_dim { nope = 128, rope = 64, value = 128 }"])
+    ]
+    scale: Scale = None
+    rope: Position
+
+
+class Gqa(Node):
+    """Grouped-query attention: `heads / kv_heads` query heads share one head of keys and values; kv_heads = heads is
+    multi-head attention. All of a head is rotated, on interleaved pairs, unless `rope` says less."""
+
+    kind: Annotated[Literal["gqa"], Syntax("label"), Field(description="the kind")] = "gqa"
+    heads: Annotated[int, Field(ge=1, le=65536, description="query heads", examples=["heads = 32"])]
+    kv_heads: Annotated[int, Field(ge=1, le=65536, description="heads of keys and values", examples=["kv_heads = 8"])]
+    head_dim: Annotated[
+        int, Field(ge=2, le=4096, description="width of a head; rotated in pairs, so even", examples=["head_dim = 128"])
+    ]
+    bias: Annotated[
+        Literal["qkv", "all"] | None,
+        Field(description="which projections have a bias, or none", examples=["bias = qkv"]),
+        Choices(
+            {
+                "qkv": "queries, keys and values have one (Qwen2)",
+                "all": "what attention returns has one as well (GPT-OSS)",
+            }
+        ),
+    ] = None
+    qk_norm: Annotated[
+        Literal["head", "width"] | None,
+        Aliases({"true": "head", "false": "none"}),
+        Field(
+            description="over what the RMSNorm of queries and of keys before the rotation goes, or none; "
+            "`true` is `head`",
+            examples=["qk_norm = head"],
+        ),
+        Choices(
+            {
+                "head": "every head by itself, all heads with one gain (Qwen3)",
+                "width": "all query heads together, and all key heads together (OLMoE)",
+            }
+        ),
+    ] = None
+    scale: Scale = None
+    window: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=1_099_511_627_776,
+            description="tokens that a token attends to, itself the last of them; all before it if it is not given",
+            examples=["window = 128"],
+        ),
+    ] = None
+    sinks: Annotated[
+        bool,
+        Field(
+            description="whether each query head has a learned logit that takes a share of the softmax (GPT-OSS)",
+            examples=["sinks = true"],
+        ),
+    ] = False
+    softcap: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=1e6,
+            description="bound of the logits s before the softmax, as softcap·tanh(s/softcap) (Gemma 2), or none",
+            examples=["softcap = 50"],
+        ),
+    ] = None
+    rope: Position

@@ -1,0 +1,134 @@
+"""Attention of the reference: latent (arXiv 2405.04434, section 2.1) and grouped-query (arXiv 2305.13245).
+
+Shapes: B sequences · S tokens · D hidden · H heads, G of keys and values · N, R, U the nope, rope and value dims of a
+head, or W all of it · X those of a query · C a latent's rank.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.reference.config import Gqa, Mla
+from tests.reference.rotation import grown, rotate
+
+
+def rmsnorm(x_D: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight, over the last dim."""
+    return x_D * torch.rsqrt(x_D.pow(2).mean(-1, keepdim=True) + eps) * weight_D
+
+
+def weight(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(*shape, dtype=torch.float64))
+
+
+def norm(dim: int) -> nn.Parameter:
+    return nn.Parameter(torch.ones(dim, dtype=torch.float64))
+
+
+def attend(
+    q_BSHX: Tensor,
+    k_BSHX: Tensor,
+    v_BSHU: Tensor,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """Causal softmax attention -> [B, S, H, U]."""
+    B, S, H, X = q_BSHX.shape
+    score_BHSS = torch.einsum("bqhx,bkhx->bhqk", q_BSHX, k_BSHX) * (X**-0.5 if scale is None else scale)
+    if softcap is not None:
+        score_BHSS = torch.tanh(score_BHSS / softcap) * softcap
+    distance_SS = torch.arange(S)[:, None] - torch.arange(S)
+    unseen_SS = (distance_SS < 0) | (distance_SS >= (S if window is None else window))
+    score_BHSS = score_BHSS.masked_fill(unseen_SS, float("-inf"))
+    if sinks_H is None:
+        share_BHSS = score_BHSS.softmax(dim=-1)
+    else:
+        with_sink = torch.cat([score_BHSS, sinks_H.view(1, H, 1, 1).expand(B, H, S, 1)], dim=-1)
+        share_BHSS = with_sink.softmax(dim=-1)[..., :-1]
+    return torch.einsum("bhqk,bkhu->bqhu", share_BHSS, v_BSHU)
+
+
+class MultiHeadLatentAttention(nn.Module):
+    """MLA on a normed input: keys and values come from a latent; one rope key serves all heads."""
+
+    def __init__(self, hidden: int, attention: Mla, norm_eps: float) -> None:
+        super().__init__()
+        self.attention, self.norm_eps = attention, norm_eps
+        H, N, R, U = attention.heads, attention.head_dim.nope, attention.head_dim.rope, attention.head_dim.value
+        self.norm = norm(hidden)
+        if attention.query_rank is None:
+            self.q = weight(H * (N + R), hidden)
+        else:
+            self.q_down = weight(attention.query_rank, hidden)
+            self.q_norm = norm(attention.query_rank)
+            self.q_up = weight(H * (N + R), attention.query_rank)
+        self.kv_down = weight(attention.kv_rank + R, hidden)
+        self.kv_norm = norm(attention.kv_rank)
+        self.kv_up = weight(H * (N + U), attention.kv_rank)
+        self.out = weight(hidden, H * U)
+
+    def forward(self, h_BSD: Tensor) -> Tensor:
+        """h_BSD: [B, S, D], the residual stream -> [B, S, D], to be added to it."""
+        B, S, _ = h_BSD.shape
+        H, dims, rope = self.attention.heads, self.attention.head_dim, self.attention.rope
+        x_BSD = rmsnorm(h_BSD, self.norm, self.norm_eps)
+
+        if self.attention.query_rank is None:
+            q = functional.linear(x_BSD, self.q)
+        else:
+            q = functional.linear(rmsnorm(functional.linear(x_BSD, self.q_down), self.q_norm, self.norm_eps), self.q_up)
+        q_nope_BSHN, q_rope_BSHR = q.view(B, S, H, -1).split([dims.nope, dims.rope], dim=-1)
+        q_BSHX = torch.cat([q_nope_BSHN, rotate(q_rope_BSHR, rope)], dim=-1)
+
+        c_kv_BSC, k_rope_BSR = functional.linear(x_BSD, self.kv_down).split([self.attention.kv_rank, dims.rope], dim=-1)
+        kv = functional.linear(rmsnorm(c_kv_BSC, self.kv_norm, self.norm_eps), self.kv_up)
+        k_nope_BSHN, v_BSHU = kv.view(B, S, H, -1).split([dims.nope, dims.value], dim=-1)
+        k_rope_BSHR = rotate(k_rope_BSR[:, :, None, :], rope).expand(-1, -1, H, -1)
+        k_BSHX = torch.cat([k_nope_BSHN, k_rope_BSHR], dim=-1)
+
+        scale = (dims.nope + dims.rope) ** -0.5 if self.attention.scale is None else self.attention.scale
+        if rope and rope.scaling and rope.scaling.mscale_all_dim:
+            scale *= grown(rope.scaling.factor, rope.scaling.mscale_all_dim) ** 2
+        return functional.linear(attend(q_BSHX, k_BSHX, v_BSHU, scale).flatten(2), self.out)
+
+
+class GroupedQueryAttention(nn.Module):
+    """GQA on a normed input: each head of keys and values serves `heads / kv_heads` neighbouring query heads."""
+
+    def __init__(self, hidden: int, attention: Gqa, norm_eps: float) -> None:
+        super().__init__()
+        self.attention, self.norm_eps = attention, norm_eps
+        H, G, W, normed = attention.heads, attention.kv_heads, attention.head_dim, attention.qk_norm
+        self.norm = norm(hidden)
+        self.qkv = weight((H + 2 * G) * W, hidden)
+        if attention.bias:
+            self.qkv_bias = weight((H + 2 * G) * W)
+        if normed:
+            self.q_norm, self.k_norm = (norm(W if normed == "head" else num * W) for num in (H, G))
+        if attention.sinks:
+            self.sinks = weight(H)
+        self.out = weight(hidden, H * W)
+        if attention.bias == "all":
+            self.out_bias = weight(hidden)
+
+    def forward(self, h_BSD: Tensor) -> Tensor:
+        """h_BSD: [B, S, D], the residual stream -> [B, S, D], to be added to it."""
+        sizes = self.attention
+        x_BSD = rmsnorm(h_BSD, self.norm, self.norm_eps)
+        all_BSW = functional.linear(x_BSD, self.qkv, self.qkv_bias if sizes.bias else None)
+        parts = [n * sizes.head_dim for n in (sizes.heads, sizes.kv_heads, sizes.kv_heads)]
+        q_BSHW, k_BSGW, v_BSGW = (x.unflatten(-1, (-1, sizes.head_dim)) for x in all_BSW.split(parts, dim=-1))
+        if sizes.qk_norm:
+            whole = sizes.qk_norm == "width"
+            q, k = (x.flatten(2) if whole else x for x in (q_BSHW, k_BSGW))
+            q_BSHW = rmsnorm(q, self.q_norm, self.norm_eps).view_as(q_BSHW)
+            k_BSGW = rmsnorm(k, self.k_norm, self.norm_eps).view_as(k_BSGW)
+        served = sizes.heads // sizes.kv_heads
+        k_BSHW, v_BSHW = (x.repeat_interleave(served, dim=2) for x in (rotate(k_BSGW, sizes.rope), v_BSGW))
+        sinks_H = self.sinks if sizes.sinks else None
+        mixed = attend(rotate(q_BSHW, sizes.rope), k_BSHW, v_BSHW, sizes.scale, sizes.window, sizes.softcap, sinks_H)
+        return functional.linear(mixed.flatten(2), self.out, self.out_bias if sizes.bias == "all" else None)
