@@ -37,7 +37,7 @@ def model(block: Model) -> contract.Model:
         hidden=block.hidden,
         init_std=block.init_std,
         norm_eps=block.norm_eps,
-        attention=_said(block.attention),
+        attention=_given(block.attention),
         # `max_nodes` says where experts lie, which no value depends on: a run goes on where it is another.
         layers=tuple(
             contract.Layers(s.first, s.last, s.ffn.model_dump(mode="json", exclude={"max_nodes"})) for s in block.layers
@@ -46,10 +46,10 @@ def model(block: Model) -> contract.Model:
     )
 
 
-def _said(block: Node) -> dict[str, Any]:
+def _given(block: Node) -> dict[str, Any]:
     """The keys of a block without those that have no value and may be left out, as in `spec.resolved`."""
     return {
-        name: _said(value) if isinstance(value, Node) else value
+        name: _given(value) if isinstance(value, Node) else value
         for name, value in block
         if value is not None or type(block).model_fields[name].is_required()
     }

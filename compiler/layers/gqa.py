@@ -79,7 +79,7 @@ def build(place: Place, sizes: Gqa) -> ir.Segment:
         gqa,
         (
             gain("norm", D),
-            weight("qkv", (sizes.heads + 2 * sizes.kv_heads) * C, D),
+            weight("qkv", width, D),
             *((vector("qkv_bias", width),) if sizes.bias else ()),
             *(map(gain, ("q_norm", "k_norm"), normed[sizes.qk_norm]) if sizes.qk_norm else ()),
             *((vector("sinks", sizes.heads, place.model.init_std),) if sizes.sinks else ()),

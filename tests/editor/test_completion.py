@@ -46,8 +46,13 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("model a {\n  layers 0..3 {\n    ffn |\n  }\n}", ["dense", "moe"]),
         ("model a {\n  layers 0..3 {\n    |", ["ffn"]),
         ("run a {\n  train {\n    optimizer |", ["adamw"]),
-        ("model a { attention gqa {\n heads = 4\n |", ["kv_heads", "head_dim", "rope", "qk_norm"]),
-        ("model a { attention gqa { rope { |", ["theta"]),
+        (
+            "model a { attention gqa {\n heads = 4\n |",
+            ["kv_heads", "head_dim", "rope", "bias", "qk_norm", "scale", "window", "sinks", "softcap"],
+        ),
+        ("model a { attention gqa { rope { |", ["theta", "width", "scaling"]),
+        ("model a { attention gqa { rope { theta = 1e4, scaling |", ["linear", "llama3", "yarn"]),
+        ("model a { attention gqa { qk_norm = |", ["head", "width", "none"]),
         ("run a { train { batch { from = 8, |", ["to", "over"]),
         ("run a { train { checkpoint { every = 10 steps, |", ["keep", "best", "keep_every", "failure"]),
         # values

@@ -94,10 +94,7 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
     attention, D, layers = model.attention, model.hidden, range(model.num_layers)
     keys, norms = sequence, (2 * model.num_layers + 1) * D
     if isinstance(attention, Gqa):
-        heads, kv_heads, C = attention.heads, attention.kv_heads, attention.head_dim
-        norms += model.num_layers * {None: 0, "head": 2 * C, "width": (heads + kv_heads) * C}[attention.qk_norm]
-        norms += model.num_layers * {None: 0, "qkv": 1, "all": 1}[attention.bias] * (heads + 2 * kv_heads) * C
-        norms += model.num_layers * (D * (attention.bias == "all") + heads * attention.sinks)
+        norms += model.num_layers * sum(counts.gqa_vectors(attention, D).values())
         keys = min(sequence, attention.window or sequence)
         width = 2 * attention.head_dim
     else:

@@ -29,8 +29,8 @@ any_model = st.tuples(st.integers(1, 3), st.integers(1, 5)).flatmap(lambda sizes
 # Fields that change neither the number of parameters nor that of FLOPs; the ends of their paths.
 NOT_COUNTED = {
     "name", "init_std", "norm_eps", "theta", "score", "normalize", "scale", "groups", "top_groups", "max_nodes",
-    "sequence_loss", "weight", "width", "softcap", "factor", "original", "low_freq_factor", "high_freq_factor", "attention.rope",
-    "beta_fast", "beta_slow", "truncate", "scaling", "attention_factor", "mscale", "mscale_all_dim",
+    "sequence_loss", "weight", "width", "softcap", "factor", "original", "low_freq_factor", "high_freq_factor",
+    "attention.rope", "beta_fast", "beta_slow", "truncate", "scaling", "attention_factor", "mscale", "mscale_all_dim",
 }  # fmt: skip
 ONE_VALUE = {("Mtp", "depth"), ("Phase", "until_tokens")}  # one block of MTP is trained so far; ends are none or some
 
