@@ -52,7 +52,7 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ),
         ("model a { attention gqa { rope { |", ["theta", "width", "scaling"]),
         ("model a { attention gqa { rope { theta = 1e4, scaling |", ["linear", "llama3", "yarn"]),
-        ("model a { attention gqa { qk_norm = |", ["head", "width", "none"]),
+        ("model a { attention gqa { qk_norm = |", ["head", "width"]),
         ("run a { train { batch { from = 8, |", ["to", "over"]),
         ("run a { train { checkpoint { every = 10 steps, |", ["keep", "best", "keep_every", "failure"]),
         # values
