@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import overload
 
 
@@ -22,7 +23,9 @@ class Holders(Sequence[int]):
         return len(self.pipeline_ranks) * len(self.data_ranks)
 
     def __iter__(self) -> Iterator[int]:
-        return (p * self.dp + d for p in self.pipeline_ranks for d in self.data_ranks)
+        data = self.data_ranks
+        runs = (range(p * self.dp + data.start, p * self.dp + data.stop, data.step) for p in self.pipeline_ranks)
+        return chain.from_iterable(runs)
 
     def __contains__(self, rank: object) -> bool:
         if not isinstance(rank, int):

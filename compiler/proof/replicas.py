@@ -50,9 +50,10 @@ def _check_holders(plan: Plan, replica: Replica, users: frozenset[int], stack: i
     """All data ranks of every pipeline rank that uses the tensor; of an expert, one in each expert group."""
     mesh = plan.mesh
     expected = Counter({rank: mesh.dp // mesh.ep if stack else mesh.dp for rank in users})
-    given = Counter(mesh.coordinates(holder)[0] for holder in replica.holders)
-    coordinates = {mesh.coordinates(holder)[1] % mesh.ep for holder in replica.holders}
-    if len(set(replica.holders)) < len(replica.holders) or given != expected or (stack and len(coordinates) > 1):
+    holders = list(replica.holders)  # of thousands of ranks: what follows is mesh.coordinates of each
+    given = Counter([holder // mesh.dp for holder in holders])
+    coordinates = {holder % mesh.dp % mesh.ep for holder in holders}
+    if len({*holders}) < len(holders) or given != expected or (stack and len(coordinates) > 1):
         raise ProofError(
             f"reduce {replica.name}: held by ranks {list(replica.holders)}, but used on pipeline ranks {sorted(users)}"
         )

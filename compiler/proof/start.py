@@ -58,10 +58,10 @@ def used(plan: Plan, programs: Iterable[Program]) -> set[Opening]:
         for rank in range(plan.mesh.pp):
             found |= _of_exchanges(plan, rank)
     buckets = {id(each.bucket): each.bucket for program in programs for each in program.collectives}
-    for bucket in buckets.values():
-        found |= _of_collective(plan, bucket.holders if bucket else None)
     sites = {i.site for body in bodies.values() for i in body.instructions if i.kind in ("gather", "scatter")}
-    for holders in {bucket.holders for bucket in plan.buckets if not sites.isdisjoint(bucket.sites)}:
+    several = {bucket.holders if bucket else None for bucket in buckets.values()}
+    several |= {bucket.holders for bucket in plan.buckets if not sites.isdisjoint(bucket.sites)}
+    for holders in several:
         found |= _of_collective(plan, holders)
     return found
 
@@ -81,9 +81,9 @@ def _of_collective(plan: Plan, holders: Sequence[int] | None) -> set[Opening]:
     mesh = plan.mesh
     if holders is None:
         return {Opening("world", tuple(range(mesh.pp)), "all")} if mesh.world > 1 else set()
-    places = [mesh.coordinates(rank) for rank in holders]
-    ranks = tuple(sorted({rank for rank, _ in places}))
-    every = len(places) == len(ranks) * mesh.dp
+    several = list(holders)
+    ranks = tuple(sorted({rank // mesh.dp for rank in several}))  # mesh.coordinates, thousands of times
+    every = len(several) == len(ranks) * mesh.dp
     return {Opening("reduce", ranks, "all" if every else "member")}
 
 
