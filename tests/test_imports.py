@@ -73,7 +73,7 @@ ORDER = (
     *("predict", "decide"),
     *("kernels", "emit", "report", "build"),
     *("data", "templates", "importers", "editor", "completion", "difference", "launch", "inference"),
-    *("commands", "cli", "reference"),
+    *("commands", "cli", "reference", "api", "dsc_trainer"),
 )
 # Imports that close a cycle: inside of functions, or of a type alone.
 EXCUSED = {

@@ -75,27 +75,37 @@ def load_spec(
 
     `table`: of rates, in the place of the one that the spec names.
     """
-    from dsl.load import find, resolve, split
-
     try:
-        file, run = split(str(find()) if argument is None else argument)
-        resolved = resolve(file, run, overrides)
-        spec, origins, path = resolved.spec, resolved.origins, Path(file)
-        files = spec.schedule.file, spec.parallel.placement, spec.cluster.rates
-        if table is not None or any(files):
-            from compiler.read_files import with_files  # only specs that name files wait for it
-
-            spec = with_files(spec, origins, path.parent, resolved.opened, table)
-        ranking = None
-        if resolved.opened:
-            from compiler.commands.decide import decided  # only specs that leave something open wait for it
-
-            ranking = decided(replace(resolved, spec=spec), file, run, overrides, progress("plan"))
-            spec = ranking.best.spec
-        return Chosen(spec, origins, path, ranking)
+        return choose(argument, overrides, table, progress("plan"))
     except SpecError as error:
         refused(error.diagnostics, how)
         return None
+
+
+def choose(
+    argument: str | None,
+    overrides: list[str],
+    table: Table | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Chosen:
+    """The chosen spec; SpecError with all its mistakes. `tell` shows how far a search is."""
+    from dsl.load import find, resolve, split
+
+    file, run = split(str(find()) if argument is None else argument)
+    resolved = resolve(file, run, overrides)
+    spec, origins, path = resolved.spec, resolved.origins, Path(file)
+    files = spec.schedule.file, spec.parallel.placement, spec.cluster.rates
+    if table is not None or any(files):
+        from compiler.read_files import with_files  # only specs that name files wait for it
+
+        spec = with_files(spec, origins, path.parent, resolved.opened, table)
+    ranking = None
+    if resolved.opened:
+        from compiler.commands.decide import decided  # only specs that leave something open wait for it
+
+        ranking = decided(replace(resolved, spec=spec), file, run, overrides, tell)
+        spec = ranking.best.spec
+    return Chosen(spec, origins, path, ranking)
 
 
 def refused(diagnostics: Sequence[Diagnostic], how: str = "text") -> int:

@@ -1,0 +1,230 @@
+"""dsc from Python, as in a notebook: five functions over the code of the commands.
+
+    import dsc_trainer as dsc
+
+    dsc.check("specs/quickstart.dsc")                          # () if nothing is wrong
+    print(dsc.plan("specs/deepseek-v3.dsc"))                   # time, memory and money, in seconds
+    build = dsc.compile("specs/quickstart.dsc", {"train.steps": 20})
+    run = dsc.train(build)
+    run.losses
+    print(dsc.load(run.folder).generate("def "))
+
+They return frozen values. What is wrong with a spec is raised as `SpecError`, with every diagnostic; `str` of it is
+what the commands print. `changes` are keys and values as of `-s` on the command line. docs/python.md has more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiler.commands.common import Chosen, choose
+from compiler.emit.folder import check_place, write_build
+from compiler.predict.prediction import Prediction
+from dsl import load as specs
+from dsl.diagnostics import Diagnostic, SpecError
+from dsl.rules import train_refusals
+from dsl.schema import Spec
+from runtime.build_files import CACHE
+
+if TYPE_CHECKING:
+    from compiler.inference.writing import Writer
+
+__all__ = [
+    "Compiled",
+    "Loaded",
+    "Planned",
+    "RunError",
+    "SpecError",
+    "Trained",
+    "check",
+    "compile",
+    "load",
+    "plan",
+    "train",
+]
+
+File = str | os.PathLike[str]
+Changes = Mapping[str, object]
+
+
+class RunError(RuntimeError):
+    """A run that did not come to its end; `code` is the exit code of `dsc train`."""
+
+    def __init__(self, code: int, said: str) -> None:
+        self.code = code
+        super().__init__(f"dsc train ended with exit code {code}\n{said}")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A spec and what its run takes; `str` is the page of `dsc plan`."""
+
+    spec: Spec
+    prediction: Prediction
+
+    def __str__(self) -> str:
+        from compiler.predict.prediction_text import text  # with rich
+
+        return text(self.prediction)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A build folder. `warning`: where the plan does not fit the devices; `changes`: those of the spec."""
+
+    folder: Path
+    digest: str
+    summary: str
+    warning: str
+
+    def __str__(self) -> str:
+        return self.summary
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run folder, and the rows of its metrics.jsonl (docs/json.md), a row for each step."""
+
+    folder: Path
+    metrics: tuple[Mapping[str, float], ...] = field(repr=False)
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """The mean loss of each step, in nats for a token."""
+        return tuple(row["loss"] for row in self.metrics if "loss" in row)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A trained model: the spec of its run, the step of its checkpoint, and its weights in this process.
+
+    `writer.model` (compiler/inference/language_model.py) gives hidden states, logits and losses of tokens;
+    `writer.tokenizer` makes tokens of text.
+    """
+
+    spec: Spec
+    step: int
+    writer: Writer = field(repr=False)
+
+    def generate(
+        self, prompt: str, tokens: int = 128, *, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0
+    ) -> str:
+        """The text that follows a prompt, of so many tokens at most. Temperature 0 takes the likeliest token."""
+        from compiler.inference.sampling import Sampler
+
+        begin = self.writer.prompt(prompt)
+        return self.writer.write(begin, tokens, Sampler(temperature, top_p, seed)).text
+
+
+def check(spec: File, changes: Changes | None = None) -> tuple[Diagnostic, ...]:
+    """Everything that is wrong with a spec file, or with one run of it (`FILE:RUN`); nothing is raised for it."""
+    return specs.check(os.fspath(spec), None, _texts(changes))
+
+
+def plan(spec: File, changes: Changes | None = None) -> Planned:
+    """What a run takes, before it runs: time, memory and money of a step. SpecError; imports no torch."""
+    from compiler.predict.predict import predict
+
+    chosen = choose(os.fspath(spec), _texts(changes))
+    return Planned(chosen.spec, predict(chosen.spec))
+
+
+def compile(spec: File, changes: Changes | None = None, *, out: File | None = None) -> Compiled:
+    """Compile a spec into a build folder, by default build/RUN. SpecError, ProofError, OSError."""
+    from compiler.actions.order_cache import Orders
+    from compiler.build import compile_spec
+    from compiler.emit.segment_cache import Segments
+
+    chosen = _trainable(spec, changes)
+    folder = Path(out) if out is not None else Path("build") / chosen.spec.name
+    check_place(folder)
+    cache = folder / CACHE
+    build = compile_spec(chosen.spec, segments=Segments(cache), orders=Orders(cache))
+    write_build(folder, (*build.files, *((f"{CACHE}/{name}", text) for name, text in build.entries)))
+    return Compiled(folder, build.digest, build.summary, build.warning)
+
+
+def train(
+    what: Compiled | File,
+    changes: Changes | None = None,
+    *,
+    out: File | None = None,
+    steps: int | None = None,
+    resume: bool = False,
+    data: File | None = None,
+) -> Trained:
+    """Train a build or a spec on the ranks of its plan, each in a process. Their lines are printed as they come.
+
+    `out`: the run folder, by default runs/RUN. `steps`: train so many and stop. `data`: the folder that a build's data
+    is relative to, by default the current one. SpecError; RunError if the run does not come to its end.
+    """
+    if isinstance(what, Compiled):
+        if changes:
+            raise ValueError("a build is compiled already: give changes to compile()")
+        command = [str(what.folder), "--expect", what.digest]
+    else:
+        _trainable(what, changes)  # its mistakes are raised, not printed
+        command = [os.fspath(what), *(word for text in _texts(changes) for word in ("-s", text))]
+    command += ["--out", os.fspath(out)] if out is not None else []
+    command += ["--steps", str(steps)] if steps is not None else []
+    command += ["--data", os.fspath(data)] if data is not None else []
+    command += ["--resume"] * resume
+    said = _printed([sys.executable, "-P", "-m", "compiler.cli", "train", *command])
+    folder = next(Path(line.removeprefix("run: ")) for line in reversed(said) if line.startswith("run: "))
+    rows = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
+    return Trained(folder, tuple(json.loads(row) for row in rows))
+
+
+def load(run: Trained | File, *, dtype: str = "", average: bool = False) -> Loaded:
+    """The model of a run, RUN@STEP or a checkpoint. InferenceError, whose `hint` says what to do.
+
+    `dtype`: fp64, fp32 or bf16, by default the run's own. `average`: take the moving average of the weights.
+    """
+    from compiler.inference.loaded import load_model
+    from compiler.inference.sources import find_source
+    from compiler.inference.token_streams import read_tokenizer, required
+    from compiler.inference.writing import Writer
+
+    source = find_source(os.fspath(run.folder if isinstance(run, Trained) else run))
+    model = load_model(source, dtype, average=average, progress=lambda _: None)
+    tokenizer = read_tokenizer(required(source.tokenizer), model.vocab)
+    return Loaded(source.spec, source.checkpoint.step, Writer(model, tokenizer))
+
+
+def _printed(command: list[str]) -> list[str]:
+    """The lines of a command, printed as they come. RunError if it fails."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line.rstrip("\n"))
+            print(said[-1], flush=True)
+    if process.returncode:
+        raise RunError(process.returncode, "\n".join(said[-20:]))
+    return said
+
+
+def _trainable(spec: File, changes: Changes | None) -> Chosen:
+    """A spec that trains; SpecError says why it does not."""
+    chosen = choose(os.fspath(spec), _texts(changes))
+    if refusals := train_refusals(chosen.spec, chosen.origins):
+        raise SpecError(refusals)
+    return chosen
+
+
+def _texts(changes: Changes | None) -> list[str]:
+    """Overrides as `-s` takes them: true and false as a spec writes them."""
+    shown = {True: "true", False: "false", None: "none"}
+    return [
+        f"{key}={shown[value] if value is None or isinstance(value, bool) else value}"
+        for key, value in (changes or {}).items()
+    ]

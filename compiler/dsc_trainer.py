@@ -1,0 +1,29 @@
+"""The name under which the distribution gives dsc to Python: `import dsc_trainer as dsc`. See compiler/api.py."""
+
+from compiler.api import (
+    Compiled,
+    Loaded,
+    Planned,
+    RunError,
+    SpecError,
+    Trained,
+    check,
+    compile,
+    load,
+    plan,
+    train,
+)
+
+__all__ = [
+    "Compiled",
+    "Loaded",
+    "Planned",
+    "RunError",
+    "SpecError",
+    "Trained",
+    "check",
+    "compile",
+    "load",
+    "plan",
+    "train",
+]
