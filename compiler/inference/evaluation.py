@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from compiler.inference.faults import InferenceError
 from compiler.inference.language_model import LanguageModel
 
 TOKENS_AT_ONCE = 4096
@@ -77,8 +78,13 @@ def filled(held: Sequence[tuple[Ids, Ids]]) -> tuple[Tensor, Tensor]:
 
 
 def loss_of(model: LanguageModel, streams: Sequence[Ids], progress: Callable[[str], None]) -> Loss:
-    """The loss of all tokens of some streams but the first of each. An id below 0 is no target."""
+    """The loss of all tokens of some streams but the first of each. An id below 0 is no target.
+
+    Raises InferenceError where there is nothing to predict.
+    """
     total = sum(int((stream[1:] >= 0).sum()) for stream in streams)
+    if not total:
+        raise InferenceError("there is no token to predict: the loss is a mean over the tokens behind the first one")
     nats, done = 0.0, 0
     for tokens_BL, targets_BL in batches(streams, model.sequence):
         progress(f"{done:,} of {total:,} tokens")

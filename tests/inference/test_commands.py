@@ -187,6 +187,7 @@ def mistakes(run: Path, folder: Path) -> dict[str, tuple[Sequence[object], str]]
     np.savez(folder / "several.npz", a=np.zeros(3, np.int64))
     (folder / "text.npy").write_text("1 2 3")
     (folder / "empty").mkdir()
+    (folder / "empty.md").write_text("")
     (folder / "broken.json").write_text("{}")
     damaged = folder / "damaged"
     shutil.copytree(run / "checkpoints" / "step-00000006", damaged)
@@ -205,6 +206,7 @@ def mistakes(run: Path, folder: Path) -> dict[str, tuple[Sequence[object], str]]
         "no npy": ([run, "--tokens", folder / "text.npy"], "is no .npy file of numbers"),
         "no file": ([run, "--tokens", folder / "none.npy"], "cannot be read: No such file"),
         "no text": ([run, "--text", str(folder / "*.txt")], "no .txt, .md, .py, .jsonl file found"),
+        "empty text": ([run, "--text", str(folder / "empty.md")], "no token to predict"),
         "no folder": ([folder / "none", *ids], "there is no folder"),
         "no run": ([folder / "empty", *ids], "holds no checkpoint"),
         "no step": ([f"{run}@4", *ids], "it has those of steps 3, 6"),
