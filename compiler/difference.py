@@ -138,36 +138,33 @@ def _layer_changes(before: Spec, after: Spec) -> Iterator[Change]:
 
 
 def _layers(spec: Spec) -> dict[int, dict[str, str]]:
-    """Values of the feed-forward part of each layer, by layer."""
+    """Values of the feed-forward part of each layer, and of an attention of its own, by layer."""
     ranges: list[dict[str, str]] = [{} for _ in spec.model.layers]
     for leaf in leaves(spec):
         _, _, rest = leaf.path.partition("model.layers.")
-        index, _, key = rest.partition(".ffn.")
+        index, _, key = rest.partition(".")
         if key:
             ranges[int(index)][key] = leaf.text
-    return {
-        layer: ranges[index]
-        for index, span in enumerate(spec.model.layers)
-        for layer in range(span.first, span.last + 1)
-    }
+    return {layer: ranges[spec.model.range_of(layer)] for layer in range(spec.model.num_layers)}
 
 
 def _layer_change(
     old: Mapping[str, str] | None, new: Mapping[str, str] | None
 ) -> Iterator[tuple[str, str | None, str | None]]:
     """(key, before, after) of one layer; a layer that comes, goes or changes its kind is one change."""
-    if old is None or new is None or old["kind"] != new["kind"]:
+    if old is None or new is None or old["ffn.kind"] != new["ffn.kind"]:
         key = "" if old is None or new is None else ".ffn"
         yield key, None if old is None else _summary(old), None if new is None else _summary(new)
         return
     for key in dict.fromkeys((*old, *new)):
         if old.get(key) != new.get(key):
-            yield f".ffn.{key}", old.get(key), new.get(key)
+            yield f".{key}", old.get(key), new.get(key)
 
 
 def _summary(values: Mapping[str, str]) -> str:
     """`dense 18432`, `moe 256 x 2048`."""
-    return f"{values['kind']} {values['experts'] + ' x ' if 'experts' in values else ''}{values['inner']}"
+    experts = f"{values['ffn.experts']} x " if "ffn.experts" in values else ""
+    return f"{values['ffn.kind']} {experts}{values['ffn.inner']}"
 
 
 # ---------------------------------------------------------------- what follows

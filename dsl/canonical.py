@@ -8,7 +8,8 @@ from typing import Any
 
 from dsl import units
 from dsl.resolve.fields import FieldType, fields_of
-from dsl.schema import BUILT_IN, Batch, Node, Phase, RatePhase, Spec, Tile, TrainTokenizer
+from dsl.schema import BUILT_IN, Batch, LayerRange, Node, Phase, RatePhase, Spec, Tile, TrainTokenizer
+from dsl.schema.base import is_left_out
 from dsl.syntax import NAMED
 
 INDENT = "  "
@@ -46,6 +47,7 @@ def _block(head: str, node: Node, path: str) -> list[TextLine]:
     body = (
         line
         for name, kind in fields_of(type(node)).items()
+        if not is_left_out(type(node).model_fields[name], getattr(node, name))
         for line in _field(name, kind, getattr(node, name), f"{path}.{name}" if path else name)
     )
     return _wrapped(head, path, body)
@@ -61,8 +63,10 @@ def _field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[TextLi
         return
     if kind.form == "layers":
         for index, span in enumerate(value):
-            ffn = _block(_head("ffn", span.ffn), span.ffn, f"{path}.{index}.ffn")
-            yield from _wrapped(f"layers {span.first}..{span.last}", f"{path}.{index}", ffn)
+            body = _block(_head("ffn", span.ffn), span.ffn, f"{path}.{index}.ffn")
+            if span.attention is not None:
+                body += _over(_head("attention", span.attention), span.attention, f"{path}.{index}.attention")
+            yield from _wrapped(f"layers {range_text(span)}", f"{path}.{index}", body)
     elif kind.form == "rate":
         phases = (TextLine(rate_text(phase), f"{path}.{index}") for index, phase in enumerate(value))
         yield from _wrapped(name, path, phases)
@@ -76,6 +80,25 @@ def _field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[TextLi
             yield from _block(_head(name, value), value, path)
     elif value is not None or (kind.optional and kind.required):
         yield TextLine(f"{name} = {value_text(kind, value)}", path)
+
+
+def _over(head: str, node: Node, path: str) -> list[TextLine]:
+    """The lines of a block that is put over another one: with all its fields, and `none` where it has none."""
+    body: list[TextLine] = []
+    for name, kind in fields_of(type(node)).items():
+        value, at = getattr(node, name), f"{path}.{name}"
+        if isinstance(value, Node) and not isinstance(value, Tile):
+            body += _over(_head(name, value), value, at)
+        elif value is None:
+            body.append(TextLine(f"{name} = none", at))
+        else:
+            body += _field(name, kind, value, at)
+    return _wrapped(head, path, body)
+
+
+def range_text(span: LayerRange) -> str:
+    """`0..47`, `0..44 by 4`."""
+    return f"{span.first}..{span.last}" + (f" by {span.by}" if span.by > 1 else "")
 
 
 def _head(name: str, node: Node) -> str:

@@ -11,7 +11,7 @@ from itertools import product
 from math import gcd
 from typing import Any
 
-from dsl.schema import Mla, Moe, Spec
+from dsl.schema import Moe, Spec
 from dsl.schema.paths import checked_paths
 
 Choice = Mapping[str, Any]  # path → value
@@ -75,7 +75,7 @@ def _recomputes(spec: Spec) -> tuple[tuple[str, ...], ...]:
     """More and more, the cheap ops before the dear ones; the most first: it is what surely fits best."""
     experts = any(isinstance(span.ffn, Moe) for span in spec.model.layers)
     ops: tuple[str, ...] = ("rmsnorm", "swiglu")
-    ops += ("mla_up",) if isinstance(spec.model.attention, Mla) else ()
+    ops += ("mla_up",) if spec.model.has_latents else ()
     ops += ("experts",) if experts else ()
     ops += ("attention",)
     return tuple(ops[:count] for count in range(len(ops), -1, -1))

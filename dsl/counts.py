@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsl.schema import Dense, Gqa, Mla, Model, Moe
+from dsl.schema.model import is_gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,50 +20,60 @@ class Parameters:
     active: int  # of the main model that one token uses: without the routed experts it does not go to
     active_without_embedding: int
     embedding: int
-    head: int
-    attention: int  # of one layer, with the norms inside it
+    head: int  # 0 if it is the embedding
+    attention: int  # of the first layer, with the norms inside it
     mtp: int  # of the MTP blocks' own; embedding and head are the main model's
     bias: int  # balancing biases of the gates, a part of `total`: not trained by the optimizer
 
 
 def parameters(model: Model) -> Parameters:
-    """Everything there is to count. total = V·D + Σ layers + D (final norm) + V·D (head, untied)."""
-    embedding = head = model.vocab * model.hidden
-    layers = [(span.ffn, span.last - span.first + 1) for span in model.layers]
+    """Everything there is to count. total = V·D + Σ layers + D (final norm) + V·D (head, if it is not tied)."""
+    embedding = model.vocab * model.hidden
+    head = 0 if model.tied else embedding
+    counts = [len(model.layers_of(index)) for index in range(len(model.layers))]
     ends = embedding + model.hidden + head
-    active = ends + sum(count * active_layer_parameters(model, ffn) for ffn, count in layers)
+    total = active = ends
+    for count, span in zip(counts, model.layers, strict=True):
+        size = _layer(model, span.ffn, span.attention or model.attention)
+        total += count * size
+        active += count * (size - _idle(model, span.ffn))
     return Parameters(
-        total=ends + sum(count * _layer(model, ffn) for ffn, count in layers),
+        total=total,
         active=active,
         active_without_embedding=active - embedding,
         embedding=embedding,
         head=head,
-        attention=attention_parameters(model),
+        attention=attention_parameters(model, model.attention_of(0)),
         mtp=mtp_parameters(model),
-        bias=sum(count * bias_parameters(ffn) for ffn, count in layers),
+        bias=sum(count * bias_parameters(span.ffn) for count, span in zip(counts, model.layers, strict=True)),
     )
 
 
 def layer_parameters(model: Model, layer: int) -> int:
     """Parameters of main layer `layer`: attention and FFN, each behind a norm of D. IndexError beyond the last."""
-    return _layer(model, model.ffn(layer))
+    return _layer(model, model.ffn(layer), model.attention_of(layer))
 
 
-def attention_parameters(model: Model) -> int:
-    """Parameters of one attention block, without the norm in front of it.
+def attention_parameters(model: Model, attention: Mla | Gqa) -> int:
+    """Parameters of one attention block of a model, without the norm in front of it.
 
     MLA, ranks q and c, head widths n | r | v (arXiv 2405.04434, §2.1): queries D·q + q + q·H(n + r), or D·H(n + r)
     without a query rank; D(c + r) + c + c·H(n + v) for keys and values; H·v·D out. The ranks' norms are the q and c.
     GQA, head width d and K heads of keys and values (arXiv 2305.13245): D·H·d + 2·D·K·d + H·d·D. Its norms have 2·d, or
     H·d + K·d over the whole width; its biases H·d + 2·K·d, and D behind attention; its sinks H.
     """
-    attention, D = model.attention, model.hidden
+    D = model.hidden
     return _gqa(attention, D) if isinstance(attention, Gqa) else _mla(attention, D)
 
 
 def expert_parameters(moe: Moe, hidden: int) -> int:
-    """Parameters of one routed expert, a SwiGLU of width I: 3·D·I."""
-    return 3 * hidden * moe.inner
+    """Parameters of one routed expert of width I: 3·D·I, or 2·D·I where the activation has no gate."""
+    return _products(moe) * hidden * moe.inner
+
+
+def _products(ffn: Dense | Moe) -> int:
+    """Matrices between hidden and inner width: gate, up and down, or without the gate."""
+    return 3 if is_gated(ffn) else 2
 
 
 def routed_parameters(model: Model, ffn: Dense | Moe) -> int:
@@ -75,10 +86,14 @@ def bias_parameters(ffn: Dense | Moe) -> int:
     return ffn.experts if isinstance(ffn, Moe) and ffn.balance.bias_rate is not None else 0
 
 
-def active_layer_parameters(model: Model, ffn: Dense | Moe) -> int:
+def active_layer_parameters(model: Model, layer: int) -> int:
     """Parameters of a layer that one token uses: only `top_k` of the routed experts, and the whole gate."""
-    idle = ffn.experts - ffn.top_k if isinstance(ffn, Moe) else 0
-    return _layer(model, ffn) - (idle * expert_parameters(ffn, model.hidden) if isinstance(ffn, Moe) else 0)
+    return layer_parameters(model, layer) - _idle(model, model.ffn(layer))
+
+
+def _idle(model: Model, ffn: Dense | Moe) -> int:
+    """Parameters of the routed experts of a layer that a token does not go to."""
+    return (ffn.experts - ffn.top_k) * expert_parameters(ffn, model.hidden) if isinstance(ffn, Moe) else 0
 
 
 def mtp_parameters(model: Model) -> int:
@@ -87,11 +102,11 @@ def mtp_parameters(model: Model) -> int:
     if model.mtp is None:
         return 0
     D = model.hidden
-    return model.mtp.depth * (2 * D + 2 * D * D + _layer(model, model.layers[-1].ffn) + D)
+    return model.mtp.depth * (2 * D + 2 * D * D + layer_parameters(model, model.num_layers - 1) + D)
 
 
-def _layer(model: Model, ffn: Dense | Moe) -> int:
-    return attention_parameters(model) + _ffn(ffn, model.hidden) + 2 * model.hidden
+def _layer(model: Model, ffn: Dense | Moe, attention: Mla | Gqa) -> int:
+    return attention_parameters(model, attention) + _ffn(ffn, model.hidden) + 2 * model.hidden
 
 
 def _gqa(gqa: Gqa, D: int) -> int:
@@ -123,7 +138,14 @@ def _mla(mla: Mla, D: int) -> int:
 
 
 def _ffn(ffn: Dense | Moe, D: int) -> int:
-    """Dense 3·D·I; MoE: E routed and the shared experts, a gate D·E and its bias (arXiv 2412.19437, §2.1.2)."""
+    """Dense 3·D·I; MoE: E routed and the shared experts, a gate D·E and its bias (arXiv 2412.19437, §2.1.2), and a gate
+    D of the shared experts; 2·D·I for 3·D·I where an activation has no gate."""
     if isinstance(ffn, Dense):
-        return 3 * D * ffn.inner
-    return (ffn.experts + ffn.shared) * expert_parameters(ffn, D) + D * ffn.experts + bias_parameters(ffn)
+        return _products(ffn) * D * ffn.inner
+    shared = ffn.shared * _products(ffn) * D * (ffn.shared_inner or ffn.inner) + (D if _has_shared_gate(ffn) else 0)
+    return ffn.experts * expert_parameters(ffn, D) + shared + D * ffn.experts + bias_parameters(ffn)
+
+
+def _has_shared_gate(moe: Moe) -> bool:
+    """Whether there are shared experts, with a gate."""
+    return moe.shared > 0 and moe.shared_gate

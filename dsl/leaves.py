@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dsl.canonical import batch_text, rate_text, value_text
+from dsl.canonical import batch_text, range_text, rate_text, value_text
 from dsl.choices import OPEN
 from dsl.devices import FIELDS as PEAK_FIELDS
 from dsl.devices import peaks_of
@@ -72,8 +72,11 @@ def _of_field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[Lea
         yield from _of_node(value, path)
     elif kind.form == "layers":
         for index, span in enumerate(value):
-            yield Leaf(f"{path}.{index}", f"{span.first}..{span.last}", {"first": span.first, "last": span.last})
+            by = {"by": span.by} if span.by > 1 else {}
+            yield Leaf(f"{path}.{index}", range_text(span), {"first": span.first, "last": span.last, **by})
             yield from _of_node(span.ffn, f"{path}.{index}.ffn")
+            if span.attention is not None:
+                yield from _of_node(span.attention, f"{path}.{index}.attention")
     elif kind.form == "rate":
         for index, phase in enumerate(value):
             yield Leaf(f"{path}.{index}", rate_text(phase), _plain(phase))

@@ -76,7 +76,9 @@ def of_end(spec: Spec) -> Memory:
 def _everything(spec: Spec) -> _Held:
     """What all pipeline ranks hold together."""
     model, counts, mtp_common, mtp_routed = spec.model, parameters(spec.model), *_mtp(spec)
-    routed = sum((span.last - span.first + 1) * routed_parameters(model, span.ffn) for span in model.layers)
+    routed = sum(
+        len(model.layers_of(index)) * routed_parameters(model, span.ffn) for index, span in enumerate(model.layers)
+    )
     common = counts.total - counts.bias - routed + mtp_common
     routed += mtp_routed
     copies = 2 if is_mirrored(spec) else 1
@@ -95,9 +97,10 @@ def _end(spec: Spec) -> _Held:
 
 
 def _again(spec: Spec, embedding: int) -> int:
-    """The embedding that MTP reads on the last rank, where the first one has it too. A file may fold or mirror."""
+    """The embedding that MTP or a tied head reads on the last rank, where the first one has it too. A file may fold or
+    mirror."""
     apart = not has_both_ends(spec) and spec.schedule.file is None
-    return embedding if spec.model.mtp is not None and apart else 0
+    return embedding if (spec.model.mtp is not None or spec.model.tied) and apart else 0
 
 
 def _mtp(spec: Spec) -> tuple[int, int]:
@@ -105,7 +108,7 @@ def _mtp(spec: Spec) -> tuple[int, int]:
     model = spec.model
     if model.mtp is None:
         return 0, 0
-    ffn, depth = model.layers[-1].ffn, model.mtp.depth
+    ffn, depth = model.ffn(model.num_layers - 1), model.mtp.depth
     routed = depth * routed_parameters(model, ffn)
     return mtp_parameters(model) - depth * bias_parameters(ffn) - routed, routed
 

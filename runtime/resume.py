@@ -223,7 +223,7 @@ def _flat(plan: Any) -> dict[str, Any]:
         if path == "train.optimizer.settings":  # a spec says them beside the others
             path = "train.optimizer"
         if path == "model.layers":
-            value = {str(i): {"ffn": ffn} for i, ffn in _layers(value).items()}
+            value = {str(i): parts for i, parts in _layers(value).items()}
         if isinstance(value, dict | list):
             items = value.items() if isinstance(value, dict) else enumerate(value)
             left += reversed([(f"{path}.{key}" if path else str(key), each) for key, each in items])
@@ -234,15 +234,16 @@ def _flat(plan: Any) -> dict[str, Any]:
     return found
 
 
-def _layers(spans: Any) -> dict[int, Any]:
-    """Layer → its feed-forward part."""
-    layers: dict[int, Any] = {}
+def _layers(spans: Any) -> dict[int, dict[str, Any]]:
+    """Layer → its feed-forward part, and its attention if that is not the model's."""
+    layers: dict[int, dict[str, Any]] = {}
     for span in spans if isinstance(spans, list) else [None]:
-        keys = ("first", "last", "ffn")
-        first, last, ffn = (span.get(key) for key in keys) if isinstance(span, dict) else (None, None, None)
+        keys = ("first", "last", "ffn", "attention")
+        first, last, ffn, attention = (span.get(key) if isinstance(span, dict) else None for key in keys)
         if type(first) is not int or type(last) is not int or not len(layers) == first <= last < _MAX_LAYERS:
             raise ValueError("its plan has ranges of layers that no model has")
-        layers |= dict.fromkeys(range(first, last + 1), ffn)
+        parts = {"ffn": ffn} if attention is None else {"ffn": ffn, "attention": attention}
+        layers |= {layer: parts for layer in range(first, last + 1)}
     return layers
 
 

@@ -98,7 +98,7 @@ def given(block: outline.Node) -> set[str]:
 
 def keys(cls: type[Node]) -> tuple[str, ...]:
     """The keys of a block, those that must be given first."""
-    names = ("ffn",) if cls is LayerRange else keys_of(cls)
+    names = LayerRange.KEYS if cls is LayerRange else keys_of(cls)
     return tuple(sorted(names, key=lambda name: not required(cls, name)))
 
 

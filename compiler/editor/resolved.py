@@ -103,7 +103,7 @@ def _value(view: View, path: str, statement: Statement) -> str:
     if isinstance(value, RatePhase):
         return _rate(value, ramp)
     if isinstance(value, LayerRange):
-        return _layers(value.last - value.first + 1)
+        return _layers(len(value.layers))
     kind = fields_of(type(parent)).get(name) if isinstance(parent, Node) else None
     if path == "train.tokens" and ramp is not None:
         return f"{value:,} tokens = {_steps(ramp.steps_for(value))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from compiler.ir import SegmentCode, Use
+from dsl.canonical import range_text
 from dsl.schema import Model
 
 
@@ -23,8 +24,7 @@ def _statement(use: Use, model: Model) -> str:
         return "mtp {"
     if not part:
         return "norm_eps = " if place == "final_norm" else "vocab = "
-    if part == "attention":
+    span = model.layers[model.range_of(int(place.removeprefix("L")))]
+    if part == "attention" and span.attention is None:
         return "attention "
-    layer = int(place.removeprefix("L"))
-    span = next(s for s in model.layers if s.first <= layer <= s.last)
-    return f"layers {span.first}..{span.last} {{"
+    return f"layers {range_text(span)} {{"

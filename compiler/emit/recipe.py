@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any
 
 from compiler.dtypes import TORCH_DTYPE
 from dsl.memory import HOST_PART, HOST_SLOTS, Memory, average_dtype
-from dsl.schema import Data, Model, Node, Phase, Precision, Spec
+from dsl.schema import Data, Model, Node, Phase, Precision, Quiet, Spec
+from dsl.schema.base import as_tree, is_left_out
 from runtime import contract
+
+QUIET = tuple(name for name, info in Model.model_fields.items() if Quiet() in info.metadata)  # keys of a model
 
 
 def data_request(spec: Spec) -> contract.DataRequest:
@@ -31,6 +35,7 @@ def precision(block: Precision) -> contract.Precision:
 
 
 def model(block: Model) -> contract.Model:
+    more = [name for name in QUIET if not is_left_out(Model.model_fields[name], getattr(block, name))]
     return contract.Model(
         name=block.name,
         vocab=block.vocab,
@@ -38,11 +43,9 @@ def model(block: Model) -> contract.Model:
         init_std=block.init_std,
         norm_eps=block.norm_eps,
         attention=_given(block.attention),
-        # `max_nodes` says where experts lie, which no value depends on: a run goes on where it is another.
-        layers=tuple(
-            contract.Layers(s.first, s.last, s.ffn.model_dump(mode="json", exclude={"max_nodes"})) for s in block.layers
-        ),
-        mtp=block.mtp.model_dump(mode="json") if block.mtp else None,
+        layers=tuple(_layers(block)),
+        mtp=as_tree(block.mtp) if block.mtp else None,
+        more={name: as_tree(getattr(block, name)) for name in more} if more else None,
     )
 
 
@@ -53,6 +56,16 @@ def _given(block: Node) -> dict[str, Any]:
         for name, value in block
         if value is not None or type(block).model_fields[name].is_required()
     }
+
+
+def _layers(block: Model) -> Iterator[contract.Layers]:
+    """Runs of layers of one range. `max_nodes` is left out: it says where experts lie, which no value depends on, and a
+    run goes on where it is another."""
+    for index, run in groupby(range(block.num_layers), key=block.range_of):
+        layers, span = [*run], block.layers[index]
+        ffn = {name: value for name, value in as_tree(span.ffn).items() if name != "max_nodes"}
+        attention = _given(span.attention) if span.attention is not None else None
+        yield contract.Layers(layers[0], layers[-1], ffn, attention)
 
 
 def train(spec: Spec) -> contract.Train:

@@ -104,7 +104,7 @@ class Segment:
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     constants: tuple[
-        tuple[str, int | float | bool | tuple[int | float, ...]], ...
+        tuple[str, int | float | bool | str | tuple[int | float, ...]], ...
     ] = ()  # whatever else the function closes over
     recompute: tuple[str, ...] = ()  # names of what the backward computes again: compiler/segments/recompute.py
     remade: tuple[Remade, ...] = ()

@@ -14,5 +14,5 @@ PARAMETERS = mla.PARAMETERS | gqa.PARAMETERS
 
 
 def build(place: Place) -> ir.Segment:
-    sizes = place.model.attention
+    sizes = place.attention or place.model.attention
     return mla.build(place, sizes) if isinstance(sizes, Mla) else gqa.build(place, sizes)

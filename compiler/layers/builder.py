@@ -10,19 +10,21 @@ from typing import Any
 from compiler import ir
 from compiler.dtypes import TORCH_DTYPE
 from compiler.ops.rule import statistics_dtype
-from dsl.schema import Dense, Model, Moe, Spec
+from dsl.schema import Dense, Gqa, Mla, Model, Moe, Spec
 
-Constant = int | float | bool | tuple[int | float, ...]
+Constant = int | float | bool | str | tuple[int | float, ...]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a segment stands in the model. `ffn` is that of its layer; the MTP block has the last layer's."""
+    """Where a segment stands in the model. `ffn` and `attention` are those of its layer (None: the model's attention);
+    the MTP block has the last layer's."""
 
     spec: Spec
     ffn: Dense | Moe
     mtp: bool = False
     high: bool = False  # whether the linears of its layer stay in the dtype of activations
+    attention: Mla | Gqa | None = None
 
     @property
     def model(self) -> Model:

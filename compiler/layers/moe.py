@@ -12,6 +12,7 @@ from typing import Any
 
 from compiler import ir
 from compiler.dtypes import TORCH_DTYPE
+from compiler.layers.activation import activated, constants_of, times_gate, up_width
 from compiler.layers.builder import Place, index, segment
 
 ROUTER_PARAMETERS = {
@@ -20,7 +21,12 @@ ROUTER_PARAMETERS = {
     "bias": "ffn.router.bias",
     "slots": "ffn.router.slots",
 }
-SHARED_PARAMETERS = {"norm": "ffn.norm", "up": "ffn.shared.up", "down": "ffn.shared.down"}
+SHARED_PARAMETERS = {
+    "norm": "ffn.norm",
+    "up": "ffn.shared.up",
+    "gate": "ffn.shared.gate",
+    "down": "ffn.shared.down",
+}
 EXPERTS_PARAMETERS = {"up": "ffn.experts.up", "down": "ffn.experts.down"}
 
 
@@ -42,6 +48,7 @@ def router(
     shared: bool,
     balance: bool,
     by_slots: bool = False,
+    sqrt_softplus: bool = False,
 ) -> tuple[Any, ...]:
     """Chooses experts and puts the rows in their order, or `by_slots`, in that of their places in the layer. The
     residual h + y, of which attention gave y, is for the join, the normed `x` for the shared experts; with `balance`
@@ -50,12 +57,21 @@ def router(
     x_TD = ops.rmsnorm(residual_TD, p.norm, eps)
     logits_TE = ops.linear_wide(x_TD, p.weight)
     bias_E = p.bias if biased else None
-    gate_TK, expert_TK = ops.route(logits_TE, bias_E, softmax, groups, top_groups, top_k, normalize, scale)
+    choice = (groups, top_groups, top_k, normalize, scale)
+    if sqrt_softplus:
+        logits_TE = ops.sqrt_softplus(logits_TE)
+        gate_TK, expert_TK = ops.route_scores(logits_TE, bias_E, *choice)
+    else:
+        gate_TK, expert_TK = ops.route(logits_TE, bias_E, softmax, *choice)
     routed = (x_TD, gate_TK, expert_TK)
     permuted = ops.permute_placed(*routed, p.slots) if by_slots else ops.permute(*routed, p.weight.shape[0])
     rows_SD, gate_S, order_S, counts_E = permuted
     x = (x_TD,) if shared else ()
-    loss = (ops.sequence_balance(logits_TE, expert_TK, sequence, softmax),) if balance else ()
+    loss: tuple[Any, ...] = ()
+    if balance and sqrt_softplus:
+        loss = (ops.balance_scores(logits_TE, expert_TK, sequence),)
+    elif balance:
+        loss = (ops.sequence_balance(logits_TE, expert_TK, sequence, softmax),)
     return (residual_TD, *x, rows_SD, gate_S, order_S, counts_E, *loss)
 
 
@@ -96,6 +112,7 @@ def build_router(place: Place) -> ir.Segment:
         shared=shared,
         balance=balance,
         **({"by_slots": True} if by_slots else {}),
+        **({"sqrt_softplus": True} if moe.score == "sqrt_softplus" else {}),
     )
     return replace(of, remade=_normed(place, "residual") if shared else ())
 
@@ -107,26 +124,62 @@ def _normed(place: Place, residual: str) -> tuple[ir.Remade, ...]:
     return (remade,) if "rmsnorm" in place.spec.recompute else ()
 
 
-def shared(ops: Any, p: Any, x_TD: Any, *h_TD: Any) -> tuple[Any, ...]:
-    """The experts every token goes to, as one. `h`, if given, is what the backward makes `x` of."""
-    return (ops.linear(ops.swiglu(ops.linear(x_TD, p.up)), p.down),)
+def shared(
+    ops: Any,
+    p: Any,
+    x_TD: Any,
+    *h_TD: Any,
+    gated: bool = False,
+    activation: str = "swiglu",
+    limit: float = 0.0,
+    alpha: float = 0.0,
+    shift: float = 0.0,
+) -> tuple[Any, ...]:
+    """The experts every token goes to, as one. `h`, if given, is what the backward makes `x` of.
+
+    If `gated`, a token's own weight is applied before `down`, as that of a routed row is.
+    """
+    h_TM, act = ops.linear(x_TD, p.up), (activation, limit, alpha, shift)
+    if gated:
+        gate_T = ops.sigmoid_gate(ops.linear_wide(x_TD, p.gate))
+        return (ops.linear(times_gate(ops, h_TM, gate_T, *act), p.down),)
+    return (ops.linear(activated(ops, h_TM, *act), p.down),)
 
 
 def build_shared(place: Place) -> ir.Segment:
-    inner, D = place.moe.inner * place.moe.shared, place.D
-    params: tuple[ir.Param, ...] = (place.weight("up", 2 * inner, D), place.weight("down", D, inner))
+    moe, D = place.moe, place.D
+    inner = (moe.shared_inner or moe.inner) * moe.shared
+    gate = (place.weight("gate", 1, D),) if moe.shared_gate else ()
+    params: tuple[ir.Param, ...] = (
+        place.weight("up", up_width(moe, inner), D),
+        *gate,
+        place.weight("down", D, inner),
+    )
+    constants = {**({"gated": True} if gate else {}), **constants_of(moe)}
     inputs: tuple[ir.Input, ...] = (place.input("x", place.T, D),)
     remade = _normed(place, "h")
     if remade:  # the norm's gradients are the router's
         params = (place.gain("norm", D, grad=False), *params)
         inputs = (*inputs, replace(place.input("h", place.T, D), grad=False))
-    return replace(segment("shared", shared, params, inputs, ("y",)), remade=remade)
+    return replace(segment("shared", shared, params, inputs, ("y",), **constants), remade=remade)
 
 
-def experts(ops: Any, p: Any, rows_RD: Any, gate_R: Any, offsets_E: Any) -> tuple[Any, ...]:
+def experts(
+    ops: Any,
+    p: Any,
+    rows_RD: Any,
+    gate_R: Any,
+    offsets_E: Any,
+    *,
+    activation: str = "swiglu",
+    limit: float = 0.0,
+    alpha: float = 0.0,
+    shift: float = 0.0,
+) -> tuple[Any, ...]:
     """The routed experts of this rank. The gate weight comes before `down`, so that their outputs need not be kept."""
     h_RM = ops.grouped_linear(rows_RD, p.up, offsets_E)
-    return (ops.grouped_linear(ops.gated_swiglu(h_RM, gate_R), p.down, offsets_E),)
+    act_RI = times_gate(ops, h_RM, gate_R, activation, limit, alpha, shift)
+    return (ops.grouped_linear(act_RI, p.down, offsets_E),)
 
 
 def build_experts(place: Place) -> ir.Segment:
@@ -134,13 +187,14 @@ def build_experts(place: Place) -> ir.Segment:
     return segment(
         "experts",
         experts,
-        (place.weight("up", 2 * moe.inner, D, stack=stack), place.weight("down", D, moe.inner, stack=stack)),
+        (place.weight("up", up_width(moe, moe.inner), D, stack=stack), place.weight("down", D, moe.inner, stack=stack)),
         (
             place.input("rows", "R", D),
             ir.Input("gate", ("R",), place.wide_dtype),
             index("offsets", stack, dtype="int32"),
         ),
         ("y",),
+        **constants_of(moe),
     )
 
 

@@ -22,6 +22,31 @@ def _infer_route(
     return Tensor(chosen, logits_TE.dtype), Tensor(chosen, INDEX)
 
 
+def _infer_scores(logits_TE: Tensor) -> tuple[Tensor, ...]:
+    return (logits_TE,)
+
+
+def _infer_route_scores(
+    score_TE: Tensor,
+    bias_E: Tensor | None,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, ...]:
+    return _infer_route(score_TE, bias_E, False, groups, top_groups, top_k, normalize, scale)
+
+
+def _infer_balance_scores(score_TE: Tensor, expert_TK: Tensor, sequence: int) -> tuple[Tensor, ...]:
+    return _infer_balance(score_TE, expert_TK, sequence, False)
+
+
+def _infer_sigmoid(logit_T1: Tensor) -> tuple[Tensor, ...]:
+    assert logit_T1.shape[1:] == (1,), logit_T1
+    return (Tensor(logit_T1.shape[:1], logit_T1.dtype),)
+
+
 def _infer_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int, softmax: bool) -> tuple[Tensor, ...]:
     assert logits_TE.shape[0] % sequence == 0, (logits_TE, sequence)
     return (Tensor((), statistics_dtype(logits_TE.dtype)),)
@@ -71,6 +96,58 @@ SEQUENCE_BALANCE = Rule(
     ),
 )
 
+SQRT_SOFTPLUS = Rule(
+    args=("logits",),
+    outputs=("score",),
+    infer=_infer_scores,
+    kernel_class="router",
+    flops=elementwise("logits", 6),
+    differentiable=("score",),
+    dgrad=Gradient(
+        "sqrt_softplus_dgrad", reads=("d_score", "logits", "score"), gives=("logits",), flops=elementwise("logits", 6)
+    ),
+)
+
+ROUTE_SCORES = Rule(
+    args=("score", "bias", "groups", "top_groups", "top_k", "normalize", "scale"),
+    outputs=("gate", "expert"),
+    infer=_infer_route_scores,
+    kernel_class="router",
+    flops=elementwise("score", 4),
+    differentiable=("gate",),
+    dgrad=Gradient(
+        "route_scores_dgrad",
+        reads=("d_gate", "score", "expert", "normalize", "scale"),
+        gives=("score",),
+        flops=elementwise("score", 2),
+    ),
+)
+
+BALANCE_SCORES = Rule(
+    args=("score", "expert", "sequence"),
+    outputs=("loss",),
+    infer=_infer_balance_scores,
+    kernel_class="router",
+    flops=elementwise("score", 4),
+    differentiable=("loss",),
+    dgrad=Gradient(
+        "balance_scores_dgrad",
+        reads=("d_loss", "score", "expert", "sequence"),
+        gives=("score",),
+        flops=elementwise("score", 6),
+    ),
+)
+
+SIGMOID_GATE = Rule(
+    args=("logit",),
+    outputs=("gate",),
+    infer=_infer_sigmoid,
+    kernel_class="router",
+    flops=elementwise("logit", 4),
+    differentiable=("gate",),
+    dgrad=Gradient("sigmoid_gate_dgrad", reads=("d_gate", "gate"), gives=("logit",), flops=elementwise("d_gate", 3)),
+)
+
 PERMUTE = Rule(
     args=("x", "gate", "expert", "num_experts"),
     outputs=("rows", "row_gate", "order", "counts"),
@@ -108,7 +185,11 @@ UNPERMUTE = Rule(
 
 RULES = {
     "route": ROUTE,
+    "route_scores": ROUTE_SCORES,
     "sequence_balance": SEQUENCE_BALANCE,
+    "balance_scores": BALANCE_SCORES,
+    "sigmoid_gate": SIGMOID_GATE,
+    "sqrt_softplus": SQRT_SOFTPLUS,
     "permute": PERMUTE,
     "permute_placed": PERMUTE_PLACED,
     "unpermute": UNPERMUTE,

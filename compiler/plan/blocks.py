@@ -6,7 +6,7 @@ Names of stage values begin with their block: `L3_rows` in layer 3, `M0_rows` in
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from compiler import ir
@@ -66,12 +66,14 @@ def cuts_by_site(uses: Iterable[ir.Use], cuts_by_key: CutsByKey = NO_CUTS) -> di
 def model_blocks(spec: Spec) -> tuple[Block, ...]:
     """The embedding, every layer, and the end of the model."""
     model = spec.model
-    blocks = [_embedding(Place(spec, model.ffn(0)))]
-    for layer in range(model.num_layers):
-        place = Place(spec, model.ffn(layer), high=_is_high(spec, layer))
+    places = [
+        Place(spec, model.ffn(layer), high=_is_high(spec, layer), attention=model.attention_of(layer))
+        for layer in range(model.num_layers)
+    ]
+    blocks = [_embedding(places[0])]
+    for layer, place in enumerate(places):
         blocks.append(_layer(place, f"L{layer}", f"layers.{layer}", blocks[-1].output))
-    last = Place(spec, model.ffn(model.num_layers - 1), high=_is_high(spec, model.num_layers - 1))
-    return (*blocks, _end(last, blocks[-1].output))
+    return (*blocks, _end(places[-1], blocks[-1].output))
 
 
 def _is_high(spec: Spec, layer: int) -> bool:
@@ -86,10 +88,15 @@ def model_steps(spec: Spec) -> tuple[Step, ...]:
 
 
 def _use(place: Place, kind: str, site: str, prefix: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> ir.Use:
-    """A segment at a place; its tensors are `prefix`.<path>, but for those of the whole model."""
+    """A segment at a place; its tensors are `prefix`.<path>, but for those of the whole model.
+
+    A head that is tied reads the embedding.
+    """
     layer = LAYERS[kind]
     segment = layer.build(place)
-    paths = ((param.name, layer.parameters[param.name]) for param in segment.params)
+    tied = {"head": "embedding"} if place.model.tied else {}
+    found = ((param.name, layer.parameters[param.name]) for param in segment.params)
+    paths = ((name, tied.get(path, path)) for name, path in found)
     params = tuple((name, f"{prefix}.{path}" if prefix and path not in MODEL_TENSORS else path) for name, path in paths)
     assert len(inputs) == len(segment.inputs) and len(outputs) == len(segment.outputs), site
     return ir.Use(site, segment, params, inputs, outputs)
@@ -193,7 +200,7 @@ def _end(place: Place, h: str) -> Block:
     ]
     if mtp:
         assert mtp.depth == 1, "one MTP block"
-        inside = Place(place.spec, place.ffn, mtp=True, high=place.high)
+        inside = replace(place, mtp=True)
         block = _layer(inside, "M0", "mtp.0", "M0_input")
         steps += [
             _use(inside, "mtp_input", "M0.input", "mtp.0", ("mtp_tokens", "final_h_mtp"), ("M0_input",)),

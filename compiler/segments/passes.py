@@ -56,6 +56,11 @@ def _logits(segment: Segment) -> int:
     return segment.kind == "head" and "logits" in segment.recompute
 
 
+def _scored(segment: Segment) -> bool:
+    """Whether a router scores and chooses in one op."""
+    return segment.kind == "router" and "sqrt_softplus" not in dict(segment.constants)
+
+
 def _placed(segment: Segment) -> bool:
     return any(param.name == "slots" for param in segment.params)
 
@@ -84,7 +89,11 @@ def _quantised_norms(segment: Segment) -> int:
 
 def _swiglus(segment: Segment, gated: bool) -> int:
     """Those whose result is an operand of eight bits; rows that come so alone are read as they are."""
-    return "operands" in dict(segment.stored) and segment.kind in (("experts",) if gated else ("dense", "shared"))
+    constants = dict(segment.constants)
+    if "operands" not in dict(segment.stored) or "activation" in constants:
+        return False
+    by_rows = segment.kind == "experts" or "gated" in constants
+    return by_rows == gated and segment.kind in ("experts", "dense", "shared")
 
 
 def _kept(segment: Segment) -> bool:
@@ -101,7 +110,7 @@ def _attention_again(segment: Segment, kept: bool) -> bool:
 def _latent(segment: Segment) -> dict[str, int | float | bool]:
     """The constants of latent attention in BF16 whose values are a tile wide, within what its kernels take; {} of
     any other."""
-    sizes = {name: value for name, value in segment.constants if not isinstance(value, tuple)}
+    sizes = {name: value for name, value in segment.constants if not isinstance(value, (str, tuple))}
     if segment.kind != "attention" or "nope" not in sizes or segment.inputs[0].dtype != "bfloat16":
         return {}
     return sizes if sizes["value"] == TILE and sizes["nope"] <= TILE and 0 < sizes["rope"] <= TILE // 2 else {}
@@ -250,7 +259,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 Node("permute", ("x", "gate", "expert", "experts"), _PERMUTED),
             ),
             make=(Node("route_permute", ("logits", "bias", "x", None, *_HOW), (*_ROUTED, *_PERMUTED)),),
-            matches=lambda segment: segment.kind == "router" and not _placed(segment),
+            matches=lambda segment: _scored(segment) and not _placed(segment),
         ),
         Pass(
             find=(
@@ -258,7 +267,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 Node("permute_placed", ("x", "gate", "expert", "slots"), _PERMUTED),
             ),
             make=(Node("route_permute", ("logits", "bias", "x", "slots", *_HOW), (*_ROUTED, *_PERMUTED)),),
-            matches=_placed,
+            matches=lambda segment: _scored(segment) and _placed(segment),
         ),
         Pass(
             find=(

@@ -20,7 +20,18 @@ from compiler.ops import RULES, Tensor
 from compiler.segments.joint import COLUMNS, Joint, Node
 from compiler.segments.split import phases, view_nodes
 
-OPS = {"rmsnorm": ("rmsnorm", "head_rmsnorm"), "swiglu": ("swiglu", "gated_swiglu")}
+ACTIVATIONS = (
+    "swiglu",
+    "gated_swiglu",
+    "clamped_swiglu",
+    "gate_rows",
+    "geglu",
+    "geglu_tanh",
+    "gelu",
+    "gelu_tanh",
+    "relu2",
+)
+OPS = {"rmsnorm": ("rmsnorm", "head_rmsnorm"), "swiglu": ACTIVATIONS}
 WEIGHTS = {"mla_up": ("q_up", "kv_up")}  # the linear of this weight
 MOVING = ("cat2",)  # computes nothing: made again where all its parts are
 AGAIN = "_again"

@@ -123,7 +123,7 @@ def _of_model(spec: Spec) -> Iterator[str]:
     for index, span in enumerate(layers):
         if isinstance(vars(span).get("ffn"), Moe):
             yield from (checked_path(f"model.layers.{index}.ffn.{name}") for name in ROUTED)
-    if layers:
+    if layers and all(span.by == 1 for span in layers):  # else several ranges end together
         yield checked_path(f"model.layers.{len(layers) - 1}.{LAST}")
     if isinstance(value_at(spec, "model.attention"), Gqa):
         yield from (checked_path(f"model.attention.{name}") for name in HEADS)

@@ -16,7 +16,7 @@ from dsl.canonical import number
 from dsl.resolve.fields import WORDS_AS_TEXT, FieldType, fields_of
 from dsl.rules import RULES
 from dsl.rules.finding import Rule
-from dsl.schema import Choices, Derived, Node, Spec, Tile
+from dsl.schema import Choices, Derived, LayerRange, Node, Spec, Tile
 from dsl.syntax import NAMED
 
 NESTED = ("more",)  # blocks that may be within one of their kind
@@ -142,6 +142,8 @@ def _inner(cls: type[Node], name: str, path: str) -> Iterator[Block]:
     at = f"{path}.{name}".lstrip(".")
     classes = kind.nodes if kind.form != "layers" else (get_args(kind.types[0])[0],)
     if kind.form in ("phases", "batch", "rate", "tokenizer") or not classes or classes == (Tile,):
+        return
+    if cls is LayerRange and name == "attention":  # it has the keys of the model's
         return
     for each in classes:
         label = each.model_fields["kind"].default if "kind" in each.model_fields else ""

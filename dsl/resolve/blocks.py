@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from dsl import choices, units
@@ -12,7 +13,7 @@ from dsl.resolve import derive, forms
 from dsl.resolve.context import Context, RejectedError, Scope
 from dsl.resolve.evaluate import MAX_HINTED
 from dsl.resolve.fields import FieldType, broken_bound, fields_of, keys_of, scalar
-from dsl.resolve.merge import key_of, label_of, lost_keys
+from dsl.resolve.merge import key_of, label_of, lost_keys, merge
 from dsl.schema import BUILT_IN, LayerRange, Node, Tile, Unit
 from dsl.schema.model import MAX_LAYER
 from dsl.source import Span
@@ -58,7 +59,7 @@ def node(context: Context, scope: Scope, cls: type[Node], block: Block) -> Any:
     for name in {_target(key) for key in lost_keys(block) & {*keys}} - values.keys():
         failed.add(name)
     if ranges:
-        values["layers"] = _layers(context, scope, ranges)
+        values["layers"] = _layers(context, scope, ranges, next(iter(block.named.get("attention", ())), None))
         context.origins[scope.at("layers")] = ranges[0].head
         if "layers" in failed:  # one range of several: the others can be looked at, not how they follow each other
             failed.remove("layers")
@@ -197,55 +198,83 @@ def _kind_missing(name: str, block: Block, kinds: Collection[str]) -> str:
     return f"write `{name} {quoted or next(iter(kinds))} {{ … }}`"
 
 
-def _layers(context: Context, scope: Scope, blocks: list[Block]) -> tuple[Any, ...]:
-    """Layer ranges in the order of their first layers; holes and overlaps are rules."""
-    ranges: list[tuple[tuple[int, int], Block]] = []
+def _layers(context: Context, scope: Scope, blocks: list[Block], attention: Statement | None) -> tuple[Any, ...]:
+    """Layer ranges in the order of their first layers; holes and overlaps are rules. `attention`: the model's."""
+    ranges: list[tuple[tuple[int, int, int], Block]] = []
     for block in blocks:
         try:
             ranges.append((_bounds(context, scope, block), block))
         except RejectedError:
             context.failed.add(scope.at("layers"))
-            ranges.append(((0, 0), block))
+            ranges.append(((0, 0, 1), block))
     ranges.sort(key=lambda item: item[0])
     found = []
-    for index, ((first, last), block) in enumerate(ranges):
-        inner = scope.inside(block, f"layers.{index}")
+    for index, (bounds, block) in enumerate(ranges):
+        around = next(
+            (one for (first, last, by), one in ranges if by == 1 < bounds[2] and first <= bounds[0] <= last), None
+        )
+        whole = _put_over(context, block, around, attention)
+        inner = scope.inside(whole, f"layers.{index}")
         context.origins[inner.path] = block.labels[0].span if block.labels else block.head
-        found.append(_range_node(context, inner, block, first, last))
+        found.append(_range_node(context, inner, whole, *bounds))
     return tuple(found)
 
 
-def _range_node(context: Context, scope: Scope, block: Block, first: int, last: int) -> Any:
-    values: dict[str, Any] = {"first": first, "last": last}
+def _put_over(context: Context, block: Block, around: Block | None, attention: Statement | None) -> Block:
+    """A layer range with what it takes from the range `around` it, which a range `by` may leave out, and from the
+    attention of the model."""
+    body = [*block.body]
+    if around is not None:
+        body += [each for each in around.body if key_of(each) in LayerRange.KEYS and not block.gives(key_of(each))]
+        of_range = next((each for each in around.named.get("attention", ()) if isinstance(each, Block)), None)
+        if of_range is not None and isinstance(attention, Block):
+            attention = merge(attention, of_range, context.mistakes)
+    for index, each in enumerate(body):
+        if key_of(each) == "attention" and isinstance(each, Block) and isinstance(attention, Block):
+            body[index] = merge(attention, each, context.mistakes)
+    return replace(block, body=tuple(body))
+
+
+def _range_node(context: Context, scope: Scope, block: Block, first: int, last: int, by: int) -> Any:
+    values: dict[str, Any] = {"first": first, "last": last, "by": by}
     failed: set[str] = set()
     for statement in block.body:
         if isinstance(statement, Let):
             context.lets.append((scope, statement))
         if isinstance(statement, (Let, Lost)):
             continue
-        if key_of(statement) != "ffn" or not isinstance(statement, (Attribute, Block)):
-            failed |= _unknown(context, scope, LayerRange, block, statement, ("ffn",))
+        key = key_of(statement)
+        if key not in LayerRange.KEYS or not isinstance(statement, (Attribute, Block)):
+            failed |= _unknown(context, scope, LayerRange, block, statement, LayerRange.KEYS)
             continue
+        if key == "attention":
+            context.origins[scope.at(key)] = statement.span
         try:
-            values["ffn"] = field(context, scope, LayerRange, "ffn", statement)
+            values[key] = field(context, scope, LayerRange, key, statement)
         except RejectedError:
-            failed.add("ffn")
+            failed.add(key)
     if "ffn" not in values and "ffn" not in failed:
         failed.add("ffn")
         _missing(context, LayerRange, block, ["ffn"])
     return _build(context, scope, LayerRange, values, failed)
 
 
-def _bounds(context: Context, scope: Scope, block: Block) -> tuple[int, int]:
-    label = block.labels[0] if len(block.labels) == 1 else None
-    if not isinstance(label, Range):
+def _bounds(context: Context, scope: Scope, block: Block) -> tuple[int, int, int]:
+    """(first, last, by) of a layer range."""
+    label, *rest = block.labels or (None,)
+    steps = len(rest) == 2 and isinstance(rest[0], Word) and rest[0].text == "by"
+    if not isinstance(label, Range) or (rest and not steps):
         raise _no_range(context, block)
     first, last = (derive.count(context, scope, part, "layers") for part in (label.first, label.last))
     if not 0 <= first <= last <= MAX_LAYER:
         message = f"the range {first}..{last} is empty or out of bounds: at most {MAX_LAYER}"
         low, high = sorted(min(max(0, each), MAX_LAYER) for each in (first, last))
         raise context.reject("E0303", message, label.span, f"write `layers {low}..{high}`")
-    return first, last
+    by = derive.count(context, scope, rest[1], "layers") if steps else 1
+    if steps and not 2 <= by <= MAX_LAYER:
+        span, hint = label.span.to(rest[1].span), f"write `layers {first}..{last}`"
+        raise context.reject("E0303", f"`by {by}` is out of bounds: 2 or more, at most {MAX_LAYER}", span, hint)
+    return first, last, by
 
 
 def _no_range(context: Context, block: Block) -> RejectedError:

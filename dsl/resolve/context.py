@@ -42,6 +42,7 @@ class Context:
     definitions: Definitions
     run: Block
     mistakes: list[Diagnostic] = field(default_factory=list)
+    complained: set[tuple[str, str, str, int, int]] = field(default_factory=set)  # what mistakes has, and where
     origins: dict[str, Span] = field(default_factory=dict)  # path → where its value is written
     failed: set[str] = field(default_factory=set)  # paths without a usable value
     depth: int = 0  # of the expression being evaluated, through references
@@ -56,7 +57,10 @@ class Context:
     opened: dict[str, Span] = field(default_factory=dict)  # the others of these, each with its `auto`
 
     def complain(self, code: str, message: str, span: Span, hint: str = "", notes: Iterable[Note] = ()) -> None:
-        self.mistakes.append(Diagnostic(code, message, span, hint, tuple(notes)))
+        place = (code, message, span.source.name, span.start, span.end)
+        if place not in self.complained:  # a block that others are put over is read several times
+            self.complained.add(place)
+            self.mistakes.append(Diagnostic(code, message, span, hint, tuple(notes)))
 
     def reject(self, code: str, message: str, span: Span, hint: str = "", notes: Iterable[Note] = ()) -> RejectedError:
         """Report a mistake; to be raised."""
@@ -68,6 +72,7 @@ class Context:
         return replace(
             self,
             mistakes=[],
+            complained=set(),
             origins={},
             failed=set(),
             active=[],

@@ -49,7 +49,7 @@ def key_meant(
         return set(), elsewhere, ()
     absent = [key for key in free if key in _required(cls) and not block.gives(key)]
     close = () if alias else nearest(word, absent) or nearest(word, free)
-    if len(keys) == 1 and free and edits(word, keys[0]) == 1:  # too short a word to be near: `fnn`
+    if len(keys) <= 2 and keys[0] in free and edits(word, keys[0]) == 1:  # too short a word to be near: `fnn`
         close = (keys[0],)
     home = _home(word, place, cls)
     if close:

@@ -125,7 +125,7 @@ def _ffns(parent: Block) -> dict[tuple[str, str], _Kin]:
     for each in parent.body:
         if isinstance(each, Block) and each.key.text == "layers":
             for item in each.body:
-                if isinstance(item, Block):
+                if isinstance(item, Block) and item.key.text == "ffn":
                     found.setdefault((item.key.text, label_of(item)), []).append(item)
     return {key: _Kin(tuple(blocks), frozenset().union(*map(_keys, blocks))) for key, blocks in found.items()}
 

@@ -24,6 +24,7 @@ WORLD = (
 )
 FP8 = tuple(f"precision.{key}" for key in ("linear", "activation_tile", "weight_tile"))
 LAYERS = "model.layers.*"
+ATTENTIONS = ("model.attention", f"{LAYERS}.attention")
 STATE = (
     *("model", "precision", "parallel", "schedule", "offload"),
     *(f"train.{key}" for key in ("micro_batch", "sequence", "optimizer", "ema", "validate")),
@@ -59,20 +60,34 @@ JOINT_CODES = frozenset(
 RULES: tuple[Row, ...] = (
     ((f"{LAYERS}.first", f"{LAYERS}.last"), phases.layer_ranges),
     (("train.rate", "train.tokens"), phases.rate_covers),
-    (("model.attention.head_dim", "model.attention.rope.width"), model.even_rope),
-    (("model.attention.rope",), model.frequencies_rise),
+    (
+        (
+            *("model.attention.head_dim", "model.attention.rope.width"),
+            *(f"{LAYERS}.attention.{key}" for key in ("head_dim", "rope")),
+        ),
+        model.even_rope,
+    ),
+    (("model.attention.rope", f"{LAYERS}.attention.rope"), model.frequencies_rise),
+    (
+        ("model.attention", f"{LAYERS}.attention.heads", f"{LAYERS}.attention.kv_heads"),
+        model.heads_of_ranges_share_keys,
+    ),
     (("model.mtp.depth",), model.one_mtp),
+    (
+        tuple(f"{LAYERS}.ffn.{key}" for key in ("activation", "clamp", "shared", "shared_inner", "shared_gate")),
+        model.parts_of_a_layer_go_together,
+    ),
     (tuple(f"precision.{role}" for role in precision.ALL_ROLES), precision.few_bits_have_a_role),
     ((*FP8, "precision.dispatch", "precision.combine"), precision.tiles_are_given),
-    ((*FP8, "model.hidden", "model.attention", f"{LAYERS}.ffn.inner"), precision.operands_are_read_whole),
+    ((*FP8, *ATTENTIONS, "model.hidden", f"{LAYERS}.ffn.inner"), precision.operands_are_read_whole),
     ((*FP8, "precision.promote"), precision.sums_are_promoted),
     (("precision.linear", "precision.high", f"{LAYERS}.last"), precision.some_layers_are_not_high),
     (("precision",), precision.scales_are_those_of_a_format),
-    (("recompute", "model.name", "model.attention", f"{LAYERS}.ffn.shared"), precision.recomputed_ops_exist),
+    (("recompute", "model.name", *ATTENTIONS, f"{LAYERS}.ffn.shared"), precision.recomputed_ops_exist),
     (
         (
             *("unfused", "recompute"),
-            *("model.name", "model.hidden", "model.attention", f"{LAYERS}.ffn.kind"),
+            *("model.name", "model.hidden", *ATTENTIONS, f"{LAYERS}.ffn.kind"),
             *(f"precision.{key}" for key in ("name", "linear", "scale", "dispatch")),
         ),
         precision.unfused_ops_exist,
@@ -113,7 +128,7 @@ REFUSALS: tuple[Rule, ...] = (training.trains_in_a_built_in_precision, training.
 
 def check(spec: Spec, origins: Mapping[str, Span], failed: Collection[str]) -> tuple[Diagnostic, ...]:
     """Every broken rule of a spec, of which the paths `failed` may be missing."""
-    return tuple(located(finding, origins) for _, finding in broken(spec, failed))
+    return tuple(dict.fromkeys(located(finding, origins) for _, finding in broken(spec, failed)))
 
 
 def broken(spec: Spec, failed: Collection[str]) -> tuple[tuple[Rule, Finding], ...]:

@@ -35,6 +35,22 @@ def moe_groups(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0902", message, f"{at}.top_k", f"write `top_k = {most}`", notes)
 
 
+def parts_of_a_layer_go_together(spec: Spec) -> Iterator[Finding]:
+    """What a feed-forward part says of its activation and of its shared experts is there."""
+    for index, span in enumerate(spec.model.layers):
+        ffn, at = span.ffn, f"model.layers.{index}.ffn"
+        if ffn.clamp is not None and ffn.activation != "swiglu":
+            message = f"clamp cuts off the parts of a SwiGLU, and activation = {ffn.activation}"
+            note = ("the activation", f"{at}.activation")
+            yield Finding("E0930", message, f"{at}.clamp", "remove `clamp`", (note,))
+        if isinstance(ffn, Moe) and not ffn.shared:
+            for key, given in (("shared_inner", ffn.shared_inner is not None), ("shared_gate", ffn.shared_gate)):
+                if given:
+                    message = f"{key} is of shared experts, and shared = 0"
+                    note = ("their number", f"{at}.shared")
+                    yield Finding("E0930", message, f"{at}.{key}", f"remove `{key}`", (note,))
+
+
 def experts_keep_to_nodes(spec: Spec) -> Iterator[Finding]:
     """The groups of which a token chooses its experts lie on at most `max_nodes` of the nodes of an expert group."""
     expert = spec.parallel.expert
@@ -83,54 +99,72 @@ def heads_share_keys(spec: Spec) -> Iterator[Finding]:
     """Every head of keys and values serves the same number of query heads."""
     attention = spec.model.attention
     if isinstance(attention, Gqa) and attention.heads % attention.kv_heads:
-        message = f"{attention.heads} heads cannot share kv_heads = {attention.kv_heads} evenly"
-        hint = f"write `kv_heads = {nearest_divisor(attention.heads, attention.kv_heads)}`"
+        message, hint = _not_shared(attention)
         note = ("the query heads", "model.attention.heads")
         yield Finding("E0908", message, "model.attention.kv_heads", hint, (note,))
 
 
+def heads_of_ranges_share_keys(spec: Spec) -> Iterator[Finding]:
+    """So does every head in ranges of layers with an attention of their own."""
+    _, *ranges = spec.model.attentions
+    for at, attention in ranges:
+        if isinstance(attention, Gqa) and attention.heads % attention.kv_heads:
+            message, hint = _not_shared(attention)
+            yield Finding("E0908", message, f"{at}.kv_heads", hint, (("the query heads", f"{at}.heads"),))
+
+
+def _not_shared(attention: Gqa) -> tuple[str, str]:
+    """What is wrong with the number of heads of keys, and the edit that mends it."""
+    message = f"{attention.heads} heads cannot share kv_heads = {attention.kv_heads} evenly"
+    return message, f"write `kv_heads = {nearest_divisor(attention.heads, attention.kv_heads)}`"
+
+
 def even_rope(spec: Spec) -> Iterator[Finding]:
     """Rotary embedding turns pairs of elements."""
-    attention = spec.model.attention
-    if isinstance(attention, Mla):
-        key, width, at = "rope", attention.head_dim.rope, "model.attention.head_dim.rope"
-    else:
-        key, width, at = "head_dim", attention.head_dim, "model.attention.head_dim"
-    if width % 2:
-        yield Finding("E0903", f"{key} = {width} is odd, it is rotated in pairs", at, f"write `{key} = {width + 1}`")
-    part, at = attention.rope.width if attention.rope else None, "model.attention.rope.width"
-    if part is None:
-        return
-    if isinstance(attention, Mla):
-        message = "a head of latent attention rotates the columns that `head_dim` calls rope, and no others"
-        note = ("the rotated columns", "model.attention.head_dim.rope")
-        yield Finding("E0925", message, at, "remove `width`", (note,))
-    elif part > attention.head_dim:
-        message = f"width = {part} columns are rotated, of a head that has {attention.head_dim}"
-        note = ("the width of a head", "model.attention.head_dim")
-        yield Finding("E0925", message, at, f"write `width = {attention.head_dim // 2 * 2}`", (note,))
-    elif part % 2:
-        yield Finding("E0903", f"width = {part} is odd, it is rotated in pairs", at, f"write `width = {part - 1}`")
+    for path, attention in spec.model.attentions:
+        if isinstance(attention, Mla):
+            key, width, at = "rope", attention.head_dim.rope, f"{path}.head_dim.rope"
+        else:
+            key, width, at = "head_dim", attention.head_dim, f"{path}.head_dim"
+        if width % 2:
+            hint = f"write `{key} = {width + 1}`"
+            yield Finding("E0903", f"{key} = {width} is odd, it is rotated in pairs", at, hint)
+        part, at = attention.rope.width if attention.rope else None, f"{path}.rope.width"
+        if part is None:
+            continue
+        if isinstance(attention, Mla):
+            message = "a head of latent attention rotates the columns that `head_dim` calls rope, and no others"
+            note = ("the rotated columns", f"{path}.head_dim.rope")
+            yield Finding("E0925", message, at, "remove `width`", (note,))
+        elif part > attention.head_dim:
+            message = f"width = {part} columns are rotated, of a head that has {attention.head_dim}"
+            note = ("the width of a head", f"{path}.head_dim")
+            yield Finding("E0925", message, at, f"write `width = {attention.head_dim // 2 * 2}`", (note,))
+        elif part % 2:
+            yield Finding("E0903", f"width = {part} is odd, it is rotated in pairs", at, f"write `width = {part - 1}`")
 
 
 def frequencies_rise(spec: Spec) -> Iterator[Finding]:
     """The turns at which frequencies begin to change are fewer than those at which they no longer do."""
-    rope, at = spec.model.attention.rope, "model.attention.rope"
-    scaling = rope.scaling if rope else None
-    if isinstance(scaling, Llama3Scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
-        low, high = f"{at}.scaling.low_freq_factor", f"{at}.scaling.high_freq_factor"
-        message = f"low_freq_factor = {scaling.low_freq_factor:g} is not below high_freq_factor"
-        hint = f"write `low_freq_factor = {scaling.high_freq_factor / 4:g}`"
-        yield Finding("E0926", message, low, hint, (("high_freq_factor", high),))
-    if not isinstance(scaling, YarnScaling):
-        return
-    if scaling.beta_slow >= scaling.beta_fast:
-        message = f"beta_slow = {scaling.beta_slow:g} is not below beta_fast"
-        hint = f"write `beta_slow = {scaling.beta_fast / 32:g}`"
-        yield Finding("E0926", message, f"{at}.scaling.beta_slow", hint, (("beta_fast", f"{at}.scaling.beta_fast"),))
-    if rope and rope.theta == 1:
-        message = "theta = 1 gives all pairs one frequency, YaRN needs a range of them"
-        yield Finding("E0926", message, f"{at}.theta", "write `theta = 10_000`", (("YaRN", f"{at}.scaling"),))
+    for path, attention in spec.model.attentions:
+        rope, at = attention.rope, f"{path}.rope"
+        scaling = rope.scaling if rope else None
+        if isinstance(scaling, Llama3Scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
+            low, high = f"{at}.scaling.low_freq_factor", f"{at}.scaling.high_freq_factor"
+            message = f"low_freq_factor = {scaling.low_freq_factor:g} is not below high_freq_factor"
+            hint = f"write `low_freq_factor = {scaling.high_freq_factor / 4:g}`"
+            yield Finding("E0926", message, low, hint, (("high_freq_factor", high),))
+        if not isinstance(scaling, YarnScaling):
+            continue
+        if scaling.beta_slow >= scaling.beta_fast:
+            slow, fast = f"{at}.scaling.beta_slow", f"{at}.scaling.beta_fast"
+            message = f"beta_slow = {scaling.beta_slow:g} is not below beta_fast"
+            yield Finding(
+                "E0926", message, slow, f"write `beta_slow = {scaling.beta_fast / 32:g}`", (("beta_fast", fast),)
+            )
+        if rope and rope.theta == 1:
+            message = "theta = 1 gives all pairs one frequency, YaRN needs a range of them"
+            yield Finding("E0926", message, f"{at}.theta", "write `theta = 10_000`", (("YaRN", f"{at}.scaling"),))
 
 
 def one_mtp(spec: Spec) -> Iterator[Finding]:

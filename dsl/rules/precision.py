@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsl.formats import FP8 as BLOCKS
 from dsl.formats import PRODUCTS, Format, format_of
 from dsl.rules.finding import Finding, nearest_multiple
-from dsl.schema import Dtype, Gqa, Mla, Moe, Precision, Spec
+from dsl.schema import Dtype, Gqa, Moe, Precision, Spec
 from dsl.schema.run import WIDEST_NORM_GRADIENT
 
 FP8 = "e4m3"
@@ -120,19 +120,22 @@ def operands_are_read_whole(spec: Spec) -> Iterator[Finding]:
 
 def _summed_widths(spec: Spec) -> Iterator[tuple[str, int, int, str]]:
     """(name, width of a value of its key, width, path) of what the forward of each linear sums over."""
-    model, attention = spec.model, spec.model.attention
+    model = spec.model
     yield "hidden", 1, model.hidden, "model.hidden"
-    if isinstance(attention, Gqa):
-        width = attention.head_dim
-        yield f"heads·head_dim = {attention.heads}·{width}", width, attention.heads * width, "model.attention.heads"
-    else:
-        width = attention.head_dim.value
-        if attention.query_rank is not None:
-            yield "query_rank", 1, attention.query_rank, "model.attention.query_rank"
-        yield "kv_rank", 1, attention.kv_rank, "model.attention.kv_rank"
-        yield f"heads·value = {attention.heads}·{width}", width, attention.heads * width, "model.attention.heads"
+    for at, attention in model.attentions:
+        if isinstance(attention, Gqa):
+            width = attention.head_dim
+            yield f"heads·head_dim = {attention.heads}·{width}", width, attention.heads * width, f"{at}.heads"
+        else:
+            width = attention.head_dim.value
+            if attention.query_rank is not None:
+                yield "query_rank", 1, attention.query_rank, f"{at}.query_rank"
+            yield "kv_rank", 1, attention.kv_rank, f"{at}.kv_rank"
+            yield f"heads·value = {attention.heads}·{width}", width, attention.heads * width, f"{at}.heads"
     for index, span in enumerate(model.layers):
         yield "inner", 1, span.ffn.inner, f"model.layers.{index}.ffn.inner"
+        if isinstance(span.ffn, Moe) and span.ffn.shared_inner is not None:
+            yield "shared_inner", 1, span.ffn.shared_inner, f"model.layers.{index}.ffn.shared_inner"
 
 
 def _outwards(value: int) -> Iterator[int]:
@@ -161,7 +164,7 @@ def sums_are_promoted(spec: Spec) -> Iterator[Finding]:
 def recomputed_ops_exist(spec: Spec) -> Iterator[Finding]:
     """What is computed again is computed at all."""
     moe = [span.ffn for span in spec.model.layers if isinstance(span.ffn, Moe)]
-    absent = {"mla_up": isinstance(spec.model.attention, Gqa)} | dict.fromkeys(("router", "experts"), not moe)
+    absent = {"mla_up": not spec.model.has_latents} | dict.fromkeys(("router", "experts"), not moe)
     absent["shared"] = not any(ffn.shared for ffn in moe)
     absent["dense"] = len(moe) == len(spec.model.layers)
     lost = [name for name in spec.recompute if absent.get(name)]
@@ -174,7 +177,7 @@ def recomputed_ops_exist(spec: Spec) -> Iterator[Finding]:
 def _has_more(spec: Spec, no_moe: bool) -> bool:
     """Whether the gradient of some norm has more beside it than the residual's: a sum before it, or the norm again."""
     again = {"attention", "dense"} - {*spec.recompute} if "rmsnorm" in spec.recompute else set()
-    more = not no_moe or isinstance(spec.model.attention, Mla) or bool(again)
+    more = not no_moe or spec.model.has_latents or bool(again)
     return more and spec.model.hidden <= WIDEST_NORM_GRADIENT
 
 

@@ -1,9 +1,9 @@
 """The typed, frozen form of a spec. Every number has bounds; units are those of the fields' marks."""
 
 from dsl.schema.attention import Gqa, HeadDim, LinearScaling, Llama3Scaling, Mla, Rope, YarnScaling
-from dsl.schema.base import Aliases, Choices, Derived, FilePath, Node, Phase, Strict, Syntax, Unit, value_at
+from dsl.schema.base import Aliases, Choices, Derived, FilePath, Node, Phase, Quiet, Strict, Syntax, Unit, value_at
 from dsl.schema.cluster import Cluster, Device, Machine, More
-from dsl.schema.model import Balance, Dense, LayerRange, Model, Moe, Mtp
+from dsl.schema.model import Balance, Clamp, Dense, LayerRange, Model, Moe, Mtp
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Optimizer, StateTensor
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
@@ -21,6 +21,7 @@ __all__ = [
     "Batch",
     "Checkpoint",
     "Choices",
+    "Clamp",
     "Cluster",
     "Data",
     "Dense",
@@ -46,6 +47,7 @@ __all__ = [
     "Parallel",
     "Phase",
     "Precision",
+    "Quiet",
     "RatePhase",
     "Rope",
     "Scale",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 MAX_TOKENS = 10**16
 MAX_STEPS = 10**9
@@ -70,6 +71,14 @@ class FilePath:
 
 
 @dataclass(frozen=True, slots=True)
+class Quiet:
+    """A field that the resolved text of a spec and plan.json name only where it is not its default.
+
+    It was added to a block that builds and checkpoints have already: those of models without it keep their bytes.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Derived:
     """A field whose default follows from other values, as `dsl.resolve.derive` finds it."""
 
@@ -103,3 +112,16 @@ def value_at(phases: tuple[Phase, ...], tokens: int) -> float:
         if phase.until_tokens is None or tokens < phase.until_tokens:
             return phase.value
     raise AssertionError("the last phase has no end")
+
+
+def as_tree(value: Any) -> Any:
+    """JSON-able form of a block, or of a value in one, without the quiet fields that have their default."""
+    if isinstance(value, Node):
+        fields = type(value).model_fields
+        return {name: as_tree(each) for name, each in value if not is_left_out(fields[name], each)}
+    return [as_tree(each) for each in value] if isinstance(value, tuple) else value
+
+
+def is_left_out(info: FieldInfo, value: Any) -> bool:
+    """Whether a field is quiet, and this value its default."""
+    return bool(value == info.default) and any(isinstance(mark, Quiet) for mark in info.metadata)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from dsl.schema.attention import Gqa, Mla
-from dsl.schema.base import Choices, Node, Phase, Syntax, Width
+from dsl.schema.base import Choices, Node, Phase, Quiet, Syntax, Width
 
 MAX_LAYER = 999  # counted from 0; a layer takes some 50 ms to compile
 
@@ -28,21 +28,83 @@ class Balance(Node):
     ] = 0.0
 
 
+Act = Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu2"]
+UNGATED = ("gelu", "gelu_tanh", "relu2")
+Activation = Annotated[
+    Act,
+    Quiet(),
+    Field(description="what is between up and down", examples=["activation = geglu_tanh"]),
+    Choices(
+        {
+            "swiglu": "silu(gate)·up, of two products (Llama, DeepSeek)",
+            "geglu": "gelu(gate)·up, of two products, by erf",
+            "geglu_tanh": "gelu(gate)·up, of two products, by tanh (Gemma)",
+            "gelu": "gelu(up), of one product, by erf",
+            "gelu_tanh": "gelu(up), of one product, by tanh (GPT-2)",
+            "relu2": "max(up, 0)², of one product (Nemotron)",
+        }
+    ),
+]
+
+
+class Clamp(Node):
+    """A SwiGLU whose parts are cut off: gate·sigmoid(alpha·gate)·(up + shift), with gate at most `limit` and up within
+    ±`limit`."""
+
+    limit: Annotated[float, Field(gt=0, le=1e6, description="where gate and up are cut off", examples=["limit = 7"])]
+    alpha: Annotated[
+        float, Field(gt=0, le=1000, description="factor of the gate in the sigmoid", examples=["alpha = 1.702"])
+    ] = 1.0
+    shift: Annotated[float, Field(ge=-100, le=100, description="what is added to up", examples=["shift = 1"])] = 0.0
+
+
+Clamped = Annotated[
+    Clamp | None,
+    Quiet(),
+    Field(
+        description="where a SwiGLU cuts off its parts, or none: GPT-OSS has these, DeepSeek-V4 a limit alone",
+        examples=["clamp { limit = 7, alpha = 1.702, shift = 1 }"],
+    ),
+]
+
+
 class Dense(Node):
-    """A SwiGLU feed-forward layer."""
+    """A feed-forward layer."""
 
     kind: Annotated[Literal["dense"], Syntax("label"), Field(description="the kind")] = "dense"
     inner: Annotated[Width, Field(description="width between up and down", examples=["inner = 2048"])]
+    activation: Activation = "swiglu"
+    clamp: Clamped = None
 
 
 class Moe(Node):
-    """A mixture of SwiGLU experts: every token goes to the shared ones and to `top_k` of the routed ones."""
+    """A mixture of experts: every token goes to the shared ones and to `top_k` of the routed ones."""
 
     kind: Annotated[Literal["moe"], Syntax("label"), Field(description="the kind")] = "moe"
     experts: Annotated[int, Field(ge=1, le=65536, description="routed experts", examples=["experts = 64"])]
     shared: Annotated[int, Field(ge=0, le=256, description="shared experts", examples=["shared = 1"])]
     top_k: Annotated[int, Field(ge=1, le=1024, description="routed experts of a token", examples=["top_k = 8"])]
     inner: Annotated[Width, Field(description="width of one expert", examples=["inner = 2048"])]
+    activation: Activation = "swiglu"
+    clamp: Clamped = None
+    shared_inner: Annotated[
+        int | None,
+        Quiet(),
+        Field(
+            ge=1,
+            le=1_048_576,
+            description="width of one shared expert, or none: that of a routed one",
+            examples=["shared_inner = 5632"],
+        ),
+    ] = None
+    shared_gate: Annotated[
+        bool,
+        Quiet(),
+        Field(
+            description="whether each token weighs what the shared experts give by sigmoid(x·w), as in Qwen2-MoE",
+            examples=["shared_gate = true"],
+        ),
+    ] = False
     groups: Annotated[
         int, Field(ge=1, le=65536, description="groups the experts are divided into", examples=["groups = 8"])
     ] = 1
@@ -60,7 +122,7 @@ class Moe(Node):
         ),
     ] = None
     score: Annotated[
-        Literal["sigmoid", "softmax"],
+        Literal["sigmoid", "softmax", "sqrt_softplus"],
         Field(
             description="how logits become scores: sigmoid as V3, softmax as V2",
             examples=["score = sigmoid"],
@@ -69,11 +131,16 @@ class Moe(Node):
             {
                 "sigmoid": "every expert is scored on its own; a group counts the sum of its two best (DeepSeek-V3)",
                 "softmax": "the scores of all experts sum to 1; a group counts its best (DeepSeek-V2)",
+                "sqrt_softplus": "√log(1 + e^logit), every expert on its own; groups as with sigmoid (DeepSeek-V4)",
             }
         ),
     ]
     normalize: Annotated[
-        bool, Field(description="divide the chosen scores by their sum", examples=["normalize = true"])
+        bool,
+        Field(
+            description="divide the chosen scores by their sum: of softmax, as if it were taken of the chosen logits",
+            examples=["normalize = true"],
+        ),
     ]
     scale: Annotated[
         float, Field(gt=0, le=1000, description="factor of the gate weights", examples=["scale = 2.5"])
@@ -83,12 +150,36 @@ class Moe(Node):
     ] = Balance.model_construct()
 
 
+def is_gated(ffn: Dense | Moe) -> bool:
+    """Whether the activation of a feed-forward part reads two products, gate and up."""
+    return ffn.clamp is not None or ffn.activation not in UNGATED
+
+
 class LayerRange(Node):
-    """Layers FIRST to LAST, counted from 0 and both included, that have the same feed-forward part."""
+    """Layers FIRST to LAST, counted from 0 and both included, that are alike; `by` N: each N-th of them, from FIRST on.
+
+    A range `by` goes before one without: the layers that it names are its own. What it leaves out is as in the range
+    without `by` that FIRST is in.
+    """
+
+    KEYS: ClassVar = ("ffn", "attention")
 
     first: Annotated[int, Field(ge=0, le=MAX_LAYER, description="the first layer, counted from 0")]
     last: Annotated[int, Field(ge=0, le=MAX_LAYER, description="the last layer")]
+    by: Annotated[int, Syntax("label"), Field(ge=1, le=MAX_LAYER, description="the distance of two layers")] = 1
     ffn: Annotated[Dense | Moe, Field(description="their feed-forward part", examples=["ffn dense { inner = 2048 }"])]
+    attention: Annotated[
+        Mla | Gqa | None,
+        Field(
+            description="their attention, put over the model's: a key that is left out is as it is there",
+            examples=["attention { rope { theta = 1e6 } }"],
+        ),
+    ] = None
+
+    @property
+    def layers(self) -> range:
+        """The layers that the range names."""
+        return range(self.first, self.last + 1, self.by)
 
 
 class Mtp(Node):
@@ -107,7 +198,7 @@ class Mtp(Node):
 
 
 class Model(Node):
-    """A DeepSeek-class transformer: RMSNorm, pre-norm residual blocks, untied embedding and head."""
+    """A transformer: RMSNorm, and blocks of attention and a feed-forward part around a residual stream."""
 
     name: Annotated[str, Syntax("label"), Field(description="name of the model")]
     vocab: Annotated[
@@ -133,6 +224,11 @@ class Model(Node):
             examples=["layers 0..2 { ffn dense { inner = 2048 } }"],
         ),
     ]
+    tied: Annotated[
+        bool,
+        Quiet(),
+        Field(description="whether embedding and head are one matrix", examples=["tied = true"]),
+    ] = False
     mtp: Annotated[
         Mtp | None, Field(description="multi-token prediction, or none", examples=["mtp { depth = 1, weight = 0.3 }"])
     ] = None
@@ -140,11 +236,43 @@ class Model(Node):
     @property
     def num_layers(self) -> int:
         """Main layers; MTP blocks are not counted."""
-        return self.layers[-1].last + 1
+        return max(span.last for span in self.layers) + 1
+
+    def range_of(self, layer: int) -> int:
+        """The index of the range that main layer `layer` belongs to. IndexError beyond the last layer.
+
+        A rule complains of layers that no range has; here they are in the last one.
+        """
+        if not 0 <= layer < self.num_layers:
+            raise IndexError(f"layer {layer} of {self.num_layers}")
+        found = [index for index, span in enumerate(self.layers) if layer in span.layers]
+        return max(found, key=lambda index: self.layers[index].by > 1, default=len(self.layers) - 1)
+
+    def layers_of(self, index: int) -> tuple[int, ...]:
+        """The main layers that belong to a range."""
+        if all(span.by == 1 for span in self.layers):
+            return tuple(self.layers[index].layers)
+        return tuple(layer for layer in self.layers[index].layers if self.range_of(layer) == index)
 
     def ffn(self, layer: int) -> Dense | Moe:
         """The feed-forward part of main layer `layer`."""
-        for span in self.layers:
-            if span.first <= layer <= span.last:
-                return span.ffn
-        raise IndexError(f"layer {layer} of {self.num_layers}")
+        return self.layers[self.range_of(layer)].ffn
+
+    def attention_of(self, layer: int) -> Mla | Gqa:
+        """The attention of main layer `layer`."""
+        return self.layers[self.range_of(layer)].attention or self.attention
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether a range of layers has latent attention."""
+        return any(isinstance(span.attention or self.attention, Mla) for span in self.layers)
+
+    @property
+    def attentions(self) -> tuple[tuple[str, Mla | Gqa], ...]:
+        """The attention of the model, and of each range that has its own, with its path."""
+        of_ranges = (
+            (f"model.layers.{index}.attention", span.attention)
+            for index, span in enumerate(self.layers)
+            if span.attention is not None
+        )
+        return (("model.attention", self.attention), *of_ranges)

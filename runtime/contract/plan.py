@@ -56,11 +56,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers [first, last] with one feed-forward part."""
+    """The layers [first, last] with one feed-forward part, and with an attention of their own or the model's."""
 
     first: Layer
     last: Layer
     ffn: Tree
+    attention: Tree | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Model:
     attention: Tree
     layers: tuple[Layers, ...]
     mtp: Tree | None
+    more: Tree | None = None  # other keys of the model block, where they are not their defaults
 
 
 # ---------------------------------------------------------------- training

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+THRESHOLD = 40.0  # softplus(x) is x to the bit of FP64 above 37
 TINY = 1e-20  # V2 and V3 add it to the sum of the chosen scores
 
 
@@ -29,9 +31,23 @@ def route(
     of one, where the group has one). Of equals the first is better, and NaN is better than all numbers. The bias is
     finite. The gate weight is the score without bias, divided by the sum of the chosen if `normalize`, times `scale`.
     """
-    score_TE = scores(logits_TE, softmax)
+    counted = 1 if softmax else 2
+    return _chosen(scores(logits_TE, softmax), bias_E, counted, groups, top_groups, top_k, normalize, scale)
+
+
+def _chosen(
+    score_TE: Tensor,
+    bias_E: Tensor | None,
+    counted: int,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """gate_TK, expert_TK of scores. `counted`: the best experts whose sum is the score of their group."""
     choice_TE = score_TE if bias_E is None else score_TE + bias_E
-    expert_TK = best(_among_best_groups(choice_TE, groups, top_groups, 1 if softmax else 2), top_k)
+    expert_TK = best(_among_best_groups(choice_TE, groups, top_groups, counted), top_k)
     gate_TK = score_TE.gather(1, expert_TK)
     if normalize:
         gate_TK = gate_TK / (gate_TK.sum(dim=-1, keepdim=True) + TINY)
@@ -72,12 +88,7 @@ def route_dgrad(
     """dgate_TK, logits_TE, expert_TK -> dlogits_TE. The choice has no gradient."""
     score_TE = scores(logits_TE, softmax)
     score_TK = score_TE.gather(1, expert_TK)
-    dscore_TK = dgate_TK * scale
-    if normalize:
-        total_T1 = score_TK.sum(dim=-1, keepdim=True) + TINY
-        mean_T1 = (dscore_TK * score_TK).sum(dim=-1, keepdim=True) / total_T1
-        dscore_TK = (dscore_TK - mean_T1) / total_T1
-    dlogits_TK = dscore_TK * score_TK
+    dlogits_TK = _dscore(dgate_TK, score_TK, normalize, scale) * score_TK
     if not softmax:
         dlogits_TK *= 1 - score_TK
         return torch.zeros_like(logits_TE).scatter_(1, expert_TK, dlogits_TK)  # the K experts of a token are distinct
@@ -85,4 +96,60 @@ def route_dgrad(
     return dlogits_TE.scatter_add_(1, expert_TK, dlogits_TK)
 
 
-OPS = (route, route_dgrad)
+def _dscore(dgate_TK: Tensor, score_TK: Tensor, normalize: bool, scale: float) -> Tensor:
+    """dgate_TK and the chosen scores -> their gradient dscore_TK."""
+    dscore_TK = dgate_TK * scale
+    if not normalize:
+        return dscore_TK
+    total_T1 = score_TK.sum(dim=-1, keepdim=True) + TINY
+    mean_T1 = (dscore_TK * score_TK).sum(dim=-1, keepdim=True) / total_T1
+    return (dscore_TK - mean_T1) / total_T1
+
+
+# ---------------------------------------------------------------- scores of another kind
+
+
+def sqrt_softplus(logits_TE: Tensor) -> Tensor:
+    """logits_TE -> score_TE = √log(1 + e^logit), the scores of DeepSeek-V4."""
+    return functional.softplus(logits_TE, threshold=THRESHOLD).sqrt_()
+
+
+def sqrt_softplus_dgrad(dscore_TE: Tensor, logits_TE: Tensor, score_TE: Tensor) -> Tensor:
+    """dscore_TE, logits_TE, score_TE -> dlogits_TE = dscore·sigmoid(logit) / (2·score); 0 where the score is 0."""
+    slope_TE = torch.sigmoid(logits_TE).div_(2 * score_TE).masked_fill_(score_TE == 0, 0)
+    return slope_TE.mul_(dscore_TE)
+
+
+def route_scores(
+    score_TE: Tensor,
+    bias_E: Tensor | None,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """score_TE, bias_E or None -> gate_TK, expert_TK (int64): `route` of scores that are given, as with sigmoid."""
+    return _chosen(score_TE, bias_E, 2, groups, top_groups, top_k, normalize, scale)
+
+
+def route_scores_dgrad(dgate_TK: Tensor, score_TE: Tensor, expert_TK: Tensor, normalize: bool, scale: float) -> Tensor:
+    """dgate_TK, score_TE, expert_TK -> dscore_TE."""
+    dscore_TK = _dscore(dgate_TK, score_TE.gather(1, expert_TK), normalize, scale)
+    return torch.zeros_like(score_TE).scatter_(1, expert_TK, dscore_TK)
+
+
+def sigmoid_gate(logit_T1: Tensor) -> Tensor:
+    """logit_T1 -> gate_T = sigmoid(logit)."""
+    return torch.sigmoid(logit_T1[:, 0])
+
+
+def sigmoid_gate_dgrad(dgate_T: Tensor, gate_T: Tensor) -> Tensor:
+    """dgate_T, gate_T -> dlogit_T1."""
+    return (dgate_T * gate_T * (1 - gate_T))[:, None]
+
+
+OPS = (
+    *(route, route_dgrad, route_scores, route_scores_dgrad),
+    *(sqrt_softplus, sqrt_softplus_dgrad, sigmoid_gate, sigmoid_gate_dgrad),
+)

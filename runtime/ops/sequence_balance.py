@@ -47,4 +47,20 @@ def _frequency(expert_TK: Tensor, logits_TE: Tensor, sequence: int) -> Tensor:
     return counts_BE.to(logits_TE.dtype) * (E / (K * sequence))
 
 
-OPS = (sequence_balance, sequence_balance_dgrad)
+def balance_scores(score_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
+    """score_TE, expert_TK (int64) -> loss []: `sequence_balance` of scores that are given."""
+    score_BSE = score_TE.unflatten(0, (-1, sequence))
+    share_BSE = score_BSE / score_BSE.sum(dim=-1, keepdim=True)
+    return (share_BSE.mean(dim=1) * _frequency(expert_TK, score_TE, sequence)).sum()
+
+
+def balance_scores_dgrad(dloss: Tensor, score_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
+    """dloss [], score_TE, expert_TK -> dscore_TE."""
+    score_BSE = score_TE.unflatten(0, (-1, sequence))
+    total_BS1 = score_BSE.sum(dim=-1, keepdim=True)
+    dshare_B1E = (_frequency(expert_TK, score_TE, sequence) * (dloss / sequence))[:, None]
+    mean_BS1 = (score_BSE * dshare_B1E).sum(dim=-1, keepdim=True) / total_BS1
+    return ((dshare_B1E - mean_BS1) / total_BS1).flatten(0, 1)
+
+
+OPS = (sequence_balance, sequence_balance_dgrad, balance_scores, balance_scores_dgrad)

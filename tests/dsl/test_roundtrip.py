@@ -41,19 +41,28 @@ def phases(draw: Draw) -> tuple[schema.Phase, ...]:
     return tuple(schema.Phase(value=draw(small(0, 1000)), until_tokens=end) for end in (*ends, None))
 
 
+clamps = st.builds(schema.Clamp, limit=small(0.01, 1e6), alpha=small(0.01, 1000), shift=small(-100, 100))
+acts = st.sampled_from(["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu2"])
+activations = st.fixed_dictionaries({"activation": acts}) | st.fixed_dictionaries({"clamp": clamps})
+
+
 @st.composite
 def moes(draw: Draw, expert: int) -> schema.Moe:
     groups = draw(st.sampled_from([1, 2, 4]))
     experts = expert * groups * draw(st.integers(1, 8))
     top_groups = draw(st.integers(1, groups))
+    shared = draw(st.integers(0, 4))
     return schema.Moe(
         experts=experts,
-        shared=draw(st.integers(0, 4)),
+        shared=shared,
+        shared_inner=draw(maybe(widths)) if shared else None,
+        shared_gate=draw(st.booleans()) if shared else False,
         top_k=draw(st.integers(1, min(1024, top_groups * experts // groups))),
         inner=draw(widths),
         groups=groups,
         top_groups=top_groups,
-        score=draw(st.sampled_from(["sigmoid", "softmax"])),
+        score=draw(st.sampled_from(["sigmoid", "softmax", "sqrt_softplus"])),
+        **draw(activations),
         normalize=draw(st.booleans()),
         scale=draw(small(0.001, 1000)),
         balance=schema.Balance(bias_rate=draw(maybe(phases())), sequence_loss=draw(small(0, 1))),
@@ -117,18 +126,26 @@ def gqas(draw: Draw) -> schema.Gqa:
 def models(draw: Draw, expert: int, least: int) -> schema.Model:
     lasts = sorted(draw(st.sets(st.integers(least - 1, least + 60), min_size=1, max_size=3)))
     firsts = [0, *(last + 1 for last in lasts[:-1])]
-    ffns = [draw(st.builds(schema.Dense, inner=widths) | moes(expert)) for _ in lasts]
+    dense = st.builds(lambda inner, more: schema.Dense(inner=inner, **more), widths, activations)
+    ffns = [draw(dense | moes(expert)) for _ in lasts]
+    attentions = mlas() | gqas()
+    spans = [
+        schema.LayerRange(first=first, last=last, ffn=ffn, attention=draw(maybe(attentions)))
+        for first, last, ffn in zip(firsts, lasts, ffns, strict=True)
+    ]
+    if lasts[-1] > 4 * len(lasts) and draw(st.booleans()):
+        every = schema.LayerRange(first=1, last=lasts[-1], by=2, ffn=ffns[0], attention=draw(attentions))
+        if all(len(span.layers) > 1 for span in spans):
+            spans = sorted([*spans, every], key=lambda span: (span.first, span.last, span.by))
     return schema.Model(
         name=draw(names),
         vocab=draw(st.integers(4096, 200_000)),
         hidden=draw(widths),
         init_std=draw(small(1e-9, 10)),
         norm_eps=draw(small(1e-12, 1)),
-        attention=draw(mlas() | gqas()),
-        layers=tuple(
-            schema.LayerRange(first=first, last=last, ffn=ffn)
-            for first, last, ffn in zip(firsts, lasts, ffns, strict=True)
-        ),
+        attention=draw(attentions),
+        layers=tuple(spans),
+        tied=draw(st.booleans()),
         mtp=draw(maybe(st.builds(schema.Mtp, depth=st.just(1), weight=phases()))),
     )
 

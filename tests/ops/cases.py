@@ -15,7 +15,7 @@ from runtime.ops.wide import wide
 
 Args = tuple[Any, ...]
 
-WIDE = {"gate", "logits", "bias"}
+WIDE = {"gate", "logit", "logits", "score", "bias"}
 
 
 class Source:
@@ -163,12 +163,61 @@ def cross_entropy(source: Source, T: int = 7, V: int = 6) -> Args:
     return source.normal(T, V), targets_T
 
 
+def clamped_swiglu(
+    source: Source, T: int = 5, I: int = 4, limit: float = 0.7, alpha: float = 1.702, shift: float = 1.0
+) -> Args:
+    return source.normal(T, 2 * I), limit, alpha, shift
+
+
+def gate_rows(source: Source, R: int = 5, I: int = 4) -> Args:
+    return source.normal(R, I), gated_swiglu(source, R, I)[1]
+
+
+def plain(source: Source, T: int = 5, I: int = 4) -> Args:
+    return (source.normal(T, I),)
+
+
+def sqrt_softplus(source: Source, T: int = 6, E: int = 7) -> Args:
+    return (3 * source.normal(T, E),)
+
+
+def route_scores(
+    source: Source,
+    T: int = 6,
+    groups: int = 4,
+    members: int = 3,
+    top_groups: int = 2,
+    top_k: int = 4,
+    normalize: bool = True,
+    scale: float = 2.5,
+    biased: bool = True,
+) -> Args:
+    E = groups * members
+    score_TE, bias_E = source.normal(T, E).abs(), source.normal(E) if biased else None
+    return score_TE, bias_E, groups, top_groups, top_k, normalize, scale
+
+
+def balance_scores(source: Source, B: int = 3, S: int = 4, E: int = 6, K: int = 2) -> Args:
+    return source.normal(B * S, E).abs(), source.choices(B * S, E, K), S
+
+
+def sigmoid_gate(source: Source, T: int = 5) -> Args:
+    return (source.normal(T, 1),)
+
+
 FORWARD: dict[str, Callable[..., Args]] = {
+    "balance_scores": balance_scores,
     "bias": bias,
     "bounded_attention": bounded_attention,
+    "clamped_swiglu": clamped_swiglu,
     "cross_entropy": cross_entropy,
     "embedding": embedding,
+    "gate_rows": gate_rows,
     "gated_swiglu": gated_swiglu,
+    "geglu": swiglu,
+    "geglu_tanh": swiglu,
+    "gelu": plain,
+    "gelu_tanh": plain,
     "gqa_attention": gqa_attention,
     "grouped_linear": grouped_linear,
     "head_rmsnorm": head_rmsnorm,
@@ -177,10 +226,14 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "mla_attention": mla_attention,
     "permute": permute,
     "permute_placed": permute_placed,
+    "relu2": plain,
     "rmsnorm": rmsnorm,
     "rotate": rotate,
     "route": route,
+    "route_scores": route_scores,
     "sequence_balance": sequence_balance,
+    "sigmoid_gate": sigmoid_gate,
+    "sqrt_softplus": sqrt_softplus,
     "swiglu": swiglu,
     "unpermute": unpermute,
 }

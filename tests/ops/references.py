@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -172,28 +173,44 @@ def route(
     normalize: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Token by token, with Python's sort; experts of a token in descending order of score + bias."""
     num_best = 1 if softmax else 2
-    size = logits_TE.shape[1] // groups
+    return chosen(scores(logits_TE, softmax), bias_E, num_best, groups, top_groups, top_k, normalize, scale)
+
+
+def chosen(
+    score_TE: Tensor,
+    bias_E: Tensor | None,
+    num_best: int,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Token by token, with Python's sort; experts of a token in descending order of score + bias."""
+    size = score_TE.shape[1] // groups
     gates, experts = [], []
-    for logits_E in logits_TE:
-        score_E = scores(logits_E, softmax)
+    for score_E in score_TE:
         choice = (score_E if bias_E is None else score_E + bias_E).tolist()
         best = [sum(sorted(choice[group * size : (group + 1) * size])[-num_best:]) for group in range(groups)]
         kept = sorted(range(groups), key=lambda group, best=best: -best[group])[:top_groups]
         candidates = [expert for expert in range(len(choice)) if expert // size in kept]
-        chosen = sorted(candidates, key=lambda expert, of=choice: -of[expert])[:top_k]
-        gate_K = score_E[chosen]
+        best_ones = sorted(candidates, key=lambda expert, of=choice: -of[expert])[:top_k]
+        gate_K = score_E[best_ones]
         gates.append((gate_K / (gate_K.sum() + 1e-20) if normalize else gate_K) * scale)
-        experts.append(chosen)
+        experts.append(best_ones)
     return torch.stack(gates), torch.tensor(experts)
 
 
 def sequence_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int, softmax: bool) -> Tensor:
-    (T, E), K = logits_TE.shape, expert_TK.shape[1]
-    loss = logits_TE.new_zeros(())
+    return sequence_loss(scores(logits_TE, softmax), expert_TK, sequence)
+
+
+def sequence_loss(score_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
+    (T, E), K = score_TE.shape, expert_TK.shape[1]
+    loss = score_TE.new_zeros(())
     for start in range(0, T, sequence):
-        score_SE = scores(logits_TE[start : start + sequence], softmax)
+        score_SE = score_TE[start : start + sequence]
         chosen = expert_TK[start : start + sequence].flatten().tolist()
         for expert in range(E):
             frequency = E / (K * sequence) * chosen.count(expert)
@@ -229,9 +246,67 @@ def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
     return torch.einsum("rk,rnk->rn", x_RK, w_ENK[expert_R])
 
 
+def cdf(x: Tensor, *, tanh: bool) -> Tensor:
+    """The share of the normal distribution below x: by erf, or by the approximation of it."""
+    if tanh:
+        return (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2
+    return (1 + torch.erf(x / 2**0.5)) / 2
+
+
+def geglu(h_TM: Tensor, *, tanh: bool = False) -> Tensor:
+    g_TI, u_TI = h_TM[:, : h_TM.shape[1] // 2], h_TM[:, h_TM.shape[1] // 2 :]
+    return g_TI * cdf(g_TI, tanh=tanh) * u_TI
+
+
+def clamped_swiglu(h_TM: Tensor, limit: float, alpha: float, shift: float) -> Tensor:
+    g_TI, u_TI = h_TM[:, : h_TM.shape[1] // 2], h_TM[:, h_TM.shape[1] // 2 :]
+    g_TI = torch.where(g_TI > limit, limit, g_TI)
+    u_TI = torch.where(u_TI > limit, limit, torch.where(u_TI < -limit, -limit, u_TI))
+    return g_TI / (1 + torch.exp(-alpha * g_TI)) * (u_TI + shift)
+
+
+def gate_rows(x_RI: Tensor, gate_R: Tensor) -> Tensor:
+    return torch.diag(gate_R) @ x_RI
+
+
+def sqrt_softplus(logits_TE: Tensor) -> Tensor:
+    return torch.log1p(torch.exp(logits_TE)) ** 0.5
+
+
+def route_scores(
+    score_TE: Tensor,
+    bias_E: Tensor | None,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    return chosen(score_TE, bias_E, 2, groups, top_groups, top_k, normalize, scale)
+
+
+def balance_scores(score_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
+    return sequence_loss(score_TE, expert_TK, sequence)
+
+
+def sigmoid_gate(logit_T1: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-logit_T1.flatten()))
+
+
 REFERENCES: dict[str, Callable[..., Any]] = {
     "bias": bias,
     "bounded_attention": bounded_attention,
+    "balance_scores": balance_scores,
+    "clamped_swiglu": clamped_swiglu,
+    "gate_rows": gate_rows,
+    "geglu": geglu,
+    "geglu_tanh": partial(geglu, tanh=True),
+    "gelu": lambda h_TI: h_TI * cdf(h_TI, tanh=False),
+    "gelu_tanh": lambda h_TI: h_TI * cdf(h_TI, tanh=True),
+    "relu2": lambda h_TI: torch.where(h_TI > 0, h_TI * h_TI, 0.0),
+    "route_scores": route_scores,
+    "sigmoid_gate": sigmoid_gate,
+    "sqrt_softplus": sqrt_softplus,
     "cross_entropy": cross_entropy,
     "embedding": embedding,
     "gated_swiglu": gated_swiglu,

@@ -85,7 +85,7 @@ def test_op_and_gradients_equal_reference(op: str, dtype: torch.dtype) -> None:
 
 
 def test_integer_results_equal_reference() -> None:
-    for op, integer in (("permute", (2, 3)), ("route", (1,))):
+    for op, integer in (("permute", (2, 3)), ("route", (1,)), ("route_scores", (1,))):
         args = arguments(op, torch.float64)
         for index in integer:
             assert torch.equal(OPS[op](*args)[index], REFERENCES[op](*args)[index])
@@ -114,6 +114,7 @@ def test_one_of_everything_is_no_view_either(op: str) -> None:
     ones |= {
         "route": {"T": 1, "groups": 1, "members": 1, "top_groups": 1, "top_k": 1, "normalize": False, "scale": 1.0}
     }
+    ones["route_scores"] = ones["route"]
     assert_pure(op, arguments(op, torch.float32, sizes=ones))
 
 
@@ -150,7 +151,12 @@ def test_views_of_columns_give_the_same_contiguous_results(op: str) -> None:
         "head_rmsnorm",
         "swiglu",
         "gated_swiglu",
+        "clamped_swiglu",
+        "geglu_tanh",
         "sequence_balance",
+        "balance_scores",
+        "route_scores",
+        "sqrt_softplus",
         "cross_entropy",
         "linear",
         "gqa_attention",

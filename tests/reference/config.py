@@ -71,8 +71,17 @@ class Gqa:
 
 
 @dataclass(frozen=True)
+class Clamp:
+    limit: float
+    alpha: float
+    shift: float
+
+
+@dataclass(frozen=True)
 class Dense:
     inner: int
+    activation: str = "swiglu"
+    clamp: Clamp | None = None
 
 
 @dataclass(frozen=True)
@@ -93,10 +102,14 @@ class Moe:
     normalize: bool
     scale: float
     balance: Balance
+    activation: str = "swiglu"
+    clamp: Clamp | None = None
+    shared_inner: int | None = None
+    shared_gate: bool = False
 
     def __post_init__(self) -> None:
         assert self.experts % self.groups == 0, "groups are equal"
-        assert self.score in ("sigmoid", "softmax"), self.score
+        assert self.score in ("sigmoid", "softmax", "sqrt_softplus"), self.score
         assert self.top_groups <= self.groups, "cannot keep more groups than there are"
         assert self.top_k <= self.experts // self.groups * self.top_groups, "the kept groups hold fewer than top_k"
 
@@ -112,7 +125,7 @@ class Mtp:
 
 @dataclass(frozen=True)
 class Config:
-    """A model and its sequence length. `layers` has one entry a layer."""
+    """A model and its sequence length. `layers` has one entry a layer; so has `attentions`, if they differ in it."""
 
     vocab: int
     hidden: int
@@ -122,24 +135,34 @@ class Config:
     layers: tuple[Dense | Moe, ...]
     mtp: Mtp | None
     sequence: int
+    tied: bool = False
+    attentions: tuple[Mla | Gqa, ...] = ()
 
     @classmethod
     def from_plan(cls, model: Mapping[str, Any]) -> Config:
         """Read the JSON dump of a spec's `model` with `sequence` added; further keys such as `name` are ignored."""
-        layers: list[Dense | Moe] = []
-        for layer_range in sorted(model["layers"], key=lambda layer_range: layer_range["first"]):
-            assert layer_range["first"] == len(layers), "layer ranges must leave no hole"
-            layers += [_ffn(layer_range["ffn"])] * (layer_range["last"] - layer_range["first"] + 1)
+        layers: dict[int, Mapping[str, Any]] = {}
+        for layer_range in sorted(model["layers"], key=lambda layer_range: layer_range.get("by", 1) > 1):
+            first, last, by = layer_range["first"], layer_range["last"], layer_range.get("by", 1)
+            layers |= {layer: layer_range for layer in range(first, last + 1, by)}
+        assert sorted(layers) == list(range(len(layers))), "layer ranges must leave no hole"
+        ranges = [layers[layer] for layer in sorted(layers)]
         return cls(
             vocab=model["vocab"],
             hidden=model["hidden"],
             init_std=model["init_std"],
             norm_eps=model["norm_eps"],
             attention=_attention(model["attention"]),
-            layers=tuple(layers),
+            layers=tuple(_ffn(each["ffn"]) for each in ranges),
             mtp=None if model["mtp"] is None else Mtp(model["mtp"]["depth"], _phases(model["mtp"]["weight"])),
             sequence=model["sequence"],
+            tied=model.get("tied", False),
+            attentions=tuple(_attention(each.get("attention") or model["attention"]) for each in ranges),
         )
+
+    def attention_of(self, layer: int) -> Mla | Gqa:
+        """The attention of a layer."""
+        return self.attentions[layer] if self.attentions else self.attention
 
 
 def phase_value(phases: Sequence[Phase], tokens: int) -> float:
@@ -170,9 +193,12 @@ def _rope(rope: Mapping[str, Any] | None) -> Rope | None:
 
 
 def _ffn(ffn: Mapping[str, Any]) -> Dense | Moe:
+    clamp = Clamp(**ffn["clamp"]) if ffn.get("clamp") else None
+    activation = {"activation": ffn.get("activation", "swiglu"), "clamp": clamp}
     if ffn["kind"] == "dense":
-        return Dense(inner=ffn["inner"])
+        return Dense(inner=ffn["inner"], **activation)
     keys = ("experts", "shared", "top_k", "inner", "groups", "top_groups", "score", "normalize", "scale")
     rate = ffn["balance"]["bias_rate"]
     balance = Balance(None if rate is None else _phases(rate), ffn["balance"]["sequence_loss"])
-    return Moe(**{key: ffn[key] for key in keys}, balance=balance)
+    shared = {"shared_inner": ffn.get("shared_inner"), "shared_gate": ffn.get("shared_gate", False)}
+    return Moe(**{key: ffn[key] for key in keys}, balance=balance, **activation, **shared)

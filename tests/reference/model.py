@@ -28,17 +28,44 @@ def swiglu(x: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-class Expert(nn.Module):
-    """An expert, shared or routed: a SwiGLU network whose norm is the layer's."""
+def activated(x: Tensor, ffn: Dense | Moe) -> Tensor:
+    """What is between up and down."""
+    if ffn.clamp is not None:
+        gate, up = x.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=ffn.clamp.limit), up.clamp(-ffn.clamp.limit, ffn.clamp.limit)
+        return gate * torch.sigmoid(ffn.clamp.alpha * gate) * (up + ffn.clamp.shift)
+    if ffn.activation == "swiglu":
+        return swiglu(x)
+    if ffn.activation == "relu2":
+        return functional.relu(x) ** 2
+    approximate = "tanh" if ffn.activation.endswith("tanh") else "none"
+    if not ffn.activation.startswith("geglu"):
+        return functional.gelu(x, approximate=approximate)
+    gate, up = x.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate=approximate) * up
 
-    def __init__(self, hidden: int, inner: int) -> None:
+
+def up_weight(hidden: int, inner: int, ffn: Dense | Moe) -> nn.Parameter:
+    """The first matrix of a feed-forward part: [gate | up], or up alone."""
+    return weight(inner if ffn.activation in ("gelu", "gelu_tanh", "relu2") else 2 * inner, hidden)
+
+
+class Expert(nn.Module):
+    """An expert, shared or routed: a network whose norm is the layer's."""
+
+    def __init__(self, hidden: int, inner: int, moe: Moe, *, gated: bool = False) -> None:
         super().__init__()
-        self.up = weight(2 * inner, hidden)
+        self.moe, self.gated = moe, gated
+        self.up = up_weight(hidden, inner, moe)
+        if gated:
+            self.gate = weight(1, hidden)
         self.down = weight(hidden, inner)
 
     def forward(self, x_TD: Tensor, gate_T1: Tensor | float = 1.0) -> Tensor:
         """x_TD: [T, D]; gate_T1: [T, 1], multiplied in before `down` -> [T, D]."""
-        return functional.linear(gate_T1 * swiglu(functional.linear(x_TD, self.up)), self.down)
+        if self.gated:
+            gate_T1 = functional.linear(x_TD, self.gate).sigmoid()
+        return functional.linear(gate_T1 * activated(functional.linear(x_TD, self.up), self.moe), self.down)
 
 
 class DenseLayer(nn.Module):
@@ -47,13 +74,13 @@ class DenseLayer(nn.Module):
     def __init__(self, hidden: int, dense: Dense, norm_eps: float) -> None:
         super().__init__()
         self.norm_eps = norm_eps
-        self.norm = norm(hidden)
-        self.up = weight(2 * dense.inner, hidden)
+        self.norm, self.dense = norm(hidden), dense
+        self.up = up_weight(hidden, dense.inner, dense)
         self.down = weight(hidden, dense.inner)
 
     def forward(self, h_BSD: Tensor) -> tuple[Tensor, None]:
         x_BSD = rmsnorm(h_BSD, self.norm, self.norm_eps)
-        return functional.linear(swiglu(functional.linear(x_BSD, self.up)), self.down), None
+        return functional.linear(activated(functional.linear(x_BSD, self.up), self.dense), self.down), None
 
 
 @dataclass(frozen=True)
@@ -91,7 +118,8 @@ class Router(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Routing:
         logits_BSE = functional.linear(x_BSD, self.weight)
-        score_BSE = logits_BSE.softmax(dim=-1) if self.moe.score == "softmax" else logits_BSE.sigmoid()
+        scores = {"softmax": lambda x: x.softmax(dim=-1), "sigmoid": torch.sigmoid}
+        score_BSE = scores.get(self.moe.score, lambda x: functional.softplus(x).sqrt())(logits_BSE)
         chosen_BSK = self.choose(score_BSE.detach())
         gate_BSK = score_BSE.gather(-1, chosen_BSK)
         if self.moe.normalize:
@@ -120,8 +148,9 @@ class MoeLayer(nn.Module):
         self.norm = norm(hidden)
         self.router = Router(hidden, moe)
         if moe.shared > 0:
-            self.shared = Expert(hidden, moe.inner * moe.shared)
-        self.experts = nn.ModuleList(Expert(hidden, moe.inner) for _ in range(moe.experts))
+            inner = moe.inner if moe.shared_inner is None else moe.shared_inner
+            self.shared = Expert(hidden, inner * moe.shared, moe, gated=moe.shared_gate)
+        self.experts = nn.ModuleList(Expert(hidden, moe.inner, moe) for _ in range(moe.experts))
 
     def forward(self, h_BSD: Tensor) -> tuple[Tensor, Routing]:
         x_BSD = rmsnorm(h_BSD, self.norm, self.norm_eps)
@@ -137,13 +166,14 @@ class MoeLayer(nn.Module):
 class Block(nn.Module):
     """Attention, then the feed-forward, each added to the residual stream."""
 
-    def __init__(self, config: Config, ffn: Dense | Moe) -> None:
+    def __init__(self, config: Config, layer: int) -> None:
         super().__init__()
+        ffn, attention = config.layers[layer], config.attention_of(layer)
         self.attention: MultiHeadLatentAttention | GroupedQueryAttention
-        if isinstance(config.attention, Gqa):
-            self.attention = GroupedQueryAttention(config.hidden, config.attention, config.norm_eps)
+        if isinstance(attention, Gqa):
+            self.attention = GroupedQueryAttention(config.hidden, attention, config.norm_eps)
         else:
-            self.attention = MultiHeadLatentAttention(config.hidden, config.attention, config.norm_eps)
+            self.attention = MultiHeadLatentAttention(config.hidden, attention, config.norm_eps)
         self.ffn: MoeLayer | DenseLayer
         if isinstance(ffn, Moe):
             self.ffn = MoeLayer(config.hidden, ffn, config.norm_eps)
@@ -160,7 +190,7 @@ class MtpModule(Block):
     """Multi-token prediction (section 2.2): one more block, on the next token's embedding and the main hidden state."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config, config.layers[-1])
+        super().__init__(config, len(config.layers) - 1)
         self.norm_eps = config.norm_eps
         self.embedding_norm = norm(config.hidden)
         self.hidden_norm = norm(config.hidden)
@@ -218,9 +248,10 @@ class Reference(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = weight(config.vocab, config.hidden)
-        self.layers = nn.ModuleList(Block(config, ffn) for ffn in config.layers)
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(len(config.layers)))
         self.final_norm = norm(config.hidden)
-        self.head = weight(config.vocab, config.hidden)
+        if not config.tied:
+            self.head = weight(config.vocab, config.hidden)
         self.mtp = nn.ModuleList([] if config.mtp is None else [MtpModule(config)])
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
@@ -243,9 +274,13 @@ class Reference(nn.Module):
             h_BSD, routings["mtp.0"] = self.mtp[0].predict(
                 functional.embedding(mtp_tokens_BS, self.embedding), hidden_BSD
             )
-            mtp_logits_BSV = functional.linear(h_BSD, self.head)
+            mtp_logits_BSV = self.logits(h_BSD)
         routed = {block: routing for block, routing in routings.items() if routing is not None}
-        return Output(functional.linear(hidden_BSD, self.head), mtp_logits_BSV, routed)
+        return Output(self.logits(hidden_BSD), mtp_logits_BSV, routed)
+
+    def logits(self, hidden_BSD: Tensor) -> Tensor:
+        """hidden_BSD: [B, S, D], behind the final norm -> logits_BSV."""
+        return functional.linear(hidden_BSD, self.embedding if self.config.tied else self.head)
 
     def losses(self, z_BZ: Tensor, targets_BS: Tensor | None = None, mtp_targets_BS: Tensor | None = None) -> Losses:
         """z_BZ: [B, S + 2] samples of a global batch. Targets are z[1:S+1] and z[2:S+2] unless given (−1: invalid)."""

@@ -42,6 +42,42 @@ def swiglu(h_TM: Tensor) -> Tensor:
     return gate_TI * torch.sigmoid(gate_TI) * up_TI
 
 
+def geglu(h_TM: Tensor) -> Tensor:
+    gate_TI, up_TI = h_TM.chunk(2, dim=1)
+    return gelu(gate_TI) * up_TI
+
+
+def geglu_tanh(h_TM: Tensor) -> Tensor:
+    gate_TI, up_TI = h_TM.chunk(2, dim=1)
+    return gelu_tanh(gate_TI) * up_TI
+
+
+def gelu(h_TI: Tensor) -> Tensor:
+    return h_TI * (1 + torch.erf(h_TI / 2**0.5)) / 2
+
+
+def gelu_tanh(h_TI: Tensor) -> Tensor:
+    return h_TI * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (h_TI + 0.044715 * h_TI**3))) / 2
+
+
+def relu2(h_TI: Tensor) -> Tensor:
+    return torch.where(h_TI > 0, h_TI * h_TI, 0.0)
+
+
+def clamped_swiglu(h_TM: Tensor, limit: float, alpha: float, shift: float) -> Tensor:
+    gate_TI, up_TI = h_TM.chunk(2, dim=1)
+    gate_TI, up_TI = gate_TI.clamp(max=limit), up_TI.clamp(-limit, limit)
+    return gate_TI * torch.sigmoid(alpha * gate_TI) * (up_TI + shift)
+
+
+def gate_rows(x_RI: Tensor, gate_R: Tensor) -> Tensor:
+    return x_RI * gate_R[:, None]
+
+
+def sigmoid_gate(logit_T1: Tensor) -> Tensor:
+    return torch.sigmoid(logit_T1[:, 0])
+
+
 def gated_swiglu(h_RM: Tensor, gate_R: Tensor) -> Tensor:
     return swiglu(h_RM) * gate_R[:, None]
 
@@ -183,12 +219,42 @@ def route(
     normalize: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Token by token."""
-    score_TE = scores(logits_TE, softmax)
+    return chosen_of(
+        scores(logits_TE, softmax), bias_E, 1 if softmax else 2, groups, top_groups, top_k, normalize, scale
+    )
+
+
+def sqrt_softplus(logits_TE: Tensor) -> Tensor:
+    return torch.log1p(torch.exp(logits_TE)) ** 0.5
+
+
+def route_scores(
+    score_TE: Tensor,
+    bias_E: Tensor | None,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    return chosen_of(score_TE, bias_E, 2, groups, top_groups, top_k, normalize, scale)
+
+
+def chosen_of(
+    score_TE: Tensor,
+    bias_E: Tensor | None,
+    counted: int,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Token by token. `counted`: the best experts of a group whose sum is its score."""
     chosen = []
     for biased_E in (score_TE if bias_E is None else score_TE + bias_E).detach():
         by_group = biased_E.view(groups, -1)
-        best = by_group.sort(dim=1, descending=True).values[:, : 1 if softmax else 2].sum(dim=1)
+        best = by_group.sort(dim=1, descending=True).values[:, :counted].sum(dim=1)
         kept = best.argsort(descending=True)[:top_groups].tolist()
         size = by_group.shape[1]
         allowed = [e for e in range(len(biased_E)) if e // size in kept]
@@ -201,10 +267,13 @@ def route(
 
 
 def sequence_balance(logits_TE: Tensor, expert_TK: Tensor, sequence: int, softmax: bool) -> Tensor:
-    E, K = logits_TE.shape[1], expert_TK.shape[1]
-    total = logits_TE.new_zeros(())
-    for logits_SE, expert_SK in zip(logits_TE.split(sequence), expert_TK.split(sequence), strict=True):
-        score_SE = scores(logits_SE, softmax)
+    return balance_scores(scores(logits_TE, softmax), expert_TK, sequence)
+
+
+def balance_scores(score_TE: Tensor, expert_TK: Tensor, sequence: int) -> Tensor:
+    E, K = score_TE.shape[1], expert_TK.shape[1]
+    total = score_TE.new_zeros(())
+    for score_SE, expert_SK in zip(score_TE.split(sequence), expert_TK.split(sequence), strict=True):
         share_E = (score_SE / score_SE.sum(dim=1, keepdim=True)).mean(dim=0)
         count_E = functional.one_hot(expert_SK, E).sum(dim=(0, 1))
         total = total + (share_E * count_E * E / (K * sequence)).sum()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from hypothesis import strategies as st
 
 from dsl.schema import (
     BUILT_IN,
     Balance,
     Batch,
+    Clamp,
     Cluster,
     Dense,
     Device,
@@ -29,6 +32,7 @@ from dsl.schema import (
     Spec,
     YarnScaling,
 )
+from dsl.schema.model import Act
 from dsl.stages import fewest_stages_of_rank
 from tests.specs.shipped import shipped
 
@@ -98,6 +102,15 @@ def grouped(draw: st.DrawFn) -> Gqa:
     )
 
 
+attentions = latent | grouped()
+clamps = st.builds(
+    Clamp, limit=st.sampled_from([0.5, 7.0]), alpha=st.sampled_from([1.0, 1.7]), shift=st.sampled_from([0.0, 1.0])
+)
+activations = st.fixed_dictionaries({"activation": st.sampled_from(get_args(Act))}) | st.fixed_dictionaries(
+    {"clamp": clamps}
+)
+
+
 @st.composite
 def mixtures(draw: st.DrawFn, expert: int) -> Moe:
     """Experts that `expert` ranks can share."""
@@ -105,16 +118,20 @@ def mixtures(draw: st.DrawFn, expert: int) -> Moe:
     bias, loss = draw(st.sampled_from([None, ALWAYS, FALLING])), draw(st.sampled_from([0.0, 0.01]))
     groups = draw(st.sampled_from([each for each in range(1, experts + 1) if experts % each == 0]))
     kept = draw(st.integers(1, groups))
+    shared = draw(st.integers(0, 2))
     return Moe(
         experts=experts,
-        shared=draw(st.integers(0, 2)),
+        shared=shared,
+        **draw(activations),
+        shared_inner=draw(st.none() | widths) if shared else None,
+        shared_gate=draw(st.booleans()) if shared else False,
         top_k=draw(st.integers(1, experts // groups * kept)),
         inner=draw(widths),
         groups=groups,
         top_groups=kept,
         max_nodes=draw(st.none() | st.integers(1, 4)),
         scale=draw(st.sampled_from([1.0, 2.5])),
-        score=draw(st.sampled_from(["sigmoid", "softmax"])),
+        score=draw(st.sampled_from(["sigmoid", "softmax", "sqrt_softplus"])),
         normalize=draw(st.booleans()),
         balance=Balance(bias_rate=bias, sequence_loss=loss),
     )
@@ -122,19 +139,27 @@ def mixtures(draw: st.DrawFn, expert: int) -> Moe:
 
 @st.composite
 def models(draw: st.DrawFn, expert: int, layers: int) -> Model:
-    ffn = st.builds(Dense, inner=widths) | mixtures(expert)
+    dense = st.builds(lambda inner, more: Dense(inner=inner, **more), widths, activations)
+    ffn = dense | mixtures(expert)
     spans: list[LayerRange] = []
     while not spans or spans[-1].last < layers - 1:
         first = spans[-1].last + 1 if spans else 0
-        spans.append(LayerRange(first=first, last=draw(st.integers(first, layers - 1)), ffn=draw(ffn)))
+        own = draw(st.none() | attentions)
+        spans.append(LayerRange(first=first, last=draw(st.integers(first, layers - 1)), ffn=draw(ffn), attention=own))
+    if layers > 2 and draw(st.booleans()):  # every so many layers, where one of each other range is left
+        first, by = draw(st.integers(0, layers - 2)), draw(st.integers(2, layers))
+        every = LayerRange(first=first, last=layers - 1, by=by, ffn=draw(ffn), attention=draw(st.none() | attentions))
+        if not any({*span.layers} <= {*every.layers} for span in spans):
+            spans = sorted([*spans, every], key=lambda span: (span.first, span.last, span.by))
     return Model(
         name="random",
         vocab=draw(st.sampled_from([2, 40, 2000])),
         hidden=draw(widths),
         init_std=draw(st.sampled_from([0.006, 0.02])),
         norm_eps=draw(st.sampled_from([1e-6, 1e-5])),
-        attention=draw(latent | grouped()),
+        attention=draw(attentions),
         layers=tuple(spans),
+        tied=draw(st.booleans()),
         mtp=draw(st.none() | st.builds(Mtp, depth=st.just(1), weight=st.sampled_from([ALWAYS, FALLING]))),
     )
 

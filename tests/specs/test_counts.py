@@ -76,10 +76,13 @@ def assert_as_laid_out(spec: Spec) -> None:
         mine = [row for row in main if row.name.startswith(f"layers.{layer}.")]
         assert sum(row.num_elements for row in mine) == counts.layer_parameters(model, layer)
         attention = [row for row in mine if ".attention." in row.name and not row.name.endswith(".attention.norm")]
-        assert sum(row.num_elements for row in attention) == count.attention
+        assert sum(row.num_elements for row in attention) == counts.attention_parameters(
+            model, model.attention_of(layer)
+        )
+        assert layer or sum(row.num_elements for row in attention) == count.attention
         idle = [row for row in mine if row.expert is not None and row.expert >= getattr(model.ffn(layer), "top_k", 0)]
         active = counts.layer_parameters(model, layer) - sum(row.num_elements for row in idle)
-        assert counts.active_layer_parameters(model, model.ffn(layer)) == active
+        assert counts.active_layer_parameters(model, layer) == active
     assert count.active_without_embedding == count.active - count.embedding
     assert counted(spec, model_steps(spec)) == count
     assert flops_of(spec) == in_closed_form(model, spec.train.sequence)
@@ -91,19 +94,23 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
     The parameters are the active ones of the main model without embedding, norms, biases, sinks and gates. The core is
     q·k and the weights' sum of values, over all heads: of a window the band, W·(2S − W) of S² scores.
     """
-    attention, D, layers = model.attention, model.hidden, range(model.num_layers)
-    keys, norms = sequence, (2 * model.num_layers + 1) * D
-    if isinstance(attention, Gqa):
-        norms += model.num_layers * sum(counts.gqa_vectors(attention, D).values())
-        keys = min(sequence, attention.window or sequence)
-        width = 2 * attention.head_dim
-    else:
-        norms += model.num_layers * ((attention.query_rank or 0) + attention.kv_rank)
-        width = attention.head_dim.nope + attention.head_dim.rope + attention.head_dim.value
+    D, layers = model.hidden, range(model.num_layers)
+    norms, core = (2 * model.num_layers + 1) * D, 0.0
+    for attention in map(model.attention_of, layers):
+        keys = sequence
+        if isinstance(attention, Gqa):
+            norms += sum(counts.gqa_vectors(attention, D).values())
+            keys = min(sequence, attention.window or sequence)
+            width = 2 * attention.head_dim
+        else:
+            norms += (attention.query_rank or 0) + attention.kv_rank
+            width = attention.head_dim.nope + attention.head_dim.rope + attention.head_dim.value
+        core += 6 * attention.heads * width * keys * (2 * sequence - keys) / sequence
     count = counts.parameters(model)
-    gates = sum(D * ffn.experts for ffn in map(model.ffn, layers) if isinstance(ffn, Moe))
-    products = 6 * (count.active_without_embedding - norms - gates - count.bias)
-    core = 6 * model.num_layers * attention.heads * width * keys * (2 * sequence - keys) / sequence
+    mixtures = [ffn for ffn in map(model.ffn, layers) if isinstance(ffn, Moe)]
+    gates = sum(D * (ffn.experts + ffn.shared_gate) for ffn in mixtures)
+    of_head = count.embedding if model.tied else 0  # one matrix, which is the head too
+    products = 6 * (count.active_without_embedding + of_head - norms - gates - count.bias)
     return Flops(causal=products + core / 2, full=float(products + core))
 
 

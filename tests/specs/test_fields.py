@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dsl import counts
 from dsl.resolve.fields import FieldType, fields_of
-from dsl.schema import Dense, Gqa, LayerRange, LinearScaling, Llama3Scaling, Model, Moe, Node, YarnScaling
+from dsl.schema import Clamp, Dense, Gqa, LayerRange, LinearScaling, Llama3Scaling, Model, Moe, Node, YarnScaling
 from tests.reference.config import Config
 from tests.reference.model import Reference
 from tests.specs.counted import flops_of_model
@@ -31,6 +31,7 @@ NOT_COUNTED = {
     "name", "init_std", "norm_eps", "theta", "score", "normalize", "scale", "groups", "top_groups", "max_nodes",
     "sequence_loss", "weight", "width", "softcap", "factor", "original", "low_freq_factor", "high_freq_factor",
     "attention.rope", "beta_fast", "beta_slow", "truncate", "scaling", "attention_factor", "mscale", "mscale_all_dim",
+    "limit", "alpha", "shift", "clamp",
 }  # fmt: skip
 ONE_VALUE = {("Mtp", "depth"), ("Phase", "until_tokens")}  # one block of MTP is trained so far; ends are none or some
 
@@ -120,11 +121,13 @@ def test_flops_are_those_that_the_reference_computes(model: Model) -> None:
     alone = model.model_copy(update={"mtp": None})
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         reference(alone)(torch.zeros(1, TOKENS, dtype=torch.int64))
-    gates = [alone.hidden * ffn.experts for ffn in map(alone.ffn, range(alone.num_layers)) if isinstance(ffn, Moe)]
+    mixtures = [ffn for ffn in map(alone.ffn, range(alone.num_layers)) if isinstance(ffn, Moe)]
+    gates = [alone.hidden * (ffn.experts + ffn.shared_gate) for ffn in mixtures]
     forward = counter.get_total_flops() - 2 * TOKENS * sum(gates)
-    if isinstance(attention := alone.attention, Gqa):  # the reference computes scores outside of a window too
-        unseen = max(0, TOKENS - (attention.window or TOKENS)) ** 2
-        forward -= alone.num_layers * 4 * attention.heads * attention.head_dim * unseen
+    for attention in map(alone.attention_of, range(alone.num_layers)):
+        if isinstance(attention, Gqa):  # the reference computes scores outside of a window too
+            unseen = max(0, TOKENS - (attention.window or TOKENS)) ** 2
+            forward -= 4 * attention.heads * attention.head_dim * unseen
     assert 3 * forward == TOKENS * flops_of_model(alone, TOKENS).full
 
 
@@ -138,7 +141,7 @@ def changes(node: Any, path: str = "model") -> Iterator[tuple[str, Any]]:
             for index, span in enumerate(value):
                 for inner, new in changes(span, at):
                     yield inner, node.model_copy(update={name: (*value[:index], new, *value[index + 1 :])})
-        elif name not in ("kind", "first"):
+        elif name not in ("kind", "first", "by"):
             for new in others(kind, value):
                 yield at, node.model_copy(update={name: new})
 
@@ -160,6 +163,13 @@ def others(kind: FieldType, value: Any) -> Iterator[Any]:
         yield (value[0].model_copy(update={"value": value[0].value / 2}),)
     elif kind.form == "label":
         yield f"{value}_2"
+
+
+def _clamped(model: Model) -> Model:
+    """A model whose feed-forward parts cut off their gates."""
+    ffns = (span.ffn.model_copy(update={"clamp": Clamp(limit=7.0)}) for span in model.layers)
+    spans = (span.model_copy(update={"ffn": ffn}) for span, ffn in zip(model.layers, ffns, strict=True))
+    return model.model_copy(update={"layers": tuple(spans)})
 
 
 def counted(model: Model) -> Any:
@@ -190,6 +200,7 @@ def test_every_field_of_a_model_is_counted_or_listed() -> None:
     """Each field of the model, its attention and feed-forward kinds and the MTP block changes a count, or is listed."""
     bases = [shipped("quickstart.dsc").model, shipped("laptop-gqa.dsc").model]
     bases += [_extended(base, scaling) for base in bases for scaling in SCALINGS]
+    bases += [_clamped(bases[0])]
     found: dict[str, bool] = defaultdict(bool)
     for base in bases:
         for path, model in changes(base):
@@ -197,7 +208,7 @@ def test_every_field_of_a_model_is_counted_or_listed() -> None:
     kinds = {type(each) for base in bases for each in (base.attention, *(span.ffn for span in base.layers))}
     assert len(kinds) == 4 and {Gqa, Dense, Moe} < kinds
     names = {path.rpartition(".")[2] for path in found}
-    blocks = {"attention", "head_dim", "rope", "scaling", "layers", "ffn", "balance", "kind", "first"}
+    blocks = {"attention", "head_dim", "rope", "scaling", "layers", "ffn", "balance", "kind", "first", "by"}
     fields = {name for cls in {*classes_of(Model)} if cls.__name__ != "Phase" for name in cls.model_fields}
     assert fields - blocks <= names and LayerRange in {*classes_of(Model)}
     listed = {path for path in found if path.endswith(tuple(f".{name}" for name in NOT_COUNTED))}

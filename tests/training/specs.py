@@ -9,6 +9,7 @@ from dsl.schema import (
     AdamW,
     Balance,
     Batch,
+    Clamp,
     Cluster,
     Data,
     Dense,
@@ -56,6 +57,17 @@ QWEN_MOE = MOE.model_copy(
 )
 
 
+PATTERN_MOE = MOE.model_copy(
+    update={
+        "score": "sqrt_softplus",
+        "clamp": Clamp(limit=0.7, alpha=1.702, shift=1.0),
+        "shared": 2,
+        "shared_inner": 7,
+        "shared_gate": True,
+    }
+)
+
+
 def mla(query_rank: int | None = 12, kv_rank: int = 9) -> Mla:
     return Mla(
         heads=2,
@@ -84,11 +96,27 @@ def model(attention: Mla | Gqa, first: Dense | Moe, rest: Dense | Moe, mtp: bool
     )
 
 
+def pattern() -> Model:
+    """Four layers of three kinds in turn, with an attention of their own in two, and one matrix at both ends."""
+    dense, own = (
+        Dense(inner=22, activation="geglu_tanh"),
+        gqa(qk_norm="head").model_copy(update={"rope": Rope(theta=7.0)}),
+    )
+    base = model(gqa(qk_norm=None), dense, dense, mtp=True)
+    spans = (
+        LayerRange(first=0, last=3, ffn=dense),
+        LayerRange(first=1, last=3, by=2, ffn=PATTERN_MOE, attention=own),
+        LayerRange(first=2, last=2, by=2, ffn=Dense(inner=12, activation="relu2")),
+    )
+    return base.model_copy(update={"layers": spans, "tied": True})
+
+
 MODELS = {
     "v3": model(mla(), Dense(inner=22), MOE, mtp=True),
     "v2": model(mla(query_rank=None, kv_rank=10), Dense(inner=22), V2_MOE, mtp=False),
     "llama": model(gqa(qk_norm=None), Dense(inner=22), Dense(inner=22), mtp=False),
     "qwen": model(gqa(qk_norm="head"), QWEN_MOE, QWEN_MOE, mtp=True),
+    "pattern": pattern(),
 }
 
 

@@ -44,6 +44,8 @@ OTHER_MODELS = [
     ("qwen", "dualpipe", 2, 2, 2, 1),
     ("v2", "dualpipe", 2, 2, 2, 0),
     ("v2", "1f1b", 2, 4, 4, 0),
+    ("pattern", "dualpipe", 2, 2, 2, 1),
+    ("pattern", "1f1b", 2, 1, 2, 3),
 ]
 
 
