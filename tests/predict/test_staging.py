@@ -22,6 +22,7 @@ from dsl.load import load
 from dsl.schema import Spec
 from runtime.comm.collective import CollectiveSwap
 from runtime.comm.exchange import Exchange, RankExchange, RankRoute, Route
+from runtime.comm.gloo_sums import GlooParts
 from runtime.comm.host_reads import HostReads
 from runtime.comm.nodes import Hops, NodeExchange, NodeRoute, Place
 from runtime.comm.rows import Layout
@@ -73,6 +74,12 @@ class Live(TorchDispatchMode):
 @dataclass
 class Nobody:
     """A communicator that moves nothing and holds what it is given until it is waited for, as NCCL does."""
+
+    members: tuple[int, ...] = (0, 1)
+    rank: int = 0
+
+    def index_of(self, rank: int) -> int:
+        return self.members.index(rank)
 
     def all_to_all(self, room: Tensor, sent: Tensor, taken: Sequence[int], given: Sequence[int]) -> Any:
         assert room.is_contiguous() and sent.is_contiguous()
@@ -154,6 +161,22 @@ def test_exchanges_stage_what_is_planned(route: str, forward: bool, gates: bool)
     assert planned.held - at_start == between - values
     assert -tables <= max(planned) - padding - (most - values) <= 0
     assert planned.held or planned.at_wait
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_sums_over_gloo_stage_a_second_buffer(nodes: int) -> None:
+    """Gloo has no reduce-scatter. It is used where ranks lie on several machines."""
+    machines = [f"cluster.nodes={nodes}", f"cluster.node.devices={4 // nodes}"]
+    spec = load(SPECS / "quickstart.dsc", overrides=[*machines, "parallel.zero=2", "schedule.name=1f1b"])
+    staging = staging_of(spec)
+    assert staging
+    flat = torch.ones(40)
+    planned = staging(Instruction("scatter", 0, "", "W", "L1"), [Buffer("sums", (40,), "float32")], [], Received(0))
+    with Live() as live:
+        work = GlooParts(Nobody()).scatter("it", flat)  # type: ignore[arg-type]
+        assert planned == Staged(live.bytes if nodes > 1 else 0)
+        assert live.bytes == flat.nbytes
+        del work
 
 
 def test_nothing_is_staged_by_ranks_that_share_memory() -> None:

@@ -78,10 +78,11 @@ def values_of(state: State) -> list[Tensor]:
     return [t.inner if isinstance(t, Pretend) else t for t in found]
 
 
-def test_parts_come_while_others_are_updated_and_the_numbers_stay() -> None:
+@pytest.mark.parametrize(("zero", "dp"), [(0, 1), (1, 2), (2, 2), (3, 2)])
+def test_parts_come_while_others_are_updated_and_the_numbers_stay(zero: int, dp: int) -> None:
     """Every element of master weights and moments goes to the device once and back once. A part is on its way before
     the one ahead of it is updated."""
-    spec = small_spec(1, 1, 1, 2, precision="bf16")
+    spec = small_spec(1, 1, dp, 2, zero=zero, precision="bf16")
     plain, away = plan_of(spec), plan_of(with_host_state(spec, BOTH))
     expected = build_state(plain, 0, CPU)
     trained(expected, plain, 2, reference_update("adamw"))
@@ -115,12 +116,14 @@ def test_parts_come_while_others_are_updated_and_the_numbers_stay() -> None:
     assert in_one_step[first : first + 8] == ["update", *["to host"] * 3, *["to device"] * 3, "update"]
 
 
-@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("offload", [(), ("moments",), BOTH])
 def test_host_and_device_hold_what_was_planned(offload: tuple[str, ...], zero: int) -> None:
     """The state of host and device, and the room of parts on the device, to the byte."""
     pp, ep, dp = 2, 2, 2
-    spec = accelerated(with_host_state(small_spec(pp, ep, dp, 2 * pp, zero=zero, precision="bf16"), offload))
+    schedule = "1f1b" if zero > 1 else "dualpipe"  # which holds a stage on two ranks
+    plain = small_spec(pp, ep, dp, 2 * pp, zero=zero, precision="bf16", schedule=schedule)
+    spec = accelerated(with_host_state(plain, offload))
     lowered = lower_spec(spec)
     plan, states, scratch = (
         f(spec, lowered.plan) for f in (lambda *_: plan_of(spec, HOST_PART), rank_states, update_scratch)
