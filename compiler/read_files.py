@@ -1,4 +1,5 @@
-"""The one way in which the files that a spec names are read into its value: schedule, placement of experts, rates.
+"""The one way in which the files that a spec names are read into its value: schedule, placement of experts, rates,
+and the checkpoint that its weights begin with.
 
 Every command that plans, checks or reports comes here, and so does the editor. A kind of file is a row of `KINDS`; its
 module reads the file and holds it to the spec. What is wrong with it is said at the place that names it.
@@ -40,6 +41,7 @@ class Kind:
     key: str  # of the spec: where the path is written
     code: str  # of what is wrong with it
     read: Callable[[Spec, Path, Sequence[str]], object]
+    copied: bool = True  # whether a build has a copy; else it has all that it needs to know of the file
 
 
 def _schedule(spec: Spec, path: Path, opened: Sequence[str]) -> object:
@@ -73,10 +75,20 @@ def _rate_table(spec: Spec, path: Path, opened: Sequence[str]) -> object:
         raise _WrongError(str(error), "`dsc calibrate -o rates.json` writes one for this machine") from None
 
 
+def _initial(spec: Spec, path: Path, opened: Sequence[str]) -> object:
+    from compiler.plan.initial_weights import InitialError, initial_weights_for
+
+    try:
+        return initial_weights_for(spec, path)
+    except InitialError as error:
+        raise _WrongError(str(error), error.hint) from None
+
+
 KINDS = (
     Kind("schedule", "schedule.file", "S0101", _schedule),
     Kind("expert_placement", "parallel.placement", "P0101", _expert_placement),
     Kind("rate_table", "cluster.rates", "R0101", _rate_table),
+    Kind("initial", "train.initial", "W0101", _initial, copied=False),
 )
 
 
@@ -94,8 +106,12 @@ def with_files(
 
 
 def load_with_files(path: Path) -> Spec:
-    """The one run of a file, such as the spec.resolved of a build, with the files that it names. SpecError."""
-    return with_files(load(path), {}, path.parent)
+    """The run of the spec.resolved of a build or of a run, with the files that lie beside it. SpecError."""
+    spec = load(path)
+    files, mistakes = _read(spec, {}, path.parent, kinds=[kind for kind in KINDS if kind.copied])
+    if mistakes:
+        raise SpecError(mistakes)
+    return spec.with_files(files)
 
 
 def mistakes_of(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
@@ -106,11 +122,16 @@ def mistakes_of(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
 
 
 def _read(
-    spec: Spec, origins: Mapping[str, Span], folder: Path, opened: Sequence[str] = (), table: Table | None = None
+    spec: Spec,
+    origins: Mapping[str, Span],
+    folder: Path,
+    opened: Sequence[str] = (),
+    table: Table | None = None,
+    kinds: Sequence[Kind] = KINDS,
 ) -> tuple[SpecFiles, tuple[Diagnostic, ...]]:
     read: dict[str, object] = {}
     mistakes: list[Diagnostic] = []
-    for kind in KINDS:
+    for kind in kinds:
         path = attrgetter(kind.key)(spec)
         if path is None or (kind.field == "rate_table" and table is not None):
             continue

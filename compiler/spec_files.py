@@ -1,7 +1,9 @@
-"""The files that a spec names: a schedule, a placement of experts, a rate table. What they say is a part of its value.
+"""The files that a spec names: a schedule, a placement of experts, a rate table, and a checkpoint to begin with. What
+they say is a part of its value; of a checkpoint, its digest.
 
 `compiler/read_files.py` reads them, once, where a command reads the spec; they travel with it, and whatever takes a
-spec asks here. A build stands alone: it has the files under names of its own, and its spec names those.
+spec asks here. A build stands alone: it has the files under names of its own, and its spec names those. A checkpoint
+stays where it is, as the text of the data does, and the build has its digest.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ if TYPE_CHECKING:
     from compiler.rates.table import Table
     from compiler.schedules.schedule import Schedule
     from dsl.schema import Spec  # with pydantic
+    from runtime.contract import Initial
 
 # What a build, and a run, call them.
 SCHEDULE, EXPERT_PLACEMENT, RATE_TABLE = "schedule.txt", "placement.json", "rates.json"
+INITIAL = "initial.sha256"
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class SpecFiles:
     schedule: Schedule | None = None  # of `schedule { file = … }`
     expert_placement: ExpertPlacement | None = None  # of `parallel { placement = … }`
     rate_table: Table | None = None  # of `cluster { rates = … }`
+    initial: Initial | None = None  # of `train { initial = … }`
 
 
 def files_of(spec: Spec) -> SpecFiles:
@@ -74,6 +79,13 @@ def rate_table_of(spec: Spec) -> Table | None:
     return table
 
 
+def initial_weights_of(spec: Spec) -> Initial | None:
+    """The checkpoint that the spec begins with; None where its weights begin at random."""
+    initial = files_of(spec).initial
+    assert initial is not None or spec.train.initial is None, "a spec that names a checkpoint is read with it"
+    return initial
+
+
 def standing_alone(spec: Spec) -> Spec:
     """The spec as its build has it, which holds the files itself."""
     keys = ("schedule", "file"), ("parallel", "placement"), ("cluster", "rates")
@@ -87,8 +99,10 @@ def standing_alone(spec: Spec) -> Spec:
 def texts_of_files(spec: Spec) -> dict[str, str]:
     """The files of a build that hold them, by name."""
     schedule, expert_placement, table = schedule_of_file(spec), expert_placement_of(spec), rate_table_of(spec)
+    initial = initial_weights_of(spec)
     return {
         **({SCHEDULE: schedule.to_text()} if schedule else {}),
         **({EXPERT_PLACEMENT: expert_placement.text} if expert_placement else {}),
         **({RATE_TABLE: table.to_json()} if table else {}),
+        **({INITIAL: f"{initial.sha256}\n"} if initial else {}),
     }

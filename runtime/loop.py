@@ -57,6 +57,7 @@ class Loop:
     local_rank: int | None = None  # among the ranks of this machine; None: all ranks are of this machine
     debugged: bool = False  # a rank may wait at its prompt; such a run leaves no checkpoint either
     start_timeout_s: float = START_TIMEOUT_S  # how long ranks wait for all to come
+    initial: Checkpoint | None = None  # whose weights a run begins with that does not resume
 
     @property
     def total(self) -> int:
@@ -96,6 +97,9 @@ class Loop:
         if self.resume is not None:
             board.set_action("load checkpoint")
             _restore(trainer, self.resume)
+        elif self.initial is not None:
+            board.set_action("load initial weights")
+            snapshot.put_weights(trainer.state, self.initial.read, self.initial.shapes)
 
         def say(text: str) -> None:
             to_stderr(text)  # the rank's log
@@ -157,6 +161,8 @@ class Loop:
         machine = {"device": self.device, "transport": transport_in_use(trainer.links)}
         build = {"build": self.build.digest, "torch": torch.__version__}
         events.write("start", step=trainer.step, last_step=self.total, ranks=world, **machine, **build)
+        if self.initial is not None:
+            events.write("notice", rank=0, text=f"the weights begin with those of {self.initial.path}")
         if self.resume is None:
             return
         for reason in self.resume.refused:

@@ -23,8 +23,9 @@ import torch
 
 from runtime import bad_batches
 from runtime.build import Build
+from runtime.checkpoint.manifest_file import find_manifest
 from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
-from runtime.checkpoint.shard_manifest import CheckpointError
+from runtime.checkpoint.shard_manifest import CheckpointError, render
 from runtime.contract import MoeLayer, Plan
 from runtime.native import library
 from runtime.outcome import printable
@@ -121,6 +122,25 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
     notes = [f"going on from {checkpoint.path}", *notes]
     notes = [*(f"newer checkpoint not used: {reason}" for reason in checkpoint.refused), *notes]
     return Resumption(checkpoint, position, tuple(map(printable, notes)))
+
+
+def initial_weights(plan: Plan, folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The verified checkpoint whose weights a run begins with, if its spec names one, and what to tell of it.
+
+    `folder`: that paths of the spec are relative to. CheckpointError if it is not the one that was compiled.
+    """
+    if (named := plan.train.initial) is None:
+        return None, []
+    path, manifest = find_manifest(folder / named.path)
+    if hashlib.sha256(render(manifest).encode()).hexdigest() != named.sha256:
+        raise CheckpointError(f"{path} is another checkpoint than the one that was compiled: compile the spec again")
+    checkpoint = load(path)
+    notes = [f"the weights begin with those of {path}"]
+    wanted = {f"weight/{each.name}" for each in plan.parameters} | {f"bias/{each.name}" for each in plan.biases}
+    held = [name for name in checkpoint.shapes if name.startswith(("weight/", "bias/"))]
+    if left := [name.partition("/")[2] for name in held if name not in wanted]:
+        notes.append(f"the model does not have, and leaves behind: {_listed(left)}")
+    return checkpoint, [printable(note) for note in notes]
 
 
 @contextmanager

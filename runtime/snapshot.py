@@ -8,7 +8,7 @@ weights that no other holder has: master weights that are none of its parameters
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from torch import Tensor
 
@@ -53,6 +53,16 @@ def put(state: State, read: Read, averaged: bool = True) -> None:
                 mine.values.copy_(tensors[name].reshape(-1)[mine.start : mine.start + mine.values.numel()])
     for name, bias in state.biases.items():
         bias.copy_(read([f"bias/{name}"])[f"bias/{name}"])
+
+
+def put_weights(state: State, read: Read, held: Container[str]) -> None:
+    """Give this rank's parameters their values from logical tensors; balancing biases where they are `held`, too."""
+    for bucket, entry in state.entries():
+        name = f"weight/{entry.name}"
+        bucket.set_weight(entry, read([name])[name])
+    for name, bias in state.biases.items():
+        if f"bias/{name}" in held:
+            bias.copy_(read([f"bias/{name}"])[f"bias/{name}"])
 
 
 def _owned(bucket: Bucket, entry: Entry) -> dict[str, Part]:

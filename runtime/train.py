@@ -322,22 +322,26 @@ def _loop(build: Build, options: Options, corpus: Path, say: Callable[[str], Non
 
 
 def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
-    """The loop from a verified checkpoint on where the run resumes, having said what there is to know about it."""
+    """The loop from a verified checkpoint on, or from initial weights, having said what there is to know about them."""
     from runtime.checkpoint.shard_manifest import CheckpointError
     from runtime.events import Events
-    from runtime.resume import find, skipping
+    from runtime.resume import find, initial_weights, skipping
 
-    if options.resume and _holds_checkpoint(options.run):
-        try:
-            found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.device)
-        except CheckpointError as error:
-            Events(options.run).write("refused", reason=str(error))
-            raise UsageError(error) from None
-        for note in found.notes:
-            say(note)
-        loop = replace(loop, resume=found.checkpoint, position=found.position)
-    elif options.resume:
+    goes_on = options.resume and _holds_checkpoint(options.run)
+    if options.resume and not goes_on:
         say(f"{options.run} holds no checkpoint to go on from: starting with step 1")
+    try:
+        if goes_on:
+            found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.device)
+            loop, notes = replace(loop, resume=found.checkpoint, position=found.position), [*found.notes]
+        else:
+            initial, notes = initial_weights(loop.build.plan, options.data)
+            loop = replace(loop, initial=initial)
+    except CheckpointError as error:
+        Events(options.run).write("refused", reason=str(error))
+        raise UsageError(error) from None
+    for note in notes:
+        say(note)
     if options.skip_batch:
         position, note = skipping(options.run, loop.position, loop.corpus)
         say(note)

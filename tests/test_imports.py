@@ -68,11 +68,11 @@ ORDER = (
     *("ops", "layers", "segments"),
     *("schedules", "solver", "picture"),
     *("spec_files", "topology", "rates"),
-    *("experts", "read_files", "actions", "plan"),
+    *("experts", "actions", "plan", "read_files"),
     *("lower", "proof"),
     *("predict", "decide"),
     *("kernels", "emit", "report", "build"),
-    *("data", "templates", "importers", "editor", "completion", "difference", "launch", "inference"),
+    *("data", "templates", "importers", "weights", "editor", "completion", "difference", "launch", "inference"),
     *("commands", "cli", "reference", "api", "dsc_trainer"),
 )
 # Imports that close a cycle: inside of functions, or of a type alone.

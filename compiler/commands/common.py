@@ -94,7 +94,7 @@ def choose(
     file, run = split(str(find()) if argument is None else argument)
     resolved = resolve(file, run, overrides)
     spec, origins, path = resolved.spec, resolved.origins, Path(file)
-    files = spec.schedule.file, spec.parallel.placement, spec.cluster.rates
+    files = spec.schedule.file, spec.parallel.placement, spec.cluster.rates, spec.train.initial
     if table is not None or any(files):
         from compiler.read_files import with_files  # only specs that name files wait for it
 

@@ -1,28 +1,37 @@
-"""`dsc import hf FILE|FOLDER [-o SPEC]`: a spec from the configuration of a published model.
+"""`dsc import hf FILE|FOLDER [-o SPEC]`: a spec from a published model, and a checkpoint from its weights.
 
 dsc import hf DeepSeek-V3/config.json -o v3.dsc
+dsc import hf Qwen3-30B-A3B -o qwen.dsc       weights too, if the folder has them: qwen.weights
 dsc import hf Qwen3-30B-A3B --model-only      the model alone, on standard output
 
-Exit codes: 0 the spec is written · 2 the configuration cannot be read, or asks for what a spec cannot express
+The spec names the checkpoint (`train { initial = … }`), so that `dsc train` continues from the weights.
+
+Exit codes: 0 the spec is written · 2 the configuration or the weights cannot be read, or ask for what a spec cannot
+express · 75 the disk is full
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from compiler.commands import import_weights
 from compiler.commands.common import EXIT_SPEC, say, wrong
 from compiler.commands.output_files import replace, write_new
 from compiler.importers import huggingface
-from compiler.importers.first_run import run_text
+from compiler.importers.first_run import Start, run_text
 from compiler.importers.json_text import Json, parse
+from compiler.importers.reader import Remark
 from compiler.importers.write import identifier, model_text
+from compiler.weights.folder import FolderError
 from dsl.diagnostics import Diagnostic, SpecError, plural, render_all, visible
 from dsl.formatter import formatted
 from dsl.resolve.files import read
 from dsl.source import Source
+from runtime.outcome import refusal_code
 
 CONFIG = "config.json"
 STDOUT = "-"
@@ -38,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lossy", action="store_true", help="write a comment for what a spec cannot express, instead of refusing it"
     )
-    parser.add_argument("--force", action="store_true", help="replace SPEC if it exists")
+    parser.add_argument("--config-only", action="store_true", help="leave the weights of the folder where they are")
+    parser.add_argument("--force", action="store_true", help="replace SPEC and its weights if they exist")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,15 +66,49 @@ def run(args: argparse.Namespace) -> int:
     if imported.model is None:
         say(f"\n{_count(imported.diagnostics)}")
         return EXIT_SPEC
-    text = model_text(imported.model, imported.model_type, imported.remarks)
+    weights, start, model, remarks = None, Start(), imported.model, imported.remarks
+    try:
+        if args.out != STDOUT and not args.config_only and not args.model_only:
+            weights = import_weights.find(args.path, root, imported.model, imported.model_type)
+        if weights is not None:
+            start, model = import_weights.start_of(weights, Path(args.out)), weights.model
+            say("\n".join(f"warning: {text}" for text in weights.remarks))
+            remarks = (*remarks, *(Remark("model", text) for text in weights.remarks))
+    except FolderError as error:
+        return _wrong_weights(error)
+    text = model_text(model, imported.model_type, remarks)
     if not args.model_only:
-        begin = run_text(imported.model, imported.context)
+        begin = run_text(model, imported.context, start)
         if not begin:
             say(
                 "warning: no cluster of up to 32,768 devices is thought to hold this model: it is written without a run"
             )
         text = f"{begin}\n{text}" if begin else text
-    return _write(args.out, formatted(Source(args.out, text)), force=args.force)
+    content = formatted(Source(args.out, text))
+    if weights is not None and (code := _write_weights(weights, Path(args.out), args.force)):
+        return code
+    return _write(args.out, content, force=args.force)
+
+
+def _wrong_weights(error: FolderError) -> int:
+    """Say what is wrong with weights, a line each; the exit code."""
+    for line in str(error).splitlines():
+        wrong(line)
+    return EXIT_SPEC
+
+
+def _write_weights(weights: import_weights.Weights, spec: Path, force: bool) -> int:
+    """Write the weights beside a spec that can then be written; the exit code."""
+    if os.path.lexists(spec) and not (force and spec.is_file() and not spec.is_symlink()):
+        return wrong(f"{spec} is not a regular file" if force else f"{spec} exists", "" if force else "see --force")
+    try:
+        import_weights.write(weights, spec, force=force)
+    except import_weights.WeightsExitError as error:
+        return error.code
+    except OSError as error:
+        wrong(f"{spec} cannot be written: {error.strerror}")
+        return refusal_code(error)
+    return 0
 
 
 def read_config(path: Path) -> tuple[Path, Json]:

@@ -1,4 +1,5 @@
-"""The processes that `dsc train` starts: the compiler, and the launcher of the ranks.
+"""The processes that commands start: for `dsc train` the compiler and the launcher of the ranks, and those that verify
+or convert what was trained.
 
 They end with this process, however it ends; SIGINT and SIGTERM are passed on to them. No torch.
 """
@@ -6,25 +7,59 @@ They end with this process, however it ends; SIGINT and SIGTERM are passed on to
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 from runtime.outcome import death_text
 
 Running = subprocess.Popen[bytes]
-NAMES = {"compiler.cli": "the compiler", "runtime.train": "the supervisor of the ranks"}  # by module
+NAMES = {  # by module
+    "compiler.cli": "the compiler",
+    "runtime.train": "the supervisor of the ranks",
+    "runtime.weights": "the process that reads and writes weights",
+}
 
 
 def call(command: Sequence[str]) -> int:
     """Run `python -P -m COMMAND` to its end; its exit code."""
     with _started(command) as process, _forwarding(process) as asked:
         return _code(process, asked)
+
+
+def ask(command: Sequence[str], request: str, tell: Callable[[str], None]) -> tuple[int, Any]:
+    """Give a process a request on its stdin; its exit code, and its result, None where it has none.
+
+    It prints lines of JSON: {"done": 3, "total": 7} now and then, of which `tell` shows the share, and {"result": …}.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", *command],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=_die_with_parent,
+    ) as process:
+        assert process.stdout is not None
+        result = None
+        with _forwarding(process) as asked:
+            _tell(process, request)
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+            for line in process.stdout:
+                said = json.loads(line)
+                result = said.get("result", result)
+                if "total" in said:
+                    tell(f"{100 * said['done'] // max(said['total'], 1)}%")
+            tell("")
+            return _code(process, asked), result
 
 
 def compiled(compiler: Sequence[str], quiet: bool) -> tuple[int, str]:

@@ -91,10 +91,10 @@ def write_build(folder: Path, files: Iterable[tuple[str, str]]) -> None:
             path = new / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", newline="\n")
-        _put(new, place)
+        put_folder(new, place)
 
 
-def _put(new: Path, place: Path) -> None:
+def put_folder(new: Path, place: Path) -> None:
     """Move a folder to its place. What was there is left where `new` was."""
     for _ in range(_TRIES):
         try:

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from compiler.dtypes import TORCH_DTYPE
+from compiler.spec_files import initial_weights_of
 from dsl.memory import HOST_PART, HOST_SLOTS, Memory, average_dtype
 from dsl.schema import Data, Model, Node, Phase, Precision, Quiet, Spec
 from dsl.schema.base import as_tree, is_left_out
@@ -95,6 +96,7 @@ def train(spec: Spec) -> contract.Train:
         else None,
         validate=contract.Validation(validate.every, validate.batches, validate.ema) if validate else None,
         ema=contract.Ema(average.decay, TORCH_DTYPE[average_dtype(spec.precision)]) if average else None,
+        initial=initial_weights_of(spec),
     )
 
 

@@ -37,13 +37,27 @@ class Place:
         return unit * -(-SEQUENCES // unit)
 
 
-def run_text(model: Model, context: int) -> str:
+@dataclass(frozen=True)
+class Start:
+    """What a run begins with beside its recipe: the checkpoint of its weights, and its tokenizer; "" where there is
+    none. Both are paths from the spec, as the text of a string."""
+
+    weights: str = ""
+    tokenizer: str = ""
+
+
+def run_text(model: Model, context: int, start: Start = Start()) -> str:
     """A `run pretrain` and its cluster; "" where no cluster that is thought of here holds the model."""
     found = parameters(model)
     if found.total + found.mtp <= LAPTOP and model.vocab > 256:
-        return _laptop(model, context)
+        return _laptop(model, context, start)
     place = _smallest(model, context)
-    return _cluster(model, context, place) if place else ""
+    return _cluster(model, context, place, start) if place else ""
+
+
+def _initial(start: Start) -> str:
+    """The line of the weights, if there are any."""
+    return f'    initial = "{start.weights}"\n' if start.weights else ""
 
 
 def _smallest(model: Model, context: int) -> Place | None:
@@ -81,7 +95,7 @@ def _divisor(number: int) -> int:
     return next(each for each in range(min(number, MAX_EXPERT), 0, -1) if number % each == 0)
 
 
-def _cluster(model: Model, context: int, place: Place) -> str:
+def _cluster(model: Model, context: int, place: Place, start: Start) -> str:
     tokens = place.batch * context
     expert = f", expert = {place.parallel.expert}" if place.parallel.expert > 1 else ""
     return f"""\
@@ -105,8 +119,8 @@ run pretrain {{
       cosine to 3e-5
     }}
     checkpoint {{ every = 1000 steps, keep = 3 }}
-  }}
-  data {{ source = "corpus/*.jsonl", tokenizer = "tokenizer.json", validation = 0.1% }}
+{_initial(start)}  }}
+  data {{ source = "corpus/*.jsonl", tokenizer = "{start.tokenizer or "tokenizer.json"}", validation = 0.1% }}
 }}
 
 cluster h100 {{
@@ -121,7 +135,8 @@ cluster h100 {{
 """
 
 
-def _laptop(model: Model, context: int) -> str:
+def _laptop(model: Model, context: int, start: Start) -> str:
+    tokenizer = f'"{start.tokenizer}"' if start.tokenizer else f"train({min(model.vocab, 4096)})"
     return f"""\
 # A place to begin: this model is small enough to train on this machine, on the source files of its Python.
 run pretrain {{
@@ -139,8 +154,8 @@ run pretrain {{
       warmup 20 steps to 1e-3
       cosine to 1e-4
     }}
-  }}
-  data {{ source = python_stdlib, tokenizer = train({min(model.vocab, 4096)}), validation = 5% }}
+{_initial(start)}  }}
+  data {{ source = python_stdlib, tokenizer = {tokenizer}, validation = 5% }}
 }}
 
 cluster laptop {{

@@ -10,7 +10,8 @@ from math import prod
 from compiler import ir
 from compiler.plan.blocks import Step, model_steps
 from dsl.counts import Parameters
-from dsl.schema import Moe, Spec
+from dsl.schema import BUILT_IN, Model, Moe, Parallel, Spec, Train
+from dsl.schema.cluster import Cluster, Device, Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,24 @@ def parameters(spec: Spec) -> tuple[Parameter, ...]:
         for experts in [row.num_experts is not None]
         for e, name in enumerate(row.names())
     )
+
+
+def model_parameters(model: Model) -> tuple[Parameter, ...]:
+    """The tensors of a checkpoint of a model, in its order."""
+    one = Machine(devices=1, device=Device(name="cpu", memory=1))
+    outline = Spec.model_construct(
+        model=model,
+        cluster=Cluster(name="one", nodes=1, node=one),
+        precision=BUILT_IN["fp32"],
+        parallel=Parallel(pipeline=1, data=1, expert=1),
+        train=Train.model_construct(sequence=1, micro_batch=1),
+    )
+    return parameters(outline)
+
+
+def stored(parameter: Parameter) -> str:
+    """The name of a tensor in a checkpoint: weight/layers.3.ffn.down."""
+    return f"{'bias' if parameter.role == 'bias' else 'weight'}/{parameter.name}"
 
 
 def counted(spec: Spec, steps: Iterable[Step]) -> Parameters:

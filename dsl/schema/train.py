@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, Node, Syntax, Unit
+from dsl.schema.base import MAX_STEPS, MAX_TOKENS, Choices, FilePath, Node, Syntax, Unit
 from dsl.schema.optimizers import AnyOptimizer
 
 PLANNED = "auto: the fastest that fits"  # as far as can be predicted, compiler/predict/search.py
@@ -148,6 +148,17 @@ with warnings.catch_warnings():
                 examples=["seed = 1"],
             ),
         ] = 1
+        initial: Annotated[
+            str | None,
+            FilePath(),
+            Field(
+                min_length=1,
+                max_length=4096,
+                description="checkpoint whose weights the run begins with, in the place of random ones; or the folder "
+                "of a run or of checkpoints, whose newest is meant; relative to the spec",
+                examples=['initial = "llama.weights"'],
+            ),
+        ] = None
         checkpoint: Annotated[
             Checkpoint | None,
             Field(description="when the run is saved, besides its end", examples=["checkpoint { every = 1000 steps }"]),

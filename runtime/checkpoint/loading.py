@@ -15,19 +15,24 @@ from torch import Tensor
 
 from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.durable_files import PUBLISHED
-from runtime.checkpoint.shard_manifest import (
-    DTYPES,
-    CheckpointError,
-    Entry,
-    Manifest,
-    Shard,
-    parse,
-    shard_layout,
-)
-from runtime.outcome import printable
+from runtime.checkpoint.manifest_file import MANIFEST, manifests, read_manifest
+from runtime.checkpoint.shard_manifest import CheckpointError, Entry, Manifest, Shard, shard_layout
 
-MANIFEST = "manifest.json"
-_MAX_MANIFEST_BYTES = 1 << 30
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ def load(path: Path, *, verify: bool = True) -> Checkpoint:
         if found is None:
             raise CheckpointError(f"{path} holds no checkpoint")
         return found
-    opened = Checkpoint(path, _read_manifest(path), verified=False)
+    opened = Checkpoint(path, read_manifest(path), verified=False)
     return opened.verify() if verify else opened
 
 
@@ -139,39 +144,8 @@ def latest(folder: Path, *, verify: bool = True) -> Checkpoint | None:
 
 def published(folder: Path) -> tuple[list[Checkpoint], list[str]]:
     """Checkpoints with a sound manifest, the newest first, and why others have none."""
-    found, refused = [], []
-    try:
-        with files.open_folder(folder, follow=True) as opened:
-            candidates = [name for name in files.names(opened) if PUBLISHED.fullmatch(name)]
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        raise CheckpointError(f"{folder}: {error.strerror}") from error
-    for name in candidates:
-        try:
-            found.append(Checkpoint(folder / name, _read_manifest(folder / name), verified=False))
-        except CheckpointError as error:
-            refused.append(str(error))
-    return sorted(found, key=lambda c: c.manifest.serial, reverse=True), refused
-
-
-def _read_manifest(path: Path) -> Manifest:
-    try:
-        with files.open_folder(path) as folder, files.open_file(folder, MANIFEST) as file:
-            size = files.file_size(file)
-            if size > _MAX_MANIFEST_BYTES:
-                raise ValueError(f"has {size} bytes")
-            manifest = parse(bytes(files.read_exactly(file, 0, size)))
-            if (named := PUBLISHED.fullmatch(path.name)) and int(named[1]) != manifest.step:
-                raise ValueError(f"it is of step {manifest.step}")
-            expected = {shard.file for shard in manifest.shards}
-            foreign = [n for n in files.names(folder) if n.startswith("shard.") and n not in expected]
-    except (OSError, ValueError, CheckpointError) as error:
-        problem = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise CheckpointError(f"{path / MANIFEST}: {problem}") from error
-    if foreign:
-        raise CheckpointError(f"{path / printable(foreign[0])}: does not belong to this checkpoint")
-    return manifest
+    found, refused = manifests(folder)
+    return [Checkpoint(path, manifest, verified=False) for path, manifest in found], refused
 
 
 def _place(entry: Entry, data: bytearray, into: dict[str, Tensor]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoint import durable_files as files
-from runtime.checkpoint.loading import MANIFEST, Checkpoint, latest, load, published
+from runtime.checkpoint.loading import DTYPE_NAMES, MANIFEST, Checkpoint, latest, load, published
 from runtime.checkpoint.retention import Keep
 from runtime.checkpoint.shard_manifest import (
-    DTYPE_NAMES,
     CheckpointError,
     Entry,
     Manifest,
@@ -132,6 +131,26 @@ class Publisher:
             files.sync(opened)  # else a loss of power may show half of one under its published name
         for each in old:
             files.remove(opened, f".purge-{each}")
+
+
+def write(folder: Path, step: int, shards: Iterable[Mapping[str, Tensor]], meta: Mapping[str, Any]) -> None:
+    """Publish a checkpoint that one process makes, shard after shard: only one of them is in memory.
+
+    Raises CheckpointError if it cannot be written; what `shards` raises is passed on. Then the folder is as it was.
+    """
+    temporary, count = f".tmp-{step}", 0
+    try:
+        _prepare(folder, temporary)
+        for shard in shards:
+            _write_shard(folder / temporary, count, {_entry(name, tensor): tensor for name, tensor in shard.items()})
+            count += 1
+        Publisher(folder, 0, count, lambda: None, Keep())._publish(temporary, step, meta)
+    except BaseException as error:
+        with suppress(OSError):
+            _remove(folder, temporary)
+        if isinstance(error, OSError):
+            raise CheckpointError(_reason(folder, error)) from error
+        raise
 
 
 def _attempt(place: Path, action: Callable[[], None]) -> str:

@@ -2,6 +2,7 @@
 
 The header of a shard (https://github.com/huggingface/safetensors#format) is a function of the manifest, so a shard is
 never parsed: its first bytes are compared. The manifest is one line of JSON that ends with the sha256 of the rest.
+No torch here: the compiler reads manifests too.
 """
 
 from __future__ import annotations
@@ -15,26 +16,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from runtime.outcome import ReportedError
 
 FORMAT = "dsc checkpoint 1"
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+ITEM_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
 }
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*(/[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*)*")
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -70,7 +68,7 @@ class Entry:
 
     @property
     def num_bytes(self) -> int:
-        return self.count * DTYPES[self.dtype].itemsize
+        return self.count * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ class Manifest:
 
 def in_order(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """The order of the data: wide elements first, so that all are aligned; then by key."""
-    return tuple(sorted(entries, key=lambda e: (-DTYPES[e.dtype].itemsize, e.key)))
+    return tuple(sorted(entries, key=lambda e: (-ITEM_BYTES[e.dtype], e.key)))
 
 
 def shard_layout(entries: Iterable[Entry]) -> tuple[bytes, tuple[int, ...]]:
@@ -202,7 +200,7 @@ def _entry(row: Any) -> Entry:
     _demand(isinstance(row, list) and len(row) == 5, "bad tensor")
     name, dtype, shape, start, count = row
     check_name(name)
-    _demand(isinstance(dtype, str) and dtype in DTYPES, f"bad dtype of {name}")
+    _demand(isinstance(dtype, str) and dtype in ITEM_BYTES, f"bad dtype of {name}")
     _demand(isinstance(shape, list) and len(shape) <= 8 and all(map(_is_count, shape)), f"bad shape of {name}")
     entry = Entry(name, dtype, tuple(shape), start, count)
     sound = _is_count(start) and _is_count(count) and start + count <= entry.num_elements <= _MAX_ELEMENTS

@@ -143,6 +143,17 @@ class Ema:
 
 
 @dataclass(frozen=True)
+class Initial:
+    """The checkpoint that a run's weights begin with. `path` is relative to the folder of the spec, `sha256` is that of
+    its manifest. `model_type` and `context` are those of the published model that it once was, if it was one."""
+
+    path: Annotated[str, Pattern(".{1,4096}")]
+    sha256: Annotated[str, Pattern("[0-9a-f]{64}")]
+    model_type: Annotated[str, Pattern("[a-z0-9_]{0,60}")] = ""
+    context: Amount = 0  # tokens of a sequence
+
+
+@dataclass(frozen=True)
 class Train:
     """Recipe of the run."""
 
@@ -156,6 +167,7 @@ class Train:
     checkpoint: Checkpoints | None
     validate: Validation | None
     ema: Ema | None = None
+    initial: Initial | None = None
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from runtime.checkpoint.loading import DTYPES
 from runtime.checkpoint.publish import CheckpointError, Keep, Part, latest, load
-from runtime.checkpoint.shard_manifest import DTYPES
 from tests.runtime.faulty_files import save_all
 
 

@@ -1,0 +1,110 @@
+"""`dsc export hf RUN|CHECKPOINT -o DIR [--dtype fp8]`: a trained model as transformers, vLLM and others load it.
+
+dsc export hf runs/mine -o mine-hf                             its newest checkpoint, in BF16
+dsc export hf runs/mine/checkpoints/step-00002000 -o mine-hf --dtype fp32
+dsc export hf runs/mine -o mine-hf --average                   the moving average of the weights
+
+DIR has config.json, safetensors with their index, and the tokenizer if the run has one. It appears when it is complete.
+
+Exit codes: 0 DIR is written · 2 there is no such checkpoint, or no family describes its model · 75 the disk is full
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from compiler.commands.common import progress, reason, say, wrong
+from compiler.commands.train_processes import ask
+from compiler.emit.folder import put_folder
+from compiler.plan.initial_weights import once_published
+from compiler.weights.checkpoint import ModelError, check_tensors, model_of, sequence_of
+from compiler.weights.config import NoFamilyError, Publication, publication, with_format
+from compiler.weights.tokenizer import files_for
+from dsl.diagnostics import visible
+from runtime.checkpoint.manifest_file import find_manifest
+from runtime.checkpoint.shard_manifest import CheckpointError, Manifest
+from runtime.contract.weights import Export
+from runtime.outcome import refusal_code
+from runtime.strict_json import pretty
+
+CONFIG = "config.json"
+LATENT_EPS = 1e-6  # of the norms inside of latent attention, whatever a configuration says
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("format", choices=("hf",), metavar="hf", help="as Hugging Face publishes models")
+    parser.add_argument(
+        "checkpoint", metavar="RUN|CHECKPOINT", type=Path, help="a run's newest checkpoint, or this one"
+    )
+    parser.add_argument("-o", "--out", metavar="DIR", type=Path, required=True, help="folder to write, a new one")
+    text = "bf16, fp32 or fp8: matrices of layers in E4M3 blocks of 128 x 128; default: bf16"
+    parser.add_argument("--dtype", choices=("bf16", "fp32", "fp8"), default="bf16", help=text)
+    parser.add_argument("--average", action="store_true", help="the moving average of the weights, not the weights")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the folder; the exit code."""
+    try:
+        folder, manifest = find_manifest(args.checkpoint)
+        model_type, context = once_published(manifest.meta)
+        context = max(context, sequence_of(manifest), 1)
+        model = model_of(manifest)
+        check_tensors(manifest, model, average=args.average)
+        found = publication(model, context, model_type)
+    except CheckpointError as error:
+        return wrong(str(error), "name a run, or a checkpoint of one")
+    except (ModelError, NoFamilyError) as error:
+        return wrong(f"{args.checkpoint}: {error}")
+    try:
+        return _write(args, folder, manifest, found, context)
+    except OSError as error:
+        wrong(f"{args.out} cannot be written: {reason(error)}")
+        return refusal_code(error)
+
+
+def _write(args: argparse.Namespace, folder: Path, manifest: Manifest, found: Publication, context: int) -> int:
+    """Write everything beside DIR, then move it into place."""
+    place = args.out.absolute()
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        return wrong(f"{args.out} exists and is not empty", "name a new folder")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
+        new = Path(scratch) / "new"
+        new.mkdir()
+        files, end = files_for(folder, manifest.meta.get("tokenizer"), context)
+        config = with_format(found, args.dtype) | {"bos_token_id": None, "eos_token_id": end}
+        files = {CONFIG: (json.dumps(config, indent=2) + "\n").encode(), **files}
+        for name, content in files.items():
+            (new / name).write_bytes(content)
+        request = Export(str(folder.absolute()), str(new), found.tensors, args.dtype, args.average)
+        tell = progress("export")
+        code, result = ask(
+            ["runtime.weights", "export"], pretty(request), lambda text: tell(text and f"weights {text}")
+        )
+        if code:
+            return code
+        put_folder(new, place)
+    for note in _notes(found, has_tokenizer=len(files) > 1):
+        say(f"note: {note}")
+    size = f"{result['tensors']:,} tensors, {result['bytes']:,} bytes"
+    say(visible(f"wrote {args.out}: {found.model_type}, {size}, from {folder}"))
+    return 0
+
+
+def _notes(found: Publication, *, has_tokenizer: bool) -> list[str]:
+    """What to know of a publication."""
+    notes = []
+    if found.family.remote:
+        notes.append(f"transformers loads {found.model_type} with the code published beside such models alone")
+    if "kv_lora_rank" in found.config and found.config["rms_norm_eps"] != LATENT_EPS:
+        eps = found.config["rms_norm_eps"]
+        notes.append(
+            f"norm_eps is {eps:g} here; transformers takes {LATENT_EPS:g} in the norms of latents, whatever is said"
+        )
+    if not has_tokenizer:
+        notes.append("there is no tokenizer beside this checkpoint: none was written")
+    return notes

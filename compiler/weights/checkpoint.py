@@ -1,0 +1,60 @@
+"""What the manifest of a checkpoint says of its model, for whoever has nothing but the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from compiler.emit import recipe
+from compiler.plan.parameters import model_parameters, stored
+from dsl.schema import Model
+from runtime.checkpoint.shard_manifest import Manifest
+from runtime.strict_json import tree
+
+MAX_SHOWN = 6
+AVERAGE = "ema"  # of the names of the moving average of the weights
+
+
+class ModelError(ValueError):
+    """A checkpoint whose model cannot be read, or that has not what is asked for."""
+
+
+def imported_meta(model: Model, model_type: str, context: int) -> dict[str, Any]:
+    """What a checkpoint says that was imported from a published model."""
+    return {"plan": {"model": tree(recipe.model(model))}, "published": {"model_type": model_type, "context": context}}
+
+
+def model_of(manifest: Manifest) -> Model:
+    """The model of a checkpoint. Raises ModelError."""
+    plan = manifest.meta.get("plan")
+    found = plan.get("model") if isinstance(plan, Mapping) else None
+    try:
+        return Model.model_validate_json(json.dumps(found))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ModelError(f"its manifest has no model of this version of dsc: {where}: {first['msg']}") from None
+
+
+def sequence_of(manifest: Manifest) -> int:
+    """Tokens of a sequence of the run that wrote a checkpoint; 0 if it does not say."""
+    value: Any = manifest.meta
+    for key in ("plan", "train", "sequence"):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if type(value) is int and value > 0 else 0
+
+
+def check_tensors(manifest: Manifest, model: Model, *, average: bool) -> None:
+    """Raise ModelError where a checkpoint does not hold every tensor of its model, or of its moving average."""
+    held = {entry.name: entry.shape for shard in manifest.shards for entry in shard.entries}
+    wanted = {stored(each): each.shape for each in model_parameters(model)}
+    if average:
+        wanted = {name.replace("weight/", f"{AVERAGE}/", 1): shape for name, shape in wanted.items()}
+        if not any(name.startswith(f"{AVERAGE}/") for name in held):
+            raise ModelError("it has no moving average of the weights: `ema { … }` of a run keeps one")
+    if wrong := [name for name, shape in wanted.items() if held.get(name) != shape]:
+        more = f" and {len(wrong) - MAX_SHOWN:,} more" if len(wrong) > MAX_SHOWN else ""
+        raise ModelError(f"it does not hold {', '.join(wrong[:MAX_SHOWN])}{more} as its model has them")

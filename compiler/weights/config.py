@@ -1,0 +1,231 @@
+"""A model → the config.json that it is published with, and the family whose class computes it.
+
+A family describes a model if its configuration, read by the importer, is that model again. So what is written here and
+what is read there cannot part, and what is in the way of a family is where the two differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.importers import families as importable
+from compiler.importers import huggingface
+from compiler.importers.json_text import parse
+from compiler.weights.families import FAMILIES, Family
+from compiler.weights.tensors import UnnamedError, experts_of, published
+from dsl.schema import Dense, Gqa, Mla, Model, Moe
+from dsl.source import Source
+from runtime.contract.weights import Format, Published
+
+Config = dict[str, Any]
+TILE = 128  # rows and columns of a block of FP8, as runtime/ops/quantise.py makes them
+DTYPES: Mapping[Format, str] = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Publication:
+    """How a model is published: under which type, with which configuration, and its tensors."""
+
+    model_type: str
+    config: Config
+    tensors: tuple[Published, ...]
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.model_type]
+
+
+class NoFamilyError(ValueError):
+    """No family describes a model; the message says what is in the way of the nearest."""
+
+
+def publication(model: Model, context: int, imported_as: str = "") -> Publication:
+    """How a model goes out: as the family that it was imported as, if that describes it, else as the first that does.
+
+    `context`: tokens of a sequence. Raises NoFamilyError.
+    """
+    nearest: tuple[str, list[str]] = ("", [])
+    order = dict.fromkeys([*([imported_as] if imported_as in FAMILIES else []), *FAMILIES])
+    for model_type in order:
+        config = model_config(model, model_type, context)
+        found = _in_the_way(model, model_type, config)
+        if not found:
+            return Publication(model_type, config, published(model, FAMILIES[model_type]))
+        if not nearest[0] or len(found) < len(nearest[1]):
+            nearest = model_type, found
+    raise NoFamilyError(f"no family describes this model; in the way of {nearest[0]}: {'; '.join(nearest[1])}")
+
+
+def _in_the_way(model: Model, model_type: str, config: Config) -> list[str]:
+    """What a family does not say of a model."""
+    row = FAMILIES[model_type]
+    found = [
+        f"{key} is {getattr(moe, key)}, there always {value}"
+        for moe in dict.fromkeys(experts_of(model))
+        for key, value in row.fixed.items()
+        if getattr(moe, key) != value
+    ]
+    if model.mtp is not None and not row.predicts:
+        found.append("multi-token prediction")
+    read = huggingface.read(parse(Source("config.json", json.dumps(config))), model.name).model
+    if read is None:
+        return [*found, "sizes that its configuration does not take"]
+    found += [f"{path} is {ours}, there {theirs}" for path, ours, theirs in _differences(_plain(model), _plain(read))]
+    if not found:
+        try:
+            published(model, row)
+        except UnnamedError as error:
+            found.append(f"tensors that it does not have: {error}")
+    return list(dict.fromkeys(found))
+
+
+def _plain(model: Model) -> Mapping[str, Any]:
+    """What a model computes, without how it is trained: a mapping by the number of a layer and by key."""
+    values = model.model_dump(mode="json", exclude={"name", "init_std", "layers", "mtp"})
+    values["mtp"] = None if model.mtp is None else model.mtp.depth
+    for span in model.layers:
+        each = span.model_dump(mode="json", exclude={"first": True, "last": True, "ffn": {"balance", "max_nodes"}})
+        values |= {f"layer {layer}": each for layer in range(span.first, span.last + 1)}
+    return values
+
+
+def _differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(path, value here, value there) of what differs."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in dict.fromkeys([*ours, *theirs]):
+            yield from _differences(ours.get(key), theirs.get(key), f"{path}.{key}" if path else key)
+    elif ours != theirs:
+        yield path, ours, theirs
+
+
+# ---------------------------------------------------------------- config.json
+
+
+def model_config(model: Model, model_type: str, context: int) -> Config:
+    """The config.json of a model as one of a type. What the type cannot say of the model is left out."""
+    attention, kind = model.attention, importable.FAMILIES[model_type].ffn
+    dense = next((span.ffn for span in model.layers if isinstance(span.ffn, Dense)), None)
+    moe = next(iter(experts_of(model)), None)
+    config: Config = {
+        "architectures": [FAMILIES[model_type].architecture],
+        "model_type": model_type,
+        "vocab_size": model.vocab,
+        "hidden_size": model.hidden,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": attention.heads,
+        **(_mla(attention) if isinstance(attention, Mla) else _gqa(attention)),
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "max_position_embeddings": context,
+        "rms_norm_eps": model.norm_eps,
+        "initializer_range": model.init_std,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        **({"intermediate_size": dense.inner} if dense else {}),
+        **FFN_KEYS[kind](model, moe),
+    }
+    if model_type == "mistral":
+        config["sliding_window"] = None
+    return config
+
+
+def with_format(found: Publication, format: Format) -> Config:
+    """The configuration of a model that is stored in a format."""
+    blocks = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [TILE, TILE],
+        "modules_to_not_convert": sorted(_modules_of(found.tensors)),
+    }
+    return found.config | {"dtype": DTYPES[format]} | ({"quantization_config": blocks} if format == "fp8" else {})
+
+
+def _modules_of(tensors: Iterable[Published]) -> set[str]:
+    """The modules whose matrices are not in blocks."""
+    wide = (each for each in tensors if len(each.shape) == 2 and each.kind != "linear" and each.shape[0])
+    return {each.name.removesuffix(".weight") for each in wide if not each.name.endswith("embed_tokens.weight")}
+
+
+def _mla(attention: Mla) -> Config:
+    return {
+        "num_key_value_heads": attention.heads,
+        "q_lora_rank": attention.query_rank,
+        "kv_lora_rank": attention.kv_rank,
+        "qk_nope_head_dim": attention.head_dim.nope,
+        "qk_rope_head_dim": attention.head_dim.rope,
+        "v_head_dim": attention.head_dim.value,
+        "rope_interleave": True,
+        **_rope(attention.rope.theta),
+    }
+
+
+def _gqa(attention: Gqa) -> Config:
+    return {
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
+        **_rope(attention.rope.theta),
+    }
+
+
+def _rope(theta: float) -> Config:
+    """Under the key that most programs read, and under that of transformers 5."""
+    return {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+
+
+def _no_experts(model: Model, moe: Moe | None) -> Config:
+    return {}
+
+
+def _deepseek(model: Model, moe: Moe | None) -> Config:
+    dense = next((span.first for span in model.layers if isinstance(span.ffn, Moe)), model.num_layers)
+    keys: Config = {"first_k_dense_replace": dense, "moe_layer_freq": 1}
+    if moe is not None:
+        softmax = "greedy" if moe.groups == 1 else "group_limited_greedy"
+        keys |= {
+            "n_routed_experts": moe.experts,
+            "n_shared_experts": moe.shared,
+            "num_experts_per_tok": moe.top_k,
+            "moe_intermediate_size": moe.inner,
+            "n_group": moe.groups,
+            "topk_group": moe.top_groups,
+            "topk_method": "noaux_tc" if moe.score == "sigmoid" else softmax,
+            "scoring_func": moe.score,
+            "norm_topk_prob": moe.normalize,
+            "routed_scaling_factor": moe.scale,
+            "aux_loss_alpha": moe.balance.sequence_loss,
+            "seq_aux": True,
+        }
+    return keys | {"num_nextn_predict_layers": model.mtp.depth if model.mtp else 0}
+
+
+def _qwen(model: Model, moe: Moe | None) -> Config:
+    dense = [layer for layer in range(model.num_layers) if isinstance(model.ffn(layer), Dense)]
+    keys: Config = {"mlp_only_layers": dense, "decoder_sparse_step": 1}
+    if moe is not None:
+        keys |= {
+            "num_experts": moe.experts,
+            "num_experts_per_tok": moe.top_k,
+            "moe_intermediate_size": moe.inner,
+            "norm_topk_prob": moe.normalize,
+            "router_aux_loss_coef": moe.balance.sequence_loss,
+        }
+    return keys
+
+
+def _mixtral(model: Model, moe: Moe | None) -> Config:
+    if moe is None:
+        return {}
+    return {
+        "num_local_experts": moe.experts,
+        "num_experts_per_tok": moe.top_k,
+        "intermediate_size": moe.inner,
+        "router_aux_loss_coef": moe.balance.sequence_loss,
+    }
+
+
+FFN_KEYS = {"dense": _no_experts, "deepseek": _deepseek, "qwen": _qwen, "mixtral": _mixtral}

@@ -1,0 +1,47 @@
+"""How the models of a type are published: a row for each, read by `dsc import hf` and by `dsc export hf`.
+
+A row says what the class is called, in which order it rotates, where its tensors have other names than those of
+DeepSeek and Llama (compiler/weights/tensors.py), and what its class in `transformers` 5.23 computes whatever a
+configuration says. The keys of a configuration and their defaults are in compiler/importers/families.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Names = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the models of a type are published."""
+
+    architecture: str
+    rotates: Literal["pairs", "halves"]  # numbers that lie side by side, or half of the rotated width apart
+    names: Names = field(default_factory=dict)  # of a block, in the place of the common ones
+    fixed: Mapping[str, object] = field(default_factory=dict)  # keys of an MoE layer that the class does not read
+    predicts: bool = False  # whether there are tensors of multi-token prediction
+    remote: bool = False  # whether `transformers` needs the code beside the published weights
+
+
+_MIXTRAL: Names = {
+    "ffn.router.weight": ("block_sparse_moe.gate.weight",),
+    "ffn.experts.*.up": ("block_sparse_moe.experts.*.w1.weight", "block_sparse_moe.experts.*.w3.weight"),
+    "ffn.experts.*.down": ("block_sparse_moe.experts.*.w2.weight",),
+}
+_SIGMOID = {"score": "sigmoid"}
+
+# The first that describes a model is how it is published, unless it was imported as another one that does.
+FAMILIES: Mapping[str, Family] = {
+    "deepseek_v3": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True),
+    "deepseek_v2": Family("DeepseekV2ForCausalLM", "pairs", fixed={"score": "softmax", "normalize": False}),
+    "llama": Family("LlamaForCausalLM", "halves"),
+    "mistral": Family("MistralForCausalLM", "halves"),
+    "qwen3": Family("Qwen3ForCausalLM", "halves"),
+    "mixtral": Family("MixtralForCausalLM", "halves", _MIXTRAL),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", "halves"),
+    "kimi_k2": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, remote=True),
+    "deepseek": Family("DeepseekForCausalLM", "halves", fixed={"score": "softmax"}, remote=True),
+}

@@ -1,0 +1,176 @@
+"""The tensors of a published model, each as pieces of the tensors of a checkpoint: one list for both directions.
+
+The tensors of a checkpoint are those that the layers declare (compiler/plan/parameters.py); a table says what each is
+called in a published block. A tensor that the table does not have is an error, so none is forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from compiler.plan.parameters import Parameter, model_parameters, stored
+from compiler.weights.families import Family
+from dsl.schema import Gqa, Mla, Model, Moe
+from runtime.contract.weights import Halves, Piece, Published
+
+# What a tensor of a block is called, by its path here; * is the number of an expert. Several names: its rows divided.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "attention.norm": ("input_layernorm.weight",),
+    "attention.qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "attention.q": ("self_attn.q_proj.weight",),
+    "attention.q_down": ("self_attn.q_a_proj.weight",),
+    "attention.q_up": ("self_attn.q_b_proj.weight",),
+    "attention.kv_down": ("self_attn.kv_a_proj_with_mqa.weight",),
+    "attention.kv_norm": ("self_attn.kv_a_layernorm.weight",),
+    "attention.kv_up": ("self_attn.kv_b_proj.weight",),
+    "attention.k_norm": ("self_attn.k_norm.weight",),
+    "attention.out": ("self_attn.o_proj.weight",),
+    "ffn.norm": ("post_attention_layernorm.weight",),
+    "ffn.up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "ffn.down": ("mlp.down_proj.weight",),
+    "ffn.router.weight": ("mlp.gate.weight",),
+    "ffn.router.bias": ("mlp.gate.e_score_correction_bias",),
+    "ffn.shared.up": ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"),
+    "ffn.shared.down": ("mlp.shared_experts.down_proj.weight",),
+    "ffn.experts.*.up": ("mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"),
+    "ffn.experts.*.down": ("mlp.experts.*.down_proj.weight",),
+    "embedding_norm": ("enorm.weight",),
+    "hidden_norm": ("hnorm.weight",),
+    "projection": ("eh_proj.weight",),
+    "final_norm": ("shared_head.norm.weight",),
+}
+OF_MLA = {"attention.q_norm": ("self_attn.q_a_layernorm.weight",)}  # which grouped queries have under the same path
+OF_GQA = {"attention.q_norm": ("self_attn.q_norm.weight",)}
+ENDS = {"embedding": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "head": "lm_head.weight"}
+SHARED = {"embedding": "embed_tokens.weight", "head": "shared_head.head.weight"}  # a block of MTP repeats them
+PLAIN = frozenset({"ffn.router.weight", "projection"})  # matrices that no model stores in blocks of FP8
+DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # which follows from the configuration
+
+
+class UnnamedError(ValueError):
+    """Tensors of a model that no published model has; the message lists them."""
+
+
+def published(model: Model, family: Family, rotates: str = "") -> tuple[Published, ...]:
+    """The tensors of a model as its family publishes them, in the order of the model.
+
+    `rotates`: where a configuration says another order than its family. Raises UnnamedError.
+    """
+    found = model_parameters(model)
+    naming = _Naming(model, family, (rotates or family.rotates) == "halves")
+    if unnamed := [each.name for each in found if not naming.knows(each)]:
+        raise UnnamedError(", ".join(unnamed[:6]) + (f" and {len(unnamed) - 6} more" if len(unnamed) > 6 else ""))
+    tensors = [each for parameter in found for each in naming.of(parameter)]
+    return (*tensors, *_added(model, family, found))
+
+
+class _Naming:
+    """Published tensors of each tensor of a checkpoint."""
+
+    def __init__(self, model: Model, family: Family, halves: bool) -> None:
+        self._model, self._halves = model, halves
+        self._names = {**NAMES, **(OF_MLA if isinstance(model.attention, Mla) else OF_GQA), **family.names}
+
+    def knows(self, parameter: Parameter) -> bool:
+        """Whether a tensor has a name."""
+        return parameter.name in ENDS or _local(parameter.name) in self._names
+
+    def of(self, parameter: Parameter) -> Iterator[Published]:
+        """The published tensors that a tensor is made of."""
+        if parameter.name in ENDS:
+            yield _published(ENDS[parameter.name], "plain", parameter, 0, parameter.shape[0])
+            return
+        local, block = _local(parameter.name), _published_block(self._model, parameter.name)
+        names = self._names[local]
+        sizes = self._sizes(local, parameter, len(names))
+        kind = "buffer" if parameter.role == "bias" else "linear"
+        if len(parameter.shape) == 1 or local in PLAIN:
+            kind = "plain" if kind == "linear" else kind
+        start = 0
+        for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            full = f"{block}.{name}".replace("*", str(parameter.expert))
+            halves = self._rotated(local, index) if self._halves else None
+            yield _published(full, kind, parameter, start, start + size, halves)
+            start += size
+
+    def _sizes(self, local: str, parameter: Parameter, count: int) -> Sequence[int]:
+        """The rows of each part of a tensor."""
+        if local == "attention.qkv":
+            attention = self._model.attention
+            assert isinstance(attention, Gqa)
+            keys = attention.kv_heads * attention.head_dim
+            return attention.heads * attention.head_dim, keys, keys
+        return (parameter.shape[0] // count,) * count
+
+    def _rotated(self, local: str, index: int) -> Halves | None:
+        """Which rows of the part `index` of a tensor are rotated; None where none is."""
+        attention = self._model.attention
+        if isinstance(attention, Mla):
+            nope, rope = attention.head_dim.nope, attention.head_dim.rope
+            if local in ("attention.q", "attention.q_up"):
+                return Halves(nope + rope, nope, rope)
+            return Halves(attention.kv_rank + rope, attention.kv_rank, rope) if local == "attention.kv_down" else None
+        rotated = local in ("attention.q_norm", "attention.k_norm") or (local == "attention.qkv" and index < 2)
+        return Halves(attention.head_dim, 0, attention.head_dim) if rotated else None
+
+
+def _added(model: Model, family: Family, found: Sequence[Parameter]) -> Iterator[Published]:
+    """What is published beside the tensors of a checkpoint: copies for MTP, and parts that here are nothing."""
+    by_name = {each.name: each for each in found}
+    for k in range(model.mtp.depth if model.mtp else 0):
+        for name, theirs in SHARED.items():
+            parameter = by_name[name]
+            full = f"{_published_block(model, f'mtp.{k}.')}.{theirs}"
+            yield _published(full, "plain", parameter, 0, parameter.shape[0], optional=True)
+    if family.fixed.get("score") is None:
+        return
+    for each in found:
+        if _local(each.name) != "ffn.router.weight":
+            continue
+        block, prefix = _published_block(model, each.name), each.name.removesuffix("ffn.router.weight")
+        experts, D = each.shape
+        if family.fixed["score"] == "sigmoid" and f"{prefix}ffn.router.bias" not in by_name:
+            yield Published(f"{block}.mlp.gate.e_score_correction_bias", (experts,), "buffer", (), optional=True)
+        if f"{prefix}ffn.shared.up" not in by_name:
+            for local in ("ffn.shared.up", "ffn.shared.down"):
+                for name in NAMES[local]:
+                    shape = (D, 0) if local.endswith("down") else (0, D)
+                    yield Published(f"{block}.{name}", shape, "plain", (), optional=True)
+
+
+def _published(
+    name: str,
+    kind: str,
+    parameter: Parameter,
+    start: int,
+    end: int,
+    halves: Halves | None = None,
+    optional: bool = False,
+) -> Published:
+    piece = Piece(stored(parameter), start, end, halves)
+    shape = (end - start, *parameter.shape[1:])
+    return Published(name, shape, kind, (piece,), optional)  # type: ignore[arg-type]
+
+
+def _local(name: str) -> str:
+    """The path of a tensor in its block: ffn.experts.*.up of layers.3.ffn.experts.17.up."""
+    parts = name.split(".")
+    inside = parts[2:] if parts[0] in ("layers", "mtp") else parts
+    return ".".join("*" if part.isdigit() else part for part in inside)
+
+
+def _published_block(model: Model, name: str) -> str:
+    """model.layers.3 of layers.3.…; the blocks of MTP come after the layers."""
+    kind, index = name.split(".")[:2]
+    return f"model.layers.{int(index) + (model.num_layers if kind == 'mtp' else 0)}"
+
+
+def mtp_block(model: Model, index: int) -> str:
+    """How the names of a published block of multi-token prediction begin."""
+    return f"model.layers.{model.num_layers + index}."
+
+
+def experts_of(model: Model) -> list[Moe]:
+    """The mixtures of experts of a model, one for each range of layers."""
+    return [span.ffn for span in model.layers if isinstance(span.ffn, Moe)]

@@ -1,0 +1,88 @@
+"""What `dsc import hf` and `dsc export hf` ask of the process that reads and writes weights, as JSON on its stdin.
+
+A published tensor is made of pieces of tensors of a checkpoint. The list is the same in both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from runtime.contract.numbers import Amount, Count
+from runtime.strict_json import Pattern, Tree, read
+
+Key = Annotated[str, Pattern(r"[A-Za-z0-9_.]{1,500}")]  # of a published tensor
+FileName = Annotated[str, Pattern(r"(?!\.)[A-Za-z0-9_.=+-]{1,255}")]  # in the folder of a published model
+Path = Annotated[str, Pattern(r".{1,4096}")]
+Stored = Annotated[str, Pattern(r"(weight|bias)/[A-Za-z0-9_.]{1,500}")]  # of a tensor of a checkpoint
+Format = Literal["bf16", "fp32", "fp8"]
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Rows of heads that are `head` wide. Of each, the rows [first, first + width) are rotated: pairs lie side by side
+    in a checkpoint, and half of the width apart in a published tensor."""
+
+    head: Count
+    first: Amount
+    width: Count
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows [start, end) of a tensor of a checkpoint. A vector has rows of one number."""
+
+    tensor: Stored
+    start: Amount
+    end: Count
+    halves: Halves | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """A tensor as it is published; its rows are those of its pieces, one piece after the other.
+
+    `kind`: a "linear" may be stored in blocks of FP8, a "buffer" is FP32 always. `optional`: it repeats what another
+    one has, or is empty, so it may be missing.
+    """
+
+    name: Key
+    shape: tuple[Amount, ...]
+    kind: Literal["linear", "plain", "buffer"]
+    pieces: tuple[Piece, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Import:
+    """Published tensors that become a checkpoint. `files`: where each of them and each scale is; what is optional and
+    missing is in neither list. `block`: rows and columns that share a scale."""
+
+    folder: Path
+    out: Path  # folder of checkpoints
+    tensors: tuple[Published, ...]
+    files: Mapping[Key, FileName]
+    block: tuple[Count, Count]
+    meta: Tree  # of the checkpoint
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Import:
+        """Raises FormError."""
+        return read(Import, text, "a request")
+
+
+@dataclass(frozen=True)
+class Export:
+    """A checkpoint whose tensors are published. `average`: the moving average of the weights, not the weights."""
+
+    checkpoint: Path
+    out: Path  # an empty folder
+    tensors: tuple[Published, ...]
+    format: Format
+    average: bool
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Export:
+        """Raises FormError."""
+        return read(Export, text, "a request")

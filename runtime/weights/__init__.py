@@ -1,0 +1,1 @@
+"""Weights of published models → checkpoints, and back."""

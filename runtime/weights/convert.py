@@ -1,0 +1,48 @@
+"""A published tensor and the rows of a checkpoint's tensor that it is made of: both directions, exact.
+
+Rotation: a checkpoint has the two numbers that rotate together side by side, most published models half a head apart
+(docs/adr/0007-one-rotation.md). Blocks of FP8: DeepSeek-V3, arXiv 2412.19437, §3.3.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runtime.contract.weights import Halves, Piece
+from runtime.ops.quantise import quantise_blocks
+
+
+def to_pairs(rows: Tensor, halves: Halves | None) -> Tensor:
+    """Published rows in the order of a checkpoint."""
+    return rows if halves is None else _reordered(rows, halves, (2, halves.width // 2))
+
+
+def to_halves(rows: Tensor, halves: Halves | None) -> Tensor:
+    """Rows of a checkpoint in the published order; the inverse of `to_pairs`."""
+    return rows if halves is None else _reordered(rows, halves, (halves.width // 2, 2))
+
+
+def _reordered(rows: Tensor, halves: Halves, sizes: tuple[int, int]) -> Tensor:
+    heads = rows.unflatten(0, (-1, halves.head)).clone()
+    rotated = slice(halves.first, halves.first + halves.width)
+    heads[:, rotated] = heads[:, rotated].unflatten(1, sizes).transpose(1, 2).flatten(1, 2)
+    return heads.flatten(0, 1)
+
+
+def rows_of(piece: Piece, whole: Tensor) -> Tensor:
+    """The published rows of a piece, from the tensor of a checkpoint that has them."""
+    return to_halves(whole[piece.start : piece.end], piece.halves)
+
+
+def dequantised(data: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
+    """E4M3 data [N, K] and a scale for each block [⌈N / rows⌉, ⌈K / columns⌉] → FP32, a product rounded once."""
+    rows, columns = block
+    wide = scales.repeat_interleave(rows, 0)[: data.shape[0]].repeat_interleave(columns, 1)[:, : data.shape[1]]
+    return data.to(torch.float32) * wide
+
+
+def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix [N, K] → E4M3 data, and the FP32 scale of each block of 128 × 128 numbers."""
+    data, scales, _ = quantise_blocks(weight.to(torch.float32))
+    return data, scales.contiguous()

@@ -1,0 +1,130 @@
+"""Published safetensors → a checkpoint that any plan loads. One shard of it is in memory at a time.
+
+Names, shapes and dtypes were checked by whoever made the request (compiler/weights/folder.py); here it is the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from runtime.checkpoint import publish
+from runtime.contract.weights import Import, Piece, Published
+from runtime.outcome import ReportedError
+from runtime.weights.convert import dequantised, to_pairs
+from runtime.weights.progress import reporting
+
+SHARD_BYTES = 2 << 30  # a shard of a checkpoint ends with the tensor that fills it
+SCALE = "_scale_inv"  # after the name of a weight
+
+
+class WeightsError(ReportedError):
+    """Weights that are not what their files say, or that cannot be used; the file and the tensor are named."""
+
+
+@dataclass
+class Reader:
+    """Published tensors by name, from the files that hold them. The last file that was read stays open."""
+
+    folder: Path
+    files: Mapping[str, str]
+    block: tuple[int, int]
+    _opened: tuple[str, Any] = field(default=("", None))
+
+    def read(self, name: str) -> Tensor:
+        """A published tensor; blocks of FP8 are multiplied by their scales."""
+        tensor = self._stored(name)
+        if tensor.dtype == torch.float8_e4m3fn:
+            scales = self._stored(name + SCALE)
+            if not (torch.isfinite(scales) & (scales >= 0)).all():
+                raise WeightsError(f"{self._place(name + SCALE)}: a scale is negative or not finite")
+            tensor = dequantised(tensor, scales, self.block)
+        if not torch.isfinite(tensor).all():
+            raise WeightsError(f"{self._place(name)}: holds a number that is not finite")
+        return tensor
+
+    def _stored(self, name: str) -> Tensor:
+        file = self.files[name]
+        try:
+            if self._opened[0] != file:
+                self._opened = (file, safe_open(self.folder / file, framework="pt"))
+            tensor: Tensor = self._opened[1].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(f"{self._place(name)}: {error}") from error
+        return tensor
+
+    def _place(self, name: str) -> str:
+        return f"{self.folder / self.files[name]}: {name}"
+
+
+def write_checkpoint(request: Import) -> dict[str, Any]:
+    """Write the checkpoint of step 0. Returns how many tensors and bytes of them it has.
+
+    Raises WeightsError where the numbers cannot be used, CheckpointError where it cannot be written.
+    """
+    reader = Reader(Path(request.folder), request.files, request.block)
+    sources = _by_tensor(request)
+    counts = {"tensors": len(sources), "bytes": 0}
+    report = reporting(len(sources))
+
+    def shards() -> Iterator[dict[str, Tensor]]:
+        shard: dict[str, Tensor] = {}
+        size = 0
+        for name, parts in sources.items():
+            shard[name] = _whole(name, parts, reader)
+            size += shard[name].nbytes
+            counts["bytes"] += shard[name].nbytes
+            report(1)
+            if size >= SHARD_BYTES:
+                yield shard
+                shard, size = {}, 0
+        if shard:
+            yield shard
+
+    publish.write(Path(request.out), 0, shards(), request.meta)
+    return counts
+
+
+Part = tuple[Published, Piece, int]  # where in the published tensor the piece begins
+
+
+def _by_tensor(request: Import) -> dict[str, list[Part]]:
+    """The pieces of each tensor of the checkpoint, in the order of the request."""
+    found: dict[str, list[Part]] = {}
+    for published in request.tensors:
+        at = 0
+        for piece in published.pieces:
+            found.setdefault(piece.tensor, []).append((published, piece, at))
+            at += piece.end - piece.start
+    return found
+
+
+def _whole(name: str, parts: Sequence[Part], reader: Reader) -> Tensor:
+    """A tensor of the checkpoint, and what repeats it held against it."""
+    own = sorted((part for part in parts if not part[0].optional), key=lambda part: part[1].start)
+    rows = []
+    for published, piece, at in own:
+        tensor = reader.read(published.name)
+        rows.append(to_pairs(tensor[at : at + piece.end - piece.start], piece.halves))
+    whole = rows[0].contiguous() if len(rows) == 1 else torch.cat(_alike(rows))
+    for published, piece, at in parts:
+        if published.optional and published.name in reader.files:
+            again = reader.read(published.name)[at : at + piece.end - piece.start]
+            if not torch.equal(to_pairs(again, piece.halves), whole[piece.start : piece.end]):
+                first = own[0][0].name
+                raise WeightsError(f"{published.name} is not equal to {first}: a model of dsc has one tensor for both")
+    return whole
+
+
+def _alike(rows: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors in one dtype that holds all their numbers."""
+    dtype = rows[0].dtype
+    for each in rows[1:]:
+        dtype = torch.promote_types(dtype, each.dtype)
+    return [each.to(dtype) for each in rows]

@@ -1,0 +1,165 @@
+"""Tiny published models: random ones of `transformers`, saved as its users save them, and imported as ours import."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2RMSNorm
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
+
+from compiler.cli import main
+from runtime.checkpoint.loading import load
+from runtime.contract.weights import Export, Import
+from runtime.weights.exporting import write_published
+from runtime.weights.importing import write_checkpoint
+
+SIZES = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 3, "max_position_embeddings": 64}
+GQA = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+MLA = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+}
+EXPERTS = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 10,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "intermediate_size": 22,
+    "aux_loss_alpha": 0.0,
+}
+DENSE = {"intermediate_size": 22}
+# What a model of each type is made with: all its sizes, and every key that would else have a balancing loss.
+KEYS: Mapping[str, dict[str, Any]] = {
+    "deepseek_v3": MLA | EXPERTS | {"num_nextn_predict_layers": 0, "routed_scaling_factor": 2.5},
+    "deepseek_v2": MLA | EXPERTS | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0},
+    "llama": GQA | DENSE,
+    "mistral": GQA | DENSE | {"sliding_window": None},
+    "mixtral": GQA | DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.0},
+    "qwen3": GQA | DENSE,
+    "qwen3_moe": GQA
+    | DENSE
+    | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 10, "norm_topk_prob": True}
+    | {"mlp_only_layers": [0], "router_aux_loss_coef": 0.0},
+}
+
+
+@torch.no_grad()
+def random_model(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 0, **more: Any) -> PreTrainedModel:
+    """A model with norms that are not 1 and balancing biases that are not 0, so that forgetting one shows."""
+    theta = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
+    config = AutoConfig.for_model(model_type, **(SIZES | KEYS[model_type] | theta | more))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype)
+    model.set_experts_implementation("eager")
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in sorted(model.state_dict().items()):
+        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        size = 0.1 if name.endswith("bias") else 0.2 if "norm" in name else 0.3
+        tensor.copy_(size * noise + ("norm" in name))
+    return model.eval()
+
+
+def loaded(folder: Path, dtype: torch.dtype = torch.float32, **how: Any) -> PreTrainedModel:
+    """A folder as `transformers` loads it; no key may be missing, unexpected or of another shape."""
+    model, found = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=dtype, output_loading_info=True, **how
+    )
+    assert not any(found[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), found
+    model.set_experts_implementation("eager")
+    return model.eval()
+
+
+def import_(folder: Path, spec: Path, *options: str) -> int:
+    """`dsc import hf`, without a process of its own for the weights."""
+    with in_this_process():
+        return main(["import", "hf", str(folder), "-o", str(spec), *options])
+
+
+def export(checkpoint: Path, out: Path, *options: str) -> int:
+    """`dsc export hf`, without a process of its own for the weights."""
+    with in_this_process():
+        return main(["export", "hf", str(checkpoint), "-o", str(out), *options])
+
+
+@contextmanager
+def in_this_process() -> Iterator[None]:
+    """Do here what commands ask a process for."""
+
+    def ask(command: list[str], request: str, tell: Callable[[str], None]) -> tuple[int, Any]:
+        if command[1] == "import":
+            return 0, write_checkpoint(Import.from_json(request))
+        return 0, write_published(Export.from_json(request))
+
+    with patch("compiler.commands.import_weights.ask", ask), patch("compiler.commands.export.ask", ask):
+        yield
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of the newest checkpoint of a folder, by their names in it."""
+    checkpoint = load(folder)
+    return checkpoint.read(checkpoint.shapes)
+
+
+def logical(model: PreTrainedModel, folder: Path, values: Callable[[Tensor], Tensor | None]) -> dict[str, Tensor]:
+    """What `values` gives for each parameter of a model (its gradient, say), as tensors of a checkpoint: it is saved in
+    the parameters' place, and imported."""
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with torch.no_grad():
+        for tensor in model.parameters():
+            found = values(tensor)
+            tensor.copy_(torch.zeros_like(tensor) if found is None else found)
+        model.save_pretrained(folder / "hf")
+        model.load_state_dict(kept)
+    assert import_(folder / "hf", folder / "m.dsc") == 0
+    return weights(folder / "m.weights")
+
+
+class Wide(TorchFunctionMode):
+    """Whatever asks for FP32 gets FP64: their norms, routers and softmax compute in FP32 whatever the weights are."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.float:
+            return args[0].double()
+        args = tuple(torch.float64 if each is torch.float32 else each for each in args)
+        kwargs = {key: torch.float64 if each is torch.float32 else each for key, each in (kwargs or {}).items()}
+        return func(*args, **kwargs)
+
+
+def with_wide_angles(model: PreTrainedModel) -> PreTrainedModel:
+    """The model whose rotation has its frequencies in FP64: theirs are rounded to FP32 when it is made."""
+    rotary = model.model.rotary_emb
+    pairs = rotary.inv_freq.numel()
+    exponents = torch.arange(pairs, dtype=torch.float64) / pairs
+    exact = model.config.rope_parameters["rope_theta"] ** -exponents
+    assert torch.allclose(exact.float(), rotary.inv_freq)
+    rotary.inv_freq = exact
+    return model
+
+
+def with_eps(model: PreTrainedModel) -> PreTrainedModel:
+    """The model whose norms of latents take the epsilon of its configuration: theirs take 1e-6 whatever it says."""
+    for module in model.modules():
+        if isinstance(module, DeepseekV3RMSNorm | DeepseekV2RMSNorm):
+            module.variance_epsilon = model.config.rms_norm_eps
+    return model
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    return found

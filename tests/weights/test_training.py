@@ -1,0 +1,155 @@
+"""Imported weights are trained as `transformers` and autograd train them: loss, gradients and five steps, in FP64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from compiler.build import compile_spec, write_build
+from compiler.read_files import with_files
+from dsl.load import load as load_spec
+from dsl.schema import BUILT_IN, AdamW, Balance, Batch, LayerRange, Moe, Phase, RatePhase, Spec
+from runtime import snapshot
+from runtime.build import Build
+from runtime.launch.heartbeat import Board
+from runtime.resume import initial_weights
+from runtime.trainer import Trainer
+from tests.training.ranks import logical as logical_of
+from tests.training.samples import RandomSamples
+from tests.weights.published import KEYS, Wide, import_, logical, random_model, with_wide_angles
+
+SEQUENCE, MICRO_BATCH, BATCH, STEPS = 8, 2, 4, 5
+RATE, DECAY = 3e-3, 0.1
+EXACT = 1e-8
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same weights in a trainer of ours and in a model of theirs."""
+
+    trainer: Trainer
+    theirs: PreTrainedModel
+    folder: Path
+
+    def tokens(self) -> tuple[Tensor, Tensor]:
+        """Tokens and targets of the step at hand, [sequences, tokens]."""
+        data = self.trainer.executor.data
+        tokens, targets = (data[name].reshape(BATCH, SEQUENCE).long() for name in ("tokens", "targets"))
+        return tokens, targets
+
+    def their_loss(self) -> Tensor:
+        """The mean cross entropy of their model on the tokens of the step at hand."""
+        tokens, targets = self.tokens()
+        with Wide():
+            logits = self.theirs(input_ids=tokens, use_cache=False).logits
+            return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+
+def trained_as(spec: Spec, precision: str) -> Spec:
+    """The imported spec with a recipe that plain AdamW is: a constant rate, no clipping, biases that stay."""
+    steps = STEPS * BATCH * SEQUENCE
+    train = spec.train.model_copy(
+        update={
+            "sequence": SEQUENCE,
+            "micro_batch": MICRO_BATCH,
+            "batch": Batch(start=BATCH, end=BATCH),
+            "tokens": steps,
+            "optimizer": AdamW(weight_decay=DECAY),
+            "rate": (RatePhase(shape="constant", start=RATE, end=RATE, end_tokens=steps),),
+        }
+    )
+    still = Balance(bias_rate=(Phase(value=0.0),))
+    layers = tuple(
+        LayerRange(first=s.first, last=s.last, ffn=s.ffn.model_copy(update={"balance": still}))
+        if isinstance(s.ffn, Moe) and s.ffn.balance.bias_rate is not None
+        else s
+        for s in spec.model.layers
+    )
+    model = spec.model.model_copy(update={"layers": layers})
+    return spec.model_copy(update={"train": train, "model": model, "precision": BUILT_IN[precision]})
+
+
+def trainer_of(spec: Path, precision: str) -> Trainer:
+    """One rank with the weights that a spec begins with."""
+    chosen = trained_as(load_spec(spec), precision)
+    chosen = with_files(chosen, {}, spec.parent)
+    build = spec.parent / f"build-{precision}"
+    write_build(build, compile_spec(chosen).files)
+    samples = RandomSamples(chosen.model.vocab, SEQUENCE)
+    trainer = Trainer(Build.open(build), 0, samples, samples, Board(1).bind(0))
+    initial, _ = initial_weights(trainer.plan, spec.parent)
+    assert initial is not None
+    snapshot.put_weights(trainer.state, initial.read, initial.shapes)
+    return trainer
+
+
+@pytest.fixture(scope="module", params=KEYS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp(request.param)
+    theirs = random_model(request.param)
+    theirs.save_pretrained(folder / "hf")
+    assert import_(folder / "hf", folder / "m.dsc") == 0
+    return Pair(trainer_of(folder / "m.dsc", "fp64"), with_wide_angles(theirs), folder)
+
+
+def within(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether tensors are equal within EXACT of the largest number of theirs."""
+    return ours.shape == theirs.shape and bool((ours - theirs).abs().max() <= EXACT * theirs.abs().max())
+
+
+def test_gradients_and_five_steps(pair: Pair, tmp_path: Path) -> None:
+    matrices = [each for each in pair.theirs.parameters() if each.dim() > 1]
+    vectors = [each for each in pair.theirs.parameters() if each.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
+    settings = pair.trainer.recipe.settings
+    betas = settings["beta1"], settings["beta2"]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=betas, eps=settings["eps"])
+    for step in range(STEPS):
+        sums = pair.trainer.accumulate()
+        loss = pair.their_loss()
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            theirs = logical(pair.theirs, tmp_path, lambda each: each.grad)
+            ours = logical_of(pair.trainer, "weight", "gradients")
+            assert ours.keys() == {name for name in theirs if name.startswith("weight/")}
+            wrong = [name for name, each in ours.items() if not within(each, theirs[name])]
+            assert not wrong, wrong
+            nothing = [name for name, each in ours.items() if not each.any() and ".experts." not in name]
+            assert not nothing, "gradients of zero would agree with anything"
+        row = pair.trainer.apply(sums)
+        assert row["loss"] == pytest.approx(loss.item(), rel=EXACT)
+        optimizer.step()
+    after = logical(pair.theirs, tmp_path / "after", lambda each: each)
+    ours = logical_of(pair.trainer, "weight", "parameters")
+    wrong = [name for name, each in ours.items() if not within(each, after[name])]
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("model_type", KEYS)
+def test_logits_in_fp32(model_type: str, tmp_path: Path) -> None:
+    theirs = random_model(model_type, torch.float32)
+    theirs.save_pretrained(tmp_path / "hf")
+    assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
+    trainer = trainer_of(tmp_path / "m.dsc", "fp32")
+    seen: list[Tensor] = []
+    forward = trainer.bodies["F0"]
+
+    def body(c: object, p: object, g: object, micro_batch: int) -> None:
+        forward(c, p, g, micro_batch)
+        seen.append(c.values(0, micro_batch).head_linear_0.clone())  # type: ignore[attr-defined]
+
+    trainer.bodies = trainer.bodies | {"F0": body}
+    trainer.accumulate()
+    tokens = trainer.executor.data["tokens"].reshape(BATCH, SEQUENCE).long()
+    with torch.no_grad():
+        logits = theirs(input_ids=tokens, use_cache=False).logits
+    ours = torch.cat(seen).view(logits.shape)
+    assert logits.std() > 0.1, "zeros would agree with anything"
+    assert (ours - logits).abs().max() <= 1e-5 * logits.abs().max()
