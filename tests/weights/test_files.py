@@ -1,0 +1,188 @@
+"""Published files → checkpoint → published files: equal bytes in BF16; keys and losses as `transformers` has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_layers import MtpModel
+
+from compiler.importers import huggingface
+from compiler.importers.families import FAMILIES as IMPORTED
+from compiler.importers.json_text import parse
+from compiler.weights.families import FAMILIES
+from compiler.weights.tensors import published
+from dsl.counts import parameters
+from dsl.source import Source
+from tests.importers.test_huggingface import CONFIGS, NAMES
+from tests.weights.published import KEYS, config_of, export, import_, loaded, random_model, weights
+
+ROOT = Path(__file__).parents[2]
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the safetensors of a folder."""
+    found: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found |= load_file(path)
+    return found
+
+
+def equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    """Whether two folders have the same names, dtypes and bytes."""
+    return ours.keys() == theirs.keys() and all(
+        each.dtype == theirs[name].dtype and torch.equal(each, theirs[name]) for name, each in ours.items()
+    )
+
+
+@torch.no_grad()
+def loss(model: PreTrainedModel) -> float:
+    tokens = torch.arange(40).view(2, 20) * 7 % 300
+    found: float = model(input_ids=tokens, labels=tokens, use_cache=False).loss.item()
+    return found
+
+
+@pytest.mark.parametrize("model_type", KEYS)
+def test_bf16_comes_back_byte_by_byte(model_type: str, tmp_path: Path) -> None:
+    model = random_model(model_type, torch.bfloat16)
+    model.save_pretrained(tmp_path / "hf")
+    assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
+    assert export(tmp_path / "m.weights", tmp_path / "out") == 0
+    before, after = tensors(tmp_path / "hf"), tensors(tmp_path / "out")
+    assert equal(after, before) and len(before) > 20
+    assert config_of(tmp_path / "out")["model_type"] == model_type
+    assert len(weights(tmp_path / "m.weights")) < len(before), "parts are one tensor in a checkpoint"
+
+
+@pytest.mark.parametrize("model_type", KEYS)
+def test_transformers_has_the_same_loss(model_type: str, tmp_path: Path) -> None:
+    model = random_model(model_type, torch.float32, seed=1)
+    model.save_pretrained(tmp_path / "hf")
+    assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
+    assert export(tmp_path / "m.weights", tmp_path / "out", "--dtype", "fp32") == 0
+    assert loss(loaded(tmp_path / "out")) == pytest.approx(loss(model), rel=1e-5)
+    assert equal(tensors(tmp_path / "out"), tensors(tmp_path / "hf"))
+
+
+LAYERS = 61  # transformers takes layer 61 for the MTP of V3, and reports that of a shorter model as unexpected
+
+
+def with_mtp(folder: Path) -> dict[str, Tensor]:
+    """Save a V3 of 61 layers with one of MTP, in BF16, as it is published. Returns its tensors."""
+    keys = {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1, "first_k_dense_replace": 60}
+    model = random_model("deepseek_v3", torch.bfloat16, **keys)
+    model.save_pretrained(folder)
+    found = tensors(folder)
+    generator = torch.Generator().manual_seed(5)
+
+    def noise(*shape: int) -> Tensor:
+        return (0.3 * torch.randn(*shape, generator=generator)).to(torch.bfloat16)
+
+    block, D = f"model.layers.{LAYERS}", 16
+    last = {name: each for name, each in found.items() if name.startswith(f"model.layers.{LAYERS - 1}.")}
+    more = {
+        name.replace(str(LAYERS - 1), str(LAYERS), 1): noise(*each.shape).to(each.dtype) for name, each in last.items()
+    }
+    more |= {f"{block}.{name}.weight": 1 + noise(D) for name in ("enorm", "hnorm", "shared_head.norm")}
+    more[f"{block}.eh_proj.weight"] = noise(D, 2 * D)
+    more[f"{block}.embed_tokens.weight"] = found["model.embed_tokens.weight"].clone()
+    more[f"{block}.shared_head.head.weight"] = found["lm_head.weight"].clone()
+    save_file(found | more, folder / "model.safetensors", metadata={"format": "pt"})
+    return found | more
+
+
+def test_multi_token_prediction_is_the_layer_after_the_last(tmp_path: Path) -> None:
+    before = with_mtp(tmp_path / "hf")
+    assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
+    held = weights(tmp_path / "m.weights")
+    assert torch.equal(held["weight/mtp.0.projection"], before["model.layers.61.eh_proj.weight"])
+    assert torch.equal(held["bias/mtp.0.ffn.router.bias"], before["model.layers.61.mlp.gate.e_score_correction_bias"])
+    assert export(tmp_path / "m.weights", tmp_path / "out") == 0
+    assert equal(tensors(tmp_path / "out"), before)
+    assert config_of(tmp_path / "out")["num_nextn_predict_layers"] == 1
+    main = loaded(tmp_path / "out", torch.bfloat16)
+    mtp = MtpModel.from_pretrained(main)  # raises where a tensor is missing
+    for theirs, name in (("enorm", "enorm"), ("eh_proj", "eh_proj"), ("post_norm", "shared_head.norm")):
+        there = mtp.layers[0].get_submodule(theirs).weight
+        assert torch.equal(there, before[f"model.layers.61.{name}.weight"]), name
+
+
+def test_weights_without_those_of_mtp_are_a_spec_without_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`save_pretrained` leaves the tensors of MTP out, and its configuration still says that there is a layer of it."""
+    random_model("deepseek_v3", num_nextn_predict_layers=1).save_pretrained(tmp_path / "hf")
+    assert config_of(tmp_path / "hf")["num_nextn_predict_layers"] == 1
+    assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
+    said = "the configuration says multi-token prediction, the weights have none"
+    text = (tmp_path / "m.dsc").read_text("utf-8")
+    assert said in capfd.readouterr().err and said in " ".join(text.replace("#", "").split()) and "mtp {" not in text
+
+
+def test_a_copy_that_differs_is_refused(tmp_path: Path) -> None:
+    found = with_mtp(tmp_path / "hf")
+    found["model.layers.61.embed_tokens.weight"][3, 2] += 1
+    save_file(found, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RuntimeError, match=r"embed_tokens\.weight is not equal to model\.embed_tokens\.weight"):
+        import_(tmp_path / "hf", tmp_path / "m.dsc")
+    assert not (tmp_path / "m.weights").exists() and not (tmp_path / "m.dsc").exists()
+
+
+def test_rotated_halves_of_latent_attention(tmp_path: Path) -> None:
+    """A V3 with `rope_interleave = false` rotates halves: it computes the same when its rows are put in pairs."""
+    model = random_model("deepseek_v3", torch.float32, rope_interleave=False)
+    model.save_pretrained(tmp_path / "hf")
+    assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
+    assert export(tmp_path / "m.weights", tmp_path / "out", "--dtype", "fp32") == 0
+    assert config_of(tmp_path / "out")["rope_interleave"] is True
+    again = loaded(tmp_path / "out")
+    assert loss(again) == pytest.approx(loss(model), rel=1e-5)
+    again.config.rope_interleave = False
+    assert loss(again) != pytest.approx(loss(model), rel=1e-3), "the order of rows does make a difference"
+
+
+def test_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards on both sides: an index is written, and read."""
+    monkeypatch.setattr("runtime.weights.exporting.FILE_BYTES", 5000)
+    monkeypatch.setattr("runtime.weights.importing.SHARD_BYTES", 5000)
+    model = random_model("qwen3_moe", torch.bfloat16)
+    model.save_pretrained(tmp_path / "hf", max_shard_size="10KB")
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 3
+    assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
+    shards = list((tmp_path / "m.weights").glob("step-*/shard.*"))
+    assert len(shards) > 5 and all(each.stat().st_size < 30_000 for each in shards)
+    assert export(tmp_path / "m.weights", tmp_path / "out") == 0
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text("utf-8"))
+    assert len(files) > 5 and {each.name for each in files} == {*index["weight_map"].values()}
+    assert files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
+    before = tensors(tmp_path / "hf")
+    assert equal(tensors(tmp_path / "out"), before)
+    assert index["metadata"]["total_size"] == sum(each.nbytes for each in before.values())
+    loaded(tmp_path / "out", torch.bfloat16)
+
+
+# ---------------------------------------------------------------- published models, by their configurations
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_counts(name: str) -> None:
+    """The tensors that are read and written for a published model have as many numbers as the model."""
+    text = next(path for path in CONFIGS if path.stem == name).read_text("utf-8")
+    found = huggingface.read(parse(Source("config.json", text)), "m")
+    assert found.model is not None
+    count = parameters(found.model)
+    numbers = 0
+    for each in published(found.model, FAMILIES[found.model_type]):
+        if not each.optional:
+            rows, *rest = each.shape
+            assert rows == sum(piece.end - piece.start for piece in each.pieces)
+            numbers += rows * (rest[0] if rest else 1)
+    assert numbers == count.total + count.mtp
+
+
+def test_every_family_of_the_importer_has_weights() -> None:
+    assert IMPORTED.keys() == FAMILIES.keys()
