@@ -31,7 +31,7 @@ EXACT = 1e-8
 
 @dataclass(frozen=True)
 class Pair:
-    """The same weights in a trainer of ours and in a model of theirs."""
+    """A trainer of ours and a model of theirs that have equal weights."""
 
     trainer: Trainer
     theirs: PreTrainedModel
