@@ -46,6 +46,11 @@ ABOUT = {
     "E0910": ("model.attention.query_rank", "model.attention.kv_rank", "model.attention.heads"),
     "E0920": ("precision.high",),
     "E0921": ("precision.linear", "precision.dispatch", "precision.combine"),
+    "E0926": (
+        "model.attention.rope.theta",
+        *(f"model.attention.rope.scaling.{key}" for key in ("low_freq_factor", "high_freq_factor")),
+        *(f"model.attention.rope.scaling.{key}" for key in ("beta_fast", "beta_slow")),
+    ),
     "E1001": ("precision",),
     "E1006": ("precision", "precision.linear"),
     "E1005": ("data.tokenizer",),
@@ -110,7 +115,8 @@ def keys() -> dict[str, Key]:
 
 def plain(path: str) -> str:
     """A path as `-s` and rules write it, without kinds: model.attention.heads."""
-    return ".".join(part for part in path.split(".") if part not in _kinds())
+    parts = path.split(".")
+    return ".".join(part for before, part in zip(["", *parts], parts, strict=False) if (before, part) not in _kinds())
 
 
 def told_at(path: str) -> str:
@@ -256,15 +262,14 @@ def _doc(cls: type[Node]) -> str:
 
 
 @cache
-def _kinds() -> frozenset[str]:
-    """The words that say the kind of a block."""
-    found: set[str] = set()
+def _kinds() -> frozenset[tuple[str, str]]:
+    """Keys of blocks that say their kind, each with a word for it."""
+    found: set[tuple[str, str]] = set()
     todo: list[Any] = [Spec]
     while todo:
         cls = todo.pop()
-        if "kind" in cls.model_fields:
-            found.add(cls.model_fields["kind"].default)
-        for kind in fields_of(cls).values():
+        for name, kind in fields_of(cls).items():
+            found |= {(name, each.model_fields["kind"].default) for each in kind.nodes if "kind" in each.model_fields}
             todo += [
                 each
                 for one in kind.types
