@@ -52,9 +52,10 @@ def config(
     mtp: Mtp | None = Mtp(1, (Phase(0.3),)),  # noqa: B008 (frozen)
     sequence: int = 12,
     attention: Gqa | None = None,
+    rope: Rope | None = None,
 ) -> Config:
     """A config with latent attention of the given sizes, or with `attention`."""
-    latent = Mla(heads, query_rank, kv_rank=8, head_dim=HeadDim(6, 4, 5), rope=Rope(theta))
+    latent = Mla(heads, query_rank, kv_rank=8, head_dim=HeadDim(6, 4, 5), rope=rope or Rope(theta))
     attention = attention or latent
     return Config(vocab, hidden, init_std, norm_eps, attention, layers, mtp, sequence)
 

@@ -6,7 +6,7 @@ weights are, so the comparison is one in float32.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import torch
@@ -16,12 +16,22 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 from transformers.modeling_layers import MtpModel
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2RMSNorm
@@ -83,7 +93,7 @@ def transformers_config(config: Config) -> PretrainedConfig:
         hidden_size=config.hidden,
         num_hidden_layers=len(config.layers),
         num_attention_heads=config.attention.heads,
-        rope_parameters={"rope_type": "default", "rope_theta": float(config.attention.rope.theta)},
+        rope_parameters=rope_parameters(config.attention),
         max_position_embeddings=config.sequence,
         rms_norm_eps=config.norm_eps,
         tie_word_embeddings=False,
@@ -127,14 +137,61 @@ def _latent(config: Config, attention: Mla, moe: Moe | None, num_dense: int, key
     return DeepseekV3Config(rope_interleave=True, num_mtp_layers=0 if config.mtp is None else 1, **keys)
 
 
+def rope_parameters(attention: Gqa | Mla) -> dict[str, Any]:
+    """What their configurations say of the rotation."""
+    rope = attention.rope
+    if rope is None:
+        return {"rope_type": "default", "rope_theta": 10_000.0}
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": float(rope.theta)}
+    if rope.width is not None:
+        assert isinstance(attention, Gqa)
+        found["partial_rotary_factor"] = rope.width / attention.head_dim
+    if rope.scaling is None:
+        return found
+    scaling = asdict(rope.scaling)
+    kind, original = scaling.pop("kind"), scaling.pop("original")
+    names = {
+        "linear": (),
+        "llama3": ("low_freq_factor", "high_freq_factor"),
+        "yarn": ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
+    }[kind]
+    found |= {"rope_type": kind, "factor": scaling["factor"]}
+    found |= {name: scaling[name] for name in names if scaling[name] is not None}
+    return found | ({} if kind == "linear" else {"original_max_position_embeddings": original})
+
+
 def _grouped(attention: Gqa, moe: Moe | None, num_dense: int, keys: dict[str, Any]) -> PretrainedConfig:
-    """Llama, or Qwen3-MoE if queries and keys are normed."""
+    """Of the dense ones Llama, or Qwen2, SmolLM3 or Mistral by what its attention has; of those with experts Qwen3-MoE,
+    GLM-4.5 or OLMoE."""
+    assert attention.scale is None and not attention.sinks and attention.softcap is None, "theirs have none of these"
     keys |= dict(num_key_value_heads=attention.kv_heads, head_dim=attention.head_dim)
-    if not attention.qk_norm:
-        assert moe is None, "theirs is dense"
-        return LlamaConfig(**keys)
-    assert moe, "theirs has experts"
-    assert (moe.score, moe.shared, moe.groups, moe.scale) == ("softmax", 0, 1, 1.0), "theirs knows no other gate"
+    if moe is None:
+        assert not attention.qk_norm, "theirs norms nothing"
+        return _dense(attention, keys)
+    gate = (moe.score, moe.shared, moe.groups, moe.scale)
+    if moe.score == "sigmoid":
+        assert attention.bias != "all" and attention.qk_norm != "width", "theirs knows neither"
+        return Glm4MoeConfig(
+            first_k_dense_replace=num_dense,
+            n_routed_experts=moe.experts,
+            n_shared_experts=moe.shared,
+            num_experts_per_tok=moe.top_k,
+            moe_intermediate_size=moe.inner,
+            n_group=moe.groups,
+            topk_group=moe.top_groups,
+            norm_topk_prob=moe.normalize,
+            routed_scaling_factor=float(moe.scale),
+            attention_bias=attention.bias == "qkv",
+            use_qk_norm=attention.qk_norm == "head",
+            num_mtp_layers=0,
+            **keys,
+        )
+    assert attention.bias is None and gate == ("softmax", 0, 1, 1.0), "theirs knows no other gate"
+    if attention.qk_norm == "width":
+        assert num_dense == 0, "theirs has no dense layer"
+        experts = dict(num_experts=moe.experts, num_experts_per_tok=moe.top_k, intermediate_size=moe.inner)
+        return OlmoeConfig(**keys | experts, norm_topk_prob=moe.normalize)
+    assert attention.qk_norm, "theirs norms them"
     return Qwen3MoeConfig(
         num_experts=moe.experts,
         num_experts_per_tok=moe.top_k,
@@ -145,11 +202,27 @@ def _grouped(attention: Gqa, moe: Moe | None, num_dense: int, keys: dict[str, An
     )
 
 
+def _dense(attention: Gqa, keys: dict[str, Any]) -> PretrainedConfig:
+    assert attention.window is None or attention.bias is None, "theirs has one of them"
+    if attention.window is not None:
+        return MistralConfig(sliding_window=attention.window, **keys)
+    if attention.rope is None:
+        return SmolLM3Config(no_rope_layers=[0] * keys["num_hidden_layers"], pad_token_id=None, **keys)
+    if attention.bias == "qkv":
+        return Qwen2Config(**keys)
+    return LlamaConfig(attention_bias=attention.bias == "all", **keys)
+
+
 FAMILIES: dict[type[PretrainedConfig], type[PreTrainedModel]] = {
     DeepseekV2Config: DeepseekV2ForCausalLM,
     DeepseekV3Config: DeepseekV3ForCausalLM,
+    Glm4MoeConfig: Glm4MoeForCausalLM,
     LlamaConfig: LlamaForCausalLM,
+    MistralConfig: MistralForCausalLM,
+    OlmoeConfig: OlmoeForCausalLM,
+    Qwen2Config: Qwen2ForCausalLM,
     Qwen3MoeConfig: Qwen3MoeForCausalLM,
+    SmolLM3Config: SmolLM3ForCausalLM,
 }
 MTP_NAMES = {
     "embedding_norm": "enorm",
@@ -185,7 +258,7 @@ def _block(logical: dict[str, Tensor], ours: str, theirs: str, config: Config, f
     for name, stacked in (("up", "gate_up_proj"), ("down", "down_proj")):
         experts = [logical[f"{ours}.ffn.experts.{e}.{name}"] for e in range(ffn.experts)]
         state[f"{theirs}.mlp.experts.{stacked}"] = torch.stack(experts)
-    if isinstance(config.attention, Gqa):
+    if isinstance(config.attention, Gqa) and ffn.score == "softmax":
         return state
     if ffn.shared == 0:  # theirs has an expert of width 0 then
         none = torch.zeros(0, config.hidden)
@@ -194,22 +267,34 @@ def _block(logical: dict[str, Tensor], ours: str, theirs: str, config: Config, f
 
 
 def _attention(logical: dict[str, Tensor], ours: str, theirs: str, attention: Mla | Gqa) -> dict[str, Tensor]:
-    """Our pairs of a grouped-query head are (2i, 2i + 1), theirs (i, i + W/2): rows of queries and keys move."""
     if isinstance(attention, Mla):
         query = ("q",) if attention.query_rank is None else ("q_down", "q_norm", "q_up")
         names = (*query, "kv_down", "kv_norm", "kv_up", "out")
         return {f"{theirs}.{ATTENTION_NAMES[name]}.weight": logical[f"{ours}.{name}"] for name in names}
-    in_halves = torch.arange(attention.head_dim).view(-1, 2).T.flatten()
-    heads = logical[f"{ours}.qkv"].unflatten(0, (-1, attention.head_dim))
-    q, k, v = heads.split([attention.heads, attention.kv_heads, attention.kv_heads])
-    state = {
-        f"{theirs}.q_proj.weight": q[:, in_halves].flatten(0, 1),
-        f"{theirs}.k_proj.weight": k[:, in_halves].flatten(0, 1),
-        f"{theirs}.v_proj.weight": v.flatten(0, 1),
-        f"{theirs}.o_proj.weight": logical[f"{ours}.out"],
-    }
+    return grouped_tensors(logical, ours, theirs, attention)
+
+
+def grouped_tensors(logical: dict[str, Tensor], ours: str, theirs: str, attention: Gqa) -> dict[str, Tensor]:
+    """The tensors of grouped-query attention. Our pairs are (2i, 2i + 1), theirs (i, i + W/2), of the columns that are
+    rotated: rows of queries and keys move."""
+    rotated = attention.rope.width or attention.head_dim if attention.rope else 0
+    in_halves = torch.arange(attention.head_dim)
+    in_halves[:rotated] = torch.arange(rotated).view(-1, 2).T.flatten()
+
+    def moved(rows: Tensor) -> Tensor:
+        return rows.unflatten(0, (-1, attention.head_dim))[:, in_halves].flatten(0, 1)
+
+    parts = [n * attention.head_dim for n in (attention.heads, attention.kv_heads, attention.kv_heads)]
+    state = {f"{theirs}.o_proj.weight": logical[f"{ours}.out"]}
+    for of in ("weight", *(("bias",) if attention.bias else ())):
+        q, k, v = logical[f"{ours}.qkv" if of == "weight" else f"{ours}.qkv_bias"].split(parts)
+        state |= {f"{theirs}.q_proj.{of}": moved(q), f"{theirs}.k_proj.{of}": moved(k), f"{theirs}.v_proj.{of}": v}
+    if attention.bias == "all":
+        state[f"{theirs}.o_proj.bias"] = logical[f"{ours}.out_bias"]
     if attention.qk_norm:
-        state |= {f"{theirs}.{name}.weight": logical[f"{ours}.{name}"][in_halves] for name in ("q_norm", "k_norm")}
+        state |= {f"{theirs}.{name}.weight": moved(logical[f"{ours}.{name}"]) for name in ("q_norm", "k_norm")}
+    if attention.sinks:
+        state[f"{theirs}.sinks"] = logical[f"{ours}.sinks"]
     return state
 
 

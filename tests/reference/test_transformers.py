@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.reference.cases import config, gqa, moe, samples, trained_like
-from tests.reference.config import Config, Dense, Gqa, Rope
+from tests.reference.config import Config, Dense, Gqa, Rope, Scaling
 from tests.reference.huggingface import transformers_logits
 from tests.reference.model import Reference
 
@@ -20,6 +21,16 @@ DIFFERENT = 100 * TOLERANCE
 
 V2_MOE = moe(score="softmax", normalize=False, scale=16.0, bias_rate=None)
 QWEN_MOE = moe(score="softmax", shared=0, groups=1, top_groups=1, scale=1.0, bias_rate=None)
+
+LINEAR = Scaling("linear", factor=4.0)
+LLAMA3 = Scaling("llama3", factor=8.0, original=64)
+YARN = Scaling("yarn", factor=40.0, original=16, mscale=0.7, mscale_all_dim=1.0)
+GPT_YARN = Scaling("yarn", factor=32.0, original=16, truncate=False)
+
+
+def llama(**changes: Any) -> Config:
+    return config(attention=gqa(head_dim=8, **changes), layers=(Dense(20), Dense(20)), mtp=None, sequence=40)
+
 
 CONFIGS = {
     "as deepseek-v3": config(),
@@ -44,6 +55,24 @@ CONFIGS = {
     "as llama, multi-head, longer": config(attention=gqa(kv_heads=6), layers=(Dense(20),), mtp=None, sequence=40),
     "as llama, multi-query": config(attention=gqa(kv_heads=1), layers=(Dense(20),), mtp=None),
     "as qwen3-moe": config(attention=gqa(qk_norm="head"), layers=(QWEN_MOE, QWEN_MOE), mtp=None),
+    "llama, linear": llama(rope=Rope(100.0, scaling=LINEAR)),
+    "llama, llama3": llama(rope=Rope(100.0, scaling=LLAMA3)),
+    "llama, yarn": llama(rope=Rope(100.0, scaling=YARN)),
+    "llama, yarn with ends between pairs": llama(rope=Rope(100.0, scaling=GPT_YARN)),
+    "llama, yarn with a factor of its own": llama(rope=Rope(100.0, scaling=replace(YARN, attention_factor=1.2))),
+    "llama, all biases": llama(bias="all"),
+    "as qwen2": llama(bias="qkv"),
+    "as mistral": llama(window=7),
+    "as smollm3, without position": llama(rope=None),
+    "as olmoe": config(attention=gqa(qk_norm="width"), layers=(QWEN_MOE, QWEN_MOE), mtp=None),
+    "as glm-4.5": config(
+        attention=gqa(head_dim=8, bias="qkv", qk_norm="head", rope=Rope(100.0, width=4)),
+        layers=(Dense(20), moe(groups=1, top_groups=1)),
+        mtp=None,
+    ),
+    "deepseek-v3, linear": config(rope=Rope(100.0, scaling=LINEAR), mtp=None),
+    "deepseek-v3, yarn": config(rope=Rope(100.0, scaling=YARN), mtp=None, sequence=40),
+    "deepseek-v3, yarn without mscale": config(rope=Rope(100.0, scaling=GPT_YARN), mtp=None, sequence=40),
     "qwen3-moe after a dense layer, not normalised": config(
         attention=gqa(qk_norm="head"), layers=(Dense(20), replace(QWEN_MOE, normalize=False)), mtp=None, norm_eps=1e-2
     ),
@@ -181,7 +210,18 @@ def with_gate(model: Config, **changes: object) -> Config:
     return replace(model, layers=layers)
 
 
+MISTRAL, YARNED = CONFIGS["as mistral"], CONFIGS["deepseek-v3, yarn"]
+
+
+def attending(model: Config, **changes: Any) -> Config:
+    """`model` with another attention."""
+    return replace(model, attention=replace(model.attention, **changes))
+
+
 FORMULAS = {
+    "window": (MISTRAL, attending(MISTRAL, window=6)),
+    "yarn, mscale_all_dim": (YARNED, attending(YARNED, rope=Rope(100.0, scaling=replace(YARN, mscale_all_dim=None)))),
+    "yarn, original": (YARNED, attending(YARNED, rope=Rope(100.0, scaling=replace(YARN, original=64)))),
     "norm_eps": (V3, replace(V3, norm_eps=1e-2)),
     "theta": (V3, replace(V3, attention=replace(V3.attention, rope=Rope(100.0)))),
     "top_groups": (V3, with_gate(V3, top_groups=4)),

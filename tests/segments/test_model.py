@@ -5,13 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dsl.schema import Balance, Moe, Phase, Spec
+from dsl.schema import Balance, Moe, Phase, Rope, Spec, YarnScaling
 from tests.reference.cases import trained_like
 from tests.reference.config import Config
 from tests.segments.model import run
 from tests.segments.specs import DENSE, gqa, mla, moe, softmax_moe, spec
 
 MTP_WEIGHT = 0.3
+YARN = YarnScaling(factor=40.0, original=16, mscale=0.7, mscale_all_dim=1.0)
+EVERYTHING = gqa(
+    head_dim=8,
+    bias="all",
+    qk_norm="width",
+    scale=0.3,
+    window=3,
+    sinks=True,
+    softcap=1.5,
+    rope=Rope(theta=100.0, width=6, scaling=YARN),
+)
 HEAVY = Balance(bias_rate=(Phase(value=0.001),), sequence_loss=0.5)
 
 
@@ -27,6 +38,9 @@ HEAVY = Balance(bias_rate=(Phase(value=0.001),), sequence_loss=0.5)
         spec(layers=(DENSE, softmax_moe(), softmax_moe(groups=8, top_groups=3)), sequence=6),
         spec(layers=(moe(groups=8, top_groups=5, balance=Balance(sequence_loss=0.5)),), mtp=False),
         spec(layers=(softmax_moe(balance=HEAVY),)),
+        spec(layers=(DENSE, softmax_moe(shared=0)), attention=EVERYTHING, expert=2),
+        spec(layers=(DENSE, DENSE), attention=gqa(bias="qkv", rope=None, window=3), mtp=False),
+        spec(layers=(DENSE, moe()), attention=mla(scale=0.4, rope=Rope(theta=100.0, scaling=YARN))),
     ],
     ids=[
         "dense",
@@ -38,6 +52,9 @@ HEAVY = Balance(bias_rate=(Phase(value=0.001),), sequence_loss=0.5)
         "softmax",
         "no bias, groups of one expert",
         "softmax with a bias",
+        "all that grouped queries may have",
+        "biases, a window, no position",
+        "latent attention with YaRN",
     ],
 )
 def test_equals_the_plain_model(of: Spec) -> None:

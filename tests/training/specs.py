@@ -32,6 +32,7 @@ from dsl.schema import (
     Train,
     TrainTokenizer,
     Validate,
+    YarnScaling,
 )
 
 SEQUENCE, MICRO_BATCH = 6, 2
@@ -82,6 +83,22 @@ def gqa(qk_norm: Literal["head"] | None) -> Gqa:
     return Gqa(heads=4, kv_heads=2, head_dim=6, qk_norm=qk_norm, rope=Rope(theta=100.0))
 
 
+YARN = YarnScaling(factor=40.0, original=16, mscale=0.7, mscale_all_dim=1.0)
+# Grouped queries with all that they may have, and latent attention with positions that are scaled.
+EVERYTHING = Gqa(
+    heads=4,
+    kv_heads=2,
+    head_dim=6,
+    bias="all",
+    qk_norm="width",
+    scale=0.3,
+    window=5,
+    sinks=True,
+    softcap=1.5,
+    rope=Rope(theta=100.0, width=4, scaling=YARN),
+)
+
+
 def model(attention: Mla | Gqa, first: Dense | Moe, rest: Dense | Moe, mtp: bool) -> Model:
     """Four layers and, with `mtp`, one more."""
     return Model(
@@ -117,6 +134,8 @@ MODELS = {
     "llama": model(gqa(qk_norm=None), Dense(inner=22), Dense(inner=22), mtp=False),
     "qwen": model(gqa(qk_norm="head"), QWEN_MOE, QWEN_MOE, mtp=True),
     "pattern": pattern(),
+    "everything": model(EVERYTHING, Dense(inner=22), QWEN_MOE, mtp=False),
+    "yarn": model(mla().model_copy(update={"rope": Rope(theta=100.0, scaling=YARN)}), Dense(inner=22), MOE, mtp=True),
 }
 
 

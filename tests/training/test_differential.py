@@ -37,7 +37,8 @@ WEIGHT_TOLERANCE = 1e-8
 # (pipeline, expert, data) and ZeRO stage; micro-batch counts 2P, 2P + 2 and 4P, and 3 and 4 for one pipeline rank
 MESHES = [(1, 1, 1, 0), (2, 1, 1, 0), (2, 2, 2, 0), (4, 1, 1, 0), (4, 2, 2, 0), (2, 4, 4, 0), (2, 2, 2, 1)]
 
-# model (V3 above) and schedule, then as above: softmax gates and none, no bias, no MTP, no shared expert, no query rank
+# model (V3 above) and schedule, then as above: softmax gates and none, no bias, no MTP, no shared expert, no query
+# rank, all that attention may have
 OTHER_MODELS = [
     ("llama", "dualpipe", 4, 1, 1, 0),
     ("llama", "1f1b", 2, 1, 2, 1),
@@ -46,6 +47,8 @@ OTHER_MODELS = [
     ("v2", "1f1b", 2, 4, 4, 0),
     ("pattern", "dualpipe", 2, 2, 2, 1),
     ("pattern", "1f1b", 2, 1, 2, 3),
+    ("everything", "dualpipe", 2, 2, 2, 0),
+    ("yarn", "1f1b", 2, 1, 2, 1),
 ]
 
 

@@ -28,7 +28,7 @@ from runtime.launch.heartbeat import Board
 from runtime.trainer import Trainer
 from tests.segments.rounding import SPREADS, spread
 from tests.training.samples import RandomSamples, steady_weight
-from tests.training.specs import MOE, gqa, model, spec
+from tests.training.specs import EVERYTHING, MOE, YARN, gqa, model, spec
 from tests.training.wide_fp8 import Rounding, Wide
 
 SAMPLES = 5
@@ -39,11 +39,17 @@ RECOMPUTE = {"nothing": (), PUBLISHED: ("rmsnorm", "mla_up", "swiglu"), "whole":
 EVERYONE = MOE.model_copy(update={"experts": 4, "top_k": 4, "groups": 1, "top_groups": 1, "inner": 80})
 LATENT = Mla(heads=2, query_rank=32, kv_rank=16, head_dim=HeadDim(nope=16, rope=8, value=72), rope=Rope(theta=100.0))
 QUERIES = gqa(qk_norm="head").model_copy(update={"heads": 4, "kv_heads": 2, "head_dim": 36})
+ATTENTION = {
+    "mla": LATENT,
+    "gqa": QUERIES,
+    "mla, yarn": LATENT.model_copy(update={"rope": Rope(theta=100.0, scaling=YARN)}),
+    "gqa, everything": EVERYTHING.model_copy(update={"head_dim": 36}),
+}
 
 
 def chosen(attention: str = "mla", precision: str = "fp8_block", recompute: str = "nothing") -> Spec:
     """One rank, two micro-batches, a dense layer and one of experts, and MTP."""
-    of = model(LATENT if attention == "mla" else QUERIES, Dense(inner=176), EVERYONE, mtp=True)
+    of = model(ATTENTION[attention], Dense(inner=176), EVERYONE, mtp=True)
     layers = (of.layers[0], of.layers[1].model_copy(update={"last": 1}))
     base = spec(1, 1, 1, 2)
     train = base.train.model_copy(update={"sequence": SEQUENCE, "batch": Batch(start=4, end=4)})
@@ -156,7 +162,15 @@ def off(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]
 
 @pytest.mark.parametrize(
     ("attention", "recompute"),
-    [("mla", PUBLISHED), ("mla", "nothing"), ("mla", "whole"), ("gqa", "nothing"), ("gqa", "whole")],
+    [
+        ("mla", PUBLISHED),
+        ("mla", "nothing"),
+        ("mla", "whole"),
+        ("gqa", "nothing"),
+        ("gqa", "whole"),
+        ("mla, yarn", PUBLISHED),
+        ("gqa, everything", "nothing"),
+    ],
 )
 def test_a_step_is_off_by_its_roundings(tmp_path: Path, traced: Segments, attention: str, recompute: str) -> None:
     of = chosen(attention, recompute=recompute)
