@@ -161,7 +161,7 @@ def rope_parameters(attention: Gqa | Mla) -> dict[str, Any]:
 
 
 def _grouped(attention: Gqa, moe: Moe | None, num_dense: int, keys: dict[str, Any]) -> PretrainedConfig:
-    """Of the dense ones Llama, or Qwen2, SmolLM3 or Mistral by what its attention has; of those with experts Qwen3-MoE,
+    """Llama, Qwen2, SmolLM3 or Mistral of those that are dense, by what their attention has; or else Qwen3-MoE,
     GLM-4.5 or OLMoE."""
     assert attention.scale is None and not attention.sinks and attention.softcap is None, "theirs have none of these"
     keys |= dict(num_key_value_heads=attention.kv_heads, head_dim=attention.head_dim)
