@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from compiler.inference import token_streams
     from compiler.inference.evaluation import Loss, loss_of
-    from compiler.inference.loaded import load_model
+    from compiler.inference.loaded import divide_work, load_model
     from compiler.inference.sources import find_source
 
     show = progress("eval")
@@ -80,6 +80,7 @@ def _run(args: argparse.Namespace) -> int:
         else:
             streams = token_streams.held_out(source.data, named)
     model = load_model(source, args.dtype or "", average=args.average, progress=show)
+    divide_work(model)
     found = loss_of(model, streams.ids, show)
     found = Loss(found.nats, found.tokens, streams.bytes)
     print(json.dumps(document(args, source, found), indent=2) if args.format == "json" else text(source, found))

@@ -85,7 +85,7 @@ def _fault(args: argparse.Namespace) -> str:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from compiler.inference.loaded import load_model
+    from compiler.inference.loaded import divide_work, load_model
     from compiler.inference.sampling import Sampler
     from compiler.inference.sources import find_source
     from compiler.inference.token_streams import read_tokenizer, required
@@ -94,6 +94,7 @@ def _run(args: argparse.Namespace) -> int:
     source = find_source(args.source, args.spec)
     tokenizer = read_tokenizer(required(args.tokenizer or source.tokenizer), source.spec.model.vocab)
     model = load_model(source, args.dtype or "", average=args.average, progress=progress("generate"))
+    divide_work(model)
     prompt = sys.stdin.read() if args.prompt == STDIN else args.prompt
     sampler = Sampler(args.temperature, args.top_p, args.seed)
     writer = Writer(model, tokenizer, drafts=not args.no_drafts)

@@ -72,6 +72,10 @@ class LanguageModel:
         return self.spec.model.vocab
 
     @property
+    def num_weights(self) -> int:
+        return sum(each.numel() for weights in self._weights.values() for each in weights.values())
+
+    @property
     def sequence(self) -> int:
         """Tokens of the sequences that it was trained on."""
         return self.spec.train.sequence

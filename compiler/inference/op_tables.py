@@ -7,6 +7,7 @@ C width of a head, or of a latent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from runtime.ops import OPS
 from runtime.ops.causal import angles, rotate
 from runtime.ops.wide import wide
 
-FEW_ROWS = 8  # a product of fewer reads its matrix where it lies: see `Forward.linear`
+FEW_ROWS = 16  # a product of fewer reads its matrix where it lies: see `Forward.linear`
 
 
 class Forward:
@@ -52,6 +53,14 @@ class Forward:
         """x_TK, w_NK -> y_TN. A product of a few rows is torch's: that of `runtime.ops` packs its matrix first."""
         few = x_TK.shape[0] < FEW_ROWS
         return torch.nn.functional.linear(x_TK, w_NK) if few else OPS["linear"](x_TK, w_NK)
+
+    def grouped_linear(self, x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
+        """x_RK, w_ENK, offsets_E -> y_RN, by the rule of `linear`."""
+        if x_RK.shape[0] >= FEW_ROWS:
+            return OPS["grouped_linear"](x_RK, w_ENK, offsets_E)
+        ends = offsets_E.tolist()
+        groups = [(expert, start, end) for expert, (start, end) in enumerate(pairwise([0, *ends])) if start < end]
+        return torch.cat([torch.nn.functional.linear(x_RK[start:end], w_ENK[expert]) for expert, start, end in groups])
 
     def cross_entropy(self, logits_TV: Tensor, targets_T: Tensor) -> Tensor:
         """logits_TV."""
