@@ -55,10 +55,13 @@ def put(state: State, read: Read, averaged: bool = True) -> None:
         bias.copy_(read([f"bias/{name}"])[f"bias/{name}"])
 
 
-def put_weights(state: State, read: Read, held: Container[str]) -> None:
-    """Give this rank's parameters their values from logical tensors; balancing biases where they are `held`, too."""
+def put_weights(state: State, read: Read, held: Container[str], kind: str = "weight") -> None:
+    """Give this rank's parameters their values from logical tensors; balancing biases where they are `held`, too.
+
+    `kind`: which tensors the values are, "weight" or AVERAGE.
+    """
     for bucket, entry in state.entries():
-        name = f"weight/{entry.name}"
+        name = f"{kind}/{entry.name}"
         bucket.set_weight(entry, read([name])[name])
     for name, bias in state.biases.items():
         if f"bias/{name}" in held:

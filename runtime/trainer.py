@@ -203,12 +203,16 @@ class Trainer:
         return losses
 
     def _validated(self) -> dict[str, float]:
-        assert self.validation_source is not None
-        size, validation = self.plan.batches[-1][1], self.plan.train.validate
-        assert validation is not None
+        validation = self.plan.train.validate
+        assert validation is not None and self.validation_source is not None
+        return self.losses_on(self.validation_source, validation.batches)
+
+    def losses_on(self, source: Source, batches: int) -> dict[str, float]:
+        """Losses over the first batches of a source, by the program that validates."""
+        size = self.plan.batches[-1][1]
         total: Sums = {}
-        for batch in range(validation.batches):
-            sums = self._run("evaluate", self.validation_source, np.arange(batch * size, (batch + 1) * size))
+        for batch in range(batches):
+            sums = self._run("evaluate", source, np.arange(batch * size, (batch + 1) * size))
             total = {name: total[name] + value if name in total else value for name, value in sums.items()}
         losses = self._losses(total)
         return {name: losses[name] for name in ("loss", "mtp_loss") if name in losses}

@@ -5,9 +5,9 @@ dsc eval runs/quickstart --text 'notes/*.md'     on other text, in the tokens of
 dsc eval runs/quickstart@100 --tokens ids.npy    of the checkpoint of step 100, on token ids
 
 The loss is the mean cross entropy of the next token in nats. The model is computed in this process, in the dtype of the
-run's activations.
+run's activations; with --ranks spec by the program of the run, on as many ranks as it was trained on.
 
-Exit codes: 0 done · 2 the run, the checkpoint, the tokens or the command line is wrong
+Exit codes: 0 done · 1 a rank failed · 2 the run, the checkpoint, the tokens or the command line is wrong · 3 hung
 """
 
 # torch is imported when a model is to be computed, and not before.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from compiler.commands.common import progress, refused, wrong
 from dsl.diagnostics import SpecError
 
 if TYPE_CHECKING:
-    from compiler.inference.evaluation import Loss
+    from compiler.inference.evaluation import Ids, Loss
     from compiler.inference.sources import Source
 
 JSON_VERSION = 1
@@ -37,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--tokens", metavar="FILE", type=Path, help="token ids: integers in a .npy file")
     what.add_argument(
         "--text", metavar="GLOB", help="text, as in a spec's `data.source`; default: what the run held out"
+    )
+    parser.add_argument(
+        "--ranks", choices=("one", "spec"), default="one", help="spec: on the ranks of the run's spec; default: one"
     )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="text or json (docs/json.md)")
 
@@ -64,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from compiler.inference import token_streams
-    from compiler.inference.evaluation import Loss, loss_of
-    from compiler.inference.loaded import divide_work, load_model
+    from compiler.inference.evaluation import Loss
     from compiler.inference.sources import find_source
 
     show = progress("eval")
@@ -79,12 +82,29 @@ def _run(args: argparse.Namespace) -> int:
             streams = token_streams.of_file(args.tokens, vocab, named)
         else:
             streams = token_streams.held_out(source.data, named)
-    model = load_model(source, args.dtype or "", average=args.average, progress=show)
-    divide_work(model)
-    found = loss_of(model, streams.ids, show)
+    if args.ranks == "spec":
+        from compiler.commands.eval_ranks import RanksFailedError, loss_on_ranks
+
+        if args.dtype:
+            return wrong("--ranks spec computes in the precision of the run", "leave --dtype out", args.format)
+        try:
+            found = loss_on_ranks(source, streams.ids, args.average, show)
+        except RanksFailedError as failed:
+            return failed.code
+    else:
+        found = _on_one_rank(args, source, streams.ids, show)
     found = Loss(found.nats, found.tokens, streams.bytes)
     print(json.dumps(document(args, source, found), indent=2) if args.format == "json" else text(source, found))
     return 0
+
+
+def _on_one_rank(args: argparse.Namespace, source: Source, streams: Sequence[Ids], show: Callable[[str], None]) -> Loss:
+    from compiler.inference.evaluation import loss_of
+    from compiler.inference.loaded import divide_work, load_model
+
+    model = load_model(source, args.dtype or "", average=args.average, progress=show)
+    divide_work(model)
+    return loss_of(model, streams, show)
 
 
 def document(args: argparse.Namespace, source: Source, found: Loss) -> dict[str, object]:
@@ -101,6 +121,7 @@ def document(args: argparse.Namespace, source: Source, found: Loss) -> dict[str,
         "average": args.average,
         "dtype": args.dtype or source.spec.precision.compute,
         "sequence": source.spec.train.sequence,
+        "ranks": source.spec.parallel.pipeline * source.spec.parallel.data if args.ranks == "spec" else 1,
     }
 
 

@@ -137,7 +137,7 @@ def _train(args: argparse.Namespace, chosen: Chosen, build: Path, launcher: Sequ
     """
     compiler = _compiler(args, chosen, build)
     for attempt in range(TRIES):
-        digest = _fresh(build, chosen)
+        digest = fresh(build, chosen.spec)
         if digest is None and attempt == 0 and not args.debug and _can_begin(build):  # a debugger needs stdin
             code, launched = call_both(compiler, [*launcher, "--unbuilt"], _request(chosen.spec))
             if not launched:
@@ -195,14 +195,14 @@ def _name(build: Path) -> str:
         return build.resolve().name
 
 
-def _fresh(build: Path, chosen: Chosen) -> str | None:
+def fresh(build: Path, spec: Spec) -> str | None:
     """The digest of the build in the folder; None where there is none, where it is of another spec, or where it was
     emitted by other versions than are installed. Whether it is whole is for the launcher to say."""
     try:
         found = read(build, edited=True)
     except BuildError:
         return None
-    wanted = {RESOLVED: canonical(standing_alone(chosen.spec)), **texts_of_files(chosen.spec)}
+    wanted = {RESOLVED: canonical(standing_alone(spec)), **texts_of_files(spec)}
     same = all(found.files.get(name) == text.encode() for name, text in wanted.items())
     return found.digest if same and found.versions == versions() else None
 

@@ -24,6 +24,7 @@ Running = subprocess.Popen[bytes]
 NAMES = {  # by module
     "compiler.cli": "the compiler",
     "runtime.train": "the supervisor of the ranks",
+    "runtime.evaluate": "the supervisor of the ranks",
     "runtime.weights": "the process that reads and writes weights",
 }
 

@@ -17,6 +17,7 @@ from compiler.ops import RULES
 from compiler.segments.torch_ops import TORCH
 from runtime.ops import OPS
 from runtime.ops.causal import angles, rotate
+from runtime.ops.rotate import ramped_angles, rotated_by
 from runtime.ops.wide import wide
 
 FEW_ROWS = 16  # a product of fewer reads its matrix where it lies: see `Forward.linear`
@@ -91,7 +92,8 @@ class Rows:
 class Continued(Forward):
     """The forward ops of one segment on the next tokens of one sequence, whose `start` tokens before are cached.
 
-    Grouped-query attention keeps keys, rotated, and values: 2·G·C numbers a token. Latent attention keeps the normed
+    Grouped-query attention keeps keys, rotated, and values: 2·G·C numbers a token; of those that a window leaves out
+    nothing is read. Latent attention keeps the normed
     latent and the rotated rope key, C + rope numbers a token, and multiplies with the up-projection on the side of the
     queries and of what is read (DeepSeek-V2, arXiv 2405.04434, §2.1.2): expanding N tokens at each step would cost N·C·
     H·(nope + value) products. Where nothing is cached yet, both run the op of training.
@@ -135,23 +137,70 @@ class Continued(Forward):
         result = call(*whole)
         return tuple(each[self.start :] for each in result) if isinstance(result, tuple) else result[self.start :]
 
+    def rotate(self, x: Tensor, sequence: int, heads: int, first: int, width: int, *how: float) -> Tensor:
+        """x [T, H·C] of the new tokens -> y [T, H·C]: needs no cache."""
+        *frequencies, magnitude, scale = how
+        turns_Tr = None
+        if width:
+            turns_Tr = ramped_angles(self._room, width, *frequencies, x.dtype, x.device)[self.start : self.length]
+        return rotated_by(x, x.shape[0], heads, first, width, turns_Tr, magnitude, scale)
+
     # ------------------------------------------------------------ grouped queries
 
     def gqa_attention(
         self, q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float
     ) -> Tensor:
         """q [T, H·C], k and v [T, G·C] of the new tokens -> o [T, H·C]."""
+        found = self._grouped(q, k, v, None, heads, kv_heads, theta)
+        return OPS["gqa_attention"](q, k, v, self.length, heads, kv_heads, theta)[0] if found is None else found
+
+    def bounded_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        sequence: int,
+        heads: int,
+        kv_heads: int,
+        theta: float,
+        window: int,
+        softcap: float,
+    ) -> Tensor:
+        """q [T, H·C], k and v [T, G·C] of the new tokens, sinks [H] -> o [T, H·C]."""
+        found = self._grouped(q, k, v, sinks, heads, kv_heads, theta, window, softcap)
+        if found is not None:
+            return found
+        return OPS["bounded_attention"](q, k, v, sinks, self.length, heads, kv_heads, theta, window, softcap)[0]
+
+    def _grouped(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        heads: int,
+        kv_heads: int,
+        theta: float,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> Tensor | None:
+        """What both kinds return, or None where no token is cached yet. Tokens before all windows are not read."""
         T, C = q.shape[0], q.shape[1] // heads
         turns_TXr = self._turns(C, theta, q)
         k_TGC = rotate(wide(k).unflatten(1, (kv_heads, C)), turns_TXr).to(k.dtype)
-        kept = self._rows("gqa_attention").put(self.start, torch.cat((k_TGC.flatten(1), v), dim=1))
+        kept = self._rows("grouped").put(self.start, torch.cat((k_TGC.flatten(1), v), dim=1))
         if not self.start:
-            return OPS["gqa_attention"](q, k, v, T, heads, kv_heads, theta)[0]
-        k_NGC, v_NGC = wide(kept).unflatten(1, (2, kv_heads, C)).unbind(1)
+            return None
+        seen = kept[max(0, self.start - window + 1) :] if window else kept
+        k_NGC, v_NGC = wide(seen).unflatten(1, (2, kv_heads, C)).unbind(1)
         q_THC = rotate(wide(q).unflatten(1, (heads, C)), turns_TXr * C**-0.5)
         q_GMC = q_THC.unflatten(1, (kv_heads, -1)).transpose(0, 1).flatten(1, 2)  # M = T·r
-        weights_GMN = self._weights_of(torch.bmm(q_GMC, k_NGC.permute(1, 2, 0)), T)
-        o_GMC = torch.bmm(weights_GMN, v_NGC.transpose(0, 1))
+        scores_GMN = torch.bmm(q_GMC, k_NGC.permute(1, 2, 0))
+        if softcap:
+            scores_GMN.div_(softcap).tanh_().mul_(softcap)
+        sinks_GM = None if sinks is None else wide(sinks).view(kv_heads, -1).repeat(1, T)
+        o_GMC = torch.bmm(_weights_of(scores_GMN, T, window, sinks_GM), v_NGC.transpose(0, 1))
         return o_GMC.unflatten(1, (T, -1)).transpose(0, 1).flatten(1).to(q.dtype)
 
     # ------------------------------------------------------------ latents
@@ -189,22 +238,35 @@ class Continued(Forward):
         q_HTC = torch.bmm(q_THX[..., :nope].transpose(0, 1), up_HWC[:, :nope])
         q_HTr = rotate(q_THX[..., nope:], turns_TXr).transpose(0, 1)
         scores_HTN = torch.matmul(q_HTC, latent_NC.t()) + torch.matmul(q_HTr, wide(kept).t())
-        o_HTC = torch.matmul(self._weights_of(scores_HTN, T), latent_NC)
+        o_HTC = torch.matmul(_weights_of(scores_HTN, T), latent_NC)
         o_HTV = torch.bmm(o_HTC, up_HWC[:, nope:].transpose(1, 2))
         return o_HTV.transpose(0, 1).flatten(1).to(q.dtype)
 
     # ------------------------------------------------------------ both
 
+    @property
+    def _room(self) -> int:
+        """Positions of a table of angles: few different ones, as tables are cached."""
+        return max(64, 1 << (self.length - 1).bit_length())
+
     def _turns(self, width: int, theta: float, like: Tensor) -> Tensor:
         """What turns the pairs of the new tokens, [T, 1, width/2]."""
-        room = 64
-        while room < self.length:
-            room *= 2  # few tables of angles, which are cached
-        return angles(room, width, theta, like.dtype, like.device)[self.start : self.length, None]
+        return angles(self._room, width, theta, like.dtype, like.device)[self.start : self.length, None]
 
-    def _weights_of(self, scores: Tensor, new: int) -> Tensor:
-        """The softmax of scores [.., M, N] over the tokens up to that of each row; the M rows are token by token."""
-        if new > 1:
-            future_TT = torch.full((new, new), -torch.inf, dtype=scores.dtype, device=scores.device).triu_(1)
-            scores[..., self.start :] += future_TT.repeat_interleave(scores.shape[-2] // new, dim=0)
+
+def _weights_of(scores: Tensor, new: int, window: int = 0, sinks: Tensor | None = None) -> Tensor:
+    """The softmax of scores [.., M, N] over the tokens that each row sees: those up to its own, or the last `window`.
+
+    Rows are those of the `new` last of the N tokens, token by token. `sinks` [.., M] are logits besides.
+    """
+    num_keys = scores.shape[-1]
+    if new > 1:
+        key_N = torch.arange(num_keys, device=scores.device)
+        query_T1 = key_N[num_keys - new :, None]
+        hidden_TN = key_N > query_T1
+        if window:
+            hidden_TN |= key_N <= query_T1 - window
+        scores.masked_fill_(hidden_TN.repeat_interleave(scores.shape[-2] // new, dim=0), -torch.inf)
+    if sinks is None:
         return torch.softmax(scores, dim=-1)
+    return (scores - torch.logaddexp(scores.logsumexp(dim=-1), sinks)[..., None]).exp()

@@ -23,10 +23,11 @@ AT_STEP = re.compile(r"(.+)@([0-9]+)")
 
 @dataclass(frozen=True)
 class Source:
-    """A verified checkpoint, its spec, and the folder of data that its run was trained on, if there is one."""
+    """A verified checkpoint and its spec; the folders of its run and of the run's data, if they are there."""
 
     spec: Spec
     checkpoint: Checkpoint
+    run: Path | None
     data: Path | None
 
     @property
@@ -56,7 +57,8 @@ def find_source(argument: str, spec: str | None = None) -> Source:
             checkpoint, run = _of_run(path, step), path
     except CheckpointError as error:
         raise InferenceError(str(error), "`dsc verify` says which checkpoints of a run are whole") from None
-    return Source(_spec(run, spec), checkpoint, _data(run, checkpoint))
+    here = run if (run / RESOLVED).is_file() else None
+    return Source(_spec(run, spec), checkpoint, here, _data(run, checkpoint))
 
 
 def _of_run(run: Path, step: int | None) -> Checkpoint:

@@ -38,7 +38,7 @@ def rotate(
     """
     how = width, theta, factor, low, high, original
     angles_Sr = ramped_angles(sequence, *how, x.dtype, x.device) if width else None
-    return _rotated(x, sequence, heads, first, width, angles_Sr, magnitude, scale)
+    return rotated_by(x, sequence, heads, first, width, angles_Sr, magnitude, scale)
 
 
 def rotate_dgrad(
@@ -58,10 +58,10 @@ def rotate_dgrad(
     """dy [T, H·C] -> dx [T, H·C]: turned back, with the same factors."""
     how = width, theta, factor, low, high, original
     angles_Sr = back(ramped_angles(sequence, *how, dy.dtype, dy.device)) if width else None
-    return _rotated(dy, sequence, heads, first, width, angles_Sr, magnitude, scale)
+    return rotated_by(dy, sequence, heads, first, width, angles_Sr, magnitude, scale)
 
 
-def _rotated(
+def rotated_by(
     x: Tensor,
     sequence: int,
     heads: int,
@@ -71,6 +71,7 @@ def _rotated(
     magnitude: float,
     scale: float,
 ) -> Tensor:
+    """x [B·S, H·C] with its columns rotated by the angles of each position, and multiplied, as `rotate` says."""
     x_BSHC = wide(x).reshape(-1, sequence, heads, x.shape[1] // heads)
     y_BSHC = x_BSHC * scale
     if angles_Sr is not None:

@@ -10,14 +10,34 @@ from torch import Tensor
 from compiler.inference.language_model import LanguageModel, on_one_rank
 from compiler.plan.blocks import model_steps
 from compiler.plan.parameters import tensors
-from dsl.schema import Spec
+from dsl.schema import Llama3Scaling, Rope, Spec, YarnScaling
 from tests.reference.cases import trained_like
 from tests.reference.config import Config
 from tests.reference.model import Reference
-from tests.training.specs import MODELS, spec
+from tests.training.specs import MODELS, gqa, mla, spec
 
-KINDS = tuple(MODELS)  # latent attention, grouped queries, experts, with and without MTP
-DRAFTING = tuple(name for name, model in MODELS.items() if model.mtp)
+YARN = Rope(theta=100.0, scaling=YarnScaling(factor=4.0, original=8, mscale=0.7, mscale_all_dim=1.0))
+LLAMA3 = Rope(
+    theta=100.0, scaling=Llama3Scaling(factor=8.0, original=16, low_freq_factor=1.0, high_freq_factor=4.0), width=4
+)
+GROUPED = gqa(None)
+ATTENTION = {  # of the model named first
+    ("v3", "yarn"): mla().model_copy(update={"rope": YARN}),
+    ("v3", "no position"): mla().model_copy(update={"rope": None}),
+    ("llama", "biases"): GROUPED.model_copy(update={"bias": "all", "qk_norm": "width"}),
+    ("llama", "partial, llama3"): GROUPED.model_copy(update={"rope": LLAMA3, "scale": 0.3}),
+    ("llama", "no position"): GROUPED.model_copy(update={"rope": None}),
+    ("llama", "window"): GROUPED.model_copy(update={"window": 5}),
+    ("llama", "window of one"): GROUPED.model_copy(update={"window": 1}),
+    ("qwen", "window, sinks"): GROUPED.model_copy(update={"window": 4, "sinks": True, "rope": YARN, "bias": "qkv"}),
+    ("llama", "softcap"): GROUPED.model_copy(update={"softcap": 1.5}),
+}
+ALL = MODELS | {
+    f"{of}, {name}": MODELS[of].model_copy(update={"attention": attention})
+    for (of, name), attention in ATTENTION.items()
+}
+KINDS = tuple(ALL)  # latent attention, grouped queries, experts, with and without MTP
+DRAFTING = tuple(name for name, model in ALL.items() if model.mtp)
 
 
 @dataclass(frozen=True)
@@ -34,8 +54,8 @@ class Pair:
 
 def pair(kind: str, seed: int = 0, dtype: str = "fp64", sequence: int = 24) -> Pair:
     """A model of `KINDS` with weights as if trained, on sequences of some length."""
-    run = spec(2, 2, 2, 2, of=kind)
-    run = run.model_copy(update={"train": run.train.model_copy(update={"sequence": sequence})})
+    run = spec(2, 2, 2, 2)
+    run = run.model_copy(update={"model": ALL[kind], "train": run.train.model_copy(update={"sequence": sequence})})
     config = Config.from_plan(run.model.model_dump(mode="json") | {"sequence": sequence})
     reference = trained_like(config, seed)
     one = on_one_rank(run, dtype)

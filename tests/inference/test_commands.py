@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from compiler.cli import main
+from compiler.commands import eval_ranks
+from compiler.emit.segment_cache import Segments
 from dsl.load import load
 from runtime.data import tokenizer
 from runtime.data.shards import Reader
@@ -305,3 +307,47 @@ def test_stacked_tensors_are_those_of_a_checkpoint(trained: Path) -> None:
     spec = on_one_rank(load(trained / "spec.resolved"))
     found, expected = read_weights(spec, saved(trained), lambda _: None, False), stacked(spec, logical(trained))
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+# ---------------------------------------------------------------- ranks
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_the_ranks_of_the_spec_give_the_loss_of_one(
+    trained: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch, average: bool, segments: Segments, tmp_path: Path
+) -> None:
+    """Four ranks, on text that fills no whole batch: with the build of the run, and the average with one made anew."""
+    monkeypatch.setattr(eval_ranks, "Segments", lambda _: segments)
+    if not average:
+        monkeypatch.chdir(trained.parents[1])
+        monkeypatch.setattr(eval_ranks, "compile_spec", None)  # the build is there
+    np.save(tmp_path / "ids.npy", held_out(trained)[:700])
+    words = ["eval", str(trained), "--tokens", str(tmp_path / "ids.npy"), "--format", "json"]
+    words += ["--average"] * average
+    documents = []
+    for ranks in ("one", "spec"):
+        assert main([*words, "--ranks", ranks]) == 0
+        documents.append(parsed(capfd.readouterr().out, "eval"))
+    one, four = documents
+    assert (one.pop("ranks"), four.pop("ranks")) == (1, 4)
+    assert math.isclose(one["loss"], four["loss"], rel_tol=1e-6) and one["tokens"] == four["tokens"]
+    assert one["tokens"] % (BATCH * SEQUENCE) != 0
+    assert one.keys() == four.keys() and one["bytes"] == four["bytes"]
+
+
+def test_ranks_compute_in_the_precision_of_the_run(trained: Path, capsys: Captured) -> None:
+    assert main(["eval", str(trained), "--ranks", "spec", "--dtype", "fp64"]) == 2
+    assert "hint: leave --dtype out" in capsys.readouterr().err
+
+
+def test_samples_have_every_target_of_the_windows() -> None:
+    """Also of a stream whose last window is short, and of rows that fill the batch up."""
+    streams = [np.arange(10, 21), np.arange(50, 54)]
+    found = eval_ranks.samples(streams, 4, 8)
+    assert found.shape == (8, 6) and (found[4:] == -1).all()
+    assert found[:4].tolist() == [
+        [10, 11, 12, 13, 14, -1],
+        [14, 15, 16, 17, 18, -1],
+        [18, 19, 20, -1, -1, -1],
+        [50, 51, 52, 53, -1, -1],
+    ]

@@ -82,7 +82,7 @@ class Again(Continued):
     def __init__(self, table: Continued) -> None:
         super().__init__([], None)
         self._weights = table._weights
-        for op in ("gqa_attention", "mla_attention"):
+        for op in ("gqa_attention", "bounded_attention", "mla_attention", "rotate"):
             whole = Forward.__getattr__(self, op)
             setattr(self, op, partial(self._attention, op, whole))
 

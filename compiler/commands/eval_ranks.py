@@ -1,0 +1,94 @@
+"""`dsc eval --ranks spec`: the loss by the compiled program, on the ranks of the run's spec. It validates like the run.
+
+Where `dsc train` has left the build of the run's spec, that is used; otherwise the spec is compiled into a folder that
+is removed afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from compiler.actions.order_cache import Orders
+from compiler.build import compile_spec, write_build
+from compiler.commands.train import fresh
+from compiler.commands.train_processes import call
+from compiler.emit.segment_cache import Segments
+from compiler.inference.evaluation import NO_TARGET, Ids, Loss, windows
+from compiler.inference.faults import InferenceError
+from compiler.inference.sources import Source
+from compiler.read_files import with_files
+from dsl.schema import Spec
+from dsl.schema.train import Validate
+from runtime.build_files import CACHE
+
+LOSSES, SAMPLES = "losses.json", "samples.npy"
+EXTRA_TOKENS = 2  # of a sample: the targets of the head and of multi-token prediction look one and two ahead
+
+
+class RanksFailedError(Exception):
+    """The ranks have not come to their end; they have said why. `code`: their exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def loss_on_ranks(source: Source, streams: Sequence[Ids], average: bool, progress: Callable[[str], None]) -> Loss:
+    """The loss of all tokens of some streams but the first of each.
+
+    Raises InferenceError, or RanksFailedError.
+    """
+    spec = _validating(source)
+    batch = spec.train.batch.end
+    with tempfile.TemporaryDirectory(prefix="dsc-eval-") as name:
+        folder = Path(name)
+        np.save(folder / SAMPLES, samples(streams, spec.train.sequence, batch))
+        build = Path("build") / spec.name
+        if fresh(build, spec) is None:
+            cache, build = build / CACHE, folder / "build"
+            write_build(build, compile_spec(spec, progress, Segments(cache), Orders(cache)).files)
+        progress(f"compute on {spec.parallel.pipeline * spec.parallel.data} ranks")
+        command = ["runtime.evaluate", str(build), "--checkpoint", str(source.checkpoint.path)]
+        command += ["--samples", str(folder / SAMPLES), "--out", str(folder), *["--average"] * average]
+        try:
+            code = call(command)
+        finally:
+            progress("")
+        if code:
+            raise RanksFailedError(code)
+        found = json.loads((folder / LOSSES).read_text("utf-8"))
+    return Loss(found["loss"] * found["tokens"], found["tokens"])
+
+
+def _validating(source: Source) -> Spec:
+    """The run's spec with the files that it names, and with a validation."""
+    spec = source.spec
+    if any((spec.schedule.file, spec.parallel.placement, spec.cluster.rates)):
+        if source.run is None:
+            raise InferenceError(
+                "the run's folder is not there, with the files that its spec names", "leave --ranks out"
+            )
+        spec = with_files(spec, {}, source.run)
+    if spec.train.validate is None:
+        spec = spec.model_copy(update={"train": spec.train.model_copy(update={"validate": Validate(every=1)})})
+    return spec
+
+
+def samples(streams: Sequence[Ids], sequence: int, batch: int) -> Ids:
+    """The windows of all streams as samples of training, a row each; filled up with rows that have no target."""
+    rows = list(_rows(streams, sequence))
+    found = np.full((-(-len(rows) // batch) * batch, sequence + EXTRA_TOKENS), NO_TARGET, np.int64)
+    for index, row in enumerate(rows):
+        found[index, : len(row)] = row
+    return found
+
+
+def _rows(streams: Sequence[Ids], sequence: int) -> Iterator[Ids]:
+    for stream in streams:
+        for tokens, targets in windows(stream, sequence):
+            yield np.append(tokens, targets[-1:])
