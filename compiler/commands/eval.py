@@ -1,8 +1,9 @@
-"""`dsc eval RUN|CHECKPOINT [--tokens FILE | --text GLOB]`: the loss of a trained model.
+"""`dsc eval MODEL [--tokens FILE | --text GLOB]`: the loss of a trained model.
 
 dsc eval runs/quickstart                         on the text that the run held out
 dsc eval runs/quickstart --text 'notes/*.md'     on other text, in the tokens of the run
 dsc eval runs/quickstart@100 --tokens ids.npy    of the checkpoint of step 100, on token ids
+dsc eval Qwen3-0.6B --text 'notes/*.md'          a published model, see `dsc import hf`
 
 The loss is the mean cross entropy of the next token in nats. The model is computed in this process, in the dtype of the
 run's activations; with --ranks spec by the program of the run, on as many ranks as it was trained on.
@@ -47,7 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """What names a trained model, for `dsc generate` too."""
-    parser.add_argument("source", metavar="RUN|CHECKPOINT", help="a run, RUN@STEP, or the folder of a checkpoint")
+    parser.add_argument(
+        "source",
+        metavar="MODEL",
+        help="a run, RUN@STEP, the folder of a checkpoint, a spec whose run begins with weights, or the folder of a "
+        "published model (config.json and its weights)",
+    )
     parser.add_argument("--spec", metavar="SPEC", help="spec of a checkpoint that is outside of its run")
     parser.add_argument("--tokenizer", metavar="FILE", type=Path, help="a tokenizer.json; default: the run's")
     parser.add_argument("--average", action="store_true", help="the moving average of the weights (`ema` of the spec)")
@@ -67,12 +73,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from compiler.commands.model_source import opened
+
+    with opened(args.source, args.spec) as source:
+        return _measured(args, source)
+
+
+def _measured(args: argparse.Namespace, source: Source) -> int:
     from compiler.inference import token_streams
     from compiler.inference.evaluation import Loss
-    from compiler.inference.sources import find_source
 
     show = progress("eval")
-    source = find_source(args.source, args.spec)
     vocab, path = source.spec.model.vocab, args.tokenizer or source.tokenizer
     if args.text is not None:
         streams = token_streams.of_text(args.text, token_streams.required(path), vocab, show)
@@ -116,7 +127,7 @@ def document(args: argparse.Namespace, source: Source, found: Loss) -> dict[str,
         "bits_per_byte": found.bits_per_byte,
         "tokens": found.tokens,
         "bytes": found.bytes,
-        "checkpoint": str(source.checkpoint.path),
+        "checkpoint": source.name,
         "step": source.checkpoint.step,
         "average": args.average,
         "dtype": args.dtype or source.spec.precision.compute,
@@ -131,5 +142,5 @@ def text(source: Source, found: Loss) -> str:
     if found.bits_per_byte is not None:
         rows.append(("bits per byte", f"{found.bits_per_byte:.4f} ({found.bytes:,} bytes)"))
     rows.append(("tokens", f"{found.tokens:,}, in sequences of {source.spec.train.sequence:,}"))
-    rows.append(("checkpoint", str(source.checkpoint.path)))
+    rows.append(("checkpoint", source.name))
     return "\n".join(f"{name:<13}  {value}" for name, value in rows)

@@ -66,16 +66,16 @@ def loss_on_ranks(source: Source, streams: Sequence[Ids], average: bool, progres
 
 
 def _validating(source: Source) -> Spec:
-    """The run's spec with the files that it names, and with a validation."""
-    spec = source.spec
+    """The run's spec with the files that it names, and with a validation. What its weights began with is not read."""
+    train = source.spec.train
+    validate = train.validate or Validate(every=1)
+    spec = source.spec.model_copy(update={"train": train.model_copy(update={"validate": validate, "initial": None})})
     if any((spec.schedule.file, spec.parallel.placement, spec.cluster.rates)):
         if source.run is None:
             raise InferenceError(
                 "the run's folder is not there, with the files that its spec names", "leave --ranks out"
             )
         spec = with_files(spec, {}, source.run)
-    if spec.train.validate is None:
-        spec = spec.model_copy(update={"train": spec.train.model_copy(update={"validate": Validate(every=1)})})
     return spec
 
 

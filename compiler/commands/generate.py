@@ -1,4 +1,4 @@
-"""`dsc generate RUN|CHECKPOINT [PROMPT]`: text that a trained model writes.
+"""`dsc generate MODEL [PROMPT]`: text that a trained model writes.
 
 dsc generate runs/quickstart 'def main('
 dsc generate runs/quickstart 'import' --temperature 0.8 --top-p 0.95 --seed 7
@@ -25,6 +25,7 @@ from compiler.commands.eval import add_model_arguments
 from dsl.diagnostics import SpecError
 
 if TYPE_CHECKING:
+    from compiler.inference.sources import Source
     from compiler.inference.writing import Written
 
 JSON_VERSION = 1
@@ -85,13 +86,18 @@ def _fault(args: argparse.Namespace) -> str:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from compiler.commands.model_source import opened
+
+    with opened(args.source, args.spec) as source:
+        return _written(args, source)
+
+
+def _written(args: argparse.Namespace, source: Source) -> int:
     from compiler.inference.loaded import divide_work, load_model
     from compiler.inference.sampling import Sampler
-    from compiler.inference.sources import find_source
     from compiler.inference.token_streams import read_tokenizer, required
     from compiler.inference.writing import Writer
 
-    source = find_source(args.source, args.spec)
     tokenizer = read_tokenizer(required(args.tokenizer or source.tokenizer), source.spec.model.vocab)
     model = load_model(source, args.dtype or "", average=args.average, progress=progress("generate"))
     divide_work(model)

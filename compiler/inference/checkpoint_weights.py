@@ -38,7 +38,9 @@ def read_weights(
         raise InferenceError(f"{checkpoint.path} has no moving average of the weights", "leave --average out")
     names = {row.name: [f"{'bias' if row.role == 'bias' else kind}/{name}" for name in row.names()] for row in rows}
     wanted = {name: row.shape for row in rows for name in names[row.name]}
-    wrong = [name for name, shape in wanted.items() if checkpoint.shapes.get(name) != shape]
+    held = {name: checkpoint.shapes.get(name) for name in wanted}
+    # published models without a balancing bias have none, which is a bias of 0
+    wrong = [name for name, shape in held.items() if shape != wanted[name] and (shape or not name.startswith("bias/"))]
     if wrong:
         more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         raise InferenceError(
@@ -48,7 +50,8 @@ def read_weights(
     found: dict[str, Tensor] = {}
     for row in rows:
         progress(f"read {row.name}")
-        parts = list(checkpoint.read(names[row.name]).values())
+        here = [name for name in names[row.name] if name in checkpoint.shapes]
+        parts = list(checkpoint.read(here).values()) or [torch.zeros(row.shape)]
         whole = parts[0] if row.num_experts is None else torch.stack(parts)
         found[row.name] = whole.to(getattr(torch, dtypes[row.name]))
     progress("")

@@ -70,6 +70,9 @@ class Forward:
     def sequence_balance(self, *_: Any) -> None:
         """Nothing: a loss of training alone."""
 
+    def balance_scores(self, *_: Any) -> None:
+        """Nothing, likewise."""
+
 
 class Rows:
     """A row for each token so far, in one tensor that grows. Rows of tokens that come again replace those before."""

@@ -9,10 +9,12 @@ from typing import Any
 
 from compiler.inference.faults import InferenceError
 from dsl.diagnostics import SpecError
-from dsl.load import load
+from dsl.load import load, split
 from dsl.schema import Spec
-from runtime.checkpoint.loading import MANIFEST, Checkpoint, published
+from runtime.checkpoint.durable_files import num_published
+from runtime.checkpoint.loading import Checkpoint, published
 from runtime.checkpoint.loading import load as load_checkpoint
+from runtime.checkpoint.manifest_file import MANIFEST, find_manifest
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.data import store
 from runtime.data.encode import TOKENIZER
@@ -23,42 +25,68 @@ AT_STEP = re.compile(r"(.+)@([0-9]+)")
 
 @dataclass(frozen=True)
 class Source:
-    """A verified checkpoint and its spec; the folders of its run and of the run's data, if they are there."""
+    """A verified checkpoint and its spec; what belongs to them and is there: the folder of the run, that of the run's
+    data, and a tokenizer.json."""
 
     spec: Spec
     checkpoint: Checkpoint
-    run: Path | None
-    data: Path | None
+    run: Path | None = None
+    data: Path | None = None
+    tokenizer: Path | None = None
+    published: str = ""  # the folder of a published model that the checkpoint was made of
 
     @property
-    def tokenizer(self) -> Path | None:
-        """The run's tokenizer.json."""
-        return self.data / TOKENIZER if self.data else None
+    def name(self) -> str:
+        """What the weights are read from."""
+        return self.published or str(self.checkpoint.path)
 
 
 def find_source(argument: str, spec: str | None = None) -> Source:
-    """What RUN, RUN@STEP or the folder of a checkpoint names. `spec`: of the checkpoint, where its run is not there.
+    """What RUN, RUN@STEP, the folder of a checkpoint, or a spec whose run begins with a checkpoint names.
 
-    Raises InferenceError, or SpecError for a spec that has mistakes.
+    `spec`: of the checkpoint, where its run is not there. Raises InferenceError, or SpecError for a spec that has
+    mistakes.
     """
     path, step = Path(argument), None
     if not path.exists() and (named := AT_STEP.fullmatch(argument)):
         path, step = Path(named[1]), int(named[2])
+    if not path.is_dir() and (path.suffix == ".dsc" or ".dsc:" in argument):
+        return _of_spec(argument)
     if not path.is_dir():
         raise InferenceError(
             f"there is no folder {path}", "name the folder of a run, RUN@STEP, or a checkpoint in RUN/checkpoints"
         )
     try:
-        if (path / MANIFEST).is_file() and step is None and not (path / "plan.json").exists():
-            checkpoint, run = load_checkpoint(path), path.absolute().parent.parent
-        elif (path / RESOLVED).is_file() and (path / "plan.json").exists():
+        if (path / RESOLVED).is_file() and (path / "plan.json").exists():
             raise InferenceError(f"{path} is a build, which has no weights", f"train it: dsc train {path}")
+        if (path / MANIFEST).is_file() and step is None:
+            checkpoint, run = load_checkpoint(path), path.absolute().parent.parent
+        elif step is None and num_published(path):
+            checkpoint, run = load_checkpoint(path), path.absolute().parent
         else:
             checkpoint, run = _of_run(path, step), path
     except CheckpointError as error:
         raise InferenceError(str(error), "`dsc verify` says which checkpoints of a run are whole") from None
     here = run if (run / RESOLVED).is_file() else None
-    return Source(_spec(run, spec), checkpoint, here, _data(run, checkpoint))
+    data = _data(run, checkpoint)
+    beside = checkpoint.path.parent / TOKENIZER
+    tokenizer = data / TOKENIZER if data else beside if beside.is_file() else None
+    return Source(_spec(run, spec), checkpoint, here, data, tokenizer)
+
+
+def _of_spec(argument: str) -> Source:
+    """The checkpoint that the run of a spec begins with."""
+    spec, folder = load(argument), Path(split(argument)[0]).parent
+    if spec.train.initial is None:
+        raise InferenceError(
+            f"{argument} says no weights to begin with (`train.initial`)", "name its run: dsc train writes runs/<run>"
+        )
+    try:
+        checkpoint = load_checkpoint(find_manifest(folder / spec.train.initial)[0])
+    except CheckpointError as error:
+        raise InferenceError(str(error), "`dsc verify` says which checkpoints are whole") from None
+    tokenizer = spec.data.tokenizer
+    return Source(spec, checkpoint, tokenizer=folder / tokenizer if isinstance(tokenizer, str) else None)
 
 
 def _of_run(run: Path, step: int | None) -> Checkpoint:

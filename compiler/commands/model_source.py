@@ -1,0 +1,36 @@
+"""The model that a command is given: what compiler/inference/sources.py finds, or a folder of published weights."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from sys import stderr
+
+from compiler.commands import import_
+from compiler.inference.faults import InferenceError
+from compiler.inference.sources import Source, find_source
+
+
+@contextmanager
+def opened(argument: str, spec: str | None) -> Iterator[Source]:
+    """What names a trained model, while it is read. Published weights are imported into a folder that is then removed.
+
+    Raises InferenceError or SpecError.
+    """
+    folder = Path(argument)
+    if not (folder / import_.CONFIG).is_file() or spec is not None:
+        yield find_source(argument, spec)
+        return
+    with tempfile.TemporaryDirectory(prefix="dsc-import-") as name:
+        out = Path(name) / "model.dsc"
+        parser = argparse.ArgumentParser()
+        import_.add_arguments(parser)
+        with redirect_stdout(stderr):
+            code = import_.run(parser.parse_args(["hf", str(folder), "-o", str(out)]))
+        if code:
+            raise InferenceError(f"{folder} cannot be imported", "what is wrong with it is said above")
+        yield replace(find_source(str(out)), published=argument)

@@ -1,0 +1,76 @@
+"""Published models, tiny and random: the loss is that of `transformers`, and so is greedy text."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from compiler.cli import main
+from runtime.data import tokenizer
+from tests.cli.forms import parsed
+from tests.weights.published import KEYS, import_, in_this_process, random_model, with_eps
+
+Captured = pytest.CaptureFixture[str]
+
+
+def write_tokenizer(folder: Path) -> Tokenizer:
+    """A tokenizer of 300 entries, as published ones lie beside weights."""
+    found = tokenizer.train([f"def f{n}(x):\n    return x + {n}\n" for n in range(400)], 290)
+    (folder / "tokenizer.json").write_text(tokenizer.to_json(found))
+    return found
+
+
+def document(capsys: Captured, command: str, *words: object) -> Any:
+    with in_this_process():
+        assert main([command, *map(str, words), "--format", "json"]) == 0
+    return parsed(capsys.readouterr().out, command)
+
+
+@pytest.mark.parametrize("model_type", sorted(KEYS))
+def test_the_loss_is_that_of_transformers(model_type: str, tmp_path: Path, capsys: Captured) -> None:
+    """Of a folder with weights, of the spec that an import writes, and of the checkpoint beside it."""
+    theirs = with_eps(random_model(model_type, torch.float32))
+    theirs.save_pretrained(tmp_path / "hf")
+    tokens_BZ = torch.randint(300, (3, 21), generator=torch.Generator().manual_seed(1))
+    np.save(tmp_path / "ids.npy", tokens_BZ.numpy())
+    with torch.no_grad():
+        logits_BSV = theirs(input_ids=tokens_BZ[:, :-1], use_cache=False).logits.double()
+    expected = float(torch.nn.functional.cross_entropy(logits_BSV.flatten(0, 1), tokens_BZ[:, 1:].flatten()))
+    words = ["--tokens", tmp_path / "ids.npy", "--dtype", "fp32"]
+    found = document(capsys, "eval", tmp_path / "hf", *words)
+    assert math.isclose(found["loss"], expected, rel_tol=1e-5) and found["tokens"] == 60
+    assert found["checkpoint"] == str(tmp_path / "hf") and found["bytes"] is None
+    assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
+    capsys.readouterr()
+    assert document(capsys, "eval", tmp_path / "m.dsc", *words)["loss"] == found["loss"]
+    beside = document(capsys, "eval", tmp_path / "m.weights", "--spec", tmp_path / "m.dsc", *words)
+    assert beside["loss"] == found["loss"]
+
+
+def test_greedy_text_is_that_of_transformers(tmp_path: Path, capsys: Captured) -> None:
+    theirs = random_model("llama", torch.float32)
+    theirs.save_pretrained(tmp_path)
+    bpe = write_tokenizer(tmp_path)
+    begin = [tokenizer.end_id(bpe), *tokenizer.encode(bpe, ["def f1"])[0]]
+    with torch.no_grad():
+        expected = theirs.generate(
+            torch.tensor([begin]), max_new_tokens=16, do_sample=False, eos_token_id=begin[0], pad_token_id=begin[0]
+        )[0, len(begin) :].tolist()
+    found = document(capsys, "generate", tmp_path, "def f1", "--tokens", 16, "--dtype", "fp32")
+    assert found["tokens"] == [token for token in expected if token != begin[0]]
+    assert len(found["tokens"]) > 2
+
+
+def test_what_is_no_trained_model(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["eval", str(tmp_path), "--text", "x"]) == 2
+    assert "cannot be imported" in capsys.readouterr().err
+    root = Path(__file__).parents[2]
+    assert main(["eval", str(root / "specs" / "tiny.dsc"), "--text", "x"]) == 2
+    assert "says no weights to begin with" in capsys.readouterr().err
