@@ -34,7 +34,7 @@ def document(capsys: Captured, command: str, *words: object) -> Any:
 
 @pytest.mark.parametrize("model_type", sorted(KEYS))
 def test_the_loss_is_that_of_transformers(model_type: str, tmp_path: Path, capsys: Captured) -> None:
-    """Of a folder with weights, of the spec that an import writes, and of the checkpoint beside it."""
+    """A folder with weights, the spec that an import writes, and the checkpoint beside it all have it."""
     theirs = with_eps(random_model(model_type, torch.float32))
     theirs.save_pretrained(tmp_path / "hf")
     tokens_BZ = torch.randint(300, (3, 21), generator=torch.Generator().manual_seed(1))
