@@ -20,7 +20,7 @@ from compiler.importers.json_text import Json
 from compiler.weights.checkpoint import imported_meta
 from compiler.weights.families import FAMILIES
 from compiler.weights.folder import FolderError, Held, check, has_weights, read_folder, without_mtp
-from compiler.weights.tensors import DERIVED, mtp_block, published
+from compiler.weights.tensors import DERIVED, copies_of, mtp_block, published
 from compiler.weights.tokenizer import NAME, published_files
 from dsl.diagnostics import plural, visible
 from dsl.schema import Mla, Model
@@ -61,7 +61,7 @@ def find(folder: Path, root: Json, model: Model, model_type: str) -> Weights | N
     held = read_folder(folder)
     remarks = []
     rotates = "halves" if isinstance(model.attention, Mla) and _of(root, "rope_interleave") is False else ""
-    tensors = published(model, family, rotates)
+    tensors = (*published(model, family, rotates), *copies_of(model))
     if model.mtp is not None and without_mtp(tensors, held, mtp_block(model, 0)):
         remarks.append("the configuration says multi-token prediction, the weights have none: not in this spec")
         model = model.model_copy(update={"mtp": None})

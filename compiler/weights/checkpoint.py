@@ -31,6 +31,9 @@ def model_of(manifest: Manifest) -> Model:
     """The model of a checkpoint. Raises ModelError."""
     plan = manifest.meta.get("plan")
     found = plan.get("model") if isinstance(plan, Mapping) else None
+    if isinstance(found, Mapping):  # keys that are not their defaults are apart
+        more = found.get("more")
+        found = {key: value for key, value in found.items() if key != "more"} | (more if isinstance(more, dict) else {})
     try:
         return Model.model_validate_json(json.dumps(found))
     except ValidationError as error:

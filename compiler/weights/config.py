@@ -17,6 +17,7 @@ from compiler.importers.json_text import parse
 from compiler.weights.families import FAMILIES, Family
 from compiler.weights.tensors import UnnamedError, experts_of, published
 from dsl.schema import Dense, Gqa, Mla, Model, Moe
+from dsl.schema.attention import LinearScaling, Rope
 from dsl.source import Source
 from runtime.contract.weights import Format, Published
 
@@ -84,11 +85,11 @@ def _in_the_way(model: Model, model_type: str, config: Config) -> list[str]:
 
 def _plain(model: Model) -> Mapping[str, Any]:
     """What a model computes, without how it is trained: a mapping by the number of a layer and by key."""
-    values = model.model_dump(mode="json", exclude={"name", "init_std", "layers", "mtp"})
+    values = model.model_dump(mode="json", exclude={"name", "init_std", "attention", "layers", "mtp"})
     values["mtp"] = None if model.mtp is None else model.mtp.depth
-    for span in model.layers:
-        each = span.model_dump(mode="json", exclude={"first": True, "last": True, "ffn": {"balance", "max_nodes"}})
-        values |= {f"layer {layer}": each for layer in range(span.first, span.last + 1)}
+    for layer in range(model.num_layers):
+        ffn = model.ffn(layer).model_dump(mode="json", exclude={"balance", "max_nodes"})
+        values[f"layer {layer}"] = {"attention": model.attention_of(layer).model_dump(mode="json"), "ffn": ffn}
     return values
 
 
@@ -123,7 +124,7 @@ def model_config(model: Model, model_type: str, context: int) -> Config:
         "rms_norm_eps": model.norm_eps,
         "initializer_range": model.init_std,
         "hidden_act": "silu",
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": model.tied,
         "use_cache": True,
         **({"intermediate_size": dense.inner} if dense else {}),
         **FFN_KEYS[kind](model, moe),
@@ -160,7 +161,7 @@ def _mla(attention: Mla) -> Config:
         "qk_rope_head_dim": attention.head_dim.rope,
         "v_head_dim": attention.head_dim.value,
         "rope_interleave": True,
-        **_rope(attention.rope.theta),
+        **_rope(attention.rope),
     }
 
 
@@ -168,13 +169,26 @@ def _gqa(attention: Gqa) -> Config:
     return {
         "num_key_value_heads": attention.kv_heads,
         "head_dim": attention.head_dim,
-        **_rope(attention.rope.theta),
+        **_rope(attention.rope),
     }
 
 
-def _rope(theta: float) -> Config:
-    """Under the key that most programs read, and under that of transformers 5."""
-    return {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+def _rope(rope: Rope | None) -> Config:
+    """Under the keys that most programs read, and under that of transformers 5. Nothing for attention without
+    positions, which no family of the table has."""
+    if rope is None:
+        return {}
+    extension: Config = {"rope_type": "default"}
+    if rope.scaling is not None:
+        given = rope.scaling.model_dump(mode="json", exclude={"kind", "original"}, exclude_none=True)
+        extension = {"rope_type": rope.scaling.kind, **given}
+        if not isinstance(rope.scaling, LinearScaling):
+            extension["original_max_position_embeddings"] = rope.scaling.original
+    return {
+        "rope_theta": rope.theta,
+        **({"rope_scaling": extension} if rope.scaling is not None else {}),
+        "rope_parameters": {**extension, "rope_theta": rope.theta},
+    }
 
 
 def _no_experts(model: Model, moe: Moe | None) -> Config:

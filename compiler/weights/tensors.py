@@ -18,12 +18,16 @@ from runtime.contract.weights import Halves, Piece, Published
 NAMES: Mapping[str, tuple[str, ...]] = {
     "attention.norm": ("input_layernorm.weight",),
     "attention.qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "attention.qkv_bias": ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
+    "attention.out_bias": ("self_attn.o_proj.bias",),
+    "attention.sinks": ("self_attn.sinks",),
     "attention.q": ("self_attn.q_proj.weight",),
     "attention.q_down": ("self_attn.q_a_proj.weight",),
     "attention.q_up": ("self_attn.q_b_proj.weight",),
     "attention.kv_down": ("self_attn.kv_a_proj_with_mqa.weight",),
     "attention.kv_norm": ("self_attn.kv_a_layernorm.weight",),
     "attention.kv_up": ("self_attn.kv_b_proj.weight",),
+    "attention.q_norm": ("self_attn.q_norm.weight",),
     "attention.k_norm": ("self_attn.k_norm.weight",),
     "attention.out": ("self_attn.o_proj.weight",),
     "ffn.norm": ("post_attention_layernorm.weight",),
@@ -40,8 +44,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "projection": ("eh_proj.weight",),
     "final_norm": ("shared_head.norm.weight",),
 }
-OF_MLA = {"attention.q_norm": ("self_attn.q_a_layernorm.weight",)}  # which grouped queries have under the same path
-OF_GQA = {"attention.q_norm": ("self_attn.q_norm.weight",)}
+OF_LATENT = {"attention.q_norm": ("self_attn.q_a_layernorm.weight",)}  # else the norm of queries in heads
 ENDS = {"embedding": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "head": "lm_head.weight"}
 SHARED = {"embedding": "embed_tokens.weight", "head": "shared_head.head.weight"}  # a block of MTP repeats them
 PLAIN = frozenset({"ffn.router.weight", "projection"})  # matrices that no model stores in blocks of FP8
@@ -70,7 +73,7 @@ class _Naming:
 
     def __init__(self, model: Model, family: Family, halves: bool) -> None:
         self._model, self._halves = model, halves
-        self._names = {**NAMES, **(OF_MLA if isinstance(model.attention, Mla) else OF_GQA), **family.names}
+        self._names = {**NAMES, **family.names}
 
     def knows(self, parameter: Parameter) -> bool:
         """Whether a tensor has a name."""
@@ -82,37 +85,48 @@ class _Naming:
             yield _published(ENDS[parameter.name], "plain", parameter, 0, parameter.shape[0])
             return
         local, block = _local(parameter.name), _published_block(self._model, parameter.name)
-        names = self._names[local]
-        sizes = self._sizes(local, parameter, len(names))
+        attention = _attention_of(self._model, parameter.name)
+        names = (OF_LATENT if isinstance(attention, Mla) else {}).get(local, self._names[local])
+        sizes = _sizes(local, attention, parameter, len(names))
         kind = "buffer" if parameter.role == "bias" else "linear"
         if len(parameter.shape) == 1 or local in PLAIN:
             kind = "plain" if kind == "linear" else kind
         start = 0
         for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
             full = f"{block}.{name}".replace("*", str(parameter.expert))
-            halves = self._rotated(local, index) if self._halves else None
+            halves = _rotated(local, attention, index) if self._halves else None
             yield _published(full, kind, parameter, start, start + size, halves)
             start += size
 
-    def _sizes(self, local: str, parameter: Parameter, count: int) -> Sequence[int]:
-        """The rows of each part of a tensor."""
-        if local == "attention.qkv":
-            attention = self._model.attention
-            assert isinstance(attention, Gqa)
-            keys = attention.kv_heads * attention.head_dim
-            return attention.heads * attention.head_dim, keys, keys
-        return (parameter.shape[0] // count,) * count
 
-    def _rotated(self, local: str, index: int) -> Halves | None:
-        """Which rows of the part `index` of a tensor are rotated; None where none is."""
-        attention = self._model.attention
-        if isinstance(attention, Mla):
-            nope, rope = attention.head_dim.nope, attention.head_dim.rope
-            if local in ("attention.q", "attention.q_up"):
-                return Halves(nope + rope, nope, rope)
-            return Halves(attention.kv_rank + rope, attention.kv_rank, rope) if local == "attention.kv_down" else None
-        rotated = local in ("attention.q_norm", "attention.k_norm") or (local == "attention.qkv" and index < 2)
-        return Halves(attention.head_dim, 0, attention.head_dim) if rotated else None
+def _attention_of(model: Model, name: str) -> Mla | Gqa:
+    """The attention of the block of a tensor; a block of MTP has that of the last layer."""
+    kind, index = name.split(".")[:2]
+    return model.attention_of(int(index) if kind == "layers" else model.num_layers - 1)
+
+
+def _sizes(local: str, attention: Mla | Gqa, parameter: Parameter, count: int) -> Sequence[int]:
+    """The rows of each part of a tensor."""
+    if local in ("attention.qkv", "attention.qkv_bias"):
+        assert isinstance(attention, Gqa)
+        keys = attention.kv_heads * attention.head_dim
+        return attention.heads * attention.head_dim, keys, keys
+    return (parameter.shape[0] // count,) * count
+
+
+def _rotated(local: str, attention: Mla | Gqa, index: int) -> Halves | None:
+    """Which rows of the part `index` of a tensor are rotated; None where none is."""
+    if attention.rope is None:
+        return None
+    if isinstance(attention, Mla):
+        nope, rope = attention.head_dim.nope, attention.head_dim.rope
+        if local in ("attention.q", "attention.q_up"):
+            return Halves(nope + rope, nope, rope)
+        return Halves(attention.kv_rank + rope, attention.kv_rank, rope) if local == "attention.kv_down" else None
+    norm, part = ("attention.q_norm", "attention.k_norm"), ("attention.qkv", "attention.qkv_bias")
+    if local in norm or (local in part and index < 2):
+        return Halves(attention.head_dim, 0, attention.rope.width or attention.head_dim)
+    return None
 
 
 def _added(model: Model, family: Family, found: Sequence[Parameter]) -> Iterator[Published]:
@@ -120,7 +134,7 @@ def _added(model: Model, family: Family, found: Sequence[Parameter]) -> Iterator
     by_name = {each.name: each for each in found}
     for k in range(model.mtp.depth if model.mtp else 0):
         for name, theirs in SHARED.items():
-            parameter = by_name[name]
+            parameter = by_name.get(name, by_name["embedding"])  # a tied head
             full = f"{_published_block(model, f'mtp.{k}.')}.{theirs}"
             yield _published(full, "plain", parameter, 0, parameter.shape[0], optional=True)
     if family.fixed.get("score") is None:
@@ -164,6 +178,14 @@ def _published_block(model: Model, name: str) -> str:
     """model.layers.3 of layers.3.…; the blocks of MTP come after the layers."""
     kind, index = name.split(".")[:2]
     return f"model.layers.{int(index) + (model.num_layers if kind == 'mtp' else 0)}"
+
+
+def copies_of(model: Model) -> tuple[Published, ...]:
+    """Tensors that a published model may have, though they repeat another: the head of tied embeddings."""
+    if not model.tied:
+        return ()
+    embedding = next(each for each in model_parameters(model) if each.name == "embedding")
+    return (_published(ENDS["head"], "plain", embedding, 0, embedding.shape[0], optional=True),)
 
 
 def mtp_block(model: Model, index: int) -> str:
