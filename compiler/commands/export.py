@@ -19,6 +19,7 @@ from pathlib import Path
 from compiler.commands.common import progress, reason, say, wrong
 from compiler.commands.train_processes import ask
 from compiler.emit.folder import put_folder
+from compiler.importers.huggingface import LATENT_EPS
 from compiler.plan.initial_weights import once_published
 from compiler.weights.checkpoint import ModelError, check_tensors, model_of, sequence_of
 from compiler.weights.config import NoFamilyError, Publication, publication, with_format
@@ -31,7 +32,6 @@ from runtime.outcome import refusal_code
 from runtime.strict_json import pretty
 
 CONFIG = "config.json"
-LATENT_EPS = 1e-6  # of the norms inside of latent attention, whatever a configuration says
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -23,6 +23,7 @@ from dsl.schema import Model, Mtp, Phase, Spec
 from dsl.source import Span
 
 MTP_WEIGHT = 0.3  # DeepSeek-V3's for its first 10T tokens
+LATENT_EPS = 1e-6  # of transformers and of DeepSeek's own code, whatever rms_norm_eps is
 LONGEST = 4096  # tokens of a sequence, where a config names a context that is longer
 
 
@@ -62,6 +63,9 @@ def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
         "layers": layers(reader, family, model_type),
         "mtp": _mtp(reader),
     }
+    if family.attention == "mla" and fields["norm_eps"] != LATENT_EPS:
+        text = f"the norms of latents take {LATENT_EPS:g} in the classes of such models; in this spec, norm_eps"
+        reader.warn("I0303", "attention", text, reader.place("rms_norm_eps"))
     _others(reader)
     _say_defaults(reader, model_type)
     model = None

@@ -115,6 +115,9 @@ def _deepseek_gate(reader: Reader, model_type: str, moe: Moe, at: str) -> Moe:
     weigh = _loss if reader.flag("seq_aux", True) else _batch_loss
     balance = Balance(sequence_loss=weigh(reader, "aux_loss_alpha"))
     if method == "noaux_tc" and score == "sigmoid":
+        if "aux_loss_alpha" not in reader.members:
+            text = f"aux_loss_alpha is not in the config: {balance.sequence_loss:g} is the default of {model_type}"
+            reader.remarks.append(Remark("balance", f"{text}, DeepSeek-V3's report has 1e-4"))
         reader.remarks.append(Remark("balance", f"bias_rate is not in the config: {BIAS_RATE} is DeepSeek-V3's"))
         balance = balance.model_copy(update={"bias_rate": (Phase(value=BIAS_RATE),)})
     _is_balanced(reader, balance)
@@ -132,6 +135,9 @@ def _deepseek_gate(reader: Reader, model_type: str, moe: Moe, at: str) -> Moe:
 
 def _loss(reader: Reader, name: str) -> float:
     weight: float = reader.number("", Balance, "sequence_loss", name, default=0.0, null=0.0)
+    if name in reader.members and reader.members[name].value is None:
+        text = f"{name} = null: no loss keeps the load within a sequence even"
+        reader.warn("I0303", "balance", text, reader.place(name))
     return weight
 
 

@@ -39,6 +39,9 @@ class Publication:
         return FAMILIES[self.model_type]
 
 
+UNREADABLE = "parts that its configuration cannot name"
+
+
 class NoFamilyError(ValueError):
     """No family describes a model; the message says what is in the way of the nearest."""
 
@@ -48,16 +51,18 @@ def publication(model: Model, context: int, imported_as: str = "") -> Publicatio
 
     `context`: tokens of a sequence. Raises NoFamilyError.
     """
-    nearest: tuple[str, list[str]] = ("", [])
+    refused: list[tuple[bool, int, str, list[str]]] = []
+    kind = "mla" if isinstance(model.attention, Mla) else "gqa"
     order = dict.fromkeys([*([imported_as] if imported_as in FAMILIES else []), *FAMILIES])
     for model_type in order:
         config = model_config(model, model_type, context)
         found = _in_the_way(model, model_type, config)
         if not found:
             return Publication(model_type, config, published(model, FAMILIES[model_type]))
-        if not nearest[0] or len(found) < len(nearest[1]):
-            nearest = model_type, found
-    raise NoFamilyError(f"no family describes this model; in the way of {nearest[0]}: {'; '.join(nearest[1])}")
+        other = importable.FAMILIES[model_type].attention != kind or UNREADABLE in found
+        refused.append((other, len(found), model_type, found))
+    *_, nearest, reasons = min(refused)
+    raise NoFamilyError(f"no family describes this model; in the way of {nearest}: {'; '.join(reasons)}")
 
 
 def _in_the_way(model: Model, model_type: str, config: Config) -> list[str]:
@@ -73,8 +78,11 @@ def _in_the_way(model: Model, model_type: str, config: Config) -> list[str]:
         found.append("multi-token prediction")
     read = huggingface.read(parse(Source("config.json", json.dumps(config))), model.name).model
     if read is None:
-        return [*found, "sizes that its configuration does not take"]
-    found += [f"{path} is {ours}, there {theirs}" for path, ours, theirs in _differences(_plain(model), _plain(read))]
+        return [*found, UNREADABLE]
+    found += [
+        f"{path.partition('.')[2] or path} is {ours}, there {theirs}"
+        for path, ours, theirs in _differences(_plain(model), _plain(read))
+    ]
     if not found:
         try:
             published(model, row)
@@ -88,8 +96,9 @@ def _plain(model: Model) -> Mapping[str, Any]:
     values = model.model_dump(mode="json", exclude={"name", "init_std", "attention", "layers", "mtp"})
     values["mtp"] = None if model.mtp is None else model.mtp.depth
     for layer in range(model.num_layers):
-        ffn = model.ffn(layer).model_dump(mode="json", exclude={"balance", "max_nodes"})
-        values[f"layer {layer}"] = {"attention": model.attention_of(layer).model_dump(mode="json"), "ffn": ffn}
+        ffn = model.ffn(layer).model_dump(mode="json", exclude={"balance", "max_nodes"}, exclude_none=True)
+        attention = model.attention_of(layer).model_dump(mode="json", exclude_none=True)
+        values[f"layer {layer}"] = {"attention": attention, "ffn": ffn}
     return values
 
 

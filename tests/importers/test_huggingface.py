@@ -273,3 +273,18 @@ def test_what_is_refused(key: str, tmp_path: Path) -> None:
     text = model_text(found.model, found.model_type, found.remarks)
     assert f"`{key}` = " in text.replace("\n", " ")
     assert loaded(found, tmp_path).model == found.model
+
+
+def test_a_balancing_loss_that_is_left_out_is_said() -> None:
+    """A V3 without the key has the loss of its class, one with null none; both are said, in the spec too."""
+    values = config("deepseek-v3")
+    del values["aux_loss_alpha"]
+    absent, null = imported(values), imported(values | {"aux_loss_alpha": None})
+    for found, weight, text in (
+        (absent, 0.001, "0.001 is the default of deepseek_v3, DeepSeek-V3's report has 1e-4"),
+        (null, 0.0, "aux_loss_alpha = null: no loss keeps the load within a sequence even"),
+    ):
+        assert found.model is not None
+        ffn = found.model.layers[-1].ffn
+        assert isinstance(ffn, Moe) and ffn.balance.sequence_loss == weight
+        assert any(text in each.text and each.place == "balance" for each in found.remarks)
