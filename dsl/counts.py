@@ -106,7 +106,8 @@ def mtp_parameters(model: Model) -> int:
 
 
 def _layer(model: Model, ffn: Dense | Moe, attention: Mla | Gqa) -> int:
-    return attention_parameters(model, attention) + _ffn(ffn, model.hidden) + 2 * model.hidden
+    norms = 4 if model.norm == "sandwich" else 2
+    return attention_parameters(model, attention) + _ffn(ffn, model.hidden) + norms * model.hidden
 
 
 def _gqa(gqa: Gqa, D: int) -> int:

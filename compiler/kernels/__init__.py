@@ -27,7 +27,7 @@ ON_TORCH = (
     *(f"{op}{end}" for op in ("clamped_swiglu", "gate_rows", "geglu", "geglu_tanh") for end in ("", "_dgrad")),
     *(f"{op}{end}" for op in ("gelu", "gelu_tanh", "relu2") for end in ("", "_dgrad")),
     *(f"{op}{end}" for op in ("sigmoid_gate", "sqrt_softplus", "route_scores") for end in ("", "_dgrad")),
-    *("balance_scores", "balance_scores_dgrad"),
+    *("balance_scores", "balance_scores_dgrad", "scale", "scale_dgrad", "softcap", "softcap_dgrad"),
 )
 
 # Formats of products whose ops run on torch, and on CPUs alone: `dsl.rules.training` refuses accelerators.

@@ -52,7 +52,7 @@ LAYERS: dict[str, Layer] = {
     "experts": Layer(moe.build_experts, moe.EXPERTS_PARAMETERS, ("swiglu", "experts"), ("quantise",)),
     "final_norm": Layer(ends.build_final_norm, ends.FINAL_NORM_PARAMETERS),
     "head": Layer(ends.build_head, ends.HEAD_PARAMETERS, ("logits",), ("logits",)),
-    "join": Layer(moe.build_join, {}, (), ("join", "quantise")),
+    "join": Layer(moe.build_join, moe.JOIN_PARAMETERS, (), ("join", "quantise")),
     "mtp_input": Layer(mtp.build, mtp.PARAMETERS, ("rmsnorm",)),
     "router": Layer(
         moe.build_router,

@@ -1,4 +1,4 @@
-"""The dense feed-forward part of a layer, a pre-norm residual block. T tokens of a micro-batch · D hidden."""
+"""The dense feed-forward part of a layer. T tokens of a micro-batch · D hidden."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 from compiler import ir
 from compiler.layers.activation import activated, constants_of, up_width
 from compiler.layers.builder import Place, segment
+from compiler.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
 from dsl.schema import Dense
 
-PARAMETERS = {"norm": "ffn.norm", "up": "ffn.up", "down": "ffn.down"}
+PARAMETERS = {"norm": "ffn.norm", "up": "ffn.up", "down": "ffn.down", "post_norm": "ffn.post_norm"}
 
 
 def dense(
@@ -23,12 +24,15 @@ def dense(
     limit: float = 0.0,
     alpha: float = 0.0,
     shift: float = 0.0,
+    pre: bool = True,
+    post: bool = False,
+    factor: float = 1.0,
 ) -> tuple[Any, ...]:
     """residual + down(act(up(rmsnorm(residual)))), the residual being h + y, of which attention gave y."""
     residual_TD = ops.add(h_TD, y_TD)
-    x_TD = ops.rmsnorm(residual_TD, p.norm, eps)
+    x_TD = entering(ops, p, residual_TD, eps, pre)
     act_TI = activated(ops, ops.linear(x_TD, p.up), activation, limit, alpha, shift)
-    return (ops.add(residual_TD, ops.linear(act_TI, p.down)),)
+    return (ops.add(residual_TD, leaving(ops, p, ops.linear(act_TI, p.down), eps, post, factor)),)
 
 
 def build(place: Place) -> ir.Segment:
@@ -37,9 +41,16 @@ def build(place: Place) -> ir.Segment:
     return segment(
         "dense",
         dense,
-        (place.gain("norm", D), place.weight("up", up_width(ffn, ffn.inner), D), place.weight("down", D, ffn.inner)),
+        (
+            *pre_gain(place),
+            place.weight("up", up_width(ffn, ffn.inner), D),
+            place.weight("down", D, ffn.inner),
+            *post_gain(place),
+        ),
         (place.input("h", place.T, D), place.input("y", place.T, D)),
         ("out",),
         eps=place.model.norm_eps,
         **constants_of(ffn),
+        **entrance(place),
+        **exit_of(place),
     )

@@ -1,4 +1,4 @@
-"""Grouped-query attention of a pre-norm block. Source: Ainslie et al., "GQA", arXiv 2305.13245.
+"""Grouped-query attention. Source: Ainslie et al., "GQA", arXiv 2305.13245.
 
 T tokens of a micro-batch · D hidden. Queries, keys and values come from one product: its columns are those of the query
 heads, then of the key heads, then of the value heads. With `qk_norm`, queries and keys are normed before the rotation:
@@ -12,6 +12,7 @@ from typing import Any
 
 from compiler import ir
 from compiler.layers.builder import Constant, Place, segment
+from compiler.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
 from compiler.layers.rotation import Rotation, constants, rotated
 from dsl.schema import Gqa
 
@@ -23,6 +24,7 @@ PARAMETERS = {
     "k_norm": "attention.k_norm",
     "sinks": "attention.sinks",
     "out": "attention.out",
+    "post_norm": "attention.post_norm",
     "out_bias": "attention.out_bias",
 }
 
@@ -48,9 +50,12 @@ def gqa(
     window: int = 0,
     softcap: float = 0.0,
     sinks: bool = False,
+    pre: bool = True,
+    post: bool = False,
+    factor: float = 1.0,
 ) -> tuple[Any, ...]:
     """h, handed through, and out(attend(q, k, v)): query head i reads key and value head i // (heads / kv_heads)."""
-    x_TD = ops.rmsnorm(h_TD, p.norm, eps)
+    x_TD = entering(ops, p, h_TD, eps, pre)
     qkv_T = ops.linear(x_TD, p.qkv)
     if biased:
         qkv_T = ops.bias(qkv_T, p.qkv_bias)
@@ -67,7 +72,9 @@ def gqa(
     else:
         o_T = ops.gqa_attention(q_T, k_T, v_T, sequence, heads, kv_heads, theta)
     y_TD = ops.linear(o_T, p.out)
-    return h_TD, ops.bias(y_TD, p.out_bias) if out_biased else y_TD
+    if out_biased:
+        y_TD = ops.bias(y_TD, p.out_bias)
+    return h_TD, leaving(ops, p, y_TD, eps, post, factor)
 
 
 def build(place: Place, sizes: Gqa) -> ir.Segment:
@@ -78,13 +85,14 @@ def build(place: Place, sizes: Gqa) -> ir.Segment:
         "attention",
         gqa,
         (
-            gain("norm", D),
+            *pre_gain(place),
             weight("qkv", width, D),
             *((vector("qkv_bias", width),) if sizes.bias else ()),
             *(map(gain, ("q_norm", "k_norm"), normed[sizes.qk_norm]) if sizes.qk_norm else ()),
             *((vector("sinks", sizes.heads, place.model.init_std),) if sizes.sinks else ()),
             weight("out", D, sizes.heads * C),
             *((vector("out_bias", D),) if sizes.bias == "all" else ()),
+            *post_gain(place),
         ),
         (place.input("h", place.T, D),),
         ("entered", "y"),
@@ -96,6 +104,8 @@ def build(place: Place, sizes: Gqa) -> ir.Segment:
         qk_norm=sizes.qk_norm is not None,
         **constants(sizes),
         **_options(sizes),
+        **entrance(place),
+        **exit_of(place),
     )
 
 

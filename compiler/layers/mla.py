@@ -1,4 +1,4 @@
-"""Multi-head latent attention of a pre-norm block. Source: DeepSeek-V2, arXiv 2405.04434, §2.1.
+"""Multi-head latent attention. Source: DeepSeek-V2, arXiv 2405.04434, §2.1.
 
 T tokens of a micro-batch · D hidden · C rank of keys and values. Queries are of low rank too, if the model says so.
 `rotation` says how the rope parts are rotated in front of attention, if it does not rotate them itself.
@@ -10,6 +10,7 @@ from typing import Any
 
 from compiler import ir
 from compiler.layers.builder import Place, segment
+from compiler.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
 from compiler.layers.rotation import Rotation, constants, rotated
 from dsl.schema import Mla
 
@@ -23,6 +24,7 @@ PARAMETERS = {
     "kv_norm": "attention.kv_norm",
     "kv_up": "attention.kv_up",
     "out": "attention.out",
+    "post_norm": "attention.post_norm",
 }
 
 
@@ -42,10 +44,13 @@ def mla(
     theta: float,
     rotation: Rotation = (),
     query_scale: float = 1.0,
+    pre: bool = True,
+    post: bool = False,
+    factor: float = 1.0,
 ) -> tuple[Any, ...]:
     """h, handed through, and out(attend(q, [k_nope | v], k_rope)): keys and values from a normed latent, one rope key
     for all heads."""
-    x_TD = ops.rmsnorm(h_TD, p.norm, eps)
+    x_TD = entering(ops, p, h_TD, eps, pre)
     if query_rank:
         q_T = ops.linear(ops.rmsnorm(ops.linear(x_TD, p.q_down), p.q_norm, eps), p.q_up)
     else:
@@ -55,7 +60,7 @@ def mla(
     k_rope_T = rotated(ops, k_rope_T, sequence, 1, 0, rotation)
     kv_T = ops.linear(ops.rmsnorm(latent_TC, p.kv_norm, eps), p.kv_up)
     o_T = ops.mla_attention(q_T, kv_T, k_rope_T, sequence, heads, nope, rope, value, theta)
-    return h_TD, ops.linear(o_T, p.out)
+    return h_TD, leaving(ops, p, ops.linear(o_T, p.out), eps, post, factor)
 
 
 def build(place: Place, sizes: Mla) -> ir.Segment:
@@ -73,12 +78,13 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
         "attention",
         mla,
         (
-            gain("norm", D),
+            *pre_gain(place),
             *query,
             weight("kv_down", sizes.kv_rank + rope, D),
             gain("kv_norm", sizes.kv_rank),
             weight("kv_up", sizes.heads * (nope + value), sizes.kv_rank),
             weight("out", D, sizes.heads * value),
+            *post_gain(place),
         ),
         (place.input("h", place.T, D),),
         ("entered", "y"),
@@ -91,4 +97,6 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
         rope=rope,
         value=value,
         **constants(sizes),
+        **entrance(place),
+        **exit_of(place),
     )

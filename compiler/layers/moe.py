@@ -14,6 +14,7 @@ from compiler import ir
 from compiler.dtypes import TORCH_DTYPE
 from compiler.layers.activation import activated, constants_of, times_gate, up_width
 from compiler.layers.builder import Place, index, segment
+from compiler.layers.residual import entering, entrance, exit_of, has_post, has_pre, leaving, post_gain, pre_gain
 
 ROUTER_PARAMETERS = {
     "norm": "ffn.norm",
@@ -27,6 +28,7 @@ SHARED_PARAMETERS = {
     "gate": "ffn.shared.gate",
     "down": "ffn.shared.down",
 }
+JOIN_PARAMETERS = {"post_norm": "ffn.post_norm"}
 EXPERTS_PARAMETERS = {"up": "ffn.experts.up", "down": "ffn.experts.down"}
 
 
@@ -49,12 +51,13 @@ def router(
     balance: bool,
     by_slots: bool = False,
     sqrt_softplus: bool = False,
+    pre: bool = True,
 ) -> tuple[Any, ...]:
     """Chooses experts and puts the rows in their order, or `by_slots`, in that of their places in the layer. The
     residual h + y, of which attention gave y, is for the join, the normed `x` for the shared experts; with `balance`
     there is the sequence-wise loss, without its weight."""
     residual_TD = ops.add(h_TD, y_TD)
-    x_TD = ops.rmsnorm(residual_TD, p.norm, eps)
+    x_TD = entering(ops, p, residual_TD, eps, pre)
     logits_TE = ops.linear_wide(x_TD, p.weight)
     bias_E = p.bias if biased else None
     choice = (groups, top_groups, top_k, normalize, scale)
@@ -89,7 +92,7 @@ def build_router(place: Place) -> ir.Segment:
     of = segment(
         "router",
         router,
-        (place.gain("norm", D), place.weight("weight", moe.experts, D), *bias, *slots),
+        (*pre_gain(place), place.weight("weight", moe.experts, D), *bias, *slots),
         (place.input("h", place.T, D), place.input("y", place.T, D)),
         (
             "residual",
@@ -113,6 +116,7 @@ def build_router(place: Place) -> ir.Segment:
         balance=balance,
         **({"by_slots": True} if by_slots else {}),
         **({"sqrt_softplus": True} if moe.score == "sqrt_softplus" else {}),
+        **entrance(place),
     )
     return replace(of, remade=_normed(place, "residual") if shared else ())
 
@@ -121,7 +125,7 @@ def _normed(place: Place, residual: str) -> tuple[ir.Remade, ...]:
     """The normed `x` has two readers, the router and the shared experts. Where norms are computed again, each makes it
     for its own backward, and nobody keeps it."""
     remade = ir.Remade("x", "rmsnorm", (residual, "norm", place.model.norm_eps))
-    return (remade,) if "rmsnorm" in place.spec.recompute else ()
+    return (remade,) if "rmsnorm" in place.spec.recompute and has_pre(place) else ()
 
 
 def shared(
@@ -198,9 +202,23 @@ def build_experts(place: Place) -> ir.Segment:
     )
 
 
-def join(ops: Any, p: Any, h_TD: Any, *rest: Any, top_k: int) -> tuple[Any, ...]:
-    """h + shared + the rows that came back, summed over each token's experts."""
+def join(
+    ops: Any,
+    p: Any,
+    h_TD: Any,
+    *rest: Any,
+    top_k: int,
+    eps: float = 0.0,
+    post: bool = False,
+    factor: float = 1.0,
+) -> tuple[Any, ...]:
+    """h + shared + the rows that came back, summed over each token's experts; what is added to h may be normed."""
     *shared_TD, y_SD, order_S = rest
+    if post or factor != 1:
+        y_TD = ops.unpermute(y_SD, order_S, top_k)
+        for x_TD in shared_TD:
+            y_TD = ops.add(x_TD, y_TD)
+        return (ops.add(h_TD, leaving(ops, p, y_TD, eps, post, factor)),)
     for x_TD in shared_TD:
         h_TD = ops.add(h_TD, x_TD)
     return (ops.add(h_TD, ops.unpermute(y_SD, order_S, top_k)),)
@@ -212,8 +230,10 @@ def build_join(place: Place) -> ir.Segment:
     return segment(
         "join",
         join,
-        (),
+        post_gain(place),
         (place.input("h", T, D), *shared_input, place.input("rows", S, D), index("order", S)),
         ("y",),
         top_k=place.moe.top_k,
+        **({"eps": place.model.norm_eps} if has_post(place) else {}),
+        **exit_of(place),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from compiler import ir
 from compiler.layers.builder import Place, index, segment
+from compiler.layers.ends import embedded, embedding_factor
 
 PARAMETERS = {
     "table": "embedding",  # the main model's
@@ -18,9 +19,9 @@ PARAMETERS = {
 }
 
 
-def mtp_input(ops: Any, p: Any, tokens_T: Any, h_TD: Any, *, eps: float) -> tuple[Any, ...]:
+def mtp_input(ops: Any, p: Any, tokens_T: Any, h_TD: Any, *, eps: float, factor: float = 1.0) -> tuple[Any, ...]:
     """projection([rmsnorm(embedding of the next token) | rmsnorm(hidden state)])"""
-    next_TD = ops.rmsnorm(ops.embedding(tokens_T, p.table), p.embedding_norm, eps)
+    next_TD = ops.rmsnorm(embedded(ops, p, tokens_T, factor), p.embedding_norm, eps)
     hidden_TD = ops.rmsnorm(h_TD, p.hidden_norm, eps)
     return (ops.linear(ops.cat2(next_TD, hidden_TD), p.projection),)
 
@@ -39,4 +40,5 @@ def build(place: Place) -> ir.Segment:
         (index("tokens", place.T), place.input("h", place.T, D)),
         ("y",),
         eps=place.model.norm_eps,
+        **embedding_factor(place),
     )

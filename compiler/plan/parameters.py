@@ -102,7 +102,8 @@ def counted(spec: Spec, steps: Iterable[Step]) -> Parameters:
         size, block = prod(row.shape), _part_of(row.name)
         sizes[block] += size * (row.num_experts or 1)
         sizes["bias"] += size if row.role == "bias" and block != "mtp" else 0
-        inside = row.name.startswith("layers.0.attention.") and row.name != "layers.0.attention.norm"
+        around = ("layers.0.attention.norm", "layers.0.attention.post_norm")
+        inside = row.name.startswith("layers.0.attention.") and row.name not in around
         sizes["attention"] += size if inside else 0
         if row.num_experts is not None and block != "mtp":
             ffn = spec.model.ffn(int(row.name.split(".")[1]))

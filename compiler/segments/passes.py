@@ -10,126 +10,48 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
-from compiler.dtypes import is_packed
 from compiler.ir import Segment
 from compiler.segments.joint import Node
-
-TILE = 128  # numbers of a tile of E4M3 or E5M6
+from compiler.segments.pass_facts import (
+    attended,
+    attention_again,
+    gets_packed,
+    has_pre,
+    is_other,
+    joined,
+    kept,
+    latent,
+    latent_tiles,
+    logits,
+    placed,
+    quantised_norms,
+    residual,
+    routed,
+    scored,
+    sends_packed,
+    swiglus,
+    wide_norms,
+)
 
 
 @dataclass(frozen=True)
 class Pass:
     """`find`: nodes whose arguments and outputs are names of the pattern, each one value or constant throughout.
 
-    `make` stands for them; what it does not give nobody else may read. `matches`: how many there are in a segment. What
+    `make` stands for them; what it does not give nobody else may read. `matches`: how many there are in a segment, or
+    None where that is not said: of values that activations without a kernel make, and that no norm is in front of. What
     one node stands for is all of one function, F, I or W, unless it computes that `anew`. `applies`: whether a segment
     has sizes for which there is a kernel; it is left as it is elsewhere.
     """
 
     find: tuple[Node, ...]
     make: tuple[Node, ...]
-    matches: Callable[[Segment], int]
+    matches: Callable[[Segment], int | None]
     anew: bool = False
     applies: Callable[[Segment], bool] = lambda segment: True
 
 
-def _attended(segment: Segment) -> int:
-    """Segments that begin with the sum of the residual stream and what attention gave."""
-    return segment.kind in ("dense", "router")
-
-
-def _residual(segment: Segment) -> int:
-    """Segments whose input goes on in the residual stream: its gradient has a summand beside the norm's."""
-    return segment.kind in ("attention", "dense", "router")
-
-
-def _joined(segment: Segment, shared: bool) -> int:
-    return segment.kind == "join" and (len(segment.inputs) == 4) == shared
-
-
-def _routed(segment: Segment, shared: bool) -> int:
-    """What is permuted goes to the router's product as well, and may to shared experts."""
-    return segment.kind == "router" and any(output.name == "x" for output in segment.outputs) == shared
-
-
-def _logits(segment: Segment) -> int:
-    return segment.kind == "head" and "logits" in segment.recompute
-
-
-def _scored(segment: Segment) -> bool:
-    """Whether a router scores and chooses in one op."""
-    return segment.kind == "router" and "sqrt_softplus" not in dict(segment.constants)
-
-
-def _placed(segment: Segment) -> bool:
-    return any(param.name == "slots" for param in segment.params)
-
-
 _HOW = ("softmax", "groups", "top_groups", "top_k", "normalize", "scale")
-# ---------------------------------------------------------------- of eight bits
-
-
-def _again(segment: Segment, name: str) -> bool:
-    """Whether the backward computes again what `name` says, or the whole segment."""
-    return name in segment.recompute or segment.kind in segment.recompute
-
-
-def _norms(segment: Segment) -> int:
-    """Norms whose result is an operand of products alone: of attention those of rows, not those of each head."""
-    names = {param.name for param in segment.params} if segment.kind == "attention" else set()
-    return len(names & ({"norm"} if "k_norm" in names else {"norm", "q_norm", "kv_norm"}))
-
-
-def _quantised_norms(segment: Segment) -> int:
-    """Those of F that no sum goes before, and those that the backward makes again."""
-    of_f = _norms(segment) + (segment.kind == "dense" and "residual_norm" not in segment.fused)
-    recomputed = _again(segment, "rmsnorm") * (_norms(segment) + (segment.kind == "dense"))
-    return of_f + recomputed + (segment.kind == "shared" and "rmsnorm" in segment.recompute)
-
-
-def _swiglus(segment: Segment, gated: bool) -> int:
-    """Those whose result is an operand of eight bits; rows that come so alone are read as they are."""
-    constants = dict(segment.constants)
-    if "operands" not in dict(segment.stored) or "activation" in constants:
-        return False
-    by_rows = segment.kind == "experts" or "gated" in constants
-    return by_rows == gated and segment.kind in ("experts", "dense", "shared")
-
-
-def _kept(segment: Segment) -> bool:
-    """Whether the input of its SwiGLU is kept in eight bits: it is computed again, and the product before it is not."""
-    return "swiglu" in segment.recompute and segment.kind not in segment.recompute
-
-
-def _attention_again(segment: Segment, kept: bool) -> bool:
-    """Whether W quantises again what attention returned, from what is `kept` for it, or from the value itself."""
-    attends = segment.kind == "attention" and "attention" not in segment.recompute
-    return attends and ("attention_output" in dict(segment.stored)) == kept
-
-
-def _latent(segment: Segment) -> dict[str, int | float | bool]:
-    """The constants of latent attention in BF16 whose values are a tile wide, within what its kernels take; {} of
-    any other."""
-    sizes = {name: value for name, value in segment.constants if not isinstance(value, (str, tuple))}
-    if segment.kind != "attention" or "nope" not in sizes or segment.inputs[0].dtype != "bfloat16":
-        return {}
-    return sizes if sizes["value"] == TILE and sizes["nope"] <= TILE and 0 < sizes["rope"] <= TILE // 2 else {}
-
-
-def _latent_tiles(segment: Segment) -> bool:
-    """Whether gradients of keys and values come in tiles, of rows and of columns: a head's are two tiles wide then, and
-    sequences begin where tiles of columns do. Rows of 16 bytes, or the kernel has fewer than 128 keys at a time."""
-    sizes = _latent(segment)
-    return bool(sizes) and sizes["nope"] == TILE and not sizes["sequence"] % TILE and not sizes["rope"] % 8
-
-
-def _sends_packed(segment: Segment) -> bool:
-    return segment.kind == "router" and is_packed(dict(segment.stored).get("rows", ""))
-
-
-def _gets_packed(segment: Segment) -> bool:
-    """Whether the experts get the gradients of their rows in eight bits."""
-    return segment.kind == "join" and is_packed(dict(segment.stored).get("d_rows", ""))
 
 
 def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
@@ -141,22 +63,22 @@ def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
         Pass(
             find=(*activation, Node("requantise", ("q",), ("columns",))),
             make=(Node(f"{op}_quantise_requantise", whole, ("columns",)),),
-            matches=lambda segment: _swiglus(segment, gated) and _kept(segment),
+            matches=lambda segment: swiglus(segment, gated) and kept(segment),
         ),
         Pass(
             find=(*activation, Node("quantise", ("h",), ("kept",))),
             make=(Node(f"{op}_quantise_kept", whole, ("q", "kept")),),
-            matches=lambda segment: _swiglus(segment, gated) and _kept(segment),
+            matches=lambda segment: swiglus(segment, gated) and kept(segment),
         ),
         Pass(
             find=activation,
             make=(Node(f"{op}_quantise", whole, ("q",)),),
-            matches=lambda s: _swiglus(s, gated) * (0 if _kept(s) else 1 + (s.kind in s.recompute)),
+            matches=lambda s: swiglus(s, gated) * (0 if kept(s) else 1 + (s.kind in s.recompute)),
         ),
         Pass(
             find=(Node(f"{op}_dgrad", ("dy", *whole), given), Node("quantise_both", ("dh",), ("q", "columns"))),
             make=(Node(f"{op}_dgrad_quantise_both", ("dy", *whole), ("q", "columns", *given[1:])),),
-            matches=lambda segment: _swiglus(segment, gated),
+            matches=lambda segment: swiglus(segment, gated),
         ),
     )
 
@@ -182,8 +104,8 @@ def _latent_gradient(kept: bool, both: bool) -> Pass:
                 (given[0], *(("q", "columns") if both else given[1:2]), given[2]),
             ),
         ),
-        matches=lambda segment: _attention_again(segment, kept=True) == kept and (both or not _latent_tiles(segment)),
-        applies=lambda segment: _latent_tiles(segment) if both else bool(_latent(segment)),
+        matches=lambda segment: attention_again(segment, kept=True) == kept and (both or not latent_tiles(segment)),
+        applies=lambda segment: latent_tiles(segment) if both else bool(latent(segment)),
     )
 
 
@@ -203,7 +125,7 @@ def _remade(segment: Segment) -> str:
     if "rmsnorm" not in segment.recompute or segment.kind in segment.recompute:
         return ""
     quantised = segment.kind != "router" and "operands" in dict(segment.stored) and "quantise" in segment.fused
-    return "_again_quantise" if quantised else "_again"
+    return "_again_quantise" if quantised else "again"
 
 
 _SUMS: dict[str, tuple[tuple[Node, ...], tuple[str, ...]]] = {  # what makes dy, and what that reads
@@ -214,7 +136,7 @@ _SUMS: dict[str, tuple[tuple[Node, ...], tuple[str, ...]]] = {  # what makes dy,
     "sum_": ((Node("add", ("a", "b"), ("dy",)),), ("a", "b")),
     "": ((), ("dy",)),
 }
-_NORMS = {"_again_quantise": "rmsnorm_quantise", "_again": "rmsnorm", "": ""}
+_NORMS = {"_again_quantise": "rmsnorm_quantise", "again": "rmsnorm", "": ""}
 
 
 def _norm_gradient(parts: str, remade: str) -> Pass:
@@ -229,7 +151,10 @@ def _norm_gradient(parts: str, remade: str) -> Pass:
         find=(*sums, *norm, last),
         make=(Node(f"{parts}rmsnorm{remade}_dgrad_add", args, results),),
         matches=lambda segment: (
-            "residual_norm" in segment.fused and _parts(segment) == parts and _remade(segment) == remade
+            "residual_norm" in segment.fused
+            and has_pre(segment)
+            and _parts(segment) == parts
+            and _remade(segment) == remade
         ),
     )
 
@@ -244,12 +169,12 @@ PASSES: dict[str, tuple[Pass, ...]] = {
         Pass(
             find=(Node("add", ("h", "x"), ("sum",)), Node("rmsnorm", ("sum", "w", "eps"), ("y", "rstd"))),
             make=(Node("add_rmsnorm", ("h", "x", "w", "eps"), ("sum", "y", "rstd")),),
-            matches=_attended,
+            matches=attended,
         ),
         Pass(
             find=(Node("rmsnorm_dgrad", ("dy", "x", "w", "rstd"), ("dx",)), Node("add", ("dx", "other"), ("sum",))),
             make=(Node("rmsnorm_dgrad_add", ("dy", "x", "w", "rstd", "other"), ("sum",)),),
-            matches=_residual,
+            matches=residual,
         ),
     ),
     "route": (
@@ -259,7 +184,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 Node("permute", ("x", "gate", "expert", "experts"), _PERMUTED),
             ),
             make=(Node("route_permute", ("logits", "bias", "x", None, *_HOW), (*_ROUTED, *_PERMUTED)),),
-            matches=lambda segment: _scored(segment) and not _placed(segment),
+            matches=lambda segment: scored(segment) and not placed(segment),
         ),
         Pass(
             find=(
@@ -267,7 +192,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 Node("permute_placed", ("x", "gate", "expert", "slots"), _PERMUTED),
             ),
             make=(Node("route_permute", ("logits", "bias", "x", "slots", *_HOW), (*_ROUTED, *_PERMUTED)),),
-            matches=lambda segment: _scored(segment) and _placed(segment),
+            matches=lambda segment: scored(segment) and placed(segment),
         ),
         Pass(
             find=(
@@ -276,7 +201,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 Node("add", ("both", "more"), ("sum",)),
             ),
             make=(Node("permute_dgrad_add", ("drows", "order", "top_k", "other", "more"), ("sum",)),),
-            matches=lambda segment: _routed(segment, shared=True),
+            matches=lambda segment: routed(segment, shared=True),
         ),
         Pass(
             find=(
@@ -284,7 +209,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 Node("add", ("other", "dx"), ("sum",)),
             ),
             make=(Node("permute_dgrad_add", ("drows", "order", "top_k", "other", None), ("sum",)),),
-            matches=lambda segment: _routed(segment, shared=False),
+            matches=lambda segment: routed(segment, shared=False),
         ),
     ),
     "join": (
@@ -295,7 +220,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 Node("add", ("both", "routed"), ("sum",)),
             ),
             make=(Node("unpermute_add", ("h", "shared", "rows", "order", "top_k"), ("sum",)),),
-            matches=lambda segment: _joined(segment, shared=True),
+            matches=lambda segment: joined(segment, shared=True),
         ),
         Pass(
             find=(
@@ -303,7 +228,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 Node("add", ("h", "routed"), ("sum",)),
             ),
             make=(Node("unpermute_add", ("h", None, "rows", "order", "top_k"), ("sum",)),),
-            matches=lambda segment: _joined(segment, shared=False),
+            matches=lambda segment: joined(segment, shared=False),
         ),
     ),
     "logits": (
@@ -320,7 +245,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 Node("linear_cross_entropy_dgrad", ("dloss", "h", "w", "targets", "lse"), ("dh",)),
                 Node("linear_cross_entropy_wgrad", ("dloss", "h", "w", "targets", "lse"), ("dw",)),
             ),
-            matches=_logits,
+            matches=logits,
             anew=True,
         ),
     ),
@@ -333,12 +258,12 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 Node("quantise", ("y",), ("q",)),
             ),
             make=(Node("add_rmsnorm_quantise", ("h", "x", "w", "eps"), ("sum", "q", "rstd")),),
-            matches=lambda segment: segment.kind == "dense" and "residual_norm" in segment.fused,
+            matches=lambda segment: segment.kind == "dense" and has_pre(segment) and "residual_norm" in segment.fused,
         ),
         Pass(
             find=(Node("rmsnorm", ("x", "w", "eps"), ("y", "rstd")), Node("quantise", ("y",), ("q",))),
             make=(Node("rmsnorm_quantise", ("x", "w", "eps"), ("q", "rstd")),),
-            matches=_quantised_norms,
+            matches=quantised_norms,
         ),
         Pass(
             find=(
@@ -346,12 +271,12 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 Node("quantise", ("y",), ("q",)),
             ),
             make=(Node("add_rmsnorm_quantise_wide", ("h", "x", "w", "eps"), ("sum", "y", "q", "rstd")),),
-            matches=lambda segment: _sends_packed(segment) and "residual_norm" in segment.fused,
+            matches=lambda s: sends_packed(s) and has_pre(s) and "residual_norm" in s.fused,
         ),
         Pass(
             find=(Node("rmsnorm", ("x", "w", "eps"), ("y", "rstd")), Node("quantise", ("y",), ("q",))),
             make=(Node("rmsnorm_quantise_wide", ("x", "w", "eps"), ("y", "q", "rstd")),),
-            matches=lambda segment: _sends_packed(segment) and "residual_norm" not in segment.fused,
+            matches=lambda s: wide_norms(s) and has_pre(s) and "residual_norm" not in s.fused,
         ),
         Pass(
             find=(
@@ -360,29 +285,29 @@ PASSES: dict[str, tuple[Pass, ...]] = {
                 Node("requantise", ("q",), ("columns",)),
             ),
             make=(Node("dequantise_quantise_requantise", ("kept",), ("columns",)),),
-            matches=lambda segment: _attention_again(segment, kept=True),
+            matches=lambda segment: attention_again(segment, kept=True),
         ),
         Pass(
             find=(Node("quantise", ("x",), ("q",)), Node("requantise", ("q",), ("columns",))),
             make=(Node("quantise_requantise", ("x",), ("columns",)),),
-            matches=lambda segment: _attention_again(segment, kept=False),
+            matches=lambda segment: None if is_other(segment) else attention_again(segment, kept=False),
         ),
         Pass(  # what is kept comes first
             find=(Node("quantise", ("x",), ("kept",)), Node("quantise", ("x",), ("q",))),
             make=(Node("quantise_kept", ("x",), ("q", "kept")),),
-            matches=lambda segment: _attention_again(segment, kept=True),
+            matches=lambda segment: attention_again(segment, kept=True),
         ),
         Pass(
             find=(Node("mla_attention", _LATENT, ("o", "lse")), Node("quantise_kept", ("o",), ("q", "kept"))),
             make=(Node("mla_attention_quantise_kept", _LATENT, ("q", "kept", "lse")),),
-            matches=lambda segment: _attention_again(segment, kept=True),
-            applies=lambda segment: bool(_latent(segment)),
+            matches=lambda segment: attention_again(segment, kept=True),
+            applies=lambda segment: bool(latent(segment)),
         ),
         *(_latent_gradient(kept, both) for kept, both in ((True, True), (False, True), (True, False))),
         Pass(  # copies of quantised rows
             find=(Node("quantise", ("dy",), ("q",)), Node("unpermute_dgrad", ("q", "order", "top_k"), ("drows",))),
             make=(Node("unpermute_dgrad_quantise", ("dy", "order", "top_k"), ("drows",)),),
-            matches=_gets_packed,
+            matches=gets_packed,
         ),
     ),
     "norm_gradient": tuple(_norm_gradient(*each) for each in product(_SUMS, _NORMS) if any(each)),

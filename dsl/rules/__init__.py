@@ -83,11 +83,14 @@ RULES: tuple[Row, ...] = (
     ((*FP8, "precision.promote"), precision.sums_are_promoted),
     (("precision.linear", "precision.high", f"{LAYERS}.last"), precision.some_layers_are_not_high),
     (("precision",), precision.scales_are_those_of_a_format),
-    (("recompute", "model.name", *ATTENTIONS, f"{LAYERS}.ffn.shared"), precision.recomputed_ops_exist),
+    (
+        ("recompute", "model.name", "model.logit_cap", *ATTENTIONS, f"{LAYERS}.ffn.shared"),
+        precision.recomputed_ops_exist,
+    ),
     (
         (
             *("unfused", "recompute"),
-            *("model.name", "model.hidden", *ATTENTIONS, f"{LAYERS}.ffn.kind"),
+            *("model.name", "model.hidden", "model.norm", "model.residual_scale", *ATTENTIONS, f"{LAYERS}.ffn.kind"),
             *(f"precision.{key}" for key in ("name", "linear", "scale", "dispatch")),
         ),
         precision.unfused_ops_exist,

@@ -167,6 +167,7 @@ def recomputed_ops_exist(spec: Spec) -> Iterator[Finding]:
     absent = {"mla_up": not spec.model.has_latents} | dict.fromkeys(("router", "experts"), not moe)
     absent["shared"] = not any(ffn.shared for ffn in moe)
     absent["dense"] = len(moe) == len(spec.model.layers)
+    absent["logits"] = spec.model.logit_cap is not None  # they are bent by an op of its own, which needs all of them
     lost = [name for name in spec.recompute if absent.get(name)]
     if lost:
         kept = ", ".join(name for name in spec.recompute if name not in lost)
@@ -178,7 +179,7 @@ def _has_more(spec: Spec, no_moe: bool) -> bool:
     """Whether the gradient of some norm has more beside it than the residual's: a sum before it, or the norm again."""
     again = {"attention", "dense"} - {*spec.recompute} if "rmsnorm" in spec.recompute else set()
     more = not no_moe or spec.model.has_latents or bool(again)
-    return more and spec.model.hidden <= WIDEST_NORM_GRADIENT
+    return more and spec.model.norm != "post" and spec.model.hidden <= WIDEST_NORM_GRADIENT
 
 
 def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
@@ -188,12 +189,16 @@ def unfused_ops_exist(spec: Spec) -> Iterator[Finding]:
     packed = (spec.precision.linear == FP8 and spec.precision.scale == "fp32") or (
         spec.precision.dispatch == FP8 and not no_moe
     )
-    absent = {"route": no_moe, "join": no_moe, "quantise": not packed, "norm_gradient": not _has_more(spec, no_moe)}
+    model = spec.model
+    absent = {"route": no_moe, "quantise": not packed, "norm_gradient": not _has_more(spec, no_moe)}
+    apart = model.norm != "pre" or model.residual_scale != 1  # what experts give is normed or scaled before it is added
+    absent["join"] = no_moe or (apart and not any(isinstance(s.ffn, Moe) and s.ffn.shared for s in model.layers))
+    absent["residual_norm"] = model.norm == "post"
     lost = [name for name in spec.unfused if absent.get(name)]
     if lost:
         kept = ", ".join(name for name in spec.unfused if name not in lost)
-        model, precision = f"model {spec.model.name}", f"precision {spec.precision.name}"
-        message = f"unfused names {', '.join(lost)}, which {model} in {precision} does not fuse"
+        who, precision = f"model {model.name}", f"precision {spec.precision.name}"
+        message = f"unfused names {', '.join(lost)}, which {who} in {precision} does not fuse"
         notes = (("the model", "model"), ("the precision", "precision"))
         applies = ("norm_gradient" in lost or (no_moe and lost != ["quantise"]), "quantise" in lost)
         shown = tuple(note for note, applied in zip(notes, applies, strict=True) if applied)

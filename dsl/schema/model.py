@@ -229,6 +229,48 @@ class Model(Node):
         Quiet(),
         Field(description="whether embedding and head are one matrix", examples=["tied = true"]),
     ] = False
+    norm: Annotated[
+        Literal["pre", "post", "sandwich"],
+        Quiet(),
+        Field(description="where the norms of a block are", examples=["norm = sandwich"]),
+        Choices(
+            {
+                "pre": "in front of attention and of the feed-forward part (Llama, DeepSeek)",
+                "post": "behind both, of what is added to the residual stream (OLMo 2)",
+                "sandwich": "in front of both and behind both (Gemma 2 and 3, GLM-4)",
+            }
+        ),
+    ] = "pre"
+    embedding_scale: Annotated[
+        float,
+        Quiet(),
+        Field(gt=0, le=1e6, description="factor of the embeddings", examples=["embedding_scale = 48"]),
+    ] = 1.0
+    residual_scale: Annotated[
+        float,
+        Quiet(),
+        Field(
+            gt=0,
+            le=1000,
+            description="factor of what attention and feed-forward parts add to the residual stream",
+            examples=["residual_scale = 0.22"],
+        ),
+    ] = 1.0
+    logit_scale: Annotated[
+        float,
+        Quiet(),
+        Field(gt=0, le=1000, description="factor of the logits", examples=["logit_scale = 0.125"]),
+    ] = 1.0
+    logit_cap: Annotated[
+        float | None,
+        Quiet(),
+        Field(
+            gt=0,
+            le=1e6,
+            description="bound of the logits, which become cap·tanh(logit / cap), or none",
+            examples=["logit_cap = 30"],
+        ),
+    ] = None
     mtp: Annotated[
         Mtp | None, Field(description="multi-token prediction, or none", examples=["mtp { depth = 1, weight = 0.3 }"])
     ] = None

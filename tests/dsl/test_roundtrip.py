@@ -146,6 +146,11 @@ def models(draw: Draw, expert: int, least: int) -> schema.Model:
         attention=draw(attentions),
         layers=tuple(spans),
         tied=draw(st.booleans()),
+        norm=draw(st.sampled_from(["pre", "post", "sandwich"])),
+        embedding_scale=draw(small(0.01, 1e6)),
+        residual_scale=draw(small(0.01, 1000)),
+        logit_scale=draw(small(0.01, 1000)),
+        logit_cap=draw(maybe(small(0.01, 1e6))),
         mtp=draw(maybe(st.builds(schema.Mtp, depth=st.just(1), weight=phases()))),
     )
 

@@ -205,6 +205,10 @@ def sigmoid_gate(source: Source, T: int = 5) -> Args:
     return (source.normal(T, 1),)
 
 
+def scale(source: Source, T: int = 5, N: int = 4, factor: float = 0.22) -> Args:
+    return source.normal(T, N), factor
+
+
 FORWARD: dict[str, Callable[..., Args]] = {
     "balance_scores": balance_scores,
     "bias": bias,
@@ -232,7 +236,9 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "route": route,
     "route_scores": route_scores,
     "sequence_balance": sequence_balance,
+    "scale": scale,
     "sigmoid_gate": sigmoid_gate,
+    "softcap": scale,
     "sqrt_softplus": sqrt_softplus,
     "swiglu": swiglu,
     "unpermute": unpermute,

@@ -14,8 +14,10 @@ from tests.reference.config import Gqa, Mla
 from tests.reference.rotation import grown, rotate
 
 
-def rmsnorm(x_D: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight, over the last dim."""
+def rmsnorm(x_D: Tensor, weight_D: Tensor | None, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight, over the last dim; x itself where there is no norm."""
+    if weight_D is None:
+        return x_D
     return x_D * torch.rsqrt(x_D.pow(2).mean(-1, keepdim=True) + eps) * weight_D
 
 

@@ -123,6 +123,9 @@ class Mtp:
         assert self.depth == 1, "the reference predicts one further token"
 
 
+WHOLE = ("tied", "norm", "embedding_scale", "residual_scale", "logit_scale", "logit_cap")  # keys of a whole model
+
+
 @dataclass(frozen=True)
 class Config:
     """A model and its sequence length. `layers` has one entry a layer; so has `attentions`, if they differ in it."""
@@ -136,6 +139,11 @@ class Config:
     mtp: Mtp | None
     sequence: int
     tied: bool = False
+    norm: str = "pre"
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
     attentions: tuple[Mla | Gqa, ...] = ()
 
     @classmethod
@@ -156,7 +164,7 @@ class Config:
             layers=tuple(_ffn(each["ffn"]) for each in ranges),
             mtp=None if model["mtp"] is None else Mtp(model["mtp"]["depth"], _phases(model["mtp"]["weight"])),
             sequence=model["sequence"],
-            tied=model.get("tied", False),
+            **{key: model[key] for key in WHOLE if key in model},
             attentions=tuple(_attention(each.get("attention") or model["attention"]) for each in ranges),
         )
 

@@ -180,10 +180,23 @@ class Block(nn.Module):
         else:
             self.ffn = DenseLayer(config.hidden, ffn, config.norm_eps)
 
+        self.config = config
+        for part in (self.attention, self.ffn):
+            if config.norm == "post":
+                part.norm = None
+            if config.norm != "pre":
+                part.post_norm = norm(config.hidden)
+
     def forward(self, h_BSD: Tensor) -> tuple[Tensor, Routing | None]:
-        h_BSD = h_BSD + self.attention(h_BSD)
+        h_BSD = h_BSD + self.added(self.attention, self.attention(h_BSD))
         y_BSD, routing = self.ffn(h_BSD)
-        return h_BSD + y_BSD, routing
+        return h_BSD + self.added(self.ffn, y_BSD), routing
+
+    def added(self, part: nn.Module, y_BSD: Tensor) -> Tensor:
+        """What is added to the residual stream, of what a part computes."""
+        if self.config.norm != "pre":
+            y_BSD = rmsnorm(y_BSD, part.post_norm, self.config.norm_eps)
+        return self.config.residual_scale * y_BSD
 
 
 class MtpModule(Block):
@@ -264,23 +277,27 @@ class Reference(nn.Module):
     def forward(self, tokens_BS: Tensor, mtp_tokens_BS: Tensor | None = None) -> Output:
         """tokens_BS: [B, S]; mtp_tokens_BS: [B, S], the next token of each (None: the main model only)."""
         routings = {}
-        h_BSD = functional.embedding(tokens_BS, self.embedding)
+        h_BSD = self.embedded(tokens_BS)
         for i, layer in enumerate(self.layers):
             h_BSD, routings[f"layers.{i}"] = layer(h_BSD)
         hidden_BSD = rmsnorm(h_BSD, self.final_norm, self.config.norm_eps)
 
         mtp_logits_BSV = None
         if mtp_tokens_BS is not None:
-            h_BSD, routings["mtp.0"] = self.mtp[0].predict(
-                functional.embedding(mtp_tokens_BS, self.embedding), hidden_BSD
-            )
+            h_BSD, routings["mtp.0"] = self.mtp[0].predict(self.embedded(mtp_tokens_BS), hidden_BSD)
             mtp_logits_BSV = self.logits(h_BSD)
         routed = {block: routing for block, routing in routings.items() if routing is not None}
         return Output(self.logits(hidden_BSD), mtp_logits_BSV, routed)
 
     def logits(self, hidden_BSD: Tensor) -> Tensor:
         """hidden_BSD: [B, S, D], behind the final norm -> logits_BSV."""
-        return functional.linear(hidden_BSD, self.embedding if self.config.tied else self.head)
+        logits_BSV = functional.linear(hidden_BSD, self.embedding if self.config.tied else self.head)
+        logits_BSV, cap = self.config.logit_scale * logits_BSV, self.config.logit_cap
+        return logits_BSV if cap is None else cap * torch.tanh(logits_BSV / cap)
+
+    def embedded(self, tokens_BS: Tensor) -> Tensor:
+        """tokens_BS: [B, S] -> [B, S, D], as the first layer and MTP read them."""
+        return self.config.embedding_scale * functional.embedding(tokens_BS, self.embedding)
 
     def losses(self, z_BZ: Tensor, targets_BS: Tensor | None = None, mtp_targets_BS: Tensor | None = None) -> Losses:
         """z_BZ: [B, S + 2] samples of a global batch. Targets are z[1:S+1] and z[2:S+2] unless given (−1: invalid)."""

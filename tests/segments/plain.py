@@ -70,6 +70,14 @@ def clamped_swiglu(h_TM: Tensor, limit: float, alpha: float, shift: float) -> Te
     return gate_TI * torch.sigmoid(alpha * gate_TI) * (up_TI + shift)
 
 
+def scale(x_TN: Tensor, factor: float) -> Tensor:
+    return x_TN * factor
+
+
+def softcap(x_TN: Tensor, cap: float) -> Tensor:
+    return cap * torch.tanh(x_TN / cap)
+
+
 def gate_rows(x_RI: Tensor, gate_R: Tensor) -> Tensor:
     return x_RI * gate_R[:, None]
 

@@ -83,8 +83,9 @@ def spec(
     micro_batch: int = 2,
     expert: int = 1,
     precision: str = "fp64",
+    **more: Any,
 ) -> Spec:
-    """A run of a model with one layer for each of `layers`."""
+    """A run of a model with one layer for each of `layers`. `more`: other keys of the model."""
     model = Model(
         name="small",
         vocab=vocab,
@@ -94,6 +95,7 @@ def spec(
         attention=attention,
         layers=tuple(LayerRange(first=i, last=i, ffn=ffn) for i, ffn in enumerate(layers)),
         mtp=Mtp(depth=1, weight=(Phase(value=0.3),)) if mtp else None,
+        **more,
     )
     rate = (RatePhase(shape="constant", start=1e-4, end=1e-4, end_tokens=10**9),)
     return Spec(

@@ -160,6 +160,11 @@ def models(draw: st.DrawFn, expert: int, layers: int) -> Model:
         attention=draw(attentions),
         layers=tuple(spans),
         tied=draw(st.booleans()),
+        norm=draw(st.sampled_from(["pre", "pre", "post", "sandwich"])),
+        embedding_scale=draw(st.sampled_from([1.0, 3.0])),
+        residual_scale=draw(st.sampled_from([1.0, 0.5])),
+        logit_scale=draw(st.sampled_from([1.0, 0.25])),
+        logit_cap=draw(st.none() | st.sampled_from([30.0, 50.0])),
         mtp=draw(st.none() | st.builds(Mtp, depth=st.just(1), weight=st.sampled_from([ALWAYS, FALLING]))),
     )
 

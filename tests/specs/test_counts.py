@@ -75,7 +75,11 @@ def assert_as_laid_out(spec: Spec) -> None:
     for layer in range(model.num_layers):
         mine = [row for row in main if row.name.startswith(f"layers.{layer}.")]
         assert sum(row.num_elements for row in mine) == counts.layer_parameters(model, layer)
-        attention = [row for row in mine if ".attention." in row.name and not row.name.endswith(".attention.norm")]
+        attention = [
+            row
+            for row in mine
+            if ".attention." in row.name and not row.name.endswith((".attention.norm", ".post_norm"))
+        ]
         assert sum(row.num_elements for row in attention) == counts.attention_parameters(
             model, model.attention_of(layer)
         )
@@ -95,7 +99,8 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
     q·k and the weights' sum of values, over all heads: of a window the band, W·(2S − W) of S² scores.
     """
     D, layers = model.hidden, range(model.num_layers)
-    norms, core = (2 * model.num_layers + 1) * D, 0.0
+    of_layer = 4 if model.norm == "sandwich" else 2
+    norms, core = (of_layer * model.num_layers + 1) * D, 0.0
     for attention in map(model.attention_of, layers):
         keys = sequence
         if isinstance(attention, Gqa):

@@ -31,7 +31,7 @@ NOT_COUNTED = {
     "name", "init_std", "norm_eps", "theta", "score", "normalize", "scale", "groups", "top_groups", "max_nodes",
     "sequence_loss", "weight", "width", "softcap", "factor", "original", "low_freq_factor", "high_freq_factor",
     "attention.rope", "beta_fast", "beta_slow", "truncate", "scaling", "attention_factor", "mscale", "mscale_all_dim",
-    "limit", "alpha", "shift", "clamp",
+    "limit", "alpha", "shift", "clamp", "embedding_scale", "residual_scale", "logit_scale", "logit_cap",
 }  # fmt: skip
 ONE_VALUE = {("Mtp", "depth"), ("Phase", "until_tokens")}  # one block of MTP is trained so far; ends are none or some
 
@@ -169,7 +169,7 @@ def _clamped(model: Model) -> Model:
     """A model whose feed-forward parts cut off their gates."""
     ffns = (span.ffn.model_copy(update={"clamp": Clamp(limit=7.0)}) for span in model.layers)
     spans = (span.model_copy(update={"ffn": ffn}) for span, ffn in zip(model.layers, ffns, strict=True))
-    return model.model_copy(update={"layers": tuple(spans)})
+    return model.model_copy(update={"layers": tuple(spans), "logit_cap": 30.0})
 
 
 def counted(model: Model) -> Any:

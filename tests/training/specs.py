@@ -125,7 +125,8 @@ def pattern() -> Model:
         LayerRange(first=1, last=3, by=2, ffn=PATTERN_MOE, attention=own),
         LayerRange(first=2, last=2, by=2, ffn=Dense(inner=12, activation="relu2")),
     )
-    return base.model_copy(update={"layers": spans, "tied": True})
+    ends = {"tied": True, "embedding_scale": 4.0, "logit_scale": 0.5, "logit_cap": 2.0}
+    return base.model_copy(update={"layers": spans, "norm": "sandwich", "residual_scale": 0.5, **ends})
 
 
 MODELS = {

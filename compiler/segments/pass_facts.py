@@ -1,0 +1,128 @@
+"""What a segment has that passes of fusion look for, from the segment alone (compiler/segments/passes.py). No torch."""
+
+from __future__ import annotations
+
+from compiler.dtypes import is_packed
+from compiler.ir import Segment
+
+TILE = 128  # numbers of a tile of E4M3 or E5M6
+
+
+def attended(segment: Segment) -> int:
+    """Segments that begin with the sum of the residual stream and what attention gave."""
+    return segment.kind in ("dense", "router") and has_pre(segment)
+
+
+def residual(segment: Segment) -> int:
+    """Segments whose input goes on in the residual stream: its gradient has a summand beside the norm's."""
+    return segment.kind in ("attention", "dense", "router") and has_pre(segment)
+
+
+def has_pre(segment: Segment) -> bool:
+    """Whether a norm is in front of what a segment computes."""
+    return bool(dict(segment.constants).get("pre", True))
+
+
+def joined(segment: Segment, shared: bool) -> int:
+    has_shared, apart = len(segment.inputs) == 4, {"post", "factor"} & {*dict(segment.constants)}
+    wanted = has_shared and not shared if apart else has_shared == shared  # apart: the sum is normed or scaled alone
+    return segment.kind == "join" and wanted
+
+
+def routed(segment: Segment, shared: bool) -> int:
+    """What is permuted goes to the router's product as well, and may to shared experts."""
+    read_twice = any(output.name == "x" for output in segment.outputs) or not has_pre(segment)
+    return segment.kind == "router" and read_twice == shared
+
+
+def logits(segment: Segment) -> int:
+    return segment.kind == "head" and "logits" in segment.recompute and "cap" not in dict(segment.constants)
+
+
+def scored(segment: Segment) -> bool:
+    """Whether a router scores and chooses in one op."""
+    return segment.kind == "router" and "sqrt_softplus" not in dict(segment.constants)
+
+
+def placed(segment: Segment) -> bool:
+    return any(param.name == "slots" for param in segment.params)
+
+
+def again(segment: Segment, name: str) -> bool:
+    """Whether the backward computes again what `name` says, or the whole segment."""
+    return name in segment.recompute or segment.kind in segment.recompute
+
+
+def norms(segment: Segment) -> int:
+    """Norms whose result is an operand of products alone: of attention those of rows, not those of each head."""
+    names = {param.name for param in segment.params} if segment.kind == "attention" else set()
+    return len(names & ({"norm"} if "k_norm" in names else {"norm", "q_norm", "kv_norm"}))
+
+
+def quantised_norms(segment: Segment) -> int:
+    """Those of F that no sum goes before, and those that the backward makes again."""
+    of_dense = segment.kind == "dense" and has_pre(segment)
+    of_f = norms(segment) + (of_dense and "residual_norm" not in segment.fused)
+    recomputed = again(segment, "rmsnorm") * (norms(segment) + of_dense)
+    return of_f + recomputed + (bool(segment.remade) and segment.kind == "shared" and not gated(segment))
+
+
+def is_other(segment: Segment) -> bool:
+    """Whether a segment quantises what an op without a kernel makes, what no norm is in front of, or what a gate reads
+    as it is."""
+    return "activation" in dict(segment.constants) or not has_pre(segment) or gated(segment)
+
+
+def gated(segment: Segment) -> bool:
+    """Whether shared experts have a gate, which reads their input as it is."""
+    return segment.kind == "shared" and "gated" in dict(segment.constants)
+
+
+def wide_norms(segment: Segment) -> bool:
+    """Whether the result of a norm is read quantised and as it is."""
+    return sends_packed(segment) or (gated(segment) and bool(segment.remade) and "operands" in dict(segment.stored))
+
+
+def swiglus(segment: Segment, gated: bool) -> int:
+    """Those whose result is an operand of eight bits; rows that come so alone are read as they are."""
+    constants = dict(segment.constants)
+    if "operands" not in dict(segment.stored) or "activation" in constants:
+        return False
+    by_rows = segment.kind == "experts" or "gated" in constants
+    return by_rows == gated and segment.kind in ("experts", "dense", "shared")
+
+
+def kept(segment: Segment) -> bool:
+    """Whether the input of its SwiGLU is kept in eight bits: it is computed again, and the product before it is not."""
+    return "swiglu" in segment.recompute and segment.kind not in segment.recompute
+
+
+def attention_again(segment: Segment, kept: bool) -> bool:
+    """Whether W quantises again what attention returned, from what is `kept` for it, or from the value itself."""
+    attends = segment.kind == "attention" and "attention" not in segment.recompute
+    return attends and ("attention_output" in dict(segment.stored)) == kept
+
+
+def latent(segment: Segment) -> dict[str, int | float | bool]:
+    """The constants of latent attention in BF16 whose values are a tile wide, within what its kernels take; {} of
+    any other."""
+    sizes = {name: value for name, value in segment.constants if not isinstance(value, (str, tuple))}
+    if segment.kind != "attention" or "nope" not in sizes or segment.inputs[0].dtype != "bfloat16":
+        return {}
+    return sizes if sizes["value"] == TILE and sizes["nope"] <= TILE and 0 < sizes["rope"] <= TILE // 2 else {}
+
+
+def latent_tiles(segment: Segment) -> bool:
+    """Whether gradients of keys and values come in tiles, of rows and of columns: a head's are two tiles wide then, and
+    sequences begin where tiles of columns do. Rows of 16 bytes, or the kernel has fewer than 128 keys at a time."""
+    sizes = latent(segment)
+    return bool(sizes) and sizes["nope"] == TILE and not sizes["sequence"] % TILE and not sizes["rope"] % 8
+
+
+def sends_packed(segment: Segment) -> bool:
+    return segment.kind == "router" and is_packed(dict(segment.stored).get("rows", ""))
+
+
+def gets_packed(segment: Segment) -> bool:
+    """Whether the experts get the gradients of their rows in eight bits."""
+    return segment.kind == "join" and is_packed(dict(segment.stored).get("d_rows", ""))
