@@ -19,6 +19,17 @@ class Family:
     qk_norm: Literal["head", "width"] | None = None
     window: int | None = None  # of a config that does not mention sliding_window
     slides: bool = True  # a window is used where use_sliding_window is not mentioned
+    slides_every: int = 0  # without layer_types, every N-th layer attends to all tokens, the others to a window
+    slides_late: bool = False  # without layer_types, layers from max_window_layers on have the window
+    bias: Literal["qkv", "all"] = "all"  # the biases that attention_bias stands for
+    always_biased: bool = False
+    may_norm: str = ""  # the key that says whether each head of queries and keys is normed
+    rotates_part: bool = False  # partial_rotary_factor is read
+    rotated: float = 1.0  # the part of a head that is rotated where a config does not say it
+    nope_every: int = 0  # without no_rope_layers, every N-th layer does not rotate
+    scale: str = ""  # the key of the scale of scores, or of what its square root divides them by
+    sinks: bool = False
+    softcap: bool = False  # attn_logit_softcapping is read
 
 
 # The defaults are those of the configuration classes of `transformers` 5.23, held to them by a test. What these do not
@@ -68,7 +79,7 @@ FAMILIES = {
     "llama": Family("gqa", "dense", _LLAMA),
     "mistral": Family("gqa", "dense", _MISTRAL, window=4096),
     "mixtral": Family("gqa", "mixtral", _MIXTRAL),
-    "qwen3": Family("gqa", "dense", _QWEN3, qk_norm="head", slides=False),
+    "qwen3": Family("gqa", "dense", _QWEN3, qk_norm="head", slides=False, slides_late=True),
     "qwen3_moe": Family("gqa", "qwen", _QWEN3_MOE, qk_norm="head", slides=False),
 }
 

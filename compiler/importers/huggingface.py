@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from compiler.importers.attention import attention
+from compiler.importers.attention import attentions
 from compiler.importers.families import FAMILIES, OTHER_TYPES
 from compiler.importers.json_text import Json
+from compiler.importers.layer_patterns import with_attention
 from compiler.importers.layers import layers
 from compiler.importers.reader import Reader, Remark, shown
 from compiler.importers.unread_keys import IRRELEVANT, REFUSED
@@ -52,15 +53,18 @@ def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
     reader.defaults = family.defaults
     context = reader.count("max_position_embeddings", 1, 2**40)
     hidden = reader.number("model.hidden", Model, "hidden", "hidden_size")
-    attended, original = attention(reader, family, hidden, context)
+    vocab = reader.number("model.vocab", Model, "vocab", "vocab_size")
+    spans = layers(reader, family, model_type)
+    attended, original = attentions(reader, family, hidden, context, spans[-1].last + 1)
+    usual, spans = with_attention(spans, attended)
     fields = {
         "name": name,
-        "vocab": reader.number("model.vocab", Model, "vocab", "vocab_size"),
+        "vocab": vocab,
         "hidden": hidden,
         "init_std": reader.number("model.init_std", Model, "init_std", "initializer_range"),
         "norm_eps": reader.number("model.norm_eps", Model, "norm_eps", "rms_norm_eps"),
-        "attention": attended,
-        "layers": layers(reader, family, model_type),
+        "attention": usual,
+        "layers": spans,
         "mtp": _mtp(reader),
     }
     if family.attention == "mla" and fields["norm_eps"] != LATENT_EPS:
@@ -118,7 +122,7 @@ def _mtp(reader: Reader) -> Mtp | None:
 def _others(reader: Reader) -> None:
     """Keys that are refused, or not known."""
     for name, (harmless, meaning, place) in REFUSED.items():
-        value = reader.members.get(name)
+        value = None if name in reader.used else reader.members.get(name)
         reader.used.add(name)
         if value is not None and value.value is not None:
             same = (value.value == each and type(value.value) is type(each) for each in harmless)

@@ -19,7 +19,7 @@ IRRELEVANT = {
     "is_encoder_decoder": "false of these models",
     "label2id": "of classification",
     "max_position_embeddings": "a run says how long its sequences are",
-    "max_window_layers": "of sliding windows, which are refused where they are used",
+    "max_window_layers": "where layers begin to have a window, of types that read it",
     "num_return_sequences": "of generation",
     "output_attentions": "what inference returns",
     "output_hidden_states": "what inference returns",
@@ -40,9 +40,9 @@ IRRELEVANT = {
 
 # key → (values that ask for nothing, what other values ask for, where the comment belongs)
 REFUSED: dict[str, tuple[tuple[object, ...], str, Place]] = {
-    "attention_bias": ((False,), "biases on the projections of attention; a spec has none", "attention"),
+    "attention_bias": ((False,), "biases on the projections of latent attention; a spec has none", "attention"),
     "attention_dropout": ((0, 0.0), "dropout; a spec has none", "attention"),
-    "attn_logit_softcapping": ((), "logits of attention bent by tanh; a spec has plain softmax", "attention"),
+    "attn_logit_softcapping": ((), "logits of attention bent by tanh, which this model type does not do", "attention"),
     "clip_qkv": ((), "queries, keys and values cut off at a value", "attention"),
     "embd_pdrop": ((0, 0.0), "dropout; a spec has none", "model"),
     "final_logit_softcapping": ((), "logits of the head bent by tanh", "model"),
@@ -50,7 +50,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str, Place]] = {
     "hidden_dropout": ((0, 0.0), "dropout; a spec has none", "model"),
     "index_topk": ((), "attention to chosen tokens only; a spec attends to all", "attention"),
     "mlp_bias": ((False,), "biases in the feed-forward layers; a spec has none", "ffn"),
-    "partial_rotary_factor": ((1, 1.0), "a part of each head is rotated; a spec rotates all of it", "rope"),
+    "partial_rotary_factor": ((1, 1.0), "a part of each head is rotated, which this model type does not do", "rope"),
     "qk_layernorm": ((False,), "norms on queries and keys that this model type does not have", "attention"),
     "resid_pdrop": ((0, 0.0), "dropout; a spec has none", "model"),
     "router_jitter_noise": ((0, 0.0), "noise on what the gate reads; a spec has none", "ffn"),

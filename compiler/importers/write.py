@@ -82,10 +82,17 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
     yield from _remarked(remarks, "ffn", INDENT)
     said = False
     for span in model.layers:
-        if isinstance(span.ffn, Dense):
-            yield f"  layers {span.first}..{span.last} {{ ffn dense {{ inner = {number(span.ffn.inner)} }} }}"
+        head = f"  layers {span.first}..{span.last}{f' by {span.by}' if span.by > 1 else ''} {{"
+        of_range = "" if span.attention is None else f"attention {{ {_changes(model.attention, span.attention)} }}"
+        if span.by > 1:  # its feed-forward part is that of the range around it
+            yield f"{head} {of_range} }}"
+        elif isinstance(span.ffn, Dense):
+            dense = f"ffn dense {{ inner = {number(span.ffn.inner)} }}"
+            yield f"{head} {of_range + ', ' if of_range else ''}{dense} }}"
         else:
-            yield f"  layers {span.first}..{span.last} {{"
+            yield head
+            if of_range:
+                yield f"    {of_range}"
             yield from _moe(span.ffn, () if said else remarks)
             yield "  }"
             said = True
@@ -121,11 +128,19 @@ def _rope(rope: Rope | None, remarks: tuple[Remark, ...]) -> Iterator[str]:
     elif rope.scaling is None:
         yield f"    rope {{ {_given(rope, 'theta', 'width')} }}"
     else:
-        yield f"    rope {{ {_given(rope, 'theta', 'width')}"
+        yield "    rope {"
+        yield f"      {_given(rope, 'theta', 'width')}"
         keys = [name for name in type(rope.scaling).model_fields if name != "kind"]
         yield f"      scaling {rope.scaling.kind} {{ {_given(rope.scaling, *keys)} }}"
         yield "    }"
     yield "  }"
+
+
+def _changes(usual: Mla | Gqa, other: Mla | Gqa) -> str:
+    """What the attention of a range has that the model's has not."""
+    fields = [name for name in type(other).model_fields if getattr(other, name) != getattr(usual, name)]
+    assert type(usual) is type(other) and {*fields} <= {"window", "rope"}, fields
+    return ", ".join(f"{name} = {_value(getattr(other, name))}" for name in fields)
 
 
 def _given(node: Node, *names: str) -> str:
@@ -135,7 +150,9 @@ def _given(node: Node, *names: str) -> str:
     return ", ".join(f"{name} = {_value(value)}" for name, value in given)
 
 
-def _value(value: bool | float | str) -> str:
+def _value(value: bool | float | str | None) -> str:
+    if value is None:
+        return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else number(value)

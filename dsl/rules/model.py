@@ -156,9 +156,9 @@ def frequencies_rise(spec: Spec) -> Iterator[Finding]:
             yield Finding("E0926", message, low, hint, (("high_freq_factor", high),))
         if not isinstance(scaling, YarnScaling):
             continue
-        if scaling.beta_slow >= scaling.beta_fast:
+        if scaling.beta_slow > scaling.beta_fast:
             slow, fast = f"{at}.scaling.beta_slow", f"{at}.scaling.beta_fast"
-            message = f"beta_slow = {scaling.beta_slow:g} is not below beta_fast"
+            message = f"beta_slow = {scaling.beta_slow:g} is above beta_fast"
             yield Finding(
                 "E0926", message, slow, f"write `beta_slow = {scaling.beta_fast / 32:g}`", (("beta_fast", fast),)
             )
