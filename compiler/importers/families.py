@@ -14,7 +14,7 @@ class Family:
     """How the models of a type are built, and what a key means that their config leaves out."""
 
     attention: Literal["mla", "gqa"]
-    ffn: Literal["dense", "deepseek", "qwen", "mixtral"]
+    ffn: Literal["dense", "deepseek", "qwen", "mixtral", "olmoe"]
     defaults: Defaults  # None: the key is as if it were null
     qk_norm: Literal["head", "width"] | None = None
     window: int | None = None  # of a config that does not mention sliding_window
@@ -71,14 +71,43 @@ _QWEN3_MOE: Defaults = {
     "norm_topk_prob": False,
     "router_aux_loss_coef": 0.001,
 }
+_QWEN2: Defaults = {**_ALL, "num_key_value_heads": 32, "max_position_embeddings": 32_768}
+_OLMOE: Defaults = {
+    **_ALL,
+    "num_key_value_heads": None,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "norm_topk_prob": False,
+    "router_aux_loss_coef": 0.01,
+}
+_GLM4_MOE: Defaults = {
+    **_ALL,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_nextn_predict_layers": 1,
+}
 FAMILIES = {
     "deepseek": Family("gqa", "deepseek", _DEEPSEEK),
     "deepseek_v2": Family("mla", "deepseek", _DEEPSEEK_V2),
     "deepseek_v3": Family("mla", "deepseek", _DEEPSEEK_V3),
+    "glm4_moe": Family(
+        "gqa", "deepseek", _GLM4_MOE, bias="qkv", may_norm="use_qk_norm", rotates_part=True, rotated=0.5
+    ),
     "kimi_k2": Family("mla", "deepseek", _DEEPSEEK_V3),
     "llama": Family("gqa", "dense", _LLAMA),
     "mistral": Family("gqa", "dense", _MISTRAL, window=4096),
     "mixtral": Family("gqa", "mixtral", _MIXTRAL),
+    "olmoe": Family("gqa", "olmoe", _OLMOE, qk_norm="width"),
+    "qwen2": Family("gqa", "dense", _QWEN2, slides=False, slides_late=True, bias="qkv", always_biased=True),
     "qwen3": Family("gqa", "dense", _QWEN3, qk_norm="head", slides=False, slides_late=True),
     "qwen3_moe": Family("gqa", "qwen", _QWEN3_MOE, qk_norm="head", slides=False),
 }
@@ -91,7 +120,6 @@ OTHER_TYPES = {
     "gemma": "tied embeddings and GeGLU",
     "gemma2": "sliding windows, bent logits and norms after each block",
     "gemma3_text": "sliding windows and norms after each block",
-    "glm4_moe": "a rotation of half of each head, and biases",
     "gpt2": "learned positions, LayerNorm and biases",
     "gpt_neox": "LayerNorm, biases and parallel blocks",
     "gpt_oss": "attention sinks, sliding windows and biases",
@@ -101,7 +129,6 @@ OTHER_TYPES = {
     "llama4": "images and chunked attention",
     "llama4_text": "chunked attention, and layers without rotation",
     "phi3": "fused projections and long-context factors",
-    "qwen2": "biases on queries, keys and values",
     "qwen2_moe": "biases on queries, keys and values, and a gate before the shared expert",
     "qwen3_next": "linear attention and a gate before the shared expert",
     "qwen3_vl_moe": "images; its `text_config` is a model of its own",

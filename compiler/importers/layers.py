@@ -20,8 +20,8 @@ BIAS_RATE = 0.001  # DeepSeek-V3's; a config says that there is a bias, not how 
 def layers(reader: Reader, family: Family, model_type: str) -> tuple[LayerRange, ...]:
     """All layers, as the ranges that a spec has."""
     num_layers = reader.count("num_hidden_layers", 1, MAX_LAYER + 1)
-    sparse = {"dense": _all_dense, "deepseek": _deepseek_layers, "qwen": _qwen_layers, "mixtral": _all_sparse}
-    kinds = sparse[family.ffn](reader, num_layers)
+    sparse = {"dense": _all_dense, "deepseek": _deepseek_layers, "qwen": _qwen_layers}
+    kinds = sparse.get(family.ffn, _all_sparse)(reader, num_layers)
     order = [kind for kind, _ in groupby(kinds)]
     dense = _dense(reader, order.index(False)) if False in order else None
     moe = _moe(reader, family, model_type, order.index(True)) if True in order else None
@@ -71,7 +71,7 @@ def _moe(reader: Reader, family: Family, model_type: str, index: int) -> Moe:
     at = f"model.layers.{index}.ffn"
     aliases = ("num_local_experts", "num_experts")  # what `transformers` also reads them from
     names = ("n_routed_experts", *aliases) if family.ffn == "deepseek" else aliases
-    inner = "intermediate_size" if family.ffn == "mixtral" else "moe_intermediate_size"
+    inner = "intermediate_size" if family.ffn in ("mixtral", "olmoe") else "moe_intermediate_size"
     moe = Moe(
         experts=reader.number(f"{at}.experts", Moe, "experts", *names),
         shared=0,
