@@ -66,6 +66,9 @@ def find(folder: Path, root: Json, model: Model, model_type: str) -> Weights | N
         remarks.append("the configuration says multi-token prediction, the weights have none: not in this spec")
         model = model.model_copy(update={"mtp": None})
         tensors = published(model, family, rotates)
+    if not published_files(folder):
+        text = f"there is no {NAME} beside the weights: a run learns other tokens than they know; name theirs in `data`"
+        remarks.append(text)
     block = _block(root)
     files = check(folder, tensors, held, block)
     remarks += _left_out(held)

@@ -1,10 +1,11 @@
 """Reading manifests: which checkpoints a folder has, and what each holds. No torch.
 
-A checkpoint is named by its own folder, or as the newest of a folder of checkpoints or of a run.
+A checkpoint is named by its own folder, or as the newest of a folder of checkpoints or of a run, or as RUN@STEP.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from runtime.checkpoint import durable_files as files
@@ -14,6 +15,7 @@ from runtime.outcome import printable
 
 MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"  # of a run folder
+_AT_STEP = re.compile(r"(.+)@([0-9]{1,18})")
 _MAX_MANIFEST_BYTES = 1 << 30
 
 
@@ -24,13 +26,18 @@ def find_manifest(path: Path) -> tuple[Path, Manifest]:
     """
     if PUBLISHED.fullmatch(path.name) or (path / MANIFEST).is_file():
         return path, read_manifest(path)
+    step = None
+    if not path.exists() and (named := _AT_STEP.fullmatch(path.name)):
+        path, step = path.with_name(named[1]), int(named[2])
     folder = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
     found, refused = manifests(folder)
-    if found:
-        return found[0]
+    wanted = [each for each in found if step in (None, each[1].step)]
+    if wanted:
+        return wanted[0]
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {path}")
-    raise CheckpointError("\n".join([f"{path} holds no checkpoint", *refused]))
+    of_step = "" if step is None else f" of step {step:,}"
+    raise CheckpointError("\n".join([f"{path} holds no checkpoint{of_step}", *refused]))
 
 
 def manifests(folder: Path) -> tuple[list[tuple[Path, Manifest]], list[str]]:

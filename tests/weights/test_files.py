@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,19 @@ from compiler.weights.tensors import published
 from dsl.counts import parameters
 from dsl.source import Source
 from tests.importers.test_huggingface import CONFIGS, NAMES
-from tests.weights.published import KEYS, config_of, export, import_, loaded, random_model, weights
+from tests.weights.published import (
+    EXPERTS,
+    GQA,
+    KEYS,
+    MLA,
+    SIZES,
+    config_of,
+    export,
+    import_,
+    loaded,
+    random_model,
+    weights,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -163,6 +176,66 @@ def test_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert equal(tensors(tmp_path / "out"), before)
     assert index["metadata"]["total_size"] == sum(each.nbytes for each in before.values())
     loaded(tmp_path / "out", torch.bfloat16)
+
+
+def anonymous_bytes() -> int:
+    """Bytes of this process that are of no file."""
+    status = Path("/proc/self/status").read_text("utf-8")
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon:"))
+
+
+def test_memory_is_bounded_by_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of many shards, and what the process holds while each of its tensors is read and written."""
+    shard = 4 << 20
+    monkeypatch.setattr("runtime.weights.exporting.FILE_BYTES", shard)
+    monkeypatch.setattr("runtime.weights.importing.SHARD_BYTES", shard)
+    held: list[int] = []
+
+    def reporting(total: int) -> Callable[[int], None]:
+        return lambda count: held.append(anonymous_bytes())
+
+    monkeypatch.setattr("runtime.weights.exporting.reporting", reporting)
+    monkeypatch.setattr("runtime.weights.importing.reporting", reporting)
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 24}
+    model = random_model("llama", torch.bfloat16, **sizes)
+    model.save_pretrained(tmp_path / "hf", max_shard_size="4MB")
+    total = sum(each.nbytes for each in model.parameters())
+    assert total > 16 * shard
+    del model
+    before = anonymous_bytes()
+    assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
+    assert export(tmp_path / "m.weights", tmp_path / "out") == 0
+    assert len(held) > 300 and max(held) - before < 5 * shard, (max(held) - before, total)
+
+
+UNKNOWN = {  # types that transformers has no class of
+    "kimi_k2": MLA | EXPERTS | {"num_nextn_predict_layers": 1, "rms_norm_eps": 1e-6},
+    "deepseek": GQA | EXPERTS | {"n_group": None, "topk_group": None, "scoring_func": "softmax"},
+}
+
+
+@pytest.mark.parametrize("model_type", UNKNOWN)
+def test_types_with_code_of_their_own_come_back(model_type: str, tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    values = {"model_type": model_type, **SIZES, **UNKNOWN[model_type]}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(values), "utf-8")
+    found = huggingface.read(parse(Source("config.json", json.dumps(values))), "m")
+    assert found.model is not None, found.diagnostics
+    generator = torch.Generator().manual_seed(0)
+    before = {
+        each.name: torch.randn(each.shape, generator=generator).to(
+            torch.float32 if each.kind == "buffer" else torch.bfloat16
+        )
+        for each in published(found.model, FAMILIES[model_type])
+    }
+    for copy, name in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
+        if f"model.layers.3.{copy}.weight" in before:
+            before[f"model.layers.3.{copy}.weight"] = before[f"{name}.weight"].clone()
+    save_file(before, tmp_path / "hf" / "model.safetensors")
+    assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
+    assert export(tmp_path / "m.weights", tmp_path / "out") == 0
+    assert equal(tensors(tmp_path / "out"), before)
+    assert config_of(tmp_path / "out")["model_type"] == model_type
 
 
 # ---------------------------------------------------------------- published models, by their configurations

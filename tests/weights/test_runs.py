@@ -25,6 +25,7 @@ from tests.training.samples import weight
 from tests.training.specs import MOE, gqa, model, spec
 from tests.weights.published import export, import_, loaded, random_model, weights
 from tests.weights.test_files import loss
+from tests.weights.test_hostile import FILE
 
 TEXT = "".join(f"def function_{i % 7}(argument):\n    return argument + {i}\n\n" for i in range(400))
 
@@ -66,6 +67,9 @@ def test_import_train_export(imported: Path) -> None:
     assert tokenizer(TEXT)["input_ids"] == tokenizers.encode(ours, [TEXT])[0]
     assert tokenizer.decode(tokenizer(TEXT)["input_ids"]) == TEXT
     assert tokenizer.eos_token_id == tokenizers.end_id(ours) == model.config.eos_token_id
+    assert export(Path("run@1"), Path("again"), "--dtype", "fp32") == 0
+    assert (imported / "again" / FILE).read_bytes() == (imported / "out" / FILE).read_bytes()
+    assert export(Path("run@7"), Path("none")) == 2
     resumed = dsc("train", "m.dsc", "--steps", "2", "--out", "run", "--resume", *less)
     assert resumed.returncode == 0 and "the weights begin with" not in resumed.stderr + resumed.stdout
 
