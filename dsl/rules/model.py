@@ -40,9 +40,9 @@ def parts_of_a_layer_go_together(spec: Spec) -> Iterator[Finding]:
     for index, span in enumerate(spec.model.layers):
         ffn, at = span.ffn, f"model.layers.{index}.ffn"
         if ffn.clamp is not None and ffn.activation != "swiglu":
-            message = f"clamp cuts off the parts of a SwiGLU, and activation = {ffn.activation}"
-            note = ("the activation", f"{at}.activation")
-            yield Finding("E0930", message, f"{at}.clamp", "remove `clamp`", (note,))
+            message = f"activation = {ffn.activation}, and clamp cuts off the parts of a SwiGLU"
+            note = ("where they are cut off", f"{at}.clamp")
+            yield Finding("E0930", message, f"{at}.activation", "write `activation = swiglu`", (note,))
         if isinstance(ffn, Moe) and not ffn.shared:
             for key, given in (("shared_inner", ffn.shared_inner is not None), ("shared_gate", ffn.shared_gate)):
                 if given:
