@@ -115,7 +115,7 @@ def _deepseek_gate(reader: Reader, model_type: str, moe: Moe, at: str) -> Moe:
     weigh = _loss if reader.flag("seq_aux", True) else _batch_loss
     balance = Balance(sequence_loss=weigh(reader, "aux_loss_alpha"))
     if method == "noaux_tc" and score == "sigmoid":
-        if "aux_loss_alpha" not in reader.members:
+        if "aux_loss_alpha" in reader.filled:
             text = f"aux_loss_alpha is not in the config: {balance.sequence_loss:g} is the default of {model_type}"
             reader.remarks.append(Remark("balance", f"{text}, DeepSeek-V3's report has 1e-4"))
         reader.remarks.append(Remark("balance", f"bias_rate is not in the config: {BIAS_RATE} is DeepSeek-V3's"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from compiler.importers import families as importable
@@ -116,7 +117,7 @@ def _differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, 
 
 def model_config(model: Model, model_type: str, context: int) -> Config:
     """The config.json of a model as one of a type. What the type cannot say of the model is left out."""
-    attention, kind = model.attention, importable.FAMILIES[model_type].ffn
+    attention, family = model.attention, importable.FAMILIES[model_type]
     dense = next((span.ffn for span in model.layers if isinstance(span.ffn, Dense)), None)
     moe = next(iter(experts_of(model)), None)
     config: Config = {
@@ -126,8 +127,7 @@ def model_config(model: Model, model_type: str, context: int) -> Config:
         "hidden_size": model.hidden,
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": attention.heads,
-        **(_mla(attention) if isinstance(attention, Mla) else _gqa(attention)),
-        "attention_bias": False,
+        **(_mla(attention) if isinstance(attention, Mla) else _gqa(model, attention, family)),
         "attention_dropout": 0.0,
         "max_position_embeddings": context,
         "rms_norm_eps": model.norm_eps,
@@ -136,10 +136,8 @@ def model_config(model: Model, model_type: str, context: int) -> Config:
         "tie_word_embeddings": model.tied,
         "use_cache": True,
         **({"intermediate_size": dense.inner} if dense else {}),
-        **FFN_KEYS[kind](model, moe),
+        **FFN_KEYS[family.ffn](model, moe),
     }
-    if model_type == "mistral":
-        config["sliding_window"] = None
     return config
 
 
@@ -170,21 +168,41 @@ def _mla(attention: Mla) -> Config:
         "qk_rope_head_dim": attention.head_dim.rope,
         "v_head_dim": attention.head_dim.value,
         "rope_interleave": True,
+        "attention_bias": False,
         **_rope(attention.rope),
     }
 
 
-def _gqa(attention: Gqa) -> Config:
+def _gqa(model: Model, attention: Gqa, family: importable.Family) -> Config:
+    share = (attention.rope.width or attention.head_dim) / attention.head_dim if attention.rope else 1.0
     return {
         "num_key_value_heads": attention.kv_heads,
         "head_dim": attention.head_dim,
-        **_rope(attention.rope),
+        **({} if family.always_biased else {"attention_bias": attention.bias is not None}),
+        **({family.may_norm: attention.qk_norm == "head"} if family.may_norm else {}),
+        **({"partial_rotary_factor": share} if family.rotates_part else {}),
+        **_windows(model, family),
+        **_rope(attention.rope, {"partial_rotary_factor": share} if family.rotates_part else {}),
     }
 
 
-def _rope(rope: Rope | None) -> Config:
+def _windows(model: Model, family: importable.Family) -> Config:
+    """The sliding window, for families that have one: of all layers, or of those that are listed."""
+    found = [each.window for each in map(model.attention_of, range(model.num_layers)) if isinstance(each, Gqa)]
+    length = next((window for window in found if window is not None), None)
+    if not (family.slides_late or family.slides_every or family.window):
+        return {}
+    keys: Config = {"sliding_window": length}
+    if not family.slides:
+        keys["use_sliding_window"] = length is not None
+    if length is not None and (family.slides_late or family.slides_every):
+        keys["layer_types"] = ["full_attention" if window is None else "sliding_attention" for window in found]
+    return keys
+
+
+def _rope(rope: Rope | None, part: Mapping[str, float] = MappingProxyType({})) -> Config:
     """Under the keys that most programs read, and under that of transformers 5. Nothing for attention without
-    positions, which no family of the table has."""
+    positions, which no family of the table has. `part`: how much of a head is rotated."""
     if rope is None:
         return {}
     extension: Config = {"rope_type": "default"}
@@ -196,7 +214,7 @@ def _rope(rope: Rope | None) -> Config:
     return {
         "rope_theta": rope.theta,
         **({"rope_scaling": extension} if rope.scaling is not None else {}),
-        "rope_parameters": {**extension, "rope_theta": rope.theta},
+        "rope_parameters": {**extension, "rope_theta": rope.theta, **part},
     }
 
 
@@ -251,4 +269,14 @@ def _mixtral(model: Model, moe: Moe | None) -> Config:
     }
 
 
-FFN_KEYS = {"dense": _no_experts, "deepseek": _deepseek, "qwen": _qwen, "mixtral": _mixtral}
+def _olmoe(model: Model, moe: Moe | None) -> Config:
+    if moe is None:
+        return {}
+    keys = _qwen(model, moe)
+    inner = keys.pop("moe_intermediate_size")
+    return {key: keys[key] for key in keys if key not in ("mlp_only_layers", "decoder_sparse_step")} | {
+        "intermediate_size": inner
+    }
+
+
+FFN_KEYS = {"dense": _no_experts, "deepseek": _deepseek, "qwen": _qwen, "mixtral": _mixtral, "olmoe": _olmoe}

@@ -38,10 +38,13 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v3": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True),
     "deepseek_v2": Family("DeepseekV2ForCausalLM", "pairs", fixed={"score": "softmax", "normalize": False}),
     "llama": Family("LlamaForCausalLM", "halves"),
+    "qwen2": Family("Qwen2ForCausalLM", "halves"),
     "mistral": Family("MistralForCausalLM", "halves"),
     "qwen3": Family("Qwen3ForCausalLM", "halves"),
     "mixtral": Family("MixtralForCausalLM", "halves", _MIXTRAL),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", "halves"),
+    "olmoe": Family("OlmoeForCausalLM", "halves"),
+    "glm4_moe": Family("Glm4MoeForCausalLM", "halves", fixed=_SIGMOID, predicts=True),
     "kimi_k2": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, remote=True),
     "deepseek": Family("DeepseekForCausalLM", "halves", fixed={"score": "softmax"}, remote=True),
 }

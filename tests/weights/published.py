@@ -50,6 +50,13 @@ KEYS: Mapping[str, dict[str, Any]] = {
     "deepseek_v3": MLA | EXPERTS | {"num_nextn_predict_layers": 0, "routed_scaling_factor": 2.5},
     "deepseek_v2": MLA | EXPERTS | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0},
     "llama": GQA | DENSE,
+    "qwen2": DENSE | {"num_attention_heads": 4, "num_key_value_heads": 2},
+    "glm4_moe": GQA
+    | EXPERTS
+    | {"head_dim": 8, "num_nextn_predict_layers": 0, "use_qk_norm": True, "attention_bias": True}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}},
+    "olmoe": {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 10, "num_experts": 8}
+    | {"num_experts_per_tok": 3, "router_aux_loss_coef": 0.0},
     "mistral": GQA | DENSE | {"sliding_window": None},
     "mixtral": GQA | DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.0},
     "qwen3": GQA | DENSE,
@@ -64,7 +71,7 @@ KEYS: Mapping[str, dict[str, Any]] = {
 def random_model(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 0, **more: Any) -> PreTrainedModel:
     """A model with norms that are not 1 and balancing biases that are not 0, so that forgetting one shows."""
     theta = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
-    config = AutoConfig.for_model(model_type, **(SIZES | KEYS[model_type] | theta | more))
+    config = AutoConfig.for_model(model_type, **(SIZES | theta | KEYS[model_type] | more))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype)
     model.set_experts_implementation("eager")
     generator = torch.Generator().manual_seed(seed)
