@@ -138,7 +138,9 @@ def document(args: argparse.Namespace, source: Source, found: Loss) -> dict[str,
 
 def text(source: Source, found: Loss) -> str:
     """The loss for people."""
-    rows = [("loss", f"{found.mean:.4f} nats a token"), ("perplexity", f"{found.perplexity:.4g}")]
+    rows = [("loss", f"{found.mean:.4f} nats a token")]
+    if found.perplexity is not None:
+        rows.append(("perplexity", f"{found.perplexity:.4g}"))
     if found.bits_per_byte is not None:
         rows.append(("bits per byte", f"{found.bits_per_byte:.4f} ({found.bytes:,} bytes)"))
     rows.append(("tokens", f"{found.tokens:,}, in sequences of {source.spec.train.sequence:,}"))

@@ -101,7 +101,7 @@ def _written(args: argparse.Namespace, source: Source) -> int:
     tokenizer = read_tokenizer(required(args.tokenizer or source.tokenizer), source.spec.model.vocab)
     model = load_model(source, args.dtype or "", average=args.average, progress=progress("generate"))
     divide_work(model)
-    prompt = sys.stdin.read() if args.prompt == STDIN else args.prompt
+    prompt = _prompt(args.prompt)
     sampler = Sampler(args.temperature, args.top_p, args.seed)
     writer = Writer(model, tokenizer, drafts=not args.no_drafts)
     begin = perf_counter()
@@ -115,6 +115,18 @@ def _written(args: argparse.Namespace, source: Source) -> int:
     seconds = perf_counter() - begin
     say(said(written, seconds, model.sequence))
     return 0
+
+
+def _prompt(argument: str) -> str:
+    """The prompt that an argument is, or says where to read."""
+    from compiler.inference.faults import InferenceError
+
+    try:
+        text = sys.stdin.read() if argument == STDIN else argument
+        text.encode()
+    except UnicodeError:
+        raise InferenceError("the prompt is not UTF-8") from None
+    return text
 
 
 def document(prompt: str, written: Written, seconds: float) -> dict[str, object]:

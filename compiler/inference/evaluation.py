@@ -20,6 +20,7 @@ from compiler.inference.language_model import LanguageModel
 
 TOKENS_AT_ONCE = 4096
 NO_TARGET = -1
+MOST_NATS = 690.0  # e to the power of it is a number
 Ids = npt.NDArray[np.int64]
 
 
@@ -37,8 +38,9 @@ class Loss:
         return self.nats / self.tokens
 
     @property
-    def perplexity(self) -> float:
-        return math.exp(self.mean) if self.mean < math.log(1e300) else math.inf
+    def perplexity(self) -> float | None:
+        """None where it is too large for a number."""
+        return math.exp(self.mean) if self.mean < MOST_NATS else None
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -91,4 +93,6 @@ def loss_of(model: LanguageModel, streams: Sequence[Ids], progress: Callable[[st
         nats += float(model.score(tokens_BL, targets_BL)[0].sum())
         done += int((targets_BL >= 0).sum())
     progress("")
+    if not math.isfinite(nats):
+        raise InferenceError(f"the loss is {nats}: the weights are not finite, or too large for this dtype")
     return Loss(nats, done)

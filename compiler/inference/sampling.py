@@ -31,7 +31,7 @@ class Sampler:
         """logits_V -> p_V, FP64, whose sum is 1."""
         if self.temperature == 0:
             return torch.zeros(logits_V.shape, dtype=torch.float64).index_fill_(0, logits_V.argmax(), 1.0)
-        p_V = torch.softmax(logits_V.double() / self.temperature, dim=0)
+        p_V = torch.softmax((logits_V.double() - logits_V.max()) / self.temperature, dim=0)
         if self.top_p < 1:
             ordered_V, index_V = p_V.sort(descending=True, stable=True)
             ordered_V[ordered_V.cumsum(0) - ordered_V >= self.top_p] = 0  # what comes before has enough

@@ -16,6 +16,10 @@ import torch
 from compiler.cli import main
 from compiler.commands import eval_ranks
 from compiler.emit.segment_cache import Segments
+from compiler.inference.checkpoint_weights import read_weights
+from compiler.inference.evaluation import Loss, loss_of
+from compiler.inference.faults import InferenceError
+from compiler.inference.language_model import LanguageModel, on_one_rank
 from dsl.load import load
 from runtime.data import tokenizer
 from runtime.data.shards import Reader
@@ -299,11 +303,25 @@ def test_numbers_that_cannot_be(words: list[str], expected: str, capsys: Capture
     assert expected in capsys.readouterr().err
 
 
+def test_a_prompt_that_is_no_utf8(trained: Path, capsys: Captured) -> None:
+    assert main(["generate", str(trained), "caf\udce9"]) == 2
+    assert capsys.readouterr().err.startswith("error: the prompt is not UTF-8")
+
+
+def test_weights_that_are_not_finite(trained: Path, tmp_path: Path) -> None:
+    spec = on_one_rank(load(trained / "spec.resolved"))
+    tensors = stacked(spec, logical(trained))
+    model = LanguageModel(spec, tensors | {"final_norm": tensors["final_norm"] * math.nan})
+    with pytest.raises(InferenceError, match="the loss is nan"):
+        loss_of(model, [held_out(trained)[:40]], lambda _: None)
+
+
+def test_a_perplexity_is_a_number_or_nothing() -> None:
+    assert Loss(1000.0 * 700, 1000).perplexity is None and Loss(0.0, 5).perplexity == 1
+
+
 def test_stacked_tensors_are_those_of_a_checkpoint(trained: Path) -> None:
     """What the commands read is what these tests give a model."""
-    from compiler.inference.checkpoint_weights import read_weights
-    from compiler.inference.language_model import on_one_rank
-
     spec = on_one_rank(load(trained / "spec.resolved"))
     found, expected = read_weights(spec, saved(trained), lambda _: None, False), stacked(spec, logical(trained))
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
