@@ -174,7 +174,7 @@ def _lse_at(lse, head, s, S: tl.constexpr, GROUP: tl.constexpr):
     return lse + (head // GROUP).to(tl.int64) * (S * GROUP) + s * GROUP + head % GROUP
 
 
-FORWARD = {'M': 32, 'N': 16, 'num_warps': 8, 'num_stages': 1, 'enable_fp_fusion': True}
+FORWARD = {'M': 32, 'N': 32, 'num_warps': 8, 'num_stages': 1, 'enable_fp_fusion': True}
 
 
 def mla_attention(q, kv, k_rope, sequence, heads, nope, rope, value, theta):
