@@ -92,6 +92,7 @@ CODES = {
     "E0925": "the rotated columns are columns of a head",
     "E0926": "frequencies are scaled between two numbers of turns, the lower one first",
     "E0930": "keys of a feed-forward part are about what it has",
+    "E0931": "conversations are lines of files, in the tokens of a tokenizer.json",
     # what is right, and cannot be compiled and trained yet
     "E1001": "training runs in fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4",
     "E1006": "training in mxfp8, nvfp4 and other formats without kernels runs on CPUs",

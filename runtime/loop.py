@@ -19,7 +19,7 @@ from runtime.checkpoint.loading import Checkpoint
 from runtime.checkpoint.retention import LOSS
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, channels_of, transport_in_use
 from runtime.contract import node_kind
-from runtime.data.samples import Samples
+from runtime.data.samples import RowSamples, Samples, samples_of
 from runtime.device import check, divide, take
 from runtime.events import Events
 from runtime.launch import debug
@@ -82,6 +82,12 @@ class Loop:
         meta = json.loads((self.corpus / "meta.json").read_text("utf-8"))
         return Progress(self.run, self.total, meta.get("unigram_nats"))
 
+    def say_rows(self, say: Callable[[str], None]) -> None:
+        """Say which conversations are not trained on as they are."""
+        samples = self._samples("train")
+        for text in samples.survey.notes() if isinstance(samples, RowSamples) else ():
+            say(f"data: {text}")
+
     def rank(self, rank: int, world: int, board: Board, view: Progress | None = None) -> None:
         """Train to the end; the target of a launch. `view`: shown by this rank, where no supervisor does."""
         train = self.build.plan.train
@@ -109,6 +115,9 @@ class Loop:
         events = Events(self.run)
         if rank == 0:
             self._begin(trainer, world, events, say)
+            for split in (samples, validation):
+                if isinstance(split, RowSamples):
+                    events.write("rows", split=split.split, **split.survey.facts)
         if len(by_carrier := channels_of(trainer.links)) > 1:
             events.write("channels", rank=rank, **by_carrier)
         saves = Saves(trainer, world, self.run, origin(self.build, self.corpus, self.device), events, say)
@@ -177,11 +186,12 @@ class Loop:
             held.write(self.run, trainer.rank, trainer.step, trainer.program, run_copy.digest(self.build.files))
         return row
 
-    def _samples(self, split: str) -> Samples:
+    def _samples(self, split: str) -> Samples | RowSamples:
         train = self.build.plan.train
-        return Samples(self.corpus, split, train.sequence, EXTRA_TOKENS, seed=train.seed)
+        chat = self.build.plan.data.chat
+        return samples_of(self.corpus, split, train.sequence, EXTRA_TOKENS, seed=train.seed, chat=chat)
 
-    def _validation(self) -> Samples | None:
+    def _validation(self) -> Samples | RowSamples | None:
         return self._samples("validation") if self.build.plan.train.validate else None
 
     def _validates(self, step: int, *, saves: bool) -> bool:

@@ -27,6 +27,7 @@ from runtime.checkpoint.manifest_file import find_manifest
 from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
 from runtime.checkpoint.shard_manifest import CheckpointError, render
 from runtime.contract import MoeLayer, Plan
+from runtime.data.samples import RowSamples
 from runtime.native import library
 from runtime.outcome import printable
 from runtime.position import Order, Position
@@ -76,8 +77,15 @@ def _placed(plan: Plan) -> dict[str, Any]:
 
 
 def order_of(build: Build, corpus: Path) -> Order:
-    """The order in which this build draws the training samples of a prepared corpus."""
+    """The order in which this build draws the training samples of a prepared corpus. Of conversations, windows are
+    rows, each counted as one token, so that it does not depend on the sequence.
+
+    Raises DataError where no row is left to train on.
+    """
     meta, train = json.loads((corpus / "meta.json").read_text("utf-8")), build.plan.train
+    if (chat := build.plan.data.chat) is not None:
+        rows = RowSamples(corpus, "train", train.sequence, EXTRA_TOKENS, seed=train.seed, long=chat.long)
+        return Order(1, rows.num_windows, train.seed)
     windows = (meta["splits"]["train"]["tokens"] - EXTRA_TOKENS) // train.sequence
     return Order(train.sequence, max(1, windows), train.seed)
 
@@ -165,9 +173,13 @@ def _position(checkpoint: Checkpoint, build: Build, order: Order, *, same_text: 
     was = Position.from_json(value)
     if was.order is None:
         raise ValueError("does not say in which order samples were drawn")
-    position = was.under(order, same_text=same_text)
+    is_chat = build.plan.data.chat is not None
+    same_rows = same_text and not (is_chat and was.order.windows != order.windows)  # others are cut, dropped or no loss
+    position = was.under(order, same_text=same_rows)
     if was.order == order or not position.cuts:
         return position, []
+    if is_chat:
+        return position, [f"rows of epoch {position.cuts[0].epoch + 1:,} that are still to come have another order"]
     lost = position.unavoidable()
     how = "as few as windows of whole sequences can"
     if lost is not None:

@@ -310,14 +310,15 @@ def _loop(build: Build, options: Options, corpus: Path, say: Callable[[str], Non
         device = choose(options.device, place.local_world if place else build.plan.mesh.world)
         if place and device == "cuda":
             check_ranks(node_kind(build.plan.cluster, place.rank), place.local_world)
+        order = order_of(build, corpus)
     except ValueError as error:
         raise UsageError(error) from None
     if device == "cpu" and (reason := missing()):
         say(f"ops run on torch, which takes about twice as long: {reason}")
-    order = order_of(build, corpus)
     local_rank, debugged = (place.local_rank if place else None), options.debug is not None
     how = (device, options.transport, options.profile, local_rank, debugged, options.start_timeout_s)
     loop = Loop(build, options.run, corpus, options.steps, None, Position(order=order), *how)
+    loop.say_rows(say)
     return _going_on(loop, options, say)
 
 

@@ -293,7 +293,7 @@ class Trainer:
             self.quantised_at = self.step
 
     def _load(self, source: Source, samples: Indices, count: int) -> dict[str, Tensor]:
-        """This column's `count` micro-batches of the samples. A token below 0 is not a valid target."""
+        """This column's `count` micro-batches of the samples. A token below 0 is ~id of an input, and no target."""
         dp, micro_batch = self.plan.mesh.dp, self.plan.train.micro_batch
         indices = samples.reshape(count, dp, micro_batch)[:, self.dp_rank]
         z = torch.from_numpy(np.stack([source.tokens(int(i)) for i in indices.reshape(-1)]).astype(np.int64))
@@ -302,7 +302,7 @@ class Trainer:
             name: z[:, :, skip : skip + self.sequence].reshape(count, micro_batch * self.sequence)
             for name, skip in (("tokens", 0), ("targets", 1), ("mtp_tokens", 1), ("mtp_targets", 2))
         }
-        return {name: v if name.endswith("targets") else v.clamp(min=0) for name, v in views.items()}
+        return {name: v if name.endswith("targets") else v ^ (v >> 63) for name, v in views.items()}
 
     def _count_targets(self) -> Tensor:
         """Valid targets of the head and of MTP that this rank's column has; the first pipeline rank counts them."""

@@ -72,7 +72,7 @@ ORDER = (
     *("lower", "proof"),
     *("predict", "decide"),
     *("kernels", "emit", "report", "build"),
-    *("data", "templates", "importers", "weights", "editor", "completion", "difference", "launch", "inference"),
+    *("data_source", "templates", "importers", "weights", "editor", "completion", "difference", "launch", "inference"),
     *("commands", "cli", "reference", "api", "dsc_trainer"),
 )
 # Imports that close a cycle: inside of functions, or of a type alone.
@@ -139,7 +139,8 @@ def test_the_order_of_stages_is_in_the_architecture() -> None:
 @pytest.mark.parametrize(
     "modules",
     [
-        "compiler.cli, compiler.data, compiler.commands.check, compiler.commands.schedule, compiler.commands.train, "
+        "compiler.cli, compiler.data_source, compiler.commands.data, "
+        "compiler.commands.check, compiler.commands.schedule, compiler.commands.train, "
         "compiler.commands.eval, compiler.commands.generate",
         "compiler.decide, compiler.emit.build_files, compiler.emit.stage_modules, compiler.report",
         "runtime.actions, runtime.options, runtime.run_copy, runtime.build_files, runtime.build, runtime.outcome, "

@@ -89,9 +89,9 @@ def _of_data(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
     runs = [view for view in analysis.views if hasattr(view.spec, "train")]
     if all(view.spec.data.source == "python_stdlib" for view in runs):
         return ()
-    from compiler import data  # only specs with text of their own wait for it
+    from compiler import data_source  # only specs with text of their own wait for it
 
-    found = (each for view in runs for each in data.warnings(view.spec, view.context.origins, Path(file).parent))
+    found = (each for view in runs for each in data_source.warnings(view.spec, view.context.origins, Path(file).parent))
     return tuple(dict.fromkeys(found))
 
 

@@ -15,7 +15,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from compiler import data as of_data
+from compiler import data_source as of_data
 from compiler.commands.common import wrong
 from compiler.experts import placement_codes as of_placements
 from compiler.importers import import_codes as of_imports

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from dsl.diagnostics import Diagnostic, Note
-from dsl.rules import model, parallel, phases, precision, resources, training
+from dsl.rules import data, model, parallel, phases, precision, resources, training
 from dsl.rules.finding import Finding, Rule
 from dsl.schema import Spec
 from dsl.schema.paths import checked_paths
@@ -95,6 +95,7 @@ RULES: tuple[Row, ...] = (
         ),
         precision.unfused_ops_exist,
     ),
+    (("data.chat", "data.tokenizer", "data.source"), data.conversations_can_be_read),
     (("train.validate", "data.validation"), resources.validation_has_data),
     (("train.checkpoint.best", "train.checkpoint.every", "train.validate"), resources.best_is_measured),
     (("train.checkpoint.keep_every", "train.checkpoint.every"), resources.kept_checkpoints_are_saved),

@@ -7,7 +7,7 @@ from dsl.schema.model import Balance, Clamp, Dense, LayerRange, Model, Moe, Mtp
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Optimizer, StateTensor
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
-from dsl.schema.run import Data, Schedule, Sm, Spec, TrainTokenizer
+from dsl.schema.run import Chat, Data, Schedule, Sm, Spec, TrainTokenizer
 from dsl.schema.train import Batch, Checkpoint, Ema, RatePhase, Train, Validate
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "AnyOptimizer",
     "Balance",
     "Batch",
+    "Chat",
     "Checkpoint",
     "Choices",
     "Clamp",

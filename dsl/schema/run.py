@@ -86,6 +86,28 @@ class TrainTokenizer(Node):
     vocab: Annotated[int, Field(ge=257, le=16_777_216, description="entries, the 256 bytes among them")]
 
 
+class Chat(Node):
+    """Conversations for supervised fine-tuning. Rows are lines of .jsonl: `messages`, or `prompt` and `completion`, and
+    `tools`; the loss is on what the assistant says."""
+
+    template: Annotated[
+        str | None,
+        FilePath(),
+        Field(
+            min_length=1,
+            max_length=4096,
+            description="the chat template in jinja, which marks what the assistant says by `{% generation %}`; "
+            "else chat_template.jinja beside the tokenizer, or the template in tokenizer_config.json there",
+            examples=['template = "chat_template.jinja"'],
+        ),
+    ] = None
+    long: Annotated[
+        Literal["cut", "drop"],
+        Field(description="what becomes of a row with more tokens than a sequence", examples=["long = cut"]),
+        Choices({"cut": "its first tokens are kept", "drop": "it is left out"}),
+    ] = "cut"
+
+
 class Data(Node):
     """Where the text comes from. Paths are those from the folder of the spec."""
 
@@ -108,6 +130,13 @@ class Data(Node):
     validation: Annotated[
         float, Field(ge=0, lt=1, description="share of the documents that is held out", examples=["validation = 5%"])
     ] = 0.0
+    chat: Annotated[
+        Chat | None,
+        Field(
+            description="the text is conversations, in lines of .jsonl; without it, documents",
+            examples=["chat { long = cut }"],
+        ),
+    ] = None
 
 
 class Spec(Node):

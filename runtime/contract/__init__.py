@@ -21,6 +21,7 @@ from runtime.contract.overlap import BodyTimes, Overlap, ProgramTimes
 from runtime.contract.plan import (
     Batches,
     BatchGrowth,
+    Chat,
     Checkpoints,
     Data,
     DataRequest,
@@ -59,6 +60,7 @@ __all__ = [
     "Bucket",
     "Call",
     "Certificate",
+    "Chat",
     "Checkpoints",
     "Collective",
     "Data",

@@ -178,12 +178,25 @@ class TrainedTokenizer:
 
 
 @dataclass(frozen=True)
+class Chat:
+    """Conversations. `template`: a file of a chat template, or None for the one beside the tokenizer; `long`: what
+    becomes of a row with more tokens than a sequence."""
+
+    template: Annotated[str, Pattern(".{1,4096}")] | None
+    long: Literal["cut", "drop"]
+
+
+@dataclass(frozen=True)
 class Data:
-    """Where the text comes from, relative to the folder of the spec; `tokenizer` is a file, or one to be trained."""
+    """Where the text comes from, relative to the folder of the spec; `tokenizer` is a file, or one to be trained.
+
+    `chat`: lines of the text are conversations; None: they are documents.
+    """
 
     source: Annotated[str, Pattern(".{1,4096}")]
     tokenizer: Annotated[str, Pattern(".+")] | TrainedTokenizer
     validation: Share
+    chat: Chat | None = None
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import hashlib
 import json
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runtime.data.errors import DataError
 from runtime.data.files import open_regular
@@ -53,8 +54,9 @@ class Corpus:
 # ---------------------------------------------------------------- finding
 
 
-def find(source: str, spec_folder: Path) -> Corpus:
-    """The corpus `source` names. Symbolic links below its folder are not followed, so no file comes from elsewhere.
+def find(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Corpus:
+    """The corpus `source` names, of files with one of the suffixes. Symbolic links below its folder are not followed,
+    so no file comes from elsewhere.
 
     Raises DataError when nothing is found, naming the folder and the pattern.
     """
@@ -68,24 +70,25 @@ def find(source: str, spec_folder: Path) -> Corpus:
     for path in paths:
         if path.is_dir():
             continue
-        if reason := _why_not(folder, path):
+        if reason := _why_not(folder, path, suffixes):
             left_out[path] = reason
         else:
             files.append(SourceFile(path.relative_to(folder).as_posix(), path))
     if not files:
-        raise DataError(_nothing_found(source, folder, left_out))
+        raise DataError(_nothing_found(source, folder, left_out, suffixes))
     return Corpus(tuple(sorted(files)), tuple(sorted(Counter(left_out.values()).items())))
 
 
-def why_nothing(source: str, spec_folder: Path) -> str:
+def why_nothing(source: str, spec_folder: Path, suffixes: Sequence[str] = SUFFIXES) -> str:
     """Why `find` would raise, or "" where it finds a file: it is only looked for one, not at all of them."""
     try:
         if source == STDLIB:
             return ""
         folder, pattern = _split_glob(source, spec_folder)
-        if any(not path.is_dir() and not _why_not(folder, path) for path in _matches(source, folder, pattern)):
+        paths = _matches(source, folder, pattern)
+        if any(not path.is_dir() and not _why_not(folder, path, suffixes) for path in paths):
             return ""
-        find(source, spec_folder)
+        find(source, spec_folder, suffixes)
     except (DataError, OSError) as error:
         return str(error)
     return ""
@@ -121,12 +124,12 @@ def _matches(source: str, folder: Path, pattern: str) -> list[Path]:
         raise DataError(f"data source {source!r}: {error}") from None
 
 
-def _why_not(folder: Path, path: Path) -> str:
+def _why_not(folder: Path, path: Path, suffixes: Sequence[str]) -> str:
     """Why a match is left out, or ""."""
     below = len(path.relative_to(folder).parts)
     if any(part.is_symlink() for part in (path, *path.parents[: below - 1])):
         return "symbolic link"
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in suffixes:
         return OTHER_SUFFIX
     if not path.is_file():
         return "not a file"
@@ -141,27 +144,28 @@ def _decodes(path: Path) -> bool:
     return True
 
 
-def _nothing_found(source: str, folder: Path, left_out: Mapping[Path, str]) -> str:
+def _nothing_found(source: str, folder: Path, left_out: Mapping[Path, str], allowed: Sequence[str]) -> str:
     """What the pattern matched, and why none of it is read."""
     start = f"data source {source!r}: "
     if left_out:
         count = len(left_out)
         matched = "1 file matches and is not read" if count == 1 else f"{count} files match and none is read"
-        return f"{start}{matched}: {'; '.join(_reasons(left_out))}"
+        return f"{start}{matched}: {'; '.join(_reasons(left_out, allowed))}"
     if (folder / Path(source).name).is_dir():
-        return f"{start}{source} is a folder, write {source.rstrip('/')}/**/*.txt"
-    return f"{start}no {', '.join(SUFFIXES)} file found in {folder}"
+        return f"{start}{source} is a folder, write {source.rstrip('/')}/**/*{allowed[0]}"
+    return f"{start}no {', '.join(allowed)} file found in {folder}"
 
 
-def _reasons(left_out: Mapping[Path, str]) -> Iterator[str]:
+def _reasons(left_out: Mapping[Path, str], allowed: Sequence[str]) -> Iterator[str]:
     for reason, count in sorted(Counter(left_out.values()).items()):
         if reason == OTHER_SUFFIX:
             suffixes = sorted({path.suffix or "no suffix" for path, why in left_out.items() if why == reason})
             more = " and others" if len(suffixes) > MAX_SHOWN else ""
             verb = "is" if len(suffixes) == 1 else "are"
-            yield f"{', '.join(suffixes[:MAX_SHOWN])}{more} {verb} not one of {' '.join(SUFFIXES)}" + (
-                "; rename the files, or write their texts as lines of a .jsonl"
-            )
+            edit = "rename the files, or write their texts as lines of a .jsonl"
+            if ".parquet" in suffixes:
+                edit = "parquet files are not read: write their rows as lines of a .jsonl"
+            yield f"{', '.join(suffixes[:MAX_SHOWN])}{more} {verb} not one of {' '.join(allowed)}; {edit}"
         else:
             yield f"{count} left out: {reason}"
 
@@ -184,27 +188,30 @@ def _read(path: Path) -> str:
 
 
 def _jsonl(path: Path) -> Iterator[str]:
+    for place, _, row in json_lines(path):
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            raise DataError(f'{place}: expected an object with a string under "text"')
+        text: str = row["text"]
+        if any("\ud800" <= c <= "\udfff" for c in text):
+            raise DataError(f'{place}: "text" holds half of a surrogate pair, which no UTF-8 text has')
+        yield text
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, bytes, Any]]:
+    """(file:line, bytes, value) of every line that is not blank. Raises DataError for one that is not JSON."""
     with open_regular(path) as lines:
         number = 0
         while line := lines.readline(MAX_DOCUMENT_BYTES + 1):
             number += 1
+            place = f"{path}:{number}"
             if len(line) > MAX_DOCUMENT_BYTES:
-                raise DataError(f"{path}:{number}: line longer than {MAX_DOCUMENT_BYTES >> 20} MiB")
+                raise DataError(f"{place}: line longer than {MAX_DOCUMENT_BYTES >> 20} MiB")
             if line.strip():
-                yield _json_text(line, f"{path}:{number}")
-
-
-def _json_text(line: bytes, place: str) -> str:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: not JSON: {error}") from None
-    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-        raise DataError(f'{place}: expected an object with a string under "text"')
-    text: str = row["text"]
-    if any("\ud800" <= c <= "\udfff" for c in text):
-        raise DataError(f'{place}: "text" holds half of a surrogate pair, which no UTF-8 text has')
-    return text
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise DataError(f"{place}: not JSON: {error}") from None
+                yield place, line.strip(), value
 
 
 def digest(files: tuple[SourceFile, ...]) -> str:

@@ -13,10 +13,12 @@ import numpy as np
 import tokenizers
 
 from runtime.data import corpus, tokenizer
+from runtime.data.chat import Settings, rows
 from runtime.data.corpus import SourceFile
 from runtime.data.errors import DataError
 from runtime.data.files import open_regular, write_synced
 from runtime.data.given import Given
+from runtime.data.row_shards import RowReader, RowWriter
 from runtime.data.shards import Reader, Writer
 from runtime.data.split import Split, rank
 from runtime.data.store import Meta
@@ -27,6 +29,7 @@ BATCH_BYTES = 1 << 20
 TOKENIZER = "tokenizer.json"
 Progress = Callable[[str, int, int], None]
 Document = tuple[SourceFile, str]
+Read = Callable[[SourceFile], Iterable[str]]  # the documents of a file, or its rows
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Tokens:
     facts: dict[str, Any]
     phase: str  # of the progress, while documents are asked for
     ids: Callable[[Sequence[Document]], Iterable[Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]]]
+    unaligned: Callable[[], int] = lambda: 0  # rows so far whose prompt has other tokens by itself
 
 
 # ---------------------------------------------------------------- where token ids come from
@@ -52,12 +56,12 @@ def trained(files: tuple[SourceFile, ...], divided: Split, vocab: int, seed: int
 
 
 @contextmanager
-def given(path: Path, content: bytes, vocab: int) -> Iterator[Tokens]:
+def given(path: Path, content: bytes, vocab: int, chat: Settings | None = None) -> Iterator[Tokens]:
     """A user's tokenizer. Raises DataError if it has more tokens than `vocab`, or if it is none."""
-    with Given(path, content) as process:
+    with Given(path, content, chat) as process:
         facts = {**process.facts, "library": tokenizers.__version__}
         check_vocab(path, facts["vocab"], vocab)
-        yield Tokens(facts.pop("json"), facts, "encode", process.encode)
+        yield Tokens(facts.pop("json"), facts, "encode", process.encode, lambda: process.unaligned)
 
 
 def check_vocab(path: Path, size: int, vocab: int) -> None:
@@ -69,15 +73,25 @@ def check_vocab(path: Path, size: int, vocab: int) -> None:
 def again(folder: Path, meta: Meta) -> Tokens:
     """The tokens of the same text in a verified folder that divides it otherwise: nothing is encoded."""
     was = Split(**meta["split"])
-    sides = [iter(_documents(Reader(folder / name))) for name in ("train", "validation")]
+    is_chat = "chat" in meta
+    sides = [
+        _rows(folder / name) if is_chat else (ids[:-1] for ids in _documents(Reader(folder / name)))
+        for name in ("train", "validation")
+    ]
     with open_regular(folder / TOKENIZER) as stream:
         text = stream.read().decode("utf-8")
-    ids = lambda documents: (next(sides[was.is_held(*document)])[:-1] for document in documents)  # noqa: E731
-    return Tokens(text, dict(meta["tokenizer"]), "divide", ids)
+    ids = lambda documents: (next(sides[was.is_held(*document)]) for document in documents)  # noqa: E731
+    unaligned = meta["chat"]["unaligned"] if is_chat else 0
+    return Tokens(text, dict(meta["tokenizer"]), "divide", ids, lambda: unaligned)
 
 
 def _documents(reader: Reader) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
     return (reader.document(index) for index in range(reader.num_documents))
+
+
+def _rows(prefix: Path) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+    reader = RowReader(prefix)
+    return (reader.row(index) for index in range(reader.num_rows))
 
 
 def _sample(files: tuple[SourceFile, ...], divided: Split, seed: int, progress: Progress) -> Iterator[str]:
@@ -99,10 +113,10 @@ def _sample(files: tuple[SourceFile, ...], divided: Split, seed: int, progress: 
 
 
 class _Side:
-    """One shard while it is written, and what it holds."""
+    """One shard while it is written, and what it holds. `rows`: of conversations."""
 
-    def __init__(self, folder: Path, name: str, vocab: int) -> None:
-        self.writer = Writer(folder / name, vocab)
+    def __init__(self, folder: Path, name: str, vocab: int, *, rows: bool) -> None:
+        self.writer = RowWriter(folder / name, vocab) if rows else Writer(folder / name, vocab)
         self.documents: dict[str, int] = {}  # of each file
         self.num_bytes = 0
 
@@ -121,27 +135,35 @@ class _Side:
 
 
 def write_shards(
-    folder: Path, files: tuple[SourceFile, ...], divided: Split, tokens: Tokens, progress: Progress
+    folder: Path,
+    files: tuple[SourceFile, ...],
+    divided: Split,
+    tokens: Tokens,
+    progress: Progress,
+    chat: Settings | None = None,
 ) -> dict[str, Any]:
-    """Writes tokenizer.json and both shards; returns what meta.json says of them."""
+    """Writes tokenizer.json and both shards; returns what meta.json says of them. `chat`: of rows, else None."""
     write_synced(folder / TOKENIZER, tokens.json)
     vocab, end = tokens.facts["vocab"], tokens.facts["end_of_document"]
-    train, validation = (_Side(folder, name, vocab) for name in ("train", "validation"))
+    train, validation = (_Side(folder, name, vocab, rows=chat is not None) for name in ("train", "validation"))
     total = max(1, sum(file.path.stat().st_size for file in files))
     done = 0
     with train.writer, validation.writer:
-        for documents in _batches(files):
+        for documents in _batches(files, corpus.documents if chat is None else rows):
             for (file, text), ids in zip(documents, tokens.ids(documents), strict=True):
                 side = validation if divided.is_held(file, text) else train
-                side.add(file, text, np.append(np.asarray(ids, np.int64), end))
+                found = np.asarray(ids, np.int64)
+                side.add(file, text, np.append(found, end) if chat is None else found)
                 done += len(text)
             progress(tokens.phase, min(done, total - 1), total)
     progress(tokens.phase, total, total)
-    return {
+    facts = {} if chat is None else {"chat": {"settings": chat.digest, "unaligned": tokens.unaligned()}}
+    reader_of: type[Reader | RowReader] = Reader if chat is None else RowReader
+    return facts | {
         "tokenizer": tokens.facts,
         "splits": {"train": train.facts(), "validation": validation.facts()},
         "held_out": list(_held_out(files, train, validation)),
-        "unigram_nats": unigram_nats(Reader(folder / "train"), Reader(folder / "validation"), vocab),
+        "unigram_nats": unigram_nats(reader_of(folder / "train"), reader_of(folder / "validation"), vocab),
         "unigram_smoothing": "add one to the count of every token",
     }
 
@@ -154,12 +176,12 @@ def _held_out(files: tuple[SourceFile, ...], train: _Side, validation: _Side) ->
             yield f"{file.name} ({held} of {held + trained_on} documents)" if trained_on else file.name
 
 
-def _batches(files: Iterable[SourceFile]) -> Iterator[list[Document]]:
-    """Documents, about BATCH_BYTES at a time: enough to keep every core encoding."""
+def _batches(files: Iterable[SourceFile], read: Read) -> Iterator[list[Document]]:
+    """Documents or rows, about BATCH_BYTES at a time: enough to keep every core encoding."""
     batch: list[Document] = []
     held = 0
     for file in files:
-        for text in corpus.documents(file):
+        for text in read(file):
             batch.append((file, text))
             held += len(text)
             if held >= BATCH_BYTES:
@@ -169,16 +191,19 @@ def _batches(files: Iterable[SourceFile]) -> Iterator[list[Document]]:
         yield batch
 
 
-def unigram_nats(train: Reader, validation: Reader, vocab: int) -> float | None:
+def unigram_nats(train: Reader | RowReader, validation: Reader | RowReader, vocab: int) -> float | None:
     """Cross-entropy, nats a token, of the validation tokens under the training frequencies: what knowing only how
-    often each token occurs achieves. p_i = (count_i + 1) / (training tokens + vocab). None without validation tokens.
+    often each token occurs achieves. p_i = (count_i + 1) / (training tokens + vocab). Of rows, only tokens count that
+    the loss is on. None without validation tokens.
     """
-    if validation.num_tokens == 0:
-        return None
     train_V, validation_V = (_counts(reader, vocab) for reader in (train, validation))
-    log_p_V = np.log(train_V + 1.0) - math.log(train.num_tokens + vocab)
-    return math.fsum((-validation_V * log_p_V).tolist()) / validation.num_tokens
+    num_train, num_validation = int(train_V.sum()), int(validation_V.sum())
+    if num_validation == 0:
+        return None
+    log_p_V = np.log(train_V + 1.0) - math.log(num_train + vocab)
+    return math.fsum((-validation_V * log_p_V).tolist()) / num_validation
 
 
-def _counts(reader: Reader, vocab: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return sum((np.bincount(chunk, minlength=vocab) for chunk in reader.chunks()), np.zeros(vocab, np.int64))
+def _counts(reader: Reader | RowReader, vocab: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    chunks = (chunk[chunk >= 0] for chunk in reader.chunks())
+    return sum((np.bincount(chunk, minlength=vocab) for chunk in chunks), np.zeros(vocab, np.int64))

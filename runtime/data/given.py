@@ -4,9 +4,13 @@ What such a file asks of the tokenizers library is code: a pattern may backtrack
 letter a million, and the library panics where its limits are passed. So the process has limits on its memory and on the
 processor time of each batch, and what ends it becomes a DataError that names the tokenizer and the document.
 
-Its standard input has the length of tokenizer.json in a line, its bytes, then a line for each batch: a JSON list of
-texts. Its standard output has a line of JSON for each: first {"json", "sha256", "vocab", "end_of_document"}, then
-{"sizes": tokens of each text}, followed by the ids as u32; or {"error": why not}, and its end.
+A chat template is code, too, and is rendered there.
+
+Its standard input has a line of JSON, the length of tokenizer.json and the chat settings, or null where texts are
+documents; then the bytes of tokenizer.json; then a line for each batch: a JSON list of texts. Its standard output has a
+line of JSON for each: first {"json", "sha256", "vocab", "end_of_document"}, then {"sizes": tokens of each text},
+followed by the ids as i32; or {"error": why not}, and its end. For conversations there is {"unaligned": rows whose
+prompt has other tokens by itself} beside the sizes, and a token without loss is ~id (runtime/data/chat.py).
 """
 
 from __future__ import annotations
@@ -19,23 +23,26 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer
 
 from runtime.data import tokenizer
+from runtime.data.chat import RowEncoder, Settings, place_of
 from runtime.data.corpus import SourceFile
 from runtime.data.errors import DataError
 from runtime.data.words import Encoder
 
 Ids = npt.NDArray[np.int64]
+Encode = Callable[[list[str]], tuple[list[list[int]], dict[str, int]]]  # texts → ids of each, and what else to say
 CPU_S = 60.0  # for a batch, and again for each MiB of it: a hundred times what published tokenizers take
 DATA_BYTES = 4 << 30
 DATA_BYTES_PER_BYTE = 128  # of a batch: the library keeps several alignments of each byte
-MAX_SHOWN = 200  # characters of what the library says
+MAX_SHOWN, MAX_SAID = 200, 2000  # characters of what the library says, and of a reason
 
 
 class _EndedError(Exception):
@@ -50,9 +57,11 @@ class Given:
 
     facts: dict[str, Any]  # what the process says first
 
-    def __init__(self, path: Path, content: bytes) -> None:
+    def __init__(self, path: Path, content: bytes, chat: Settings | None = None) -> None:
         self.path = path
+        self.unaligned = 0  # rows whose prompt has other tokens by itself than before its completion
         self._content = content
+        self._chat = chat
 
     def __enter__(self) -> Given:
         self._start()
@@ -67,7 +76,10 @@ class Given:
             return self._ask([text for _, text in documents])
         except _EndedError as ended:
             if len(documents) == 1:
-                raise DataError(f"{self.path}: cannot encode {documents[0][0].path}: {ended}") from None
+                file, text = documents[0]
+                if self._chat is not None:
+                    raise DataError(f"{place_of(file, text)}: {ended}") from None
+                raise DataError(f"{self.path}: cannot encode {file.path}: {ended}") from None
         ids: list[Ids] = []
         for document in documents:  # which of them it is
             self._end()
@@ -85,10 +97,12 @@ class Given:
             env=os.environ | {"RUST_BACKTRACE": "0"},
         )
         try:
-            self.facts = self._reply(f"{len(self._content)}\n".encode() + self._content)
+            head = [len(self._content), None if self._chat is None else self._chat.to_json()]
+            self.facts = self._reply(json.dumps(head).encode() + b"\n" + self._content)
         except _EndedError as ended:
             self._end()
-            raise DataError(f"{self.path}: {ended}") from None
+            names_file = self._chat is not None and str(ended).startswith(f"{self._chat.path}:")
+            raise DataError(f"{ended}" if names_file else f"{self.path}: {ended}") from None
 
     def _end(self) -> None:
         """Ends the process, if it has not ended."""
@@ -97,12 +111,13 @@ class Given:
             self._errors.close()
 
     def _ask(self, texts: list[str]) -> list[Ids]:
-        sizes = self._reply(json.dumps(texts, ensure_ascii=False).encode() + b"\n")["sizes"]
+        answer = self._reply(json.dumps(texts, ensure_ascii=False).encode() + b"\n")
+        sizes, self.unaligned = answer["sizes"], self.unaligned + answer.get("unaligned", 0)
         stream = _pipe(self._process.stdout)
         content = stream.read(4 * sum(sizes))
         if len(content) < 4 * sum(sizes):
             raise _EndedError(self._reason())
-        ids = np.frombuffer(content, "<u4").astype(np.int64)
+        ids = np.frombuffer(content, "<i4").astype(np.int64)
         return np.split(ids, np.cumsum(sizes)[:-1])
 
     def _reply(self, question: bytes) -> dict[str, Any]:
@@ -142,31 +157,45 @@ def main(argv: list[str]) -> int:
     cpu_s, data_bytes = float(argv[0]), int(argv[1])
     _end_with_parent()
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
-    length = int(stdin.readline())
+    length, settings = json.loads(stdin.readline())
     try:
         _allow(cpu_s, data_bytes, length)
-        bpe = tokenizer.parse(stdin.read(length))
+        end = None if settings is None else settings["tokens"].get("eos_token")
+        bpe = tokenizer.parse(stdin.read(length), end)
         facts = {"json": tokenizer.to_json(bpe), "sha256": tokenizer.digest(bpe), "vocab": tokenizer.size(bpe)}
-        _answer(stdout, facts | {"end_of_document": tokenizer.end_id(bpe)})
-        encoder = Encoder(bpe)
+        facts["end_of_document"] = tokenizer.end_id(bpe, end)
+        encode = _documents(bpe) if settings is None else _conversations(bpe, settings)
+        _answer(stdout, facts)
         for line in stdin:
             _allow(cpu_s, data_bytes, len(line))
-            ids = encoder.encode(json.loads(line))
-            _answer(
-                stdout,
-                {"sizes": [len(each) for each in ids]},
-                b"".join(np.array(each, "<u4").tobytes() for each in ids),
-            )
+            ids, more = encode(json.loads(line))
+            answer = {"sizes": [len(each) for each in ids]} | more
+            _answer(stdout, answer, b"".join(np.array(each, "<i4").tobytes() for each in ids))
     except (KeyboardInterrupt, BrokenPipeError):
         return 1
     except MemoryError:
         _answer(stdout, {"error": f"it needs more than {data_bytes / 2**30:.3g} GiB of memory"})
         return 1
     except BaseException as error:  # a panic of the library is no Exception
-        name = "" if isinstance(error, DataError) else "the tokenizers library fails: "
-        _answer(stdout, {"error": f"{name}{str(error)[:MAX_SHOWN]}"})
+        said = str(error) if isinstance(error, DataError) else f"the tokenizers library fails: {str(error)[:MAX_SHOWN]}"
+        _answer(stdout, {"error": said[:MAX_SAID]})
         return 1
     return 0
+
+
+def _documents(bpe: Tokenizer) -> Encode:
+    encoder = Encoder(bpe)
+    return lambda texts: (encoder.encode(texts), {})
+
+
+def _conversations(bpe: Tokenizer, settings: dict[str, Any]) -> Encode:
+    encoder = RowEncoder(bpe, settings)
+
+    def encode(texts: list[str]) -> tuple[list[list[int]], dict[str, int]]:
+        rows = encoder.encode(texts)
+        return [row.ids for row in rows], {"unaligned": sum(not row.aligned for row in rows)}
+
+    return encode
 
 
 def _allow(cpu_s: float, data_bytes: int, num_bytes: int) -> None:

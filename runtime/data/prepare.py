@@ -20,7 +20,8 @@ from typing import Any
 import tokenizers
 
 from runtime.contract import DataRequest
-from runtime.data import corpus, encode, store, tokenizer
+from runtime.data import chat, corpus, encode, store, tokenizer
+from runtime.data.chat import Settings
 from runtime.data.corpus import SourceFile
 from runtime.data.encode import Progress, Tokens
 from runtime.data.errors import DataError
@@ -137,7 +138,8 @@ def _asked(request: DataRequest) -> Meta:
     """What meta.json says of a request."""
     data = request.data
     choice = data.tokenizer if isinstance(data.tokenizer, str) else {"train": data.tokenizer.vocab}
-    asked = {"source": data.source, "tokenizer": choice, "validation": float(data.validation)}
+    asked: dict[str, Any] = {"source": data.source, "tokenizer": choice, "validation": float(data.validation)}
+    asked |= {} if data.chat is None else {"chat": {"template": data.chat.template}}
     return asked | {"seed": request.seed, "vocab": request.vocab}
 
 
@@ -157,6 +159,7 @@ class _Task:
     text_key: str
     key: str
     progress: Progress
+    chat: Settings | None = None  # lines are conversations
 
     def check(self, meta: Meta) -> None:
         """Raise DataError if the tokenizer of a folder has more tokens than the model."""
@@ -167,7 +170,7 @@ class _Task:
         """Write the shards into `folder`, and return what meta.json says of them. Beside it, in `where`, may be the
         same text with the same tokenizer, divided otherwise."""
         with self._tokens(where) as tokens:
-            found = encode.write_shards(folder, self.files, self.divided, tokens, self.progress)
+            found = encode.write_shards(folder, self.files, self.divided, tokens, self.progress, self.chat)
         return found | {"format": FORMAT, "split": {"seed": self.divided.seed, "limit": self.divided.limit}}
 
     @contextmanager
@@ -180,15 +183,22 @@ class _Task:
         if isinstance(self.tokenizer, int):
             yield encode.trained(self.files, self.divided, self.tokenizer, self.seed, self.progress)
         else:
-            with encode.given(*self.tokenizer, self.vocab) as tokens:
+            with encode.given(*self.tokenizer, self.vocab, self.chat) as tokens:
                 yield tokens
 
 
 def _task(request: DataRequest, spec_folder: Path, progress: Progress) -> _Task:
     """Find the text and the tokenizer, and divide the text."""
     wanted, fraction = request.data.tokenizer, float(request.data.validation)
-    found = corpus.find(request.data.source, spec_folder)
-    divided = split(found.files, fraction, request.seed)
+    settings: Settings | None = None
+    suffixes: Sequence[str] = corpus.SUFFIXES
+    read: encode.Read = corpus.documents
+    if request.data.chat is not None:
+        assert isinstance(wanted, str), "a rule of specs: conversations are in the tokens of a tokenizer.json"
+        settings = chat.read_settings(request.data.chat, spec_folder / wanted, spec_folder)
+        suffixes, read = chat.SUFFIXES, chat.rows
+    found = corpus.find(request.data.source, spec_folder, suffixes)
+    divided = split(found.files, fraction, request.seed, read)
     progress("read", 0, 1)
     seed = request.seed if fraction else 0  # which decides nothing where all is trained on
     division = [fraction, seed]
@@ -200,10 +210,12 @@ def _task(request: DataRequest, spec_folder: Path, progress: Progress) -> _Task:
     else:
         using = wanted.vocab
         named = [{"train": wanted.vocab}, *division]
-    text_key = _hash([FORMAT, tokenizers.__version__, corpus.digest(found.files), named])[:16]
+    of_chat = [] if settings is None else [{"chat": settings.digest, "format": chat.FORMAT}]
+    text_key = _hash([FORMAT, tokenizers.__version__, corpus.digest(found.files), named, *of_chat])[:16]
     key = f"{text_key}-{_hash(division)[:8]}"
     progress("read", 1, 1)
-    return _Task(found.files, dict(found.skipped), divided, seed, request.vocab, using, text_key, key, progress)
+    skipped = dict(found.skipped)
+    return _Task(found.files, skipped, divided, seed, request.vocab, using, text_key, key, progress, settings)
 
 
 def _hash(parts: Sequence[object]) -> str:

@@ -1,7 +1,8 @@
 """Samples of a prepared corpus. Sample i is a pure function of (seed, i): no rank count, no state, nothing stored.
 
 The documents of a split, one after the other, are cut into windows `sequence` apart; a sample is a window and the first
-`extra` tokens of the next, its targets. Every epoch of training visits each window once, in an order of its own.
+`extra` tokens of the next, its targets. Of conversations each row is a sample. Every epoch of training visits each
+window, or row, once, in an order of its own.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from __future__ import annotations
 import hashlib
 import struct
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime.contract import Chat
 from runtime.data.errors import DataError
+from runtime.data.row_shards import RowReader
 from runtime.data.shards import Reader
 
 SPLITS = ("train", "validation")
+Fate = Literal["sample", "cut", "dropped", "without_loss"]  # of a row
+PADDING = -1  # ~0: read as token 0, and nobody's target
 _ROUNDS = 6  # four make a Feistel network over a good round function indistinguishable from chance (Luby and Rackoff)
 
 
@@ -39,14 +45,97 @@ class Samples:
 
     def window(self, index: int) -> int:
         """Which window sample `index` is: 0 ≤ window < num_windows."""
-        assert index >= 0, "samples count from 0"
-        epoch, place = divmod(index, self.num_windows)
-        return place if self.split == "validation" else permuted(place, self.num_windows, self.seed, epoch)
+        return _window(index, self.num_windows, self.split, self.seed)
 
     def tokens(self, index: int) -> npt.NDArray[np.int64]:
         """[sequence + extra] token ids of sample `index`."""
         first = self.window(index) * self.sequence
         return self.reader.tokens(first, first + self.sequence + self.extra)
+
+
+class Survey:
+    """The rows of one split of conversations, and what becomes of each under a sequence: it is a sample, or a sample of
+    which the end is cut, or it is left out because it is too long under `drop`, or because it has no target.
+    """
+
+    def __init__(self, folder: Path, split: str, sequence: int, long: Literal["cut", "drop"]) -> None:
+        assert split in SPLITS and sequence > 0
+        self.split, self.sequence = split, sequence
+        self.reader = RowReader(folder / split)
+        self.is_long = self.reader.sizes > sequence
+        self.is_dropped = self.is_long & (long == "drop")
+        self.has_target = self.reader.first_targets() < np.minimum(self.reader.sizes, sequence)
+        self.rows = np.flatnonzero(~self.is_dropped & self.has_target)  # that are samples
+        self.facts = {
+            "rows": self.reader.num_rows,
+            "samples": len(self.rows),
+            "cut": int(self.is_long[self.rows].sum()),
+            "dropped": int(self.is_dropped.sum()),
+            "without_loss": int((~self.is_dropped & ~self.has_target).sum()),
+        }
+
+    def fate(self, row: int) -> Fate:
+        """What becomes of a row."""
+        if self.is_dropped[row]:
+            return "dropped"
+        if not self.has_target[row]:
+            return "without_loss"
+        return "cut" if self.is_long[row] else "sample"
+
+    def notes(self) -> list[str]:
+        """What becomes of rows that are not trained on as they are; a sentence for each."""
+        kinds = (
+            ("cut", f"longer than {self.sequence:,} tokens, and cut there"),
+            ("dropped", f"longer than {self.sequence:,} tokens, and left out"),
+            ("without_loss", f"without a token in the first {self.sequence:,} that the loss is on, and left out"),
+        )
+        of = f"of {self.facts['rows']:,} {self.split} rows"
+        return [f"{self.facts[name]:,} {of} are {what}" for name, what in kinds if self.facts[name]]
+
+
+class RowSamples:
+    """The samples of one split of conversations: a row is a sample, padded to `sequence + extra` tokens.
+
+    A token without loss is ~id; padding is -1. A row has at most `sequence` tokens: the rest of a longer one is cut, or
+    under `drop` the row is left out. Rows without a target are left out, too. Raises DataError when none is left.
+    """
+
+    def __init__(
+        self, folder: Path, split: str, sequence: int, extra: int = 2, *, seed: int, long: Literal["cut", "drop"]
+    ) -> None:
+        assert extra >= 0
+        self.split, self.sequence, self.extra, self.seed = split, sequence, extra, seed
+        self.survey = Survey(folder, split, sequence, long)
+        self.rows, self.num_windows = self.survey.rows, len(self.survey.rows)
+        if self.num_windows == 0:
+            reasons = "".join(f"; {note}" for note in self.survey.notes())
+            raise DataError(f"{folder / split}: no row is left to be a sample{reasons}")
+
+    def window(self, index: int) -> int:
+        """Which of `rows` sample `index` is: 0 ≤ window < num_windows."""
+        return _window(index, self.num_windows, self.split, self.seed)
+
+    def tokens(self, index: int) -> npt.NDArray[np.int64]:
+        """[sequence + extra] token ids of sample `index`."""
+        found = np.full(self.sequence + self.extra, PADDING)
+        ids = self.survey.reader.row(int(self.rows[self.window(index)]), self.sequence)
+        found[: len(ids)] = ids
+        return found
+
+
+def samples_of(
+    folder: Path, split: str, sequence: int, extra: int, *, seed: int, chat: Chat | None
+) -> Samples | RowSamples:
+    """The samples of one split of a prepared folder: windows of text, or rows of conversations."""
+    if chat is None:
+        return Samples(folder, split, sequence, extra, seed=seed)
+    return RowSamples(folder, split, sequence, extra, seed=seed, long=chat.long)
+
+
+def _window(index: int, num: int, split: str, seed: int) -> int:
+    assert index >= 0, "samples count from 0"
+    epoch, place = divmod(index, num)
+    return place if split == "validation" else permuted(place, num, seed, epoch)
 
 
 def permuted(place: int, num: int, seed: int, epoch: int) -> int:

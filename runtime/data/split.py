@@ -8,7 +8,7 @@ side, whatever files they are in.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from runtime.data import corpus
@@ -30,8 +30,13 @@ class Split:
         return self.limit > 0 and rank(self.seed, file.name if file.is_one_document else text) < self.limit
 
 
-def split(files: Iterable[SourceFile], fraction: float, seed: int) -> Split:
-    """A split that holds out about `fraction` of the documents, and none of them if it is 0.
+def split(
+    files: Iterable[SourceFile],
+    fraction: float,
+    seed: int,
+    read: Callable[[SourceFile], Iterable[str]] = corpus.documents,
+) -> Split:
+    """A split that holds out about `fraction` of the documents, and none of them if it is 0. `read`: those of a file.
 
     Both sides get at least one: where chance leaves a side empty, the limit is moved to the nearest rank. Reads as many
     documents as it takes to know that neither is. Raises DataError for a fraction outside [0, 1), or where there are no
@@ -44,7 +49,7 @@ def split(files: Iterable[SourceFile], fraction: float, seed: int) -> Split:
     limit = max(1, int(fraction * RANKS))
     lowest, highest, file = RANKS, -1, None
     for file in files:
-        for text in corpus.documents(file):
+        for text in read(file):
             found = rank(seed, file.name if file.is_one_document else text)
             lowest, highest = min(lowest, found), max(highest, found)
             if lowest < limit <= highest:

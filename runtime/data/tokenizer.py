@@ -56,14 +56,18 @@ def read(path: Path) -> bytes:
     return content
 
 
-def parse(content: bytes) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json`. Raises DataError if it is none, or if no token of it ends a document."""
+def parse(content: bytes, end: str | None = None) -> Tokenizer:
+    """The tokenizer of a `tokenizer.json`. Raises DataError if it is none, or if no token of it ends a document.
+
+    `end`: the token that does, in the place of END_TOKENS.
+    """
     try:
         tokenizer = Tokenizer.from_str(content.decode("utf-8"))
     except Exception as error:  # the library raises nothing narrower
         raise DataError(f"not a tokenizer.json: {error}") from None
-    if all(tokenizer.token_to_id(token) is None for token in END_TOKENS):
-        raise DataError(f"none of {', '.join(END_TOKENS)} is in the vocabulary")
+    ends = END_TOKENS if end is None else (end,)
+    if all(tokenizer.token_to_id(token) is None for token in ends):
+        raise DataError(f"none of {', '.join(ends)} is in the vocabulary")
     return _plain(tokenizer)
 
 
@@ -88,9 +92,9 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return text
 
 
-def end_id(tokenizer: Tokenizer) -> int:
-    """The id of the token between documents."""
-    ids = (tokenizer.token_to_id(token) for token in END_TOKENS)
+def end_id(tokenizer: Tokenizer, end: str | None = None) -> int:
+    """The id of the token that ends a document: of `end`, or of the first of END_TOKENS that there is."""
+    ids = (tokenizer.token_to_id(token) for token in (END_TOKENS if end is None else (end,)))
     return next(found for found in ids if found is not None)
 
 

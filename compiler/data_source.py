@@ -12,7 +12,7 @@ from pathlib import Path
 from dsl.diagnostics import Diagnostic
 from dsl.schema import Spec
 from dsl.source import Span
-from runtime.data import corpus
+from runtime.data import chat, corpus
 
 CODES = {"D0101": "the source of the data matches files that hold text"}
 MORE = {
@@ -24,7 +24,7 @@ MORE = {
 
 def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Diagnostic, ...]:
     """The warning that the source of a spec in `folder` matches nothing; empty where it matches something."""
-    reason = corpus.why_nothing(spec.data.source, folder)
+    reason = corpus.why_nothing(spec.data.source, folder, chat.SUFFIXES if spec.data.chat else corpus.SUFFIXES)
     if not reason:
         return ()
     hint = "write a pattern that matches; if the text is elsewhere, `dsc train --data DIR` says where paths start"

@@ -1,0 +1,222 @@
+"""`dsc data show [SPEC] [--row N]`: what a run trains on, as tokens, and which of them the loss is on.
+
+dsc data show chat.dsc                            the first row, and what becomes of all rows
+dsc data show chat.dsc --row 17                   another one; rows are counted from 0
+dsc data show chat.dsc --split validation --format json
+
+The loss is on what is coloured, or between ⟦ and ⟧ where nothing shows colours. The text is encoded as `dsc train` does
+it, in a folder that is removed afterwards; with --cache DIR, or in a folder with build/.data, it is kept for runs.
+
+Exit codes: 0 done · 2 the spec, the data or the command line is wrong · 75 the disk is full
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from compiler.commands.common import EXIT_SPEC, add_spec_arguments, load_spec, progress, wrong
+from compiler.commands.compile import add_cache
+from dsl.diagnostics import visible
+from runtime.outcome import refusal_code
+
+if TYPE_CHECKING:
+    from dsl.schema import Spec, Train
+    from runtime.contract import DataRequest
+    from runtime.data.samples import Fate
+
+JSON_VERSION = 1
+PHASES = {"read": "find text", "tokenizer": "train tokenizer", "encode": "encode text", "divide": "divide text"}
+COLOURED, BRACKETS, ASCII = ("\x1b[32m", "\x1b[0m"), ("⟦", "⟧"), ("[[", "]]")
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a row. `text`: U+FFFD where it is a part of a character only."""
+
+    id: int
+    text: str
+    loss: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tokens beside each other, the loss on all of them or none: their text, whole characters but at its ends."""
+
+    text: str
+    loss: bool
+    used: bool
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A row of a split, or a window of its text. `used`: how many of its tokens are trained on."""
+
+    split: str
+    row: int
+    rows: int
+    tokens: tuple[Token, ...]
+    runs: tuple[Run, ...]
+    used: int
+    fate: Fate
+    facts: Mapping[str, int] | None  # of all rows; None: of text
+    unaligned: int  # rows whose prompt has other tokens by itself
+    notes: tuple[str, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("what", choices=("show",), metavar="show", help="what to do with the data")
+    add_spec_arguments(parser)
+    parser.add_argument("--row", metavar="N", type=int, default=0, help="which row, from 0; of text, which window")
+    parser.add_argument("--split", choices=("train", "validation"), default="train", help="default: train")
+    parser.add_argument(
+        "--data", metavar="DIR", type=Path, help="where the paths of the data start; default: the folder of the spec"
+    )
+    add_cache(parser)
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="text or json (docs/json.md)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show a row; 0, or 2 where the spec or its data cannot be used."""
+    from runtime.data.errors import DataError
+
+    chosen = load_spec(args.spec, args.set, args.format)
+    if chosen is None:
+        return EXIT_SPEC
+    try:
+        with TemporaryDirectory(prefix="dsc-data-") as out:
+            shown = _shown(args, chosen.spec, args.data or chosen.path.parent, Path(out))
+    except (DataError, OSError) as error:
+        wrong(str(error), how=args.format)
+        return refusal_code(error)
+    if args.format == "json":
+        print(json.dumps(document(shown), ensure_ascii=False, indent=2))
+    else:
+        from compiler.picture.formats import screen_of
+
+        screen = screen_of(sys.stdout)
+        marks = COLOURED if screen.colours else ASCII if screen.ascii else BRACKETS
+        print("\n".join(lines(shown, marks)))
+    return 0
+
+
+def _shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Shown:
+    """The row that is asked for. Raises DataError where there is none."""
+    from compiler.emit.recipe import data_request
+    from runtime.data.encode import TOKENIZER
+    from runtime.data.errors import DataError
+    from runtime.data.prepare import prepare
+
+    tell = progress("data")
+    request = data_request(spec)
+    kept = args.cache / "data" if args.cache else Path("build/.data")
+    cache = kept if args.cache or kept.is_dir() else None
+    try:
+        found = prepare(request, folder, out, lambda phase, done, total: tell(PHASES[phase]), cache=cache)
+    finally:
+        tell("")
+    rows = _conversations if request.data.chat else _windows
+    num_rows, row = rows(request, found.folder, args.split, spec.train)
+    if not 0 <= args.row < num_rows:
+        last = f", 0 to {num_rows - 1:,}" if num_rows else ""
+        raise DataError(f"--row {args.row}: the {args.split} split has {num_rows:,} rows{last}")
+    ids, about = row(args.row)
+    bpe = Tokenizer.from_file(str(found.folder / TOKENIZER))
+    unaligned = found.meta["chat"]["unaligned"] if request.data.chat else 0
+    tokens, runs = _tokens(bpe, ids, about["used"] or len(ids))
+    return Shown(args.split, args.row, num_rows, tokens, runs, unaligned=unaligned, **about)
+
+
+def _tokens(bpe: Tokenizer, ids: Sequence[int], used: int) -> tuple[tuple[Token, ...], tuple[Run, ...]]:
+    """Tokens and their runs. An id below 0 is ~id of a token without loss; those from `used` on are not trained on."""
+
+    def decoded(part: Sequence[int]) -> str:
+        return str(bpe.decode([i if i >= 0 else ~i for i in part], skip_special_tokens=False))
+
+    tokens = tuple(Token(i if i >= 0 else ~i, decoded([i]), i >= 0) for i in ids)
+    parts = groupby(enumerate(ids), lambda item: (item[1] >= 0, item[0] < used))
+    return tokens, tuple(Run(decoded([i for _, i in part]), *which) for which, part in parts)
+
+
+def document(shown: Shown) -> dict[str, Any]:
+    """The document that docs/json.md describes."""
+    found = {"version": JSON_VERSION} | asdict(shown)
+    del found["runs"]
+    return found
+
+
+Rows = tuple[int, Callable[[int], tuple[list[int], dict[str, Any]]]]  # how many, and ids of one with what is said of it
+
+
+def _conversations(request: DataRequest, folder: Path, split: str, train: Train) -> Rows:
+    from runtime.data.samples import Survey
+
+    assert request.data.chat is not None
+    survey = Survey(folder, split, train.sequence, request.data.chat.long)
+
+    def row(index: int) -> tuple[list[int], dict[str, Any]]:
+        ids, fate = survey.reader.row(index).tolist(), survey.fate(index)
+        used = min(len(ids), train.sequence) if fate in ("sample", "cut") else 0
+        return ids, {"used": used, "fate": fate, "facts": survey.facts, "notes": tuple(survey.notes())}
+
+    return survey.reader.num_rows, row
+
+
+def _windows(request: DataRequest, folder: Path, split: str, train: Train) -> Rows:
+    from runtime.data.shards import Reader
+
+    reader = Reader(folder / split)
+
+    def row(index: int) -> tuple[list[int], dict[str, Any]]:
+        first = index * train.sequence
+        ids = reader.tokens(first, first + train.sequence).tolist()
+        return ids, {"used": len(ids), "fate": "sample", "facts": None, "notes": ()}
+
+    return reader.num_tokens // train.sequence, row
+
+
+# ---------------------------------------------------------------- text
+
+
+def lines(shown: Shown, marks: tuple[str, str]) -> Iterator[str]:
+    """The row with `marks` around what the loss is on, and what becomes of it and of all rows."""
+    total, loss = len(shown.tokens), sum(token.loss for token in shown.tokens)
+    yield f"{shown.split} row {shown.row:,} of {shown.rows:,}: {total:,} tokens, {loss:,} with loss{_fate(shown)}"
+    yield ""
+    yield _marked((run for run in shown.runs if run.used), marks)
+    if 0 < shown.used < total:
+        yield f"-- cut here: {total - shown.used:,} tokens are not trained on --"
+        yield _marked((run for run in shown.runs if not run.used), marks)
+    if shown.notes or shown.unaligned:
+        yield ""
+    yield from shown.notes
+    if shown.unaligned:
+        yield f"{shown.unaligned:,} rows have a prompt whose tokens by itself are others than before its completion"
+
+
+def _fate(shown: Shown) -> str:
+    return {
+        "sample": "",
+        "cut": f", cut at {shown.used:,}",
+        "dropped": "; it is longer than a sequence and left out",
+        "without_loss": "; it has no loss in a sequence and is left out",
+    }[shown.fate]
+
+
+def _marked(runs: Iterable[Run], marks: tuple[str, str]) -> str:
+    begin, end = marks
+    return "".join(f"{begin}{_printable(run.text)}{end}" if run.loss else _printable(run.text) for run in runs)
+
+
+def _printable(text: str) -> str:
+    return "\n".join(map(visible, text.split("\n")))

@@ -1,0 +1,163 @@
+"""Chat templates: jinja2 in its sandbox, with the names and filters that `transformers` gives them.
+
+`{% generation %} … {% endgeneration %}` marks what the assistant says. A template is text from a file: it is rendered
+in a process with limits (runtime/data/given.py), and never becomes code of this program. Source of the names:
+`_cached_compile_jinja_template` of transformers 5, utils/chat_template_utils.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from runtime.data.errors import DataError
+
+MAX_RENDERED = 64 << 20  # characters of a row
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of what a message thinks; templates read the first
+Spans = list[tuple[int, int]]  # [first, end) of characters
+
+
+class Template:
+    """A compiled chat template. `tokens`: the special tokens by their names, `eos_token` and others.
+
+    Raises DataError where the text is no template.
+    """
+
+    def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
+        self._environment = _environment()
+        self._tokens = dict(tokens)
+        try:
+            parsed = self._environment.parse(text)
+            self._template = self._environment.from_string(parsed)
+        except (jinja2.TemplateError, RecursionError) as error:
+            line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            raise DataError(f"not a chat template{line}: {error}") from None
+        self.marks_assistant = any(call.name == "marked" for call in _extension_calls(parsed))
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool, **names: Any) -> tuple[str, Spans]:
+        """The text of a conversation, and the spans of it that the template marks as the assistant's.
+
+        `prompt`: end with what begins the assistant's next turn. Raises DataError if the template refuses the
+        messages, or writes too much.
+        """
+        blocks: list[str] = []
+        marks = _Marks(self._environment)
+        given = {**self._tokens, "tools": None, "documents": None, **names}
+        try:
+            for block in self._template.generate(
+                messages=[_message(each) for each in messages], add_generation_prompt=prompt, **given
+            ):
+                blocks.append(block)
+                marks.rendered += len(block)
+                if marks.rendered > MAX_RENDERED:
+                    raise DataError(f"the chat template writes more than {MAX_RENDERED >> 20}M characters")
+        except DataError:
+            raise
+        except Exception as error:  # what a template raises is up to it: TypeError, KeyError and others
+            raise DataError(f"the chat template fails: {error or type(error).__name__}") from None
+        return "".join(blocks), marks.spans
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: no key is null, and its reasoning has the names that they read."""
+    found = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((found[name] for name in REASONING if name in found), None)
+    return found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning}
+
+
+# ---------------------------------------------------------------- what templates may use
+
+
+class _Generation(Extension):
+    """The `generation` tag: notes which characters of the output its body is."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("marked"), [], [], body).set_lineno(line)
+
+    def marked(self, caller: Any) -> str:
+        text: str = caller()
+        marks: _Marks | None = getattr(self.environment, "marks", None)
+        if marks is not None:
+            marks.spans.append((marks.rendered, marks.rendered + len(text)))
+        return text
+
+
+class _Marks:
+    """Where the rendering that is under way has come to, in characters, and the spans that it has marked."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        self.rendered = 0
+        self.spans: Spans = []
+        environment.marks = self  # type: ignore[attr-defined]  # read by `_Generation.marked`
+
+
+class _Dict:
+    """`dict` in a template: it makes dictionaries, and has no attributes that lead out of the sandbox."""
+
+    def __call__(self, *args: Any, **names: Any) -> dict[Any, Any]:
+        return dict(*args, **names)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """`namespace` in a template, without names that begin with an underscore."""
+
+    def __init__(*args: Any, **names: Any) -> None:
+        self, *rest = args
+        attributes = dict(*rest, **names)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace takes no name that begins with _: {name!r}")
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(
+        raise_exception=_raise, strftime_now=lambda form: datetime.now().strftime(form), dict=_Dict()
+    )
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON without the escapes for HTML that jinja's own filter makes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _extension_calls(parsed: nodes.Template) -> list[nodes.ExtensionAttribute]:
+    """The methods of extensions that the tags of a template call."""
+    calls = [block.call.node for block in parsed.find_all(nodes.CallBlock)]
+    return [call for call in calls if isinstance(call, nodes.ExtensionAttribute)]

@@ -1,0 +1,126 @@
+"""`dsc data show`: a row with what the loss is on, what becomes of it, and what becomes of all rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.cli import main
+from tests.cli.forms import FORMS, faults
+from tests.data.chats import CHATML, said, write_model, write_rows
+
+ROOT = Path(__file__).parents[2]
+Captured = pytest.CaptureFixture[str]
+ROWS = [
+    {"messages": [said("user", "東?\x1b[2J"), said("assistant", "東京"), said("user", "so?")]},
+    {"messages": [said("user", "nobody")]},
+    {"messages": [said("user", "a"), said("assistant", "word " * 60)]},
+    {"prompt": "an assist", "completion": "ant"},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chat")
+    write_model(folder / "model", CHATML)
+    write_rows(folder / "chat" / "rows.jsonl", ROWS)
+    text = (ROOT / "specs" / "tiny.dsc").read_text("utf-8")
+    (folder / "text.dsc").write_text(text, "utf-8")
+    before, _, after = text.partition("  data {")
+    data = '  data { source = "chat/*.jsonl", tokenizer = "model/tokenizer.json", chat { } }'
+    (folder / "chat.dsc").write_text(before + data + after.partition("}")[2], "utf-8")
+    return folder
+
+
+def show(capsys: Captured, folder: Path, *words: str, spec: str = "chat.dsc", code: int = 0) -> str:
+    assert main(["data", "show", str(folder / spec), "-s", "train.sequence=64", *words]) == code
+    done = capsys.readouterr()
+    return done.out if code == 0 else done.err
+
+
+def document(capsys: Captured, folder: Path, *words: str, spec: str = "chat.dsc") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(show(capsys, folder, *words, "--format", "json", spec=spec))
+    assert faults(found, FORMS["data"]) == []
+    return found
+
+
+def test_brackets_are_around_what_the_loss_is_on(folder: Path, capsys: Captured) -> None:
+    assert show(capsys, folder).splitlines() == [
+        f"train row 0 of 4: {len(document(capsys, folder)['tokens'])} tokens, 7 with loss",
+        "",
+        "<|im_start|>user",
+        "東?␛[2J<|im_end|>",
+        "<|im_start|>assistant",
+        "⟦東京<|im_end|>⟧",
+        "<|im_start|>user",
+        "so?<|im_end|>",
+        "",
+        "",
+        "1 of 4 train rows are longer than 64 tokens, and cut there",
+        "1 of 4 train rows are without a token in the first 64 that the loss is on, and left out",
+        "1 rows have a prompt whose tokens by itself are others than before its completion",
+    ]
+
+
+def test_a_row_that_is_cut_says_where(folder: Path, capsys: Captured) -> None:
+    found = document(capsys, folder, "--row", "2")
+    assert (found["fate"], found["used"]) == ("cut", 64) and len(found["tokens"]) > 64
+    shown = show(capsys, folder, "--row", "2")
+    assert f"-- cut here: {len(found['tokens']) - 64} tokens are not trained on --" in shown
+    assert shown.count("⟦") == shown.count("⟧") == 2
+
+
+def test_the_document_has_each_token_and_what_becomes_of_rows(folder: Path, capsys: Captured) -> None:
+    found = document(capsys, folder, "--row", "3")
+    assert "".join(token["text"] for token in found["tokens"] if token["loss"]) in ("ant<|im_end|>", "<|im_end|>")
+    assert "".join(token["text"] for token in found["tokens"]) == "<|begin|>an assistant<|im_end|>"
+    assert found["facts"] == {"rows": 4, "samples": 3, "cut": 1, "dropped": 0, "without_loss": 1}
+    assert (found["unaligned"], found["fate"], found["used"]) == (1, "sample", len(found["tokens"]))
+    assert document(capsys, folder, "--row", "1")["fate"] == "without_loss"
+    dropped = document(capsys, folder, "--row", "2", "-s", "data.chat.long=drop")
+    assert (dropped["fate"], dropped["used"]) == ("dropped", 0) and dropped["facts"]["dropped"] == 1
+
+
+def test_a_window_of_text_has_loss_everywhere(folder: Path, capsys: Captured) -> None:
+    (folder / "text.txt").write_text("two words and more. " * 400, "utf-8")
+    words = (
+        "-s",
+        'data.source="text.txt"',
+        "-s",
+        "data.tokenizer=train(260)",
+        "-s",
+        "data.validation=0%",
+        "--row",
+        "2",
+    )
+    found = document(capsys, folder, *words, "-s", "train.validate=none", spec="text.dsc")
+    assert len(found["tokens"]) == 64 and all(token["loss"] for token in found["tokens"]) and found["facts"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said_of_it"),
+    [
+        (("--row", "4"), "--row 4: the train split has 4 rows, 0 to 3"),
+        (("--row", "-1"), "--row -1: the train split has 4 rows"),
+        (("--split", "validation"), "--row 0: the validation split has 0 rows"),
+        (("-s", 'data.chat.template="none.jinja"'), "none.jinja: cannot be read: No such file"),
+        (("-s", 'data.source="none/*.jsonl"'), "data source 'none/*.jsonl': no .jsonl file found"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(
+    folder: Path, capsys: Captured, words: tuple[str, ...], said_of_it: str
+) -> None:
+    assert said_of_it in show(capsys, folder, *words, code=2)
+
+
+def test_nothing_is_left_but_what_a_cache_is_given(folder: Path, capsys: Captured, tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    show(capsys, folder, "--cache", str(tmp_path / "cache"))
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    (meta,) = (tmp_path / "cache" / "data").glob("*/meta.json")
+    inode = meta.stat().st_ino
+    show(capsys, folder, "--cache", str(tmp_path / "cache"), "--row", "1")
+    assert meta.stat().st_ino == inode

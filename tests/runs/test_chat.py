@@ -1,0 +1,120 @@
+"""Runs on conversations: any number of data ranks, going on after a break, and what a run says of its rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.build import compile_spec, write_build
+from dsl.load import load
+from tests.data.chats import CHATML, UNMARKED, said, write_model, write_rows
+from tests.runs.place import DENSE, ONE_RANK, Place, bits, saved, spec_text, untimed
+
+SETTINGS = dict(ONE_RANK, model=DENSE, precision="fp64", steps=6)
+TEXT = 'data { source = "corpus/*.py", tokenizer = train(300), validation = 30% }'
+CHAT = 'data { source = "chat/*.jsonl", tokenizer = "model/tokenizer.json", validation = 30%%, chat { %s } }'
+LONG, SILENT, ROWS = 4, 3, 60  # rows that are longer than a sequence, rows without an assistant, and all
+
+
+def written(place: Place, name: str, devices: int = 1, more: str = "long = cut", sequence: int = 32) -> Path:
+    """A spec that trains on conversations, and its build."""
+    text = spec_text(dict(SETTINGS, name=name, devices=devices))
+    assert TEXT in text
+    text = (
+        text.replace(TEXT, CHAT % more)
+        .replace("vocab = 300", "vocab = 400")
+        .replace("sequence = 16", f"sequence = {sequence}")
+    )
+    path = place.folder / f"{name}.dsc"
+    path.write_text(text, "utf-8")
+    write_build(place.folder / "build" / name, compile_spec(load(path), segments=place.segments).files)
+    return path
+
+
+def events(run: Path, name: str) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()]
+    return [row for row in rows if row["event"] == name]
+
+
+@pytest.fixture(scope="module")
+def place(new_place: Callable[[], Place]) -> Place:
+    place = new_place()
+    write_model(place.folder / "model", CHATML)
+    rows = [
+        [said("user", f"{i}?"), said("assistant", "yes " * (40 if i < LONG else i % 4))] for i in range(ROWS - SILENT)
+    ]
+    rows += [[said("user", f"nobody {i}")] for i in range(SILENT)]
+    write_rows(place.folder / "chat" / "rows.jsonl", [{"messages": row} for row in rows])
+    written(place, "tiny")
+    done = place.dsc("train", "tiny.dsc", "--out", "straight")
+    (place.folder / "said").write_text(done.stdout, "utf-8")
+    return place
+
+
+def test_rows_that_are_not_trained_on_as_they_are_are_said_and_recorded(place: Place) -> None:
+    run = place.folder / "straight"
+    train, validation = events(run, "rows")
+    assert (train["split"], validation["split"]) == ("train", "validation")
+    assert train["rows"] + validation["rows"] == ROWS
+    assert train["cut"] + validation["cut"] == LONG and train["without_loss"] + validation["without_loss"] == SILENT
+    assert all(
+        each["samples"] == each["rows"] - each["without_loss"] and each["dropped"] == 0 for each in (train, validation)
+    )
+    said_of_it = (place.folder / "said").read_text("utf-8")
+    assert f"data: {train['cut']} of {train['rows']} train rows are longer than 32 tokens, and cut there" in said_of_it
+
+
+def test_the_model_learns_its_answers(place: Place) -> None:
+    losses = [row["loss"] for row in untimed(place.folder / "straight")]
+    assert losses[-1] < losses[0] - 0.01
+
+
+def test_data_ranks_divide_the_rows(place: Place) -> None:
+    """The losses of two data ranks are those of one."""
+    written(place, "two", devices=2)
+    place.dsc("train", "two.dsc", "--out", "two")
+    one, two = (untimed(place.folder / name) for name in ("straight", "two"))
+    for a, b in zip(one, two, strict=True):
+        assert a.keys() == b.keys()
+        assert {name: pytest.approx(value, rel=1e-9) for name, value in a.items()} == b
+
+
+def test_a_run_goes_on_bit_for_bit_without_its_rows(place: Place) -> None:
+    place.dsc("train", "tiny.dsc", "--out", "broken", "--steps", 3)
+    (place.folder / "chat").rename(place.folder / "gone")
+    try:
+        done = place.dsc("train", "tiny.dsc", "--out", "broken", "--resume")
+    finally:
+        (place.folder / "gone").rename(place.folder / "chat")
+    assert "not bit for bit" not in done.stdout + done.stderr
+    assert untimed(place.folder / "broken") == untimed(place.folder / "straight")
+    assert bits(saved(place.folder / "broken", 6)) == bits(saved(place.folder / "straight", 6))
+
+
+def test_a_longer_sequence_goes_on_with_the_rows_that_follow(place: Place) -> None:
+    """A row is a sample whatever the sequence is, so none is repeated or left out."""
+    place.dsc("train", "tiny.dsc", "--out", "longer", "--steps", 3)
+    written(place, "longer", sequence=48)
+    done = place.dsc("train", "longer.dsc", "--out", "longer", "--resume", "--steps", 4)
+    assert "of samples 24 to 31, which follow" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("sequence", "said_of_it"),
+    [(2, "are without a token in the first 2 that the loss is on"), (8, "are longer than 8 tokens")],
+)
+def test_a_run_that_no_row_is_left_for_is_refused(place: Place, sequence: int, said_of_it: str) -> None:
+    written(place, "none", more="long = drop" if sequence == 8 else "long = cut", sequence=sequence)
+    done = place.dsc("train", "none.dsc", "--out", f"none{sequence}", code=2)
+    assert "error: " in done.stderr and "no row is left to be a sample; " in done.stderr and said_of_it in done.stderr
+
+
+def test_a_template_without_marks_is_refused_at_the_row(place: Place) -> None:
+    (place.folder / "unmarked.jinja").write_text(UNMARKED, "utf-8")
+    written(place, "unmarked", more='template = "unmarked.jinja"')
+    done = place.dsc("train", "unmarked.dsc", "--out", "unmarked", code=2)
+    assert "rows.jsonl:1: " in done.stderr and "does not mark what the assistant says" in done.stderr
