@@ -120,6 +120,12 @@ def attention_sizes(s: Sizes) -> Arguments:
     return s.sequence, s.heads, s.nope, s.rope, s.value, THETA
 
 
+def rotation(s: Sizes, t: Make) -> Arguments:
+    """x, and how DeepSeek-V3's longer context turns it: YaRN by 40, the softmax scale on the queries."""
+    x = t(s.tokens, s.heads * (s.nope + s.rope))
+    return x, s.sequence, s.heads, s.nope, s.rope, THETA, 40.0, 10.0, 23.0, 0.0, 1.0, 1.87
+
+
 def attention_gradient(s: Sizes, t: Make) -> Arguments:
     inputs = attention(s, t)
     o, lse = of("mla_attention", *inputs, *attention_sizes(s))

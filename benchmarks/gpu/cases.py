@@ -149,6 +149,9 @@ CASES: tuple[Case, ...] = (
     Case("rmsnorm_quantise_wide", lambda s, t: (*a.norm(s, t), EPS), COPY, dtypes=(BF16,)),
     Case("add_rmsnorm_quantise", lambda s, t: (t(s.tokens, s.hidden), *a.norm(s, t), EPS), COPY, dtypes=(BF16,)),
     Case("add_rmsnorm_quantise_wide", lambda s, t: (t(s.tokens, s.hidden), *a.norm(s, t), EPS), COPY, dtypes=(BF16,)),
+    # ---- rotation in front of attention
+    Case("rotate", a.rotation, COPY),
+    Case("rotate_dgrad", a.rotation, COPY),
     # ---- SwiGLU
     Case("swiglu", lambda s, t: a.dense(s, t)[1:], COPY),
     Case("swiglu_dgrad", a.dense, COPY),

@@ -22,7 +22,7 @@ __all__ = ["KERNELS", "ON_TORCH", "KernelFile", "emit_kernel"]
 ON_TORCH = (
     *("add", "bias", "bias_wgrad_", "cat2", "columns", "linear", "linear_dgrad", "linear_wgrad_"),
     *("linear_wide", "linear_wide_dgrad", "linear_wide_wgrad_", "bounded_attention_wgrad_"),
-    *("rotate", "rotate_dgrad", "bounded_attention", "bounded_attention_dgrad"),
+    *("bounded_attention", "bounded_attention_dgrad"),
     # Activations and scores that no DeepSeek model before V4 has: elementwise, and of one input alone.
     *(f"{op}{end}" for op in ("clamped_swiglu", "gate_rows", "geglu", "geglu_tanh") for end in ("", "_dgrad")),
     *(f"{op}{end}" for op in ("gelu", "gelu_tanh", "relu2") for end in ("", "_dgrad")),

@@ -136,7 +136,7 @@ _SUMS: dict[str, tuple[tuple[Node, ...], tuple[str, ...]]] = {  # what makes dy,
     "sum_": ((Node("add", ("a", "b"), ("dy",)),), ("a", "b")),
     "": ((), ("dy",)),
 }
-_NORMS = {"_again_quantise": "rmsnorm_quantise", "again": "rmsnorm", "": ""}
+_NORMS = {"_again_quantise": "rmsnorm_quantise", "_again": "rmsnorm", "": ""}
 
 
 def _norm_gradient(parts: str, remade: str) -> Pass:

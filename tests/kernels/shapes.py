@@ -47,6 +47,7 @@ VARIANTS: tuple[Variant, ...] = (
     ("deepseek-v3.dsc", "pretrain", ("train.sequence=4000",)),  # no multiple of a tile
     ("deepseek-v3.dsc", "pretrain", ("recompute=[]",)),
     ("deepseek-v3.dsc", "pretrain", ("recompute=[]", UNFUSED)),
+    ("deepseek-v3.dsc", "pretrain", ("precision=bf16", "model.attention.scale=0.2")),  # turned in front of attention
 )
 SAMPLE: tuple[Variant, ...] = (
     ("quickstart.dsc", "quickstart", ()),

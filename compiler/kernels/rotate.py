@@ -1,0 +1,33 @@
+"""Rotation in front of attention: when the Triton kernels apply and how they launch. Text: rotate.py.j2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.ir import Buffer
+from compiler.kernels.kernel import BYTES, FUSION, Choice, power_of_two
+
+STREAMS = {"_turn": ("ld.global.L1::evict_first",)}
+TILE = 2048  # columns of several heads of several tokens that a program owns
+
+
+def choose(x: Buffer, heads: int, first: int, width: int) -> Choice | None:
+    """Heads whose columns fit into a program; rotated columns begin with an even one, so that pairs lie together."""
+    columns = int(x.shape[1]) // heads
+    block = power_of_two(columns)
+    if x.dtype not in BYTES or block < 2 or block > TILE or first % 2:
+        return None
+    num = min(power_of_two(heads), TILE // block)
+    launch = {"TOKENS": TILE // (block * num), "HEADS": num, "num_warps": 4, **FUSION}
+    return Choice(
+        name=f"rotate_h{heads}_c{columns}_f{first}_r{width}_{x.dtype}",
+        template="rotate",
+        values=(("HEADS", heads), ("C", columns), ("BLOCK", block), ("FIRST", first), ("R", width), ("LAUNCH", launch)),
+    )
+
+
+def _row(sms: int, x: Buffer, sequence: int, heads: int, first: int, width: int, *how: float) -> Choice | None:
+    return choose(x, heads, first, width)
+
+
+OPS: dict[str, Callable[..., Choice | None]] = {"rotate": _row, "rotate_dgrad": _row}

@@ -1,0 +1,29 @@
+"""Checks of the rotation kernels in Triton's interpreter: against FP64."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime import ops
+from tests.kernels.interpreted import double, random, run, within
+
+CHECKED = ("rotate", "rotate_dgrad")
+RAMPS = {"pairs": (-0.5, 3.5, 0.0), "turns": (0.5, 2.0, 20.0), "plain": (0.0, 1.0, 0.0)}
+
+
+def rotate(dtype: torch.dtype, sequence: int, heads: int, first: int, width: int, behind: int, ramp: str) -> None:
+    """Both ops on two sequences whose rows are columns of wider ones, for one head and for several."""
+    columns = first + width + behind
+    x = random(2 * sequence, heads * columns + 3, dtype=dtype, seed=1)[:, : heads * columns]
+    low, high, original = RAMPS[ramp]
+    factor = 1.0 if ramp == "plain" else 8.0
+    how = sequence, heads, first, width, 50.0, factor, low, high, original, 1.3, 0.7
+    rows = x.double().reshape(-1, heads, columns)
+    largest = rows.abs()  # a turned number is a sum of two, of which each is at most the pair's
+    largest[..., first : first + width] += (
+        rows[..., first : first + width].unflatten(-1, (-1, 2)).flip(-1).flatten(-2).abs()
+    )
+    for name in ("rotate", "rotate_dgrad"):
+        exact = ops.OPS[name](*double(x), *how)
+        # The angle and each factor, product and sum round once.
+        within(run(name, x, *how), exact, 1.3 * 0.7 * largest.reshape(exact.shape), 8)
