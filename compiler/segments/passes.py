@@ -125,7 +125,7 @@ def _remade(segment: Segment) -> str:
     if "rmsnorm" not in segment.recompute or segment.kind in segment.recompute:
         return ""
     quantised = segment.kind != "router" and "operands" in dict(segment.stored) and "quantise" in segment.fused
-    return "_again_quantise" if quantised else "again"
+    return "_again_quantise" if quantised else "_again"
 
 
 _SUMS: dict[str, tuple[tuple[Node, ...], tuple[str, ...]]] = {  # what makes dy, and what that reads
