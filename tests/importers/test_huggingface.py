@@ -266,7 +266,7 @@ def test_every_key_counts_or_is_known_not_to(name: str) -> None:
 
 @pytest.mark.parametrize("key", sorted(REFUSED))
 def test_what_is_refused(key: str, tmp_path: Path) -> None:
-    plain = config("moonlight-16b-a3b" if key == "attention_bias" else "llama-3-8b")
+    plain = config("deepseek-v3" if key == "attention_bias" else "llama-3-8b")
     values = plain | {key: "gelu" if key == "hidden_act" else 3.5}
     (error,) = imported(values).diagnostics
     assert (error.code, error.severity) == ("I0301", "error") and key in error.message

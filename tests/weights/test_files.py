@@ -260,3 +260,34 @@ def test_published_counts(name: str) -> None:
 def test_every_family_of_weights_is_one_of_the_importer() -> None:
     """A family of the importer without weights is refused: `find` of compiler/commands/import_weights.py."""
     assert FAMILIES.keys() <= IMPORTED.keys() and len(FAMILIES) >= 9
+
+
+YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 16, "rope_theta": 100.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16, "rope_theta": 100.0}
+WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+VARIANTS = {
+    "yarn": ("deepseek_v3", {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}}),
+    "llama 3": ("llama", {"rope_parameters": LLAMA3 | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}}),
+    "linear": ("qwen3", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}}),
+    "biases": ("llama", {"attention_bias": True}),
+    "a window": ("qwen3", WINDOW),
+    "a window in every layer": ("mistral", {"sliding_window": 5}),
+    "without query rank": ("deepseek_v2", {"q_lora_rank": None}),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_come_back(name: str, tmp_path: Path) -> None:
+    """What a configuration says beside its sizes is said again: equal tensors, and an equal loss."""
+    model_type, more = VARIANTS[name]
+    model = random_model(model_type, torch.float32, **more)
+    model.save_pretrained(tmp_path / "hf")
+    assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
+    assert export(tmp_path / "m.weights", tmp_path / "out", "--dtype", "fp32") == 0
+    again = loaded(tmp_path / "out")
+    assert equal(tensors(tmp_path / "out"), tensors(tmp_path / "hf"))
+    assert again.config.model_type == model_type and loss(again) == pytest.approx(loss(model), rel=1e-5)
+    plain = random_model(model_type, torch.float32)
+    if name not in ("biases", "without query rank"):
+        plain.load_state_dict(model.state_dict())
+        assert loss(plain) != pytest.approx(loss(model), rel=1e-4), "the variant makes a difference"
