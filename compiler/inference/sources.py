@@ -92,6 +92,8 @@ def _of_spec(argument: str) -> Source:
 def _of_run(run: Path, step: int | None) -> Checkpoint:
     """The newest good checkpoint of a run, or the newest of a step. CheckpointError if that is damaged."""
     found, refused = published(run / "checkpoints")
+    if not found and not refused and (run / "config.json").is_file():
+        raise InferenceError(f"{run} is a published model", f"import it: dsc import hf {run} -o model.dsc")
     if not found and not refused:
         raise InferenceError(f"{run} holds no checkpoint", "`dsc train` saves one at the end of a run")
     if step is None:

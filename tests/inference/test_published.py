@@ -12,6 +12,8 @@ import torch
 from tokenizers import Tokenizer
 
 from compiler.cli import main
+from compiler.inference.faults import InferenceError
+from compiler.inference.harness import DscModel
 from runtime.data import tokenizer
 from tests.cli.forms import parsed
 from tests.weights.published import KEYS, import_, in_this_process, random_model, with_eps
@@ -71,6 +73,9 @@ def test_what_is_no_trained_model(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert main(["eval", str(tmp_path), "--text", "x"]) == 2
     assert "cannot be imported" in capsys.readouterr().err
+    with pytest.raises(InferenceError, match="is a published model") as raised:
+        DscModel(str(tmp_path))
+    assert raised.value.hint == f"import it: dsc import hf {tmp_path} -o model.dsc"
     root = Path(__file__).parents[2]
     assert main(["eval", str(root / "specs" / "tiny.dsc"), "--text", "x"]) == 2
     assert "says no weights to begin with" in capsys.readouterr().err
