@@ -96,10 +96,10 @@ class Continued(Forward):
     """The forward ops of one segment on the next tokens of one sequence, whose `start` tokens before are cached.
 
     Grouped-query attention keeps keys, rotated, and values: 2·G·C numbers a token; of those that a window leaves out
-    nothing is read. Latent attention keeps the normed
-    latent and the rotated rope key, C + rope numbers a token, and multiplies with the up-projection on the side of the
-    queries and of what is read (DeepSeek-V2, arXiv 2405.04434, §2.1.2): expanding N tokens at each step would cost N·C·
-    H·(nope + value) products. Where nothing is cached yet, both run the op of training.
+    nothing is read. Latent attention keeps the normed latent and the rotated rope key, C + rope numbers a token, and
+    multiplies with the up-projection on the side of the queries and of what is read (DeepSeek-V2, arXiv 2405.04434,
+    §2.1.2): expanding N tokens at each step would cost N·C·H·(nope + value) products. Where nothing is cached yet, both
+    run the op of training.
 
     Any other op of sequences keeps the rows of its arguments and is computed again on all of them: right for whatever
     is causal, and slow.
