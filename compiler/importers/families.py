@@ -30,6 +30,13 @@ class Family:
     scale: str = ""  # the key of the scale of scores, or of what its square root divides them by
     sinks: bool = False
     softcap: bool = False  # attn_logit_softcapping is read
+    norm: Literal["pre", "post", "sandwich"] = "pre"
+    shared_gate: bool = False  # one shared expert of its own width behind a gate
+    gains_from_one: bool = (
+        False  # gains are stored as their difference from 1, and embeddings are multiplied by √hidden
+    )
+    caps_logits: bool = False  # final_logit_softcapping is read
+    multiplies: bool = False  # embeddings, the residual stream and logits have multipliers
 
 
 # The defaults are those of the configuration classes of `transformers` 5.23, held to them by a test. What these do not
@@ -95,19 +102,54 @@ _GLM4_MOE: Defaults = {
     "topk_group": 1,
     "num_nextn_predict_layers": 1,
 }
+_OLMO2: Defaults = {**_LLAMA, "rms_norm_eps": 1e-5}
+_GRANITE: Defaults = {
+    **_LLAMA,
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+}
+_GEMMA2: Defaults = {
+    **_ALL,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+_QWEN2_MOE: Defaults = {**_QWEN3_MOE, "num_key_value_heads": 16, "shared_expert_intermediate_size": 5632}
 FAMILIES = {
     "deepseek": Family("gqa", "deepseek", _DEEPSEEK),
     "deepseek_v2": Family("mla", "deepseek", _DEEPSEEK_V2),
     "deepseek_v3": Family("mla", "deepseek", _DEEPSEEK_V3),
+    "gemma2": Family(
+        *("gqa", "dense", _GEMMA2),
+        window=4096,
+        slides_every=2,
+        scale="query_pre_attn_scalar",
+        softcap=True,
+        norm="sandwich",
+        gains_from_one=True,
+        caps_logits=True,
+    ),
     "glm4_moe": Family(
         "gqa", "deepseek", _GLM4_MOE, bias="qkv", may_norm="use_qk_norm", rotates_part=True, rotated=0.5
     ),
+    "granite": Family("gqa", "dense", _GRANITE, scale="attention_multiplier", multiplies=True),
     "kimi_k2": Family("mla", "deepseek", _DEEPSEEK_V3),
     "llama": Family("gqa", "dense", _LLAMA),
     "mistral": Family("gqa", "dense", _MISTRAL, window=4096),
     "mixtral": Family("gqa", "mixtral", _MIXTRAL),
+    "olmo2": Family("gqa", "dense", _OLMO2, qk_norm="width", norm="post"),
     "olmoe": Family("gqa", "olmoe", _OLMOE, qk_norm="width"),
     "qwen2": Family("gqa", "dense", _QWEN2, slides=False, slides_late=True, bias="qkv", always_biased=True),
+    "qwen2_moe": Family(
+        "gqa", "qwen", _QWEN2_MOE, slides=False, slides_late=True, bias="qkv", always_biased=True, shared_gate=True
+    ),
     "qwen3": Family("gqa", "dense", _QWEN3, qk_norm="head", slides=False, slides_late=True),
     "qwen3_moe": Family("gqa", "qwen", _QWEN3_MOE, qk_norm="head", slides=False),
 }
@@ -117,8 +159,7 @@ OTHER_TYPES = {
     "deepseek_v32": "attention to tokens that an indexer chooses",
     "deepseek_v4": "compressed and sparse attention",
     "deepseek_vl_v2": "images",
-    "gemma": "tied embeddings and GeGLU",
-    "gemma2": "sliding windows, bent logits and norms after each block",
+    "gemma": "a row of its own is missing: of what it needs, a spec has all",
     "gemma3_text": "sliding windows and norms after each block",
     "gpt2": "learned positions, LayerNorm and biases",
     "gpt_neox": "LayerNorm, biases and parallel blocks",
@@ -129,7 +170,6 @@ OTHER_TYPES = {
     "llama4": "images and chunked attention",
     "llama4_text": "chunked attention, and layers without rotation",
     "phi3": "fused projections and long-context factors",
-    "qwen2_moe": "biases on queries, keys and values, and a gate before the shared expert",
     "qwen3_next": "linear attention and a gate before the shared expert",
     "qwen3_vl_moe": "images; its `text_config` is a model of its own",
 }

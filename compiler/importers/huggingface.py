@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from compiler.importers.attention import attentions
+from compiler.importers.ends import whole
 from compiler.importers.families import FAMILIES, OTHER_TYPES
 from compiler.importers.json_text import Json
 from compiler.importers.layer_patterns import with_attention
@@ -66,6 +67,7 @@ def read(root: Json, name: str, *, lossy: bool = False) -> Imported:
         "attention": usual,
         "layers": spans,
         "mtp": _mtp(reader),
+        **whole(reader, family, hidden),
     }
     if family.attention == "mla" and fields["norm_eps"] != LATENT_EPS:
         text = f"the norms of latents take {LATENT_EPS:g} in the classes of such models; in this spec, norm_eps"

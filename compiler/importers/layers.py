@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from compiler.importers.ends import activation, qkv_biases
 from compiler.importers.families import Family
 from compiler.importers.reader import Reader, Remark, shown
 from dsl.schema import Balance, Dense, LayerRange, Moe, Phase
-from dsl.schema.model import MAX_LAYER
+from dsl.schema.model import MAX_LAYER, Act
 
 OF_EXPERTS = {
     *("n_routed_experts", "num_experts", "num_local_experts", "n_shared_experts", "num_experts_per_tok"),
@@ -23,8 +24,10 @@ def layers(reader: Reader, family: Family, model_type: str) -> tuple[LayerRange,
     sparse = {"dense": _all_dense, "deepseek": _deepseek_layers, "qwen": _qwen_layers}
     kinds = sparse.get(family.ffn, _all_sparse)(reader, num_layers)
     order = [kind for kind, _ in groupby(kinds)]
-    dense = _dense(reader, order.index(False)) if False in order else None
+    act = activation(reader)
+    dense = _dense(reader, order.index(False), act) if False in order else None
     moe = _moe(reader, family, model_type, order.index(True)) if True in order else None
+    moe = moe.model_copy(update={"activation": act}) if moe is not None else None
     if family.ffn != "dense":  # keys of a part that no layer has
         reader.used |= OF_EXPERTS if moe is None else {"intermediate_size"}
     spans, first = [], 0
@@ -63,8 +66,9 @@ def _qwen_layers(reader: Reader, num_layers: int) -> list[bool]:
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)]
 
 
-def _dense(reader: Reader, index: int) -> Dense:
-    return Dense(inner=reader.number(f"model.layers.{index}.ffn.inner", Dense, "inner", "intermediate_size"))
+def _dense(reader: Reader, index: int, act: Act) -> Dense:
+    inner = reader.number(f"model.layers.{index}.ffn.inner", Dense, "inner", "intermediate_size")
+    return Dense(inner=inner, activation=act)
 
 
 def _moe(reader: Reader, family: Family, model_type: str, index: int) -> Moe:
@@ -87,7 +91,12 @@ def _moe(reader: Reader, family: Family, model_type: str, index: int) -> Moe:
         sequence_loss=_batch_loss(reader, "router_aux_loss_coef", "batch and all layers, on another scale")
     )
     _is_balanced(reader, balance)
-    return moe.model_copy(update={"balance": balance})
+    shared: dict[str, object] = {}
+    if family.shared_gate:
+        qkv_biases(reader)
+        width = reader.number(f"{at}.shared_inner", Moe, "shared_inner", "shared_expert_intermediate_size")
+        shared = {"shared": 1, "shared_inner": width, "shared_gate": True}
+    return moe.model_copy(update={"balance": balance, **shared})
 
 
 def _deepseek_gate(reader: Reader, model_type: str, moe: Moe, at: str) -> Moe:

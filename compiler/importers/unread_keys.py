@@ -45,8 +45,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str, Place]] = {
     "attn_logit_softcapping": ((), "logits of attention bent by tanh, which this model type does not do", "attention"),
     "clip_qkv": ((), "queries, keys and values cut off at a value", "attention"),
     "embd_pdrop": ((0, 0.0), "dropout; a spec has none", "model"),
-    "final_logit_softcapping": ((), "logits of the head bent by tanh", "model"),
-    "hidden_act": (("silu", "swish"), "the activation of a spec is SwiGLU's silu", "ffn"),
+    "final_logit_softcapping": ((), "logits of the head bent by tanh, which this model type does not do", "model"),
     "hidden_dropout": ((0, 0.0), "dropout; a spec has none", "model"),
     "index_topk": ((), "attention to chosen tokens only; a spec attends to all", "attention"),
     "mlp_bias": ((False,), "biases in the feed-forward layers; a spec has none", "ffn"),
@@ -54,7 +53,10 @@ REFUSED: dict[str, tuple[tuple[object, ...], str, Place]] = {
     "qk_layernorm": ((False,), "norms on queries and keys that this model type does not have", "attention"),
     "resid_pdrop": ((0, 0.0), "dropout; a spec has none", "model"),
     "router_jitter_noise": ((0, 0.0), "noise on what the gate reads; a spec has none", "ffn"),
-    "shared_expert_intermediate_size": ((0,), "a shared expert of its own width, behind a gate", "ffn"),
-    "tie_word_embeddings": ((False,), "embedding and head are one matrix; a spec has two", "model"),
+    "shared_expert_intermediate_size": (
+        (0,),
+        "a shared expert of its own width, which this model type does not have",
+        "ffn",
+    ),
     "use_qk_norm": ((False,), "norms on queries and keys that this model type does not have", "attention"),
 }

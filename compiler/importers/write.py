@@ -77,6 +77,8 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
     yield f"model {model.name} {{"
     sizes = f"vocab = {number(model.vocab)}, hidden = {number(model.hidden)}"
     yield f"  {sizes}, init_std = {number(model.init_std)}, norm_eps = {number(model.norm_eps)}"
+    if more := _given(model, "tied", "norm", "embedding_scale", "residual_scale", "logit_scale", "logit_cap"):
+        yield f"  {more}"
     yield from _remarked(remarks, "attention", INDENT)
     yield from _mla(model.attention, remarks) if isinstance(model.attention, Mla) else _gqa(model.attention, remarks)
     yield from _remarked(remarks, "ffn", INDENT)
@@ -87,7 +89,8 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
         if span.by > 1:  # its feed-forward part is that of the range around it
             yield f"{head} {of_range} }}"
         elif isinstance(span.ffn, Dense):
-            dense = f"ffn dense {{ inner = {number(span.ffn.inner)} }}"
+            act = _given(span.ffn, "activation")
+            dense = f"ffn dense {{ inner = {number(span.ffn.inner)}{', ' + act if act else ''} }}"
             yield f"{head} {of_range + ', ' if of_range else ''}{dense} }}"
         else:
             yield head
@@ -162,6 +165,8 @@ def _moe(moe: Moe, remarks: tuple[Remark, ...]) -> Iterator[str]:
     yield "    ffn moe {"
     sizes = f"experts = {number(moe.experts)}, shared = {moe.shared}, top_k = {moe.top_k}"
     yield f"      {sizes}, inner = {number(moe.inner)}"
+    if more := _given(moe, "activation", "shared_inner", "shared_gate"):
+        yield f"      {more}"
     if (moe.groups, moe.top_groups) != (1, 1):
         yield f"      groups = {number(moe.groups)}, top_groups = {number(moe.top_groups)}"
     normalize = "true" if moe.normalize else "false"

@@ -29,13 +29,17 @@ SIZES_OF = {  # what a config cannot leave out
     "deepseek": DEEPSEEK,
     "deepseek_v2": DEEPSEEK | MLA,
     "deepseek_v3": DEEPSEEK | MLA,
+    "gemma2": SIZES,
     "glm4_moe": DEEPSEEK,
+    "granite": SIZES,
     "kimi_k2": DEEPSEEK | MLA,
     "llama": SIZES,
     "mistral": SIZES,
     "mixtral": SIZES | {"num_experts_per_tok": 2, "num_local_experts": 8},
+    "olmo2": SIZES,
     "olmoe": SIZES | {"num_experts_per_tok": 8, "num_experts": 32},
     "qwen2": SIZES,
+    "qwen2_moe": SIZES | EXPERTS | {"num_experts": 32},
     "qwen3": SIZES,
     "qwen3_moe": SIZES | EXPERTS | {"num_experts": 32},
 }
@@ -102,7 +106,11 @@ def test_another_value_is_another_model(model_type: str) -> None:
     every = whole(model_type)
     every |= {"rope_theta": every.pop("rope_parameters")["rope_theta"]}
     expected = imported(every)
-    for key in filled(imported(SIZES_OF[model_type] | {"model_type": model_type})) - {"topk_method", "scoring_func"}:
+    for key in filled(imported(SIZES_OF[model_type] | {"model_type": model_type})) - {
+        "topk_method",
+        "scoring_func",
+        "hidden_activation",
+    }:
         value = every[key]
         if key == "topk_group" and every["n_group"] == 1:
             continue  # there is but one to choose
