@@ -2,7 +2,7 @@
 
 T tokens of a micro-batch · D hidden. Queries, keys and values come from one product: its columns are those of the query
 heads, then of the key heads, then of the value heads. With `qk_norm`, queries and keys are normed before the rotation:
-head by head, as Qwen3 does, arXiv 2505.09388, or all heads together, as OLMoE does, arXiv 2409.02060. `rotation` says
+head by head, as Qwen3 does, arXiv 2505.09388, or all heads as one, as OLMoE does, arXiv 2409.02060. `rotation` says
 how they are rotated in front of attention, if it does not rotate them itself.
 """
 
@@ -41,7 +41,6 @@ def gqa(
     head_dim: int,
     qk_norm: bool,
     theta: float,
-    whole_norm: bool = False,
     biased: bool = False,
     out_biased: bool = False,
     rotation: Rotation = (),
@@ -62,8 +61,7 @@ def gqa(
     q_T, kv_T = ops.split2(qkv_T, heads * head_dim)
     k_T, v_T = ops.split2(kv_T, kv_heads * head_dim)
     if qk_norm:
-        norm = ops.rmsnorm if whole_norm else ops.head_rmsnorm
-        q_T, k_T = norm(q_T, p.q_norm, eps), norm(k_T, p.k_norm, eps)
+        q_T, k_T = ops.head_rmsnorm(q_T, p.q_norm, eps), ops.head_rmsnorm(k_T, p.k_norm, eps)
     q_T = rotated(ops, q_T, sequence, heads, 0, rotation, query_scale)
     k_T = rotated(ops, k_T, sequence, kv_heads, 0, rotation)
     if bounded:
@@ -113,7 +111,6 @@ def _options(sizes: Gqa) -> dict[str, Constant]:
     """The constants of what a model has beside plain attention; none of them where it has nothing of it."""
     bounded = sizes.window is not None or sizes.softcap is not None or sizes.sinks
     options = {
-        "whole_norm": sizes.qk_norm == "width",
         "biased": sizes.bias is not None,
         "out_biased": sizes.bias == "all",
         "bounded": bounded,
