@@ -92,7 +92,7 @@ def _measured(args: argparse.Namespace, source: Source) -> int:
         if args.tokens is not None:
             streams = token_streams.of_file(args.tokens, vocab, named)
         else:
-            streams = token_streams.held_out(source.data, named)
+            streams = token_streams.held_out(source.data, named, source.spec)
     if args.ranks == "spec":
         from compiler.commands.eval_ranks import RanksFailedError, loss_on_ranks
 

@@ -75,7 +75,7 @@ def filled(held: Sequence[tuple[Ids, Ids]]) -> tuple[Tensor, Tensor]:
     for row, (tokens, targets) in enumerate(held):
         tokens_BL[row, : len(tokens)] = tokens
         targets_BL[row, : len(targets)] = targets
-    tokens_BL[tokens_BL < 0] = 0  # read, and nobody's target
+    tokens_BL ^= tokens_BL >> 63  # ~id is read as id, and is nobody's target
     return torch.from_numpy(tokens_BL), torch.from_numpy(targets_BL)
 
 

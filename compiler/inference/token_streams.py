@@ -11,10 +11,12 @@ from tokenizers import Tokenizer
 
 from compiler.inference.evaluation import Ids
 from compiler.inference.faults import InferenceError
+from dsl.schema import Spec
 from runtime.data import corpus, tokenizer
 from runtime.data.encode import BATCH_BYTES, check_vocab
 from runtime.data.errors import DataError
 from runtime.data.given import Given
+from runtime.data.samples import PADDING, RowSamples
 from runtime.data.shards import Reader
 from runtime.data.words import is_byte_level
 
@@ -50,7 +52,8 @@ def read_tokenizer(path: Path, vocab: int) -> Tokenizer:
 
 
 def of_file(path: Path, vocab: int, named: Tokenizer | None) -> Streams:
-    """The ids of a .npy file: integers, in one row or several, each row a stream; an id below 0 is no target."""
+    """The ids of a .npy file: integers, in one row or several, each row a stream. An id below 0 is no target; ~id is
+    read as id, as in training, and others as filling."""
     try:
         found = np.load(path, allow_pickle=False)
     except OSError as error:
@@ -68,14 +71,19 @@ def of_file(path: Path, vocab: int, named: Tokenizer | None) -> Streams:
             f"{path} holds the id {int(found.max()):,}, at {place:,}, and those of the model are 0 to {vocab - 1:,}",
             "the tokens are those of another tokenizer",
         )
-    return _streams(tuple(np.atleast_2d(found).astype(np.int64)), str(path), named)
+    ids = np.atleast_2d(found).astype(np.int64)
+    return _streams(tuple(np.where(ids < -vocab, PADDING, ids)), str(path), named)
 
 
-def held_out(data: Path | None, named: Tokenizer | None) -> Streams:
-    """The text that a run has held out, as it validates on it. `data`: its prepared data."""
+def held_out(data: Path | None, named: Tokenizer | None, spec: Spec) -> Streams:
+    """The text that a run has held out, as it validates on it; of conversations each row is a stream. `data`: its
+    prepared data."""
     if data is None:
         raise InferenceError("the data of the run is not there", "name what to measure: --text GLOB or --tokens FILE")
     try:
+        if spec.data.chat is not None:
+            rows = RowSamples(data, VALIDATION, spec.train.sequence, 0, seed=0, long=spec.data.chat.long)
+            return _streams(tuple(map(rows.tokens, range(rows.num_windows))), str(data / VALIDATION), named)
         reader = Reader(data / VALIDATION)
     except (DataError, OSError) as error:
         raise InferenceError(f"the text that the run held out cannot be read: {error}") from None

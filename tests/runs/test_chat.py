@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 from compiler.build import compile_spec, write_build
+from compiler.inference.evaluation import loss_of
+from compiler.inference.loaded import load_model
+from compiler.inference.sources import find_source
+from compiler.inference.token_streams import held_out
 from dsl.load import load
 from tests.data.chats import CHATML, UNMARKED, said, write_model, write_rows
 from tests.runs.place import DENSE, ONE_RANK, Place, bits, saved, spec_text, untimed
@@ -71,6 +75,21 @@ def test_rows_that_are_not_trained_on_as_they_are_are_said_and_recorded(place: P
 def test_the_model_learns_its_answers(place: Place) -> None:
     losses = [row["loss"] for row in untimed(place.folder / "straight")]
     assert losses[-1] < losses[0] - 0.01
+
+
+def test_an_evaluation_counts_what_a_validation_counts(place: Place) -> None:
+    """Rows are streams, and what the assistant says is a target: the loss of the samples of a validation is that of the
+    run, and `dsc eval` takes every row that was held out."""
+    run = place.folder / "straight"
+    source = find_source(str(run))
+    assert source.data is not None
+    streams = held_out(source.data, None, source.spec).ids
+    first = [streams[index % len(streams)] for index in range(2 * 8)]
+    found = loss_of(load_model(source, "", average=False, progress=lambda _: None), first, lambda _: None)
+    assert found.mean == pytest.approx(untimed(run)[-1]["validation_loss"], rel=1e-12)
+    assert found.tokens < sum(len(stream) - 1 for stream in first)
+    document = json.loads(place.dsc("eval", run, "--format", "json").stdout)
+    assert document["tokens"] == sum(int((stream[1:] >= 0).sum()) for stream in streams)
 
 
 def test_data_ranks_divide_the_rows(place: Place) -> None:
