@@ -58,5 +58,6 @@ REFUSED: dict[str, tuple[tuple[object, ...], str, Place]] = {
         "a shared expert of its own width, which this model type does not have",
         "ffn",
     ),
+    "use_bidirectional_attention": ((False,), "attention to later tokens; a spec attends to earlier ones", "attention"),
     "use_qk_norm": ((False,), "norms on queries and keys that this model type does not have", "attention"),
 }
