@@ -255,6 +255,8 @@ def _qwen(model: Model, moe: Moe | None) -> Config:
             "norm_topk_prob": moe.normalize,
             "router_aux_loss_coef": moe.balance.sequence_loss,
         }
+        if moe.shared:
+            keys["shared_expert_intermediate_size"] = moe.shared * (moe.shared_inner or moe.inner)
     return keys
 
 

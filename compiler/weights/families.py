@@ -31,6 +31,15 @@ _MIXTRAL: Names = {
     "ffn.experts.*.up": ("block_sparse_moe.experts.*.w1.weight", "block_sparse_moe.experts.*.w3.weight"),
     "ffn.experts.*.down": ("block_sparse_moe.experts.*.w2.weight",),
 }
+_OLMO2: Names = {  # norms stand behind attention and behind the feed-forward part
+    "attention.post_norm": ("post_attention_layernorm.weight",),
+    "ffn.post_norm": ("post_feedforward_layernorm.weight",),
+}
+_QWEN2_MOE: Names = {
+    "ffn.shared.up": ("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"),
+    "ffn.shared.gate": ("mlp.shared_expert_gate.weight",),
+    "ffn.shared.down": ("mlp.shared_expert.down_proj.weight",),
+}
 _SIGMOID = {"score": "sigmoid"}
 
 # The first that describes a model is how it is published, unless it was imported as another one that does.
@@ -43,6 +52,8 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family("Qwen3ForCausalLM", "halves"),
     "mixtral": Family("MixtralForCausalLM", "halves", _MIXTRAL),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", "halves"),
+    "olmo2": Family("Olmo2ForCausalLM", "halves", _OLMO2),
+    "qwen2_moe": Family("Qwen2MoeForCausalLM", "halves", _QWEN2_MOE),
     "olmoe": Family("OlmoeForCausalLM", "halves"),
     "glm4_moe": Family("Glm4MoeForCausalLM", "halves", fixed=_SIGMOID, predicts=True),
     "kimi_k2": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, remote=True),

@@ -57,6 +57,11 @@ KEYS: Mapping[str, dict[str, Any]] = {
     | {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}},
     "olmoe": {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 10, "num_experts": 8}
     | {"num_experts_per_tok": 3, "router_aux_loss_coef": 0.0},
+    "olmo2": DENSE | {"num_attention_heads": 4, "num_key_value_heads": 2},
+    "qwen2_moe": DENSE
+    | {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 3}
+    | {"moe_intermediate_size": 10, "shared_expert_intermediate_size": 14, "router_aux_loss_coef": 0.0}
+    | {"mlp_only_layers": [0]},
     "mistral": GQA | DENSE | {"sliding_window": None},
     "mixtral": GQA | DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.0},
     "qwen3": GQA | DENSE,

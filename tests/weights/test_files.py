@@ -269,6 +269,7 @@ VARIANTS = {
     "yarn": ("deepseek_v3", {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}}),
     "llama 3": ("llama", {"rope_parameters": LLAMA3 | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}}),
     "linear": ("qwen3", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}}),
+    "tied": ("qwen3", {"tie_word_embeddings": True}),
     "biases": ("llama", {"attention_bias": True}),
     "a window": ("qwen3", WINDOW),
     "a window in every layer": ("mistral", {"sliding_window": 5}),
@@ -288,6 +289,6 @@ def test_variants_come_back(name: str, tmp_path: Path) -> None:
     assert equal(tensors(tmp_path / "out"), tensors(tmp_path / "hf"))
     assert again.config.model_type == model_type and loss(again) == pytest.approx(loss(model), rel=1e-5)
     plain = random_model(model_type, torch.float32)
-    if name not in ("biases", "without query rank"):
+    if name not in ("biases", "tied", "without query rank"):
         plain.load_state_dict(model.state_dict())
         assert loss(plain) != pytest.approx(loss(model), rel=1e-4), "the variant makes a difference"
