@@ -13,6 +13,7 @@ from dsl.devices import FIELDS as PEAK_FIELDS
 from dsl.devices import peaks_of
 from dsl.resolve.fields import FieldType, fields_of
 from dsl.schema import BUILT_IN, Batch, Device, Node, Phase, RatePhase, Spec, Tile, TrainTokenizer
+from dsl.schema.base import is_left_out
 from dsl.source import OVERRIDE, Span
 from dsl.syntax import NAMED
 
@@ -54,13 +55,15 @@ def _place(span: Span) -> str:
 
 
 def leaves(spec: Spec) -> tuple[Leaf, ...]:
-    """Every value of a spec, in the order of the canonical form. What is absent (`mtp`, `checkpoint`) is left out."""
+    """Every value of a spec, in the order of the canonical form. What is absent (`mtp`, `checkpoint`) is left out,
+    and so is the default of a key that older specs do not have (`Quiet`)."""
     return tuple(_of_node(spec, ""))
 
 
 def _of_node(node: Node, path: str) -> Iterator[Leaf]:
     for name, kind in fields_of(type(node)).items():
-        yield from _of_field(name, kind, getattr(node, name), f"{path}.{name}" if path else name)
+        if not is_left_out(type(node).model_fields[name], getattr(node, name)):
+            yield from _of_field(name, kind, getattr(node, name), f"{path}.{name}" if path else name)
 
 
 def _of_field(name: str, kind: FieldType, value: Any, path: str) -> Iterator[Leaf]:
