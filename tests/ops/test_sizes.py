@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -122,6 +123,56 @@ def test_grouped_attention_over_several_blocks(r: int) -> None:
     groups = BLOCK_BYTES // (max(1, 2 * BLOCK_ROWS // r) * r * S * 8) // 2 + 1
     args = cases.gqa_attention(Source(torch.float64, 3), 2, S, groups, r, C=2)
     compare("gqa_attention", args, torch.float64)
+
+
+@few
+@given(
+    SEED,
+    st.integers(1, 2),
+    st.integers(1, 40),
+    st.integers(1, 2),
+    st.integers(1, 3),
+    st.integers(0, 45),
+    st.sampled_from([0.0, 1.5]),
+    st.booleans(),
+)
+def test_bounded_attention(seed: int, B: int, S: int, G: int, r: int, window: int, softcap: float, sinks: bool) -> None:
+    args = cases.bounded_attention(Source(torch.float64, seed), B, S, G, r, 2, 0.0, window, softcap, sinks)
+    compare_bounded(args, sinks)
+
+
+@pytest.mark.parametrize("window", [1, 5, BLOCK_ROWS, BLOCK_ROWS + 1, 2 * BLOCK_ROWS + 2, 0])
+@pytest.mark.parametrize("r", [1, 3])
+def test_bounded_attention_over_several_blocks(r: int, window: int) -> None:
+    """Windows that end within a block, at its edges, and beyond several."""
+    args = cases.bounded_attention(Source(torch.float64, 3), 1, 2 * BLOCK_ROWS + 3, 2, r, 2, 100.0, window, 2.0)
+    compare_bounded(args, sinks=True)
+
+
+def compare_bounded(args: tuple[Any, ...], sinks: bool) -> None:
+    """The op and its gradients against the reference; without sinks it has none for them."""
+    if sinks:
+        compare("bounded_attention", args, torch.float64)
+        return
+    inputs = [each.requires_grad_() for each in args[:3]]
+    o = references.bounded_attention(*args)
+    do = torch.randn(o.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    wanted = torch.autograd.grad(o, inputs, do)
+    with torch.no_grad():
+        found, lse = OPS["bounded_attention"](*args)
+        gradients = OPS["bounded_attention_dgrad"](do, *args[:3], found, lse, *args[4:])
+    for one, two in zip((found, *gradients), (o, *wanted), strict=True):
+        torch.testing.assert_close(one, two.detach(), rtol=1e-12, atol=1e-12)
+
+
+@few
+@given(
+    SEED, st.integers(1, 20), st.integers(1, 3), st.integers(0, 2), st.integers(0, 3), st.integers(0, 2), st.booleans()
+)
+def test_rotate(seed: int, S: int, H: int, first: int, pairs: int, behind: int, turns: bool) -> None:
+    behind += not (first or pairs or behind)
+    args = cases.rotate(Source(torch.float64, seed), 2, S, H, first, 2 * pairs, behind, 20.0 * turns)
+    compare("rotate", args, torch.float64)
 
 
 def test_gated_swiglu_over_several_blocks_of_rows() -> None:
