@@ -6,26 +6,64 @@ refuses a source that matches nothing. What matches is decided in one place, run
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from dsl.diagnostics import Diagnostic
-from dsl.schema import Spec
+from dsl.schema import Data, Spec
 from dsl.source import Span
+from runtime.contract import Chat
 from runtime.data import chat, corpus
+from runtime.data.errors import DataError
 
-CODES = {"D0101": "the source of the data matches files that hold text"}
+CODES = {
+    "D0101": "the source of the data matches files that hold text",
+    "D0102": "the chat template can be read, and marks what the assistant says",
+}
 MORE = {
     "D0101": "A warning of `dsc check`, as the text may be elsewhere: `dsc train --data DIR` says where the paths of "
     "the data start. `dsc train` refuses a source that matches nothing. A pattern ends in files, as in `corpus/*.txt`; "
     "read are .txt, .md and .py files whole, and .jsonl files with a document a line.",
+    "D0102": "A warning of `dsc check`, where tokenizer and rows are there: `dsc train` refuses the first row that the "
+    "template cannot be used for. The loss of a row of `messages` is on what the template puts between "
+    "`{% generation %}` and `{% endgeneration %}`. A template without them would leave the row without a loss.",
 }
 
 
 def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Diagnostic, ...]:
-    """The warning that the source of a spec in `folder` matches nothing; empty where it matches something."""
+    """The warning that the source of a spec in `folder` matches nothing, or that its chat template cannot be used for
+    its rows; empty where all is right."""
     reason = corpus.why_nothing(spec.data.source, folder, chat.SUFFIXES if spec.data.chat else corpus.SUFFIXES)
-    if not reason:
+    if reason:
+        hint = "write a pattern that matches; if the text is elsewhere, `dsc train --data DIR` says where paths start"
+        return (Diagnostic("D0101", reason, origins.get("data.source"), hint, severity="warning"),)
+    message, hint = _template_fault(spec.data, folder)
+    if not message:
         return ()
-    hint = "write a pattern that matches; if the text is elsewhere, `dsc train --data DIR` says where paths start"
-    return (Diagnostic("D0101", reason, origins.get("data.source"), hint, severity="warning"),)
+    at = origins.get("data.chat.template") or origins.get("data.chat")
+    return (Diagnostic("D0102", message, at, hint, severity="warning"),)
+
+
+def _template_fault(data: Data, folder: Path) -> tuple[str, str]:
+    """Why the chat template cannot be used for the first row, and what to do; two empty texts where it can, or where
+    there is no tokenizer here."""
+    if data.chat is None or not isinstance(data.tokenizer, str) or not (folder / data.tokenizer).is_file():
+        return "", ""
+    from runtime.data.chat_template import Template  # with jinja2
+
+    try:
+        settings = chat.read_settings(Chat(data.chat.template, data.chat.long), folder / data.tokenizer, folder)
+        first = next(
+            (row for file in corpus.find(data.source, folder, chat.SUFFIXES).files for row in chat.rows(file)), ""
+        )
+        row = json.loads(first) if first else {}
+        if not ("messages" in row or isinstance(row.get("prompt"), list)):
+            return "", ""
+        if settings.template is None:
+            return chat.NO_TEMPLATE, chat.NAME_IT
+        if not Template(settings.template, settings.tokens, settings.path).marks_assistant and "messages" in row:
+            return f"{settings.path}: {chat.UNMARKED}", chat.MARK_IT
+    except (DataError, OSError) as error:
+        return str(error), ""
+    return "", ""

@@ -31,7 +31,10 @@ TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"  # beside a to
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_CONFIG_BYTES = 64 << 20
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-MARK = "{% generation %} … {% endgeneration %}"
+UNMARKED = "the chat template does not mark what the assistant says, so a row of `messages` has no loss"
+MARK_IT = "put {% generation %} … {% endgeneration %} around the assistant's content and its end token"
+NO_TEMPLATE = "there is no chat template"
+NAME_IT = f"write `template`, or put {TEMPLATE} beside the tokenizer.json"
 
 
 # ---------------------------------------------------------------- what a tokenizer's folder says
@@ -192,10 +195,8 @@ class RowEncoder:
 
         bpe.encode_special_tokens = False  # a template writes special tokens as text
         self._tokens: Mapping[str, str] = settings["tokens"]
-        try:
-            self._template = None if settings["template"] is None else Template(settings["template"], self._tokens)
-        except DataError as error:
-            raise DataError(f"{self._path}: {error}") from None
+        text: str | None = settings["template"]
+        self._template = None if text is None else Template(text, self._tokens, self._path)
         self._end = self._tokens.get("eos_token") or bpe.id_to_token(tokenizer.end_id(bpe))
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
@@ -221,10 +222,7 @@ class RowEncoder:
         text, spans = self._rendered(row["messages"], row, prompt=False)
         assert self._template is not None
         if not self._template.marks_assistant:
-            raise DataError(
-                f"{self._path}: the chat template does not mark what the assistant says, so a row of `messages` has "
-                f"no loss: put {MARK} around the assistant's content and its end token"
-            )
+            raise DataError(f"{self._path}: {UNMARKED}: {MARK_IT}")
         found = self._encode(text, special=False)
         ids = [~i for i in found.ids]
         for first, end in spans:

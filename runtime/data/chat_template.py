@@ -27,12 +27,12 @@ Spans = list[tuple[int, int]]  # [first, end) of characters
 
 
 class Template:
-    """A compiled chat template. `tokens`: the special tokens by their names, `eos_token` and others.
+    """A compiled chat template. `tokens`: the special tokens by their names, `eos_token` and others. `path`: its file.
 
-    Raises DataError where the text is no template.
+    Raises DataError, naming the file, where the text is no template.
     """
 
-    def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
+    def __init__(self, text: str, tokens: Mapping[str, str], path: str | None) -> None:
         self._environment = _environment()
         self._tokens = dict(tokens)
         try:
@@ -40,7 +40,7 @@ class Template:
             self._template = self._environment.from_string(parsed)
         except (jinja2.TemplateError, RecursionError) as error:
             line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-            raise DataError(f"not a chat template{line}: {error}") from None
+            raise DataError(f"{path}: not a chat template{line}: {error}") from None
         self.marks_assistant = any(call.name == "marked" for call in _extension_calls(parsed))
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool, **names: Any) -> tuple[str, Spans]:

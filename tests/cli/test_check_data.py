@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from compiler.cli import main
 from compiler.commands.explain import OF_FILES
 from runtime.data import corpus
 from runtime.data.errors import DataError
+from tests.data.chats import CHATML, UNMARKED, said, write_model, write_rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,10 +67,48 @@ def test_the_warning_is_at_the_source_and_is_no_error(folder: Path) -> None:
     assert "warning" not in "".join(map(str, dsc(folder, "check", "mine.dsc")))
 
 
+CHAT_ROWS = {
+    "messages": {"messages": [said("user", "a"), said("assistant", "b")]},
+    "prompt": {"prompt": [said("user", "a")], "completion": [said("assistant", "b")]},
+    "texts": {"prompt": "a", "completion": "b"},
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "warning"),
+    [
+        (CHATML, "messages", ""),
+        (UNMARKED, "messages", "the chat template does not mark what the assistant says"),
+        (UNMARKED, "prompt", ""),
+        (None, "prompt", "there is no chat template"),
+        (None, "texts", ""),
+        ("{% for %}", "messages", "chat_template.jinja: not a chat template, line 1"),
+    ],
+)
+def test_a_template_that_training_would_refuse_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], template: str | None, row: str, warning: str
+) -> None:
+    write_model(tmp_path / "model", template)
+    write_rows(tmp_path / "rows.jsonl", [CHAT_ROWS[row]])
+    text = (ROOT / "specs" / "tiny.dsc").read_text("utf-8")
+    before, _, after = text.partition("  data {")
+    data = '  data { source = "rows.jsonl", tokenizer = "model/tokenizer.json", validation = 5%, chat { } }'
+    path = tmp_path / "mine.dsc"
+    path.write_text(before + data + after.partition("}")[2], "utf-8")
+    assert main(["check", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert ("warning[D0102]" in shown) == bool(warning) and warning in shown
+    place = f"mine.dsc:{before.count(chr(10)) + 1}:"
+    assert not warning or place in shown
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    assert main(["check", str(path)]) == 0
+    assert "D0102" not in capsys.readouterr().out, "it may be elsewhere"
+
+
 def test_it_is_an_error_of_train(folder: Path) -> None:
     spec(folder, "text/*.rst")
-    code, _, said = dsc(folder, "train", "mine.dsc")
-    assert code == 2 and "error: data source 'text/*.rst'" in said and not (folder / "runs").exists()
+    code, _, stderr = dsc(folder, "train", "mine.dsc")
+    assert code == 2 and "error: data source 'text/*.rst'" in stderr and not (folder / "runs").exists()
 
 
 def test_text_of_the_language_server_is_not_looked_for(folder: Path) -> None:

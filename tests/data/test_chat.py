@@ -222,12 +222,16 @@ def test_a_template_that_is_none_is_refused_with_its_line(tmp_path: Path) -> Non
     assert refusal.startswith(f"{tmp_path / 'model' / 'chat_template.jinja'}: not a chat template, line 2: ")
 
 
-def test_marks_are_seen_however_they_are_written() -> None:
-    assert Template("{%- generation -%}x{%+ endgeneration %}", {}).marks_assistant
-    assert not Template(
-        "{# generation #}{{ '{% generation %}' }}{% macro m() %}{{ caller() }}{% endmacro %}", {}
-    ).marks_assistant
-    assert not Template("{% macro m() %}{{ caller() }}{% endmacro %}{% call m() %}x{% endcall %}", {}).marks_assistant
+@pytest.mark.parametrize(
+    ("text", "marks"),
+    [
+        ("{%- generation -%}x{%+ endgeneration %}", True),
+        ("{# generation #}{{ '{% generation %}' }}", False),
+        ("{% macro m() %}{{ caller() }}{% endmacro %}{% call m() %}x{% endcall %}", False),
+    ],
+)
+def test_marks_are_seen_however_they_are_written(text: str, marks: bool) -> None:
+    assert Template(text, {}, None).marks_assistant == marks
 
 
 def test_the_process_gives_what_the_encoder_gives(tmp_path: Path) -> None:
