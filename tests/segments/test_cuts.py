@@ -234,7 +234,7 @@ def test_every_rule_is_used() -> None:
     placed = spec().model_copy(update={"parallel": spec().parallel.model_copy(update={"placement": "experts.json"})})
     ops = {
         node.op
-        for of in (spec(), GROUPED, placed)
+        for of in (spec(), GROUPED, placed, spec(attention=gqa(bias="qkv", scale=0.3, window=3)))
         for s in segments(of)
         for node in interpret(replace(s, fused=())).nodes
     }
