@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,8 @@ from compiler.segments import check, printer
 from compiler.segments.interpret import cut, interpret
 from compiler.segments.joint import Node
 from compiler.segments.split import split
-from dsl.schema import Balance, HeadDim, Spec
+from dsl.schema import Balance, Clamp, Dense, HeadDim, Spec
+from dsl.schema.model import Act
 from tests.segments.costs import forward_flops
 from tests.segments.running import NUM_SMS
 from tests.segments.specs import DENSE, deepseek_v3, gqa, mla, moe, quickstart_sized, softmax_moe, spec
@@ -232,9 +234,12 @@ def test_matrix_products_cost_the_same_three_times() -> None:
 def test_every_rule_is_used() -> None:
     """Each rule is used by some layer, or as the gradient of a rule that is."""
     placed = spec().model_copy(update={"parallel": spec().parallel.model_copy(update={"placement": "experts.json"})})
+    activations = [Dense(inner=10, activation=each) for each in get_args(Act)] + [Dense(inner=10, clamp=Clamp(limit=1))]
+    mixtures = [moe(activation=dense.activation, clamp=dense.clamp, shared_gate=True) for dense in activations]
+    options = spec((*activations, *mixtures, moe(score="sqrt_softplus")), embedding_scale=2, logit_cap=1)
     ops = {
         node.op
-        for of in (spec(), GROUPED, placed, spec(attention=gqa(bias="qkv", scale=0.3, window=3)))
+        for of in (spec(), GROUPED, placed, options, spec(attention=gqa(bias="qkv", scale=0.3, window=3)))
         for s in segments(of)
         for node in interpret(replace(s, fused=())).nodes
     }
