@@ -135,7 +135,7 @@ def _scalar(kind: FieldType, value: Any) -> str:
 
 def number(value: int | float) -> str:
     """The shortest text that reads back as the same number."""
-    text = repr(value)
+    text = repr(value or 0)  # -0 reads back as 0
     return text.removesuffix(".0")
 
 

@@ -26,7 +26,7 @@ def opened(argument: str, spec: str | None) -> Iterator[Source]:
         yield find_source(argument, spec)
         return
     with tempfile.TemporaryDirectory(prefix="dsc-import-") as name:
-        out = Path(name) / "model.dsc"
+        out = Path(name) / "imported.dsc"
         parser = argparse.ArgumentParser()
         import_.add_arguments(parser)
         with redirect_stdout(stderr):

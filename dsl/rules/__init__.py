@@ -58,7 +58,7 @@ JOINT_CODES = frozenset(
     ("E0706", *(f"E08{n:02}" for n in range(1, 13)), "E0901", "E0902", "E0905", "E0906", "E0907", "E0908", "E0914")
 )
 RULES: tuple[Row, ...] = (
-    ((f"{LAYERS}.first", f"{LAYERS}.last"), phases.layer_ranges),
+    (tuple(f"{LAYERS}.{key}" for key in ("first", "last", "by")), phases.layer_ranges),
     (("train.rate", "train.tokens"), phases.rate_covers),
     (
         (
@@ -79,7 +79,10 @@ RULES: tuple[Row, ...] = (
     ),
     (tuple(f"precision.{role}" for role in precision.ALL_ROLES), precision.few_bits_have_a_role),
     ((*FP8, "precision.dispatch", "precision.combine"), precision.tiles_are_given),
-    ((*FP8, *ATTENTIONS, "model.hidden", f"{LAYERS}.ffn.inner"), precision.operands_are_read_whole),
+    (
+        (*FP8, *ATTENTIONS, "model.hidden", f"{LAYERS}.ffn.inner", f"{LAYERS}.ffn.shared_inner"),
+        precision.operands_are_read_whole,
+    ),
     ((*FP8, "precision.promote"), precision.sums_are_promoted),
     (("precision.linear", "precision.high", f"{LAYERS}.last"), precision.some_layers_are_not_high),
     (("precision",), precision.scales_are_those_of_a_format),

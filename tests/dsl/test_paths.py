@@ -27,7 +27,15 @@ UI = ROOT / "tests" / "ui"
 TOP = "|".join(sorted(Spec.model_fields))
 PATH = re.compile(rf"(?:{TOP})\.[a-z0-9_.*]*[a-z0-9_*]")
 # Texts of the form of a path that are none: files, and figures of `dsc diff` and of a rate table.
-NO_PATHS = {"train.py", "train.dsc", "schedule.txt", "cluster.rates.rows", "schedule.actions", "schedule.batch_sizes"}
+NO_PATHS = {
+    "train.py",
+    "train.dsc",
+    "schedule.txt",
+    "model.safetensors",
+    "cluster.rates.rows",
+    "schedule.actions",
+    "schedule.batch_sizes",
+}
 NO_PATHS |= {f"schedule.{figure}" for figure in ("bubble", "micro_batches", "stages", "steps")}
 # Identifiers in dsl/conflict that are no keys: choices, words of a batch, a unit, and what stands for any name.
 NO_KEYS = {"dualpipe", "zbv", "auto", "byte", "from", "to", "any"}

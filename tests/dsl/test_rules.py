@@ -42,8 +42,15 @@ class Recorder:
             return tuple(self._wrapped(each, f"{path}.{index}") for index, each in enumerate(value))
         if isinstance(value, Node):
             return Recorder(value, path, self._seen)
+        if value is None and self._is_block(path.rpartition(".")[2]):
+            return None  # a block that is left out; of one that failed, all that is in it has failed
         self._seen.add(path)
         return value
+
+    def _is_block(self, name: str) -> bool:
+        kind = fields_of(type(self._node)).get(name)
+        inner = [each for one in (kind.types if kind else ()) for each in getattr(one, "__args__", (one,))]
+        return any(isinstance(each, type) and issubclass(each, Node) for each in inner)
 
 
 def covers(read: str, path: str) -> bool:
