@@ -30,8 +30,8 @@ def fused(joint: Joint) -> Joint:
                 continue
             joint, count = _rewritten(joint, each)
             expected = each.matches(joint.segment)
-            assert expected is None or count == int(expected), (
-                f"{name}: {count} matches in {joint.segment.kind}, not {expected}"
+            assert expected is None or count == expected, (
+                f"{name}: {count} matches in {joint.segment.kind}, not {int(expected)}"
             )
     return joint
 

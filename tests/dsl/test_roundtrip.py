@@ -256,7 +256,7 @@ def specs(draw: Draw) -> schema.Spec:
     every = st.integers(1, 10**9)
     precision, model = draw(precisions), draw(models(expert, pipeline * fewest_stages_of_rank(schedule)))
     cluster, has_experts = draw(clusters(pipeline, data, precision.linear)), has_moe(model)
-    ops = ["rmsnorm", "swiglu", "attention", *["mla_up"] * isinstance(model.attention, schema.Mla)]
+    ops = ["rmsnorm", "swiglu", "attention", *["mla_up"] * model.has_latents]
     ops += ["router", "experts"] * has_experts
     return schema.Spec(
         name=draw(names),

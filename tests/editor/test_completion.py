@@ -44,7 +44,7 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("model a {\n  attention |", ["mla", "gqa"]),
         ("model a {\n  attention | {\n", ["mla", "gqa"]),
         ("model a {\n  layers 0..3 {\n    ffn |\n  }\n}", ["dense", "moe"]),
-        ("model a {\n  layers 0..3 {\n    |", ["ffn"]),
+        ("model a {\n  layers 0..3 {\n    |", ["ffn", "attention"]),
         ("run a {\n  train {\n    optimizer |", ["adamw"]),
         (
             "model a { attention gqa {\n heads = 4\n |",
@@ -61,7 +61,7 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("model b extends | { }\nmodel c { }\nmodel d { }", ["c", "d"]),
         ("model b |", ["extends"]),
         ("run a { schedule { name = |", None),
-        ("model m { layers 0..1 { ffn moe { score = |", ["sigmoid", "softmax"]),
+        ("model m { layers 0..1 { ffn moe { score = |", ["sigmoid", "softmax", "sqrt_softplus"]),
         ("model m { layers 0..1 { ffn moe { normalize = |", ["true", "false"]),
         ("run a { recompute = |", ["[ ]"]),
         (
@@ -206,5 +206,5 @@ def test_every_key_of_every_block_is_proposed() -> None:
 
 
 def test_in_a_whole_spec_only_what_is_not_given_is_proposed() -> None:
-    assert labels(in_quickstart("    seed       = 1\n|")) == ["ema"]
+    assert labels(in_quickstart("    seed       = 1\n|")) == ["initial", "ema"]
     assert labels(in_quickstart("{ |beta1 = 0.9,")) == ["beta1", "eps"], "beta1 may become another key"

@@ -165,7 +165,9 @@ class Config:
             mtp=None if model["mtp"] is None else Mtp(model["mtp"]["depth"], _phases(model["mtp"]["weight"])),
             sequence=model["sequence"],
             **{key: model[key] for key in WHOLE if key in model},
-            attentions=tuple(_attention(each.get("attention") or model["attention"]) for each in ranges),
+            attentions=tuple(_attention(each.get("attention") or model["attention"]) for each in ranges)
+            if any(each.get("attention") for each in ranges)
+            else (),
         )
 
     def attention_of(self, layer: int) -> Mla | Gqa:

@@ -179,10 +179,9 @@ def test_weights_are_not_written_over(imported: Path, capfd: pytest.CaptureFixtu
 
 
 def test_a_model_that_no_family_describes() -> None:
-    """Grouped queries with norms, and experts chosen in groups: the features in the way are named."""
+    """Norms around parts with experts, and a bound of logits: the features in the way are named."""
     with pytest.raises(NoFamilyError) as found:
-        publication(model(gqa(qk_norm="head"), MOE, MOE, mtp=False), 8)
-    assert str(found.value) == (
-        "no family describes this model; in the way of deepseek: score is sigmoid, there always softmax; "
-        "attention.qk_norm is head, there None"
-    )
+        changes = {"norm": "sandwich", "logit_cap": 30.0}
+        publication(model(gqa(qk_norm="head"), MOE, MOE, mtp=False).model_copy(update=changes), 8)
+    message = "no family describes this model; in the way of glm4_moe: "
+    assert str(found.value) == f"{message}norm is sandwich, there pre; logit_cap is 30.0, there None"
