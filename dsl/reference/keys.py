@@ -43,7 +43,7 @@ UNITS = {
 ABOUT = {
     "E0704": ("train.rate",),
     "E0812": ("cluster.node.device.memory",),
-    "E0910": ("model.attention.query_rank", "model.attention.kv_rank", "model.attention.heads"),
+    "E0910": (*(f"model.attention.{key}" for key in ("query_rank", "kv_rank", "heads")), "model.layers.ffn.inner"),
     "E0920": ("precision.high",),
     "E0921": ("precision.linear", "precision.dispatch", "precision.combine"),
     "E0926": (
