@@ -77,7 +77,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A build folder. `warning`: where the plan does not fit the devices; `changes`: those of the spec."""
+    """A build folder. `warning`: where the plan does not fit the devices, or ""."""
 
     folder: Path
     digest: str

@@ -7,14 +7,14 @@ refuses a source that matches nothing. What matches is decided in one place, run
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dsl.diagnostics import Diagnostic
 from dsl.schema import Data, Spec
 from dsl.source import Span
 from runtime.contract import Chat
-from runtime.data import chat, corpus
+from runtime.data import corpus
 from runtime.data.errors import DataError
 
 CODES = {
@@ -34,7 +34,7 @@ MORE = {
 def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Diagnostic, ...]:
     """The warning that the source of a spec in `folder` matches nothing, or that its chat template cannot be used for
     its rows; empty where all is right."""
-    reason = corpus.why_nothing(spec.data.source, folder, chat.SUFFIXES if spec.data.chat else corpus.SUFFIXES)
+    reason = corpus.why_nothing(spec.data.source, folder, _suffixes(spec.data))
     if reason:
         hint = "write a pattern that matches; if the text is elsewhere, `dsc train --data DIR` says where paths start"
         return (Diagnostic("D0101", reason, origins.get("data.source"), hint, severity="warning"),)
@@ -45,11 +45,21 @@ def warnings(spec: Spec, origins: Mapping[str, Span], folder: Path) -> tuple[Dia
     return (Diagnostic("D0102", message, at, hint, severity="warning"),)
 
 
+def _suffixes(data: Data) -> Sequence[str]:
+    """What the names of files end in that are read."""
+    if data.chat is None:
+        return corpus.SUFFIXES
+    from runtime.data import chat  # with tokenizers, which documents need not wait for
+
+    return chat.SUFFIXES
+
+
 def _template_fault(data: Data, folder: Path) -> tuple[str, str]:
     """Why the chat template cannot be used for the first row, and what to do; two empty texts where it can, or where
     there is no tokenizer here."""
     if data.chat is None or not isinstance(data.tokenizer, str) or not (folder / data.tokenizer).is_file():
         return "", ""
+    from runtime.data import chat
     from runtime.data.chat_template import Template  # with jinja2
 
     try:

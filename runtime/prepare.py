@@ -23,10 +23,9 @@ from pathlib import Path
 from runtime.contract import DataRequest
 from runtime.data.errors import DataError
 from runtime.data.files import open_regular
-from runtime.data.prepare import prepare
+from runtime.data.prepare import PHASES, prepare
 from runtime.outcome import printable, refusal_code
 
-PHASES = {"read": "find text", "tokenizer": "train tokenizer", "encode": "encode text", "divide": "divide text"}
 MAX_MANIFEST_BYTES = 256 << 20
 CLEAR = "\r\x1b[K"  # of a terminal's line
 

@@ -25,7 +25,7 @@ from runtime import bad_batches
 from runtime.build import Build
 from runtime.checkpoint.manifest_file import find_manifest
 from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
-from runtime.checkpoint.shard_manifest import CheckpointError, render
+from runtime.checkpoint.shard_manifest import CheckpointError, digest
 from runtime.contract import MoeLayer, Plan
 from runtime.data.samples import RowSamples
 from runtime.native import library
@@ -140,7 +140,7 @@ def initial_weights(plan: Plan, folder: Path) -> tuple[Checkpoint | None, list[s
     if (named := plan.train.initial) is None:
         return None, []
     path, manifest = find_manifest(folder / named.path)
-    if hashlib.sha256(render(manifest).encode()).hexdigest() != named.sha256:
+    if digest(manifest) != named.sha256:
         raise CheckpointError(f"{path} is another checkpoint than the one that was compiled: compile the spec again")
     checkpoint = load(path)
     notes = [f"the weights begin with those of {path}"]

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from runtime.data.samples import Fate
 
 JSON_VERSION = 1
-PHASES = {"read": "find text", "tokenizer": "train tokenizer", "encode": "encode text", "divide": "divide text"}
 COLOURED, BRACKETS, ASCII = ("\x1b[32m", "\x1b[0m"), ("⟦", "⟧"), ("[[", "]]")
 
 
@@ -115,7 +114,7 @@ def _shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Sho
     from compiler.emit.recipe import data_request
     from runtime.data.encode import TOKENIZER
     from runtime.data.errors import DataError
-    from runtime.data.prepare import prepare
+    from runtime.data.prepare import PHASES, prepare
 
     tell = progress("data")
     request = data_request(spec)

@@ -19,9 +19,9 @@ from compiler import data_source as of_data
 from compiler.commands.common import wrong
 from compiler.experts import placement_codes as of_placements
 from compiler.importers import import_codes as of_imports
-from compiler.plan import initial_codes as of_weights
 from compiler.rates import table_codes as of_rates
 from compiler.schedules import schedule_codes as of_schedules
+from compiler.weights import initial_codes as of_weights
 from dsl.codes import CODES
 from dsl.reference import Topic, find, index, keys, suggestions, text_of
 

@@ -13,7 +13,6 @@ from compiler.importers.json_text import Json
 from compiler.importers.reader import Reader, Remark, shown
 from compiler.importers.unread_keys import REFUSED
 from dsl.schema import Gqa, HeadDim, LinearScaling, Llama3Scaling, Mla, Node, Rope, YarnScaling
-from dsl.schema.model import MAX_LAYER
 
 Attention = Mla | Gqa
 
@@ -30,12 +29,8 @@ def attentions(
         found = _mla(reader, num_heads, turned)
     else:
         found = _gqa(reader, family, hidden, num_heads, turned)
-    slides, moves = _sliding(reader, family, context, num_layers), _positioned(reader, family, num_layers)
-    by_layer = []
-    for window, is_rotated in zip(slides, moves, strict=True):
-        changes: dict[str, object] = {} if window is None else {"window": window}
-        changes |= {} if is_rotated else {"rope": None}
-        by_layer.append(found.model_copy(update=changes) if changes else found)
+    slides = _sliding(reader, family, context, num_layers)
+    by_layer = (found if window is None else found.model_copy(update={"window": window}) for window in slides)
     return tuple(by_layer), original
 
 
@@ -197,7 +192,6 @@ def _gqa(reader: Reader, family: Family, hidden: int, num_heads: int, rope: Rope
         bias=family.bias if biased else None,
         qk_norm=_qk_norm(reader, family),
         scale=_scale(reader, family, width),
-        sinks=family.sinks,
         softcap=_softcap(reader, family),
         rope=rope,
     )
@@ -268,20 +262,3 @@ def _kinds(reader: Reader, family: Family, num_layers: int) -> list[str]:
     else:
         return [str(value) for value in values]
     return ["full_attention"] * num_layers
-
-
-def _positioned(reader: Reader, family: Family, num_layers: int) -> list[bool]:
-    """Whether each layer rotates queries and keys."""
-    if not family.nope_every:
-        return [True] * num_layers
-    listed = reader.get("no_rope_layers")
-    if listed is None:
-        every = reader.count("no_rope_layer_interval", 1, MAX_LAYER + 1, family.nope_every)
-        return [(layer + 1) % every != 0 for layer in range(num_layers)]
-    reader.used.add("no_rope_layer_interval")
-    values = [each.value for each in listed.value] if isinstance(listed.value, tuple) else []
-    if len(values) != num_layers or not all(type(value) is int and value in (0, 1) for value in values):
-        message = f"`no_rope_layers` has a 1 for each of {num_layers} layers that rotates and a 0 for each other"
-        reader.complain("I0203", message, listed.span)
-        return [True] * num_layers
-    return [value == 1 for value in values]

@@ -26,15 +26,11 @@ class Family:
     may_norm: str = ""  # the key that says whether each head of queries and keys is normed
     rotates_part: bool = False  # partial_rotary_factor is read
     rotated: float = 1.0  # the part of a head that is rotated where a config does not say it
-    nope_every: int = 0  # without no_rope_layers, every N-th layer does not rotate
     scale: str = ""  # the key of the scale of scores, or of what its square root divides them by
-    sinks: bool = False
     softcap: bool = False  # attn_logit_softcapping is read
     norm: Literal["pre", "post", "sandwich"] = "pre"
     shared_gate: bool = False  # one shared expert of its own width behind a gate
-    gains_from_one: bool = (
-        False  # gains are stored as their difference from 1, and embeddings are multiplied by √hidden
-    )
+    gains_from_one: bool = False  # gains are stored as gain - 1, and embeddings are multiplied by √hidden
     caps_logits: bool = False  # final_logit_softcapping is read
     multiplies: bool = False  # embeddings, the residual stream and logits have multipliers
 
@@ -159,7 +155,7 @@ OTHER_TYPES = {
     "deepseek_v32": "attention to tokens that an indexer chooses",
     "deepseek_v4": "compressed and sparse attention",
     "deepseek_vl_v2": "images",
-    "gemma": "a row of its own is missing: of what it needs, a spec has all",
+    "gemma": "gains of norms that are stored as their difference from 1",
     "gemma3_text": "sliding windows and norms after each block",
     "gpt2": "learned positions, LayerNorm and biases",
     "gpt_neox": "LayerNorm, biases and parallel blocks",

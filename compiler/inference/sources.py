@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ from dsl.schema import Spec
 from runtime.checkpoint.durable_files import num_published
 from runtime.checkpoint.loading import Checkpoint, published
 from runtime.checkpoint.loading import load as load_checkpoint
-from runtime.checkpoint.manifest_file import MANIFEST, find_manifest
+from runtime.checkpoint.manifest_file import AT_STEP, MANIFEST, find_manifest
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.data import store
 from runtime.data.encode import TOKENIZER
 
 RESOLVED = "spec.resolved"
-AT_STEP = re.compile(r"(.+)@([0-9]+)")
 
 
 @dataclass(frozen=True)

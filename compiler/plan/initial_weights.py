@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from compiler.plan.parameters import model_parameters, stored
 from dsl.schema import Spec
 from runtime.checkpoint.manifest_file import find_manifest
-from runtime.checkpoint.shard_manifest import CheckpointError, Manifest, render
+from runtime.checkpoint.shard_manifest import CheckpointError, digest
 from runtime.contract import Initial
 
 MAX_SHOWN = 6
@@ -46,11 +45,6 @@ def initial_weights_for(spec: Spec, path: Path) -> Initial:
         raise InitialError(message, "`dsc verify` says what the checkpoint has, `dsc show` what the model is")
     model_type, context = once_published(manifest.meta)
     return Initial(spec.train.initial, digest(manifest), model_type, context)
-
-
-def digest(manifest: Manifest) -> str:
-    """The sha256 of a manifest, and so of all that its checkpoint has."""
-    return hashlib.sha256(render(manifest).encode()).hexdigest()
 
 
 def once_published(meta: Mapping[str, Any]) -> tuple[str, int]:

@@ -17,12 +17,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from compiler.weights.tensors import DERIVED
-from runtime.contract.weights import Published
+from runtime.contract.weights import INDEX, ONE, SCALE, Published
 from runtime.outcome import printable
 
-ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
-SCALE = "_scale_inv"
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 BLOCKS = "F8_E4M3"
 MAX_INDEX_BYTES = 64 << 20

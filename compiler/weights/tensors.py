@@ -20,7 +20,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "attention.qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
     "attention.qkv_bias": ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
     "attention.out_bias": ("self_attn.o_proj.bias",),
-    "attention.sinks": ("self_attn.sinks",),
     "attention.q": ("self_attn.q_proj.weight",),
     "attention.q_down": ("self_attn.q_a_proj.weight",),
     "attention.q_up": ("self_attn.q_b_proj.weight",),

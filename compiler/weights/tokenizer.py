@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from runtime.checkpoint.manifest_file import CHECKPOINTS
+from runtime.data.tokenizer import END_TOKENS
 
 NAME, CONFIG = "tokenizer.json", "tokenizer_config.json"
 FILES = (NAME, CONFIG, "special_tokens_map.json", "chat_template.jinja", "generation_config.json")  # of a publication
 MAX_BYTES = 256 << 20
-# What ends a document: runtime/data/tokenizer.py takes the first of these that a vocabulary has.
-ENDS = ("<|endoftext|>", "<｜end▁of▁sentence｜>", "<|end_of_text|>", "</s>")
 
 
 def published_files(folder: Path) -> dict[str, bytes]:
@@ -63,5 +62,5 @@ def _end(content: bytes) -> tuple[str, int | None]:
     except (ValueError, KeyError, TypeError, RecursionError):
         return "", None
     vocabulary = {**(inner if isinstance(inner, Mapping) else {}), **vocabulary}
-    token = next((each for each in ENDS if each in vocabulary), "")
+    token = next((each for each in END_TOKENS if each in vocabulary), "")
     return token, vocabulary.get(token)

@@ -15,7 +15,7 @@ from runtime.outcome import printable
 
 MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"  # of a run folder
-_AT_STEP = re.compile(r"(.+)@([0-9]{1,18})")
+AT_STEP = re.compile(r"(.+)@([0-9]{1,18})")
 _MAX_MANIFEST_BYTES = 1 << 30
 
 
@@ -27,7 +27,7 @@ def find_manifest(path: Path) -> tuple[Path, Manifest]:
     if PUBLISHED.fullmatch(path.name) or (path / MANIFEST).is_file():
         return path, read_manifest(path)
     step = None
-    if not path.exists() and (named := _AT_STEP.fullmatch(path.name)):
+    if not path.exists() and (named := AT_STEP.fullmatch(path.name)):
         path, step = path.with_name(named[1]), int(named[2])
     folder = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
     found, refused = manifests(folder)

@@ -168,6 +168,11 @@ def render(manifest: Manifest) -> str:
     return f'{body[:-1]}, "sha256": "{hashlib.sha256(body.encode()).hexdigest()}"}}\n'
 
 
+def digest(manifest: Manifest) -> str:
+    """The sha256 of a manifest, and so of all that its checkpoint has."""
+    return hashlib.sha256(render(manifest).encode()).hexdigest()
+
+
 def parse(data: bytes) -> Manifest:
     """The exact inverse of `render`: any other bytes raise ValueError."""
     try:

@@ -17,6 +17,8 @@ FileName = Annotated[str, Pattern(r"(?!\.)[A-Za-z0-9_.=+-]{1,255}")]  # in the f
 Path = Annotated[str, Pattern(r".{1,4096}")]
 Stored = Annotated[str, Pattern(r"(weight|bias)/[A-Za-z0-9_.]{1,500}")]  # of a tensor of a checkpoint
 Format = Literal["bf16", "fp32", "fp8"]
+# Files of a published model, and what is behind the name of a weight in blocks of FP8 in that of its scales.
+ONE, INDEX, SCALE = "model.safetensors", "model.safetensors.index.json", "_scale_inv"
 
 
 @dataclass(frozen=True)

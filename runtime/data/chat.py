@@ -237,7 +237,7 @@ class RowEncoder:
         self, messages: Sequence[Mapping[str, Any]], row: Mapping[str, Any], *, prompt: bool
     ) -> tuple[str, list[tuple[int, int]]]:
         if self._template is None:
-            raise DataError(f"there is no chat template: write `template`, or put {TEMPLATE} beside the tokenizer.json")
+            raise DataError(f"{NO_TEMPLATE}: {NAME_IT}")
         names = row.get("chat_template_kwargs") or {}
         return self._template.render(messages, prompt=prompt, tools=_tools(row.get("tools")), **names)
 

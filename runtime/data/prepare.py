@@ -29,6 +29,8 @@ from runtime.data.split import Split, split
 from runtime.data.store import Meta
 
 FORMAT = 2
+# What a phase is called while it goes on.
+PHASES = {"read": "find text", "tokenizer": "train tokenizer", "encode": "encode text", "divide": "divide text"}
 Say = Callable[[str], None]
 
 

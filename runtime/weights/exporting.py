@@ -14,15 +14,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.checkpoint.loading import Checkpoint, load
-from runtime.contract.weights import Export, Format, Published
+from runtime.contract.weights import INDEX, ONE, SCALE, Export, Format, Published
 from runtime.ops.quantise import TILE
 from runtime.snapshot import AVERAGE
 from runtime.weights.convert import quantised, rows_of
-from runtime.weights.importing import SCALE
 from runtime.weights.progress import reporting
 
 FILE_BYTES = 4 << 30  # of a file, unless it has one tensor
-ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.bfloat16}  # of what is not in blocks
 
 

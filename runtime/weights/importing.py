@@ -15,13 +15,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from runtime.checkpoint import publish
-from runtime.contract.weights import Import, Piece, Published
+from runtime.contract.weights import SCALE, Import, Piece, Published
 from runtime.outcome import ReportedError
 from runtime.weights.convert import dequantised, to_pairs
 from runtime.weights.progress import reporting
 
 SHARD_BYTES = 2 << 30  # a shard of a checkpoint ends with the tensor that fills it
-SCALE = "_scale_inv"  # after the name of a weight
 
 
 class WeightsError(ReportedError):

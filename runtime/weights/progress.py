@@ -10,7 +10,7 @@ EVERY_S = 0.2
 
 
 def reporting(total: int) -> Callable[[int], None]:
-    """A function that adds a number of bytes to what is done, of `total`."""
+    """A function that adds a number of tensors to what is done, of `total`."""
     done, last = 0, monotonic()
 
     def add(count: int) -> None:
