@@ -56,6 +56,8 @@ def _choose(
     sizes |= {"NOPE": nope, "ROPE": rope, "VALUE": value, **{f"BLOCK_{name}": size for name, size in blocks.items()}}
     ragged = any(size * BYTES[dtype] % 16 for size in (nope, rope, value))
     forward, queries, by_keys, by_values = _launches(S, keys, blocks["VALUE"], dtype, ragged)
+    if kept and S % 128:  # masks of rows beside the two formats: of 128 rows 48 bytes spill on 3.9, 256 on 3.6
+        forward["M"] = 64
     return Choice(
         name=f"{name}_s{S}_h{H}_{'n' if nope else 'g'}{nope or H // group}_r{rope}_v{value}_{dtype}",
         template=template,
