@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from compiler.ir import Buffer
-from compiler.kernels.kernel import BYTES, FUSION, LEGS, Choice, power_of_two
+from compiler.kernels.kernel import BYTES, FUSION, LEGS, Choice, begins, power_of_two
 
 _ONCE = "ld.global.L1::evict_first"  # queries, or keys and values, that only one tile is made of
 STREAMS = {
@@ -141,6 +141,8 @@ def _power_within(size: int) -> int:
 
 
 def _mla(sms: int, op: str, q: Buffer, kv: Buffer, k_rope: Buffer, *sizes: Any) -> Choice | None:
+    if begins(sizes):
+        return None
     S, H, nope, rope, value, *_ = sizes
     template = "attention_dgrad" if "_dgrad" in op else "attention"
     more = {"kept": "e5m6" in op, "both": "both" in op}
@@ -148,7 +150,9 @@ def _mla(sms: int, op: str, q: Buffer, kv: Buffer, k_rope: Buffer, *sizes: Any) 
 
 
 def _gqa(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, *sizes: Any) -> Choice | None:
-    S, H, G, _ = sizes
+    if begins(sizes):
+        return None
+    S, H, G, *_ = sizes
     width, template = int(q.shape[1]) // H, op.replace("gqa_", "")
     return _choose(template, op, {q.dtype, k.dtype, v.dtype}, sms, S, H, H // G, 0, width, width)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
+
+from compiler.ir import Buffer
 
 BYTES = {"float32": 4, "bfloat16": 2}  # what the kernels take; other dtypes run on the reference ops
 _HEADER = "# Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.\n"
@@ -34,6 +37,11 @@ class KernelFile:
 
     name: str  # of kernels/<name>.py in the build folder
     source: str
+
+
+def begins(arguments: Sequence[Any]) -> bool:
+    """Whether the last of an op's arguments says where documents begin, which no kernel reads: the op runs on torch."""
+    return bool(arguments) and isinstance(arguments[-1], Buffer) and arguments[-1].dtype == "int32"
 
 
 def power_of_two(size: int) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from compiler.ir import Buffer
-from compiler.kernels.kernel import BYTES, FUSION, Choice, power_of_two
+from compiler.kernels.kernel import BYTES, FUSION, Choice, begins, power_of_two
 
 STREAMS = {"_turn": ("ld.global.L1::evict_first",)}
 TILE = 2048  # columns of several heads of several tokens that a program owns
@@ -26,8 +27,8 @@ def choose(x: Buffer, heads: int, first: int, width: int) -> Choice | None:
     )
 
 
-def _row(sms: int, x: Buffer, sequence: int, heads: int, first: int, width: int, *how: float) -> Choice | None:
-    return choose(x, heads, first, width)
+def _row(sms: int, x: Buffer, sequence: int, heads: int, first: int, width: int, *how: Any) -> Choice | None:
+    return None if begins(how) else choose(x, heads, first, width)
 
 
 OPS: dict[str, Callable[..., Choice | None]] = {"rotate": _row, "rotate_dgrad": _row}

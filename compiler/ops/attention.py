@@ -1,6 +1,8 @@
 """Attention with RoPE inside, causal within each sequence of the micro-batch: latent (MLA) and grouped-query (GQA).
 
-With theta = 0 there is no RoPE inside: queries and keys come rotated, or have no position.
+With theta = 0 there is no RoPE inside: queries and keys come rotated, or have no position. Where sequences hold several
+documents, `starts` has for each token the position of the first of its document in its sequence: a query sees the keys
+of its document alone, and positions count in it. FLOPs are those of sequences of one document, the most there are.
 """
 
 from __future__ import annotations
@@ -8,26 +10,44 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from compiler.ops.rule import Gradient, Rule, Shape, Tensor, elementwise, statistics_dtype
+from compiler.ops.rule import STARTS, Gradient, Rule, Shape, Tensor, elementwise, is_starts, statistics_dtype
 
-_MLA = ("sequence", "heads", "nope", "rope", "value", "theta")
-_GQA = ("sequence", "heads", "kv_heads", "theta")
-_BOUNDED = (*_GQA, "window", "softcap")
+_MLA = ("sequence", "heads", "nope", "rope", "value", "theta", *STARTS)
+_GQA = ("sequence", "heads", "kv_heads", "theta", *STARTS)
+_BOUNDED = ("sequence", "heads", "kv_heads", "theta", "window", "softcap", *STARTS)
 
 
 def _infer_mla(
-    q: Tensor, kv: Tensor, k_rope: Tensor, sequence: int, heads: int, nope: int, rope: int, value: int, theta: float
+    q: Tensor,
+    kv: Tensor,
+    k_rope: Tensor,
+    sequence: int,
+    heads: int,
+    nope: int,
+    rope: int,
+    value: int,
+    theta: float,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     T = q.shape[0]
+    assert is_starts(starts, T), starts
     assert q.shape[1] == heads * (nope + rope) and kv.shape == (T, heads * (nope + value)), (q, kv)
     assert k_rope.shape == (T, rope) and T % sequence == 0, (k_rope, sequence)
     return Tensor((T, heads * value), q.dtype), Tensor((T // sequence, heads, sequence), statistics_dtype(q.dtype))
 
 
 def _infer_gqa(
-    q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sequence: int,
+    heads: int,
+    kv_heads: int,
+    theta: float,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     T, C = q.shape[0], q.shape[1] // heads
+    assert is_starts(starts, T), starts
     assert heads % kv_heads == 0 and q.shape[1] == heads * C and C % 2 == 0, (q, heads, kv_heads)
     assert k.shape == v.shape == (T, kv_heads * C) and T % sequence == 0, (k, v, sequence)
     return q, Tensor((T // sequence, kv_heads, sequence, heads // kv_heads), statistics_dtype(q.dtype))
@@ -44,9 +64,10 @@ def _infer_bounded(
     theta: float,
     window: int,
     softcap: float,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     assert sinks is None or sinks.shape == (heads,), (sinks, heads)
-    return _infer_gqa(q, k, v, sequence, heads, kv_heads, theta)
+    return _infer_gqa(q, k, v, sequence, heads, kv_heads, theta, starts)
 
 
 def _mla_flops(keys: int, values: int) -> Callable[[SimpleNamespace], int]:
@@ -92,6 +113,7 @@ def _bounded_kernel(n: SimpleNamespace) -> Shape:
 
 MLA_ATTENTION = Rule(
     args=("q", "kv", "k_rope", *_MLA),
+    optional=STARTS,
     outputs=("o", "lse"),
     hidden=1,
     differentiable=("o",),
@@ -111,6 +133,7 @@ MLA_ATTENTION = Rule(
 
 GQA_ATTENTION = Rule(
     args=("q", "k", "v", *_GQA),
+    optional=STARTS,
     outputs=("o", "lse"),
     hidden=1,
     differentiable=("o",),
@@ -130,6 +153,7 @@ GQA_ATTENTION = Rule(
 
 BOUNDED_ATTENTION = Rule(
     args=("q", "k", "v", "sinks", *_BOUNDED),
+    optional=STARTS,
     outputs=("o", "lse"),
     hidden=1,
     differentiable=("o",),

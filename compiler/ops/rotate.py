@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from compiler.ops.rule import Gradient, Rule, Tensor, elementwise
+from compiler.ops.rule import STARTS, Gradient, Rule, Tensor, elementwise, is_starts
 
-# Which columns, by which angles (`compiler.layers.rotation`), and factors of the rotated columns and of all of them.
+# Which columns, by which angles (`compiler.layers.rotation`), factors of the rotated columns and of all of them, and
+# where documents begin.
 _HOW = (
     *("sequence", "heads", "first", "width"),
     *("theta", "factor", "low", "high", "original", "magnitude", "scale"),
+    *STARTS,
 )
 
 
@@ -24,7 +26,9 @@ def _infer(
     original: float,
     magnitude: float,
     scale: float,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
+    assert is_starts(starts, x.shape[0]), starts
     T, C = x.shape[0], x.shape[1] // heads
     assert x.shape[1] == heads * C and T % sequence == 0, (x, heads, sequence)
     assert width % 2 == 0 and first >= 0 and first + width <= C, (x, first, width)
@@ -35,6 +39,7 @@ def _infer(
 RULES = {
     "rotate": Rule(
         args=("x", *_HOW),
+        optional=STARTS,
         outputs=("y",),
         infer=_infer,
         kernel_class="rope",

@@ -17,6 +17,7 @@ from typing import Any
 Shape = tuple[Any, ...]  # of int, or "R" in dimension 0
 
 INDEX = "int64"  # tokens, chosen experts, orders, counts
+STARTS = ("starts",)  # the last argument of ops that know of documents; left out where a sequence is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Gradient:
 class Rule:
     """One op. `infer` gets `Tensor`s and constants in call order and returns a `Tensor` per output.
 
+    A call may leave out its last arguments if they are `optional`; gradients then read none of them.
     The last `hidden` outputs are kept for the backward and not returned to the layer. `differentiable` outputs have
     gradients. A `view` owns no storage: its outputs live in its first argument. `kernel_class` decides which rate the
     op is timed by (compiler/rates/kernel_classes.py).
@@ -81,6 +83,7 @@ class Rule:
     flops: Callable[[SimpleNamespace], int] = no_flops
     touched: Callable[[SimpleNamespace], int] | None = None
     kernel: Callable[[SimpleNamespace], Shape] | None = None
+    optional: tuple[str, ...] = ()
     hidden: int = 0
     differentiable: tuple[str, ...] = ("y",)
     dgrad: Gradient | None = None
@@ -95,6 +98,7 @@ class Rule:
             unread = {read.of if isinstance(read, Extent) else read for read in gradient.reads} - names
             assert unread <= {f"d_{name}" for name in self.differentiable}, f"{gradient.op} reads {sorted(unread)}"
             assert {*gradient.gives} <= {*self.args}, f"{gradient.op} gives {gradient.gives}"
+            assert self.args[len(self.args) - len(self.optional) :] == self.optional, f"not last: {self.optional}"
             assert {*self.differentiable} <= {*self.outputs}, f"no outputs: {self.differentiable}"
 
     @property
@@ -111,6 +115,11 @@ class Rule:
         call = f"{op}_{occurrence}"
         alone = self.visible == 1
         return tuple(call if alone and index == 0 else f"{call}_{output}" for index, output in enumerate(self.outputs))
+
+
+def is_starts(tensor: Tensor | None, tokens: int) -> bool:
+    """Whether a tensor may say of so many tokens where their documents begin; none may."""
+    return tensor is None or (tensor.shape == (tokens,) and tensor.dtype == "int32")
 
 
 def statistics_dtype(dtype: str) -> str:

@@ -62,6 +62,11 @@ class Call:
     def rule(self) -> Rule:
         return RULES[self.op]
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of its arguments: all of the rule, but for optional ones that are left out."""
+        return self.rule.args[: len(self.args)]
+
     def argument(self, name: str) -> Value | Constant:
         return self.args[self.rule.args.index(name)]
 
@@ -82,7 +87,7 @@ class ShapeOps:
 
     def _call(self, op: str, args: tuple[Value | Constant, ...]) -> Any:
         rule = RULES[op]
-        assert len(args) == len(rule.args), f"{op} takes {rule.args}"
+        assert 0 <= len(rule.args) - len(args) <= len(rule.optional), f"{op} takes {rule.args}"
         given = [arg.tensor if isinstance(arg, Value) else arg for arg in args]
         try:
             tensors = rule.infer(*given)
@@ -138,12 +143,13 @@ class _Backward:
             values = [value for value in wanted if isinstance(value, Value)]
             if any(value.requires_grad for value in values):
                 found |= zip(gradient.gives, self._gradient(call, gradient, values), strict=True)
-        for name, value in zip(call.rule.args, call.args, strict=True):
+        for name, value in zip(call.given, call.args, strict=True):
             if name in found and isinstance(value, Value) and value.requires_grad:
                 self.give(value, found[name])
 
     def _gradient(self, call: Call, gradient: Gradient, values: list[Value]) -> list[str]:
-        args = tuple(self._argument(call, read) for read in gradient.reads)
+        left_out = {*call.rule.args} - {*call.given}
+        args = tuple(self._argument(call, read) for read in gradient.reads if read not in left_out)
         if not gradient.op:
             return [str(args[0])] * len(values)
         return self.emit(gradient.op, args, [value.tensor for value in values])

@@ -99,6 +99,7 @@ def _extents(node: Node, tensors: Mapping[str, Tensor]) -> SimpleNamespace:
     rule = _rule(node)
     reads, gives = (rule.args, rule.outputs) if isinstance(rule, Rule) else (rule.reads, rule.gives)
     found = SimpleNamespace()
+    reads = reads[: len(node.args)]  # optional ones may be left out
     for name, arg in (*zip(reads, node.args, strict=True), *zip(gives, node.outputs, strict=True)):
         if isinstance(name, str):
             setattr(found, name, tensors[arg].shape if isinstance(arg, str) else arg)

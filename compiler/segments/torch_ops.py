@@ -157,8 +157,9 @@ def autograd(rule: Rule) -> tuple[Callable[..., None], Callable[..., tuple[torch
                 continue
             result = getattr(torch.ops.dsc, gradient.op)(*args, like=[values[name] for name in gradient.gives])
             given |= zip(gradient.gives, result if isinstance(result, tuple) else (result,), strict=True)
+        called = rule.args[: len(ctx.needs_input_grad)]  # optional arguments may be left out
         return tuple(
-            given.get(name) if needed else None for name, needed in zip(rule.args, ctx.needs_input_grad, strict=True)
+            given.get(name) if needed else None for name, needed in zip(called, ctx.needs_input_grad, strict=True)
         )
 
     return setup_context, backward

@@ -2,7 +2,10 @@
 //
 // Dao, "FlashAttention-2", 2023; Su et al., "RoFormer", 2021. S positions; a head has C columns of queries and keys and
 // D of values, each rounded up to whole vectors (Cp, Dp). Operands are FP32 or BF16, all between is FP32.
-// Scores are made for a few rows of queries against the keys up to the last of them, and stay in the cache.
+// Scores are made for a few rows of queries against the keys up to the last of them, and stay in the cache. Where a
+// sequence holds documents, `starts` has for each position the first of its document: no key before it is seen, and what
+// is before those of all rows of a block is not made.
+#include <algorithm>
 #include <cmath>
 
 #include "product.h"
@@ -16,6 +19,7 @@ constexpr long BLOCK = 64 * 1024;    // of its scores, in elements, at most
 // the last column or position is never set, and what it becomes is never read.
 struct Head {
   long S, C, D, Cp, Dp, Sp;
+  const int *starts = nullptr;  // of the sequence at hand; none: a sequence is a document
   Buffer q, k, kt, v, vt, dout, scores, dq, dk, dv, delta, dscores, out, top, part;
 
   Head(long S, long C, long D, bool backward)
@@ -29,6 +33,24 @@ struct Head {
   }
 
   long block() const { return std::max(1L, std::min(ROWS, BLOCK / Sp)); }
+
+  long first(long s) const { return starts ? starts[s] : 0; }
+
+  // The keys that rows see begin here, at a whole vector.
+  long first(long start, long end) const { return starts ? *std::min_element(starts + start, starts + end) / W * W : 0; }
+
+  // Makes scores of row s −∞ where it does not see the key, of those from `low` to `keys`.
+  void mask(float *row, long s, long low, long keys) const {
+    std::fill(row + low, row + std::max(low, first(s)), -INFINITY);
+    std::fill(row + s + 1, row + std::max(s + 1, keys), -INFINITY);
+  }
+};
+
+// The angles by which n columns of positions turn: (cos, sin) of [S, n/2], from the beginning of each document.
+struct Turns {
+  const float *angles;
+  const int *starts;
+  const float *at(long s, long n) const { return angles + (starts ? s - starts[s] : s) * n; }
 };
 
 // n columns of S rows, times `scale`.
@@ -57,10 +79,11 @@ INLINE V turned(V pairs, V angles, float sign) {
   return pairs * cos + __builtin_shuffle(pairs, others) * sin;
 }
 
-// As `take`, and each pair of columns turned by its angle: (cos, sin) of [S, n/2].
+// As `take`, and each pair of columns turned by its angle.
 template <class T>
-void take_turned(const T *x, long stride, long S, long n, const float *angles, float scale, float *y, long ld) {
-  for (long s = 0; s < S; s++, x += stride, y += ld, angles += n) {
+void take_turned(const T *x, long stride, long S, long n, Turns turns, float scale, float *y, long ld) {
+  for (long s = 0; s < S; s++, x += stride, y += ld) {
+    const float *angles = turns.at(s, n);
     long i = 0;
     for (; i + W <= n; i += W) store(y + i, turned(load(x + i) * scale, load(angles + i), 1));
     for (; i < n; i += 2) {
@@ -70,10 +93,11 @@ void take_turned(const T *x, long stride, long S, long n, const float *angles, f
   }
 }
 
-// As `give`, turned back.
+// As `give`, turned back: `rows` from position `start` on.
 template <class T>
-void give_turned(const float *y, long ld, long S, long n, const float *angles, float scale, T *x, long stride) {
-  for (long s = 0; s < S; s++, x += stride, y += ld, angles += n) {
+void give_turned(const float *y, long ld, long start, long rows, long n, Turns turns, float scale, T *x, long stride) {
+  for (long s = start; s < start + rows; s++, x += stride, y += ld) {
+    const float *angles = turns.at(s, n);
     long i = 0;
     for (; i + W <= n; i += W) store(x + i, turned(load(y + i) * scale, load(angles + i), -1));
     for (; i < n; i += 2) {
@@ -87,27 +111,29 @@ void give_turned(const float *y, long ld, long S, long n, const float *angles, f
 template <class T> void forward(Head &h, T *o, long stride, float *lse, long lse_step) {
   const long step = h.block();
   for (long start = 0; start < h.S; start += step) {
-    const long end = std::min(start + step, h.S), keys = up(end);
-    small_product<false>({h.q.data() + start * h.Cp, h.Cp, 1}, h.kt.data(), h.Sp, h.scores.data(), h.Sp, end - start, keys, h.C);
+    const long end = std::min(start + step, h.S), keys = up(end), low = h.first(start, end);
+    small_product<false>({h.q.data() + start * h.Cp, h.Cp, 1}, h.kt.data() + low, h.Sp, h.scores.data() + low, h.Sp,
+                         end - start, keys - low, h.C);
     for (long s = start; s < end; s++) {
       float *row = h.scores.data() + (s - start) * h.Sp;
-      for (long j = s + 1; j < keys; j++) row[j] = -INFINITY;
-      V most = load(row);
-      for (long j = W; j < keys; j += W) most = larger(load(row + j), most);
+      h.mask(row, s, low, keys);
+      V most = load(row + low);
+      for (long j = low + W; j < keys; j += W) most = larger(load(row + j), most);
       h.top[s - start] = largest(most);
     }
     for (long s = start; s < end; s++) {
       float *row = h.scores.data() + (s - start) * h.Sp;
       const float top = h.top[s - start];
       V total = {};
-      for (long j = 0; j < keys; j += W) {
+      for (long j = low; j < keys; j += W) {
         const V weight = exp(load(row + j) - top);
         store(row + j, weight), total += weight;
       }
       const float weights = sum(total);
       lse[s * lse_step] = top + std::log(weights), h.part[s - start] = 1 / weights;
     }
-    small_product<false>({h.scores.data(), h.Sp, 1}, h.v.data(), h.Dp, h.out.data(), h.Dp, end - start, h.Dp, end);
+    small_product<false>({h.scores.data() + low, h.Sp, 1}, h.v.data() + low * h.Dp, h.Dp, h.out.data(), h.Dp, end - start,
+                         h.Dp, end - low);
     for (long s = start; s < end; s++)
       give(h.out.data() + (s - start) * h.Dp, h.Dp, 1, h.D, h.part[s - start], o + s * stride, stride);
   }
@@ -117,22 +143,23 @@ template <class T> void forward(Head &h, T *o, long stride, float *lse, long lse
 template <class Give> void backward(Head &h, const float *lse, long lse_step, Give give_dq) {
   const long step = h.block();
   for (long start = 0; start < h.S; start += step) {
-    const long end = std::min(start + step, h.S), rows = end - start, keys = up(end);
+    const long end = std::min(start + step, h.S), rows = end - start, keys = up(end), low = h.first(start, end);
     const float *q = h.q.data() + start * h.Cp, *dout = h.dout.data() + start * h.Dp;
-    small_product<false>({q, h.Cp, 1}, h.kt.data(), h.Sp, h.scores.data(), h.Sp, rows, keys, h.C);
-    small_product<false>({dout, h.Dp, 1}, h.vt.data(), h.Sp, h.dscores.data(), h.Sp, rows, keys, h.D);
+    float *scores = h.scores.data() + low, *dscores = h.dscores.data() + low;
+    small_product<false>({q, h.Cp, 1}, h.kt.data() + low, h.Sp, scores, h.Sp, rows, keys - low, h.C);
+    small_product<false>({dout, h.Dp, 1}, h.vt.data() + low, h.Sp, dscores, h.Sp, rows, keys - low, h.D);
     for (long s = start; s < end; s++) {
       float *row = h.scores.data() + (s - start) * h.Sp, *drow = h.dscores.data() + (s - start) * h.Sp;
-      for (long j = s + 1; j < keys; j++) row[j] = -INFINITY;
+      h.mask(row, s, low, keys);
       const float log_sum = lse[s * lse_step], delta = h.delta[s];
-      for (long j = 0; j < keys; j += W) {
+      for (long j = low; j < keys; j += W) {
         const V weight = exp(load(row + j) - log_sum);
         store(row + j, weight), store(drow + j, (load(drow + j) - delta) * weight);
       }
     }
-    small_product<false>({h.dscores.data(), h.Sp, 1}, h.k.data(), h.Cp, h.dq.data(), h.Cp, rows, h.Cp, end);
-    small_product<true>({h.dscores.data(), 1, h.Sp}, q, h.Cp, h.dk.data(), h.Cp, end, h.Cp, rows);
-    small_product<true>({h.scores.data(), 1, h.Sp}, dout, h.Dp, h.dv.data(), h.Dp, end, h.Dp, rows);
+    small_product<false>({dscores, h.Sp, 1}, h.k.data() + low * h.Cp, h.Cp, h.dq.data(), h.Cp, rows, h.Cp, end - low);
+    small_product<true>({dscores, 1, h.Sp}, q, h.Cp, h.dk.data() + low * h.Cp, h.Cp, end - low, h.Cp, rows);
+    small_product<true>({scores, 1, h.Sp}, dout, h.Dp, h.dv.data() + low * h.Dp, h.Dp, end - low, h.Dp, rows);
     give_dq(start, rows);
   }
 }
@@ -151,6 +178,7 @@ template <class T> void take_dout(Head &h, const T *dout, const T *o, long strid
 // H heads of [nope | rope] columns; the rope part of the keys is one for all of them.
 struct Mla {
   long B, S, H, nope, rope, value, q_stride, kv_stride, kr_stride;
+  const int *starts;  // [B, S], or none
   long C() const { return nope + rope; }
   float scale() const { return 1 / std::sqrt(float(C())); }
 };
@@ -158,10 +186,10 @@ struct Mla {
 // The queries, keys and values of head n of sequence b.
 template <class T>
 void take_mla(Head &h, const Mla &m, long b, long n, const T *q, const T *kv, const Buffer &rope_key,
-              const float *angles, float *k) {
+              Turns turns, float *k) {
   q += b * m.S * m.q_stride + n * m.C(), kv += b * m.S * m.kv_stride + n * (m.nope + m.value);
   take(q, m.q_stride, m.S, m.nope, m.scale(), h.q.data(), h.Cp);
-  take_turned(q + m.nope, m.q_stride, m.S, m.rope, angles, m.scale(), h.q.data() + m.nope, h.Cp);
+  take_turned(q + m.nope, m.q_stride, m.S, m.rope, turns, m.scale(), h.q.data() + m.nope, h.Cp);
   take(kv, m.kv_stride, m.S, m.nope, 1, k, h.Cp);
   take(rope_key.data(), m.rope, m.S, m.rope, 1, k + m.nope, h.Cp);
   take(kv + m.nope, m.kv_stride, m.S, m.value, 1, h.v.data(), h.Dp);
@@ -173,9 +201,11 @@ void mla(const Mla &m, const T *q, const T *kv, const T *k_rope, const float *an
   Head h(m.S, m.C(), m.value, false);
   Buffer rope_key(m.S * m.rope), k(m.S * h.Cp);
   for (long b = 0; b < m.B; b++) {
-    take_turned(k_rope + b * m.S * m.kr_stride, m.kr_stride, m.S, m.rope, angles, 1, rope_key.data(), m.rope);
+    h.starts = m.starts ? m.starts + b * m.S : nullptr;
+    const Turns turns{angles, h.starts};
+    take_turned(k_rope + b * m.S * m.kr_stride, m.kr_stride, m.S, m.rope, turns, 1, rope_key.data(), m.rope);
     for (long n = 0; n < m.H; n++) {
-      take_mla(h, m, b, n, q, kv, rope_key, angles, k.data());
+      take_mla(h, m, b, n, q, kv, rope_key, turns, k.data());
       forward(h, o + (b * m.S * m.H + n) * m.value, m.H * m.value, lse + (b * m.H + n) * m.S, 1);
     }
   }
@@ -188,10 +218,12 @@ void mla_dgrad(const Mla &m, const T *dout, const T *q, const T *kv, const T *k_
   Buffer rope_key(m.S * m.rope), drope_key(m.S * m.rope);
   const long width = m.H * m.C(), kv_head = m.nope + m.value, kv_width = m.H * kv_head, o_width = m.H * m.value;
   for (long b = 0; b < m.B; b++) {
-    take_turned(k_rope + b * m.S * m.kr_stride, m.kr_stride, m.S, m.rope, angles, 1, rope_key.data(), m.rope);
+    h.starts = m.starts ? m.starts + b * m.S : nullptr;
+    const Turns turns{angles, h.starts};
+    take_turned(k_rope + b * m.S * m.kr_stride, m.kr_stride, m.S, m.rope, turns, 1, rope_key.data(), m.rope);
     drope_key.zero();
     for (long n = 0; n < m.H; n++) {
-      take_mla(h, m, b, n, q, kv, rope_key, angles, h.k.data());
+      take_mla(h, m, b, n, q, kv, rope_key, turns, h.k.data());
       transpose(h.v.data(), h.Dp, m.S, h.D, h.vt.data(), h.Sp);
       const long at = b * m.S * o_width + n * m.value;
       take_dout(h, dout + at, o + at, o_width);
@@ -200,27 +232,28 @@ void mla_dgrad(const Mla &m, const T *dout, const T *q, const T *kv, const T *k_
       backward(h, lse + (b * m.H + n) * m.S, 1, [&](long start, long rows) {
         T *to = dq_head + start * width;
         give(h.dq.data(), h.Cp, rows, m.nope, m.scale(), to, width);
-        give_turned(h.dq.data() + m.nope, h.Cp, rows, m.rope, angles + start * m.rope, m.scale(), to + m.nope, width);
+        give_turned(h.dq.data() + m.nope, h.Cp, start, rows, m.rope, turns, m.scale(), to + m.nope, width);
       });
       give(h.dk.data(), h.Cp, m.S, m.nope, 1, dkv_head, kv_width);
       give(h.dv.data(), h.Dp, m.S, m.value, 1, dkv_head + m.nope, kv_width);
       for (long s = 0; s < m.S; s++)
         for (long i = 0; i < m.rope; i++) drope_key[s * m.rope + i] += h.dk[s * h.Cp + m.nope + i];
     }
-    give_turned(drope_key.data(), m.rope, m.S, m.rope, angles, 1, dk_rope + b * m.S * m.rope, m.rope);
+    give_turned(drope_key.data(), m.rope, 0, m.S, m.rope, turns, 1, dk_rope + b * m.S * m.rope, m.rope);
   }
 }
 
 // H query heads, H/G of them share a head of keys and values; all of C columns, all turned.
 struct Gqa {
   long B, S, H, G, C, q_stride, k_stride, v_stride;
+  const int *starts;  // [B, S], or none
   float scale() const { return 1 / std::sqrt(float(C)); }
 };
 
 // The keys and values of group g of sequence b.
 template <class T>
-void take_group(Head &h, const Gqa &m, long b, long g, const T *k, const T *v, const float *angles, float *key) {
-  take_turned(k + b * m.S * m.k_stride + g * m.C, m.k_stride, m.S, m.C, angles, 1, key, h.Cp);
+void take_group(Head &h, const Gqa &m, long b, long g, const T *k, const T *v, Turns turns, float *key) {
+  take_turned(k + b * m.S * m.k_stride + g * m.C, m.k_stride, m.S, m.C, turns, 1, key, h.Cp);
   take(v + b * m.S * m.v_stride + g * m.C, m.v_stride, m.S, m.C, 1, h.v.data(), h.Dp);
   transpose(key, h.Cp, m.S, m.C, h.kt.data(), h.Sp);
 }
@@ -231,10 +264,12 @@ template <class T> void gqa(const Gqa &m, const T *q, const T *k, const T *v, co
   const long share = m.H / m.G;
   for (long b = 0; b < m.B; b++)
     for (long g = 0; g < m.G; g++) {
-      take_group(h, m, b, g, k, v, angles, key.data());
+      h.starts = m.starts ? m.starts + b * m.S : nullptr;
+      const Turns turns{angles, h.starts};
+      take_group(h, m, b, g, k, v, turns, key.data());
       for (long r = 0; r < share; r++) {
         const long n = g * share + r;
-        take_turned(q + b * m.S * m.q_stride + n * m.C, m.q_stride, m.S, m.C, angles, m.scale(), h.q.data(), h.Cp);
+        take_turned(q + b * m.S * m.q_stride + n * m.C, m.q_stride, m.S, m.C, turns, m.scale(), h.q.data(), h.Cp);
         forward(h, o + (b * m.S * m.H + n) * m.C, m.H * m.C, lse + (b * m.G + g) * m.S * share + r, share);
       }
     }
@@ -247,20 +282,21 @@ void gqa_dgrad(const Gqa &m, const T *dout, const T *q, const T *k, const T *v, 
   const long share = m.H / m.G, width = m.H * m.C, shared_width = m.G * m.C;
   for (long b = 0; b < m.B; b++)
     for (long g = 0; g < m.G; g++) {
-      take_group(h, m, b, g, k, v, angles, h.k.data());
+      h.starts = m.starts ? m.starts + b * m.S : nullptr;
+      const Turns turns{angles, h.starts};
+      take_group(h, m, b, g, k, v, turns, h.k.data());
       transpose(h.v.data(), h.Dp, m.S, m.C, h.vt.data(), h.Sp);
       h.dk.zero(), h.dv.zero();
       for (long r = 0; r < share; r++) {
         const long n = g * share + r, at = b * m.S * width + n * m.C;
-        take_turned(q + b * m.S * m.q_stride + n * m.C, m.q_stride, m.S, m.C, angles, m.scale(), h.q.data(), h.Cp);
+        take_turned(q + b * m.S * m.q_stride + n * m.C, m.q_stride, m.S, m.C, turns, m.scale(), h.q.data(), h.Cp);
         take_dout(h, dout + at, o + at, width);
         backward(h, lse + (b * m.G + g) * m.S * share + r, share, [&](long start, long rows) {
-          const float *turn = angles + start * m.C;
-          give_turned(h.dq.data(), h.Cp, rows, m.C, turn, m.scale(), dq + at + start * width, width);
+          give_turned(h.dq.data(), h.Cp, start, rows, m.C, turns, m.scale(), dq + at + start * width, width);
         });
       }
       const long at = b * m.S * shared_width + g * m.C;
-      give_turned(h.dk.data(), h.Cp, m.S, m.C, angles, 1, dk + at, shared_width);
+      give_turned(h.dk.data(), h.Cp, 0, m.S, m.C, turns, 1, dk + at, shared_width);
       give(h.dv.data(), h.Dp, m.S, m.C, 1, dv + at, shared_width);
     }
 }
@@ -270,26 +306,26 @@ void gqa_dgrad(const Gqa &m, const T *dout, const T *q, const T *k, const T *v, 
 #define ATTENTION(T, suffix)                                                                                           \
   extern "C" void mla_attention_##suffix(long B, long S, long H, long nope, long rope, long value, const T *q,         \
                                          long q_stride, const T *kv, long kv_stride, const T *k_rope, long kr_stride,  \
-                                         const float *angles, T *o, float *lse) {                                      \
-    mla({B, S, H, nope, rope, value, q_stride, kv_stride, kr_stride}, q, kv, k_rope, angles, o, lse);                  \
+                                         const float *angles, const int *starts, T *o, float *lse) {                   \
+    mla({B, S, H, nope, rope, value, q_stride, kv_stride, kr_stride, starts}, q, kv, k_rope, angles, o, lse);          \
   }                                                                                                                    \
   extern "C" void mla_attention_dgrad_##suffix(long B, long S, long H, long nope, long rope, long value,               \
                                                const T *dout, const T *q, long q_stride, const T *kv, long kv_stride,  \
                                                const T *k_rope, long kr_stride, const T *o, const float *lse,          \
-                                               const float *angles, T *dq, T *dkv, T *dk_rope) {                       \
-    mla_dgrad({B, S, H, nope, rope, value, q_stride, kv_stride, kr_stride}, dout, q, kv, k_rope, o, lse, angles, dq,   \
-              dkv, dk_rope);                                                                                           \
+                                               const float *angles, const int *starts, T *dq, T *dkv, T *dk_rope) {    \
+    mla_dgrad({B, S, H, nope, rope, value, q_stride, kv_stride, kr_stride, starts}, dout, q, kv, k_rope, o, lse,       \
+              angles, dq, dkv, dk_rope);                                                                               \
   }                                                                                                                    \
   extern "C" void gqa_attention_##suffix(long B, long S, long H, long G, long C, const T *q, long q_stride,            \
                                          const T *k, long k_stride, const T *v, long v_stride, const float *angles,    \
-                                         T *o, float *lse) {                                                           \
-    gqa({B, S, H, G, C, q_stride, k_stride, v_stride}, q, k, v, angles, o, lse);                                       \
+                                         const int *starts, T *o, float *lse) {                                        \
+    gqa({B, S, H, G, C, q_stride, k_stride, v_stride, starts}, q, k, v, angles, o, lse);                               \
   }                                                                                                                    \
   extern "C" void gqa_attention_dgrad_##suffix(long B, long S, long H, long G, long C, const T *dout, const T *q,      \
                                                long q_stride, const T *k, long k_stride, const T *v, long v_stride,    \
-                                               const T *o, const float *lse, const float *angles, T *dq, T *dk,        \
-                                               T *dv) {                                                                \
-    gqa_dgrad({B, S, H, G, C, q_stride, k_stride, v_stride}, dout, q, k, v, o, lse, angles, dq, dk, dv);               \
+                                               const T *o, const float *lse, const float *angles, const int *starts,   \
+                                               T *dq, T *dk, T *dv) {                                                  \
+    gqa_dgrad({B, S, H, G, C, q_stride, k_stride, v_stride, starts}, dout, q, k, v, o, lse, angles, dq, dk, dv);       \
   }
 ATTENTION(float, float32)
 ATTENTION(bf16, bfloat16)

@@ -32,10 +32,10 @@ TYPES = {
     MATRIX: (c_void_p, c_long, c_long),
 }
 SIGNATURES = {
-    "mla_attention": "nnnnnnrrrppp",
-    "mla_attention_dgrad": "nnnnnnprrrpppppp",
-    "gqa_attention": "nnnnnrrrppp",
-    "gqa_attention_dgrad": "nnnnnprrrpppppp",
+    "mla_attention": "nnnnnnrrrpppp",
+    "mla_attention_dgrad": "nnnnnnprrrppppppp",
+    "gqa_attention": "nnnnnrrrpppp",
+    "gqa_attention_dgrad": "nnnnnprrrppppppp",
     "rmsnorm": "nnrpfpp",
     "rmsnorm_dgrad": "nnrrppp",
     "rmsnorm_wgrad": "nnprrp",

@@ -9,13 +9,13 @@ from runtime.native.library import call
 
 
 def mla_attention(
-    q: Tensor, kv: Tensor, k_rope: Tensor, angles_Sr: Tensor, heads: int, nope: int, value: int
+    q: Tensor, kv: Tensor, k_rope: Tensor, angles_Sr: Tensor, heads: int, nope: int, value: int, starts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Run the op of this name in C++; it takes the angles of each position instead of what they are made from."""
     S, rope = angles_Sr.shape[0], _pairs(k_rope.shape[1], angles_Sr)
     B = q.shape[0] // S
     o, lse_BHS = q.new_empty((q.shape[0], heads * value)), _fp32(q, B, heads, S)
-    call("mla_attention", q.dtype, B, S, heads, nope, rope, value, q, kv, k_rope, angles_Sr, o, lse_BHS)
+    call("mla_attention", q.dtype, B, S, heads, nope, rope, value, q, kv, k_rope, angles_Sr, _int32(starts), o, lse_BHS)
     return o, lse_BHS
 
 
@@ -30,23 +30,25 @@ def mla_attention_dgrad(
     heads: int,
     nope: int,
     value: int,
+    starts: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     S = angles_Sr.shape[0]
     sizes = (q.shape[0] // S, S, heads, nope, _pairs(k_rope.shape[1], angles_Sr), value)
     results = _like(q), _like(kv), _like(k_rope)
-    call("mla_attention_dgrad", q.dtype, *sizes, do, q, kv, k_rope, o, lse_BHS, angles_Sr, *results)
+    given = do, q, kv, k_rope, o, lse_BHS, angles_Sr, _int32(starts)
+    call("mla_attention_dgrad", q.dtype, *sizes, *given, *results)
     return results
 
 
 def gqa_attention(
-    q: Tensor, k: Tensor, v: Tensor, angles_Sr: Tensor, heads: int, kv_heads: int
+    q: Tensor, k: Tensor, v: Tensor, angles_Sr: Tensor, heads: int, kv_heads: int, starts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Run the op of this name in C++; it takes the angles of each position instead of what they are made from."""
     S = angles_Sr.shape[0]
     B = q.shape[0] // S
     o, lse = _like(q), _fp32(q, B, kv_heads, S, heads // kv_heads)
     C = _pairs(q.shape[1] // heads, angles_Sr)
-    call("gqa_attention", q.dtype, B, S, heads, kv_heads, C, q, k, v, angles_Sr, o, lse)
+    call("gqa_attention", q.dtype, B, S, heads, kv_heads, C, q, k, v, angles_Sr, _int32(starts), o, lse)
     return o, lse
 
 
@@ -60,11 +62,12 @@ def gqa_attention_dgrad(
     angles_Sr: Tensor,
     heads: int,
     kv_heads: int,
+    starts: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     S = angles_Sr.shape[0]
     sizes = (q.shape[0] // S, S, heads, kv_heads, _pairs(q.shape[1] // heads, angles_Sr))
     results = _like(q), _like(k), _like(v)
-    call("gqa_attention_dgrad", q.dtype, *sizes, do, q, k, v, o, lse, angles_Sr, *results)
+    call("gqa_attention_dgrad", q.dtype, *sizes, do, q, k, v, o, lse, angles_Sr, _int32(starts), *results)
     return results
 
 
@@ -136,6 +139,11 @@ def _pairs(columns: int, angles_Sr: Tensor) -> int:
     """The columns that the angles turn, in pairs."""
     assert columns == 2 * angles_Sr.shape[1], (columns, angles_Sr.shape)
     return columns
+
+
+def _int32(starts: Tensor | None) -> Tensor | None:
+    assert starts is None or (starts.dtype == torch.int32 and starts.is_cpu), starts
+    return starts
 
 
 def _like(x: Tensor) -> Tensor:

@@ -26,14 +26,15 @@ def bounded_attention(
     theta: float,
     window: int,
     softcap: float,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q [T, H·C], k and v [T, G·C], sinks [H] or none -> o [T, H·C], lse [B, G, S, H/G].
 
     window 0: all keys at or before the query; softcap 0: logits as they are. lse has the sinks. q, k and v may be views
-    of columns.
+    of columns. `starts` int32 [T]: as in `gqa_attention`.
     """
     angles_Sr = angles(sequence, q.shape[1] // heads, theta, q.dtype, q.device)
-    return attend_groups(q, k, v, sequence, heads, kv_heads, angles_Sr, sinks, window, softcap)
+    return attend_groups(q, k, v, sequence, heads, kv_heads, angles_Sr, sinks, window, softcap, starts)
 
 
 def bounded_attention_dgrad(
@@ -49,10 +50,11 @@ def bounded_attention_dgrad(
     theta: float,
     window: int,
     softcap: float,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do [T, H·C], the forward's inputs and results -> dq, dk, dv, shaped like q, k, v."""
     angles_Sr = angles(sequence, q.shape[1] // heads, theta, q.dtype, q.device)
-    return attend_groups_dgrad(do, q, k, v, o, lse, sequence, heads, kv_heads, angles_Sr, window, softcap)
+    return attend_groups_dgrad(do, q, k, v, o, lse, sequence, heads, kv_heads, angles_Sr, window, softcap, starts)
 
 
 def bounded_attention_wgrad(do: Tensor, o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:

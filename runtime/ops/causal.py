@@ -1,8 +1,10 @@
 """Causal softmax attention, block by block, and rotation: what the attention ops share. Results are their own.
 
 Su et al., "RoFormer", 2021; blocks: Dao, "FlashAttention-2", 2023. T tokens in B sequences of S; positions restart with
-every sequence. N: the heads of keys and values of all sequences, a batch of products. r query heads share one of them,
-so that it has M = S·r rows of queries, those of one position together. C columns of queries and keys, V of values.
+every sequence. Where sequences hold several documents, `starts` [T] has for each token the position of the first of its
+document in its sequence: keys before it are not seen, and positions count from it. N: the heads of keys and values of
+all sequences, a batch of products. r query heads share one of them, so that it has M = S·r rows of queries, those of
+one position together. C columns of queries and keys, V of values.
 
 All of it is FP32 at least: the callers widen BF16, and round their results. This is what runs in FP64 and where there
 is no C++ for the processor (`runtime/native/attention.cpp`, three times as fast).
@@ -33,12 +35,13 @@ def attend(
     sinks_NM: Tensor | None = None,
     window: int = 0,
     softcap: float = 0.0,
+    starts_NS: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q_NMC (scaled), k_NSC, v_NSV -> o_NMV = softmax(q·k)·v over the keys at or before the query, lse_NM, the
     logarithm of its denominator.
 
-    With a `window`, keys are the last so many of these. With a `softcap`, logits s are softcap·tanh(s/softcap). Sinks
-    are logits that the denominator has besides.
+    With a `window`, keys are the last so many of these; with `starts`, those of the query's document. With a `softcap`,
+    logits s are softcap·tanh(s/softcap). Sinks are logits that the denominator has besides.
     """
     o_NMV = q_NMC.new_empty((*q_NMC.shape[:2], v_NSV.shape[2]))
     lse_NM = q_NMC.new_empty(q_NMC.shape[:2])
@@ -47,7 +50,7 @@ def attend(
         scores = torch.bmm(q_NMC[n, rows], k_NSC[n, past].mT)
         if softcap:
             scores.div_(softcap).tanh_().mul_(softcap)
-        _mask(scores, new, past, future, window)
+        _mask(scores, new, past, future, window, None if starts_NS is None else starts_NS[n, new])
         if sinks_NM is None:
             weights = torch.softmax(scores, dim=-1)
             torch.sub(scores.amax(dim=-1), weights.amax(dim=-1).log_(), out=lse_NM[n, rows])
@@ -67,6 +70,7 @@ def attend_dgrad(
     v_NSV: Tensor,
     window: int = 0,
     softcap: float = 0.0,
+    starts_NS: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do_NMV, delta_NM = Σ_V do·o, the forward's lse and inputs -> dq_NMC, dk_NSC, dv_NSV, summed over the r heads.
 
@@ -80,7 +84,7 @@ def attend_dgrad(
         if softcap:
             slope = 1 - scores.div_(softcap).tanh_().square()
             scores.mul_(softcap)
-        _mask(scores, new, past, future, window)
+        _mask(scores, new, past, future, window, None if starts_NS is None else starts_NS[n, new])
         weights = scores.sub_(lse_NM1[n, rows]).exp_()
         dscores = torch.bmm(do_NMV[n, rows], v_NSV[n, past].mT).sub_(delta_NM1[n, rows]).mul_(weights)
         if softcap:
@@ -107,9 +111,11 @@ def _future(q_NMC: Tensor, k_NSC: Tensor) -> Tensor:
     return future.repeat_interleave(r, dim=0) if r > 1 else future
 
 
-def _mask(scores: Tensor, new: slice, past: slice, future: Tensor, window: int) -> None:
-    """Makes scores of a block −inf where the key comes after the query, or before its window. The block's rows are
-    those of the positions `new`, its columns the keys `past`."""
+def _mask(scores: Tensor, new: slice, past: slice, future: Tensor, window: int, starts_np: Tensor | None) -> None:
+    """Make scores of a block −inf where the key comes after the query, before its window or before its document.
+
+    The block's rows are those of the positions `new`, its columns the keys `past`; `starts_np`: of each head's `new`.
+    """
     own = slice(new.start - past.start, new.stop - past.start)
     scores[:, :, own].add_(future[: scores.shape[1], : new.stop - new.start])
     before = new.stop - window - past.start  # columns that the last of the positions does not see
@@ -118,6 +124,9 @@ def _mask(scores: Tensor, new: slice, past: slice, future: Tensor, window: int) 
         position = position.repeat_interleave(scores.shape[1] // len(position))
         key = torch.arange(past.start, past.start + before, device=scores.device)
         scores[:, :, :before].masked_fill_(key <= position[:, None] - window, -torch.inf)
+    if starts_np is not None:
+        hidden = torch.arange(past.start, past.stop, device=scores.device) < starts_np[:, :, None]
+        scores.masked_fill_(hidden.repeat_interleave(scores.shape[1] // hidden.shape[1], dim=1), -torch.inf)
 
 
 def _blocks(q_NMC: Tensor, k_NSC: Tensor, window: int = 0) -> Iterator[tuple[slice, slice, slice, slice]]:
@@ -155,6 +164,19 @@ def angles(sequence: int, rope: int, theta: float, dtype: torch.dtype, device: t
     frequency_r = theta ** (-pair_r / rope) if theta else torch.zeros_like(pair_r)
     phase_Sr = torch.outer(torch.arange(sequence, dtype=torch.float64), frequency_r)
     return torch.polar(torch.ones_like(phase_Sr), phase_Sr).to(device, wide_dtype(dtype).to_complex())
+
+
+def turns(angles_Sr: Tensor, starts: Tensor | None) -> Tensor:
+    """The angles of each position [S, r], or with `starts` [T] those of each position in its document, [B, S, r]."""
+    if starts is None:
+        return angles_Sr
+    S = angles_Sr.shape[0]
+    return angles_Sr[torch.arange(S, device=starts.device) - starts.view(-1, S)]
+
+
+def starts_of_heads(starts: Tensor | None, sequence: int, heads: int) -> Tensor | None:
+    """starts [T] of each head of all sequences [B·heads, S]; none of none."""
+    return None if starts is None else starts.view(-1, sequence).repeat_interleave(heads, dim=0)
 
 
 def back(angles_Sr: Tensor) -> Tensor:

@@ -20,22 +20,43 @@ from torch import Tensor
 
 from runtime.native import ops as native
 from runtime.native.library import takes
-from runtime.ops.causal import angles, attend, attend_dgrad, back, columns, rotate, split_heads
+from runtime.ops.causal import (
+    angles,
+    attend,
+    attend_dgrad,
+    back,
+    columns,
+    rotate,
+    split_heads,
+    starts_of_heads,
+    turns,
+)
 from runtime.ops.wide import wide
 
 
 def mla_attention(
-    q: Tensor, kv: Tensor, k_rope: Tensor, sequence: int, heads: int, nope: int, rope: int, value: int, theta: float
+    q: Tensor,
+    kv: Tensor,
+    k_rope: Tensor,
+    sequence: int,
+    heads: int,
+    nope: int,
+    rope: int,
+    value: int,
+    theta: float,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q [T, H·(nope+rope)], kv [T, H·(nope+value)], k_rope [T, rope] -> o [T, H·value], lse_BHS.
 
     Per head q is [nope | rope] and kv is [nope | value]; softmax(q·k/√(nope+rope)) over the keys at or before
-    the query; lse is the logarithm of its denominator, FP32 at least. k_rope may be a view of columns.
+    the query; lse is the logarithm of its denominator, FP32 at least. k_rope may be a view of columns. `starts` int32
+    [T]: of each token's document in its sequence, of which alone keys are seen and in which positions count.
     """
     angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
     if takes(q, kv, k_rope):
-        return native.mla_attention(q, kv, k_rope, angles_Sr, heads, nope, value)
-    o_PSV, lse_PS = attend(*_heads(wide(q), wide(kv), wide(k_rope), sequence, heads, nope, angles_Sr))
+        return native.mla_attention(q, kv, k_rope, angles_Sr, heads, nope, value, starts)
+    inputs = _heads(wide(q), wide(kv), wide(k_rope), sequence, heads, nope, turns(angles_Sr, starts))
+    o_PSV, lse_PS = attend(*inputs, starts_NS=starts_of_heads(starts, sequence, heads))
     return columns(o_PSV.to(q.dtype), heads), lse_PS.unflatten(0, (-1, heads))
 
 
@@ -52,50 +73,54 @@ def mla_attention_dgrad(
     rope: int,
     value: int,
     theta: float,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """do [T, H·value], the forward's inputs and results -> dq, dkv, dk_rope, shaped like q, kv, k_rope."""
     angles_Sr = angles(sequence, rope, theta, q.dtype, q.device)
     if takes(q, kv, k_rope):
-        return native.mla_attention_dgrad(do, q, kv, k_rope, o, lse_BHS, angles_Sr, heads, nope, value)
-    dtype = q.dtype
+        return native.mla_attention_dgrad(do, q, kv, k_rope, o, lse_BHS, angles_Sr, heads, nope, value, starts)
+    dtype, turned_by = q.dtype, turns(angles_Sr, starts)
     do, q, kv, k_rope, o = (wide(x) for x in (do, q, kv, k_rope, o))
     do_PSV = split_heads(do, sequence, heads).flatten(0, 1).contiguous()
     delta_TH = (do * o).unflatten(1, (heads, value)).sum(dim=-1)
     delta_PS = split_heads(delta_TH, sequence, heads)[..., 0].flatten(0, 1)
-    inputs = _heads(q, kv, k_rope, sequence, heads, nope, angles_Sr)
-    gradients = attend_dgrad(do_PSV, delta_PS, lse_BHS.flatten(0, 1), *inputs)
-    dq, dkv, dk_rope = _from_heads(*gradients, heads, nope, back(angles_Sr))
+    inputs = _heads(q, kv, k_rope, sequence, heads, nope, turned_by)
+    starts_PS = starts_of_heads(starts, sequence, heads)
+    gradients = attend_dgrad(do_PSV, delta_PS, lse_BHS.flatten(0, 1), *inputs, starts_NS=starts_PS)
+    dq, dkv, dk_rope = _from_heads(*gradients, heads, nope, back(turned_by))
     return dq.to(dtype), dkv.to(dtype), dk_rope.to(dtype)
 
 
 def _heads(
-    q: Tensor, kv: Tensor, k_rope: Tensor, sequence: int, heads: int, nope: int, angles_Sr: Tensor
+    q: Tensor, kv: Tensor, k_rope: Tensor, sequence: int, heads: int, nope: int, angles: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The attention's inputs -> q_PSC, rotated and scaled by 1/√C; k_PSC, both parts together, rotated; v_PSV."""
+    """The attention's inputs, and angles of `turns` -> q_PSC, rotated and scaled by 1/√C; k_PSC, both parts together,
+    rotated; v_PSV."""
+    angles_1S = angles.unsqueeze(-3)
     q_BHSC, kv_BHSW = split_heads(q, sequence, heads), split_heads(kv, sequence, heads)
     k_rope_B1Sr = split_heads(k_rope, sequence, 1)
     queries, keys = q.new_empty(q_BHSC.shape), q.new_empty(q_BHSC.shape)
     scale = q_BHSC.shape[3] ** -0.5
     torch.mul(q_BHSC[..., :nope], scale, out=queries[..., :nope])
-    queries[..., nope:] = rotate(q_BHSC[..., nope:], angles_Sr * scale)
+    queries[..., nope:] = rotate(q_BHSC[..., nope:], angles_1S * scale)
     keys[..., :nope] = kv_BHSW[..., :nope]
-    keys[..., nope:] = rotate(k_rope_B1Sr, angles_Sr)
+    keys[..., nope:] = rotate(k_rope_B1Sr, angles_1S)
     return queries.flatten(0, 1), keys.flatten(0, 1), kv_BHSW[..., nope:].flatten(0, 1).contiguous()
 
 
 def _from_heads(
-    dq_PSC: Tensor, dk_PSC: Tensor, dv_PSV: Tensor, heads: int, nope: int, back_Sr: Tensor
+    dq_PSC: Tensor, dk_PSC: Tensor, dv_PSV: Tensor, heads: int, nope: int, angles: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of what `_heads` gave -> dq, dkv, dk_rope. `back_Sr` turns back what its angles turned."""
+    """Gradients of what `_heads` gave -> dq, dkv, dk_rope. `angles` turn back what its angles turned."""
     dq_BHSC, dk_BHSC, dv_BHSV = (d.unflatten(0, (-1, heads)) for d in (dq_PSC, dk_PSC, dv_PSV))
     (B, H, S, C), V = dq_BHSC.shape, dv_BHSV.shape[3]
     scale = C**-0.5
     dq_BSHC, dkv_BSHW = dq_PSC.new_empty((B, S, H, C)), dq_PSC.new_empty((B, S, H, nope + V))
     torch.mul(dq_BHSC[..., :nope].transpose(1, 2), scale, out=dq_BSHC[..., :nope])
-    dq_BSHC[..., nope:] = rotate(dq_BHSC[..., nope:], back_Sr * scale).transpose(1, 2)
+    dq_BSHC[..., nope:] = rotate(dq_BHSC[..., nope:], angles.unsqueeze(-3) * scale).transpose(1, 2)
     dkv_BSHW[..., :nope] = dk_BHSC[..., :nope].transpose(1, 2)
     dkv_BSHW[..., nope:] = dv_BHSV.transpose(1, 2)
-    dk_rope_BSr = rotate(dk_BHSC[..., nope:].sum(dim=1), back_Sr)
+    dk_rope_BSr = rotate(dk_BHSC[..., nope:].sum(dim=1), angles)
     return dq_BSHC.view(B * S, H * C), dkv_BSHW.view(B * S, H * (nope + V)), dk_rope_BSr.flatten(0, 1)
 
 

@@ -1,8 +1,9 @@
 """Rotation of some columns of every head by position, and a factor of all columns.
 
 Su et al., "RoFormer", 2021; Peng et al., "YaRN", 2023. T tokens in sequences of S; positions restart with every
-sequence. H heads of C columns, of which `width` from `first` on turn in pairs (x0, x1), (x2, x3) … Pair i turns by its
-frequency at each position: theta^(−2i/width), or less, as `ramped` says.
+sequence, and with every document that begins at `starts` [T]. H heads of C columns, of which `width` from `first` on
+turn in pairs (x0, x1), (x2, x3) … Pair i turns by its frequency at each position: theta^(−2i/width), or less, as
+`ramped` says.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from math import pi
 import torch
 from torch import Tensor
 
-from runtime.ops.causal import back
+from runtime.ops.causal import back, turns
 from runtime.ops.causal import rotate as turned
 from runtime.ops.wide import wide, wide_dtype
 
@@ -31,14 +32,15 @@ def rotate(
     original: float,
     magnitude: float,
     scale: float,
+    starts: Tensor | None = None,
 ) -> Tensor:
     """x [T, H·C] -> y [T, H·C]: the rotated columns times magnitude·scale, the others times scale.
 
     x may be a view of columns. `ramped` says what factor, low, high and original mean.
     """
     how = width, theta, factor, low, high, original
-    angles_Sr = ramped_angles(sequence, *how, x.dtype, x.device) if width else None
-    return rotated_by(x, sequence, heads, first, width, angles_Sr, magnitude, scale)
+    angles = turns(ramped_angles(sequence, *how, x.dtype, x.device), starts) if width else None
+    return rotated_by(x, sequence, heads, first, width, angles, magnitude, scale)
 
 
 def rotate_dgrad(
@@ -54,11 +56,12 @@ def rotate_dgrad(
     original: float,
     magnitude: float,
     scale: float,
+    starts: Tensor | None = None,
 ) -> Tensor:
     """dy [T, H·C] -> dx [T, H·C]: turned back, with the same factors."""
     how = width, theta, factor, low, high, original
-    angles_Sr = back(ramped_angles(sequence, *how, dy.dtype, dy.device)) if width else None
-    return rotated_by(dy, sequence, heads, first, width, angles_Sr, magnitude, scale)
+    angles = turns(back(ramped_angles(sequence, *how, dy.dtype, dy.device)), starts) if width else None
+    return rotated_by(dy, sequence, heads, first, width, angles, magnitude, scale)
 
 
 def rotated_by(
@@ -67,16 +70,17 @@ def rotated_by(
     heads: int,
     first: int,
     width: int,
-    angles_Sr: Tensor | None,
+    angles: Tensor | None,
     magnitude: float,
     scale: float,
 ) -> Tensor:
-    """x [B·S, H·C] with its columns rotated by the angles of each position, and multiplied, as `rotate` says."""
+    """x [B·S, H·C] with its columns rotated by the angles of each position, [S, r] or those of each sequence [B, S, r],
+    and multiplied, as `rotate` says."""
     x_BSHC = wide(x).reshape(-1, sequence, heads, x.shape[1] // heads)
     y_BSHC = x_BSHC * scale
-    if angles_Sr is not None:
+    if angles is not None:
         of_pairs = slice(first, first + width)
-        y_BSHC[..., of_pairs] = turned(x_BSHC[..., of_pairs], (angles_Sr * (magnitude * scale))[:, None])
+        y_BSHC[..., of_pairs] = turned(x_BSHC[..., of_pairs], (angles * (magnitude * scale)).unsqueeze(-2))
     return y_BSHC.view(x.shape).to(x.dtype)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.ops import OPS
-from runtime.ops.causal import angles
+from runtime.ops.causal import angles, turns
 from runtime.ops.gqa_attention import _grouped
 from runtime.ops.mla_attention import _heads
 
@@ -92,17 +92,22 @@ def _turned(error_NSC: Tensor, still: int) -> Tensor:
     return torch.cat((error_NSC[..., :still], pairs.flatten(-2)), -1)
 
 
-def _scores(q_NSC: Tensor, k_NSC: Tensor, still: int) -> tuple[Tensor, Tensor]:
-    """(scores, −inf where the key is later; how far they are off)."""
-    future = torch.ones(q_NSC.shape[1], q_NSC.shape[1], dtype=torch.bool).triu(1)
+def _scores(q_NSC: Tensor, k_NSC: Tensor, still: int, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(scores, −inf where the key is later, or of another document; how far they are off)."""
+    S = q_NSC.shape[1]
+    hidden = torch.ones(S, S, dtype=torch.bool).triu(1)
+    if starts is not None:
+        starts_BS = starts.view(-1, S)
+        starts_NS = starts_BS.repeat_interleave(len(q_NSC) // len(starts_BS), dim=0)
+        hidden = hidden | (torch.arange(S) < starts_NS[:, :, None])
     off_NSS = (q_NSC.shape[2] + 16) * U * _sizes(q_NSC, still) @ _sizes(k_NSC, still).mT
-    return (q_NSC @ k_NSC.mT).masked_fill(future, -torch.inf), off_NSS.masked_fill(future, 0)
+    return (q_NSC @ k_NSC.mT).masked_fill(hidden, -torch.inf), off_NSS.masked_fill(hidden, 0)
 
 
-def _attend(q_NSC: Tensor, k_NSC: Tensor, v_NSD: Tensor, still: int) -> tuple[Tensor, Tensor]:
+def _attend(q_NSC: Tensor, k_NSC: Tensor, v_NSD: Tensor, still: int, starts: Tensor | None) -> tuple[Tensor, Tensor]:
     """Bounds of o_NSD and lse_NS."""
     S = q_NSC.shape[1]
-    scores, off = _scores(q_NSC, k_NSC, still)
+    scores, off = _scores(q_NSC, k_NSC, still, starts)
     top, lse = scores.amax(-1, keepdim=True), scores.logsumexp(-1, keepdim=True)
     weights = (scores - lse).exp()
     each = (off + U * ((scores - top).abs() + 3)).nan_to_num(0, 0, 0)
@@ -113,11 +118,19 @@ def _attend(q_NSC: Tensor, k_NSC: Tensor, v_NSD: Tensor, still: int) -> tuple[Te
 
 
 def _attend_dgrad(
-    do_NSD: Tensor, o_NSD: Tensor, lse_NS: Tensor, q_NSC: Tensor, k_NSC: Tensor, v_NSD: Tensor, still: int, heads: int
+    do_NSD: Tensor,
+    o_NSD: Tensor,
+    lse_NS: Tensor,
+    q_NSC: Tensor,
+    k_NSC: Tensor,
+    v_NSD: Tensor,
+    still: int,
+    heads: int,
+    starts: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Bounds of dq (before its scale), dk and dv; of dk and dv what `heads` heads add."""
     S, D = q_NSC.shape[1], v_NSD.shape[2]
-    scores, off = _scores(q_NSC, k_NSC, still)
+    scores, off = _scores(q_NSC, k_NSC, still, starts)
     below = (scores - lse_NS[..., None]).masked_fill(scores.isinf(), 0)
     weights = (scores - lse_NS[..., None]).exp()
     each = off + U * (below.abs() + 3)
@@ -139,46 +152,48 @@ def _by_head(x_TX: Tensor, sequence: int, heads: int) -> Tensor:
 
 
 def mla_attention(q: Tensor, kv: Tensor, k_rope: Tensor, *sizes: Any) -> tuple[Tensor, ...]:
-    S, heads, nope, rope, _, theta = sizes
-    turn = angles(S, rope, theta, q.dtype, q.device)
-    o, lse = _attend(*_heads(q, kv, k_rope, S, heads, nope, turn), nope)
+    S, heads, nope, rope, _, theta, starts = sizes
+    turn = turns(angles(S, rope, theta, q.dtype, q.device), starts)
+    o, lse = _attend(*_heads(q, kv, k_rope, S, heads, nope, turn), nope, starts)
     return _rows(o, heads), lse.unflatten(0, (-1, heads))
 
 
 def mla_attention_dgrad(
     do: Tensor, q: Tensor, kv: Tensor, k_rope: Tensor, o: Tensor, lse_BHS: Tensor, *sizes: Any
 ) -> tuple[Tensor, ...]:
-    S, heads, nope, rope, _, theta = sizes
-    inputs = _heads(q, kv, k_rope, S, heads, nope, angles(S, rope, theta, q.dtype, q.device))
+    S, heads, nope, rope, _, theta, starts = sizes
+    inputs = _heads(q, kv, k_rope, S, heads, nope, turns(angles(S, rope, theta, q.dtype, q.device), starts))
     dq, dk, dv = _attend_dgrad(
-        _by_head(do, S, heads), _by_head(o, S, heads), lse_BHS.flatten(0, 1), *inputs, nope, heads
+        _by_head(do, S, heads), _by_head(o, S, heads), lse_BHS.flatten(0, 1), *inputs, nope, heads, starts
     )
     dkv = _rows(torch.cat((dk[..., :nope], dv), -1), heads)
     return _rows(dq, heads) * (nope + rope) ** -0.5, dkv, dk[..., nope:].unflatten(0, (-1, heads)).sum(1).flatten(0, 1)
 
 
 def gqa_attention(q: Tensor, k: Tensor, v: Tensor, *sizes: Any) -> tuple[Tensor, ...]:
-    _, heads, kv_heads, _ = sizes
-    o, lse = _attend(*_gqa_heads(q, k, v, *sizes), 0)
+    _, heads, kv_heads, _, starts = sizes
+    o, lse = _attend(*_gqa_heads(q, k, v, *sizes), 0, starts)
     return _rows(o, heads), lse.unflatten(0, (-1, kv_heads, heads // kv_heads)).transpose(2, 3)
 
 
 def gqa_attention_dgrad(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *sizes: Any
 ) -> tuple[Tensor, ...]:
-    S, heads, kv_heads, _ = sizes
+    S, heads, kv_heads, _, starts = sizes
     share, lse_NS = heads // kv_heads, lse.transpose(2, 3).flatten(0, 2)
     given = (_by_head(do, S, heads), _by_head(o, S, heads), lse_NS, *_gqa_heads(q, k, v, *sizes))
-    dq, dk, dv = _attend_dgrad(*given, 0, share)
+    dq, dk, dv = _attend_dgrad(*given, 0, share, starts)
     shared = (_rows(d.unflatten(0, (-1, share)).sum(1), kv_heads) for d in (dk, dv))
     return _rows(dq, heads) * q.shape[1] ** -0.5 * heads**0.5, *shared
 
 
-def _gqa_heads(q: Tensor, k: Tensor, v: Tensor, S: int, heads: int, kv_heads: int, theta: float) -> list[Tensor]:
+def _gqa_heads(
+    q: Tensor, k: Tensor, v: Tensor, S: int, heads: int, kv_heads: int, theta: float, starts: Tensor | None
+) -> list[Tensor]:
     """Bounds of `_grouped` with each group repeated for all of its heads."""
     share = heads // kv_heads
     k, v = (x.unflatten(1, (kv_heads, -1)).repeat_interleave(share, 1).flatten(1) for x in (k, v))
-    turn = angles(S, q.shape[1] // heads, theta, q.dtype, q.device)
+    turn = turns(angles(S, q.shape[1] // heads, theta, q.dtype, q.device), starts)
     return list(_grouped(q, k, v, S, heads, heads, turn))
 
 

@@ -204,12 +204,22 @@ def test_a_product_without_an_inner_extent(add: bool, instructions: str) -> None
 @some
 @given(
     *(SEED, st.integers(1, 3), st.integers(1, 100), st.integers(1, 4)),
-    *(st.integers(0, 40), st.integers(1, 20), st.integers(1, 40), st.booleans()),
+    *(st.integers(0, 40), st.integers(1, 20), st.integers(1, 40), st.booleans(), st.booleans()),
 )
 def test_mla_attention_of_any_size(
-    calls: Calls, dtype: torch.dtype, seed: int, B: int, S: int, H: int, nope: int, pairs: int, value: int, views: bool
+    calls: Calls,
+    dtype: torch.dtype,
+    seed: int,
+    B: int,
+    S: int,
+    H: int,
+    nope: int,
+    pairs: int,
+    value: int,
+    views: bool,
+    documents: bool,
 ) -> None:
-    args = cases.mla_attention(Source(dtype, seed), B, S, H, nope, 2 * pairs, value, theta=100.0)
+    args = cases.mla_attention(Source(dtype, seed), B, S, H, nope, 2 * pairs, value, 100.0, documents)
     check("mla_attention", args, seed, dtype, calls, views)
 
 
@@ -217,19 +227,29 @@ def test_mla_attention_of_any_size(
 @some
 @given(
     *(SEED, st.integers(1, 3), st.integers(1, 100), st.integers(1, 3)),
-    *(st.integers(1, 4), st.integers(1, 33), st.booleans()),
+    *(st.integers(1, 4), st.integers(1, 33), st.booleans(), st.booleans()),
 )
 def test_gqa_attention_of_any_size(
-    calls: Calls, dtype: torch.dtype, seed: int, B: int, S: int, G: int, share: int, pairs: int, views: bool
+    calls: Calls,
+    dtype: torch.dtype,
+    seed: int,
+    B: int,
+    S: int,
+    G: int,
+    share: int,
+    pairs: int,
+    views: bool,
+    documents: bool,
 ) -> None:
-    args = cases.gqa_attention(Source(dtype, seed), B, S, G, share, 2 * pairs, theta=100.0)
+    args = cases.gqa_attention(Source(dtype, seed), B, S, G, share, 2 * pairs, 100.0, documents)
     check("gqa_attention", args, seed, dtype, calls, views)
 
 
 @DTYPES
+@pytest.mark.parametrize("documents", [False, True], ids=["one document", "documents"])
 @pytest.mark.parametrize("sequence", [1, 15, 16, 17, 31, 32, 33, 64, 65, 300])
-def test_attention_at_the_ends_of_blocks(sequence: int, dtype: torch.dtype, calls: Calls) -> None:
-    args = cases.mla_attention(Source(dtype, sequence), 1, sequence, 2, 17, 6, 33)
+def test_attention_at_the_ends_of_blocks(sequence: int, documents: bool, dtype: torch.dtype, calls: Calls) -> None:
+    args = cases.mla_attention(Source(dtype, sequence), 1, sequence, 2, 17, 6, 33, documents=documents)
     check("mla_attention", args, sequence, dtype, calls, views=True)
 
 

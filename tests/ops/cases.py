@@ -39,6 +39,13 @@ class Source:
         return torch.argsort(self.choices(tokens, experts, top_k).flatten(), stable=True)
 
 
+def starts(source: Source, B: int, S: int) -> Tensor:
+    """[B·S] int32: where the documents of B sequences begin, some three in each."""
+    begins_BS = (torch.rand(B, S, generator=source.generator) < min(0.5, 3 / S)).long()
+    begins_BS[:, 0] = 1
+    return (begins_BS * torch.arange(S)).cummax(dim=1).values.flatten().to(torch.int32)
+
+
 def linear(source: Source, T: int = 5, K: int = 7, N: int = 3) -> Args:
     return source.normal(T, K), source.normal(N, K)
 
@@ -48,18 +55,34 @@ def rmsnorm(source: Source, T: int = 5, D: int = 7, eps: float = 1e-6) -> Args:
 
 
 def mla_attention(
-    source: Source, B: int = 2, S: int = 9, H: int = 3, nope: int = 6, rope: int = 4, value: int = 5, theta: float = 1e4
+    source: Source,
+    B: int = 2,
+    S: int = 9,
+    H: int = 3,
+    nope: int = 6,
+    rope: int = 4,
+    value: int = 5,
+    theta: float = 1e4,
+    documents: bool = False,
 ) -> Args:
     T = B * S
     tensors = source.normal(T, H * (nope + rope)), source.normal(T, H * (nope + value)), source.normal(T, rope)
-    return *tensors, S, H, nope, rope, value, theta
+    return *tensors, S, H, nope, rope, value, theta, starts(source, B, S) if documents else None
 
 
 def gqa_attention(
-    source: Source, B: int = 2, S: int = 9, G: int = 2, r: int = 3, C: int = 4, theta: float = 1e4
+    source: Source,
+    B: int = 2,
+    S: int = 9,
+    G: int = 2,
+    r: int = 3,
+    C: int = 4,
+    theta: float = 1e4,
+    documents: bool = False,
 ) -> Args:
     T = B * S
-    return source.normal(T, G * r * C), source.normal(T, G * C), source.normal(T, G * C), S, G * r, G, theta
+    tensors = source.normal(T, G * r * C), source.normal(T, G * C), source.normal(T, G * C)
+    return *tensors, S, G * r, G, theta, starts(source, B, S) if documents else None
 
 
 def bounded_attention(
@@ -73,9 +96,10 @@ def bounded_attention(
     window: int = 4,
     softcap: float = 2.0,
     sinks: bool = True,
+    documents: bool = False,
 ) -> Args:
-    *tensors, S, H, G, theta = gqa_attention(source, B, S, G, r, C, theta)
-    return *tensors, source.normal(H) if sinks else None, S, H, G, theta, window, softcap
+    *tensors, S, H, G, theta, begins = gqa_attention(source, B, S, G, r, C, theta, documents)
+    return *tensors, source.normal(H) if sinks else None, S, H, G, theta, window, softcap, begins
 
 
 def rotate(
@@ -89,11 +113,13 @@ def rotate(
     original: float = 20.0,
     magnitude: float = 1.3,
     scale: float = 0.7,
+    documents: bool = False,
 ) -> Args:
     """Frequencies of 50^(−i/3): with `original` the second of three lies on the ramp, without it all do."""
     low, high = (0.5, 2.0) if original else (-0.5, 3.5)
     x = source.normal(B * S, H * (first + width + behind))
-    return x, S, H, first, width, 50.0, 8.0, low, high, original, magnitude, scale
+    how = 50.0, 8.0, low, high, original, magnitude, scale
+    return x, S, H, first, width, *how, starts(source, B, S) if documents else None
 
 
 def bias(source: Source, T: int = 5, N: int = 7) -> Args:

@@ -37,6 +37,14 @@ def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
     return functional.cross_entropy(logits_TV, void_T, ignore_index=-100, reduction="sum")
 
 
+def by_document(op: Callable[..., Tensor], tensors: tuple[Tensor, ...], starts: Tensor, sequence: int) -> Tensor:
+    """The op on each document by itself. `op` takes the rows of `tensors` that are a document's, and their number."""
+    firsts = [t for t, start in enumerate(starts.tolist()) if t % sequence == start]
+    ends = [*firsts[1:], len(starts)]
+    rows = [op(*(x[first:end] for x in tensors), end - first) for first, end in zip(firsts, ends, strict=True)]
+    return torch.cat(rows)
+
+
 def turn(x: Tensor, theta: float) -> Tensor:
     """RoPE of x [B, S, H, rope] by a rotation matrix for every position and pair."""
     rope = x.shape[3]
@@ -52,8 +60,20 @@ def turn(x: Tensor, theta: float) -> Tensor:
 
 
 def mla_attention(
-    q: Tensor, kv: Tensor, k_rope: Tensor, sequence: int, heads: int, nope: int, rope: int, value: int, theta: float
+    q: Tensor,
+    kv: Tensor,
+    k_rope: Tensor,
+    sequence: int,
+    heads: int,
+    nope: int,
+    rope: int,
+    value: int,
+    theta: float,
+    starts: Tensor | None = None,
 ) -> Tensor:
+    if starts is not None:
+        alone = lambda q, kv, k_rope, size: mla_attention(q, kv, k_rope, size, heads, nope, rope, value, theta)  # noqa: E731
+        return by_document(alone, (q, kv, k_rope), starts, sequence)
     q_BSHC = q.reshape(-1, sequence, heads, nope + rope)
     kv_BSHW = kv.reshape(-1, sequence, heads, nope + value)
     q_rope = turn(q_BSHC[..., nope:], theta)
@@ -65,8 +85,20 @@ def mla_attention(
     return torch.einsum("bhqk,bkhv->bqhv", weights, kv_BSHW[..., nope:]).reshape(q.shape[0], heads * value)
 
 
-def gqa_attention(q: Tensor, k: Tensor, v: Tensor, sequence: int, heads: int, kv_heads: int, theta: float) -> Tensor:
+def gqa_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sequence: int,
+    heads: int,
+    kv_heads: int,
+    theta: float,
+    starts: Tensor | None = None,
+) -> Tensor:
     """Query head by query head."""
+    if starts is not None:
+        alone = lambda q, k, v, size: gqa_attention(q, k, v, size, heads, kv_heads, theta)  # noqa: E731
+        return by_document(alone, (q, k, v), starts, sequence)
     q_BSHC = turn(q.reshape(-1, sequence, heads, q.shape[1] // heads), theta)
     k_BSGC = turn(k.reshape(-1, sequence, kv_heads, k.shape[1] // kv_heads), theta)
     v_BSGC = v.reshape(k_BSGC.shape)
@@ -90,8 +122,13 @@ def bounded_attention(
     theta: float,
     window: int,
     softcap: float,
+    starts: Tensor | None = None,
 ) -> Tensor:
     """Query by query, over the keys that it sees."""
+    if starts is not None:
+        how = heads, kv_heads, theta, window, softcap
+        alone = lambda q, k, v, size: bounded_attention(q, k, v, sinks, size, *how)  # noqa: E731
+        return by_document(alone, (q, k, v), starts, sequence)
     q_BSHC = q.reshape(-1, sequence, heads, q.shape[1] // heads)
     k_BSGC = k.reshape(-1, sequence, kv_heads, k.shape[1] // kv_heads)
     if theta:
@@ -129,8 +166,12 @@ def rotate(
     original: float,
     magnitude: float,
     scale: float,
+    starts: Tensor | None = None,
 ) -> Tensor:
     """A matrix for every position, of rotations by the angle of each pair."""
+    if starts is not None:
+        how = heads, first, width, theta, factor, low, high, original, magnitude, scale
+        return by_document(lambda x, size: rotate(x, size, *how), (x,), starts, sequence)
     C = x.shape[1] // heads
     x_BSHC = x.reshape(-1, sequence, heads, C)
     rows = []

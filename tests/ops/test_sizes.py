@@ -149,6 +149,42 @@ def test_bounded_attention_over_several_blocks(r: int, window: int) -> None:
     compare_bounded(args, sinks=True)
 
 
+SOME = {
+    "mla_attention": cases.mla_attention,
+    "gqa_attention": cases.gqa_attention,
+    "bounded_attention": cases.bounded_attention,
+    "rotate": cases.rotate,
+}
+
+
+@few
+@given(SEED, st.sampled_from([*SOME]), st.integers(1, 3), st.integers(1, 40))
+def test_ops_of_documents_compute_each_by_itself(seed: int, op: str, B: int, S: int) -> None:
+    args = SOME[op](Source(torch.float64, seed), B, S, documents=True)
+    compare(op, args, torch.float64)
+
+
+@pytest.mark.parametrize("op", ["mla_attention", "gqa_attention", "bounded_attention"])
+def test_documents_over_several_blocks(op: str) -> None:
+    args = SOME[op](Source(torch.float64, 3), 2, 2 * BLOCK_ROWS + 3, documents=True)
+    compare(op, args, torch.float64)
+
+
+def test_tokens_of_other_documents_change_nothing() -> None:
+    """Bit by bit: what is hidden has a weight of 0, in each direction."""
+    for op, case in SOME.items():
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            args = case(Source(dtype, 0), B=1, S=50, documents=True)
+            begins = sorted({*args[-1].tolist()})
+            first, end = begins[1], [*begins, 50][2]
+            changed = tuple(x.clone() if isinstance(x, torch.Tensor) and x.dim() == 2 else x for x in args)
+            for x in changed:
+                if isinstance(x, torch.Tensor) and x.dim() == 2:
+                    x[:first], x[end:] = 7, 7
+            one, two = (cases.as_tuple(OPS[op](*each))[0][first:end] for each in (args, changed))
+            assert torch.equal(one, two), (op, dtype)
+
+
 def compare_bounded(args: tuple[Any, ...], sinks: bool) -> None:
     """The op and its gradients against the reference; without sinks it has none for them."""
     if sinks:
