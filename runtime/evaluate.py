@@ -45,6 +45,10 @@ class Rows:
     def tokens(self, index: int) -> npt.NDArray[np.int64]:
         return self.ids[index]
 
+    def starts(self, index: int) -> npt.NDArray[np.int64]:
+        """Where the document of each token begins: a sample is of one."""
+        return np.zeros_like(self.ids[index])
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m runtime.evaluate")

@@ -137,6 +137,13 @@ class Position:
         cuts = (*self.cuts, cut) if place or cut.skip else ()
         return replace(self, order=order, skip=(), next=epoch * order.windows, cuts=cuts[-MAX_CUTS:])
 
+    def at_same_share(self, order: Order) -> Position:
+        """Return this position in another order of other windows: where the same share of the epoch was drawn."""
+        windows = self.order.windows if self.order else order.windows
+        epoch, place = divmod(self.next, windows)
+        following = epoch * order.windows + place * order.windows // windows
+        return replace(self, order=order, cuts=(), skip=(), next=following)
+
     def unavoidable(self) -> tuple[int, int] | None:
         """(tokens skipped, tokens repeated) of this epoch because windows were cut anew; None if costly to count."""
         if self.order is None or not self.cuts:

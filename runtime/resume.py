@@ -27,7 +27,7 @@ from runtime.checkpoint.manifest_file import find_manifest
 from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
 from runtime.checkpoint.shard_manifest import CheckpointError, digest
 from runtime.contract import MoeLayer, Plan
-from runtime.data.samples import RowSamples
+from runtime.data.samples import samples_of
 from runtime.native import library
 from runtime.outcome import printable
 from runtime.position import Order, Position
@@ -78,14 +78,14 @@ def _placed(plan: Plan) -> dict[str, Any]:
 
 def order_of(build: Build, corpus: Path) -> Order:
     """The order in which this build draws the training samples of a prepared corpus. Of conversations, windows are
-    rows, each counted as one token, so that it does not depend on the sequence.
+    rows, each counted as one token, so that it does not depend on the sequence; or they are sequences of packed rows.
 
     Raises DataError where no row is left to train on.
     """
     meta, train = json.loads((corpus / "meta.json").read_text("utf-8")), build.plan.train
     if (chat := build.plan.data.chat) is not None:
-        rows = RowSamples(corpus, "train", train.sequence, EXTRA_TOKENS, seed=train.seed, long=chat.long)
-        return Order(1, rows.num_windows, train.seed)
+        samples = samples_of(corpus, "train", train.sequence, EXTRA_TOKENS, seed=train.seed, chat=chat)
+        return Order(train.sequence if chat.pack else 1, samples.num_windows, train.seed)
     windows = (meta["splits"]["train"]["tokens"] - EXTRA_TOKENS) // train.sequence
     return Order(train.sequence, max(1, windows), train.seed)
 
@@ -174,6 +174,9 @@ def _position(checkpoint: Checkpoint, build: Build, order: Order, *, same_text: 
     if was.order is None:
         raise ValueError("does not say in which order samples were drawn")
     is_chat = build.plan.data.chat is not None
+    if is_chat and was.order.sequence != order.sequence:
+        note = "rows are packed otherwise: the run goes on at the same share of the epoch"
+        return was.at_same_share(order), [note]
     same_rows = same_text and not (is_chat and was.order.windows != order.windows)  # others are cut, dropped or no loss
     position = was.under(order, same_text=same_rows)
     if was.order == order or not position.cuts:

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,9 @@ from runtime.state import DTYPES, Bucket, State, build_state, largest_parts, sha
 from runtime.trace import Span
 
 ON_CPU = Endpoint()
+NO_TARGET = -1
 EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
+AHEAD = {"tokens": 0, "targets": 1, "mtp_tokens": 1, "mtp_targets": 2}
 
 
 Indices = npt.NDArray[np.int64]
@@ -49,6 +51,13 @@ class Source(Protocol):
     """Samples by index, the same for every rank count."""
 
     def tokens(self, index: int) -> np.ndarray: ...
+
+
+@runtime_checkable
+class DocumentSource(Source, Protocol):
+    """Samples that say where in them the document of each token begins."""
+
+    def starts(self, index: int) -> np.ndarray: ...
 
 
 class NotFiniteError(RuntimeError):
@@ -293,16 +302,32 @@ class Trainer:
             self.quantised_at = self.step
 
     def _load(self, source: Source, samples: Indices, count: int) -> dict[str, Tensor]:
-        """This column's `count` micro-batches of the samples. A token below 0 is ~id of an input, and no target."""
+        """This column's `count` micro-batches of the samples. A token below 0 is ~id of an input, and no target.
+
+        Where documents are kept apart, a token of another document than the one that is to predict it is no target
+        either, and `starts` says where the document of each token begins in its sequence.
+        """
         dp, micro_batch = self.plan.mesh.dp, self.plan.train.micro_batch
-        indices = samples.reshape(count, dp, micro_batch)[:, self.dp_rank]
-        z = torch.from_numpy(np.stack([source.tokens(int(i)) for i in indices.reshape(-1)]).astype(np.int64))
-        z = z.to(self.device).view(count, micro_batch, self.sequence + EXTRA_TOKENS)
-        views = {
-            name: z[:, :, skip : skip + self.sequence].reshape(count, micro_batch * self.sequence)
-            for name, skip in (("tokens", 0), ("targets", 1), ("mtp_tokens", 1), ("mtp_targets", 2))
-        }
-        return {name: v if name.endswith("targets") else v ^ (v >> 63) for name, v in views.items()}
+        indices = samples.reshape(count, dp, micro_batch)[:, self.dp_rank].reshape(-1)
+
+        def stacked(of: Callable[[int], np.ndarray]) -> Tensor:
+            rows = torch.from_numpy(np.stack([of(int(i)) for i in indices]).astype(np.int64))
+            return rows.to(self.device).view(count, micro_batch, self.sequence + EXTRA_TOKENS)
+
+        def ahead(z: Tensor, skip: int) -> Tensor:
+            return z[:, :, skip : skip + self.sequence].reshape(count, micro_batch * self.sequence)
+
+        z = stacked(source.tokens)
+        views = {name: ahead(z, skip) for name, skip in AHEAD.items()}
+        data = {name: v if name.endswith("targets") else v ^ (v >> 63) for name, v in views.items()}
+        if self.plan.data.masks_documents:
+            assert isinstance(source, DocumentSource), source
+            starts = stacked(source.starts)
+            position = torch.arange(self.sequence, device=self.device).repeat(micro_batch)
+            for name in ("targets", "mtp_targets"):
+                data[name] = data[name].masked_fill(ahead(starts, AHEAD[name]) > position, NO_TARGET)
+            data["starts"] = ahead(starts, 0).to(torch.int32)
+        return data
 
     def _count_targets(self) -> Tensor:
         """Valid targets of the head and of MTP that this rank's column has; the first pipeline rank counts them."""

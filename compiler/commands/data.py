@@ -1,7 +1,8 @@
-"""`dsc data show [SPEC] [--row N]`: what a run trains on, as tokens, and which of them the loss is on.
+"""`dsc data show [SPEC] [--row N | --sequence N]`: what a run trains on, as tokens, and which of them the loss is on.
 
 dsc data show chat.dsc                            the first row, and what becomes of all rows
 dsc data show chat.dsc --row 17                   another one; rows are counted from 0
+dsc data show chat.dsc --sequence 3               rows that are packed, or documents that are masked, in a sequence
 dsc data show chat.dsc --split validation --format json
 
 The loss is on what is coloured, or between ⟦ and ⟧ where nothing shows colours. The text is encoded as `dsc train` does
@@ -72,11 +73,38 @@ class Shown:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Document:
+    """A row, or a document or part of one, in a sequence. `first`: the place of its first token there. `tokens`: in the
+    order of their positions, which count from 0."""
+
+    row: int
+    first: int
+    tokens: tuple[Token, ...]
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class ShownSequence:
+    """A sequence of documents of which none sees another. `facts`, `notes`: of all rows of the split."""
+
+    split: str
+    sequence: int
+    sequences: int
+    documents: tuple[Document, ...]
+    padding: int
+    facts: Mapping[str, int] | None
+    notes: tuple[str, ...]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("what", choices=("show",), metavar="show", help="what to do with the data")
     add_spec_arguments(parser)
-    parser.add_argument("--row", metavar="N", type=int, default=0, help="which row, from 0; of text, which window")
+    parser.add_argument("--row", metavar="N", type=int, help="which row, from 0, the default; of text, which window")
+    parser.add_argument(
+        "--sequence", metavar="N", type=int, help="a sequence of packed rows or masked documents instead, from 0"
+    )
     parser.add_argument("--split", choices=("train", "validation"), default="train", help="default: train")
     parser.add_argument(
         "--data", metavar="DIR", type=Path, help="where the paths of the data start; default: the folder of the spec"
@@ -105,12 +133,12 @@ def run(args: argparse.Namespace) -> int:
 
         screen = screen_of(sys.stdout)
         marks = COLOURED if screen.colours else ASCII if screen.ascii else BRACKETS
-        print("\n".join(lines(shown, marks)))
+        print("\n".join(lines(shown, marks) if isinstance(shown, Shown) else sequence_lines(shown, marks)))
     return 0
 
 
-def _shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Shown:
-    """The row that is asked for. Raises DataError where there is none."""
+def _shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Shown | ShownSequence:
+    """The row or sequence that is asked for. Raises DataError where there is none."""
     from compiler.emit.recipe import data_request
     from runtime.data.encode import TOKENIZER
     from runtime.data.errors import DataError
@@ -124,16 +152,21 @@ def _shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Sho
         found = prepare(request, folder, out, lambda phase, done, total: tell(PHASES[phase]), cache=cache)
     finally:
         tell("")
+    bpe = Tokenizer.from_file(str(found.folder / TOKENIZER))
+    if args.sequence is not None and args.row is not None:
+        raise DataError("--row and --sequence: name one of them")
+    if args.sequence is not None:
+        return _sequence(args, request, found.folder, spec.train, bpe)
     rows = _conversations if request.data.chat else _windows
     num_rows, row = rows(request, found.folder, args.split, spec.train)
-    if not 0 <= args.row < num_rows:
+    number = args.row or 0
+    if not 0 <= number < num_rows:
         last = f", 0 to {num_rows - 1:,}" if num_rows else ""
-        raise DataError(f"--row {args.row}: the {args.split} split has {num_rows:,} rows{last}")
-    ids, about = row(args.row)
-    bpe = Tokenizer.from_file(str(found.folder / TOKENIZER))
+        raise DataError(f"--row {number}: the {args.split} split has {num_rows:,} rows{last}")
+    ids, about = row(number)
     unaligned = found.meta["chat"]["unaligned"] if request.data.chat else 0
     tokens, runs = _tokens(bpe, ids, about["used"] or len(ids))
-    return Shown(args.split, args.row, num_rows, tokens, runs, unaligned=unaligned, **about)
+    return Shown(args.split, number, num_rows, tokens, runs, unaligned=unaligned, **about)
 
 
 def _tokens(bpe: Tokenizer, ids: Sequence[int], used: int) -> tuple[tuple[Token, ...], tuple[Run, ...]]:
@@ -147,10 +180,11 @@ def _tokens(bpe: Tokenizer, ids: Sequence[int], used: int) -> tuple[tuple[Token,
     return tokens, tuple(Run(decoded([i for _, i in part]), *which) for which, part in parts)
 
 
-def document(shown: Shown) -> dict[str, Any]:
+def document(shown: Shown | ShownSequence) -> dict[str, Any]:
     """The document that docs/json.md describes."""
     found = {"version": JSON_VERSION} | asdict(shown)
-    del found["runs"]
+    for part in found.get("documents", [found]):
+        del part["runs"]
     return found
 
 
@@ -161,7 +195,7 @@ def _conversations(request: DataRequest, folder: Path, split: str, train: Train)
     from runtime.data.samples import Survey
 
     assert request.data.chat is not None
-    survey = Survey(folder, split, train.sequence, request.data.chat.long)
+    survey = Survey(folder, split, train.sequence, request.data.chat.long, pack=request.data.chat.pack)
 
     def row(index: int) -> tuple[list[int], dict[str, Any]]:
         ids, fate = survey.reader.row(index).tolist(), survey.fate(index)
@@ -184,7 +218,84 @@ def _windows(request: DataRequest, folder: Path, split: str, train: Train) -> Ro
     return reader.num_tokens // train.sequence, row
 
 
+# ---------------------------------------------------------------- a sequence
+
+
+def _sequence(
+    args: argparse.Namespace, request: DataRequest, folder: Path, train: Train, bpe: Tokenizer
+) -> ShownSequence:
+    """The sequence that is asked for. Raises DataError where there is none, or where its documents are not apart."""
+    from runtime.data.errors import DataError
+
+    if not request.data.masks_documents:
+        keys = "`pack = true` in `chat`" if request.data.chat else "`documents = masked`"
+        raise DataError(f"--sequence {args.sequence}: no sequence has documents that are kept apart; {keys} makes them")
+    of = _packs if request.data.chat else _masked
+    num, parts, facts, notes = of(request, folder, args.split, train)
+    if not 0 <= args.sequence < num:
+        last = f", 0 to {num - 1:,}" if num else ""
+        raise DataError(f"--sequence {args.sequence}: the {args.split} split has {num:,} sequences{last}")
+    documents, first = [], 0
+    for row, ids in parts(args.sequence):
+        documents.append(Document(row, first, *_tokens(bpe, ids, len(ids))))
+        first += len(ids)
+    return ShownSequence(args.split, args.sequence, num, tuple(documents), train.sequence - first, facts, notes)
+
+
+Parts = Callable[[int], Iterable[tuple[int, list[int]]]]  # of a sequence: each document with its ids, ~id without loss
+Sequences = tuple[int, Parts, Mapping[str, int] | None, tuple[str, ...]]  # how many, facts and notes of all rows
+
+
+def _packs(request: DataRequest, folder: Path, split: str, train: Train) -> Sequences:
+    from runtime.data.samples import Survey
+
+    assert request.data.chat is not None
+    survey = Survey(folder, split, train.sequence, request.data.chat.long, pack=True)
+    packs = survey.packs
+    assert packs is not None
+
+    def parts(index: int) -> Iterator[tuple[int, list[int]]]:
+        for row in packs.rows(index).tolist():
+            first, *rest = survey.reader.row(row, train.sequence).tolist()
+            yield row, [min(first, ~first), *rest]  # nothing is before the first token that could predict it
+
+    return len(packs), parts, survey.facts, tuple(survey.notes())
+
+
+def _masked(request: DataRequest, folder: Path, split: str, train: Train) -> Sequences:
+    from runtime.data.shards import Reader
+
+    reader = Reader(folder / split)
+
+    def parts(index: int) -> Iterator[tuple[int, list[int]]]:
+        first, end = index * train.sequence, (index + 1) * train.sequence
+        document = int(reader.starts.searchsorted(first, "right")) - 1
+        while first < end:
+            begin, until = int(reader.starts[document]), min(end, int(reader.starts[document + 1]))
+            ids = reader.tokens(first, until).tolist()
+            yield document, [~ids[0], *ids[1:]] if begin == first else ids
+            document, first = document + 1, until
+
+    return reader.num_tokens // train.sequence, parts, None, ()
+
+
 # ---------------------------------------------------------------- text
+
+
+def sequence_lines(shown: ShownSequence, marks: tuple[str, str]) -> Iterator[str]:
+    """The documents of a sequence with `marks` around what the loss is on, each under its place and positions."""
+    tokens = [token for part in shown.documents for token in part.tokens]
+    yield (
+        f"{shown.split} sequence {shown.sequence:,} of {shown.sequences:,}: {len(shown.documents):,} documents, "
+        f"{len(tokens):,} tokens, {sum(token.loss for token in tokens):,} with loss, {shown.padding:,} of padding"
+    )
+    for part in shown.documents:
+        yield ""
+        yield f"-- row {part.row:,} from token {part.first:,} on, positions 0 to {len(part.tokens) - 1:,} --"
+        yield _marked(part.runs, marks)
+    if shown.notes:
+        yield ""
+    yield from shown.notes
 
 
 def lines(shown: Shown, marks: tuple[str, str]) -> Iterator[str]:

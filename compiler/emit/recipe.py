@@ -130,7 +130,8 @@ def data(block: Data) -> contract.Data:
         source=block.source,
         tokenizer=tokenizer if isinstance(tokenizer, str) else contract.TrainedTokenizer(tokenizer.vocab),
         validation=block.validation,
-        chat=contract.Chat(block.chat.template, block.chat.long) if block.chat else None,
+        chat=contract.Chat(block.chat.template, block.chat.long, block.chat.pack) if block.chat else None,
+        documents=block.documents,
     )
 
 

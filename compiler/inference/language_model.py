@@ -30,7 +30,8 @@ def on_one_rank(spec: Spec, dtype: str = "") -> Spec:
     `dtype`: of `DTYPES`; the run's own dtype of activations if it is empty.
     """
     parts = {"precision": BUILT_IN[dtype or spec.precision.compute], "parallel": Parallel(data=1)}
-    return spec.model_copy(update=parts | {"recompute": (), "unfused": (), "offload": ()})
+    data = spec.data.model_copy(update={"documents": "joined", "chat": None})  # a sequence is a document here
+    return spec.model_copy(update=parts | {"data": data, "recompute": (), "unfused": (), "offload": ()})
 
 
 class Cache:

@@ -76,8 +76,8 @@ def of_file(path: Path, vocab: int, named: Tokenizer | None) -> Streams:
 
 
 def held_out(data: Path | None, named: Tokenizer | None, spec: Spec) -> Streams:
-    """The text that a run has held out, as it validates on it; of conversations each row is a stream. `data`: its
-    prepared data."""
+    """The text that a run has held out. Of conversations each row is a stream, and each document where the run keeps
+    them apart; otherwise they follow each other in one, as the run validates. `data`: its prepared data."""
     if data is None:
         raise InferenceError("the data of the run is not there", "name what to measure: --text GLOB or --tokens FILE")
     try:
@@ -91,7 +91,9 @@ def held_out(data: Path | None, named: Tokenizer | None, spec: Spec) -> Streams:
         raise InferenceError(
             "the run has held out no text: its spec says no `validation`", "name what to measure: --text or --tokens"
         )
-    return _streams((reader.tokens(0, reader.num_tokens),), str(reader.data_path), named)
+    whole = reader.tokens(0, reader.num_tokens)
+    documents = np.split(whole, reader.starts[1:-1]) if spec.data.documents == "masked" else [whole]
+    return _streams(tuple(documents), str(reader.data_path), named)
 
 
 def of_text(pattern: str, path: Path, vocab: int, progress: Callable[[str], None]) -> Streams:

@@ -64,6 +64,11 @@ class Place:
         """Dtype of router scores and gate weights."""
         return statistics_dtype(self.dtype)
 
+    @property
+    def starts(self) -> tuple[ir.Input, ...]:
+        """Where the document of each token begins in its sequence, if attention keeps documents apart."""
+        return (index("starts", self.T, dtype="int32"),) if self.spec.data.masks_documents else ()
+
     def weight(self, name: str, *shape: int, stack: int = 0) -> ir.Param:
         """A matrix, random at first and decayed; of `stack` > 0 experts, each of `shape`."""
         full, dtype = (stack, *shape) if stack else shape, TORCH_DTYPE[self.spec.precision.parameter]

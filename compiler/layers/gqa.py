@@ -33,7 +33,7 @@ def gqa(
     ops: Any,
     p: Any,
     h_TD: Any,
-    *,
+    *starts_T: Any,
     eps: float,
     sequence: int,
     heads: int,
@@ -53,7 +53,10 @@ def gqa(
     post: bool = False,
     factor: float = 1.0,
 ) -> tuple[Any, ...]:
-    """h, handed through, and out(attend(q, k, v)): query head i reads key and value head i // (heads / kv_heads)."""
+    """h, handed through, and out(attend(q, k, v)): query head i reads key and value head i // (heads / kv_heads).
+
+    `starts_T`: where documents begin, if sequences hold several.
+    """
     x_TD = entering(ops, p, h_TD, eps, pre)
     qkv_T = ops.linear(x_TD, p.qkv)
     if biased:
@@ -62,13 +65,14 @@ def gqa(
     k_T, v_T = ops.split2(kv_T, kv_heads * head_dim)
     if qk_norm:
         q_T, k_T = ops.head_rmsnorm(q_T, p.q_norm, eps), ops.head_rmsnorm(k_T, p.k_norm, eps)
-    q_T = rotated(ops, q_T, sequence, heads, 0, rotation, query_scale)
-    k_T = rotated(ops, k_T, sequence, kv_heads, 0, rotation)
+    q_T = rotated(ops, q_T, starts_T, sequence, heads, 0, rotation, query_scale)
+    k_T = rotated(ops, k_T, starts_T, sequence, kv_heads, 0, rotation)
     if bounded:
         logits = p.sinks if sinks else None
-        o_T = ops.bounded_attention(q_T, k_T, v_T, logits, sequence, heads, kv_heads, theta, window, softcap)
+        sizes = sequence, heads, kv_heads, theta, window, softcap
+        o_T = ops.bounded_attention(q_T, k_T, v_T, logits, *sizes, *starts_T)
     else:
-        o_T = ops.gqa_attention(q_T, k_T, v_T, sequence, heads, kv_heads, theta)
+        o_T = ops.gqa_attention(q_T, k_T, v_T, sequence, heads, kv_heads, theta, *starts_T)
     y_TD = ops.linear(o_T, p.out)
     if out_biased:
         y_TD = ops.bias(y_TD, p.out_bias)
@@ -92,7 +96,7 @@ def build(place: Place, sizes: Gqa) -> ir.Segment:
             *((vector("out_bias", D),) if sizes.bias == "all" else ()),
             *post_gain(place),
         ),
-        (place.input("h", place.T, D),),
+        (place.input("h", place.T, D), *place.starts),
         ("entered", "y"),
         eps=place.model.norm_eps,
         sequence=place.spec.train.sequence,

@@ -32,7 +32,7 @@ def mla(
     ops: Any,
     p: Any,
     h_TD: Any,
-    *,
+    *starts_T: Any,
     eps: float,
     query_rank: int,
     kv_rank: int,
@@ -49,17 +49,17 @@ def mla(
     factor: float = 1.0,
 ) -> tuple[Any, ...]:
     """h, handed through, and out(attend(q, [k_nope | v], k_rope)): keys and values from a normed latent, one rope key
-    for all heads."""
+    for all heads. `starts_T`: where documents begin, if sequences hold several."""
     x_TD = entering(ops, p, h_TD, eps, pre)
     if query_rank:
         q_T = ops.linear(ops.rmsnorm(ops.linear(x_TD, p.q_down), p.q_norm, eps), p.q_up)
     else:
         q_T = ops.linear(x_TD, p.q)
     latent_TC, k_rope_T = ops.split2(ops.linear(x_TD, p.kv_down), kv_rank)
-    q_T = rotated(ops, q_T, sequence, heads, nope, rotation, query_scale)
-    k_rope_T = rotated(ops, k_rope_T, sequence, 1, 0, rotation)
+    q_T = rotated(ops, q_T, starts_T, sequence, heads, nope, rotation, query_scale)
+    k_rope_T = rotated(ops, k_rope_T, starts_T, sequence, 1, 0, rotation)
     kv_T = ops.linear(ops.rmsnorm(latent_TC, p.kv_norm, eps), p.kv_up)
-    o_T = ops.mla_attention(q_T, kv_T, k_rope_T, sequence, heads, nope, rope, value, theta)
+    o_T = ops.mla_attention(q_T, kv_T, k_rope_T, sequence, heads, nope, rope, value, theta, *starts_T)
     return h_TD, leaving(ops, p, ops.linear(o_T, p.out), eps, post, factor)
 
 
@@ -86,7 +86,7 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
             weight("out", D, sizes.heads * value),
             *post_gain(place),
         ),
-        (place.input("h", place.T, D),),
+        (place.input("h", place.T, D), *place.starts),
         ("entered", "y"),
         eps=place.model.norm_eps,
         query_rank=sizes.query_rank or 0,

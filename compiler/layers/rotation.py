@@ -39,11 +39,20 @@ def constants(attention: Mla | Gqa) -> dict[str, float | Rotation]:
     return found if scale == 1 else {**found, "query_scale": scale}
 
 
-def rotated(ops: Any, x_T: Any, sequence: int, heads: int, first: int, rotation: Rotation, scale: float = 1.0) -> Any:
+def rotated(
+    ops: Any,
+    x_T: Any,
+    starts_T: tuple[Any, ...],
+    sequence: int,
+    heads: int,
+    first: int,
+    rotation: Rotation,
+    scale: float = 1.0,
+) -> Any:
     """x with the columns from `first` on of each head rotated, and all of them scaled; x itself if neither is to be."""
     if not rotation or (scale == 1 and not rotation[0]):
         return x_T
-    return ops.rotate(x_T, sequence, heads, first, *rotation, scale)
+    return ops.rotate(x_T, sequence, heads, first, *rotation, scale, *starts_T)
 
 
 _PLAIN = (1.0, 0.0, 1.0, 0.0, 1.0)

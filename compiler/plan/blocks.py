@@ -109,7 +109,8 @@ def _embedding(place: Place) -> Block:
 def _layer(place: Place, name: str, prefix: str, h: str) -> Block:
     """Attention and the feed-forward part of one layer, or of the MTP block."""
     attended, out = (f"{name}_entered", f"{name}_attended"), f"{name}_h"
-    attention = _use(place, "attention", f"{name}.attention", prefix, (h,), attended)
+    read = (h, *(each.name for each in place.starts))
+    attention = _use(place, "attention", f"{name}.attention", prefix, read, attended)
     if not isinstance(place.ffn, Moe):
         return Block((attention, _use(place, "dense", f"{name}.dense", prefix, attended, (out,))), out)
     return Block((attention, *_mixture(place, name, prefix, attended, out)), out)

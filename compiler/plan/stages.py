@@ -81,15 +81,16 @@ def _hidden(spec: Spec, value: str) -> ir.Buffer:
 
 
 def _loads(steps: tuple[Step, ...]) -> tuple[ir.Buffer, ...]:
-    """The data tensors a stage reads."""
-    data = ("tokens", "targets", "mtp_tokens", "mtp_targets")
-    return tuple(
+    """The data tensors a stage reads, each once."""
+    data = ("tokens", "starts", "targets", "mtp_tokens", "mtp_targets")
+    found = (
         ir.Buffer(value, argument.shape, argument.dtype)
         for use in steps
         if isinstance(use, ir.Use)
         for value, argument in zip(use.inputs, use.segment.inputs, strict=True)
         if value in data
     )
+    return tuple(dict.fromkeys(found))
 
 
 def _losses(steps: tuple[Step, ...]) -> tuple[tuple[str, str], ...]:

@@ -109,6 +109,8 @@ def latent(segment: Segment) -> dict[str, int | float | bool]:
     sizes = {name: value for name, value in segment.constants if not isinstance(value, (str, tuple))}
     if segment.kind != "attention" or "nope" not in sizes or segment.inputs[0].dtype != "bfloat16":
         return {}
+    if any(each.name == "starts" for each in segment.inputs):  # of several documents: apart from what is around it
+        return {}
     return sizes if sizes["value"] == TILE and sizes["nope"] <= TILE and 0 < sizes["rope"] <= TILE // 2 else {}
 
 

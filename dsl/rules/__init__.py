@@ -98,7 +98,7 @@ RULES: tuple[Row, ...] = (
         ),
         precision.unfused_ops_exist,
     ),
-    (("data.chat", "data.tokenizer", "data.source"), data.conversations_can_be_read),
+    (("data.chat", "data.tokenizer", "data.source", "data.documents"), data.conversations_can_be_read),
     (("train.validate", "data.validation"), resources.validation_has_data),
     (("train.checkpoint.best", "train.checkpoint.every", "train.validate"), resources.best_is_measured),
     (("train.checkpoint.keep_every", "train.checkpoint.every"), resources.kept_checkpoints_are_saved),

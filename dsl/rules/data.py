@@ -11,7 +11,7 @@ STDLIB = "python_stdlib"
 
 
 def conversations_can_be_read(spec: Spec) -> Iterator[Finding]:
-    """Conversations are lines of files, in the tokens of a tokenizer that has those of its template."""
+    """Conversations are lines of files, in the tokens of a tokenizer that has those of its template, and apart."""
     data = spec.data
     if data.chat is None:
         return
@@ -23,3 +23,7 @@ def conversations_can_be_read(spec: Spec) -> Iterator[Finding]:
     if data.source == STDLIB:
         message = f"{STDLIB} holds no conversations"
         yield Finding("E0931", message, "data.source", 'write `source = "chat/*.jsonl"`', note)
+    if data.documents == "masked":
+        message = "`documents` is about text: a conversation never sees another"
+        hint = "leave it out; `pack = true` in `chat` puts several conversations into a sequence"
+        yield Finding("E0931", message, "data.documents", hint, note)

@@ -106,6 +106,13 @@ class Chat(Node):
         Field(description="what becomes of a row with more tokens than a sequence", examples=["long = cut"]),
         Choices({"cut": "its first tokens are kept", "drop": "it is left out"}),
     ] = "cut"
+    pack: Annotated[
+        bool,
+        Field(
+            description="whether a sequence holds several rows, each of which sees itself alone",
+            examples=["pack = true"],
+        ),
+    ] = False
 
 
 class Data(Node):
@@ -137,6 +144,22 @@ class Data(Node):
             examples=["chat { long = cut }"],
         ),
     ] = None
+    documents: Annotated[
+        Literal["joined", "masked"],
+        Field(description="what a token sees of other documents in its sequence", examples=["documents = masked"]),
+        Choices(
+            {
+                "joined": "all tokens before it, of whichever document",
+                "masked": "its own document alone, in which positions count from 0; "
+                "the first token of a document is not predicted",
+            }
+        ),
+    ] = "joined"
+
+    @property
+    def masks_documents(self) -> bool:
+        """Whether attention is told where documents begin."""
+        return self.documents == "masked" or (self.chat is not None and self.chat.pack)
 
 
 class Spec(Node):

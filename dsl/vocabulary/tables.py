@@ -67,6 +67,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "sequence_length": ("train.sequence",),
     "max_seq_len": ("train.sequence",),
     "max_seq_length": ("train.sequence",),
+    "max_length": ("train.sequence",),
+    "cutoff_len": ("train.sequence",),
     "context_length": ("train.sequence",),
     "max_position_embeddings": ("train.sequence",),
     "block_size": ("train.sequence",),
@@ -109,6 +111,11 @@ KEYS: dict[str, tuple[str, ...]] = {
     "tokenizer_model": ("data.tokenizer",),
     "val_split": ("data.validation",),
     "validation_split": ("data.validation",),
+    "chat_template": ("data.chat.template",),
+    "chat_template_path": ("data.chat.template",),
+    "packing": ("data.chat.pack",),
+    "sample_packing": ("data.chat.pack",),
+    "neat_packing": ("data.chat.pack",),
     "dtype": ("precision",),
     "recompute_modules": ("recompute",),
     "activation_checkpointing": ("recompute",),
@@ -298,6 +305,12 @@ OTHERS: dict[str, Other] = {
     "accumulate_grad_batches": ACCUMULATED,
     "num_microbatches": ACCUMULATED,
     "num_micro_batches": ACCUMULATED,
+    **dict.fromkeys(
+        ("reset_attention_mask", "reset_position_ids", "eod_mask_loss", "document_mask", "document_masking"),
+        Other("data.documents", "write `documents = masked`; of conversations, `pack = true` in `chat` does it"),
+    ),
+    "truncation": Other("data.chat.long", "write `long = cut`"),
+    "truncation_mode": Other("data.chat.long", "write `long = cut`, which keeps the first tokens of a row"),
     "use_distributed_optimizer": Other("parallel.zero", "write `zero = 1`"),
     "distributed_optimizer": Other("parallel.zero", "write `zero = 1`"),
     **dict.fromkeys(
@@ -347,6 +360,14 @@ ABSENT: dict[str, str] = {
         "experts take every row that is sent to them, and drop none": (
             "capacity_factor", "moe_expert_capacity_factor", "expert_capacity", "drop_tokens", "token_drop_policy",
         ),
+        "the loss is on what the assistant says and on completions, and on nothing else": (
+            "assistant_only_loss", "completion_only_loss", "train_on_prompt", "train_on_inputs", "mask_prompt",
+            "train_on_completions_only",
+        ),
+        "`pack = true` packs by best fit, the longest row first, and leaves padding at the ends of sequences": (
+            "packing_strategy", "padding_free", "pad_to_multiple_of",
+        ),
+        "rows that are held out are packed as those that are trained on": ("eval_packing", "eval_sample_packing"),
         "nothing needs a scale of the loss in bf16, fp32 or fp64": ("loss_scale", "initial_loss_scale"),
     }.items()
     for word in words

@@ -180,23 +180,31 @@ class TrainedTokenizer:
 @dataclass(frozen=True)
 class Chat:
     """Conversations. `template`: a file of a chat template, or None for the one beside the tokenizer; `long`: what
-    becomes of a row with more tokens than a sequence."""
+    becomes of a row with more tokens than a sequence; `pack`: whether a sequence holds several rows."""
 
     template: Annotated[str, Pattern(".{1,4096}")] | None
     long: Literal["cut", "drop"]
+    pack: bool = False
 
 
 @dataclass(frozen=True)
 class Data:
     """Where the text comes from, relative to the folder of the spec; `tokenizer` is a file, or one to be trained.
 
-    `chat`: lines of the text are conversations; None: they are documents.
+    `chat`: lines of the text are conversations; None: they are documents. `documents`: whether a token sees in its
+    sequence the documents before its own.
     """
 
     source: Annotated[str, Pattern(".{1,4096}")]
     tokenizer: Annotated[str, Pattern(".+")] | TrainedTokenizer
     validation: Share
     chat: Chat | None = None
+    documents: Literal["joined", "masked"] = "joined"
+
+    @property
+    def masks_documents(self) -> bool:
+        """Whether segments are told where documents begin."""
+        return self.documents == "masked" or (self.chat is not None and self.chat.pack)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Samples of a prepared corpus. Sample i is a pure function of (seed, i): no rank count, no state, nothing stored.
 
 The documents of a split, one after the other, are cut into windows `sequence` apart; a sample is a window and the first
-`extra` tokens of the next, its targets. Of conversations each row is a sample. Every epoch of training visits each
-window, or row, once, in an order of its own.
+`extra` tokens of the next, its targets. Of conversations each row is a sample, or several rows that are packed. Every
+epoch of training visits each window, row or pack once, in an order of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from runtime.contract import Chat
 from runtime.data.errors import DataError
+from runtime.data.packing import Packs, packed
 from runtime.data.row_shards import RowReader
 from runtime.data.shards import Reader
 
@@ -52,23 +53,37 @@ class Samples:
         first = self.window(index) * self.sequence
         return self.reader.tokens(first, first + self.sequence + self.extra)
 
+    def starts(self, index: int) -> npt.NDArray[np.int64]:
+        """[sequence + extra]: where in the sample the document of each of its tokens begins, 0 if that is before it."""
+        first = self.window(index) * self.sequence
+        tokens = np.arange(first, first + self.sequence + self.extra)
+        documents = np.searchsorted(self.reader.starts, tokens, "right") - 1
+        return np.maximum(self.reader.starts[documents] - first, 0)
+
 
 class Survey:
-    """The rows of one split of conversations, and what becomes of each under a sequence: it is a sample, or a sample of
-    which the end is cut, or it is left out because it is too long under `drop`, or because it has no target.
+    """The rows of one split of conversations, and what becomes of each under a sequence: it is a sample, or in one with
+    others if they are packed, or of either its end is cut, or it is left out because it is too long under `drop`, or
+    because it has no target.
     """
 
-    def __init__(self, folder: Path, split: str, sequence: int, long: Literal["cut", "drop"]) -> None:
+    def __init__(
+        self, folder: Path, split: str, sequence: int, long: Literal["cut", "drop"], *, pack: bool = False
+    ) -> None:
         assert split in SPLITS and sequence > 0
         self.split, self.sequence = split, sequence
         self.reader = RowReader(folder / split)
         self.is_long = self.reader.sizes > sequence
         self.is_dropped = self.is_long & (long == "drop")
         self.has_target = self.reader.first_targets() < np.minimum(self.reader.sizes, sequence)
-        self.rows = np.flatnonzero(~self.is_dropped & self.has_target)  # that are samples
+        self.rows = np.flatnonzero(~self.is_dropped & self.has_target)  # that are trained on
+        sizes = np.minimum(self.reader.sizes[self.rows], sequence)
+        self.packs: Packs | None = packed(self.rows, sizes, sequence) if pack else None
+        num_samples = len(self.rows) if self.packs is None else len(self.packs)
         self.facts = {
             "rows": self.reader.num_rows,
-            "samples": len(self.rows),
+            "samples": num_samples,
+            "padding": num_samples * sequence - int(sizes.sum()),
             "cut": int(self.is_long[self.rows].sum()),
             "dropped": int(self.is_dropped.sum()),
             "without_loss": int((~self.is_dropped & ~self.has_target).sum()),
@@ -90,37 +105,64 @@ class Survey:
             ("without_loss", f"without a token in the first {self.sequence:,} that the loss is on, and left out"),
         )
         of = f"of {self.facts['rows']:,} {self.split} rows"
-        return [f"{self.facts[name]:,} {of} are {what}" for name, what in kinds if self.facts[name]]
+        found = [f"{self.facts[name]:,} {of} are {what}" for name, what in kinds if self.facts[name]]
+        if self.packs:
+            samples, padding = self.facts["samples"], self.facts["padding"]
+            share = f"{padding / (samples * self.sequence):.1%} of their tokens are padding"
+            found.append(f"{len(self.rows):,} {self.split} rows are packed into {samples:,} sequences; {share}")
+        return found
 
 
 class RowSamples:
-    """The samples of one split of conversations: a row is a sample, padded to `sequence + extra` tokens.
+    """The samples of one split of conversations: a row is a sample, padded to `sequence + extra` tokens; or those rows
+    are that `pack` puts together.
 
     A token without loss is ~id; padding is -1. A row has at most `sequence` tokens: the rest of a longer one is cut, or
     under `drop` the row is left out. Rows without a target are left out, too. Raises DataError when none is left.
     """
 
     def __init__(
-        self, folder: Path, split: str, sequence: int, extra: int = 2, *, seed: int, long: Literal["cut", "drop"]
+        self,
+        folder: Path,
+        split: str,
+        sequence: int,
+        extra: int = 2,
+        *,
+        seed: int,
+        long: Literal["cut", "drop"],
+        pack: bool = False,
     ) -> None:
         assert extra >= 0
         self.split, self.sequence, self.extra, self.seed = split, sequence, extra, seed
-        self.survey = Survey(folder, split, sequence, long)
-        self.rows, self.num_windows = self.survey.rows, len(self.survey.rows)
+        self.survey = Survey(folder, split, sequence, long, pack=pack)
+        self.num_windows = self.survey.facts["samples"]
         if self.num_windows == 0:
             reasons = "".join(f"; {note}" for note in self.survey.notes())
             raise DataError(f"{folder / split}: no row is left to be a sample{reasons}")
 
     def window(self, index: int) -> int:
-        """Which of `rows` sample `index` is: 0 ≤ window < num_windows."""
+        """Which row that is trained on, or which pack, sample `index` is: 0 ≤ window < num_windows."""
         return _window(index, self.num_windows, self.split, self.seed)
+
+    def rows(self, window: int) -> npt.NDArray[np.int64]:
+        """The rows that are in a window, by their numbers."""
+        packs = self.survey.packs
+        return self.survey.rows[window : window + 1] if packs is None else packs.rows(window)
 
     def tokens(self, index: int) -> npt.NDArray[np.int64]:
         """[sequence + extra] token ids of sample `index`."""
         found = np.full(self.sequence + self.extra, PADDING)
-        ids = self.survey.reader.row(int(self.rows[self.window(index)]), self.sequence)
+        ids = np.concatenate([self.survey.reader.row(int(row), self.sequence) for row in self.rows(self.window(index))])
         found[: len(ids)] = ids
         return found
+
+    def starts(self, index: int) -> npt.NDArray[np.int64]:
+        """[sequence + extra]: where in the sample the row of each of its tokens begins. Padding is as a row."""
+        rows = self.rows(self.window(index))
+        sizes = np.minimum(self.survey.reader.sizes[rows], self.sequence)
+        ends = np.cumsum(sizes)
+        sizes = np.append(sizes, self.sequence + self.extra - ends[-1])
+        return np.repeat(np.insert(ends, 0, 0), sizes)
 
 
 def samples_of(
@@ -129,7 +171,7 @@ def samples_of(
     """The samples of one split of a prepared folder: windows of text, or rows of conversations."""
     if chat is None:
         return Samples(folder, split, sequence, extra, seed=seed)
-    return RowSamples(folder, split, sequence, extra, seed=seed, long=chat.long)
+    return RowSamples(folder, split, sequence, extra, seed=seed, long=chat.long, pack=chat.pack)
 
 
 def _window(index: int, num: int, split: str, seed: int) -> int:

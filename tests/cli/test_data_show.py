@@ -77,7 +77,9 @@ def test_the_document_has_each_token_and_what_becomes_of_rows(folder: Path, caps
     found = document(capsys, folder, "--row", "3")
     assert "".join(token["text"] for token in found["tokens"] if token["loss"]) in ("ant<|im_end|>", "<|im_end|>")
     assert "".join(token["text"] for token in found["tokens"]) == "<|begin|>an assistant<|im_end|>"
-    assert found["facts"] == {"rows": 4, "samples": 3, "cut": 1, "dropped": 0, "without_loss": 1}
+    lengths = [len(document(capsys, folder, "--row", str(row))["tokens"]) for row in (0, 2, 3)]
+    padding = sum(64 - min(64, length) for length in lengths)
+    assert found["facts"] == {"rows": 4, "samples": 3, "padding": padding, "cut": 1, "dropped": 0, "without_loss": 1}
     assert (found["unaligned"], found["fate"], found["used"]) == (1, "sample", len(found["tokens"]))
     assert document(capsys, folder, "--row", "1")["fate"] == "without_loss"
     dropped = document(capsys, folder, "--row", "2", "-s", "data.chat.long=drop")
@@ -100,9 +102,47 @@ def test_a_window_of_text_has_loss_everywhere(folder: Path, capsys: Captured) ->
     assert len(found["tokens"]) == 64 and all(token["loss"] for token in found["tokens"]) and found["facts"] is None
 
 
+PACK = ("-s", "data.chat.pack=true", "-s", "train.sequence=96")
+
+
+def test_a_sequence_of_packed_rows_shows_each_with_its_positions(folder: Path, capsys: Captured) -> None:
+    rows = [document(capsys, folder, "--row", str(row))["tokens"] for row in (0, 3)]
+    found = json.loads(show(capsys, folder, *PACK, "--sequence", "1", "--format", "json"))
+    assert faults(found, FORMS["data_sequence"]) == []
+    assert (found["sequence"], found["sequences"], found["facts"]["samples"]) == (1, 2, 2)
+    assert [(part["row"], part["first"]) for part in found["documents"]] == [(0, 0), (3, len(rows[0]))]
+    assert [part["tokens"] for part in found["documents"]] == rows
+    assert found["padding"] == 96 - len(rows[0]) - len(rows[1])
+    lines = show(capsys, folder, *PACK, "--sequence", "1").splitlines()
+    assert lines[0] == (
+        f"train sequence 1 of 2: 2 documents, {96 - found['padding']} tokens, "
+        f"{sum(token['loss'] for row in rows for token in row)} with loss, {found['padding']} of padding"
+    )
+    assert f"-- row 3 from token {len(rows[0])} on, positions 0 to {len(rows[1]) - 1} --" in lines
+    assert "3 train rows are packed into 2 sequences; " in lines[-1]
+
+
+def test_a_sequence_of_masked_text_shows_its_documents(folder: Path, capsys: Captured) -> None:
+    rows = [{"text": "two words and more. " * (1 + i % 3)} for i in range(60)]
+    write_rows(folder / "texts.jsonl", rows)
+    words = ["-s", 'data.source="texts.jsonl"', "-s", "data.tokenizer=train(260)", "-s", "data.validation=0%"]
+    words += ["-s", "train.validate=none", "-s", "data.documents=masked", "--sequence", "1", "--format", "json"]
+    found = json.loads(show(capsys, folder, *words, spec="text.dsc"))
+    assert faults(found, FORMS["data_sequence"]) == [] and found["facts"] is None and found["padding"] == 0
+    parts = found["documents"]
+    assert sum(len(part["tokens"]) for part in parts) == 64 and len(parts) > 1
+    assert [part["row"] for part in parts] == list(range(parts[0]["row"], parts[0]["row"] + len(parts)))
+    assert all(token["loss"] for token in parts[0]["tokens"]), "it began in the sequence before"
+    for part in parts[1:]:
+        assert [token["loss"] for token in part["tokens"]] == [False] + [True] * (len(part["tokens"]) - 1)
+
+
 @pytest.mark.parametrize(
     ("words", "said_of_it"),
     [
+        (("--sequence", "0"), "no sequence has documents that are kept apart; `pack = true` in `chat` makes them"),
+        ((*PACK, "--sequence", "2"), "--sequence 2: the train split has 2 sequences, 0 to 1"),
+        ((*PACK, "--sequence", "0", "--row", "0"), "--row and --sequence: name one of them"),
         (("--row", "4"), "--row 4: the train split has 4 rows, 0 to 3"),
         (("--row", "-1"), "--row -1: the train split has 4 rows"),
         (("--split", "validation"), "--row 0: the validation split has 0 rows"),

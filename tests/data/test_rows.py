@@ -206,6 +206,7 @@ def test_samples_are_rows_padded_and_cut(tmp_path: Path, sequence: int, long: An
     assert samples.survey.facts == {
         "rows": len(rows),
         "samples": len(with_target),
+        "padding": sum(sequence - min(len(row), sequence) for row in with_target),
         "cut": sum(len(row) > sequence for row in with_target),
         "dropped": len(rows) - len(kept),
         "without_loss": len(kept) - len(with_target),

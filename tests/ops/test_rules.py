@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from compiler.kernels import KERNELS, ON_TORCH
+from compiler.ir import Buffer
+from compiler.kernels import KERNELS, ON_TORCH, emit_kernel
 from compiler.ops import GRADIENTS, RULES, Extent, Gradient, Rule
 from compiler.ops import Tensor as Abstract
 from compiler.ops.rule import statistics_dtype
@@ -115,6 +116,15 @@ def test_a_rule_that_says_otherwise_is_refused(op: str, change: Callable[[Rule],
 def test_a_rule_that_contradicts_itself_is_refused_where_it_is_made(changes: dict[str, Any]) -> None:
     with pytest.raises(AssertionError):
         replace(RULES["linear"], **changes)
+
+
+@pytest.mark.parametrize("op", [op for op, rule in RULES.items() if rule.optional and op in KERNELS])
+def test_an_op_that_is_told_of_documents_runs_on_torch(op: str) -> None:
+    args = FORWARD[op](Source(torch.bfloat16, seed=0))
+    buffers = tuple(Buffer("x", tuple(x.shape), "bfloat16") if isinstance(x, Tensor) else x for x in args[:-1])
+    starts = Buffer("starts", buffers[0].shape[:1], "int32")
+    assert emit_kernel(op, buffers, 132) is not None
+    assert emit_kernel(op, (*buffers, starts), 132) is None
 
 
 def test_every_op_of_emitted_code_has_a_kernel_or_runs_on_torch() -> None:

@@ -12,6 +12,7 @@ Shapes: B sequences of a batch · S tokens of a sequence · Z = S + 2 · D hidde
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -163,6 +164,18 @@ class MoeLayer(nn.Module):
         return y_TD.view_as(h_BSD), routing
 
 
+def by_document(attention: Callable[[Tensor], Tensor], h_BSD: Tensor, starts_BS: Tensor | None) -> Tensor:
+    """Attention on each document by itself. starts_BS: where in its sequence the document of each token begins."""
+    if starts_BS is None:
+        return attention(h_BSD)
+    rows = []
+    for h_SD, starts in zip(h_BSD, starts_BS.tolist(), strict=True):
+        begins = sorted({*starts})
+        parts = [h_SD[a:b] for a, b in zip(begins, [*begins[1:], len(h_SD)], strict=True)]
+        rows.append(torch.cat([attention(part[None])[0] for part in parts]))
+    return torch.stack(rows)
+
+
 class Block(nn.Module):
     """Attention, then the feed-forward, each added to the residual stream."""
 
@@ -187,8 +200,8 @@ class Block(nn.Module):
             if config.norm != "pre":
                 part.post_norm = norm(config.hidden)
 
-    def forward(self, h_BSD: Tensor) -> tuple[Tensor, Routing | None]:
-        h_BSD = h_BSD + self.added(self.attention, self.attention(h_BSD))
+    def forward(self, h_BSD: Tensor, starts_BS: Tensor | None = None) -> tuple[Tensor, Routing | None]:
+        h_BSD = h_BSD + self.added(self.attention, by_document(self.attention, h_BSD, starts_BS))
         y_BSD, routing = self.ffn(h_BSD)
         return h_BSD + self.added(self.ffn, y_BSD), routing
 
@@ -210,11 +223,14 @@ class MtpModule(Block):
         self.projection = weight(config.hidden, 2 * config.hidden)
         self.final_norm = norm(config.hidden)
 
-    def predict(self, embedded_BSD: Tensor, hidden_BSD: Tensor) -> tuple[Tensor, Routing | None]:
+    def predict(
+        self, embedded_BSD: Tensor, hidden_BSD: Tensor, starts_BS: Tensor | None = None
+    ) -> tuple[Tensor, Routing | None]:
         """Both [B, S, D], of the next token and of the token itself -> [B, S, D], ready for the shared head."""
         embedded_BSD = rmsnorm(embedded_BSD, self.embedding_norm, self.norm_eps)
         hidden_BSD = rmsnorm(hidden_BSD, self.hidden_norm, self.norm_eps)
-        h_BSD, routing = self(functional.linear(torch.cat([embedded_BSD, hidden_BSD], dim=-1), self.projection))
+        both_BSD = functional.linear(torch.cat([embedded_BSD, hidden_BSD], dim=-1), self.projection)
+        h_BSD, routing = self(both_BSD, starts_BS)
         return rmsnorm(h_BSD, self.final_norm, self.norm_eps), routing
 
 
@@ -274,17 +290,20 @@ class Reference(nn.Module):
                 nn.init.normal_(parameter, std=config.init_std, generator=generator)
         self.to(dtype)
 
-    def forward(self, tokens_BS: Tensor, mtp_tokens_BS: Tensor | None = None) -> Output:
-        """tokens_BS: [B, S]; mtp_tokens_BS: [B, S], the next token of each (None: the main model only)."""
+    def forward(
+        self, tokens_BS: Tensor, mtp_tokens_BS: Tensor | None = None, starts_BS: Tensor | None = None
+    ) -> Output:
+        """tokens_BS: [B, S]; mtp_tokens_BS: [B, S], the next token of each (None: the main model only); starts_BS: the
+        place where the document of each begins (None: a sequence is one)."""
         routings = {}
         h_BSD = self.embedded(tokens_BS)
         for i, layer in enumerate(self.layers):
-            h_BSD, routings[f"layers.{i}"] = layer(h_BSD)
+            h_BSD, routings[f"layers.{i}"] = layer(h_BSD, starts_BS)
         hidden_BSD = rmsnorm(h_BSD, self.final_norm, self.config.norm_eps)
 
         mtp_logits_BSV = None
         if mtp_tokens_BS is not None:
-            h_BSD, routings["mtp.0"] = self.mtp[0].predict(self.embedded(mtp_tokens_BS), hidden_BSD)
+            h_BSD, routings["mtp.0"] = self.mtp[0].predict(self.embedded(mtp_tokens_BS), hidden_BSD, starts_BS)
             mtp_logits_BSV = self.logits(h_BSD)
         routed = {block: routing for block, routing in routings.items() if routing is not None}
         return Output(self.logits(hidden_BSD), mtp_logits_BSV, routed)
@@ -299,13 +318,19 @@ class Reference(nn.Module):
         """tokens_BS: [B, S] -> [B, S, D], as the first layer and MTP read them."""
         return self.config.embedding_scale * functional.embedding(tokens_BS, self.embedding)
 
-    def losses(self, z_BZ: Tensor, targets_BS: Tensor | None = None, mtp_targets_BS: Tensor | None = None) -> Losses:
+    def losses(
+        self,
+        z_BZ: Tensor,
+        targets_BS: Tensor | None = None,
+        mtp_targets_BS: Tensor | None = None,
+        starts_BS: Tensor | None = None,
+    ) -> Losses:
         """z_BZ: [B, S + 2] samples of a global batch. Targets are z[1:S+1] and z[2:S+2] unless given (−1: invalid)."""
         S = self.config.sequence
         assert z_BZ.shape[1] == S + 2, f"a sample is sequence + 2 = {S + 2} tokens, not {z_BZ.shape[1]}"
         targets_BS = z_BZ[:, 1 : S + 1] if targets_BS is None else targets_BS
         mtp_targets_BS = z_BZ[:, 2 : S + 2] if mtp_targets_BS is None else mtp_targets_BS
-        output = self(z_BZ[:, :S], z_BZ[:, 1 : S + 1] if self.mtp else None)
+        output = self(z_BZ[:, :S], z_BZ[:, 1 : S + 1] if self.mtp else None, starts_BS)
 
         main = cross_entropy(output.logits_BSV, targets_BS)
         mtp = sequence = torch.zeros_like(main)

@@ -122,6 +122,43 @@ def test_a_longer_sequence_goes_on_with_the_rows_that_follow(place: Place) -> No
     assert "of samples 24 to 31, which follow" in done.stdout + done.stderr
 
 
+@pytest.fixture(scope="module")
+def packed(place: Place) -> Place:
+    """Six steps on packed rows."""
+    written(place, "packed", more="pack = true", sequence=64)
+    place.dsc("train", "packed.dsc", "--out", "packed")
+    return place
+
+
+def test_a_run_says_how_its_rows_are_packed(packed: Place) -> None:
+    train, validation = events(packed.folder / "packed", "rows")
+    for each in (train, validation):
+        assert each["samples"] < (each["rows"] - each["without_loss"]) / 2
+        assert 0 <= each["padding"] < 64 * each["samples"]
+    source = find_source(str(packed.folder / "packed"))
+    streams = held_out(source.data, None, source.spec).ids
+    assert len(streams) == validation["rows"] - validation["without_loss"], "each row is evaluated by itself"
+
+
+def test_data_ranks_divide_packed_rows(packed: Place) -> None:
+    written(packed, "packed_two", devices=2, more="pack = true", sequence=64)
+    packed.dsc("train", "packed_two.dsc", "--out", "packed_two")
+    one, two = (untimed(packed.folder / name) for name in ("packed", "packed_two"))
+    for a, b in zip(one, two, strict=True):
+        assert {name: pytest.approx(value, rel=1e-9) for name, value in a.items()} == b
+
+
+def test_packed_rows_go_on_bit_for_bit_or_at_the_same_share_of_the_epoch(packed: Place) -> None:
+    packed.dsc("train", "packed.dsc", "--out", "packed_broken", "--steps", 3)
+    done = packed.dsc("train", "packed.dsc", "--out", "packed_broken", "--resume")
+    assert "not bit for bit" not in done.stdout + done.stderr
+    assert untimed(packed.folder / "packed_broken") == untimed(packed.folder / "packed")
+    assert bits(saved(packed.folder / "packed_broken", 6)) == bits(saved(packed.folder / "packed", 6))
+    written(packed, "unpacked", more="pack = false", sequence=64)
+    done = packed.dsc("train", "unpacked.dsc", "--out", "packed_broken", "--resume", "--steps", 7)
+    assert "rows are packed otherwise: the run goes on at the same share of the epoch" in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("sequence", "said_of_it"),
     [(2, "are without a token in the first 2 that the loss is on"), (8, "are longer than 8 tokens")],

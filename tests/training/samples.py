@@ -20,6 +20,12 @@ class RandomSamples:
             z[-(1 + index % self.sequence) :] = -1
         return z
 
+    def starts(self, index: int) -> npt.NDArray[np.int64]:
+        """Where the document of each token begins: documents of one token and more."""
+        begins = np.random.default_rng([index, 1]).random(self.sequence + 2) < 0.4
+        begins[0] = True
+        return np.maximum.accumulate(begins * np.arange(self.sequence + 2))
+
 
 def weight(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     """Norms around one, biases wide enough to change choices, the rest of the size that keeps activations alive."""

@@ -150,6 +150,7 @@ def spec(
     of: str = "v3",
     schedule: str = "dualpipe",
     precision: str = "fp64",
+    documents: Literal["joined", "masked"] = "joined",
 ) -> Spec:
     """`dp` ranks per pipeline rank, which `ep` divides; each pipeline runs `num_micro_batches`. One rank runs 1f1b."""
     batch = num_micro_batches * dp * MICRO_BATCH
@@ -173,7 +174,7 @@ def spec(
             ),
             validate=Validate(every=5),
         ),
-        data=Data(source="python_stdlib", tokenizer=TrainTokenizer(vocab=300)),
+        data=Data(source="python_stdlib", tokenizer=TrainTokenizer(vocab=300), documents=documents),
     )
 
 

@@ -56,7 +56,7 @@ def samples_and_labels(folder: Path, chosen: Spec) -> tuple[RowSamples, Tensor, 
     tokens_BS = torch.zeros(SAMPLES, SEQUENCE, dtype=torch.int64)
     labels_BS = torch.full((SAMPLES, SEQUENCE), IGNORED)
     for i in range(SAMPLES):
-        row = rows[int(samples.rows[samples.window(i)]) - 1]
+        row = rows[int(samples.rows(samples.window(i))[0]) - 1]
         found = theirs.apply_chat_template(**row_arguments(row), return_dict=True, return_assistant_tokens_mask=True)
         ids, mask = (torch.tensor(found[name][:SEQUENCE]) for name in ("input_ids", "assistant_masks"))
         tokens_BS[i, : len(ids)], labels_BS[i, : len(ids)] = ids, torch.where(mask == 1, ids, IGNORED)

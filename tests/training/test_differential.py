@@ -77,7 +77,7 @@ def reference_run(chosen: Spec) -> dict[str, Any]:
     phases = [RatePhase(p.shape, p.start, p.end, p.end_tokens) for p in train.rate]
     size, rows, first = train.batch.end, [], {}
     for step in range(STEPS):
-        losses = batch_losses(model, samples, range(step * size, (step + 1) * size))
+        losses = batch_losses(model, samples, range(step * size, (step + 1) * size), chosen.data.documents)
         model.zero_grad()
         losses.total(0.3).backward()
         gradients = model.logical_gradients()
@@ -89,15 +89,21 @@ def reference_run(chosen: Spec) -> dict[str, Any]:
         balance_(model, losses.loads, step * size * SEQUENCE)
         rows.append([losses.main.item(), losses.mtp.item(), losses.sequence.item(), norm])
     with torch.no_grad():
-        last = batch_losses(model, samples, range(size))
+        last = batch_losses(model, samples, range(size), chosen.data.documents)
     validation = torch.tensor([last.main.item(), last.mtp.item()], dtype=torch.float64)
     weights = model.logical_parameters()
     return {"gradients": first, "loads": loads, "rows": rows, "weights": weights, "validation": validation}
 
 
-def batch_losses(model: Reference, samples: RandomSamples, indices: range) -> Any:
+def batch_losses(model: Reference, samples: RandomSamples, indices: range, documents: str) -> Any:
     z = torch.from_numpy(np.stack([samples.tokens(i) for i in indices]))
-    return model.losses(z.clamp(min=0), z[:, 1 : SEQUENCE + 1], z[:, 2 : SEQUENCE + 2])
+    targets = [z[:, ahead : SEQUENCE + ahead].clone() for ahead in (1, 2)]
+    if documents == "joined":
+        return model.losses(z.clamp(min=0), *targets)
+    starts = torch.from_numpy(np.stack([samples.starts(i) for i in indices]))
+    for ahead, each in enumerate(targets, start=1):  # of another document than the token that predicts it
+        each[starts[:, ahead : SEQUENCE + ahead] != starts[:, :SEQUENCE]] = -1
+    return model.losses(z.clamp(min=0), *targets, starts[:, :SEQUENCE])
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +192,24 @@ def test_training_other_models_equals_autograd(
     tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
 ) -> None:
     specs = {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule)}
+    check(tmp_path, traced, specs, pp * dp)
+
+
+# As above: latent and grouped attention with experts and MTP, a window with sinks, a rotation in front of attention.
+DOCUMENTS = [
+    ("v3", "dualpipe", 2, 2, 2, 0),
+    ("llama", "1f1b", 1, 1, 1, 0),
+    ("everything", "1f1b", 1, 1, 2, 1),
+    ("yarn", "zbv", 2, 1, 2, 1),
+]
+
+
+@pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "zero"), DOCUMENTS)
+def test_training_on_documents_that_see_themselves_alone(
+    tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, zero: int
+) -> None:
+    """The reference has attention on each document by itself."""
+    specs = {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, documents="masked")}
     check(tmp_path, traced, specs, pp * dp)
 
 
