@@ -93,6 +93,11 @@ CODES = {
     "E0926": "frequencies are scaled between two numbers of turns, the lower one first",
     "E0930": "keys of a feed-forward part are about what it has",
     "E0931": "conversations are lines of files, in the tokens of a tokenizer.json",
+    "E0940": "adapters are trained beside the weights of a checkpoint",
+    "E0941": "adapters are on matrices that the model has",
+    "E0942": "the rank of an adapter is at most the smaller extent of the matrices that it is on",
+    "E0943": "adapters of routed experts read rows in the dtype of activations",
+    "E0944": "zero = 3 divides weights that are trained",
     # what is right, and cannot be compiled and trained yet
     "E1001": "training runs in fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4",
     "E1006": "training in mxfp8, nvfp4 and other formats without kernels runs on CPUs",

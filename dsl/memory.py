@@ -56,7 +56,8 @@ def lower_bound(spec: Spec) -> Memory:
     2. Weights and gradient accumulators are whole on each holder. Master weights count only where their dtype is not
        that of the weights, else they are the weights. ZeRO divides evenly over the holders: at 1 the optimizer's part,
        at 2 the gradients too, at 3 the weights. Tensor parallelism divides everything, if it could.
-    3. A device that runs a micro-batch has at some time its hidden state beside all this: the one activation counted.
+    3. Weights beside which adapters are trained have no gradients and no state of the optimizer.
+    4. A device that runs a micro-batch has at some time its hidden state beside all this: the one activation counted.
 
     Not counted: all other activations, messages, gate biases, buffers of libraries. What fits this may still not fit.
     """
@@ -128,8 +129,8 @@ def _memory(spec: Spec, held: _Held) -> Memory:
     tokens = spec.train.micro_batch * spec.train.sequence // (p.tensor * p.context)
     return Memory(
         weights=of(size.weights, 3),
-        gradients=of(size.gradients, 2),
-        optimizer=of(size.optimizer, 1),
+        gradients=0 if spec.adapter else of(size.gradients, 2),  # those of adapters alone, which are not counted
+        optimizer=0 if spec.adapter else of(size.optimizer, 1),
         activations=tokens * spec.model.hidden * ITEMSIZE[precision.compute],
     )
 

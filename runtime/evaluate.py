@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from runtime import snapshot
 from runtime.build import Build, BuildError
-from runtime.checkpoint.loading import Checkpoint, load
+from runtime.checkpoint.loading import Checkpoint, load, with_base
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint
 from runtime.device import BACKENDS, choose, divide, take
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--average", action="store_true")
     args = parser.parse_args(argv)
     try:
-        build, checkpoint = Build.open(args.build), load(args.checkpoint)
+        build, checkpoint = Build.open(args.build), with_base(load(args.checkpoint))
         rows = np.load(args.samples, allow_pickle=False)
         device = choose("auto", build.plan.mesh.world)
     except (BuildError, CheckpointError, OSError, ValueError) as error:

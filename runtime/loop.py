@@ -16,6 +16,7 @@ import torch.distributed as dist
 from runtime import bad_batches, ledger, run_copy, snapshot
 from runtime.build import Build
 from runtime.checkpoint.loading import Checkpoint
+from runtime.checkpoint.manifest_file import BASE, CHECKPOINTS, base_named
 from runtime.checkpoint.retention import LOSS
 from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint, Transport, channels_of, transport_in_use
 from runtime.contract import node_kind
@@ -57,7 +58,7 @@ class Loop:
     local_rank: int | None = None  # among the ranks of this machine; None: all ranks are of this machine
     debugged: bool = False  # a rank may wait at its prompt; such a run leaves no checkpoint either
     start_timeout_s: float = START_TIMEOUT_S  # how long ranks wait for all to come
-    initial: Checkpoint | None = None  # whose weights a run begins with that does not resume
+    initial: Checkpoint | None = None  # whose weights a run begins with that does not resume, or that has adapters
 
     @property
     def total(self) -> int:
@@ -100,12 +101,13 @@ class Loop:
         endpoint = Endpoint(device, self.transport, self._timeout_s, start_timeout_s=start_s, sms=sms)
         trainer = Trainer(self.build, rank, samples, validation, board, endpoint)
         trainer.position = self.position
+        if self.initial is not None:
+            board.set_action("load initial weights")
+            put = snapshot.put_untrained if plan.adapter else snapshot.put_weights
+            put(trainer.state, self.initial.read, self.initial.shapes)
         if self.resume is not None:
             board.set_action("load checkpoint")
             _restore(trainer, self.resume)
-        elif self.initial is not None:
-            board.set_action("load initial weights")
-            snapshot.put_weights(trainer.state, self.initial.read, self.initial.shapes)
 
         def say(text: str) -> None:
             to_stderr(text)  # the rank's log
@@ -120,7 +122,7 @@ class Loop:
                     events.write("rows", split=split.split, **split.survey.facts)
         if len(by_carrier := channels_of(trainer.links)) > 1:
             events.write("channels", rank=rank, **by_carrier)
-        saves = Saves(trainer, world, self.run, origin(self.build, self.corpus, self.device), events, say)
+        saves = Saves(trainer, world, self.run, self._about(), events, say)
         metrics = Metrics(self.run, trainer.step, say) if rank == 0 else None
         trace = Trace(self.run, rank, trainer.step, run_copy.program_digest(self.build.files), say)
         measured = self.device != "cpu" or self.debugged
@@ -160,6 +162,14 @@ class Loop:
         events.close()
         if view:
             view.close()
+
+    def _about(self) -> dict[str, Any]:
+        """What checkpoints say of the run; of adapters, also which weights they are beside."""
+        about = origin(self.build, self.corpus, self.device)
+        if not self.build.plan.adapter:
+            return about
+        assert self.initial is not None, "adapters are beside the weights of a checkpoint"
+        return about | {BASE: base_named(self.initial.path, self.initial.manifest, self.run / CHECKPOINTS)}
 
     def _begin(self, trainer: Trainer, world: int, events: Events, say: Callable[[str], None]) -> None:
         """Keep the build's description, and record the start."""

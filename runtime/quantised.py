@@ -1,7 +1,8 @@
 """Weights that products read in few bits: their data and scales, and both transposed for input gradients.
 
-They are made of the parameters that segments would read else, once after each step of the optimizer, and are no state:
-a checkpoint does not have them. The names in which segments find them are those that `compiler/segments/unpack.py` has.
+They are made of the parameters that segments would read else, once after each step of the optimizer that changes them,
+and are no state: a checkpoint does not have them. The names in which segments find them are those that
+`compiler/segments/unpack.py` has.
 Where gradients are rounded stochastically, a weight has a key beside them: the seed, the step and a number of its own,
 which the random numbers for the gradients of its product depend on (`runtime.ops.stochastic`).
 """
@@ -33,13 +34,18 @@ class QuantisedWeight:
     suffixes: tuple[str, ...]  # of the names of what the op returns, and of a key
     number: int  # of the tensor, for its key
 
+    @property
+    def is_keyed(self) -> bool:
+        """Whether there is a key beside it, which is another one in each step."""
+        return self.suffixes[-1] == KEY
+
     def make(self, parameters: SimpleNamespace, seed: int, step: int) -> None:
         """Put the tensors into the namespace. Those of the last step go first, so that both are never there."""
         names = [f"{self.name}{suffix}" for suffix in self.suffixes]
         for name in names:
             vars(parameters).pop(name, None)
         found = self.by(getattr(parameters, self.name))
-        if self.suffixes[-1] == KEY:
+        if self.is_keyed:
             found += (torch.tensor([seed, step, self.number], device=found[0].device),)
         vars(parameters).update(zip(names, found, strict=True))
 

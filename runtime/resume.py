@@ -65,15 +65,16 @@ def origin(build: Build, corpus: Path, device: str) -> dict[str, Any]:
         "device": device,
         "data": meta["sha256"],
         "tokenizer": meta["tokenizer"]["sha256"],
-        "plan": {section: tree(getattr(build.plan, section)) for section in SECTIONS} | _placed(build.plan),
+        "plan": {section: tree(getattr(build.plan, section)) for section in SECTIONS} | _more(build.plan),
     }
 
 
-def _placed(plan: Plan) -> dict[str, Any]:
-    """Where the experts of each layer are, in a few letters; nothing where they are placed by their numbers."""
+def _more(plan: Plan) -> dict[str, Any]:
+    """What not every plan has: adapters, and where experts are that are not placed by their numbers, in few letters."""
     slots = {layer.name: layer.slots for layer in plan.moe_layers if layer.slots is not None}
     digests = {name: hashlib.sha256(json.dumps(row).encode()).hexdigest()[:8] for name, row in slots.items()}
-    return {"experts": digests} if digests else {}
+    adapter = {"adapter": tree(plan.adapter)} if plan.adapter else {}
+    return adapter | ({"experts": digests} if digests else {})
 
 
 def order_of(build: Build, corpus: Path) -> Order:
@@ -101,6 +102,9 @@ def find(folder: Path, build: Build, corpus: Path, device: str) -> Resumption:
         changed = list(_changes(_flat(was.get("plan")), _flat(now["plan"])))
     if other := [text for path, text in changed if path.startswith("model.") and not _RECIPE.fullmatch(path)]:
         raise CheckpointError(f"{checkpoint.path} is of another model: {_listed(other)}")
+    of_weights = [text for path, text in changed if path.startswith("adapter.") or path == "train.initial.sha256"]
+    if build.plan.adapter and of_weights:
+        raise CheckpointError(f"{checkpoint.path} is of adapters that fit other weights: {_listed(of_weights)}")
     held, expected = checkpoint.shapes, expected_shapes(build.plan)
     averaged, averages = (any(name.startswith(f"{AVERAGE}/") for name in shapes) for shapes in (held, expected))
     if averaged != averages:
@@ -144,7 +148,8 @@ def initial_weights(plan: Plan, folder: Path) -> tuple[Checkpoint | None, list[s
         raise CheckpointError(f"{path} is another checkpoint than the one that was compiled: compile the spec again")
     checkpoint = load(path)
     notes = [f"the weights begin with those of {path}"]
-    wanted = {f"weight/{each.name}" for each in plan.parameters} | {f"bias/{each.name}" for each in plan.biases}
+    rows = (each for bucket in (*plan.buckets, *plan.frozen) for each in bucket.parameters)
+    wanted = {f"weight/{each.name}" for each in rows} | {f"bias/{each.name}" for each in plan.biases}
     held = [name for name in checkpoint.shapes if name.startswith(("weight/", "bias/"))]
     if left := [name.partition("/")[2] for name in held if name not in wanted]:
         notes.append(f"the model does not have, and leaves behind: {_listed(left)}")
@@ -243,10 +248,10 @@ def not_bit_for_bit(differs: list[str]) -> str:
 
 
 def expected_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a checkpoint of this plan's model."""
+    """Every tensor of a checkpoint of this plan: of its model, or of adapters alone."""
     kinds = ("weight", *(tensor.name for tensor in plan.optimizer.state), *([AVERAGE] if plan.train.ema else []))
     shapes = {f"{kind}/{each.name}": each.shape for kind in kinds for each in plan.parameters}
-    return shapes | {f"bias/{bias.name}": bias.shape for bias in plan.biases}
+    return shapes | {f"bias/{bias.name}": bias.shape for bias in plan.biases if not plan.frozen}
 
 
 def _flat(plan: Any) -> dict[str, Any]:

@@ -54,11 +54,13 @@ def free_bytes(proc: Path, cgroup: Path) -> int:
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """Bytes of the tensors of a checkpoint: master weights, their average, the optimizer's state, balancing biases."""
+    """Bytes of the tensors of a checkpoint: master weights, their average, the optimizer's state, balancing biases.
+
+    Where adapters are trained, of these alone."""
     average = [plan.train.ema.dtype] if plan.train.ema else []
     dtypes = (plan.precision.master, *(tensor.dtype for tensor in plan.optimizer.state), *average)
     of_element = sum(BITS[dtype] // 8 for dtype in dtypes)
-    biases = sum(math.prod(bias.shape) for bias in plan.biases)
+    biases = sum(math.prod(bias.shape) for bias in plan.biases if not plan.frozen)
     return sum(math.prod(each.shape) for each in plan.parameters) * of_element + 4 * biases
 
 

@@ -1,9 +1,11 @@
 """A rank's state as logical tensors, and back: what a checkpoint holds, whatever the plan.
 
 Names: `weight/<parameter>`, `<state>/<parameter>` for each tensor of the optimizer's state, `ema/<parameter>` for the
-moving average of the weights if the run keeps one, `bias/<router bias>`. A weight is the master weight. Of replicas the
-first holder answers for a weight; with sharded optimizer state each holder answers for its part of the state, and of
-weights that no other holder has: master weights that are none of its parameters, or weights that are sharded, too.
+moving average of the weights if the run keeps one, `bias/<router bias>`. Where adapters are trained there is nothing of
+frozen weights, nor of balancing biases: these are in the checkpoint that the run began with. A weight is the master
+weight. Of replicas the first holder answers for a weight; with sharded optimizer state each holder answers for its part
+of the state, and of weights that no other holder has: master weights that are none of its parameters, or weights that
+are sharded, too.
 """
 
 from __future__ import annotations
@@ -33,12 +35,13 @@ def take(state: State, plan: Plan, rank: int) -> dict[str, Tensor | Part]:
             tensors[name] = whole.view(entry.shape)
         if bucket.shares or answers:
             tensors |= {name: part for name, part in owned.items() if not name.startswith("weight/")}
-    first = {bias.name for bias in plan.biases if bias.holders[0] == rank}
+    first = {bias.name for bias in plan.biases if bias.holders[0] == rank and not plan.frozen}
     return tensors | {f"bias/{name}": bias for name, bias in state.biases.items() if name in first}
 
 
 def put(state: State, read: Read, averaged: bool = True) -> None:
-    """Fill this rank's state from logical tensors; `read(names)` gives them whole, by name.
+    """Fill this rank's state from logical tensors; `read(names)` gives them whole, by name. Frozen weights are left as
+    they are.
 
     Where they are not `averaged`, a moving average begins with the weights.
     """
@@ -51,18 +54,27 @@ def put(state: State, read: Read, averaged: bool = True) -> None:
         for name, mine in owned.items():
             if not name.startswith("weight/"):
                 mine.values.copy_(tensors[name].reshape(-1)[mine.start : mine.start + mine.values.numel()])
-    for name, bias in state.biases.items():
+    for name, bias in state.biases.items() if not state.frozen else ():
         bias.copy_(read([f"bias/{name}"])[f"bias/{name}"])
 
 
 def put_weights(state: State, read: Read, held: Container[str], kind: str = "weight") -> None:
     """Give this rank's parameters their values from logical tensors; balancing biases where they are `held`, too.
 
-    `kind`: which tensors the values are, "weight" or AVERAGE.
+    `kind`: which tensors the values are of what is trained, "weight" or AVERAGE.
     """
     for bucket, entry in state.entries():
         name = f"{kind}/{entry.name}"
         bucket.set_weight(entry, read([name])[name])
+    put_untrained(state, read, held)
+
+
+def put_untrained(state: State, read: Read, held: Container[str]) -> None:
+    """Give frozen weights and balancing biases their values, the latter where they are `held`."""
+    for bucket in state.frozen:
+        for entry in bucket.entries:
+            name = f"weight/{entry.name}"
+            bucket.set_weight(entry, read([name])[name])
     for name, bias in state.biases.items():
         if f"bias/{name}" in held:
             bias.copy_(read([f"bias/{name}"])[f"bias/{name}"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ class Entry:
     decay: bool
     start: int
     end: int
+    uniform: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,23 +128,32 @@ class Bucket:
 
 @dataclass
 class State:
-    """All of one rank. `parameters` and `gradients` are namespaces of tensors: layers.3.ffn.up → layers_3_ffn_up."""
+    """All of one rank. `parameters` and `gradients` are namespaces of tensors: layers.3.ffn.up → layers_3_ffn_up.
+
+    What is `frozen` stays as it is: it has neither gradients nor state of the optimizer.
+    """
 
     buckets: tuple[Bucket, ...]
+    frozen: tuple[Bucket, ...]
     biases: dict[str, Tensor]
     parameters: SimpleNamespace
     gradients: SimpleNamespace
 
     @property
     def device(self) -> torch.device:
-        return self.buckets[0].parameters.device
+        return self.held[0].parameters.device
+
+    @property
+    def held(self) -> tuple[Bucket, ...]:
+        """The buckets of all weights."""
+        return (*self.buckets, *self.frozen)
 
     def entries(self) -> Iterator[tuple[Bucket, Entry]]:
-        """Every logical parameter, with its bucket."""
+        """Every logical parameter that is trained, with its bucket."""
         return ((bucket, entry) for bucket in self.buckets for entry in bucket.entries)
 
     def logical(self, flat: Callable[[Bucket], Tensor]) -> Iterator[tuple[Bucket, Entry, Tensor]]:
-        """Every logical parameter as a view of what `flat` gives for its bucket, all of it."""
+        """Every logical parameter that is trained, as a view of what `flat` gives for its bucket, all of it."""
         for bucket in self.buckets:
             buffer = flat(bucket)
             for e in bucket.entries:
@@ -158,6 +169,7 @@ def build_state(plan: contract.Plan, rank: int, device: torch.device, allocate: 
     `allocate`: where the flat tensors lie that are summed and gathered over several holders.
     """
     buckets = tuple(_bucket(b, rank, plan, device, allocate) for b in plan.buckets if rank in b.holders)
+    frozen = tuple(_frozen(b, plan, device) for b in plan.frozen if rank in b.holders)
     biases = {
         b.name: torch.zeros(b.shape, dtype=DTYPES[plan.precision.gradients], device=device)
         for b in plan.biases
@@ -168,23 +180,27 @@ def build_state(plan: contract.Plan, rank: int, device: torch.device, allocate: 
         for layer in plan.moe_layers
         if layer.slots is not None
     }
-    whole = [bucket for bucket in buckets if not bucket.gathered]
+    whole = [bucket for bucket in (*buckets, *frozen) if not bucket.gathered]
     parameters = {name: t for b in whole for name, t in views(b, b.parameters)} | biases | slots
     gradients = {name: t for b in buckets if not b.sites for name, t in views(b, b.gradients)}
-    state = State(buckets, biases, namespace(parameters), namespace(gradients))
-    for bucket in buckets:
-        for entry in bucket.entries:
-            bucket.set_weight(entry, initial_value(plan.train.seed, entry.name, entry.shape, entry.init))
+    state = State(buckets, frozen, biases, namespace(parameters), namespace(gradients))
+    for bucket, entry in state.entries():
+        value = initial_value(plan.train.seed, entry.name, entry.shape, entry.init, uniform=entry.uniform)
+        bucket.set_weight(entry, value)
     return state
 
 
-def initial_value(seed: int, name: str, shape: Sequence[int], init: float | None) -> Tensor:
-    """Normal with standard deviation `init` (None: ones), drawn in float32 from a generator of (seed, name)."""
+def initial_value(seed: int, name: str, shape: Sequence[int], init: float | None, *, uniform: bool = False) -> Tensor:
+    """Normal with standard deviation `init` (None: ones), drawn in float32 from a generator of (seed, name); or
+    `uniform`, between bounds that have this deviation."""
     if init is None:
         return torch.ones(tuple(shape))
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    return torch.empty(tuple(shape)).normal_(0.0, init, generator=generator)
+    values = torch.empty(tuple(shape))
+    if uniform:
+        return values.uniform_(-math.sqrt(3) * init, math.sqrt(3) * init, generator=generator)
+    return values.normal_(0.0, init, generator=generator)
 
 
 def shared_flats(plan: contract.Plan) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -223,11 +239,7 @@ def padded_size(bucket: contract.Bucket, zero: int) -> int:
 def _bucket(
     planned: contract.Bucket, rank: int, plan: contract.Plan, device: torch.device, allocate: Allocate
 ) -> Bucket:
-    entries, start = [], 0
-    for p in planned.parameters:
-        end = start + torch.Size(p.shape).numel()
-        entries.append(Entry(p.name, p.tensor, p.shape, p.init, p.decay, start, end))
-        start = end
+    entries = _entries(planned)
     holders, precision, padded = planned.holders, plan.precision, padded_size(planned, plan.zero)
     shares = _shares(planned, entries, padded) if plan.zero and len(holders) > 1 else ()
 
@@ -275,6 +287,34 @@ def _bucket(
         padded=padded,
         sites=planned.sites,
         gathered=gathered,
+    )
+
+
+def _entries(planned: contract.Bucket) -> list[Entry]:
+    entries, start = [], 0
+    for p in planned.parameters:
+        end = start + torch.Size(p.shape).numel()
+        entries.append(Entry(p.name, p.tensor, p.shape, p.init, p.decay, start, end, p.uniform))
+        start = end
+    return entries
+
+
+def _frozen(planned: contract.Bucket, plan: contract.Plan, device: torch.device) -> Bucket:
+    """Weights that stay as they are. What they are is read from a checkpoint."""
+    entries = _entries(planned)
+    parameters = torch.zeros(entries[-1].end, dtype=DTYPES[plan.precision.parameter], device=device)
+    return Bucket(
+        name=planned.name,
+        holders=planned.holders,
+        stages=planned.stages,
+        entries=tuple(entries),
+        decayed=0,
+        owned=(),
+        shares=(),
+        parameters=parameters,
+        gradients=parameters.new_empty(0),
+        mixed=False,
+        padded=entries[-1].end,
     )
 
 

@@ -328,16 +328,16 @@ def _going_on(loop: Loop, options: Options, say: Callable[[str], None]) -> Loop:
     from runtime.events import Events
     from runtime.resume import find, initial_weights, skipping
 
-    goes_on = options.resume and _holds_checkpoint(options.run)
+    goes_on, notes = options.resume and _holds_checkpoint(options.run), list[str]()
     if options.resume and not goes_on:
         say(f"{options.run} holds no checkpoint to go on from: starting with step 1")
     try:
         if goes_on:
             found = find(options.run / "checkpoints", loop.build, loop.corpus, loop.device)
             loop, notes = replace(loop, resume=found.checkpoint, position=found.position), [*found.notes]
-        else:
-            initial, notes = initial_weights(loop.build.plan, options.data)
-            loop = replace(loop, initial=initial)
+        if not goes_on or loop.build.plan.frozen:
+            initial, more = initial_weights(loop.build.plan, options.data)
+            loop, notes = replace(loop, initial=initial), [*notes, *more]
     except CheckpointError as error:
         Events(options.run).write("refused", reason=str(error))
         raise UsageError(error) from None

@@ -95,7 +95,7 @@ class Trainer:
         self.links = endpoint.connect(rank, wanted, board.set_action)
         self.state: State = build_state(plan, rank, self.device, self.links.flat)
         self.buckets = {bucket.name: bucket for bucket in self.state.buckets}
-        self.quantised = quantised_weights(build, plan, {e.tensor for b in self.state.buckets for e in b.entries})
+        self.quantised = quantised_weights(build, plan, {e.tensor for b in self.state.held for e in b.entries})
         self.quantised_at = -1  # the step behind which they were made
         self.recipe, validate = plan.train.optimizer, plan.train.validate
         self.staging = Staging(
@@ -294,11 +294,13 @@ class Trainer:
         self.staging.finish()
 
     def _quantise(self) -> None:
-        """Make the weights that products read in eight bits, once after each step."""
+        """Make the weights that products read in eight bits, once after each step; frozen ones once."""
         if self.quantised_at != self.step:
             self.board.set_action("quantise weights")
+            made = self.quantised_at >= 0 and bool(self.plan.frozen)
             for each in self.quantised:
-                each.make(self.state.parameters, self.plan.train.seed, self.step)
+                if not made or each.is_keyed:
+                    each.make(self.state.parameters, self.plan.train.seed, self.step)
             self.quantised_at = self.step
 
     def _load(self, source: Source, samples: Indices, count: int) -> dict[str, Tensor]:

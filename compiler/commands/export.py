@@ -3,6 +3,9 @@
 dsc export hf runs/mine -o mine-hf                             its newest checkpoint, in BF16
 dsc export hf runs/mine/checkpoints/step-00002000 -o mine-hf --dtype fp32
 dsc export hf runs/mine -o mine-hf --average                   the moving average of the weights
+dsc export hf runs/mine -o mine-lora --adapter                 of a run with adapters, these alone, as PEFT loads them
+
+Weights beside which adapters were trained are written with what these add.
 
 DIR has config.json, safetensors with their index, and the tokenizer if the run has one. It appears when it is complete.
 
@@ -21,13 +24,16 @@ from compiler.commands.train_processes import ask
 from compiler.emit.folder import put_folder
 from compiler.importers.huggingface import LATENT_EPS
 from compiler.plan.initial_weights import once_published
+from compiler.weights.adapter import CONFIG as ADAPTER_CONFIG
+from compiler.weights.adapter import WEIGHTS as ADAPTER_WEIGHTS
+from compiler.weights.adapter import adapter_config, published_adapters
 from compiler.weights.checkpoint import ModelError, check_tensors, model_of, sequence_of
 from compiler.weights.config import NoFamilyError, Publication, publication, with_format
 from compiler.weights.tokenizer import files_for
 from dsl.diagnostics import visible
-from runtime.checkpoint.manifest_file import find_manifest
+from runtime.checkpoint.manifest_file import base_of, find_manifest
 from runtime.checkpoint.shard_manifest import CheckpointError, Manifest
-from runtime.contract.weights import Export
+from runtime.contract.weights import ONE, Export, Published
 from runtime.outcome import refusal_code
 from runtime.strict_json import pretty
 
@@ -43,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", metavar="DIR", type=Path, required=True, help="folder to write, a new one")
     text = "bf16, fp32 or fp8: matrices of layers in E4M3 blocks of 128 x 128; default: bf16"
     parser.add_argument("--dtype", choices=("bf16", "fp32", "fp8"), default="bf16", help=text)
+    parser.add_argument("--adapter", action="store_true", help="the adapters alone, as PEFT loads them")
     parser.add_argument("--average", action="store_true", help="the moving average of the weights, not the weights")
 
 
@@ -53,20 +60,29 @@ def run(args: argparse.Namespace) -> int:
         model_type, context = once_published(manifest.meta)
         context = max(context, sequence_of(manifest), 1)
         model = model_of(manifest)
-        check_tensors(manifest, model, average=args.average)
+        base = base_of(folder, manifest)
+        check_tensors(manifest, model, average=args.average, base=base[1] if base else None)
         found = publication(model, context, model_type)
+        adapters = published_adapters(manifest, found.tensors) if args.adapter else ()
     except CheckpointError as error:
         return wrong(str(error), "name a run, or a checkpoint of one")
     except (ModelError, NoFamilyError) as error:
         return wrong(f"{args.checkpoint}: {error}")
     try:
-        return _write(args, folder, manifest, found, context)
+        return _write(args, folder, manifest, found, context, adapters)
     except OSError as error:
         wrong(f"{args.out} cannot be written: {reason(error)}")
         return refusal_code(error)
 
 
-def _write(args: argparse.Namespace, folder: Path, manifest: Manifest, found: Publication, context: int) -> int:
+def _write(
+    args: argparse.Namespace,
+    folder: Path,
+    manifest: Manifest,
+    found: Publication,
+    context: int,
+    adapters: tuple[Published, ...],
+) -> int:
     """Write everything beside DIR, then move it into place."""
     place = args.out.absolute()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
@@ -77,16 +93,20 @@ def _write(args: argparse.Namespace, folder: Path, manifest: Manifest, found: Pu
         new.mkdir()
         files, end = files_for(folder, manifest.meta.get("tokenizer"), context)
         config = with_format(found, args.dtype) | {"bos_token_id": None, "eos_token_id": end}
-        files = {CONFIG: (json.dumps(config, indent=2) + "\n").encode(), **files}
+        name = ADAPTER_CONFIG if adapters else CONFIG
+        config = adapter_config(manifest, adapters) if adapters else config
+        files = {name: (json.dumps(config, indent=2) + "\n").encode(), **files}
         for name, content in files.items():
             (new / name).write_bytes(content)
-        request = Export(str(folder.absolute()), str(new), found.tensors, args.dtype, args.average)
+        request = Export(str(folder.absolute()), str(new), adapters or found.tensors, args.dtype, args.average)
         tell = progress("export")
         code, result = ask(
             ["runtime.weights", "export"], pretty(request), lambda text: tell(text and f"weights {text}")
         )
         if code:
             return code
+        if adapters:
+            (new / ONE).rename(new / ADAPTER_WEIGHTS)
         put_folder(new, place)
     for note in _notes(found, has_tokenizer=len(files) > 1):
         say(f"note: {note}")

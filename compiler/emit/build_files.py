@@ -54,6 +54,8 @@ def contract_plan(
         overlap=_overlap(overlaps),
         memory=tuple(memory.total for memory in lowered.memories),
         buckets=tuple(_bucket(b, table) for b in plan.buckets),
+        frozen=tuple(_bucket(b, table) for b in plan.frozen),
+        adapter=recipe.adapter(spec.adapter),
         biases=tuple(_bias(r) for r in plan.replicas if r.role == "bias"),
         quantised=quantised,
         host=recipe.host(spec, lowered.memories),
@@ -94,7 +96,7 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
     index = int(site[1:])
     ffn = spec.model.ffn(index) if site.startswith("L") else spec.model.ffn(spec.model.num_layers - 1)
     assert isinstance(ffn, Moe)
-    params, rate = dict(router.params), ffn.balance.bias_rate
+    params, rate = dict(router.params), None if spec.adapter else ffn.balance.bias_rate
     balanced = any(metric == f"sequence_loss {site}" for metric, _ in stage.records)
     sent = spec.train.micro_batch * spec.train.sequence * ffn.top_k
     return contract.MoeLayer(
@@ -112,7 +114,7 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
 
 def _bucket(bucket: Bucket, table: Mapping[str, Replica]) -> contract.Bucket:
     rows = (table[name] for name in bucket.replicas)
-    parameters = tuple(contract.Parameter(r.name, r.tensor, r.shape, r.init, r.decay) for r in rows)
+    parameters = tuple(contract.Parameter(r.name, r.tensor, r.shape, r.init, r.decay, r.uniform) for r in rows)
     held_by = bucket.name, tuple(bucket.holders), bucket.stages
     return contract.Bucket(*held_by, parameters, bucket.owners, bucket.sites)
 
@@ -164,12 +166,15 @@ def plan_text(spec: Spec, lowered: Lowered, overlaps: Mapping[str, Overlap]) -> 
 def plan_head(spec: Spec, lowered: Lowered) -> list[str]:
     """Model, mesh and steps, a line each."""
     mesh, batches = lowered.plan.mesh, [batch for _, batch in lowered.batches]
-    trained = [r for r in lowered.plan.replicas if r.role == "parameter"]
-    in_mtp = sum(r.num_elements for r in trained if r.name.startswith("mtp."))
+    held = [r for r in lowered.plan.replicas if r.role in ("parameter", "frozen")]
+    trained = sum(r.num_elements for r in held if r.role == "parameter")
+    total = sum(r.num_elements for r in held)
+    in_mtp = sum(r.num_elements for r in held if r.name.startswith("mtp."))
     with_mtp = f", {in_mtp:,} of them of MTP alone" if in_mtp else ""
+    of_adapters = f"; trained are {trained:,} of adapters" if trained < total else ""
     sizes = f"{batches[0]:,}" if len(batches) == 1 else f"{batches[0]:,} to {batches[-1]:,}, {len(batches)} sizes"
     return [
-        f"{spec.name}: {spec.model.name}, {sum(r.num_elements for r in trained):,} parameters{with_mtp}",
+        f"{spec.name}: {spec.model.name}, {total:,} parameters{with_mtp}{of_adapters}",
         f"mesh: {mesh.world:,} rank{'s' * (mesh.world > 1)} = pipeline {mesh.pp} · data {mesh.dp} · tensor {mesh.tp}"
         f" · context {mesh.cp}, expert {mesh.ep}, zero {spec.parallel.zero}",
         f"steps: {lowered.num_steps:,}; sequences a step: {sizes}",

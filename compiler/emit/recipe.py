@@ -9,7 +9,7 @@ from typing import Any
 from compiler.dtypes import TORCH_DTYPE
 from compiler.spec_files import initial_weights_of
 from dsl.memory import HOST_PART, HOST_SLOTS, Memory, average_dtype
-from dsl.schema import Data, Model, Node, Phase, Precision, Quiet, Spec
+from dsl.schema import Data, Lora, Model, Node, Phase, Precision, Quiet, Spec
 from dsl.schema.base import as_tree, is_left_out
 from runtime import contract
 
@@ -98,6 +98,10 @@ def train(spec: Spec) -> contract.Train:
         ema=contract.Ema(average.decay, TORCH_DTYPE[average_dtype(spec.precision)]) if average else None,
         initial=initial_weights_of(spec),
     )
+
+
+def adapter(block: Lora | None) -> contract.Adapter | None:
+    return contract.Adapter(block.kind, block.rank, block.factor, block.on) if block else None
 
 
 def cluster(spec: Spec) -> tuple[contract.NodeKind, ...]:

@@ -128,13 +128,13 @@ def key_of(segment: Segment, num_sms: int, tools: str) -> str:
 
 
 def _function(function: Callable[..., Any]) -> list[object]:
-    """A layer's function by name, and the constants it is given. Its text is among `SOURCES`."""
+    """A layer's function by name, with the function that it is of, and the constants it is given. Its text is among
+    `SOURCES`."""
     whole = function if isinstance(function, partial) else partial(function)
     module, name = whole.func.__module__, whole.func.__qualname__
     found = getattr(sys.modules[module], name, None)
     assert module.startswith("compiler.layers.") and found is whole.func, f"{function} is no layer's"
-    assert not whole.args, function
-    return [module, name, sorted(whole.keywords.items())]
+    return [module, name, *map(_function, whole.args), sorted(whole.keywords.items())]
 
 
 def entry(key: str, code: SegmentCode) -> str:

@@ -11,7 +11,7 @@ from dsl.diagnostics import SpecError
 from dsl.load import load, split
 from dsl.schema import Spec
 from runtime.checkpoint.durable_files import num_published
-from runtime.checkpoint.loading import Checkpoint, published
+from runtime.checkpoint.loading import Checkpoint, published, with_base
 from runtime.checkpoint.loading import load as load_checkpoint
 from runtime.checkpoint.manifest_file import AT_STEP, MANIFEST, find_manifest
 from runtime.checkpoint.shard_manifest import CheckpointError
@@ -63,6 +63,7 @@ def find_source(argument: str, spec: str | None = None) -> Source:
             checkpoint, run = load_checkpoint(path), path.absolute().parent
         else:
             checkpoint, run = _of_run(path, step), path
+        checkpoint = with_base(checkpoint)
     except CheckpointError as error:
         raise InferenceError(str(error), "`dsc verify` says which checkpoints of a run are whole") from None
     here = run if (run / RESOLVED).is_file() else None

@@ -111,6 +111,7 @@ class Replica:
     init: float | None  # standard deviation; None: ones; a bias starts at zero
     decay: bool
     holders: Holders
+    uniform: bool = False  # whether first values are even between two bounds, or else normal
 
     @property
     def num_elements(self) -> int:
@@ -158,13 +159,19 @@ class Plan:
     stages: tuple[Stage, ...]
     cuts: Mapping[str, Cut] = field(repr=False)  # by site of use; equal segments share one
     replicas: tuple[Replica, ...]
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[Bucket, ...]  # of what is trained
+    frozen: tuple[Bucket, ...] = ()  # of weights that stay as they are: nothing of them is summed or updated
     assumptions: tuple[str, ...] = ()
     slots: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (tensor, place of each expert) of layers that are placed
     zero: int = 0  # 1: the holders of a bucket each update a part of it; 2 and 3: `Bucket.sites`
     sharded: Mapping[str, Sharded] = field(default_factory=dict, repr=False)  # by site of use
     overlap_reduce: bool = True  # whether gradients are summed under the backward
     averaged: bool = False  # whether evaluations are made with the moving average of the weights, too
+
+    @property
+    def held(self) -> tuple[Bucket, ...]:
+        """The buckets of all weights."""
+        return (*self.buckets, *self.frozen)
 
     @cached_property
     def uses(self) -> tuple[Use, ...]:

@@ -61,8 +61,9 @@ class Output:
     grad: bool = True
 
 
-# bias: a router's balancing bias, not trained by the optimizer; slots: which place of the layer each expert has
-Role = Literal["parameter", "bias", "slots"]
+# frozen: a weight that stays as it is; bias: a router's balancing bias, not trained by the optimizer; slots: which
+# place of the layer each expert has
+Role = Literal["parameter", "frozen", "bias", "slots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class Param:
     # Nothing that is traced or emitted depends on what follows, so segments that differ in it are one.
     role: Role = field(default="parameter", repr=False, compare=False)
     init: float | None = field(default=0.0, repr=False, compare=False)  # deviation of the first values; None: ones
+    uniform: bool = field(default=False, repr=False, compare=False)  # whether they are even between two bounds
     decay: bool = field(default=False, repr=False, compare=False)  # whether weight decay applies to it
 
 

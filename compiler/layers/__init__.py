@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from compiler import ir
 from compiler.dtypes import is_packed, packed_of
 from compiler.layers import attention, dense, ends, moe, mtp
+from compiler.layers.adapter import adapted, weight_of
 from compiler.layers.builder import Place
 from compiler.layers.value_dtypes import stored
 from dsl.schema.run import WIDEST_NORM_GRADIENT
@@ -26,14 +27,21 @@ class Layer:
     recompute: tuple[str, ...] = ()
     fused: tuple[str, ...] = ()
 
+    def path(self, param: str) -> str:
+        """The logical name of a parameter of its segment below its block; an adapter has that of its weight."""
+        weight = weight_of(param)
+        return self.parameters[weight] + param.removeprefix(weight)
+
     def build(self, place: Place) -> ir.Segment:
         """The segment at a place, its backward as the run wants it."""
         names = tuple(name for name in self.recompute if name in place.spec.recompute)
-        plain = self.plain(place)
+        plain, lora = self.plain(place), place.spec.adapter
+        plain = adapted(plain, lora) if lora else plain
         kept = stored(place, plain.kind)
         left = {*place.spec.unfused, *self.recompute} - {*names}  # what computes again is fused where that is asked for
         left |= set() if any(is_packed(dtype) and not packed_of(dtype).form for _, dtype in kept) else {"quantise"}
         left |= {"norm_gradient"} if place.D > WIDEST_NORM_GRADIENT else set()
+        left |= {"quantise", "norm_gradient"} if lora else set()  # adapters read the same values as they are
         fused = tuple(name for name in self.fused if name not in left)
         return replace(plain, recompute=names, stored=kept, fused=fused)
 

@@ -57,10 +57,12 @@ def _always(model: CutModel, steps: Iterable[Step], copies: int) -> dict[str, in
         quantised = {each.param: each.num_bytes for each in model.cuts[use.site].quantised}
         for param, (_, tensor) in zip(use.segment.params, use.params, strict=True):
             holders = copies * p.data // (p.expert if param.stack else 1)
-            elements = prod(param.shape) if param.grad else 0
+            frozen = param.role == "frozen"
+            elements = prod(param.shape) if param.grad or frozen else 0
             part = -(-elements // max(1, holders)) if p.zero else elements
             kept = [part if p.zero >= level else elements for level in (3, 2)]  # of weights, and of gradients
-            held = kept[0] * size.weights + kept[1] * size.gradients + part * size.optimizer
+            trained = 0 if frozen else kept[1] * size.gradients + part * size.optimizer
+            held = kept[0] * size.weights + trained
             found[tensor] = held + quantised.get(param.name, 0)
     return found
 

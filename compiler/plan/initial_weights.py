@@ -8,7 +8,7 @@ from typing import Any
 
 from compiler.plan.parameters import model_parameters, stored
 from dsl.schema import Spec
-from runtime.checkpoint.manifest_file import find_manifest
+from runtime.checkpoint.manifest_file import BASE, find_manifest
 from runtime.checkpoint.shard_manifest import CheckpointError, digest
 from runtime.contract import Initial
 
@@ -31,6 +31,9 @@ def initial_weights_for(spec: Spec, path: Path) -> Initial:
         found, manifest = find_manifest(path)
     except CheckpointError as error:
         raise InitialError(str(error), "name a checkpoint, or a folder of checkpoints, or a run") from None
+    if BASE in manifest.meta:
+        message = f"{found} has adapters alone, not the weights that they are beside"
+        raise InitialError(message, "merge them: `dsc export hf`, then `dsc import hf` of what that writes")
     held = {entry.name: entry.shape for shard in manifest.shards for entry in shard.entries}
     wanted = {stored(each): each.shape for each in model_parameters(spec.model)}
     wrong = [f"{_plain(name)} is missing" for name in wanted if name not in held]

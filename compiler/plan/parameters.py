@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from compiler import ir
+from compiler.layers.adapter import is_adapter
 from compiler.plan.blocks import Step, model_steps
 from dsl.counts import Parameters
 from dsl.schema import BUILT_IN, Model, Moe, Parallel, Spec, Train
@@ -24,6 +25,7 @@ class Tensor:
     init: float | None  # standard deviation; None: ones; a bias starts at zero
     decay: bool
     num_experts: int | None = None
+    uniform: bool = False
 
     def names(self) -> list[str]:
         """Names of the logical parameters: layers.3.ffn.experts.17.up is the one of expert 17."""
@@ -60,7 +62,7 @@ def tensors(spec: Spec, steps: Iterable[Step]) -> tuple[Tensor, ...]:
                 if name not in found:
                     found[name] = (param, _tensor(spec, param, name))
                 first = found[name][0]
-                alike = [(p.shape, p.role, p.init, p.decay) for p in (first, param)]
+                alike = [(p.shape, p.role, p.init, p.decay, p.uniform) for p in (first, param)]
                 assert alike[0] == alike[1], f"{name} is declared in two ways"
     return tuple(tensor for _, tensor in found.values())
 
@@ -94,10 +96,11 @@ def stored(parameter: Parameter) -> str:
 
 
 def counted(spec: Spec, steps: Iterable[Step]) -> Parameters:
-    """How many parameters a model has: the sums over what its layers declare. `steps`: those of the whole model."""
+    """How many parameters a model has: the sums over what its layers declare, without adapters. `steps`: those of the
+    whole model."""
     sizes, idle = Counter[str](), 0
     for row in tensors(spec, steps):
-        if row.role == "slots":
+        if row.role == "slots" or is_adapter(row.name):
             continue
         size, block = prod(row.shape), _part_of(row.name)
         sizes[block] += size * (row.num_experts or 1)
@@ -129,7 +132,7 @@ def _part_of(tensor: str) -> str:
 
 def _tensor(spec: Spec, param: ir.Param, name: str) -> Tensor:
     shape, experts = (param.shape[1:], _num_experts(spec, name)) if param.stack else (param.shape, None)
-    return Tensor(name, shape, param.role, param.init, param.decay, experts)
+    return Tensor(name, shape, param.role, param.init, param.decay, experts, param.uniform)
 
 
 def _num_experts(spec: Spec, tensor: str) -> int:

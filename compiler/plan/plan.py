@@ -21,6 +21,7 @@ from compiler.plan.stages import build_stages
 from compiler.spec_files import expert_placement_of
 from dsl.schema import Spec
 
+HELD = ("parameter", "frozen")  # roles of what lies in buckets
 Owners = Mapping[str, tuple[int, ...]]  # layers.3 → the expert rank of each of its experts
 
 
@@ -48,7 +49,8 @@ def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
     replicas = tuple(
         each for row in rows for each in replicas_of(row, ranks_of[users[row.name]], mesh, owned.get(row.name, ()))
     )
-    grouped = buckets(replicas, users, dividing_sites(stages, replicas, parallel.zero))
+    sites = dividing_sites(stages, replicas, parallel.zero)
+    grouped, frozen = (buckets([r for r in replicas if r.role == role], users, sites) for role in HELD)
     grouped = with_owners(grouped, replicas, spec.train.optimizer, parallel.zero)
     return Plan(
         mesh=mesh,
@@ -57,6 +59,7 @@ def make_plan(spec: Spec, cuts_by_key: CutsByKey = NO_CUTS) -> Plan:
         cuts=model.cuts,
         replicas=replicas,
         buckets=grouped,
+        frozen=frozen,
         assumptions=(
             *_assumptions(spec, len(stages), bool(owned)),
             *(expert_placement.evenness if expert_placement else ()),
@@ -122,21 +125,20 @@ def replicas_of(tensor: Tensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, own
         ranks = [Holders(pipeline_ranks, range(rank, mesh.dp, mesh.ep), mesh.dp) for rank in range(mesh.ep)]
         holders = [ranks[owner] for owner in owners]
     row = (tensor.shape, tensor.role, tensor.init, tensor.decay)
-    return [Replica(name, tensor.name, *row, held) for name, held in zip(names, holders, strict=True)]
+    return [Replica(name, tensor.name, *row, held, tensor.uniform) for name, held in zip(names, holders, strict=True)]
 
 
 def buckets(
     replicas: Sequence[Replica], stages: Mapping[str, tuple[int, ...]], sites: Mapping[str, tuple[str, ...]]
 ) -> tuple[Bucket, ...]:
-    """Trained parameters grouped by holders and stages, decayed ones first, in model order otherwise.
+    """Parameters grouped by holders and stages, decayed ones first, in model order otherwise.
 
     `stages`: those that use a tensor. `sites`: of tensors that their holders divide, the segments that read each; these
     are grouped by them, too.
     """
     grouped: dict[tuple[Holders, tuple[int, ...], tuple[str, ...]], list[Replica]] = defaultdict(list)
     for replica in replicas:
-        if replica.role == "parameter":
-            grouped[replica.holders, stages[replica.tensor], sites.get(replica.tensor, ())].append(replica)
+        grouped[replica.holders, stages[replica.tensor], sites.get(replica.tensor, ())].append(replica)
     return tuple(
         Bucket(members[0].name, holders, used_by, tuple(r.name for r in members), sites=read_by)
         for (holders, used_by, read_by), group in grouped.items()

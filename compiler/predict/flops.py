@@ -1,7 +1,8 @@
 """FLOPs of training on a token, by the definition that DeepSeek-V3's published MFU comes out exactly with.
 
-Three forwards of the main model, since a backward is two; counted from the ops of its segments, so that what a layer
-computes is what MFU is of. The definition is not all the work that a device does:
+Three forwards of the main model, since a backward is two, and two forwards of a product whose weight is not trained;
+counted from the ops of its segments, so that what a layer computes is what MFU is of. The definition is not all the
+work that a device does:
 
 - Products of activations with weights count, those of the gates (`linear_wide`) do not. No other op of a forward does
   but the attention core: norms, activations and the embedding, which is looked up, are left out.
@@ -19,7 +20,7 @@ from compiler.ir import Communication, Segment, Use
 from compiler.ops import kernel_class
 from compiler.predict.prediction import Flops
 from compiler.segments.interpret import interpret
-from compiler.segments.node_costs import costs
+from compiler.segments.node_costs import works_of
 
 PRODUCTS, CORE, GATE = ("gemm", "grouped_gemm"), "attention", "linear_wide"
 FORWARDS = 3  # a backward is two
@@ -28,7 +29,7 @@ FORWARDS = 3  # a backward is two
 def flops_per_token(steps: Iterable[Use | Communication], tokens: int) -> Flops:
     """FLOPs of one token. `steps`: those of a model whose micro-batch has so many tokens."""
     products = core = rows = 0
-    found: dict[Hashable, tuple[tuple[int, int], int]] = {}  # by the key of a segment
+    found: dict[Hashable, tuple[tuple[int, int], int]] = {}  # by the key of a segment; core: of a forward
     for step in steps:
         if isinstance(step, Communication):
             rows = int(step.sizes[0].shape[0]) if step.kind == "dispatch" else rows
@@ -39,16 +40,22 @@ def flops_per_token(steps: Iterable[Use | Communication], tokens: int) -> Flops:
             (fixed, by_row), of_core = found[key]
             products += fixed + by_row * rows
             core += of_core
-    return Flops(FORWARDS * (products + core) / tokens, FORWARDS * (products + 2 * core) / tokens)
+    return Flops((products + FORWARDS * core) / tokens, (products + 2 * FORWARDS * core) / tokens)
 
 
 def _forward(segment: Segment) -> tuple[tuple[int, int], int]:
-    """The FLOPs of the products of a segment, with those of a received row, and of its attention core.
+    """The FLOPs of the products of a segment, forward and backward, with those of a received row; and of a forward of
+    its attention core.
 
     Fusion, storage and recompute change no forward of this definition, so the segment is taken without them.
     """
     plain = replace(segment, recompute=(), remade=(), stored=(), fused=())
-    ops = [(op, work) for op, work in dict(costs(interpret(plain)))["F"].ops if op != GATE]
-    products = [work for op, work in ops if kernel_class(op) in PRODUCTS]
-    core = sum(work.flops for op, work in ops if kernel_class(op) == CORE)
-    return (sum(work.flops for work in products), sum(work.flops_row for work in products)), core
+    fixed = by_row = core = 0
+    frozen = {param.name for param in segment.params if not param.grad}
+    for phase, node, works in works_of(interpret(plain)):
+        for op, work in works if phase == "F" and node.op != GATE else ():
+            if kernel_class(op) in PRODUCTS:
+                times = FORWARDS - (node.reads[1] in frozen)
+                fixed, by_row = fixed + times * work.flops, by_row + times * work.flops_row
+            core += work.flops if kernel_class(op) == CORE else 0
+    return (fixed, by_row), core

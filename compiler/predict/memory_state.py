@@ -85,6 +85,9 @@ def kept_elements(spec: Spec, plan: Plan) -> Elements:
             weights[rank] += part if bucket.sites and spec.parallel.zero == 3 else part * parts
             gradients[rank] += part if bucket.sites else part * parts
             owned[rank] += part
+    for bucket in plan.frozen:
+        for rank in _pipeline_ranks(plan, bucket.holders):
+            weights[rank] += sum(map(elements.__getitem__, bucket.replicas))
     return Elements(weights, gradients, owned_at_most(plan, elements) if whole and spec.parallel.zero else owned)
 
 

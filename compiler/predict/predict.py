@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from compiler.ir import Plan, Program, Use
+from compiler.layers.adapter import is_adapter
 from compiler.lower import Lowering
 from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
 from compiler.plan.blocks import balanced_rows
 from compiler.plan.parameters import counted
+from compiler.plan.plan import HELD
 from compiler.predict.assumed import assumptions
 from compiler.predict.flops import flops_per_token
 from compiler.predict.interval import interval_of, rank_seconds
@@ -130,6 +133,7 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
         rates=" and ".join(dict.fromkeys(one.table for one in each)),
         parameters=counts.total,
         active_parameters=counts.active,
+        adapter_parameters=sum(replica.num_elements for replica in plan.replicas if is_adapter(replica.name)),
         flops=flops,
         step=step,
         mfu=mfu_of(flops, step, peak) if all(device.bf16 for _, device in devices) else None,
@@ -138,7 +142,7 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
         energy=energy_of([(n, device.name) for n, device in devices], hours),
         whole=whole,
         ranks=ranks,
-        stages=stage_rows(found.lowering, found.tensors),
+        stages=stage_rows(found.lowering),
         exchange=exchange_of(spec, each[0].experts),
         assumptions=assumptions(spec, plan, each, found.shared, ranks),
         devices_of_node=max(node.devices for _, node in spec.cluster.parts),
@@ -185,7 +189,7 @@ def whole_of(spec: Spec, step: Step) -> Whole:
     return Whole(spec.train.tokens, growth.steps_for(spec.train.tokens), seconds)
 
 
-def stage_rows(lowering: Lowering, tensors: Mapping[str, Tensor]) -> tuple[StageRow, ...]:
+def stage_rows(lowering: Lowering) -> tuple[StageRow, ...]:
     """What each stage runs, and who holds it; times are those on its first rank."""
     plan, rows = lowering.plan, []
     twins = twins_of(plan.stages)
@@ -198,8 +202,9 @@ def stage_rows(lowering: Lowering, tensors: Mapping[str, Tensor]) -> tuple[Stage
         twin = twins[stage.index][0], lowering.kinds[ranks[0]]
         if twin not in lanes:
             lanes[twin] = lane_seconds(lowering, *twin)
-        held = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
-        elements = sum(tensors[tensor].elements for tensor in held if tensor in tensors)
+        uses = [step for step in stage.steps if isinstance(step, Use)]
+        of = {name: param for use in uses for param, (_, name) in zip(use.segment.params, use.params, strict=True)}
+        elements = sum(prod(param.shape) for param in of.values() if param.role in HELD)
         rows.append(StageRow(stage.index, ranks, layers, others, *lanes[twin], elements))
     return tuple(rows)
 

@@ -192,6 +192,7 @@ class Prediction:
     rates: str  # which table they are from
     parameters: int
     active_parameters: int
+    adapter_parameters: int  # all that is trained beside the others; 0 where these are trained
     flops: Flops
     step: Step
     mfu: Flops | None  # the share of the BF16 peak, 0 to 1; None where a device has none

@@ -11,6 +11,7 @@ from compiler.emit.build_summary import parts_of
 from compiler.ir import Plan, Use
 from compiler.lower.estimate import rank_times
 from compiler.picture import panel_of
+from compiler.plan.plan import HELD
 from compiler.predict.comm_lane import lanes_of
 from compiler.predict.memory_run import measured_line
 from compiler.predict.predict import memories, predicted, timed_on
@@ -28,7 +29,7 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Re
     program = lowered.programs[f"train_{schedule.num_micro_batches}"]
     lanes = lanes_of(program, rank_times(lowered.lowering))
     found = timed_on(spec, lowered.lowering, schedule)
-    elements = {replica.name: replica.num_elements for replica in plan.replicas if replica.role == "parameter"}
+    elements = {replica.name: replica.num_elements for replica in plan.replicas if replica.role in HELD}
     held = _held(plan, elements)
     panel = panel_of(schedule, Costs(), lanes=lanes, timeline=found.timeline)
     idle = 1 - min(row.busy for row in panel.rows) / panel.makespan
@@ -80,7 +81,7 @@ def _stages(plan: Plan, elements: Mapping[str, int]) -> tuple[StageRow, ...]:
 def _held(plan: Plan, elements: Mapping[str, int]) -> tuple[int, ...]:
     """Parameters that data rank 0 of each pipeline rank holds: whole buckets, which have every parameter once."""
     firsts = [plan.mesh.rank(rank, 0) for rank in range(plan.mesh.pp)]
-    mine = [[bucket for bucket in plan.buckets if first in bucket.holders] for first in firsts]
+    mine = [[bucket for bucket in plan.held if first in bucket.holders] for first in firsts]
     return tuple(sum(elements[name] for bucket in buckets for name in bucket.replicas) for buckets in mine)
 
 
@@ -101,7 +102,7 @@ def _experts(plan: Plan) -> tuple[ExpertRow, ...]:
         return ()
     dp, ep = plan.mesh.dp, plan.mesh.ep
     rows: dict[int, set[int]] = defaultdict(set)
-    for bucket in plan.buckets:  # what is in one has the same holders
+    for bucket in plan.held:  # what is in one has the same holders
         numbers = {
             int(name.partition(".experts.")[2].partition(".")[0]) for name in bucket.replicas if ".experts." in name
         }

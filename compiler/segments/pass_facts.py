@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from compiler.dtypes import is_packed
 from compiler.ir import Segment
+from compiler.layers.adapter import is_adapter
 
 TILE = 128  # numbers of a tile of E4M3 or E5M6
 
 
-def attended(segment: Segment) -> int:
-    """Segments that begin with the sum of the residual stream and what attention gave."""
+def attended(segment: Segment) -> int | None:
+    """Segments that begin with the sum of the residual stream and what attention gave; norms may be behind those of
+    adapters, too."""
+    if any(is_adapter(param.name) for param in segment.params):
+        return None
     return segment.kind in ("dense", "router") and has_pre(segment)
 
 
@@ -35,8 +39,10 @@ def routed(segment: Segment, shared: bool) -> int:
     return segment.kind == "router" and read_twice == shared
 
 
-def logits(segment: Segment) -> int:
-    return segment.kind == "head" and "logits" in segment.recompute and "cap" not in dict(segment.constants)
+def logits(segment: Segment, trained: bool) -> int:
+    """Products of a head that are made block by block, with the gradient of its weight or without."""
+    whole = segment.kind == "head" and "logits" in segment.recompute and "cap" not in dict(segment.constants)
+    return whole and segment.params[0].grad == trained
 
 
 def scored(segment: Segment) -> bool:

@@ -39,9 +39,9 @@ class Pass:
     """`find`: nodes whose arguments and outputs are names of the pattern, each one value or constant throughout.
 
     `make` stands for them; what it does not give nobody else may read. `matches`: how many there are in a segment, or
-    None where that is not said: of values that activations without a kernel make, and that no norm is in front of. What
-    one node stands for is all of one function, F, I or W, unless it computes that `anew`. `applies`: whether a segment
-    has sizes for which there is a kernel; it is left as it is elsewhere.
+    None where that is not said: of values that activations without a kernel make, that no norm is in front of, or of
+    the sums of adapters. What one node stands for is all of one function, F, I or W, unless it computes that `anew`.
+    `applies`: whether a segment has sizes for which there is a kernel; it is left as it is elsewhere.
     """
 
     find: tuple[Node, ...]
@@ -159,6 +159,30 @@ def _norm_gradient(parts: str, remade: str) -> Pass:
     )
 
 
+# ---------------------------------------------------------------- the head
+
+
+def _logits(trained: bool) -> Pass:
+    """The product of the head and the loss of it, block by block, with their gradients."""
+    read = ("dloss", "h", "w", "targets", "lse")
+    return Pass(
+        find=(
+            Node("linear", ("h", "w"), ("logits",)),
+            Node("cross_entropy", ("logits", "targets"), ("loss", "lse")),
+            Node("cross_entropy_dgrad", ("dloss", "logits", "targets", "lse"), ("dlogits",)),
+            Node("linear_dgrad", ("dlogits", "w"), ("dh",)),
+            *((Node("linear_wgrad", ("dlogits", "h"), ("dw",)),) if trained else ()),
+        ),
+        make=(
+            Node("linear_cross_entropy", ("h", "w", "targets"), ("loss", "lse")),
+            Node("linear_cross_entropy_dgrad", read, ("dh",)),
+            *((Node("linear_cross_entropy_wgrad", read, ("dw",)),) if trained else ()),
+        ),
+        matches=lambda segment: logits(segment, trained),
+        anew=True,
+    )
+
+
 # ---------------------------------------------------------------- the table
 
 _ROUTED = ("gate", "expert")
@@ -231,24 +255,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
             matches=lambda segment: joined(segment, shared=False),
         ),
     ),
-    "logits": (
-        Pass(
-            find=(
-                Node("linear", ("h", "w"), ("logits",)),
-                Node("cross_entropy", ("logits", "targets"), ("loss", "lse")),
-                Node("cross_entropy_dgrad", ("dloss", "logits", "targets", "lse"), ("dlogits",)),
-                Node("linear_dgrad", ("dlogits", "w"), ("dh",)),
-                Node("linear_wgrad", ("dlogits", "h"), ("dw",)),
-            ),
-            make=(
-                Node("linear_cross_entropy", ("h", "w", "targets"), ("loss", "lse")),
-                Node("linear_cross_entropy_dgrad", ("dloss", "h", "w", "targets", "lse"), ("dh",)),
-                Node("linear_cross_entropy_wgrad", ("dloss", "h", "w", "targets", "lse"), ("dw",)),
-            ),
-            matches=logits,
-            anew=True,
-        ),
-    ),
+    "logits": (_logits(trained=True), _logits(trained=False)),
     "quantise": (
         *_activation("swiglu", ()),
         *_activation("gated_swiglu", ("gate",)),

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from compiler.ir import Segment
+from compiler.layers.adapter import B
 from compiler.ops import RULES, Tensor
 from compiler.segments.joint import COLUMNS, Joint, Node
 from compiler.segments.split import phases, view_nodes
@@ -32,8 +33,8 @@ ACTIVATIONS = (
     "relu2",
 )
 OPS = {"rmsnorm": ("rmsnorm", "head_rmsnorm"), "swiglu": ACTIVATIONS}
-WEIGHTS = {"mla_up": ("q_up", "kv_up")}  # the linear of this weight
-MOVING = ("cat2",)  # computes nothing: made again where all its parts are
+WEIGHTS = {"mla_up": ("q_up", "kv_up")}  # the linear of this weight, and the last of its adapter
+PUTTING = ("cat2", "add")  # computes next to nothing: made again where all its parts are
 AGAIN = "_again"
 
 
@@ -45,7 +46,8 @@ def is_named(segment: Segment, node: Node) -> bool:
         return False
     ops = {op for name in names for op in OPS.get(name, ())}
     weights = {weight for name in names for weight in WEIGHTS.get(name, ())}
-    return segment.kind in names or node.op in ops or (node.op == "linear" and node.args[1] in weights)
+    multiplied = node.reads[1].removesuffix(B) if node.op == "linear" else ""
+    return segment.kind in names or node.op in ops or multiplied in weights
 
 
 def recomputed(joint: Joint) -> Joint:
@@ -121,8 +123,8 @@ def _repeated(joint: Joint, forward: Sequence[Node], backward: Sequence[Node]) -
 
     makers: dict[str, Node] = {}  # of results; statistics alone are not worth it
     for node in forward:
-        moved = node.op in MOVING and all(base(value) in makers for value in node.reads)
-        if moved or is_named(joint.segment, node):
+        put = node.op in PUTTING and all(base(value) in makers for value in node.reads)
+        if put or is_named(joint.segment, node):
             results = node.outputs[: len(node.outputs) - RULES[node.op].hidden]
             makers |= {value: node for value in results if value not in held}
     found: list[Node] = []

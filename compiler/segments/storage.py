@@ -6,7 +6,9 @@ With operands of eight bits (arXiv 2412.19437, §3.3) every product reads quanti
 - what F keeps for a weight gradient is the quantised input, once, and not the input;
 - an input that is computed again is quantised again, and one that the backward reads anyway is kept as it is;
 - the input of a SwiGLU that is computed again is kept in eight bits; kernels that read it widen it as they go;
-- a gradient is quantised once, by rows for the input's gradient and by columns for the weight's: W gets the latter;
+- a gradient is quantised once, by rows for the input's gradient and by columns for the weight's: W gets the latter, if
+  the weight is trained;
+- products of adapters read values as they are;
 - what F quantised by rows, or came so from other ranks, W quantises again by columns;
 - what attention returns has scales that are powers of two, as rows on their way to experts have: in tiles of columns
   their numbers are the same then, but for those that become too small for eight bits.
@@ -24,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from compiler.dtypes import Packed, is_packed, packed_of, turned
+from compiler.layers.adapter import is_adapter
 from compiler.segments.joint import Joint, Node
 from compiler.segments.split import phases
 
@@ -38,8 +41,15 @@ def operand_weights(joint: Joint) -> tuple[str, ...]:
     """The parameters that products read in eight bits: a device holds each once more, quantised."""
     if "weights" not in dict(joint.segment.stored):
         return ()
-    read = {node.args[1] for node in joint.nodes if node.op in PRODUCTS}
+    read = {node.args[1] for node in joint.nodes if node.op in PRODUCTS and not is_wide(joint, node)}
     return tuple(param.name for param in joint.segment.params if param.name in read)
+
+
+def is_wide(joint: Joint, node: Node) -> bool:
+    """Whether a product stays in the dtype of activations: those of adapters do."""
+    if node.op.endswith("_wgrad"):
+        return any(is_adapter(name) and value in node.outputs for name, value in joint.weights)
+    return is_adapter(node.reads[1])
 
 
 def in_storage(joint: Joint) -> Joint:
@@ -107,7 +117,10 @@ class _Products:
         backward = [joint.nodes[index] for index, phase in where.items() if phase != "F"]
         self.forward = {index for index, phase in where.items() if phase == "F"}
         self.late = {value for node in backward for value in node.outputs}
-        self.wide = {value for node in backward for value in _read_wide(node)}
+        self.narrow = {node for node in joint.nodes if _base(node) in PRODUCTS and not is_wide(joint, node)}
+        self.wide = {value for node in backward for value in node.reads[self._operands(node) :]}
+        weighs = [node for node in self.narrow if node.op.endswith("_wgrad")]
+        self.by_columns = {node.reads[0] for node in weighs} if self.form is None else self.late
         self.gates = _kept_gates(backward) - self.late if self.form is None else set()
         self.exact = {value for node in joint.nodes if node.op in (*ATTENTION, "dequantise") for value in node.outputs}
         self.tensors = dict(joint.tensors)
@@ -115,10 +128,14 @@ class _Products:
         self.nodes: list[Node] = []
         self.again, self.early = list(joint.again), list(joint.early)
 
+    def _operands(self, node: Node) -> int:
+        """How many of the values that a node reads first are in few bits."""
+        return (2 if node.op.endswith("_wgrad") else 1) if node in self.narrow else 0
+
     def rewritten(self) -> Joint:
         for index, node in enumerate(self.joint.nodes):
             args = list(node.args)
-            if _base(node) in PRODUCTS:
+            if node in self.narrow:
                 first, second = node.reads[:2]
                 weighs = node.op.endswith("_wgrad")
                 args[0] = self._operand(first) if node.op in PRODUCTS else self._gradient(first, weighs)
@@ -179,18 +196,12 @@ class _Products:
     def _gradient(self, value: str, by_columns: bool) -> str:
         if is_packed(self.tensors[value].dtype):  # it came so
             return self._make("requantise", value, f"{value}_columns") if by_columns else value
-        rows = self._make("quantise_both", value, f"{value}_fp8")
+        rows = self._make("quantise_both" if value in self.by_columns else "quantise", value, f"{value}_fp8")
         return f"{value}_columns" if by_columns else rows
 
 
 def _base(node: Node) -> str:
     return node.op.removesuffix("_dgrad").removesuffix("_wgrad")
-
-
-def _read_wide(node: Node) -> tuple[str, ...]:
-    """What a node of the backward reads in its own dtype: all but the operands of products."""
-    operands = 0 if _base(node) not in PRODUCTS else 2 if node.op.endswith("_wgrad") else 1
-    return node.reads[operands:]
 
 
 def _kept_gates(backward: Sequence[Node]) -> set[str]:

@@ -61,10 +61,15 @@ def trace(segment: ir.Segment, ops: Any) -> Joint:
         leaves = [("gradient", i.name) for i in segment.inputs if i.grad]
         leaves += [("weight", p.name) for p in segment.params if p.grad]
         between = [(key, tensor) for key, tensor in recorder.results if tensor.requires_grad]
-        gradients = torch.autograd.grad(
-            [tensor for output, tensor in zip(segment.outputs, outputs, strict=True) if output.grad],
+        differentiable = [  # none, of an embedding that stays as it is
+            (tensor, by_name[f"d_{output.name}"])
+            for output, tensor in zip(segment.outputs, outputs, strict=True)
+            if output.grad and tensor.requires_grad
+        ]
+        gradients = differentiable and torch.autograd.grad(
+            [tensor for tensor, _ in differentiable],
             [*(by_name[name] for _, name in leaves), *(tensor for _, tensor in between)],
-            [by_name[f"d_{output.name}"] for output in segment.outputs if output.grad],
+            [tangent for _, tangent in differentiable],
             allow_unused=True,
         )
         labels[:] = [Label("output", output.name) for output in segment.outputs]

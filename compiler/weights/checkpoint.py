@@ -50,13 +50,18 @@ def sequence_of(manifest: Manifest) -> int:
     return value if type(value) is int and value > 0 else 0
 
 
-def check_tensors(manifest: Manifest, model: Model, *, average: bool) -> None:
-    """Raise ModelError where a checkpoint does not hold every tensor of its model, or of its moving average."""
-    held = {entry.name: entry.shape for shard in manifest.shards for entry in shard.entries}
+def check_tensors(manifest: Manifest, model: Model, *, average: bool, base: Manifest | None = None) -> None:
+    """Raise ModelError where a checkpoint does not hold every tensor of its model, or of its moving average.
+
+    `base`: of adapters, the weights that they are beside.
+    """
+    entries = [entry for each in (manifest, base) if each for shard in each.shards for entry in shard.entries]
+    held = {entry.name: entry.shape for entry in entries}
     wanted = {stored(each): each.shape for each in model_parameters(model)}
     if average:
-        wanted = {name.replace("weight/", f"{AVERAGE}/", 1): shape for name, shape in wanted.items()}
-        if not any(name.startswith(f"{AVERAGE}/") for name in held):
+        if base is None:
+            wanted = {name.replace("weight/", f"{AVERAGE}/", 1): shape for name, shape in wanted.items()}
+        if not any(entry.name.startswith(f"{AVERAGE}/") for shard in manifest.shards for entry in shard.entries):
             raise ModelError("it has no moving average of the weights: `ema { … }` of a run keeps one")
     if wrong := [name for name, shape in wanted.items() if held.get(name) != shape]:
         more = f" and {len(wrong) - MAX_SHOWN:,} more" if len(wrong) > MAX_SHOWN else ""

@@ -27,6 +27,7 @@ BOUNDS = {  # a bound → the rule, the edit
     "lt": ("less than {}", "a number below {}"),
     "min_length": ("at least {} character", "a path or a name"),
     "max_length": ("at most {} characters", "a shorter text"),
+    "least": ("at least {} word", "one or more, with commas between"),  # of a list
 }
 
 
@@ -347,6 +348,7 @@ def _build(context: Context, scope: Scope, cls: type[Node], values: dict[str, An
     for name, value in values.items():
         bound = broken_bound(fields_of(cls)[name], value)
         if bound is not None and name not in failed:
+            bound = ("least", bound[1]) if isinstance(value, tuple) else bound
             failed.add(name)
             _out_of_bounds(context, scope, name, fields_of(cls)[name].unit, *bound)
     context.failed |= {scope.at(name) for name in failed}

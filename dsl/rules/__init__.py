@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from dsl.diagnostics import Diagnostic, Note
-from dsl.rules import data, model, parallel, phases, precision, resources, training
+from dsl.rules import adapter, data, model, parallel, phases, precision, resources, training
 from dsl.rules.finding import Finding, Rule
 from dsl.schema import Spec
 from dsl.schema.paths import checked_paths
@@ -99,6 +99,11 @@ RULES: tuple[Row, ...] = (
         precision.unfused_ops_exist,
     ),
     (("data.chat", "data.tokenizer", "data.source", "data.documents"), data.conversations_can_be_read),
+    (("adapter", "train.initial"), adapter.adapters_are_beside_weights),
+    (("adapter", "parallel.zero", "parallel.data"), adapter.weights_are_whole),
+    (("adapter.on", "model"), adapter.adapted_matrices_exist),
+    (("adapter", "model"), adapter.rank_is_low),
+    (("adapter.on", "precision.dispatch", "precision.compute"), adapter.adapters_read_what_arrives),
     (("train.validate", "data.validation"), resources.validation_has_data),
     (("train.checkpoint.best", "train.checkpoint.every", "train.validate"), resources.best_is_measured),
     (("train.checkpoint.keep_every", "train.checkpoint.every"), resources.kept_checkpoints_are_saved),

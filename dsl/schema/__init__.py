@@ -1,5 +1,6 @@
 """The typed, frozen form of a spec. Every number has bounds; units are those of the fields' marks."""
 
+from dsl.schema.adapter import Lora
 from dsl.schema.attention import Gqa, HeadDim, LinearScaling, Llama3Scaling, Mla, Rope, YarnScaling
 from dsl.schema.base import Aliases, Choices, Derived, FilePath, Node, Phase, Quiet, Strict, Syntax, Unit, value_at
 from dsl.schema.cluster import Cluster, Device, Machine, More
@@ -37,6 +38,7 @@ __all__ = [
     "LayerRange",
     "LinearScaling",
     "Llama3Scaling",
+    "Lora",
     "Machine",
     "Mla",
     "Model",

@@ -8,7 +8,8 @@ from pydantic import Field, PrivateAttr
 
 from dsl.nodes import group_nodes, most_group_nodes
 from dsl.schedules import AUTO, CHUNKED, DEFAULT, DEFAULT_CHUNKS, NAMES, PLAIN, SUMMARIES, in_words
-from dsl.schema.base import Choices, Derived, FilePath, Node, Syntax
+from dsl.schema.adapter import Lora
+from dsl.schema.base import Choices, Derived, FilePath, Node, Quiet, Syntax
 from dsl.schema.cluster import Cluster
 from dsl.schema.model import Model
 from dsl.schema.parallel import Parallel
@@ -250,6 +251,14 @@ class Spec(Node):
             ],
         ),
     ]
+    adapter: Annotated[
+        Lora | None,
+        Quiet(),
+        Field(
+            description="what is trained beside the weights of `train.initial`, which stay as they are; none: these",
+            examples=["adapter lora { rank = 16, on = [q_up, kv_up, out] }"],
+        ),
+    ] = None
     data: Annotated[
         Data,
         Field(

@@ -8,6 +8,14 @@ from dsl.schedules import FACTS
 
 # A key of others → the path of the key that takes the same value here, without kinds of blocks.
 KEYS: dict[str, tuple[str, ...]] = {
+    # adapters
+    "r": ("adapter.rank",),
+    "lora_rank": ("adapter.rank",),
+    "lora_r": ("adapter.rank",),
+    "lora_alpha": ("adapter.alpha",),
+    "target_modules": ("adapter.on",),
+    "lora_target": ("adapter.on",),
+    "lora_target_modules": ("adapter.on",),
     # degrees of parallelism
     "pp": ("parallel.pipeline",),
     "pp_size": ("parallel.pipeline",),
@@ -353,7 +361,7 @@ ABSENT: dict[str, str] = {
         ),
         "nothing is dropped out": (
             "dropout", "dropout_rate", "attention_dropout", "attn_dropout", "hidden_dropout", "embedding_dropout",
-            "resid_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
+            "resid_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "lora_dropout",
         ),
         "queries, keys and values are not cut off": ("clip_qkv",),
         "norms are RMSNorms": ("norm_type", "layernorm"),

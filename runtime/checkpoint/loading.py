@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.durable_files import PUBLISHED
-from runtime.checkpoint.manifest_file import MANIFEST, manifests, read_manifest
+from runtime.checkpoint.manifest_file import MANIFEST, base_of, manifests, read_manifest
 from runtime.checkpoint.shard_manifest import CheckpointError, Entry, Manifest, Shard, shard_layout
 
 DTYPES = {
@@ -37,12 +37,14 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose manifest is sound. `refused`: newer ones that were not used, and why."""
+    """A checkpoint whose manifest is sound. `refused`: newer ones that were not used, and why. `base`: of adapters, the
+    checkpoint of the weights that they are beside, whose tensors are among those that are read here."""
 
     path: Path
     manifest: Manifest
     verified: bool  # every shard's sha256 was compared; else `read` compares those it opens
     refused: tuple[str, ...] = ()
+    base: Checkpoint | None = None
 
     @property
     def step(self) -> int:
@@ -59,7 +61,8 @@ class Checkpoint:
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Logical name → shape, of all tensors it holds."""
-        return {e.name: e.shape for shard in self.manifest.shards for e in shard.entries}
+        held = {e.name: e.shape for shard in self.manifest.shards for e in shard.entries}
+        return {**self.base.shapes, **held} if self.base else held
 
     @cached_property
     def _places(self) -> Mapping[str, list[tuple[int, Entry, int]]]:
@@ -73,6 +76,9 @@ class Checkpoint:
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Whole logical tensors, from whichever shards hold them. CheckpointError names a missing name or bad file."""
         wanted = dict.fromkeys(names)
+        if self.base and (beside := [name for name in wanted if name not in self._places]):
+            found = self.base.read(beside) | self.read(name for name in wanted if name in self._places)
+            return {name: found[name] for name in wanted}
         if missing := [name for name in wanted if name not in self._places]:
             raise CheckpointError(f"{self.path} holds no {', '.join(missing)}")
         by_shard: dict[int, list[tuple[Entry, int]]] = defaultdict(list)
@@ -122,6 +128,13 @@ def load(path: Path, *, verify: bool = True) -> Checkpoint:
         return found
     opened = Checkpoint(path, read_manifest(path), verified=False)
     return opened.verify() if verify else opened
+
+
+def with_base(checkpoint: Checkpoint) -> Checkpoint:
+    """A checkpoint of adapters with the weights that they are beside; any other one as it is. CheckpointError where
+    those weights are not there or not whole."""
+    found = base_of(checkpoint.path, checkpoint.manifest)
+    return replace(checkpoint, base=Checkpoint(*found, verified=False).verify()) if found else checkpoint
 
 
 def latest(folder: Path, *, verify: bool = True) -> Checkpoint | None:

@@ -5,16 +5,18 @@ A checkpoint is named by its own folder, or as the newest of a folder of checkpo
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.durable_files import PUBLISHED
-from runtime.checkpoint.shard_manifest import CheckpointError, Manifest, parse
+from runtime.checkpoint.shard_manifest import CheckpointError, Manifest, digest, parse
 from runtime.outcome import printable
 
 MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"  # of a run folder
+BASE = "base"  # key of a manifest: the checkpoint that adapters are beside
 AT_STEP = re.compile(r"(.+)@([0-9]{1,18})")
 _MAX_MANIFEST_BYTES = 1 << 30
 
@@ -38,6 +40,33 @@ def find_manifest(path: Path) -> tuple[Path, Manifest]:
         raise CheckpointError(f"there is no folder {path}")
     of_step = "" if step is None else f" of step {step:,}"
     raise CheckpointError("\n".join([f"{path} holds no checkpoint{of_step}", *refused]))
+
+
+def base_of(path: Path, manifest: Manifest) -> tuple[Path, Manifest] | None:
+    """The checkpoint of the weights that the adapters of one are beside, with its manifest; None of one without.
+
+    Raises CheckpointError where it is not there, or is another one.
+    """
+    base = manifest.meta.get(BASE)
+    if base is None:
+        return None
+    where, sha256 = (base.get(key) if isinstance(base, dict) else None for key in ("path", "sha256"))
+    if not isinstance(where, str) or not isinstance(sha256, str):
+        raise CheckpointError(f"{path / MANIFEST}: it does not say which weights its adapters are beside")
+    folder = Path(os.path.normpath(path.absolute().parent / where))
+    try:
+        found = read_manifest(folder)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} has adapters, and the weights that they are beside: {error}") from None
+    if digest(found) != sha256:
+        raise CheckpointError(f"{path} has adapters, and {printable(str(folder))} has other weights than theirs")
+    return folder, found
+
+
+def base_named(base: Path, manifest: Manifest, folder: Path) -> dict[str, str]:
+    """What the manifests in a folder of checkpoints say of the weights that their adapters are beside: `base_of` reads
+    it. The path begins in that folder, so that both may be moved together."""
+    return {"path": os.path.relpath(base, folder), "sha256": digest(manifest)}
 
 
 def manifests(folder: Path) -> tuple[list[tuple[Path, Manifest]], list[str]]:

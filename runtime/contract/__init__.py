@@ -19,6 +19,7 @@ from runtime.contract.mesh import Mesh, Opening
 from runtime.contract.nodes import NodeKind, node_kind
 from runtime.contract.overlap import BodyTimes, Overlap, ProgramTimes
 from runtime.contract.plan import (
+    Adapter,
     Batches,
     BatchGrowth,
     Chat,
@@ -53,6 +54,7 @@ from runtime.contract.programs import (
 )
 
 __all__ = [
+    "Adapter",
     "BatchGrowth",
     "Batches",
     "Bias",

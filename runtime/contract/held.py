@@ -35,6 +35,7 @@ class Parameter:
     shape: Shape
     init: Annotated[float, Range(0)] | None  # standard deviation; None: ones
     decay: bool
+    uniform: bool = False  # whether first values are even between two bounds, or else normal
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,16 @@ class Initial:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """What is trained beside frozen weights: W has `factor` · B · A added, A of `rank` rows, `on` these matrices."""
+
+    kind: Literal["lora"]
+    rank: Count
+    factor: Annotated[float, Range(0)]
+    on: tuple[Kind, ...]
+
+
+@dataclass(frozen=True)
 class Train:
     """Recipe of the run."""
 
@@ -284,6 +294,8 @@ class Plan:
     biases: tuple[Bias, ...]
     quantised: tuple[Quantised, ...] = ()
     host: Host = NO_HOST
+    frozen: tuple[Bucket, ...] = ()  # of weights that stay as they are
+    adapter: Adapter | None = None
 
     @staticmethod
     def from_json(text: str | bytes) -> Plan:
@@ -294,7 +306,7 @@ class Plan:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """All logical parameters."""
+        """All logical parameters that are trained."""
         return tuple(parameter for bucket in self.buckets for parameter in bucket.parameters)
 
     def gathers(self, bucket: Bucket) -> bool:
@@ -332,11 +344,13 @@ def _check_parts(plan: Plan) -> None:
     validate = plan.train.validate
     demand(not (validate and validate.ema and plan.train.ema is None), "train.validate.ema")
     demand(plan.buckets and all(bucket.parameters for bucket in plan.buckets), "buckets")
-    for part, rows in (("buckets", plan.buckets), ("biases", plan.biases)):
+    demand(bool(plan.frozen) == (plan.adapter is not None), "frozen")
+    demand(all(bucket.parameters and not bucket.owners for bucket in plan.frozen), "frozen")
+    for part, rows in (("buckets", plan.buckets), ("frozen", plan.frozen), ("biases", plan.biases)):
         for row in rows:
             holders = row.holders
             demand(holders and [*holders] == sorted({*holders}) and holders[-1] < mesh.world, f"{part}: holders")
-    tensors = {parameter.tensor for parameter in plan.parameters}
+    tensors = {each.tensor for bucket in (*plan.buckets, *plan.frozen) for each in bucket.parameters}
     demand(all(each.tensor in tensors and plan.zero < 3 for each in plan.quantised), "quantised")
     whole = plan.zero and plan.optimizer.unit == "matrix"
     for bucket in plan.buckets:

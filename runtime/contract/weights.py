@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from runtime.contract.numbers import Amount, Count
-from runtime.strict_json import Pattern, Tree, read
+from runtime.strict_json import FormError, Pattern, Tree, read
 
 Key = Annotated[str, Pattern(r"[A-Za-z0-9_.]{1,500}")]  # of a published tensor
 FileName = Annotated[str, Pattern(r"(?!\.)[A-Za-z0-9_.=+-]{1,255}")]  # in the folder of a published model
@@ -18,7 +18,18 @@ Path = Annotated[str, Pattern(r".{1,4096}")]
 Stored = Annotated[str, Pattern(r"(weight|bias)/[A-Za-z0-9_.]{1,500}")]  # of a tensor of a checkpoint
 Format = Literal["bf16", "fp32", "fp8"]
 # Files of a published model, and what is behind the name of a weight in blocks of FP8 in that of its scales.
+LORA = ("_lora_a", "_lora_b")  # behind the name of a weight in those of its adapter, A and B
 ONE, INDEX, SCALE = "model.safetensors", "model.safetensors.index.json", "_scale_inv"
+
+
+def factor_of(meta: Mapping[str, Any]) -> float:
+    """What B · A is multiplied by, by what a checkpoint of adapters says. Raises FormError."""
+    found: Any = meta
+    for key in ("plan", "adapter", "factor"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    if type(found) not in (int, float) or not 0 < found < float("inf"):
+        raise FormError("plan.adapter.factor: not what a checkpoint of adapters has there")
+    return float(found)
 
 
 @dataclass(frozen=True)

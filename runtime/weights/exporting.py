@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runtime.checkpoint.loading import Checkpoint, load
-from runtime.contract.weights import INDEX, ONE, SCALE, Export, Format, Published
+from runtime.checkpoint.loading import Checkpoint, load, with_base
+from runtime.contract.weights import INDEX, LORA, ONE, SCALE, Export, Format, Published, factor_of
 from runtime.ops.quantise import TILE
 from runtime.snapshot import AVERAGE
 from runtime.weights.convert import quantised, rows_of
@@ -29,7 +29,7 @@ def write_published(request: Export) -> dict[str, Any]:
 
     Raises CheckpointError where the checkpoint is not what was written.
     """
-    checkpoint, out = load(Path(request.checkpoint)), Path(request.out)
+    checkpoint, out = with_base(load(Path(request.checkpoint))), Path(request.out)
     groups = list(_files(request.tensors, request.format))
     names = [ONE] if len(groups) == 1 else [_numbered(i + 1, len(groups)) for i in range(len(groups))]
     report = reporting(len(request.tensors))
@@ -72,14 +72,27 @@ class Tensors:
         return {published.name: whole.to(dtype, copy=True).contiguous()}
 
     def _read(self, name: str) -> Tensor:
-        if self._request.average and name.startswith("weight/"):
-            name = name.replace("weight/", f"{AVERAGE}/", 1)
         if self._last[0] != name:
             self._last = ("", None)  # before the next one is read
-            self._last = (name, self._checkpoint.read([name])[name])
+            self._last = (name, self._merged(name))
         found = self._last[1]
         assert found is not None
         return found
+
+    def _merged(self, name: str) -> Tensor:
+        """A tensor of the checkpoint, with what its adapter adds: W + factor · B · A, a sum in FP32 or wider."""
+        a, b = (self._averaged(f"{name}{end}") for end in LORA)
+        if a not in self._checkpoint.shapes:
+            trained = self._checkpoint.base is None or name.endswith(LORA)
+            name = self._averaged(name) if trained else name
+            return self._checkpoint.read([name])[name]
+        of = self._checkpoint.read([name, a, b])
+        wide = torch.promote_types(of[name].dtype, torch.float32)
+        return of[name].to(wide).addmm(of[b].to(wide), of[a].to(wide), alpha=factor_of(self._checkpoint.meta))
+
+    def _averaged(self, name: str) -> str:
+        """The name of a tensor, or that of its moving average where that is asked for."""
+        return name.replace("weight/", f"{AVERAGE}/", 1) if self._request.average else name
 
 
 def _files(tensors: Sequence[Published], format: Format) -> Iterator[list[Published]]:

@@ -86,8 +86,9 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
     trainer = Trainer(build, rank, samples, samples, board, Endpoint(transport=transport, checked=True))
     Recorded(trainer)
     count = plan.batches[0][1] // (plan.mesh.dp * plan.train.micro_batch)
-    for bucket, entry in trainer.state.entries():
-        bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
+    for bucket in trainer.state.held:
+        for entry in bucket.entries:
+            bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)))
     for name, bias in trainer.state.biases.items():
         bias.copy_(torch.from_numpy(weight(name, tuple(bias.shape))))
     result: dict[str, Tensor] = {}
@@ -107,6 +108,8 @@ def train(build: Build, rank: int, board: Board, trace: Trace, transport: Transp
     with nothing_else(trainer, f"evaluate_{count}", plan.train.validate.batches):
         validation = trainer.evaluate()
     result |= logical(trainer, "weight", "parameters")
+    for bucket in trainer.state.frozen:
+        result |= {f"frozen/{e.name}": bucket.parameters[e.start : e.end].view(e.shape).clone() for e in bucket.entries}
     result |= {f"bias/{name}": bias.clone() for name, bias in trainer.state.biases.items()}
     result["rows"] = torch.tensor(rows, dtype=torch.float64)
     losses = [validation["validation_loss"], validation.get("validation_mtp_loss", 0.0)]

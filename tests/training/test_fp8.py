@@ -21,7 +21,7 @@ from torch import Tensor
 
 from compiler.build import compile_spec, write_build
 from compiler.emit.segment_cache import Segments
-from dsl.schema import BUILT_IN, Batch, Dense, HeadDim, Mla, Rope, Spec
+from dsl.schema import BUILT_IN, Batch, Dense, HeadDim, Lora, Mla, Rope, Spec
 from dsl.schema.run import Fusion
 from runtime.build import Build
 from runtime.launch.heartbeat import Board
@@ -74,8 +74,9 @@ def step(folder: Path, how: Rounding | None) -> dict[str, Tensor]:
     build = Build.open(folder)
     samples = RandomSamples(61, build.plan.train.sequence)
     trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
-    for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
-        bucket.set_weight(entry, value_of(entry.name, entry.shape))
+    for bucket in trainer.state.held:
+        for entry in bucket.entries:
+            bucket.set_weight(entry, value_of(entry.name, entry.shape))
     for name, bias in trainer.state.biases.items():
         bias.copy_(value_of(name, tuple(bias.shape)))
     gradients = trainer.state.gradients
@@ -173,12 +174,24 @@ def off(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]
     ],
 )
 def test_a_step_is_off_by_its_roundings(tmp_path: Path, traced: Segments, attention: str, recompute: str) -> None:
-    of = chosen(attention, recompute=recompute)
+    hold_to_roundings(tmp_path, traced, chosen(attention, recompute=recompute), chosen(attention, "fp64"))
+
+
+@pytest.mark.parametrize("recompute", ["nothing", PUBLISHED])
+def test_adapters_beside_products_in_eight_bits(tmp_path: Path, traced: Segments, recompute: str) -> None:
+    """Products of weights that stay are quantised as ever, those of adapters not at all."""
+    lora = Lora(rank=4, alpha=6.0, on=("q_down", "q_up", "kv_up", "out", "up", "down", "projection"))
+    of, wide = chosen(recompute=recompute), chosen(precision="fp64")
+    hold_to_roundings(tmp_path, traced, *(each.model_copy(update={"adapter": lora}) for each in (of, wide)))
+
+
+def hold_to_roundings(tmp_path: Path, traced: Segments, of: Spec, exactly: Spec) -> None:
+    """A step of a spec is off by its roundings; `exactly`: the same in FP64."""
     apart = of.model_copy(update={"unfused": get_args(Fusion)})  # each rounding is between ops
     found = step(built(tmp_path / "fused", of, traced), None)
     folder = built(tmp_path / "apart", apart, traced)
     assert max(off(step(folder, None), found).values()) == 0.0, "a fused op rounds where its parts do"
     exact = step(folder, False)
-    wide = step(built(tmp_path / "wide", chosen(attention, "fp64"), traced), None)
+    wide = step(built(tmp_path / "wide", exactly, traced), None)
     assert max(off(exact, wide).values()) < 1e-6  # losses are scaled by constants of FP32
     Roundings.of(folder, exact).hold(found)

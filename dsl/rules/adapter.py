@@ -1,0 +1,109 @@
+"""Adapters: what they are beside, and the matrices that they are on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dsl.diagnostics import listed
+from dsl.rules.finding import Finding
+from dsl.schema import Dense, Gqa, Mla, Model, Moe, Spec
+from dsl.schema.model import is_gated
+
+Extents = tuple[int, int]  # rows and columns of a matrix
+EXPERTS = ("expert_up", "expert_down")
+
+
+def adapters_are_beside_weights(spec: Spec) -> Iterator[Finding]:
+    """What is not trained comes from somewhere: weights of random numbers would stay random."""
+    if spec.adapter is not None and spec.train.initial is None:
+        message = "adapters are trained beside weights that stay as they are, and the run has none to begin with"
+        hint = 'name their checkpoint in `train`: `initial = "llama.weights"`; `dsc import hf` makes one'
+        yield Finding("E0940", message, "adapter", hint)
+
+
+def adapted_matrices_exist(spec: Spec) -> Iterator[Finding]:
+    """Each of the names in `on` is of a matrix that some layer has."""
+    if spec.adapter is None:
+        return
+    on, there = spec.adapter.on, matrices_of(spec.model)
+    lost: list[str] = [name for name in on if name not in there]
+    if lost:
+        kept: list[str] = [name for name in on if name in there] or [*there]
+        message = f"adapters are on {listed(lost, 'and')}, which no layer of model {spec.model.name} has"
+        hint = f"write `on = [{', '.join(kept)}]`; the model has {listed([*there], 'and')}"
+        yield Finding("E0941", message, "adapter.on", hint, (("the model", "model"),))
+
+
+def rank_is_low(spec: Spec) -> Iterator[Finding]:
+    """B · A of more than the smaller extent of a matrix has more numbers than the matrix, and is no more general."""
+    if spec.adapter is None:
+        return
+    there = matrices_of(spec.model)
+    sizes = [(min(extents), extents, name) for name in spec.adapter.on for extents in there.get(name, ())]
+    least, (rows, columns), name = min(sizes, default=(spec.adapter.rank, (0, 0), ""))
+    if spec.adapter.rank > least:
+        message = (
+            f"rank = {spec.adapter.rank:,} is more than the smaller extent of {name}, a matrix {rows:,} × {columns:,}"
+        )
+        yield Finding("E0942", message, "adapter.rank", f"write `rank = {least}` or less", (("the model", "model"),))
+
+
+def adapters_read_what_arrives(spec: Spec) -> Iterator[Finding]:
+    """Adapters compute in the dtype of activations: rows that come to experts in eight bits are not in it."""
+    lora, precision = spec.adapter, spec.precision
+    if lora is None:
+        return
+    if precision.dispatch != precision.compute and {*lora.on} & {*EXPERTS}:
+        message = f"experts get their rows in {precision.dispatch}, and adapters read them in {precision.compute}"
+        kept = [name for name in lora.on if name not in EXPERTS]
+        hint = f"write `on = [{', '.join(kept)}]`, or `precision = bf16`" if kept else "write `precision = bf16`"
+        yield Finding("E0943", message, "adapter.on", hint, (("the precision", "precision"),))
+
+
+def weights_are_whole(spec: Spec) -> Iterator[Finding]:
+    """Weights that stay as they are lie whole on each of their holders."""
+    if spec.adapter is not None and spec.parallel.zero == 3 and spec.parallel.data > 1:
+        message = (
+            "zero = 3 divides weights that are trained; beside adapters, weights stay as they are, whole on each rank"
+        )
+        note = (("the adapters", "adapter"),)
+        yield Finding("E0944", message, "parallel.zero", "write `zero = 2`, and more pipeline or expert ranks", note)
+
+
+def matrices_of(model: Model) -> dict[str, set[Extents]]:
+    """The matrices that may have an adapter, by their names in `on`, and the extents [out, in] of each."""
+    found: dict[str, set[Extents]] = {}
+    for span in model.layers:
+        for name, extents in (*_attention(span.attention or model.attention, model), *_ffn(span.ffn, model.hidden)):
+            found.setdefault(name, set()).add(extents)
+    if model.mtp:
+        found["projection"] = {(model.hidden, 2 * model.hidden)}
+    return found
+
+
+def _attention(sizes: Mla | Gqa, model: Model) -> Iterator[tuple[str, Extents]]:
+    D = model.hidden
+    if isinstance(sizes, Gqa):
+        yield "qkv", ((sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim, D)
+        yield "out", (D, sizes.heads * sizes.head_dim)
+        return
+    nope, rope, value = sizes.head_dim.nope, sizes.head_dim.rope, sizes.head_dim.value
+    if sizes.query_rank:
+        yield "q_down", (sizes.query_rank, D)
+        yield "q_up", (sizes.heads * (nope + rope), sizes.query_rank)
+    else:
+        yield "q", (sizes.heads * (nope + rope), D)
+    yield "kv_down", (sizes.kv_rank + rope, D)
+    yield "kv_up", (sizes.heads * (nope + value), sizes.kv_rank)
+    yield "out", (D, sizes.heads * value)
+
+
+def _ffn(ffn: Dense | Moe, D: int) -> Iterator[tuple[str, Extents]]:
+    wide = 2 if is_gated(ffn) else 1
+    if isinstance(ffn, Moe):
+        yield "expert_up", (wide * ffn.inner, D)
+        yield "expert_down", (D, ffn.inner)
+    inner = ffn.inner if isinstance(ffn, Dense) else (ffn.shared_inner or ffn.inner) * ffn.shared
+    if inner:
+        yield "up", (wide * inner, D)
+        yield "down", (D, inner)
