@@ -36,6 +36,7 @@ SOAK = (
     Row("tests/training/test_formats.py::test_the_loss", 2),
     Row("tests/training/test_fp8_meshes.py::test_proven_peak", 2),
     Row("tests/training/test_fp8.py::test_a_step", 3),
+    Row("tests/training/test_fp8.py::test_adapters", 2),
     Row("tests/training/test_fp8_meshes.py::test_a_step_on_any_mesh", 2),
     # Runs on real processes: each kind of fault and each schedule once in `test`, all combinations in `soak`.
     Row("tests/runs/test_failures.py::test_ended_while", 3),
@@ -95,6 +96,7 @@ SOAK = (
     Row("tests/segments/test_fuse.py", 3),
     Row("tests/segments/test_recompute.py", 3),
     Row("tests/specs/test_trains.py::test_trains", 4),
+    Row("tests/training/test_adapters.py::test_training", 2),
     Row("tests/training/test_bf16.py", 6),
     Row("tests/training/test_differential.py", 3),
     Row("tests/training/test_memory.py", 3),

@@ -354,9 +354,8 @@ def test_a_key_tells_type_bounds_default_and_rules() -> None:
 
 @pytest.mark.usefixtures("place")
 def test_overrides_that_are_shown_are_taken() -> None:
-    Path(FILE).write_text(
-        'import "deepseek-v3.dsc"\nrun mine extends pretrain { train { validate { every = 9 } } }\n', "utf-8"
-    )
+    blocks = 'train { validate { every = 9 }, initial = "v3" }, adapter lora { rank = 1, on = [out] }'
+    Path(FILE).write_text(f'import "deepseek-v3.dsc"\nrun mine extends pretrain {{ {blocks} }}\n', "utf-8")
     shown = {
         key: dict(topic.facts).get("override", ("",))[0] for key in keys() for topic in find(key) if topic.name == key
     }
