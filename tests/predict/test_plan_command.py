@@ -40,7 +40,7 @@ def test_the_document_has_its_form(name: str, capsys: Captured) -> None:
 def test_v3_is_planned_though_it_does_not_train_yet(capsys: Captured) -> None:
     assert main(["plan", V3, "--format", "json"]) == 0
     found = parsed(capsys.readouterr().out, "plan")
-    assert found["parameters"] == {"total": 671_026_419_200, "active": 37_552_297_472}
+    assert found["parameters"] == {"total": 671_026_419_200, "active": 37_552_297_472, "adapters": 0}
     assert found["cluster"] == {"name": "h800_2048", "devices": 2048, "device": "h800"}
     assert found["memory"]["fits"]
     assert found["cost"]["usd_per_device_hour"] == 2
