@@ -67,8 +67,13 @@ def attention_parameters(model: Model, attention: Mla | Gqa) -> int:
 
 
 def expert_parameters(moe: Moe, hidden: int) -> int:
-    """Parameters of one routed expert of width I: 3·D·I, or 2·D·I where the activation has no gate."""
-    return _products(moe) * hidden * moe.inner
+    """Parameters of one routed expert of width I: 3·D·I, or 2·D·I where the activation has no gate, and its biases."""
+    return _network(moe, hidden, moe.inner)
+
+
+def _network(ffn: Dense | Moe, D: int, inner: int) -> int:
+    """Parameters of a network from D to `inner` and back; a bias for every column that it gives."""
+    return _products(ffn) * D * inner + (((_products(ffn) - 1) * inner + D) if ffn.bias else 0)
 
 
 def _products(ffn: Dense | Moe) -> int:
@@ -140,11 +145,13 @@ def _mla(mla: Mla, D: int) -> int:
 
 def _ffn(ffn: Dense | Moe, D: int) -> int:
     """Dense 3·D·I; MoE: E routed and the shared experts, a gate D·E and its bias (arXiv 2412.19437, §2.1.2), and a gate
-    D of the shared experts; 2·D·I for 3·D·I where an activation has no gate."""
+    D of the shared experts; 2·D·I for 3·D·I where an activation has no gate. All shared experts are one network."""
     if isinstance(ffn, Dense):
-        return _products(ffn) * D * ffn.inner
-    shared = ffn.shared * _products(ffn) * D * (ffn.shared_inner or ffn.inner) + (D if _has_shared_gate(ffn) else 0)
-    return ffn.experts * expert_parameters(ffn, D) + shared + D * ffn.experts + bias_parameters(ffn)
+        return _network(ffn, D, ffn.inner)
+    inner = ffn.shared * (ffn.shared_inner or ffn.inner)
+    shared = (_network(ffn, D, inner) if ffn.shared else 0) + (D if _has_shared_gate(ffn) else 0)
+    router = D * ffn.experts + (ffn.experts if ffn.router_bias else 0) + bias_parameters(ffn)
+    return ffn.experts * expert_parameters(ffn, D) + shared + router
 
 
 def _has_shared_gate(moe: Moe) -> bool:

@@ -18,10 +18,11 @@ from dsl.formats import FP8, PRODUCTS
 __all__ = ["KERNELS", "ON_TORCH", "KernelFile", "emit_kernel"]
 
 # Ops that run on torch on every device: products that cuBLAS does, and what torch adds, sums, joins and views. The
-# gradient of sinks is a sum of one number for each query and head. Attention with a window, sinks or a softcap has no
-# kernel yet.
+# gradient of sinks is a sum of one number for each query and head; biases of experts are looked up by row. Attention
+# with a window, sinks or a softcap has no kernel yet.
 ON_TORCH = (
-    *("add", "bias", "bias_wgrad_", "cat2", "columns", "linear", "linear_dgrad", "linear_wgrad_"),
+    *("add", "add_bias", "add_bias_wgrad_", "cat2", "columns", "linear", "linear_dgrad", "linear_wgrad_"),
+    *("add_grouped_bias", "add_grouped_bias_dgrad", "add_grouped_bias_wgrad_"),
     *("linear_wide", "linear_wide_dgrad", "linear_wide_wgrad_", "bounded_attention_wgrad_"),
     *("bounded_attention", "bounded_attention_dgrad"),
     # Activations and scores that no DeepSeek model before V4 has: elementwise, and of one input alone.

@@ -25,11 +25,12 @@ def times_gate(ops: Any, h_RM: Any, gate_R: Any, activation: str, limit: float, 
 
 
 def constants_of(ffn: Dense | Moe) -> dict[str, float | str]:
-    """What a segment says of its activation; nothing where that is a SwiGLU."""
+    """What a segment says of its activation and of its biases; nothing where that is a SwiGLU without any."""
+    biased = {"biased": True} if ffn.bias else {}
     if ffn.clamp is not None:
         clamp = ffn.clamp
-        return {"activation": CLAMPED, "limit": clamp.limit, "alpha": clamp.alpha, "shift": clamp.shift}
-    return {} if ffn.activation == "swiglu" else {"activation": ffn.activation}
+        return {"activation": CLAMPED, "limit": clamp.limit, "alpha": clamp.alpha, "shift": clamp.shift, **biased}
+    return biased if ffn.activation == "swiglu" else {"activation": ffn.activation, **biased}
 
 
 def up_width(ffn: Dense | Moe, inner: int) -> int:

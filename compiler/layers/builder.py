@@ -78,9 +78,11 @@ class Place:
         """The gain of a norm: ones at first, and not decayed."""
         return ir.Param(name, (width,), TORCH_DTYPE[self.spec.precision.parameter], grad=grad, init=None)
 
-    def vector(self, name: str, width: int, init: float = 0.0) -> ir.Param:
-        """A bias or a logit for each of `width`: of deviation `init` at first, and not decayed."""
-        return ir.Param(name, (width,), TORCH_DTYPE[self.spec.precision.parameter], init=init)
+    def vector(self, name: str, width: int, init: float = 0.0, stack: int = 0) -> ir.Param:
+        """A bias or a logit for each of `width`: of deviation `init` at first, and not decayed. Of `stack` > 0 experts,
+        each of `width`."""
+        shape, dtype = (stack, width) if stack else (width,), TORCH_DTYPE[self.spec.precision.parameter]
+        return ir.Param(name, shape, dtype, stack, init=init)
 
     def input(self, name: str, *shape: int | str) -> ir.Input:
         """An activation."""

@@ -7,10 +7,11 @@ from typing import Any
 from compiler import ir
 from compiler.layers.activation import activated, constants_of, up_width
 from compiler.layers.builder import Place, segment
+from compiler.layers.linear import linear, named, weights
 from compiler.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
 from dsl.schema import Dense
 
-PARAMETERS = {"norm": "ffn.norm", "up": "ffn.up", "down": "ffn.down", "post_norm": "ffn.post_norm"}
+PARAMETERS = named({"norm": "ffn.norm", "up": "ffn.up", "down": "ffn.down", "post_norm": "ffn.post_norm"}, "up", "down")
 
 
 def dense(
@@ -24,6 +25,7 @@ def dense(
     limit: float = 0.0,
     alpha: float = 0.0,
     shift: float = 0.0,
+    biased: bool = False,
     pre: bool = True,
     post: bool = False,
     factor: float = 1.0,
@@ -31,8 +33,8 @@ def dense(
     """residual + down(act(up(rmsnorm(residual)))), the residual being h + y, of which attention gave y."""
     residual_TD = ops.add(h_TD, y_TD)
     x_TD = entering(ops, p, residual_TD, eps, pre)
-    act_TI = activated(ops, ops.linear(x_TD, p.up), activation, limit, alpha, shift)
-    return (ops.add(residual_TD, leaving(ops, p, ops.linear(act_TI, p.down), eps, post, factor)),)
+    act_TI = activated(ops, linear(ops, p, "up", x_TD, biased), activation, limit, alpha, shift)
+    return (ops.add(residual_TD, leaving(ops, p, linear(ops, p, "down", act_TI, biased), eps, post, factor)),)
 
 
 def build(place: Place) -> ir.Segment:
@@ -43,8 +45,8 @@ def build(place: Place) -> ir.Segment:
         dense,
         (
             *pre_gain(place),
-            place.weight("up", up_width(ffn, ffn.inner), D),
-            place.weight("down", D, ffn.inner),
+            *weights(place, "up", up_width(ffn, ffn.inner), D, ffn.bias),
+            *weights(place, "down", D, ffn.inner, ffn.bias),
             *post_gain(place),
         ),
         (place.input("h", place.T, D), place.input("y", place.T, D)),

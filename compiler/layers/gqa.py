@@ -12,21 +12,13 @@ from typing import Any
 
 from compiler import ir
 from compiler.layers.builder import Constant, Place, segment
+from compiler.layers.linear import linear, named, weights
 from compiler.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
 from compiler.layers.rotation import Rotation, constants, rotated
 from dsl.schema import Gqa
 
-PARAMETERS = {
-    "norm": "attention.norm",
-    "qkv": "attention.qkv",
-    "qkv_bias": "attention.qkv_bias",
-    "q_norm": "attention.q_norm",
-    "k_norm": "attention.k_norm",
-    "sinks": "attention.sinks",
-    "out": "attention.out",
-    "post_norm": "attention.post_norm",
-    "out_bias": "attention.out_bias",
-}
+NAMES = ("norm", "qkv", "q_norm", "k_norm", "sinks", "out", "post_norm")
+PARAMETERS = named({name: f"attention.{name}" for name in NAMES}, "qkv", "out")
 
 
 def gqa(
@@ -58,9 +50,7 @@ def gqa(
     `starts_T`: where documents begin, if sequences hold several.
     """
     x_TD = entering(ops, p, h_TD, eps, pre)
-    qkv_T = ops.linear(x_TD, p.qkv)
-    if biased:
-        qkv_T = ops.bias(qkv_T, p.qkv_bias)
+    qkv_T = linear(ops, p, "qkv", x_TD, biased)
     q_T, kv_T = ops.split2(qkv_T, heads * head_dim)
     k_T, v_T = ops.split2(kv_T, kv_heads * head_dim)
     if qk_norm:
@@ -73,14 +63,11 @@ def gqa(
         o_T = ops.bounded_attention(q_T, k_T, v_T, logits, *sizes, *starts_T)
     else:
         o_T = ops.gqa_attention(q_T, k_T, v_T, sequence, heads, kv_heads, theta, *starts_T)
-    y_TD = ops.linear(o_T, p.out)
-    if out_biased:
-        y_TD = ops.bias(y_TD, p.out_bias)
-    return h_TD, leaving(ops, p, y_TD, eps, post, factor)
+    return h_TD, leaving(ops, p, linear(ops, p, "out", o_T, out_biased), eps, post, factor)
 
 
 def build(place: Place, sizes: Gqa) -> ir.Segment:
-    D, C, weight, gain, vector = place.D, sizes.head_dim, place.weight, place.gain, place.vector
+    D, C = place.D, sizes.head_dim
     width = (sizes.heads + 2 * sizes.kv_heads) * C
     normed = {"head": (C, C), "width": (sizes.heads * C, sizes.kv_heads * C)}
     return segment(
@@ -88,12 +75,10 @@ def build(place: Place, sizes: Gqa) -> ir.Segment:
         gqa,
         (
             *pre_gain(place),
-            weight("qkv", width, D),
-            *((vector("qkv_bias", width),) if sizes.bias else ()),
-            *(map(gain, ("q_norm", "k_norm"), normed[sizes.qk_norm]) if sizes.qk_norm else ()),
-            *((vector("sinks", sizes.heads, place.model.init_std),) if sizes.sinks else ()),
-            weight("out", D, sizes.heads * C),
-            *((vector("out_bias", D),) if sizes.bias == "all" else ()),
+            *weights(place, "qkv", width, D, sizes.bias is not None),
+            *(map(place.gain, ("q_norm", "k_norm"), normed[sizes.qk_norm]) if sizes.qk_norm else ()),
+            *((place.vector("sinks", sizes.heads, place.model.init_std),) if sizes.sinks else ()),
+            *weights(place, "out", D, sizes.heads * C, sizes.bias == "all"),
             *post_gain(place),
         ),
         (place.input("h", place.T, D), *place.starts),

@@ -14,22 +14,21 @@ from compiler import ir
 from compiler.dtypes import TORCH_DTYPE
 from compiler.layers.activation import activated, constants_of, times_gate, up_width
 from compiler.layers.builder import Place, index, segment
+from compiler.layers.linear import grouped_linear, linear, named, weights
 from compiler.layers.residual import entering, entrance, exit_of, has_post, has_pre, leaving, post_gain, pre_gain
 
 ROUTER_PARAMETERS = {
     "norm": "ffn.norm",
     "weight": "ffn.router.weight",
     "bias": "ffn.router.bias",
+    "logit_bias": "ffn.router.logit_bias",
     "slots": "ffn.router.slots",
 }
-SHARED_PARAMETERS = {
-    "norm": "ffn.norm",
-    "up": "ffn.shared.up",
-    "gate": "ffn.shared.gate",
-    "down": "ffn.shared.down",
-}
+SHARED_PARAMETERS = named(
+    {"norm": "ffn.norm", "up": "ffn.shared.up", "gate": "ffn.shared.gate", "down": "ffn.shared.down"}, "up", "down"
+)
 JOIN_PARAMETERS = {"post_norm": "ffn.post_norm"}
-EXPERTS_PARAMETERS = {"up": "ffn.experts.up", "down": "ffn.experts.down"}
+EXPERTS_PARAMETERS = named({"up": "ffn.experts.up", "down": "ffn.experts.down"}, "up", "down")
 
 
 def router(
@@ -49,6 +48,7 @@ def router(
     sequence: int,
     shared: bool,
     balance: bool,
+    logit_bias: bool = False,
     by_slots: bool = False,
     sqrt_softplus: bool = False,
     pre: bool = True,
@@ -59,6 +59,8 @@ def router(
     residual_TD = ops.add(h_TD, y_TD)
     x_TD = entering(ops, p, residual_TD, eps, pre)
     logits_TE = ops.linear_wide(x_TD, p.weight)
+    if logit_bias:
+        logits_TE = ops.add_bias(logits_TE, p.logit_bias)
     bias_E = p.bias if biased else None
     choice = (groups, top_groups, top_k, normalize, scale)
     if sqrt_softplus:
@@ -87,12 +89,13 @@ def build_router(place: Place) -> ir.Segment:
         if biased
         else ()
     )
+    logit_bias = (place.vector("logit_bias", moe.experts),) if moe.router_bias else ()
     by_slots = place.spec.parallel.placement is not None
     slots = (ir.Param("slots", (moe.experts,), "int64", grad=False, role="slots"),) if by_slots else ()
     of = segment(
         "router",
         router,
-        (*pre_gain(place), place.weight("weight", moe.experts, D), *bias, *slots),
+        (*pre_gain(place), place.weight("weight", moe.experts, D), *logit_bias, *bias, *slots),
         (place.input("h", place.T, D), place.input("y", place.T, D)),
         (
             "residual",
@@ -114,6 +117,7 @@ def build_router(place: Place) -> ir.Segment:
         sequence=place.spec.train.sequence,
         shared=shared,
         balance=balance,
+        **({"logit_bias": True} if logit_bias else {}),
         **({"by_slots": True} if by_slots else {}),
         **({"sqrt_softplus": True} if moe.score == "sqrt_softplus" else {}),
         **entrance(place),
@@ -138,16 +142,19 @@ def shared(
     limit: float = 0.0,
     alpha: float = 0.0,
     shift: float = 0.0,
+    biased: bool = False,
 ) -> tuple[Any, ...]:
     """The experts every token goes to, as one. `h`, if given, is what the backward makes `x` of.
 
-    If `gated`, a token's own weight is applied before `down`, as that of a routed row is.
+    If `gated`, a token's own weight is applied before `down`, as that of a routed row is, or behind the bias of `down`.
     """
-    h_TM, act = ops.linear(x_TD, p.up), (activation, limit, alpha, shift)
-    if gated:
-        gate_T = ops.sigmoid_gate(ops.linear_wide(x_TD, p.gate))
-        return (ops.linear(times_gate(ops, h_TM, gate_T, *act), p.down),)
-    return (ops.linear(activated(ops, h_TM, *act), p.down),)
+    h_TM, act = linear(ops, p, "up", x_TD, biased), (activation, limit, alpha, shift)
+    if not gated:
+        return (linear(ops, p, "down", activated(ops, h_TM, *act), biased),)
+    gate_T = ops.sigmoid_gate(ops.linear_wide(x_TD, p.gate))
+    if biased:
+        return (ops.gate_rows(linear(ops, p, "down", activated(ops, h_TM, *act), biased), gate_T),)
+    return (ops.linear(times_gate(ops, h_TM, gate_T, *act), p.down),)
 
 
 def build_shared(place: Place) -> ir.Segment:
@@ -155,9 +162,9 @@ def build_shared(place: Place) -> ir.Segment:
     inner = (moe.shared_inner or moe.inner) * moe.shared
     gate = (place.weight("gate", 1, D),) if moe.shared_gate else ()
     params: tuple[ir.Param, ...] = (
-        place.weight("up", up_width(moe, inner), D),
+        *weights(place, "up", up_width(moe, inner), D, moe.bias),
         *gate,
-        place.weight("down", D, inner),
+        *weights(place, "down", D, inner, moe.bias),
     )
     constants = {**({"gated": True} if gate else {}), **constants_of(moe)}
     inputs: tuple[ir.Input, ...] = (place.input("x", place.T, D),)
@@ -179,11 +186,13 @@ def experts(
     limit: float = 0.0,
     alpha: float = 0.0,
     shift: float = 0.0,
+    biased: bool = False,
 ) -> tuple[Any, ...]:
-    """The routed experts of this rank. The gate weight comes before `down`, so that their outputs need not be kept."""
-    h_RM = ops.grouped_linear(rows_RD, p.up, offsets_E)
+    """The routed experts of this rank. The gate weight comes before `down`, so that their outputs need not be kept; the
+    bias of `down` is weighed like them."""
+    h_RM = grouped_linear(ops, p, "up", rows_RD, offsets_E, biased)
     act_RI = times_gate(ops, h_RM, gate_R, activation, limit, alpha, shift)
-    return (ops.grouped_linear(act_RI, p.down, offsets_E),)
+    return (grouped_linear(ops, p, "down", act_RI, offsets_E, biased, gate_R),)
 
 
 def build_experts(place: Place) -> ir.Segment:
@@ -191,7 +200,10 @@ def build_experts(place: Place) -> ir.Segment:
     return segment(
         "experts",
         experts,
-        (place.weight("up", up_width(moe, moe.inner), D, stack=stack), place.weight("down", D, moe.inner, stack=stack)),
+        (
+            *weights(place, "up", up_width(moe, moe.inner), D, moe.bias, stack),
+            *weights(place, "down", D, moe.inner, moe.bias, stack),
+        ),
         (
             place.input("rows", "R", D),
             ir.Input("gate", ("R",), place.wide_dtype),

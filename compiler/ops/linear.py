@@ -1,12 +1,11 @@
-"""Matrix products: `linear`; `linear_wide` of logits, FP32 at least; `grouped_linear` over the rows of many experts.
-`bias` adds a number to each column of what they give."""
+"""Matrix products: `linear`; `linear_wide` of logits, FP32 at least; `grouped_linear` over the rows of many experts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from compiler.ops.rule import Extent, Gradient, Rule, Shape, Tensor, elementwise, statistics_dtype
+from compiler.ops.rule import Extent, Gradient, Rule, Shape, Tensor, statistics_dtype
 
 
 def _gemm(rows: str) -> Callable[[SimpleNamespace], int]:
@@ -36,11 +35,6 @@ def _product(rows: str, kind: str) -> Callable[[SimpleNamespace], Shape]:
 def _infer(x_TK: Tensor, w_NK: Tensor) -> tuple[Tensor, ...]:
     assert x_TK.shape[1] == w_NK.shape[1], (x_TK, w_NK)
     return (Tensor((x_TK.shape[0], w_NK.shape[0]), x_TK.dtype),)
-
-
-def _infer_bias(x_TN: Tensor, b_N: Tensor) -> tuple[Tensor, ...]:
-    assert x_TN.shape[1:] == b_N.shape, (x_TN, b_N)
-    return (x_TN,)
 
 
 def _infer_wide(x_TK: Tensor, w_NK: Tensor) -> tuple[Tensor, ...]:
@@ -115,14 +109,4 @@ GROUPED_LINEAR = Rule(
     ),
 )
 
-BIAS = Rule(
-    args=("x", "b"),
-    outputs=("y",),
-    infer=_infer_bias,
-    kernel_class="add",
-    flops=elementwise("x", 1),
-    dgrad=Gradient("", reads=("d_y",), gives=("x",)),
-    wgrad=Gradient("bias_wgrad", reads=("d_y",), gives=("b",), flops=elementwise("d_y", 1)),
-)
-
-RULES = {"linear": LINEAR, "linear_wide": LINEAR_WIDE, "grouped_linear": GROUPED_LINEAR, "bias": BIAS}
+RULES = {"linear": LINEAR, "linear_wide": LINEAR_WIDE, "grouped_linear": GROUPED_LINEAR}

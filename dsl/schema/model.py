@@ -68,6 +68,13 @@ Clamped = Annotated[
 ]
 
 
+Biased = Annotated[
+    bool,
+    Quiet(),
+    Field(description="whether the products of a feed-forward part have biases (GPT-OSS)", examples=["bias = true"]),
+]
+
+
 class Dense(Node):
     """A feed-forward layer."""
 
@@ -75,6 +82,7 @@ class Dense(Node):
     inner: Annotated[Width, Field(description="width between up and down", examples=["inner = 2048"])]
     activation: Activation = "swiglu"
     clamp: Clamped = None
+    bias: Biased = False
 
 
 class Moe(Node):
@@ -87,6 +95,7 @@ class Moe(Node):
     inner: Annotated[Width, Field(description="width of one expert", examples=["inner = 2048"])]
     activation: Activation = "swiglu"
     clamp: Clamped = None
+    bias: Biased = False
     shared_inner: Annotated[
         int | None,
         Quiet(),
@@ -103,6 +112,14 @@ class Moe(Node):
         Field(
             description="whether each token weighs what the shared experts give by sigmoid(x·w), as in Qwen2-MoE",
             examples=["shared_gate = true"],
+        ),
+    ] = False
+    router_bias: Annotated[
+        bool,
+        Quiet(),
+        Field(
+            description="whether the logits of the router have a bias, which is trained as weights are (GPT-OSS)",
+            examples=["router_bias = true"],
         ),
     ] = False
     groups: Annotated[

@@ -122,8 +122,13 @@ def rotate(
     return x, S, H, first, width, *how, starts(source, B, S) if documents else None
 
 
-def bias(source: Source, T: int = 5, N: int = 7) -> Args:
+def add_bias(source: Source, T: int = 5, N: int = 7) -> Args:
     return source.normal(T, N), source.normal(N)
+
+
+def add_grouped_bias(source: Source, counts: tuple[int, ...] = (2, 0, 4), N: int = 5, gated: bool = True) -> Args:
+    R, offsets_E = sum(counts), torch.tensor(counts).cumsum(0, dtype=torch.int32)
+    return source.normal(R, N), source.normal(len(counts), N), offsets_E, source.normal(R) if gated else None
 
 
 def head_rmsnorm(source: Source, T: int = 5, H: int = 3, C: int = 7, eps: float = 1e-6) -> Args:
@@ -237,7 +242,7 @@ def scale(source: Source, T: int = 5, N: int = 4, factor: float = 0.22) -> Args:
 
 FORWARD: dict[str, Callable[..., Args]] = {
     "balance_scores": balance_scores,
-    "bias": bias,
+    "add_bias": add_bias,
     "bounded_attention": bounded_attention,
     "clamped_swiglu": clamped_swiglu,
     "cross_entropy": cross_entropy,
@@ -249,6 +254,7 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "gelu": plain,
     "gelu_tanh": plain,
     "gqa_attention": gqa_attention,
+    "add_grouped_bias": add_grouped_bias,
     "grouped_linear": grouped_linear,
     "head_rmsnorm": head_rmsnorm,
     "linear": linear,

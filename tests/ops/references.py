@@ -191,7 +191,7 @@ def rotate(
     return torch.stack(rows, dim=1).reshape(x.shape)
 
 
-def bias(x_TN: Tensor, b_N: Tensor) -> Tensor:
+def add_bias(x_TN: Tensor, b_N: Tensor) -> Tensor:
     return torch.stack([row + b_N for row in x_TN])
 
 
@@ -306,6 +306,16 @@ def clamped_swiglu(h_TM: Tensor, limit: float, alpha: float, shift: float) -> Te
     return g_TI / (1 + torch.exp(-alpha * g_TI)) * (u_TI + shift)
 
 
+def add_grouped_bias(x_RN: Tensor, b_EN: Tensor, offsets_E: Tensor, gate_R: Tensor | None) -> Tensor:
+    """Group by group."""
+    groups, start = [], 0
+    for b_N, end in zip(b_EN, offsets_E.tolist(), strict=True):
+        gate_r = torch.ones(end - start, dtype=x_RN.dtype) if gate_R is None else gate_R[start:end]
+        groups.append(x_RN[start:end] + torch.outer(gate_r, b_N))
+        start = end
+    return torch.cat(groups)
+
+
 def gate_rows(x_RI: Tensor, gate_R: Tensor) -> Tensor:
     return torch.diag(gate_R) @ x_RI
 
@@ -335,7 +345,7 @@ def sigmoid_gate(logit_T1: Tensor) -> Tensor:
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {
-    "bias": bias,
+    "add_bias": add_bias,
     "bounded_attention": bounded_attention,
     "balance_scores": balance_scores,
     "clamped_swiglu": clamped_swiglu,
@@ -354,6 +364,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "embedding": embedding,
     "gated_swiglu": gated_swiglu,
     "gqa_attention": gqa_attention,
+    "add_grouped_bias": add_grouped_bias,
     "grouped_linear": grouped_linear,
     "head_rmsnorm": head_rmsnorm,
     "linear": linear,

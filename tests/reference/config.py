@@ -82,6 +82,7 @@ class Dense:
     inner: int
     activation: str = "swiglu"
     clamp: Clamp | None = None
+    bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ class Moe:
     clamp: Clamp | None = None
     shared_inner: int | None = None
     shared_gate: bool = False
+    bias: bool = False
+    router_bias: bool = False
 
     def __post_init__(self) -> None:
         assert self.experts % self.groups == 0, "groups are equal"
@@ -204,11 +207,12 @@ def _rope(rope: Mapping[str, Any] | None) -> Rope | None:
 
 def _ffn(ffn: Mapping[str, Any]) -> Dense | Moe:
     clamp = Clamp(**ffn["clamp"]) if ffn.get("clamp") else None
-    activation = {"activation": ffn.get("activation", "swiglu"), "clamp": clamp}
+    activation = {"activation": ffn.get("activation", "swiglu"), "clamp": clamp, "bias": ffn.get("bias", False)}
     if ffn["kind"] == "dense":
         return Dense(inner=ffn["inner"], **activation)
     keys = ("experts", "shared", "top_k", "inner", "groups", "top_groups", "score", "normalize", "scale")
     rate = ffn["balance"]["bias_rate"]
     balance = Balance(None if rate is None else _phases(rate), ffn["balance"]["sequence_loss"])
-    shared = {"shared_inner": ffn.get("shared_inner"), "shared_gate": ffn.get("shared_gate", False)}
+    more = {"shared_inner": None, "shared_gate": False, "router_bias": False}
+    shared = {key: ffn.get(key, usual) for key, usual in more.items()}
     return Moe(**{key: ffn[key] for key in keys}, balance=balance, **activation, **shared)

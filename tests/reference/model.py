@@ -51,37 +51,48 @@ def up_weight(hidden: int, inner: int, ffn: Dense | Moe) -> nn.Parameter:
     return weight(inner if ffn.activation in ("gelu", "gelu_tanh", "relu2") else 2 * inner, hidden)
 
 
-class Expert(nn.Module):
-    """An expert, shared or routed: a network whose norm is the layer's."""
+class Network(nn.Module):
+    """To the inner width and back, with an activation between, and biases if there are any."""
+
+    def __init__(self, hidden: int, inner: int, ffn: Dense | Moe) -> None:
+        super().__init__()
+        self.of = ffn
+        self.up = up_weight(hidden, inner, ffn)
+        self.down = weight(hidden, inner)
+        if ffn.bias:
+            self.up_bias, self.down_bias = weight(self.up.shape[0]), weight(hidden)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        up_bias, down_bias = (self.up_bias, self.down_bias) if self.of.bias else (None, None)
+        return functional.linear(activated(functional.linear(x_TD, self.up, up_bias), self.of), self.down, down_bias)
+
+
+class Expert(Network):
+    """An expert, shared or routed: a network whose norm is the layer's, and a weight of what it gives to each token."""
 
     def __init__(self, hidden: int, inner: int, moe: Moe, *, gated: bool = False) -> None:
-        super().__init__()
-        self.moe, self.gated = moe, gated
-        self.up = up_weight(hidden, inner, moe)
+        super().__init__(hidden, inner, moe)
+        self.gated = gated
         if gated:
             self.gate = weight(1, hidden)
-        self.down = weight(hidden, inner)
 
     def forward(self, x_TD: Tensor, gate_T1: Tensor | float = 1.0) -> Tensor:
-        """x_TD: [T, D]; gate_T1: [T, 1], multiplied in before `down` -> [T, D]."""
+        """x_TD: [T, D]; gate_T1: [T, 1] -> [T, D]."""
         if self.gated:
             gate_T1 = functional.linear(x_TD, self.gate).sigmoid()
-        return functional.linear(gate_T1 * activated(functional.linear(x_TD, self.up), self.moe), self.down)
+        return gate_T1 * super().forward(x_TD)
 
 
-class DenseLayer(nn.Module):
+class DenseLayer(Network):
     """The feed-forward half of a dense block."""
 
     def __init__(self, hidden: int, dense: Dense, norm_eps: float) -> None:
-        super().__init__()
+        super().__init__(hidden, dense.inner, dense)
         self.norm_eps = norm_eps
-        self.norm, self.dense = norm(hidden), dense
-        self.up = up_weight(hidden, dense.inner, dense)
-        self.down = weight(hidden, dense.inner)
+        self.norm = norm(hidden)
 
     def forward(self, h_BSD: Tensor) -> tuple[Tensor, None]:
-        x_BSD = rmsnorm(h_BSD, self.norm, self.norm_eps)
-        return functional.linear(activated(functional.linear(x_BSD, self.up), self.dense), self.down), None
+        return super().forward(rmsnorm(h_BSD, self.norm, self.norm_eps)), None
 
 
 @dataclass(frozen=True)
@@ -114,11 +125,12 @@ class Router(nn.Module):
         super().__init__()
         self.moe = moe
         self.weight = weight(moe.experts, hidden)
+        self.logit_bias = weight(moe.experts) if moe.router_bias else None
         if moe.balance.bias_rate is not None:
             self.register_buffer("bias", torch.zeros(moe.experts, dtype=torch.float64))
 
     def forward(self, x_BSD: Tensor) -> Routing:
-        logits_BSE = functional.linear(x_BSD, self.weight)
+        logits_BSE = functional.linear(x_BSD, self.weight, self.logit_bias)
         scores = {"softmax": lambda x: x.softmax(dim=-1), "sigmoid": torch.sigmoid}
         score_BSE = scores.get(self.moe.score, lambda x: functional.softplus(x).sqrt())(logits_BSE)
         chosen_BSK = self.choose(score_BSE.detach())

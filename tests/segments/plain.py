@@ -102,8 +102,15 @@ def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
     return functional.cross_entropy(logits_TV, targets_T, ignore_index=-1, reduction="sum")
 
 
-def bias(x_TN: Tensor, b_N: Tensor) -> Tensor:
+def add_bias(x_TN: Tensor, b_N: Tensor) -> Tensor:
     return x_TN + b_N
+
+
+def add_grouped_bias(x_RN: Tensor, b_EN: Tensor, offsets_E: Tensor, gate_R: Tensor | None) -> Tensor:
+    """Every row with the bias of its expert, one row at a time."""
+    rows = [int((offsets_E <= r).sum()) for r in range(x_RN.shape[0])]
+    b_RN = b_EN[rows]
+    return x_RN + (b_RN if gate_R is None else gate_R[:, None] * b_RN)
 
 
 def frequencies(width: int, theta: float, dtype: torch.dtype) -> Tensor:

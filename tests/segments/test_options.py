@@ -44,11 +44,13 @@ def test_factors_and_a_bound_at_the_ends() -> None:
 
 
 ACTIVATIONS = [{"activation": each} for each in get_args(Act) if each != "swiglu"]
-ACTIVATIONS += [{"clamp": Clamp(limit=0.7, alpha=1.702, shift=1.0)}, {"clamp": Clamp(limit=0.5)}]
+GPT_OSS = Clamp(limit=0.7, alpha=1.702, shift=1.0)
+ACTIVATIONS += [{"clamp": GPT_OSS}, {"clamp": Clamp(limit=0.5)}]
+BIASED: list[dict[str, Any]] = [{"bias": True}, {"bias": True, "clamp": GPT_OSS}, {"bias": True, "activation": "relu2"}]
 
 
-@pytest.mark.parametrize("changes", ACTIVATIONS, ids=str)
-def test_activations(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changes", ACTIVATIONS + BIASED, ids=str)
+def test_activations_and_biases(changes: dict[str, Any]) -> None:
     """In dense layers, and in shared and routed experts."""
     check(segment_of("dense", spec(), Dense(inner=10, **changes)))
     check(segment_of("shared", spec(), moe(**changes)))
@@ -57,9 +59,32 @@ def test_activations(changes: dict[str, Any]) -> None:
     assert_equal(by_segment(segment, load(segment), given), by_autograd(segment, given))
 
 
-@pytest.mark.parametrize("changes", [{}, *ACTIVATIONS[1:4:2]], ids=str)
+def test_biases_are_parameters() -> None:
+    """Every product of a feed-forward part has one for each of its columns, and each expert on this rank its own."""
+    up, down = 2 * DENSE.inner, 12
+    for kind, ffn in (("dense", Dense(inner=10, bias=True)), ("shared", moe(inner=10, bias=True))):
+        shapes = {each.name: each.shape for each in segment_of(kind, spec(), ffn).params}
+        assert shapes["up_bias"] == (up,) and shapes["down_bias"] == (down,)
+    experts = segment_of("experts", spec(expert=SOURCES), moe(inner=10, bias=True))
+    (of_up, of_down) = (each for each in experts.params if each.name.endswith("_bias"))
+    assert (of_up.shape, of_down.shape) == ((8 // SOURCES, up), (8 // SOURCES, down))
+    assert of_up.stack == 8 // SOURCES and not of_up.decay and of_up.init == 0.0
+
+
+@pytest.mark.parametrize("score", ["sigmoid", "softmax", "sqrt_softplus"])
+def test_a_bias_of_the_logits(score: str) -> None:
+    """Beside the balancing bias, which no gradient is of."""
+    segment = segment_of("router", spec(), moe(score=score, router_bias=True))
+    assert [param.name for param in segment.params] == ["norm", "weight", "logit_bias", "bias"]
+    assert [param.grad for param in segment.params] == [True, True, True, False]
+    check(segment)
+
+
+@pytest.mark.parametrize("changes", [{}, *ACTIVATIONS[1:4:2], *BIASED], ids=str)
 def test_shared_experts_behind_a_gate(changes: dict[str, Any]) -> None:
     segment = segment_of("shared", spec(), moe(shared_gate=True, shared_inner=7, **changes))
-    assert [param.name for param in segment.params] == ["up", "gate", "down"]
-    assert [param.shape for param in segment.params][1:] == [(1, 12), (12, 7)]
+    params = {param.name: param.shape for param in segment.params}
+    biases = ["up_bias", "down_bias"] if "bias" in changes else []
+    assert sorted(params) == sorted(["up", "gate", "down", *biases])
+    assert params["gate"] == (1, 12) and params["down"] == (12, 7)
     check(segment)

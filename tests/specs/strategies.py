@@ -123,6 +123,8 @@ def mixtures(draw: st.DrawFn, expert: int) -> Moe:
         experts=experts,
         shared=shared,
         **draw(activations),
+        bias=draw(st.booleans()),
+        router_bias=draw(st.booleans()),
         shared_inner=draw(st.none() | widths) if shared else None,
         shared_gate=draw(st.booleans()) if shared else False,
         top_k=draw(st.integers(1, experts // groups * kept)),
@@ -139,7 +141,9 @@ def mixtures(draw: st.DrawFn, expert: int) -> Moe:
 
 @st.composite
 def models(draw: st.DrawFn, expert: int, layers: int) -> Model:
-    dense = st.builds(lambda inner, more: Dense(inner=inner, **more), widths, activations)
+    dense = st.builds(
+        lambda bias, more, **sizes: Dense(bias=bias, **more, **sizes), st.booleans(), activations, inner=widths
+    )
     ffn = dense | mixtures(expert)
     spans: list[LayerRange] = []
     while not spans or spans[-1].last < layers - 1:

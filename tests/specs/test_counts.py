@@ -20,7 +20,7 @@ from compiler.plan.parameters import counted
 from compiler.plan.parameters import parameters as laid_out
 from compiler.predict.prediction import Flops
 from dsl import counts
-from dsl.schema import Gqa, Model, Moe, Spec
+from dsl.schema import Dense, Gqa, Model, Moe, Spec
 from tests.specs.counted import flops_of
 from tests.specs.shipped import RUNS, shipped
 from tests.specs.strategies import specs
@@ -92,6 +92,16 @@ def assert_as_laid_out(spec: Spec) -> None:
     assert flops_of(spec) == in_closed_form(model, spec.train.sequence)
 
 
+def active_biases(ffn: Dense | Moe, D: int) -> int:
+    """Biases of a layer that a token is given: a number for every column of each product it goes through."""
+    columns = 2 if ffn.clamp is not None or ffn.activation in ("swiglu", "geglu", "geglu_tanh") else 1
+    if isinstance(ffn, Dense):
+        return ffn.bias * (columns * ffn.inner + D)
+    shared = ffn.shared and columns * ffn.shared * (ffn.shared_inner or ffn.inner) + D
+    of_experts = ffn.top_k * (columns * ffn.inner + D) + shared
+    return ffn.bias * of_experts + ffn.router_bias * ffn.experts
+
+
 def in_closed_form(model: Model, sequence: int) -> Flops:
     """The published definition: 3·(2·parameters of products + core) on a token, over half or all of the sequence.
 
@@ -115,7 +125,8 @@ def in_closed_form(model: Model, sequence: int) -> Flops:
     mixtures = [ffn for ffn in map(model.ffn, layers) if isinstance(ffn, Moe)]
     gates = sum(D * (ffn.experts + ffn.shared_gate) for ffn in mixtures)
     of_head = count.embedding if model.tied else 0  # one matrix, which is the head too
-    products = 6 * (count.active_without_embedding + of_head - norms - gates - count.bias)
+    biases = count.bias + sum(active_biases(ffn, D) for ffn in map(model.ffn, layers))
+    products = 6 * (count.active_without_embedding + of_head - norms - gates - biases)
     return Flops(causal=products + core / 2, full=float(products + core))
 
 

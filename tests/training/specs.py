@@ -65,8 +65,13 @@ PATTERN_MOE = MOE.model_copy(
         "shared": 2,
         "shared_inner": 7,
         "shared_gate": True,
+        "bias": True,
+        "router_bias": True,
     }
 )
+
+
+BIASED_MOE = QWEN_MOE.model_copy(update={"bias": True, "router_bias": True})
 
 
 def mla(query_rank: int | None = 12, kv_rank: int = 9) -> Mla:
@@ -135,7 +140,9 @@ MODELS = {
     "llama": model(gqa(qk_norm=None), Dense(inner=22), Dense(inner=22), mtp=False),
     "qwen": model(gqa(qk_norm="head"), QWEN_MOE, QWEN_MOE, mtp=True),
     "pattern": pattern(),
-    "everything": model(EVERYTHING, Dense(inner=22), QWEN_MOE, mtp=False),
+    "everything": model(EVERYTHING, Dense(inner=22, bias=True), BIASED_MOE, mtp=False).model_copy(
+        update={"norm": "post"}
+    ),
     "yarn": model(mla().model_copy(update={"rope": Rope(theta=100.0, scaling=YARN)}), Dense(inner=22), MOE, mtp=True),
 }
 
