@@ -26,7 +26,7 @@ def times_gate(ops: Any, h_RM: Any, gate_R: Any, activation: str, limit: float, 
 
 def constants_of(ffn: Dense | Moe) -> dict[str, float | str]:
     """What a segment says of its activation and of its biases; nothing where that is a SwiGLU without any."""
-    biased = {"biased": True} if ffn.bias else {}
+    biased: dict[str, float | str] = {"biased": True} if ffn.bias else {}
     if ffn.clamp is not None:
         clamp = ffn.clamp
         return {"activation": CLAMPED, "limit": clamp.limit, "alpha": clamp.alpha, "shift": clamp.shift, **biased}
