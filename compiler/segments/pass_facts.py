@@ -74,9 +74,14 @@ def quantised_norms(segment: Segment) -> int:
 
 
 def is_other(segment: Segment) -> bool:
-    """Whether a segment quantises what an op without a kernel makes, what no norm is in front of, or what a gate reads
-    as it is."""
-    return "activation" in dict(segment.constants) or not has_pre(segment) or gated(segment)
+    """Whether a segment quantises what an op without a kernel makes, what no norm is in front of, or what a gate or the
+    sum of a bias's gradient reads as it is."""
+    return "activation" in dict(segment.constants) or not has_pre(segment) or gated(segment) or biased(segment)
+
+
+def biased(segment: Segment) -> bool:
+    """Whether the products of a feed-forward part have biases, whose gradients are sums of what is not quantised."""
+    return segment.kind in ("dense", "experts", "shared") and "biased" in dict(segment.constants)
 
 
 def gated(segment: Segment) -> bool:
@@ -94,7 +99,7 @@ def swiglus(segment: Segment, gated: bool) -> int:
     constants = dict(segment.constants)
     if "operands" not in dict(segment.stored) or "activation" in constants:
         return False
-    by_rows = segment.kind == "experts" or "gated" in constants
+    by_rows = segment.kind == "experts" or ("gated" in constants and not biased(segment))
     return by_rows == gated and segment.kind in ("experts", "dense", "shared")
 
 

@@ -15,6 +15,7 @@ from compiler.segments.joint import Node
 from compiler.segments.pass_facts import (
     attended,
     attention_again,
+    biased,
     gets_packed,
     has_pre,
     is_other,
@@ -78,7 +79,7 @@ def _activation(op: str, more: tuple[str, ...]) -> tuple[Pass, ...]:
         Pass(
             find=(Node(f"{op}_dgrad", ("dy", *whole), given), Node("quantise_both", ("dh",), ("q", "columns"))),
             make=(Node(f"{op}_dgrad_quantise_both", ("dy", *whole), ("q", "columns", *given[1:])),),
-            matches=lambda segment: swiglus(segment, gated),
+            matches=lambda segment: swiglus(segment, gated) and not biased(segment),
         ),
     )
 
