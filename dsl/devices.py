@@ -1,6 +1,6 @@
 """The accelerators whose peaks need not be written: a `device` of such a name has those of the maker's data sheet.
 
-Peaks are dense: data sheets of Hopper print BF16 and FP8 with sparsity, which is twice as much. SXM modules.
+Peaks are dense: data sheets since Hopper print products with sparsity, which is twice as much. SXM modules.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-FIELDS = ("sms", "hbm", "bf16", "fp8")
+FIELDS = ("sms", "hbm", "bf16", "fp8", "fp4")
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,19 @@ class Peaks:
     hbm: float
     bf16: float
     fp8: float | None = None  # None: it does not multiply in it
+    fp4: float | None = None
 
 
 # SMs: architecture white papers of NVIDIA A100 (2020) and H100 (2022). An H800 is an H100 with slower NVLink, arXiv
-# 2505.09343, section 2.
+# 2505.09343, section 2. A B200 has 18,944 CUDA cores, 128 of them in an SM; for AMD, compute units are SMs.
 PEAKS: Mapping[str, Peaks] = {
     "a100": Peaks("NVIDIA A100 80GB SXM data sheet", 108, 2.039e12, 312e12),
     "h100": Peaks("NVIDIA H100 SXM data sheet", 132, 3.35e12, 989e12, 1979e12),
     "h200": Peaks("NVIDIA H200 SXM data sheet", 132, 4.8e12, 989e12, 1979e12),
     "h800": Peaks("NVIDIA H100 SXM data sheet, which H800 differs from in NVLink", 132, 3.35e12, 989e12, 1979e12),
+    "b200": Peaks("NVIDIA HGX B200 data sheet", 148, 7.7e12, 2250e12, 4500e12, 9000e12),
+    "gb200": Peaks("NVIDIA GB200 NVL72 data sheet, a GPU of it", 148, 8e12, 2500e12, 5000e12, 10000e12),
+    "mi300x": Peaks("AMD Instinct MI300X data sheet", 304, 5.3e12, 1307e12, 2615e12),
 }
 
 

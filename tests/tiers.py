@@ -144,6 +144,8 @@ SOAK = (
     Row("tests/topology/test_partition.py", 2),
     # Benchmarks: their tools in `soak`; their pages, and a part of the checks that they run on a GPU, in `test`.
     Row("tests/benchmarks/test_arena.py", 2),
+    Row("tests/benchmarks/test_published.py::test_what_is_stored", 4),
+    Row("tests/benchmarks/test_published.py::test_what_is_searched", 0, "tests/benchmarks/test_published.py"),
     Row("tests/benchmarks/test_compile_speed.py", 0, "tests/benchmarks/test_page.py"),
     Row("tests/benchmarks/test_gpu.py", 3),
     Row("tests/benchmarks/test_gpu_run.py", 2),

@@ -3,8 +3,10 @@
 A class of kernels is wrong by how far each of its rows is from what the others say of its shape (rms of logarithms), by
 no less than `LEAST`; by `UNKNOWN` where there is one row, or none. Rates that were measured alone are those of a kernel
 that has the device for itself: the upper end has besides, of every class, what it took longer or less in the one public
-profile of training (the factors of the table `PROFILED`), unless the table has a factor of its own. Errors of classes
-are independent, so they are added as squares, each by the class's share of the busiest rank.
+profile of training (the factors of the table `PROFILED`), unless the table has a factor of its own. A factor that was
+carried over from another device may be none here, or twice as large: both ends have it. Errors of classes are
+independent, so they are added as squares, each by the class's share of the busiest rank; factors are of one profile, so
+they are added as they are.
 """
 
 from __future__ import annotations
@@ -53,14 +55,17 @@ def interval_of(step_s: float, seconds: Mapping[str, float], exposed_s: float, r
     busy = sum(seconds.values()) + exposed_s
     parts = {**seconds, "dispatch_network" if rates.experts.spread.nodes > 1 else "dispatch_node": exposed_s}
     factors = factors_of(rates)
-    low = high = bias = 0.0
+    low = high = bias = without = twice = 0.0
     for kind, part in parts.items():
         share = part / busy if busy else 0.0
         error = error_of(rates, kind)
         low += (share * (1 - 1 / (1 + error))) ** 2
         high += (share * error) ** 2
         bias += share * (factors.get(kind, 1.0) - 1)
-    return Interval(step_s * (1 - sqrt(low) + min(0.0, bias)), step_s * (1 + sqrt(high) + max(0.0, bias)))
+        without += share * (1 - 1 / rates.carried.get(kind, 1.0))
+        twice += share * (rates.carried.get(kind, 1.0) - 1)
+    faster, slower = sqrt(low) + without - min(0.0, bias), sqrt(high) + twice + max(0.0, bias)
+    return Interval(step_s * (1 - faster), step_s * (1 + slower))
 
 
 def error_of(rates: Rates, kind: str) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from compiler.predict.prediction import Energy, Money, Whole
 
 # The most that a device draws, by its name: thermal design power of the SXM modules, data sheets of the maker.
-WATTS = {"a100": 400.0, "h100": 700.0, "h200": 700.0, "h800": 700.0, "b200": 1000.0}
+WATTS = {"a100": 400.0, "h100": 700.0, "h200": 700.0, "h800": 700.0, "b200": 1000.0, "gb200": 1200.0, "mi300x": 750.0}
 
 
 def money_of(price: float | None, hours_per_trillion: float, whole: Whole, num_devices: int) -> Money:

@@ -15,6 +15,7 @@ from compiler.ir import Cost
 from compiler.ops import kernel_class
 from compiler.rates.kernel_classes import FLOPS, HOST, shape_at
 from compiler.rates.lookup import Point, rate_at
+from compiler.rates.tiles import filled
 from compiler.topology import Experts, Fabric
 
 
@@ -26,7 +27,9 @@ class Rates:
     the rows of links of every kind of node; `points` says of these, too, how well they are known.
     """
 
-    points: Mapping[tuple[str, str], tuple[Point, ...]]  # by class and dtype; rates with the factors of classes in them
+    points: Mapping[
+        tuple[str, str], tuple[Point, ...]
+    ]  # by class and dtype: of full tiles, with the factors of classes
     fabric: Fabric  # of the whole cluster: prices messages, reductions and exchanges
     experts: Experts  # whom one of these devices exchanges rows with
     launch_s: float = 0.0  # between two kernels of a stream, or of calling one function of torch
@@ -35,7 +38,9 @@ class Rates:
     plain: str = "fp32"
     cores: int | None = None  # CPU cores that the ranks of a node share; None: each rank has a device of its own
     ranks_of_node: int = 1
+    sms: int | None = None  # over which tiles are spread; None: shapes are not told apart by tiles
     compute: float = 1.0  # share of the SMs that compute
+    carried: Mapping[str, float] = field(default_factory=dict)  # by class: factors that were measured on another device
     rope: bool = False  # whether attention's rates are of its core alone, without RoPE and the assembly of keys
     pair: float = 1.0  # how much longer two overlapped actions take than their lanes
     table: str = ""
@@ -91,7 +96,7 @@ class Rates:
         """FLOP/s or byte/s of a class at a shape."""
         key = (kind, dtype, shape)
         if key not in self._rates_at:
-            self._rates_at[key] = rate_at(self.points[kind, dtype], shape)
+            self._rates_at[key] = rate_at(self.points[kind, dtype], shape) * filled(kind, dtype, shape, self.sms)
         return self._rates_at[key]
 
     @property

@@ -11,6 +11,7 @@ from compiler.rates.kernel_classes import FLOPS, HOST, INSTEAD, LINKS, MEMORY, P
 from compiler.rates.lookup import Point
 from compiler.rates.rates import Rates
 from compiler.rates.table import Device, Row, Table, peak_of, shipped_table, shipped_tables, with_base
+from compiler.rates.tiles import filled
 from compiler.spec_files import rate_table_of
 from compiler.topology import Experts, Fabric, Links, Nodes
 from dsl.formats import FP8, format_of
@@ -25,7 +26,7 @@ RATED = (*FLOPS, *MEMORY, *LINKS, "optimizer", HOST)
 ROOFLINE_FLOPS, ROOFLINE_BYTES, ROOFLINE_LINKS = 0.5, 0.7, 0.8
 CORE_FLOPS, CORE_BYTES, CORE_LINK = 5e10, 1e10, 5e8
 HOST_LINK = 5.12e10  # 80% of the 64 GB/s a direction of PCIe 5.0 x16, assumed
-SHIPPED_FOR = ("h800", "h100", "h200")  # tables that are for devices of the same name
+SHIPPED_FOR = ("h800", "h100", "h200", "gb200", "b200", "a100", "mi300x")  # for devices whose name has theirs in it
 OTHERWISE = "h100"
 DTYPES = ("bf16", "e4m3", "fp32", "fp64")  # where a class has no rows in a dtype, the first of these it has
 
@@ -56,6 +57,8 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
         said.insert(0, f"device {node.device.name} has no rate table: shares of peaks as on H100")
     if node.device.bf16 is not None and node.device.hbm is None and at.device.hbm is not None:
         said.insert(0, f"device {node.device.name} states no hbm: its memory is as fast as that of {at.device.name}")
+    if any(factor.carried for factor in at.factors):
+        said.append("products and exchanges take as much longer in training as on H800, where a profile says it")
     form = format_of(precision)
     if form not in (None, FP8) and form.element == FP8.element and node.device.bf16 is not None:
         said.append(f"products in {form.name} are as fast as those of other tiles in {form.element}")
@@ -69,7 +72,9 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
         plain=precision.compute,
         cores=at.device.cores if node.device.bf16 is None else None,
         ranks_of_node=node.devices,
+        sms=place.device.sms if at.tiles else None,
         compute=place.compute,
+        carried={factor.kind: factor.factor for factor in at.factors if factor.carried},
         rope=any(row.kind == "rope" for row in at.rows),
         pair=at.factor_of(PAIR),
         table=at.name,
@@ -118,12 +123,27 @@ def _dtypes(kind: str, precision: Precision) -> tuple[str, ...]:
 
 
 def points_of(table: Table, place: Place, kind: str, dtype: str) -> tuple[tuple[Point, ...], str]:
-    """Shapes and rates of a class in a dtype on a device, and what to say where they are of another class or dtype."""
-    rows, note = _rows(table, kind, dtype)
+    """Shapes and rates of full tiles of a class in a dtype, and what to say where rows of another class or dtype are
+    taken.
+    """
+    rows, shaped, note = _rows(table, kind, dtype)
     factor = table.factor_of(kind, dtype)
     if not rows:
         return ((((), _roofline(place, kind, dtype) / factor)),), note
-    return tuple((row.shape, _rate(row, table.device, place, kind, dtype) / factor) for row in rows), note
+    return tuple(
+        (
+            row.shape if shaped else (),
+            _rate(row, table.device, place, kind, dtype)
+            / factor
+            / filled(row.kind, row.dtype, row.shape, _sms_of_tiles(table)),
+        )
+        for row in rows
+    ), note
+
+
+def _sms_of_tiles(table: Table) -> int | None:
+    """The SMs over which the tiles of a row were spread; None where shapes are not told apart by tiles."""
+    return table.device.sms if table.tiles else None
 
 
 def part_of(spec: Spec, rank: int) -> int:
@@ -153,10 +173,11 @@ def _place(spec: Spec, node: Machine) -> Place:
     return Place(peaks, 1 - sms / device.sms if device.sms else 1.0, sms)
 
 
-def _rows(table: Table, kind: str, dtype: str) -> tuple[tuple[Row, ...], str]:
+def _rows(table: Table, kind: str, dtype: str) -> tuple[tuple[Row, ...], bool, str]:
     """The rows of a class in a dtype, or what comes nearest; those measured beside other work, as kernels run, first.
 
-    A row of any dtype is one of each. Shapes of another class have other extents: such rows count without a shape.
+    A row of any dtype is one of each. Second: whether their shapes are those of the class; other classes have other
+    extents.
     """
     for of, as_dtype in _nearest(kind, dtype):
         rows = tuple(r for r in table.rows if r.kind == of and as_dtype in (r.dtype, "any"))
@@ -164,16 +185,14 @@ def _rows(table: Table, kind: str, dtype: str) -> tuple[tuple[Row, ...], str]:
         if not rows:
             continue
         if of == kind and as_dtype in (dtype, "any"):
-            return rows, ""
-        shapes = {len(r.shape) for r in rows} if of == kind else set()
-        bare = rows if shapes else tuple(r.model_copy(update={"shape": ()}) for r in rows)
+            return rows, True, ""
         if kind not in FLOPS and as_dtype == "any":  # what moves memory is alike
-            return bare, ""
-        return bare, f"table {table.name} has no row of {kind} in {dtype}: taken from {of} in {as_dtype}"
+            return rows, of == kind, ""
+        return rows, of == kind, f"table {table.name} has no row of {kind} in {dtype}: taken from {of} in {as_dtype}"
     said = f"table {table.name} has no row of {kind}: {_share(kind):.0%} of a peak"
     if kind == HOST:
         said = f"table {table.name} has no row of {kind}: {HOST_LINK / 1e9:g} GB/s, 80% of PCIe 5.0 x16"
-    return (), said
+    return (), False, said
 
 
 def _nearest(kind: str, dtype: str) -> Iterator[tuple[str, str]]:

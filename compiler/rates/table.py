@@ -110,6 +110,7 @@ class Factor(Entry):
     kind: Annotated[str, Field(alias="class")]
     dtype: Dtype = "any"  # of the kernels it was measured on; those of other dtypes are other kernels
     factor: Annotated[float, Field(ge=LEAST_FACTOR, le=MOST_FACTOR, allow_inf_nan=False)]
+    carried: bool = False  # from another device: as uncertain as it is large
     source: Text
     date: Date
 
@@ -125,6 +126,7 @@ class Table(Entry):
 
     name: Text
     base: str | None = None
+    tiles: bool = False  # rates of 16 bits and more go from shape to shape by tiles and waves (compiler/rates/tiles.py)
     device: Device
     rows: Annotated[tuple[Row, ...], Field(max_length=MAX_ROWS)] = ()
     factors: Annotated[tuple[Factor, ...], Field(max_length=2 * len(CLASSES))] = ()
@@ -146,6 +148,7 @@ class Table(Entry):
     def to_json(self) -> str:
         """A row a line, so that differences can be read."""
         head: dict[str, object] = {"name": self.name, "base": self.base} if self.base else {"name": self.name}
+        head |= {"tiles": True} if self.tiles else {}
         head["device"] = self.device.model_dump(exclude_none=True)
         lines = [f"  {json.dumps(key)}: {_text(value)}" for key, value in head.items()]
         lines += [f'  "rows": {_listed(self.rows)}', f'  "factors": {_listed(self.factors)}']
@@ -153,9 +156,14 @@ class Table(Entry):
 
 
 def _listed(entries: Iterable[Row | Factor]) -> str:
-    dumped = [entry.model_dump(by_alias=True, exclude_none=True, mode="json") for entry in entries]
+    dumped = [_dumped(entry) for entry in entries]
     lines = [f"    {_text(each)}" for each in dumped]
     return "[\n" + ",\n".join(lines) + "\n  ]" if lines else "[]"
+
+
+def _dumped(entry: Row | Factor) -> dict[str, object]:
+    dumped: dict[str, object] = entry.model_dump(by_alias=True, exclude_none=True, mode="json")
+    return {key: value for key, value in dumped.items() if value is not False}
 
 
 def _text(value: object) -> str:
@@ -212,12 +220,18 @@ def with_base(table: Table) -> Table:
         return table
     base = shipped_table(table.base)
     given = {(row.kind, row.dtype) for row in table.rows}
-    device = base.device.model_copy(update=table.device.model_dump(exclude_none=True))
+    device = _completed(table.device, base.device)
     taken = (_at(row, base.device, device) for row in base.rows if (row.kind, row.dtype) not in given)
     rows = (*table.rows, *taken)
     scaled = {(factor.kind, factor.dtype) for factor in table.factors}
     factors = (*table.factors, *(factor for factor in base.factors if (factor.kind, factor.dtype) not in scaled))
-    return Table.model_construct(name=table.name, base=None, device=device, rows=rows, factors=factors)
+    return table.model_copy(update={"base": None, "device": device, "rows": rows, "factors": factors})
+
+
+def _completed(device: Device, base: Device) -> Device:
+    """A device with what it leaves out from its base; one that states peaks of products has no others."""
+    other = base.model_copy(update={"fp8": None, "fp4": None}) if device.bf16 else base
+    return other.model_copy(update=device.model_dump(exclude_none=True))
 
 
 def peak_of(device: Device, kind: str, dtype: str) -> float | None:
@@ -243,11 +257,11 @@ def scale(kind: str, dtype: str, measured: Device, here: Device) -> float:
 
 
 def _at(row: Row, measured: Device, here: Device) -> Row:
-    return (
-        row
-        if row.rate is None
-        else row.model_copy(update={"rate": row.rate * scale(row.kind, row.dtype, measured, here)})
-    )
+    """A row of a base at a table's own peaks, and on as large a share of its SMs."""
+    share = here.sms / measured.sms if here.sms and measured.sms else 1.0
+    sms = row.sms and max(1, round(row.sms * share))
+    rate = row.rate and row.rate * scale(row.kind, row.dtype, measured, here)
+    return row.model_copy(update={"rate": rate, "sms": sms})
 
 
 def parsed(model: type[Model], text: str, shown: str) -> Model:

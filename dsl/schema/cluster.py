@@ -10,12 +10,15 @@ from dsl.schema.base import Derived, FilePath, Node, Syntax, Unit
 
 ByteRate = Annotated[float | None, Field(ge=1, le=1e18), Unit("byte/s")]
 FlopRate = Annotated[float | None, Field(ge=1, le=1e21), Unit("flop/s")]
-OF_DATA_SHEET = Derived("that of the data sheet for a100, h100, h200 and h800, else none")  # dsl/devices.py
+OF_DATA_SHEET = Derived(
+    "that of the data sheet for a100, b200, gb200, h100, h200, h800 and mi300x, else none"
+)  # dsl/devices.py
 
 
 class Device(Node):
     """One accelerator, or one share of a CPU: a device with `cores`, or with "cpu" in its name. Rates are peaks,
-    without sparsity; those of a100, h100, h200 and h800 are known by the name and need not be written."""
+    without sparsity; those of
+    a100, b200, gb200, h100, h200, h800 and mi300x are known by the name and need not be written."""
 
     name: Annotated[str, Syntax("label"), Field(description="name of the device")]
     sms: Annotated[
@@ -33,9 +36,7 @@ class Device(Node):
     fp8: Annotated[FlopRate, OF_DATA_SHEET, Field(description="peak dense FP8 rate", examples=["fp8 = 1979TFLOPS"])] = (
         None
     )
-    fp4: Annotated[FlopRate, Field(description="peak dense FP4 rate; none by default", examples=["fp4 = 9PFLOPS"])] = (
-        None
-    )
+    fp4: Annotated[FlopRate, OF_DATA_SHEET, Field(description="peak dense FP4 rate", examples=["fp4 = 9PFLOPS"])] = None
     cores: Annotated[
         int | None, Field(ge=1, le=65536, description="CPU cores of this device", examples=["cores = 1"])
     ] = None

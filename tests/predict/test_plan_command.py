@@ -165,3 +165,11 @@ def test_a_dense_model_is_all_active_and_small_memory_is_in_small_units(capsys: 
     (row,) = re.findall(r"^  0  +(.*?) [█·]", shown.partition("memory of a device")[2], re.MULTILINE)
     *parts, peak = map(float, row.split())
     assert peak == pytest.approx(sum(parts), abs=0.1) and min(parts) > 0
+
+
+def test_edits_to_more_nodes_are_planned_at_given_rates(capsys: Captured) -> None:
+    """The fabric of such an edit has the devices of its own cluster, not those of the cluster that is too small."""
+    tight = ["-s", "cluster.node.device.memory=16GiB"]
+    assert main(["plan", str(SPECS / "moe-8gpu.dsc"), *tight, "--rates", "h100", "--format", "json"]) == 0
+    edits = json.loads(capsys.readouterr().out)["edits"]
+    assert any(setting["key"] == "cluster.nodes" for edit in edits for setting in edit["settings"])

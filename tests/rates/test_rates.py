@@ -151,9 +151,9 @@ def test_a_faster_device_is_never_slower(name: str, faster: float) -> None:
 def test_another_accelerator_takes_shares_of_its_own_peaks() -> None:
     spec = shipped(*V3)
     assert table_for(spec.cluster.node.device) == "h800"
-    other = with_device(spec, name="b200")  # type: ignore[arg-type]
+    other = with_device(spec, name="l40s")  # type: ignore[arg-type]
     rates = rates_of(other)
-    assert rates.table == "h100" and "device b200 has no rate table: shares of peaks as on H100" in rates.assumptions
+    assert rates.table == "h100" and "device l40s has no rate table: shares of peaks as on H100" in rates.assumptions
     twice = rates_of(with_device(other, bf16=2 * 989e12, fp8=2 * 1979e12))
     shape = (4096, 7168, 2048)
     assert twice.rate("gemm", "e4m3", shape) == pytest.approx(2 * rates.rate("gemm", "e4m3", shape))

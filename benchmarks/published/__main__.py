@@ -1,0 +1,32 @@
+"""Plan the published runs and write docs/published-runs.md.
+
+python -m benchmarks.published          # all runs: some minutes, most of it the search for schedules of ZB-2p, last
+python -m benchmarks.published mpt zb   # runs whose name begins so; the others stay as they were
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from benchmarks.published.page import page
+from benchmarks.published.rows import RESULTS, all_runs, predicted, store, stored
+
+PAGE = Path(__file__).parents[2] / "docs" / "published-runs.md"
+
+
+def main(starts: tuple[str, ...]) -> int:
+    """Predict the runs, store what is predicted, and write the page."""
+    results = stored() if RESULTS.exists() else {}
+    for run in sorted(all_runs(), key=lambda run: run.is_searched):
+        if not starts or run.name.startswith(starts):
+            results[run.name] = predicted(run)
+            print(f"{run.name:24} {results[run.name].off(run):+7.1%}", flush=True)
+            store(results)
+    PAGE.write_text(page(), "utf-8")
+    print(f"wrote docs/{PAGE.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(tuple(sys.argv[1:])))

@@ -1,0 +1,105 @@
+"""The page of the published runs, docs/published-runs.md, from what is stored beside this file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from textwrap import fill
+
+from benchmarks.published.rows import Group, Published, Result, all_runs, groups, reasons, stored, summary
+
+FAR = 0.30  # an error above which the page gives a reason
+MEDIAN, BIAS, INSIDE = 0.10, 0.04, 0.90  # goals
+
+HEAD = """# Published runs beside their plans
+
+`python -m benchmarks.published` plans {runs} runs that others published and writes this page. Each is a spec of
+[benchmarks/published](../benchmarks/published), planned with the rates that `dsc plan` takes by itself. No rate is
+fitted to any of them ([rates.md](rates.md)). DeepSeek-V3 has a page of its own, [predictions.md](predictions.md).
+
+| tokens per second | | goal |
+|---|--:|:--|
+| median error, either way | {median:.1%} | at most {median_goal:.0%}: {median_met} |
+| bias: median of signed errors | {bias:+.1%} | within {bias_goal:.0%}: {bias_met} |
+| farthest | {worst:+.1%}, `{name}` | above {far:.0%} with a reason below |
+| published step inside the interval | {inside:.0%} | at least {inside_goal:.0%}: {inside_met} |
+
+A positive error says that the plan is faster than the run was. A run that is `not planned` has a schedule that no plan
+builds: ZB-2p in one direction. Where it has a figure, `auto` has searched for another within the same memory."""
+
+
+def page() -> str:
+    """The whole page."""
+    results = stored()
+    found = summary([run for run in all_runs() if run.name in results], results)
+    head = HEAD.format(
+        runs=found.runs,
+        median=found.median_error,
+        median_goal=MEDIAN,
+        median_met=_met(found.median_error <= MEDIAN),
+        bias=found.bias,
+        bias_goal=BIAS,
+        bias_met=_met(abs(found.bias) <= BIAS),
+        worst=found.worst[1],
+        name=found.worst[0],
+        far=FAR,
+        inside=found.inside,
+        inside_goal=INSIDE,
+        inside_met=_met(found.inside >= INSIDE),
+    )
+    return "\n\n".join((head, *(_group(group, results) for group in groups()), _reasons(results))) + "\n"
+
+
+def far_off(results: Mapping[str, Result]) -> list[Published]:
+    """The runs whose prediction needs a reason."""
+    return [run for run in all_runs() if run.name in results and abs(results[run.name].off(run)) > FAR]
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "**missed**"
+
+
+def _group(group: Group, results: Mapping[str, Result]) -> str:
+    rows = (
+        f"## {group.title}\n",
+        _flow(f"Source: {group.source}. What differs: {group.differs}"),
+        "",
+        "| run | tokens/s of a device | predicted | off | step, s | predicted | interval | in it |",
+        "|---|--:|--:|--:|--:|--:|--:|:--|",
+        *(_row(run, results.get(run.name)) for run in group.runs),
+    )
+    return "\n".join(rows)
+
+
+def _row(run: Published, result: Result | None) -> str:
+    if result is None:
+        return f"| {run.config} (`{run.name}`) | {run.tokens_per_s_gpu:,.0f} | not planned | | | | | |"
+    tokens = result.tokens_gpu / result.step_s
+    cells = (
+        f"{run.config} (`{run.name}`)",
+        f"{run.tokens_per_s_gpu:,.0f}",
+        f"{tokens:,.0f}",
+        f"{result.off(run):+.1%}",
+        f"{result.published_s(run):.3f}",
+        f"{result.step_s:.3f}",
+        f"{result.low_s:.3f} to {result.high_s:.3f}",
+        "yes" if result.is_hit(run) else "**no**",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _reasons(results: Mapping[str, Result]) -> str:
+    return "\n".join(("## Why some are far off\n", *_said(far_off(results))))
+
+
+def _said(far: Iterable[Published]) -> Iterator[str]:
+    names = [run.name for run in far]
+    for start, reason in reasons().items():
+        of = [name for name in names if name.startswith(start)]
+        if of:
+            yield _flow(f"- {', '.join(f'`{name}`' for name in of)}: {reason}")
+    if not names:
+        yield f"None is off by more than {FAR:.0%}."
+
+
+def _flow(text: str) -> str:
+    return fill(text, 118, subsequent_indent="  " if text.startswith("- ") else "", break_on_hyphens=False)

@@ -1,0 +1,128 @@
+"""Published runs and their predictions: runs.json and results.json of this folder, as values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from compiler.predict.predict import timed
+from dsl.load import resolve
+
+FOLDER = Path(__file__).parent
+RUNS, RESULTS = FOLDER / "runs.json", FOLDER / "results.json"
+FIGURES = 4  # significant figures of what is stored
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A published run: its spec with overrides, and the tokens per second of a device that were measured."""
+
+    name: str
+    config: str
+    spec: str  # a file of this folder and its run, as in `zero-bubble.dsc:small`
+    tokens_per_s_gpu: float
+    set: tuple[str, ...] = ()
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether the schedule is searched for, which takes minutes."""
+        return "schedule.name=auto" in self.set
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Published runs of one source. `differs`: what of them a spec cannot say, or says otherwise."""
+
+    title: str
+    source: str
+    differs: str
+    runs: tuple[Published, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The prediction of a run: seconds of a step and the interval around it, tokens of a step and device, table."""
+
+    step_s: float
+    low_s: float
+    high_s: float
+    tokens_gpu: float
+    rates: str
+
+    def off(self, run: Published) -> float:
+        """How much faster than published the run is predicted to be, as a share of the published tokens per second."""
+        return self.tokens_gpu / self.step_s / run.tokens_per_s_gpu - 1
+
+    def published_s(self, run: Published) -> float:
+        """Seconds of the published step."""
+        return self.tokens_gpu / run.tokens_per_s_gpu
+
+    def is_hit(self, run: Published) -> bool:
+        """Whether the published step lies inside the interval."""
+        return self.low_s <= self.published_s(run) <= self.high_s
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How far predictions of tokens per second are from published ones; shares, of which positive is too fast."""
+
+    runs: int
+    median_error: float
+    bias: float  # the median of signed errors
+    worst: tuple[str, float]
+    inside: float  # the share of published steps inside the interval
+
+
+def groups() -> tuple[Group, ...]:
+    """All published runs."""
+    return tuple(
+        Group(
+            **{**group, "runs": tuple(Published(**{**run, "set": tuple(run.get("set", ()))}) for run in group["runs"])}
+        )
+        for group in json.loads(RUNS.read_text("utf-8"))
+    )
+
+
+def all_runs() -> Iterator[Published]:
+    """The runs of all groups."""
+    for group in groups():
+        yield from group.runs
+
+
+def predicted(run: Published) -> Result:
+    """The prediction of a run with the rates that `dsc plan` takes by itself."""
+    found = timed(resolve(FOLDER / run.spec, overrides=run.set).spec)
+    step = found.step
+    assert step.interval is not None
+    figures = (step.seconds, step.interval.low_s, step.interval.high_s, step.tokens / found.plan.mesh.world)
+    return Result(*(float(f"{figure:.{FIGURES}g}") for figure in figures), found.rates[0].table)
+
+
+def stored() -> dict[str, Result]:
+    """The predictions of results.json, by the name of their run."""
+    return {name: Result(**row) for name, row in json.loads(RESULTS.read_text("utf-8")).items()}
+
+
+def store(results: Mapping[str, Result]) -> None:
+    """Write results.json, a run a line."""
+    order = [run.name for run in all_runs() if run.name in results]
+    lines = (f"  {json.dumps(name)}: {json.dumps(asdict(results[name]))}" for name in order)
+    RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
+
+
+def summary(runs: Sequence[Published], results: Mapping[str, Result]) -> Summary:
+    """What all runs together show."""
+    off = {run.name: results[run.name].off(run) for run in runs}
+    worst = max(off, key=lambda name: abs(off[name]))
+    hits = sum(results[run.name].is_hit(run) for run in runs)
+    errors = [abs(each) for each in off.values()]
+    return Summary(len(runs), median(errors), median(off.values()), (worst, off[worst]), hits / len(runs))
+
+
+def reasons() -> dict[str, Any]:
+    """Why predictions are far off, by the beginning of the names of the runs: reasons.json."""
+    return dict(json.loads((FOLDER / "reasons.json").read_text("utf-8")))
