@@ -98,8 +98,17 @@ def predicted(run: Published) -> Result:
     found = timed(resolve(FOLDER / run.spec, overrides=run.set).spec)
     step = found.step
     assert step.interval is not None
-    figures = (step.seconds, step.interval.low_s, step.interval.high_s, step.tokens / found.plan.mesh.world)
-    return Result(*(float(f"{figure:.{FIGURES}g}") for figure in figures), found.rates[0].table)
+    return Result(
+        step_s=_rounded(step.seconds),
+        low_s=_rounded(step.interval.low_s),
+        high_s=_rounded(step.interval.high_s),
+        tokens_gpu=_rounded(step.tokens / found.plan.mesh.world),
+        rates=found.rates[0].table,
+    )
+
+
+def _rounded(figure: float) -> float:
+    return float(f"{figure:.{FIGURES}g}")
 
 
 def stored() -> dict[str, Result]:
