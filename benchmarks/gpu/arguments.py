@@ -18,7 +18,8 @@ from runtime.ops.quantise import quantise, quantise_blocks, quantise_columns
 from runtime.ops.quantise_e5m6 import quantise_e5m6
 from runtime.optimizers import reference_update
 
-EPS, THETA, SCALE = 1e-6, 10_000.0, 2.5
+EPS, THETA, SCALE, SOFTCAP = 1e-6, 10_000.0, 2.5, 30.0
+CLAMP = 7.0, 1.702, 1.0  # limit, alpha and shift of GPT-OSS
 BF16, FP32 = torch.bfloat16, torch.float32
 Arguments = tuple[Any, ...]
 
@@ -158,6 +159,34 @@ def grouped_queries_gradient(s: Sizes, t: Make) -> Arguments:
     inputs = grouped_queries(s, t)
     o, lse = of("gqa_attention", *inputs, *grouped_queries_sizes(s))
     return t(*o.shape), *inputs, o, lse, *grouped_queries_sizes(s)
+
+
+def window(s: Sizes) -> int:
+    """Tokens that a token attends to where attention is bounded: an eighth of a sequence."""
+    return -(-s.sequence // 8)
+
+
+def bounded(s: Sizes, t: Make) -> Arguments:
+    """q, k, v, sinks and the constants of attention with all bounds."""
+    return *grouped_queries(s, t), t(s.heads), *grouped_queries_sizes(s), window(s), SOFTCAP
+
+
+def bounded_gradient(s: Sizes, t: Make) -> Arguments:
+    q, k, v, sinks, *constants = bounded(s, t)
+    o, lse = of("bounded_attention", q, k, v, sinks, *constants)
+    return t(*o.shape), q, k, v, o, lse, *constants
+
+
+def sinks_gradient(s: Sizes, t: Make) -> Arguments:
+    """acc, do, o, lse, sinks."""
+    q, k, v, sinks, *constants = bounded(s, t)
+    o, lse = of("bounded_attention", q, k, v, sinks, *constants)
+    return t.wide(s.heads), t(*o.shape), o, lse, sinks
+
+
+def plain(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
+    """dy, h of an activation without a gate."""
+    return t(s.tokens, s.dense), t(s.tokens, s.dense)
 
 
 def routing(s: Sizes) -> Arguments:

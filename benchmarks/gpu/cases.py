@@ -82,6 +82,16 @@ def causal_flops(columns: Callable[[Sizes], int]) -> Callable[[Sizes], int]:
     return lambda s: s.tokens * s.sequence * s.heads * columns(s)
 
 
+def band_flops(products: int) -> Callable[[Sizes], int]:
+    """FLOPs of products over the width of the queries and the keys within a window."""
+
+    def flops(s: Sizes) -> int:
+        pairs = s.tokens // s.sequence * (2 * s.sequence - a.window(s)) * a.window(s)  # twice as many
+        return products * pairs * s.heads * s.head_dim
+
+    return flops
+
+
 def forward_columns(s: Sizes) -> int:
     return s.nope + s.rope + s.value
 
@@ -105,6 +115,7 @@ def fp8(op: str, arguments: Callable[[Sizes, Make], Arguments], goal: Goal, vari
 
 
 O_PROJ, Q_UP = "out-projection", "q up"
+PLAIN = ("gelu", "gelu_tanh", "relu2")
 
 CASES: tuple[Case, ...] = (
     # ---- norms
@@ -171,6 +182,13 @@ CASES: tuple[Case, ...] = (
     Case("swiglu_fp8_dgrad", a.dense_fp8, COPY, dtypes=(BF16,)),
     Case("gated_swiglu_fp8", lambda s, t: a.gated_fp8(s, t)[1:], COPY, dtypes=(BF16,)),
     Case("gated_swiglu_fp8_dgrad", a.gated_fp8, COPY, dtypes=(BF16,)),
+    # ---- other activations
+    *(Case(op, lambda s, t: a.plain(s, t)[1:], COPY) for op in PLAIN),
+    *(Case(f"{op}_dgrad", a.plain, COPY) for op in PLAIN),
+    *(Case(op, lambda s, t: a.dense(s, t)[1:], COPY) for op in ("geglu", "geglu_tanh")),
+    *(Case(f"{op}_dgrad", a.dense, COPY) for op in ("geglu", "geglu_tanh")),
+    Case("clamped_swiglu", lambda s, t: (*a.dense(s, t)[1:], *a.CLAMP), COPY),
+    Case("clamped_swiglu_dgrad", lambda s, t: (*a.dense(s, t), *a.CLAMP), COPY),
     # ---- quantising
     Case("quantise", lambda s, t: (t(s.rows, s.hidden),), CAST),
     Case("quantise_columns", lambda s, t: (t(s.rows, s.hidden),), CAST),
@@ -237,6 +255,9 @@ CASES: tuple[Case, ...] = (
         flops=causal_flops(lambda s: 5 * s.head_dim),
         roundings=4,
     ),
+    Case("bounded_attention", a.bounded, Goal("share", 0.55), flops=band_flops(2), roundings=3),
+    Case("bounded_attention_dgrad", a.bounded_gradient, Goal("share", 0.40), flops=band_flops(5), roundings=4),
+    Case("bounded_attention_wgrad_", a.sinks_gradient, COPY, written=(0,)),
     # ---- routing
     Case("route", lambda s, t: (*a.router(s, t), *a.routing(s)), Goal("µs", 10), dtypes=(FP32,)),
     Case("route_dgrad", a.chosen_gradient, Goal("µs", 10), dtypes=(FP32,)),

@@ -287,7 +287,12 @@ these recipes. Their kernels are checked and compiled like the others.
 `unfused = [residual_norm, join]` in a run does not fuse the ops of these names. Use it for a comparison, or to look
 for an error. `kernels.json` of a build says which ops have which kernel, and what was fused
 ([json.md](json.md#dsc-inspect---kernels)). `dsc inspect BUILD --kernels` shows this, with the bytes that fusion
-saves. An op without a kernel, such as `linear` in BF16, runs on torch.
+saves. An op without a kernel, such as `linear` in BF16, runs on torch; the reason is listed with it.
+
+Attention with a window visits only blocks of keys that some query of a block sees; its time grows with the sequence
+times the window. A softcap and sinks are options of the same text. Heads of grouped queries may be 256 columns wide
+in BF16, others 128. Activations beside SwiGLU have kernels of their own, in BF16 and FP32: FP8 recipes
+quantise their results in a second pass.
 """
 
 HOW = """## How a kernel is known to be right without a GPU

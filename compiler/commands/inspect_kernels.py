@@ -45,7 +45,7 @@ def rows_of(data: bytes) -> dict[str, Any]:
     listed = KernelList.from_json(data)
     fused: dict[tuple[str, str], dict[str, Any]] = {}
     files: dict[str, dict[str, Any]] = {}
-    plain: dict[str, int] = {}
+    plain: dict[tuple[str, str], int] = {}
     for segment in listed.segments:
         for call in segment.ops:
             if call.of:
@@ -58,14 +58,15 @@ def rows_of(data: bytes) -> dict[str, Any]:
                 for key, value in (("ops", call.op), ("segments", segment.kind)):
                     file[key] += [value] * (value not in file[key])
             else:
-                plain[call.op] = plain.get(call.op, 0) + segment.uses
+                why = call.op, call.reason or ""
+                plain[why] = plain.get(why, 0) + segment.uses
     return {
         "version": VERSION,
         "rows": listed.rows,
         "unfused": list(listed.unfused),
         "fused": list(fused.values()),
         "kernels": [files[name] for name in sorted(files)],
-        "without": [{"op": op, "calls": plain[op]} for op in sorted(plain)],
+        "without": [{"op": op, "calls": plain[op, why], "reason": why} for op, why in sorted(plain)],
         "quantised": [tree(each) for each in listed.quantised],
         "optimizer": tree(listed.optimizer),
     }
@@ -121,8 +122,14 @@ def _parts(name: str, found: dict[str, Any], width: int, on_cpus: bool) -> Itera
     files = [(row["kernel"], row["ops"], row["segments"], f"{row['calls']:,}") for row in found["kernels"]]
     yield _table(("kernel", "ops", "in", "calls"), files, ", ", width)
     yield Text()
-    plain = [row["op"] for row in found["without"]]
-    yield Text(_wrapped([f"by torch: {plain[0]}", *plain[1:]], ", ", width) if plain else "no op is left to torch")
+    reasons: dict[str, list[str]] = {}
+    for row in found["without"]:
+        reasons.setdefault(row["reason"], []).append(row["op"])
+    for why, (first, *others) in reasons.items():
+        yield Text(_wrapped([f"by torch: {first}", *others], ", ", width))
+        yield Text(_wrapped(f"  {why}".split(" "), " ", width), style=_quiet())
+    if not reasons:
+        yield Text("no op is left to torch")
     yield Text()
     for row in found["quantised"]:
         line = f"weights of few bits: {row['op']} by {row['kernel'] or 'torch'}, {row['calls']:,} calls a step"

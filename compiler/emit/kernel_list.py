@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from compiler.emit.quantised import Making
 from compiler.ir import Emitted, Plan, SegmentCode
+from compiler.kernels import reason
 from compiler.kernels.calls import Call
 from compiler.plan.blocks import balanced_rows
 from compiler.predict.memory_state import kept_elements
@@ -55,17 +56,18 @@ def kernels_json(
 
 def _op(call: Emitted, rows: int) -> contract.EmittedOp:
     saved = call.saved + call.saved_row * rows if call.parts else None
-    return contract.EmittedOp(call.function, call.op, call.kernel or None, call.parts, saved)
+    return contract.EmittedOp(call.function, call.op, call.kernel or None, call.reason or None, call.parts, saved)
 
 
 def _weights(quantised: Mapping[str, Making]) -> tuple[contract.QuantisedWeights, ...]:
     """What makes the weights of few bits, and how many, in the order of the model."""
-    calls = Counter((each.op, each.kernel.name if each.kernel else None) for each in quantised.values())
-    return tuple(contract.QuantisedWeights(op, kernel, count) for (op, kernel), count in calls.items())
+    calls = Counter((each.op, each.kernel.name if each.kernel else None, each.reason) for each in quantised.values())
+    return tuple(contract.QuantisedWeights(op, kernel, why, count) for (op, kernel, why), count in calls.items())
 
 
 def _step(spec: Spec, plan: Plan, call: Call, kernel: str | None) -> contract.OptimizerStep:
     """What a step of the optimizer moves, on the device that updates most."""
     elements = max(kept_elements(spec, plan).owned.values())
     moved = elements * update_bytes(spec.precision, spec.train.optimizer)
-    return contract.OptimizerStep(call.op, kernel, elements, moved)
+    why = None if kernel else reason(call.op, call.arguments)
+    return contract.OptimizerStep(call.op, kernel, why, elements, moved)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.ir import Plan
-from compiler.kernels import KernelFile, emit_kernel
-from compiler.kernels.calls import quantising
+from compiler.kernels import KernelFile, emit_kernel, reason
+from compiler.kernels.calls import Call, quantising
 from runtime import contract
 
 
 @dataclass(frozen=True)
 class Making:
-    """How a tensor is made of few bits: the op, its kernel if there is one, and how the names of its tensors end."""
+    """How a tensor is made of few bits: the op, its kernel or the reason that there is none, and how the names of its
+    tensors end."""
 
     op: str
     kernel: KernelFile | None
+    reason: str | None
     suffixes: tuple[str, ...]
 
 
@@ -28,15 +30,16 @@ def quantised(plan: Plan, num_sms: int) -> dict[str, Making]:
         if key not in by_key:
             held = {each.param: each.tensors for each in plan.cuts[use.site].quantised}
             by_key[key] = {
-                param: Making(
-                    call.op,
-                    emit_kernel(call.op, call.arguments, num_sms),
-                    tuple(tensor.name.removeprefix(param) for tensor in held[param]),
-                )
+                param: _making(call, num_sms, tuple(tensor.name.removeprefix(param) for tensor in held[param]))
                 for param, call in quantising(use.segment)
             }
         found |= {tensors[param]: making for param, making in by_key[key].items()}
     return found
+
+
+def _making(call: Call, num_sms: int, suffixes: tuple[str, ...]) -> Making:
+    file = emit_kernel(call.op, call.arguments, num_sms)
+    return Making(call.op, file, None if file else reason(call.op, call.arguments), suffixes)
 
 
 def rows(makings: dict[str, Making]) -> tuple[contract.Quantised, ...]:

@@ -157,8 +157,8 @@ def read(text: str, key: str, segment: Segment) -> SegmentCode | None:
     return found if named and entry(key, found) == text else None
 
 
-def _call(function: str, op: str, kernel: str, parts: list[str], saved: int, saved_row: int) -> Emitted:
-    return Emitted(str(function), str(op), str(kernel), tuple(map(str, parts)), int(saved), int(saved_row))
+def _call(function: str, op: str, kernel: str, parts: list[str], saved: int, saved_row: int, reason: str) -> Emitted:
+    return Emitted(str(function), str(op), str(kernel), tuple(map(str, parts)), int(saved), int(saved_row), str(reason))
 
 
 def _digest(text: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from compiler.ir import Emitted, Segment, SegmentCode
-from compiler.kernels import KernelFile, emit_kernel
+from compiler.kernels import KernelFile, emit_kernel, reason
 from compiler.kernels.calls import call_of
 from compiler.segments.joint import COLUMNS, Joint, Node
 
@@ -40,7 +41,7 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     files = {file.name: file.source for file in kernels.values() if file}
     saved = {node: each for (node, _), each in zip(joint.parts, bytes_saved(priced).values(), strict=True)}
     calls = tuple(
-        _emitted(function, node, kernel_of(node) or "", joint, saved)
+        _emitted(function, node, kernel_of(node), joint, saved)
         for function, nodes in parts.functions.items()
         for node in nodes
         if node.op != COLUMNS
@@ -49,12 +50,18 @@ def emit(segment: Segment, num_sms: int) -> SegmentCode:
     return SegmentCode(printer.module_name(segment), source, called, tuple(sorted(files.items())), calls)
 
 
-def _emitted(function: str, node: Node, file: str, joint: Joint, saved: Mapping[Node, tuple[int, int]]) -> Emitted:
+def _emitted(
+    function: str, node: Node, file: str | None, joint: Joint, saved: Mapping[Node, tuple[int, int]]
+) -> Emitted:
+    call = Emitted(
+        function, node.op, file or "", reason="" if file else reason(node.op, call_of(joint, node).arguments)
+    )
     for fused, parts in joint.parts:
         adds = node.op == f"{fused.op}_" and node.reads[1:] == fused.reads  # to the gradient of a weight
         if node == fused or adds:
-            return Emitted(function, node.op, file, tuple(part.op for part in parts), *saved[fused])
-    return Emitted(function, node.op, file)
+            saved_bytes, saved_row = saved[fused]
+            return replace(call, parts=tuple(part.op for part in parts), saved=saved_bytes, saved_row=saved_row)
+    return call
 
 
 def kernel(joint: Joint, node: Node, num_sms: int) -> KernelFile | None:

@@ -190,7 +190,8 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """A call of an op in an emitted segment. `kernel`: its file of kernels/, "" where the reference op always runs.
+    """A call of an op in an emitted segment. `kernel`: its file of kernels/, "" where the reference op always runs;
+    then there is a `reason`.
 
     `parts`: the ops that a fused one stands for; `saved`, `saved_row`: bytes that these would move beyond its own.
     """
@@ -201,6 +202,7 @@ class Emitted:
     parts: tuple[str, ...] = ()
     saved: int = 0
     saved_row: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

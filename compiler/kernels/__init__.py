@@ -7,33 +7,16 @@ the same choice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from compiler.kernels.kernel import Choice, KernelFile, render
-from dsl.formats import FP8, PRODUCTS
+from compiler.ir import Buffer
+from compiler.kernels.kernel import Choice, KernelFile, begins, render
+from compiler.kernels.on_torch import ON_TORCH, of_cpus
 
-__all__ = ["KERNELS", "ON_TORCH", "KernelFile", "emit_kernel"]
-
-# Ops that run on torch on every device: products that cuBLAS does, and what torch adds, sums, joins and views. The
-# gradient of sinks is a sum of one number for each query and head; biases of experts are looked up by row. Attention
-# with a window, sinks or a softcap has no kernel yet.
-ON_TORCH = (
-    *("add", "add_bias", "add_bias_wgrad_", "cat2", "columns", "linear", "linear_dgrad", "linear_wgrad_"),
-    *("add_grouped_bias", "add_grouped_bias_dgrad", "add_grouped_bias_wgrad_"),
-    *("linear_wide", "linear_wide_dgrad", "linear_wide_wgrad_", "bounded_attention_wgrad_"),
-    *("bounded_attention", "bounded_attention_dgrad"),
-    # Activations and scores that no DeepSeek model before V4 has: elementwise, and of one input alone.
-    *(f"{op}{end}" for op in ("clamped_swiglu", "gate_rows", "geglu", "geglu_tanh") for end in ("", "_dgrad")),
-    *(f"{op}{end}" for op in ("gelu", "gelu_tanh", "relu2") for end in ("", "_dgrad")),
-    *(f"{op}{end}" for op in ("sigmoid_gate", "sqrt_softplus", "route_scores") for end in ("", "_dgrad")),
-    *("balance_scores", "balance_scores_dgrad", "scale", "scale_dgrad", "softcap", "softcap_dgrad"),
-)
-
-# Formats of products whose ops run on torch, and on CPUs alone: `dsl.rules.training` refuses accelerators.
-FORMATS = tuple(form.name for form in PRODUCTS if form != FP8)
+__all__ = ["KERNELS", "ON_TORCH", "KernelFile", "emit_kernel", "reason"]
 
 
 def _rows() -> dict[str, Callable[..., Choice | None]]:
@@ -58,8 +41,22 @@ def emit_kernel(op: str, arguments: tuple[Any, ...], num_sms: int) -> KernelFile
     `num_sms` is how many SMs compute may use: the device's less those kept for communication. The text depends
     on nothing else, and not on the number of rows.
     """
-    if op in ON_TORCH or any(f"_{name}_" in f"{op}_" for name in FORMATS):
+    if op in ON_TORCH or of_cpus(op):
         return None
     assert op in KERNELS, f"op {op} has no row in compiler/kernels and is not in ON_TORCH"
     choice = KERNELS[op](num_sms, *arguments)
     return render(choice) if choice else None
+
+
+def reason(op: str, arguments: Sequence[Any]) -> str:
+    """Why an op has no kernel file for these arguments, for which `emit_kernel` gave none."""
+    if op in ON_TORCH:
+        return ON_TORCH[op]
+    if of_cpus(op):
+        return "its format is computed on CPUs alone"
+    if begins(arguments):
+        return "no kernel keeps documents of a sequence apart"
+    if op not in KERNELS:
+        return "nobody has written a kernel for it"
+    dtypes = {each.dtype for each in arguments if isinstance(each, Buffer)}
+    return f"its kernel does not take {'FP64' if 'float64' in dtypes else 'these sizes and dtypes'}"

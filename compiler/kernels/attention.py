@@ -1,4 +1,4 @@
-"""Attention with RoPE, latent and grouped: when the Triton kernels apply and how they launch.
+"""Attention with RoPE, latent, grouped and bounded: when the Triton kernels apply and how they launch.
 
 Their text is attention.py.j2 and attention_dgrad.py.j2, which include attention_shared.j2.
 """
@@ -6,10 +6,10 @@ Their text is attention.py.j2 and attention_dgrad.py.j2, which include attention
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from compiler.ir import Buffer
-from compiler.kernels.kernel import BYTES, FUSION, LEGS, Choice, begins, power_of_two
+from compiler.kernels.kernel import BYTES, FUSION, LEGS, Choice, Name, begins, in_name, power_of_two
 
 _ONCE = "ld.global.L1::evict_first"  # queries, or keys and values, that only one tile is made of
 STREAMS = {
@@ -22,6 +22,18 @@ STREAMS = {
 }
 
 L2_BYTES = 24 * 2**20  # for what tiles share: half of sm_90's, as queries and results pass through it too
+
+
+class Bounds(NamedTuple):
+    """What bounds attention: the keys that a query sees, S of them if all; the softcap, 0 if none; whether sinks do."""
+
+    window: int
+    softcap: float
+    sinks: bool
+
+    def __str__(self) -> str:
+        """Them as the end of a kernel's name."""
+        return f"_w{self.window}" + f"_c{in_name(self.softcap)}" * bool(self.softcap) + "_sinks" * self.sinks
 
 
 def _choose(
@@ -37,6 +49,7 @@ def _choose(
     value: int,
     kept: bool = False,
     both: bool = False,
+    bounds: Bounds | None = None,
 ) -> Choice | None:
     """Sequences of S, H heads in groups of `group`, their columns [nope | rope] and value; latent if there is nope.
 
@@ -46,7 +59,8 @@ def _choose(
     dtype = next(iter(dtypes))
     blocks = {name: max(16, power_of_two(size)) for name, size in (("NOPE", nope), ("ROPE", rope), ("VALUE", value))}
     keys = blocks["ROPE"] + (blocks["NOPE"] if nope else 0)
-    if len(dtypes) > 1 or dtype not in BYTES or max(blocks.values()) > 128 or keys > 192:
+    widest = 256 if dtype == "bfloat16" and not nope else 128
+    if len(dtypes) > 1 or dtype not in BYTES or max(blocks.values()) > widest or keys > max(192, widest):
         return None
     if (kept or both) and (dtype != "bfloat16" or value != 128):
         return None
@@ -54,17 +68,29 @@ def _choose(
         return None
     sizes = {"S": S, "H": H, "GROUP": group, "SHARED": H if nope else group, "SCALE": (nope + rope) ** -0.5}
     sizes |= {"NOPE": nope, "ROPE": rope, "VALUE": value, **{f"BLOCK_{name}": size for name, size in blocks.items()}}
+    window, softcap, sinks = bounds or Bounds(S, 0.0, False)
+    bend = sizes["SCALE"] / softcap if softcap else None
+    sizes["SCALE"] = softcap or sizes["SCALE"]
     ragged = any(size * BYTES[dtype] % 16 for size in (nope, rope, value))
     forward, queries, by_keys, by_values = _launches(S, keys, blocks["VALUE"], dtype, ragged)
     if kept and S % 128:  # masks of rows beside the two formats: of 128 rows 48 bytes spill on 3.9, 256 on 3.6
         forward["M"] = 64
     return Choice(
-        name=f"{name}_s{S}_h{H}_{'n' if nope else 'g'}{nope or H // group}_r{rope}_v{value}_{dtype}",
+        name=f"{name}_s{S}_h{H}_{'n' if nope else 'g'}{nope or H // group}_r{rope}_v{value}_{dtype}{bounds or ''}",
         template=template,
         values=(
             ("mla", nope > 0),
             ("kept", kept),
             ("both", both),
+            ("bounded", bounds is not None),
+            ("window", window < S),
+            ("softcap", bool(softcap)),
+            ("sinks", sinks),
+            ("WINDOW", window),
+            ("SOFTCAP", softcap),
+            ("BEND", bend),
+            ("LOW", Name("low") if window < S else 0),  # where keys of a block of queries begin
+            ("STOP", Name("stop" if window < S else "end")),  # where queries of a block of keys end
             ("ahead", dtype != "float32"),
             ("hoist", nope > 0 if dtype != "float32" else keys + blocks["VALUE"] > 160),
             ("S", S),
@@ -115,6 +141,8 @@ def _launches(S: int, width: int, value: int, dtype: str, ragged: bool) -> tuple
         forward, queries, by_keys, options = (rows, columns), (32, 16), (16, rows), (8, 1)
     elif ragged:  # rows are copied element by element
         forward, queries, by_keys, options = (64, 32), (64, 32), (32, 64), (8, 1)
+    elif width > 192:  # of 256 columns all larger tiles spill: 128 and 64 in the forward 160 bytes, 64 and 64 in dq 112
+        forward, queries, by_keys, options = (128, 32), (64, 32), (32, 64), (8, 2)
     else:
         columns = 128 if width + value <= 128 else 64
         # In a single block of queries, M 64 spills 16 bytes on 3.9. Of 128 columns of scores beside values of 32 the
@@ -145,7 +173,7 @@ def _mla(sms: int, op: str, q: Buffer, kv: Buffer, k_rope: Buffer, *sizes: Any) 
         return None
     S, H, nope, rope, value, *_ = sizes
     template = "attention_dgrad" if "_dgrad" in op else "attention"
-    more = {"kept": "e5m6" in op, "both": "both" in op}
+    more: dict[str, Any] = {"kept": "e5m6" in op, "both": "both" in op}
     return _choose(template, op, {q.dtype, kv.dtype, k_rope.dtype}, sms, S, H, 1, nope, rope, value, **more)
 
 
@@ -157,6 +185,15 @@ def _gqa(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, *sizes: Any) -> Cho
     return _choose(template, op, {q.dtype, k.dtype, v.dtype}, sms, S, H, H // G, 0, width, width)
 
 
+def _bounded(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, sinks: bool, *sizes: Any) -> Choice | None:
+    if begins(sizes):
+        return None
+    S, H, G, _, window, softcap, *_ = sizes
+    width, template = int(q.shape[1]) // H, op.replace("bounded_", "")
+    bounds = Bounds(min(window or S, S), softcap, sinks)
+    return _choose(template, op, {q.dtype, k.dtype, v.dtype}, sms, S, H, H // G, 0, width, width, bounds=bounds)
+
+
 def _of_result(choose: Callable[..., Choice | None], op: str, tensors: int = 1) -> Callable[..., Choice | None]:
     """A row for a gradient, whose arguments have the forward's result in so many tensors, and lse."""
     return lambda sms, do, q, k, v, *rest: choose(sms, op, q, k, v, *rest[tensors + 1 :])
@@ -166,6 +203,9 @@ OPS: dict[str, Callable[..., Choice | None]] = {
     "mla_attention": lambda sms, *args: _mla(sms, "mla_attention", *args),
     "mla_attention_quantise_kept_e5m6": lambda sms, *args: _mla(sms, "mla_attention_quantise_kept_e5m6", *args),
     "gqa_attention": lambda sms, *args: _gqa(sms, "gqa_attention", *args),
+    "bounded_attention": lambda sms, q, k, v, sinks, *sizes: _bounded(
+        sms, "bounded_attention", q, k, v, sinks is not None, *sizes
+    ),
     "mla_attention_dgrad": _of_result(_mla, "mla_attention_dgrad"),
     "mla_attention_dgrad_quantise_both": _of_result(_mla, "mla_attention_dgrad_quantise_both"),
     "dequantise_mla_attention_dgrad_e5m6": _of_result(_mla, "dequantise_mla_attention_dgrad_e5m6", 3),
@@ -173,4 +213,7 @@ OPS: dict[str, Callable[..., Choice | None]] = {
         _mla, "dequantise_mla_attention_dgrad_quantise_both_e5m6", 3
     ),
     "gqa_attention_dgrad": _of_result(_gqa, "gqa_attention_dgrad"),
+    "bounded_attention_dgrad": lambda sms, do, q, k, v, o, lse, *sizes: _bounded(
+        sms, "bounded_attention_dgrad", q, k, v, False, *sizes
+    ),
 }

@@ -31,6 +31,10 @@ class Choice:
     values: tuple[tuple[str, Any], ...]
 
 
+class Name(str):
+    """The name of a variable: the one value that enters a text as it stands, not as a literal."""
+
+
 @dataclass(frozen=True, slots=True)
 class KernelFile:
     """An emitted module: Triton kernels, and around them functions named and called like the ops they stand for."""
@@ -49,8 +53,13 @@ def power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
+def in_name(number: float) -> str:
+    """A number as a part of an identifier; other numbers give others: 1.5 -> 1p5, 1e-07 -> 1em07."""
+    return repr(number).replace(".", "p").replace("-", "m").replace("+", "")
+
+
 def render(choice: Choice) -> KernelFile:
-    """The source text of a choice. Values enter it as Python literals and in no other way."""
+    """The source text of a choice. Values enter it as Python literals, or as names, and in no other way."""
     assert choice.name.isidentifier(), choice.name
     text = _environment().get_template(f"{choice.template}.py.j2").render(dict(choice.values))
     source = f"{_HEADER}{text.rstrip()}\n"
@@ -73,6 +82,9 @@ def _environment() -> jinja2.Environment:
 
 def _literal(value: Any) -> str:
     assert not isinstance(value, jinja2.Undefined), f"no value for {value._undefined_name}"
+    if isinstance(value, Name):
+        assert value.isidentifier(), value
+        return str(value)
     text = repr(value)
     if isinstance(value, dict) and len(text) > 100:  # a line each
         text = "\n".join(["{", *(f"    {key!r}: {each!r}," for key, each in value.items()), "}"])

@@ -10,7 +10,7 @@ from runtime.strict_json import read
 
 @dataclass(frozen=True)
 class EmittedOp:
-    """One op of a function of a segment, in the order of the calls. `kernel`: the file it has, if any.
+    """One op of a function of a segment, in the order of the calls. `kernel`: the file it has, or else the `reason`.
 
     `of`: the ops that were fused into it, and `bytes_saved` what that saves to move.
     """
@@ -18,6 +18,7 @@ class EmittedOp:
     function: str
     op: str
     kernel: str | None
+    reason: str | None
     of: tuple[str, ...] = ()
     bytes_saved: int | None = None
 
@@ -35,22 +36,24 @@ class SegmentKernels:
 
 @dataclass(frozen=True)
 class QuantisedWeights:
-    """An op that makes the weights of few bits that products read, and its kernel file.
+    """An op that makes the weights of few bits that products read, and its kernel file, or else the `reason`.
 
     `calls`: one for each weight of the model, after each step of the optimizer.
     """
 
     op: str
     kernel: str | None
+    reason: str | None
     calls: Amount
 
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """What a step of the optimizer moves, on the pipeline rank that updates most."""
+    """What a step of the optimizer moves, on the pipeline rank that updates most. Without a kernel, the `reason`."""
 
     op: str
     kernel: str | None
+    reason: str | None
     elements: Amount
     bytes: Amount
 

@@ -3,7 +3,7 @@
 A window leaves a query the last so many keys (Beltagy et al., "Longformer", 2020). A softcap bends logits s to
 softcap·tanh(s/softcap) (Gemma Team, "Gemma 2", 2024). A sink is a logit of each query head in the denominator of its
 softmax alone (Xiao et al., "Efficient streaming language models with attention sinks", 2023; GPT-OSS). All else is as
-in `gqa_attention`. This runs on torch, block by block, in time that grows with S·window.
+in `gqa_attention`. This runs on torch, block by block, in time that grows with S·window, as its kernel's does.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def bounded_attention_dgrad(
 def bounded_attention_wgrad(do: Tensor, o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     """do and o [T, H·C], lse [B, G, S, H/G], sinks [H] -> dsinks [H] = −Σ_t e^(sink − lse)·(do·o)."""
     B, G, S, r = lse.shape
-    delta_BSGr = (wide(do) * wide(o)).view(B, S, G, r, -1).sum(dim=-1)
+    delta_BSGr = (wide(do) * wide(o)).view(B, S, G, r, do.shape[1] // (G * r)).sum(dim=-1)
     share_BSGr = (wide(sinks).view(G, 1, r) - lse).exp().transpose(1, 2)
     return -(share_BSGr * delta_BSGr).sum(dim=(0, 1)).flatten().to(sinks.dtype)
 

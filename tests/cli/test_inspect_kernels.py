@@ -190,8 +190,8 @@ def test_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str], argum
 
 RIGHT = (
     '{"rows": 1, "unfused": [], "segments": [{"segment": "x_1", "kind": "x", "site": "L0", "uses": 1,'
-    ' "ops": [{"function": "F", "op": "y[/z]", "kernel": null}]}],'
-    ' "quantised": [], "optimizer": {"op": "adamw", "kernel": null, "elements": 1, "bytes": 30}}'
+    ' "ops": [{"function": "F", "op": "y[/z]", "kernel": null, "reason": "a view"}]}],'
+    ' "quantised": [], "optimizer": {"op": "adamw", "kernel": null, "reason": "-", "elements": 1, "bytes": 30}}'
 )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from tests.kernels.interpreted import NUM_SMS, STORED, U, double, random, run
 
 CHECKED = (
     "mla_attention", "mla_attention_dgrad", "gqa_attention", "gqa_attention_dgrad",
+    "bounded_attention", "bounded_attention_dgrad",
     "mla_attention_quantise_kept_e5m6", "mla_attention_dgrad_quantise_both",
     "dequantise_mla_attention_dgrad_e5m6", "dequantise_mla_attention_dgrad_quantise_both_e5m6",
 )  # fmt: skip
@@ -90,11 +91,30 @@ def cat(*parts: Near) -> Near:
     return Near(torch.cat([part.exact for part in parts], -1), torch.cat([part.off for part in parts], -1))
 
 
-def scores_of(q: Near, k: Near) -> tuple[Near, Tensor]:
-    """(scaled scores, where the key is later). Of P heads: q_PSC, k_PSC -> PSS."""
+class Bounds(NamedTuple):
+    """A window and a softcap, 0 for none; sinks of the P heads of all sequences, FP64, or none."""
+
+    window: int = 0
+    softcap: float = 0.0
+    sinks_P: Tensor | None = None
+
+
+FREE = Bounds()
+
+
+def scores_of(q: Near, k: Near, bounds: Bounds) -> tuple[Near, Near, Tensor]:
+    """(logits, their derivative by what a softcap bends, where a key is not seen). Of P heads: q_PSC, k_PSC -> PSS."""
     S, C = q.exact.shape[1:]
-    later = torch.ones(S, S, dtype=torch.bool).triu(1)
-    return (q @ k.mT).rounded(operations=1).map(lambda x: x * C**-0.5), later  # the sum of two products of one
+    ones, cap = torch.ones(S, S, dtype=torch.bool), bounds.softcap
+    unseen = ones.triu(1) | ones.tril(-bounds.window) if bounds.window else ones.triu(1)
+    scores = (q @ k.mT).rounded(operations=1).map(lambda x: x * C**-0.5)  # the sum of two products of one
+    if not cap:
+        return scores, Near.of(torch.ones(())), unseen
+    # tanh(x) = 1 - 2 / (1 + e^2x): e^2x is off by 4·U and by its argument's 3·U·2x, which moves tanh by less than half
+    # of each; a sum, a quotient of at most 2 (in hardware off by 2·U of it) and a difference follow.
+    bent = Near(torch.tanh(scores.exact / cap), scores.off / cap + 12 * U)
+    slope = Near(1 - bent.exact.square(), 2 * bent.off + 4 * U)
+    return bent.rounded(operations=1).map(lambda x: x * cap), slope, unseen
 
 
 def exponents(x: Near, largest: Tensor) -> Tensor:
@@ -102,12 +122,16 @@ def exponents(x: Near, largest: Tensor) -> Tensor:
     return torch.expm1(x.off + 4 * U * (x.most + largest) + 4 * U)
 
 
-def attend(q: Near, k: Near, v: Near, dtype: torch.dtype) -> tuple[Near, Near]:
+def attend(q: Near, k: Near, v: Near, dtype: torch.dtype, bounds: Bounds = FREE) -> tuple[Near, Near]:
     """o_PSV, lse_PS1 of turned q and k."""
-    (scores, later), S = scores_of(q, k), q.exact.shape[1]
-    exact = scores.exact.masked_fill(later, -torch.inf)
+    (scores, _, unseen), S = scores_of(q, k, bounds), q.exact.shape[1]
+    if bounds.sinks_P is not None:  # a key that all see, whose value is 0
+        sinks = Near.of(bounds.sinks_P[:, None, None].expand(-1, S, 1)).rounded(operations=2)
+        scores, unseen = cat(scores, sinks), torch.cat([unseen, unseen.new_zeros(S, 1)], -1)
+        v = v.map(lambda x: torch.nn.functional.pad(x, (0, 0, 0, 1)))
+    exact = scores.exact.masked_fill(unseen, -torch.inf)
     lse = exact.logsumexp(-1, keepdim=True)
-    weights, largest = (exact - lse).exp(), scores.most.masked_fill(later, 0).amax(-1, keepdim=True)
+    weights, largest = (exact - lse).exp(), scores.most.masked_fill(unseen, 0).amax(-1, keepdim=True)
     # Each of at most S/16 + 1 blocks shrinks what the earlier ones gave by a factor of its own.
     shrunk = (S // 16 + 1) * 6 * U + 8 * U * largest
     each = (1 + exponents(scores, largest)) * (1 + shrunk) - 1
@@ -120,14 +144,23 @@ def attend(q: Near, k: Near, v: Near, dtype: torch.dtype) -> tuple[Near, Near]:
 
 
 def attend_dgrad(
-    do: Tensor, o: Tensor, lse: Tensor, q: Near, k: Near, v: Near, dtype: torch.dtype, group: int = 1
+    do: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    q: Near,
+    k: Near,
+    v: Near,
+    dtype: torch.dtype,
+    group: int = 1,
+    bounds: Bounds = FREE,
 ) -> tuple[Near, Near, Near]:
     """dq, dk (of turned q and k) and dv, each head's part of the sums over `group` heads."""
-    scores, later = scores_of(q, k)
-    exact = (scores.exact - lse).masked_fill(later, -torch.inf).exp()
+    scores, slope, unseen = scores_of(q, k, bounds)
+    exact = (scores.exact - lse).masked_fill(unseen, -torch.inf).exp()
     weights = Near(exact, exact * exponents(scores, lse.abs()))
     delta = Near((do * o).sum(-1, keepdim=True), (do.shape[-1] + 1) * U * (do * o).abs().sum(-1, keepdim=True))
-    dscores = (weights * (Near.of(do) @ v.mT - delta)).rounded(dtype)
+    bent = weights * slope if bounds.softcap else weights
+    dscores = (bent * (Near.of(do) @ v.mT - delta)).rounded(dtype)
     dq, dk = dscores @ k, dscores.mT.product(q, group)
     dq, dk = (d.rounded(operations=1).map(lambda x: x * q.exact.shape[-1] ** -0.5) for d in (dq, dk))
     return dq, dk, weights.rounded(dtype).mT.product(Near.of(do), group)
@@ -254,12 +287,75 @@ def gqa_operands(dtype: torch.dtype, sizes: Grouped) -> tuple[Any, ...]:
 
 
 def gqa(dtype: torch.dtype, sizes: Grouped) -> None:
+    grouped("gqa_attention", dtype, sizes, (), (), FREE)
+
+
+def bounded(dtype: torch.dtype, sizes: Grouped, window: int, softcap: float, sinks: bool) -> None:
+    """What each of the bounds changes alone, and what they change together."""
+    B, H = sizes[0], sizes[2] * sizes[3]
+    of_heads = random(H, dtype=dtype, seed=5) if sinks else None
+    bounds = Bounds(window, softcap, of_heads.double().repeat(B) if of_heads is not None else None)
+    grouped("bounded_attention", dtype, sizes, (of_heads,), (window, softcap), bounds)
+
+
+def sinks_of_nothing(sizes: Grouped, window: int) -> None:
+    """A sink of −∞ leaves each bit as it is without sinks, and one of NaN makes its head's results NaN alone."""
+    q, k, v, *more = gqa_operands(torch.bfloat16, sizes)
+    H, constants = sizes[2] * sizes[3], (window, 0.0)
+    without = run("bounded_attention", q, k, v, None, *more, *constants)
+    sinks = torch.full((H,), -torch.inf)
+    for found, expected in zip(run("bounded_attention", q, k, v, sinks, *more, *constants), without, strict=True):
+        assert torch.equal(found, expected)
+    sinks[0] = torch.nan
+    o, lse = run("bounded_attention", q, k, v, sinks, *more, *constants)
+    by_head = o.view(len(o), H, -1)
+    assert by_head[:, 0].isnan().all() and torch.equal(by_head[:, 1:], without[0].view(by_head.shape)[:, 1:])
+    assert lse[:, 0, :, 0].isnan().all()
+
+
+def random_bounds(seed: int) -> None:
+    """Windows of any size with or without the others, over up to three blocks of keys."""
+    generator = torch.Generator().manual_seed(seed)
+    bounds = (3, 300, 3, 4, 17, 2, 2)
+    B, S, G, heads, half, capped, sinks = (int(torch.randint(1, end + 1, (), generator=generator)) for end in bounds)
+    window = int(torch.randint(1, S + 10, (), generator=generator))
+    bounded(torch.bfloat16, (B, S, G, heads, 2 * half), window, (capped - 1) * 6.0, sinks > 1)
+
+
+def moves_what_windows_need() -> None:
+    """Keys and values of the blocks that a window reaches: their number does not grow with the sequence's square."""
+    window, C, M, N = 128, 64, 128, 64
+
+    def forward(S: int) -> tuple[int, int]:
+        args = gqa_operands(torch.bfloat16, (1, S, 1, 1, C))
+        with moved() as count:
+            o, lse = run("bounded_attention", *args[:3], None, *args[3:], window, 0.0)
+        turn = 2 * 2 * 2 * S * C + 2 * 4 * S * C  # queries and keys, read and written; angles of both
+        queue = 4 * (2 * LEGS * NUM_SMS + S // M + 1)
+        return count[0] - turn - queue - bytes_of(args[0], o, lse), S // M
+
+    for S in (512, 1024):
+        found, blocks = forward(S)
+        reached = 4 * blocks - 2  # blocks of keys: two of its own and two before, which the first has not
+        assert found == 2 * C * N * (reached + reached + blocks), S  # keys, values, the last keys again
+
+
+def grouped(
+    op: str,
+    dtype: torch.dtype,
+    sizes: Grouped,
+    sinks: tuple[Tensor | None, ...],
+    constants: tuple[float, ...],
+    bounds: Bounds,
+) -> None:
+    """The op with more arguments: sinks behind the values, constants at the end."""
     B, S, G, group, C = sizes
-    args = q, k, v, _, H, *_ = gqa_operands(dtype, sizes)
-    more, do = args[3:], random(B * S, G * group * C, dtype=dtype, seed=4)
-    o, lse = run("gqa_attention", *args)
+    q, k, v, *rest = gqa_operands(dtype, sizes)
+    H, more, do = G * group, (*rest, *constants), random(B * S, G * group * C, dtype=dtype, seed=4)
+    o, lse = run(op, q, k, v, *sinks, *more)
     q64, k64, v64, do64, o64, lse64 = double(q, k, v, do, o, lse)
-    o_exact, lse_exact = ops.gqa_attention(q64, k64, v64, *more)
+    wide_sinks = tuple(each if each is None else each.double() for each in sinks)
+    o_exact, lse_exact = ops.OPS[op](q64, k64, v64, *wide_sinks, *more)
 
     def shared(x: Tensor) -> Tensor:
         return x.unflatten(0, (B, G)).repeat_interleave(group, dim=1).flatten(0, 1)
@@ -270,15 +366,15 @@ def gqa(dtype: torch.dtype, sizes: Grouped) -> None:
     )
     queries = turned(Near.of(q_by_head), angles_Sr).rounded(dtype)
     keys, values = turned(Near.of(k_by_head), angles_Sr).rounded(dtype).map(shared), Near.of(shared(v_by_head))
-    near_o, near_lse = attend(queries, keys, values, dtype)
+    near_o, near_lse = attend(queries, keys, values, dtype, bounds)
     close(o, near_o.map(lambda x: columns(x, H)), dtype, o_exact)
     close(lse, near_lse.map(lambda x: x.view(B, G, group, S).mT), torch.float32, lse_exact)
 
-    found = run("gqa_attention_dgrad", do, q, k, v, o, lse, *more)
-    expected = ops.gqa_attention_dgrad(do64, q64, k64, v64, o64, lse64, *more)
+    found = run(f"{op}_dgrad", do, q, k, v, o, lse, *more)
+    expected = ops.OPS[f"{op}_dgrad"](do64, q64, k64, v64, o64, lse64, *more)
     do_by_head, o_by_head = (split_heads(x, S, H).flatten(0, 1) for x in (do64, o64))
     lse_by_head = lse64.mT.reshape(B * H, S, 1)
-    dq, dk, dv = attend_dgrad(do_by_head, o_by_head, lse_by_head, queries, keys, values, dtype, group)
+    dq, dk, dv = attend_dgrad(do_by_head, o_by_head, lse_by_head, queries, keys, values, dtype, group, bounds)
     dk, dv = (d.map(lambda x: x.unflatten(0, (B * G, group)).sum(1)) for d in (dk, dv))
     close(found[0], turned(dq, back(angles_Sr)).map(lambda x: columns(x, H)), dtype, expected[0])
     close(found[1], turned(dk, back(angles_Sr)).map(lambda x: columns(x, G)), dtype, expected[1])

@@ -37,6 +37,21 @@ OTHERWISE: tuple[tuple[str, ...], ...] = (
     (UNFUSED,),
     ("recompute=[logits]", "precision=bf16"),
 )
+# What published models have that no shipped spec has: attention within bounds, and other activations.
+GROUPED, DENSE = "model.attention", "model.layers.0.ffn"
+MISTRAL = (f"{GROUPED}.window=4096",)
+GEMMA2 = (
+    *(f"{GROUPED}.{each}" for each in ("heads=16", "head_dim=256", "softcap=50", "window=4096")),
+    f"{DENSE}.activation=geglu_tanh",
+)
+GEMMA2_27B = (*(f"{GROUPED}.{each}" for each in ("kv_heads=16", "softcap=50")), f"{DENSE}.activation=geglu")
+GPT_OSS = (
+    *(f"{GROUPED}.{each}" for each in ("heads=64", "head_dim=64", "window=128", "sinks=true")),
+    *(f"{DENSE}.clamp.{each}" for each in ("limit=7", "alpha=1.702", "shift=1")),
+)
+NEMOTRON, GPT_2 = (f"{DENSE}.activation=relu2",), (f"{DENSE}.activation=gelu_tanh",)
+SMALL = (f"{GROUPED}.window=50", f"{GROUPED}.softcap=20", f"{GROUPED}.sinks=true", f"{DENSE}.activation=gelu")
+BOUNDED = (MISTRAL, GEMMA2, GEMMA2_27B, GPT_OSS, NEMOTRON, GPT_2)
 VARIANTS: tuple[Variant, ...] = (
     *((file, run, values) for file, run in RUNS for values in OTHERWISE),
     ("quickstart.dsc", "quickstart", ("train.sequence=127", "train.micro_batch=1")),  # an odd number of tokens
@@ -48,6 +63,8 @@ VARIANTS: tuple[Variant, ...] = (
     ("deepseek-v3.dsc", "pretrain", ("recompute=[]",)),
     ("deepseek-v3.dsc", "pretrain", ("recompute=[]", UNFUSED)),
     ("deepseek-v3.dsc", "pretrain", ("precision=bf16", "model.attention.scale=0.2")),  # turned in front of attention
+    *(("llama3-8b.dsc", "pretrain", (*model, *values)) for model in BOUNDED for values in ((), ("precision=fp32",))),
+    *(("laptop-gqa.dsc", "laptop_gqa", (*SMALL, *values)) for values in ((), ("precision=bf16",))),
 )
 SAMPLE: tuple[Variant, ...] = (
     ("quickstart.dsc", "quickstart", ()),

@@ -86,6 +86,61 @@ def test_gqa_in_several_blocks(interpret: Interpret, sizes: tuple[int, ...]) -> 
     interpret(CHECKS, "gqa", BF16, sizes)
 
 
+# B, S, kv heads, query heads of each, columns; window, softcap, whether there are sinks.
+BOUNDED = [
+    ((2, 37, 2, 3, 10), 5, 0.0, False),
+    ((2, 37, 2, 3, 10), 1, 0.0, True),  # each query sees its own key and the sink
+    ((1, 37, 2, 3, 10), 0, 0.0, True),
+    ((1, 37, 2, 1, 10), 0, 3.0, False),
+    ((2, 21, 2, 2, 10), 7, 3.0, True),
+    ((2, 1, 1, 3, 2), 4, 3.0, True),  # one token; a window that is wider than the sequence
+]
+# Several blocks in the smallest sizes: what windows leave out, part of, and see whole.
+IN_BLOCKS = [
+    ((1, 300, 1, 2, 64), 100, 5.0, True),
+    ((1, 420, 1, 1, 32), 130, 0.0, False),
+    ((1, 300, 1, 1, 32), 129, 0.0, True),
+    ((1, 300, 1, 1, 32), 1, 0.0, True),
+    ((1, 30, 1, 1, 32), 1, 0.0, False),  # every weight is 1, so queries and keys have no gradient
+    ((1, 256, 1, 1, 128), 64, 0.0, False),  # whole blocks, dk and dv apart
+    ((1, 150, 1, 1, 32), 300, 8.0, True),
+    ((1, 140, 1, 2, 256), 70, 20.0, True),  # Gemma 2's widest heads
+]
+
+
+@dtypes
+@pytest.mark.parametrize(("sizes", "window", "softcap", "sinks"), BOUNDED)
+def test_bounded(
+    interpret: Interpret, dtype: torch.dtype, sizes: tuple[int, ...], window: int, softcap: float, sinks: bool
+) -> None:
+    interpret(CHECKS, "bounded", dtype, sizes, window, softcap, sinks)
+
+
+@pytest.mark.parametrize(("sizes", "window", "softcap", "sinks"), IN_BLOCKS)
+def test_bounded_in_several_blocks(
+    interpret: Interpret, sizes: tuple[int, ...], window: int, softcap: float, sinks: bool
+) -> None:
+    interpret(CHECKS, "bounded", BF16, sizes, window, softcap, sinks)
+
+
+def test_gqa_of_wide_heads(interpret: Interpret) -> None:
+    interpret(CHECKS, "gqa", BF16, (1, 70, 1, 1, 256))
+
+
+@pytest.mark.parametrize("window", [0, 9])
+def test_a_sink_of_minus_infinity_is_none(interpret: Interpret, window: int) -> None:
+    interpret(CHECKS, "sinks_of_nothing", (1, 150, 2, 2, 16), window)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_bounds(interpret: Interpret, seed: int) -> None:
+    interpret(CHECKS, "random_bounds", seed)
+
+
+def test_a_window_moves_what_its_tiles_need(interpret: Interpret) -> None:
+    interpret(CHECKS, "moves_what_windows_need")
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_sizes(interpret: Interpret, seed: int) -> None:
     interpret(CHECKS, "random_sizes", seed)
@@ -172,3 +227,38 @@ def test_queues(tmp_path: Path, sms: int, rising: bool, heads: int, waiting: flo
     legs = [sum(2 * length + 1 for length in lengths[a:b]) for a, b in pairwise(starts)]
     busy = [sum(legs[lane::sms]) for lane in range(sms)]
     assert max(busy) * sms <= (1 + waiting) * sum(busy)
+
+
+def bounded_arguments(S: int, H: int, G: int, C: int, window: int, softcap: float, sinks: bool) -> tuple[Any, ...]:
+    q, kv = Buffer("q", ("R", H * C), "bfloat16"), Buffer("k", ("R", G * C), "bfloat16")
+    return q, kv, kv, Buffer("sinks", (H,), "bfloat16") if sinks else None, S, H, G, 1e4, window, softcap
+
+
+def test_bounds_are_told_apart() -> None:
+    """Files of one build have names that differ where their texts do; a window as wide as a sequence is none."""
+    bounds = [(64, 0.0, False), (65, 0.0, False), (0, 0.0, False), (0, 0.0, True), (64, 2.5, True), (64, 25.0, True)]
+    files = [emit_kernel("bounded_attention", bounded_arguments(128, 4, 2, 32, *each), 132) for each in bounds]
+    assert len({file.name for file in files if file}) == len({file.source for file in files if file}) == len(files)
+    assert emit_kernel("bounded_attention", bounded_arguments(128, 4, 2, 32, 200, 0.0, False), 132) == files[2]
+
+
+def test_heads_that_are_too_wide_have_no_kernel() -> None:
+    """Wider than any model's; or in FP32, where products wait in registers."""
+    assert emit_kernel("bounded_attention", bounded_arguments(128, 4, 2, 512, 64, 0.0, False), 132) is None
+    q, k, v, *rest = bounded_arguments(128, 4, 2, 256, 64, 0.0, False)
+    assert emit_kernel("bounded_attention", (q, k, v, *rest), 132)
+    wide = (Buffer("x", part.shape, "float32") for part in (q, k, v))
+    assert emit_kernel("bounded_attention", (*wide, *rest), 132) is None
+
+
+@pytest.mark.parametrize("rising", [True, False])
+def test_queues_of_a_window(tmp_path: Path, rising: bool) -> None:
+    """Tiles count what a window leaves of them: programs are done at nearly the same time."""
+    file = emit_kernel("bounded_attention", bounded_arguments(4096, 64, 8, 64, 512, 0.0, False), 132)
+    assert file
+    tiles, starts = (x.tolist() for x in load(file, tmp_path)._legs(64, 128, rising, 16, torch.device("cpu")))
+    assert sorted(tiles) == list(range(64 * 32))
+    lengths = [min(tile % 32 + 1 if rising else 32 - tile % 32, 5) for tile in tiles]
+    legs = [sum(2 * length + 1 for length in lengths[a:b]) for a, b in pairwise(starts)]
+    busy = [sum(legs[lane::132]) for lane in range(132)]
+    assert max(busy) * 132 <= 1.04 * sum(busy)

@@ -62,7 +62,9 @@ def test_a_kernel_is_called_like_its_op(op: str) -> None:
     for source in sources:
         functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
         reference = OPS[op] if op in OPS else reference_update(op)
-        assert len(functions[op].args.args) == len(inspect.signature(reference).parameters)
+        # With the starts of documents there is no kernel.
+        parameters = [name for name in inspect.signature(reference).parameters if name != "starts"]
+        assert len(functions[op].args.args) == len(parameters)
         assert ast.get_docstring(functions[op])
 
 

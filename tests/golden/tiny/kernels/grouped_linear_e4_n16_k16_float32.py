@@ -25,7 +25,7 @@ FORWARD = {
     'BLOCK_OUT': 32,
     'BLOCK_IN': 16,
     'BLOCKS': False,
-    'num_warps': 8,
+    'num_warps': 4,
     'num_stages': 3,
     'enable_fp_fusion': True,
 }
@@ -34,7 +34,7 @@ DGRAD = {
     'BLOCK_OUT': 32,
     'BLOCK_IN': 16,
     'BLOCKS': False,
-    'num_warps': 8,
+    'num_warps': 4,
     'num_stages': 3,
     'enable_fp_fusion': True,
 }

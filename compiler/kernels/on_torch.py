@@ -1,0 +1,33 @@
+"""Ops that run on torch on every device, each with the reason."""
+
+from __future__ import annotations
+
+from dsl.formats import FP8, PRODUCTS
+
+# Formats of products whose ops run on torch, and on CPUs alone: `dsl.rules.training` refuses accelerators.
+FORMATS = tuple(form.name for form in PRODUCTS if form != FP8)
+
+PRODUCT = "a matrix product: torch calls cuBLAS"
+PASS = "one pass over its operands in torch too"
+VIEW = "a view, which computes nothing"
+SCORES = "small beside the products around it"
+
+
+def _with_gradients(*ops: str) -> tuple[str, ...]:
+    return tuple(f"{op}{end}" for op in ops for end in ("", "_dgrad"))
+
+
+ON_TORCH: dict[str, str] = {
+    **dict.fromkeys(("linear", "linear_dgrad", "linear_wgrad_"), PRODUCT),
+    **dict.fromkeys(("linear_wide", "linear_wide_dgrad", "linear_wide_wgrad_"), PRODUCT),
+    **dict.fromkeys(("add", "add_bias", "add_bias_wgrad_", "cat2"), PASS),
+    **dict.fromkeys((*_with_gradients("add_grouped_bias"), "add_grouped_bias_wgrad_"), PASS),
+    "columns": VIEW,
+    **dict.fromkeys(_with_gradients("gate_rows", "sigmoid_gate", "scale"), PASS),
+    **dict.fromkeys(_with_gradients("sqrt_softplus", "route_scores", "balance_scores", "softcap"), SCORES),
+}
+
+
+def of_cpus(op: str) -> bool:
+    """Whether an op is of a format that is computed on CPUs alone."""
+    return any(f"_{name}_" in f"{op}_" for name in FORMATS)
