@@ -133,24 +133,31 @@ def _launches(S: int, width: int, value: int, dtype: str, ragged: bool) -> tuple
     On sm_100 dq takes 188488 and dk 189512 bytes; with two buffers for each sum 237648 and 238672 on 3.6.
     """
     together = width + value <= (144 if dtype == "float32" else 160)
+    eight, four = 8, 4  # warps
     if dtype == "float32":  # products without tensor cores
         # On 3.6, 32 rows of wide heads spill 120 bytes in the forward for sm_100; of 160 columns 8 there, and for
-        # sm_90 16 in dk and dv together.
+        # sm_90 16 in dk and dv together. Of 160 columns dq spills 16 in eight warps on 3.6, of 320 128 in four on 3.9;
+        # dk of 320 spills 16 to 16 keys on 3.6 for sm_100.
         rows = 32 if together else 16
         columns = 32 if width + value <= 64 else 16  # of narrow heads 16 spill 8 bytes on 3.9 for sm_90
-        forward, queries, by_keys, options = (rows, columns), (32, 16), (16, rows), (8, 1)
+        forward, stages = (rows, columns, eight), 1
+        queries = (32, 16, four if not together and width + value <= 192 else eight)
+        by_keys = (32, 32, eight) if 256 < width + value <= 320 else (16, rows, eight)
     elif ragged:  # rows are copied element by element
-        forward, queries, by_keys, options = (64, 32), (64, 32), (32, 64), (8, 1)
+        # Of narrow heads eight warps spill 8 bytes in the forward on 3.6 for sm_100.
+        forward, stages = (64, 32, four if width + value <= 64 else eight), 1
+        queries, by_keys = (64, 32, eight), (32, 64, eight)
     elif width > 192:  # of 256 columns all larger tiles spill: 128 and 64 in the forward 160 bytes, 64 and 64 in dq 112
-        forward, queries, by_keys, options = (128, 32), (64, 32), (32, 64), (8, 2)
+        forward, queries, by_keys, stages = (128, 32, eight), (64, 32, eight), (32, 64, eight), 2
     else:
         columns = 128 if width + value <= 128 else 64
         # In a single block of queries, M 64 spills 16 bytes on 3.9. Of 128 columns of scores beside values of 32 the
         # forward is a trap, on 3.6 for sm_100.
-        forward, queries, by_keys, options = (128, 64), (128, columns), (64 if S >= 128 else 32, 128), (8, 3)
+        forward, queries, stages = (128, 64, eight), (128, columns, eight), 3
+        by_keys = (64 if S >= 128 else 32, 128, eight)
 
-    def launch(rows: int, columns: int) -> Launch:
-        return {"M": rows, "N": columns, "num_warps": options[0], "num_stages": options[1], **FUSION}
+    def launch(rows: int, columns: int, warps: int) -> Launch:
+        return {"M": rows, "N": columns, "num_warps": warps, "num_stages": stages, **FUSION}
 
     keys = {"DK": True, "DV": together, **launch(*by_keys)}
     values = None if together else {"DK": False, "DV": True, **launch(*by_keys)}

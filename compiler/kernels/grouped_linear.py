@@ -12,6 +12,9 @@ STREAMS = {
     "_weight_gradient": ("ld.global.L1::evict_first", "st.global.cs"),
 }
 
+# The most outputs of a tile in FP32. Of 128 the input gradient spills 8 to 16 bytes on 3.6, in four warps or eight.
+FORWARD_TILE, DGRAD_TILE = 128, 64
+
 
 def choose(experts: int, out: int, inner: int, dtype: str, num_sms: int) -> Choice | None:
     """Weights [experts, out, inner]."""
@@ -28,20 +31,21 @@ def choose(experts: int, out: int, inner: int, dtype: str, num_sms: int) -> Choi
             ("BLOCK_E", power_of_two(experts)),
             ("LEGS", LEGS),
             ("SWIZZLE", 16),
-            ("FORWARD", _rows_by_weight(out, inner, dtype)),
-            ("DGRAD", _rows_by_weight(inner, out, dtype)),
+            ("FORWARD", _rows_by_weight(out, inner, dtype, widest=FORWARD_TILE)),
+            ("DGRAD", _rows_by_weight(inner, out, dtype, widest=DGRAD_TILE)),
             ("WGRAD", _weight_gradient(out, inner, dtype)),
         ),
     )
 
 
-def _rows_by_weight(out: int, inner: int, dtype: str) -> dict[str, int]:
+def _rows_by_weight(out: int, inner: int, dtype: str, widest: int) -> dict[str, int]:
     """The launch of y[rows, out] = x[rows, inner] · w: eight warps of 64 × 256 / 4 outputs each where `out` is wide."""
     if dtype == "float32":
-        block = _extent(out, 128)
+        block = _extent(out, widest)
         tile = {"BLOCK_R": 64, "BLOCK_OUT": block, "BLOCK_IN": 16}
-        # Of 32 outputs eight warps spill 8 bytes on 3.9 for sm_90.
-        return tile | {"BLOCKS": False, "num_warps": 8 if block > 32 else 4, "num_stages": 3, **FUSION}
+        # Of 32 outputs eight warps or three stages spill 8 bytes on 3.9, of 64 four warps on 3.6.
+        warps, stages = (8, 3) if block > 32 else (4, 2)
+        return tile | {"BLOCKS": False, "num_warps": warps, "num_stages": stages, **FUSION}
     if _ragged(out, inner, dtype):
         tile = {"BLOCK_R": 64, "BLOCK_OUT": 64, "BLOCK_IN": 32, "BLOCKS": False}
         return tile | {"num_warps": 4, "num_stages": 2, **FUSION}
@@ -53,8 +57,10 @@ def _rows_by_weight(out: int, inner: int, dtype: str) -> dict[str, int]:
 def _weight_gradient(out: int, inner: int, dtype: str) -> dict[str, int]:
     """The launch of acc[out, inner] += dyᵀ · x."""
     if dtype == "float32":
-        tile = {"BLOCK_N": 64, "BLOCK_K": _extent(inner, 128), "BLOCK_R": 16}
-        return tile | {"num_warps": 4, "num_stages": 3, **FUSION}
+        block = _extent(inner, 128)
+        tile = {"BLOCK_N": 64, "BLOCK_K": block, "BLOCK_R": 16}
+        # Of 64 columns four warps spill 8 bytes on 3.6 for sm_100.
+        return tile | {"num_warps": 8 if block == 64 else 4, "num_stages": 3, **FUSION}
     if _ragged(out, inner, dtype):
         return {"BLOCK_N": 64, "BLOCK_K": 64, "BLOCK_R": 32, "num_warps": 4, "num_stages": 2, **FUSION}
     block = _extent(inner, 256)
