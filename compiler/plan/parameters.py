@@ -11,7 +11,7 @@ from compiler import ir
 from compiler.layers.adapter import is_adapter
 from compiler.plan.blocks import Step, model_steps
 from dsl.counts import Parameters
-from dsl.schema import BUILT_IN, Model, Moe, Parallel, Spec, Train
+from dsl.schema import BUILT_IN, Data, Model, Moe, Parallel, Spec, Train
 from dsl.schema.cluster import Cluster, Device, Machine
 
 
@@ -86,6 +86,7 @@ def model_parameters(model: Model) -> tuple[Parameter, ...]:
         precision=BUILT_IN["fp32"],
         parallel=Parallel(pipeline=1, data=1, expert=1),
         train=Train.model_construct(sequence=1, micro_batch=1),
+        data=Data.model_construct(),
     )
     return parameters(outline)
 

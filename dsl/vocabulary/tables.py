@@ -9,13 +9,9 @@ from dsl.schedules import FACTS
 # A key of others → the path of the key that takes the same value here, without kinds of blocks.
 KEYS: dict[str, tuple[str, ...]] = {
     # adapters
-    "r": ("adapter.rank",),
-    "lora_rank": ("adapter.rank",),
-    "lora_r": ("adapter.rank",),
+    **dict.fromkeys(("r", "lora_r", "lora_rank"), ("adapter.rank",)),
     "lora_alpha": ("adapter.alpha",),
-    "target_modules": ("adapter.on",),
-    "lora_target": ("adapter.on",),
-    "lora_target_modules": ("adapter.on",),
+    **dict.fromkeys(("target_modules", "lora_target", "lora_target_modules"), ("adapter.on",)),
     # degrees of parallelism
     "pp": ("parallel.pipeline",),
     "pp_size": ("parallel.pipeline",),
@@ -186,20 +182,16 @@ KEYS: dict[str, tuple[str, ...]] = {
     "kv_channels": ("model.attention.head_dim",),
     "qk_layernorm": ("model.attention.qk_norm",),
     "use_qk_norm": ("model.attention.qk_norm",),
-    "sink": ("model.attention.sinks",),
-    "attention_sinks": ("model.attention.sinks",),
-    "attn_sinks": ("model.attention.sinks",),
-    "window_size": ("model.attention.window",),
-    "sliding_window": ("model.attention.window",),
-    "sliding_window_size": ("model.attention.window",),
-    "attention_window": ("model.attention.window",),
+    **dict.fromkeys(("sink", "attention_sinks", "attn_sinks"), ("model.attention.sinks",)),
+    **dict.fromkeys(
+        ("window_size", "sliding_window", "sliding_window_size", "attention_window"), ("model.attention.window",)
+    ),
     "soft_cap": ("model.attention.softcap",),
     "logit_softcap": ("model.attention.softcap",),
     "logits_soft_cap": ("model.attention.softcap",),
     "logit_softcapping": ("model.attention.softcap",),
     "attn_logit_softcapping": ("model.attention.softcap",),
-    "softmax_scale": ("model.attention.scale",),
-    "attention_multiplier": ("model.attention.scale",),
+    **dict.fromkeys(("softmax_scale", "attention_multiplier"), ("model.attention.scale",)),
     "rotary_dim": ("model.attention.rope.width",),
     "original_max_position_embeddings": ("model.attention.rope.scaling.original",),
     "q_lora_rank": ("model.attention.query_rank",),

@@ -71,7 +71,7 @@ def reference_run(chosen: Spec) -> dict[str, Any]:
         }
         model.load_logical(base | {name: each.detach() for name, each in merged.items()})
         model.zero_grad()
-        losses = batch_losses(model, samples, range(step * size, (step + 1) * size))
+        losses = batch_losses(model, samples, range(step * size, (step + 1) * size), chosen.data.documents)
         losses.total(0.3).backward()
         of_sums = model.logical_gradients()
         optimizer.zero_grad()
