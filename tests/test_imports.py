@@ -19,6 +19,7 @@ RUNTIME_MODULES = (  # for the compiler
     "ops",
     "actions",
     "options",
+    "adapter_names",
     "run_copy",
     "build_files",
     "outcome",

@@ -42,6 +42,8 @@ SOURCES = (
     "compiler/stage_placement.py",
     "dsl/__init__.py",
     "dsl/formats.py",
+    "runtime/__init__.py",
+    "runtime/adapter_names.py",
     "runtime/native",
     "runtime/ops",
 )

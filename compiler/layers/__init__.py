@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from compiler import ir
 from compiler.dtypes import is_packed, packed_of
 from compiler.layers import attention, dense, ends, moe, mtp
-from compiler.layers.adapter import adapted, weight_of
+from compiler.layers.adapter import adapted
 from compiler.layers.builder import Place
 from compiler.layers.value_dtypes import stored
 from dsl.schema.run import WIDEST_NORM_GRADIENT
+from runtime.adapter_names import weight_of
 
 __all__ = ["LAYERS", "Layer", "Place"]
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from compiler import ir
 from dsl.schema import Lora
-from runtime.contract.weights import LORA
+from runtime.adapter_names import A, B
 
-A, B = LORA  # PEFT's lora_A and lora_B
 # By kind of segment, the names in `on` of the weights that may have an adapter.
 ON: dict[str, dict[str, str]] = {
     "attention": {name: name for name in ("q", "q_down", "q_up", "kv_down", "kv_up", "qkv", "out")},
@@ -25,16 +24,6 @@ ON: dict[str, dict[str, str]] = {
     "experts": {"up": "expert_up", "down": "expert_down"},
     "mtp_input": {"projection": "projection"},
 }
-
-
-def is_adapter(name: str) -> bool:
-    """Whether a parameter, by its local or its logical name, is one of an adapter."""
-    return name.endswith((A, B))
-
-
-def weight_of(name: str) -> str:
-    """The name of the weight of an adapter's parameter; any other name as it is."""
-    return name.removesuffix(A).removesuffix(B)
 
 
 def adapted(segment: ir.Segment, lora: Lora) -> ir.Segment:

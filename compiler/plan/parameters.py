@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from math import prod
 
 from compiler import ir
-from compiler.layers.adapter import is_adapter
 from compiler.plan.blocks import Step, model_steps
 from dsl.counts import Parameters
 from dsl.schema import BUILT_IN, Data, Model, Moe, Parallel, Spec, Train
 from dsl.schema.cluster import Cluster, Device, Machine
+from runtime.adapter_names import is_adapter
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from compiler.ir import Plan, Program, Use
-from compiler.layers.adapter import is_adapter
 from compiler.lower import Lowering
 from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
@@ -31,6 +30,7 @@ from compiler.schedules.simulate import Timeline, simulate
 from compiler.topology import Experts
 from dsl import ramp
 from dsl.schema import Device, Moe, Spec
+from runtime.adapter_names import is_adapter
 
 TRILLION = 10**12
 

@@ -73,7 +73,7 @@ def _sized(tensor: Tensor, rows: int) -> Tensor:
 
 def _arguments(op: str, args: Sequence[Any], outputs: Sequence[str], tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
     """What the op is called with; a weight gradient with the buffer it adds to, and without constants."""
-    names = _names(op)
+    names = _names(op)[: len(args)]  # the last may be left out
     bounds = _bounds(names, args, tensors)
     values = [
         _tensor(tensors[arg], name, bounds) if isinstance(arg, str) else arg

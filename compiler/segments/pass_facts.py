@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compiler.dtypes import is_packed
 from compiler.ir import Segment
-from compiler.layers.adapter import is_adapter
+from runtime.adapter_names import is_adapter
 
 TILE = 128  # numbers of a tile of E4M3 or E5M6
 

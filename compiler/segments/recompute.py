@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from compiler.ir import Segment
-from compiler.layers.adapter import B
 from compiler.ops import RULES, Tensor
 from compiler.segments.joint import COLUMNS, Joint, Node
 from compiler.segments.split import phases, view_nodes
+from runtime.adapter_names import B
 
 ACTIVATIONS = (
     "swiglu",

@@ -26,9 +26,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from compiler.dtypes import Packed, is_packed, packed_of, turned
-from compiler.layers.adapter import is_adapter
 from compiler.segments.joint import Joint, Node
 from compiler.segments.split import phases
+from runtime.adapter_names import is_adapter
 
 PRODUCTS = ("linear", "grouped_linear")
 GATES = ("swiglu", "gated_swiglu")
@@ -120,7 +120,7 @@ class _Products:
         self.narrow = {node for node in joint.nodes if _base(node) in PRODUCTS and not is_wide(joint, node)}
         self.wide = {value for node in backward for value in node.reads[self._operands(node) :]}
         weighs = [node for node in self.narrow if node.op.endswith("_wgrad")]
-        self.by_columns = {node.reads[0] for node in weighs} if self.form is None else self.late
+        self.by_columns = {node.reads[0] for node in weighs}
         self.gates = _kept_gates(backward) - self.late if self.form is None else set()
         self.exact = {value for node in joint.nodes if node.op in (*ATTENTION, "dequantise") for value in node.outputs}
         self.tensors = dict(joint.tensors)
@@ -196,7 +196,8 @@ class _Products:
     def _gradient(self, value: str, by_columns: bool) -> str:
         if is_packed(self.tensors[value].dtype):  # it came so
             return self._make("requantise", value, f"{value}_columns") if by_columns else value
-        rows = self._make("quantise_both" if value in self.by_columns else "quantise", value, f"{value}_fp8")
+        both = self.form is not None or value in self.by_columns
+        rows = self._make("quantise_both" if both else "quantise", value, f"{value}_fp8")
         return f"{value}_columns" if by_columns else rows
 
 

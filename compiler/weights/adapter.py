@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from compiler.layers.adapter import A, B
 from compiler.weights.checkpoint import ModelError
+from runtime.adapter_names import A, B
 from runtime.checkpoint.shard_manifest import Manifest
 from runtime.contract.weights import Piece, Published, factor_of
 

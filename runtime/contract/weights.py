@@ -18,7 +18,6 @@ Path = Annotated[str, Pattern(r".{1,4096}")]
 Stored = Annotated[str, Pattern(r"(weight|bias)/[A-Za-z0-9_.]{1,500}")]  # of a tensor of a checkpoint
 Format = Literal["bf16", "fp32", "fp8"]
 # Files of a published model, and what is behind the name of a weight in blocks of FP8 in that of its scales.
-LORA = ("_lora_a", "_lora_b")  # behind the name of a weight in those of its adapter, A and B
 ONE, INDEX, SCALE = "model.safetensors", "model.safetensors.index.json", "_scale_inv"
 
 

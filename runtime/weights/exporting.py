@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from runtime.adapter_names import A, B, is_adapter
 from runtime.checkpoint.loading import Checkpoint, load, with_base
-from runtime.contract.weights import INDEX, LORA, ONE, SCALE, Export, Format, Published, factor_of
+from runtime.contract.weights import INDEX, ONE, SCALE, Export, Format, Published, factor_of
 from runtime.ops.quantise import TILE
 from runtime.snapshot import AVERAGE
 from runtime.weights.convert import quantised, rows_of
@@ -81,9 +82,9 @@ class Tensors:
 
     def _merged(self, name: str) -> Tensor:
         """A tensor of the checkpoint, with what its adapter adds: W + factor · B · A, a sum in FP32 or wider."""
-        a, b = (self._averaged(f"{name}{end}") for end in LORA)
+        a, b = (self._averaged(f"{name}{end}") for end in (A, B))
         if a not in self._checkpoint.shapes:
-            trained = self._checkpoint.base is None or name.endswith(LORA)
+            trained = self._checkpoint.base is None or is_adapter(name)
             name = self._averaged(name) if trained else name
             return self._checkpoint.read([name])[name]
         of = self._checkpoint.read([name, a, b])

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from compiler.build import compile_spec, write_build
 from compiler.emit.segment_cache import Segments
-from compiler.layers.adapter import A, B, weight_of
 from compiler.plan import make_plan
 from compiler.plan.blocks import model_steps
 from compiler.predict.flops import flops_per_token
 from compiler.predict.memory_state import rank_states
 from dsl.rules.adapter import matrices_of
 from dsl.schema import Lora, Spec
+from runtime.adapter_names import A, B, weight_of
 from runtime.build import Build
 from runtime.contract import RatePhase
 from runtime.rate import learning_rate

@@ -19,12 +19,12 @@ from compiler.build import compile_spec, write_build
 from compiler.emit import recipe
 from compiler.inference.loaded import load_model
 from compiler.inference.sources import find_source
-from compiler.layers.adapter import A, B, weight_of
 from compiler.read_files import with_files
 from dsl.load import load as load_spec
 from dsl.rules.adapter import matrices_of
 from dsl.schema import Lora, Spec
 from runtime import snapshot
+from runtime.adapter_names import A, B, weight_of
 from runtime.build import Build
 from runtime.checkpoint import publish
 from runtime.checkpoint.loading import load

@@ -31,7 +31,7 @@ FORWARD = {
 }
 DGRAD = {
     'BLOCK_R': 64,
-    'BLOCK_OUT': 128,
+    'BLOCK_OUT': 64,
     'BLOCK_IN': 16,
     'BLOCKS': False,
     'num_warps': 8,

@@ -42,7 +42,7 @@ WGRAD = {
     'BLOCK_N': 64,
     'BLOCK_K': 64,
     'BLOCK_R': 16,
-    'num_warps': 4,
+    'num_warps': 8,
     'num_stages': 3,
     'enable_fp_fusion': True,
 }

@@ -26,7 +26,7 @@ FORWARD = {
     'BLOCK_IN': 16,
     'BLOCKS': False,
     'num_warps': 4,
-    'num_stages': 3,
+    'num_stages': 2,
     'enable_fp_fusion': True,
 }
 DGRAD = {
@@ -35,7 +35,7 @@ DGRAD = {
     'BLOCK_IN': 16,
     'BLOCKS': False,
     'num_warps': 4,
-    'num_stages': 3,
+    'num_stages': 2,
     'enable_fp_fusion': True,
 }
 WGRAD = {
