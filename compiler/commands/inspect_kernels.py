@@ -125,8 +125,8 @@ def _parts(name: str, found: dict[str, Any], width: int, on_cpus: bool) -> Itera
     reasons: dict[str, list[str]] = {}
     for row in found["without"]:
         reasons.setdefault(row["reason"], []).append(row["op"])
-    for why, (first, *others) in reasons.items():
-        yield Text(_wrapped([f"by torch: {first}", *others], ", ", width))
+    for why, (first, *more) in reasons.items():
+        yield Text(_wrapped([f"by torch: {first}", *more], ", ", width))
         yield Text(_wrapped(f"  {why}".split(" "), " ", width), style=_quiet())
     if not reasons:
         yield Text("no op is left to torch")
