@@ -236,7 +236,9 @@ def test_every_rule_is_used() -> None:
     placed = spec().model_copy(update={"parallel": spec().parallel.model_copy(update={"placement": "experts.json"})})
     activations = [Dense(inner=10, activation=each) for each in get_args(Act)] + [Dense(inner=10, clamp=Clamp(limit=1))]
     mixtures = [moe(activation=dense.activation, clamp=dense.clamp, shared_gate=True) for dense in activations]
-    options = spec((*activations, *mixtures, moe(score="sqrt_softplus"), moe(bias=True)), embedding_scale=2, logit_cap=1)
+    options = spec(
+        (*activations, *mixtures, moe(score="sqrt_softplus"), moe(bias=True)), embedding_scale=2, logit_cap=1
+    )
     ops = {
         node.op
         for of in (spec(), GROUPED, placed, options, spec(attention=gqa(bias="qkv", scale=0.3, window=3)))
