@@ -160,7 +160,8 @@ def _launches(S: int, width: int, value: int, dtype: str, ragged: bool) -> tuple
         return {"M": rows, "N": columns, "num_warps": warps, "num_stages": stages, **FUSION}
 
     keys = {"DK": True, "DV": together, **launch(*by_keys)}
-    values = None if together else {"DK": False, "DV": True, **launch(*by_keys)}
+    by_values = (16, 16, eight) if dtype == "float32" else by_keys  # 32 queries and keys spill 16 bytes on 3.6
+    values = None if together else {"DK": False, "DV": True, **launch(*by_values)}
     return launch(*forward), launch(*queries), keys, values
 
 
