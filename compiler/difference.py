@@ -162,9 +162,10 @@ def _layer_change(
 
 
 def _summary(values: Mapping[str, str]) -> str:
-    """`dense 18432`, `moe 256 x 2048`."""
+    """`dense 18432`, `moe 256 x 2048`, `custom layers.py:Mixer`."""
     experts = f"{values['ffn.experts']} x " if "ffn.experts" in values else ""
-    return f"{values['ffn.kind']} {experts}{values['ffn.inner']}"
+    size = values["ffn.inner"] if "ffn.inner" in values else values["ffn.module"]
+    return f"{values['ffn.kind']} {experts}{size}"
 
 
 # ---------------------------------------------------------------- what follows

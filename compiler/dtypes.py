@@ -16,7 +16,7 @@ TORCH_DTYPE = {  # by a spec's names; bytes of codes of E2M1 and E5M6
     **{"e4m3": "float8_e4m3fn", "e2m1": "uint8", "e5m6": "uint8"},
 }
 ITEMSIZE = {
-    **{"float64": 8, "float32": 4, "bfloat16": 2, "int64": 8, "int32": 4},
+    **{"float64": 8, "float32": 4, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1},
     **{"float8_e4m3fn": 1, "float8_e8m0fnu": 1, "uint8": 1},
 }
 SCALE_DTYPE = {"fp32": "float32", "e8m0": "float8_e8m0fnu", "e4m3": "float8_e4m3fn"}

@@ -1,5 +1,5 @@
-"""The one way in which the files that a spec names are read into its value: schedule, placement of experts, rates,
-and the checkpoint that its weights begin with.
+"""The one way in which the files that a spec names are read into its value: schedule, placement of experts, rates, the
+checkpoint that its weights begin with, and modules of its own.
 
 Every command that plans, checks or reports comes here, and so does the editor. A kind of file is a row of `KINDS`; its
 module reads the file and holds it to the spec. What is wrong with it is said at the place that names it.
@@ -8,12 +8,12 @@ module reads the file and holds it to the spec. What is wrong with it is said at
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.spec_files import SpecFiles
+from compiler.spec_files import SpecFiles, files_of
 from dsl import ramp
 from dsl.diagnostics import Diagnostic, SpecError
 from dsl.load import Analysis, load
@@ -22,6 +22,7 @@ from dsl.schema import Spec
 from dsl.source import Span
 
 if TYPE_CHECKING:
+    from compiler.ir.module import Modules
     from compiler.rates.table import Table
 
 
@@ -100,9 +101,10 @@ def with_files(
     `opened`: keys that are `auto`. `table`: of rates, in the place of the one that the spec names.
     """
     files, mistakes = _read(spec, origins, folder, opened, table)
-    if mistakes:
-        raise SpecError(mistakes)
-    return spec.with_files(files)
+    modules, wrong = _modules(spec, origins, folder)
+    if found := (*mistakes, *wrong):
+        raise SpecError(found)
+    return spec.with_files(replace(files, modules=modules))
 
 
 def load_with_files(path: Path) -> Spec:
@@ -111,14 +113,53 @@ def load_with_files(path: Path) -> Spec:
     files, mistakes = _read(spec, {}, path.parent, kinds=[kind for kind in KINDS if kind.copied])
     if mistakes:
         raise SpecError(mistakes)
-    return spec.with_files(files)
+    return spec.with_files(replace(files, modules=_recorded_modules(path) if spec.model.customs else None))
 
 
 def mistakes_of(analysis: Analysis, file: str) -> tuple[Diagnostic, ...]:
-    """What is wrong with the files that the runs of an analysed file name; the file itself has no mistakes."""
+    """What is wrong with the files that the runs of an analysed file name; the file itself has no mistakes. Nothing in
+    them is run."""
     views = [view for view in analysis.views if hasattr(view.spec, "train")]
-    found = [_read(view.spec, view.context.origins, Path(file).parent, tuple(view.context.chosen))[1] for view in views]
+    folder = Path(file).parent
+    found = [_read(view.spec, view.context.origins, folder, tuple(view.context.chosen))[1] for view in views]
+    found += [_modules(view.spec, view.context.origins, folder, run=False)[1] for view in views]
     return tuple(dict.fromkeys(mistake for each in found for mistake in each))
+
+
+def _modules(
+    spec: Spec, origins: Mapping[str, Span], folder: Path, run: bool = True
+) -> tuple[Modules | None, tuple[Diagnostic, ...]]:
+    """The modules that a spec names, and what is wrong with them. `run`: their files, to trace them at the run's sizes;
+    else they are looked at alone."""
+    if not spec.model.customs:
+        return None, ()
+    if (given := files_of(spec).modules) is not None:
+        return given, ()
+    from compiler.layers.custom import all_wanted
+    from compiler.modules.named import ModuleError, source_of
+    from compiler.modules.source import ModuleFiles
+
+    modules, mistakes = ModuleFiles(folder), []
+    for path, wanted in all_wanted(spec).items():
+        try:
+            if run:
+                modules.module(wanted)
+            else:
+                source_of(wanted.text, folder)
+        except ModuleError as error:
+            mistakes.append(Diagnostic("M0101", str(error), origins.get(path), error.hint))
+    return modules, tuple(mistakes)
+
+
+def _recorded_modules(path: Path) -> Modules:
+    """The modules of the build or run that a spec.resolved is of."""
+    from compiler.modules.named import ModuleError
+    from compiler.modules.source import FILE, from_json
+
+    try:
+        return from_json((path.parent / FILE).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, ModuleError) as error:
+        raise SpecError([Diagnostic("M0101", f"{path.parent / FILE}: {error}")]) from None
 
 
 def _read(

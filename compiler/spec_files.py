@@ -1,5 +1,5 @@
-"""The files that a spec names: a schedule, a placement of experts, a rate table, and a checkpoint to begin with. What
-they say is a part of its value; of a checkpoint, its digest.
+"""The files that a spec names: a schedule, a placement of experts, a rate table, a checkpoint to begin with, and
+modules of its own. What they say is a part of its value; of a checkpoint, its digest; of a module, its graph.
 
 `compiler/read_files.py` reads them, once, where a command reads the spec; they travel with it, and whatever takes a
 spec asks here. A build stands alone: it has the files under names of its own, and its spec names those. A checkpoint
@@ -10,6 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from compiler.ir.module import Module, Modules, Wanted
+from compiler.layers.custom import all_wanted
+from compiler.modules.source import FILE as MODULES
+from compiler.modules.source import to_json
 
 if TYPE_CHECKING:
     from compiler.expert_placement import ExpertPlacement
@@ -31,6 +36,7 @@ class SpecFiles:
     expert_placement: ExpertPlacement | None = None  # of `parallel { placement = … }`
     rate_table: Table | None = None  # of `cluster { rates = … }`
     initial: Initial | None = None  # of `train { initial = … }`
+    modules: Modules | None = None  # of `ffn custom { module = … }`, and of attention
 
 
 def files_of(spec: Spec) -> SpecFiles:
@@ -86,6 +92,13 @@ def initial_weights_of(spec: Spec) -> Initial | None:
     return initial
 
 
+def modules_of(spec: Spec) -> dict[Wanted, Module]:
+    """The graphs of the modules that the spec names, at the sizes of the run."""
+    modules = files_of(spec).modules
+    assert modules is not None or not spec.model.customs, "a spec that names a module is read with it"
+    return {wanted: modules.module(wanted) for wanted in all_wanted(spec).values()} if modules else {}
+
+
 def standing_alone(spec: Spec) -> Spec:
     """The spec as its build has it, which holds the files itself."""
     keys = ("schedule", "file"), ("parallel", "placement"), ("cluster", "rates")
@@ -105,4 +118,5 @@ def texts_of_files(spec: Spec) -> dict[str, str]:
         **({EXPERT_PLACEMENT: expert_placement.text} if expert_placement else {}),
         **({RATE_TABLE: table.to_json()} if table else {}),
         **({INITIAL: f"{initial.sha256}\n"} if initial else {}),
+        **({MODULES: to_json(traced.items())} if (traced := modules_of(spec)) else {}),
     }

@@ -1,4 +1,5 @@
-"""How many parameters a model has, in closed form: exact, and instant for a model of any size.
+"""How many parameters a model has, in closed form: exact, and instant for a model of any size. What is in a module of a
+user's own is not known before it is traced, and counts nothing here.
 
 Sources: DeepSeek-V2, arXiv 2405.04434, §2 (attention, experts); DeepSeek-V3, arXiv 2412.19437, §2 (gate, MTP).
 D hidden · V vocabulary · H heads · E routed experts · I inner width of a feed-forward part.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsl.schema import Dense, Gqa, Mla, Model, Moe
+from dsl.schema import Custom, CustomAttention, Dense, Gqa, Mla, Model, Moe
 from dsl.schema.model import is_gated
 
 
@@ -54,7 +55,7 @@ def layer_parameters(model: Model, layer: int) -> int:
     return _layer(model, model.ffn(layer), model.attention_of(layer))
 
 
-def attention_parameters(model: Model, attention: Mla | Gqa) -> int:
+def attention_parameters(model: Model, attention: Mla | Gqa | CustomAttention) -> int:
     """Parameters of one attention block of a model, without the norm in front of it.
 
     MLA, ranks q and c, head widths n | r | v (arXiv 2405.04434, §2.1): queries D·q + q + q·H(n + r), or D·H(n + r)
@@ -63,6 +64,8 @@ def attention_parameters(model: Model, attention: Mla | Gqa) -> int:
     H·d + K·d over the whole width; its biases H·d + 2·K·d, and D behind attention; its sinks H.
     """
     D = model.hidden
+    if isinstance(attention, CustomAttention):
+        return 0
     return _gqa(attention, D) if isinstance(attention, Gqa) else _mla(attention, D)
 
 
@@ -81,12 +84,12 @@ def _products(ffn: Dense | Moe) -> int:
     return 3 if is_gated(ffn) else 2
 
 
-def routed_parameters(model: Model, ffn: Dense | Moe) -> int:
+def routed_parameters(model: Model, ffn: Dense | Moe | Custom) -> int:
     """Parameters of all routed experts of a layer, which expert parallelism divides."""
     return ffn.experts * expert_parameters(ffn, model.hidden) if isinstance(ffn, Moe) else 0
 
 
-def bias_parameters(ffn: Dense | Moe) -> int:
+def bias_parameters(ffn: Dense | Moe | Custom) -> int:
     """Elements of the balancing bias of one gate: E if a bias balances the experts, else 0."""
     return ffn.experts if isinstance(ffn, Moe) and ffn.balance.bias_rate is not None else 0
 
@@ -96,7 +99,7 @@ def active_layer_parameters(model: Model, layer: int) -> int:
     return layer_parameters(model, layer) - _idle(model, model.ffn(layer))
 
 
-def _idle(model: Model, ffn: Dense | Moe) -> int:
+def _idle(model: Model, ffn: Dense | Moe | Custom) -> int:
     """Parameters of the routed experts of a layer that a token does not go to."""
     return (ffn.experts - ffn.top_k) * expert_parameters(ffn, model.hidden) if isinstance(ffn, Moe) else 0
 
@@ -110,7 +113,7 @@ def mtp_parameters(model: Model) -> int:
     return model.mtp.depth * (2 * D + 2 * D * D + layer_parameters(model, model.num_layers - 1) + D)
 
 
-def _layer(model: Model, ffn: Dense | Moe, attention: Mla | Gqa) -> int:
+def _layer(model: Model, ffn: Dense | Moe | Custom, attention: Mla | Gqa | CustomAttention) -> int:
     norms = 4 if model.norm == "sandwich" else 2
     return attention_parameters(model, attention) + _ffn(ffn, model.hidden) + norms * model.hidden
 
@@ -143,9 +146,11 @@ def _mla(mla: Mla, D: int) -> int:
     return query + latent + H * dim.value * D
 
 
-def _ffn(ffn: Dense | Moe, D: int) -> int:
+def _ffn(ffn: Dense | Moe | Custom, D: int) -> int:
     """Dense 3·D·I; MoE: E routed and the shared experts, a gate D·E and its bias (arXiv 2412.19437, §2.1.2), and a gate
     D of the shared experts; 2·D·I for 3·D·I where an activation has no gate. All shared experts are one network."""
+    if isinstance(ffn, Custom):
+        return 0
     if isinstance(ffn, Dense):
         return _network(ffn, D, ffn.inner)
     inner = ffn.shared * (ffn.shared_inner or ffn.inner)

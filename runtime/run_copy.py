@@ -6,7 +6,13 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-FILES = ("spec.resolved", "schedule.txt", "placement.json", "rates.json")  # the first may name the others
+FILES = (
+    "spec.resolved",
+    "schedule.txt",
+    "placement.json",
+    "rates.json",
+    "modules.json",
+)  # the first may name the others
 PROGRAM = "program.sha256"  # of a run folder: the digest of the programs that it ran last
 PROGRAM_FOLDERS = ("program", "stages", "segments", "kernels")  # of a build: what its ranks execute
 

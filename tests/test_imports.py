@@ -66,7 +66,7 @@ def test_packages_import_only_what_they_may(package: str) -> None:
 # The stages of the compiler: none imports a later one. docs/architecture.md says what each is.
 ORDER = (
     *("dtypes", "holders", "stage_placement", "expert_placement", "ir", "textfile", "cache_folder"),
-    *("ops", "layers", "segments"),
+    *("ops", "layers", "segments", "modules"),
     *("schedules", "solver", "picture"),
     *("spec_files", "topology", "rates"),
     *("experts", "actions", "plan", "read_files"),

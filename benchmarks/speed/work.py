@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsl.schema import Model
+from dsl.schema import Custom, Model
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ def work_of(model: Model, batch: int, sequence: int) -> Work:
     products = [Product(tokens, k, n, layers) for k, n in each]
     for block in model.layers:
         ffn, count = block.ffn, block.last - block.first + 1
+        assert not isinstance(ffn, Custom), "no model that is measured has a module of its own"
         if ffn.kind == "dense":
             products += [Product(tokens, hidden, 2 * ffn.inner, count), Product(tokens, ffn.inner, hidden, count)]
             continue

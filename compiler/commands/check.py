@@ -132,7 +132,9 @@ def _contents(result: Checked) -> str:
         if model is not None:
             count = parameters(model)
             active = f", {human(count.active)} active" if count.active < count.total else ""
-            models[model.name] = f"{visible(model.name)} with {human(count.total)} parameters{active}"
+            named = ", ".join(dict.fromkeys(visible(part.module) for _, part in model.customs))
+            beside = f" beside those of {named}" if named else ""  # nothing of it is run to count them
+            models[model.name] = f"{visible(model.name)} with {human(count.total)} parameters{active}{beside}"
     runs = [f"run{'s' if len(result.runs) > 1 else ''} {', '.join(result.runs)}"] if result.runs else []
     parts = [*runs, *([f"model{'s' if len(models) > 1 else ''} {', '.join(models.values())}"] if models else [])]
     return f": {'; '.join(parts)}" if parts else ""

@@ -19,6 +19,7 @@ from compiler import data_source as of_data
 from compiler.commands.common import wrong
 from compiler.experts import placement_codes as of_placements
 from compiler.importers import import_codes as of_imports
+from compiler.modules import module_codes as of_modules
 from compiler.rates import table_codes as of_rates
 from compiler.schedules import schedule_codes as of_schedules
 from compiler.weights import initial_codes as of_weights
@@ -27,7 +28,15 @@ from dsl.reference import Topic, find, index, keys, suggestions, text_of
 
 VERSION = 1  # of the JSON, docs/json.md
 SHOWN = 4  # topics that are printed whole; of more, one line each
-OF_FILES = (of_imports, of_schedules, of_placements, of_rates, of_weights, of_data)  # rules of files that are no specs
+OF_FILES = (
+    of_imports,
+    of_schedules,
+    of_placements,
+    of_rates,
+    of_weights,
+    of_modules,
+    of_data,
+)  # rules of files that are no specs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -93,11 +93,15 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _written(args: argparse.Namespace, source: Source) -> int:
+    from compiler.inference.faults import InferenceError
     from compiler.inference.loaded import divide_work, load_model
     from compiler.inference.sampling import Sampler
     from compiler.inference.token_streams import read_tokenizer, required
     from compiler.inference.writing import Writer
 
+    if source.spec.model.customs:
+        message = "text is written token by token, and modules of this model were traced for whole sequences"
+        raise InferenceError(message, "`dsc eval` computes its loss")
     tokenizer = read_tokenizer(required(args.tokenizer or source.tokenizer), source.spec.model.vocab)
     model = load_model(source, args.dtype or "", average=args.average, progress=progress("generate"))
     divide_work(model)

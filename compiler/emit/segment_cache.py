@@ -21,6 +21,7 @@ from typing import Any
 from compiler.cache_folder import text_of
 from compiler.emit.segment_code import emit
 from compiler.ir import Emitted, Segment, SegmentCode
+from compiler.ir.module import Module
 from compiler.segments.printer import module_name
 
 FOLDER = "segments"
@@ -136,7 +137,13 @@ def _function(function: Callable[..., Any]) -> list[object]:
     module, name = whole.func.__module__, whole.func.__qualname__
     found = getattr(sys.modules[module], name, None)
     assert module.startswith("compiler.layers.") and found is whole.func, f"{function} is no layer's"
-    return [module, name, *map(_function, whole.args), sorted(whole.keywords.items())]
+    constants = sorted((key, _plain(value)) for key, value in whole.keywords.items())
+    return [module, name, *map(_function, whole.args), constants]
+
+
+def _plain(value: Any) -> Any:
+    """A constant of a layer; of a traced module, its digest."""
+    return value.digest if isinstance(value, Module) else value
 
 
 def entry(key: str, code: SegmentCode) -> str:

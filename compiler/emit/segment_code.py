@@ -8,7 +8,7 @@ from dataclasses import replace
 from compiler.ir import Emitted, Segment, SegmentCode
 from compiler.kernels import KernelFile, emit_kernel, reason
 from compiler.kernels.calls import call_of
-from compiler.segments.joint import COLUMNS, Joint, Node
+from compiler.segments.joint import ADD_TO, COLUMNS, Joint, Node
 
 
 def emit(segment: Segment, num_sms: int) -> SegmentCode:
@@ -69,5 +69,7 @@ def kernel(joint: Joint, node: Node, num_sms: int) -> KernelFile | None:
 
     `joint` is unpacked.
     """
+    if node.call or node.op == ADD_TO:
+        return None
     call = call_of(joint, node)
     return emit_kernel(call.op, call.arguments, num_sms)

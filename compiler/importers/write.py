@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from compiler.importers.reader import Place, Remark
 from dsl.counts import parameters
-from dsl.schema import Balance, Dense, Gqa, Mla, Model, Moe, Node, Phase, Rope
+from dsl.schema import Balance, Custom, CustomAttention, Dense, Gqa, Mla, Model, Moe, Node, Phase, Rope
 
 WIDTH = 112  # of a comment
 MAX_REMARKS = 50  # at one place
@@ -80,12 +80,15 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
     if more := _given(model, "tied", "norm", "embedding_scale", "residual_scale", "logit_scale", "logit_cap"):
         yield f"  {more}"
     yield from _remarked(remarks, "attention", INDENT)
-    yield from _mla(model.attention, remarks) if isinstance(model.attention, Mla) else _gqa(model.attention, remarks)
+    attention = model.attention
+    assert not isinstance(attention, CustomAttention), "no configuration has a module of a user's own"
+    yield from _mla(attention, remarks) if isinstance(attention, Mla) else _gqa(attention, remarks)
     yield from _remarked(remarks, "ffn", INDENT)
     said = False
     for span in model.layers:
+        assert not isinstance(span.ffn, Custom) and not isinstance(span.attention, CustomAttention)
         head = f"  layers {span.first}..{span.last}{f' by {span.by}' if span.by > 1 else ''} {{"
-        of_range = "" if span.attention is None else f"attention {{ {_changes(model.attention, span.attention)} }}"
+        of_range = "" if span.attention is None else f"attention {{ {_changes(attention, span.attention)} }}"
         if span.by > 1:  # its feed-forward part is that of the range around it
             yield f"{head} {of_range} }}"
         elif isinstance(span.ffn, Dense):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from compiler import ir
+from compiler.inference.faults import InferenceError
 from compiler.inference.op_tables import Continued, Forward
 from compiler.plan.blocks import Block, Step, model_blocks
 from dsl.schema import BUILT_IN, Parallel, Spec
@@ -91,8 +92,18 @@ class LanguageModel:
     @torch.inference_mode()
     def hidden(self, tokens_T: Tensor, length: int) -> Tensor:
         """Sequences of `length` tokens, one after the other -> h_TD, the input of the head."""
-        ops = Forward(length)
-        return self._run(self._trunk, {"tokens": tokens_T}, lambda _: ops)
+        if not self.spec.model.customs:
+            ops = Forward(length)
+            return self._run(self._trunk, {"tokens": tokens_T}, lambda _: ops)
+        if length > self.sequence:
+            raise InferenceError(
+                f"a sequence has {length:,} tokens, and modules of the model were traced for {self.sequence:,}",
+                "give shorter sequences",
+            )
+        ops, more = Forward(self.sequence), (0, self.sequence - length)  # tokens do not see those behind them
+        filled_BL = torch.nn.functional.pad(tokens_T.view(-1, length), more)
+        h_TD = self._run(self._trunk, {"tokens": filled_BL.flatten()}, lambda _: ops)
+        return h_TD.unflatten(0, filled_BL.shape)[:, :length].flatten(0, 1)
 
     @torch.inference_mode()
     def logits(self, h_TD: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from compiler.inference.checkpoint_weights import read_weights
 from compiler.inference.faults import InferenceError
 from compiler.inference.language_model import LanguageModel, on_one_rank
 from compiler.inference.sources import Source
+from compiler.modules.named import ModuleError
 from runtime.checkpoint.shard_manifest import CheckpointError
 
 # The quickstart, 7.4M weights, writes 240 tokens a second with one thread. With two, where other processes use the two
@@ -26,6 +27,8 @@ def load_model(source: Source, dtype: str, *, average: bool, progress: Callable[
     spec = on_one_rank(source.spec, dtype)
     try:
         return LanguageModel(spec, read_weights(spec, source.checkpoint, progress, average))
+    except ModuleError as error:
+        raise InferenceError(str(error), "leave --dtype out") from None
     except CheckpointError as error:
         raise InferenceError(str(error), "`dsc verify` says which files are damaged") from None
 

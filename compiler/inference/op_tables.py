@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compiler.ir.module import INPUT, Module
 from compiler.ops import RULES
+from compiler.segments.torch_calls import compute
 from compiler.segments.torch_ops import TORCH
 from runtime.ops import OPS
 from runtime.ops.causal import angles, rotate
@@ -49,6 +51,19 @@ class Forward:
 
         setattr(self, op, call)  # found without `__getattr__` from now on
         return call
+
+    def module(self, module: Module, x_TD: Tensor, *params: Tensor) -> Tensor:
+        """x_TD, of whole sequences, and the parameters of a traced module -> y_TD. It is computed on as many tokens as
+        it was traced for at a time; zeros fill up the last ones."""
+        tokens = module.tokens
+        filled_TD = torch.nn.functional.pad(x_TD, (0, 0, 0, -len(x_TD) % tokens))
+        given = dict(zip(module.locals, params, strict=True))
+        parts = []
+        for x_tD in filled_TD.split(tokens):
+            values = {INPUT: x_tD, **given}
+            compute(module.forward, values, x_TD.device)
+            parts.append(values[module.y])
+        return torch.cat(parts)[: len(x_TD)]
 
     def linear(self, x_TK: Tensor, w_NK: Tensor) -> Tensor:
         """x_TK, w_NK -> y_TN. A product of a few rows is torch's: that of `runtime.ops` packs its matrix first."""
@@ -207,6 +222,19 @@ class Continued(Forward):
         return o_GMC.unflatten(1, (T, -1)).transpose(0, 1).flatten(1).to(q.dtype)
 
     # ------------------------------------------------------------ latents
+
+    def module(self, module: Module, x_TD: Tensor, *params: Tensor) -> Tensor:
+        """x_TD, of whole sequences, and the parameters of a traced module -> y_TD. It is computed on as many tokens as
+        it was traced for at a time; zeros fill up the last ones."""
+        tokens = module.tokens
+        filled_TD = torch.nn.functional.pad(x_TD, (0, 0, 0, -len(x_TD) % tokens))
+        given = dict(zip(module.locals, params, strict=True))
+        parts = []
+        for x_tD in filled_TD.split(tokens):
+            values = {INPUT: x_tD, **given}
+            compute(module.forward, values, x_TD.device)
+            parts.append(values[module.y])
+        return torch.cat(parts)[: len(x_TD)]
 
     def linear(self, x_TK: Tensor, w_NK: Tensor) -> Any:
         """x_TK, w_NK -> y_TN; of the up-projection of latents where tokens are cached, the latents as they are."""

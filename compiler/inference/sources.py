@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.inference.faults import InferenceError
+from compiler.read_files import load_with_files
 from dsl.diagnostics import SpecError
 from dsl.load import load, split
 from dsl.schema import Spec
@@ -76,6 +77,8 @@ def find_source(argument: str, spec: str | None = None) -> Source:
 def _of_spec(argument: str) -> Source:
     """The checkpoint that the run of a spec begins with."""
     spec, folder = load(argument), Path(split(argument)[0]).parent
+    if spec.model.customs:
+        raise InferenceError(f"{argument} has modules of its own", "name a run of it, which has their graphs")
     if spec.train.initial is None:
         raise InferenceError(
             f"{argument} says no weights to begin with (`train.initial`)", "name its run: dsc train writes runs/<run>"
@@ -109,7 +112,8 @@ def _spec(run: Path, given: str | None) -> Spec:
     if given is None and not path.is_file():
         raise InferenceError(f"there is no {path}, which says what the model is", "name its spec: --spec SPEC")
     try:
-        return load(path)
+        found = load(path)
+        return load_with_files(path) if found.model.customs else found
     except OSError as error:
         raise InferenceError(f"{path} cannot be read: {error.strerror or error}") from None
     except SpecError as error:

@@ -80,6 +80,7 @@ class Param:
     init: float | None = field(default=0.0, repr=False, compare=False)  # deviation of the first values; None: ones
     uniform: bool = field(default=False, repr=False, compare=False)  # whether they are even between two bounds
     decay: bool = field(default=False, repr=False, compare=False)  # whether weight decay applies to it
+    path: str = field(default="", repr=False, compare=False)  # its name below its block, if the layer's table has none
 
 
 @dataclass(frozen=True, slots=True)

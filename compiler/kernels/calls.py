@@ -72,14 +72,14 @@ def update(spec: Spec) -> Call:
 def calls_of(segment: Segment) -> Iterator[Call]:
     """Calls of one segment: those of F, I and W as they are emitted, with weight gradients added to FP32."""
     from compiler.segments.interpret import interpret
+    from compiler.segments.joint import ADD_TO
     from compiler.segments.split import split
     from compiler.segments.unpack import unpacked
 
     joint = unpacked(interpret(segment))
     yield from (call for _, call in quantising(segment))
     for nodes in split(joint).functions.values():
-        for node in nodes:
-            yield call_of(joint, node)
+        yield from (call_of(joint, node) for node in nodes if not node.call and node.op != ADD_TO)
 
 
 def quantising(segment: Segment) -> Iterator[tuple[str, Call]]:
@@ -118,10 +118,11 @@ def call_of(joint: Joint, node: Node) -> Call:
 
 def _view(joint: Joint, value: str) -> Layout | None:
     """Where a view of some columns lies in the tensor that has them; None for a tensor of its own."""
+    from compiler.segments.joint import COLUMNS
     from compiler.segments.split import view_nodes
 
     views, first, of = view_nodes(joint), 0, value
-    while of in views:
+    while of in views and views[of].op == COLUMNS:  # a view of a module that an op of ours reads lies row by row
         of, low, _ = views[of].args  # type: ignore[assignment]
         assert isinstance(low, int)
         first += low

@@ -10,7 +10,7 @@ from typing import Any
 from compiler import ir
 from compiler.dtypes import TORCH_DTYPE
 from compiler.ops.rule import statistics_dtype
-from dsl.schema import Dense, Gqa, Mla, Model, Moe, Spec
+from dsl.schema import Custom, CustomAttention, Dense, Gqa, Mla, Model, Moe, Spec
 
 Constant = int | float | bool | str | tuple[int | float, ...]
 
@@ -21,10 +21,10 @@ class Place:
     the MTP block has the last layer's."""
 
     spec: Spec
-    ffn: Dense | Moe
+    ffn: Dense | Moe | Custom
     mtp: bool = False
     high: bool = False  # whether the linears of its layer stay in the dtype of activations
-    attention: Mla | Gqa | None = None
+    attention: Mla | Gqa | CustomAttention | None = None
 
     @property
     def model(self) -> Model:
@@ -53,6 +53,11 @@ class Place:
     def experts_local(self) -> int:
         """Experts of a layer on one rank."""
         return self.moe.experts // self.spec.parallel.expert
+
+    def is_custom(self, kind: str) -> bool:
+        """Whether a segment of this kind is a module of the user's own, whose products stay as they are traced."""
+        part = {"attention": self.attention or self.model.attention, "dense": self.ffn}.get(kind)
+        return isinstance(part, Custom | CustomAttention)
 
     @property
     def dtype(self) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from compiler import ir
+from compiler.layers import custom
 from compiler.layers.activation import activated, constants_of, up_width
 from compiler.layers.builder import Place, segment
 from compiler.layers.linear import linear, named, weights
 from compiler.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
-from dsl.schema import Dense
+from dsl.schema import Custom, Dense
 
 PARAMETERS = named({"norm": "ffn.norm", "up": "ffn.up", "down": "ffn.down", "post_norm": "ffn.post_norm"}, "up", "down")
 
@@ -39,6 +40,8 @@ def dense(
 
 def build(place: Place) -> ir.Segment:
     ffn, D = place.ffn, place.D
+    if isinstance(ffn, Custom):
+        return custom.build_ffn(place, ffn)
     assert isinstance(ffn, Dense), "a segment of a dense layer"
     return segment(
         "dense",

@@ -18,11 +18,12 @@ def stored(place: Place, kind: str) -> tuple[tuple[str, str], ...]:
     """(value or role, dtype) of a segment's values that are not kept as they are computed."""
     precision = place.spec.precision
     result: list[tuple[str, str]] = []
-    if precision.linear in ("e4m3", "e2m1") and kind in PRODUCTS and not place.high:
+    traced = place.is_custom(kind)
+    if precision.linear in ("e4m3", "e2m1") and kind in PRODUCTS and not place.high and not traced:
         result += [("operands", _operand(precision, precision.activation_tile))]
         result += [("weights", _operand(precision, precision.weight_tile))]
         result += [("columns", word) for word in _how(precision)]
-    if precision.attention_output == E5M6.element and kind == "attention":
+    if precision.attention_output == E5M6.element and kind == "attention" and not traced:
         result += [("attention_output", str(Packed(E5M6.name, *E5M6.tile)))]
     result += [(value, to_experts(place)) for value in TO_EXPERTS.get(kind, ())]
     result += [(value, back(place)) for value in BACK.get(kind, ())]

@@ -10,6 +10,7 @@ import pkgutil
 from importlib import import_module
 
 from compiler.ops.rule import Extent, Gradient, Rule, Shape, Tensor
+from compiler.ops.torch_calls import is_torch_call, torch_kernel_class
 
 __all__ = ["CASTS", "GRADIENTS", "RULES", "Extent", "Gradient", "Rule", "Shape", "Tensor", "kernel_class"]
 
@@ -36,5 +37,5 @@ _CLASSES = {op: rule.kernel_class for op, rule in (RULES | CASTS).items()} | {
 
 
 def kernel_class(op: str) -> str:
-    """The kernel class of an op or of a gradient; KeyError if it has no rule."""
-    return _CLASSES[op]
+    """The kernel class of an op, of a gradient, or of an op of torch; KeyError if it has no rule."""
+    return torch_kernel_class(op) if is_torch_call(op) else _CLASSES[op]

@@ -95,7 +95,7 @@ def _use(place: Place, kind: str, site: str, prefix: str, inputs: tuple[str, ...
     layer = LAYERS[kind]
     segment = layer.build(place)
     tied = {"head": "embedding"} if place.model.tied else {}
-    found = ((param.name, layer.path(param.name)) for param in segment.params)
+    found = ((param.name, param.path or layer.path(param.name)) for param in segment.params)
     paths = ((name, tied.get(path, path)) for name, path in found)
     params = tuple((name, f"{prefix}.{path}" if prefix and path not in MODEL_TENSORS else path) for name, path in paths)
     assert len(inputs) == len(segment.inputs) and len(outputs) == len(segment.outputs), site

@@ -27,6 +27,9 @@ class InitialError(ValueError):
 def initial_weights_for(spec: Spec, path: Path) -> Initial:
     """The checkpoint at `path`, with its digest. Raises InitialError if a parameter of the model is not in it."""
     assert spec.train.initial is not None
+    if spec.model.customs:
+        message = "a model with modules of its own begins at random: what a checkpoint has of them is not looked at"
+        raise InitialError(message, "remove `initial`; `dsc train --resume` goes on with a run")
     try:
         found, manifest = find_manifest(path)
     except CheckpointError as error:

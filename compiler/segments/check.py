@@ -7,8 +7,10 @@ import ast
 from dataclasses import replace
 
 from compiler.ops import Tensor
-from compiler.segments.joint import COLUMNS, Joint, Node
-from compiler.segments.printer import KernelOf, aliases, returned_values
+from compiler.ops.torch_calls import is_torch_call
+from compiler.segments.call_text import node_of
+from compiler.segments.joint import ADD_TO, COLUMNS, Joint, Node
+from compiler.segments.printer import ATEN, KernelOf, aliases, device_of, returned_values
 from compiler.segments.split import Split
 
 
@@ -54,7 +56,7 @@ def text(source: str, joint: Joint, parts: Split, kernel_of: KernelOf) -> None:
     body = ast.parse(source).body
     functions = {f.name: f for f in body if isinstance(f, ast.FunctionDef)}
     assert list(functions) == ["F", "I", "W"]
-    bindings = {ast.unparse(s) for s in body if isinstance(s, ast.Assign)}
+    bindings = {ast.unparse(s) for s in body if isinstance(s, ast.Assign)} - {ATEN}
     table = aliases(parts, kernel_of)
     assert bindings == {f"{a.name} = on_cuda(__file__, {a.file!r}, {a.op})" for a in table.values()}, bindings
     meant = {alias.name: (alias.op, alias.file) for alias in table.values()}
@@ -66,7 +68,9 @@ def text(source: str, joint: Joint, parts: Split, kernel_of: KernelOf) -> None:
         if statements and isinstance(statements[-1], ast.Return):
             returned = _names(statements.pop().value)  # type: ignore[attr-defined]
         assert returned == returned_values(joint, parts, name), name
-        written = [_node(statement) for statement in statements]
+        said = device_of(signature, nodes)
+        assert tuple(ast.unparse(each) for each in statements[: len(said)]) == said, name
+        written = [_node(statement) for statement in statements[len(said) :]]
         read = tuple(replace(node, op=meant.get(node.op, (node.op, None))[0]) for node in written)
         assert read == nodes, f"{name} was not printed as it is in the graph"
         files = [meant.get(node.op, (node.op, None))[1] for node in written]
@@ -96,6 +100,10 @@ def _node(statement: ast.stmt) -> Node:
         return Node(COLUMNS, (*_names(value.value), columns.lower.value, columns.upper.value), outputs)
     assert isinstance(value, ast.Call), ast.unparse(statement)
     op, args = ast.unparse(value.func), value.args
+    if is_torch_call(op):
+        return node_of(value, outputs)
+    if isinstance(value.func, ast.Attribute) and value.func.attr == ADD_TO:
+        return Node(ADD_TO, (*_names(value.func.value), *_names(args[0])), outputs)
     if op == "torch.cat":
         assert [ast.unparse(k) for k in value.keywords] == ["dim=-1"]
         return Node("cat2", _names(args[0]), outputs)

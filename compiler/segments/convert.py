@@ -11,13 +11,15 @@ import torch
 from torch import fx
 
 from compiler import ir
+from compiler.ir.module import TENSOR, Call
 from compiler.ops import RULES, Tensor
-from compiler.segments.joint import COLUMNS, Constant, Draft, Joint, Node
+from compiler.segments.joint import COLUMNS, MODULE, Constant, Draft, Joint, Node
+from compiler.segments.torch_calls import call_of
 
 aten = torch.ops.aten
 
 SAME = (aten.detach.default, aten.alias.default)  # nodes that are their argument
-SPLITS = (aten.split_with_sizes.default, aten.split.Tensor)  # nodes whose items are views
+PARTS = (aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int)  # nodes whose items are views
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ def convert(segment: ir.Segment, graph: fx.Graph, arguments: Sequence[str], labe
             draft.names |= conversion.forward_names(node, label.key)
         if label.role == "between gradient" and node in conversion.values:
             op, occurrence, index = label.key
-            draft.totals[RULES[op].value_names(op, occurrence)[index]] = conversion.values[node]
+            names = (f"{MODULE}_{occurrence}",) if op == MODULE else RULES[op].value_names(op, occurrence)
+            draft.totals[names[index]] = conversion.values[node]
 
     def chosen(role: str) -> list[tuple[str, str]]:
         missing = [label.name for label, node in found.items() if label.role == role and node is None]
@@ -94,56 +97,89 @@ class Conversion:
     def add(self, node: fx.Node) -> None:
         """Converts one call, unless an op with several outputs converts with its items."""
         target = node.target
-        assert node.kwargs.keys() <= {"like"}, node.format_node()  # shapes of gradients alone
         if target in SAME:
             self.values[node] = self.values[same(node)]
         elif target is operator.getitem:
             self._item(node)
-        elif target in SPLITS:
+        elif target in PARTS:
             pass
         elif target == aten.slice.Tensor:
-            x, dim, low, high = node.args
-            assert dim == 1, node.format_node()
-            self._columns(node, x, low, min(high, x.meta["val"].shape[1]))  # type: ignore[union-attr,arg-type]
-        elif target == aten.add.Tensor:
+            self._slice(node)
+        elif target == aten.add.Tensor and _are_alike(node):
             self._emit(node, "add", node.args)
-        elif target == aten.cat.default:
-            parts, dim = node.args
-            assert dim in (1, -1), node.format_node()
-            self._emit(node, "cat2", parts)
+        elif target == aten.cat.default and _are_columns(node):
+            self._emit(node, "cat2", node.args[0])
         else:
-            assert isinstance(target, torch._ops.OpOverload) and target.namespace == "dsc", node.format_node()
-            self._emit(node, target._opname, node.args)
+            assert isinstance(target, torch._ops.OpOverload), node.format_node()
+            if target.namespace == "dsc":
+                assert node.kwargs.keys() <= {"like"}, node.format_node()  # shapes of gradients alone
+                self._emit(node, target._opname, node.args)
+            else:
+                self._emit_call(node, *call_of(node))
 
     def forward_names(self, node: fx.Node, key: tuple[str, int, int]) -> dict[str, str]:
         """Final names of the outputs, hidden ones included, of the op that made `node` as its `index`-th."""
         op, occurrence, index = key
-        final = RULES[op].value_names(op, occurrence)
         value = self.values[node]
+        if op == MODULE:
+            return {value: f"{MODULE}_{occurrence}"}
+        final = RULES[op].value_names(op, occurrence)
         for drafted in self.draft.nodes:
             if value in drafted.outputs and drafted.op == op:
                 return dict(zip(drafted.outputs, final, strict=True))
         return {value: final[index]}  # a view
 
     def _emit(self, node: fx.Node, op: str, args: Any) -> None:
+        self.draft.nodes.append(Node(op, tuple(self._argument(arg) for arg in args), self._results(node)))
+
+    def _results(self, node: fx.Node) -> tuple[str, ...]:
+        """The provisional names of what a call returns; a gradient that is not asked for is an empty tensor."""
         meta = node.meta["val"]
         many = isinstance(meta, tuple | list)
-        outputs = [f"%{node.name}.{index}" for index in range(len(meta))] if many else [f"%{node.name}"]
+        outputs = tuple(f"%{node.name}.{index}" for index in range(len(meta))) if many else (f"%{node.name}",)
         for value, tensor in zip(outputs, meta if many else [meta], strict=True):
-            self.draft.tensors[value] = abstract(tensor)
+            self.draft.tensors[value] = Tensor((0,), "float32") if tensor is None else abstract(tensor)
         self.values[node] = outputs[0]
-        self.draft.nodes.append(Node(op, tuple(self._argument(arg) for arg in args), tuple(outputs)))
+        return outputs
 
     def _item(self, node: fx.Node) -> None:
         parent, index = node.args
         assert isinstance(parent, fx.Node) and isinstance(index, int)
-        if parent.target not in SPLITS:
+        if parent.target not in PARTS:
             self.values[node] = f"%{parent.name}.{index}"
             return
-        x = parent.args[0]
-        assert isinstance(x, fx.Node) and parent.args[2] in (1, -1), parent.format_node()
-        widths = [part.shape[1] for part in parent.meta["val"]]
-        self._columns(node, x, sum(widths[:index]), sum(widths[: index + 1]))
+        x, *more = parent.args
+        assert isinstance(x, fx.Node), parent.format_node()
+        if parent.target == aten.unbind.int:
+            dim = int(more[0]) if more else 0  # type: ignore[arg-type]
+            self._emit_call(node, "aten.select.int", Call((TENSOR, dim, index)), [x])
+            return
+        dim = int(more[1]) if len(more) > 1 else 0  # type: ignore[arg-type]
+        widths = [part.shape[dim] for part in parent.meta["val"]]
+        self._part(node, x, dim, sum(widths[:index]), sum(widths[: index + 1]))
+
+    def _slice(self, node: fx.Node) -> None:
+        given: tuple[Any, ...] = (*node.args, *(None, 0, None, None, 1)[len(node.args) :])
+        x, dim, low, high, step = given
+        assert isinstance(x, fx.Node) and isinstance(dim, int) and isinstance(step, int), node.format_node()
+        extent = x.meta["val"].shape[dim]
+        low, high, _ = slice(low, high).indices(extent)
+        if step == 1:
+            self._part(node, x, dim, low, high)
+        else:
+            self._emit_call(node, "aten.slice.Tensor", Call((TENSOR, dim, low, high, step)), [x])
+
+    def _part(self, node: fx.Node, x: fx.Node, dim: int, low: int, high: int) -> None:
+        """The elements `low` to `high` of `x` along a dimension: of a matrix, columns."""
+        rank = x.meta["val"].dim()
+        if rank == 2 and dim in (1, -1):
+            self._columns(node, x, low, high)
+        else:
+            self._emit_call(node, "aten.slice.Tensor", Call((TENSOR, dim, low, high)), [x])
+
+    def _emit_call(self, node: fx.Node, op: str, call: Call, tensors: Sequence[fx.Node]) -> None:
+        reads = tuple(self.values[same(each)] for each in tensors)
+        self.draft.nodes.append(Node(op, reads, self._results(node), call))
 
     def _columns(self, node: fx.Node, x: fx.Node, low: int, high: int) -> None:
         value = f"%{node.name}"
@@ -156,6 +192,19 @@ class Conversion:
             return self.values[same(arg)]
         assert arg is None or isinstance(arg, int | float | bool), arg
         return arg
+
+
+def _are_alike(node: fx.Node) -> bool:
+    """Whether a call adds two tensors of one shape and dtype."""
+    both = [arg.meta["val"] for arg in node.args if isinstance(arg, fx.Node)]
+    alike = len(both) == 2 and both[0].shape == both[1].shape and both[0].dtype == both[1].dtype
+    return alike and not node.kwargs
+
+
+def _are_columns(node: fx.Node) -> bool:
+    """Whether a call joins the columns of two matrices."""
+    parts, dim = (*node.args, 0)[:2]
+    return len(parts) == 2 and parts[0].meta["val"].dim() == 2 and dim in (1, -1)  # type: ignore[arg-type,union-attr,index]
 
 
 def abstract(tensor: torch.Tensor) -> Tensor:

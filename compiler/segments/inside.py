@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from compiler.ir import Buffer, Inside
 from compiler.segments.joint import Joint, Node
-from compiler.segments.split import Split, view_nodes
+from compiler.segments.split import Split, base_of, view_nodes
 
 
 def inside(joint: Joint, parts: Split) -> Inside:
@@ -25,13 +25,11 @@ def _returned(joint: Joint, parts: Split, name: str) -> set[str]:
 def _most(joint: Joint, nodes: tuple[Node, ...], returned: set[str]) -> tuple[tuple[int, int], ...]:
     views = view_nodes(joint)
 
-    def base(value: str) -> str:
-        return base(views[value].reads[0]) if value in views else value
-
     first = {value: index for index, node in enumerate(nodes) for value in node.outputs if value not in views}
     last = dict(first)
     for index, node in enumerate(nodes):
-        last |= {base(value): index for value in node.reads if base(value) in first}
+        read = {base_of(views, value) for value in node.reads}
+        last |= dict.fromkeys(read & first.keys(), index)
     changes: list[list[int]] = [[0, 0] for _ in range(len(nodes) + 1)]
     live = [0, 0]  # beside what is returned, all of which counts as there from the beginning
     for value, index in first.items():

@@ -9,17 +9,18 @@ printed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 from compiler import ir
+from compiler.ir.module import INPUT, TANGENT, Module
 from compiler.ops import RULES, Extent, Gradient, Rule, Tensor
 from compiler.segments import storage
 from compiler.segments.fuse import fused
 from compiler.segments.inside import inside
-from compiler.segments.joint import COLUMNS, Constant, Draft, Joint, Node
+from compiler.segments.joint import COLUMNS, MODULE, Constant, Draft, Joint, Node
 from compiler.segments.node_costs import costs
 from compiler.segments.recompute import recomputed
 from compiler.segments.split import split
@@ -74,11 +75,32 @@ class Call:
         return self.outputs[self.rule.outputs.index(name)]
 
 
+@dataclass(frozen=True)
+class ModuleCall:
+    """A traced module that a layer called on `x` and its parameters."""
+
+    module: Module
+    args: tuple[Value, ...]
+    outputs: tuple[Value]
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The values of the graph by the names that its module has for what it is given and for what it returns."""
+        names = dict(zip((INPUT, *self.module.locals), (arg.name for arg in self.args), strict=True))
+        return names | {self.module.y: self.outputs[0].name}
+
+
 class ShapeOps:
     """The op table on shapes. Keeps the calls, in order."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[Call | ModuleCall] = []
+
+    def module(self, module: Module, x_TD: Value, *params: Value) -> Value:
+        """x_TD and the parameters of a traced module -> y_TD."""
+        y_TD = Value(f"{MODULE}_{sum(isinstance(call, ModuleCall) for call in self.calls)}", x_TD.tensor, True)
+        self.calls.append(ModuleCall(module, (x_TD, *params), (y_TD,)))
+        return y_TD
 
     def __getattr__(self, op: str) -> Callable[..., Any]:
         if op not in RULES:
@@ -94,7 +116,7 @@ class ShapeOps:
         except AssertionError as error:
             raise AssertionError(f"op {op} does not take {', '.join(map(str, given))}") from error
         requires_grad = any(isinstance(arg, Value) and arg.requires_grad for arg in args)
-        names = rule.value_names(op, sum(call.op == op for call in self.calls))
+        names = rule.value_names(op, sum(isinstance(call, Call) and call.op == op for call in self.calls))
         outputs = tuple(
             Value(name, tensor, requires_grad and output in rule.differentiable)
             for name, tensor, output in zip(names, tensors, rule.outputs, strict=True)
@@ -110,12 +132,37 @@ class ShapeOps:
 class _Backward:
     """The nodes and gradients found so far. What is made here has a provisional name: `%` and a number."""
 
-    def __init__(self, segment: ir.Segment, calls: list[Call]) -> None:
+    def __init__(self, segment: ir.Segment, calls: list[Call | ModuleCall]) -> None:
         self.draft = Draft(segment)
-        self.draft.nodes += [node for call in calls for node in _forward_nodes(call)]
+        self.inside: dict[str, dict[str, str]] = {}  # by the output of a module: its values
+        for call in calls:
+            if isinstance(call, ModuleCall):
+                self._inline(call, call.module.forward, call.named)
+            else:
+                self.draft.nodes += _forward_nodes(call)
         self.draft.tensors |= {value.name: value.tensor for call in calls for value in call.outputs}
         self.draft.names |= {value.name: value.name for call in calls for value in call.outputs}
         self.totals: dict[str, str] = {}  # of the gradients that have arrived
+
+    def _inline(self, call: ModuleCall, nodes: Iterable[Node], given: Mapping[str, str]) -> None:
+        """Adds nodes of a module. `given`: the values of the graph by the module's names, of those that are there."""
+        tensors = {name: Tensor(shape, dtype) for name, shape, dtype in call.module.tensors}
+        names = dict(given)
+        for node in nodes:
+            for value in node.outputs:
+                if value not in names:
+                    names[value] = f"%{len(self.draft.tensors)}"
+                    self.draft.tensors[names[value]] = tensors[value]
+            args = tuple(names[arg] if isinstance(arg, str) else arg for arg in node.args)
+            self.draft.nodes.append(replace(node, args=args, outputs=tuple(names[value] for value in node.outputs)))
+        self.inside[call.outputs[0].name] = names
+
+    def through(self, call: ModuleCall) -> None:
+        """Hands the gradient of a module's output on to its input and its parameters."""
+        output = call.outputs[0]
+        self._inline(call, call.module.backward, self.inside[output.name] | {TANGENT: self.total(output)})
+        for value, gradient in zip(call.args, (call.module.d_x, *call.module.weights), strict=True):
+            self.give(value, self.inside[output.name][gradient])
 
     def emit(self, op: str, args: tuple[str | Constant, ...], tensors: list[Tensor]) -> list[str]:
         values = [f"%{len(self.draft.tensors) + index}" for index in range(len(tensors))]
@@ -209,7 +256,7 @@ def base_graph(segment: ir.Segment) -> Joint:
             graph.give(value, f"d_{output.name}")
     for call in reversed(ops.calls):
         if any(value.name in graph.totals for value in call.outputs):
-            graph.backward(call)
+            graph.through(call) if isinstance(call, ModuleCall) else graph.backward(call)
 
     def gradients(values: dict[str, Value]) -> list[tuple[str, str]]:
         return [(name, graph.total(value)) for name, value in values.items() if value.requires_grad]

@@ -14,27 +14,16 @@ backward computes a second time has the first value's name with `_again` behind 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compiler.ir import Input, Param, Segment
+from compiler.ir.module import Constant as Constant
+from compiler.ir.module import Node as Node
 from compiler.ops import Tensor
 
 COLUMNS = "columns"  # columns(x, low, high): the view x[:, low:high]
-
-Constant = int | float | bool | None  # None: a tensor the op is not given
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One op: a value's name or a constant for each argument, a name for each output."""
-
-    op: str
-    args: tuple[str | Constant, ...]
-    outputs: tuple[str, ...]
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return tuple(arg for arg in self.args if isinstance(arg, str))
+ADD_TO = "add_"  # add_(g_w, value): what adds the gradient of a weight that no op of ours ends
+MODULE = "module"  # what a layer calls for a traced module: many nodes (compiler/ir/module.py)
 
 
 @dataclass(frozen=True)
@@ -123,7 +112,7 @@ class Draft:
 
         def renamed(node: Node) -> Node:
             args = tuple(final(arg) if isinstance(arg, str) else arg for arg in node.args)
-            return Node(node.op, args, tuple(final(value) for value in node.outputs))
+            return replace(node, args=args, outputs=tuple(final(value) for value in node.outputs))
 
         return Joint(
             self.segment,
@@ -152,10 +141,11 @@ class Draft:
         occurrence: Counter[str] = Counter()
         for node in self.nodes:
             unnamed = [value for value in node.outputs if value not in names]
-            while unnamed and f"{node.op}_{occurrence[node.op]}" in taken:
-                occurrence[node.op] += 1
+            stem = node.stem
+            while unnamed and f"{stem}_{occurrence[stem]}" in taken:
+                occurrence[stem] += 1
             for index, value in enumerate(unnamed):
                 suffix = f"_{index}" if len(node.outputs) > 1 else ""
-                names[value] = f"{node.op}_{occurrence[node.op]}{suffix}"
-            occurrence[node.op] += bool(unnamed)
+                names[value] = f"{stem}_{occurrence[stem]}{suffix}"
+            occurrence[stem] += bool(unnamed)
         return names

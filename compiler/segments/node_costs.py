@@ -13,8 +13,10 @@ from types import SimpleNamespace
 from compiler import ir
 from compiler.dtypes import ITEMSIZE, tensor_bytes
 from compiler.ops import CASTS, GRADIENTS, RULES, Gradient, Rule, Shape, Tensor
+from compiler.ops.rule import statistics_dtype
+from compiler.ops.torch_calls import torch_flops, torch_kernel
 from compiler.segments.joint import Joint, Node
-from compiler.segments.split import phases
+from compiler.segments.split import base_of, phases, taken_nodes, view_nodes, with_taken
 
 
 def costs(joint: Joint) -> tuple[tuple[str, ir.Cost], ...]:
@@ -36,6 +38,18 @@ def works_of(joint: Joint) -> Iterator[tuple[str, Node, list[tuple[str, ir.Cost]
             shape, dtype = none.kernel(node)
             works.append((node.op, ir.Cost(flops, moved, *more, shape=shape, dtype=dtype)))
         yield phase, joint.nodes[index], works
+    for phase, node in _made_of_no_tensor(joint):
+        shape, dtype = none.kernel(node)
+        yield phase, node, [(node.op, ir.Cost(none.flops(node), none.moved(node), shape=shape, dtype=dtype))]
+
+
+def _made_of_no_tensor(joint: Joint) -> Iterator[tuple[str, Node]]:
+    """(function, node) of what functions make where they read it, once each."""
+    where, apart = phases(joint), taken_nodes(joint)
+    constants = apart.keys() - view_nodes(joint).keys()
+    for phase in "FIW" if constants else "":
+        nodes = [joint.nodes[index] for index, of in where.items() if of == phase]
+        yield from ((phase, node) for node in with_taken(nodes, apart) if constants.intersection(node.outputs))
 
 
 def bytes_saved(joint: Joint) -> dict[Node, tuple[int, int]]:
@@ -69,19 +83,36 @@ class _At:
         }
         self.rows = rows
         self.parts = dict(joint.parts)
+        self.views = view_nodes(joint)
+        self.ends = [value for _, value in joint.weights]
 
     def flops(self, node: Node) -> int:
+        if node.call:
+            reads, gives = ([self.sized[value].shape for value in values] for values in (node.reads, node.outputs))
+            return torch_flops(node.op, reads, gives)
         return _rule(node).flops(_extents(node, self.sized))
 
     def moved(self, node: Node) -> int:
         """Bytes; a fused op moves its own arguments and results alone."""
+        if node.call:
+            return sum(self._bytes(self.tensors[name]) for name in (*node.reads, *node.outputs)) + self._added(node)
         if node not in self.parts and (touched := _rule(node).touched):
             return touched(_extents(node, self.sized)) * ITEMSIZE[self.sized[node.outputs[0]].dtype]
         accumulated = node.outputs if node.op.endswith("_wgrad") else ()  # the accumulator is read too
         return sum(self._bytes(self.tensors[name]) for name in (*node.reads, *node.outputs, *accumulated))
 
+    def _added(self, node: Node) -> int:
+        """Bytes that adding its results to accumulators of weight gradients moves: both are read, one is written."""
+        added = [self.tensors[name] for name in self.ends if base_of(self.views, name) in node.outputs]
+        wide = sum(2 * prod(tensor.shape) * ITEMSIZE[statistics_dtype(tensor.dtype)] for tensor in added)
+        return wide + sum(map(self._bytes, added))
+
     def kernel(self, node: Node) -> tuple[Shape, str]:
         """Shape and dtype that its rate depends on."""
+        if node.call:
+            product = torch_kernel(node.op, [self.tensors[value].shape for value in node.reads])
+            dtype = self.tensors[node.outputs[0]].dtype
+            return (product, dtype) if product else _largest([self.tensors[n] for n in (*node.reads, *node.outputs)])
         if shape := _rule(node).kernel:
             return shape(_extents(node, self.tensors)), self.tensors[node.reads[0]].dtype
         return _largest([self.tensors[name] for name in (*node.reads, *node.outputs)])

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import inspect
 import keyword
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
 from compiler import ir
+from compiler.ir.module import DEVICE
 from compiler.ops import Tensor
 from compiler.ops.rule import statistics_dtype
-from compiler.segments.joint import COLUMNS, Joint, Node
+from compiler.segments.call_text import text_of
+from compiler.segments.joint import ADD_TO, COLUMNS, Joint, Node
 from compiler.segments.split import Split
 
 WIDTH = 120
@@ -24,6 +26,8 @@ PURPOSE = {
 }
 
 AGAIN = "_again: what F had, computed again."
+OF_TORCH = ("add", ADD_TO, "cat2")  # ops that are torch's own
+ATEN = "aten = torch.ops.aten"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,8 @@ def _sized(op: str, file: str) -> str:
 
 def runtime_ops(parts: Split) -> tuple[str, ...]:
     """Names the module imports from `runtime.ops`, sorted."""
-    used = {node.op for nodes in parts.functions.values() for node in nodes}
-    return tuple(sorted(used - {"add", "cat2", COLUMNS}))
+    used = {node.op for nodes in parts.functions.values() for node in nodes if not node.call}
+    return tuple(sorted(used - {*OF_TORCH, COLUMNS}))
 
 
 def letters(segment: ir.Segment) -> dict[str, int]:
@@ -77,7 +81,7 @@ def module_name(segment: ir.Segment) -> str:
 
 def module(joint: Joint, parts: Split, kernel_of: KernelOf) -> str:
     segment, ops, table = joint.segment, runtime_ops(parts), aliases(parts, kernel_of)
-    taken = {*ops, *(alias.name for alias in table.values()), "torch", "on_cuda"}
+    taken = {*ops, *(alias.name for alias in table.values()), "torch", "on_cuda", "aten", DEVICE}
     clashes = {name for name in joint.tensors if name in taken or keyword.iskeyword(name)}
     assert not clashes and all(name.isidentifier() and name.isascii() for name in joint.tensors), clashes
     sizes = [f"{letter}={extent}" for letter, extent in letters(segment).items()]
@@ -88,12 +92,14 @@ def module(joint: Joint, parts: Split, kernel_of: KernelOf) -> str:
     lines += [f"# {line}" for line in wrap(constants, WIDTH - 2)]
     if joint.again:
         lines.append(f"# recompute: {', '.join(segment.recompute)}")
-    if any(node.op in ("add", "cat2") for nodes in parts.functions.values() for node in nodes):
+    everything = [node for nodes in parts.functions.values() for node in nodes]
+    if any(node.call or node.op in OF_TORCH for node in everything):
         lines += ["", "import torch"]
     lines += [""] if ops else []
     lines += ["from runtime.kernels import on_cuda"] if table else []
     lines += _imports(ops) if ops else []
     lines += ["", *(line for alias in table.values() for line in _binding(alias))] if table else []
+    lines += ["", ATEN] if any(node.call for node in everything) else []
     for name, nodes in parts.functions.items():
         lines += ["", "", *function(joint, parts, name, nodes, kernel_of)]
     return "\n".join(lines) + "\n"
@@ -140,6 +146,7 @@ def function(joint: Joint, parts: Split, name: str, nodes: tuple[Node, ...], ker
     lines += [f"    {arg},  # {shape(arg)}" for arg in signature.args]
     again = any(value in joint.again for node in nodes for value in node.outputs)
     lines += ["):", f'    """{PURPOSE[name]}{again * f" {AGAIN}"}"""']
+    lines += [f"    {line}" for line in device_of(signature, nodes)]
     for node in nodes:
         lines += wrapped(print_node(node, callee(node)), [shape(value) for value in node.outputs])
     returned = returned_values(joint, parts, name)
@@ -178,11 +185,21 @@ def returned_values(joint: Joint, parts: Split, name: str) -> tuple[str, ...]:
     return tuple(values.get(returned, returned) for returned in getattr(parts.cut, name).returns)
 
 
+def device_of(signature: ir.Signature, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The statement that names the device of a function's tensors, where a call says it."""
+    said = any(DEVICE in (each for _, each in node.call.options) for node in nodes if node.call)
+    return (f"{DEVICE} = {signature.args[0]}.device",) if said else ()
+
+
 def print_node(node: Node, callee: str) -> str:
+    if node.call:
+        return f"{', '.join(node.outputs)} = {text_of(node)}"
     args = [arg if isinstance(arg, str) else repr(arg) for arg in node.args]
     call = f"{callee}({', '.join(args)})"
     if node.op == "add":
         call = f"torch.add({', '.join(args)})"
+    elif node.op == ADD_TO:
+        call = f"{args[0]}.add_({args[1]})"
     elif node.op == "cat2":
         call = f"torch.cat(({', '.join(args)}), dim=-1)"
     elif node.op == COLUMNS:

@@ -17,8 +17,8 @@ from dataclasses import replace
 
 from compiler.ir import Segment
 from compiler.ops import RULES, Tensor
-from compiler.segments.joint import COLUMNS, Joint, Node
-from compiler.segments.split import phases, view_nodes
+from compiler.segments.joint import Joint, Node
+from compiler.segments.split import base_of, phases, view_nodes
 from runtime.adapter_names import B
 
 ACTIVATIONS = (
@@ -63,9 +63,9 @@ def recomputed(joint: Joint) -> Joint:
 
     held = _held(joint)
     second = {value: value + AGAIN for node in repeated for value in node.outputs if value not in held}
-    views = [node for node in joint.nodes if node.op == COLUMNS]
+    views = list(view_nodes(joint).values())
     for view in views:  # in order: a view of a view comes behind it
-        second |= {value: value + AGAIN for value in view.outputs if view.args[0] in second}
+        second |= {value: value + AGAIN for value in view.outputs if view.reads[0] in second}
 
     def reading_second(node: Node) -> Node:
         return replace(node, args=tuple(second.get(arg, arg) if isinstance(arg, str) else arg for arg in node.args))
@@ -118,19 +118,16 @@ def _repeated(joint: Joint, forward: Sequence[Node], backward: Sequence[Node]) -
     nobody holds."""
     views, held = view_nodes(joint), _held(joint)
 
-    def base(value: str) -> str:
-        return base(views[value].reads[0]) if value in views else value
-
     makers: dict[str, Node] = {}  # of results; statistics alone are not worth it
     for node in forward:
-        put = node.op in PUTTING and all(base(value) in makers for value in node.reads)
+        put = node.op in PUTTING and all(base_of(views, value) in makers for value in node.reads)
         if put or is_named(joint.segment, node):
-            results = node.outputs[: len(node.outputs) - RULES[node.op].hidden]
+            results = node.outputs[: len(node.outputs) - (0 if node.call else RULES[node.op].hidden)]
             makers |= {value: node for value in results if value not in held}
     found: list[Node] = []
     todo = [value for node in backward for value in node.reads]
     while todo:
-        maker = makers.get(base(todo.pop()))
+        maker = makers.get(base_of(views, todo.pop()))
         if maker and maker not in found:
             found.append(maker)
             todo += maker.reads

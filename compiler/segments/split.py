@@ -4,20 +4,21 @@ F = ancestors of the outputs, whole nodes: an output of an F node that only the 
 I = ancestors of the input gradients, minus F. W = ancestors of the weight gradients, minus F and I.
 What crosses from F is the saved list, what crosses from I to W the deferred list; tangents are arguments of both.
 
-Three rules beside. Views own no storage: what crosses is the tensor they view, and they are taken again where they are
-read. W gets gradient accumulators and no weights (they may be far away by then), so a node that reads a weight belongs
-to I, unless it is the one that ends a weight's gradient. What is computed again from a value that I computes again
-belongs to I with it: W gets the end of such a chain, not its beginning. Which function a node belongs to is decided by
-`phases` alone.
+Four rules beside. Views own no storage: what crosses is the tensor they view, and they are taken again where they are
+read. So is what is made of no tensor, such as a mask. W gets gradient accumulators and no weights (they may be far away
+by then), so a node that reads a weight belongs to I, unless it is an op of ours that ends a weight's gradient. What is
+computed again from a value that I computes again belongs to I with it: W gets the end of such a chain, not its
+beginning. Which function a node belongs to is decided by `phases` alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from compiler import ir
-from compiler.segments.joint import COLUMNS, Joint, Node
+from compiler.ops.torch_calls import is_torch_view
+from compiler.segments.joint import ADD_TO, COLUMNS, Joint, Node
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,10 @@ class Split:
 
 def phases(joint: Joint) -> dict[int, str]:
     """Phase of each node that is needed, by its index. Views have none: they go where they are read."""
-    views = view_nodes(joint)
+    views, apart = view_nodes(joint), taken_nodes(joint)
     producer = {value: index for index, node in enumerate(joint.nodes) for value in node.outputs}
     params = {*joint.params}
+    weights = params | {value for value in views if base_of(views, value) in params}
 
     def ancestors(values: Iterable[str]) -> set[int]:
         seen: set[int] = set()
@@ -53,35 +55,56 @@ def phases(joint: Joint) -> dict[int, str]:
     gradients = [value for _, value in joint.gradients]
     forward = ancestors([*(value for _, value in joint.outputs), *joint.early])
     needed = ancestors([*gradients, *(value for _, value in joint.weights)])
-    ends = {value for _, value in joint.weights}
+    ends = {value for _, value in joint.weights if value in producer and _adds(joint.nodes[producer[value]])}
     weighing = [
         node
         for index, node in enumerate(joint.nodes)
-        if index in needed and params.intersection(node.reads) and not ends.intersection(node.outputs)
+        if index in needed and weights.intersection(node.reads) and not ends.intersection(node.outputs)
     ]
     inward = ancestors([*gradients, *(value for node in weighing for value in node.outputs)])
     again = {producer[value] for value in joint.again}
     chained = [index for index in again & needed if ancestors(joint.nodes[index].reads) & again & inward]
     inward |= ancestors(value for index in chained for value in joint.nodes[index].outputs)
     where = dict.fromkeys(needed, "W") | dict.fromkeys(inward, "I") | dict.fromkeys(forward, "F")
-    return {index: where[index] for index in sorted(where) if joint.nodes[index].outputs[0] not in views}
+    return {index: where[index] for index in sorted(where) if joint.nodes[index].outputs[0] not in apart}
 
 
 def view_nodes(joint: Joint) -> dict[str, Node]:
-    return {node.outputs[0]: node for node in joint.nodes if node.op == COLUMNS}
+    """The nodes whose result lies in the storage of what they read first, by it."""
+    return {node.outputs[0]: node for node in joint.nodes if node.op == COLUMNS or is_torch_view(node.op)}
+
+
+def taken_nodes(joint: Joint) -> dict[str, Node]:
+    """The nodes that functions take where they read them, by their result: views, and what is made of no tensor."""
+    views, constants = view_nodes(joint), dict[str, Node]()
+    for node in joint.nodes:
+        if all(value in constants for value in node.reads):
+            constants |= dict.fromkeys(node.outputs, node)
+    return views | constants
+
+
+def base_of(views: Mapping[str, Node], value: str) -> str:
+    """The value in whose storage a value lies."""
+    while value in views:
+        value = views[value].reads[0]
+    return value
+
+
+def _adds(node: Node) -> bool:
+    """Whether a node ends a weight's gradient, and can add it to an accumulator itself."""
+    return node.op.endswith("_wgrad")
 
 
 def split(joint: Joint) -> Split:
     """The three functions of a joint graph, and the signatures and buffers of the cut between them."""
-    views, where = view_nodes(joint), phases(joint)
-
-    def base(value: str) -> str:
-        return base(views[value].args[0]) if value in views else value  # type: ignore[arg-type]
-
+    views, apart, where = view_nodes(joint), taken_nodes(joint), phases(joint)
     functions = {name: [joint.nodes[index] for index, phase in where.items() if phase == name] for name in "FIW"}
-    functions["W"] = accumulating(functions["W"], joint.weights)
+    functions["W"] = accumulating(functions["W"], joint)
     results = {name: [value for node in nodes for value in node.outputs] for name, nodes in functions.items()}
-    read = {name: {base(value) for node in nodes for value in node.reads} for name, nodes in functions.items()}
+    read = {
+        name: {value for node in with_taken(nodes, apart) for value in node.reads} - apart.keys()
+        for name, nodes in functions.items()
+    }
     gradients = tuple((f"d_{name}", value) for name, value in joint.gradients)
     assert not any(value in views for _, value in (*joint.outputs, *gradients)), "a segment returns no views"
 
@@ -123,45 +146,56 @@ def split(joint: Joint) -> Split:
         deferred=buffers(((value, value) for value in deferred), {}),
         costs=(),
     )
-    F, I, W = (tuple(with_views(functions[name], views)) for name in "FIW")
+    F, I, W = (tuple(with_taken(functions[name], apart)) for name in "FIW")
     return Split(F, I, W, cut)
 
 
-def accumulating(nodes: list[Node], weights: tuple[tuple[str, str], ...]) -> list[Node]:
+def accumulating(nodes: list[Node], joint: Joint) -> list[Node]:
     """Rewrites the op that ends each weight gradient: `linear_wgrad(dy, x)` to `linear_wgrad_(g_w, dy, x)`.
 
     A parameter read twice has a sum of weight gradients: every summand is accumulated and the sum dropped. The
-    accumulator has the parameter's shape, so the accumulating form takes no extents.
+    accumulator has the parameter's shape, so the accumulating form takes no extents. What another op gives, perhaps in
+    I, is added by `ADD_TO`.
     """
     producer = {value: node for node in nodes for value in node.outputs}
     rewritten: dict[Node, Node | None] = {}
+    added: list[Node] = []
 
-    def rewrite(param: str, value: str) -> None:
-        node = producer[value]
-        if node.op == "add":
-            rewritten[node] = None
-            for summand in node.reads:
-                rewrite(param, summand)
+    def summands(value: str) -> list[str]:
+        node = producer.get(value)
+        if node is None or node.op != "add":
+            return [value]
+        return [each for summand in node.reads for each in summands(summand)]
+
+    for param, value in joint.weights:
+        parts = summands(value)
+        if all(part in producer and _adds(producer[part]) for part in parts):
+            for part in parts:
+                rewritten[producer[part]] = Node(f"{producer[part].op}_", (f"g_{param}", *producer[part].reads), ())
+            rewritten |= dict.fromkeys(_sums(value, producer))
         else:
-            assert node.op.endswith("_wgrad"), f"{node} ends the gradient of {param}"
-            rewritten[node] = Node(f"{node.op}_", (f"g_{param}", *node.reads), ())
-
-    for param, value in weights:
-        rewrite(param, value)
+            added.append(Node(ADD_TO, (f"g_{param}", value), ()))
     result = [rewritten.get(node, node) for node in nodes]
-    return [node for node in result if node is not None]
+    return [node for node in (*result, *added) if node is not None]
 
 
-def with_views(nodes: Iterable[Node], views: dict[str, Node]) -> list[Node]:
-    """The nodes with every view taken right before the first node that reads it."""
+def _sums(value: str, producer: Mapping[str, Node]) -> list[Node]:
+    """The nodes that add the parts of a sum."""
+    node = producer[value]
+    return [node, *(each for read in node.reads for each in _sums(read, producer))] if node.op == "add" else []
+
+
+def with_taken(nodes: Iterable[Node], apart: Mapping[str, Node]) -> list[Node]:
+    """The nodes, each view and what is made of no tensor right before the first node that reads it."""
     result: list[Node] = []
     taken: set[str] = set()
 
     def take(value: str) -> None:
-        if value in views and value not in taken:
-            taken.add(value)
-            take(views[value].reads[0])
-            result.append(views[value])
+        if value in apart and value not in taken:
+            taken.update(apart[value].outputs)
+            for read in apart[value].reads:
+                take(read)
+            result.append(apart[value])
 
     for node in nodes:
         for value in node.reads:

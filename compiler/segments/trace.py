@@ -18,10 +18,31 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from compiler import ir
+from compiler.ir.module import INPUT, TANGENT, Module
 from compiler.segments.convert import Label, convert
-from compiler.segments.joint import Joint, arguments_of
+from compiler.segments.joint import MODULE, Joint, arguments_of
+from compiler.segments.torch_calls import compute
 
 ROWS_HINT = 7  # a size R might have; 0 and 1 would be specialised
+
+
+class Replayed(torch.autograd.Function):
+    """The forward of a traced module, computed again node by node, with its own backward."""
+
+    @staticmethod
+    def forward(ctx: Any, module: Module, x_TD: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
+        """x_TD and the parameters -> y_TD."""
+        ctx.module, ctx.values = module, dict(zip((INPUT, *module.locals), (x_TD, *params), strict=True))
+        compute(module.forward, ctx.values, x_TD.device)
+        y_TD: torch.Tensor = ctx.values[module.y]
+        return y_TD
+
+    @staticmethod
+    def backward(ctx: Any, d_y_TD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """d_y_TD -> the gradients of x and of each parameter."""
+        module, values = ctx.module, ctx.values | {TANGENT: d_y_TD}
+        compute(module.backward, values, d_y_TD.device)
+        return (None, values[module.d_x], *(values[weight] for weight in module.weights))
 
 
 class Recorder:
@@ -31,6 +52,13 @@ class Recorder:
         self.ops = ops
         self.calls: Counter[str] = Counter()
         self.results: list[tuple[tuple[str, int, int], torch.Tensor]] = []
+
+    def module(self, module: Module, x_TD: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
+        """x_TD and the parameters of a traced module -> y_TD."""
+        y_TD: torch.Tensor = Replayed.apply(module, x_TD, *params)
+        self.results.append(((MODULE, self.calls[MODULE], 0), y_TD))
+        self.calls[MODULE] += 1
+        return y_TD
 
     def __getattr__(self, op: str) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -79,7 +107,7 @@ def trace(segment: ir.Segment, ops: Any) -> Joint:
         return [*outputs, *gradients, *(tensor for _, tensor in recorder.results)]
 
     with mode:
-        outputs = run(segment, ops, given)
+        outputs = run(segment, Recorder(ops), given)
         tangents = {
             f"d_{output.name}": torch.empty_like(tensor)
             for output, tensor in zip(segment.outputs, outputs, strict=True)

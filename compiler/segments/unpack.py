@@ -50,6 +50,8 @@ def unpacked(joint: Joint) -> Joint:
         return tuple((f"{name}{each.suffix}", f"{value}{each.suffix}") for name, value in rows for each in flat[value])
 
     def unpack(node: Node) -> Node:
+        if node.call:
+            return node
         base, suffix = _OP.fullmatch(node.op).group("base", "suffix")  # type: ignore[union-attr]
         args: list[str | Constant] = []
         for arg in node.args:

@@ -35,11 +35,14 @@ def model_of(manifest: Manifest) -> Model:
         more = found.get("more")
         found = {key: value for key, value in found.items() if key != "more"} | (more if isinstance(more, dict) else {})
     try:
-        return Model.model_validate_json(json.dumps(found))
+        model = Model.model_validate_json(json.dumps(found))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ModelError(f"its manifest has no model of this version of dsc: {where}: {first['msg']}") from None
+    if model.customs:
+        raise ModelError(f"no published family has the module {model.customs[0][1].module}")
+    return model
 
 
 def sequence_of(manifest: Manifest) -> int:

@@ -17,7 +17,7 @@ from compiler.importers import huggingface
 from compiler.importers.json_text import parse
 from compiler.weights.families import FAMILIES, Family
 from compiler.weights.tensors import UnnamedError, experts_of, published
-from dsl.schema import Dense, Gqa, Mla, Model, Moe
+from dsl.schema import CustomAttention, Dense, Gqa, Mla, Model, Moe
 from dsl.schema.attention import LinearScaling, Rope
 from dsl.source import Source
 from runtime.contract.weights import Format, Published
@@ -118,6 +118,7 @@ def _differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, 
 def model_config(model: Model, model_type: str, context: int) -> Config:
     """The config.json of a model as one of a type. What the type cannot say of the model is left out."""
     attention, family = model.attention, importable.FAMILIES[model_type]
+    assert not isinstance(attention, CustomAttention), "refused before: compiler/weights/checkpoint.py"
     dense = next((span.ffn for span in model.layers if isinstance(span.ffn, Dense)), None)
     moe = next(iter(experts_of(model)), None)
     config: Config = {

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from compiler.plan.parameters import Parameter, model_parameters, stored
 from compiler.weights.families import Family
-from dsl.schema import Gqa, Mla, Model, Moe
+from dsl.schema import CustomAttention, Gqa, Mla, Model, Moe
 from runtime.contract.weights import Halves, Piece, Published
 
 # What a tensor of a block is called, by its path here; * is the number of an expert. Several names: its rows divided.
@@ -101,7 +101,9 @@ class _Naming:
 def _attention_of(model: Model, name: str) -> Mla | Gqa:
     """The attention of the block of a tensor; a block of MTP has that of the last layer."""
     kind, index = name.split(".")[:2]
-    return model.attention_of(int(index) if kind == "layers" else model.num_layers - 1)
+    found = model.attention_of(int(index) if kind == "layers" else model.num_layers - 1)
+    assert not isinstance(found, CustomAttention), "refused before: compiler/weights/checkpoint.py"
+    return found
 
 
 def _sizes(local: str, attention: Mla | Gqa, parameter: Parameter, count: int) -> Sequence[int]:

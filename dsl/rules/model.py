@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dsl.nodes import group_nodes, groups_fall, reached
 from dsl.rules.finding import Finding, nearest_divisor
-from dsl.schema import Gqa, Llama3Scaling, Mla, Moe, Spec, TrainTokenizer, YarnScaling
+from dsl.schema import Custom, CustomAttention, Gqa, Llama3Scaling, Mla, Moe, Spec, TrainTokenizer, YarnScaling
 
 BYTES = 256  # a tokenizer has these and the end of a text at least
 
@@ -39,6 +39,8 @@ def parts_of_a_layer_go_together(spec: Spec) -> Iterator[Finding]:
     """What a feed-forward part says of its activation and of its shared experts is there."""
     for index, span in enumerate(spec.model.layers):
         ffn, at = span.ffn, f"model.layers.{index}.ffn"
+        if isinstance(ffn, Custom):
+            continue
         if ffn.clamp is not None and ffn.activation != "swiglu":
             message = f"activation = {ffn.activation}, and clamp cuts off the parts of a SwiGLU"
             note = ("where they are cut off", f"{at}.clamp")
@@ -122,6 +124,8 @@ def _not_shared(attention: Gqa) -> tuple[str, str]:
 def even_rope(spec: Spec) -> Iterator[Finding]:
     """Rotary embedding turns pairs of elements."""
     for path, attention in spec.model.attentions:
+        if isinstance(attention, CustomAttention):
+            continue
         if isinstance(attention, Mla):
             key, width, at = "rope", attention.head_dim.rope, f"{path}.head_dim.rope"
         else:
@@ -147,7 +151,7 @@ def even_rope(spec: Spec) -> Iterator[Finding]:
 def frequencies_rise(spec: Spec) -> Iterator[Finding]:
     """The turns at which frequencies begin to change are fewer than those at which they no longer do."""
     for path, attention in spec.model.attentions:
-        rope, at = attention.rope, f"{path}.rope"
+        rope, at = None if isinstance(attention, CustomAttention) else attention.rope, f"{path}.rope"
         scaling = rope.scaling if rope else None
         if isinstance(scaling, Llama3Scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
             low, high = f"{at}.scaling.low_freq_factor", f"{at}.scaling.high_freq_factor"

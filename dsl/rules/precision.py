@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsl.formats import FP8 as BLOCKS
 from dsl.formats import PRODUCTS, Format, format_of
 from dsl.rules.finding import Finding, nearest_multiple
-from dsl.schema import Dtype, Gqa, Moe, Precision, Spec
+from dsl.schema import Custom, Dtype, Gqa, Mla, Moe, Precision, Spec
 from dsl.schema.run import WIDEST_NORM_GRADIENT
 
 FP8 = "e4m3"
@@ -126,14 +126,15 @@ def _summed_widths(spec: Spec) -> Iterator[tuple[str, int, int, str]]:
         if isinstance(attention, Gqa):
             width = attention.head_dim
             yield f"heads·head_dim = {attention.heads}·{width}", width, attention.heads * width, f"{at}.heads"
-        else:
+        elif isinstance(attention, Mla):
             width = attention.head_dim.value
             if attention.query_rank is not None:
                 yield "query_rank", 1, attention.query_rank, f"{at}.query_rank"
             yield "kv_rank", 1, attention.kv_rank, f"{at}.kv_rank"
             yield f"heads·value = {attention.heads}·{width}", width, attention.heads * width, f"{at}.heads"
     for index, span in enumerate(model.layers):
-        yield "inner", 1, span.ffn.inner, f"model.layers.{index}.ffn.inner"
+        if not isinstance(span.ffn, Custom):
+            yield "inner", 1, span.ffn.inner, f"model.layers.{index}.ffn.inner"
         if isinstance(span.ffn, Moe) and span.ffn.shared_inner is not None:
             yield "shared_inner", 1, span.ffn.shared_inner, f"model.layers.{index}.ffn.shared_inner"
 

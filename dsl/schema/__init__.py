@@ -1,10 +1,10 @@
 """The typed, frozen form of a spec. Every number has bounds; units are those of the fields' marks."""
 
 from dsl.schema.adapter import Lora
-from dsl.schema.attention import Gqa, HeadDim, LinearScaling, Llama3Scaling, Mla, Rope, YarnScaling
+from dsl.schema.attention import CustomAttention, Gqa, HeadDim, LinearScaling, Llama3Scaling, Mla, Rope, YarnScaling
 from dsl.schema.base import Aliases, Choices, Derived, FilePath, Node, Phase, Quiet, Strict, Syntax, Unit, value_at
 from dsl.schema.cluster import Cluster, Device, Machine, More
-from dsl.schema.model import Balance, Clamp, Dense, LayerRange, Model, Moe, Mtp
+from dsl.schema.model import Balance, Clamp, Custom, Dense, LayerRange, Model, Moe, Mtp
 from dsl.schema.optimizers import OPTIMIZERS, AdamW, AnyOptimizer, Optimizer, StateTensor
 from dsl.schema.parallel import Parallel
 from dsl.schema.precision import BUILT_IN, RECIPES, Dtype, High, Precision, Scale, Tile
@@ -25,6 +25,8 @@ __all__ = [
     "Choices",
     "Clamp",
     "Cluster",
+    "Custom",
+    "CustomAttention",
     "Data",
     "Dense",
     "Derived",

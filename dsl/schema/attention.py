@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsl.schema.base import Aliases, Choices, Node, Syntax, Width
+from dsl.schema.base import Aliases, Choices, FilePath, Node, Syntax, Width
 
 Factor = Annotated[
     float, Field(ge=1, le=1e6, description="how much longer the context becomes", examples=["factor = 8"])
@@ -14,6 +14,19 @@ Factor = Annotated[
 Original = Annotated[
     int,
     Field(ge=1, le=1_099_511_627_776, description="tokens of the context before", examples=["original = 8192"]),
+]
+
+
+ModuleText = Annotated[
+    str,
+    FilePath(),
+    Field(
+        min_length=1,
+        max_length=4096,
+        description="a file of Python, relative to the spec, and a class of torch.nn.Module in it; what plans, "
+        "compiles and trains runs the file, `dsc check` does not",
+        examples=['module = "layers.py:Mixer"'],
+    ),
 ]
 
 
@@ -232,3 +245,10 @@ class Gqa(Node):
         ),
     ] = None
     rope: Position
+
+
+class CustomAttention(Node):
+    """An attention of one's own: a torch module that is traced when the run is planned."""
+
+    kind: Annotated[Literal["custom"], Syntax("label"), Field(description="the kind")] = "custom"
+    module: ModuleText

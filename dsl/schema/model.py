@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from dsl.schema.attention import Gqa, Mla
+from dsl.schema.attention import CustomAttention, Gqa, Mla, ModuleText
 from dsl.schema.base import Choices, Node, Phase, Quiet, Syntax, Width
 
 MAX_LAYER = 999  # counted from 0; a layer takes some 50 ms to compile
@@ -172,6 +172,13 @@ def is_gated(ffn: Dense | Moe) -> bool:
     return ffn.clamp is not None or ffn.activation not in UNGATED
 
 
+class Custom(Node):
+    """A feed-forward part of one's own: a torch module that is traced when the run is planned."""
+
+    kind: Annotated[Literal["custom"], Syntax("label"), Field(description="the kind")] = "custom"
+    module: ModuleText
+
+
 class LayerRange(Node):
     """Layers FIRST to LAST, counted from 0 and both included, that are alike; `by` N: each N-th of them, from FIRST on.
 
@@ -184,9 +191,11 @@ class LayerRange(Node):
     first: Annotated[int, Field(ge=0, le=MAX_LAYER, description="the first layer, counted from 0")]
     last: Annotated[int, Field(ge=0, le=MAX_LAYER, description="the last layer")]
     by: Annotated[int, Syntax("label"), Field(ge=1, le=MAX_LAYER, description="the distance of two layers")] = 1
-    ffn: Annotated[Dense | Moe, Field(description="their feed-forward part", examples=["ffn dense { inner = 2048 }"])]
+    ffn: Annotated[
+        Dense | Moe | Custom, Field(description="their feed-forward part", examples=["ffn dense { inner = 2048 }"])
+    ]
     attention: Annotated[
-        Mla | Gqa | None,
+        Mla | Gqa | CustomAttention | None,
         Field(
             description="their attention, put over the model's: a key that is left out is as it is there",
             examples=["attention { rope { theta = 1e6 } }"],
@@ -227,7 +236,7 @@ class Model(Node):
     ]
     norm_eps: Annotated[float, Field(gt=0, le=1, description="epsilon of every RMSNorm", examples=["norm_eps = 1e-6"])]
     attention: Annotated[
-        Mla | Gqa,
+        Mla | Gqa | CustomAttention,
         Field(
             description="attention of every layer, of a kind",
             examples=["attention gqa { heads = 32, kv_heads = 8, head_dim = 128, rope { theta = 10_000 } }"],
@@ -313,13 +322,19 @@ class Model(Node):
             return tuple(self.layers[index].layers)
         return tuple(layer for layer in self.layers[index].layers if self.range_of(layer) == index)
 
-    def ffn(self, layer: int) -> Dense | Moe:
+    def ffn(self, layer: int) -> Dense | Moe | Custom:
         """The feed-forward part of main layer `layer`."""
         return self.layers[self.range_of(layer)].ffn
 
-    def attention_of(self, layer: int) -> Mla | Gqa:
+    def attention_of(self, layer: int) -> Mla | Gqa | CustomAttention:
         """The attention of main layer `layer`."""
         return self.layers[self.range_of(layer)].attention or self.attention
+
+    @property
+    def customs(self) -> tuple[tuple[str, Custom | CustomAttention], ...]:
+        """The layers of the user's own: attentions, and feed-forward parts of ranges, with their paths."""
+        parts = (*self.attentions, *((f"model.layers.{index}.ffn", span.ffn) for index, span in enumerate(self.layers)))
+        return tuple((path, part) for path, part in parts if isinstance(part, Custom | CustomAttention))
 
     @property
     def has_latents(self) -> bool:
@@ -327,7 +342,7 @@ class Model(Node):
         return any(isinstance(span.attention or self.attention, Mla) for span in self.layers)
 
     @property
-    def attentions(self) -> tuple[tuple[str, Mla | Gqa], ...]:
+    def attentions(self) -> tuple[tuple[str, Mla | Gqa | CustomAttention], ...]:
         """The attention of the model, and of each range that has its own, with its path."""
         of_ranges = (
             (f"model.layers.{index}.attention", span.attention)

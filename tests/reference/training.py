@@ -93,7 +93,8 @@ class AdamW:
             self.v[name] = recipe.beta2 * self.v[name] + (1 - recipe.beta2) * gradients[name] ** 2
             m_hat = self.m[name] / (1 - recipe.beta1**self.t)
             v_hat = self.v[name] / (1 - recipe.beta2**self.t)
-            decay = 0.0 if name.endswith(("norm", "_bias", "sinks")) else recipe.weight_decay
+            vector = name.endswith(("norm", "_bias", "sinks")) or (".module." in name and p.dim() < 2)
+            decay = 0.0 if vector else recipe.weight_decay
             p -= rate * (m_hat / (v_hat.sqrt() + recipe.eps) + decay * p)
 
 

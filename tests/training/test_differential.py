@@ -6,7 +6,7 @@ balancing bias after five optimizer steps, on every rank that holds it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from compiler.build import compile_spec, write_build
 from compiler.emit.segment_cache import Segments
 from compiler.plan import make_plan
 from compiler.plan.sharding import crossing_of
-from dsl.schema import Spec
+from dsl.schema import Model, Spec
 from runtime.contract import RatePhase
 from runtime.rate import learning_rate
 from tests.reference.config import Config
@@ -65,10 +65,14 @@ def close(name: str, ours: Tensor, reference: Tensor, tolerance: float) -> None:
         assert error <= tolerance, f"{name}: relative error {error:.2e}"
 
 
-def reference_run(chosen: Spec) -> dict[str, Any]:
+def reference_of(model: Model) -> Reference:
+    """The reference of a model."""
+    return Reference(Config.from_plan(model.model_dump(mode="json") | {"sequence": SEQUENCE}))
+
+
+def reference_run(chosen: Spec, make: Callable[[Model], Reference] = reference_of) -> dict[str, Any]:
     """What five steps of the reference give, on the same samples in one global batch."""
-    model_spec = chosen.model.model_dump(mode="json") | {"sequence": SEQUENCE}
-    model = Reference(Config.from_plan(model_spec))
+    model = make(chosen.model)
     model.load_logical({n: torch.from_numpy(weight(n, tuple(t.shape))) for n, t in model.logical_parameters().items()})
     train = chosen.train
     recipe = Recipe(rates=(), weight_decay=train.optimizer.weight_decay, clip=train.optimizer.clip, eps=1e-8)
@@ -124,6 +128,7 @@ def check(
     specs: Mapping[str, Spec],
     world: int,
     transport: str = "memory",
+    make: Callable[[Model], Reference] = reference_of,
 ) -> None:
     """Trains every spec on `world` ranks and compares what each of them leaves."""
     for name, chosen in specs.items():
@@ -131,7 +136,7 @@ def check(
         write_build(tmp_path / "builds" / name, build.files)
     run_module("tests.training.ranks", tmp_path, world, transport)
     for name, chosen in specs.items():
-        expected = reference_run(chosen)
+        expected = reference_run(chosen, make)
         held: set[str] = set()
         plan, parallel = make_plan(chosen), chosen.parallel
         count = chosen.train.batch.end // (parallel.data * chosen.train.micro_batch)

@@ -1,0 +1,121 @@
+"""A feed-forward part or an attention of a user's own: a traced torch module between norms and the residual stream.
+
+T tokens of a micro-batch · D hidden. The module is a graph with its backward (compiler/ir/module.py), whose nodes stand
+in the segment. Its parameters are the segment's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from compiler import ir
+from compiler.dtypes import TORCH_DTYPE
+from compiler.ir.module import Module, ModuleParameter, Modules, Wanted
+from compiler.layers.builder import Place, segment
+from compiler.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
+from dsl.schema import Custom, CustomAttention, Spec
+
+
+def ffn(
+    ops: Any,
+    p: Any,
+    h_TD: Any,
+    y_TD: Any,
+    *,
+    eps: float,
+    module: Module,
+    pre: bool = True,
+    post: bool = False,
+    factor: float = 1.0,
+) -> tuple[Any, ...]:
+    """residual + module(rmsnorm(residual)), the residual being h + y, of which attention gave y."""
+    residual_TD = ops.add(h_TD, y_TD)
+    out_TD = _through(ops, p, module, entering(ops, p, residual_TD, eps, pre))
+    return (ops.add(residual_TD, leaving(ops, p, out_TD, eps, post, factor)),)
+
+
+def attention(
+    ops: Any,
+    p: Any,
+    h_TD: Any,
+    *,
+    eps: float,
+    module: Module,
+    pre: bool = True,
+    post: bool = False,
+    factor: float = 1.0,
+) -> tuple[Any, ...]:
+    """h, handed through, and module(rmsnorm(h))."""
+    return h_TD, leaving(ops, p, _through(ops, p, module, entering(ops, p, h_TD, eps, pre)), eps, post, factor)
+
+
+def _through(ops: Any, p: Any, module: Module, x_TD: Any) -> Any:
+    return ops.module(module, x_TD, *(getattr(p, name) for name in module.locals))
+
+
+def build_ffn(place: Place, block: Custom) -> ir.Segment:
+    inputs = (place.input("h", place.T, place.D), place.input("y", place.T, place.D))
+    return _build(place, "dense", "ffn", ffn, block.module, inputs, ("out",))
+
+
+def build_attention(place: Place, block: CustomAttention) -> ir.Segment:
+    inputs = (place.input("h", place.T, place.D),)
+    return _build(place, "attention", "attention", attention, block.module, inputs, ("entered", "y"))
+
+
+def _build(
+    place: Place,
+    kind: str,
+    role: str,
+    function: Callable[..., tuple[Any, ...]],
+    text: str,
+    inputs: tuple[ir.Input, ...],
+    outputs: tuple[str, ...],
+) -> ir.Segment:
+    """The segment around a module. Its constants have the digest of the graph: another graph is another segment."""
+    modules: Modules | None = getattr(place.spec.files, "modules", None)
+    assert modules is not None, "a spec that names a module is read with it: compiler/read_files.py"
+    module = modules.module(wanted(place.spec, role, text))
+    named = zip(module.locals, module.parameters, strict=True)
+    plain = segment(
+        kind,
+        partial(function, module=module),
+        (*pre_gain(place), *(_param(place, role, name, each) for name, each in named), *post_gain(place)),
+        inputs,
+        outputs,
+        eps=place.model.norm_eps,
+        **entrance(place),
+        **exit_of(place),
+    )
+    return replace(plain, constants=(*plain.constants, ("module", text), ("graph", module.digest)))
+
+
+def _param(place: Place, role: str, name: str, each: ModuleParameter) -> ir.Param:
+    """A parameter of a module: random ones have the model's deviation, and those of two dimensions or more decay."""
+    init = {None: place.model.init_std, 0: 0.0, 1: None}[each.constant]
+    decay = len(each.shape) > 1 and each.constant is None
+    dtype = TORCH_DTYPE[place.spec.precision.parameter]
+    return ir.Param(name, each.shape, dtype, init=init, decay=decay, path=f"{role}.module.{each.name}")
+
+
+def wanted(spec: Spec, role: str, text: str) -> Wanted:
+    """A module at the sizes and in the dtypes of a run."""
+    precision = spec.precision
+    return Wanted(
+        text=text,
+        role=role,
+        sequences=spec.train.micro_batch,
+        sequence=spec.train.sequence,
+        hidden=spec.model.hidden,
+        dtype=TORCH_DTYPE[precision.compute],
+        parameter=TORCH_DTYPE[precision.parameter],
+    )
+
+
+def all_wanted(spec: Spec) -> dict[str, Wanted]:
+    """The modules of a spec, by the path of the key that names each."""
+    parts = ((path, "ffn" if isinstance(part, Custom) else "attention", part) for path, part in spec.model.customs)
+    return {f"{path}.module": wanted(spec, role, part.module) for path, role, part in parts}
