@@ -102,6 +102,7 @@ CODES = {
     "E1001": "training runs in fp64, fp32, bf16, fp8_block, mxfp8 or nvfp4",
     "E1006": "training in mxfp8, nvfp4 and other formats without kernels runs on CPUs",
     "E1005": "a tokenizer is trained, or is a file",
+    "E1007": "attention that is a module sees all documents of a sequence",
 }
 
 # Rules that no longer hold. Their codes are never given to other rules.

@@ -72,7 +72,7 @@ def _choose(
     bend = sizes["SCALE"] / softcap if softcap else None
     sizes["SCALE"] = softcap or sizes["SCALE"]
     ragged = any(size * BYTES[dtype] % 16 for size in (nope, rope, value))
-    forward, queries, by_keys, by_values = _launches(S, keys, blocks["VALUE"], dtype, ragged)
+    forward, queries, by_keys, by_values = _launches(S, keys, blocks["VALUE"], dtype, ragged, window < S)
     if kept and S % 128:  # masks of rows beside the two formats: of 128 rows 48 bytes spill on 3.9, 256 on 3.6
         forward["M"] = 64
     return Choice(
@@ -118,7 +118,9 @@ def _choose(
 Launch = dict[str, int | bool]
 
 
-def _launches(S: int, width: int, value: int, dtype: str, ragged: bool) -> tuple[Launch, Launch, Launch, Launch | None]:
+def _launches(
+    S: int, width: int, value: int, dtype: str, ragged: bool, windowed: bool
+) -> tuple[Launch, Launch, Launch, Launch | None]:
     """The launches of the forward, of dq, and of dk and dv, for keys and values of these widths.
 
     Tiles as large as neither spill nor want too much memory. Three stages: with two, the next block is asked for after
@@ -153,14 +155,17 @@ def _launches(S: int, width: int, value: int, dtype: str, ragged: bool) -> tuple
         columns = 128 if width + value <= 128 else 64
         # In a single block of queries, M 64 spills 16 bytes on 3.9. Of 128 columns of scores beside values of 32 the
         # forward is a trap, on 3.6 for sm_100.
-        forward, queries, stages = (128, 64, eight), (128, columns, eight), 3
+        # Beside a window, heads of 128 spill 8 bytes in the forward for sm_100 on 3.6.
+        forward = (128, 32 if windowed and width + value > 128 else 64, eight)
+        queries, stages = (128, columns, eight), 3
         by_keys = (64 if S >= 128 else 32, 128, eight)
 
     def launch(rows: int, columns: int, warps: int) -> Launch:
         return {"M": rows, "N": columns, "num_warps": warps, "num_stages": stages, **FUSION}
 
     keys = {"DK": True, "DV": together, **launch(*by_keys)}
-    by_values = (16, 16, eight) if dtype == "float32" else by_keys  # 32 queries and keys spill 16 bytes on 3.6
+    # In FP32 32 queries and keys spill 16 bytes on 3.6; beside a window, 16 spill 8 there, and 32 none.
+    by_values = by_keys if dtype != "float32" else (32, 32, eight) if windowed else (16, 16, eight)
     values = None if together else {"DK": False, "DV": True, **launch(*by_values)}
     return launch(*forward), launch(*queries), keys, values
 

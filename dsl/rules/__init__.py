@@ -99,6 +99,7 @@ RULES: tuple[Row, ...] = (
         precision.unfused_ops_exist,
     ),
     (("data.chat", "data.tokenizer", "data.source", "data.documents"), data.conversations_can_be_read),
+    (("data.chat", "data.documents", *ATTENTIONS), data.documents_reach_attention),
     (("adapter", "train.initial"), adapter.adapters_are_beside_weights),
     (("adapter", "parallel.zero", "parallel.data"), adapter.weights_are_whole),
     (("adapter.on", "model"), adapter.adapted_matrices_exist),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsl.rules.finding import Finding
-from dsl.schema import Spec
+from dsl.schema import CustomAttention, Spec
 
 STDLIB = "python_stdlib"
 
@@ -27,3 +27,18 @@ def conversations_can_be_read(spec: Spec) -> Iterator[Finding]:
         message = "`documents` is about text: a conversation never sees another"
         hint = "leave it out; `pack = true` in `chat` puts several conversations into a sequence"
         yield Finding("E0931", message, "data.documents", hint, note)
+
+
+def documents_reach_attention(spec: Spec) -> Iterator[Finding]:
+    """Attention is told where documents begin; a module of a user's own is called with the residual stream alone."""
+    data = spec.data
+    if not data.masks_documents:
+        return
+    packed = data.documents != "masked"
+    key, hint = ("data.chat.pack", "pack = false") if packed else ("data.documents", "documents = joined")
+    message = "a token sees its own document alone, and modules of attention are not told where documents begin"
+    for path, attention in spec.model.attentions:
+        if isinstance(attention, CustomAttention):
+            note = (("tokens see all documents of their sequence here", path),)
+            yield Finding("E1007", message, key, f"write `{hint}`", note)
+            return

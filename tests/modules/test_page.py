@@ -42,11 +42,11 @@ def test_the_example_trains(tmp_path: Path) -> None:
     ops = {op["op"] for each in listed["segments"] for op in each["ops"]}
     assert any(map(is_torch_call, ops))
 
-    (tmp_path / "layers.py").unlink()  # a run has the graphs
-    evaluated = dsc(tmp_path, "eval", "runs/mine", "--text", "layers.py", "--format", "json")
+    (tmp_path / "layers.py").rename(tmp_path / "text.md")  # a run has the graphs, and its source is text as any other
+    evaluated = dsc(tmp_path, "eval", "runs/mine", "--text", "text.md", "--format", "json")
     assert evaluated.returncode == 0, evaluated.stderr
     assert 0 < json.loads(evaluated.stdout)["loss"] < 2 * losses[0]
     written = dsc(tmp_path, "generate", "runs/mine", "def ")
     assert written.returncode == 2 and "were traced for whole sequences" in written.stderr
     exported = dsc(tmp_path, "export", "hf", "runs/mine", "-o", "hf")
-    assert exported.returncode == 2 and "no published family has the module layers.py:Gated" in exported.stderr
+    assert exported.returncode == 2 and "no published family has the module layers.py:Along" in exported.stderr
