@@ -1,4 +1,4 @@
-"""Who holds a parameter, in closed form: a value of a few bytes, however many data ranks there are."""
+"""Who holds a parameter, in closed form: a value of a few bytes, however many columns there are."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import overload
 
 @dataclass(frozen=True, slots=True)
 class Holders(Sequence[int]):
-    """World ranks, ascending: data ranks `data_ranks` of each of `pipeline_ranks`; world rank = p·dp + d.
+    """World ranks, ascending: `columns` of each of `pipeline_ranks`, of `width` each; world rank = p·width + column.
 
     Two of one mesh are equal if their ranks are. A slice is a tuple, and no tuple equals it: `tuple(holders)` does.
     """
 
     pipeline_ranks: tuple[int, ...]  # ascending
-    data_ranks: range  # ascending, within range(dp)
-    dp: int
+    columns: range  # ascending, within range(width)
+    width: int
 
     def __len__(self) -> int:
-        return len(self.pipeline_ranks) * len(self.data_ranks)
+        return len(self.pipeline_ranks) * len(self.columns)
 
     def __iter__(self) -> Iterator[int]:
-        data = self.data_ranks
-        runs = (range(p * self.dp + data.start, p * self.dp + data.stop, data.step) for p in self.pipeline_ranks)
+        of = self.columns
+        runs = (range(p * self.width + of.start, p * self.width + of.stop, of.step) for p in self.pipeline_ranks)
         return chain.from_iterable(runs)
 
     def __contains__(self, rank: object) -> bool:
         if not isinstance(rank, int):
             return False
-        pipeline_rank, data_rank = divmod(rank, self.dp)
-        return data_rank in self.data_ranks and pipeline_rank in self.pipeline_ranks
+        pipeline_rank, column = divmod(rank, self.width)
+        return column in self.columns and pipeline_rank in self.pipeline_ranks
 
     @overload
     def __getitem__(self, at: int) -> int: ...
@@ -40,5 +40,5 @@ class Holders(Sequence[int]):
     def __getitem__(self, at: int | slice) -> int | tuple[int, ...]:
         if isinstance(at, slice):
             return tuple(self)[at]
-        pipeline, data = divmod(range(len(self))[at], len(self.data_ranks))
-        return self.pipeline_ranks[pipeline] * self.dp + self.data_ranks[data]
+        pipeline, column = divmod(range(len(self))[at], len(self.columns))
+        return self.pipeline_ranks[pipeline] * self.width + self.columns[column]

@@ -30,8 +30,9 @@ from runtime.comm.connect import PEER_TIMEOUT_S, Endpoint
 from runtime.device import BACKENDS, choose, divide, take
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
+from runtime.micro_batches import EXTRA_TOKENS
 from runtime.outcome import EXIT_USAGE, printable
-from runtime.trainer import EXTRA_TOKENS, Trainer
+from runtime.trainer import Trainer
 
 LOSSES = "losses.json"
 

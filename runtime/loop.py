@@ -27,6 +27,7 @@ from runtime.launch import debug
 from runtime.launch.heartbeat import Board
 from runtime.lines import to_stderr
 from runtime.metrics import Metrics
+from runtime.micro_batches import EXTRA_TOKENS
 from runtime.options import START_TIMEOUT_S
 from runtime.position import Position
 from runtime.profile import WARM_UP, Profile
@@ -36,7 +37,7 @@ from runtime.resume import origin
 from runtime.saves import Saves
 from runtime.snapshot import AVERAGE
 from runtime.trace import Trace
-from runtime.trainer import EXTRA_TOKENS, NotFiniteError, Trainer
+from runtime.trainer import NotFiniteError, Trainer
 
 
 @dataclass(frozen=True)

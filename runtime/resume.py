@@ -28,13 +28,13 @@ from runtime.checkpoint.publish import MANIFEST, Checkpoint, load
 from runtime.checkpoint.shard_manifest import CheckpointError, digest
 from runtime.contract import MoeLayer, Plan
 from runtime.data.samples import samples_of
+from runtime.micro_batches import EXTRA_TOKENS
 from runtime.native import library
 from runtime.outcome import printable
 from runtime.position import Order, Position
 from runtime.rate import batch_at, last_step, tokens_after
 from runtime.snapshot import AVERAGE
 from runtime.strict_json import tree
-from runtime.trainer import EXTRA_TOKENS
 
 SECTIONS = ("model", "train", "mesh", "placement", "zero", "precision")  # of plan.json
 # Of a model, what says how it is trained and not what it computes.

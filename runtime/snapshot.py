@@ -32,7 +32,7 @@ def take(state: State, plan: Plan, rank: int) -> dict[str, Tensor | Part]:
         elif answers:
             name = f"weight/{entry.name}"
             whole = owned[name].values if bucket.mixed else bucket.parameters[entry.start : entry.end]
-            tensors[name] = whole.view(entry.shape)
+            tensors[name] = _part(entry, whole, 0)
         if bucket.shares or answers:
             tensors |= {name: part for name, part in owned.items() if not name.startswith("weight/")}
     first = {bias.name for bias in plan.biases if bias.holders[0] == rank and not plan.frozen}
@@ -53,7 +53,8 @@ def put(state: State, read: Read, averaged: bool = True) -> None:
         bucket.set_weight(entry, tensors[f"weight/{entry.name}"])
         for name, mine in owned.items():
             if not name.startswith("weight/"):
-                mine.values.copy_(tensors[name].reshape(-1)[mine.start : mine.start + mine.values.numel()])
+                flat = entry.cut(tensors[name]).reshape(-1)
+                mine.values.copy_(flat[mine.start : mine.start + mine.values.numel()])
     for name, bias in state.biases.items() if not state.frozen else ():
         bias.copy_(read([f"bias/{name}"])[f"bias/{name}"])
 
@@ -86,7 +87,9 @@ def _owned(bucket: Bucket, entry: Entry) -> dict[str, Part]:
         return {}
     of_entry, piece, of_piece = found
     kinds = {"weight": piece.master, **piece.state} | ({AVERAGE: piece.average} if piece.average is not None else {})
-    return {
-        f"{kind}/{entry.name}": Part(flat[of_piece], start=of_entry.start, shape=entry.shape)
-        for kind, flat in kinds.items()
-    }
+    return {f"{kind}/{entry.name}": _part(entry, flat[of_piece], of_entry.start) for kind, flat in kinds.items()}
+
+
+def _part(entry: Entry, values: Tensor, start: int) -> Part:
+    """Elements of what is held of a parameter, from `start` on."""
+    return Part(values, start, entry.shape, entry.parameter.slice)

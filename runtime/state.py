@@ -19,22 +19,31 @@ from torch import Tensor
 
 from runtime import contract
 from runtime.comm.transport import Shares
+from runtime.slices import cut
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A logical parameter in a bucket: elements [start, end) of the flat buffer."""
+    """A logical parameter in a bucket, or a slice of it: elements [start, end) of the flat buffer."""
 
-    name: str
-    tensor: str
-    shape: tuple[int, ...]
-    init: float | None  # standard deviation; None: ones
-    decay: bool
+    parameter: contract.Parameter
     start: int
     end: int
-    uniform: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.parameter.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the logical parameter."""
+        return self.parameter.shape
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """What is held of the logical parameter."""
+        return cut(whole, self.parameter.slice)
 
 
 @dataclass(frozen=True)
@@ -103,8 +112,9 @@ class Bucket:
         return None
 
     def set_weight(self, entry: Entry, value: Tensor) -> None:
-        """Give a parameter its value: the master weights whole, what segments read rounded. An average begins there."""
-        flat = value.reshape(-1)
+        """Give a parameter the value of the logical one: the master weights whole, what segments read rounded. An
+        average begins there."""
+        flat = entry.cut(value).reshape(-1)
         kept = self.part if self.gathered else slice(entry.start, entry.end)
         start, end = max(entry.start, kept.start), min(entry.end, kept.stop)
         if start < end:
@@ -153,11 +163,11 @@ class State:
         return ((bucket, entry) for bucket in self.buckets for entry in bucket.entries)
 
     def logical(self, flat: Callable[[Bucket], Tensor]) -> Iterator[tuple[Bucket, Entry, Tensor]]:
-        """Every logical parameter that is trained, as a view of what `flat` gives for its bucket, all of it."""
+        """What is held of every logical parameter that is trained: views of what `flat` gives for all of a bucket."""
         for bucket in self.buckets:
             buffer = flat(bucket)
             for e in bucket.entries:
-                yield bucket, e, buffer[e.start : e.end].view(e.shape)
+                yield bucket, e, buffer[e.start : e.end].view(e.parameter.held_shape)
 
 
 Allocate = Callable[[str, int, torch.dtype], Tensor | None]  # name, elements → zeros; None: anywhere
@@ -185,8 +195,8 @@ def build_state(plan: contract.Plan, rank: int, device: torch.device, allocate: 
     gradients = {name: t for b in buckets if not b.sites for name, t in views(b, b.gradients)}
     state = State(buckets, frozen, biases, namespace(parameters), namespace(gradients))
     for bucket, entry in state.entries():
-        value = initial_value(plan.train.seed, entry.name, entry.shape, entry.init, uniform=entry.uniform)
-        bucket.set_weight(entry, value)
+        p = entry.parameter
+        bucket.set_weight(entry, initial_value(plan.train.seed, p.name, p.shape, p.init, uniform=p.uniform))
     return state
 
 
@@ -231,7 +241,7 @@ def largest_parts(plan: contract.Plan) -> dict[tuple[int, ...], int]:
 
 def padded_size(bucket: contract.Bucket, zero: int) -> int:
     """Elements of a bucket's flat tensors: of equal shards where ZeRO cuts them anywhere."""
-    elements = sum(torch.Size(parameter.shape).numel() for parameter in bucket.parameters)
+    elements = sum(parameter.held_elements for parameter in bucket.parameters)
     shards = len(bucket.holders) if zero and not bucket.owners else 1
     return -(-elements // shards) * shards
 
@@ -269,7 +279,7 @@ def _bucket(
 
     if plan.optimizer.unit == "matrix":
         mine = [e for i, e in enumerate(entries) if not shares or holders[planned.owners[i]] == rank]
-        owned = tuple(piece(slice(e.start, e.end), e.shape) for e in mine)
+        owned = tuple(piece(slice(e.start, e.end), e.parameter.held_shape) for e in mine)
     else:
         (part,) = shares[holders.index(rank)] if shares else (slice(0, padded),)
         owned = (piece(part, (part.stop - part.start,)),)
@@ -278,7 +288,7 @@ def _bucket(
         holders=holders,
         stages=planned.stages,
         entries=tuple(entries),
-        decayed=max((e.end for e in entries if e.decay), default=0),
+        decayed=max((e.end for e in entries if e.parameter.decay), default=0),
         owned=owned,
         shares=shares,
         parameters=parameters,
@@ -293,8 +303,8 @@ def _bucket(
 def _entries(planned: contract.Bucket) -> list[Entry]:
     entries, start = [], 0
     for p in planned.parameters:
-        end = start + torch.Size(p.shape).numel()
-        entries.append(Entry(p.name, p.tensor, p.shape, p.init, p.decay, start, end, p.uniform))
+        end = start + p.held_elements
+        entries.append(Entry(p, start, end))
         start = end
     return entries
 
@@ -343,10 +353,10 @@ def _shares(planned: contract.Bucket, entries: Sequence[Entry], padded: int) -> 
 def views(bucket: Bucket, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
     """(tensor name, view) of a flat tensor of all of a bucket: experts of one tensor are adjacent and of one shape,
     hence one stacked view."""
-    for tensor, group in itertools.groupby(bucket.entries, key=lambda e: e.tensor):
+    for tensor, group in itertools.groupby(bucket.entries, key=lambda e: e.parameter.tensor):
         members = list(group)
         whole = flat[members[0].start : members[-1].end]
-        shape = members[0].shape
+        shape = members[0].parameter.held_shape
         yield tensor, whole.view(shape) if members[0].name == tensor else whole.view(len(members), *shape)
 
 

@@ -9,10 +9,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from runtime.comm.transport import Links, Wanted, Work
 from runtime.contract import Collective, Program
 from runtime.executor import Board, Executor
 from runtime.ledger import Ledger
+from runtime.micro_batches import Indices, Source, micro_batches
 from runtime.offload import Staging
 from runtime.ops.wide import wide_dtype
 from runtime.optimizers import update_of
@@ -38,26 +38,8 @@ from runtime.state import DTYPES, Bucket, State, build_state, largest_parts, sha
 from runtime.trace import Span
 
 ON_CPU = Endpoint()
-NO_TARGET = -1
-EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
-AHEAD = {"tokens": 0, "targets": 1, "mtp_tokens": 1, "mtp_targets": 2}
 
-
-Indices = npt.NDArray[np.int64]
 Sums = dict[str, Tensor]  # of a step or an evaluation over the whole world, float64 but for counts
-
-
-class Source(Protocol):
-    """Samples by index, the same for every rank count."""
-
-    def tokens(self, index: int) -> np.ndarray: ...
-
-
-@runtime_checkable
-class DocumentSource(Source, Protocol):
-    """Samples that say where in them the document of each token begins."""
-
-    def starts(self, index: int) -> np.ndarray: ...
 
 
 class NotFiniteError(RuntimeError):
@@ -88,14 +70,15 @@ class Trainer:
         mesh = plan.mesh
         self.plan, self.rank, self.board, self.device = plan, rank, board, endpoint.device
         self.train_source, self.validation_source = train, validation
-        self.pp_rank, self.dp_rank = divmod(rank, mesh.dp)
+        self.pp_rank, self.column = divmod(rank, mesh.columns)
         self.programs = build.programs
         self.bodies = build.bodies(self.pp_rank)
         wanted = Wanted(mesh, plan.openings, shared_flats(plan), largest_parts(plan))
         self.links = endpoint.connect(rank, wanted, board.set_action)
         self.state: State = build_state(plan, rank, self.device, self.links.flat)
         self.buckets = {bucket.name: bucket for bucket in self.state.buckets}
-        self.quantised = quantised_weights(build, plan, {e.tensor for b in self.state.held for e in b.entries})
+        tensors = {entry.parameter.tensor for bucket in self.state.held for entry in bucket.entries}
+        self.quantised = quantised_weights(build, plan, tensors)
         self.quantised_at = -1  # the step behind which they were made
         self.recipe, validate = plan.train.optimizer, plan.train.validate
         self.staging = Staging(
@@ -117,8 +100,8 @@ class Trainer:
 
     def _executor(self, links: Links) -> Executor:
         mesh, edges, here = self.plan.mesh, self.plan.edges, self.pp_rank
-        world = {r: r * mesh.dp + self.dp_rank for r in range(mesh.pp)}
-        first = self.rank - self.dp_rank % mesh.ep
+        world = {r: r * mesh.columns + self.column for r in range(mesh.pp)}
+        first = self.rank - self.column % mesh.ep
         members = tuple(range(first, first + mesh.ep))
         return Executor(
             rank=here,
@@ -231,7 +214,7 @@ class Trainer:
         size = len(samples)
         dp, micro_batch = self.plan.mesh.dp, self.plan.train.micro_batch
         count = size // (dp * micro_batch)
-        self.executor.data = self._load(source, samples, count)
+        self.executor.data = self._load(source, samples)
         self.program = f"{kind}_{count}"
         program = self.programs[self.program]
         targets, mtp_targets = self._collect(program.prologue, {"targets": self._count_targets})["targets"]
@@ -303,33 +286,8 @@ class Trainer:
                     each.make(self.state.parameters, self.plan.train.seed, self.step)
             self.quantised_at = self.step
 
-    def _load(self, source: Source, samples: Indices, count: int) -> dict[str, Tensor]:
-        """This column's `count` micro-batches of the samples. A token below 0 is ~id of an input, and no target.
-
-        Where documents are kept apart, a token of another document than the one that is to predict it is no target
-        either, and `starts` says where the document of each token begins in its sequence.
-        """
-        dp, micro_batch = self.plan.mesh.dp, self.plan.train.micro_batch
-        indices = samples.reshape(count, dp, micro_batch)[:, self.dp_rank].reshape(-1)
-
-        def stacked(of: Callable[[int], np.ndarray]) -> Tensor:
-            rows = torch.from_numpy(np.stack([of(int(i)) for i in indices]).astype(np.int64))
-            return rows.to(self.device).view(count, micro_batch, self.sequence + EXTRA_TOKENS)
-
-        def ahead(z: Tensor, skip: int) -> Tensor:
-            return z[:, :, skip : skip + self.sequence].reshape(count, micro_batch * self.sequence)
-
-        z = stacked(source.tokens)
-        views = {name: ahead(z, skip) for name, skip in AHEAD.items()}
-        data = {name: v if name.endswith("targets") else v ^ (v >> 63) for name, v in views.items()}
-        if self.plan.data.masks_documents:
-            assert isinstance(source, DocumentSource), source
-            starts = stacked(source.starts)
-            position = torch.arange(self.sequence, device=self.device).repeat(micro_batch)
-            for name in ("targets", "mtp_targets"):
-                data[name] = data[name].masked_fill(ahead(starts, AHEAD[name]) > position, NO_TARGET)
-            data["starts"] = ahead(starts, 0).to(torch.int32)
-        return data
+    def _load(self, source: Source, samples: Indices) -> dict[str, Tensor]:
+        return micro_batches(self.plan, source, samples, self.sequence, self.column, self.device)
 
     def _count_targets(self) -> Tensor:
         """Valid targets of the head and of MTP that this rank's column has; the first pipeline rank counts them."""

@@ -44,7 +44,7 @@ def check_collectives(plan: Plan, programs: Mapping[str, Program]) -> None:
 
 
 def _pipeline_ranks(plan: Plan, holders: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted({holder // plan.mesh.dp for holder in holders}))
+    return tuple(sorted({holder // plan.mesh.columns for holder in holders}))
 
 
 def _wrong_starts(program: Program, shared: Collection[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
@@ -99,8 +99,8 @@ def _used(plan: Plan, programs: Mapping[str, Program]) -> Iterator[Opening]:
     for bucket in plan.buckets:
         if len(bucket.holders) > 1:
             ranks = _pipeline_ranks(plan, bucket.holders)
-            every = len(bucket.holders) == len(ranks) * mesh.dp
-            opening = Opening("reduce", ranks, "all" if every else "member")
+            every = len(bucket.holders) == len(ranks) * mesh.columns
+            opening = Opening("reduce", ranks, "all" if every else "slice" if mesh.tp > 1 else "member")
             if opening.channel_of(mesh, bucket.holders[0]) != bucket.holders:
                 raise CertificateError(f"plan.json: bucket {bucket.name} has holders that no channel has")
             yield opening

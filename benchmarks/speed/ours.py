@@ -21,7 +21,8 @@ from runtime.data.samples import Samples
 from runtime.launch.heartbeat import Board
 from runtime.launch.launcher import launch
 from runtime.launch.rank_watch import Supervision
-from runtime.trainer import EXTRA_TOKENS, Trainer
+from runtime.micro_batches import EXTRA_TOKENS
+from runtime.trainer import Trainer
 
 
 def main() -> int:

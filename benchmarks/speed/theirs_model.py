@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from runtime.contract import Plan
 from runtime.data.samples import Samples
+from runtime.micro_batches import EXTRA_TOKENS
 from runtime.state import initial_value
 from runtime.strict_json import tree
-from runtime.trainer import EXTRA_TOKENS
 from tests.reference.config import Config
 from tests.reference.huggingface import to_transformers
 

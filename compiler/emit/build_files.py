@@ -29,7 +29,7 @@ def contract_plan(
 ) -> contract.Plan:
     """The plan as the runtime reads it. `quantised`: the weights that products read in eight bits."""
     plan, mesh = lowered.plan, lowered.plan.mesh
-    table = {r.name: r for r in plan.replicas}
+    table = {r.key: r for r in plan.replicas}
     return contract.Plan(
         run=spec.name,
         mesh=contract.Mesh(mesh.pp, mesh.dp, mesh.ep, mesh.tp, mesh.cp, mesh.node),
@@ -114,7 +114,7 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
 
 def _bucket(bucket: Bucket, table: Mapping[str, Replica]) -> contract.Bucket:
     rows = (table[name] for name in bucket.replicas)
-    parameters = tuple(contract.Parameter(r.name, r.tensor, r.shape, r.init, r.decay, r.uniform) for r in rows)
+    parameters = tuple(contract.Parameter(r.name, r.tensor, r.shape, r.init, r.decay, r.uniform, r.slice) for r in rows)
     held_by = bucket.name, tuple(bucket.holders), bucket.stages
     return contract.Bucket(*held_by, parameters, bucket.owners, bucket.sites)
 
@@ -209,7 +209,7 @@ def _place(step: Use | Communication) -> str:
 
 
 def train_py(spec: Spec) -> str:
-    world = spec.parallel.pipeline * spec.parallel.data
+    world = spec.parallel.pipeline * spec.parallel.columns
     return f'''"""Trains this build, constructed by dsc.
 
 torchrun --nproc-per-node {world} train.py --out RUN

@@ -42,6 +42,7 @@ from compiler.ir.segment import (
     Segment,
     SegmentCode,
     Signature,
+    Split,
 )
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "SegmentCode",
     "Sharded",
     "Signature",
+    "Split",
     "Stage",
     "Use",
 ]

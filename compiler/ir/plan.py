@@ -11,6 +11,7 @@ from typing import Literal
 from compiler.holders import Holders
 from compiler.ir.segment import Buffer, Cut, Role, Segment
 from compiler.stage_placement import StagePlacement
+from runtime.contract.slices import Slice, held_shape
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Axes pp dp ep tp cp. world = pp·dp·tp·cp; ep divides dp. World ranks are pp-major, ep innermost."""
+    """Axes pp dp ep tp cp. world = pp·dp·tp·cp; ep divides dp. World ranks are pp-major, tp innermost.
+
+    A column is what one rank of each pipeline rank has in common: its place in dp·tp·cp.
+    """
 
     pp: int
     dp: int
@@ -92,30 +96,47 @@ class Mesh:
     def world(self) -> int:
         return self.pp * self.dp * self.tp * self.cp
 
-    def rank(self, pp: int, dp: int) -> int:
-        return pp * self.dp + dp
+    @property
+    def columns(self) -> int:
+        """Ranks of a pipeline rank."""
+        return self.dp * self.tp * self.cp
+
+    def rank(self, pp: int, column: int) -> int:
+        return pp * self.columns + column
 
     def coordinates(self, rank: int) -> tuple[int, int]:
-        """(pipeline rank, data rank); the expert coordinate is data rank % ep."""
-        return divmod(rank, self.dp)
+        """(pipeline rank, column); the expert coordinate is column % ep, the tensor coordinate column % tp."""
+        return divmod(rank, self.columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One row of the replica table: a logical parameter and who holds it."""
+    """One row of the replica table: a logical parameter, or a slice of it, and who holds it."""
 
     name: str  # layers.3.ffn.experts.17.up
     tensor: str  # layers.3.ffn.experts.up: what segments take; experts of a rank are stacked in it
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the logical parameter
     role: Role
     init: float | None  # standard deviation; None: ones; a bias starts at zero
     decay: bool
     holders: Holders
     uniform: bool = False  # whether first values are even between two bounds, or else normal
+    slice: Slice | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name in the table: that of the parameter, and where its slice of it begins."""
+        return self.name if self.slice is None else f"{self.name}.from{self.slice.ranges[0][0]}"
+
+    @property
+    def held_shape(self) -> tuple[int, ...]:
+        """The shape of what its holders have."""
+        return held_shape(self.shape, self.slice)
 
     @property
     def num_elements(self) -> int:
-        return prod(self.shape)
+        """Elements that its holders have."""
+        return prod(self.held_shape)
 
 
 @dataclass(frozen=True)
@@ -126,7 +147,7 @@ class Bucket:
     name: str
     holders: Holders
     stages: tuple[int, ...]  # ascending; behind their last weight gradients the bucket's gradients are whole
-    replicas: tuple[str, ...]  # logical names, decayed ones first, experts of one tensor adjacent
+    replicas: tuple[str, ...]  # keys of the table, decayed ones first, experts of one tensor adjacent
     owners: tuple[int, ...] = ()  # of each replica, which holder has its optimizer state, if each is owned whole
     sites: tuple[str, ...] = ()  # the segments that read it, where its holders divide gradients (zero = 2, 3)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 from compiler.dtypes import extent_at, has_rows, tensor_bytes
+from runtime.contract.slices import Slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,30 @@ Role = Literal["parameter", "frozen", "bias", "slots"]
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """How tensor ranks split a logical parameter: along a dimension, and each of its parts evenly.
+
+    `parts`: what a rank has of each part of a fused product; of a plain one there is one.
+    """
+
+    dimension: int  # of one expert where experts are stacked
+    parts: tuple[int, ...]
+    ranks: int
+
+    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the logical parameter of which a rank has `shape`."""
+        d = self.dimension
+        assert shape[d] == sum(self.parts), (shape, self)
+        return (*shape[:d], shape[d] * self.ranks, *shape[d + 1 :])
+
+    def slice_of(self, rank: int) -> Slice:
+        """What a tensor rank holds: its place in every part."""
+        ends = tuple(accumulate(self.ranks * part for part in self.parts))
+        firsts = (end - (self.ranks - rank) * part for end, part in zip(ends, self.parts, strict=True))
+        return Slice(self.dimension, tuple((at, at + part) for at, part in zip(firsts, self.parts, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
 class Param:
     """A weight a segment reads, by its local name. `stack` > 0: that many experts stacked in dimension 0."""
 
@@ -81,6 +107,7 @@ class Param:
     uniform: bool = field(default=False, repr=False, compare=False)  # whether they are even between two bounds
     decay: bool = field(default=False, repr=False, compare=False)  # whether weight decay applies to it
     path: str = field(default="", repr=False, compare=False)  # its name below its block, if the layer's table has none
+    split: Split | None = field(default=None, repr=False, compare=False)  # `shape` is what a tensor rank has of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,12 +57,16 @@ def _of_experts(plan: Plan, rank: int) -> Iterator[Opening]:
 
 
 def _of_holders(plan: Plan) -> Iterator[Opening]:
-    """Reductions of each bucket: over all data ranks, or over those at one place of their expert groups."""
+    """Reductions of each bucket: over all columns, or over those at one place of their expert or tensor groups."""
     for bucket in plan.buckets:
         holders = bucket.holders
         if len(holders) > 1:
-            every = len(holders.data_ranks) == plan.mesh.dp
-            yield Opening("reduce", holders.pipeline_ranks, "all" if every else "member")
+            every = len(holders.columns) == plan.mesh.columns
+            yield Opening(
+                "reduce",
+                holders.pipeline_ranks,
+                "all" if every else "slice" if plan.mesh.tp > 1 else "member",
+            )
 
 
 def _in_rounds(openings: Sequence[Opening]) -> Iterator[Opening]:

@@ -25,7 +25,7 @@ def with_owners(
     """
     if optimizer.unit != "matrix" or not zero:
         return tuple(buckets)
-    work = {replica.name: work_of(optimizer, replica.shape) for replica in replicas if replica.role == "parameter"}
+    work = {replica.key: work_of(optimizer, replica.held_shape) for replica in replicas if replica.role == "parameter"}
     load = Counter[int]()
     found: dict[str, tuple[int, ...]] = {}
     for bucket in sorted(buckets, key=lambda bucket: len(bucket.holders)):  # those with a choice come last

@@ -20,12 +20,13 @@ class Tensor:
     """What segments read under one name: a logical parameter, or those of all experts of a layer."""
 
     name: str  # layers.3.ffn.experts.up
-    shape: tuple[int, ...]  # of one expert
+    shape: tuple[int, ...]  # of one expert, the logical one
     role: ir.Role
     init: float | None  # standard deviation; None: ones; a bias starts at zero
     decay: bool
     num_experts: int | None = None
     uniform: bool = False
+    split: ir.Split | None = None
 
     def names(self) -> list[str]:
         """Names of the logical parameters: layers.3.ffn.experts.17.up is the one of expert 17."""
@@ -62,7 +63,7 @@ def tensors(spec: Spec, steps: Iterable[Step]) -> tuple[Tensor, ...]:
                 if name not in found:
                     found[name] = (param, _tensor(spec, param, name))
                 first = found[name][0]
-                alike = [(p.shape, p.role, p.init, p.decay, p.uniform) for p in (first, param)]
+                alike = [(p.shape, p.role, p.init, p.decay, p.uniform, p.split) for p in (first, param)]
                 assert alike[0] == alike[1], f"{name} is declared in two ways"
     return tuple(tensor for _, tensor in found.values())
 
@@ -133,7 +134,8 @@ def _part_of(tensor: str) -> str:
 
 def _tensor(spec: Spec, param: ir.Param, name: str) -> Tensor:
     shape, experts = (param.shape[1:], _num_experts(spec, name)) if param.stack else (param.shape, None)
-    return Tensor(name, shape, param.role, param.init, param.decay, experts, param.uniform)
+    shape = param.split.whole(shape) if param.split else shape
+    return Tensor(name, shape, param.role, param.init, param.decay, experts, param.uniform, param.split)
 
 
 def _num_experts(spec: Spec, tensor: str) -> int:

@@ -118,14 +118,22 @@ def stages_of_tensors(stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
 
 
 def replicas_of(tensor: Tensor, pipeline_ranks: tuple[int, ...], mesh: Mesh, owners: Sequence[int]) -> list[Replica]:
-    """A row for each logical parameter of a tensor; an expert's are on its owner. Equal holders are one value."""
-    everyone = Holders(pipeline_ranks, range(mesh.dp), mesh.dp)
-    holders = [everyone] * len(names := tensor.names())
-    if tensor.num_experts is not None:
-        ranks = [Holders(pipeline_ranks, range(rank, mesh.dp, mesh.ep), mesh.dp) for rank in range(mesh.ep)]
-        holders = [ranks[owner] for owner in owners]
+    """A row for each logical parameter of a tensor, or for each of its slices; an expert's are on its owner. Equal
+    holders are one value."""
+
+    def every(step: int, first: int = 0) -> Holders:
+        return Holders(pipeline_ranks, range(first, mesh.columns, step), mesh.columns)
+
     row = (tensor.shape, tensor.role, tensor.init, tensor.decay)
-    return [Replica(name, tensor.name, *row, held, tensor.uniform) for name, held in zip(names, holders, strict=True)]
+    if (split := tensor.split) is not None:
+        assert tensor.num_experts is None, "experts are not split"
+        held = [(every(split.ranks, rank), split.slice_of(rank)) for rank in range(split.ranks)]
+        return [Replica(tensor.name, tensor.name, *row, holders, tensor.uniform, of) for holders, of in held]
+    holders = [every(1)] * len(names := tensor.names())
+    if tensor.num_experts is not None:
+        ranks = [every(mesh.ep, rank) for rank in range(mesh.ep)]
+        holders = [ranks[owner] for owner in owners]
+    return [Replica(name, tensor.name, *row, each, tensor.uniform) for name, each in zip(names, holders, strict=True)]
 
 
 def buckets(
@@ -140,7 +148,7 @@ def buckets(
     for replica in replicas:
         grouped[replica.holders, stages[replica.tensor], sites.get(replica.tensor, ())].append(replica)
     return tuple(
-        Bucket(members[0].name, holders, used_by, tuple(r.name for r in members), sites=read_by)
+        Bucket(members[0].key, holders, used_by, tuple(r.key for r in members), sites=read_by)
         for (holders, used_by, read_by), group in grouped.items()
         for members in [sorted(group, key=lambda r: not r.decay)]
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import NamedTuple
 
 from compiler.dtypes import ITEMSIZE, TORCH_DTYPE
@@ -34,13 +33,13 @@ def dividing_sites(stages: Sequence[Stage], replicas: Sequence[Replica], zero: i
 
 def sharded_segments(spec: Spec, replicas: Sequence[Replica], buckets: Sequence[Bucket]) -> dict[str, Sharded]:
     """What the segments put together, by site. Expert ranks hold as much as one another: the first stands for all."""
-    of_replica = {replica.name: replica for replica in replicas}
+    of_replica = {replica.key: replica for replica in replicas}
     found: dict[str, dict[frozenset[str], Bucket]] = defaultdict(dict)
     for bucket in buckets:
         for site in bucket.sites:
             found[site].setdefault(frozenset(of_replica[name].tensor for name in bucket.replicas), bucket)
     return {
-        site: _sharded(spec, site, of_tensors, {name: prod(each.shape) for name, each in of_replica.items()})
+        site: _sharded(spec, site, of_tensors, {key: each.num_elements for key, each in of_replica.items()})
         for site, of_tensors in found.items()
     }
 

@@ -59,7 +59,7 @@ def measured_memories(
     if any(each.of != digest for each in found):  # of a build that the run began with
         return ()
     result: dict[int, Measured] = {}
-    for column in range(mesh.dp):
+    for column in range(mesh.columns):
         world = [mesh.rank(rank, column) for rank in range(mesh.pp)]
 
         def rows(rank: int, layer: str, micro_batch: int, world: list[int] = world) -> Received:

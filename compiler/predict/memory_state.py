@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from math import prod
 from typing import NamedTuple
 
 from compiler.ir import Plan, Use
@@ -52,7 +51,7 @@ def rank_states(spec: Spec, plan: Plan) -> tuple[Memory, ...]:
 def largest_parts(spec: Spec, plan: Plan) -> tuple[int, ...]:
     """The most elements that move at a time between a device of each pipeline rank and its host: a part of what it
     owns of a bucket, or a whole parameter."""
-    elements = {replica.name: prod(replica.shape) for replica in plan.replicas}
+    elements = {replica.key: replica.num_elements for replica in plan.replicas}
     whole, most = spec.train.optimizer.unit == "matrix", [0] * plan.mesh.pp
     for bucket in plan.buckets:
         sizes = [elements[name] for name in bucket.replicas]
@@ -75,7 +74,7 @@ def kept_elements(spec: Spec, plan: Plan) -> Elements:
 
     Devices keep as much as data rank 0 does. They update as much too, but where owners have parameters whole.
     """
-    elements = {replica.name: prod(replica.shape) for replica in plan.replicas}
+    elements = {replica.key: replica.num_elements for replica in plan.replicas}
     whole = spec.train.optimizer.unit == "matrix"
     weights, gradients, owned = Counter[int](), Counter[int](), Counter[int]()
     for bucket in plan.buckets:
@@ -111,10 +110,11 @@ def update_scratch(spec: Spec, plan: Plan) -> tuple[int, ...]:
     most = [0] * plan.mesh.pp
     for replica in plan.replicas:
         if replica.role == "parameter":
-            if replica.shape not in scratch:
-                scratch[replica.shape] = spec.train.optimizer.scratch_bytes(replica.shape)
-            for rank in replica.holders.pipeline_ranks if scratch[replica.shape] else ():
-                most[rank] = max(most[rank], scratch[replica.shape])
+            shape = replica.held_shape
+            if shape not in scratch:
+                scratch[shape] = spec.train.optimizer.scratch_bytes(shape)
+            for rank in replica.holders.pipeline_ranks if scratch[shape] else ():
+                most[rank] = max(most[rank], scratch[shape])
     slots = HOST_SLOTS * offloaded_bytes(spec)
     return tuple(own + slots * part for own, part in zip(most, largest_parts(spec, plan), strict=True))
 

@@ -168,7 +168,7 @@ def shared_by(
         for rank, steps in enumerate(schedule.actions)
     ]
     alone_s = float(timeline.makespan) / 1000 + max(tail.seconds for tail in tails)
-    return rates.shared_s(alone_s, busy * plan.mesh.dp) / alone_s
+    return rates.shared_s(alone_s, busy * plan.mesh.columns) / alone_s
 
 
 def mfu_of(flops: Flops, step: Step, peak: float) -> Flops:

@@ -25,12 +25,12 @@ Reduce = Callable[[float, Holders, Reduction], float]  # bytes of a device, who 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A trained tensor: on every data rank of its pipeline ranks, or a stack of experts on every ep-th."""
+    """A trained tensor: in each `every`-th column of its pipeline ranks, a stack of experts or a slice in several."""
 
     pipeline_ranks: tuple[int, ...]
     stages: tuple[int, ...]
     elements: int  # on a device
-    stacked: bool
+    every: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,12 @@ def tensors_of(plan: Plan) -> dict[str, Tensor]:
                         if stage.index not in stages[name]:
                             stages[name].append(stage.index)
     return {
-        name: Tensor(tuple(sorted(ranks[name])), tuple(stages[name]), prod(param.shape), param.stack > 0)
+        name: Tensor(
+            tuple(sorted(ranks[name])),
+            tuple(stages[name]),
+            prod(param.shape),
+            plan.mesh.ep if param.stack else plan.mesh.tp if param.split else 1,
+        )
         for name, param in params.items()
     }
 
@@ -80,7 +85,7 @@ def groups_of(mesh: Mesh, tensors: Iterable[Tensor], rank: int) -> tuple[Group, 
     held: dict[tuple[Holders, tuple[int, ...]], int] = defaultdict(int)
     for each in tensors:
         if rank in each.pipeline_ranks:
-            holders = Holders(each.pipeline_ranks, range(0, mesh.dp, mesh.ep if each.stacked else 1), mesh.dp)
+            holders = Holders(each.pipeline_ranks, range(0, mesh.columns, each.every), mesh.columns)
             held[holders, each.stages] += each.elements
     return tuple(Group(*key, elements) for key, elements in held.items())
 
@@ -91,7 +96,7 @@ def works_of(spec: Spec, plan: Plan, groups: Sequence[Sequence[Group]]) -> tuple
     if optimizer.unit == "element":
         shards = [[(each.elements, len(each.holders) if zero else 1) for each in held] for held in groups]
         return tuple(Work(sum(-(-elements // parts) for elements, parts in of_rank), 0) for of_rank in shards)
-    flops = {each.name: optimizer.flops(each.shape) for each in plan.replicas if each.role == "parameter"}
+    flops = {each.key: optimizer.flops(each.held_shape) for each in plan.replicas if each.role == "parameter"}
     elements = kept_elements(spec, plan).owned
     if zero:
         products = owned_at_most(plan, flops)
@@ -137,7 +142,7 @@ def tail_of(spec: Spec, mesh: Mesh, groups: Sequence[Group], work: Work, reduce_
     # Accumulators are cleared for the next step.
     update_only_s = update_s(work.elements * touched + cleared * gradient) + rates.product_time_s(work.flops)
     clipped = optimizer.clip is not None
-    everyone = Holders(tuple(range(mesh.pp)), range(mesh.dp), mesh.dp)
+    everyone = Holders(tuple(range(mesh.pp)), range(mesh.columns), mesh.columns)
     return Tail(
         reduction_s=sum(reduce_s(group.elements * gradient, group.holders, sums) for group in summed),
         gather_s=sum(reduce_s(group.elements * weight, group.holders, "all_gather") for group in gathered),

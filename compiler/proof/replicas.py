@@ -9,36 +9,39 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
 
 from compiler.holders import Holders
-from compiler.ir import Plan, Replica, Use
+from compiler.ir import Param, Plan, Replica, Use
 from compiler.proof.certificate import ProofError
+from runtime.contract.slices import tiling_problem
 
 
 def check_holders(plan: Plan) -> None:
     """Raise ProofError unless every parameter is held where it is used, and is in one bucket of its holders."""
-    stages, stacks = _stages(plan)
+    stages, params = _stages(plan)
     uses = {tensor: _ranks_of(plan, each) for tensor, each in stages.items()}
     right: set[Hashable] = set()  # what experts of one rank have in common is looked at once
     for replica in plan.replicas:
-        users, stack = uses.get(replica.tensor, frozenset()), stacks.get(replica.tensor, 0)
-        common = (replica.holders, users, stack)
+        users, param = uses.get(replica.tensor, frozenset()), params.get(replica.tensor)
+        every = plan.mesh.ep if param and param.stack else plan.mesh.tp if replica.slice else 1
+        common = (replica.holders, users, every)
         if common not in right:
-            _check_holders(plan, replica, users, stack)
+            _check_holders(plan, replica, users, every)
             right.add(common)
+    _check_slices(plan, params)
     _check_buckets(plan, stages)
     _check_divided(plan)
 
 
-def _stages(plan: Plan) -> tuple[dict[str, frozenset[int]], dict[str, int]]:
-    """Tensor -> the stages that use it, and how many experts are stacked in it."""
+def _stages(plan: Plan) -> tuple[dict[str, frozenset[int]], dict[str, Param]]:
+    """Tensor -> the stages that use it, and what a segment takes of it."""
     stages: dict[str, set[int]] = {}
-    stacks: dict[str, int] = {}
+    params: dict[str, Param] = {}
     for stage in plan.stages:
         for use in stage.steps:
             if isinstance(use, Use):
                 for local, tensor in use.params:
                     stages.setdefault(tensor, set()).add(stage.index)
-                    stacks[tensor] = next(p.stack for p in use.segment.params if p.name == local)
-    return {tensor: frozenset(each) for tensor, each in stages.items()}, stacks
+                    params[tensor] = next(p for p in use.segment.params if p.name == local)
+    return {tensor: frozenset(each) for tensor, each in stages.items()}, params
 
 
 def _ranks_of(plan: Plan, stages: frozenset[int]) -> frozenset[int]:
@@ -46,29 +49,46 @@ def _ranks_of(plan: Plan, stages: frozenset[int]) -> frozenset[int]:
     return frozenset(rank for rank in range(plan.mesh.pp) if not stages.isdisjoint(plan.stages_of(rank)))
 
 
-def _check_holders(plan: Plan, replica: Replica, users: frozenset[int], stack: int) -> None:
-    """All data ranks of every pipeline rank that uses the tensor; of an expert, one in each expert group."""
-    mesh = plan.mesh
-    expected = Counter({rank: mesh.dp // mesh.ep if stack else mesh.dp for rank in users})
+def _check_holders(plan: Plan, replica: Replica, users: frozenset[int], every: int) -> None:
+    """All columns of every pipeline rank that uses the tensor; of an expert or a slice, one in each of its groups."""
+    width = plan.mesh.columns
+    expected = Counter({rank: width // every for rank in users})
     holders = list(replica.holders)  # of thousands of ranks: what follows is mesh.coordinates of each
-    given = Counter([holder // mesh.dp for holder in holders])
-    coordinates = {holder % mesh.dp % mesh.ep for holder in holders}
-    if len({*holders}) < len(holders) or given != expected or (stack and len(coordinates) > 1):
+    given = Counter([holder // width for holder in holders])
+    coordinates = {holder % width % every for holder in holders}
+    if len({*holders}) < len(holders) or given != expected or len(coordinates) > 1:
         raise ProofError(
-            f"reduce {replica.name}: held by ranks {list(replica.holders)}, but used on pipeline ranks {sorted(users)}"
+            f"reduce {replica.key}: held by ranks {list(replica.holders)}, but used on pipeline ranks {sorted(users)}"
         )
+
+
+def _check_slices(plan: Plan, params: Mapping[str, Param]) -> None:
+    """The slices of a parameter are all of it, on different ranks, and each is as large as what segments take."""
+    table: dict[str, list[Replica]] = defaultdict(list)
+    for replica in plan.replicas:
+        table[replica.name].append(replica)
+    for name, rows in table.items():
+        first = rows[0]
+        if problem := tiling_problem(first.shape, [row.slice for row in rows]):
+            raise ProofError(f"hold {name}: {problem}")
+        if first.slice is None:
+            continue
+        places = {row.holders.columns.start % plan.mesh.tp for row in rows}
+        shapes = {(row.shape, row.held_shape) for row in rows}
+        if len(places) < len(rows) or shapes != {(first.shape, params[first.tensor].shape)}:
+            raise ProofError(f"hold {name}: its slices are not those of the tensor ranks")
 
 
 def _check_buckets(plan: Plan, stages: Mapping[str, frozenset[int]]) -> None:
     """Every trained parameter is in exactly one bucket, of holders and stages equal to its own, if it is shared."""
     buckets = [(name, bucket) for bucket in plan.buckets for name in bucket.replicas]
     counts = Counter(name for name, _ in buckets)
-    replicas = {replica.name: replica for replica in plan.replicas}
+    replicas = {replica.key: replica for replica in plan.replicas}
     sorted_stages = {tensor: tuple(sorted(each)) for tensor, each in stages.items()}
     for replica in plan.replicas:
-        wanted = 1 if replica.role == "parameter" and len(replica.holders) > 1 else counts[replica.name]
-        if counts[replica.name] != min(wanted, 1):
-            raise ProofError(f"reduce {replica.name}: it is in {counts[replica.name]} buckets")
+        wanted = 1 if replica.role == "parameter" and len(replica.holders) > 1 else counts[replica.key]
+        if counts[replica.key] != min(wanted, 1):
+            raise ProofError(f"reduce {replica.key}: it is in {counts[replica.key]} buckets")
     for name, bucket in buckets:
         found = replicas.get(name)
         if found is None or found.holders != bucket.holders:
@@ -84,7 +104,7 @@ def _check_divided(plan: Plan) -> None:
     for use in plan.uses:
         for _, tensor in use.params:
             readers[tensor].add(use.site)
-    of = {replica.name: replica for replica in plan.replicas}
+    of = {replica.key: replica for replica in plan.replicas}
     sizes: dict[str, dict[Holders, int]] = defaultdict(dict)  # of the buckets of each site, with padding
     tensors: dict[str, set[str]] = defaultdict(set)
     for bucket in plan.buckets:

@@ -110,7 +110,7 @@ def network_of(found: Timed) -> Network:
         nodes.setdefault(fabric.place(device)[0], []).append(device)
     ends = [(_name(a), _name(b)) for a, b in graph.edges if "nvlink" not in (a[0], b[0])]
     joints = tuple((b, a) if b.startswith("device") else (a, b) for a, b in ends if a != b)
-    ranks = tuple(min(device // mesh.dp, mesh.pp - 1) for device in range(fabric.num_devices))
+    ranks = tuple(min(device // mesh.columns, mesh.pp - 1) for device in range(fabric.num_devices))
     return Network(
         fabric.num_nodes,
         fabric.num_devices,

@@ -33,7 +33,7 @@ def write_run_profile(run: Path) -> Document:
     there."""
     spec = load_with_files(run / "spec.resolved")
     plan = make_plan(spec)
-    paths = [run / "profile" / f"rank_{rank}.json" for rank in range(plan.mesh.pp * plan.mesh.dp)]
+    paths = [run / "profile" / f"rank_{rank}.json" for rank in range(plan.mesh.world)]
     ranks = [json.loads(path.read_text("utf-8")) for path in paths]
     work = _Work(plan)
     for rank in ranks:

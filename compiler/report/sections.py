@@ -29,7 +29,7 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Re
     program = lowered.programs[f"train_{schedule.num_micro_batches}"]
     lanes = lanes_of(program, rank_times(lowered.lowering))
     found = timed_on(spec, lowered.lowering, schedule)
-    elements = {replica.name: replica.num_elements for replica in plan.replicas if replica.role in HELD}
+    elements = {replica.key: replica.num_elements for replica in plan.replicas if replica.role in HELD}
     held = _held(plan, elements)
     panel = panel_of(schedule, Costs(), lanes=lanes, timeline=found.timeline)
     idle = 1 - min(row.busy for row in panel.rows) / panel.makespan
@@ -66,10 +66,10 @@ def _moe_layers(plan: Plan) -> tuple[str, ...]:
 
 
 def _stages(plan: Plan, elements: Mapping[str, int]) -> tuple[StageRow, ...]:
-    """`elements`: of every parameter, by name."""
+    """`elements`: of every row of the replica table, by key."""
     sizes: Counter[str] = Counter()
     for replica in plan.replicas:
-        sizes[replica.tensor] += elements.get(replica.name, 0)
+        sizes[replica.tensor] += elements.get(replica.key, 0)
     rows = []
     for index, stage in enumerate(plan.stages):
         tensors = {tensor for step in stage.steps if isinstance(step, Use) for _, tensor in step.params}
@@ -79,7 +79,7 @@ def _stages(plan: Plan, elements: Mapping[str, int]) -> tuple[StageRow, ...]:
 
 
 def _held(plan: Plan, elements: Mapping[str, int]) -> tuple[int, ...]:
-    """Parameters that data rank 0 of each pipeline rank holds: whole buckets, which have every parameter once."""
+    """Parameters that column 0 of each pipeline rank holds: whole buckets, which have every parameter once."""
     firsts = [plan.mesh.rank(rank, 0) for rank in range(plan.mesh.pp)]
     mine = [[bucket for bucket in plan.held if first in bucket.holders] for first in firsts]
     return tuple(sum(elements[name] for bucket in buckets for name in bucket.replicas) for buckets in mine)
@@ -89,7 +89,7 @@ def _rank(plan: Plan, rank: int, parameters: int, memory: Memory) -> RankRow:
     mesh = plan.mesh
     return RankRow(
         rank=rank,
-        world_ranks=(mesh.rank(rank, 0), mesh.rank(rank, mesh.dp - 1)),
+        world_ranks=(mesh.rank(rank, 0), mesh.rank(rank, mesh.columns - 1)),
         stages=plan.stages_of(rank),
         parameters=parameters,
         memory=parts_of(memory),

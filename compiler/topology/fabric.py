@@ -230,12 +230,12 @@ def level_between(node_a: int, node_b: int) -> str:
 
 def _even_spread(holders: Holders, devices: int) -> Spread | None:
     """The spread of holders that lie on each of their nodes in the same way; None where that takes more to see."""
-    step, pipelines, each = holders.data_ranks.step, len(holders.pipeline_ranks), len(holders.data_ranks)
-    if not each or holders.dp % devices:
+    step, pipelines, each = holders.columns.step, len(holders.pipeline_ranks), len(holders.columns)
+    if not each or holders.width % devices:
         return None
     if step % devices == 0 or each == 1:
         return Spread(pipelines * each, 1, 1)
     members = devices // step if devices % step == 0 else 0
-    if not members or each % members or holders.data_ranks.start % devices >= step:
+    if not members or each % members or holders.columns.start % devices >= step:
         return None
     return Spread(pipelines * (each // members), members, members)

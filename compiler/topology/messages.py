@@ -12,7 +12,7 @@ from compiler.topology.fabric import Fabric
 def messages_s(fabric: Fabric, plan: Plan, placement: StagePlacement) -> Mapping[tuple[int, int], float]:
     """Seconds by (pipeline rank that sends, pipeline rank that receives), for both directions of micro-batches.
 
-    All data ranks send at once, and the last message to be there counts. Empty where nothing crosses.
+    All columns send at once, and the last message to be there counts. Empty where nothing crosses.
     """
     found: dict[tuple[int, int], float] = {}
     mesh, last = plan.mesh, len(plan.stages) - 1
@@ -20,6 +20,6 @@ def messages_s(fabric: Fabric, plan: Plan, placement: StagePlacement) -> Mapping
         for micro_batch in (0, 1) if stage < last else ():
             a, b = (placement.rank_of(mesh.pp, 2, each, micro_batch) for each in (stage, stage + 1))
             if a != b and (a, b) not in found:
-                time_s = fabric.message_s(mesh.rank(a, 0), mesh.rank(b, 0), output.fixed_bytes, mesh.dp)
+                time_s = fabric.message_s(mesh.rank(a, 0), mesh.rank(b, 0), output.fixed_bytes, mesh.columns)
                 found[a, b] = found[b, a] = time_s
     return found

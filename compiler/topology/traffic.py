@@ -35,13 +35,13 @@ def traffic(fabric: Fabric, plan: Plan, schedule: Schedule) -> Traffic:
         actions = [action for step in row for action in actions_of(step) if action.kind != "W"]
         exchanged = sum(sent[action.stage] for action in actions)
         for level, share in _group_levels(fabric, mesh.rank(rank, 0), mesh.ep, copied).items():
-            experts[level] += round(exchanged * share * mesh.dp)
+            experts[level] += round(exchanged * share * mesh.columns)
         # Where results go depends on the direction of a micro-batch alone.
         ways = Counter([(action.kind, action.stage, action.micro_batch >= back) for action in actions])
         for (kind, stage, turned), times in ways.items():
             to = _receiver(schedule, Action(kind, stage, back if turned else 0))
             if to is not None and to != rank:
-                levels = fabric.levels(mesh.rank(rank, 0), mesh.rank(to, 0), mesh.dp)
+                levels = fabric.levels(mesh.rank(rank, 0), mesh.rank(to, 0), mesh.columns)
                 pipeline.update({level: times * count * message for level, count in levels.items()})
     return {"pipeline": dict(pipeline), "experts": dict(experts), "gradients": dict(_gradients(fabric, plan, schedule))}
 
@@ -97,7 +97,7 @@ def _gradients(fabric: Fabric, plan: Plan, schedule: Schedule) -> Counter[str]:
             of_element = scatters * ITEMSIZE[here.gradients.dtype]
             of_element += gathers * ITEMSIZE[here.weights.dtype] if here.weights else 0
             for holders, elements in here.buckets:
-                groups = plan.mesh.dp // len(holders)
+                groups = plan.mesh.columns // len(holders)
                 sent[holders] += schedule.num_micro_batches * of_element * elements * groups
     found: Counter[str] = Counter()
     for holders, num_bytes in sent.items():

@@ -16,6 +16,11 @@ Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 class Parallel(Node):
     """Degrees of parallelism. world = pipeline·data·tensor·context; expert divides data."""
 
+    @property
+    def columns(self) -> int:
+        """Devices of a pipeline rank."""
+        return self.data * self.tensor * self.context
+
     pipeline: Annotated[
         Degree, Field(description=f"ranks a pipeline has; {PLANNED}", examples=["pipeline = 16", "pipeline = auto"])
     ] = 1

@@ -17,6 +17,8 @@ from runtime.checkpoint import durable_files as files
 from runtime.checkpoint.durable_files import PUBLISHED
 from runtime.checkpoint.manifest_file import MANIFEST, base_of, manifests, read_manifest
 from runtime.checkpoint.shard_manifest import CheckpointError, Entry, Manifest, Shard, shard_layout
+from runtime.contract.slices import Slice
+from runtime.slices import place
 
 DTYPES = {
     "F64": torch.float64,
@@ -77,20 +79,21 @@ class Checkpoint:
         """Whole logical tensors, from whichever shards hold them. CheckpointError names a missing name or bad file."""
         wanted = dict.fromkeys(names)
         if self.base and (beside := [name for name in wanted if name not in self._places]):
-            found = self.base.read(beside) | self.read(name for name in wanted if name in self._places)
-            return {name: found[name] for name in wanted}
+            together = self.base.read(beside) | self.read(name for name in wanted if name in self._places)
+            return {name: together[name] for name in wanted}
         if missing := [name for name in wanted if name not in self._places]:
             raise CheckpointError(f"{self.path} holds no {', '.join(missing)}")
         by_shard: dict[int, list[tuple[Entry, int]]] = defaultdict(list)
         for name in wanted:
             for index, entry, start in self._places[name]:
                 by_shard[index].append((entry, start))
-        result: dict[str, Tensor] = {}
+        found = _Assembled()
         for index, places in by_shard.items():
             with self._open(self.manifest.shards[index], compare=not self.verified) as file:
                 for entry, start in places:
-                    _place(entry, files.read_exactly(file, start, entry.num_bytes), result)
-        return {name: result[name] for name in wanted}
+                    found.put(entry, files.read_exactly(file, start, entry.num_bytes))
+        tensors = found.tensors()
+        return {name: tensors[name] for name in wanted}
 
     def verify(self) -> Checkpoint:
         """Compare every byte with what was written; CheckpointError names the file that differs."""
@@ -161,11 +164,31 @@ def published(folder: Path) -> tuple[list[Checkpoint], list[str]]:
     return [Checkpoint(path, manifest, verified=False) for path, manifest in found], refused
 
 
-def _place(entry: Entry, data: bytearray, into: dict[str, Tensor]) -> None:
-    dtype = DTYPES[entry.dtype]
-    values = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-    if entry.count == entry.num_elements:
-        into[entry.name] = values.view(entry.shape)
-        return
-    whole = into.setdefault(entry.name, torch.empty(entry.shape, dtype=dtype))
-    whole.view(-1)[entry.start : entry.start + entry.count] = values
+class _Assembled:
+    """Logical tensors, put together from entries in any order."""
+
+    def __init__(self) -> None:
+        self._whole: dict[str, Tensor] = {}
+        self._slices: dict[tuple[str, Slice], Tensor] = {}  # those that several shards have parts of
+
+    def put(self, entry: Entry, data: bytearray) -> None:
+        """Put the data of an entry to its place in the whole tensor, or in the slice that it is a part of."""
+        dtype = DTYPES[entry.dtype]
+        values = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        is_all = entry.count == entry.num_elements
+        if is_all and entry.slice is None:
+            self._whole[entry.name] = values.view(entry.shape)
+            return
+        held = self._whole.setdefault(entry.name, torch.empty(entry.shape, dtype=dtype))
+        if is_all and entry.slice is not None:
+            place(held, entry.slice, values.view(entry.held_shape))
+            return
+        if entry.slice is not None:
+            held = self._slices.setdefault((entry.name, entry.slice), torch.empty(entry.held_shape, dtype=dtype))
+        held.view(-1)[entry.start : entry.start + entry.count] = values
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Logical name → tensor; slices that several shards had parts of are placed now that they are complete."""
+        for (name, of), held in self._slices.items():
+            place(self._whole[name], of, held)
+        return self._whole

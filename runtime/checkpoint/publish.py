@@ -38,6 +38,7 @@ from runtime.checkpoint.shard_manifest import (
     shard_json,
     shard_layout,
 )
+from runtime.contract.slices import Slice
 from runtime.outcome import printable
 
 __all__ = ["MANIFEST", "Checkpoint", "CheckpointError", "Keep", "Part", "Publisher", "latest", "load", "published"]
@@ -49,11 +50,13 @@ _LEFT_OVER = re.compile(r"\.(tmp|purge)-[0-9a-z.-]+")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Elements [start, start + len(values)) of a logical tensor of `shape`, flattened: `values` is 1-D."""
+    """Elements [start, start + len(values)) of a logical tensor of `shape`, or of a slice of it, flattened: `values` is
+    1-D."""
 
     values: Tensor
     start: int
     shape: tuple[int, ...]
+    slice: Slice | None = None
 
 
 ShardData: TypeAlias = Mapping[str, Tensor | Part]
@@ -193,10 +196,9 @@ def _remove(folder: Path, name: str) -> None:
 
 def _entry(name: str, tensor: Tensor | Part) -> Entry:
     check_name(name)
-    values, start, shape = (
-        (tensor, 0, tuple(tensor.shape)) if isinstance(tensor, Tensor) else (tensor.values, tensor.start, tensor.shape)
-    )
-    return Entry(name, DTYPE_NAMES[values.dtype], shape, start, values.numel())
+    part = Part(tensor, 0, tuple(tensor.shape)) if isinstance(tensor, Tensor) else tensor
+    dtype, count = DTYPE_NAMES[part.values.dtype], part.values.numel()
+    return Entry(name, dtype, part.shape, part.start, count, part.slice)
 
 
 def _write_shard(folder: Path, rank: int, tensors: Mapping[Entry, Tensor | Part]) -> None:

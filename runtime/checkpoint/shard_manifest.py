@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.contract.slices import Slice, held_elements, held_shape, tiling_problem
 from runtime.outcome import ReportedError
 
 FORMAT = "dsc checkpoint 1"
@@ -49,22 +49,31 @@ def shard_file(rank: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Elements [start, start + count) of a logical tensor, flattened, that one shard holds: usually all of them."""
+    """Elements [start, start + count) of a logical tensor, or of a slice of it, flattened, that one shard holds:
+    usually all of them."""
 
     name: str  # weight/layers.3.ffn.experts.17.up
     dtype: str  # F32
     shape: tuple[int, ...]  # of the whole tensor
     start: int
     count: int
+    slice: Slice | None = None
+
+    @property
+    def held_shape(self) -> tuple[int, ...]:
+        """The shape of the slice; of the whole tensor if there is none."""
+        return held_shape(self.shape, self.slice)
 
     @property
     def num_elements(self) -> int:
-        return math.prod(self.shape)
+        """Elements of the slice, of which the entry may have a part."""
+        return held_elements(self.shape, self.slice)
 
     @property
     def key(self) -> str:
-        """Its name in the shard: the logical one, followed by `@start` for a part."""
-        return self.name if self.count == self.num_elements else f"{self.name}@{self.start}"
+        """Its name in the shard: the logical one, followed by `[slice]` for a slice and `@start` for a part."""
+        name = self.name if self.slice is None else f"{self.name}[{self.slice.text}]"
+        return name if self.count == self.num_elements else f"{name}@{self.start}"
 
     @property
     def num_bytes(self) -> int:
@@ -104,7 +113,7 @@ def shard_layout(entries: Iterable[Entry]) -> tuple[bytes, tuple[int, ...]]:
     rows, starts = {}, [0]
     for e in entries:
         end = starts[-1] + e.num_bytes
-        shape = e.shape if e.key == e.name else (e.count,)
+        shape = e.held_shape if e.count == e.num_elements else (e.count,)
         rows[e.key] = {"dtype": e.dtype, "shape": shape, "data_offsets": (starts[-1], end)}
         starts.append(end)
     header = json.dumps(rows, separators=(",", ":")).encode()
@@ -120,26 +129,44 @@ def check_complete(shards: Iterable[Shard]) -> None:
         for entry in shard.entries:
             parts[entry.name].append(entry)
     for name, entries in parts.items():
-        first, at = entries[0], 0
-        for e in sorted(entries, key=lambda e: (e.start, e.count)):
+        first, slices = entries[0], defaultdict[Slice | None, list[Entry]](list)
+        for e in entries:
             if (e.dtype, e.shape) != (first.dtype, first.shape):
                 raise CheckpointError(f"{name} is {e.dtype} {e.shape} here, {first.dtype} {first.shape} there")
-            if e.start != at:
-                problem = "held twice" if e.start < at else "missing"
-                raise CheckpointError(f"{name}: elements {min(at, e.start)} to {max(at, e.start)} are {problem}")
-            at += e.count
-        if at != first.num_elements:
-            raise CheckpointError(f"{name}: elements {at} to {first.num_elements} are missing")
-        if len(entries) > 1 and any(e.count in (0, first.num_elements) for e in entries):
-            raise CheckpointError(f"{name} is held twice")
+            slices[e.slice].append(e)
+        for of, held in slices.items():
+            _check_parts(name if of is None else f"{name}[{of.text}]", held)
+        if problem := tiling_problem(first.shape, slices):
+            raise CheckpointError(f"{name}: {problem}")
+
+
+def _check_parts(name: str, entries: list[Entry]) -> None:
+    """Raise CheckpointError unless entries of one tensor, or of one slice of it, have each of its elements once."""
+    at, size = 0, entries[0].num_elements
+    for e in sorted(entries, key=lambda e: (e.start, e.count)):
+        if e.start != at:
+            problem = "held twice" if e.start < at else "missing"
+            raise CheckpointError(f"{name}: elements {min(at, e.start)} to {max(at, e.start)} are {problem}")
+        at += e.count
+    if at != size:
+        raise CheckpointError(f"{name}: elements {at} to {size} are missing")
+    if len(entries) > 1 and any(e.count in (0, size) for e in entries):
+        raise CheckpointError(f"{name} is held twice")
 
 
 # ---------------------------------------------------------------- text
 
 
 def shard_json(shard: Shard) -> dict[str, Any]:
-    tensors = [[e.name, e.dtype, list(e.shape), e.start, e.count] for e in shard.entries]
+    tensors = [
+        [e.name, e.dtype, list(e.shape), e.start, e.count, *([_slice_json(e.slice)] if e.slice else [])]
+        for e in shard.entries
+    ]
     return {"file": shard.file, "size": shard.size, "sha256": shard.sha256, "tensors": tensors}
+
+
+def _slice_json(of: Slice) -> list[Any]:
+    return [of.dimension, [list(each) for each in of.ranges]]
 
 
 def shard_from_json(row: Any, file: str) -> Shard:
@@ -202,15 +229,27 @@ def check_name(name: str) -> None:
 
 
 def _entry(row: Any) -> Entry:
-    _demand(isinstance(row, list) and len(row) == 5, "bad tensor")
-    name, dtype, shape, start, count = row
+    _demand(isinstance(row, list) and len(row) in (5, 6), "bad tensor")
+    name, dtype, shape, start, count, *sliced = row
     check_name(name)
     _demand(isinstance(dtype, str) and dtype in ITEM_BYTES, f"bad dtype of {name}")
     _demand(isinstance(shape, list) and len(shape) <= 8 and all(map(_is_count, shape)), f"bad shape of {name}")
-    entry = Entry(name, dtype, tuple(shape), start, count)
+    of = _slice(sliced[0], tuple(shape), name) if sliced else None
+    entry = Entry(name, dtype, tuple(shape), start, count, of)
     sound = _is_count(start) and _is_count(count) and start + count <= entry.num_elements <= _MAX_ELEMENTS
     _demand(sound and (count > 0 or entry.num_elements == 0), f"bad elements of {name}")
     return entry
+
+
+def _slice(value: Any, shape: tuple[int, ...], name: str) -> Slice:
+    """ValueError unless it is a slice of a tensor of this shape, as `_slice_json` gives it."""
+    _demand(isinstance(value, list) and len(value) == 2 and isinstance(value[1], list), f"bad slice of {name}")
+    dimension, ranges = value
+    pairs = all(isinstance(each, list) and len(each) == 2 and all(map(_is_count, each)) for each in ranges)
+    _demand(_is_count(dimension) and pairs, f"bad slice of {name}")
+    of = Slice(dimension, tuple((begin, end) for begin, end in ranges))
+    _demand(of.fits(shape), f"bad slice of {name}")
+    return of
 
 
 def _is_count(value: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from runtime.contract.mesh import Rank
 from runtime.contract.numbers import Amount, Count, Dtype, Name, Shape
+from runtime.contract.slices import Slice, held_elements, held_shape
 from runtime.strict_json import Range
 
 
@@ -28,7 +29,10 @@ class OptimizerState:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A logical parameter; `tensor` is what segments take, with the experts of a rank stacked in it."""
+    """A logical parameter of `shape`, or the slice of it that the holders of its bucket have.
+
+    `tensor` is what segments take, with the experts of a rank stacked in it.
+    """
 
     name: Name
     tensor: Name
@@ -36,6 +40,17 @@ class Parameter:
     init: Annotated[float, Range(0)] | None  # standard deviation; None: ones
     decay: bool
     uniform: bool = False  # whether first values are even between two bounds, or else normal
+    slice: Slice | None = None
+
+    @property
+    def held_shape(self) -> tuple[int, ...]:
+        """The shape of what its holders have of it."""
+        return held_shape(self.shape, self.slice)
+
+    @property
+    def held_elements(self) -> int:
+        """Elements that its holders have of it."""
+        return held_elements(self.shape, self.slice)
 
 
 @dataclass(frozen=True)

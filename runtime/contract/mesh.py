@@ -20,7 +20,9 @@ Degree = Annotated[int, Range(1, MAX_RANKS)]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Degrees of parallelism. World ranks are pp-major, ep divides dp and is innermost.
+    """Degrees of parallelism. World ranks are pp-major, tp is innermost, and ep divides dp.
+
+    A column is what one rank of each pipeline rank has in common: its place in dp·tp·cp.
 
     `node`: ranks of an expert group on each of its nodes, where a token goes to a node once; 0: rows go by themselves.
     """
@@ -34,7 +36,12 @@ class Mesh:
 
     @property
     def world(self) -> int:
-        return self.pp * self.dp * self.tp * self.cp
+        return self.pp * self.columns
+
+    @property
+    def columns(self) -> int:
+        """Ranks of a pipeline rank."""
+        return self.dp * self.tp * self.cp
 
 
 class Opening(NamedTuple):
@@ -44,33 +51,35 @@ class Opening(NamedTuple):
     counts: of how many rows these have; reduce: gradients and weights of buckets with the same holders; world: sums
     over all ranks.
 
-    | columns | which data ranks a channel has |
+    | columns | which of them a channel has |
     |---|---|
     | each | one of them |
     | block | those of one expert group |
     | node | those of one expert group on one node |
     | across | those of one expert group at one place of its nodes |
     | member | those at one place of their expert groups |
+    | tensor | those of one tensor group |
+    | slice | those at one place of their tensor groups |
     | all | all of them |
     """
 
     kind: Literal["edge", "expert", "counts", "reduce", "world"]
     ranks: tuple[Rank, ...]  # pipeline ranks
-    columns: Literal["each", "block", "node", "across", "member", "all"]
+    columns: Literal["each", "block", "node", "across", "member", "tensor", "slice", "all"]
 
     def channels(self, mesh: Mesh) -> Iterator[tuple[int, ...]]:
         """The world ranks of each channel."""
-        found = (self._with(mesh, column) for column in range(mesh.dp))
+        found = (self._with(mesh, column) for column in range(mesh.columns))
         yield from dict.fromkeys(found)
 
     def channel_of(self, mesh: Mesh, rank: int) -> tuple[int, ...] | None:
         """The world ranks of the channel that a rank is in; None: it is in none."""
-        pipeline_rank, column = divmod(rank, mesh.dp)
+        pipeline_rank, column = divmod(rank, mesh.columns)
         return self._with(mesh, column) if pipeline_rank in self.ranks else None
 
     def _with(self, mesh: Mesh, column: int) -> tuple[int, ...]:
-        """The channel that has a data rank."""
-        dp, ep, node = mesh.dp, mesh.ep, mesh.node or mesh.ep
+        """The channel that has a column."""
+        width, ep, tp, node = mesh.columns, mesh.ep, mesh.tp, mesh.node or mesh.ep
         first = column - column % ep
         of_node = column - column % node
         columns = {
@@ -78,7 +87,9 @@ class Opening(NamedTuple):
             "block": range(first, first + ep),
             "node": range(of_node, of_node + node),
             "across": range(first + column % node, first + ep, node),
-            "member": range(column % ep, dp, ep),
-            "all": range(dp),
+            "member": range(column % ep, width, ep),
+            "tensor": range(column - column % tp, column - column % tp + tp),
+            "slice": range(column % tp, width, tp),
+            "all": range(width),
         }[self.columns]
-        return tuple(rank * dp + each for rank in self.ranks for each in columns)
+        return tuple(rank * width + each for rank in self.ranks for each in columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,6 +26,7 @@ from runtime.contract.numbers import (
     Vocab,
 )
 from runtime.contract.overlap import Overlap
+from runtime.contract.slices import Slice, tiling_problem
 from runtime.strict_json import FormError, Pattern, Range, Tree, read
 
 
@@ -350,14 +352,21 @@ def _check_parts(plan: Plan) -> None:
         for row in rows:
             holders = row.holders
             demand(holders and [*holders] == sorted({*holders}) and holders[-1] < mesh.world, f"{part}: holders")
-    tensors = {each.tensor for bucket in (*plan.buckets, *plan.frozen) for each in bucket.parameters}
+    held = [each for bucket in (*plan.buckets, *plan.frozen) for each in bucket.parameters]
+    slices = defaultdict[tuple[str, Shape], list[Slice | None]](list)
+    for each in held:
+        demand(each.slice is None or each.slice.fits(each.shape), f"slice of {each.name}")
+        slices[each.name, each.shape].append(each.slice)
+    for (name, shape), given in slices.items():
+        demand(not tiling_problem(shape, given), f"slices of {name}")
+    tensors = {each.tensor for each in held}
     demand(all(each.tensor in tensors and plan.zero < 3 for each in plan.quantised), "quantised")
     whole = plan.zero and plan.optimizer.unit == "matrix"
     for bucket in plan.buckets:
         owners, count = bucket.owners, len(bucket.holders)
         wanted = len(bucket.parameters) if whole and count > 1 else 0
         demand(len(owners) == wanted and all(owner < count for owner in owners), "buckets: owners")
-        divided = plan.zero >= 2 and count > 1 and len({holder // mesh.dp for holder in bucket.holders}) == 1
+        divided = plan.zero >= 2 and count > 1 and len({holder // mesh.columns for holder in bucket.holders}) == 1
         demand(bool(bucket.sites) == divided and not (divided and owners), "buckets: sites")
         demand(bucket.stages and [*bucket.stages] == sorted({*bucket.stages}), "buckets: stages")
     demand(batches and batches[0][0] == 0, "batches")

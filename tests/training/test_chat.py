@@ -18,7 +18,8 @@ from runtime.build import Build
 from runtime.data.prepare import prepare
 from runtime.data.samples import RowSamples, samples_of
 from runtime.launch.heartbeat import Board
-from runtime.trainer import EXTRA_TOKENS, Trainer
+from runtime.micro_batches import EXTRA_TOKENS
+from runtime.trainer import Trainer
 from tests.data.chats import CHATML, MESSAGES, TOKENS, TOOL, write_model, write_rows
 from tests.reference.config import Config
 from tests.reference.huggingface import to_transformers

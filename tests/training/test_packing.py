@@ -14,7 +14,8 @@ from compiler.emit.recipe import data_request
 from dsl.schema import Batch, Chat, Moe, Spec
 from runtime.data.prepare import prepare
 from runtime.data.samples import RowSamples, samples_of
-from runtime.trainer import EXTRA_TOKENS, Trainer
+from runtime.micro_batches import EXTRA_TOKENS
+from runtime.trainer import Trainer
 from tests.data.chats import CHATML, MESSAGES, TOOL, write_model, write_rows
 from tests.reference.config import Config
 from tests.reference.huggingface import to_transformers

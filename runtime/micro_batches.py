@@ -1,0 +1,69 @@
+"""The micro-batches of a step, as a column sees them: tokens, targets, and where documents begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from runtime import contract
+
+NO_TARGET = -1
+EXTRA_TOKENS = 2  # a sample is sequence + 2 tokens: the targets of the head and of MTP look one and two ahead
+AHEAD = {"tokens": 0, "targets": 1, "mtp_tokens": 1, "mtp_targets": 2}
+
+Indices = npt.NDArray[np.int64]
+
+
+class Source(Protocol):
+    """Samples by index, the same for every rank count."""
+
+    def tokens(self, index: int) -> np.ndarray: ...
+
+
+@runtime_checkable
+class DocumentSource(Source, Protocol):
+    """Samples that say where in them the document of each token begins."""
+
+    def starts(self, index: int) -> np.ndarray: ...
+
+
+def micro_batches(
+    plan: contract.Plan, source: Source, samples: Indices, sequence: int, column: int, device: torch.device
+) -> dict[str, Tensor]:
+    """A column's micro-batches of the samples, [micro-batch, token]: its rows of them, where tensor ranks divide rows.
+
+    A token below 0 is ~id of an input, and no target. Where documents are kept apart, a token of another document than
+    the one that is to predict it is no target either, and `starts` says where the document of each token begins in its
+    sequence: of all rows, for attention sees all.
+    """
+    mesh, size = plan.mesh, plan.train.micro_batch
+    data_rank, tensor_rank = divmod(column, mesh.tp)
+    count = len(samples) // (mesh.dp * size)
+    indices = samples.reshape(count, mesh.dp, size)[:, data_rank].reshape(-1)
+
+    def stacked(of: Callable[[int], np.ndarray]) -> Tensor:
+        rows = torch.from_numpy(np.stack([of(int(i)) for i in indices]).astype(np.int64))
+        return rows.to(device).view(count, size, sequence + EXTRA_TOKENS)
+
+    def ahead(z: Tensor, skip: int) -> Tensor:
+        return z[:, :, skip : skip + sequence].reshape(count, size * sequence)
+
+    z = stacked(source.tokens)
+    views = {name: ahead(z, skip) for name, skip in AHEAD.items()}
+    data = {name: v if name.endswith("targets") else v ^ (v >> 63) for name, v in views.items()}
+    whole: dict[str, Tensor] = {}
+    if plan.data.masks_documents:
+        assert isinstance(source, DocumentSource), source
+        starts = stacked(source.starts)
+        position = torch.arange(sequence, device=device).repeat(size)
+        for name in ("targets", "mtp_targets"):
+            data[name] = data[name].masked_fill(ahead(starts, AHEAD[name]) > position, NO_TARGET)
+        whole["starts"] = ahead(starts, 0).to(torch.int32)
+    if mesh.tp > 1:
+        data = {name: v.chunk(mesh.tp, dim=1)[tensor_rank].contiguous() for name, v in data.items()}
+    return data | whole

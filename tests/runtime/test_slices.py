@@ -1,0 +1,225 @@
+"""Slices of logical tensors: cut and put together, saved by any ranks and read by any others, made of the same bits."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime import contract, snapshot
+from runtime.checkpoint.publish import CheckpointError, Part, load
+from runtime.contract.slices import Slice, held_elements, tiling_problem
+from runtime.slices import cut, place
+from runtime.state import State, build_state, initial_value
+from runtime.strict_json import FormError, pretty
+from tests.runtime.faulty_files import save_all
+from tests.runtime.plans import small_plan
+from tests.runtime.test_checkpoint import assert_holds, bits, rewrite
+
+SHAPES = ((12, 6), (7,), (5, 9), (16, 4), (3, 8, 2))
+
+
+def random_slices(shape: tuple[int, ...], choose: random.Random) -> list[Slice]:
+    """Two or more slices that are all of a tensor, each of ranges that are apart."""
+    dimension = choose.randrange(len(shape))
+    extent = shape[dimension]
+    cuts = [0, *sorted(choose.sample(range(1, extent), choose.randint(1, extent - 1))), extent]
+    owners = [choose.randrange(choose.randint(2, 4)) for _ in cuts[1:]]
+    owners[:2] = [0, 1]
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    for owner, (begin, end) in zip(owners, pairwise(cuts), strict=True):
+        mine = ranges.setdefault(owner, [])
+        if mine and mine[-1][1] == begin:
+            mine[-1] = (mine[-1][0], end)
+        else:
+            mine.append((begin, end))
+    return [Slice(dimension, tuple(each)) for each in ranges.values()]
+
+
+def indices_of(shape: tuple[int, ...], of: Slice) -> list[int]:
+    """The places of a slice's elements in the flat tensor, one by one."""
+    places = [at for begin, end in of.ranges for at in range(begin, end)]
+    grid = [[at] for at in (places if of.dimension == 0 else range(shape[0]))]
+    for dimension, extent in enumerate(shape[1:], 1):
+        grid = [[*row, at] for row in grid for at in (places if of.dimension == dimension else range(extent))]
+    strides = torch.empty(shape).stride()
+    return [sum(at * stride for at, stride in zip(row, strides, strict=True)) for row in grid]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_slices_are_the_elements_at_their_places(shape: tuple[int, ...]) -> None:
+    choose = random.Random(str(shape))
+    for _ in range(20):
+        whole, again = torch.randn(shape), torch.full(shape, torch.nan)
+        slices = random_slices(shape, choose)
+        assert tiling_problem(shape, slices) == "" and all(each.fits(shape) for each in slices)
+        for each in slices:
+            held = cut(whole, each)
+            assert held.reshape(-1).tolist() == whole.view(-1)[indices_of(shape, each)].tolist()
+            assert held.numel() == held_elements(shape, each)
+            place(again, each, held)
+        assert torch.equal(again, whole)
+
+
+def saved_in_slices(tensors: Mapping[str, Tensor], world: int, choose: random.Random) -> list[dict[str, Tensor | Part]]:
+    """Shards in which each tensor is in slices: on different ranks whole, or their elements in parts on all of them."""
+    shards: list[dict[str, Tensor | Part]] = [{} for _ in range(world)]
+    for name, tensor in tensors.items():
+        shape, free = tuple(tensor.shape), list(range(world))
+        slices = random_slices(shape, choose)
+        if len(slices) > world:
+            shards[choose.randrange(world)][name] = tensor
+            continue
+        for number, each in enumerate(slices):
+            last = number == len(slices) - 1
+            mine = [free.pop(choose.randrange(len(free))) for _ in range(len(free) if last else 1)]
+            flat = cut(tensor, each).reshape(-1)
+            size = -(-flat.numel() // len(mine))
+            for rank, part in zip(mine, flat.split(size), strict=False):
+                start = mine.index(rank) * size
+                shards[rank][name] = Part(part, start, shape, each)
+    return shards
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_a_checkpoint_of_slices_is_read_whole(tmp_path: Path, world: int) -> None:
+    choose = random.Random(world)
+    for step in range(12):
+        tensors = {f"weight/t{at}": torch.randn(shape) for at, shape in enumerate(SHAPES)}
+        tensors["bias/b"] = torch.randint(0, 99, (6, 3))
+        assert save_all(tmp_path, step, list(saved_in_slices(tensors, world, choose))) == [None] * world
+        checkpoint = load(tmp_path)
+        assert_holds(checkpoint, tensors)
+        assert checkpoint.shapes == {name: tuple(each.shape) for name, each in tensors.items()}
+        for name, tensor in tensors.items():
+            assert_holds(checkpoint, {name: tensor})
+
+
+WRONG = {
+    "dimension": ([2, [[0, 2]]], "bad slice"),
+    "no range": ([0, []], "bad slice"),
+    "empty range": ([0, [[0, 0]]], "bad slice"),
+    "backwards": ([0, [[2, 1]]], "bad slice"),
+    "touching": ([0, [[0, 1], [1, 2]]], "bad slice"),
+    "beyond the end": ([0, [[3, 5]]], "bad slice"),
+    "all of it": ([0, [[0, 4]]], "bad slice"),
+    "of text": (["0", [[0, 2]]], "bad slice"),
+    "a number": (3, "bad slice"),
+    "other rows": ([0, [[1, 3]]], "0 to 1 are missing"),
+    "rows twice": ([0, [[2, 4]]], "elements 0 to 4 are held twice"),
+    "columns": ([1, [[0, 1]]], "several dimensions"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_slices_that_are_no_tensor_are_refused(tmp_path: Path, kind: str) -> None:
+    shape = (4, 2)
+    halves = [Slice(0, ((0, 2),)), Slice(0, ((2, 4),))]
+    whole = torch.arange(8.0).view(shape)
+    shards: list[Mapping[str, Tensor | Part]] = [
+        {"weight/w": Part(cut(whole, each).reshape(-1), 0, shape, each)} for each in halves
+    ]
+    assert save_all(tmp_path, 1, shards) == [None, None]
+    assert_holds(load(tmp_path / "step-00000001"), {"weight/w": whole})
+    written, message = WRONG[kind]
+
+    def change(fields: dict[str, list[dict[str, list[list[object]]]]]) -> None:
+        fields["shards"][0]["tensors"][0][5] = written
+
+    rewrite(tmp_path / "step-00000001", change)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path / "step-00000001")
+
+
+# ---------------------------------------------------------------- states
+
+
+def plan_of(choose: random.Random, zero: int, master: str, sliced: bool) -> contract.Plan:
+    """Four ranks: parameters that all hold, and parameters in two slices, each on two of them."""
+    rows = [
+        contract.Parameter(f"p{at}", f"p{at}", shape, None if at == 1 else 0.5, at % 2 == 0)
+        for at, shape in enumerate(SHAPES[:4])
+    ]
+    pairs = [(row, random_slices(row.shape, choose)) for row in rows] if sliced else []
+    pairs = [(row, slices) for row, slices in pairs if len(slices) == 2]
+    split = {row.name for row, _ in pairs}
+    buckets = [contract.Bucket("whole", (0, 1, 2, 3), (0,), tuple(row for row in rows if row.name not in split))]
+    for index in range(2 if pairs else 0):
+        members = tuple(replace(row, slice=slices[index]) for row, slices in pairs)
+        buckets.append(contract.Bucket(f"slices{index}", (index, index + 2), (0,), members))
+    precision = replace(small_plan().precision, parameter="bfloat16" if master == "mixed" else "float32")
+    filled = tuple(bucket for bucket in buckets if bucket.parameters)
+    return small_plan(dp=4, buckets=filled, zero=zero, precision=precision)
+
+
+def fill(state: State, values: Mapping[str, Tensor]) -> None:
+    snapshot.put(state, lambda names: {name: values[name] for name in names})
+
+
+def states_of(plan: contract.Plan) -> list[State]:
+    return [build_state(plan, rank, torch.device("cpu")) for rank in range(plan.mesh.world)]
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("master", ["same", "mixed"])
+def test_any_plan_loads_any_checkpoint(tmp_path: Path, zero: int, master: str) -> None:
+    choose = random.Random(f"{zero} {master}")
+    values = {
+        f"{kind}/p{at}": torch.randn(shape) for kind in ("weight", "moment1") for at, shape in enumerate(SHAPES[:4])
+    }
+    for step in range(8):
+        plan = plan_of(choose, zero, master, sliced=step % 4 > 0)
+        states = states_of(plan)
+        for state in states:
+            fill(state, values)
+        assert save_all(tmp_path, step, [snapshot.take(s, plan, r) for r, s in enumerate(states)]) == [None] * 4
+        assert_holds(load(tmp_path), values)
+        other = plan_of(choose, 1 - zero, master, sliced=step % 3 > 0)
+        again = states_of(other)
+        for state in again:
+            snapshot.put(state, load(tmp_path).read)
+        shards = [snapshot.take(s, other, r) for r, s in enumerate(again)]
+        assert save_all(tmp_path / "again", step, shards) == [None] * 4
+        assert_holds(load(tmp_path / "again"), values)
+
+
+def test_initial_values_are_those_of_the_logical_tensor() -> None:
+    choose = random.Random(5)
+    for _ in range(10):
+        plan = plan_of(choose, 0, "same", sliced=True)
+        for state in states_of(plan):
+            held = {entry.name: tensor for _, entry, tensor in state.logical(lambda bucket: bucket.parameters)}
+            for _, entry in state.entries():
+                whole = initial_value(plan.train.seed, entry.name, entry.shape, entry.parameter.init)
+                assert bits(held[entry.name]) == bits(cut(whole, entry.parameter.slice))
+
+
+def _first(plan: contract.Plan) -> contract.Plan:
+    """A plan of two slices of one parameter."""
+    row = contract.Parameter("w", "w", (4, 2), None, decay=False)
+    halves: Sequence[Slice] = (Slice(0, ((0, 1), (2, 3))), Slice(0, ((1, 2), (3, 4))))
+    buckets = tuple(
+        contract.Bucket(f"w{at}", (at,), (0,), (replace(row, slice=half),)) for at, half in enumerate(halves)
+    )
+    return replace(plan, buckets=buckets)
+
+
+def test_a_plan_says_its_slices() -> None:
+    text = pretty(_first(small_plan(dp=2)))
+    assert pretty(contract.Plan.from_json(text)) == text
+    assert contract.Plan.from_json(text).parameters[1].slice == Slice(0, ((1, 2), (3, 4)))
+
+
+@pytest.mark.parametrize("ranges", [[[0, 1], [3, 4]], [[1, 2]], [[1, 2], [3, 5]], [[1, 3], [2, 4]], []])
+def test_a_plan_whose_slices_are_no_tensor_is_refused(ranges: list[list[int]]) -> None:
+    fields = json.loads(pretty(_first(small_plan(dp=2))))
+    fields["buckets"][1]["parameters"][0]["slice"]["ranges"] = ranges
+    with pytest.raises(FormError, match=r"slices? of w"):
+        contract.Plan.from_json(json.dumps(fields))
