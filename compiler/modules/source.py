@@ -6,16 +6,20 @@ runs from it.
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compiler.ir.module import Call, Module, ModuleParameter, Node, Wanted
+from compiler.ir.module import DEVICE, TENSOR, Atom, Call, Module, ModuleParameter, Node, Wanted
 from compiler.modules.named import ModuleError, source_of
 
 FILE = "modules.json"  # of a build
+# What is printed into a segment: names of values and of parameters, ops, and what is no tensor, number or quoted text.
+NAME, OP, WORD = re.compile(r"[A-Za-z_]\w*(\.\w+)*"), re.compile(r"aten\.\w+\.\w+|[a-z]\w*"), re.compile(r"torch\.\w+")
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def from_json(text: str) -> RecordedModules:
     try:
         rows = json.loads(text)["modules"]
         return RecordedModules({Wanted(**row["wanted"]): _module(row["module"]) for row in rows})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SyntaxError) as error:
         raise ModuleError(f"{FILE} cannot be read: {error}", "compile the spec again") from None
 
 
@@ -77,7 +81,9 @@ def _tree(value: Any) -> Any:
 
 def _module(tree: Mapping[str, Any]) -> Module:
     return Module(
-        parameters=tuple(ModuleParameter(e["name"], tuple(e["shape"]), e["constant"]) for e in tree["parameters"]),
+        parameters=tuple(
+            ModuleParameter(_like(NAME, e["name"]), tuple(e["shape"]), e["constant"]) for e in tree["parameters"]
+        ),
         forward=tuple(map(_node, tree["forward"])),
         backward=tuple(map(_node, tree["backward"])),
         tensors=tuple((name, tuple(shape), dtype) for name, shape, dtype in tree["tensors"]),
@@ -88,9 +94,26 @@ def _module(tree: Mapping[str, Any]) -> Module:
 
 
 def _node(tree: Mapping[str, Any]) -> Node:
-    call = tree["call"] and Call(_atoms(tree["call"]["args"]), _atoms(tree["call"]["options"]))
-    return Node(tree["op"], tuple(tree["args"]), tuple(tree["outputs"]), call)
+    call = tree["call"] and Call(
+        tuple(map(_atom, tree["call"]["args"])),
+        tuple((_like(NAME, name), _atom(value)) for name, value in tree["call"]["options"]),
+    )
+    args = tuple(_like(NAME, arg) if isinstance(arg, str) else arg for arg in tree["args"])
+    return Node(_like(OP, tree["op"]), args, tuple(_like(NAME, each) for each in tree["outputs"]), call)
 
 
-def _atoms(value: Any) -> Any:
-    return tuple(map(_atoms, value)) if isinstance(value, list) else value
+def _atom(value: Any) -> Atom:
+    if isinstance(value, list):
+        return tuple(map(_atom, value))
+    if not isinstance(value, str) or value in (TENSOR, DEVICE) or WORD.fullmatch(value):
+        return value  # type: ignore[no-any-return]
+    if repr(ast.literal_eval(value)) != value:
+        raise ValueError(f"{value[:50]!r} is no text in quotes")
+    return value
+
+
+def _like(form: re.Pattern[str], text: str) -> str:
+    """A text of a form, of which nothing else gets into a segment."""
+    if not form.fullmatch(text):
+        raise ValueError(f"{text[:50]!r} is no name")
+    return text

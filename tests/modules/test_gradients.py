@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from compiler import ir
 from compiler.ir.module import Wanted
 from compiler.layers import LAYERS, Place
+from compiler.modules.named import ModuleError
 from compiler.modules.source import ModuleFiles, from_json, to_json
 from compiler.ops.torch_calls import PRODUCTS, torch_flops
 from compiler.segments.interpret import cut, interpret
@@ -171,3 +173,23 @@ def test_first_values_are_ones_zeros_or_random() -> None:
     assert params["ffn.module.gain"].init is None and params["ffn.module.scale"].init == 0.0
     assert params["ffn.module.up.weight"].init == params["ffn.module.up.bias"].init == std
     assert params["ffn.module.up.weight"].decay and not params["ffn.module.up.bias"].decay
+
+
+@pytest.mark.parametrize(
+    ("was", "hostile"),
+    [
+        ('"aten.mm.default"', '"aten.mm.default(x, x); import os"'),
+        ('"%"', "\"__import__('os')\""),
+        ('"torch.float64"', '"torch.float64 if print() else 0"'),
+        ('"p_up_weight"', '"p = 1"'),
+        ('"up.weight"', '"up weight"'),
+    ],
+)
+def test_a_graph_of_a_build_has_no_other_text(was: str, hostile: str) -> None:
+    """It is printed into a segment that runs: names, ops and quoted texts are all that it may have."""
+    for name in ("Geglu", "LinearAttention"):
+        segment_of(name)
+    text = to_json(FILES.traced.items())
+    assert was in text
+    with pytest.raises(ModuleError, match=re.escape("modules.json cannot be read")):
+        from_json(text.replace(was, hostile))
