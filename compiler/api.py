@@ -189,13 +189,14 @@ def load(run: Trained | File, *, dtype: str = "", average: bool = False) -> Load
     """
     from compiler.inference.loaded import load_model
     from compiler.inference.sources import find_source
-    from compiler.inference.token_streams import read_tokenizer, required
+    from compiler.inference.token_streams import ends, read_tokenizer, required
     from compiler.inference.writing import Writer
 
     source = find_source(os.fspath(run.folder if isinstance(run, Trained) else run))
     model = load_model(source, dtype, average=average, progress=lambda _: None)
-    tokenizer = read_tokenizer(required(source.tokenizer), model.vocab)
-    return Loaded(source.spec, source.checkpoint.step, Writer(model, tokenizer))
+    path = required(source.tokenizer)
+    tokenizer = read_tokenizer(path, model.vocab)
+    return Loaded(source.spec, source.checkpoint.step, Writer(model, tokenizer, ends(path, tokenizer)))
 
 
 def _printed(command: list[str]) -> list[str]:

@@ -140,9 +140,9 @@ def run(args: argparse.Namespace) -> int:
 def _shown(args: argparse.Namespace, spec: Spec, folder: Path, out: Path) -> Shown | ShownSequence:
     """The row or sequence that is asked for. Raises DataError where there is none."""
     from compiler.emit.recipe import data_request
-    from runtime.data.encode import TOKENIZER
     from runtime.data.errors import DataError
     from runtime.data.prepare import PHASES, prepare
+    from runtime.data.tokenizer_files import TOKENIZER
 
     tell = progress("data")
     request = data_request(spec)

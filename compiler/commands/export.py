@@ -34,6 +34,7 @@ from dsl.diagnostics import visible
 from runtime.checkpoint.manifest_file import base_of, find_manifest
 from runtime.checkpoint.shard_manifest import CheckpointError, Manifest
 from runtime.contract.weights import ONE, Export, Published
+from runtime.data.errors import DataError
 from runtime.outcome import refusal_code
 from runtime.strict_json import pretty
 
@@ -70,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
         return wrong(f"{args.checkpoint}: {error}")
     try:
         return _write(args, folder, manifest, found, context, adapters)
+    except DataError as error:
+        return wrong(str(error), "correct that file of the tokenizer, or remove it")
     except OSError as error:
         wrong(f"{args.out} cannot be written: {reason(error)}")
         return refusal_code(error)

@@ -96,18 +96,19 @@ def _written(args: argparse.Namespace, source: Source) -> int:
     from compiler.inference.faults import InferenceError
     from compiler.inference.loaded import divide_work, load_model
     from compiler.inference.sampling import Sampler
-    from compiler.inference.token_streams import read_tokenizer, required
+    from compiler.inference.token_streams import ends, read_tokenizer, required
     from compiler.inference.writing import Writer
 
     if source.spec.model.customs:
         message = "text is written token by token, and modules of this model were traced for whole sequences"
         raise InferenceError(message, "`dsc eval` computes its loss")
-    tokenizer = read_tokenizer(required(args.tokenizer or source.tokenizer), source.spec.model.vocab)
+    path = required(args.tokenizer or source.tokenizer)
+    tokenizer = read_tokenizer(path, source.spec.model.vocab)
     model = load_model(source, args.dtype or "", average=args.average, progress=progress("generate"))
     divide_work(model)
     prompt = _prompt(args.prompt)
     sampler = Sampler(args.temperature, args.top_p, args.seed)
-    writer = Writer(model, tokenizer, drafts=not args.no_drafts)
+    writer = Writer(model, tokenizer, ends(path, tokenizer), drafts=not args.no_drafts)
     begin = perf_counter()
     if args.format == "json":
         written = writer.write(writer.prompt(prompt), args.tokens, sampler)

@@ -16,7 +16,7 @@ from compiler.inference.evaluation import NO_TARGET, TOKENS_AT_ONCE, Ids, filled
 from compiler.inference.loaded import load_model
 from compiler.inference.sampling import Sampler
 from compiler.inference.sources import find_source
-from compiler.inference.token_streams import read_tokenizer, required
+from compiler.inference.token_streams import ends, read_tokenizer, required
 from compiler.inference.writing import Writer
 
 Window = tuple[Ids, Ids]  # tokens and their targets, NO_TARGET where a token is not asked for
@@ -51,7 +51,8 @@ class DscModel:
         found = find_source(source, spec)
         path = required(Path(tokenizer) if tokenizer is not None else found.tokenizer)
         model = load_model(found, dtype, average=average, progress=lambda _: None)
-        self._writer = Writer(model, read_tokenizer(path, model.vocab))
+        tokens = read_tokenizer(path, model.vocab)
+        self._writer = Writer(model, tokens, ends(path, tokens))
         self.max_length = max_length or model.sequence
         self.cache_hook: Any = None
 

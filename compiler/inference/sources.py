@@ -17,7 +17,7 @@ from runtime.checkpoint.loading import load as load_checkpoint
 from runtime.checkpoint.manifest_file import AT_STEP, MANIFEST, find_manifest
 from runtime.checkpoint.shard_manifest import CheckpointError
 from runtime.data import store
-from runtime.data.encode import TOKENIZER
+from runtime.data.tokenizer_files import TOKENIZER
 
 RESOLVED = "spec.resolved"
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from compiler.inference.evaluation import Ids
 from compiler.inference.faults import InferenceError
 from dsl.schema import Spec
-from runtime.data import corpus, tokenizer
+from runtime.data import corpus, tokenizer, tokenizer_files
 from runtime.data.encode import BATCH_BYTES, check_vocab
 from runtime.data.errors import DataError
 from runtime.data.given import Given
@@ -41,7 +41,7 @@ def required(path: Path | None) -> Path:
 def read_tokenizer(path: Path, vocab: int) -> Tokenizer:
     """The tokenizer of a tokenizer.json. InferenceError if it is none, or has more tokens than the model."""
     try:
-        found = tokenizer.parse(tokenizer.read(path))
+        found = tokenizer.parse(tokenizer.read(path), tokenizer_files.special_tokens(path).get("eos_token"))
     except DataError as error:
         raise InferenceError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     try:
@@ -49,6 +49,13 @@ def read_tokenizer(path: Path, vocab: int) -> Tokenizer:
     except DataError as error:
         raise InferenceError(str(error), "name the tokenizer of this model: --tokenizer FILE") from None
     return found
+
+
+def ends(path: Path, found: Tokenizer) -> tuple[int, ...]:
+    """The ids that end a text in the tokens of a tokenizer.json, which `read_tokenizer` has read: first the one that
+    ends a document, then those that generation_config.json beside it has."""
+    end = tokenizer.end_id(found, tokenizer_files.special_tokens(path).get("eos_token"))
+    return (end, *sorted(tokenizer_files.stops(path) - {end}))
 
 
 def of_file(path: Path, vocab: int, named: Tokenizer | None) -> Streams:

@@ -26,11 +26,12 @@ class Written:
 
 
 class Writer:
-    """A model and its tokenizer. `drafts`: whether the MTP block drafts, where there is one."""
+    """A model and its tokenizer. `ends`: ids that end a text, first the one that ends a document. `drafts`: whether the
+    MTP block drafts, where there is one."""
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, drafts: bool = True) -> None:
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, ends: Sequence[int], drafts: bool = True) -> None:
         self.model, self.tokenizer, self.drafts = model, tokenizer, drafts and model.drafts
-        self.end = bpe.end_id(tokenizer)
+        self.end, self._ends = ends[0], frozenset(ends)
 
     def beginning(self) -> list[int]:
         """What a text begins with: what the tokenizer puts there, or else the token between documents."""
@@ -59,7 +60,7 @@ class Writer:
         stream, tokens, ended = DecodeStream(skip_special_tokens=False), list[int](), False
         text = ""
         for token in source:
-            if token == self.end:
+            if token in self._ends:
                 ended = True
                 break
             tokens.append(token)

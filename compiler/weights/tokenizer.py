@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from runtime.checkpoint.manifest_file import CHECKPOINTS
-from runtime.data.tokenizer import END_TOKENS
+from runtime.data import tokenizer_files
+from runtime.data.tokenizer import END_TOKENS, MAX_FILE_BYTES
+from runtime.data.tokenizer_files import CONFIG
 
-NAME, CONFIG = "tokenizer.json", "tokenizer_config.json"
-FILES = (NAME, CONFIG, "special_tokens_map.json", "chat_template.jinja", "generation_config.json")  # of a publication
-MAX_BYTES = 256 << 20
+NAME = tokenizer_files.TOKENIZER
+FILES = (NAME, *tokenizer_files.BESIDE)  # of a publication
 
 
 def published_files(folder: Path) -> dict[str, bytes]:
@@ -20,7 +21,7 @@ def published_files(folder: Path) -> dict[str, bytes]:
     found = {}
     for name in FILES:
         path = folder / name
-        if path.is_file() and path.stat().st_size <= MAX_BYTES:
+        if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
             found[name] = path.read_bytes()
     return found if NAME in found else {}
 
@@ -29,31 +30,32 @@ def files_for(checkpoint: Path, digest: object, context: int) -> tuple[dict[str,
     """The files of the tokenizer of a checkpoint, and the id that ends a document; nothing where there is none.
 
     An imported checkpoint has them beside it. A run has the tokenizer in its data, where its checkpoint names it by
-    `digest`, the sha256 of its tokenizer.json.
+    `digest`, the sha256 of its tokenizer.json. DataError for a tokenizer_config.json that is no JSON.
     """
     if isinstance(digest, str) and checkpoint.parent.name == CHECKPOINTS:
         for path in sorted((checkpoint.parent.parent / "data").glob(f"*/{NAME}")):
             content = path.read_bytes()
             if hashlib.sha256(content).hexdigest() == digest:
-                return _configured(content, context)
+                return _configured(path, content, context)
         return {}, None
     found = published_files(checkpoint.parent)
-    return found, _end(found[NAME])[1] if found else None
+    return found, _end(checkpoint.with_name(NAME), found[NAME])[1] if found else None
 
 
-def _configured(content: bytes, context: int) -> tuple[dict[str, bytes], int | None]:
-    """A tokenizer.json that dsc wrote, and the configuration that names its class."""
-    token, number = _end(content)
+def _configured(path: Path, content: bytes, context: int) -> tuple[dict[str, bytes], int | None]:
+    """The files of a run, and the configuration that names the class of a tokenizer where none does."""
+    token, number = _end(path, content)
     config: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
         "clean_up_tokenization_spaces": False,
         **({"eos_token": token} if token else {}),
     }
-    return {NAME: content, CONFIG: (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()}, number
+    written = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    return {CONFIG: written, **published_files(path.parent)}, number
 
 
-def _end(content: bytes) -> tuple[str, int | None]:
+def _end(path: Path, content: bytes) -> tuple[str, int | None]:
     """The token that ends a document, and its id."""
     try:
         value = json.loads(content)
@@ -62,5 +64,6 @@ def _end(content: bytes) -> tuple[str, int | None]:
     except (ValueError, KeyError, TypeError, RecursionError):
         return "", None
     vocabulary = {**(inner if isinstance(inner, Mapping) else {}), **vocabulary}
-    token = next((each for each in END_TOKENS if each in vocabulary), "")
+    named = tokenizer_files.special_tokens(path).get("eos_token")
+    token = next((each for each in (named, *END_TOKENS) if each in vocabulary), None) or ""
     return token, vocabulary.get(token)

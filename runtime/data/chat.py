@@ -20,21 +20,17 @@ from typing import Any
 from tokenizers import Encoding, Tokenizer
 
 from runtime.contract import Chat
-from runtime.data import tokenizer
+from runtime.data import tokenizer, tokenizer_files
 from runtime.data.corpus import SourceFile, json_lines
 from runtime.data.errors import DataError
-from runtime.data.files import open_regular
 
 FORMAT = 1  # of the tokens that rows become
 SUFFIXES = (".jsonl",)
-TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"  # beside a tokenizer.json
 MAX_TEMPLATE_BYTES = 1 << 20
-MAX_CONFIG_BYTES = 64 << 20
-SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 UNMARKED = "the chat template does not mark what the assistant says, so a row of `messages` has no loss"
 MARK_IT = "put {% generation %} … {% endgeneration %} around the assistant's content and its end token"
 NO_TEMPLATE = "there is no chat template"
-NAME_IT = f"write `template`, or put {TEMPLATE} beside the tokenizer.json"
+NAME_IT = f"write `template`, or put {tokenizer_files.TEMPLATE} beside the tokenizer.json"
 
 
 # ---------------------------------------------------------------- what a tokenizer's folder says
@@ -62,51 +58,21 @@ def read_settings(chat: Chat, tokenizer_path: Path, folder: Path) -> Settings:
 
     Raises DataError where a file is named or there, and cannot be used.
     """
-    config_path = tokenizer_path.parent / CONFIG
-    config = _config(config_path)
-    tokens = {name: text for name in SPECIAL if (text := _token(config.get(name)))}
-    beside = tokenizer_path.parent / TEMPLATE
+    config_path, tokens = (
+        tokenizer_path.with_name(tokenizer_files.CONFIG),
+        tokenizer_files.special_tokens(tokenizer_path),
+    )
+    beside = tokenizer_path.with_name(tokenizer_files.TEMPLATE)
     if chat.template is not None or beside.is_file():
         path = folder / chat.template if chat.template is not None else beside
-        return Settings(_text(path, MAX_TEMPLATE_BYTES), str(path), tokens)
-    template = config.get("chat_template")
+        return Settings(tokenizer_files.read_text(path, MAX_TEMPLATE_BYTES), str(path), tokens)
+    template = tokenizer_files.config(tokenizer_path).get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
         template = named.get("default")
     if template is not None and not isinstance(template, str):
         raise DataError(f'{config_path}: "chat_template" is no text')
     return Settings(template, str(config_path) if template else None, tokens)
-
-
-def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(_text(path, MAX_CONFIG_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: expected an object")
-    return found
-
-
-def _token(value: object) -> str | None:
-    """The text of a special token, which may be an object with more."""
-    found = value.get("content") if isinstance(value, dict) else value
-    return found if isinstance(found, str) else None
-
-
-def _text(path: Path, most: int) -> str:
-    try:
-        with open_regular(path) as stream:
-            content = stream.read(most + 1)
-        if len(content) > most:
-            raise DataError(f"{path}: larger than {most >> 20} MiB")
-        return content.decode("utf-8")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: not UTF-8") from None
 
 
 # ---------------------------------------------------------------- rows

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
 
-from runtime.data import corpus, tokenizer
+from runtime.data import corpus, tokenizer, tokenizer_files
 from runtime.data.chat import Settings, rows
 from runtime.data.corpus import SourceFile
 from runtime.data.errors import DataError
@@ -22,11 +22,11 @@ from runtime.data.row_shards import RowReader, RowWriter
 from runtime.data.shards import Reader, Writer
 from runtime.data.split import Split, rank
 from runtime.data.store import Meta
+from runtime.data.tokenizer_files import TOKENIZER
 from runtime.data.words import Encoder
 
 MAX_TRAINING_BYTES = 1 << 30  # of text a BPE is trained on; more changes no merge worth having
 BATCH_BYTES = 1 << 20
-TOKENIZER = "tokenizer.json"
 Progress = Callable[[str, int, int], None]
 Document = tuple[SourceFile, str]
 Read = Callable[[SourceFile], Iterable[str]]  # the documents of a file, or its rows
@@ -34,12 +34,16 @@ Read = Callable[[SourceFile], Iterable[str]]  # the documents of a file, or its 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A tokenizer: its tokenizer.json, what meta.json says of it, and the ids of documents in their order."""
+    """A tokenizer: its tokenizer.json, what meta.json says of it, and the ids of documents in their order.
+
+    `beside`: the files beside tokenizer.json, by their names.
+    """
 
     json: str
     facts: dict[str, Any]
     phase: str  # of the progress, while documents are asked for
     ids: Callable[[Sequence[Document]], Iterable[Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]]]
+    beside: Mapping[str, str] = field(default_factory=dict)
     unaligned: Callable[[], int] = lambda: 0  # rows so far whose prompt has other tokens by itself
 
 
@@ -61,7 +65,14 @@ def given(path: Path, content: bytes, vocab: int, chat: Settings | None = None) 
     with Given(path, content, chat) as process:
         facts = {**process.facts, "library": tokenizers.__version__}
         check_vocab(path, facts["vocab"], vocab)
-        yield Tokens(facts.pop("json"), facts, "encode", process.encode, lambda: process.unaligned)
+        text, beside = facts.pop("json"), files_beside(path, chat)
+        yield Tokens(text, facts, "encode", process.encode, beside, lambda: process.unaligned)
+
+
+def files_beside(path: Path, chat: Settings | None) -> dict[str, str]:
+    """The files beside a user's tokenizer.json. Of conversations the chat template is that of the run."""
+    files = tokenizer_files.beside(path)
+    return files if chat is None or chat.template is None else files | {tokenizer_files.TEMPLATE: chat.template}
 
 
 def check_vocab(path: Path, size: int, vocab: int) -> None:
@@ -82,7 +93,8 @@ def again(folder: Path, meta: Meta) -> Tokens:
         text = stream.read().decode("utf-8")
     ids = lambda documents: (next(sides[was.is_held(*document)]) for document in documents)  # noqa: E731
     unaligned = meta["chat"]["unaligned"] if is_chat else 0
-    return Tokens(text, dict(meta["tokenizer"]), "divide", ids, lambda: unaligned)
+    beside = tokenizer_files.beside(folder / TOKENIZER)
+    return Tokens(text, dict(meta["tokenizer"]), "divide", ids, beside, lambda: unaligned)
 
 
 def _documents(reader: Reader) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
@@ -142,8 +154,9 @@ def write_shards(
     progress: Progress,
     chat: Settings | None = None,
 ) -> dict[str, Any]:
-    """Writes tokenizer.json and both shards; returns what meta.json says of them. `chat`: of rows, else None."""
-    write_synced(folder / TOKENIZER, tokens.json)
+    """Writes the tokenizer and both shards; returns what meta.json says of them. `chat`: of rows, else None."""
+    for name, text in {TOKENIZER: tokens.json, **tokens.beside}.items():
+        write_synced(folder / name, text)
     vocab, end = tokens.facts["vocab"], tokens.facts["end_of_document"]
     train, validation = (_Side(folder, name, vocab, rows=chat is not None) for name in ("train", "validation"))
     total = max(1, sum(file.path.stat().st_size for file in files))

@@ -6,11 +6,12 @@ processor time of each batch, and what ends it becomes a DataError that names th
 
 A chat template is code, too, and is rendered there.
 
-Its standard input has a line of JSON, the length of tokenizer.json and the chat settings, or null where texts are
-documents; then the bytes of tokenizer.json; then a line for each batch: a JSON list of texts. Its standard output has a
-line of JSON for each: first {"json", "sha256", "vocab", "end_of_document"}, then {"sizes": tokens of each text},
-followed by the ids as i32; or {"error": why not}, and its end. For conversations there is {"unaligned": rows whose
-prompt has other tokens by itself} beside the sizes, and a token without loss is ~id (runtime/data/chat.py).
+Its standard input has a line of JSON: the length of tokenizer.json, the token that ends a document, or null, and the
+chat settings, or null where texts are documents. Then come the bytes of tokenizer.json, and a line for each batch: a
+JSON list of texts. Its standard output has a line of JSON for each: first {"json", "sha256", "vocab",
+"end_of_document"}, then {"sizes": tokens of each text}, followed by the ids as i32; or {"error": why not}, and its end.
+For conversations there is {"unaligned": rows whose prompt has other tokens by itself} beside the sizes, and a token
+without loss is ~id (runtime/data/chat.py).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from runtime.data import tokenizer
+from runtime.data import tokenizer, tokenizer_files
 from runtime.data.chat import RowEncoder, Settings, place_of
 from runtime.data.corpus import SourceFile
 from runtime.data.errors import DataError
@@ -62,6 +63,9 @@ class Given:
         self.unaligned = 0  # rows whose prompt has other tokens by itself than before its completion
         self._content = content
         self._chat = chat
+        self._named = (
+            tokenizer_files.special_tokens(path).get("eos_token") if chat is None else chat.tokens.get("eos_token")
+        )
 
     def __enter__(self) -> Given:
         self._start()
@@ -97,7 +101,7 @@ class Given:
             env=os.environ | {"RUST_BACKTRACE": "0"},
         )
         try:
-            head = [len(self._content), None if self._chat is None else self._chat.to_json()]
+            head = [len(self._content), self._named, None if self._chat is None else self._chat.to_json()]
             self.facts = self._reply(json.dumps(head).encode() + b"\n" + self._content)
         except _EndedError as ended:
             self._end()
@@ -157,10 +161,9 @@ def main(argv: list[str]) -> int:
     cpu_s, data_bytes = float(argv[0]), int(argv[1])
     _end_with_parent()
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
-    length, settings = json.loads(stdin.readline())
+    length, end, settings = json.loads(stdin.readline())
     try:
         _allow(cpu_s, data_bytes, length)
-        end = None if settings is None else settings["tokens"].get("eos_token")
         bpe = tokenizer.parse(stdin.read(length), end)
         facts = {"json": tokenizer.to_json(bpe), "sha256": tokenizer.digest(bpe), "vocab": tokenizer.size(bpe)}
         facts["end_of_document"] = tokenizer.end_id(bpe, end)

@@ -20,7 +20,7 @@ from typing import Any
 import tokenizers
 
 from runtime.contract import DataRequest
-from runtime.data import chat, corpus, encode, store, tokenizer
+from runtime.data import chat, corpus, encode, store, tokenizer, tokenizer_files
 from runtime.data.chat import Settings
 from runtime.data.corpus import SourceFile
 from runtime.data.encode import Progress, Tokens
@@ -206,14 +206,17 @@ def _task(request: DataRequest, spec_folder: Path, progress: Progress) -> _Task:
     division = [fraction, seed]
     using: int | tuple[Path, bytes]
     named: object
+    of_files: list[dict[str, str]] = []
     if isinstance(wanted, str):
         using = (spec_folder / wanted, tokenizer.read(spec_folder / wanted))
         named = hashlib.sha256(using[1]).hexdigest()
+        beside = encode.files_beside(using[0], settings)
+        of_files = [{"beside": tokenizer_files.digest(beside)}] if beside else []
     else:
         using = wanted.vocab
         named = [{"train": wanted.vocab}, *division]
     of_chat = [] if settings is None else [{"chat": settings.digest, "format": chat.FORMAT}]
-    text_key = _hash([FORMAT, tokenizers.__version__, corpus.digest(found.files), named, *of_chat])[:16]
+    text_key = _hash([FORMAT, tokenizers.__version__, corpus.digest(found.files), named, *of_files, *of_chat])[:16]
     key = f"{text_key}-{_hash(division)[:8]}"
     progress("read", 1, 1)
     skipped = dict(found.skipped)

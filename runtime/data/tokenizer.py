@@ -59,15 +59,19 @@ def read(path: Path) -> bytes:
 def parse(content: bytes, end: str | None = None) -> Tokenizer:
     """The tokenizer of a `tokenizer.json`. Raises DataError if it is none, or if no token of it ends a document.
 
-    `end`: the token that does, in the place of END_TOKENS.
+    `end`: the token that does, as `eos_token` beside it says; else one of END_TOKENS.
     """
     try:
         tokenizer = Tokenizer.from_str(content.decode("utf-8"))
     except Exception as error:  # the library raises nothing narrower
         raise DataError(f"not a tokenizer.json: {error}") from None
-    ends = END_TOKENS if end is None else (end,)
-    if all(tokenizer.token_to_id(token) is None for token in ends):
-        raise DataError(f"none of {', '.join(ends)} is in the vocabulary")
+    if end is not None and tokenizer.token_to_id(end) is None:
+        raise DataError(f"{end}, which tokenizer_config.json has as eos_token, is not in the vocabulary")
+    if end is None and all(tokenizer.token_to_id(token) is None for token in END_TOKENS):
+        raise DataError(
+            f"none of {', '.join(END_TOKENS)} is in the vocabulary: which token ends a document? Beside it, put a "
+            'tokenizer_config.json with "eos_token"'
+        )
     return _plain(tokenizer)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -112,6 +113,43 @@ def test_a_given_tokenizer(prepared: Prepare, spec_folder: Path) -> None:
     own, given = _bytes(prepared().folder), _bytes(found.folder)
     assert {name for name in own if own[name] != given[name]} == {"meta.json"}, "it says what was asked for"
     assert found.meta["sha256"] == prepared().meta["sha256"]
+
+
+def test_what_lies_beside_a_tokenizer_comes_with_it(prepared: Prepare, spec_folder: Path) -> None:
+    """tokenizer_config.json says which token ends a document; a run keeps it, and another one is another key."""
+    bpe = tokenizer.parse((prepared().folder / "tokenizer.json").read_bytes())
+    bpe.add_special_tokens(["<eos>"])
+    (spec_folder / "model").mkdir()
+    (spec_folder / "model/tokenizer.json").write_text(tokenizer.to_json(bpe), "utf-8")
+    config = spec_folder / "model/tokenizer_config.json"
+    plain = prepared(tokenizer="model/tokenizer.json")
+    config.write_text(json.dumps({"eos_token": {"content": "<eos>"}}), "utf-8")
+    found = prepared(tokenizer="model/tokenizer.json")
+    for each, token in ((plain, tokenizer.END), (found, "<eos>")):
+        end = bpe.token_to_id(token)
+        reader = Reader(each.folder / "train")
+        assert each.meta["tokenizer"]["end_of_document"] == end
+        assert all(reader.document(i)[-1] == end for i in range(reader.num_documents))
+    assert (found.folder / config.name).read_text("utf-8") == config.read_text("utf-8")
+    assert not (plain.folder / config.name).exists() and plain.folder.name != found.folder.name
+    again = prepared(tokenizer="model/tokenizer.json", validation=0.4)  # divided otherwise: nothing is encoded
+    assert (again.folder / config.name).read_bytes() == config.read_bytes()
+    assert again.meta["tokenizer"] == found.meta["tokenizer"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ('{"eos_token": "<oes>"}', "<oes>, which tokenizer_config.json has as eos_token, is not in the vocabulary"),
+        ("{", "tokenizer_config.json: not JSON"),
+        ("[]", "tokenizer_config.json: expected an object"),
+    ],
+)
+def test_a_config_that_cannot_be_used(prepared: Prepare, spec_folder: Path, config: str, message: str) -> None:
+    (spec_folder / "tokenizer.json").write_bytes((prepared().folder / "tokenizer.json").read_bytes())
+    (spec_folder / "tokenizer_config.json").write_text(config, "utf-8")
+    with pytest.raises(DataError, match=re.escape(message)):
+        prepared(tokenizer="tokenizer.json")
 
 
 def test_the_key_follows_every_input(prepared: Prepare, spec_folder: Path) -> None:

@@ -89,7 +89,7 @@ def test_every_row_is_on_one_side_as_it_was_encoded(folder: Path, prepared: Call
     assert sorted(path.name for path in found.folder.iterdir()) == sorted(
         [
             "meta.json",
-            "tokenizer.json",
+            *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
             *(f"{side}.{end}" for side in ("train", "validation") for end in ("bin", "idx", "loss")),
         ]
     )

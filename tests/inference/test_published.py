@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,24 @@ def test_greedy_text_is_that_of_transformers(tmp_path: Path, capsys: Captured) -
     found = document(capsys, "generate", tmp_path, "def f1", "--tokens", 16, "--dtype", "fp32")
     assert found["tokens"] == [token for token in expected if token != begin[0]]
     assert len(found["tokens"]) > 2
+
+
+def test_text_ends_where_the_publication_says(tmp_path: Path, capsys: Captured) -> None:
+    """At eos_token of tokenizer_config.json, and at each id of generation_config.json."""
+    random_model("llama", torch.float32).save_pretrained(tmp_path)
+    bpe = write_tokenizer(tmp_path)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    words = ("generate", tmp_path, "def f1", "--tokens", 12, "--dtype", "fp32")
+    whole = document(capsys, *words)["tokens"]
+    stop = whole[3]
+    ended = whole[: whole.index(stop)]
+    assert len(whole) == 12 and stop != tokenizer.end_id(bpe)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [500_000, stop]}))
+    assert document(capsys, *words)["tokens"] == ended
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": bpe.id_to_token(stop)}))
+    begun = document(capsys, *words)["tokens"]  # a text begins with that token, too
+    assert stop not in begun
 
 
 def test_what_is_no_trained_model(tmp_path: Path, capsys: Captured) -> None:
