@@ -106,7 +106,7 @@ def _atom(value: Any) -> Atom:
     if isinstance(value, list):
         return tuple(map(_atom, value))
     if not isinstance(value, str) or value in (TENSOR, DEVICE) or WORD.fullmatch(value):
-        return value  # type: ignore[no-any-return]
+        return value
     if repr(ast.literal_eval(value)) != value:
         raise ValueError(f"{value[:50]!r} is no text in quotes")
     return value

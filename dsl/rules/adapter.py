@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dsl.diagnostics import listed
 from dsl.rules.finding import Finding
-from dsl.schema import Dense, Gqa, Mla, Model, Moe, Spec
+from dsl.schema import Custom, CustomAttention, Dense, Gqa, Mla, Model, Moe, Spec
 from dsl.schema.model import is_gated
 
 Extents = tuple[int, int]  # rows and columns of a matrix
@@ -31,6 +31,8 @@ def adapted_matrices_exist(spec: Spec) -> Iterator[Finding]:
         kept: list[str] = [name for name in on if name in there] or [*there]
         message = f"adapters are on {listed(lost, 'and')}, which no layer of model {spec.model.name} has"
         hint = f"write `on = [{', '.join(kept)}]`; the model has {listed([*there], 'and')}"
+        if not there:
+            hint = "remove `adapter`: modules of a layer have none"
         yield Finding("E0941", message, "adapter.on", hint, (("the model", "model"),))
 
 
@@ -71,7 +73,8 @@ def weights_are_whole(spec: Spec) -> Iterator[Finding]:
 
 
 def matrices_of(model: Model) -> dict[str, set[Extents]]:
-    """The matrices that may have an adapter, by their names in `on`, and the extents [out, in] of each."""
+    """The matrices that may have an adapter, by their names in `on`, and the extents [out, in] of each. Those of modules
+    of a user's own have none."""
     found: dict[str, set[Extents]] = {}
     for span in model.layers:
         for name, extents in (*_attention(span.attention or model.attention, model), *_ffn(span.ffn, model.hidden)):
@@ -81,8 +84,10 @@ def matrices_of(model: Model) -> dict[str, set[Extents]]:
     return found
 
 
-def _attention(sizes: Mla | Gqa, model: Model) -> Iterator[tuple[str, Extents]]:
+def _attention(sizes: Mla | Gqa | CustomAttention, model: Model) -> Iterator[tuple[str, Extents]]:
     D = model.hidden
+    if isinstance(sizes, CustomAttention):
+        return
     if isinstance(sizes, Gqa):
         yield "qkv", ((sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim, D)
         yield "out", (D, sizes.heads * sizes.head_dim)
@@ -98,7 +103,9 @@ def _attention(sizes: Mla | Gqa, model: Model) -> Iterator[tuple[str, Extents]]:
     yield "out", (D, sizes.heads * value)
 
 
-def _ffn(ffn: Dense | Moe, D: int) -> Iterator[tuple[str, Extents]]:
+def _ffn(ffn: Dense | Moe | Custom, D: int) -> Iterator[tuple[str, Extents]]:
+    if isinstance(ffn, Custom):
+        return
     wide = 2 if is_gated(ffn) else 1
     if isinstance(ffn, Moe):
         yield "expert_up", (wide * ffn.inner, D)
