@@ -73,8 +73,8 @@ def weights_are_whole(spec: Spec) -> Iterator[Finding]:
 
 
 def matrices_of(model: Model) -> dict[str, set[Extents]]:
-    """The matrices that may have an adapter, by their names in `on`, and the extents [out, in] of each. Those of modules
-    of a user's own have none."""
+    """The matrices that may have an adapter, by their names in `on`, and the extents [out, in] of each. Modules of a
+    layer have none."""
     found: dict[str, set[Extents]] = {}
     for span in model.layers:
         for name, extents in (*_attention(span.attention or model.attention, model), *_ffn(span.ffn, model.hidden)):
