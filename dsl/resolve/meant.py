@@ -9,10 +9,20 @@ from dsl.diagnostics import Note, listed
 from dsl.resolve.context import suggest
 from dsl.resolve.fields import fields_of
 from dsl.resolve.merge import ALTERNATIVES, key_of
-from dsl.schema import Node, Tile
+from dsl.schema import Mla, Node, Tile
 from dsl.source import OVERRIDE
 from dsl.spelling import edits, nearest
 from dsl.syntax import NAMED, Attribute, Block
+
+# Keys of grouped queries that latent attention has not → why, and what to do.
+OF_GROUPED: dict[str, str] = {
+    "kv_heads": "whose query heads have keys of their own: remove it",
+    "bias": "whose projections have no biases: remove it",
+    "qk_norm": "whose latents have norms, and whose heads have none: remove it",
+    **dict.fromkeys(
+        ("window", "sinks", "softcap"), "whose kernels compute a plain softmax over all earlier tokens: remove it"
+    ),
+}
 
 
 def key_meant(
@@ -81,7 +91,8 @@ def _home(key: str, place: str, cls: type[Node]) -> str:
     beside = [block for block in found if plain(block.path) == (here or "run")]
     if beside:  # of another kind
         heads = listed([block.head for block in beside], "or")
-        return f"it is a key of {heads}, and this is `{_head_of_kind(beside[0].head, cls)}`"
+        why = OF_GROUPED.get(key, "") if cls is Mla else ""
+        return f"it is a key of {heads}, and this is `{_head_of_kind(beside[0].head, cls)}`{why and ', '}{why}"
     braces = list(dict.fromkeys(f"{block.head} {{ … }}" for block in found))
     owner = ".".join(found[0].path.split(".")[: -len(found[0].head.split())]) if len(found) == 1 else ""
     return f"move it into {listed(braces, 'or')}{f' of `{owner}`' if owner else ''}" if found else ""

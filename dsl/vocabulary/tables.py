@@ -276,6 +276,7 @@ EPOCHS = Other("train.tokens", "a run ends after a number of `tokens` or `steps`
 RATE = "write `rate { constant at {} }`, or phases: `warmup 100 steps to {}`, `cosine to 0`"
 RANGES = "write a block for each range of layers, counted from 0, as in `layers 0..3 { ffn dense { inner = 512 } }`"
 SCALING = "write `scaling linear { … }`, `scaling llama3 { … }` or `scaling yarn { … }` in `rope`"
+BIASES = "write `bias = true` in `ffn`; what balances experts is `bias_rate`"
 PARTIAL = "write `width = columns` in `rope`: how many columns of each head are rotated"
 # A key of others whose value is written in another way here.
 OTHERS: dict[str, Other] = {
@@ -326,6 +327,8 @@ OTHERS: dict[str, Other] = {
         ("qkv_bias", "add_qkv_bias", "attention_bias", "attn_bias", "use_bias"),
         Other("model.attention.bias", "write `bias = qkv`, or `bias = all` if what attention returns has one too"),
     ),
+    "mlp_bias": Other("model.layers.ffn.bias", BIASES),
+    "add_bias_linear": Other("model.layers.ffn.bias", BIASES),
     "use_sinks": Other("model.attention.sinks", "write `sinks = true`"),
     "use_sliding_window": Other("model.attention.window", "write `window = tokens`"),
     "rope_scaling": Other("model.attention.rope.scaling", SCALING),
@@ -348,9 +351,6 @@ ABSENT: dict[str, str] = {
     word: f"there is no such key: {instead}"
     for instead, words in {
         "a window slides with the token, and chunks have no borders": ("attention_chunk_size",),
-        "linears of feed-forward layers have no bias; the bias that balances experts is `bias_rate` of `balance`": (
-            "mlp_bias", "linear_bias", "add_bias_linear",
-        ),
         "nothing is dropped out": (
             "dropout", "dropout_rate", "attention_dropout", "attn_dropout", "hidden_dropout", "embedding_dropout",
             "resid_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "lora_dropout",

@@ -11,6 +11,8 @@ from dsl.edits import apply, edit_of
 from dsl.load import analyse
 from dsl.reference import find, keys
 from dsl.reference.keys import plain
+from dsl.resolve.meant import OF_GROUPED
+from dsl.schema import Gqa, Mla
 from dsl.source import Source
 from dsl.spelling import edits, nearest
 
@@ -70,14 +72,26 @@ def test_a_key_of_others_is_told_in_its_block_and_located_elsewhere() -> None:
 
 def test_what_the_language_has_not_is_said_to_be_so() -> None:
     attention = "attention gqa { heads = 4, kv_heads = 2, head_dim = 16, rope { theta = 10_000 }, KEYS }"
-    words = ("mlp_bias", "dropout", "clip_qkv")
+    words = ("norm_type", "dropout", "clip_qkv")
     hints = said(f"model m extends base {{ {attention.replace('KEYS', ', '.join(f'{word} = 1' for word in words))} }}")
     assert {*words} <= hints.keys()
     assert all(hints[word].startswith("there is no such key: ") for word in words)
-    assert "feed-forward" in hints["mlp_bias"] and "bias_rate" in hints["mlp_bias"]
+    assert "RMSNorms" in hints["norm_type"]
     hints = said(f"model m extends base {{ {attention.replace('KEYS', 'frobnicate = 1')} }}")
     keys_there = ("heads", "kv_heads", "head_dim", "bias", "qk_norm", "scale", "window", "sinks", "softcap")
     assert hints["frobnicate"] == f"`attention gqa` takes {', '.join(f'`{key}`' for key in keys_there)} and `rope`"
+
+
+def test_latent_attention_says_why_it_has_not_what_grouped_queries_have() -> None:
+    grouped, latent = set(Gqa.model_fields), set(Mla.model_fields)
+    assert set(OF_GROUPED) == grouped - latent
+    text = ", ".join(f"{word} = 1" for word in OF_GROUPED)
+    hints = said(f"model m extends base {{ attention mla {{ {text} }} }}")
+    for word, why in OF_GROUPED.items():
+        assert hints[word] == f"it is a key of `attention gqa`, and this is `attention mla`, {why}"
+    assert said("model m extends base { layers 0..0 { ffn dense { mlp_bias = 1 } } }")["mlp_bias"] == (
+        "write `bias = true` in `ffn`; what balances experts is `bias_rate`"
+    )
 
 
 def test_a_key_of_another_block_is_told_where_it_belongs() -> None:
