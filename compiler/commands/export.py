@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         check_tensors(manifest, model, average=args.average, base=base[1] if base else None)
         found = publication(model, context, model_type)
         adapters = published_adapters(manifest, found.tensors) if args.adapter else ()
+        if args.dtype == "fp8" and any(each.stacked for each in found.tensors):
+            raise ModelError(f"{found.model_type} has no weights in blocks of FP8: choose --dtype bf16")
     except CheckpointError as error:
         return wrong(str(error), "name a run, or a checkpoint of one")
     except (ModelError, NoFamilyError) as error:
@@ -95,7 +97,8 @@ def _write(
         new = Path(scratch) / "new"
         new.mkdir()
         files, end = files_for(folder, manifest.meta.get("tokenizer"), context)
-        config = with_format(found, args.dtype) | {"bos_token_id": None, "eos_token_id": end}
+        tokens = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": None}  # a class may have others by default
+        config = with_format(found, args.dtype) | tokens
         name = ADAPTER_CONFIG if adapters else CONFIG
         config = adapter_config(manifest, adapters) if adapters else config
         files = {name: (json.dumps(config, indent=2) + "\n").encode(), **files}

@@ -24,7 +24,7 @@ from compiler.weights.tensors import DERIVED, copies_of, mtp_block, published
 from compiler.weights.tokenizer import NAME, published_files
 from dsl.diagnostics import plural, visible
 from dsl.schema import Mla, Model
-from runtime.contract.weights import Import
+from runtime.contract.weights import FP4_DATA, Import
 from runtime.strict_json import pretty
 
 SUFFIX = ".weights"
@@ -73,7 +73,7 @@ def find(folder: Path, root: Json, model: Model, model_type: str) -> Weights | N
     files = check(folder, tensors, held, block)
     remarks += _left_out(held)
     meta = imported_meta(model, model_type, _context(root))
-    taken = tuple(each for each in tensors if each.name in files)
+    taken = tuple(each for each in tensors if each.name in files or each.name + FP4_DATA in files)
     request = Import(str(folder.absolute()), "", taken, files, block or NO_BLOCK, meta)
     return Weights(folder, model, request, tuple(remarks))
 
@@ -131,9 +131,11 @@ def _block(root: Json) -> tuple[int, int] | None:
         _of(root, "quantization_config", "quant_method"),
         _of(root, "quantization_config", "weight_block_size"),
     )
+    if method == "mxfp4":  # whose blocks have the names of what they are
+        return None
     if method != "fp8":
         raise FolderError(
-            f"weights that are stored by `quantization_config` of {method!r} are not read: fp8 blocks are"
+            f"weights that are stored by `quantization_config` of {method!r} are not read: fp8 and mxfp4 blocks are"
         )
     found = [each.value for each in sizes] if isinstance(sizes, tuple) else []
     if len(found) != 2 or not all(type(each) is int and 0 < each <= 1 << 20 for each in found):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiler.importers.families import Family
-from compiler.importers.reader import Reader, Remark, shown
+from compiler.importers.reader import Reader, shown
 from dsl.schema import Model
 from dsl.schema.model import Act
 
@@ -21,9 +21,7 @@ ACTIVATIONS: dict[str, Act] = {  # of a part that has a gate, as those of all fa
 def whole(reader: Reader, family: Family, hidden: int) -> dict[str, Any]:
     """The fields of a model that are about all of it."""
     fields: dict[str, Any] = {"tied": reader.flag("tie_word_embeddings", False), "norm": family.norm}
-    if family.gains_from_one:
-        text = "gains of norms are whole here; the weights of this model type are their differences from 1"
-        reader.remarks.append(Remark("model", text))
+    if family.scales_embedding:
         fields["embedding_scale"] = hidden**0.5
     if family.caps_logits:
         fields["logit_cap"] = reader.number(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Defaults = Mapping[str, int | float | str | bool | None]  # of keys of a config
@@ -14,7 +14,7 @@ class Family:
     """How the models of a type are built, and what a key means that their config leaves out."""
 
     attention: Literal["mla", "gqa"]
-    ffn: Literal["dense", "deepseek", "qwen", "mixtral", "olmoe"]
+    ffn: Literal["dense", "deepseek", "qwen", "mixtral", "olmoe", "gpt_oss"]
     defaults: Defaults  # None: the key is as if it were null
     qk_norm: Literal["head", "width"] | None = None
     window: int | None = None  # of a config that does not mention sliding_window
@@ -23,14 +23,19 @@ class Family:
     slides_late: bool = False  # without layer_types, layers from max_window_layers on have the window
     bias: Literal["qkv", "all"] = "all"  # the biases that attention_bias stands for
     always_biased: bool = False
+    may_bias_ffn: bool = False  # mlp_bias is read
+    sinks: bool = False  # each query head has a logit of its own in the softmax
     may_norm: str = ""  # the key that says whether each head of queries and keys is normed
     rotates_part: bool = False  # partial_rotary_factor is read
     rotated: float = 1.0  # the part of a head that is rotated where a config does not say it
+    rope: Defaults = field(default_factory=dict)  # rope_parameters of a config that has none: a YaRN
+    local_theta: bool = False  # layers with a window have a rotation of their own, rope_local_base_freq
+    skips_rotation: int = 0  # without no_rope_layers, every N-th layer has no position
     scale: str = ""  # the key of the scale of scores, or of what its square root divides them by
     softcap: bool = False  # attn_logit_softcapping is read
     norm: Literal["pre", "post", "sandwich"] = "pre"
     shared_gate: bool = False  # one shared expert of its own width behind a gate
-    gains_from_one: bool = False  # gains are stored as gain - 1, and embeddings are multiplied by √hidden
+    scales_embedding: bool = False  # embeddings are multiplied by √hidden
     caps_logits: bool = False  # final_logit_softcapping is read
     multiplies: bool = False  # embeddings, the residual stream and logits have multipliers
 
@@ -117,6 +122,41 @@ _GEMMA2: Defaults = {
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
 }
+_GEMMA3: Defaults = {
+    **_GEMMA2,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10_000.0,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+}
+_SMOLLM3: Defaults = {
+    **_ALL,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32_768,
+    "rope_theta": 2e6,
+    "tie_word_embeddings": True,
+}
+_GPT_OSS: Defaults = {
+    **_ALL,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 150_000.0,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": True,
+    "swiglu_limit": 7.0,
+    "swiglu_alpha": 1.702,
+    "router_aux_loss_coef": 0.001,
+}
+_YARN_OF_GPT_OSS: Defaults = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 _QWEN2_MOE: Defaults = {**_QWEN3_MOE, "num_key_value_heads": 16, "shared_expert_intermediate_size": 5632}
 FAMILIES = {
     "deepseek": Family("gqa", "deepseek", _DEEPSEEK),
@@ -129,15 +169,28 @@ FAMILIES = {
         scale="query_pre_attn_scalar",
         softcap=True,
         norm="sandwich",
-        gains_from_one=True,
+        scales_embedding=True,
+        caps_logits=True,
+    ),
+    "gemma3_text": Family(
+        *("gqa", "dense", _GEMMA3),
+        qk_norm="head",
+        window=4096,
+        slides_every=6,
+        local_theta=True,
+        scale="query_pre_attn_scalar",
+        softcap=True,
+        norm="sandwich",
+        scales_embedding=True,
         caps_logits=True,
     ),
     "glm4_moe": Family(
         "gqa", "deepseek", _GLM4_MOE, bias="qkv", may_norm="use_qk_norm", rotates_part=True, rotated=0.5
     ),
-    "granite": Family("gqa", "dense", _GRANITE, scale="attention_multiplier", multiplies=True),
+    "gpt_oss": Family("gqa", "gpt_oss", _GPT_OSS, window=128, slides_every=2, sinks=True, rope=_YARN_OF_GPT_OSS),
+    "granite": Family("gqa", "dense", _GRANITE, scale="attention_multiplier", multiplies=True, may_bias_ffn=True),
     "kimi_k2": Family("mla", "deepseek", _DEEPSEEK_V3),
-    "llama": Family("gqa", "dense", _LLAMA),
+    "llama": Family("gqa", "dense", _LLAMA, may_bias_ffn=True),
     "mistral": Family("gqa", "dense", _MISTRAL, window=4096),
     "mixtral": Family("gqa", "mixtral", _MIXTRAL),
     "olmo2": Family("gqa", "dense", _OLMO2, qk_norm="width", norm="post"),
@@ -148,6 +201,7 @@ FAMILIES = {
     ),
     "qwen3": Family("gqa", "dense", _QWEN3, qk_norm="head", slides=False, slides_late=True),
     "qwen3_moe": Family("gqa", "qwen", _QWEN3_MOE, qk_norm="head", slides=False),
+    "smollm3": Family("gqa", "dense", _SMOLLM3, slides=False, skips_rotation=4, may_bias_ffn=True),
 }
 
 # model types that a spec cannot describe, and what is in the way
@@ -156,10 +210,8 @@ OTHER_TYPES = {
     "deepseek_v4": "compressed and sparse attention",
     "deepseek_vl_v2": "images",
     "gemma": "gains of norms that are stored as their difference from 1",
-    "gemma3_text": "sliding windows and norms after each block",
     "gpt2": "learned positions, LayerNorm and biases",
     "gpt_neox": "LayerNorm, biases and parallel blocks",
-    "gpt_oss": "attention sinks, sliding windows and biases",
     "kimi_k25": "images; its `text_config` is a model of its own",
     "kimi_linear": "linear attention",
     "kimi_vl": "images; its `text_config` is a model of its own",

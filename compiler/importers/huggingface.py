@@ -16,7 +16,7 @@ from compiler.importers.json_text import Json
 from compiler.importers.layer_patterns import with_attention
 from compiler.importers.layers import layers
 from compiler.importers.reader import Reader, Remark, shown
-from compiler.importers.unread_keys import IRRELEVANT, REFUSED
+from compiler.importers.unread_keys import IRRELEVANT, REFUSED, REPEATED
 from dsl import rules
 from dsl.diagnostics import Diagnostic, in_order
 from dsl.resolve.context import suggest
@@ -136,6 +136,10 @@ def _others(reader: Reader) -> None:
         if not isinstance(each.value, str) or not each.value.endswith("ForCausalLM"):
             text = f"architectures: {shown(each)}; this spec predicts the next token, as *ForCausalLM does"
             reader.warn("I0303", "model", text, each.span)
+    for name, repeated in REPEATED.items():
+        value, taken = reader.members.get(name), reader.members.get(repeated)
+        if value is not None and taken is not None and repeated in reader.used and value.value == taken.value:
+            reader.used.add(name)
     for name, value in reader.members.items():
         if name not in reader.used and name not in IRRELEVANT and not name.startswith("_"):
             text = f"`{shown(name)[1:-1]}` = {shown(value)} is not known, and not in this spec"

@@ -8,7 +8,7 @@ from compiler.importers.ends import activation, qkv_biases
 from compiler.importers.families import Family
 from compiler.importers.reader import Reader, Remark, shown
 from dsl.schema import Balance, Dense, LayerRange, Moe, Phase
-from dsl.schema.model import MAX_LAYER, Act
+from dsl.schema.model import MAX_LAYER, Act, Clamp
 
 OF_EXPERTS = {
     *("n_routed_experts", "num_experts", "num_local_experts", "n_shared_experts", "num_experts_per_tok"),
@@ -25,7 +25,7 @@ def layers(reader: Reader, family: Family, model_type: str) -> tuple[LayerRange,
     kinds = sparse.get(family.ffn, _all_sparse)(reader, num_layers)
     order = [kind for kind, _ in groupby(kinds)]
     act = activation(reader)
-    dense = _dense(reader, order.index(False), act) if False in order else None
+    dense = _dense(reader, family, order.index(False), act) if False in order else None
     moe = _moe(reader, family, model_type, order.index(True)) if True in order else None
     moe = moe.model_copy(update={"activation": act}) if moe is not None else None
     if family.ffn != "dense":  # keys of a part that no layer has
@@ -66,23 +66,24 @@ def _qwen_layers(reader: Reader, num_layers: int) -> list[bool]:
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)]
 
 
-def _dense(reader: Reader, index: int, act: Act) -> Dense:
+def _dense(reader: Reader, family: Family, index: int, act: Act) -> Dense:
     inner = reader.number(f"model.layers.{index}.ffn.inner", Dense, "inner", "intermediate_size")
-    return Dense(inner=inner, activation=act)
+    return Dense(inner=inner, activation=act, bias=family.may_bias_ffn and reader.flag("mlp_bias", False))
 
 
 def _moe(reader: Reader, family: Family, model_type: str, index: int) -> Moe:
     at = f"model.layers.{index}.ffn"
     aliases = ("num_local_experts", "num_experts")  # what `transformers` also reads them from
     names = ("n_routed_experts", *aliases) if family.ffn == "deepseek" else aliases
-    inner = "intermediate_size" if family.ffn in ("mixtral", "olmoe") else "moe_intermediate_size"
+    inner = "intermediate_size" if family.ffn in ("mixtral", "olmoe", "gpt_oss") else "moe_intermediate_size"
+    top_k = ("num_experts_per_tok", *(("experts_per_token",) if family.ffn == "gpt_oss" else ()))
     moe = Moe(
         experts=reader.number(f"{at}.experts", Moe, "experts", *names),
         shared=0,
-        top_k=reader.number(f"{at}.top_k", Moe, "top_k", "num_experts_per_tok"),
+        top_k=reader.number(f"{at}.top_k", Moe, "top_k", *top_k),
         inner=reader.number(f"{at}.inner", Moe, "inner", inner),
         score="softmax",
-        normalize=True if family.ffn == "mixtral" else reader.flag("norm_topk_prob", False),
+        normalize=True if family.ffn in ("mixtral", "gpt_oss") else reader.flag("norm_topk_prob", False),
         balance=Balance(),
     )
     if family.ffn == "deepseek":
@@ -91,12 +92,16 @@ def _moe(reader: Reader, family: Family, model_type: str, index: int) -> Moe:
         sequence_loss=_batch_loss(reader, "router_aux_loss_coef", "batch and all layers, on another scale")
     )
     _is_balanced(reader, balance)
-    shared: dict[str, object] = {}
+    more: dict[str, object] = {}
+    if family.ffn == "gpt_oss":
+        limit = reader.number(f"{at}.clamp.limit", Clamp, "limit", "swiglu_limit")
+        alpha = reader.number(f"{at}.clamp.alpha", Clamp, "alpha", "swiglu_alpha")
+        more = {"clamp": Clamp(limit=limit, alpha=alpha, shift=1.0), "bias": True, "router_bias": True}
     if family.shared_gate:
         qkv_biases(reader)
         width = reader.number(f"{at}.shared_inner", Moe, "shared_inner", "shared_expert_intermediate_size")
-        shared = {"shared": 1, "shared_inner": width, "shared_gate": True}
-    return moe.model_copy(update={"balance": balance, **shared})
+        more = {"shared": 1, "shared_inner": width, "shared_gate": True}
+    return moe.model_copy(update={"balance": balance, **more})
 
 
 def _deepseek_gate(reader: Reader, model_type: str, moe: Moe, at: str) -> Moe:

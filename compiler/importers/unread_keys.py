@@ -10,12 +10,14 @@ IRRELEVANT = {
     "auto_map": "where the code of the class is",
     "base_model_tp_plan": "how inference splits the weights",
     "bos_token_id": "the tokenizer's",
+    "cache_implementation": "how inference keeps keys and values",
     "chunk_size_feed_forward": "how inference is cut",
     "dtype": "how the published weights are stored",
     "eos_token_id": "the tokenizer's",
     "ep_size": "how inference spreads the experts",
     "head_dim_original": "a note of the converter",
     "id2label": "of classification",
+    "initial_context_length": "the context before it was extended; rope_scaling says the same",
     "is_encoder_decoder": "false of these models",
     "label2id": "of classification",
     "max_position_embeddings": "a run says how long its sequences are",
@@ -38,6 +40,9 @@ IRRELEVANT = {
     "use_cache": "of generation",
 }
 
+# key → the key that it repeats in published configurations, whose value is taken
+REPEATED = {"hidden_act": "hidden_activation", "sliding_window_size": "sliding_window"}
+
 # key → (values that ask for nothing, what other values ask for, where the comment belongs)
 REFUSED: dict[str, tuple[tuple[object, ...], str, Place]] = {
     "attention_bias": ((False,), "biases on the projections of latent attention; a spec has none", "attention"),
@@ -48,7 +53,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str, Place]] = {
     "final_logit_softcapping": ((), "logits of the head bent by tanh, which this model type does not do", "model"),
     "hidden_dropout": ((0, 0.0), "dropout; a spec has none", "model"),
     "index_topk": ((), "attention to chosen tokens only; a spec attends to all", "attention"),
-    "mlp_bias": ((False,), "biases in the feed-forward layers; a spec has none", "ffn"),
+    "mlp_bias": ((False,), "biases in the feed-forward layers, which this model type does not have", "ffn"),
     "partial_rotary_factor": ((1, 1.0), "a part of each head is rotated, which this model type does not do", "rope"),
     "qk_layernorm": ((False,), "norms on queries and keys that this model type does not have", "attention"),
     "resid_pdrop": ((0, 0.0), "dropout; a spec has none", "model"),
@@ -59,5 +64,6 @@ REFUSED: dict[str, tuple[tuple[object, ...], str, Place]] = {
         "ffn",
     ),
     "use_bidirectional_attention": ((False,), "attention to later tokens; a spec attends to earlier ones", "attention"),
+    "use_mrope": ((False,), "positions in height and width as well; a spec has those in time", "rope"),
     "use_qk_norm": ((False,), "norms on queries and keys that this model type does not have", "attention"),
 }

@@ -5,10 +5,26 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from compiler.importers.reader import Place, Remark
 from dsl.counts import parameters
-from dsl.schema import Balance, Custom, CustomAttention, Dense, Gqa, Mla, Model, Moe, Node, Phase, Rope
+from dsl.schema import (
+    Balance,
+    Custom,
+    CustomAttention,
+    Dense,
+    Gqa,
+    LinearScaling,
+    Llama3Scaling,
+    Mla,
+    Model,
+    Moe,
+    Node,
+    Phase,
+    Rope,
+    YarnScaling,
+)
 
 WIDTH = 112  # of a comment
 MAX_REMARKS = 50  # at one place
@@ -92,7 +108,7 @@ def _model(model: Model, model_type: str, remarks: tuple[Remark, ...]) -> Iterat
         if span.by > 1:  # its feed-forward part is that of the range around it
             yield f"{head} {of_range} }}"
         elif isinstance(span.ffn, Dense):
-            act = _given(span.ffn, "activation")
+            act = _given(span.ffn, "activation", "bias")
             dense = f"ffn dense {{ inner = {number(span.ffn.inner)}{', ' + act if act else ''} }}"
             yield f"{head} {of_range + ', ' if of_range else ''}{dense} }}"
         else:
@@ -132,21 +148,42 @@ def _rope(rope: Rope | None, remarks: tuple[Remark, ...]) -> Iterator[str]:
     if rope is None:
         yield "    rope = none"
     elif rope.scaling is None:
-        yield f"    rope {{ {_given(rope, 'theta', 'width')} }}"
+        yield f"    rope {{ {', '.join(_rope_keys(rope))} }}"
     else:
         yield "    rope {"
-        yield f"      {_given(rope, 'theta', 'width')}"
-        keys = [name for name in type(rope.scaling).model_fields if name != "kind"]
-        yield f"      scaling {rope.scaling.kind} {{ {_given(rope.scaling, *keys)} }}"
+        yield from (f"      {part}" for part in _rope_keys(rope))
         yield "    }"
     yield "  }"
+
+
+def _rope_keys(rope: Rope) -> Iterator[str]:
+    """What a rotation says: its numbers, and its scaling."""
+    yield _given(rope, "theta", "width")
+    if rope.scaling is not None:
+        yield _scaling(rope.scaling)
+
+
+def _scaling(scaling: LinearScaling | Llama3Scaling | YarnScaling) -> str:
+    keys = [name for name in type(scaling).model_fields if name != "kind"]
+    return f"scaling {scaling.kind} {{ {_given(scaling, *keys)} }}"
 
 
 def _changes(usual: Mla | Gqa, other: Mla | Gqa) -> str:
     """What the attention of a range has that the model's has not."""
     fields = [name for name in type(other).model_fields if getattr(other, name) != getattr(usual, name)]
     assert type(usual) is type(other) and {*fields} <= {"window", "rope"}, fields
-    return ", ".join(f"{name} = {_value(getattr(other, name))}" for name in fields)
+    return ", ".join(_change(name, getattr(usual, name), getattr(other, name)) for name in fields)
+
+
+def _change(name: str, usual: Any, other: Any) -> str:
+    """A key of a range: a block has what differs from the model's, which it is put over."""
+    if not isinstance(usual, Rope) or not isinstance(other, Rope):
+        return f"rope {{ {', '.join(_rope_keys(other))} }}" if isinstance(other, Rope) else f"{name} = {_value(other)}"
+    keys = [key for key in ("theta", "width") if getattr(other, key) != getattr(usual, key)]
+    parts = [f"{key} = {_value(getattr(other, key))}" for key in keys]
+    if other.scaling != usual.scaling:
+        parts.append("scaling = none" if other.scaling is None else _scaling(other.scaling))
+    return f"rope {{ {', '.join(parts)} }}"
 
 
 def _given(node: Node, *names: str) -> str:
@@ -168,8 +205,10 @@ def _moe(moe: Moe, remarks: tuple[Remark, ...]) -> Iterator[str]:
     yield "    ffn moe {"
     sizes = f"experts = {number(moe.experts)}, shared = {moe.shared}, top_k = {moe.top_k}"
     yield f"      {sizes}, inner = {number(moe.inner)}"
-    if more := _given(moe, "activation", "shared_inner", "shared_gate"):
+    if more := _given(moe, "activation", "bias", "router_bias", "shared_inner", "shared_gate"):
         yield f"      {more}"
+    if moe.clamp is not None:
+        yield f"      clamp {{ {_given(moe.clamp, 'limit', 'alpha', 'shift')} }}"
     if (moe.groups, moe.top_groups) != (1, 1):
         yield f"      groups = {number(moe.groups)}, top_groups = {number(moe.top_groups)}"
     normalize = "true" if moe.normalize else "false"

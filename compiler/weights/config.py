@@ -7,6 +7,7 @@ what is read there cannot part, and what is in the way of a family is where the 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,10 +15,12 @@ from typing import Any
 
 from compiler.importers import families as importable
 from compiler.importers import huggingface
+from compiler.importers.ends import ACTIVATIONS
 from compiler.importers.json_text import parse
+from compiler.importers.rotation import FULL, SLIDING
 from compiler.weights.families import FAMILIES, Family
 from compiler.weights.tensors import UnnamedError, experts_of, published
-from dsl.schema import CustomAttention, Dense, Gqa, Mla, Model, Moe
+from dsl.schema import Custom, CustomAttention, Dense, Gqa, Mla, Model, Moe
 from dsl.schema.attention import LinearScaling, Rope
 from dsl.source import Source
 from runtime.contract.weights import Format, Published
@@ -133,13 +136,34 @@ def model_config(model: Model, model_type: str, context: int) -> Config:
         "max_position_embeddings": context,
         "rms_norm_eps": model.norm_eps,
         "initializer_range": model.init_std,
-        "hidden_act": "silu",
+        ("hidden_activation" if "hidden_activation" in family.defaults else "hidden_act"): _activation(model),
         "tie_word_embeddings": model.tied,
+        **_factors(model, family),
         "use_cache": True,
         **({"intermediate_size": dense.inner} if dense else {}),
+        **({"mlp_bias": dense.bias} if dense and family.may_bias_ffn else {}),
         **FFN_KEYS[family.ffn](model, moe),
     }
     return config
+
+
+def _activation(model: Model) -> str:
+    """The word for the activation of feed-forward parts: that of the first layer, as all have it in a family."""
+    names, first = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}, model.ffn(0)
+    assert not isinstance(first, Custom), "refused before: compiler/weights/checkpoint.py"
+    return names.get(first.activation, "silu")
+
+
+def _factors(model: Model, family: importable.Family) -> Config:
+    """Factors and bounds of a whole model, of families that have them."""
+    keys: Config = {"final_logit_softcapping": model.logit_cap} if family.caps_logits else {}
+    if family.multiplies:
+        keys |= {
+            "embedding_multiplier": model.embedding_scale,
+            "residual_multiplier": model.residual_scale,
+            "logits_scaling": 1 / model.logit_scale,
+        }
+    return keys
 
 
 def with_format(found: Publication, format: Format) -> Config:
@@ -182,23 +206,54 @@ def _gqa(model: Model, attention: Gqa, family: importable.Family) -> Config:
         **({} if family.always_biased else {"attention_bias": attention.bias is not None}),
         **({family.may_norm: attention.qk_norm == "head"} if family.may_norm else {}),
         **({"partial_rotary_factor": share} if family.rotates_part else {}),
+        **_scores(attention, family),
         **_windows(model, family),
-        **_rope(attention.rope, {"partial_rotary_factor": share} if family.rotates_part else {}),
+        **_rotations(model, family, {"partial_rotary_factor": share} if family.rotates_part else {}),
     }
+
+
+def _scores(attention: Gqa, family: importable.Family) -> Config:
+    """The scale of q·k, and the bound of logits, of families that say them."""
+    keys: Config = {"attn_logit_softcapping": attention.softcap} if family.softcap else {}
+    scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
+    if family.scale == "query_pre_attn_scalar":
+        inverse = scale**-2
+        keys["query_pre_attn_scalar"] = round(inverse) if math.isclose(inverse, round(inverse)) else inverse
+    elif family.scale:
+        keys[family.scale] = scale
+    return keys
 
 
 def _windows(model: Model, family: importable.Family) -> Config:
     """The sliding window, for families that have one: of all layers, or of those that are listed."""
     found = [each.window for each in map(model.attention_of, range(model.num_layers)) if isinstance(each, Gqa)]
     length = next((window for window in found if window is not None), None)
-    if not (family.slides_late or family.slides_every or family.window):
+    if not (family.slides_late or family.slides_every or family.window or family.skips_rotation):
         return {}
     keys: Config = {"sliding_window": length}
     if not family.slides:
         keys["use_sliding_window"] = length is not None
-    if length is not None and (family.slides_late or family.slides_every):
+    by_layer = family.slides_late or family.slides_every or family.skips_rotation
+    if family.local_theta or (length is not None and by_layer):
         keys["layer_types"] = ["full_attention" if window is None else "sliding_attention" for window in found]
     return keys
+
+
+def _rotations(model: Model, family: importable.Family, part: Mapping[str, float]) -> Config:
+    """The rotation of all layers, or of each kind of layer, and which layers have none, for families that say it."""
+    layers = [each for each in map(model.attention_of, range(model.num_layers)) if isinstance(each, Gqa)]
+    if family.skips_rotation:
+        rope = next((each.rope for each in layers if each.rope is not None), None)
+        return {**_rope(rope, part), "no_rope_layers": [int(each.rope is not None) for each in layers]}
+    if not family.local_theta:
+        usual = model.attention
+        return {} if isinstance(usual, CustomAttention) else _rope(usual.rope, part)
+    kinds = {FULL: False, SLIDING: True}
+    of_kind = {
+        kind: next((each.rope for each in layers if (each.window is not None) == slides), None)
+        for kind, slides in kinds.items()
+    }
+    return {"rope_parameters": {kind: _rope(rope)["rope_parameters"] for kind, rope in of_kind.items() if rope}}
 
 
 def _rope(rope: Rope | None, part: Mapping[str, float] = MappingProxyType({})) -> Config:
@@ -282,4 +337,17 @@ def _olmoe(model: Model, moe: Moe | None) -> Config:
     }
 
 
-FFN_KEYS = {"dense": _no_experts, "deepseek": _deepseek, "qwen": _qwen, "mixtral": _mixtral, "olmoe": _olmoe}
+def _gpt_oss(model: Model, moe: Moe | None) -> Config:
+    if moe is None or moe.clamp is None:
+        return _mixtral(model, moe)
+    return _mixtral(model, moe) | {"swiglu_limit": moe.clamp.limit, "swiglu_alpha": moe.clamp.alpha}
+
+
+FFN_KEYS = {
+    "dense": _no_experts,
+    "deepseek": _deepseek,
+    "qwen": _qwen,
+    "mixtral": _mixtral,
+    "olmoe": _olmoe,
+    "gpt_oss": _gpt_oss,
+}

@@ -22,6 +22,7 @@ class Family:
     rotates: Literal["pairs", "halves"]  # numbers that lie side by side, or half of the rotated width apart
     names: Names = field(default_factory=dict)  # of a block, in the place of the common ones
     fixed: Mapping[str, object] = field(default_factory=dict)  # keys of an MoE layer that the class does not read
+    gains_from_one: bool = False  # gains of norms are published as their differences from 1
     predicts: bool = False  # whether there are tensors of multi-token prediction
     remote: bool = False  # whether `transformers` needs the code beside the published weights
 
@@ -40,6 +41,19 @@ _QWEN2_MOE: Names = {
     "ffn.shared.gate": ("mlp.shared_expert_gate.weight",),
     "ffn.shared.down": ("mlp.shared_expert.down_proj.weight",),
 }
+_SANDWICH: Names = {  # norms stand in front of both parts and behind them
+    "attention.post_norm": ("post_attention_layernorm.weight",),
+    "ffn.norm": ("pre_feedforward_layernorm.weight",),
+    "ffn.post_norm": ("post_feedforward_layernorm.weight",),
+}
+_GPT_OSS: Names = {  # all experts of a layer are in one tensor
+    "ffn.router.weight": ("mlp.router.weight",),
+    "ffn.router.logit_bias": ("mlp.router.bias",),
+    "ffn.experts.*.up": ("mlp.experts.gate_up_proj",),
+    "ffn.experts.*.up_bias": ("mlp.experts.gate_up_proj_bias",),
+    "ffn.experts.*.down": ("mlp.experts.down_proj",),
+    "ffn.experts.*.down_bias": ("mlp.experts.down_proj_bias",),
+}
 _SIGMOID = {"score": "sigmoid"}
 
 # The first that describes a model is how it is published, unless it was imported as another one that does.
@@ -56,6 +70,11 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_moe": Family("Qwen2MoeForCausalLM", "halves", _QWEN2_MOE),
     "olmoe": Family("OlmoeForCausalLM", "halves"),
     "glm4_moe": Family("Glm4MoeForCausalLM", "halves", fixed=_SIGMOID, predicts=True),
+    "gemma2": Family("Gemma2ForCausalLM", "halves", _SANDWICH, gains_from_one=True),
+    "gemma3_text": Family("Gemma3ForCausalLM", "halves", _SANDWICH, gains_from_one=True),
+    "gpt_oss": Family("GptOssForCausalLM", "halves", _GPT_OSS),
+    "granite": Family("GraniteForCausalLM", "halves"),
+    "smollm3": Family("SmolLM3ForCausalLM", "halves"),
     "kimi_k2": Family("DeepseekV3ForCausalLM", "pairs", fixed=_SIGMOID, predicts=True, remote=True),
     "deepseek": Family("DeepseekForCausalLM", "halves", fixed={"score": "softmax"}, remote=True),
 }

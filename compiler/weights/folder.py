@@ -17,12 +17,13 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from compiler.weights.tensors import DERIVED
-from runtime.contract.weights import INDEX, ONE, SCALE, Published
+from runtime.contract.weights import FP4_DATA, FP4_SCALE, INDEX, ONE, SCALE, Published
 from runtime.outcome import printable
 
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 BLOCKS = "F8_E4M3"
+FP4_BLOCK = 32  # numbers of MXFP4 that share a scale; two of them are a byte
 MAX_INDEX_BYTES = 64 << 20
 MAX_SHOWN = 20  # mistakes
 _FILE = re.compile(r"(?!\.)[A-Za-z0-9_.=+-]{1,255}")
@@ -141,6 +142,11 @@ def check(
     missing: list[str] = []
     for each in tensors:
         found = held.get(each.name)
+        if found is None and each.stacked and each.name + FP4_DATA in held:
+            wrong += _in_fp4(folder, each, held)
+            names = (each.name + FP4_DATA, each.name + FP4_SCALE)
+            files |= {name: held[name].file for name in names if name in held}
+            continue
         if found is None:
             missing += [] if each.optional else [each.name]
             continue
@@ -182,6 +188,20 @@ def _blocked(
         if scale.dtype != "F32" or scale.shape != wanted:
             name = f"{folder / scale.file}: {each.name + SCALE}"
             yield f"{name} is {scale.dtype} of {_extents(scale.shape)}; of such blocks it is F32 of {_extents(wanted)}"
+
+
+def _in_fp4(folder: Path, each: Published, held: Mapping[str, Held]) -> Iterator[str]:
+    """What is wrong with a stack of matrices in MXFP4, which are stored by the rows of a checkpoint."""
+    experts, columns, rows = each.shape
+    blocks = (experts, rows, -(-columns // FP4_BLOCK))
+    for end, wanted in ((FP4_DATA, (*blocks, FP4_BLOCK // 2)), (FP4_SCALE, blocks)):
+        found = held.get(each.name + end)
+        if found is None:
+            data = each.name + FP4_DATA
+            yield f"{folder / held[data].file}: {data} is MXFP4, and its scales are missing: {each.name + end}"
+        elif columns % FP4_BLOCK or found.dtype != "U8" or found.shape != wanted:
+            name = f"{folder / found.file}: {each.name + end}"
+            yield f"{name} is {found.dtype} of {_extents(found.shape)}; of MXFP4 it is U8 of {_extents(wanted)}"
 
 
 def _extents(shape: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from compiler.plan.parameters import Parameter, model_parameters, stored
 from compiler.weights.families import Family
@@ -20,6 +21,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "attention.qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
     "attention.qkv_bias": ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
     "attention.out_bias": ("self_attn.o_proj.bias",),
+    "attention.sinks": ("self_attn.sinks",),
     "attention.q": ("self_attn.q_proj.weight",),
     "attention.q_down": ("self_attn.q_a_proj.weight",),
     "attention.q_up": ("self_attn.q_b_proj.weight",),
@@ -31,7 +33,9 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "attention.out": ("self_attn.o_proj.weight",),
     "ffn.norm": ("post_attention_layernorm.weight",),
     "ffn.up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "ffn.up_bias": ("mlp.gate_proj.bias", "mlp.up_proj.bias"),
     "ffn.down": ("mlp.down_proj.weight",),
+    "ffn.down_bias": ("mlp.down_proj.bias",),
     "ffn.router.weight": ("mlp.gate.weight",),
     "ffn.router.bias": ("mlp.gate.e_score_correction_bias",),
     "ffn.shared.up": ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"),
@@ -46,6 +50,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 OF_LATENT = {"attention.q_norm": ("self_attn.q_a_layernorm.weight",)}  # else the norm of queries in heads
 ENDS = {"embedding": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "head": "lm_head.weight"}
 SHARED = {"embedding": "embed_tokens.weight", "head": "shared_head.head.weight"}  # a block of MTP repeats them
+OF_UP = ("ffn.experts.*.up", "ffn.experts.*.up_bias")
 PLAIN = frozenset({"ffn.router.weight", "projection"})  # matrices that no model stores in blocks of FP8
 DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # which follows from the configuration
 
@@ -63,8 +68,16 @@ def published(model: Model, family: Family, rotates: str = "") -> tuple[Publishe
     naming = _Naming(model, family, (rotates or family.rotates) == "halves")
     if unnamed := [each.name for each in found if not naming.knows(each)]:
         raise UnnamedError(", ".join(unnamed[:6]) + (f" and {len(unnamed) - 6} more" if len(unnamed) > 6 else ""))
-    tensors = [each for parameter in found for each in naming.of(parameter)]
-    return (*tensors, *_added(model, family, found))
+    tensors: dict[str, Published] = {}
+    for each in (each for parameter in found for each in naming.of(parameter)):
+        before = tensors.get(each.name)
+        tensors[each.name] = each if before is None else _stacked(before, each)
+    return (*tensors.values(), *_added(model, family, found))
+
+
+def _stacked(before: Published, one: Published) -> Published:
+    """A published tensor of experts, with one more of them behind those that it has."""
+    return replace(before, shape=(before.shape[0] + 1, *before.shape[1:]), pieces=(*before.pieces, *one.pieces))
 
 
 class _Naming:
@@ -73,6 +86,7 @@ class _Naming:
     def __init__(self, model: Model, family: Family, halves: bool) -> None:
         self._model, self._halves = model, halves
         self._names = {**NAMES, **family.names}
+        self._from_one = family.gains_from_one
 
     def knows(self, parameter: Parameter) -> bool:
         """Whether a tensor has a name."""
@@ -81,7 +95,8 @@ class _Naming:
     def of(self, parameter: Parameter) -> Iterator[Published]:
         """The published tensors that a tensor is made of."""
         if parameter.name in ENDS:
-            yield _published(ENDS[parameter.name], "plain", parameter, 0, parameter.shape[0])
+            found = _published(ENDS[parameter.name], "plain", parameter, 0, parameter.shape[0])
+            yield replace(found, from_one=self._is_from_one(parameter))
             return
         local, block = _local(parameter.name), _published_block(self._model, parameter.name)
         attention = _attention_of(self._model, parameter.name)
@@ -94,8 +109,16 @@ class _Naming:
         for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
             full = f"{block}.{name}".replace("*", str(parameter.expert))
             halves = _rotated(local, attention, index) if self._halves else None
-            yield _published(full, kind, parameter, start, start + size, halves)
+            one = _published(full, kind, parameter, start, start + size, halves)
+            if "*" in local and "*" not in name:  # all experts in one tensor, whose gate and up are columns in turn
+                piece = replace(one.pieces[0], in_turn=local in OF_UP)
+                one = replace(one, shape=(1, *reversed(one.shape)), kind="plain", pieces=(piece,), stacked=True)
+            yield replace(one, from_one=self._is_from_one(parameter))
             start += size
+
+    def _is_from_one(self, parameter: Parameter) -> bool:
+        """Whether a tensor is published as its differences from 1: a gain, of a family that does so."""
+        return self._from_one and parameter.init is None
 
 
 def _attention_of(model: Model, name: str) -> Mla | Gqa:

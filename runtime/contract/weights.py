@@ -17,8 +17,10 @@ FileName = Annotated[str, Pattern(r"(?!\.)[A-Za-z0-9_.=+-]{1,255}")]  # in the f
 Path = Annotated[str, Pattern(r".{1,4096}")]
 Stored = Annotated[str, Pattern(r"(weight|bias)/[A-Za-z0-9_.]{1,500}")]  # of a tensor of a checkpoint
 Format = Literal["bf16", "fp32", "fp8"]
-# Files of a published model, and what is behind the name of a weight in blocks of FP8 in that of its scales.
+# Files of a published model, what is behind the name of a weight in blocks of FP8 in that of its scales, and what is
+# behind the name of a weight in MXFP4 in those of its data and of its scales.
 ONE, INDEX, SCALE = "model.safetensors", "model.safetensors.index.json", "_scale_inv"
+FP4_DATA, FP4_SCALE = "_blocks", "_scales"
 
 
 def factor_of(meta: Mapping[str, Any]) -> float:
@@ -43,12 +45,14 @@ class Halves:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [start, end) of a tensor of a checkpoint. A vector has rows of one number."""
+    """Rows [start, end) of a tensor of a checkpoint. A vector has rows of one number. `in_turn`: the published rows are
+    those of the first and of the second half of these, in turn."""
 
     tensor: Stored
     start: Amount
     end: Count
     halves: Halves | None = None
+    in_turn: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,9 @@ class Published:
     """A tensor as it is published; its rows are those of its pieces, one piece after the other.
 
     `kind`: a "linear" may be stored in blocks of FP8, a "buffer" is FP32 always. `optional`: it repeats what another
-    one has, or is empty, so it may be missing.
+    one has, or is empty, so it may be missing. `stacked`: the first dimension counts its pieces, and each is a vector
+    or a matrix whose columns are the rows of the piece; it may be stored in MXFP4. `from_one`: it holds differences
+    from 1.
     """
 
     name: Key
@@ -64,6 +70,8 @@ class Published:
     kind: Literal["linear", "plain", "buffer"]
     pieces: tuple[Piece, ...]
     optional: bool = False
+    stacked: bool = False
+    from_one: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """A published tensor and the rows of a checkpoint's tensor that it is made of: both directions, exact.
 
 Rotation: a checkpoint has the two numbers that rotate together side by side, most published models half a head apart
-(docs/adr/0007-one-rotation.md). Blocks of FP8: DeepSeek-V3, arXiv 2412.19437, §3.3.
+(docs/adr/0007-one-rotation.md). Blocks of FP8: DeepSeek-V3, arXiv 2412.19437, §3.3. MXFP4: OCP Microscaling Formats,
+version 1.0, as GPT-OSS is published.
 """
 
 from __future__ import annotations
@@ -32,7 +33,34 @@ def _reordered(rows: Tensor, halves: Halves, sizes: tuple[int, int]) -> Tensor:
 
 def rows_of(piece: Piece, whole: Tensor) -> Tensor:
     """The published rows of a piece, from the tensor of a checkpoint that has them."""
-    return to_halves(whole[piece.start : piece.end], piece.halves)
+    rows = to_halves(whole[piece.start : piece.end], piece.halves)
+    return rows.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) if piece.in_turn else rows
+
+
+def piece_of(rows: Tensor, piece: Piece) -> Tensor:
+    """The rows of a checkpoint that a piece has, from those that are published; the inverse of `rows_of`."""
+    rows = rows.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1) if piece.in_turn else rows
+    return to_pairs(rows, piece.halves)
+
+
+def gain_of(difference: Tensor) -> Tensor:
+    """1 + what is published, in FP32, or in FP64 where FP32 does not hold every sum exactly."""
+    exact = 1 + difference.to(torch.float64)
+    narrow = exact.to(torch.float32)
+    return narrow if torch.equal(narrow.to(torch.float64) - 1, difference.to(torch.float64)) else exact
+
+
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of a number's last three bits; the first is its sign
+FP4_BLOCK = 32  # numbers that share a scale, a power of two
+FP4_BIAS, FP4_NAN = 127, 255  # of scales
+
+
+def from_mxfp4(data: Tensor, scales: Tensor) -> Tensor:
+    """Data [N, K / 32, 16], two numbers a byte, the first in its low bits; scales [N, K / 32] -> BF16 [N, K], exact."""
+    numbers = torch.stack((data & 15, data >> 4), dim=-1).flatten(1).long()  # [N, K]
+    values = torch.tensor([*FP4, *(-each for each in FP4)], dtype=torch.float32)[numbers]
+    exponents = scales.to(torch.int32) - FP4_BIAS
+    return torch.ldexp(values, exponents.repeat_interleave(FP4_BLOCK, 1)).to(torch.bfloat16)
 
 
 def dequantised(data: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:

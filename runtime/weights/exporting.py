@@ -61,16 +61,26 @@ class Tensors:
 
     def publish(self, published: Published) -> dict[str, Tensor]:
         """A published tensor in the format that is asked for, and the scales of its blocks."""
+        if published.stacked:
+            return {published.name: self._stacked(published)}
         rows = [rows_of(piece, self._read(piece.tensor)) for piece in published.pieces]
         format: Format = self._request.format
         if not rows:
             return {published.name: torch.empty(published.shape, dtype=DTYPES[format])}
         whole = rows[0] if len(rows) == 1 else torch.cat(rows)
+        whole = whole.to(torch.float64) - 1 if published.from_one else whole
         if published.kind == "linear" and format == "fp8":
             data, scales = quantised(whole)
             return {published.name: data, published.name + SCALE: scales}
         dtype = torch.float32 if published.kind == "buffer" else DTYPES[format]
         return {published.name: whole.to(dtype, copy=True).contiguous()}
+
+    def _stacked(self, published: Published) -> Tensor:
+        """A tensor whose first dimension counts its pieces: beside it, one piece is in memory at a time."""
+        whole = torch.empty(published.shape, dtype=DTYPES[self._request.format])
+        for slot, piece in zip(whole, published.pieces, strict=True):
+            slot.copy_(rows_of(piece, self._read(piece.tensor)).t())
+        return whole
 
     def _read(self, name: str) -> Tensor:
         if self._last[0] != name:

@@ -15,9 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from runtime.checkpoint import publish
-from runtime.contract.weights import SCALE, Import, Piece, Published
+from runtime.contract.weights import FP4_DATA, FP4_SCALE, SCALE, Import, Piece, Published
 from runtime.outcome import ReportedError
-from runtime.weights.convert import dequantised, to_pairs
+from runtime.weights.convert import FP4_NAN, dequantised, from_mxfp4, gain_of, piece_of
 from runtime.weights.progress import reporting
 
 SHARD_BYTES = 2 << 30  # a shard of a checkpoint ends with the tensor that fills it
@@ -25,6 +25,9 @@ SHARD_BYTES = 2 << 30  # a shard of a checkpoint ends with the tensor that fills
 
 class WeightsError(ReportedError):
     """Weights that are not what their files say, or that cannot be used; the file and the tensor are named."""
+
+
+Part = tuple[Published, Piece, int, int]  # where in the published tensor the piece begins, and its number
 
 
 @dataclass
@@ -36,7 +39,25 @@ class Reader:
     block: tuple[int, int]
     _opened: tuple[str, Any] = field(default=("", None))
 
-    def read(self, name: str) -> Tensor:
+    def rows(self, part: Part) -> Tensor:
+        """The rows of a checkpoint that a piece has."""
+        published, piece, at, index = part
+        found = self._slice(published.name, index) if published.stacked else self._whole(published.name)[at:]
+        if not torch.isfinite(found).all():
+            raise WeightsError(f"{self._place(published.name)}: holds a number that is not finite")
+        rows = piece_of(found[: piece.end - piece.start], piece)
+        return gain_of(rows) if published.from_one else rows
+
+    def _slice(self, name: str, index: int) -> Tensor:
+        """The rows of one piece of a stacked tensor, in MXFP4 or as they are."""
+        if name in self.files:
+            return self._stored(name, index).t()  # a vector stays one
+        scales = self._stored(name + FP4_SCALE, index)
+        if (scales == FP4_NAN).any():
+            raise WeightsError(f"{self._place(name + FP4_SCALE)}: a scale is not a number")
+        return from_mxfp4(self._stored(name + FP4_DATA, index), scales)
+
+    def _whole(self, name: str) -> Tensor:
         """A published tensor; blocks of FP8 are multiplied by their scales."""
         tensor = self._stored(name)
         if tensor.dtype == torch.float8_e4m3fn:
@@ -44,21 +65,22 @@ class Reader:
             if not (torch.isfinite(scales) & (scales >= 0)).all():
                 raise WeightsError(f"{self._place(name + SCALE)}: a scale is negative or not finite")
             tensor = dequantised(tensor, scales, self.block)
-        if not torch.isfinite(tensor).all():
-            raise WeightsError(f"{self._place(name)}: holds a number that is not finite")
         return tensor
 
-    def _stored(self, name: str) -> Tensor:
+    def _stored(self, name: str, index: int | None = None) -> Tensor:
+        """A tensor of a file, or what is at an index of its first dimension."""
         file = self.files[name]
         try:
             if self._opened[0] != file:
                 self._opened = (file, safe_open(self.folder / file, framework="pt"))
-            tensor: Tensor = self._opened[1].get_tensor(name)
+            opened = self._opened[1]
+            tensor: Tensor = opened.get_tensor(name) if index is None else opened.get_slice(name)[index]
         except (SafetensorError, OSError) as error:
             raise WeightsError(f"{self._place(name)}: {error}") from error
         return tensor
 
     def _place(self, name: str) -> str:
+        name = name if name in self.files else name + FP4_DATA
         return f"{self.folder / self.files[name]}: {name}"
 
 
@@ -90,16 +112,13 @@ def write_checkpoint(request: Import) -> dict[str, Any]:
     return counts
 
 
-Part = tuple[Published, Piece, int]  # where in the published tensor the piece begins
-
-
 def _by_tensor(request: Import) -> dict[str, list[Part]]:
     """The pieces of each tensor of the checkpoint, in the order of the request."""
     found: dict[str, list[Part]] = {}
     for published in request.tensors:
         at = 0
-        for piece in published.pieces:
-            found.setdefault(piece.tensor, []).append((published, piece, at))
+        for index, piece in enumerate(published.pieces):
+            found.setdefault(piece.tensor, []).append((published, piece, at, index))
             at += piece.end - piece.start
     return found
 
@@ -107,17 +126,14 @@ def _by_tensor(request: Import) -> dict[str, list[Part]]:
 def _whole(name: str, parts: Sequence[Part], reader: Reader) -> Tensor:
     """A tensor of the checkpoint, and what repeats it held against it."""
     own = sorted((part for part in parts if not part[0].optional), key=lambda part: part[1].start)
-    rows = []
-    for published, piece, at in own:
-        tensor = reader.read(published.name)
-        rows.append(to_pairs(tensor[at : at + piece.end - piece.start], piece.halves))
+    rows = [reader.rows(part) for part in own]
     whole = rows[0].contiguous() if len(rows) == 1 else torch.cat(_alike(rows))
-    for published, piece, at in parts:
-        if published.optional and published.name in reader.files:
-            again = reader.read(published.name)[at : at + piece.end - piece.start]
-            if not torch.equal(to_pairs(again, piece.halves), whole[piece.start : piece.end]):
-                first = own[0][0].name
-                raise WeightsError(f"{published.name} is not equal to {first}: a model of dsc has one tensor for both")
+    again = (part for part in parts if part[0].optional and part[0].name in reader.files)
+    for part in again:
+        published, piece, *_ = part
+        if not torch.equal(reader.rows(part), whole[piece.start : piece.end]):
+            first = own[0][0].name
+            raise WeightsError(f"{published.name} is not equal to {first}: a model of dsc has one tensor for both")
     return whole
 
 

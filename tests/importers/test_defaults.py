@@ -30,6 +30,8 @@ SIZES_OF = {  # what a config cannot leave out
     "deepseek_v2": DEEPSEEK | MLA,
     "deepseek_v3": DEEPSEEK | MLA,
     "gemma2": SIZES,
+    "gemma3_text": SIZES | {"num_hidden_layers": 6},  # the last one has no window
+    "gpt_oss": SIZES | {"num_experts_per_tok": 2, "num_local_experts": 8},
     "glm4_moe": DEEPSEEK,
     "granite": SIZES,
     "kimi_k2": DEEPSEEK | MLA,
@@ -42,6 +44,7 @@ SIZES_OF = {  # what a config cannot leave out
     "qwen2_moe": SIZES | EXPERTS | {"num_experts": 32},
     "qwen3": SIZES,
     "qwen3_moe": SIZES | EXPERTS | {"num_experts": 32},
+    "smollm3": SIZES,
 }
 CLASSES = {"kimi_k2": "deepseek_v3", "deepseek": "llama"}  # the class of types that transformers does not have
 # What only the classes beside the published weights have: configuration_deepseek.py of DeepSeek-MoE,
@@ -87,7 +90,8 @@ def test_sizes_alone_are_the_model_of_all_defaults(model_type: str) -> None:
     assert (silent.model, silent.context) == (every.model, every.context)
     assert not filled(every)
     unread = {"num_key_value_heads"} if FAMILIES[model_type].attention == "mla" else set()
-    assert filled(silent) == set(FAMILIES[model_type].defaults) - unread
+    rope = {"rope_parameters"} if FAMILIES[model_type].rope else set()
+    assert filled(silent) == set(FAMILIES[model_type].defaults) - unread | rope
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -97,23 +101,29 @@ def test_each_key_that_is_left_out_is_its_default(model_type: str) -> None:
     for key in set(every) - set(SIZES_OF[model_type]) - {"model_type"}:
         found = imported({name: value for name, value in every.items() if name != key})
         assert (found.model, found.context) == (expected.model, expected.context), key
-        assert filled(found) <= {key, "rope_theta"}, "of rope_parameters, what is in it"
+        assert filled(found) <= {key, "rope_theta", "rope_local_base_freq"}, "of rope_parameters, what is in it"
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_another_value_is_another_model(model_type: str) -> None:
     """Every default decides something, so the tests above can fail."""
     every = whole(model_type)
-    every |= {"rope_theta": every.pop("rope_parameters")["rope_theta"]}
+    rope = every.pop("rope_parameters")
+    if FAMILIES[model_type].local_theta:
+        every |= {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
+        rope = rope["full_attention"]
+    every |= {"rope_theta": rope["rope_theta"]}
     expected = imported(every)
     for key in filled(imported(SIZES_OF[model_type] | {"model_type": model_type})) - {
         "topk_method",
         "scoring_func",
         "hidden_activation",
+        "rope_parameters",
     }:
         value = every[key]
         if key == "topk_group" and every["n_group"] == 1:
             continue  # there is but one to choose
+        value = 1.0 if value is None else value  # no bound: another one is one
         double = isinstance(value, float) or (key == "n_group" and value == 1)
         other = not value if isinstance(value, bool) else value * 2 if double else value // 2 or 1 - value
         found = imported(every | {key: other})

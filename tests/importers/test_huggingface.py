@@ -39,15 +39,29 @@ from dsl.source import Source
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((Path(__file__).parent / "configs").glob("*.json"))
 NAMES = [path.stem for path in CONFIGS]
-PUBLISHED = {  # parameters without MTP, from the model cards and reports, or counted from the weights
+# Parameters without MTP: what the Hub counts in the published safetensors. Of gpt-oss they are counted with MXFP4
+# unpacked, as in its model card (arXiv 2508.10925, table 1: 20.91B and 116.83B); of GLM-4.5-Air see tests/weights;
+# Moonlight's files also have the frequencies of rotation of each layer, which follow from its configuration.
+PUBLISHED = {
     "deepseek-v2": 235_741_434_880,
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3": 671_026_419_200,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-2-27b": 27_227_128_320,
+    "gemma-3-1b": 999_885_952,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+    "granite-3.3-8b": 8_170_864_640,
     "kimi-k2": 1_026_408_232_448,
     "llama-3-8b": 8_030_261_248,
     "mixtral-8x7b": 46_702_792_704,
+    "moonlight-16b-a3b": 15_960_111_936 - 27 * 64,
+    "olmo-2-7b": 7_298_617_344,
+    "qwen2.5-7b": 7_615_616_512,
     "qwen3-8b": 8_190_735_360,
     "qwen3-30b-a3b": 30_532_122_624,
+    "smollm3-3b": 3_075_098_624,
 }
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}  # types that transformers knows by another name
 
@@ -241,8 +255,10 @@ def test_random_configs(values: PreTrainedConfig) -> None:
 OTHER = {int: 7, float: 0.37, bool: None, str: "strange", list: ["strange"], dict: {"strange": 1}, type(None): 3}
 WITHOUT_EFFECT = {  # on this model, and why
     "deepseek-v2-lite": {"n_group", "topk_group"},  # greedy has no groups: n_group is told, topk_group belongs to it
+    "qwen2.5-7b": {"sliding_window", "use_sliding_window"},  # its window is as long as its context
     "qwen3-30b-a3b": {"intermediate_size", "sliding_window", "use_sliding_window"},  # no dense layer, no window
     "qwen3-8b": {"sliding_window", "use_sliding_window"},
+    "smollm3-3b": {"no_rope_layer_interval", "sliding_window", "use_sliding_window"},  # no_rope_layers says which
 }
 OF_MLA = {"num_key_value_heads", "head_dim"}  # MLA has as many keys as queries
 
@@ -266,7 +282,7 @@ def test_every_key_counts_or_is_known_not_to(name: str) -> None:
 
 @pytest.mark.parametrize("key", sorted(REFUSED))
 def test_what_is_refused(key: str, tmp_path: Path) -> None:
-    plain = config("deepseek-v3" if key == "attention_bias" else "llama-3-8b")
+    plain = config({"attention_bias": "deepseek-v3", "mlp_bias": "qwen3-8b"}.get(key, "llama-3-8b"))
     values = plain | {key: "gelu" if key == "hidden_act" else 3.5}
     (error,) = imported(values).diagnostics
     assert (error.code, error.severity) == ("I0301", "error") and key in error.message

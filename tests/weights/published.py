@@ -17,12 +17,14 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2RMSNo
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
 
 from compiler.cli import main
+from compiler.weights.families import FAMILIES
 from runtime.checkpoint.loading import load
 from runtime.contract.weights import Export, Import
 from runtime.weights.exporting import write_published
 from runtime.weights.importing import write_checkpoint
 
-SIZES = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 3, "max_position_embeddings": 64}
+SIZES: dict[str, Any] = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 3, "max_position_embeddings": 64}
+SIZES |= {"pad_token_id": None}  # an embedding of padding has no gradient in their classes
 GQA = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
 MLA = {
     "num_attention_heads": 2,
@@ -45,6 +47,7 @@ EXPERTS = {
     "aux_loss_alpha": 0.0,
 }
 DENSE = {"intermediate_size": 22}
+THETA = {"rope_type": "default", "rope_theta": 100.0}
 # What a model of each type is made with: all its sizes, and every key that would else have a balancing loss.
 KEYS: Mapping[str, dict[str, Any]] = {
     "deepseek_v3": MLA | EXPERTS | {"num_nextn_predict_layers": 0, "routed_scaling_factor": 2.5},
@@ -62,6 +65,23 @@ KEYS: Mapping[str, dict[str, Any]] = {
     | {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 3}
     | {"moe_intermediate_size": 10, "shared_expert_intermediate_size": 14, "router_aux_loss_coef": 0.0}
     | {"mlp_only_layers": [0]},
+    "gemma2": GQA
+    | DENSE
+    | {"sliding_window": 5, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 2.0}
+    | {"final_logit_softcapping": 3.0, "hidden_size": 20},
+    "gemma3_text": GQA
+    | DENSE
+    | {"sliding_window": 5, "query_pre_attn_scalar": 5, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    | {"num_hidden_layers": 4}
+    | {"rope_parameters": {"full_attention": THETA, "sliding_attention": THETA | {"rope_theta": 7.0}}},
+    "granite": GQA
+    | DENSE
+    | {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 8.0, "attention_multiplier": 0.3}
+    | {"mlp_bias": True, "attention_bias": True},
+    "smollm3": DENSE | {"num_attention_heads": 4, "num_key_value_heads": 2, "no_rope_layer_interval": 2},
+    "gpt_oss": GQA
+    | {"intermediate_size": 10, "num_local_experts": 6, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.0}
+    | {"sliding_window": 5, "swiglu_limit": 0.3, "swiglu_alpha": 1.5},
     "mistral": GQA | DENSE | {"sliding_window": None},
     "mixtral": GQA | DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.0},
     "qwen3": GQA | DENSE,
@@ -75,8 +95,7 @@ KEYS: Mapping[str, dict[str, Any]] = {
 @torch.no_grad()
 def random_model(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 0, **more: Any) -> PreTrainedModel:
     """A model with norms that are not 1 and balancing biases that are not 0, so that forgetting one shows."""
-    theta = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
-    config = AutoConfig.for_model(model_type, **(SIZES | theta | KEYS[model_type] | more))
+    config = AutoConfig.for_model(model_type, **(SIZES | {"rope_parameters": THETA} | KEYS[model_type] | more))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype)
     model.set_experts_implementation("eager")
     generator = torch.Generator().manual_seed(seed)
@@ -132,9 +151,11 @@ def weights(folder: Path) -> dict[str, Tensor]:
     return checkpoint.read(checkpoint.shapes)
 
 
-def logical(model: PreTrainedModel, folder: Path, values: Callable[[Tensor], Tensor | None]) -> dict[str, Tensor]:
-    """What `values` gives for each parameter of a model (its gradient, say), as tensors of a checkpoint: it is saved in
-    the parameters' place, and imported."""
+def logical(
+    model: PreTrainedModel, folder: Path, values: Callable[[Tensor], Tensor | None], *, gradients: bool = False
+) -> dict[str, Tensor]:
+    """What `values` gives for each parameter of a model, as tensors of a checkpoint: it is saved in the parameters'
+    place, and imported. `gradients`: that of a gain is no gain, to which 1 would be added."""
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with torch.no_grad():
         for tensor in model.parameters():
@@ -143,7 +164,10 @@ def logical(model: PreTrainedModel, folder: Path, values: Callable[[Tensor], Ten
         model.save_pretrained(folder / "hf")
         model.load_state_dict(kept)
     assert import_(folder / "hf", folder / "m.dsc") == 0
-    return weights(folder / "m.weights")
+    found = weights(folder / "m.weights")
+    if gradients and FAMILIES[model.config.model_type].gains_from_one:
+        found |= {name: each.double() - 1 for name, each in found.items() if name.endswith("norm")}
+    return found
 
 
 class Wide(TorchFunctionMode):
@@ -159,12 +183,14 @@ class Wide(TorchFunctionMode):
 
 def with_wide_angles(model: PreTrainedModel) -> PreTrainedModel:
     """The model whose rotation has its frequencies in FP64: theirs are rounded to FP32 when it is made."""
-    rotary = model.model.rotary_emb
-    pairs = rotary.inv_freq.numel()
-    exponents = torch.arange(pairs, dtype=torch.float64) / pairs
-    exact = model.config.rope_parameters["rope_theta"] ** -exponents
-    assert torch.allclose(exact.float(), rotary.inv_freq)
-    rotary.inv_freq = exact
+    rotary, parameters = model.model.rotary_emb, model.config.rope_parameters
+    of_kinds = {f"{kind}_inv_freq": each for kind, each in parameters.items() if isinstance(each, dict)}
+    for name, each in (of_kinds or {"inv_freq": parameters}).items():
+        pairs = getattr(rotary, name).numel()
+        exponents = torch.arange(pairs, dtype=torch.float64) / pairs
+        exact = each["rope_theta"] ** -exponents
+        assert torch.allclose(exact.float(), getattr(rotary, name))
+        setattr(rotary, name, exact)
     return model
 
 

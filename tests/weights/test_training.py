@@ -104,8 +104,11 @@ def within(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def test_gradients_and_five_steps(pair: Pair, tmp_path: Path) -> None:
-    matrices = [each for each in pair.theirs.parameters() if each.dim() > 1]
-    vectors = [each for each in pair.theirs.parameters() if each.dim() == 1]
+    named = dict(pair.theirs.named_parameters())
+    biases = {name for name, each in named.items() if each.dim() == 1 or name.endswith("_bias")}  # of experts: stacked
+    matrices, vectors = (
+        [each for name, each in named.items() if (name in biases) == is_vector] for is_vector in (0, 1)
+    )
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
     settings = pair.trainer.recipe.settings
     betas = settings["beta1"], settings["beta2"]
@@ -116,7 +119,7 @@ def test_gradients_and_five_steps(pair: Pair, tmp_path: Path) -> None:
         optimizer.zero_grad()
         loss.backward()
         if step == 0:
-            theirs = logical(pair.theirs, tmp_path, lambda each: each.grad)
+            theirs = logical(pair.theirs, tmp_path, lambda each: each.grad, gradients=True)
             ours = logical_of(pair.trainer, "weight", "gradients")
             assert ours.keys() == {name for name in theirs if name.startswith("weight/")}
             wrong = [name for name, each in ours.items() if not within(each, theirs[name])]
@@ -139,11 +142,12 @@ def test_logits_in_fp32(model_type: str, tmp_path: Path) -> None:
     assert import_(tmp_path / "hf", tmp_path / "m.dsc") == 0
     trainer = trainer_of(tmp_path / "m.dsc", "fp32")
     seen: list[Tensor] = []
+    logits_of_head = "head_softcap_0" if model_type == "gemma2" else "head_linear_0"
     forward = trainer.bodies["F0"]
 
     def body(c: object, p: object, g: object, micro_batch: int) -> None:
         forward(c, p, g, micro_batch)
-        seen.append(c.values(0, micro_batch).head_linear_0.clone())  # type: ignore[attr-defined]
+        seen.append(getattr(c.values(0, micro_batch), logits_of_head).clone())  # type: ignore[attr-defined]
 
     trainer.bodies = trainer.bodies | {"F0": body}
     trainer.accumulate()
