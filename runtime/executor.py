@@ -20,6 +20,7 @@ from runtime.comm.exchange import Exchange, Route
 from runtime.comm.transport import Edge, Pending
 from runtime.contract import Call
 from runtime.sharding import Sharding, Whole
+from runtime.tensor_rows import TensorRows
 from runtime.trace import Span
 
 
@@ -43,6 +44,7 @@ class Executor:
     edges_out: Mapping[int, Edge]
     exchange: Exchange
     sharding: Sharding
+    tensor_rows: TensorRows
     message: tuple[tuple[int, ...], torch.dtype]
     device: torch.device
     board: Board
@@ -144,6 +146,24 @@ class Executor:
         """Rows, or of eight bits their data and their scales; behind them what was forwarded."""
         results = self._wait("combine", action, micro_batch, site)
         return results if len(results) > 1 else results[0]
+
+    def gather_rows(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
+        """Rows, or gradients of them, to all tensor ranks."""
+        self.tensor_rows.gather(_name("gather_rows", action, micro_batch, site), rows)
+
+    def wait_gather_rows(self, action: str, micro_batch: int, site: str) -> Tensor:
+        name = _name("gather_rows", action, micro_batch, site)
+        self.board.set_action(name)
+        return self.tensor_rows.wait(name)
+
+    def scatter_rows(self, action: str, micro_batch: int, site: str, rows: Tensor) -> None:
+        """Sums of rows, or of gradients, over the tensor ranks, of which each gets its part."""
+        self.tensor_rows.scatter(_name("scatter_rows", action, micro_batch, site), rows)
+
+    def wait_scatter_rows(self, action: str, micro_batch: int, site: str) -> Tensor:
+        name = _name("scatter_rows", action, micro_batch, site)
+        self.board.set_action(name)
+        return self.tensor_rows.wait(name)
 
     def gather(self, action: str, micro_batch: int, site: str) -> None:
         """The weights of a segment that data ranks divide."""

@@ -39,7 +39,7 @@ class Sharding:
             for site in bucket.sites:
                 self._of_site[site].append(bucket)
         groups = dict.fromkeys(bucket.holders for bucket in state.buckets if bucket.sites)
-        self.parts = {holders: links.parts(holders) for holders in groups}
+        self.parts = {holders: links.parts("reduce", holders) for holders in groups}
 
     def zeros(self, site: str) -> Whole:
         """Accumulators of a segment, for one micro-batch."""
@@ -49,7 +49,7 @@ class Sharding:
     def scatter(self, name: str, site: str, gradients: Whole) -> None:
         """Start to sum a segment's gradients over their holders."""
         pieces = self._pieces(site, gradients.flat)
-        works = [self.parts[bucket.holders].scatter(name, flat) for bucket, flat in pieces]
+        works = [self.parts[bucket.holders].scatter(name, flat, flat) for bucket, flat in pieces]
         self.pending[name] = _InFlight(gradients, works)
 
     def wait_scatter(self, name: str, site: str) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from runtime import contract
-from runtime.comm.transport import Shares
+from runtime.comm.transport import Channel, Shares
 from runtime.slices import cut
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "int64": torch.int64}
@@ -228,15 +228,19 @@ def shared_flats(plan: contract.Plan) -> dict[str, tuple[tuple[int, ...], int]]:
     return flats
 
 
-def largest_parts(plan: contract.Plan) -> dict[tuple[int, ...], int]:
-    """The holders that divide buckets → bytes of the largest part of gradients or weights."""
+def largest_parts(plan: contract.Plan) -> dict[Channel, int]:
+    """The channels of holders that divide buckets → bytes of the largest part of gradients or weights; those of tensor
+    groups → bytes of the rows of one rank."""
     size = max(DTYPES[each].itemsize for each in (plan.precision.parameter, plan.precision.gradients))
-    found: dict[tuple[int, ...], int] = {}
+    found: dict[Channel, int] = {}
     for bucket in plan.buckets:
         if bucket.sites:
             part = padded_size(bucket, plan.zero) // len(bucket.holders) * size
-            found[bucket.holders] = max(found.get(bucket.holders, 0), part)
-    return found
+            found["reduce", bucket.holders] = max(found.get(("reduce", bucket.holders), 0), part)
+    rows = plan.train.micro_batch * plan.train.sequence // plan.mesh.tp
+    row = plan.model.hidden * DTYPES[plan.precision.compute].itemsize
+    groups = (each for each in plan.openings if each.kind == "tensor")
+    return found | {("tensor", ranks): rows * row for group in groups for ranks in group.channels(plan.mesh)}
 
 
 def padded_size(bucket: contract.Bucket, zero: int) -> int:

@@ -35,6 +35,7 @@ from runtime.quantised import quantised_weights
 from runtime.rate import batch_at, learning_rate, value_at
 from runtime.sharding import Sharding
 from runtime.state import DTYPES, Bucket, State, build_state, largest_parts, shared_flats
+from runtime.tensor_rows import TensorRows
 from runtime.trace import Span
 
 ON_CPU = Endpoint()
@@ -101,7 +102,7 @@ class Trainer:
     def _executor(self, links: Links) -> Executor:
         mesh, edges, here = self.plan.mesh, self.plan.edges, self.pp_rank
         world = {r: r * mesh.columns + self.column for r in range(mesh.pp)}
-        first = self.rank - self.column % mesh.ep
+        first, split = (self.rank - self.column % degree for degree in (mesh.ep, mesh.tp))
         members = tuple(range(first, first + mesh.ep))
         return Executor(
             rank=here,
@@ -111,6 +112,7 @@ class Trainer:
             edges_out={b: links.edge(self.rank, world[b]) for a, b in edges if a == here},
             exchange=self._exchange(members, links),
             sharding=Sharding(self.state, links),
+            tensor_rows=TensorRows(links, self.rank, tuple(range(split, split + mesh.tp))),
             message=_message(self.plan.message),
             device=self.device,
             board=self.board,

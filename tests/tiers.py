@@ -103,6 +103,7 @@ SOAK = (
     Row("tests/training/test_nodes.py::test_forwarded", 4),
     Row("tests/training/test_nodes.py::test_training", 2),
     Row("tests/training/test_recompute.py", 8),
+    Row("tests/training/test_tensor.py", 3),
     Row("tests/training/test_transformers.py", 2),
     # The runtime and its C++: one processor, one device, one transport of each in `test`.
     Row("tests/gpu/test_pretend.py::test_a_device_gives", 3),

@@ -15,6 +15,7 @@ from compiler.dtypes import SCALES
 from compiler.ir import Buffer, Communication, Cut, Instruction, Sharded, Stage, Use
 from compiler.ir.received_rows import even_rows
 from compiler.rates import Rates
+from compiler.topology.fabric import Reduction
 
 TO_EXPERTS = (("dispatch", "F"), ("combine", "I"))  # the others bring rows back to their tokens
 INTEGERS = ("int32", "int64")  # of counts and offsets: a few bytes
@@ -161,7 +162,19 @@ class Chains:
         instruction = Instruction(kind, 0, "", phase, site, reads=reads)  # type: ignore[arg-type]
         return Node(instruction, nanoseconds(time_s), (*writes, *forwarded))
 
+    def _rows(self, step: Communication, phase: str) -> Node:
+        """Rows, or gradients, that tensor ranks put together or take apart."""
+        reads, writes = (step.sizes, step.outputs) if phase == "F" else (step.arriving, step.returned)
+        kind = step.rows_kind(phase)
+        whole = max(buffer.fixed_bytes for buffer in (*reads, *writes))
+        how: Reduction = "all_gather" if kind == "gather_rows" else "reduce_scatter"
+        time_s = self.rates.fabric.reduce_s(whole, self.rates.tensor, how)
+        start = Instruction(kind, 0, "", phase, step.site, reads=tuple(buffer.name for buffer in reads))
+        return Node(start, nanoseconds(time_s), writes)
+
     def _exchange_forward(self, step: Communication) -> list[Node]:
+        if step.moves_rows:
+            return [self._rows(step, "F")]
         route, maps = f"{step.site}_route", self._maps(step)
         by = (*(b.name for b in maps), route)
         if step.kind == "combine":
@@ -186,6 +199,8 @@ class Chains:
 
     def _exchange_backward(self, step: Communication) -> list[Node]:
         """The gradient of an exchange goes the other way: from its outputs' gradients to its inputs'."""
+        if step.moves_rows:
+            return [self._rows(step, "I")]
         reads = (*(b.name for b in (*step.arriving, *self._maps(step))), f"{step.site}_route")
         return [self._exchange(step.kind, "I", step.site, reads, step.returned, step.forwarded_back)]
 

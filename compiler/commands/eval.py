@@ -132,7 +132,7 @@ def document(args: argparse.Namespace, source: Source, found: Loss) -> dict[str,
         "average": args.average,
         "dtype": args.dtype or source.spec.precision.compute,
         "sequence": source.spec.train.sequence,
-        "ranks": source.spec.parallel.pipeline * source.spec.parallel.data if args.ranks == "spec" else 1,
+        "ranks": source.spec.parallel.pipeline * source.spec.parallel.columns if args.ranks == "spec" else 1,
     }
 
 

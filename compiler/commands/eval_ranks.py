@@ -52,7 +52,7 @@ def loss_on_ranks(source: Source, streams: Sequence[Ids], average: bool, progres
         if fresh(build, spec) is None:
             cache, build = build / CACHE, folder / "build"
             write_build(build, compile_spec(spec, progress, Segments(cache), Orders(cache)).files)
-        progress(f"compute on {spec.parallel.pipeline * spec.parallel.data} ranks")
+        progress(f"compute on {spec.parallel.pipeline * spec.parallel.columns} ranks")
         command = ["runtime.evaluate", str(build), "--checkpoint", str(source.checkpoint.path)]
         command += ["--samples", str(folder / SAMPLES), "--out", str(folder), *["--average"] * average]
         try:

@@ -36,7 +36,10 @@ class Use:
 
 @dataclass(frozen=True)
 class Communication:
-    """An all-to-all between segments.
+    """An exchange between segments.
+
+    gather: the rows of a micro-batch that each tensor rank has, put together on all of them; scatter: sums of what they
+    have of all rows, of which each gets its rows. Each is the gradient of the other.
 
     dispatch: (rows, gate, counts) -> (rows_R, gate_R, offsets_E); combine: y_R -> y. Rows of 8 bits are two tensors,
     data and scales, as gradients may be. Of the R rows those of an expert lie together, padded to a multiple of
@@ -47,9 +50,9 @@ class Communication:
     two tables more, `maps`, which every later exchange of the layer takes.
     """
 
-    kind: Literal["dispatch", "combine"]
-    site: str  # "L17"
-    axis: str  # mesh axis, "ep"
+    kind: Literal["dispatch", "combine", "gather", "scatter"]
+    site: str  # "L17", or of tensor ranks that of the segment between: "L3.attention"
+    axis: str  # mesh axis, "ep" or "tp"
     inputs: tuple[str, ...]
     outputs: tuple[Buffer, ...]
     sizes: tuple[Buffer, ...]  # the inputs' buffers, for memory and cost
@@ -60,6 +63,15 @@ class Communication:
     copies: int = 0  # that a rank then sends at most, one of each token to each node
     forwarded: tuple[Buffer, ...] = ()  # of these tensors, what a rank passes on in its node; freed by who waits
     forwarded_back: tuple[Buffer, ...] = ()  # of gradients
+
+    @property
+    def moves_rows(self) -> bool:
+        """Whether tensor ranks exchange rows of the residual stream."""
+        return self.axis == "tp"
+
+    def rows_kind(self, phase: str) -> Literal["gather_rows", "scatter_rows"]:
+        """The instruction that moves rows in a phase: a backward moves gradients the other way."""
+        return "gather_rows" if (self.kind == "gather") == (phase == "F") else "scatter_rows"
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from compiler.ir.segment import Buffer
 from compiler.stage_placement import StagePlacement
 
 Kind = Literal[
-    "load", "receive", "run", "counts", "dispatch", "combine", "gather", "zeros", "scatter", "wait", "send", "record",
-    "constant", "free",
+    "load", "receive", "run", "counts", "dispatch", "combine", "gather_rows", "scatter_rows", "gather", "zeros",
+    "scatter", "wait", "send", "record", "constant", "free",
 ]  # fmt: skip
 
 
@@ -26,6 +26,9 @@ class Instruction:
     buffer an earlier `post` offered; free drops the names it reads. The results of counts are the route of the layer
     (who sends how many rows to whom), which every later exchange of the layer reads, and the offsets. A send to the own
     rank keeps the value for the receive there: its storage changes hands, nothing is copied, posted or released.
+
+    Tensor ranks put the rows of a micro-batch together by `gather_rows`, and take apart what they sum by
+    `scatter_rows`, on the communication lane too.
 
     Where data ranks divide what a segment has (`Plan.sharded`), `gather` starts to put its weights together, on the
     communication lane too; `zeros` makes its accumulators, for one micro-batch; and behind its W `scatter` starts to

@@ -11,6 +11,7 @@ PRODUCT = "a matrix product: torch calls cuBLAS"
 PASS = "one pass over its operands in torch too"
 VIEW = "a view, which computes nothing"
 SCORES = "small beside the products around it"
+SUM = "a sum of rows that I makes where it returns what is summed: between parts that tensor ranks split"
 
 
 def _with_gradients(*ops: str) -> tuple[str, ...]:
@@ -22,6 +23,7 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys(("linear_wide", "linear_wide_dgrad", "linear_wide_wgrad_"), PRODUCT),
     **dict.fromkeys(("add", "add_bias", "add_bias_wgrad_", "cat2"), PASS),
     **dict.fromkeys((*_with_gradients("add_grouped_bias"), "add_grouped_bias_wgrad_"), PASS),
+    **dict.fromkeys(("add_bias_wgrad", "rmsnorm_wgrad"), SUM),
     "columns": VIEW,
     **dict.fromkeys(_with_gradients("gate_rows", "sigmoid_gate", "scale"), PASS),
     **dict.fromkeys(_with_gradients("sqrt_softplus", "route_scores", "balance_scores", "softcap"), SCORES),

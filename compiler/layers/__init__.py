@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from compiler import ir
 from compiler.dtypes import is_packed, packed_of
-from compiler.layers import attention, dense, ends, moe, mtp
+from compiler.layers import attention, dense, ends, moe, mtp, stream
 from compiler.layers.adapter import adapted
 from compiler.layers.builder import Place
 from compiler.layers.value_dtypes import stored
@@ -54,14 +54,17 @@ LAYERS: dict[str, Layer] = {
         ("rmsnorm", "mla_up", "attention"),
         ("residual_norm", "quantise", "norm_gradient"),
     ),
+    "between": Layer(stream.build_between, stream.BETWEEN_PARAMETERS, (), ("residual_norm", "norm_gradient")),
     "dense": Layer(
         dense.build, dense.PARAMETERS, ("rmsnorm", "swiglu", "dense"), ("residual_norm", "quantise", "norm_gradient")
     ),
     "embed": Layer(ends.build_embed, ends.EMBED_PARAMETERS),
+    "enter": Layer(stream.build_enter, stream.ENTER_PARAMETERS, (), ("norm_gradient",)),
     "experts": Layer(moe.build_experts, moe.EXPERTS_PARAMETERS, ("swiglu", "experts"), ("quantise",)),
     "final_norm": Layer(ends.build_final_norm, ends.FINAL_NORM_PARAMETERS),
     "head": Layer(ends.build_head, ends.HEAD_PARAMETERS, ("logits",), ("logits",)),
     "join": Layer(moe.build_join, moe.JOIN_PARAMETERS, (), ("join", "quantise")),
+    "leave": Layer(stream.build_leave, stream.LEAVE_PARAMETERS),
     "mtp_input": Layer(mtp.build, mtp.PARAMETERS, ("rmsnorm",)),
     "router": Layer(
         moe.build_router,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ class Place:
     mtp: bool = False
     high: bool = False  # whether the linears of its layer stay in the dtype of activations
     attention: Mla | Gqa | CustomAttention | None = None
+    part: bool = False  # whether it has a tensor rank's part of the matrices of a layer, and all rows
 
     @property
     def model(self) -> Model:
@@ -32,8 +33,14 @@ class Place:
 
     @property
     def T(self) -> int:
-        """Tokens of a micro-batch."""
-        return self.spec.train.micro_batch * self.spec.train.sequence
+        """Tokens of a micro-batch that the segment sees: all, or those of a tensor rank."""
+        tokens = self.spec.train.micro_batch * self.spec.train.sequence
+        return tokens if self.part else tokens // self.spec.parallel.tensor
+
+    @property
+    def ways(self) -> int:
+        """Parts that the matrices of the segment are split into, of which it has one."""
+        return self.spec.parallel.tensor if self.part else 1
 
     @property
     def D(self) -> int:
@@ -88,6 +95,17 @@ class Place:
         each of `width`."""
         shape, dtype = (stack, width) if stack else (width,), TORCH_DTYPE[self.spec.precision.parameter]
         return ir.Param(name, shape, dtype, stack, init=init)
+
+    def rows(self, params: tuple[ir.Param, ...], *parts: int) -> tuple[ir.Param, ...]:
+        """The rows of matrices, and elements of vectors, that a tensor rank has of each part of a fused product."""
+        return tuple(self._split(param, 0, parts) for param in params)
+
+    def columns(self, params: tuple[ir.Param, ...]) -> tuple[ir.Param, ...]:
+        """The columns of matrices that a tensor rank has; vectors are whole."""
+        return tuple(self._split(each, 1, each.shape[1:]) if len(each.shape) > 1 else each for each in params)
+
+    def _split(self, param: ir.Param, dimension: int, parts: tuple[int, ...]) -> ir.Param:
+        return replace(param, split=ir.Split(dimension, parts, self.ways)) if self.ways > 1 else param
 
     def input(self, name: str, *shape: int | str) -> ir.Input:
         """An activation."""

@@ -38,20 +38,39 @@ def dense(
     return (ops.add(residual_TD, leaving(ops, p, linear(ops, p, "down", act_TI, biased), eps, post, factor)),)
 
 
+def part(
+    ops: Any,
+    p: Any,
+    x_TD: Any,
+    *,
+    activation: str = "swiglu",
+    limit: float = 0.0,
+    alpha: float = 0.0,
+    shift: float = 0.0,
+    biased: bool = False,
+    pre: bool = False,
+) -> tuple[Any, ...]:
+    """What a tensor rank's part of the width adds to down(act(up(x))); its bias comes behind the sum."""
+    act_TI = activated(ops, linear(ops, p, "up", x_TD, biased), activation, limit, alpha, shift)
+    return (ops.linear(act_TI, p.down),)
+
+
 def build(place: Place) -> ir.Segment:
     ffn, D = place.ffn, place.D
     if isinstance(ffn, Custom):
         return custom.build_ffn(place, ffn)
     assert isinstance(ffn, Dense), "a segment of a dense layer"
+    inner = ffn.inner // place.ways
+    width = up_width(ffn, inner)
+    up = place.rows(weights(place, "up", width, D, ffn.bias), *(inner,) * (width // inner))
+    down = place.columns(weights(place, "down", D, inner, ffn.bias and not place.part))
+    if place.part:
+        x = (place.input("x", place.T, D),)
+        return segment("dense", part, (*up, *down), x, ("y",), **constants_of(ffn), **entrance(place))
     return segment(
         "dense",
         dense,
-        (
-            *pre_gain(place),
-            *weights(place, "up", up_width(ffn, ffn.inner), D, ffn.bias),
-            *weights(place, "down", D, ffn.inner, ffn.bias),
-            *post_gain(place),
-        ),
+        (*pre_gain(place), *up, *down, *post_gain(place)),
         (place.input("h", place.T, D), place.input("y", place.T, D)),
         ("out",),
         eps=place.model.norm_eps,

@@ -44,10 +44,12 @@ def gqa(
     pre: bool = True,
     post: bool = False,
     factor: float = 1.0,
+    part: bool = False,
 ) -> tuple[Any, ...]:
     """h, handed through, and out(attend(q, k, v)): query head i reads key and value head i // (heads / kv_heads).
 
-    `starts_T`: where documents begin, if sequences hold several.
+    `starts_T`: where documents begin, if sequences hold several. The `part` of a tensor rank is what its heads add to
+    the sum.
     """
     x_TD = entering(ops, p, h_TD, eps, pre)
     qkv_T = linear(ops, p, "qkv", x_TD, biased)
@@ -63,48 +65,51 @@ def gqa(
         o_T = ops.bounded_attention(q_T, k_T, v_T, logits, *sizes, *starts_T)
     else:
         o_T = ops.gqa_attention(q_T, k_T, v_T, sequence, heads, kv_heads, theta, *starts_T)
-    return h_TD, leaving(ops, p, linear(ops, p, "out", o_T, out_biased), eps, post, factor)
+    y_TD = linear(ops, p, "out", o_T, out_biased)
+    return (y_TD,) if part else (h_TD, leaving(ops, p, y_TD, eps, post, factor))
 
 
 def build(place: Place, sizes: Gqa) -> ir.Segment:
     D, C = place.D, sizes.head_dim
-    width = (sizes.heads + 2 * sizes.kv_heads) * C
-    normed = {"head": (C, C), "width": (sizes.heads * C, sizes.kv_heads * C)}
+    heads, kv_heads = sizes.heads // place.ways, sizes.kv_heads // place.ways
+    parts = (heads * C, kv_heads * C, kv_heads * C)
+    normed = {"head": (C, C), "width": (heads * C, kv_heads * C)}
     return segment(
         "attention",
         gqa,
         (
             *pre_gain(place),
-            *weights(place, "qkv", width, D, sizes.bias is not None),
+            *place.rows(weights(place, "qkv", sum(parts), D, sizes.bias is not None), *parts),
             *(map(place.gain, ("q_norm", "k_norm"), normed[sizes.qk_norm]) if sizes.qk_norm else ()),
-            *((place.vector("sinks", sizes.heads, place.model.init_std),) if sizes.sinks else ()),
-            *weights(place, "out", D, sizes.heads * C, sizes.bias == "all"),
+            *(place.rows((place.vector("sinks", heads, place.model.init_std),), heads) if sizes.sinks else ()),
+            *place.columns(weights(place, "out", D, heads * C, sizes.bias == "all" and not place.part)),
             *post_gain(place),
         ),
         (place.input("h", place.T, D), *place.starts),
-        ("entered", "y"),
+        ("y",) if place.part else ("entered", "y"),
         eps=place.model.norm_eps,
         sequence=place.spec.train.sequence,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
+        heads=heads,
+        kv_heads=kv_heads,
         head_dim=C,
         qk_norm=sizes.qk_norm is not None,
         **constants(sizes),
-        **_options(sizes),
+        **_options(place, sizes),
         **entrance(place),
         **exit_of(place),
     )
 
 
-def _options(sizes: Gqa) -> dict[str, Constant]:
+def _options(place: Place, sizes: Gqa) -> dict[str, Constant]:
     """The constants of what a model has beside plain attention; none of them where it has nothing of it."""
     bounded = sizes.window is not None or sizes.softcap is not None or sizes.sinks
     options = {
         "biased": sizes.bias is not None,
-        "out_biased": sizes.bias == "all",
+        "out_biased": sizes.bias == "all" and not place.part,
         "bounded": bounded,
         "window": sizes.window or 0,
         "softcap": sizes.softcap or 0.0,
         "sinks": sizes.sinks,
+        "part": place.part,
     }
     return {name: value for name, value in options.items() if value}

@@ -23,13 +23,13 @@ def leaving(ops: Any, p: Any, y_TD: Any, eps: float, post: bool, factor: float) 
 
 
 def has_pre(place: Place) -> bool:
-    """Whether parts read a normed residual stream."""
-    return place.model.norm != "post"
+    """Whether parts read a normed residual stream, and norm it themselves."""
+    return place.model.norm != "post" and not place.part
 
 
 def has_post(place: Place) -> bool:
-    """Whether what parts add is normed."""
-    return place.model.norm != "pre"
+    """Whether what parts add is normed, by themselves."""
+    return place.model.norm != "pre" and not place.part
 
 
 def pre_gain(place: Place) -> tuple[ir.Param, ...]:
@@ -49,5 +49,5 @@ def entrance(place: Place) -> dict[str, Constant]:
 
 def exit_of(place: Place) -> dict[str, Constant]:
     """What a segment says of how it ends; nothing where the stream gets what it computes."""
-    factor = place.model.residual_scale
+    factor = 1.0 if place.part else place.model.residual_scale
     return {**({"post": True} if has_post(place) else {}), **({"factor": factor} if factor != 1 else {})}

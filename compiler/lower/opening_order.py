@@ -38,6 +38,9 @@ def _needed(plan: Plan, programs: Iterable[Program]) -> Iterator[Opening]:
     if mesh.ep > 1:
         for rank in range(mesh.pp):
             yield from _of_experts(plan, rank)
+    if mesh.tp > 1:
+        for rank in range(mesh.pp):
+            yield Opening("tensor", (rank,), "tensor")
     yield from dict.fromkeys(_of_holders(plan))
     if mesh.world > 1:
         yield Opening("world", tuple(range(mesh.pp)), "all")

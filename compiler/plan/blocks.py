@@ -14,6 +14,7 @@ from compiler.dtypes import flat_tensors
 from compiler.ir.received_rows import Received, even_rows, most_rows
 from compiler.layers import LAYERS, Place
 from compiler.layers.value_dtypes import back, to_experts
+from compiler.plan.split_blocks import gather, scatter
 from compiler.segments.interpret import cut
 from dsl.nodes import reached
 from dsl.schema import Moe, Spec
@@ -108,12 +109,37 @@ def _embedding(place: Place) -> Block:
 
 def _layer(place: Place, name: str, prefix: str, h: str) -> Block:
     """Attention and the feed-forward part of one layer, or of the MTP block."""
+    if place.spec.parallel.tensor > 1:
+        return Block(_split_layer(place, name, prefix, h), f"{name}_h")
     attended, out = (f"{name}_entered", f"{name}_attended"), f"{name}_h"
     read = (h, *(each.name for each in place.starts))
     attention = _use(place, "attention", f"{name}.attention", prefix, read, attended)
     if not isinstance(place.ffn, Moe):
         return Block((attention, _use(place, "dense", f"{name}.dense", prefix, attended, (out,))), out)
     return Block((attention, *_mixture(place, name, prefix, attended, out)), out)
+
+
+def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[Step, ...]:
+    """A layer of which tensor ranks have parts, and rows of what is between them."""
+    part = replace(place, part=True)
+    steps: list[Step] = []
+
+    def between(kind: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
+        steps.append(_use(place, kind, f"{name}.{kind}", prefix, inputs, outputs))
+
+    def split(kind: str, x: str, out: str, *read: str) -> None:
+        site, whole, sums = f"{name}.{kind}", f"{name}_{kind}_rows", f"{name}_{kind}_sums"
+        steps.append(gather(place, site, x, whole))
+        steps.append(_use(part, kind, site, prefix, (whole, *read), (sums,)))
+        steps.append(scatter(place, site, sums, out))
+
+    entered, attended, residual, fed = (f"{name}_{each}" for each in ("entered", "attended", "residual", "fed"))
+    between("enter", (h,), (entered, f"{name}_x"))
+    split("attention", f"{name}_x", attended, *(each.name for each in place.starts))
+    between("between", (entered, attended), (residual, f"{name}_normed"))
+    split("dense", f"{name}_normed", fed)
+    between("leave", (residual, fed), (f"{name}_h",))
+    return tuple(steps)
 
 
 def _mixture(place: Place, name: str, prefix: str, attended: tuple[str, str], out: str) -> tuple[Step, ...]:

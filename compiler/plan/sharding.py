@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from compiler.dtypes import ITEMSIZE, TORCH_DTYPE
-from compiler.ir import Bucket, Buffer, Plan, Replica, Sharded, Stage, Use
+from compiler.ir import Bucket, Buffer, Communication, Plan, Replica, Sharded, Stage, Use
 from dsl.schema import Spec
 
 
@@ -62,16 +62,21 @@ def _sharded(
 
 
 class Crossing(NamedTuple):
-    """Bytes that a device sends to those that it divides state with."""
+    """Bytes that a device sends to those that it divides state with, and of rows to those that split layers with it."""
 
     gradients: int
     weights: int
+    rows: int = 0
+
+    @property
+    def state(self) -> int:
+        return self.gradients + self.weights
 
 
 def crossing_of(plan: Plan, rank: int, num_micro_batches: int) -> Crossing:
     """What a device of a pipeline rank sends in a step while its actions run: of each tensor that is put together, all
-    parts but its own."""
-    gradients = weights = 0
+    parts but its own. `num_micro_batches`: of the step, of which the ranks that hold a stage have equal parts."""
+    gradients = weights = rows = 0
     for use in (step for stage in plan.stages_of(rank) for step in plan.stages[stage].steps if isinstance(step, Use)):
         here = plan.sharded.get(use.site)
         if here is not None:
@@ -79,4 +84,11 @@ def crossing_of(plan: Plan, rank: int, num_micro_batches: int) -> Crossing:
             elements = sum(size - size // len(holders) for holders, size in here.buckets)
             gradients += num_micro_batches * scatters * elements * ITEMSIZE[here.gradients.dtype]
             weights += num_micro_batches * gathers * elements * ITEMSIZE[here.weights.dtype] if here.weights else 0
-    return Crossing(gradients, weights)
+    for stage in plan.stages_of(rank):
+        runs = num_micro_batches // len(plan.ranks_of_stage(stage))
+        for step in plan.stages[stage].steps:
+            if isinstance(step, Communication) and step.moves_rows:
+                parts = (*step.sizes, *step.outputs), (*step.arriving, *step.returned)  # of a forward, of a backward
+                ours = sum(min(each.fixed_bytes for each in part) for part in parts)
+                rows += runs * (plan.mesh.tp - 1) * ours
+    return Crossing(gradients, weights, rows)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from compiler.ir import Plan
 from compiler.plan.blocks import balanced_rows
-from compiler.plan.sharding import crossing_of
+from compiler.plan.sharding import Crossing, crossing_of
 from compiler.predict.memory_why import gib, memory_assumptions
 from compiler.predict.prediction import RankMemory
 from compiler.rates import Rates
@@ -37,9 +37,12 @@ def assumptions(
 def _of_the_step(spec: Spec, plan: Plan) -> Iterator[str]:
     if any(isinstance(layers.ffn, Moe) for layers in spec.model.layers):
         yield "every expert gets as many tokens as every other"
+    if plan.mesh.tp > 1:
+        rows = max(_crossing(spec, plan, rank).rows for rank in range(plan.mesh.pp))
+        yield f"tensor ranks exchange rows between segments: a device sends up to {gib(rows)} a step"
     if plan.sharded:
         yield from _of_divided_state(spec, plan)
-    elif spec.parallel.data > 1:
+    elif spec.parallel.columns > 1:
         under = spec.parallel.overlap_reduce and spec.has_hosts
         beside = (
             "in the time that exchanges leave the links, and slow nothing down" if under else "behind the last backward"
@@ -52,8 +55,7 @@ def _of_the_step(spec: Spec, plan: Plan) -> Iterator[str]:
 
 def _of_divided_state(spec: Spec, plan: Plan) -> Iterator[str]:
     """Say what devices send of the state that they divide, and when."""
-    count = ramp.micro_batches(spec)[-1]
-    most = max((crossing_of(plan, rank, count) for rank in range(plan.mesh.pp)), key=sum)
+    most = max((_crossing(spec, plan, rank) for rank in range(plan.mesh.pp)), key=lambda one: one.state)
     yield (
         "each micro-batch's gradients are summed behind the segment that makes them, beside the next one: a device "
         f"sends up to {gib(most.gradients)} a step"
@@ -62,6 +64,11 @@ def _of_divided_state(spec: Spec, plan: Plan) -> Iterator[str]:
         yield f"weights are gathered one segment ahead: a device sends up to {gib(most.weights)} a step"
     else:
         yield "weights are gathered after the update, beside nothing"
+
+
+def _crossing(spec: Spec, plan: Plan, rank: int) -> Crossing:
+    """What a device sends in a step of the largest batch."""
+    return crossing_of(plan, rank, ramp.micro_batches(spec)[-1])
 
 
 def _of_the_host(spec: Spec, rates: Sequence[Rates]) -> Iterator[str]:
@@ -86,7 +93,7 @@ def _of_rates(spec: Spec, plan: Plan, rates: Sequence[Rates]) -> tuple[str, ...]
 def _classes(spec: Spec, plan: Plan, rates: Rates) -> set[tuple[str, str]]:
     """Class and dtype of every kernel and transfer of a step."""
     rows, p = balanced_rows(spec), spec.parallel
-    links = {"message": p.pipeline > 1, "all_reduce": p.data > 1, "dispatch": p.expert > 1, "combine": p.expert > 1}
+    links = {"message": p.pipeline > 1, "all_reduce": p.columns > 1, "dispatch": p.expert > 1, "combine": p.expert > 1}
     found = {(kind, "any") for kind in LINKS if links[kind.rpartition("_")[0]]}
     found |= {("optimizer", "any"), ("copy", "any")} | ({(HOST, "any")} if offloaded_bytes(spec) else set())
     for use in plan.uses:

@@ -53,7 +53,10 @@ def rank_seconds(plan: Plan, rates: Rates, rows: int, schedule: Schedule, rank: 
 def interval_of(step_s: float, seconds: Mapping[str, float], exposed_s: float, rates: Rates) -> Interval:
     """Around a step whose busiest rank computes `seconds` by class, and waits `exposed_s` for exchanges beside it."""
     busy = sum(seconds.values()) + exposed_s
-    parts = {**seconds, "dispatch_network" if rates.experts.spread.nodes > 1 else "dispatch_node": exposed_s}
+    exchange = "dispatch_network" if rates.experts.spread.nodes > 1 else "dispatch_node"
+    if len(rates.tensor) > 1:
+        exchange = "all_reduce_network" if rates.fabric.spread(rates.tensor).nodes > 1 else "all_reduce_node"
+    parts = {**seconds, exchange: exposed_s}
     factors = factors_of(rates)
     low = high = bias = without = twice = 0.0
     for kind, part in parts.items():

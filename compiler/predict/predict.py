@@ -112,7 +112,7 @@ def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
     """All that is said of a timed plan; `ranks`: its memories."""
     spec, plan, each, step = found.spec, found.plan, found.rates, found.step
     steps = [step for stage in plan.stages for step in stage.steps]
-    flops = flops_per_token(steps, spec.train.micro_batch * spec.train.sequence)
+    flops = flops_per_token(steps, spec.train.micro_batch * spec.train.sequence // spec.parallel.tensor)
     hours = step.seconds / step.tokens * TRILLION * plan.mesh.world / 3600
     counts = counted(spec, steps)
     whole = whole_of(spec, step)

@@ -93,13 +93,15 @@ def _of_sharded(instruction: Instruction, here: Sharded) -> Of:
 
 def _of_other(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) -> Of:
     kind, phase = instruction.kind, instruction.phase
+    exchanged = instruction.wait or kind
+    if exchanged in ("gather_rows", "scatter_rows"):
+        return _of_rows(instruction, steps)
     if kind in ("send", "receive"):
         message = stage.output if (kind == "send") == (phase == "F") else stage.input
         assert message is not None
         message = message if phase == "F" else _gradient(message)
         return ((message.name,), (), (), ()) if kind == "send" else ((), (), (), (message,))
     if kind in ("counts", "dispatch", "combine", "wait"):
-        exchanged = instruction.wait or kind
         step = steps[instruction.site, exchanged.replace("counts", "dispatch")]
         assert isinstance(step, Communication)
         reads, writes = _of_exchange(step, exchanged, phase)
@@ -111,6 +113,16 @@ def _of_other(instruction: Instruction, stage: Stage, steps: Steps, cuts: Cuts) 
         return (), (), (), tuple(Buffer(f"d_{value}", (), _dtype(stage, value, cuts)) for value in values)
     assert kind == "record"
     return tuple(value for metric, value in stage.records if metric == instruction.site), (), (), ()
+
+
+def _of_rows(instruction: Instruction, steps: Steps) -> Of:
+    """Rows that tensor ranks put together in a forward are taken apart, as gradients, in its backward."""
+    puts_together = (instruction.wait or instruction.kind) == "gather_rows"
+    forward = instruction.phase == "F"
+    step = steps[instruction.site, "gather" if puts_together == forward else "scatter"]
+    assert isinstance(step, Communication)
+    (given,), (taken,) = (step.sizes, step.outputs) if forward else (step.arriving, step.returned)
+    return (given.name,), (), (), (taken,) if instruction.wait else ()
 
 
 def _of_run(use: Use, phase: str, cuts: Cuts) -> Of:

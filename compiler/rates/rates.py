@@ -6,7 +6,7 @@ step. docs/rates.md says how a rate is found.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -44,6 +44,7 @@ class Rates:
     rope: bool = False  # whether attention's rates are of its core alone, without RoPE and the assembly of keys
     pair: float = 1.0  # how much longer two overlapped actions take than their lanes
     table: str = ""
+    tensor: Sequence[int] = ()  # whom one of these devices splits layers with: a tensor group
     assumptions: tuple[str, ...] = ()  # of what the table does not say of the device
     notes: Mapping[tuple[str, str], str] = field(default_factory=dict, compare=False)  # what stands in for no rows
     _rates_at: dict[tuple[str, str, tuple[int, ...]], float] = field(default_factory=dict, compare=False, repr=False)

@@ -66,6 +66,7 @@ def rates_of(spec: Spec, table: Table | str | None = None, rank: int = 0) -> Rat
         points={each: points for each, (points, _) in found.items()},
         fabric=fabric,
         experts=experts_of(spec, fabric, rank),
+        tensor=Holders((rank,), range(spec.parallel.tensor), spec.parallel.columns),
         launch_s=_seconds(at)["launch"],
         host_read_s=_seconds(at)["host_read"] if spec.parallel.expert > 1 else 0.0,
         linear=precision.linear,
@@ -151,7 +152,7 @@ def part_of(spec: Spec, rank: int) -> int:
 
     A plan may have fewer ranks than the cluster, as when one is planned alone; what is beyond is on the last part.
     """
-    return spec.cluster.part_of(min(rank * spec.parallel.data, spec.cluster.world - 1))
+    return spec.cluster.part_of(min(rank * spec.parallel.columns, spec.cluster.world - 1))
 
 
 def _links(table: Table, place: Place) -> Links:
@@ -241,10 +242,10 @@ def _seconds(table: Table) -> dict[str, float]:
 
 def experts_of(spec: Spec, fabric: Fabric, rank: int) -> Experts:
     """The expert group of a pipeline rank that lies on the most nodes: groups go in step."""
-    data, expert, precision = spec.parallel.data, spec.parallel.expert, spec.precision
+    columns, expert, precision = spec.parallel.columns, spec.parallel.expert, spec.precision
     devices = spec.cluster.parts[part_of(spec, rank)][1].devices
     alike = expert * devices // gcd(expert, devices)  # from here on groups lie as those before
-    groups = [Holders((rank,), range(at, at + expert), data) for at in range(0, min(data, alike), expert)]
+    groups = [Holders((rank,), range(at, at + expert), columns) for at in range(0, min(columns, alike), expert)]
     spread, members = max(((fabric.spread(each), each) for each in groups), key=lambda one: (one[0].nodes, one[0].most))
     return Experts(
         members,

@@ -14,12 +14,12 @@ def attended(segment: Segment) -> int | None:
     adapters, too."""
     if any(is_adapter(param.name) for param in segment.params):
         return None
-    return segment.kind in ("dense", "router") and has_pre(segment)
+    return segment.kind in ("between", "dense", "router") and has_pre(segment)
 
 
 def residual(segment: Segment) -> int:
     """Segments whose input goes on in the residual stream: its gradient has a summand beside the norm's."""
-    return segment.kind in ("attention", "dense", "router") and has_pre(segment)
+    return segment.kind in ("attention", "between", "dense", "enter", "router") and has_pre(segment)
 
 
 def has_pre(segment: Segment) -> bool:

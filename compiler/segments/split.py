@@ -4,11 +4,12 @@ F = ancestors of the outputs, whole nodes: an output of an F node that only the 
 I = ancestors of the input gradients, minus F. W = ancestors of the weight gradients, minus F and I.
 What crosses from F is the saved list, what crosses from I to W the deferred list; tangents are arguments of both.
 
-Four rules beside. Views own no storage: what crosses is the tensor they view, and they are taken again where they are
+Five rules beside. Views own no storage: what crosses is the tensor they view, and they are taken again where they are
 read. So is what is made of no tensor, such as a mask. W gets gradient accumulators and no weights (they may be far away
 by then), so a node that reads a weight belongs to I, unless it is an op of ours that ends a weight's gradient. What is
 computed again from a value that I computes again belongs to I with it: W gets the end of such a chain, not its
-beginning. Which function a node belongs to is decided by `phases` alone.
+beginning. An input gradient is gone when I has returned it, so a node that reads one belongs to I, whatever it is for.
+Which function a node belongs to is decided by `phases` alone.
 """
 
 from __future__ import annotations
@@ -62,6 +63,13 @@ def phases(joint: Joint) -> dict[int, str]:
         if index in needed and weights.intersection(node.reads) and not ends.intersection(node.outputs)
     ]
     inward = ancestors([*gradients, *(value for node in weighing for value in node.outputs)])
+    returned = {value for value in gradients if value in producer}
+    inward |= ancestors(
+        value
+        for index in needed - inward
+        if any(base_of(views, read) in returned for read in joint.nodes[index].reads)
+        for value in joint.nodes[index].outputs
+    )
     again = {producer[value] for value in joint.again}
     chained = [index for index in again & needed if ancestors(joint.nodes[index].reads) & again & inward]
     inward |= ancestors(value for index in chained for value in joint.nodes[index].outputs)

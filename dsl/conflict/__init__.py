@@ -30,14 +30,14 @@ from dsl.conflict.sheet import (
 from dsl.diagnostics import Conflict, Diagnostic, Edit, in_order
 from dsl.rules import JOINT, missing, related
 from dsl.rules.finding import Finding, Rule
-from dsl.rules.parallel import one_tensor_and_context
+from dsl.rules.parallel import one_context
 from dsl.rules.resources import compute_keeps_sms, state_fits
 from dsl.schema import Model, Spec
 from dsl.schema.paths import checked_key, checked_paths
 from dsl.source import Source, Span
 
-# degrees that must be 1, so nothing depends on them
-REFUSED = frozenset(checked_paths("parallel.tensor", "parallel.context"))
+# a degree that must be 1, so nothing depends on it
+REFUSED = frozenset(checked_paths("parallel.context"))
 NODES, DEVICES = checked_paths("cluster.nodes", "cluster.node.devices")
 OF_A_KIND = (compute_keeps_sms, state_fits)  # rules about the devices themselves
 MAX_CONFLICTS = 5  # of one spec; where there are more, each mistake keeps its own hint
@@ -132,7 +132,7 @@ def _instance(finding: Finding, paths: frozenset[str], rule: Rule, by_path: Mapp
         for path in paths
         if not path.startswith("model.layers.") or path.endswith(".last") or path.split(".")[2] in layers
     }
-    if rule is one_tensor_and_context:
+    if rule is one_context:
         return frozenset({finding.at} | ({*WORLD, DATA} - REFUSED if by_path[DATA].span is not None else set()))
     if DATA in found and by_path[DATA].span is None:
         found |= {*WORLD}

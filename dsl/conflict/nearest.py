@@ -110,8 +110,10 @@ class _View:
 
 
 def _values(path: str, old: int, view: _View, sheet: Sheet) -> Iterable[Value]:
-    if path in ("parallel.tensor", "parallel.context"):
+    if path == "parallel.context":
         return (1,)
+    if path == "parallel.tensor":
+        return divisors(view["cluster.nodes"] * view["cluster.node.devices"] or 1)
     if path == "parallel.zero":
         return (0, 1, 2, 3)
     if path in ("parallel.pipeline", "parallel.data", "cluster.nodes", "cluster.node.devices"):
@@ -142,18 +144,21 @@ OPPOSITE = checked(
 
 
 def _degrees(path: str, old: int, view: _View) -> Iterable[int]:
-    """Degrees for which pipeline · data = nodes · devices, as far as these are known."""
+    """Degrees for which pipeline · data · tensor = nodes · devices, as far as these are known."""
     pipeline, data, nodes, devices = (
         view[each] for each in ("parallel.pipeline", DATA, "cluster.nodes", "cluster.node.devices")
     )
+    tensor = view.one("parallel.tensor")
     if path in ("parallel.pipeline", DATA):
         other = data if path == "parallel.pipeline" else pipeline
         if nodes and devices:
-            return divisors(nodes * devices) if not other else _exactly(nodes * devices, other)
+            rest = _exactly(nodes * devices, tensor)
+            return [each for world in rest for each in (_exactly(world, other) if other else divisors(world))]
         if path == "parallel.pipeline":
             return range(1, MAX_LAYER + 4)
         return _multiples(old, view["parallel.expert"] or 1)
     other = devices if path == "cluster.nodes" else nodes
+    pipeline *= tensor
     if pipeline and data:
         return _exactly(pipeline * data, other) if other else divisors(pipeline * data)
     if not pipeline or not other:

@@ -3,8 +3,8 @@
 `weakest(path, view)` gives values for a variable that nobody has fixed, when those before it in ORDER are chosen. If
 the lines that are fixed can hold together at all, they can with one of these values, because
 
-- a free schedule is the plain one, which asks nothing; chunks are 2, tensor and context 1; there are 1,000 layers
-  where they are free;
+- a free schedule is the plain one, which asks nothing; chunks are 2, context 1; there are 1,000 layers where they are
+  free; tensor is 1 where another degree of the world is free;
 - the bias of divisibility is downward: a free degree is the smallest that fits what is fixed, unless memory is at
   stake, which larger degrees divide: then every value that fits is tried, or the largest beside the smallest;
 - a batch that is free is the smallest one that fits, and does not grow;
@@ -78,8 +78,8 @@ def weakest(path: str, view: View) -> Iterable[Value]:
     name = path.rpartition(".")[2]
     if path in SINGLE:
         return (SINGLE[path],)
-    if path in ("parallel.expert", "parallel.pipeline", "parallel.data"):
-        return {"expert": _expert, "pipeline": _pipeline, "data": _data}[name](view)
+    if path in ("parallel.tensor", "parallel.expert", "parallel.pipeline", "parallel.data"):
+        return {"tensor": _tensor, "expert": _expert, "pipeline": _pipeline, "data": _data}[name](view)
     if path in ("cluster.nodes", "cluster.node.devices"):
         return _rest_of_world(path, view)
     if path == "train.micro_batch":
@@ -94,7 +94,6 @@ SINGLE: dict[str, Value] = checked(
     {
         "schedule.name": PLAIN,
         "schedule.chunks": 2,
-        "parallel.tensor": 1,
         "parallel.context": 1,
         "parallel.zero": 1,
         "train.sequence": 1,
@@ -123,16 +122,26 @@ def _expert(view: View) -> Iterable[int]:
     return reversed(divisors(common(*experts, data))) if experts else (1,)
 
 
+def _tensor(view: View) -> Iterable[int]:
+    """What fixed degrees leave of a fixed world, if it is written; a degree that is free can be that instead."""
+    fixed = [view.fixed.get(each, 0) for each in (PIPELINE, DATA, "cluster.nodes", "cluster.node.devices")]
+    pipeline, data, nodes, devices = (each for each in fixed if isinstance(each, int))
+    variable, ranks = view.variables.get("parallel.tensor"), pipeline * data
+    if variable is None or variable.span is None or not ranks or nodes * devices % ranks:
+        return (1,)
+    return (nodes * devices // ranks or 1,)
+
+
 def _pipeline(view: View) -> Iterable[int]:
     even = view.even
     nodes, devices, data = (view.fixed.get(each, 0) for each in ("cluster.nodes", "cluster.node.devices", DATA))
     assert isinstance(nodes, int) and isinstance(devices, int) and isinstance(data, int)
     most = MAX_LAYER + 3
     if nodes and devices:
-        world = nodes * devices
+        world, data = nodes * devices, data * view.one("parallel.tensor")
         if data:
             return (world // data,) if world % data == 0 else ()
-        return [each for each in range(even, most, even) if world % each == 0]
+        return [each for each in range(even, most, even) if world % (each * view.one("parallel.tensor")) == 0]
     if view.memory:
         return range(even, most, even)
     # With P also gcd(P, nodes) will do, as the rest of `nodes` then divides data: so divisors of what is fixed.
@@ -141,10 +150,11 @@ def _pipeline(view: View) -> Iterable[int]:
 
 def _data(view: View) -> Iterable[int]:
     nodes, devices, pipeline = view.get("cluster.nodes"), view.get("cluster.node.devices"), view.one(PIPELINE)
+    ranks = pipeline * view.one("parallel.tensor")
     if nodes and devices:
-        return (nodes * devices // pipeline,) if nodes * devices % pipeline == 0 else ()
+        return (nodes * devices // ranks,) if nodes * devices % ranks == 0 else ()
     anchor = nodes or devices or 1
-    base = lcm(view.one("parallel.expert"), anchor // common(anchor, pipeline))
+    base = lcm(view.one("parallel.expert"), anchor // common(anchor, ranks))
     sizes = [view.fixed[each] for each in SIZES if each in view.fixed]
     if sizes:
         unit = view.one("train.micro_batch") * view.even
@@ -153,12 +163,12 @@ def _data(view: View) -> Iterable[int]:
     if not view.memory:
         return (base,)
     least = MOST_NEEDED * pipeline * view.one("train.micro_batch")
-    most = min(MAX_DEGREE, MAX_BATCH // least, MAX_NODES * anchor // pipeline) // base * base
+    most = min(MAX_DEGREE, MAX_BATCH // least, MAX_NODES * anchor // ranks) // base * base
     return (most, base) if most > base else (base,)
 
 
 def _rest_of_world(path: str, view: View) -> Iterable[int]:
-    world = view.one(PIPELINE) * view.one(DATA)
+    world = view.one(PIPELINE) * view.one(DATA) * view.one("parallel.tensor")
     if path == "cluster.node.devices":
         nodes = view.one("cluster.nodes")
         return (world // nodes,) if world % nodes == 0 else ()

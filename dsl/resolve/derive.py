@@ -117,21 +117,24 @@ def _devices_of_more(more: More | None) -> int:
 
 
 def data_degree(context: Context, span: Span | None = None) -> int:
-    """`data = auto`: the ranks of the cluster that the pipeline leaves."""
+    """`data = auto`: the ranks of the cluster that the pipeline and the tensor ranks leave."""
     world = _positive(context, "cluster.nodes") * _positive(context, "cluster.node.devices")
     world += _devices_of_more(peek(context, "cluster.more"))
-    pipeline = _positive(context, "parallel.pipeline")  # tensor and context become 1, a rule says
+    pipeline, tensor = _positive(context, "parallel.pipeline"), _positive(context, "parallel.tensor")
+    ranks = pipeline * tensor  # context becomes 1, a rule says
     place = span or context.origins.get("parallel.pipeline") or context.origins.get("parallel") or context.run.head
-    if world % pipeline == 0 and world // pipeline > MAX_DEGREE:
-        left = f"data = {world // pipeline:,}"
+    if world % ranks == 0 and world // ranks > MAX_DEGREE:
+        left = f"data = {world // ranks:,}"
         message = f"the cluster's {world:,} devices leave {left}, at most {MAX_DEGREE:,} are possible"
         raise context.reject("E0801", message, place, "plan for fewer devices")
-    if world % pipeline == 0:
-        return world // pipeline
+    if world % ranks == 0:
+        return world // ranks
     devices = f"{world:,} device{'s'[: world > 1]}"
-    message = f"the cluster's {devices} cannot be divided into pipelines of {pipeline:,}"
-    near = max((each for each in range(1, min(pipeline, world) + 1) if world % each == 0), default=1)
-    raise context.reject("E0801", message, place, f"write `pipeline = {near}`")
+    of_tensor = f" · tensor {tensor:,}" if tensor > 1 else ""
+    message = f"the cluster's {devices} cannot be divided into pipelines of {pipeline:,}{of_tensor}"
+    near = max((each for each in range(1, min(pipeline, world) + 1) if world % (each * tensor) == 0), default=0)
+    hint = f"write `pipeline = {near}`" if near else "write `tensor = 1`"
+    raise context.reject("E0801", message, place, hint)
 
 
 def default_schedule(context: Context) -> Schedule:
@@ -155,12 +158,12 @@ def default_parallel(context: Context) -> Parallel:
 
 
 def communicating_sms(context: Context) -> int:
-    """SMs that exchange rows of experts, or parts of divided state, beside compute: 20 of 132 in DeepSeek-V3 (arXiv
-    2412.19437, 3.2.2), as large a share of other devices, and of several kinds that of the smallest; 0 where nothing is
-    exchanged."""
+    """SMs that exchange rows, of experts or of tensor ranks, or parts of divided state, beside compute: 20 of 132 in
+    DeepSeek-V3 (arXiv 2412.19437, 3.2.2), as large a share of other devices, and of several kinds that of the smallest;
+    0 where nothing is exchanged."""
     try:
         divides = peek(context, "parallel.zero") > 1 and peek(context, "parallel.data") > 1
-        if peek(context, "parallel.expert") < 2 and not divides:
+        if peek(context, "parallel.expert") < 2 and peek(context, "parallel.tensor") < 2 and not divides:
             return 0
         sms, more = [peek(context, "cluster.node.device").sms], peek(context, "cluster.more")
         while more is not None:

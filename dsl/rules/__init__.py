@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from dsl.diagnostics import Diagnostic, Note
-from dsl.rules import adapter, data, model, parallel, phases, precision, resources, training
+from dsl.rules import adapter, data, model, parallel, phases, precision, resources, tensor, training
 from dsl.rules.finding import Finding, Rule
 from dsl.schema import Spec
 from dsl.schema.paths import checked_paths
@@ -42,7 +42,7 @@ JOINT: tuple[Row, ...] = (
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.enough_micro_batches),
     ((*WORLD, "train.micro_batch", "train.batch", "schedule"), parallel.schedules_are_bounded),
     (("parallel.pipeline", "schedule", f"{LAYERS}.last"), parallel.stages_have_layers),
-    (("parallel.tensor", "parallel.context"), parallel.one_tensor_and_context),
+    (("parallel.context",), parallel.one_context),
     (("parallel.zero", "parallel.pipeline", "schedule", "precision", "train.optimizer"), parallel.zero_runs),
     (tuple(f"{LAYERS}.ffn.{key}" for key in ("experts", "groups", "top_groups", "top_k")), model.moe_groups),
     (("model.attention.heads", "model.attention.kv_heads"), model.heads_share_keys),
@@ -128,6 +128,11 @@ RULES: tuple[Row, ...] = (
         ("parallel.route", "parallel.expert", *WORLD[-3:], "precision.combine", f"{LAYERS}.ffn.kind"),
         parallel.rows_go_through_nodes,
     ),
+    (("parallel.tensor", *ATTENTIONS, f"{LAYERS}.ffn"), tensor.layers_are_split),
+    (("parallel.tensor", "train.micro_batch", "train.sequence"), tensor.rows_are_split),
+    (("parallel.tensor", "adapter"), tensor.adapters_are_whole),
+    (("parallel.tensor", "precision"), tensor.products_are_split),
+    (("parallel.tensor", "train.optimizer"), tensor.matrices_are_updated_whole),
     (WORLD, parallel.ranks_are_of_one_kind),
     (("precision.linear", "cluster.node.device", "cluster.more"), resources.devices_have_the_precision),
     (("cluster.node.device", "cluster.more"), resources.devices_have_a_pace),

@@ -22,7 +22,7 @@ def world_is_used(spec: Spec) -> Iterator[Finding]:
     """world = pipeline·data·tensor·context."""
     p, world = spec.parallel, spec.cluster.world
     used = p.pipeline * p.data * p.tensor * p.context
-    if used == world or p.tensor * p.context > 1:  # those must become 1 first, which another rule says
+    if used == world or p.context > 1:  # which must become 1 first, another rule says
         return
     rest = p.pipeline * p.tensor * p.context
     degrees = f"{p.pipeline}·{p.data}·{p.tensor}·{p.context} = {used:,}"
@@ -30,7 +30,9 @@ def world_is_used(spec: Spec) -> Iterator[Finding]:
     hint = (
         "write `data = auto`"
         if world % rest == 0
-        else f"write `pipeline = {nearest_divisor(world, p.pipeline)}` and `data = auto`"
+        else f"write `pipeline = {nearest_divisor(world // p.tensor, p.pipeline)}` and `data = auto`"
+        if world % p.tensor == 0
+        else "write `tensor = 1` and `data = auto`"
     )
     notes = (("devices of a node", "cluster.node.devices"), ("nodes", "cluster.nodes"))
     yield Finding("E0801", message, "parallel.data", hint, notes)
@@ -38,13 +40,14 @@ def world_is_used(spec: Spec) -> Iterator[Finding]:
 
 def ranks_are_of_one_kind(spec: Spec) -> Iterator[Finding]:
     """All data ranks of a pipeline rank run the same stages at the same pace: on nodes of one kind."""
-    data, pipeline, world = spec.parallel.data, spec.parallel.pipeline, spec.cluster.world
+    columns, pipeline, world = spec.parallel.columns, spec.parallel.pipeline, spec.cluster.world
     sizes = [nodes * node.devices for nodes, node in spec.cluster.parts]
     if not _fits(spec):
         return
     for index, before in enumerate(accumulate(sizes[:-1]), 1):
-        if before % data:
-            message = f"pipeline rank {before // data} has {data} data ranks, on devices of two kinds"
+        if before % columns:
+            ranks = f"{columns} {'data ' * (columns == spec.parallel.data)}ranks"
+            message = f"pipeline rank {before // columns} has {ranks}, on devices of two kinds"
             possible = [p for p in range(1, world + 1) if world % p == 0 and gcd(*sizes) % (world // p) == 0]
             near = min(possible, key=lambda p: (abs(p - pipeline), p))
             hint = f"write `pipeline = {near}` and `data = auto`"
@@ -93,7 +96,7 @@ def rows_go_through_nodes(spec: Spec) -> Iterator[Finding]:
 def _fits(spec: Spec) -> bool:
     """Whether the degrees make up the world; if not, that is the mistake, and not what follows from it."""
     p = spec.parallel
-    return p.pipeline * p.data == spec.cluster.world
+    return p.pipeline * p.columns == spec.cluster.world
 
 
 def even_pipeline(spec: Spec) -> Iterator[Finding]:
@@ -232,15 +235,13 @@ def stages_have_layers(spec: Spec) -> Iterator[Finding]:
         yield Finding("E0808", message, "parallel.pipeline", hint)
 
 
-def one_tensor_and_context(spec: Spec) -> Iterator[Finding]:
-    """Keys of the language that nothing behind it runs yet."""
-    for name, what in (("tensor", "a matrix"), ("context", "a sequence")):
-        degree = getattr(spec.parallel, name)
-        if degree > 1:
-            message = f"{name} = {degree}: no layer splits {what} over ranks yet"
-            yield Finding(
-                "E0809", message, f"parallel.{name}", f"write `{name} = 1`; expert and pipeline ranks divide the model"
-            )
+def one_context(spec: Spec) -> Iterator[Finding]:
+    """A key of the language that nothing behind it runs yet."""
+    degree = spec.parallel.context
+    if degree > 1:
+        message = f"context = {degree}: no layer splits a sequence over ranks yet"
+        hint = "write `context = 1`; expert, pipeline and tensor ranks divide the model"
+        yield Finding("E0809", message, "parallel.context", hint)
 
 
 def zero_runs(spec: Spec) -> Iterator[Finding]:

@@ -105,9 +105,11 @@ def state_fits_each_kind(spec: Spec) -> Iterator[Finding]:
 def _kinds_of_ranks(spec: Spec) -> list[int] | None:
     """The kind of devices of each pipeline rank; None where the ranks are not on the devices, which other rules say."""
     p, cluster = spec.parallel, spec.cluster
-    if p.pipeline * p.data != cluster.world:
+    if p.pipeline * p.columns != cluster.world:
         return None
-    ends = [(cluster.part_of(rank * p.data), cluster.part_of((rank + 1) * p.data - 1)) for rank in range(p.pipeline)]
+    ends = [
+        (cluster.part_of(rank * p.columns), cluster.part_of((rank + 1) * p.columns - 1)) for rank in range(p.pipeline)
+    ]
     return [first for first, _ in ends] if all(first == last for first, last in ends) else None
 
 

@@ -39,7 +39,14 @@ class Parallel(Node):
         ),
         Derived("auto: devices of the cluster / (pipeline·tensor·context)"),
     ]
-    tensor: Annotated[Degree, Field(description="ranks a matrix is split over", examples=["tensor = 1"])] = 1
+    tensor: Annotated[
+        Degree,
+        Field(
+            description="ranks that heads and the width of dense layers are split over, and rows between them; "
+            "neighbouring ranks, most of them on one node",
+            examples=["tensor = 2"],
+        ),
+    ] = 1
     context: Annotated[Degree, Field(description="ranks a sequence is split over", examples=["context = 1"])] = 1
     layout: Annotated[
         str | None,

@@ -16,6 +16,7 @@ from runtime.comm.transport import (
     Channel,
     ChannelError,
     Parts,
+    PartsKind,
     Pending,
     Shares,
     Sums,
@@ -44,8 +45,8 @@ class CollectiveLinks:
         communicator = self._of.get((kind, members))
         return CollectiveSwap(communicator) if communicator is not None else None
 
-    def parts(self, holders: tuple[int, ...]) -> Parts:
-        communicator = self._of["reduce", holders]
+    def parts(self, kind: PartsKind, members: tuple[int, ...]) -> Parts:
+        communicator = self._of[kind, members]
         return (NcclParts if communicator.carrier == "nccl" else GlooParts)(communicator)
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
@@ -126,8 +127,8 @@ class _Unpacked:
 class NcclParts:
     communicator: Communicator
 
-    def scatter(self, name: str, flat: Tensor) -> Work:
-        return self.communicator.reduce_scatter(self._mine(flat), flat)  # in place
+    def scatter(self, name: str, flat: Tensor, room: Tensor) -> Work:
+        return self.communicator.reduce_scatter(self._mine(room), flat)  # in place, if it is the room itself
 
     def gather(self, name: str, flat: Tensor) -> Work:
         return self.communicator.start_flat_gather(flat, self._mine(flat))  # in place

@@ -89,12 +89,12 @@ def _exchange(
 class GlooParts:
     communicator: Communicator
 
-    def scatter(self, name: str, flat: Tensor) -> Summed:
+    def scatter(self, name: str, flat: Tensor, room: Tensor) -> Summed:
         count = len(self.communicator.members)
         given, ones = flat.view(count, -1), (1,) * count
-        taken = given.new_empty(given.shape)
+        taken = given.new_empty(given.shape) if room is flat else room.view(count, -1)
         work = self.communicator.all_to_all(as_bytes(taken), as_bytes(given), ones, ones)
-        return Summed([work], [*taken], given[self.communicator.index_of(self.communicator.rank)])
+        return Summed([work], [*taken], room.view(count, -1)[self.communicator.index_of(self.communicator.rank)])
 
     def gather(self, name: str, flat: Tensor) -> Work:
         parts = flat.chunk(len(self.communicator.members))

@@ -16,6 +16,7 @@ from runtime.comm.transport import (
     Carrier,
     Channel,
     ChannelError,
+    PartsKind,
     Pending,
     Shares,
     Sums,
@@ -38,10 +39,10 @@ def parts_of(rank: int, wanted: Wanted) -> dict[str, int]:
         if peer != rank
     ]
     of_parts = {
-        f"reduce {ranks} {rank}>{peer}": pipe_bytes(wanted.parted[ranks])
-        for ranks in wanted.of(rank, "reduce")
+        f"{kind} {ranks} {rank}>{peer}": pipe_bytes(size)
+        for (kind, ranks), size in wanted.parted.items()
         for peer in ranks
-        if ranks in wanted.parted and peer != rank
+        if rank in ranks and peer != rank
     }
     circles = ["world", *(f"reduce {ranks}" for ranks in wanted.of(rank, "reduce"))]
     flats = {name: size for name, (holders, size) in wanted.flats.items() if rank in holders}
@@ -55,6 +56,8 @@ def part_of(channel: Channel, other: int, rank: int) -> str | None:
         return f"edge {ranks}" if other == ranks[0] else None
     if kind in get_args(SwapKind):
         return f"{kind} {other}>{rank}"
+    if kind == "tensor":
+        return f"{kind} {ranks} {other}>{rank}"
     return f"reduce {ranks}" if kind == "reduce" else "world"
 
 
@@ -89,8 +92,8 @@ class HostLinks:
     def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
         return HostSwap(*self._pipes(kind, members)) if len(members) > 1 else None
 
-    def parts(self, holders: tuple[int, ...]) -> HostParts:
-        return HostParts(*self._pipes(f"reduce {holders}", holders))
+    def parts(self, kind: PartsKind, members: tuple[int, ...]) -> HostParts:
+        return HostParts(*self._pipes(f"{kind} {members}", members))
 
     def _pipes(self, part: str, members: tuple[int, ...]) -> tuple[int, list[Writer | None], list[Reader | None]]:
         """This rank's place among members, and its pipes to and from each of the others."""
@@ -167,16 +170,17 @@ class HostSwap:
 
 @dataclass
 class HostParts:
-    """Pipes to and from each of the holders that divide a bucket. Parts are read from a pipe to their places."""
+    """Pipes to and from each of the members of a channel. Parts are read from a pipe to their places."""
 
     index: int
     writers: Sequence[Writer | None]
     readers: Sequence[Reader | None]
     sequence: int = 0
 
-    def scatter(self, name: str, flat: Tensor) -> Summed:
-        parts = flat.chunk(len(self.writers))
-        return Summed(self._started(name, parts, parts), parts, parts[self.index])
+    def scatter(self, name: str, flat: Tensor, room: Tensor) -> Summed:
+        given, places = (each.chunk(len(self.writers)) for each in (flat, room))
+        works = self._started(name, given, places)
+        return Summed(works, [*places[: self.index], given[self.index], *places[self.index + 1 :]], places[self.index])
 
     def gather(self, name: str, flat: Tensor) -> All:
         parts = flat.chunk(len(self.writers))

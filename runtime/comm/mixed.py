@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.comm.collective import CollectiveLinks
 from runtime.comm.host import HostLinks
-from runtime.comm.transport import Carrier, Channel, Edge, Parts, Shares, Sums, Swap, SwapKind, Work
+from runtime.comm.transport import Carrier, Channel, Edge, Parts, PartsKind, Shares, Sums, Swap, SwapKind, Work
 
 
 class MixedLinks:
@@ -27,8 +27,8 @@ class MixedLinks:
     def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
         return self._of(kind, members).swap(kind, members)
 
-    def parts(self, holders: tuple[int, ...]) -> Parts:
-        return self._of("reduce", holders).parts(holders)
+    def parts(self, kind: PartsKind, members: tuple[int, ...]) -> Parts:
+        return self._of(kind, members).parts(kind, members)
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
         return self._host.flat(name, elements, dtype)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.comm.rows import Rows
-from runtime.comm.transport import Edge, Links, Parts, Pending, Shares, Sums, Swap, SwapKind, Work
+from runtime.comm.transport import Edge, Links, Parts, PartsKind, Pending, Shares, Sums, Swap, SwapKind, Work
 
 
 class StagedLinks:
@@ -32,8 +32,8 @@ class StagedLinks:
         swap = self.host.swap(kind, members)
         return None if swap is None else StagedSwap(swap)
 
-    def parts(self, holders: tuple[int, ...]) -> StagedParts:
-        return StagedParts(self.host.parts(holders))
+    def parts(self, kind: PartsKind, members: tuple[int, ...]) -> StagedParts:
+        return StagedParts(self.host.parts(kind, members))
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
         return None  # on the device; its copy on the host is made where it is summed
@@ -66,9 +66,9 @@ class StagedSwap:
 class StagedParts:
     host: Parts
 
-    def scatter(self, name: str, flat: Tensor) -> _Arrival:
+    def scatter(self, name: str, flat: Tensor, room: Tensor) -> _Arrival:
         staged = flat.cpu()
-        return _Arrival([self.host.scatter(name, staged)], staged, flat)
+        return _Arrival([self.host.scatter(name, staged, staged)], staged, room)
 
     def gather(self, name: str, flat: Tensor) -> _Arrival:
         staged = flat.cpu()

@@ -22,6 +22,7 @@ from runtime.contract import Mesh, Opening
 Channel = tuple[str, tuple[int, ...]]  # kind, as of an Opening, and world ranks: ("edge", (source, destination))
 Carrier = Literal["memory", "gloo", "nccl"]  # of the messages of a channel
 SwapKind = Literal["expert", "counts"]
+PartsKind = Literal["reduce", "tensor"]
 
 
 class ChannelError(RuntimeError):
@@ -111,27 +112,27 @@ class Sums(Protocol):
 
 
 class Parts(Protocol):
-    """Flat tensors of equal parts, one for each holder of a bucket. What is started runs while others compute."""
+    """Flat tensors of equal parts, one for each member of a channel. What is started runs while others compute."""
 
-    def scatter(self, name: str, flat: Tensor) -> Work:
-        """Start to sum `flat` over the holders. In the end this one has the sums of its part in its place; what is in
-        the other places is not to be read."""
+    def scatter(self, name: str, flat: Tensor, room: Tensor) -> Work:
+        """Start to sum `flat` over the members. In the end this one has the sums of its part in its place of `room`,
+        which is as large; what is in the other places is not to be read. `room` may be `flat`, which else stays."""
         ...
 
     def gather(self, name: str, flat: Tensor) -> Work:
-        """Start to fill `flat` with the parts of all holders; that of this one is in its place."""
+        """Start to fill `flat` with the parts of all members; that of this one is in its place."""
         ...
 
 
 @dataclass(frozen=True)
 class Wanted:
     """The channels of a world, in the order in which they are opened, and the flat tensors that are summed and gathered
-    over holders. `parted`: the holders that divide what they hold, and the bytes of their largest part."""
+    over holders. `parted`: the channels of flat tensors in equal parts, and the bytes of their largest part."""
 
     mesh: Mesh
     openings: tuple[Opening, ...]
     flats: Mapping[str, tuple[tuple[int, ...], int]]  # name → holders, bytes
-    parted: Mapping[tuple[int, ...], int] = field(default_factory=dict)
+    parted: Mapping[Channel, int] = field(default_factory=dict)
 
     def channels(self, rank: int) -> list[Channel]:
         """The channels that a rank is in, in the order in which it opens them."""
@@ -155,8 +156,8 @@ class Links(Protocol):
         """The swap of one expert group, for rows or for counts; None for a group of one."""
         ...
 
-    def parts(self, holders: tuple[int, ...]) -> Parts:
-        """The channel of holders that divide what they hold."""
+    def parts(self, kind: PartsKind, members: tuple[int, ...]) -> Parts:
+        """The channel of holders that divide what they hold, or of a tensor group."""
         ...
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:
@@ -184,7 +185,7 @@ class Alone:
     def swap(self, kind: SwapKind, members: tuple[int, ...]) -> Swap | None:
         return None
 
-    def parts(self, holders: tuple[int, ...]) -> Parts:
+    def parts(self, kind: PartsKind, members: tuple[int, ...]) -> Parts:
         raise ChannelError("a world of one rank divides nothing")
 
     def flat(self, name: str, elements: int, dtype: torch.dtype) -> Tensor | None:

@@ -48,8 +48,8 @@ class Opening(NamedTuple):
     """Channels that are opened together: none has a rank in common with another, and every rank of `ranks` is in one.
 
     edge: messages of the pipeline, from the first of `ranks` to the second; expert: exchanges between expert ranks;
-    counts: of how many rows these have; reduce: gradients and weights of buckets with the same holders; world: sums
-    over all ranks.
+    counts: of how many rows these have; tensor: rows that tensor ranks put together and take apart; reduce: gradients
+    and weights of buckets with the same holders; world: sums over all ranks.
 
     | columns | which of them a channel has |
     |---|---|
@@ -63,7 +63,7 @@ class Opening(NamedTuple):
     | all | all of them |
     """
 
-    kind: Literal["edge", "expert", "counts", "reduce", "world"]
+    kind: Literal["edge", "expert", "counts", "tensor", "reduce", "world"]
     ranks: tuple[Rank, ...]  # pipeline ranks
     columns: Literal["each", "block", "node", "across", "member", "tensor", "slice", "all"]
 

@@ -173,9 +173,14 @@ def test_sums_over_gloo_stage_a_second_buffer(nodes: int) -> None:
     flat = torch.ones(40)
     planned = staging(Instruction("scatter", 0, "", "W", "L1"), [Buffer("sums", (40,), "float32")], [], Received(0))
     with Live() as live:
-        work = GlooParts(Nobody()).scatter("it", flat)  # type: ignore[arg-type]
+        work = GlooParts(Nobody()).scatter("it", flat, flat)  # type: ignore[arg-type]
         assert planned == Staged(live.bytes if nodes > 1 else 0)
         assert live.bytes == flat.nbytes
+        del work
+    room = torch.empty(40)
+    with Live() as live:
+        work = GlooParts(Nobody()).scatter("it", flat, room)  # type: ignore[arg-type]
+        assert live.bytes == 0
         del work
 
 

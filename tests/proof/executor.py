@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from compiler.actions.node import EXCHANGES
 from compiler.ir import Bucket, Instruction, Plan, Program
 from tests.proof.turns import Line, always, slowest, take_turns
 
@@ -132,8 +133,8 @@ class Run:
         replicas = self.plan.replicas
         places = {(replica.tensor, holder) for replica in replicas for holder in replica.holders}
         computed = {place: self._computed(*place, ()) for place in places}
-        sums = {(each.name, holder): computed[each.tensor, holder] for each in replicas for holder in each.holders}
-        tensors = {replica.name: replica.tensor for replica in replicas}
+        sums = {(each.key, holder): computed[each.tensor, holder] for each in replicas for holder in each.holders}
+        tensors = {replica.key: replica.tensor for replica in replicas}
         totals: dict[tuple[Sum, ...], Sum] = {}
         for bucket in (*buckets_reduced(self.program), *(each for each in self.plan.buckets if each.sites)):
             if not bucket.sites:
@@ -232,7 +233,7 @@ class _Rank:
         if i.kind == "free":
             for name in i.reads:
                 values.pop(name).drop()
-        elif i.kind in ("counts", "dispatch", "combine", "gather", "scatter"):
+        elif i.kind in EXCHANGES:
             assert exchange not in self.exchanges
             self.exchanges[exchange] = given
             if i.kind == "scatter":

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from compiler.actions.node import EXCHANGES
 from compiler.ir import Body, Instruction, Invocation, Message, Program, Reduction
 
 T = TypeVar("T")
@@ -304,7 +305,7 @@ def _named(edit: Callable[..., Program], *rest: object) -> Mutation:
     return lambda program, generator: edit(program, generator, *rest)
 
 
-TALK, EXCHANGED = ("send", "receive"), ("counts", "dispatch", "combine", "gather", "scatter", "zeros")
+TALK, EXCHANGED = ("send", "receive"), (*EXCHANGES, "zeros")
 
 MUTATIONS: dict[str, Mutation] = {
     **{f"{how} an invocation": _named(edit_invocations, how) for how in LISTS},

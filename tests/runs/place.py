@@ -36,7 +36,7 @@ TIMINGS = ("tokens_per_s", "step_s", "time")  # what may differ between two runs
 TINY = """
 run {name} {{
   model = tiny, cluster = here, precision = {precision}
-  parallel {{ pipeline = {pipeline}, expert = {expert}, data = auto, zero = {zero} }}
+  parallel {{ pipeline = {pipeline}, expert = {expert}, data = auto{tensor}, zero = {zero} }}
   schedule {{ name = {schedule} }}
   train {{
     sequence = 16, micro_batch = 1, batch = {batch}, steps = {steps}
@@ -93,7 +93,7 @@ model tiny {{
 FOUR_RANKS = dict(name="tiny", pipeline=2, expert=2, zero=0, schedule="dualpipe", devices=4)
 ONE_RANK = dict(FOUR_RANKS, pipeline=1, expert=1, schedule="1f1b", devices=1)
 USUAL = dict(model=V3, precision="fp32", batch=8, steps=6, rate="2e-3", decay=0.1, source="corpus/*.py", top_k=2)
-USUAL |= dict(validate="", more="")
+USUAL |= dict(validate="", more="", tensor="")
 
 
 def spec_text(settings: dict[str, Any]) -> str:

@@ -35,13 +35,18 @@ def check(parts: Parts, world: int, rank: int) -> None:
             flats = [given(member, world, dtype, size) for member in range(world)]
             summed, gathered = flats[rank].clone(), torch.full_like(flats[rank], torch.nan)
             again, mine = flats[rank] * 2, slice(rank * size, (rank + 1) * size)
+            room = torch.full_like(again, torch.nan)
             gathered[mine] = flats[rank][mine]
-            started = [parts.scatter("one", summed), parts.gather("two", gathered), parts.scatter("three", again)]
+            started = [
+                parts.scatter("one", summed, summed),
+                parts.gather("two", gathered),
+                parts.scatter("three", again, room),
+            ]
             for work in started:
                 work.wait()
             total = sum(flats[1:], flats[0].clone())
             assert torch.equal(summed[mine], total[mine]), (dtype, size)
-            assert torch.equal(again[mine], 2 * total[mine]), (dtype, size)
+            assert torch.equal(room[mine], 2 * total[mine]), (dtype, size)
             assert torch.equal(gathered, torch.cat([f[m * size : (m + 1) * size] for m, f in enumerate(flats)]))
 
 
@@ -49,10 +54,10 @@ def main(folder: Path, world: int) -> int:
     def target(rank: int, world: int, board: Board) -> None:
         openings = tuple(Opening(kind, (0,), "all") for kind in ("reduce", "world"))  # type: ignore[arg-type]
         everyone = tuple(range(world))
-        wanted = Wanted(Mesh(pp=1, dp=world, ep=1, tp=1, cp=1), openings, {}, {everyone: 8 * PART})
+        wanted = Wanted(Mesh(pp=1, dp=world, ep=1, tp=1, cp=1), openings, {}, {("reduce", everyone): 8 * PART})
         for transport in ("memory", "gloo"):
             links = Endpoint(transport=transport, timeout_s=60).connect(rank, wanted)  # type: ignore[arg-type]
-            parts = links.parts(everyone)
+            parts = links.parts("reduce", everyone)
             for each in (parts, StagedParts(parts)):
                 check(each, world, rank)
 

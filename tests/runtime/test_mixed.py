@@ -55,14 +55,15 @@ def flats() -> dict[str, tuple[tuple[int, ...], int]]:
 
 def all_wanted() -> Wanted:
     found = flats()
-    return Wanted(WANTED.mesh, WANTED.openings, found, dict(found.values()))
+    parted = {("reduce", holders): size for holders, size in found.values()}
+    return Wanted(WANTED.mesh, WANTED.openings, found, parted)
 
 
 def check_parts(rank: int, parts: Parts, holders: tuple[int, ...], dtype: torch.dtype) -> None:
     """Holders that divide a tensor have the sums of their parts, and then all of it."""
     even = ELEMENTS // 4 * 4
     flat, expected = values(rank, dtype)[:even].clone(), in_order(holders, dtype)[:even]
-    parts.scatter("sums", flat).wait()
+    parts.scatter("sums", flat, flat).wait()
     mine = holders.index(rank)
     assert torch.equal(flat.chunk(len(holders))[mine], expected.chunk(len(holders))[mine])
     parts.gather("whole", flat).wait()
@@ -71,7 +72,7 @@ def check_parts(rank: int, parts: Parts, holders: tuple[int, ...], dtype: torch.
 
 def check_sums(rank: int, links: Links) -> None:
     """Every sum of a rank has the bits of one in the order of ranks."""
-    parts = {ranks: links.parts(ranks) for kind, ranks in links.carriers if kind == "reduce"}
+    parts = {ranks: links.parts("reduce", ranks) for kind, ranks in links.carriers if kind == "reduce"}
     for dtype in DTYPES:
         total = values(rank, dtype).view(7, 143)
         links.sums.all_reduce(total)

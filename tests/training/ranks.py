@@ -62,9 +62,10 @@ class CountedWriter:
 
 
 def counted(trainer: Trainer) -> list[CountedWriter]:
-    """Put a count on every pipe that takes parts of gradients or weights to another holder."""
+    """Put a count on every pipe that takes parts of gradients or weights to another holder, or rows to another tensor
+    rank."""
     found: list[CountedWriter] = []
-    for parts in trainer.executor.sharding.parts.values():
+    for parts in (*trainer.executor.sharding.parts.values(), trainer.executor.tensor_rows.parts):
         if isinstance(parts, HostParts):
             parts.writers = [CountedWriter(each) if each else None for each in parts.writers]  # type: ignore[misc]
             found += [each for each in parts.writers if isinstance(each, CountedWriter)]

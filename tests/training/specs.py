@@ -134,6 +134,18 @@ def pattern() -> Model:
     return base.model_copy(update={"layers": spans, "norm": "sandwich", "residual_scale": 0.5, **ends})
 
 
+def split() -> Model:
+    """Dense layers with all that tensor ranks split: two kinds, one with an attention of its own."""
+    keys = EVERYTHING.model_copy(update={"qk_norm": "head"})
+    spans = (
+        LayerRange(first=0, last=2, ffn=Dense(inner=22, bias=True), attention=keys),
+        LayerRange(first=1, last=3, by=2, ffn=Dense(inner=12, activation="geglu_tanh")),
+    )
+    base = model(gqa(qk_norm=None), spans[0].ffn, spans[1].ffn, mtp=True)
+    ends = {"tied": True, "embedding_scale": 4.0, "logit_scale": 0.5, "logit_cap": 2.0}
+    return base.model_copy(update={"layers": spans, "norm": "sandwich", "residual_scale": 0.5, **ends})
+
+
 MODELS = {
     "v3": model(mla(), Dense(inner=22), MOE, mtp=True),
     "v2": model(mla(query_rank=None, kv_rank=10), Dense(inner=22), V2_MOE, mtp=False),
@@ -143,6 +155,13 @@ MODELS = {
     "everything": model(EVERYTHING, Dense(inner=22, bias=True), BIASED_MOE, mtp=False).model_copy(
         update={"norm": "post"}
     ),
+    "split": split(),
+    "post": model(
+        gqa(qk_norm="head").model_copy(update={"kv_heads": 4, "bias": "all"}),
+        Dense(inner=24),
+        Dense(inner=12),
+        mtp=False,
+    ).model_copy(update={"norm": "post"}),
     "yarn": model(mla().model_copy(update={"rope": Rope(theta=100.0, scaling=YARN)}), Dense(inner=22), MOE, mtp=True),
 }
 
@@ -158,16 +177,20 @@ def spec(
     schedule: str = "dualpipe",
     precision: str = "fp64",
     documents: Literal["joined", "masked"] = "joined",
+    tensor: int = 1,
 ) -> Spec:
-    """`dp` ranks per pipeline rank, which `ep` divides; each pipeline runs `num_micro_batches`. One rank runs 1f1b."""
+    """`dp` data ranks per pipeline rank, which `ep` divides; each pipeline runs `num_micro_batches`. One rank runs
+    1f1b."""
     batch = num_micro_batches * dp * MICRO_BATCH
     tokens = steps * batch * SEQUENCE
     return Spec(
         name="differential",
         model=MODELS[of],
-        cluster=Cluster(name="c", nodes=1, node=Machine(devices=pp * dp, device=Device(name="cpu", memory=4 * 10**9))),
+        cluster=Cluster(
+            name="c", nodes=1, node=Machine(devices=pp * dp * tensor, device=Device(name="cpu", memory=4 * 10**9))
+        ),
         precision=BUILT_IN[precision],
-        parallel=Parallel(pipeline=pp, expert=ep, data=dp, zero=zero),
+        parallel=Parallel(pipeline=pp, expert=ep, data=dp, tensor=tensor, zero=zero),
         schedule=Schedule(name="1f1b" if pp == 1 else schedule),
         train=Train(
             sequence=SEQUENCE,

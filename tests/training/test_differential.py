@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ from compiler.plan import make_plan
 from compiler.plan.sharding import crossing_of
 from dsl.schema import Model, Spec
 from runtime.contract import RatePhase
+from runtime.contract.slices import Slice
 from runtime.rate import learning_rate
+from runtime.slices import cut
 from tests.reference.config import Config
 from tests.reference.model import Reference
 from tests.reference.training import AdamW, Recipe, balance_, clip_
@@ -142,12 +145,15 @@ def check(
         count = chosen.train.batch.end // (parallel.data * chosen.train.micro_batch)
         for rank in range(world):
             left = load_file(tmp_path / "out" / name / f"rank_{rank}.safetensors")
-            held |= compare(left, expected)
+            slices = {each.name: each.slice for each in plan.replicas if rank in each.holders}
+            held |= compare(left, expected, slices)
             if transport == "memory":
-                crossing = crossing_of(plan, rank // parallel.data, count)
-                assert left["sent"].item() == sum(crossing), "bytes of gradients and weights"
+                crossing = crossing_of(plan, rank // parallel.columns, count)
+                assert left["sent"].item() == sum(crossing), "bytes of gradients, weights and rows"
                 assert (crossing.gradients > 0, crossing.weights > 0) == (parallel.zero >= 2, parallel.zero == 3)
         assert held == expected["gradients"].keys(), "some parameter is on no rank"
+        rows = sum(crossing_of(plan, rank, count).rows for rank in range(parallel.pipeline))
+        assert (rows > 0) == (parallel.tensor > 1)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -218,12 +224,15 @@ def test_training_on_documents_that_see_themselves_alone(
     check(tmp_path, traced, specs, pp * dp)
 
 
-def compare(ours: Mapping[str, Tensor], expected: Mapping[str, Any]) -> set[str]:
-    """Every tensor a rank left against the reference; the parameters it holds."""
+def compare(
+    ours: Mapping[str, Tensor], expected: Mapping[str, Any], slices: Mapping[str, Slice | None] = MappingProxyType({})
+) -> set[str]:
+    """Every tensor a rank left against the reference, of which it has `slices`; the parameters it holds."""
     held = {name.removeprefix("gradient/") for name in ours if name.startswith("gradient/")}
     for name in held:
-        close(f"gradient of {name}", ours[f"gradient/{name}"], expected["gradients"][name], GRADIENT_TOLERANCE)
-        close(name, ours[f"weight/{name}"], expected["weights"][name], WEIGHT_TOLERANCE)
+        gradient, weight = (cut(expected[which][name], slices.get(name)) for which in ("gradients", "weights"))
+        close(f"gradient of {name}", ours[f"gradient/{name}"], gradient, GRADIENT_TOLERANCE)
+        close(name, ours[f"weight/{name}"], weight, WEIGHT_TOLERANCE)
     for name in (n.removeprefix("bias/") for n in ours if n.startswith("bias/")):
         assert torch.equal(ours[f"bias/{name}"], expected["weights"][name]), name
     for name, load in expected["loads"].items():

@@ -48,6 +48,17 @@ def test_what_is_divided_is_put_together_as_proven(
     measured_peaks(tmp_path, spec(pp, ep, dp, n, of=of, schedule=schedule, zero=zero))
 
 
+@pytest.mark.parametrize(
+    ("of", "pp", "dp", "n", "schedule"),
+    [("split", 2, 1, 4, "zbv"), ("split", 2, 1, 4, "dualpipe"), ("llama", 1, 2, 3, "1f1b")],
+)
+def test_rows_of_tensor_ranks_are_put_together_as_proven(
+    tmp_path: Path, of: str, pp: int, dp: int, n: int, schedule: str
+) -> None:
+    """Rows that are gathered, and sums that are scattered, are values of a program: they are counted to the byte."""
+    measured_peaks(tmp_path, spec(pp, 1, dp, n, of=of, schedule=schedule, tensor=2))
+
+
 @pytest.mark.parametrize("ep", [1, 2])
 def test_padded_rows_are_counted(tmp_path: Path, ep: int) -> None:
     """In blocks of FP8 the rows of an expert are padded to multiples of 128, by one rank too: they are counted to the
@@ -57,8 +68,8 @@ def test_padded_rows_are_counted(tmp_path: Path, ep: int) -> None:
 
 def measured_peaks(tmp_path: Path, chosen: Spec) -> list[int]:
     """Bytes of each rank in a step, by its ledger, which are those that the proof gives."""
-    pp, dp = chosen.parallel.pipeline, chosen.parallel.data
-    n = chosen.train.batch.end // (dp * chosen.train.micro_batch)
+    pp, dp = chosen.parallel.pipeline, chosen.parallel.columns
+    n = chosen.train.batch.end // (chosen.parallel.data * chosen.train.micro_batch)
     write_build(tmp_path / "build", compile_spec(chosen).files)
     run_module("tests.training.ledger", tmp_path, pp * dp)
     lowered = lower_spec(chosen)

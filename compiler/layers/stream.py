@@ -1,0 +1,101 @@
+"""What is between the parts of a layer that tensor ranks split: norms and sums, on rows of the residual stream.
+
+T tokens of a tensor rank · D hidden. The rows that attention and the feed-forward part read are put together behind
+these segments, and what they give is summed and taken apart in front of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compiler import ir
+from compiler.layers.builder import Constant, Place, segment
+from compiler.layers.residual import entering, entrance, exit_of, leaving, post_gain, pre_gain
+from dsl.schema import Dense, Gqa
+
+ENTER_PARAMETERS = {"norm": "attention.norm"}
+BETWEEN_PARAMETERS = {"post_norm": "attention.post_norm", "out_bias": "attention.out_bias", "norm": "ffn.norm"}
+LEAVE_PARAMETERS = {"post_norm": "ffn.post_norm", "down_bias": "ffn.down_bias"}
+
+
+def enter(ops: Any, p: Any, h_TD: Any, *, eps: float, pre: bool = True) -> tuple[Any, ...]:
+    """h, handed through, and what attention reads of it."""
+    return h_TD, entering(ops, p, h_TD, eps, pre)
+
+
+def between(
+    ops: Any,
+    p: Any,
+    h_TD: Any,
+    y_TD: Any,
+    *,
+    eps: float,
+    biased: bool = False,
+    pre: bool = True,
+    post: bool = False,
+    factor: float = 1.0,
+) -> tuple[Any, ...]:
+    """The residual h + y, of which attention gave y, and what the feed-forward part reads of it."""
+    y_TD = ops.add_bias(y_TD, p.out_bias) if biased else y_TD
+    residual_TD = ops.add(h_TD, leaving(ops, p, y_TD, eps, post, factor))
+    return residual_TD, entering(ops, p, residual_TD, eps, pre)
+
+
+def leave(
+    ops: Any,
+    p: Any,
+    h_TD: Any,
+    y_TD: Any,
+    *,
+    eps: float,
+    biased: bool = False,
+    post: bool = False,
+    factor: float = 1.0,
+) -> tuple[Any, ...]:
+    """The residual h + y, of which the feed-forward part gave y."""
+    y_TD = ops.add_bias(y_TD, p.down_bias) if biased else y_TD
+    return (ops.add(h_TD, leaving(ops, p, y_TD, eps, post, factor)),)
+
+
+def build_enter(place: Place) -> ir.Segment:
+    h = (place.input("h", place.T, place.D),)
+    return segment("enter", enter, pre_gain(place), h, ("entered", "x"), eps=place.model.norm_eps, **entrance(place))
+
+
+def build_between(place: Place) -> ir.Segment:
+    sizes = place.attention or place.model.attention
+    bias, biased = _bias(place, "out_bias", isinstance(sizes, Gqa) and sizes.bias == "all")
+    return segment(
+        "between",
+        between,
+        (*bias, *post_gain(place), *pre_gain(place)),
+        _both(place),
+        ("residual", "x"),
+        eps=place.model.norm_eps,
+        **biased,
+        **entrance(place),
+        **exit_of(place),
+    )
+
+
+def build_leave(place: Place) -> ir.Segment:
+    bias, biased = _bias(place, "down_bias", isinstance(place.ffn, Dense) and place.ffn.bias)
+    return segment(
+        "leave",
+        leave,
+        (*bias, *post_gain(place)),
+        _both(place),
+        ("out",),
+        eps=place.model.norm_eps,
+        **biased,
+        **exit_of(place),
+    )
+
+
+def _bias(place: Place, name: str, biased: bool) -> tuple[tuple[ir.Param, ...], dict[str, Constant]]:
+    """The bias of a sum over tensor ranks, if it has one, and what its segment says of it."""
+    return ((place.vector(name, place.D),), {"biased": True}) if biased else ((), {})
+
+
+def _both(place: Place) -> tuple[ir.Input, ...]:
+    return place.input("h", place.T, place.D), place.input("y", place.T, place.D)

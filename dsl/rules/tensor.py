@@ -1,0 +1,79 @@
+"""What tensor ranks can split, and into equal parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from math import gcd
+
+from dsl.rules.finding import Finding, nearest_divisor
+from dsl.schema import Dense, Gqa, Spec
+
+ONE = "write `tensor = 1`"
+WHOLE = {"mla": "latent projections are", "moe": "experts are", "custom": "a module is"}  # by kind of a block
+
+
+def layers_are_split(spec: Spec) -> Iterator[Finding]:
+    """Each tensor rank has as many heads as any other, with their keys, and as much of the width of a dense layer."""
+    if spec.parallel.tensor > 1:
+        yield from islice(_layers(spec, "E0819"), 1)  # of several layers that cannot be split, the first says enough
+
+
+def _layers(spec: Spec, code: str) -> Iterator[Finding]:
+    tensor = spec.parallel.tensor
+    own = [(f"model.layers.{i}.attention", s.attention) for i, s in enumerate(spec.model.layers) if s.attention]
+    for path, attention in (("model.attention", spec.model.attention), *own):
+        if not isinstance(attention, Gqa):
+            yield _whole(code, tensor, f"{WHOLE[attention.kind]} not split over ranks yet", path)
+        elif attention.qk_norm == "width":
+            yield _whole(code, tensor, "a norm over all heads is not split over ranks", f"{path}.qk_norm")
+        elif attention.kv_heads % tensor or attention.heads % tensor:
+            what = f"{attention.kv_heads:,} heads of keys and values, and {attention.heads:,} of queries"
+            heads = gcd(attention.heads, attention.kv_heads)
+            yield _uneven(code, tensor, what, heads, f"{path}.kv_heads")
+    for index, span in enumerate(spec.model.layers):
+        path, ffn = f"model.layers.{index}.ffn", span.ffn
+        if not isinstance(ffn, Dense):
+            yield _whole(code, tensor, f"{WHOLE[ffn.kind]} not split over ranks yet", path)
+        elif ffn.inner % tensor:
+            yield _uneven(code, tensor, f"inner = {ffn.inner:,}", ffn.inner, f"{path}.inner")
+
+
+def rows_are_split(spec: Spec) -> Iterator[Finding]:
+    """Between attention and dense parts, each tensor rank has as many rows of a micro-batch as any other."""
+    tensor, train = spec.parallel.tensor, spec.train
+    rows = train.micro_batch * train.sequence
+    if rows % tensor:
+        what = f"micro_batch · sequence = {rows:,} tokens"
+        yield _uneven("E0819", tensor, what, rows, "train.sequence")
+
+
+def adapters_are_whole(spec: Spec) -> Iterator[Finding]:
+    """Adapters are whole on each rank: of a weight that is split, A or B would be split too, and the other not."""
+    if spec.parallel.tensor > 1 and spec.adapter is not None:
+        yield _whole("E0819", spec.parallel.tensor, "adapters are not split over ranks yet", "adapter")
+
+
+def products_are_split(spec: Spec) -> Iterator[Finding]:
+    """Products read what is gathered as it is: quantised rows are not exchanged between tensor ranks."""
+    if spec.parallel.tensor > 1 and spec.precision.linear != spec.precision.compute:
+        why = f"products in {spec.precision.linear} are not split over ranks yet"
+        yield _whole("E0819", spec.parallel.tensor, why, "precision")
+
+
+def matrices_are_updated_whole(spec: Spec) -> Iterator[Finding]:
+    """An optimizer of matrices needs all of one; tensor ranks hold slices."""
+    optimizer = spec.train.optimizer
+    if spec.parallel.tensor > 1 and optimizer.unit == "matrix":
+        why = f"{optimizer.kind} updates whole matrices, and tensor ranks hold slices of them"
+        yield _whole("E0819", spec.parallel.tensor, why, "train.optimizer")
+
+
+def _whole(code: str, tensor: int, why: str, of: str) -> Finding:
+    return Finding(code, f"tensor = {tensor}: {why}", "parallel.tensor", ONE, (("which is given here", of),))
+
+
+def _uneven(code: str, tensor: int, what: str, whole: int, of: str) -> Finding:
+    message = f"tensor = {tensor} ranks cannot have equal parts of {what}"
+    hint = f"write `tensor = {nearest_divisor(whole, tensor)}`"
+    return Finding(code, message, "parallel.tensor", hint, (("this is split", of),))

@@ -1,0 +1,104 @@
+"""Layers that tensor ranks split, against the same model on one rank: all ranks in one process, with autograd through
+what they exchange, in float64. Brute force: whole weights are cut as the replica table says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from compiler import ir
+from compiler.plan.blocks import model_steps
+from compiler.plan.parameters import parameters, tensors
+from compiler.segments.interpret import interpret
+from dsl.schema import Dense, Gqa, Model, Spec
+from runtime.slices import cut
+from tests.segments import plain
+from tests.segments.running import assert_equal, by_autograd, by_segment, load
+from tests.segments.test_segments import arguments
+from tests.training.specs import EVERYTHING, MICRO_BATCH, SEQUENCE, gqa, model, spec
+
+TOKENS = MICRO_BATCH * SEQUENCE
+KEYS = gqa(qk_norm=None).model_copy(update={"kv_heads": 4})
+ALL = EVERYTHING.model_copy(update={"qk_norm": "head", "kv_heads": 4})
+MODELS = {
+    "llama": model(gqa(qk_norm=None), Dense(inner=12), Dense(inner=24), mtp=False),
+    "keys of each head": model(KEYS, Dense(inner=12), Dense(inner=12), mtp=True),
+    "all of attention": model(ALL, Dense(inner=12, activation="relu2"), Dense(inner=24, bias=True), mtp=False),
+    "sandwich": model(ALL, Dense(inner=12, activation="geglu_tanh"), Dense(inner=24), mtp=True).model_copy(
+        update={"norm": "sandwich", "residual_scale": 0.5, "tied": True, "logit_cap": 2.0, "embedding_scale": 3.0}
+    ),
+    "post": model(gqa(qk_norm="head"), Dense(inner=12), Dense(inner=24), mtp=False).model_copy(update={"norm": "post"}),
+}
+
+
+def of_ranks(of: Model, ranks: int) -> Spec:
+    return spec(1, 1, 1, 3, tensor=ranks).model_copy(update={"model": of})
+
+
+def loss_of(chosen: Spec, weights: dict[str, Tensor], data: dict[str, Tensor]) -> Tensor:
+    """The sum of the losses of all tensor ranks, each with its rows of the data and its slices of the weights."""
+    ranks = chosen.parallel.tensor
+    values: list[dict[str, Tensor]] = [
+        {name: rows.chunk(ranks)[rank] for name, rows in data.items()} for rank in range(ranks)
+    ]
+    for step in model_steps(chosen):
+        if isinstance(step, ir.Communication):
+            given = [mine[step.inputs[0]] for mine in values]
+            together = torch.cat(given) if step.kind == "gather" else sum(given[1:], given[0])
+            taken = [together] * ranks if step.kind == "gather" else together.chunk(ranks)
+            for mine, tensor in zip(values, taken, strict=True):
+                assert tuple(tensor.shape) == step.outputs[0].shape
+                mine[step.outputs[0].name] = tensor
+            continue
+        for rank, mine in enumerate(values):
+            held = {}
+            for param, (local, tensor) in zip(step.segment.params, step.params, strict=True):
+                held[local] = cut(weights[tensor], param.split.slice_of(rank) if param.split else None)
+                assert tuple(held[local].shape) == param.shape
+            results = step.segment.function(plain, SimpleNamespace(**held), *(mine[name] for name in step.inputs))
+            mine |= zip(step.outputs, results, strict=True)
+    losses = [mine[name] for mine in values for name in ("loss", "mtp_loss") if name in mine]
+    return torch.stack(losses).sum()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("of", MODELS)
+def test_all_ranks_together_are_the_model(of: str, ranks: int) -> None:
+    attention = MODELS[of].attention
+    assert isinstance(attention, Gqa)
+    ranks = min(ranks, attention.kv_heads)
+    alone, split = of_ranks(MODELS[of], 1), of_ranks(MODELS[of], ranks)
+    assert parameters(alone) == parameters(split)
+    generator = torch.Generator().manual_seed(ranks)
+    weights = {
+        row.name: torch.randn(row.shape, generator=generator, dtype=torch.float64).mul_(0.3).requires_grad_()
+        for row in tensors(alone, model_steps(alone))
+    }
+    data = {
+        name: torch.randint(0, 61, (TOKENS,), generator=generator)
+        for name in ("tokens", "targets", "mtp_tokens", "mtp_targets")
+    }
+    found = []
+    for chosen in (alone, split):
+        loss = loss_of(chosen, weights, data)
+        found.append((loss, torch.autograd.grad(loss, list(weights.values()))))
+    (one, wanted), (other, given) = found
+    assert abs(one - other) <= 1e-12 * abs(one)
+    for name, a, b in zip(weights, wanted, given, strict=True):
+        assert (a - b).abs().max() <= 1e-11 * a.abs().max(), name
+
+
+@pytest.mark.parametrize("of", MODELS)
+def test_emitted_parts_equal_autograd(of: str) -> None:
+    """F, I and W of every kind of segment of a split layer."""
+    seen = set()
+    for step in model_steps(of_ranks(MODELS[of], 2)):
+        if isinstance(step, ir.Use) and step.segment.key not in seen and step.site.startswith("L"):
+            seen.add(step.segment.key)
+            given = arguments(step.segment, 61)
+            assert_equal(by_segment(step.segment, load(step.segment), given), by_autograd(step.segment, given))
+            assert interpret(step.segment).again == ()
+    assert {key[0] for key in seen} == {"enter", "attention", "between", "dense", "leave"}

@@ -1,0 +1,60 @@
+"""Layers that tensor ranks split, against plain autograd: in float64, in real processes, as in test_differential.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler.emit.segment_cache import Segments
+from tests.training.specs import spec
+from tests.training.test_differential import STEPS, check
+
+
+@pytest.fixture(scope="module")
+def traced() -> Segments:
+    """Segments traced so far: meshes share most of them."""
+    return Segments()
+
+
+# Model and schedule, then pipeline, data and tensor ranks, and ZeRO stage.
+SPLIT = [
+    ("llama", "1f1b", 1, 1, 2, 0),
+    ("llama", "dualpipe", 2, 2, 2, 1),
+    ("llama", "zbv", 2, 1, 2, 0),
+    ("llama", "1f1b", 1, 2, 2, 3),
+    ("split", "1f1b", 2, 1, 2, 1),
+    ("split", "dualpipe", 2, 1, 2, 0),
+    ("split", "1f1b", 1, 2, 2, 2),
+    ("post", "1f1b", 1, 1, 4, 0),
+]
+
+
+@pytest.mark.parametrize(("of", "schedule", "pp", "dp", "tp", "zero"), SPLIT)
+def test_training_on_tensor_ranks_equals_autograd(
+    tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, dp: int, tp: int, zero: int
+) -> None:
+    specs = {"only": spec(pp, 1, dp, 2 * pp, STEPS, zero, of, schedule, tensor=tp)}
+    check(tmp_path, traced, specs, pp * dp * tp)
+
+
+@pytest.mark.parametrize(("schedule", "pp"), [("1f1b", 1), ("zbv", 2)])
+def test_training_on_tensor_ranks_with_documents_apart(
+    tmp_path: Path, traced: Segments, schedule: str, pp: int
+) -> None:
+    """Attention has all rows of a sequence, and where its documents begin."""
+    specs = {"only": spec(pp, 1, 1, 2 * pp, STEPS, 1, "split", schedule, documents="masked", tensor=2)}
+    check(tmp_path, traced, specs, pp * 2)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_training_on_tensor_ranks_over_gloo(tmp_path: Path, traced: Segments, zero: int) -> None:
+    specs = {"only": spec(1, 1, 2, 2, STEPS, zero, "split", "1f1b", tensor=2)}
+    check(tmp_path, traced, specs, 4, transport="gloo")
+
+
+def test_a_pipeline_rank_without_layers(tmp_path: Path, traced: Segments) -> None:
+    """Under zbv the first rank of two may have the embedding and the head alone: it exchanges no rows."""
+    chosen = spec(2, 1, 1, 4, STEPS, 1, "llama", "zbv", tensor=2)
+    chosen = chosen.model_copy(update={"parallel": chosen.parallel.model_copy(update={"layout": "E|tt|tt|L"})})
+    check(tmp_path, traced, {"only": chosen}, 4)
