@@ -293,6 +293,12 @@ Attention with a window visits only blocks of keys that some query of a block se
 times the window. A softcap and sinks are options of the same text. Heads of grouped queries may be 256 columns wide
 in BF16, others 128. Activations beside SwiGLU have kernels of their own, in BF16 and FP32: FP8 recipes
 quantise their results in a second pass.
+
+Where sequences hold several documents that are kept apart ([ADR 28](adr/0028-documents-are-starts.md)), attention and
+rotation have the same text with one option more. A block of queries visits keys from the first document of its first
+row on, a block of keys queries up to the end of the document of its last. Tiles are dealt to programs as if each
+sequence were one document, since only the device knows where documents begin. With short ones programs that are done
+draw what is left ([ADR 25](adr/0025-programs-draw-their-tiles.md)).
 """
 
 HOW = """## How a kernel is known to be right without a GPU

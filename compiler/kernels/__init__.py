@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.ir import Buffer
-from compiler.kernels.kernel import Choice, KernelFile, begins, render
+from compiler.kernels.kernel import Choice, KernelFile, render
 from compiler.kernels.on_torch import ON_TORCH, of_cpus
 
 __all__ = ["KERNELS", "ON_TORCH", "KernelFile", "emit_kernel", "reason"]
@@ -54,8 +54,6 @@ def reason(op: str, arguments: Sequence[Any]) -> str:
         return ON_TORCH[op]
     if of_cpus(op):
         return "its format is computed on CPUs alone"
-    if begins(arguments):
-        return "no kernel keeps documents of a sequence apart"
     if op not in KERNELS:
         return "nobody has written a kernel for it"
     dtypes = {each.dtype for each in arguments if isinstance(each, Buffer)}

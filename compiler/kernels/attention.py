@@ -50,11 +50,13 @@ def _choose(
     kept: bool = False,
     both: bool = False,
     bounds: Bounds | None = None,
+    documents: bool = False,
 ) -> Choice | None:
     """Sequences of S, H heads in groups of `group`, their columns [nope | rope] and value; latent if there is nope.
 
     `kept`: the result is E5M6, of which the forward makes E4M3 as well. `both`: gradients of keys and values are E4M3,
-    by rows and by columns. For either, values are a tile wide (`compiler.segments.passes` says what else).
+    by rows and by columns. For either, values are a tile wide (`compiler.segments.passes` says what else). `documents`:
+    of which sequences may hold several, that are kept apart.
     """
     dtype = next(iter(dtypes))
     blocks = {name: max(16, power_of_two(size)) for name, size in (("NOPE", nope), ("ROPE", rope), ("VALUE", value))}
@@ -69,14 +71,15 @@ def _choose(
     sizes = {"S": S, "H": H, "GROUP": group, "SHARED": H if nope else group, "SCALE": (nope + rope) ** -0.5}
     sizes |= {"NOPE": nope, "ROPE": rope, "VALUE": value, **{f"BLOCK_{name}": size for name, size in blocks.items()}}
     window, softcap, sinks = bounds or Bounds(S, 0.0, False)
+    cut, mask = documents or window < S, f"{bounds or ''}{'_documents' * documents}"
     bend = sizes["SCALE"] / softcap if softcap else None
     sizes["SCALE"] = softcap or sizes["SCALE"]
     ragged = any(size * BYTES[dtype] % 16 for size in (nope, rope, value))
-    forward, queries, by_keys, by_values = _launches(S, keys, blocks["VALUE"], dtype, ragged, window < S)
+    forward, queries, by_keys, by_values = _launches(S, keys, blocks["VALUE"], dtype, ragged, window < S, documents)
     if kept and S % 128:  # masks of rows beside the two formats: of 128 rows 48 bytes spill on 3.9, 256 on 3.6
         forward["M"] = 64
     return Choice(
-        name=f"{name}_s{S}_h{H}_{'n' if nope else 'g'}{nope or H // group}_r{rope}_v{value}_{dtype}{bounds or ''}",
+        name=f"{name}_s{S}_h{H}_{'n' if nope else 'g'}{nope or H // group}_r{rope}_v{value}_{dtype}{mask}",
         template=template,
         values=(
             ("mla", nope > 0),
@@ -84,13 +87,14 @@ def _choose(
             ("both", both),
             ("bounded", bounds is not None),
             ("window", window < S),
+            ("documents", documents),
             ("softcap", bool(softcap)),
             ("sinks", sinks),
             ("WINDOW", window),
             ("SOFTCAP", softcap),
             ("BEND", bend),
-            ("LOW", Name("low") if window < S else 0),  # where keys of a block of queries begin
-            ("STOP", Name("stop" if window < S else "end")),  # where queries of a block of keys end
+            ("LOW", Name("low") if cut else 0),  # where keys of a block of queries begin
+            ("STOP", Name("stop" if cut else "end")),  # where queries of a block of keys end
             ("ahead", dtype != "float32"),
             ("hoist", nope > 0 if dtype != "float32" else keys + blocks["VALUE"] > 160),
             ("S", S),
@@ -119,7 +123,7 @@ Launch = dict[str, int | bool]
 
 
 def _launches(
-    S: int, width: int, value: int, dtype: str, ragged: bool, windowed: bool
+    S: int, width: int, value: int, dtype: str, ragged: bool, windowed: bool, documents: bool
 ) -> tuple[Launch, Launch, Launch, Launch | None]:
     """The launches of the forward, of dq, and of dk and dv, for keys and values of these widths.
 
@@ -144,7 +148,8 @@ def _launches(
         columns = 32 if width + value <= 64 else 16  # of narrow heads 16 spill 8 bytes on 3.9 for sm_90
         forward, stages = (rows, columns, eight), 1
         queries = (32, 16, four if not together and width + value <= 192 else eight)
-        by_keys = (32, 32, eight) if 256 < width + value <= 320 else (16, rows, eight)
+        # Of 256, with documents beside a window, dk spills 8 to 16 keys on 3.6.
+        by_keys = (32, 32, eight) if 256 - documents < width + value <= 320 else (16, rows, eight)
     elif ragged:  # rows are copied element by element
         # Of narrow heads eight warps spill 8 bytes in the forward on 3.6 for sm_100.
         forward, stages = (64, 32, four if width + value <= 64 else eight), 1
@@ -164,8 +169,10 @@ def _launches(
         return {"M": rows, "N": columns, "num_warps": warps, "num_stages": stages, **FUSION}
 
     keys = {"DK": True, "DV": together, **launch(*by_keys)}
-    # In FP32 32 queries and keys spill 16 bytes on 3.6; beside a window, 16 spill 8 there, and 32 none.
-    by_values = by_keys if dtype != "float32" else (32, 32, eight) if windowed else (16, 16, eight)
+    # In FP32 32 queries and keys spill 16 bytes on 3.6; beside a window, 16 spill 8 there, and 32 none. With
+    # documents 16 spill 8 on 3.9 in heads of 128, and 32 keys of wider ones 8 on 3.6.
+    columns = 32 if windowed or (documents and width + value <= 256) else 16
+    by_values = by_keys if dtype != "float32" else (32 if windowed else 16, columns, eight)
     values = None if together else {"DK": False, "DV": True, **launch(*by_values)}
     return launch(*forward), launch(*queries), keys, values
 
@@ -182,29 +189,25 @@ def _power_within(size: int) -> int:
 
 
 def _mla(sms: int, op: str, q: Buffer, kv: Buffer, k_rope: Buffer, *sizes: Any) -> Choice | None:
-    if begins(sizes):
-        return None
     S, H, nope, rope, value, *_ = sizes
     template = "attention_dgrad" if "_dgrad" in op else "attention"
-    more: dict[str, Any] = {"kept": "e5m6" in op, "both": "both" in op}
+    more: dict[str, Any] = {"kept": "e5m6" in op, "both": "both" in op, "documents": begins(sizes)}
     return _choose(template, op, {q.dtype, kv.dtype, k_rope.dtype}, sms, S, H, 1, nope, rope, value, **more)
 
 
 def _gqa(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, *sizes: Any) -> Choice | None:
-    if begins(sizes):
-        return None
     S, H, G, *_ = sizes
     width, template = int(q.shape[1]) // H, op.replace("gqa_", "")
-    return _choose(template, op, {q.dtype, k.dtype, v.dtype}, sms, S, H, H // G, 0, width, width)
+    dtypes = {q.dtype, k.dtype, v.dtype}
+    return _choose(template, op, dtypes, sms, S, H, H // G, 0, width, width, documents=begins(sizes))
 
 
 def _bounded(sms: int, op: str, q: Buffer, k: Buffer, v: Buffer, sinks: bool, *sizes: Any) -> Choice | None:
-    if begins(sizes):
-        return None
     S, H, G, _, window, softcap, *_ = sizes
     width, template = int(q.shape[1]) // H, op.replace("bounded_", "")
     bounds = Bounds(min(window or S, S), softcap, sinks)
-    return _choose(template, op, {q.dtype, k.dtype, v.dtype}, sms, S, H, H // G, 0, width, width, bounds=bounds)
+    more: dict[str, Any] = {"bounds": bounds, "documents": begins(sizes)}
+    return _choose(template, op, {q.dtype, k.dtype, v.dtype}, sms, S, H, H // G, 0, width, width, **more)
 
 
 def _of_result(choose: Callable[..., Choice | None], op: str, tensors: int = 1) -> Callable[..., Choice | None]:

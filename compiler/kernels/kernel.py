@@ -44,7 +44,7 @@ class KernelFile:
 
 
 def begins(arguments: Sequence[Any]) -> bool:
-    """Whether the last of an op's arguments says where documents begin, which no kernel reads: the op runs on torch."""
+    """Whether the last of an op's arguments says where documents begin."""
     return bool(arguments) and isinstance(arguments[-1], Buffer) and arguments[-1].dtype == "int32"
 
 

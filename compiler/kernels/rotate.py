@@ -12,7 +12,7 @@ STREAMS = {"_turn": ("ld.global.L1::evict_first",)}
 TILE = 2048  # columns of several heads of several tokens that a program owns
 
 
-def choose(x: Buffer, heads: int, first: int, width: int) -> Choice | None:
+def choose(x: Buffer, heads: int, first: int, width: int, documents: bool) -> Choice | None:
     """Heads whose columns fit into a program; rotated columns begin with an even one, so that pairs lie together."""
     columns = int(x.shape[1]) // heads
     block = power_of_two(columns)
@@ -21,14 +21,22 @@ def choose(x: Buffer, heads: int, first: int, width: int) -> Choice | None:
     num = min(power_of_two(heads), TILE // block)
     launch = {"TOKENS": TILE // (block * num), "HEADS": num, "num_warps": 4, **FUSION}
     return Choice(
-        name=f"rotate_h{heads}_c{columns}_f{first}_r{width}_{x.dtype}",
+        name=f"rotate_h{heads}_c{columns}_f{first}_r{width}_{x.dtype}{'_documents' * documents}",
         template="rotate",
-        values=(("HEADS", heads), ("C", columns), ("BLOCK", block), ("FIRST", first), ("R", width), ("LAUNCH", launch)),
+        values=(
+            ("documents", documents),
+            ("HEADS", heads),
+            ("C", columns),
+            ("BLOCK", block),
+            ("FIRST", first),
+            ("R", width),
+            ("LAUNCH", launch),
+        ),
     )
 
 
 def _row(sms: int, x: Buffer, sequence: int, heads: int, first: int, width: int, *how: Any) -> Choice | None:
-    return None if begins(how) else choose(x, heads, first, width)
+    return choose(x, heads, first, width, documents=begins(how))
 
 
 OPS: dict[str, Callable[..., Choice | None]] = {"rotate": _row, "rotate_dgrad": _row}

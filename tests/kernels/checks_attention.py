@@ -11,7 +11,7 @@ from torch import Tensor
 import tests.kernels.interpreted as interpreted
 from compiler.kernels.kernel import LEGS
 from runtime import ops
-from runtime.ops.causal import angles, back, columns, split_heads
+from runtime.ops.causal import angles, back, columns, split_heads, starts_of_heads, turns
 from tests.kernels.checks_quantise import bytes_of, moved, same
 from tests.kernels.checks_quantise_e5m6 import unsigned
 from tests.kernels.interpreted import NUM_SMS, double, random, run
@@ -24,6 +24,29 @@ CHECKED = (
     "dequantise_mla_attention_dgrad_e5m6", "dequantise_mla_attention_dgrad_quantise_both_e5m6",
 )  # fmt: skip
 THETA = 100.0  # so that all columns turn a good deal in short sequences
+Lengths = tuple[int, ...]  # of the documents of a sequence; of () there is one, and no kernel is told of it
+
+
+def starts_of(B: int, S: int, lengths: Lengths) -> tuple[Tensor, ...]:
+    """Where documents begin, [B·S]: of these lengths, the last one to the end of the sequence. Every other sequence has
+    them the other way round."""
+    if not lengths:
+        return ()
+    found = torch.empty(B, S, dtype=torch.int32)
+    for b in range(B):
+        begins = torch.tensor([0, *lengths[:: -1 if b % 2 else 1]]).cumsum(0)
+        found[b] = begins[torch.searchsorted(begins, torch.arange(S), right=True) - 1]
+    return (found.flatten(),)
+
+
+def angles_of(B: int, S: int, width: int, starts: tuple[Tensor, ...]) -> Tensor:
+    """The angles of each position in its document, BSr."""
+    return turns(angles(S, width, THETA, torch.float64, torch.device("cpu")), *(starts or (None,))).expand(B, S, -1)
+
+
+def heads_of(starts: tuple[Tensor, ...], S: int, heads: int) -> Tensor | None:
+    """Where documents begin for the heads of all sequences, PS."""
+    return starts_of_heads(*starts, S, heads) if starts else None
 
 
 # ---------------------------------------------------------------- latent
@@ -42,35 +65,38 @@ def mla_operands(dtype: torch.dtype, sizes: Sizes) -> tuple[Any, ...]:
     return q, kv, k_rope, S, H, nope, rope, value, THETA
 
 
-def mla(dtype: torch.dtype, sizes: Sizes) -> None:
+def mla(dtype: torch.dtype, sizes: Sizes, lengths: Lengths = ()) -> None:
     B, S, H, nope, rope, value = sizes
-    args = q, kv, k_rope, *more = mla_operands(dtype, sizes)
+    starts = starts_of(B, S, lengths)
+    args = q, kv, k_rope, *more = *mla_operands(dtype, sizes), *starts
     do = random(B * S, H * value, dtype=dtype, seed=4)
     o, lse = run("mla_attention", *args)
     q64, kv64, k_rope64, do64, o64, lse64 = double(q, kv, k_rope, do, o, lse)
     o_exact, lse_exact = ops.mla_attention(q64, kv64, k_rope64, *more)
 
-    angles_Sr = angles(S, rope, THETA, torch.float64, q.device)
+    angles_BSr, bounds = angles_of(B, S, rope, starts), Bounds(starts_PS=heads_of(starts, S, H))
+    angles_PSr = angles_BSr.repeat_interleave(H, dim=0)
     by_head = split_heads(q64, S, H).flatten(0, 1)
     kv_by_head = split_heads(kv64, S, H).flatten(0, 1)
-    moved = turned(Near.of(split_heads(k_rope64, S, 1)), angles_Sr).rounded(dtype)
+    moved = turned(Near.of(split_heads(k_rope64, S, 1)), angles_BSr[:, None]).rounded(dtype)
     moved = moved.map(lambda x: x.expand(B, H, S, rope).flatten(0, 1))
-    queries = cat(Near.of(by_head[..., :nope]), turned(Near.of(by_head[..., nope:]), angles_Sr).rounded(dtype))
+    queries = cat(Near.of(by_head[..., :nope]), turned(Near.of(by_head[..., nope:]), angles_PSr).rounded(dtype))
     keys, values = cat(Near.of(kv_by_head[..., :nope]), moved), Near.of(kv_by_head[..., nope:])
-    near_o, near_lse = attend(queries, keys, values, dtype)
+    near_o, near_lse = attend(queries, keys, values, dtype, bounds)
     close(o, near_o.map(lambda x: columns(x, H)), dtype, o_exact)
     close(lse, near_lse, torch.float32, lse_exact)
 
     found = run("mla_attention_dgrad", do, q, kv, k_rope, o, lse, *more)
     expected = ops.mla_attention_dgrad(do64, q64, kv64, k_rope64, o64, lse64, *more)
     do_by_head, o_by_head = (split_heads(x, S, H).flatten(0, 1) for x in (do64, o64))
-    dq, dk, dv = attend_dgrad(do_by_head, o_by_head, lse64.view(B * H, S, 1), queries, keys, values, dtype)
-    dq = cat(dq.map(lambda x: x[..., :nope]), turned(dq.map(lambda x: x[..., nope:]), back(angles_Sr)))
+    lse_by_head = lse64.view(B * H, S, 1)
+    dq, dk, dv = attend_dgrad(do_by_head, o_by_head, lse_by_head, queries, keys, values, dtype, bounds=bounds)
+    dq = cat(dq.map(lambda x: x[..., :nope]), turned(dq.map(lambda x: x[..., nope:]), back(angles_PSr)))
     dkv = cat(dk.map(lambda x: x[..., :nope]), dv)
     dk_rope = dk.map(lambda x: x[..., nope:].unflatten(0, (B, H))).sum(1)
     close(found[0], dq.map(lambda x: columns(x, H)), dtype, expected[0])
     close(found[1], dkv.map(lambda x: columns(x, H)), dtype, expected[1])
-    close(found[2], turned(dk_rope, back(angles_Sr)), dtype, expected[2])
+    close(found[2], turned(dk_rope, back(angles_BSr)), dtype, expected[2])
 
 
 def in_tiles(sizes: Sizes, pow2: bool, special: bool) -> None:
@@ -135,16 +161,18 @@ def gqa_operands(dtype: torch.dtype, sizes: Grouped) -> tuple[Any, ...]:
     return q, k, v, S, G * group, G, THETA
 
 
-def gqa(dtype: torch.dtype, sizes: Grouped) -> None:
-    grouped("gqa_attention", dtype, sizes, (), (), FREE)
+def gqa(dtype: torch.dtype, sizes: Grouped, lengths: Lengths = ()) -> None:
+    grouped("gqa_attention", dtype, sizes, (), (), FREE, lengths)
 
 
-def bounded(dtype: torch.dtype, sizes: Grouped, window: int, softcap: float, sinks: bool) -> None:
+def bounded(
+    dtype: torch.dtype, sizes: Grouped, window: int, softcap: float, sinks: bool, lengths: Lengths = ()
+) -> None:
     """What each of the bounds changes alone, and what they change together."""
     B, H = sizes[0], sizes[2] * sizes[3]
     of_heads = random(H, dtype=dtype, seed=5) if sinks else None
     bounds = Bounds(window, softcap, of_heads.double().repeat(B) if of_heads is not None else None)
-    grouped("bounded_attention", dtype, sizes, (of_heads,), (window, softcap), bounds)
+    grouped("bounded_attention", dtype, sizes, (of_heads,), (window, softcap), bounds, lengths)
 
 
 def sinks_of_nothing(sizes: Grouped, window: int) -> None:
@@ -196,11 +224,13 @@ def grouped(
     sinks: tuple[Tensor | None, ...],
     constants: tuple[float, ...],
     bounds: Bounds,
+    lengths: Lengths,
 ) -> None:
-    """The op with more arguments: sinks behind the values, constants at the end."""
+    """The op with more arguments: sinks behind the values, constants at the end, and where documents begin."""
     B, S, G, group, C = sizes
     q, k, v, *rest = gqa_operands(dtype, sizes)
-    H, more, do = G * group, (*rest, *constants), random(B * S, G * group * C, dtype=dtype, seed=4)
+    H, starts = G * group, starts_of(B, S, lengths)
+    more, do = (*rest, *constants, *starts), random(B * S, H * C, dtype=dtype, seed=4)
     o, lse = run(op, q, k, v, *sinks, *more)
     q64, k64, v64, do64, o64, lse64 = double(q, k, v, do, o, lse)
     wide_sinks = tuple(each if each is None else each.double() for each in sinks)
@@ -209,12 +239,13 @@ def grouped(
     def shared(x: Tensor) -> Tensor:
         return x.unflatten(0, (B, G)).repeat_interleave(group, dim=1).flatten(0, 1)
 
-    angles_Sr = angles(S, C, THETA, torch.float64, q.device)
+    bounds = bounds._replace(starts_PS=heads_of(starts, S, H))
+    of_queries, of_keys = (angles_of(B, S, C, starts).repeat_interleave(heads, dim=0) for heads in (H, G))
     q_by_head, k_by_head, v_by_head = (
         split_heads(x.contiguous(), S, h).flatten(0, 1) for x, h in ((q64, H), (k64, G), (v64, G))
     )
-    queries = turned(Near.of(q_by_head), angles_Sr).rounded(dtype)
-    keys, values = turned(Near.of(k_by_head), angles_Sr).rounded(dtype).map(shared), Near.of(shared(v_by_head))
+    queries = turned(Near.of(q_by_head), of_queries).rounded(dtype)
+    keys, values = turned(Near.of(k_by_head), of_keys).rounded(dtype).map(shared), Near.of(shared(v_by_head))
     near_o, near_lse = attend(queries, keys, values, dtype, bounds)
     close(o, near_o.map(lambda x: columns(x, H)), dtype, o_exact)
     close(lse, near_lse.map(lambda x: x.view(B, G, group, S).mT), torch.float32, lse_exact)
@@ -225,20 +256,48 @@ def grouped(
     lse_by_head = lse64.mT.reshape(B * H, S, 1)
     dq, dk, dv = attend_dgrad(do_by_head, o_by_head, lse_by_head, queries, keys, values, dtype, group, bounds)
     dk, dv = (d.map(lambda x: x.unflatten(0, (B * G, group)).sum(1)) for d in (dk, dv))
-    close(found[0], turned(dq, back(angles_Sr)).map(lambda x: columns(x, H)), dtype, expected[0])
-    close(found[1], turned(dk, back(angles_Sr)).map(lambda x: columns(x, G)), dtype, expected[1])
+    close(found[0], turned(dq, back(of_queries)).map(lambda x: columns(x, H)), dtype, expected[0])
+    close(found[1], turned(dk, back(of_keys)).map(lambda x: columns(x, G)), dtype, expected[1])
     close(found[2], dv.map(lambda x: columns(x, G)), dtype, expected[2])
 
 
-# ---------------------------------------------------------------- both
+def moves_what_documents_need() -> None:
+    """Blocks of keys from that of a block's first document on, and of queries up to the end of its last: of documents
+    that are 128 tokens long, those on the diagonal."""
+    B, S, G, group, C = sizes = 2, 512, 1, 2, 32
+    q, k, v, *more = *gqa_operands(torch.bfloat16, sizes), *starts_of(B, S, (128,) * 3)
+    T, blocks = B * S, B * G * group * (S // 128)
+    told = 4 * 2 * T  # where documents begin, for what turns
+    turn = 2 * 2 * T * (group + G) * C + 2 * 4 * T * C + told
+    queue = 4 * (2 * LEGS * NUM_SMS + 1)
+    with moved() as count:
+        o, lse = run("gqa_attention", q, k, v, *more)
+    of_rows = 4 * blocks * (128 + 2)  # and of its first row and its last
+    keys, values = blocks * (128 + 64), blocks * 128  # 64 of the last keys again
+    assert count[0] == turn + queue + 4 * blocks + of_rows + bytes_of(q, o, lse) + 2 * C * (keys + values)
+
+    do = random(*o.shape, dtype=torch.bfloat16, seed=4)
+    with moved() as count:
+        run("gqa_attention_dgrad", do, q, k, v, o, lse, *more)
+    rows = bytes_of(do, o) + 3 * bytes_of(lse)  # delta and lse in base 2
+    angles_read = 4 * T * (group + G) * C
+    by_queries = bytes_of(q, do, q) + 2 * bytes_of(lse) + 2 * 2 * C * values + of_rows + 4 * blocks * 128
+    tiles = blocks // group
+    of_keys = 4 * tiles * (128 + 2 + 128)
+    by_keys = 2 * bytes_of(k, v) + blocks * 128 * (2 * 2 * C + 8) + of_keys
+    queues = 2 * queue + 4 * (blocks + tiles)
+    assert count[0] == turn + queues + rows + angles_read + by_queries + by_keys
+
+
+# ---------------------------------------------------------------- all
 
 
 OPERANDS: dict[str, Callable[..., tuple[Any, ...]]] = {"mla": mla_operands, "gqa": gqa_operands}
 
 
-def results(op: str, dtype: torch.dtype, sizes: Any) -> list[Tensor]:
+def results(op: str, dtype: torch.dtype, sizes: Any, lengths: Lengths = ()) -> list[Tensor]:
     """Results of the forward, then those of the backward."""
-    operands = OPERANDS[op](dtype, sizes)
+    operands = *OPERANDS[op](dtype, sizes), *starts_of(*sizes[:2], lengths)
     o, lse = run(f"{op}_attention", *operands)
     do = random(*o.shape, dtype=dtype, seed=4)
     return [o, lse, *run(f"{op}_attention_dgrad", do, *operands[:3], o, lse, *operands[3:])]
@@ -254,17 +313,37 @@ def random_sizes(seed: int) -> None:
     gqa(torch.bfloat16, (B, S, G, heads, 2 * half))
 
 
-def nothing(op: str, sizes: Any) -> None:
+def random_documents(seed: int) -> None:
+    """Documents of any lengths, with and without a window, a softcap and sinks."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(end: int) -> int:
+        return int(torch.randint(1, end + 1, (), generator=generator))
+
+    B, S, longest = drawn(2), drawn(300), drawn(200)
+    lengths = tuple(drawn(longest) for _ in range(drawn(9)))
+    mla(torch.bfloat16, (B, S, drawn(2), drawn(24), 2 * drawn(12), drawn(24)), lengths)
+    grouped_sizes = B, S, drawn(2), drawn(3), 2 * drawn(16)
+    bounded(torch.bfloat16, grouped_sizes, drawn(S + 10), 6.0 * (drawn(2) - 1), drawn(2) > 1, lengths)
+
+
+def one_document_is_none(op: str, dtype: torch.dtype, sizes: Any) -> None:
+    """Told that sequences are one document each, kernels leave each bit as it is if they are not told."""
+    for found, expected in zip(results(op, dtype, sizes, (sizes[1],)), results(op, dtype, sizes), strict=True):
+        assert torch.equal(found, expected)
+
+
+def nothing(op: str, sizes: Any, lengths: Lengths) -> None:
     """No tokens give empty results."""
-    assert all(result.numel() == 0 for result in results(op, torch.bfloat16, sizes))
+    assert all(result.numel() == 0 for result in results(op, torch.bfloat16, sizes, lengths))
 
 
-def bits_are_equal(op: str, dtype: torch.dtype, sizes: Any) -> None:
+def bits_are_equal(op: str, dtype: torch.dtype, sizes: Any, lengths: Lengths = ()) -> None:
     """Bits are equal from run to run, and for any number of programs that share the tiles."""
-    first, before = results(op, dtype, sizes), interpreted.NUM_SMS
+    first, before = results(op, dtype, sizes, lengths), interpreted.NUM_SMS
     try:
         for interpreted.NUM_SMS in (before, 1, 7):
-            for again, expected in zip(results(op, dtype, sizes), first, strict=True):
+            for again, expected in zip(results(op, dtype, sizes, lengths), first, strict=True):
                 assert torch.equal(again, expected)
     finally:
         interpreted.NUM_SMS = before

@@ -11,19 +11,26 @@ CHECKED = ("rotate", "rotate_dgrad")
 RAMPS = {"pairs": (-0.5, 3.5, 0.0), "turns": (0.5, 2.0, 20.0), "plain": (0.0, 1.0, 0.0)}
 
 
-def rotate(dtype: torch.dtype, sequence: int, heads: int, first: int, width: int, behind: int, ramp: str) -> None:
-    """Both ops on two sequences whose rows are columns of wider ones, for one head and for several."""
+def rotate(
+    dtype: torch.dtype, sequence: int, heads: int, first: int, width: int, behind: int, ramp: str, documents: bool
+) -> None:
+    """Both ops on two sequences whose rows are columns of wider ones, for one head and for several. `documents`: a few
+    in each, as long as they come."""
     columns = first + width + behind
     x = random(2 * sequence, heads * columns + 3, dtype=dtype, seed=1)[:, : heads * columns]
     low, high, original = RAMPS[ramp]
     factor = 1.0 if ramp == "plain" else 8.0
     how = sequence, heads, first, width, 50.0, factor, low, high, original, 1.3, 0.7
+    starts: tuple[torch.Tensor, ...] = ()
+    if documents:
+        begins = torch.rand(2, sequence, generator=torch.Generator().manual_seed(2)) < 0.3
+        starts = (torch.where(begins, torch.arange(sequence), 0).cummax(1).values.flatten().to(torch.int32),)
     rows = x.double().reshape(-1, heads, columns)
     largest = rows.abs()  # a turned number is a sum of two, of which each is at most the pair's
     largest[..., first : first + width] += (
         rows[..., first : first + width].unflatten(-1, (-1, 2)).flip(-1).flatten(-2).abs()
     )
     for name in ("rotate", "rotate_dgrad"):
-        exact = ops.OPS[name](*double(x), *how)
+        exact = ops.OPS[name](*double(x), *how, *starts)
         # The angle and each factor, product and sum round once.
-        within(run(name, x, *how), exact, 1.3 * 0.7 * largest.reshape(exact.shape), 8)
+        within(run(name, x, *how, *starts), exact, 1.3 * 0.7 * largest.reshape(exact.shape), 8)

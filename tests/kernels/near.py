@@ -78,21 +78,26 @@ def cat(*parts: Near) -> Near:
 
 
 class Bounds(NamedTuple):
-    """A window and a softcap, 0 for none; sinks of the P heads of all sequences, FP64, or none."""
+    """A window and a softcap, 0 for none; sinks of the P heads of all sequences, FP64, or none; where the document of
+    each of their queries begins, or none."""
 
     window: int = 0
     softcap: float = 0.0
     sinks_P: Tensor | None = None
+    starts_PS: Tensor | None = None
 
 
 FREE = Bounds()
 
 
 def scores_of(q: Near, k: Near, bounds: Bounds) -> tuple[Near, Near, Tensor]:
-    """(logits, their derivative by what a softcap bends, where a key is not seen). Of P heads: q_PSC, k_PSC -> PSS."""
+    """(logits, their derivative by what a softcap bends, where a key is not seen). Of P heads: q_PSC, k_PSC -> PSS;
+    without documents, one SS says what is not seen."""
     S, C = q.exact.shape[1:]
     ones, cap = torch.ones(S, S, dtype=torch.bool), bounds.softcap
     unseen = ones.triu(1) | ones.tril(-bounds.window) if bounds.window else ones.triu(1)
+    if bounds.starts_PS is not None:
+        unseen = unseen | (torch.arange(S) < bounds.starts_PS[:, :, None])
     scores = (q @ k.mT).rounded(operations=1).map(lambda x: x * C**-0.5)  # the sum of two products of one
     if not cap:
         return scores, Near.of(torch.ones(())), unseen
@@ -113,7 +118,7 @@ def attend(q: Near, k: Near, v: Near, dtype: torch.dtype, bounds: Bounds = FREE)
     (scores, _, unseen), S = scores_of(q, k, bounds), q.exact.shape[1]
     if bounds.sinks_P is not None:  # a key that all see, whose value is 0
         sinks = Near.of(bounds.sinks_P[:, None, None].expand(-1, S, 1)).rounded(operations=2)
-        scores, unseen = cat(scores, sinks), torch.cat([unseen, unseen.new_zeros(S, 1)], -1)
+        scores, unseen = cat(scores, sinks), torch.cat([unseen, torch.zeros_like(unseen[..., :1])], -1)
         v = v.map(lambda x: torch.nn.functional.pad(x, (0, 0, 0, 1)))
     exact = scores.exact.masked_fill(unseen, -torch.inf)
     lse = exact.logsumexp(-1, keepdim=True)

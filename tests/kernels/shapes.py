@@ -27,6 +27,7 @@ ODD_ROWS = (1023, 1)  # of neither is it told the same
 Variant = tuple[str, str, tuple[str, ...]]  # file, run, what is set otherwise
 
 UNFUSED = f"unfused=[{', '.join(get_args(Fusion))}]"
+MASKED = "data.documents=masked"
 PLACED = 'parallel.placement="placement.json"'
 
 # Every run as it is and in other precisions; without fusion, and with what is fused on demand.
@@ -65,11 +66,24 @@ VARIANTS: tuple[Variant, ...] = (
     ("deepseek-v3.dsc", "pretrain", ("precision=bf16", "model.attention.scale=0.2")),  # turned in front of attention
     *(("llama3-8b.dsc", "pretrain", (*model, *values)) for model in BOUNDED for values in ((), ("precision=fp32",))),
     *(("laptop-gqa.dsc", "laptop_gqa", (*SMALL, *values)) for values in ((), ("precision=bf16",))),
+    # Sequences of several documents.
+    *((file, run, (MASKED,)) for file, run in RUNS),
+    *((file, "pretrain", (MASKED, "precision=fp32")) for file in ("deepseek-v3.dsc", "llama3-8b.dsc")),
+    ("deepseek-v3.dsc", "pretrain", (MASKED, "train.sequence=4000")),
+    ("deepseek-v3.dsc", "pretrain", (MASKED, "precision=bf16", "model.attention.scale=0.2")),
+    *(
+        ("llama3-8b.dsc", "pretrain", (*model, MASKED, *values))
+        for model in (MISTRAL, GEMMA2, GEMMA2_27B, GPT_OSS)
+        for values in ((), ("precision=fp32",))
+    ),
+    *(("laptop-gqa.dsc", "laptop_gqa", (*SMALL, MASKED, *values)) for values in ((), ("precision=bf16",))),
 )
 SAMPLE: tuple[Variant, ...] = (
     ("quickstart.dsc", "quickstart", ()),
     ("deepseek-v3.dsc", "pretrain", ()),
     ("deepseek-v3.dsc", "pretrain", ("precision=bf16",)),
+    ("deepseek-v3.dsc", "pretrain", (MASKED, "precision=bf16", "model.attention.scale=0.2")),
+    ("laptop-gqa.dsc", "laptop_gqa", (*SMALL, MASKED, "precision=bf16")),
 )
 
 # Rows of KERNELS that no spec calls, and the op at whose arguments they go through the gate.

@@ -99,6 +99,7 @@ BOUNDED = [
 IN_BLOCKS = [
     ((1, 300, 1, 2, 64), 100, 5.0, True),
     ((1, 420, 1, 1, 32), 130, 0.0, False),
+    ((1, 300, 1, 1, 32), 100, 50.0, False),  # rows that see no key of their first block, and no sink
     ((1, 300, 1, 1, 32), 129, 0.0, True),
     ((1, 300, 1, 1, 32), 1, 0.0, True),
     ((1, 30, 1, 1, 32), 1, 0.0, False),  # every weight is 1, so queries and keys have no gradient
@@ -146,9 +147,10 @@ def test_random_sizes(interpret: Interpret, seed: int) -> None:
     interpret(CHECKS, "random_sizes", seed)
 
 
+@pytest.mark.parametrize("lengths", [(), (2,)])
 @pytest.mark.parametrize(("op", "sizes"), [("mla", (0, 5, 2, 8, 4, 8)), ("gqa", (0, 5, 2, 2, 8))])
-def test_nothing(interpret: Interpret, op: str, sizes: tuple[int, ...]) -> None:
-    interpret(CHECKS, "nothing", op, sizes)
+def test_nothing(interpret: Interpret, op: str, sizes: tuple[int, ...], lengths: tuple[int, ...]) -> None:
+    interpret(CHECKS, "nothing", op, sizes, lengths)
 
 
 MANY = [("mla", (1, 300, 2, 32, 16, 32)), ("gqa", (1, 300, 2, 2, 32))]

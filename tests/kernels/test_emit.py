@@ -62,9 +62,9 @@ def test_a_kernel_is_called_like_its_op(op: str) -> None:
     for source in sources:
         functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
         reference = OPS[op] if op in OPS else reference_update(op)
-        # With the starts of documents there is no kernel.
-        parameters = [name for name in inspect.signature(reference).parameters if name != "starts"]
-        assert len(functions[op].args.args) == len(parameters)
+        rest, parameters = functions[op].args.vararg, list(inspect.signature(reference).parameters)
+        given = [*(each.arg for each in functions[op].args.args), *([rest.arg] if rest else [])]
+        assert len(given) == len(parameters) and (given[-1] == "starts") == (parameters[-1] == "starts")
         assert ast.get_docstring(functions[op])
 
 

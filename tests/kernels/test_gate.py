@@ -17,12 +17,17 @@ from tests.kernels.shapes import SAMPLE, VARIANTS, kernel_calls, rows_of
 
 HERE = Path(__file__).parent
 
-CALLS: dict[str, tuple[Call, int]] = {
-    f"{file.removesuffix('.dsc')}-{index}-{call.op}": (call, sms)
-    for variant in SAMPLE
-    for file in ["-".join([variant[0].removesuffix(".dsc"), *variant[2]])]
-    for index, (call, sms) in enumerate(kernel_calls(*variant))
-}
+
+def distinct() -> dict[str, tuple[Call, int]]:
+    """The calls of the sample by a name of the first variant that makes them."""
+    found: dict[tuple[Call, int], str] = {}
+    for file, run, values in SAMPLE:
+        for index, each in enumerate(kernel_calls(file, run, values)):
+            found.setdefault(each, "-".join([file.removesuffix(".dsc"), *values, str(index), each[0].op]))
+    return {name: each for each, name in found.items()}
+
+
+CALLS = distinct()
 GATE = Gate()
 
 

@@ -17,6 +17,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("sequence", "heads", "first", "width", "behind", "ramp"), SIZES)
 def test_rotate(
@@ -28,5 +29,6 @@ def test_rotate(
     width: int,
     behind: int,
     ramp: str,
+    documents: bool,
 ) -> None:
-    interpret("tests.kernels.checks_rotate", "rotate", dtype, sequence, heads, first, width, behind, ramp)
+    interpret("tests.kernels.checks_rotate", "rotate", dtype, sequence, heads, first, width, behind, ramp, documents)

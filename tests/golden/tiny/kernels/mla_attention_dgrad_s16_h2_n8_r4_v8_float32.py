@@ -74,9 +74,9 @@ def _legs(num_heads, rows, rising, band, device):
         for leg in range(LEGS.value)
         for lane in lanes
     ]
-    starts = [0, *itertools.accumulate(map(len, legs))]
+    tickets = [0, *itertools.accumulate(map(len, legs))]
     tiles = [tile for leg in legs for tile in leg]
-    return tuple(torch.tensor(numbers, dtype=torch.int32).to(device) for numbers in (tiles, starts))
+    return tuple(torch.tensor(numbers, dtype=torch.int32).to(device) for numbers in (tiles, tickets))
 
 
 # ---------------------------------------------------------------- rotation
@@ -87,19 +87,21 @@ def _table(theta, device):
     return torch.view_as_real(angles(S, ROPE, theta, torch.float32, device))
 
 
-def _turned(x, heads, still, theta, launch):
+def _turned(x, heads, still, theta, launch, *starts):
     """The last ROPE columns of each head of x [T, heads · (still + ROPE)], turned, as [T, heads · ROPE]."""
     assert x.stride(1) == 1 and x.shape[1] == heads * (still + ROPE)
     y = x.new_empty(x.shape[0], heads * ROPE)
     grid = (triton.cdiv(x.shape[0], launch["TOKENS"]), triton.cdiv(heads, launch["HEADS"]))
     block = SIZES["BLOCK_ROPE"]
-    _turn[grid](x, x.stride(0), _table(theta, x.device), y, x.shape[0], heads, still, S, ROPE, block, **launch)
+    table, sizes = _table(theta, x.device), (heads, still, S, ROPE, block)
+    _turn[grid](x, x.stride(0), table, y, x.shape[0], *starts, *sizes, **launch)
     return y
 
 
 @triton.jit
 def _turn(
-    x, stride_x, table, y, num_tokens, NUM_HEADS: tl.constexpr, STILL: tl.constexpr, S: tl.constexpr,
+    x, stride_x, table, y, num_tokens,
+    NUM_HEADS: tl.constexpr, STILL: tl.constexpr, S: tl.constexpr,
     ROPE: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Pairs (x₀, x₁), (x₂, x₃) … turned by the angles of their positions; of HEADS heads with one read of these."""
@@ -108,7 +110,8 @@ def _turn(
     c = tl.arange(0, BLOCK)
     inside_TR = (t < num_tokens)[:, None] & (c < ROPE)[None, :]
     inside = inside_TR[:, None, :] & (h < NUM_HEADS)[None, :, None]
-    angle = tl.load(table + (t % S)[:, None] * ROPE + c[None, :], mask=inside_TR, other=0.0)
+    position = t % S
+    angle = tl.load(table + position[:, None] * ROPE + c[None, :], mask=inside_TR, other=0.0)
     cos, sin = tl.split(tl.reshape(angle, (TOKENS, 1, BLOCK // 2, 2)))
     at = x + t[:, None, None] * stride_x + ((h * (STILL + ROPE) + STILL)[None, :, None] + c[None, None, :])
     pairs = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
@@ -189,36 +192,50 @@ VALUES = None  # a launch of its own, if the sums of keys and values do not fit 
 TOTAL = {'TOKENS': 64, 'HEADS': 2, 'num_warps': 4, 'enable_fp_fusion': True}
 
 
-def mla_attention_dgrad(do, q, kv, k_rope, o, lse, sequence, heads, nope, rope, value, theta):
+def mla_attention_dgrad(do, q, kv, k_rope, o, lse, sequence, heads, nope, rope, value, theta, *starts):
     """dq, dkv, dk_rope, shaped like q, kv, k_rope, which may be a view of some columns of a wider tensor."""
-    assert (sequence, heads, nope, rope, value) == (S, H, NOPE, ROPE, VALUE)
-    assert all(x.is_contiguous() for x in (do, q, kv, o, lse))
+    return _gradients(do, q, kv, k_rope, (o,), lse, (sequence, heads, nope, rope, value), theta, starts)
+
+
+def _gradients(do, q, kv, k_rope, o, lse, sizes, theta, starts, *pow2):
+    """The tensors of dq, dkv and dk_rope. o: one tensor, or three of E5M6. starts: one, or none."""
+    assert sizes == (S, H, NOPE, ROPE, VALUE)
+    assert all(x.is_contiguous() for x in (do, q, kv, *o, lse))
     num_tokens, table = q.shape[0], _table(theta, q.device)
-    q_turned, k_turned = _turned(q, H, NOPE, theta, TURN_Q), _turned(k_rope, 1, 0, theta, TURN_K)
-    dq, dkv, dk_rope = torch.empty_like(q), torch.empty_like(kv), k_rope.new_empty(num_tokens, ROPE)
+    q_turned, k_turned = _turned(q, H, NOPE, theta, TURN_Q, *starts), _turned(k_rope, 1, 0, theta, TURN_K, *starts)
+    dq, dk_rope = torch.empty_like(q), k_rope.new_empty(num_tokens, ROPE)
+    dkv = (torch.empty_like(kv),)
     lse2, delta = _of_rows(do, o, lse)
     queue = _queue(num_tokens // S * H, QUERIES["M"], True, BAND, q.device)
-    _query_gradient[(PROGRAMS,)](q, kv, dq, q_turned, k_turned, do, lse2, delta, table, S, *queue, **SIZES, **QUERIES)
+    given = q_turned, k_turned, do, lse2, delta
+    _query_gradient[(PROGRAMS,)](q, kv, dq, *given, table, S, *queue, *starts, **SIZES, **QUERIES)
+    ends = [_ends(each) for each in starts]
     dk_HTR = torch.empty(H, num_tokens, ROPE, dtype=torch.float32, device=q.device)
     for launch in (VALUES, KEYS) if VALUES else (KEYS,):
         queue = _queue(num_tokens // S * H, launch["N"], False, BAND, q.device)
-        _key_gradient[(PROGRAMS,)](
-            q, dk_HTR, num_tokens, kv, dkv, q_turned, k_turned, do, lse2, delta, S, *queue, **SIZES, **launch
-        )
+        ahead = q, dk_HTR, num_tokens, kv, *dkv, *pow2
+        _key_gradient[(PROGRAMS,)](*ahead, *given, S, *queue, *ends, **SIZES, **launch)
     grid = (triton.cdiv(num_tokens, TOTAL["TOKENS"]),)
-    _total_key_gradient[grid](dk_HTR, table, dk_rope, num_tokens, S, H, ROPE, SIZES["BLOCK_ROPE"], **TOTAL)
-    return dq, dkv, dk_rope
+    _total_key_gradient[grid](dk_HTR, table, dk_rope, num_tokens, *starts, S, H, ROPE, SIZES["BLOCK_ROPE"], **TOTAL)
+    return dq, *dkv, dk_rope
 
 
 # ---------------------------------------------------------------- rows
 
 
 def _of_rows(do, o, lse):
-    """Two numbers per query and head, each [B·H, S]: lse in base 2, and delta = Σ do·o."""
+    """Two numbers per query and head, each [B·H, S]: lse in base 2, and delta = Σ do·o. o: the tensors that it is."""
     lse2, delta = torch.empty(2, lse.numel(), dtype=torch.float32, device=lse.device)
     grid = (triton.cdiv(lse.numel(), ROWS["COUNT"]),)
-    _row_values[grid](do, o, lse, lse2, delta, lse.numel(), S, H, GROUP, VALUE, SIZES["BLOCK_VALUE"], **ROWS)
+    _row_values[grid](do, *o, lse, lse2, delta, lse.numel(), S, H, GROUP, VALUE, SIZES["BLOCK_VALUE"], **ROWS)
     return lse2, delta
+
+
+def _ends(starts):
+    """The end of each token's document in its sequence, behind its last token: [T], of `starts` [T]."""
+    by_sequence = starts.view(-1, S)
+    token = torch.arange(S, dtype=torch.int32, device=starts.device).repeat(len(by_sequence), 1)
+    return torch.searchsorted(by_sequence, token, right=True, out_int32=True)
 
 
 @triton.jit
@@ -260,7 +277,7 @@ def _turned_back(y, table, position, ROWS: tl.constexpr, S: tl.constexpr, ROPE: 
 @triton.jit
 def _query_gradient(
     q,
-    kv, dq, q_turned, k_turned, do, lse2, delta, table, end, queue, tiles, starts,
+    kv, dq, q_turned, k_turned, do, lse2, delta, table, end, queue, tiles, tickets,
     S: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr, SCALE: tl.constexpr,
     NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr,
     BLOCK_NOPE: tl.constexpr, BLOCK_ROPE: tl.constexpr, BLOCK_VALUE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -273,7 +290,7 @@ def _query_gradient(
     WHOLE: tl.constexpr = S % M == 0
     ticket, drawn = _draw(queue)
     while drawn:
-        for i in tl.range(tl.load(starts + ticket), tl.load(starts + ticket + 1), disable_licm=True):
+        for i in tl.range(tl.load(tickets + ticket), tl.load(tickets + ticket + 1), disable_licm=True):
             tile = tl.load(tiles + i)
             first, start, head = tile % BLOCKS * M, (tile // BLOCKS // H).to(tl.int64) * S, tile // BLOCKS % H
             m = first + tl.arange(0, M)
@@ -315,7 +332,7 @@ def _query_gradient(
 @triton.jit
 def _key_gradient(
     q, dk_HTR, num_tokens,
-    kv, dkv, q_turned, k_turned, do, lse2, delta, end, queue, tiles, starts,
+    kv, dkv, q_turned, k_turned, do, lse2, delta, end, queue, tiles, tickets,
     S: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr, SCALE: tl.constexpr,
     NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr,
     BLOCK_NOPE: tl.constexpr, BLOCK_ROPE: tl.constexpr, BLOCK_VALUE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -328,7 +345,7 @@ def _key_gradient(
     WHOLE: tl.constexpr = S % N == 0
     ticket, drawn = _draw(queue)
     while drawn:
-        for i in tl.range(tl.load(starts + ticket), tl.load(starts + ticket + 1), disable_licm=True):
+        for i in tl.range(tl.load(tickets + ticket), tl.load(tickets + ticket + 1), disable_licm=True):
             tile = tl.load(tiles + i)
             first, start, kv_head = tile % BLOCKS * N, (tile // BLOCKS // G).to(tl.int64) * S, tile // BLOCKS % G
             n = first + tl.arange(0, N)
@@ -343,7 +360,6 @@ def _key_gradient(
                 v_at = kv + kv_start + NOPE
                 v = _read(v_at, first, G * (NOPE + VALUE), N, VALUE, BLOCK_VALUE, S, WHOLE, "evict_first")
             dv = tl.zeros((N, BLOCK_VALUE), tl.float32)
-
             for member in tl.range(0, GROUP, disable_licm=True):
                 head, pair = kv_head * GROUP + member, tile // BLOCKS * GROUP + member
                 q_start = start * (H * (NOPE + ROPE)) + head * (NOPE + ROPE)
@@ -378,7 +394,8 @@ def _key_gradient(
 
 @triton.jit
 def _total_key_gradient(
-    dk_HTR, table, dk_rope, num_tokens, S: tl.constexpr, H: tl.constexpr, ROPE: tl.constexpr,
+    dk_HTR, table, dk_rope, num_tokens,
+    S: tl.constexpr, H: tl.constexpr, ROPE: tl.constexpr,
     BLOCK: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the key that all heads share: the sum over them, turned back."""
@@ -391,5 +408,6 @@ def _total_key_gradient(
         mask = inside[None, :, :] & (first + h < H)[:, None, None]
         ahead = tl.cast(first, tl.int64) * num_tokens * ROPE
         total += tl.sum(tl.load(at + ahead, mask=mask, other=0.0, eviction_policy="evict_first"), 0)
-    total = _turned_back(total, table, t % S, TOKENS, S, ROPE, BLOCK)
+    position = t % S
+    total = _turned_back(total, table, position, TOKENS, S, ROPE, BLOCK)
     tl.store(dk_rope + t[:, None] * ROPE + c[None, :], total.to(dk_rope.dtype.element_ty), mask=inside)

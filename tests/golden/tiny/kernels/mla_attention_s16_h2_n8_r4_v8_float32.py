@@ -74,9 +74,9 @@ def _legs(num_heads, rows, rising, band, device):
         for leg in range(LEGS.value)
         for lane in lanes
     ]
-    starts = [0, *itertools.accumulate(map(len, legs))]
+    tickets = [0, *itertools.accumulate(map(len, legs))]
     tiles = [tile for leg in legs for tile in leg]
-    return tuple(torch.tensor(numbers, dtype=torch.int32).to(device) for numbers in (tiles, starts))
+    return tuple(torch.tensor(numbers, dtype=torch.int32).to(device) for numbers in (tiles, tickets))
 
 
 # ---------------------------------------------------------------- rotation
@@ -87,19 +87,21 @@ def _table(theta, device):
     return torch.view_as_real(angles(S, ROPE, theta, torch.float32, device))
 
 
-def _turned(x, heads, still, theta, launch):
+def _turned(x, heads, still, theta, launch, *starts):
     """The last ROPE columns of each head of x [T, heads · (still + ROPE)], turned, as [T, heads · ROPE]."""
     assert x.stride(1) == 1 and x.shape[1] == heads * (still + ROPE)
     y = x.new_empty(x.shape[0], heads * ROPE)
     grid = (triton.cdiv(x.shape[0], launch["TOKENS"]), triton.cdiv(heads, launch["HEADS"]))
     block = SIZES["BLOCK_ROPE"]
-    _turn[grid](x, x.stride(0), _table(theta, x.device), y, x.shape[0], heads, still, S, ROPE, block, **launch)
+    table, sizes = _table(theta, x.device), (heads, still, S, ROPE, block)
+    _turn[grid](x, x.stride(0), table, y, x.shape[0], *starts, *sizes, **launch)
     return y
 
 
 @triton.jit
 def _turn(
-    x, stride_x, table, y, num_tokens, NUM_HEADS: tl.constexpr, STILL: tl.constexpr, S: tl.constexpr,
+    x, stride_x, table, y, num_tokens,
+    NUM_HEADS: tl.constexpr, STILL: tl.constexpr, S: tl.constexpr,
     ROPE: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Pairs (x₀, x₁), (x₂, x₃) … turned by the angles of their positions; of HEADS heads with one read of these."""
@@ -108,7 +110,8 @@ def _turn(
     c = tl.arange(0, BLOCK)
     inside_TR = (t < num_tokens)[:, None] & (c < ROPE)[None, :]
     inside = inside_TR[:, None, :] & (h < NUM_HEADS)[None, :, None]
-    angle = tl.load(table + (t % S)[:, None] * ROPE + c[None, :], mask=inside_TR, other=0.0)
+    position = t % S
+    angle = tl.load(table + position[:, None] * ROPE + c[None, :], mask=inside_TR, other=0.0)
     cos, sin = tl.split(tl.reshape(angle, (TOKENS, 1, BLOCK // 2, 2)))
     at = x + t[:, None, None] * stride_x + ((h * (STILL + ROPE) + STILL)[None, :, None] + c[None, None, :])
     pairs = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
@@ -177,23 +180,23 @@ def _lse_at(lse, head, s, S: tl.constexpr, GROUP: tl.constexpr):
 FORWARD = {'M': 32, 'N': 32, 'num_warps': 8, 'num_stages': 1, 'enable_fp_fusion': True}
 
 
-def mla_attention(q, kv, k_rope, sequence, heads, nope, rope, value, theta):
+def mla_attention(q, kv, k_rope, sequence, heads, nope, rope, value, theta, *starts):
     """o [T, H·VALUE], lse [B, H, S]. k_rope may be a view of some columns of a wider tensor."""
     assert (sequence, heads, nope, rope, value) == (S, H, NOPE, ROPE, VALUE)
     assert q.is_contiguous() and kv.is_contiguous()
     num_tokens = q.shape[0]
-    q_turned, k_turned = _turned(q, H, NOPE, theta, TURN_Q), _turned(k_rope, 1, 0, theta, TURN_K)
+    q_turned, k_turned = _turned(q, H, NOPE, theta, TURN_Q, *starts), _turned(k_rope, 1, 0, theta, TURN_K, *starts)
     o = q.new_empty(num_tokens, H * VALUE)
     lse = torch.empty(num_tokens // S, H, S, dtype=torch.float32, device=q.device)
     queue = _queue(num_tokens // S * H, FORWARD["M"], True, BAND, q.device)
-    _forward[(PROGRAMS,)](q, kv, q_turned, k_turned, o, lse, S, *queue, **SIZES, **FORWARD)
+    _forward[(PROGRAMS,)](q, kv, q_turned, k_turned, o, lse, S, *queue, *starts, **SIZES, **FORWARD)
     return o, lse
 
 
 @triton.jit
 def _forward(
     q,
-    kv, q_turned, k_turned, o, lse, end, queue, tiles, starts,
+    kv, q_turned, k_turned, o, lse, end, queue, tiles, tickets,
     S: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr, SCALE: tl.constexpr,
     NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr,
     BLOCK_NOPE: tl.constexpr, BLOCK_ROPE: tl.constexpr, BLOCK_VALUE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -207,7 +210,7 @@ def _forward(
     WHOLE: tl.constexpr = S % M == 0
     ticket, drawn = _draw(queue)
     while drawn:
-        for i in tl.range(tl.load(starts + ticket), tl.load(starts + ticket + 1), disable_licm=True):
+        for i in tl.range(tl.load(tickets + ticket), tl.load(tickets + ticket + 1), disable_licm=True):
             tile = tl.load(tiles + i)
             first, start, head = tile % BLOCKS * M, (tile // BLOCKS // H).to(tl.int64) * S, tile // BLOCKS % H
             m = first + tl.arange(0, M)
