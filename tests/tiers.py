@@ -32,6 +32,7 @@ SOAK = (
     Row("tests/proof/test_start.py::test_without_start_up", 2),
     Row("tests/runs/test_fp8_resume.py", 4),
     Row("tests/training/test_attention_output.py::test_proven_peak", 4),
+    Row("tests/training/test_bf16_options.py::test_an_option", 4),
     Row("tests/training/test_formats.py::test_a_step_equals", 2),
     Row("tests/training/test_formats.py::test_the_loss", 2),
     Row("tests/training/test_fp8_meshes.py::test_proven_peak", 2),

@@ -8,7 +8,7 @@ where they are placed, make in each result. Rounding to nearest has half the var
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, MutableMapping
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,25 +38,32 @@ def rounded_results(op: str) -> tuple[bool, ...]:
     return tuple(result.dtype == torch.bfloat16 for result in as_tuple(OPS[op](*arguments(op, torch.bfloat16))))
 
 
-def rounding(namespace: MutableMapping[str, Any], generator: torch.Generator) -> None:
-    """Replace the ops in an emitted segment, which is wider, by ops that round as a BF16 run does, but at random."""
+def to_nearest(x: Tensor) -> Tensor:
+    """x with 8 bits, as BF16 rounds it."""
+    return x.to(torch.bfloat16).to(x.dtype)
+
+
+def rounding(namespace: MutableMapping[str, Any], generator: torch.Generator | None) -> None:
+    """Replace the ops in an emitted segment, which is wider, by ops that round where a BF16 run does: at random, or
+    without a generator to nearest."""
+    rounded = to_nearest if generator is None else partial(at_random, generator=generator)
     for name, value in list(namespace.items()):
         if value in OPS.values():
-            namespace[name] = _rounding(value.__name__, value, generator)
-    add = _rounding("swiglu", torch.add, generator)  # one result, rounded
+            namespace[name] = _rounding(value.__name__, value, rounded)
+    add = _rounding("swiglu", torch.add, rounded)  # one result, rounded
     namespace["torch"] = SimpleNamespace(add=add, cat=torch.cat)
 
 
-def _rounding(op: str, function: Callable[..., Any], generator: torch.Generator) -> Callable[..., Any]:
+def _rounding(op: str, function: Callable[..., Any], rounded: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
     def accumulating(acc: Tensor, *args: Any) -> None:
         product = torch.zeros_like(acc)
         function(product, *args)
-        acc.add_(at_random(product, generator) if op in PRODUCTS else product)
+        acc.add_(rounded(product) if op in PRODUCTS else product)
 
     def pure(*args: Any) -> Any:
         results = as_tuple(function(*args))
         flags = rounded_results(op)
-        made = tuple(at_random(r, generator) if flag else r for r, flag in zip(results, flags, strict=True))
+        made = tuple(rounded(r) if flag else r for r, flag in zip(results, flags, strict=True))
         return made if len(made) > 1 else made[0]
 
     return accumulating if op.endswith("_") else pure

@@ -6,7 +6,6 @@ to every expert here, for near ties would be decided otherwise after a rounding.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -19,12 +18,9 @@ from compiler.build import compile_spec, write_build
 from compiler.emit.segment_cache import Segments
 from dsl.schema import Dense, Spec
 from dsl.schema.run import Fusion
-from runtime.build import Build
-from runtime.launch.heartbeat import Board
-from runtime.trainer import Trainer
-from tests.segments.rounding import SAMPLES, assert_rounded, at_random, rounding
+from tests.segments.rounding import SAMPLES, assert_rounded, at_random
 from tests.training.processes import run_module
-from tests.training.samples import RandomSamples, weight
+from tests.training.rounded_step import first_step
 from tests.training.specs import MOE, mla, model, spec
 from tests.training.test_memory import measured_peaks
 from tests.training.test_recompute import again
@@ -68,31 +64,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor], l
     fp32 = chosen(1, 1, 1, precision="fp32")
     apart = fp32.model_copy(update={"unfused": get_args(Fusion)})  # each rounding is between ops
     write_build(folder, compile_spec(apart).files)
-    return step(folder, None), [step(folder, seed) for seed in range(SAMPLES)]
-
-
-def step(folder: Path, seed: int | None) -> dict[str, Tensor]:
-    """The first step in this process, from weights that BF16 holds."""
-    build = Build.open(folder)
-    samples = RandomSamples(MODEL.vocab, build.plan.train.sequence)
-    trainer = Trainer(build, 0, samples, samples, Board(1).bind(0))
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
-    for bucket, entry, _ in trainer.state.logical(lambda bucket: bucket.parameters):
-        bucket.set_weight(entry, torch.from_numpy(weight(entry.name, entry.shape)).to(torch.bfloat16))
-    for name, bias in trainer.state.biases.items():
-        bias.copy_(torch.from_numpy(weight(name, tuple(bias.shape))))
-    package = f"dsc_build_{build.digest[:16]}"
-    segments = [vars(module) for name, module in sys.modules.items() if name.startswith(f"{package}.segments.")]
-    assert segments
-    before = [dict(namespace) for namespace in segments]
-    if generator:
-        for namespace in segments:
-            rounding(namespace, generator)
-    sums = trainer.accumulate()
-    for namespace, names in zip(segments, before, strict=True):
-        namespace.update(names)
-    result = {e.name: value.clone() for _, e, value in trainer.state.logical(lambda bucket: bucket.gradients)}
-    return result | {"losses": torch.stack([sums["loss"], sums["mtp_loss"]])}
+    return first_step(folder), [first_step(folder, seed) for seed in range(SAMPLES)]
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -108,7 +80,7 @@ def test_a_step_is_off_by_its_roundings(
             assert found.dtype == torch.float32
             assert_rounded(found, exact[name], [sample[name] for sample in samples], f"{mesh}: {name}")
             held.add(name)
-    assert held == exact.keys() - {"losses"}
+    assert held == exact.keys() - {"loss", "mtp_loss"}
 
 
 def test_meshes_agree(ranks: dict[str, list[dict[str, Tensor]]]) -> None:
