@@ -45,8 +45,12 @@ SOURCES = (
     "dsl/formats.py",
     "runtime/__init__.py",
     "runtime/adapter_names.py",
+    "runtime/contract/numbers.py",
+    "runtime/contract/slices.py",
     "runtime/native",
     "runtime/ops",
+    "runtime/outcome.py",
+    "runtime/strict_json.py",
 )
 PACKAGES = ("torch", "jinja2")  # their whole versions: a build for a GPU may trace another graph
 
