@@ -47,9 +47,11 @@ def mla(
     pre: bool = True,
     post: bool = False,
     factor: float = 1.0,
+    part: bool = False,
 ) -> tuple[Any, ...]:
     """h, handed through, and out(attend(q, [k_nope | v], k_rope)): keys and values from a normed latent, one rope key
-    for all heads. `starts_T`: where documents begin, if sequences hold several."""
+    for all heads. `starts_T`: where documents begin, if sequences hold several. The `part` of a tensor rank is what its
+    heads add to the sum; latents are of all heads, and each rank computes them."""
     x_TD = entering(ops, p, h_TD, eps, pre)
     if query_rank:
         q_T = ops.linear(ops.rmsnorm(ops.linear(x_TD, p.q_down), p.q_norm, eps), p.q_up)
@@ -60,19 +62,21 @@ def mla(
     k_rope_T = rotated(ops, k_rope_T, starts_T, sequence, 1, 0, rotation)
     kv_T = ops.linear(ops.rmsnorm(latent_TC, p.kv_norm, eps), p.kv_up)
     o_T = ops.mla_attention(q_T, kv_T, k_rope_T, sequence, heads, nope, rope, value, theta, *starts_T)
-    return h_TD, leaving(ops, p, ops.linear(o_T, p.out), eps, post, factor)
+    y_TD = ops.linear(o_T, p.out)
+    return (y_TD,) if part else (h_TD, leaving(ops, p, y_TD, eps, post, factor))
 
 
 def build(place: Place, sizes: Mla) -> ir.Segment:
     D, weight, gain = place.D, place.weight, place.gain
     nope, rope, value = sizes.head_dim.nope, sizes.head_dim.rope, sizes.head_dim.value
-    query_width = sizes.heads * (nope + rope)
-    query: tuple[ir.Param, ...] = (weight("q", query_width, D),)
+    heads = sizes.heads // place.ways
+    query_width, kv_width = heads * (nope + rope), heads * (nope + value)
+    query: tuple[ir.Param, ...] = place.rows((weight("q", query_width, D),), query_width)
     if sizes.query_rank:
         query = (
             weight("q_down", sizes.query_rank, D),
             gain("q_norm", sizes.query_rank),
-            weight("q_up", query_width, sizes.query_rank),
+            *place.rows((weight("q_up", query_width, sizes.query_rank),), query_width),
         )
     return segment(
         "attention",
@@ -82,21 +86,22 @@ def build(place: Place, sizes: Mla) -> ir.Segment:
             *query,
             weight("kv_down", sizes.kv_rank + rope, D),
             gain("kv_norm", sizes.kv_rank),
-            weight("kv_up", sizes.heads * (nope + value), sizes.kv_rank),
-            weight("out", D, sizes.heads * value),
+            *place.rows((weight("kv_up", kv_width, sizes.kv_rank),), kv_width),
+            *place.columns((weight("out", D, heads * value),)),
             *post_gain(place),
         ),
         (place.input("h", place.T, D), *place.starts),
-        ("entered", "y"),
+        ("y",) if place.part else ("entered", "y"),
         eps=place.model.norm_eps,
         query_rank=sizes.query_rank or 0,
         kv_rank=sizes.kv_rank,
         sequence=place.spec.train.sequence,
-        heads=sizes.heads,
+        heads=heads,
         nope=nope,
         rope=rope,
         value=value,
         **constants(sizes),
+        **({"part": True} if place.part else {}),
         **entrance(place),
         **exit_of(place),
     )

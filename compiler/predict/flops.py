@@ -27,8 +27,7 @@ FORWARDS = 3  # a backward is two
 
 
 def flops_per_token(steps: Iterable[Use | Communication], tokens: int) -> Flops:
-    """FLOPs of one token. `steps`: those of a device, which does the work of so many tokens: of tensor ranks, each has
-    as much of it as it has rows."""
+    """FLOPs of one token. `steps`: those of a model whose micro-batch has so many tokens."""
     products = core = rows = 0
     found: dict[Hashable, tuple[tuple[int, int], int]] = {}  # by the key of a segment; core: of a forward
     for step in steps:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from compiler.ir import Plan, Program, Use
+from compiler.ir import Communication, Plan, Program, Use
 from compiler.lower import Lowering
 from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
-from compiler.plan.blocks import balanced_rows
+from compiler.plan.blocks import balanced_rows, model_steps
 from compiler.plan.parameters import counted
 from compiler.plan.plan import HELD
 from compiler.predict.assumed import assumptions
@@ -108,11 +108,18 @@ def predict(spec: Spec, rates: Rates | None = None) -> Prediction:
     return predicted(found, memories(found))
 
 
+def _of_one(spec: Spec, steps: Sequence[Use | Communication]) -> Sequence[Use | Communication]:
+    """The steps of a model that no tensor ranks split: its FLOPs are the same, whoever computes them, and how often."""
+    if spec.parallel.tensor == 1:
+        return steps
+    return model_steps(spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"tensor": 1})}))
+
+
 def predicted(found: Timed, ranks: tuple[RankMemory, ...]) -> Prediction:
     """All that is said of a timed plan; `ranks`: its memories."""
     spec, plan, each, step = found.spec, found.plan, found.rates, found.step
     steps = [step for stage in plan.stages for step in stage.steps]
-    flops = flops_per_token(steps, spec.train.micro_batch * spec.train.sequence // spec.parallel.tensor)
+    flops = flops_per_token(_of_one(spec, steps), spec.train.micro_batch * spec.train.sequence)
     hours = step.seconds / step.tokens * TRILLION * plan.mesh.world / 3600
     counts = counted(spec, steps)
     whole = whole_of(spec, step)

@@ -7,10 +7,10 @@ from itertools import islice
 from math import gcd
 
 from dsl.rules.finding import Finding, nearest_divisor
-from dsl.schema import Dense, Gqa, Spec
+from dsl.schema import Dense, Gqa, Mla, Spec
 
 ONE = "write `tensor = 1`"
-WHOLE = {"mla": "latent projections are", "moe": "experts are", "custom": "a module is"}  # by kind of a block
+WHOLE = {"moe": "experts are", "custom": "a module is"}  # by kind of a block
 
 
 def layers_are_split(spec: Spec) -> Iterator[Finding]:
@@ -23,7 +23,10 @@ def _layers(spec: Spec, code: str) -> Iterator[Finding]:
     tensor = spec.parallel.tensor
     own = [(f"model.layers.{i}.attention", s.attention) for i, s in enumerate(spec.model.layers) if s.attention]
     for path, attention in (("model.attention", spec.model.attention), *own):
-        if not isinstance(attention, Gqa):
+        if isinstance(attention, Mla):
+            if attention.heads % tensor:
+                yield _uneven(code, tensor, f"{attention.heads:,} heads", attention.heads, f"{path}.heads")
+        elif not isinstance(attention, Gqa):
             yield _whole(code, tensor, f"{WHOLE[attention.kind]} not split over ranks yet", path)
         elif attention.qk_norm == "width":
             yield _whole(code, tensor, "a norm over all heads is not split over ranks", f"{path}.qk_norm")

@@ -13,12 +13,12 @@ from compiler import ir
 from compiler.plan.blocks import model_steps
 from compiler.plan.parameters import parameters, tensors
 from compiler.segments.interpret import interpret
-from dsl.schema import Dense, Gqa, Model, Spec
+from dsl.schema import Dense, Gqa, Mla, Model, Rope, Spec
 from runtime.slices import cut
 from tests.segments import plain
 from tests.segments.running import assert_equal, by_autograd, by_segment, load
 from tests.segments.test_segments import arguments
-from tests.training.specs import EVERYTHING, MICRO_BATCH, SEQUENCE, gqa, model, spec
+from tests.training.specs import EVERYTHING, MICRO_BATCH, SEQUENCE, YARN, gqa, mla, model, spec
 
 TOKENS = MICRO_BATCH * SEQUENCE
 KEYS = gqa(qk_norm=None).model_copy(update={"kv_heads": 4})
@@ -29,6 +29,13 @@ MODELS = {
     "all of attention": model(ALL, Dense(inner=12, activation="relu2"), Dense(inner=24, bias=True), mtp=False),
     "sandwich": model(ALL, Dense(inner=12, activation="geglu_tanh"), Dense(inner=24), mtp=True).model_copy(
         update={"norm": "sandwich", "residual_scale": 0.5, "tied": True, "logit_cap": 2.0, "embedding_scale": 3.0}
+    ),
+    "latent": model(mla(), Dense(inner=12), Dense(inner=24), mtp=True),
+    "latent of rotated queries": model(
+        mla(query_rank=None).model_copy(update={"rope": Rope(theta=100.0, scaling=YARN)}),
+        Dense(inner=12),
+        Dense(inner=24),
+        mtp=False,
     ),
     "post": model(gqa(qk_norm="head"), Dense(inner=12), Dense(inner=24), mtp=False).model_copy(update={"norm": "post"}),
 }
@@ -68,8 +75,8 @@ def loss_of(chosen: Spec, weights: dict[str, Tensor], data: dict[str, Tensor]) -
 @pytest.mark.parametrize("of", MODELS)
 def test_all_ranks_together_are_the_model(of: str, ranks: int) -> None:
     attention = MODELS[of].attention
-    assert isinstance(attention, Gqa)
-    ranks = min(ranks, attention.kv_heads)
+    assert isinstance(attention, Mla | Gqa)
+    ranks = min(ranks, attention.heads if isinstance(attention, Mla) else attention.kv_heads)
     alone, split = of_ranks(MODELS[of], 1), of_ranks(MODELS[of], ranks)
     assert parameters(alone) == parameters(split)
     generator = torch.Generator().manual_seed(ranks)

@@ -156,6 +156,7 @@ MODELS = {
         update={"norm": "post"}
     ),
     "split": split(),
+    "latent": model(mla(), Dense(inner=22), Dense(inner=12), mtp=True),
     "post": model(
         gqa(qk_norm="head").model_copy(update={"kv_heads": 4, "bias": "all"}),
         Dense(inner=24),

@@ -27,6 +27,7 @@ SPLIT = [
     ("split", "dualpipe", 2, 1, 2, 0),
     ("split", "1f1b", 1, 2, 2, 2),
     ("post", "1f1b", 1, 1, 4, 0),
+    ("latent", "dualpipe", 2, 1, 2, 1),
 ]
 
 
