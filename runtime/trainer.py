@@ -124,7 +124,7 @@ class Trainer:
             return LocalExchange({layer.site: layer for layer in self.layers}, alignment)
         reads = HostReads(self.device)
         if plan.mesh.node:
-            tokens = plan.train.micro_batch * plan.train.sequence
+            tokens = plan.train.micro_batch * plan.train.sequence // plan.mesh.tp
             return nodes.exchange_of(self.rank, members, plan.mesh.node, links, reads, alignment, tokens)
         rows, counts = links.swap("expert", members), links.swap("counts", members)
         assert rows and counts, "a group of several ranks has both"

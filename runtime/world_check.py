@@ -101,8 +101,9 @@ def _used(plan: Plan, programs: Mapping[str, Program]) -> Iterator[Opening]:
     for bucket in plan.buckets:
         if len(bucket.holders) > 1:
             ranks = _pipeline_ranks(plan, bucket.holders)
-            every = len(bucket.holders) == len(ranks) * mesh.columns
-            opening = Opening("reduce", ranks, "all" if every else "slice" if mesh.tp > 1 else "member")
+            held = len(bucket.holders) // len(ranks)
+            slices = mesh.tp > 1 and held * mesh.tp == mesh.columns
+            opening = Opening("reduce", ranks, "all" if held == mesh.columns else "slice" if slices else "member")
             if opening.channel_of(mesh, bucket.holders[0]) != bucket.holders:
                 raise CertificateError(f"plan.json: bucket {bucket.name} has holders that no channel has")
             yield opening

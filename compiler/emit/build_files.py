@@ -98,7 +98,7 @@ def _moe_layer(spec: Spec, plan: Plan, stage: Stage, router: Use) -> contract.Mo
     assert isinstance(ffn, Moe)
     params, rate = dict(router.params), None if spec.adapter else ffn.balance.bias_rate
     balanced = any(metric == f"sequence_loss {site}" for metric, _ in stage.records)
-    sent = spec.train.micro_batch * spec.train.sequence * ffn.top_k
+    sent = spec.tokens_of_rank * ffn.top_k
     return contract.MoeLayer(
         site=site,
         name=block_of(router),

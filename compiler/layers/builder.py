@@ -34,8 +34,8 @@ class Place:
     @property
     def T(self) -> int:
         """Tokens of a micro-batch that the segment sees: all, or those of a tensor rank."""
-        tokens = self.spec.train.micro_batch * self.spec.train.sequence
-        return tokens if self.part else tokens // self.spec.parallel.tensor
+        train = self.spec.train
+        return train.micro_batch * train.sequence if self.part else self.spec.tokens_of_rank
 
     @property
     def ways(self) -> int:

@@ -64,12 +64,9 @@ def _of_holders(plan: Plan) -> Iterator[Opening]:
     for bucket in plan.buckets:
         holders = bucket.holders
         if len(holders) > 1:
-            every = len(holders.columns) == plan.mesh.columns
-            yield Opening(
-                "reduce",
-                holders.pipeline_ranks,
-                "all" if every else "slice" if plan.mesh.tp > 1 else "member",
-            )
+            every, held = plan.mesh.columns, len(holders.columns)
+            slices = plan.mesh.tp > 1 and held * plan.mesh.tp == every
+            yield Opening("reduce", holders.pipeline_ranks, "all" if held == every else "slice" if slices else "member")
 
 
 def _in_rounds(openings: Sequence[Opening]) -> Iterator[Opening]:

@@ -120,7 +120,7 @@ def _layer(place: Place, name: str, prefix: str, h: str) -> Block:
 
 
 def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[Step, ...]:
-    """A layer of which tensor ranks have parts, and rows of what is between them."""
+    """A layer of which tensor ranks have parts, and rows of what is between them. To experts they are as data ranks."""
     part = replace(place, part=True)
     steps: list[Step] = []
 
@@ -134,10 +134,12 @@ def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[Step, ..
         steps.append(scatter(place, site, sums, out))
 
     entered, attended, residual, fed = (f"{name}_{each}" for each in ("entered", "attended", "residual", "fed"))
-    between("enter", (h,), (entered, f"{name}_x"))
-    split("attention", f"{name}_x", attended, *(each.name for each in place.starts))
-    between("between", (entered, attended), (residual, f"{name}_normed"))
-    split("dense", f"{name}_normed", fed)
+    between("enter", (h,), (entered, f"{name}_attention_x"))
+    split("attention", f"{name}_attention_x", attended, *(each.name for each in place.starts))
+    if isinstance(place.ffn, Moe):
+        return (*steps, *_mixture(place, name, prefix, (entered, attended), f"{name}_h"))
+    between("between", (entered, attended), (residual, f"{name}_dense_x"))
+    split("dense", f"{name}_dense_x", fed)
     between("leave", (residual, fed), (f"{name}_h",))
     return tuple(steps)
 
@@ -248,7 +250,7 @@ def mixtures(spec: Spec) -> tuple[Moe, ...]:
 
 def balanced_rows(spec: Spec) -> int:
     """Rows an expert rank receives in a layer when the experts' load is even: as many as it sends, padded."""
-    tokens, ranks = spec.train.micro_batch * spec.train.sequence, spec.parallel.expert
+    tokens, ranks = spec.tokens_of_rank, spec.parallel.expert
     alignment = spec.row_alignment
     found = (even_rows(tokens * moe.top_k, moe.experts // ranks, alignment) for moe in mixtures(spec))
     return max(found, default=0)
@@ -256,7 +258,7 @@ def balanced_rows(spec: Spec) -> int:
 
 def held_rows(spec: Spec) -> int:
     """Rows that memory is planned for: as many as an expert rank sends, with as much padding as those can need."""
-    tokens, ranks = spec.train.micro_batch * spec.train.sequence, spec.parallel.expert
+    tokens, ranks = spec.tokens_of_rank, spec.parallel.expert
     alignment = spec.row_alignment
     found = (most_rows(tokens * moe.top_k, moe.experts // ranks, alignment) for moe in mixtures(spec))
     return max(found, default=0)
@@ -267,7 +269,7 @@ def held(spec: Spec) -> Received:
     rows = held_rows(spec)
     if not spec.by_nodes:
         return Received(rows)
-    tokens = spec.train.micro_batch * spec.train.sequence
+    tokens = spec.tokens_of_rank
     copies = max(copies_of(spec, moe) for moe in mixtures(spec))
     return Received(rows, tokens * copies, tokens * max(moe.top_k for moe in mixtures(spec)))
 
@@ -286,6 +288,6 @@ def most_held(spec: Spec, rows: int) -> Received:
     """What a rank has if it receives `rows`, the most there can be, and every token of its column goes to its node."""
     if not spec.by_nodes:
         return Received(rows)
-    tokens, nodes = spec.train.micro_batch * spec.train.sequence, _group_nodes(spec)
+    tokens, nodes = spec.tokens_of_rank, _group_nodes(spec)
     most = max(min(moe.top_k, moe.experts // nodes) for moe in mixtures(spec))
     return Received(rows, nodes * tokens, nodes * tokens * most)

@@ -125,7 +125,7 @@ def worst_rows(spec: Spec) -> int:
     """Rows it receives if every token of its expert group chooses as many of its experts as a token can."""
     ranks = spec.parallel.expert
     most = max((min(moe.top_k, moe.experts // ranks) for moe in mixtures(spec)), default=0)
-    return ranks * spec.train.micro_batch * spec.train.sequence * most
+    return ranks * spec.tokens_of_rank * most
 
 
 def worst_held_rows(spec: Spec) -> int:

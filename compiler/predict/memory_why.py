@@ -129,7 +129,7 @@ def _of_rows(spec: Spec, memories: Sequence[RankMemory]) -> list[str]:
     if not mixtures or ranks == 1 or worst == 0:
         return []
     moe = max(mixtures, key=lambda each: min(each.top_k, each.experts // ranks))
-    local, tokens = moe.experts // ranks, ranks * spec.train.micro_batch * spec.train.sequence
+    local, tokens = moe.experts // ranks, ranks * spec.tokens_of_rank
     ways = comb(moe.experts - local, moe.top_k - local) if moe.top_k >= local else comb(local, moe.top_k)
     chance = tokens * (log10(ways) - log10(comb(moe.experts, moe.top_k))) + log10(ranks)
     return [

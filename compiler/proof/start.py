@@ -85,8 +85,9 @@ def _of_collective(plan: Plan, holders: Sequence[int] | None) -> set[Opening]:
         return {Opening("world", tuple(range(mesh.pp)), "all")} if mesh.world > 1 else set()
     several = list(holders)
     ranks = tuple(sorted({rank // mesh.columns for rank in several}))  # mesh.coordinates, thousands of times
-    every = len(several) == len(ranks) * mesh.columns
-    return {Opening("reduce", ranks, "all" if every else "slice" if mesh.tp > 1 else "member")}
+    held = len(several) // len(ranks)
+    slices = mesh.tp > 1 and held == mesh.columns // mesh.tp
+    return {Opening("reduce", ranks, "all" if held == mesh.columns else "slice" if slices else "member")}
 
 
 def name_of(opening: Opening) -> str:

@@ -128,7 +128,10 @@ RULES: tuple[Row, ...] = (
         ("parallel.route", "parallel.expert", *WORLD[-3:], "precision.combine", f"{LAYERS}.ffn.kind"),
         parallel.rows_go_through_nodes,
     ),
-    (("parallel.tensor", *ATTENTIONS, f"{LAYERS}.ffn"), tensor.layers_are_split),
+    (
+        ("parallel.tensor", "model.norm", "model.residual_scale", *ATTENTIONS, f"{LAYERS}.ffn", "train.micro_batch"),
+        tensor.layers_are_split,
+    ),
     (("parallel.tensor", "train.micro_batch", "train.sequence"), tensor.rows_are_split),
     (("parallel.tensor", "adapter"), tensor.adapters_are_whole),
     (("parallel.tensor", "precision"), tensor.products_are_split),

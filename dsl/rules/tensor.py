@@ -7,10 +7,9 @@ from itertools import islice
 from math import gcd
 
 from dsl.rules.finding import Finding, nearest_divisor
-from dsl.schema import Dense, Gqa, Mla, Spec
+from dsl.schema import CustomAttention, Dense, Gqa, Mla, Model, Moe, Spec
 
 ONE = "write `tensor = 1`"
-WHOLE = {"moe": "experts are", "custom": "a module is"}  # by kind of a block
 
 
 def layers_are_split(spec: Spec) -> Iterator[Finding]:
@@ -21,13 +20,12 @@ def layers_are_split(spec: Spec) -> Iterator[Finding]:
 
 def _layers(spec: Spec, code: str) -> Iterator[Finding]:
     tensor = spec.parallel.tensor
-    own = [(f"model.layers.{i}.attention", s.attention) for i, s in enumerate(spec.model.layers) if s.attention]
-    for path, attention in (("model.attention", spec.model.attention), *own):
+    for path, attention in _attentions(spec.model):
         if isinstance(attention, Mla):
             if attention.heads % tensor:
                 yield _uneven(code, tensor, f"{attention.heads:,} heads", attention.heads, f"{path}.heads")
         elif not isinstance(attention, Gqa):
-            yield _whole(code, tensor, f"{WHOLE[attention.kind]} not split over ranks yet", path)
+            yield _whole(code, tensor, "a module is not split over ranks yet", path)
         elif attention.qk_norm == "width":
             yield _whole(code, tensor, "a norm over all heads is not split over ranks", f"{path}.qk_norm")
         elif attention.kv_heads % tensor or attention.heads % tensor:
@@ -36,10 +34,35 @@ def _layers(spec: Spec, code: str) -> Iterator[Finding]:
             yield _uneven(code, tensor, what, heads, f"{path}.kv_heads")
     for index, span in enumerate(spec.model.layers):
         path, ffn = f"model.layers.{index}.ffn", span.ffn
-        if not isinstance(ffn, Dense):
-            yield _whole(code, tensor, f"{WHOLE[ffn.kind]} not split over ranks yet", path)
+        if isinstance(ffn, Moe):
+            yield from _experts(spec, code, ffn, path)
+        elif not isinstance(ffn, Dense):
+            yield _whole(code, tensor, "a module is not split over ranks yet", path)
         elif ffn.inner % tensor:
             yield _uneven(code, tensor, f"inner = {ffn.inner:,}", ffn.inner, f"{path}.inner")
+
+
+def _attentions(model: Model) -> Iterator[tuple[str, Mla | Gqa | CustomAttention]]:
+    """The attention of a model, and those of its layers, by their paths."""
+    yield "model.attention", model.attention
+    for index, span in enumerate(model.layers):
+        if span.attention is not None:
+            yield f"model.layers.{index}.attention", span.attention
+
+
+def _experts(spec: Spec, code: str, moe: Moe, path: str) -> Iterator[Finding]:
+    """To experts, and to their router, tensor ranks are data ranks with fewer rows."""
+    tensor, model, size = spec.parallel.tensor, spec.model, spec.train.micro_batch
+    biased = [f"{at}.bias" for at, each in _attentions(model) if isinstance(each, Gqa) and each.bias == "all"]
+    exits = ["model.norm"] * (model.norm != "pre") + ["model.residual_scale"] * (model.residual_scale != 1) + biased
+    if exits:
+        why = "what attention adds is normed, scaled or biased in front of experts, which is not split yet"
+        yield _whole(code, tensor, why, exits[0])
+    elif moe.balance.sequence_loss and size % tensor:
+        message = f"tensor = {tensor} ranks cannot have equal parts of micro_batch = {size} sequences"
+        hint = f"write `tensor = {nearest_divisor(size, tensor)}`, or `sequence_loss = 0`"
+        note = ("whose balance has a loss of whole sequences", f"{path}.balance.sequence_loss")
+        yield Finding(code, message, "parallel.tensor", hint, (note,))
 
 
 def rows_are_split(spec: Spec) -> Iterator[Finding]:

@@ -281,6 +281,11 @@ class Spec(Node):
         return any(device.bf16 is not None for device in self.cluster.devices)
 
     @property
+    def tokens_of_rank(self) -> int:
+        """Tokens of a micro-batch that a rank has between attention and dense parts: tensor ranks divide them."""
+        return self.train.micro_batch * self.train.sequence // self.parallel.tensor
+
+    @property
     def group_nodes(self) -> int | None:
         """The most nodes that an expert group lies on; None where groups begin or end inside of nodes."""
         return most_group_nodes((node.devices for _, node in self.cluster.parts), self.parallel.expert)

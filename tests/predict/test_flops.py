@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler.predict.predict import mfu_of
+from compiler.predict.predict import mfu_of, predict
 from compiler.predict.prediction import Flops, RankTime, Step, Tail
-from dsl.load import resolve
+from dsl.load import load, resolve
 from dsl.schema import Model
 from tests.specs.counted import flops_of_model
 
@@ -68,3 +68,14 @@ def test_mfu_falls_as_the_step_grows(factor: int) -> None:
     fast = mfu_of(flops, step(1.0, 1000), 4e12)
     slow = mfu_of(flops, replace(step(1.0, 1000), seconds=float(factor)), 4e12)
     assert fast.full == pytest.approx(slow.full * factor)
+
+
+@pytest.mark.parametrize("degrees", [("tensor=8",), ("tensor=4", "pipeline=2")])
+def test_tensor_ranks_split_the_work_of_a_model_and_add_none(degrees: tuple[str, ...]) -> None:
+    """The model has the parameters and the FLOPs of one that is not split, and a device computes its part of them."""
+    alone, split = (
+        predict(load(SPECS / "llama3-8b.dsc", overrides=[f"parallel.{each}" for each in given]))
+        for given in ((), degrees)
+    )
+    assert split.flops == alone.flops and split.parameters == alone.parameters
+    assert split.mfu is not None and alone.mfu is not None and 0.5 < split.mfu.causal / alone.mfu.causal < 1.5

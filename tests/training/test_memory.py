@@ -49,14 +49,19 @@ def test_what_is_divided_is_put_together_as_proven(
 
 
 @pytest.mark.parametrize(
-    ("of", "pp", "dp", "n", "schedule"),
-    [("split", 2, 1, 4, "zbv"), ("split", 2, 1, 4, "dualpipe"), ("llama", 1, 2, 3, "1f1b")],
+    ("of", "pp", "ep", "dp", "n", "schedule"),
+    [
+        ("split", 2, 1, 1, 4, "zbv"),
+        ("split", 2, 1, 1, 4, "dualpipe"),
+        ("llama", 1, 1, 2, 3, "1f1b"),
+        ("v3", 2, 2, 2, 4, "zbv"),
+    ],
 )
 def test_rows_of_tensor_ranks_are_put_together_as_proven(
-    tmp_path: Path, of: str, pp: int, dp: int, n: int, schedule: str
+    tmp_path: Path, of: str, pp: int, ep: int, dp: int, n: int, schedule: str
 ) -> None:
     """Rows that are gathered, and sums that are scattered, are values of a program: they are counted to the byte."""
-    measured_peaks(tmp_path, spec(pp, 1, dp, n, of=of, schedule=schedule, tensor=2))
+    measured_peaks(tmp_path, spec(pp, ep, dp, n, of=of, schedule=schedule, tensor=2))
 
 
 @pytest.mark.parametrize("ep", [1, 2])

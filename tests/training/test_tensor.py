@@ -9,6 +9,7 @@ import pytest
 from compiler.emit.segment_cache import Segments
 from tests.training.specs import spec
 from tests.training.test_differential import STEPS, check
+from tests.training.test_nodes import on_nodes
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,30 @@ SPLIT = [
     ("post", "1f1b", 1, 1, 4, 0),
     ("latent", "dualpipe", 2, 1, 2, 1),
 ]
+
+# Of experts: model and schedule, then pipeline, expert, data and tensor ranks, and ZeRO stage.
+EXPERTS = [
+    ("v3", "dualpipe", 2, 2, 2, 2, 1),
+    ("v3", "zbv", 2, 1, 1, 2, 0),
+    ("qwen", "1f1b", 1, 2, 2, 2, 3),
+    ("v2", "1f1b", 1, 4, 4, 2, 1),
+]
+
+
+@pytest.mark.parametrize(("of", "schedule", "pp", "ep", "dp", "tp", "zero"), EXPERTS)
+def test_experts_have_tensor_ranks_as_data_ranks(
+    tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, tp: int, zero: int
+) -> None:
+    """The groups of experts are folded over those of attention: neighbouring columns, whatever rows they have."""
+    specs = {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, tensor=tp)}
+    check(tmp_path, traced, specs, pp * dp * tp)
+
+
+def test_rows_of_tensor_ranks_go_through_nodes(tmp_path: Path, traced: Segments) -> None:
+    """Groups of four expert ranks on two nodes each, of two data ranks with two tensor ranks."""
+    chosen = on_nodes(spec(1, 4, 4, 2, STEPS, 1, tensor=2), 4)
+    assert chosen.by_nodes
+    check(tmp_path, traced, {"only": chosen}, 8)
 
 
 @pytest.mark.parametrize(("of", "schedule", "pp", "dp", "tp", "zero"), SPLIT)
