@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from compiler.decide import Lowered
 from compiler.emit.build_files import layers_of
 from compiler.emit.build_summary import parts_of
-from compiler.ir import Plan, Use
+from compiler.ir import Mesh, Plan, Use
 from compiler.lower.estimate import rank_times
 from compiler.picture import panel_of
 from compiler.plan.plan import HELD
@@ -38,7 +38,7 @@ def report_of(spec: Spec, lowered: Lowered, run: RunFigures | None = None) -> Re
         subtitle=f"{spec.model.name} on {spec.cluster.name}",
         facts=(
             ("parameters", f"{sum(elements.values()):,}"),
-            ("ranks", f"{plan.mesh.world} = pipeline {plan.mesh.pp} · data {plan.mesh.dp} (expert {plan.mesh.ep})"),
+            ("ranks", _degrees(plan.mesh)),
             ("sequences a step", ", ".join(str(n) for n in sorted({n for _, n in lowered.batches}))),
             ("tokens a sequence", f"{spec.train.sequence:,}"),
             ("steps", f"{lowered.num_steps:,}"),
@@ -96,11 +96,17 @@ def _rank(plan: Plan, rank: int, parameters: int, memory: Memory) -> RankRow:
     )
 
 
+def _degrees(mesh: Mesh) -> str:
+    """The ranks of a world, and what they are made of."""
+    tensor = f" · tensor {mesh.tp}" if mesh.tp > 1 else ""
+    return f"{mesh.world} = pipeline {mesh.pp} · data {mesh.dp} (expert {mesh.ep}){tensor}"
+
+
 def _experts(plan: Plan) -> tuple[ExpertRow, ...]:
     """Which experts live on which expert rank: the same split in every MoE layer, but for a placement of a file."""
     if plan.slots:
         return ()
-    dp, ep = plan.mesh.dp, plan.mesh.ep
+    columns, ep = plan.mesh.columns, plan.mesh.ep
     rows: dict[int, set[int]] = defaultdict(set)
     for bucket in plan.held:  # what is in one has the same holders
         numbers = {
@@ -109,6 +115,11 @@ def _experts(plan: Plan) -> tuple[ExpertRow, ...]:
         if numbers:
             rows[plan.mesh.coordinates(bucket.holders[0])[1] % ep] |= numbers
     return tuple(
-        ExpertRow(rank, min(experts), max(experts), tuple(range(rank, dp, ep)))
+        ExpertRow(
+            rank,
+            min(experts),
+            max(experts),
+            tuple(dict.fromkeys(column // plan.mesh.tp for column in range(rank, columns, ep))),
+        )
         for rank, experts in sorted(rows.items())
     )
