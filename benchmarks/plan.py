@@ -21,12 +21,18 @@ ROOT = Path(__file__).parent.parent
 DSC = str(Path(sys.executable).with_name("dsc"))
 V3 = "specs/deepseek-v3.dsc"
 MANY = ("-s", "cluster.nodes=16384", "-s", "train.batch.from=196608", "-s", "train.batch.to=983040")
+FOUR = ("parallel.pipeline", "parallel.expert", "train.micro_batch", "recompute")
+OPEN = tuple(word for key in FOUR for word in ("-s", f"{key}=auto"))
+INTERLEAVED = (*OPEN, "-s", "schedule.name=interleaved")
 COMMANDS = {
     "dsc plan, DeepSeek-V3 on 2,048 devices": ("plan", V3),
     "dsc plan, DeepSeek-V3 on 131,072 devices": ("plan", V3, *MANY),
     "dsc plan --format json, DeepSeek-V3 on 2,048 devices": ("plan", V3, "--format", "json"),
     "dsc plan, DeepSeek-V2 on 2,048 devices": ("plan", "specs/deepseek-v2.dsc"),
     "dsc plan, quickstart on 4 CPU ranks": ("plan", "specs/quickstart.dsc"),
+    "four open keys, DeepSeek-V3 on 2,048 devices": ("plan", V3, *OPEN),
+    "four open keys, interleaved, DeepSeek-V3": ("plan", V3, *INTERLEAVED),
+    "four open keys, interleaved, Qwen3-30B on 256": ("plan", "specs/qwen3-30b-a3b.dsc", *INTERLEAVED),
 }
 
 

@@ -34,7 +34,12 @@ class Layer:
         return self.parameters[weight] + param.removeprefix(weight)
 
     def build(self, place: Place) -> ir.Segment:
-        """The segment at a place, its backward as the run wants it."""
+        """The segment at a place, its backward as the run wants it. Made once for a place."""
+        if self.plain not in place.built:
+            place.built[self.plain] = self._new(place)
+        return place.built[self.plain]
+
+    def _new(self, place: Place) -> ir.Segment:
         names = tuple(name for name in self.recompute if name in place.spec.recompute)
         plain, lora = self.plain(place), place.spec.adapter
         plain = adapted(plain, lora) if lora else plain

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ class Place:
     mtp: bool = False
     high: bool = False  # whether the linears of its layer stay in the dtype of activations
     attention: Mla | Gqa | CustomAttention | None = None
+    built: dict[object, ir.Segment] = field(default_factory=dict, init=False, repr=False, compare=False)  # by layer
     part: bool = False  # whether it has a tensor rank's part of the matrices of a layer, and all rows
 
     @property

@@ -10,35 +10,19 @@ the least on the fullest device; the least load; the fastest slowest stage; the 
 times. Layers of one kind cannot be near ties by their number, whose errors cancel: only unlike ones can, as a layer of
 experts and a dense one, whose rates are of different kernels.
 
-How: ranks that store the same stages are a cell. Cells take their runs of layers one after the other, with one cursor a
-run: the first stages ascend from the first layer while those of the other end of a fold descend from the last.
-
-1. A lower bound of the largest load, of the bytes or of a stage's time: the same problem where a stage may be without
-   layers. There, of two ways to give the same layers to all runs but the last, the one that covers more is never worse
-   (a run that is shortened costs no more), so one number is kept for each; the limit is found by bisection over whole
-   nanoseconds and bytes.
-2. Within those limits every split is followed, states that the rest cannot finish left out, and the best by squares is
-   taken. Where the limits of 1 are too low, since stages must not be empty, bisection goes on here.
+How: every split within limits is followed (split_search.py); where layers are alike, how many each stage has is enough
+(alike_layers.py).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, combinations, count, pairwise
 
-from compiler.plan.layer_runs import Blocks, Cell, Pipeline, Runs, Split
+from compiler.plan.alike_layers import search_of
+from compiler.plan.layer_runs import Blocks, Pipeline, Split
+from compiler.plan.split_search import TooLongError
 from compiler.stage_placement import ONE_STAGE
-
-Cursors = tuple[int, ...]  # of each run of a cell: layers taken so far, from where its stages begin
-Limits = tuple[int, int, int, int]  # on a rank's load, the bytes of a device, a stage's load, the sum of the squares
-LOAD, HELD, STAGE, SQUARES = range(4)
-NO_LIMIT = 1 << 200  # squares of nanoseconds are large
-NEAR = 100  # loads that differ by less than this part of the least are near ties: one percent
-PATIENCE = 1  # limits that are tried one after the other before they are bisected
-MOST_STEPS = 300_000  # of a search, a second or two: only chunked placements of many layers have more
 
 
 def partition(pipeline: Pipeline) -> Split:
@@ -49,312 +33,15 @@ def partition(pipeline: Pipeline) -> Split:
     """
     assert pipeline.num_stages <= pipeline.num_layers + 2, "more stages than can be filled"
     try:
-        limits, runs = _Search(replace(pipeline, holding=None)).fastest()
-    except _TooLongError:
+        limits, runs = search_of(replace(pipeline, holding=None)).fastest()
+    except TooLongError:
         single = Pipeline(ONE_STAGE, tuple(_slowest(pipeline, s) for s in range(pipeline.num_stages)))
-        return pipeline.split_of(_Search(single).fastest()[1])
+        return pipeline.split_of(search_of(single).fastest()[1])
     if pipeline.holding is not None:
-        with suppress(_TooLongError):
-            runs = _Search(pipeline).fullest_least(limits, pipeline.held(runs))
+        with suppress(TooLongError):
+            runs = search_of(pipeline).fullest_least(limits, pipeline.held(runs))
     return pipeline.split_of(runs)
 
 
 def _slowest(pipeline: Pipeline, stage: int) -> Blocks:
     return max(pipeline.kinds_of[stage], key=lambda blocks: sum(lane[-1] for lane in blocks.before))
-
-
-# ---------------------------------------------------------------- the search
-
-
-class _TooLongError(Exception):
-    """The search has taken `MOST_STEPS`."""
-
-
-def _without_idle_lanes(pipeline: Pipeline) -> Pipeline:
-    """The pipeline with its first lane alone, if that is the fuller one in every block, as compute mostly is."""
-    costs = [cost for blocks in pipeline.kinds for cost in (blocks.first, *blocks.layers, blocks.last)]
-    if any(cost[0] < max(cost) for cost in costs):
-        return pipeline
-
-    def first(blocks: Blocks) -> Blocks:
-        return Blocks(tuple(cost[:1] for cost in blocks.layers), blocks.first[:1], blocks.last[:1])
-
-    fuller = {id(blocks): first(blocks) for blocks in pipeline.kinds}
-    return replace(pipeline, blocks=tuple(fuller[id(blocks)] for blocks in pipeline.blocks))
-
-
-class _Over:
-    """What the limit that is looked for must be at least: the least that it stopped and the others would let pass."""
-
-    def __init__(self, sought: int, limits: Limits) -> None:
-        self.sought, self.least = sought, NO_LIMIT
-        self.limits = _with(limits, sought, NO_LIMIT)
-
-    def note(self, taken: Limits) -> None:
-        if taken[self.sought] < self.least and not _exceeds(taken, self.limits):
-            self.least = taken[self.sought]
-
-
-class _Search:
-    """Cells in order, a cursor for each of a cell's runs."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline = pipeline = _without_idle_lanes(pipeline)
-        self.size, self.steps, self.cells = pipeline.num_layers, 0, pipeline.lanes
-        self.num_runs = len(self.cells[0].stages)
-        self.least = []  # of the first n layers, what they cost on each lane on any device at least
-        for lane in range(len(pipeline.blocks[0].first)):
-            columns = zip(*([cost[lane] for cost in blocks.layers] for blocks in pipeline.kinds), strict=True)
-            self.least.append((0, *accumulate(map(min, columns))))
-
-    def fastest(self) -> tuple[Limits, Runs]:
-        """The fastest runs of all, and what they take."""
-        _, most, _, _ = self.pipeline.score(_even(self.size, self.pipeline.num_stages))
-        return self._settled((LOAD, STAGE), self._floor(), (most, NO_LIMIT, most, NO_LIMIT))
-
-    def fullest_least(self, fastest: Limits, held: int) -> Runs:
-        """The near tie of the fastest runs with which the fullest device holds least; with those it holds `held`."""
-        load, _, stage, squares = fastest
-        near = load + load // NEAR, held, stage + stage // NEAR, squares + 2 * squares // NEAR
-        return self._settled((HELD, LOAD, STAGE), _with(self._floor(), LOAD, load), near)[1]
-
-    def _floor(self) -> Limits:
-        """No split has less."""
-        total = max(lane[-1] for lane in self.least)
-        return total // len(self.cells), 0, total // self.pipeline.num_stages, 0
-
-    def _settled(self, order: Sequence[int], least: Limits, most: Limits) -> tuple[Limits, Runs]:
-        """The split within the limits `most` that has the least of the first in `order`, then of the next, then of
-        squares; and what it has of each. Some split keeps `most`, and none has less than `least`."""
-        for lowest in (self._lowest, self._lowest_filled):
-            limits = most
-            for sought in order:
-                high = min(limits[LOAD], limits[STAGE]) if sought == STAGE else limits[sought]
-                limits = lowest(sought, least[sought], _with(limits, sought, high))
-            found = self._finds(limits)
-            if found is not None:
-                return _with(limits, SQUARES, found[0]), self._runs(found)
-            least = _with(least, order[0], limits[order[0]])  # of what is next, less may do where more of this is let
-        raise AssertionError("every model can be split into so many stages")
-
-    def _runs(self, found: _Found) -> Runs:
-        runs: dict[int, tuple[int, int]] = {}
-        for cell, (begins, ends) in zip(self.cells, pairwise(found[1]), strict=True):
-            for run, (s, begin, end) in enumerate(zip(cell.stages, begins, ends, strict=True)):
-                down = self.pipeline.folded and run == 1
-                runs[s] = (self.size - end, self.size - begin) if down else (begin, end)
-        return tuple(runs[s] for s in range(self.pipeline.num_stages))
-
-    def _bounds(self) -> Iterator[tuple[Cursors, Cursors]]:
-        """Where the runs of the first cell begin and those of the last may end, in every way there is."""
-        runs = self.num_runs
-        if self.pipeline.folded or runs == 1:
-            yield (0,) * runs, (self.size,) * runs
-            return
-        for cuts in combinations(range(self.size + 1), runs - 1):
-            yield (0, *cuts), (*cuts, self.size)
-
-    def _step(self) -> None:
-        self.steps += 1
-        if self.steps > MOST_STEPS:
-            raise _TooLongError
-
-    # ------------------------------------------------------------ where stages may be empty
-
-    def _lowest(self, sought: int, low: int, limits: Limits) -> Limits:
-        """The limits with the least of the one that is looked for with which all layers can be taken, no less than
-        `low`; as given, they can."""
-        high = limits[sought]
-        for turn in count():
-            passes, bound = self._reach_all(_with(limits, sought, low), sought)
-            if passes:
-                high = low
-            low = min(high, max(low + 1, bound))
-            if turn > PATIENCE and low < high:
-                middle = (low + high) // 2
-                passes, bound = self._reach_all(_with(limits, sought, middle), sought)
-                low, high = (low, middle) if passes else (min(high, max(middle + 1, bound)), high)
-            if low >= high:
-                break
-        return _with(limits, sought, high)
-
-    def _reach_all(self, limits: Limits, sought: int) -> tuple[bool, int]:
-        """Whether all layers can be taken within limits; where not, the least that the one which is looked for must
-        be."""
-        over = _Over(sought, limits)
-        passes = any(self._reach(limits, starts, stops, over) for starts, stops in self._bounds())
-        return passes, over.least
-
-    def _reach(self, limits: Limits, starts: Cursors, stops: Cursors, over: _Over) -> bool:
-        states = {starts[:-1]: starts[-1]}  # all cursors but the last → the farthest the last can be
-        for index, cell in enumerate(self.cells):
-            following: dict[Cursors, int] = {}
-            for cursors, last in states.items():
-                if self._is_behind(index, (*cursors, last), stops, limits, over):
-                    continue
-                for heads, spent in self._heads(cell, cursors, stops, limits, over):
-                    reach = self._farthest(cell, last, stops[-1], spent, limits, over)
-                    if reach > following.get(heads, -1):
-                        following[heads] = reach
-            states = following
-        return any(self._is_all((*cursors, last), stops) for cursors, last in states.items())
-
-    def _is_behind(self, index: int, cursors: Cursors, stops: Cursors, limits: Limits, over: _Over) -> bool:
-        """Whether what is left is too much for this cell and those behind it."""
-        self._step()
-        cells = len(self.cells) - index
-        left = self._left(cursors, stops)
-        if left > cells * limits[LOAD] or left > cells * self.num_runs * limits[STAGE]:
-            over.note((-(-left // cells), 0, -(-left // (cells * self.num_runs)), 0))
-            return True
-        return False
-
-    def _left(self, cursors: Cursors, stops: Cursors) -> int:
-        """What the layers that are left take at least."""
-        return max(sum(lane[end] - lane[begin] for begin, end in self._spans(cursors, stops)) for lane in self.least)
-
-    def _spans(self, cursors: Cursors, stops: Cursors) -> list[tuple[int, int]]:
-        """The layers between the runs taken so far and where they must end."""
-        if self.pipeline.folded:
-            return [(cursors[0], max(cursors[0], self.size - cursors[1]))]
-        return list(zip(cursors, stops, strict=True))
-
-    def _is_all(self, cursors: Cursors, stops: Cursors) -> bool:
-        return sum(cursors) >= self.size if self.pipeline.folded else cursors == stops
-
-    def _heads(
-        self, cell: Cell, cursors: Cursors, stops: Cursors, limits: Limits, over: _Over
-    ) -> list[tuple[Cursors, list[int]]]:
-        """Ends of all runs but the last within the limits, and what they and the ends of the model cost on each lane.
-        Where a run stops at a limit, `over` is told what it would take with one more layer."""
-        states: list[tuple[Cursors, list[int]]] = [((), list(cell.empty))]
-        for run, start in enumerate(cursors):
-            grown = []
-            for heads, before in states:
-                for end in range(start, stops[run] + 1):
-                    self._step()
-                    spent, taken = _taken(cell, before, run, start, end)
-                    if _exceeds(taken, limits):
-                        over.note(taken)
-                        break
-                    grown.append(((*heads, end), spent))
-            states = grown
-        return states
-
-    def _farthest(self, cell: Cell, start: int, stop: int, before: list[int], limits: Limits, over: _Over) -> int:
-        """The farthest end of the last run within the limits; -1 where even none is too much."""
-        self._step()
-        end, last = stop, self.num_runs - 1
-        for at, (costs, each) in enumerate(zip(cell.costs[last], before, strict=True)):
-            timed = at < len(cell.times)
-            room = min(limits[LOAD] - each, limits[STAGE] - cell.ends[last][at]) if timed else limits[HELD] - each
-            end = min(end, bisect_right(costs, costs[start] + room, start, stop + 1) - 1)
-        if end < stop:
-            over.note(_taken(cell, before, last, start, max(start, end + 1))[1])
-        return end if end >= start else -1
-
-    # ------------------------------------------------------------ every split within limits
-
-    def _lowest_filled(self, sought: int, low: int, limits: Limits) -> Limits:
-        """`_lowest` with the limit on squares, and without splits whose stages are empty where they must not be."""
-        high, middle = limits[sought], False
-        while low < high:
-            limit = (low + high) // 2 if middle else high - 1  # which ends it where there is nothing in between
-            found = self._finds(_with(limits, sought, limit))
-            if found is None:
-                low = limit + 1
-            else:
-                held, load, stage, _ = self.pipeline.score(self._runs(found))
-                high = (load, held, stage)[sought]
-            middle = not middle
-        return _with(limits, sought, high)
-
-    def _finds(self, limits: Limits) -> _Found | None:
-        """The split with the least sum of squares within the limits, of those the one whose runs end earliest."""
-        found = (self._find(limits, starts, stops) for starts, stops in self._bounds())
-        return min((each for each in found if each is not None and each[0] <= limits[SQUARES]), default=None)
-
-    def _find(self, limits: Limits, starts: Cursors, stops: Cursors) -> _Found | None:
-        states: dict[Cursors, _Found] = {starts: (0, (starts,))}
-        for index in range(len(self.cells)):
-            following: dict[Cursors, _Found] = {}
-            for cursors, (squares, path) in states.items():
-                for ends, more in self._ways(index, cursors, stops, limits):
-                    entry = (squares + more, (*path, ends))
-                    if ends not in following or entry < following[ends]:
-                        following[ends] = entry
-            behind = sum(len(cell.stages) for cell in self.cells[index + 1 :])
-            if limits[SQUARES] != NO_LIMIT:  # the stages behind have no less than if all took as long as another
-                following = {
-                    ends: entry
-                    for ends, entry in following.items()
-                    if self._left(ends, stops) ** 2 <= (limits[SQUARES] - entry[0]) * behind
-                }
-            states = following
-        done = [entry for ends, entry in states.items() if self._is_all(ends, stops)]
-        return min(done, default=None)
-
-    def _ways(self, index: int, cursors: Cursors, stops: Cursors, limits: Limits) -> Iterator[tuple[Cursors, int]]:
-        """Ends of a cell's runs from which the rest can be taken, and the sum of the squares of its stages."""
-        cell = self.cells[index]
-        outer = (0, self.pipeline.num_stages - 1)
-        states: list[tuple[Cursors, list[int], int]] = [((), list(cell.empty), 0)]
-        for run, start in enumerate(cursors):
-            grown = []
-            for heads, before, squares in states:
-                for end in range(start + (cell.stages[run] not in outer), stops[run] + 1):
-                    self._step()
-                    spent, taken = _taken(cell, before, run, start, end)
-                    if _exceeds(taken, limits):
-                        break
-                    grown.append(((*heads, end), spent, squares + taken[STAGE] * taken[STAGE]))
-            states = grown
-        for ends, _, squares in states:
-            if self._can_end(index, ends, stops, limits):
-                yield ends, squares
-
-    def _can_end(self, index: int, ends: Cursors, stops: Cursors, limits: Limits) -> bool:
-        """Whether what is left is enough for the stages behind this cell, and not too much for them."""
-        rest = self.cells[index + 1 :]
-        outer = (0, self.pipeline.num_stages - 1)
-        inner = sum(s not in outer for cell in rest for s in cell.stages)
-        if self.pipeline.folded and sum(ends) > self.size:
-            return False
-        spans = self._spans(ends, stops)
-        if sum(end - begin for begin, end in spans) < inner or any(end < begin for begin, end in spans):
-            return False
-        most = min(limits[LOAD] * len(rest), limits[STAGE] * sum(len(cell.stages) for cell in rest))
-        return all(sum(lane[end] - lane[begin] for begin, end in spans) <= most for lane in self.least)
-
-
-_Found = tuple[int, tuple[Cursors, ...]]  # sum of squares, and the cursors before the first cell and behind each
-
-
-def _taken(cell: Cell, before: Sequence[int], run: int, start: int, end: int) -> tuple[list[int], Limits]:
-    """What a cell has spent on each lane with a run of layers more, and what of that limits are for."""
-    costs, times = cell.costs[run], len(cell.times)
-    spent = [each + lane[end] - lane[start] for each, lane in zip(before, costs, strict=True)]
-    if times == 1:
-        load, alone = spent[0], cell.ends[run][0] + costs[0][end] - costs[0][start]
-    else:
-        load = max(spent[:times])
-        alone = max(end_of + lane[end] - lane[start] for end_of, lane in zip(cell.ends[run], costs, strict=False))
-    return spent, (load, max(spent[times:], default=0), alone, 0)
-
-
-def _exceeds(taken: Limits, limits: Limits) -> bool:
-    return taken[LOAD] > limits[LOAD] or taken[HELD] > limits[HELD] or taken[STAGE] > limits[STAGE]
-
-
-def _with(limits: Limits, sought: int, limit: int) -> Limits:
-    load, held, stage, squares = (limit if k == sought else each for k, each in enumerate(limits))
-    return load, held, stage, squares
-
-
-def _even(num_layers: int, num_stages: int) -> Runs:
-    """A split, whatever it costs: the ends have what the stages between them do not need."""
-    inner = max(0, num_stages - 2)
-    ends = [num_layers * (s + 1) // num_stages for s in range(num_stages)]
-    if num_layers < 2 * num_stages:
-        ends = [min(num_layers, num_layers - inner + s) if s else num_layers - inner for s in range(num_stages)]
-    return tuple(zip((0, *ends[:-1]), ends, strict=True))

@@ -67,14 +67,18 @@ def cuts_by_site(uses: Iterable[ir.Use], cuts_by_key: CutsByKey = NO_CUTS) -> di
 def model_blocks(spec: Spec) -> tuple[Block, ...]:
     """The embedding, every layer, and the end of the model."""
     model = spec.model
-    places = [
-        Place(spec, model.ffn(layer), high=_is_high(spec, layer), attention=model.attention_of(layer))
-        for layer in range(model.num_layers)
-    ]
+    places = [_place(spec, layer) for layer in range(model.num_layers)]
+    alike = {(id(place.ffn), id(place.attention), place.high): place for place in places[::-1]}
+    places = [alike[id(place.ffn), id(place.attention), place.high] for place in places]  # segments are made once
     blocks = [_embedding(places[0])]
     for layer, place in enumerate(places):
         blocks.append(_layer(place, f"L{layer}", f"layers.{layer}", blocks[-1].output))
     return (*blocks, _end(places[-1], blocks[-1].output))
+
+
+def _place(spec: Spec, layer: int) -> Place:
+    model = spec.model
+    return Place(spec, model.ffn(layer), high=_is_high(spec, layer), attention=model.attention_of(layer))
 
 
 def _is_high(spec: Spec, layer: int) -> bool:

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from compiler.holders import Holders
 from compiler.ir import Bucket, Mesh, Plan, Replica, Stage, Use
-from compiler.plan.balance import NEAR
 from compiler.plan.blocks import NO_CUTS, CutsByKey, cut_model
 from compiler.plan.layer_runs import stage_placement_of_spec
 from compiler.plan.owners import with_owners
 from compiler.plan.parameters import Tensor, tensors
 from compiler.plan.sharding import dividing_sites, sharded_segments
+from compiler.plan.split_search import NEAR
 from compiler.plan.stages import build_stages
 from compiler.spec_files import expert_placement_of
 from dsl.schema import Spec

@@ -1,8 +1,9 @@
 """What is `auto` in a spec: of all plans that keep the rules, the one that fits and whose step is predicted shortest.
 
 Every combination of the open degrees, micro-batch and recompute is a candidate. A plan is left out unseen only where a
-bound says that it cannot be the best: no order of the instructions makes its step short enough, or its weights and what
-its forwards save do not fit. The SMs that communicate are tried last, on the plans near the best.
+bound says that it cannot be the best: no split of the layers or no order of the instructions makes its step short
+enough, or its weights and what its forwards save do not fit. What has the least bound is looked into first, so most are
+left out by a bound for all splits. The SMs that communicate are tried last, on the plans near the best.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from compiler.ir import Cut
 from compiler.lower import Lowering
 from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
+from compiler.plan.blocks import cut_model
 from compiler.plan.holding import kept_bytes, moments_of
+from compiler.predict.floor import least_step_s
 from compiler.predict.memory_state import device_of, rank_states
 from compiler.predict.predict import Timed, memories, timed_on
 from compiler.predict.times import twins_of
@@ -84,20 +88,21 @@ def search(
 
     `spec` has first values of the open keys. `report` is told which share of the structures has been looked into.
     """
-    seen = _Seen()
-    again = RECOMPUTE in opened
-    waiting = []
+    seen, again = _Seen(), RECOMPUTE in opened
     found = [Candidate(choice, one) for choice, one in structures]
-    for at, candidate in enumerate(found):
-        report(at / len(found) / 2)
-        if not seen.lacks(candidate):  # not even where the most is computed again, its first value
-            least = choices.values(candidate.spec, RECOMPUTE)[-1] if again else None
-            waiting.append(seen.bounded(_with(candidate, RECOMPUTE, least) if again else candidate))
-    waiting.sort(key=lambda each: each.bound_s)
-    for at, candidate in enumerate(waiting):
-        report(0.5 + at / len(waiting) / 2)
-        for recompute in reversed(choices.values(candidate.spec, RECOMPUTE)) if again else (None,):
-            tried = _with(candidate, RECOMPUTE, recompute) if again else candidate
+    least = [_with(each, RECOMPUTE, choices.values(each.spec, RECOMPUTE)[-1]) if again else each for each in found]
+    waiting = [(seen.floor_s(each.spec), at, False) for at, each in enumerate(least)]
+    heapify(waiting)
+    while waiting:
+        bound_s, at, is_split = heappop(waiting)
+        report(1 - len(waiting) / len(found))
+        least[at] = replace(least[at], bound_s=bound_s)
+        if not is_split and bound_s < seen.best:
+            if not seen.lacks(found[at]):  # not even where the most is computed again, its first value
+                heappush(waiting, (seen.bound_s(least[at]), at, True))
+            continue
+        for recompute in reversed(choices.values(least[at].spec, RECOMPUTE)) if again else (None,):
+            tried = _with(least[at], RECOMPUTE, recompute) if again else least[at]
             if not seen.look_into(tried).missing_bytes:
                 break  # it fits, or is too slow: what computes more again is slower
     if SMS in opened:
@@ -105,7 +110,8 @@ def search(
         for candidate in [each for each in seen.candidates if each.fits and (each.seconds or 0) <= near]:
             for count in choices.values(spec, SMS):
                 if count != candidate.spec.sm.communication:
-                    seen.look_into(seen.bounded(_with(candidate, SMS, count)))
+                    other = _with(candidate, SMS, count)
+                    seen.look_into(replace(other, bound_s=seen.bound_s(other)))
     if not math.isfinite(seen.best):
         seen.find_nearest()
     return Ranking(tuple(sorted(seen.candidates, key=_order)))
@@ -118,6 +124,7 @@ class _Seen:
         self.candidates: list[Candidate] = []
         self.best = math.inf
         self._cuts: dict[Hashable, Cut] = {}  # by the key of a segment: most plans share them
+        self._last: tuple[Spec, Lowering] | None = None  # what has just been planned is mostly looked into next
 
     def look_into(self, candidate: Candidate) -> Candidate:
         """The candidate with its memory and its time, each only as far as it may be the best."""
@@ -133,10 +140,15 @@ class _Seen:
         self.candidates += [missing] if missing is not None else []
         return missing is not None
 
-    def bounded(self, candidate: Candidate) -> Candidate:
-        """The candidate with what its step takes at least."""
-        found = self._timed(candidate.spec, self._lowering(candidate.spec), least=True)
-        return replace(candidate, bound_s=found.step.seconds)
+    def floor_s(self, spec: Spec) -> float:
+        """What a step takes at least, however its layers are split."""
+        model = cut_model(spec, self._cuts)
+        self._cuts |= {use.segment.key: model.cuts[use.site] for block in model.blocks for use in block.uses}
+        return least_step_s(model)
+
+    def bound_s(self, candidate: Candidate) -> float:
+        """What a step takes at least, with layers split as they are planned."""
+        return self._timed(candidate.spec, self._lowering(candidate.spec), least=True).step.seconds
 
     def find_nearest(self) -> None:
         """Look into what surely lacks least until it is known to lack least. For where nothing fits."""
@@ -149,9 +161,11 @@ class _Seen:
 
     def _lowering(self, spec: Spec) -> Lowering:
         """The plan of a spec on its devices. A segment that an earlier plan has is not cut again."""
-        plan = make_plan(spec, cuts_by_key=self._cuts)
-        self._cuts |= plan.cuts_by_key
-        return Lowering(plan, rank_rates(spec))
+        if self._last is None or self._last[0] is not spec:
+            plan = make_plan(spec, cuts_by_key=self._cuts)
+            self._cuts |= plan.cuts_by_key
+            self._last = spec, Lowering(plan, rank_rates(spec))
+        return self._last[1]
 
     def _timed(self, spec: Spec, lowering: Lowering, least: bool = False) -> Timed:
         return timed_on(spec, lowering, Scheduler(spec, lowering, effort=EFFORT).largest(), least)

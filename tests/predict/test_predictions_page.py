@@ -27,6 +27,15 @@ def test_the_page_is_current(bless: bool) -> None:
     assert PAGE.read_text("utf-8") == made, "run: python -m benchmarks.predictions"
 
 
+def test_the_guarantees_say_what_the_page_says() -> None:
+    """The sentence of docs/guarantees.md has the numbers of the page's first row."""
+    row = next(line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| step |"))
+    _, _, _, alone_s, alone, _, _, calibrated, *_ = (cell.strip() for cell in row.split("|"))
+    said = " ".join((ROOT / "docs" / "guarantees.md").read_text("utf-8").split())
+    assert f"the step is {alone_s} s, {alone.removeprefix('-')} too short" in said
+    assert f"the predicted step is {calibrated.removeprefix('-')} too short" in said
+
+
 @pytest.mark.parametrize("table", TABLES, ids=[table["name"] for table in TABLES])
 def test_predictions_are_as_near_as_they_should_be(table: dict[str, Any], fixed: Any) -> None:
     spec = resolve(ROOT / fixed["run"], overrides=fixed["overrides"]).spec

@@ -10,9 +10,11 @@ import pytest
 
 from compiler.cli import main
 from compiler.lower import Lowering
+from compiler.lower.scheduler import Scheduler
 from compiler.plan import make_plan
-from compiler.plan.blocks import balanced_rows
-from compiler.predict.predict import memories, predict, timed
+from compiler.plan.blocks import balanced_rows, cut_model
+from compiler.predict.floor import least_step_s
+from compiler.predict.predict import memories, predict, timed, timed_on
 from compiler.predict.ranking import document, table
 from compiler.predict.search import Ranking, least_missing, search
 from compiler.rates.rank_rates import rank_rates
@@ -75,6 +77,25 @@ def test_the_least_that_is_missing_is_no_more_than_what_is(file: str, recompute:
     assert missing <= held[rank].peak_bytes - held[rank].capacity_bytes
     assert missing > max(each.weights + each.gradients + each.optimizer - each.capacity_bytes for each in held)
     assert balanced_rows(spec) >= 0
+
+
+@pytest.mark.parametrize(
+    ("file", "schedule", "near"),
+    [
+        ("deepseek-v3.dsc", "dualpipe", 0.75),
+        ("deepseek-v3.dsc", "interleaved", 0.75),
+        ("qwen3-30b-a3b.dsc", "interleaved", 0.8),
+        ("llama3-8b.dsc", "1f1b", 0.6),  # eight micro-batches on four ranks: a third of the step is the bubble
+        ("quickstart.dsc", "zb1p", 0.6),
+        ("moe-8gpu.dsc", "1f1b", 0.9),  # one rank: nothing is missing but the update
+    ],
+)
+def test_no_split_is_faster_than_the_floor(file: str, schedule: str, near: float) -> None:
+    """What a step takes at least on any split is no more than on the one that is planned, and most of it."""
+    spec = load(SPECS / file, overrides=(f"schedule.name={schedule}",))
+    lowering = Lowering(make_plan(spec), rank_rates(spec))
+    least = timed_on(spec, lowering, Scheduler(spec, lowering).largest(), least=True).step.seconds
+    assert near * least <= least_step_s(cut_model(spec)) <= least
 
 
 def test_the_degrees_that_deepseek_v3_was_trained_with() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from compiler.lower import Lowering
 from compiler.plan import make_plan
-from compiler.plan.balance import NEAR
 from compiler.plan.block_costs import chains_of
 from compiler.plan.blocks import balanced_rows, cut_model
 from compiler.plan.holding import kept_bytes, schedule_on
+from compiler.plan.split_search import NEAR
 from compiler.plan.stages import pipeline_of
 from compiler.predict.memory import curve_of
 from compiler.predict.predict import memories, timed

@@ -8,10 +8,12 @@ from itertools import combinations
 
 import pytest
 
-from compiler.plan import balance
-from compiler.plan.balance import NEAR, partition
+from compiler.plan import split_search
+from compiler.plan.alike_layers import AlikeSearch, search_of
+from compiler.plan.balance import partition
 from compiler.plan.holding import moments_of
 from compiler.plan.layer_runs import Blocks, Bytes, Holding, Pipeline, Runs
+from compiler.plan.split_search import NEAR, Search
 from compiler.schedules import SCHEDULES, stand_in
 from compiler.schedules.schedule import Schedule
 from compiler.stage_placement import BIDIRECTIONAL, StagePlacement, V, loop
@@ -141,6 +143,45 @@ def test_no_split_is_better(placement: StagePlacement, lanes: int, num_kinds: in
     assert moved >= 1 or not holds, "near ties are found"
 
 
+def alike_pipeline(generator: random.Random, loops: int, lanes: int, num_kinds: int, holds: bool) -> Pipeline:
+    """A pipeline whose layers are alike but for up to two in front, over ranks that run several stages in a loop."""
+    num_ranks, placement = generator.choice([2, 3]), loop(loops)
+    unlike = generator.randint(0, num_ranks - 1)
+    num_layers = generator.randint(max(loops * num_ranks - 2, unlike + 1), loops * num_ranks + 4)
+    kinds = [
+        replace(each, layers=(*each.layers[:unlike], *each.layers[-1:] * (num_layers - unlike)))
+        for each in (random_blocks(generator, num_layers, lanes) for _ in range(num_kinds))
+    ]
+    holding = None
+    if holds:
+        schedule = stand_in(placement, num_ranks, 4 * num_ranks)
+        found = random_holding(generator, num_layers, schedule)
+        holding = replace(found, layers=(*found.layers[:unlike], *found.layers[-1:] * (num_layers - unlike)))
+    return Pipeline(placement, tuple(generator.choice(kinds) for _ in range(num_ranks)), holding)
+
+
+@pytest.mark.parametrize("loops", [2, 3])
+@pytest.mark.parametrize("num_kinds", [1, 2])
+@pytest.mark.parametrize("holds", [False, True])
+def test_layers_that_are_alike_are_split_by_their_counts(
+    loops: int, num_kinds: int, holds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search by counts finds the split of the search by beginnings, to the layer, and no split is better."""
+    monkeypatch.setattr(split_search, "MOST_STEPS", 10**9)
+    generator = random.Random(f"{loops} {num_kinds} {holds}")
+    for _ in range(40 if loops == 2 else 15):
+        pipeline = alike_pipeline(generator, loops, generator.choice([1, 2]), num_kinds, holds)
+        quick = search_of(replace(pipeline, holding=None))
+        assert isinstance(quick, AlikeSearch)
+        limits, runs = quick.fastest()
+        assert (limits, runs) == Search(replace(pipeline, holding=None)).fastest()
+        if holds:
+            held = pipeline.held(runs)
+            runs = search_of(pipeline).fullest_least(limits, held)
+            assert runs == Search(pipeline).fullest_least(limits, held)
+        assert by_hand(pipeline, runs) == best_of(pipeline, splits(pipeline.num_layers, pipeline.num_stages))
+
+
 def test_more_stages_than_can_be_filled_are_refused() -> None:
     one = Blocks(((1,),), (1,), (1,))
     assert partition(Pipeline(loop(1), (one,) * 3)).runs == ((0, 0), (0, 1), (1, 1))
@@ -263,13 +304,13 @@ def test_too_many_steps_leave_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = random_pipeline(generator, loop(3), 1, 1, True)
     fastest = partition(replace(pipeline, holding=None))
     steps = []
-    step = balance._Search._step
-    monkeypatch.setattr(balance._Search, "_step", lambda self: (steps.append(1), step(self))[1])
+    step = split_search.Search._step
+    monkeypatch.setattr(split_search.Search, "_step", lambda self: (steps.append(1), step(self))[1])
     partition(replace(pipeline, holding=None))
-    monkeypatch.setattr(balance, "MOST_STEPS", len(steps))
+    monkeypatch.setattr(split_search, "MOST_STEPS", len(steps))
     assert partition(pipeline).runs == fastest.runs
-    monkeypatch.setattr(balance, "MOST_STEPS", 1)
-    with pytest.raises(balance._TooLongError):
+    monkeypatch.setattr(split_search, "MOST_STEPS", 1)
+    with pytest.raises(split_search.TooLongError):
         partition(pipeline)
 
 
