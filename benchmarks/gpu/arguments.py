@@ -166,13 +166,20 @@ def window(s: Sizes) -> int:
     return -(-s.sequence // 8)
 
 
-def bounded(s: Sizes, t: Make) -> Arguments:
-    """q, k, v, sinks and the constants of attention with all bounds."""
-    return *grouped_queries(s, t), t(s.heads), *grouped_queries_sizes(s), window(s), SOFTCAP
+def starts(s: Sizes, t: Make) -> Tensor:
+    """Where the document of each token begins in its sequence, which has three of them."""
+    length = -(-s.sequence // 3)
+    return (torch.arange(s.tokens, device=t.device) % s.sequence // length * length).to(torch.int32)
 
 
-def bounded_gradient(s: Sizes, t: Make) -> Arguments:
-    q, k, v, sinks, *constants = bounded(s, t)
+def bounded(s: Sizes, t: Make, documents: bool = False) -> Arguments:
+    """q, k, v, sinks and the constants of attention with all bounds, of one document or of several."""
+    given = *grouped_queries(s, t), t(s.heads), *grouped_queries_sizes(s), window(s), SOFTCAP
+    return (*given, starts(s, t)) if documents else given
+
+
+def bounded_gradient(s: Sizes, t: Make, documents: bool = False) -> Arguments:
+    q, k, v, sinks, *constants = bounded(s, t, documents)
     o, lse = of("bounded_attention", q, k, v, sinks, *constants)
     return t(*o.shape), q, k, v, o, lse, *constants
 

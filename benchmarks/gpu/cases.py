@@ -114,7 +114,7 @@ def fp8(op: str, arguments: Callable[[Sizes, Make], Arguments], goal: Goal, vari
 # ---------------------------------------------------------------- the table
 
 
-O_PROJ, Q_UP = "out-projection", "q up"
+O_PROJ, Q_UP, DOCUMENTS = "out-projection", "q up", "of documents"
 PLAIN = ("gelu", "gelu_tanh", "relu2")
 
 CASES: tuple[Case, ...] = (
@@ -163,6 +163,7 @@ CASES: tuple[Case, ...] = (
     # ---- rotation in front of attention
     Case("rotate", a.rotation, COPY),
     Case("rotate_dgrad", a.rotation, COPY),
+    Case("rotate", lambda s, t: (*a.rotation(s, t), a.starts(s, t)), COPY, DOCUMENTS),
     # ---- SwiGLU
     Case("swiglu", lambda s, t: a.dense(s, t)[1:], COPY),
     Case("swiglu_dgrad", a.dense, COPY),
@@ -257,6 +258,13 @@ CASES: tuple[Case, ...] = (
     ),
     Case("bounded_attention", a.bounded, Goal("share", 0.55), flops=band_flops(2), roundings=3),
     Case("bounded_attention_dgrad", a.bounded_gradient, Goal("share", 0.40), flops=band_flops(5), roundings=4),
+    *(
+        Case(op, partial(make, documents=True), Goal("share", share), DOCUMENTS, band_flops(products), roundings=off)
+        for op, make, share, products, off in (
+            ("bounded_attention", a.bounded, 0.55, 2, 3),
+            ("bounded_attention_dgrad", a.bounded_gradient, 0.40, 5, 4),
+        )
+    ),
     Case("bounded_attention_wgrad_", a.sinks_gradient, COPY, written=(0,)),
     # ---- routing
     Case("route", lambda s, t: (*a.router(s, t), *a.routing(s)), Goal("µs", 10), dtypes=(FP32,)),

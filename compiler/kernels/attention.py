@@ -78,6 +78,8 @@ def _choose(
     forward, queries, by_keys, by_values = _launches(S, keys, blocks["VALUE"], dtype, ragged, window < S, documents)
     if kept and S % 128:  # masks of rows beside the two formats: of 128 rows 48 bytes spill on 3.9, 256 on 3.6
         forward["M"] = 64
+    if documents and by_values and H & (H - 1):  # no power of two: of 64 queries dv spills 8 bytes on 3.6 for sm_100
+        by_values["M"] = min(by_values["M"], 32)
     return Choice(
         name=f"{name}_s{S}_h{H}_{'n' if nope else 'g'}{nope or H // group}_r{rope}_v{value}_{dtype}{mask}",
         template=template,

@@ -44,8 +44,12 @@ def both(folder: Path, precision: Precision, of: Model, **changes: Any) -> tuple
     return plain, emitted
 
 
-def test_a_step_with_kernels_is_a_step_with_reference_ops(tmp_path: Path) -> None:
-    plain, emitted = both(tmp_path, BUILT_IN["fp32"], MODELS["v3"])
+@pytest.mark.parametrize("documents", ["joined", "masked"])
+def test_a_step_with_kernels_is_a_step_with_reference_ops(tmp_path: Path, documents: str) -> None:
+    data = spec(1, 1, 1, 2).data.model_copy(update={"documents": documents})
+    plain, emitted = both(tmp_path, BUILT_IN["fp32"], MODELS["v3"], data=data)
+    told = [path.stem for path in (tmp_path / "build" / "kernels").iterdir() if path.stem.endswith("_documents")]
+    assert ["_dgrad_" in name for name in sorted(told)] == [True, False] * (documents == "masked")
     for name, expected in plain.items():
         error = (emitted[name] - expected).abs().max().item()
         # sums of at most 72 rows and 61 columns in FP32, in another order: a few units of 2^-24 of the largest element
