@@ -23,14 +23,14 @@ fitted to any of them ([rates.md](rates.md)). DeepSeek-V3 has a page of its own,
 | farthest | {worst:+.1%}, `{name}` | above {far:.0%} with a reason below |
 | published step inside the interval | {inside:.0%} | at least {inside_goal:.0%}: {inside_met} |
 
-A positive error says that the plan is faster than the run was. A run that is `not planned` has a schedule that no plan
-builds: ZB-2p in one direction. Where it has a figure, `auto` has searched for another within the same memory."""
+A positive error says that the plan is faster than the run was. Runs of ZB-2p are planned with another schedule, which
+`auto` finds within the same memory; this says less of the rates than the other rows do."""
 
 
 def page() -> str:
     """The whole page."""
     results = stored()
-    found = summary([run for run in all_runs() if run.name in results], results)
+    found = summary(tuple(all_runs()), results)
     head = HEAD.format(
         runs=found.runs,
         median=found.median_error,
@@ -51,7 +51,7 @@ def page() -> str:
 
 def far_off(results: Mapping[str, Result]) -> list[Published]:
     """The runs whose prediction needs a reason."""
-    return [run for run in all_runs() if run.name in results and abs(results[run.name].off(run)) > FAR]
+    return [run for run in all_runs() if abs(results[run.name].off(run)) > FAR]
 
 
 def _met(met: bool) -> str:
@@ -65,14 +65,12 @@ def _group(group: Group, results: Mapping[str, Result]) -> str:
         "",
         "| run | tokens/s of a device | predicted | off | step, s | predicted | interval | in it |",
         "|---|--:|--:|--:|--:|--:|--:|:--|",
-        *(_row(run, results.get(run.name)) for run in group.runs),
+        *(_row(run, results[run.name]) for run in group.runs),
     )
     return "\n".join(rows)
 
 
-def _row(run: Published, result: Result | None) -> str:
-    if result is None:
-        return f"| {run.config} (`{run.name}`) | {run.tokens_per_s_gpu:,.0f} | not planned | | | | | |"
+def _row(run: Published, result: Result) -> str:
     tokens = result.tokens_gpu / result.step_s
     cells = (
         f"{run.config} (`{run.name}`)",
