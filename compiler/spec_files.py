@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from compiler.ir.module import Module, Modules, Wanted
-from compiler.layers.custom import all_wanted
 from compiler.modules.source import FILE as MODULES
 from compiler.modules.source import to_json
 
@@ -94,6 +93,8 @@ def initial_weights_of(spec: Spec) -> Initial | None:
 
 def modules_of(spec: Spec) -> dict[Wanted, Module]:
     """The graphs of the modules that the spec names, at the sizes of the run."""
+    from compiler.layers.custom import all_wanted  # with pydantic
+
     modules = files_of(spec).modules
     assert modules is not None or not spec.model.customs, "a spec that names a module is read with it"
     return {wanted: modules.module(wanted) for wanted in all_wanted(spec).values()} if modules else {}

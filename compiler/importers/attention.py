@@ -103,7 +103,7 @@ def _scale(reader: Reader, family: Family, width: int) -> float | None:
 class Scalar(Node):
     """What a config says of the scale of scores."""
 
-    value: Annotated[float, Field(gt=0, le=1e6)]
+    value: Annotated[float, Field(ge=1e-6, le=1e3)]  # the scale, which is this or its root, is at most as large
 
 
 def _softcap(reader: Reader, family: Family) -> float | None:

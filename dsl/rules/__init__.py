@@ -93,7 +93,8 @@ RULES: tuple[Row, ...] = (
     (
         (
             *("unfused", "recompute"),
-            *("model.name", "model.hidden", "model.norm", "model.residual_scale", *ATTENTIONS, f"{LAYERS}.ffn.kind"),
+            *("model.name", "model.hidden", "model.norm", "model.residual_scale", *ATTENTIONS),
+            *(f"{LAYERS}.ffn.{key}" for key in ("kind", "shared")),
             *(f"precision.{key}" for key in ("name", "linear", "scale", "dispatch")),
         ),
         precision.unfused_ops_exist,

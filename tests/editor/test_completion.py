@@ -41,9 +41,9 @@ SHAPES = ["warmup", "linear", "constant", "cosine"]
         ("run a {\n  parallel { pipeline = 2, |", PARALLEL),
         ("run a {\n  parallel { pipeline = 2, exp|", PARALLEL),
         ("run a {\n  parallel {\n    |\n  }\n  schedule { name = 1f1b }\n}", None),
-        ("model a {\n  attention |", ["mla", "gqa"]),
-        ("model a {\n  attention | {\n", ["mla", "gqa"]),
-        ("model a {\n  layers 0..3 {\n    ffn |\n  }\n}", ["dense", "moe"]),
+        ("model a {\n  attention |", ["mla", "gqa", "custom"]),
+        ("model a {\n  attention | {\n", ["mla", "gqa", "custom"]),
+        ("model a {\n  layers 0..3 {\n    ffn |\n  }\n}", ["dense", "moe", "custom"]),
         ("model a {\n  layers 0..3 {\n    |", ["ffn", "attention"]),
         ("run a {\n  train {\n    optimizer |", ["adamw"]),
         (
