@@ -14,7 +14,7 @@ from benchmarks.gpu.sizes import Make, Sizes
 from compiler.ops import RULES
 from compiler.ops import Tensor as Abstract
 from runtime import ops
-from runtime.ops.quantise import quantise, quantise_blocks, quantise_columns
+from runtime.ops.quantise import quantise
 from runtime.ops.quantise_e5m6 import quantise_e5m6
 from runtime.optimizers import reference_update
 
@@ -313,101 +313,3 @@ def update(s: Sizes, t: Make) -> Arguments:
     rounded = torch.empty(s.parameters, dtype=BF16, device=t.device) if t.dtype == BF16 else None
     numbers = (0.5, 1e-3, 0.9, 0.95, 1e-8, 0.1, 7)  # factor, rate, betas, eps, decay, step
     return t.wide(s.parameters), t.wide(s.parameters), moment1, moment2, rounded, *numbers
-
-
-# Rows, outputs, inputs of a product: of the projection out of attention, and of queries out of their latent.
-def out(s: Sizes) -> tuple[int, int, int]:
-    return s.tokens, s.hidden, s.heads * s.value
-
-
-def q_up(s: Sizes) -> tuple[int, int, int]:
-    return s.tokens, s.heads * (s.nope + s.rope), s.query_rank
-
-
-def up(s: Sizes) -> tuple[int, int, int]:
-    return s.rows, 2 * s.inner, s.hidden
-
-
-def down(s: Sizes) -> tuple[int, int, int]:
-    return s.rows, s.hidden, s.inner
-
-
-Shape = Callable[[Sizes], tuple[int, int, int]]
-
-
-def fp8(of: Shape) -> Callable[[Sizes, Make], Arguments]:
-    def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
-        return *quantise(t(rows, k)), *quantise_blocks(t(n, k))[:2]
-
-    return arguments
-
-
-def fp8_dgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
-    def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
-        _, scales, turned = quantise_blocks(t(n, k))
-        return *quantise(t(rows, n)), turned, scales.t().contiguous()
-
-    return arguments
-
-
-def fp8_wgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
-    def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
-        return t.wide(n, k), *quantise_columns(t(rows, n)), *quantise_columns(t(rows, k))
-
-    return arguments
-
-
-def grouped(of: Shape) -> Callable[[Sizes, Make], Arguments]:
-    def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
-        return t(rows, k), t(s.local_experts, n, k), t.offsets(s)
-
-    return arguments
-
-
-def grouped_dgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
-    def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
-        return t(rows, n), t(s.local_experts, n, k), t.offsets(s)
-
-    return arguments
-
-
-def grouped_wgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
-    def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
-        return t.wide(s.local_experts, n, k), t(rows, n), t(rows, k), t.offsets(s)
-
-    return arguments
-
-
-def grouped_fp8(of: Shape) -> Callable[[Sizes, Make], Arguments]:
-    def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
-        return *quantise(t(rows, k)), *quantise_blocks(t(s.local_experts, n, k))[:2], t.offsets(s)
-
-    return arguments
-
-
-def grouped_fp8_dgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
-    def arguments(s: Sizes, t: Make) -> Arguments:
-        rows, n, k = of(s)
-        _, scales, turned = quantise_blocks(t(s.local_experts, n, k))
-        return *quantise(t(rows, n)), turned, scales.transpose(1, 2).contiguous(), t.offsets(s)
-
-    return arguments
-
-
-def grouped_fp8_wgrad(of: Shape) -> Callable[[Sizes, Make], Arguments]:
-    """Experts begin at multiples of 128 rows, as the exchange between experts pads them."""
-
-    def arguments(s: Sizes, t: Make) -> Arguments:
-        s = replace(s, rows=-(-s.rows // 128) * 128)
-        rows, n, k = of(s)
-        offsets = t.aligned_offsets(s, 128)
-        return t.wide(s.local_experts, n, k), *quantise_columns(t(rows, n)), *quantise_columns(t(rows, k)), offsets
-
-    return arguments

@@ -14,7 +14,9 @@ from typing import Literal
 import torch
 
 from benchmarks.gpu import arguments as a
-from benchmarks.gpu.arguments import BF16, EPS, FP32, Arguments, Shape
+from benchmarks.gpu import products as p
+from benchmarks.gpu.arguments import BF16, EPS, FP32, Arguments
+from benchmarks.gpu.products import Shape
 from benchmarks.gpu.sizes import Make, Sizes
 
 
@@ -314,24 +316,24 @@ CASES: tuple[Case, ...] = (
         written=(0,),
     ),
     # ---- products
-    Case("grouped_linear", a.grouped(a.up), GROUPED, "up", product_flops(a.up)),
-    Case("grouped_linear", a.grouped(a.down), GROUPED, "down", product_flops(a.down)),
-    Case("grouped_linear_dgrad", a.grouped_dgrad(a.up), GROUPED, "up", product_flops(a.up)),
-    Case("grouped_linear_dgrad", a.grouped_dgrad(a.down), GROUPED, "down", product_flops(a.down)),
-    Case("grouped_linear_wgrad_", a.grouped_wgrad(a.up), GROUPED, "up", product_flops(a.up), written=(0,)),
-    Case("grouped_linear_wgrad_", a.grouped_wgrad(a.down), GROUPED, "down", product_flops(a.down), written=(0,)),
-    fp8("linear_fp8", a.fp8(a.out), Goal("ratio", 1.0, "BF16 product"), O_PROJ, a.out),
-    fp8("linear_fp8", a.fp8(a.q_up), Goal("ratio", 1.0, "BF16 product"), Q_UP, a.q_up),
-    fp8("linear_fp8_dgrad", a.fp8_dgrad(a.out), Goal("ratio", 1.0, "BF16 product"), O_PROJ, a.out),
-    fp8("linear_fp8_dgrad", a.fp8_dgrad(a.q_up), Goal("ratio", 1.0, "BF16 product"), Q_UP, a.q_up),
-    fp8("linear_fp8_wgrad_", a.fp8_wgrad(a.out), Goal("TFLOPS", 800), O_PROJ, a.out),
-    fp8("linear_fp8_wgrad_", a.fp8_wgrad(a.q_up), Goal("TFLOPS", 800), Q_UP, a.q_up),
-    fp8("grouped_linear_fp8", a.grouped_fp8(a.up), Goal("share", 0.75), "up", a.up),
-    fp8("grouped_linear_fp8", a.grouped_fp8(a.down), Goal("share", 0.75), "down", a.down),
-    fp8("grouped_linear_fp8_dgrad", a.grouped_fp8_dgrad(a.up), Goal("share", 0.75), "up", a.up),
-    fp8("grouped_linear_fp8_dgrad", a.grouped_fp8_dgrad(a.down), Goal("share", 0.75), "down", a.down),
-    fp8("grouped_linear_fp8_wgrad_", a.grouped_fp8_wgrad(a.up), Goal("TFLOPS", 800), "up", a.up),
-    fp8("grouped_linear_fp8_wgrad_", a.grouped_fp8_wgrad(a.down), Goal("TFLOPS", 800), "down", a.down),
+    Case("grouped_linear", p.grouped(p.up), GROUPED, "up", product_flops(p.up)),
+    Case("grouped_linear", p.grouped(p.down), GROUPED, "down", product_flops(p.down)),
+    Case("grouped_linear_dgrad", p.grouped_dgrad(p.up), GROUPED, "up", product_flops(p.up)),
+    Case("grouped_linear_dgrad", p.grouped_dgrad(p.down), GROUPED, "down", product_flops(p.down)),
+    Case("grouped_linear_wgrad_", p.grouped_wgrad(p.up), GROUPED, "up", product_flops(p.up), written=(0,)),
+    Case("grouped_linear_wgrad_", p.grouped_wgrad(p.down), GROUPED, "down", product_flops(p.down), written=(0,)),
+    fp8("linear_fp8", p.fp8(p.out), Goal("ratio", 1.0, "BF16 product"), O_PROJ, p.out),
+    fp8("linear_fp8", p.fp8(p.q_up), Goal("ratio", 1.0, "BF16 product"), Q_UP, p.q_up),
+    fp8("linear_fp8_dgrad", p.fp8_dgrad(p.out), Goal("ratio", 1.0, "BF16 product"), O_PROJ, p.out),
+    fp8("linear_fp8_dgrad", p.fp8_dgrad(p.q_up), Goal("ratio", 1.0, "BF16 product"), Q_UP, p.q_up),
+    fp8("linear_fp8_wgrad_", p.fp8_wgrad(p.out), Goal("TFLOPS", 800), O_PROJ, p.out),
+    fp8("linear_fp8_wgrad_", p.fp8_wgrad(p.q_up), Goal("TFLOPS", 800), Q_UP, p.q_up),
+    fp8("grouped_linear_fp8", p.grouped_fp8(p.up), Goal("share", 0.75), "up", p.up),
+    fp8("grouped_linear_fp8", p.grouped_fp8(p.down), Goal("share", 0.75), "down", p.down),
+    fp8("grouped_linear_fp8_dgrad", p.grouped_fp8_dgrad(p.up), Goal("share", 0.75), "up", p.up),
+    fp8("grouped_linear_fp8_dgrad", p.grouped_fp8_dgrad(p.down), Goal("share", 0.75), "down", p.down),
+    fp8("grouped_linear_fp8_wgrad_", p.grouped_fp8_wgrad(p.up), Goal("TFLOPS", 800), "up", p.up),
+    fp8("grouped_linear_fp8_wgrad_", p.grouped_fp8_wgrad(p.down), Goal("TFLOPS", 800), "down", p.down),
     # ---- head and optimizer
     Case("cross_entropy", a.logits, COPY),
     Case("cross_entropy_dgrad", a.logits_gradient, COPY),

@@ -223,19 +223,6 @@ class Continued(Forward):
 
     # ------------------------------------------------------------ latents
 
-    def module(self, module: Module, x_TD: Tensor, *params: Tensor) -> Tensor:
-        """x_TD, of whole sequences, and the parameters of a traced module -> y_TD. It is computed on as many tokens as
-        it was traced for at a time; zeros fill up the last ones."""
-        tokens = module.tokens
-        filled_TD = torch.nn.functional.pad(x_TD, (0, 0, 0, -len(x_TD) % tokens))
-        given = dict(zip(module.locals, params, strict=True))
-        parts = []
-        for x_tD in filled_TD.split(tokens):
-            values = {INPUT: x_tD, **given}
-            compute(module.forward, values, x_TD.device)
-            parts.append(values[module.y])
-        return torch.cat(parts)[: len(x_TD)]
-
     def linear(self, x_TK: Tensor, w_NK: Tensor) -> Any:
         """x_TK, w_NK -> y_TN; of the up-projection of latents where tokens are cached, the latents as they are."""
         if w_NK is self._up:
