@@ -47,7 +47,7 @@ CODES = {
     "E0706": "a batch grows, in at most 10,000 sizes",
     # parallelism
     "E0801": "world = pipeline·data·tensor·context",
-    "E0802": "expert divides data",
+    "E0802": "expert divides data·tensor·context",
     "E0803": "expert divides the number of experts",
     "E0804": f"there is an even number of pipeline ranks under {in_words(EVEN)}",
     "E0805": f"the largest batch has enough micro-batches for each pipeline rank: {_NEEDED}",

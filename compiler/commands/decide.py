@@ -40,6 +40,6 @@ def _placeable(resolved: Resolved, plans: list[tuple[Choice, Spec]]) -> list[tup
     found = [(choice, other) for choice, other in plans if other.parallel.expert == degree]
     if not found:
         message = f"{resolved.spec.parallel.placement} is for expert = {degree}, which no choice for `auto` is"
-        hint = f"place the experts anew, or leave more open, so that {degree} divides data"
+        hint = f"place the experts anew, or leave more open, so that {degree} divides data·tensor"
         raise SpecError([Diagnostic("P0101", message, resolved.origins.get("parallel.placement"), hint)])
     return found

@@ -92,7 +92,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Axes pp dp ep tp cp. world = pp·dp·tp·cp; ep divides dp. World ranks are pp-major, tp innermost.
+    """Axes pp dp ep tp cp. world = pp·dp·tp·cp; ep divides dp·tp·cp. World ranks are pp-major, tp innermost.
 
     A column is what one rank of each pipeline rank has in common: its place in dp·tp·cp.
     """

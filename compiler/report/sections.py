@@ -99,7 +99,7 @@ def _rank(plan: Plan, rank: int, parameters: int, memory: Memory) -> RankRow:
 def _degrees(mesh: Mesh) -> str:
     """The ranks of a world, and what they are made of."""
     tensor = f" · tensor {mesh.tp}" if mesh.tp > 1 else ""
-    return f"{mesh.world} = pipeline {mesh.pp} · data {mesh.dp} (expert {mesh.ep}){tensor}"
+    return f"{mesh.world} = pipeline {mesh.pp} · data {mesh.dp}{tensor}, expert {mesh.ep}"
 
 
 def _experts(plan: Plan) -> tuple[ExpertRow, ...]:

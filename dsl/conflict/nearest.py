@@ -121,7 +121,7 @@ def _values(path: str, old: int, view: _View, sheet: Sheet) -> Iterable[Value]:
     if path == CHUNKS:
         return range(2, old + 1)
     if path == "parallel.expert":
-        return divisors(common(view[DATA], *view.all(".experts")) or 1)
+        return divisors(common(view[DATA] * view.one("parallel.tensor"), *view.all(".experts")) or 1)
     if path.startswith("train."):
         return _batches(path, old, view)
     if path == "cluster.node.device.memory":
@@ -156,7 +156,8 @@ def _degrees(path: str, old: int, view: _View) -> Iterable[int]:
             return [each for world in rest for each in (_exactly(world, other) if other else divisors(world))]
         if path == "parallel.pipeline":
             return range(1, MAX_LAYER + 4)
-        return _multiples(old, view["parallel.expert"] or 1)
+        expert = view.one("parallel.expert")
+        return _multiples(old, expert // common(expert, tensor))
     other = devices if path == "cluster.nodes" else nodes
     pipeline *= tensor
     if pipeline and data:

@@ -228,9 +228,9 @@ class Problem:
     def _values(self, path: str, view: Mapping[str, Value]) -> Sequence[Value]:
         """What a variable of a change may become; one that follows from others has one value, or none."""
         if path == DATA and self._follows(path):
-            pipeline, _, _, nodes, devices = (view[each] for each in WORLD)
-            assert isinstance(pipeline, int) and isinstance(nodes, int) and isinstance(devices, int)
-            return (nodes * devices // pipeline,) if nodes * devices % pipeline == 0 else ()
+            pipeline, tensor, context, nodes, devices = (int(view[each]) for each in WORLD)
+            ranks = pipeline * tensor * context
+            return (nodes * devices // ranks,) if nodes * devices % ranks == 0 else ()
         if path == SCHEDULE and self._follows(path):
             return (default_of(view["parallel.pipeline"]),)
         span = self.variables[path].span

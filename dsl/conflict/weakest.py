@@ -119,7 +119,7 @@ def _expert(view: View) -> Iterable[int]:
     assert isinstance(data, int)
     if not view.memory:
         return (1,)
-    return reversed(divisors(common(*experts, data))) if experts else (1,)
+    return reversed(divisors(common(*experts, data * view.one("parallel.tensor")))) if experts else (1,)
 
 
 def _tensor(view: View) -> Iterable[int]:
@@ -154,7 +154,8 @@ def _data(view: View) -> Iterable[int]:
     if nodes and devices:
         return (nodes * devices // ranks,) if nodes * devices % ranks == 0 else ()
     anchor = nodes or devices or 1
-    base = lcm(view.one("parallel.expert"), anchor // common(anchor, ranks))
+    expert = view.one("parallel.expert")
+    base = lcm(expert // common(expert, view.one("parallel.tensor")), anchor // common(anchor, ranks))
     sizes = [view.fixed[each] for each in SIZES if each in view.fixed]
     if sizes:
         unit = view.one("train.micro_batch") * view.even

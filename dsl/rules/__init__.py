@@ -22,6 +22,7 @@ WORLD = (
     "cluster.node.devices",
     "cluster.more",
 )
+COLUMNS = tuple(f"parallel.{degree}" for degree in ("data", "tensor", "context"))
 FP8 = tuple(f"precision.{key}" for key in ("linear", "activation_tile", "weight_tile"))
 LAYERS = "model.layers.*"
 ATTENTIONS = ("model.attention", f"{LAYERS}.attention")
@@ -33,8 +34,8 @@ Row = tuple[tuple[str, ...], Rule]
 # Rules that numbers of several lines satisfy together, or cannot: of these `dsl.conflict` finds the smallest sets.
 JOINT: tuple[Row, ...] = (
     (WORLD, parallel.world_is_used),
-    (("parallel.expert", "parallel.data"), parallel.expert_divides_data),
-    (("parallel.expert", "parallel.data", f"{LAYERS}.ffn.experts"), parallel.experts_are_spread),
+    (("parallel.expert", *COLUMNS), parallel.expert_divides_columns),
+    (("parallel.expert", *COLUMNS, f"{LAYERS}.ffn.experts"), parallel.experts_are_spread),
     (("parallel.pipeline", "schedule"), parallel.even_pipeline),
     (("train.batch", "train.micro_batch", "parallel.data"), phases.batch_grows),
     (("train.micro_batch", "train.batch"), parallel.batch_is_of_micro_batches),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 from dsl.diagnostics import Diagnostic, Note
 from dsl.rules.finding import Finding
@@ -11,7 +12,7 @@ from dsl.schema import Spec
 from dsl.source import Span
 
 DATA = "parallel.data"
-SAYS_DATA = ("parallel.pipeline", "cluster.nodes", "cluster.node.devices")
+SAYS_DATA = ("parallel.pipeline", "parallel.tensor", "parallel.context", "cluster.nodes", "cluster.node.devices")
 
 
 def explained(message: Diagnostic, finding: Finding, spec: Spec, origins: Mapping[str, Span]) -> Diagnostic:
@@ -19,11 +20,14 @@ def explained(message: Diagnostic, finding: Finding, spec: Spec, origins: Mappin
     written = origins.get(DATA)
     if DATA not in (path for _, path in finding.notes) or (written is not None and written.text != "auto"):
         return message
-    data, pipeline = (vars(spec.parallel).get(key) for key in ("data", "pipeline"))
-    if data is None or pipeline is None:  # out of bounds
+    degrees = {name: vars(spec.parallel).get(name) for name in ("data", "pipeline", "tensor", "context")}
+    known = {name: count for name, count in degrees.items() if isinstance(count, int)}
+    if len(known) < len(degrees):  # out of bounds
         return message
-    how = f"data = {data:,} follows from {data * pipeline:,} devices / {pipeline:,} pipeline rank{'s'[: pipeline > 1]}"
+    shown = [name for name in known if name == "pipeline" or (name != "data" and known[name] > 1)]
+    ranks = "".join(f" / {known[name]:,} {name} rank{'s'[: known[name] > 1]}" for name in shown)
+    how = f"data = {known['data']:,} follows from {prod(known.values()):,} devices{ranks}"
     others = tuple(each for each in message.notes if written is None or each.span != written)
     places = [origins[path] for path in SAYS_DATA if path in origins]
-    shown = {each.span for each in others}
-    return replace(message, notes=(Note(how, places=tuple(each for each in places if each not in shown)), *others))
+    named = {each.span for each in others}
+    return replace(message, notes=(Note(how, places=tuple(each for each in places if each not in named)), *others))

@@ -56,19 +56,21 @@ def ranks_are_of_one_kind(spec: Spec) -> Iterator[Finding]:
             return
 
 
-def expert_divides_data(spec: Spec) -> Iterator[Finding]:
-    """Expert parallel groups are made of the data ranks of a stage."""
+def expert_divides_columns(spec: Spec) -> Iterator[Finding]:
+    """Expert groups are made of neighbouring ranks of a stage: to experts, a tensor rank is a data rank."""
     p = spec.parallel
-    if p.data % p.expert:
-        message = f"expert = {p.expert} does not divide data = {p.data}"
-        hint = f"write `expert = {nearest_divisor(p.data, p.expert)}`"
-        yield Finding("E0802", message, "parallel.expert", hint, (("data is given here", "parallel.data"),))
+    if p.columns % p.expert:
+        degrees = {"data": p.data} | {name: n for name in ("tensor", "context") if (n := getattr(p, name)) > 1}
+        message = f"expert = {p.expert} does not divide {'·'.join(degrees)} = {p.columns}"
+        hint = f"write `expert = {nearest_divisor(p.columns, p.expert)}`"
+        notes = tuple((f"{name} is given here", f"parallel.{name}") for name in degrees)
+        yield Finding("E0802", message, "parallel.expert", hint, notes)
 
 
 def experts_are_spread(spec: Spec) -> Iterator[Finding]:
     """Each expert rank holds the same number of experts, in every layer."""
     expert = spec.parallel.expert
-    possible = gcd(spec.parallel.data, *(s.ffn.experts for s in spec.model.layers if isinstance(s.ffn, Moe)))
+    possible = gcd(spec.parallel.columns, *(s.ffn.experts for s in spec.model.layers if isinstance(s.ffn, Moe)))
     for index, span in enumerate(spec.model.layers):
         if isinstance(span.ffn, Moe) and span.ffn.experts % expert:
             message = f"{span.ffn.experts} experts cannot be spread over expert = {expert} ranks"

@@ -14,7 +14,7 @@ Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 
 
 class Parallel(Node):
-    """Degrees of parallelism. world = pipeline·data·tensor·context; expert divides data."""
+    """Degrees of parallelism. world = pipeline·data·tensor·context; expert divides data·tensor·context."""
 
     @property
     def columns(self) -> int:

@@ -20,7 +20,7 @@ Degree = Annotated[int, Range(1, MAX_RANKS)]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Degrees of parallelism. World ranks are pp-major, tp is innermost, and ep divides dp.
+    """Degrees of parallelism. World ranks are pp-major, tp is innermost, and ep divides dp·tp·cp.
 
     A column is what one rank of each pipeline rank has in common: its place in dp·tp·cp.
 

@@ -328,7 +328,7 @@ class Plan:
 def _check_parts(plan: Plan) -> None:
     """Raise FormError where two parts of a plan contradict each other. O(size of the plan)."""
     mesh, layers, batches = plan.mesh, plan.model.layers, plan.batches
-    demand(mesh.world <= MAX_RANKS and mesh.dp % mesh.ep == 0, "mesh")
+    demand(mesh.world <= MAX_RANKS and mesh.columns % mesh.ep == 0, "mesh")
     demand(layers and layers[0].first == 0, "model.layers")
     for span, after in zip(layers, [*layers[1:], None], strict=True):
         demand(span.first <= span.last, "model.layers")

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_code_is_taught(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "e0802"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("E0802: expert divides data\n\n")
+    assert shown.startswith("E0802: expert divides data·tensor·context\n\n")
     assert "wrong:\n    import" in shown and "right:\n    import" in shown
     for which in (lesson("E0802").wrong, lesson("E0802").right):
         assert all(line in shown for line in which.text.splitlines())

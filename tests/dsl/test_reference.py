@@ -267,7 +267,7 @@ def test_the_key_that_is_underlined_is_told_to_be_concerned(code: str) -> None:
 
 
 def test_a_rule_for_one_kind_is_not_told_of_another() -> None:
-    assert {key.name for key in keys().values() if "E0802" in key.codes} == {"expert", "data"}
+    assert {key.name for key in keys().values() if "E0802" in key.codes} == {"expert", "data", "tensor", "context"}
     assert "E0908" not in keys()["model.attention.mla.heads"].codes
     assert "E0908" in keys()["model.attention.gqa.heads"].codes
 
@@ -344,7 +344,7 @@ def test_a_key_tells_type_bounds_default_and_rules() -> None:
     for part in (
         "1 to 1,048,576",
         "auto: devices of the cluster",
-        "E0802  expert divides data",
+        "E0802  expert divides data·tensor·context",
         "-s parallel.data=auto",
     ):
         assert part in text
