@@ -53,6 +53,7 @@ class Layer:
 
 
 LAYERS: dict[str, Layer] = {
+    "added": Layer(stream.build_added, stream.ADDED_PARAMETERS),
     "attention": Layer(
         attention.build,
         attention.PARAMETERS,

@@ -14,13 +14,28 @@ from compiler.layers.residual import entering, entrance, exit_of, leaving, post_
 from dsl.schema import Dense, Gqa
 
 ENTER_PARAMETERS = {"norm": "attention.norm"}
-BETWEEN_PARAMETERS = {"post_norm": "attention.post_norm", "out_bias": "attention.out_bias", "norm": "ffn.norm"}
+ADDED_PARAMETERS = {"post_norm": "attention.post_norm", "out_bias": "attention.out_bias"}
+BETWEEN_PARAMETERS = {**ADDED_PARAMETERS, "norm": "ffn.norm"}
 LEAVE_PARAMETERS = {"post_norm": "ffn.post_norm", "down_bias": "ffn.down_bias"}
 
 
 def enter(ops: Any, p: Any, h_TD: Any, *, eps: float, pre: bool = True) -> tuple[Any, ...]:
     """h, handed through, and what attention reads of it."""
     return h_TD, entering(ops, p, h_TD, eps, pre)
+
+
+def added(
+    ops: Any,
+    p: Any,
+    y_TD: Any,
+    *,
+    eps: float,
+    biased: bool = False,
+    post: bool = False,
+    factor: float = 1.0,
+) -> tuple[Any, ...]:
+    """What attention adds to the residual stream, for a router that makes the sum: y with its bias, normed, scaled."""
+    return (leaving(ops, p, ops.add_bias(y_TD, p.out_bias) if biased else y_TD, eps, post, factor),)
 
 
 def between(
@@ -36,8 +51,8 @@ def between(
     factor: float = 1.0,
 ) -> tuple[Any, ...]:
     """The residual h + y, of which attention gave y, and what the feed-forward part reads of it."""
-    y_TD = ops.add_bias(y_TD, p.out_bias) if biased else y_TD
-    residual_TD = ops.add(h_TD, leaving(ops, p, y_TD, eps, post, factor))
+    (y_TD,) = added(ops, p, y_TD, eps=eps, biased=biased, post=post, factor=factor)
+    residual_TD = ops.add(h_TD, y_TD)
     return residual_TD, entering(ops, p, residual_TD, eps, pre)
 
 
@@ -62,9 +77,20 @@ def build_enter(place: Place) -> ir.Segment:
     return segment("enter", enter, pre_gain(place), h, ("entered", "x"), eps=place.model.norm_eps, **entrance(place))
 
 
+def is_changed(place: Place) -> bool:
+    """Whether what attention adds to the residual stream is another thing than the sum over tensor ranks."""
+    return bool(_out_bias(place)[0] or exit_of(place))
+
+
+def build_added(place: Place) -> ir.Segment:
+    bias, biased = _out_bias(place)
+    y = (place.input("y", place.T, place.D),)
+    params, how = (*bias, *post_gain(place)), {**biased, **exit_of(place)}
+    return segment("added", added, params, y, ("out",), eps=place.model.norm_eps, **how)
+
+
 def build_between(place: Place) -> ir.Segment:
-    sizes = place.attention or place.model.attention
-    bias, biased = _bias(place, "out_bias", isinstance(sizes, Gqa) and sizes.bias == "all")
+    bias, biased = _out_bias(place)
     return segment(
         "between",
         between,
@@ -90,6 +116,11 @@ def build_leave(place: Place) -> ir.Segment:
         **biased,
         **exit_of(place),
     )
+
+
+def _out_bias(place: Place) -> tuple[tuple[ir.Param, ...], dict[str, Constant]]:
+    sizes = place.attention or place.model.attention
+    return _bias(place, "out_bias", isinstance(sizes, Gqa) and sizes.bias == "all")
 
 
 def _bias(place: Place, name: str, biased: bool) -> tuple[tuple[ir.Param, ...], dict[str, Constant]]:

@@ -13,6 +13,7 @@ from compiler import ir
 from compiler.dtypes import flat_tensors
 from compiler.ir.received_rows import Received, even_rows, most_rows
 from compiler.layers import LAYERS, Place
+from compiler.layers.stream import is_changed
 from compiler.layers.value_dtypes import back, to_experts
 from compiler.plan.split_blocks import gather, scatter
 from compiler.segments.interpret import cut
@@ -141,6 +142,9 @@ def _split_layer(place: Place, name: str, prefix: str, h: str) -> tuple[Step, ..
     between("enter", (h,), (entered, f"{name}_attention_x"))
     split("attention", f"{name}_attention_x", attended, *(each.name for each in place.starts))
     if isinstance(place.ffn, Moe):
+        if is_changed(place):
+            attended, y = f"{name}_added", attended
+            between("added", (y,), (attended,))
         return (*steps, *_mixture(place, name, prefix, (entered, attended), f"{name}_h"))
     between("between", (entered, attended), (residual, f"{name}_dense_x"))
     split("dense", f"{name}_dense_x", fed)

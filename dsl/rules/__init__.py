@@ -131,7 +131,7 @@ RULES: tuple[Row, ...] = (
         parallel.rows_go_through_nodes,
     ),
     (
-        ("parallel.tensor", "model.norm", "model.residual_scale", *ATTENTIONS, f"{LAYERS}.ffn", "train.micro_batch"),
+        ("parallel.tensor", *ATTENTIONS, f"{LAYERS}.ffn", "train.micro_batch"),
         tensor.layers_are_split,
     ),
     (("parallel.tensor", "train.micro_batch", "train.sequence"), tensor.rows_are_split),

@@ -52,13 +52,8 @@ def _attentions(model: Model) -> Iterator[tuple[str, Mla | Gqa | CustomAttention
 
 def _experts(spec: Spec, code: str, moe: Moe, path: str) -> Iterator[Finding]:
     """To experts, and to their router, tensor ranks are data ranks with fewer rows."""
-    tensor, model, size = spec.parallel.tensor, spec.model, spec.train.micro_batch
-    biased = [f"{at}.bias" for at, each in _attentions(model) if isinstance(each, Gqa) and each.bias == "all"]
-    exits = ["model.norm"] * (model.norm != "pre") + ["model.residual_scale"] * (model.residual_scale != 1) + biased
-    if exits:
-        why = "what attention adds is normed, scaled or biased in front of experts, which is not split yet"
-        yield _whole(code, tensor, why, exits[0])
-    elif moe.balance.sequence_loss and size % tensor:
+    tensor, size = spec.parallel.tensor, spec.train.micro_batch
+    if moe.balance.sequence_loss and size % tensor:
         message = f"tensor = {tensor} ranks cannot have equal parts of micro_batch = {size} sequences"
         hint = f"write `tensor = {nearest_divisor(size, tensor)}`, or `sequence_loss = 0`"
         note = ("whose balance has a loss of whole sequences", f"{path}.balance.sequence_loss")

@@ -29,9 +29,13 @@ from tests.segments.running import NUM_SMS
 from tests.segments.specs import DENSE, deepseek_v3, gqa, mla, moe, quickstart_sized, softmax_moe, spec
 
 GROUPED = spec(layers=(DENSE, softmax_moe()), attention=gqa())
-BETWEEN_ROWS = {"enter", "between", "leave"}  # kinds that a layer has where tensor ranks split it
-SPLIT = spec(layers=(DENSE,), attention=gqa(), mtp=False).model_copy(
-    update={"parallel": Parallel(pipeline=1, expert=1, data=1, tensor=2)}
+BETWEEN_ROWS = {"added", "enter", "between", "leave"}  # kinds that a layer has where tensor ranks split it
+WHOLE = spec(layers=(DENSE, moe()), attention=gqa(), mtp=False)
+SPLIT = WHOLE.model_copy(
+    update={
+        "parallel": Parallel(pipeline=1, expert=1, data=1, tensor=2),
+        "model": WHOLE.model.model_copy(update={"norm": "sandwich", "residual_scale": 0.5}),
+    }
 )
 
 

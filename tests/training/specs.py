@@ -156,6 +156,9 @@ MODELS = {
         update={"norm": "post"}
     ),
     "split": split(),
+    "sinks": model(  # as "everything", without the norm over all heads
+        EVERYTHING.model_copy(update={"qk_norm": "head"}), Dense(inner=22, bias=True), BIASED_MOE, mtp=False
+    ).model_copy(update={"norm": "post"}),
     "latent": model(mla(), Dense(inner=22), Dense(inner=12), mtp=True),
     "post": model(
         gqa(qk_norm="head").model_copy(update={"kv_heads": 4, "bias": "all"}),

@@ -39,6 +39,8 @@ EXPERTS = [
     ("v2", "1f1b", 1, 4, 4, 2, 1),
     ("v3", "dualpipe", 2, 4, 2, 2, 1),
     ("qwen", "1f1b", 1, 2, 1, 2, 2),
+    ("pattern", "dualpipe", 2, 2, 1, 2, 1),
+    ("sinks", "1f1b", 1, 2, 2, 2, 3),
 ]
 
 
@@ -46,7 +48,8 @@ EXPERTS = [
 def test_experts_have_tensor_ranks_as_data_ranks(
     tmp_path: Path, traced: Segments, of: str, schedule: str, pp: int, ep: int, dp: int, tp: int, zero: int
 ) -> None:
-    """The groups of experts are folded over those of attention: neighbouring columns, whatever rows they have."""
+    """The groups of experts are folded over those of attention: neighbouring columns, whatever rows they have. What
+    attention adds may be normed, scaled and biased in front of experts."""
     specs = {"only": spec(pp, ep, dp, 2 * pp, STEPS, zero, of, schedule, tensor=tp)}
     check(tmp_path, traced, specs, pp * dp * tp)
 
