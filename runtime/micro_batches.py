@@ -40,6 +40,9 @@ def micro_batches(
     A token below 0 is ~id of an input, and no target. Where documents are kept apart, a token of another document than
     the one that is to predict it is no target either, and `starts` says where the document of each token begins in its
     sequence: of all rows, for attention sees all.
+
+    Where tensor ranks have parts of the vocabulary, a rank gets the tokens of all rows, and beside its targets those of
+    all rows as `part_targets`, both less the first word that it has; below 0 are those that other ranks have.
     """
     mesh, size = plan.mesh, plan.train.micro_batch
     data_rank, tensor_rank = divmod(column, mesh.tp)
@@ -65,5 +68,17 @@ def micro_batches(
             data[name] = data[name].masked_fill(ahead(starts, AHEAD[name]) > position, NO_TARGET)
         whole["starts"] = ahead(starts, 0).to(torch.int32)
     if mesh.tp > 1:
-        data = {name: v.chunk(mesh.tp, dim=1)[tensor_rank].contiguous() for name, v in data.items()}
+        mine = {name: v.chunk(mesh.tp, dim=1)[tensor_rank].contiguous() for name, v in data.items()}
+        whole |= _of_part(data, plan.model.vocab, tensor_rank, mesh.tp) if plan.model.vocab % mesh.tp == 0 else {}
+        data = mine
     return data | whole
+
+
+def _of_part(data: dict[str, Tensor], vocab: int, rank: int, ranks: int) -> dict[str, Tensor]:
+    """What the ends of a model read that have a part of the vocabulary."""
+    first, size = rank * vocab // ranks, vocab // ranks
+    elsewhere = {name: (v < first) | (v >= first + size) & (v < vocab) for name, v in data.items()}
+    local = {name: (v - first).masked_fill_(elsewhere[name], NO_TARGET) for name, v in data.items()}
+    found = {f"part_{name}" if name.endswith("targets") else name: v for name, v in local.items()}
+    like = data["tokens"]
+    return found | {"tensor_rank": like.new_full((like.shape[0], 1), rank)}

@@ -307,6 +307,20 @@ def head_gradient(s: Sizes, t: Make) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
     return dloss, h, w, target, lse
 
 
+def part_tangents(s: Sizes, t: Make) -> tuple[Tensor, Tensor]:
+    """dlse and dpicked of a part of a vocabulary that has half of what all give."""
+    return (slope(s, t) / 2).expand(s.tokens).contiguous(), (-slope(s, t)).expand(s.tokens).contiguous()
+
+
+def part_logits_gradient(s: Sizes, t: Make) -> Arguments:
+    return *part_tangents(s, t), *logits_gradient(s, t)[1:]
+
+
+def part_head_gradient(s: Sizes, t: Make) -> Arguments:
+    """dlse, dpicked, h, w, targets, lse."""
+    return *part_tangents(s, t), *head_gradient(s, t)[1:]
+
+
 def update(s: Sizes, t: Make) -> Arguments:
     """The flat tensors of an update, moments in the dtype of activations, and its numbers."""
     moment1, moment2 = t(s.parameters, scale=1e-3), t(s.parameters, scale=1e-3).square_()

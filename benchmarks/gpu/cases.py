@@ -353,5 +353,24 @@ CASES: tuple[Case, ...] = (
         roundings=2,
         written=(0,),
     ),
+    # Of a part of the vocabulary, of which tensor ranks have one each.
+    Case("cross_entropy_part", a.logits, COPY),
+    Case("cross_entropy_part_dgrad", a.part_logits_gradient, COPY),
+    Case("linear_cross_entropy_part", a.head, Goal("ratio", 0.91, "its product"), flops=head_flops(1), roundings=1),
+    Case(
+        "linear_cross_entropy_part_dgrad",
+        a.part_head_gradient,
+        Goal("ratio", 0.91, "its products"),
+        flops=head_flops(2),
+        roundings=2,
+    ),
+    Case(
+        "linear_cross_entropy_part_wgrad_",
+        lambda s, t: (t.wide(s.vocab, s.hidden), *a.part_head_gradient(s, t)),
+        Goal("ratio", 0.91, "its products"),
+        flops=head_flops(2),
+        roundings=2,
+        written=(0,),
+    ),
     Case("adamw", a.update, Goal("share", 0.90), roundings=1, written=(0, 2, 3, 4), unread=(4,)),
 )

@@ -80,7 +80,7 @@ class Stage:
 
     index: int
     steps: tuple[Use | Communication, ...]
-    loads: tuple[Buffer, ...]  # tokens, starts, targets, mtp_tokens, mtp_targets
+    loads: tuple[Buffer, ...]  # tokens, starts, targets, mtp_tokens, mtp_targets; of parts of a vocabulary: stages.py
     input: Buffer | None  # None on the first stage
     output: Buffer | None  # None on the last stage
     records: tuple[tuple[str, str], ...]  # (metric, value): ("loss", …), ("mtp_loss", …), ("load L3", …), …

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from compiler.ir import Buffer
 from compiler.kernels.kernel import BYTES, FUSION, Choice, power_of_two
 
 # Logits of a tile at most, 32 of each thread of 4 warps: 90 registers forward and 48 backward on sm_90, so 5 and 10
@@ -17,16 +18,17 @@ STREAMS = {
 }
 
 
-def choose(vocab: int, dtype: str) -> Choice | None:
-    """Rows of `vocab` logits, whole rows in one program, which walks them in blocks."""
+def choose(vocab: int, dtype: str, part: bool = False) -> Choice | None:
+    """Rows of `vocab` logits, of all words or a part of them; whole rows in one program, which walks them in blocks."""
     if dtype not in BYTES:
         return None
     block = min(BLOCK, power_of_two(vocab))
     rows = max(1, 1024 // block)
     return Choice(
-        name=f"cross_entropy_v{vocab}_{dtype}",
+        name=f"cross_entropy_{'part_' if part else ''}v{vocab}_{dtype}",
         template="cross_entropy",
         values=(
+            ("part", part),
             ("V", vocab),
             ("BLOCK_V", block),
             ("ROWS", rows),
@@ -36,7 +38,13 @@ def choose(vocab: int, dtype: str) -> Choice | None:
     )
 
 
+def _of(logits: Buffer, part: bool = False) -> Choice | None:
+    return choose(int(logits.shape[1]), logits.dtype, part)
+
+
 OPS: dict[str, Callable[..., Choice | None]] = {
-    "cross_entropy": lambda sms, logits, targets: choose(int(logits.shape[1]), logits.dtype),
-    "cross_entropy_dgrad": lambda sms, dloss, logits, targets, lse: choose(int(logits.shape[1]), logits.dtype),
+    "cross_entropy": lambda sms, logits, targets: _of(logits),
+    "cross_entropy_dgrad": lambda sms, dloss, logits, targets, lse: _of(logits),
+    "cross_entropy_part": lambda sms, logits, targets: _of(logits, part=True),
+    "cross_entropy_part_dgrad": lambda sms, dlse, dpicked, logits, targets, lse: _of(logits, part=True),
 }

@@ -16,15 +16,17 @@ CHUNK = 8192  # columns of the vocabulary whose gradients are kept at one time
 STREAMS = {"_weight_gradient": ("ld.global.L1::evict_first", "st.global.cs")}
 
 
-def choose(vocab: int, hidden: int, dtype: str, num_sms: int) -> Choice | None:
-    """Weights [vocab, hidden], whose rows are copied in blocks: each must begin at 16 bytes."""
+def choose(vocab: int, hidden: int, dtype: str, num_sms: int, part: bool = False) -> Choice | None:
+    """Weights [vocab, hidden], of all words or a part of them, whose rows are copied in blocks: each must begin at 16
+    bytes."""
     if dtype not in BYTES or hidden * BYTES[dtype] % 16:
         return None
     logits = _tile(dtype, "T", "V", "D", vocab) | {"FLATTEN": False}
     return Choice(
-        name=f"linear_cross_entropy_v{vocab}_d{hidden}_{dtype}",
+        name=f"linear_cross_entropy_{'part_' if part else ''}v{vocab}_d{hidden}_{dtype}",
         template="linear_cross_entropy",
         values=(
+            ("part", part),
             ("V", vocab),
             ("D", hidden),
             ("CHUNK", CHUNK),
@@ -65,13 +67,16 @@ def _extent(size: int, largest: int) -> int:
     return extent
 
 
-def _of(h: Buffer, w: Buffer, num_sms: int) -> Choice | None:
+def _of(h: Buffer, w: Buffer, num_sms: int, part: bool = False) -> Choice | None:
     vocab, hidden = (int(extent) for extent in w.shape)
-    return choose(vocab, hidden, w.dtype, num_sms) if h.dtype == w.dtype else None
+    return choose(vocab, hidden, w.dtype, num_sms, part) if h.dtype == w.dtype else None
 
 
 OPS: dict[str, Callable[..., Choice | None]] = {
     "linear_cross_entropy": lambda sms, h, w, targets: _of(h, w, sms),
     "linear_cross_entropy_dgrad": lambda sms, dloss, h, w, targets, lse: _of(h, w, sms),
     "linear_cross_entropy_wgrad_": lambda sms, acc, dloss, h, w, targets, lse: _of(h, w, sms),
+    "linear_cross_entropy_part": lambda sms, h, w, targets: _of(h, w, sms, True),
+    "linear_cross_entropy_part_dgrad": lambda sms, dlse, dpicked, h, w, targets, lse: _of(h, w, sms, True),
+    "linear_cross_entropy_part_wgrad_": lambda sms, acc, dlse, dpicked, h, w, targets, lse: _of(h, w, sms, True),
 }

@@ -13,6 +13,8 @@ VIEW = "a view, which computes nothing"
 SCORES = "small beside the products around it"
 SUM = "a sum of rows that I makes where it returns what is summed: between parts that tensor ranks split"
 
+PARTS = "a few numbers of each row: one of each tensor rank, and the logit of the target"
+
 
 def _with_gradients(*ops: str) -> tuple[str, ...]:
     return tuple(f"{op}{end}" for op in ops for end in ("", "_dgrad"))
@@ -24,6 +26,7 @@ ON_TORCH: dict[str, str] = {
     **dict.fromkeys(("add", "add_bias", "add_bias_wgrad_", "cat2"), PASS),
     **dict.fromkeys((*_with_gradients("add_grouped_bias"), "add_grouped_bias_wgrad_"), PASS),
     **dict.fromkeys(("add_bias_wgrad", "rmsnorm_wgrad"), SUM),
+    **dict.fromkeys(_with_gradients("place_parts", "cross_entropy_of_parts"), PARTS),
     "columns": VIEW,
     **dict.fromkeys(_with_gradients("gate_rows", "sigmoid_gate", "scale"), PASS),
     **dict.fromkeys(_with_gradients("sqrt_softplus", "route_scores", "balance_scores", "softcap"), SCORES),

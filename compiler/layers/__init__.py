@@ -71,6 +71,7 @@ LAYERS: dict[str, Layer] = {
     "head": Layer(ends.build_head, ends.HEAD_PARAMETERS, ("logits",), ("logits",)),
     "join": Layer(moe.build_join, moe.JOIN_PARAMETERS, (), ("join", "quantise")),
     "leave": Layer(stream.build_leave, stream.LEAVE_PARAMETERS),
+    "loss": Layer(ends.build_loss, {}),
     "mtp_input": Layer(mtp.build, mtp.PARAMETERS, ("rmsnorm",)),
     "router": Layer(
         moe.build_router,

@@ -1,4 +1,9 @@
-"""The two ends of the model: embedding, and final norm, head and loss. T tokens of a micro-batch · D hidden."""
+"""The two ends of the model: embedding, and final norm, head and loss. T tokens of a micro-batch · D hidden.
+
+Where tensor ranks divide the vocabulary, each has some rows of the embedding and of the head, and looks at the tokens
+of all ranks. Tokens come less the first row that a rank has, and are below 0 where another rank has them. The head then
+gives a rank's parts of the cross entropy, and `loss` has those of all ranks: R is one more than there are.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +35,14 @@ def embedding_factor(place: Place) -> dict[str, Constant]:
 
 
 def build_embed(place: Place) -> ir.Segment:
-    params = (place.weight("table", place.model.vocab, place.D),)
+    params = vocabulary_rows(place, "table")
     return segment("embed", embed, params, (index("tokens", place.T),), ("y",), **embedding_factor(place))
+
+
+def vocabulary_rows(place: Place, name: str) -> tuple[ir.Param, ...]:
+    """The rows of the embedding, or of the head, that a rank has."""
+    rows = place.model.vocab // place.ways
+    return place.rows((place.weight(name, rows, place.D),), rows)
 
 
 def final_norm(ops: Any, p: Any, h_TD: Any, *, eps: float, copies: int) -> tuple[Any, ...]:
@@ -46,17 +57,43 @@ def build_final_norm(place: Place) -> ir.Segment:
 
 
 def head(ops: Any, p: Any, h_TD: Any, targets_T: Any, *, factor: float = 1.0, cap: float = 0.0) -> tuple[Any, ...]:
-    """The cross entropy summed over the valid targets. The factor of logits is applied to the hidden state, which has
-    fewer elements."""
+    """The cross entropy summed over the valid targets."""
+    return (ops.cross_entropy(_logits(ops, p, h_TD, factor, cap), targets_T),)
+
+
+def _logits(ops: Any, p: Any, h_TD: Any, factor: float, cap: float) -> Any:
+    """The logits. Their factor is applied to the hidden state, which has fewer elements."""
     logits_TV = ops.linear(h_TD if factor == 1 else ops.scale(h_TD, factor), p.head)
-    return (ops.cross_entropy(ops.softcap(logits_TV, cap) if cap else logits_TV, targets_T),)
+    return ops.softcap(logits_TV, cap) if cap else logits_TV
+
+
+def head_part(
+    ops: Any, p: Any, h_TD: Any, targets_T: Any, rank: Any, *, ranks: int, factor: float = 1.0, cap: float = 0.0
+) -> tuple[Any, ...]:
+    """What a tensor rank's part of the vocabulary gives to the cross entropy of each row, at the rank's place."""
+    lse_T, picked_T = ops.cross_entropy_part(_logits(ops, p, h_TD, factor, cap), targets_T)
+    return (ops.place_parts(lse_T, picked_T, rank, ranks),)
 
 
 def build_head(place: Place) -> ir.Segment:
-    inputs = (place.input("h", place.T, place.D), index("targets", place.T))
+    params = vocabulary_rows(place, "head")
+    inputs: tuple[ir.Input, ...] = (place.input("h", place.T, place.D), index("targets", place.T))
     model = place.model
     constants = {
         **({"factor": model.logit_scale} if model.logit_scale != 1 else {}),
         **({"cap": model.logit_cap} if model.logit_cap is not None else {}),
     }
-    return segment("head", head, (place.weight("head", model.vocab, place.D),), inputs, ("loss",), **constants)
+    if place.part:
+        inputs, ranks = (*inputs, index("rank", 1)), {"ranks": place.ways}
+        return segment("head", head_part, params, inputs, ("parts",), **ranks, **constants)
+    return segment("head", head, params, inputs, ("loss",), **constants)
+
+
+def loss(ops: Any, p: Any, parts_TR: Any, targets_T: Any) -> tuple[Any, ...]:
+    """The cross entropy summed over the valid targets, of what all parts of the vocabulary give."""
+    return (ops.cross_entropy_of_parts(parts_TR, targets_T),)
+
+
+def build_loss(place: Place) -> ir.Segment:
+    parts = ir.Input("parts", (place.T, place.spec.parallel.tensor + 1), place.wide_dtype)
+    return segment("loss", loss, (), (parts, index("targets", place.T)), ("loss",))

@@ -15,7 +15,7 @@ from compiler.ir.received_rows import Received, even_rows, most_rows
 from compiler.layers import LAYERS, Place
 from compiler.layers.stream import is_changed
 from compiler.layers.value_dtypes import back, to_experts
-from compiler.plan.split_blocks import gather, scatter
+from compiler.plan.split_blocks import gather, scatter, scatter_parts
 from compiler.segments.interpret import cut
 from dsl.nodes import reached
 from dsl.schema import Moe, Spec
@@ -109,7 +109,29 @@ def _use(place: Place, kind: str, site: str, prefix: str, inputs: tuple[str, ...
 
 
 def _embedding(place: Place) -> Block:
-    return Block((_use(place, "embed", "embed", "", ("tokens",), ("embed_h",)),), "embed_h")
+    return Block(_embedded(place, "embed", "tokens", "embed_h"), "embed_h")
+
+
+def _embedded(place: Place, site: str, tokens: str, out: str) -> tuple[Step, ...]:
+    """The embeddings of tokens; of all rows, where a tensor rank has some of the vocabulary, and summed over all."""
+    if not place.spec.splits_vocabulary:
+        return (_use(place, "embed", site, "", (tokens,), (out,)),)
+    sums, part = f"{out}_sums", replace(place, part=True)
+    return _use(part, "embed", site, "", (tokens,), (sums,)), scatter(place, site, sums, out)
+
+
+def _head(place: Place, block: str, h: str, targets: str, loss: str) -> tuple[Step, ...]:
+    """Head and loss; where tensor ranks have parts of the vocabulary, each has the logits of all rows for its part."""
+    site = f"{block}head"
+    if not place.spec.splits_vocabulary:
+        return (_use(place, "head", site, "", (h, targets), (loss,)),)
+    rows, parts, all_parts = f"{h}_rows", f"{loss}_part", f"{loss}_parts"
+    return (
+        gather(place, site, h, rows),
+        _use(replace(place, part=True), "head", site, "", (rows, f"part_{targets}", "tensor_rank"), (parts,)),
+        scatter_parts(place, site, parts, all_parts),
+        _use(place, "loss", f"{block}loss", "", (all_parts, targets), (loss,)),
+    )
 
 
 def _layer(place: Place, name: str, prefix: str, h: str) -> Block:
@@ -233,17 +255,20 @@ def _end(place: Place, h: str) -> Block:
     normed = ("final_h", "final_h_mtp") if mtp else ("final_h",)
     steps: list[Step] = [
         _use(place, "final_norm", "final_norm", "", (h,), normed),
-        _use(place, "head", "head", "", ("final_h", "targets"), ("loss",)),
+        *_head(place, "", "final_h", "targets", "loss"),
     ]
     if mtp:
         assert mtp.depth == 1, "one MTP block"
         inside = replace(place, mtp=True)
         block = _layer(inside, "M0", "mtp.0", "M0_input")
+        embedded = _embedded(inside, "M0.embed", "mtp_tokens", "M0_embedded") if place.spec.splits_vocabulary else ()
+        following = "M0_embedded" if embedded else "mtp_tokens"
         steps += [
-            _use(inside, "mtp_input", "M0.input", "mtp.0", ("mtp_tokens", "final_h_mtp"), ("M0_input",)),
+            *embedded,
+            _use(inside, "mtp_input", "M0.input", "mtp.0", (following, "final_h_mtp"), ("M0_input",)),
             *block.steps,
             _use(inside, "final_norm", "M0.final_norm", "mtp.0", (block.output,), ("M0_final_h",)),
-            _use(inside, "head", "M0.head", "mtp.0", ("M0_final_h", "mtp_targets"), ("mtp_loss",)),
+            *_head(inside, "M0.", "M0_final_h", "mtp_targets", "mtp_loss"),
         ]
     return Block(tuple(steps), "")
 

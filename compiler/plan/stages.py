@@ -74,6 +74,8 @@ def pipeline_of(model: CutModel, num_stages: int, stage_placement: StagePlacemen
 
 # ---------------------------------------------------------------- what a stage exchanges
 
+PARTS = ("part_targets", "part_mtp_targets", "tensor_rank")  # what a head reads that has a part of the vocabulary
+
 
 def _hidden(spec: Spec, value: str) -> ir.Buffer:
     place = Place(spec, spec.model.ffn(0))
@@ -82,7 +84,7 @@ def _hidden(spec: Spec, value: str) -> ir.Buffer:
 
 def _loads(steps: tuple[Step, ...]) -> tuple[ir.Buffer, ...]:
     """The data tensors a stage reads, each once."""
-    data = ("tokens", "starts", "targets", "mtp_tokens", "mtp_targets")
+    data = ("tokens", "starts", "targets", "mtp_tokens", "mtp_targets", *PARTS)
     found = (
         ir.Buffer(value, argument.shape, argument.dtype)
         for use in steps

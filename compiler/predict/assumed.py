@@ -40,6 +40,9 @@ def _of_the_step(spec: Spec, plan: Plan) -> Iterator[str]:
     if plan.mesh.tp > 1:
         rows = max(_crossing(spec, plan, rank).rows for rank in range(plan.mesh.pp))
         yield f"tensor ranks exchange rows between segments: a device sends up to {gib(rows)} a step"
+        if not spec.splits_vocabulary:
+            words = f"{spec.model.vocab:,} words do not divide by {plan.mesh.tp}"
+            yield f"each tensor rank has all of the embedding and of the head: {words}"
     if plan.sharded:
         yield from _of_divided_state(spec, plan)
     elif spec.parallel.columns > 1:

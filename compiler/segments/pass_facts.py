@@ -39,10 +39,12 @@ def routed(segment: Segment, shared: bool) -> int:
     return segment.kind == "router" and read_twice == shared
 
 
-def logits(segment: Segment, trained: bool) -> int:
-    """Products of a head that are made block by block, with the gradient of its weight or without."""
-    whole = segment.kind == "head" and "logits" in segment.recompute and "cap" not in dict(segment.constants)
-    return whole and segment.params[0].grad == trained
+def logits(segment: Segment, trained: bool, part: bool) -> int:
+    """Products of a head, or of a part of it, that are made block by block, with the gradient of its weight or
+    without."""
+    constants = dict(segment.constants)
+    whole = segment.kind == "head" and "logits" in segment.recompute and "cap" not in constants
+    return whole and segment.params[0].grad == trained and ("ranks" in constants) == part
 
 
 def scored(segment: Segment) -> bool:

@@ -163,23 +163,26 @@ def _norm_gradient(parts: str, remade: str) -> Pass:
 # ---------------------------------------------------------------- the head
 
 
-def _logits(trained: bool) -> Pass:
-    """The product of the head and the loss of it, block by block, with their gradients."""
-    read = ("dloss", "h", "w", "targets", "lse")
+def _logits(trained: bool, part: bool) -> Pass:
+    """The product of the head and the loss of it, or what a part of the vocabulary gives to that, block by block, with
+    their gradients."""
+    op = "cross_entropy_part" if part else "cross_entropy"
+    found, tangents = (("lse", "picked"), ("dlse", "dpicked")) if part else (("loss", "lse"), ("dloss",))
+    read = (*tangents, "h", "w", "targets", "lse")
     return Pass(
         find=(
             Node("linear", ("h", "w"), ("logits",)),
-            Node("cross_entropy", ("logits", "targets"), ("loss", "lse")),
-            Node("cross_entropy_dgrad", ("dloss", "logits", "targets", "lse"), ("dlogits",)),
+            Node(op, ("logits", "targets"), found),
+            Node(f"{op}_dgrad", (*tangents, "logits", "targets", "lse"), ("dlogits",)),
             Node("linear_dgrad", ("dlogits", "w"), ("dh",)),
             *((Node("linear_wgrad", ("dlogits", "h"), ("dw",)),) if trained else ()),
         ),
         make=(
-            Node("linear_cross_entropy", ("h", "w", "targets"), ("loss", "lse")),
-            Node("linear_cross_entropy_dgrad", read, ("dh",)),
-            *((Node("linear_cross_entropy_wgrad", read, ("dw",)),) if trained else ()),
+            Node(f"linear_{op}", ("h", "w", "targets"), found),
+            Node(f"linear_{op}_dgrad", read, ("dh",)),
+            *((Node(f"linear_{op}_wgrad", read, ("dw",)),) if trained else ()),
         ),
-        matches=lambda segment: logits(segment, trained),
+        matches=lambda segment: logits(segment, trained, part),
         anew=True,
     )
 
@@ -256,7 +259,7 @@ PASSES: dict[str, tuple[Pass, ...]] = {
             matches=lambda segment: joined(segment, shared=False),
         ),
     ),
-    "logits": (_logits(trained=True), _logits(trained=False)),
+    "logits": tuple(_logits(trained, part) for trained in (True, False) for part in (False, True)),
     "quantise": (
         *_activation("swiglu", ()),
         *_activation("gated_swiglu", ("gate",)),

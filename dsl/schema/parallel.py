@@ -42,8 +42,8 @@ class Parallel(Node):
     tensor: Annotated[
         Degree,
         Field(
-            description="ranks that heads and the width of dense layers are split over, and rows between them; "
-            "neighbouring ranks, most of them on one node",
+            description="ranks that heads, the width of dense layers and the vocabulary are split over, and rows "
+            "between them; neighbouring ranks, most of them on one node",
             examples=["tensor = 2"],
         ),
     ] = 1

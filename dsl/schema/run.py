@@ -286,6 +286,11 @@ class Spec(Node):
         return self.train.micro_batch * self.train.sequence // self.parallel.tensor
 
     @property
+    def splits_vocabulary(self) -> bool:
+        """Whether tensor ranks have parts of the embedding and of the head: equal ones, or else each has all."""
+        return self.parallel.tensor > 1 and self.model.vocab % self.parallel.tensor == 0
+
+    @property
     def group_nodes(self) -> int | None:
         """The most nodes that an expert group lies on; None where groups begin or end inside of nodes."""
         return most_group_nodes((node.devices for _, node in self.cluster.parts), self.parallel.expert)

@@ -36,20 +36,36 @@ def cross_entropy_dgrad(dloss: Tensor, logits_TV: Tensor, targets_T: Tensor, lse
     """dloss [], logits_TV, targets_T, lse_T -> dlogits_TV = (softmax − onehot)·dloss, 0 in the rows of void targets."""
     if takes(logits_TV):
         return native.cross_entropy_dgrad(dloss, logits_TV, targets_T, lse_T)
-    dloss_T1 = dloss.expand(targets_T.shape).masked_fill(targets_T < 0, 0)[:, None]
+    dloss_T = dloss.expand(targets_T.shape).masked_fill(targets_T < 0, 0)
+    return cross_entropy_part_dgrad(dloss_T, -dloss_T, logits_TV, targets_T, lse_T)
+
+
+def cross_entropy_part(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
+    """logits_TV of a part of a vocabulary, targets_T less its first word -> lse_T = log Σ_v exp(logits), and picked_T,
+    each row's logit at its target: 0 where that is below 0, for it is void or in another part."""
+    lse_T = cross_entropy(logits_TV, targets_T)[1]
+    return lse_T, wide(picked(logits_TV, targets_T)).masked_fill_(targets_T < 0, 0)
+
+
+def cross_entropy_part_dgrad(
+    dlse_T: Tensor, dpicked_T: Tensor, logits_TV: Tensor, targets_T: Tensor, lse_T: Tensor
+) -> Tensor:
+    """dlse_T, dpicked_T, logits_TV, targets_T, lse_T -> dlogits_TV = softmax·dlse + onehot·dpicked."""
+    dpicked_T = dpicked_T.masked_fill(targets_T < 0, 0).masked_fill_(targets_T >= logits_TV.shape[1], torch.nan)
+    by_row = (dlse_T, dpicked_T, logits_TV, targets_T, lse_T)
     if logits_TV.dtype != torch.bfloat16:
-        return _dgrad(dloss_T1, logits_TV, targets_T, lse_T)
+        return _dgrad(*by_row)
     dlogits_TV = torch.empty_like(logits_TV, memory_format=torch.contiguous_format)
-    by_row = (dloss_T1, logits_TV, targets_T, lse_T, dlogits_TV)
-    for *block, dlogits_tV in zip(*(tensor.split(_rows(logits_TV)) for tensor in by_row), strict=True):
+    blocks = (tensor.split(_rows(logits_TV)) for tensor in (*by_row, dlogits_TV))
+    for *block, dlogits_tV in zip(*blocks, strict=True):
         dlogits_tV.copy_(_dgrad(*block))
     return dlogits_TV
 
 
-def _dgrad(dloss_T1: Tensor, logits_TV: Tensor, targets_T: Tensor, lse_T: Tensor) -> Tensor:
+def _dgrad(dlse_T: Tensor, dpicked_T: Tensor, logits_TV: Tensor, targets_T: Tensor, lse_T: Tensor) -> Tensor:
     """The gradient of some rows, FP32 at least."""
-    dlogits_TV = torch.sub(wide(logits_TV), lse_T[:, None]).exp_().mul_(dloss_T1)
-    return dlogits_TV.scatter_add_(1, targets_T.clamp(min=0)[:, None], -dloss_T1)
+    dlogits_TV = torch.sub(wide(logits_TV), lse_T[:, None]).exp_().mul_(dlse_T[:, None])
+    return dlogits_TV.scatter_add_(1, targets_T.clamp(0, logits_TV.shape[1] - 1)[:, None], dpicked_T[:, None])
 
 
 def _logsumexp(logits_TV: Tensor) -> Tensor:
@@ -67,4 +83,4 @@ def _rows(logits_TV: Tensor) -> int:
     return max(1, BLOCK // logits_TV.shape[1])
 
 
-OPS = (cross_entropy, cross_entropy_dgrad)
+OPS = (cross_entropy, cross_entropy_dgrad, cross_entropy_part, cross_entropy_part_dgrad)

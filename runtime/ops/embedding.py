@@ -1,4 +1,7 @@
-"""Rows of a table by token. T tokens, V rows of the table, D columns."""
+"""Rows of a table by token. T tokens, V rows of the table, D columns.
+
+A token below 0 is in another part of the table, which another tensor rank has: its row is zeros.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from runtime.ops.wide import wide, wide_dtype
 
 def embedding(tokens_T: Tensor, w_VD: Tensor) -> Tensor:
     """tokens_T (int64), w_VD -> h_TD."""
-    return w_VD.index_select(0, tokens_T)
+    h_TD = w_VD.index_select(0, tokens_T.clamp(min=0))
+    return h_TD.masked_fill_((tokens_T < 0)[:, None], 0)
 
 
 def embedding_wgrad(dy_TD: Tensor, tokens_T: Tensor, vocab: int) -> Tensor:
@@ -21,7 +25,7 @@ def embedding_wgrad(dy_TD: Tensor, tokens_T: Tensor, vocab: int) -> Tensor:
 
 def embedding_wgrad_(acc_VD: Tensor, dy_TD: Tensor, tokens_T: Tensor) -> None:
     """acc_VD += dw_VD of (dy_TD, tokens_T). On the CPU `index_add_` adds in the order of the tokens: deterministic."""
-    acc_VD.index_add_(0, tokens_T, wide(dy_TD))
+    acc_VD.index_add_(0, tokens_T.clamp(min=0), wide(dy_TD).masked_fill((tokens_T < 0)[:, None], 0))
 
 
 OPS = (embedding, embedding_wgrad, embedding_wgrad_)

@@ -1,4 +1,4 @@
-"""A linear layer and the cross entropy of its outputs, without a tensor of all logits.
+"""A linear layer and the cross entropy of its outputs, or a part of a vocabulary, without a tensor of all logits.
 
 By definition `linear`, then `cross_entropy`, and their gradients, with logits and their gradients rounded where those
 round them. Logits are made block by block, and again in either gradient: five products of T·D·V instead of three. No
@@ -9,14 +9,17 @@ C++. T tokens, D inputs, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from torch import Tensor
 
-from runtime.ops.cross_entropy import cross_entropy, cross_entropy_dgrad, picked, summed
+from runtime.ops.cross_entropy import cross_entropy_dgrad, cross_entropy_part, cross_entropy_part_dgrad, summed
 from runtime.ops.linear import linear, linear_wgrad_
 from runtime.ops.product import product_
 from runtime.ops.wide import wide_dtype
+
+Gradient = Callable[..., Tensor]  # (logits, targets, lse, …) of some rows or columns -> the gradient of these logits
 
 # Logits at a time: 16 MiB of FP32. The weight is packed for each product of it: blocks must be high.
 BLOCK = 2**22
@@ -25,35 +28,78 @@ LEAST = 64  # rows or columns of a block
 
 def linear_cross_entropy(h_TD: Tensor, w_VD: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
     """h_TD, w_VD, targets_T (int64) -> loss [], lse_T, both FP32 at least: `cross_entropy` of h·wᵀ."""
-    lse_T, picked_T = (h_TD.new_empty(h_TD.shape[0], dtype=wide_dtype(h_TD.dtype)) for _ in range(2))
-    for h_tD, targets_t, lse_t, picked_t in _rows(w_VD, h_TD, targets_T, lse_T, picked_T):
-        logits_tV = linear(h_tD, w_VD)
-        lse_t.copy_(cross_entropy(logits_tV, targets_t)[1])
-        picked_t.copy_(picked(logits_tV, targets_t))
+    lse_T, picked_T = linear_cross_entropy_part(h_TD, w_VD, targets_T)
     return summed(lse_T, picked_T, targets_T), lse_T
 
 
 def linear_cross_entropy_dgrad(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, lse_T: Tensor) -> Tensor:
     """dloss [], h_TD, w_VD, targets_T, lse_T -> dh_TD = dlogits·w."""
-    dh_TD = h_TD.new_empty(h_TD.shape)
-    for h_tD, targets_t, lse_t, dh_tD in _rows(w_VD, h_TD, targets_T, lse_T, dh_TD):
-        product_(dh_tD, cross_entropy_dgrad(dloss, linear(h_tD, w_VD), targets_t, lse_t), w_VD)
-    return dh_TD
+    return _dgrad(partial(cross_entropy_dgrad, dloss), h_TD, w_VD, targets_T, lse_T)
 
 
 def linear_cross_entropy_wgrad(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, lse_T: Tensor) -> Tensor:
     """dloss [], h_TD, w_VD, targets_T, lse_T -> dw_VD = dlogitsᵀ·h."""
-    dw_VD = w_VD.new_empty(w_VD.shape)
-    for columns, dlogits_Tv in _gradients(dloss, h_TD, w_VD, targets_T, lse_T):
-        product_(dw_VD[columns], dlogits_Tv.t(), h_TD)
-    return dw_VD
+    return _wgrad(partial(cross_entropy_dgrad, dloss), h_TD, w_VD, targets_T, lse_T)
 
 
 def linear_cross_entropy_wgrad_(
     acc_VD: Tensor, dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, lse_T: Tensor
 ) -> None:
     """acc_VD += dw_VD of (dloss, h_TD, w_VD, targets_T, lse_T)."""
-    for columns, dlogits_Tv in _gradients(dloss, h_TD, w_VD, targets_T, lse_T):
+    _wgrad_(acc_VD, partial(cross_entropy_dgrad, dloss), h_TD, w_VD, targets_T, lse_T)
+
+
+def linear_cross_entropy_part(h_TD: Tensor, w_VD: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
+    """h_TD, w_VD, targets_T (int64) -> lse_T, picked_T, both FP32 at least: `cross_entropy_part` of h·wᵀ."""
+    lse_T, picked_T = (h_TD.new_empty(h_TD.shape[0], dtype=wide_dtype(h_TD.dtype)) for _ in range(2))
+    for h_tD, targets_t, lse_t, picked_t in _rows(w_VD, h_TD, targets_T, lse_T, picked_T):
+        lse, found = cross_entropy_part(linear(h_tD, w_VD), targets_t)
+        lse_t.copy_(lse)
+        picked_t.copy_(found)
+    return lse_T, picked_T
+
+
+def linear_cross_entropy_part_dgrad(
+    dlse_T: Tensor, dpicked_T: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, lse_T: Tensor
+) -> Tensor:
+    """dlse_T, dpicked_T, h_TD, w_VD, targets_T, lse_T -> dh_TD = dlogits·w."""
+    return _dgrad(_of_part, h_TD, w_VD, targets_T, lse_T, dlse_T, dpicked_T)
+
+
+def linear_cross_entropy_part_wgrad(
+    dlse_T: Tensor, dpicked_T: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, lse_T: Tensor
+) -> Tensor:
+    """dlse_T, dpicked_T, h_TD, w_VD, targets_T, lse_T -> dw_VD = dlogitsᵀ·h."""
+    return _wgrad(_of_part, h_TD, w_VD, targets_T, lse_T, dlse_T, dpicked_T)
+
+
+def linear_cross_entropy_part_wgrad_(
+    acc_VD: Tensor, dlse_T: Tensor, dpicked_T: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, lse_T: Tensor
+) -> None:
+    """acc_VD += dw_VD of (dlse_T, dpicked_T, h_TD, w_VD, targets_T, lse_T)."""
+    _wgrad_(acc_VD, _of_part, h_TD, w_VD, targets_T, lse_T, dlse_T, dpicked_T)
+
+
+def _of_part(logits_TV: Tensor, targets_T: Tensor, lse_T: Tensor, dlse_T: Tensor, dpicked_T: Tensor) -> Tensor:
+    return cross_entropy_part_dgrad(dlse_T, dpicked_T, logits_TV, targets_T, lse_T)
+
+
+def _dgrad(gradient: Gradient, h_TD: Tensor, w_VD: Tensor, *by_row: Tensor) -> Tensor:
+    dh_TD = h_TD.new_empty(h_TD.shape)
+    for h_tD, dh_tD, *block in _rows(w_VD, h_TD, dh_TD, *by_row):
+        product_(dh_tD, gradient(linear(h_tD, w_VD), *block), w_VD)
+    return dh_TD
+
+
+def _wgrad(gradient: Gradient, h_TD: Tensor, w_VD: Tensor, *by_row: Tensor) -> Tensor:
+    dw_VD = w_VD.new_empty(w_VD.shape)
+    for columns, dlogits_Tv in _gradients(gradient, h_TD, w_VD, *by_row):
+        product_(dw_VD[columns], dlogits_Tv.t(), h_TD)
+    return dw_VD
+
+
+def _wgrad_(acc_VD: Tensor, gradient: Gradient, h_TD: Tensor, w_VD: Tensor, *by_row: Tensor) -> None:
+    for columns, dlogits_Tv in _gradients(gradient, h_TD, w_VD, *by_row):
         linear_wgrad_(acc_VD[columns], dlogits_Tv, h_TD)
 
 
@@ -64,7 +110,7 @@ def _rows(w_VD: Tensor, *by_row: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _gradients(
-    dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, lse_T: Tensor
+    gradient: Gradient, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, *by_row: Tensor
 ) -> Iterator[tuple[slice, Tensor]]:
     """Some columns of the logits at a time, and their gradients. The targets that are others share one more column."""
     T, V = h_TD.shape[0], w_VD.shape[0]
@@ -77,7 +123,16 @@ def _gradients(
         here_T = targets_T - first
         here_T = here_T.where((here_T >= 0) & (here_T < v), v)
         here_T = here_T.where((targets_T >= 0) & (targets_T < V), targets_T.clamp(max=v + 1))  # void, or no column
-        yield slice(first, first + v), cross_entropy_dgrad(dloss, logits_Tv, here_T, lse_T)[:, :v]
+        yield slice(first, first + v), gradient(logits_Tv, here_T, *by_row)[:, :v]
 
 
-OPS = (linear_cross_entropy, linear_cross_entropy_dgrad, linear_cross_entropy_wgrad, linear_cross_entropy_wgrad_)
+OPS = (
+    linear_cross_entropy,
+    linear_cross_entropy_dgrad,
+    linear_cross_entropy_wgrad,
+    linear_cross_entropy_wgrad_,
+    linear_cross_entropy_part,
+    linear_cross_entropy_part_dgrad,
+    linear_cross_entropy_part_wgrad,
+    linear_cross_entropy_part_wgrad_,
+)

@@ -16,8 +16,13 @@ from tests.kernels.interpreted import U, double, random, run, within
 CHECKED = (
     "cross_entropy",
     "cross_entropy_dgrad",
+    "cross_entropy_part",
+    "cross_entropy_part_dgrad",
     "linear_cross_entropy",
     "linear_cross_entropy_dgrad",
+    "linear_cross_entropy_part",
+    "linear_cross_entropy_part_dgrad",
+    "linear_cross_entropy_part_wgrad_",
     "linear_cross_entropy_wgrad_",
 )
 
@@ -44,10 +49,23 @@ def magnitude_of_lse(logits: Tensor, lse: Tensor) -> Tensor:
 
 def gradients_of(dloss: Tensor, logits: Tensor, targets: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """(dlogits in FP64, how large the numbers are that they are made of, in units u)."""
-    exact = ops.cross_entropy_dgrad(dloss, logits, targets, lse)
-    weights = (logits - lse[:, None]).exp() * (targets >= 0)[:, None]
-    size = dloss.abs() * weights * (4 + 2 * (logits - lse[:, None]).abs().nan_to_num(posinf=0.0)) + 2 * exact.abs()
+    dloss_T = dloss * (targets >= 0)
+    return part_gradients_of(dloss_T, -dloss_T, logits, targets, lse)
+
+
+def part_gradients_of(
+    dlse: Tensor, dpicked: Tensor, logits: Tensor, targets: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`gradients_of` a part of a vocabulary."""
+    exact = ops.cross_entropy_part_dgrad(dlse, dpicked, logits, targets, lse)
+    weights = (logits - lse[:, None]).exp() * dlse.abs()[:, None]
+    size = weights * (4 + 2 * (logits - lse[:, None]).abs().nan_to_num(posinf=0.0)) + 2 * exact.abs()
     return exact, size
+
+
+def tangents_of(rows: int) -> tuple[Tensor, Tensor]:
+    """dlse, the share of a part in rows, times dloss; and dpicked."""
+    return -0.37 * random(rows, seed=7).sigmoid(), torch.full((rows,), 0.37)
 
 
 def cross_entropy(dtype: torch.dtype, rows: int, vocab: int) -> None:
@@ -67,13 +85,19 @@ def cross_entropy(dtype: torch.dtype, rows: int, vocab: int) -> None:
     exact, size = gradients_of(dloss.double(), logits64, targets, lse.double())
     within(run("cross_entropy_dgrad", dloss, logits, targets, lse), exact, size, 1)
 
+    part_lse, picked = run("cross_entropy_part", logits, targets)
+    assert torch.equal(part_lse, lse) and torch.equal(picked, ops.cross_entropy_part(logits, targets)[1])
+    dlse, dpicked = tangents_of(rows)
+    exact, size = part_gradients_of(dlse.double(), dpicked.double(), logits64, targets, lse.double())
+    within(run("cross_entropy_part_dgrad", dlse, dpicked, logits, targets, lse), exact, size, 1)
+
 
 def linear_cross_entropy(dtype: torch.dtype, rows: int, vocab: int, hidden: int, below: float = 0.0) -> None:
     h, w = random(rows, hidden, dtype=dtype, seed=1), random(vocab, hidden, dtype=dtype, seed=2) * 3 / hidden**0.5
     if below:
         h[:, 0], w[:, 0] = below**0.5, -(below**0.5)
-    targets, dloss, acc = targets_of(rows, vocab), torch.tensor(-0.37), random(vocab, hidden, seed=3)
-    h64, w64, dloss64 = double(h, w, dloss)
+    targets, dloss = targets_of(rows, vocab), torch.tensor(-0.37)
+    h64, w64 = double(h, w)
     logits, other = stored(h64 @ w64.T, hidden * U * (h64.abs() @ w64.T.abs()), dtype)
 
     loss, lse = run("linear_cross_entropy", h, w, targets)
@@ -86,16 +110,28 @@ def linear_cross_entropy(dtype: torch.dtype, rows: int, vocab: int, hidden: int,
     losses = (lse_exact - logits.gather(1, at)[:, 0]).abs() + other.gather(1, at)[:, 0] / U
     within(loss, loss_exact, ((size + losses) * (targets >= 0)).sum() + loss_exact.abs(), 1)
 
-    exact, size = gradients_of(dloss64, logits, targets, lse.double())
-    weights = (logits - lse.double()[:, None]).exp() * (targets >= 0)[:, None]
-    dlogits, other = stored(exact, U * size + dloss64.abs() * weights * other.expm1(), dtype)
-    product, sizes = dlogits @ w64, dlogits.abs() @ w64.abs() * (vocab + 2)
-    within(run("linear_cross_entropy_dgrad", dloss, h, w, targets, lse), product, sizes + other @ w64.abs() / U, 1)
+    part_lse, picked = run("linear_cross_entropy_part", h, w, targets)
+    assert torch.equal(part_lse, lse)
+    within(picked, logits.gather(1, at)[:, 0] * (targets >= 0), other.gather(1, at)[:, 0] / U, 1)
 
-    expected = acc.double() + dlogits.T @ h64
-    sizes = (rows + 2) * (expected.abs() + dlogits.T.abs() @ h64.abs()) + other.T @ h64.abs() / U
-    assert run("linear_cross_entropy_wgrad_", acc, dloss, h, w, targets, lse) is None
-    within(acc, expected, sizes, 1)
+    dloss_T, dlse, dpicked = dloss * (targets >= 0), *tangents_of(rows)
+    for op, tangents, by_row in (
+        ("linear_cross_entropy", (dloss,), (dloss_T, -dloss_T)),
+        ("linear_cross_entropy_part", (dlse, dpicked), (dlse, dpicked)),
+    ):
+        dlse64, dpicked64 = double(*by_row)
+        exact, size = part_gradients_of(dlse64, dpicked64, logits, targets, lse.double())
+        weights = (logits - lse.double()[:, None]).exp() * dlse64.abs()[:, None]
+        dlogits, off = stored(exact, U * size + weights * other.expm1(), dtype)
+        product, sizes = dlogits @ w64, dlogits.abs() @ w64.abs() * (vocab + 2)
+        args = (*tangents, h, w, targets, lse)
+        within(run(f"{op}_dgrad", *args), product, sizes + off @ w64.abs() / U, 1)
+
+        acc = random(vocab, hidden, seed=3)
+        expected = acc.double() + dlogits.T @ h64
+        sizes = (rows + 2) * (expected.abs() + dlogits.T.abs() @ h64.abs()) + off.T @ h64.abs() / U
+        assert run(f"{op}_wgrad_", acc, *args) is None
+        within(acc, expected, sizes, 1)
 
 
 def what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:

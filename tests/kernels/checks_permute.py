@@ -129,9 +129,10 @@ def eight_bits(tokens: int, experts: int, k: int, columns: int) -> None:
 
 
 def embedding(dtype: torch.dtype, tokens: int, vocab: int, columns: int) -> None:
-    """A vocabulary smaller than the number of tokens has each token several times."""
+    """A vocabulary smaller than the number of tokens has each token several times. Some are in another part of it."""
     w_VD, dh_TD = random(vocab, columns, dtype=dtype, seed=1), random(tokens, columns, dtype=dtype, seed=2)
     tokens_T = torch.randint(vocab, (tokens,), generator=generated(1))
+    tokens_T[1::4] = -1
     equal(run("embedding", tokens_T, w_VD), ops.embedding(tokens_T, w_VD))
     acc_VD = random(vocab, columns, seed=3)
     exact_VD, magnitude_VD = acc_VD.double(), acc_VD.double().abs()

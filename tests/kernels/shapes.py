@@ -66,6 +66,8 @@ VARIANTS: tuple[Variant, ...] = (
     ("deepseek-v3.dsc", "pretrain", ("precision=bf16", "model.attention.scale=0.2")),  # turned in front of attention
     *(("llama3-8b.dsc", "pretrain", (*model, *values)) for model in BOUNDED for values in ((), ("precision=fp32",))),
     *(("laptop-gqa.dsc", "laptop_gqa", (*SMALL, *values)) for values in ((), ("precision=bf16",))),
+    # Parts of a vocabulary.
+    *(("llama3-8b.dsc", "pretrain", ("parallel.tensor=2", *values)) for values in ((), ("recompute=[logits]",))),
     # Sequences of several documents.
     *((file, run, (MASKED,)) for file, run in RUNS),
     *((file, "pretrain", (MASKED, "precision=fp32")) for file in ("deepseek-v3.dsc", "llama3-8b.dsc")),

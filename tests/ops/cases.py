@@ -15,7 +15,7 @@ from runtime.ops.wide import wide
 
 Args = tuple[Any, ...]
 
-WIDE = {"gate", "logit", "logits", "score", "bias"}
+WIDE = {"gate", "logit", "logits", "score", "bias", "lse", "picked", "parts"}
 
 
 class Source:
@@ -185,13 +185,24 @@ def gated_swiglu(source: Source, R: int = 5, I: int = 4) -> Args:
 
 
 def embedding(source: Source, T: int = 9, V: int = 6, D: int = 4) -> Args:
-    return source.below(V, T), source.normal(V, D)
+    """Some tokens are in another part of the table."""
+    tokens_T = source.below(V, T)
+    tokens_T[2::5] = -1
+    return tokens_T, source.normal(V, D)
 
 
 def cross_entropy(source: Source, T: int = 7, V: int = 6) -> Args:
     targets_T = source.below(V, T)
     targets_T[::3] = -1
     return source.normal(T, V), targets_T
+
+
+def place_parts(source: Source, T: int = 7, ranks: int = 3) -> Args:
+    return source.normal(T), source.normal(T), torch.tensor([ranks - 2]), ranks
+
+
+def cross_entropy_of_parts(source: Source, T: int = 7, ranks: int = 3) -> Args:
+    return source.normal(T, ranks + 1), cross_entropy(source, T)[1]
 
 
 def clamped_swiglu(
@@ -246,6 +257,8 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "bounded_attention": bounded_attention,
     "clamped_swiglu": clamped_swiglu,
     "cross_entropy": cross_entropy,
+    "cross_entropy_of_parts": cross_entropy_of_parts,
+    "cross_entropy_part": cross_entropy,
     "embedding": embedding,
     "gate_rows": gate_rows,
     "gated_swiglu": gated_swiglu,
@@ -262,6 +275,7 @@ FORWARD: dict[str, Callable[..., Args]] = {
     "mla_attention": mla_attention,
     "permute": permute,
     "permute_placed": permute_placed,
+    "place_parts": place_parts,
     "relu2": plain,
     "rmsnorm": rmsnorm,
     "rotate": rotate,

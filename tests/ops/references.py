@@ -29,12 +29,28 @@ def gated_swiglu(h_RM: Tensor, gate_R: Tensor) -> Tensor:
 
 
 def embedding(tokens_T: Tensor, w_VD: Tensor) -> Tensor:
-    return functional.one_hot(tokens_T, w_VD.shape[0]).to(w_VD.dtype) @ w_VD
+    """The last of one column more is of tokens that the table does not have."""
+    onehot_TV = functional.one_hot(torch.where(tokens_T < 0, w_VD.shape[0], tokens_T), w_VD.shape[0] + 1)
+    return onehot_TV[:, :-1].to(w_VD.dtype) @ w_VD
 
 
 def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
     void_T = torch.where(targets_T < 0, -100, targets_T)
     return functional.cross_entropy(logits_TV, void_T, ignore_index=-100, reduction="sum")
+
+
+def cross_entropy_part(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
+    return logits_TV.exp().sum(dim=1).log(), embedding(targets_T, logits_TV.T).diagonal()
+
+
+def place_parts(lse_T: Tensor, picked_T: Tensor, rank: Tensor, ranks: int) -> Tensor:
+    columns = [lse_T if index == int(rank) else torch.zeros_like(lse_T) for index in range(ranks)]
+    return torch.stack([*columns, picked_T], dim=1)
+
+
+def cross_entropy_of_parts(parts: Tensor, targets_T: Tensor) -> Tensor:
+    nats_T = parts[:, :-1].exp().sum(dim=1).log() - parts[:, -1]
+    return nats_T[targets_T >= 0].sum()
 
 
 def by_document(op: Callable[..., Tensor], tensors: tuple[Tensor, ...], starts: Tensor, sequence: int) -> Tensor:
@@ -361,6 +377,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "softcap": lambda x_TN, cap: cap * (torch.exp(2 * x_TN / cap) - 1) / (torch.exp(2 * x_TN / cap) + 1),
     "sqrt_softplus": sqrt_softplus,
     "cross_entropy": cross_entropy,
+    "cross_entropy_of_parts": cross_entropy_of_parts,
+    "cross_entropy_part": cross_entropy_part,
     "embedding": embedding,
     "gated_swiglu": gated_swiglu,
     "gqa_attention": gqa_attention,
@@ -372,6 +390,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "mla_attention": mla_attention,
     "permute": permute,
     "permute_placed": permute_placed,
+    "place_parts": place_parts,
     "rmsnorm": rmsnorm,
     "rotate": rotate,
     "route": route,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ MODULE = sys.modules["runtime.ops.linear_cross_entropy"]  # the package has a fu
 OPS = ops.OPS
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 Sizes = tuple[int, int, int, int]
+Run = Callable[..., tuple[Tensor, ...]]
 SIZES: list[Sizes] = [  # T, V, D, logits of a block
     (0, 7, 4, 64),
     (1, 1, 1, 1),
@@ -49,6 +51,28 @@ def composed(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, acc_V
     return loss, lse_T, OPS["linear_dgrad"](dlogits_TV, w_VD), OPS["linear_wgrad"](dlogits_TV, h_TD), acc_VD
 
 
+def composed_part(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, acc_VD: Tensor) -> tuple[Tensor, ...]:
+    """lse, the logit of each target, and what `composed` gives of a part of a vocabulary."""
+    logits_TV = OPS["linear"](h_TD, w_VD)
+    lse_T, picked_T = OPS["cross_entropy_part"](logits_TV, targets_T)
+    dlogits_TV = OPS["cross_entropy_part_dgrad"](*tangents(dloss, lse_T), logits_TV, targets_T, lse_T)
+    OPS["linear_wgrad_"](acc_VD, dlogits_TV, h_TD)
+    return lse_T, picked_T, OPS["linear_dgrad"](dlogits_TV, w_VD), OPS["linear_wgrad"](dlogits_TV, h_TD), acc_VD
+
+
+def fused_part(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, acc_VD: Tensor) -> tuple[Tensor, ...]:
+    lse_T, picked_T = OPS["linear_cross_entropy_part"](h_TD, w_VD, targets_T)
+    given = (*tangents(dloss, lse_T), h_TD, w_VD, targets_T, lse_T)
+    assert OPS["linear_cross_entropy_part_wgrad_"](acc_VD, *given) is None
+    both = (OPS[f"linear_cross_entropy_part_{gradient}"](*given) for gradient in ("dgrad", "wgrad"))
+    return lse_T, picked_T, *both, acc_VD
+
+
+def tangents(dloss: Tensor, lse_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of lse and of the logit of the target: others in each row."""
+    return dloss * lse_T.sigmoid(), dloss * lse_T.cos()
+
+
 def fused(dloss: Tensor, h_TD: Tensor, w_VD: Tensor, targets_T: Tensor, acc_VD: Tensor) -> tuple[Tensor, ...]:
     loss, lse_T = OPS["linear_cross_entropy"](h_TD, w_VD, targets_T)
     given = (dloss, h_TD, w_VD, targets_T, lse_T)
@@ -62,9 +86,12 @@ def as_exact(found: Tensor, expected: Tensor, args: tuple[Tensor, ...], extent: 
     torch.testing.assert_close(found, expected, rtol=8 * unit, atol=8 * unit * extent**0.5, equal_nan=True)
 
 
+@pytest.mark.parametrize(("fused", "composed"), [(fused, composed), (fused_part, composed_part)], ids=["all", "part"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SIZES)
-def test_it_is_the_unfused_ops(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: Sizes) -> None:
+def test_it_is_the_unfused_ops(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: Sizes, fused: Run, composed: Run
+) -> None:
     """The fused op equals the ops to the bit where products are in C++; else within the error of torch's summation."""
     *extents, block = sizes
     monkeypatch.setattr(MODULE, "BLOCK", block)

@@ -154,6 +154,9 @@ def test_only_what_a_plan_uses_is_assumed() -> None:
     for words in ("layers are split", "gradients are reduced", "expert rank"):
         assert words not in alone and words in whole
     assert "every expert gets as many tokens" in alone and "no row of grouped_gemm in bf16" in alone
+    assert "all of the embedding" not in assumed("llama3-8b", "parallel.tensor=2")
+    uneven = assumed("llama3-8b", "parallel.tensor=2", "model.vocab=128255")
+    assert "each tensor rank has all of the embedding and of the head: 128,255 words do not divide by 2" in uneven
     assert "weights gathered" not in assumed("llama3-8b", "parallel.zero=0", "recompute=[rmsnorm, swiglu]")
 
 

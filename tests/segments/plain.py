@@ -34,7 +34,7 @@ def rmsnorm(x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
 
 
 def embedding(tokens_T: Tensor, w_VD: Tensor) -> Tensor:
-    return w_VD[tokens_T]
+    return torch.where((tokens_T >= 0)[:, None], w_VD[tokens_T], 0.0)
 
 
 def swiglu(h_TM: Tensor) -> Tensor:
@@ -100,6 +100,22 @@ def grouped_linear(x_RK: Tensor, w_ENK: Tensor, offsets_E: Tensor) -> Tensor:
 
 def cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
     return functional.cross_entropy(logits_TV, targets_T, ignore_index=-1, reduction="sum")
+
+
+def cross_entropy_part(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Row by row."""
+    pairs = zip(logits_TV, targets_T, strict=True)
+    picked = [row_V[int(target)] if target >= 0 else 0 * row_V[0] for row_V, target in pairs]
+    return torch.logsumexp(logits_TV, dim=1), torch.stack(picked)
+
+
+def place_parts(lse_T: Tensor, picked_T: Tensor, rank: Tensor, ranks: int) -> Tensor:
+    onehot_R = functional.one_hot(rank[0], ranks).to(lse_T.dtype)
+    return torch.cat([torch.outer(lse_T, onehot_R), picked_T[:, None]], dim=1)
+
+
+def cross_entropy_of_parts(parts: Tensor, targets_T: Tensor) -> Tensor:
+    return ((torch.logsumexp(parts[:, :-1], dim=1) - parts[:, -1]) * (targets_T >= 0)).sum()
 
 
 def add_bias(x_TN: Tensor, b_N: Tensor) -> Tensor:

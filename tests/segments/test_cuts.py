@@ -29,12 +29,12 @@ from tests.segments.running import NUM_SMS
 from tests.segments.specs import DENSE, deepseek_v3, gqa, mla, moe, quickstart_sized, softmax_moe, spec
 
 GROUPED = spec(layers=(DENSE, softmax_moe()), attention=gqa())
-BETWEEN_ROWS = {"added", "enter", "between", "leave"}  # kinds that a layer has where tensor ranks split it
+BETWEEN_ROWS = {"added", "enter", "between", "leave", "loss"}  # kinds that a model has where tensor ranks split it
 WHOLE = spec(layers=(DENSE, moe()), attention=gqa(), mtp=False)
 SPLIT = WHOLE.model_copy(
     update={
         "parallel": Parallel(pipeline=1, expert=1, data=1, tensor=2),
-        "model": WHOLE.model.model_copy(update={"norm": "sandwich", "residual_scale": 0.5}),
+        "model": WHOLE.model.model_copy(update={"norm": "sandwich", "residual_scale": 0.5, "vocab": 30}),
     }
 )
 
@@ -249,7 +249,7 @@ def test_every_rule_is_used() -> None:
     )
     ops = {
         node.op
-        for of in (spec(), GROUPED, placed, options, spec(attention=gqa(bias="qkv", scale=0.3, window=3)))
+        for of in (spec(), GROUPED, placed, options, SPLIT, spec(attention=gqa(bias="qkv", scale=0.3, window=3)))
         for s in segments(of)
         for node in interpret(replace(s, fused=())).nodes
     }

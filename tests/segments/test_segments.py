@@ -59,8 +59,10 @@ def arguments(segment: ir.Segment, vocab: int, rows: list[int] | None = None, se
             given[argument.name] = torch.tensor(rows).cumsum(0).to(torch.int32)
         elif argument.name == "order":
             given[argument.name] = torch.randperm(int(argument.shape[0]), generator=generator)
+        elif argument.name == "rank":
+            given[argument.name] = torch.tensor([int(dict(segment.constants)["ranks"]) - 1])  # type: ignore[arg-type]
         elif argument.dtype == "int64":
-            low = -1 if argument.name == "targets" else 0
+            low = -1 if argument.name in ("targets", "tokens") else 0
             given[argument.name] = torch.randint(low, vocab, argument.shape, generator=generator)  # type: ignore[arg-type]
         else:
             given[argument.name] = noise(argument.shape)

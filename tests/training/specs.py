@@ -182,14 +182,16 @@ def spec(
     precision: str = "fp64",
     documents: Literal["joined", "masked"] = "joined",
     tensor: int = 1,
+    vocab: int | None = None,
 ) -> Spec:
     """`dp` data ranks per pipeline rank, which `ep` divides; each pipeline runs `num_micro_batches`. One rank runs
-    1f1b."""
+    1f1b. Where none is given, several tensor ranks have a vocabulary that they divide, and others the model's."""
+    vocab = vocab or (60 if tensor > 1 else MODELS[of].vocab)
     batch = num_micro_batches * dp * MICRO_BATCH
     tokens = steps * batch * SEQUENCE
     return Spec(
         name="differential",
-        model=MODELS[of],
+        model=MODELS[of].model_copy(update={"vocab": vocab}),
         cluster=Cluster(
             name="c", nodes=1, node=Machine(devices=pp * dp * tensor, device=Device(name="cpu", memory=4 * 10**9))
         ),

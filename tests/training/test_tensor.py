@@ -29,6 +29,7 @@ SPLIT = [
     ("split", "1f1b", 1, 2, 2, 2),
     ("post", "1f1b", 1, 1, 4, 0),
     ("latent", "dualpipe", 2, 1, 2, 1),
+    ("latent", "1f1b", 2, 1, 2, 3),
 ]
 
 # Of experts: model and schedule, then pipeline, expert, data and tensor ranks, and ZeRO stage.
@@ -78,14 +79,22 @@ def test_training_on_tensor_ranks_with_documents_apart(
     check(tmp_path, traced, specs, pp * 2)
 
 
+def test_logits_of_a_part_that_are_made_again(tmp_path: Path, traced: Segments) -> None:
+    """The heads make the logits of their words block by block."""
+    chosen = spec(2, 1, 1, 4, STEPS, 1, "latent", "zbv", tensor=2).model_copy(update={"recompute": ("logits",)})
+    check(tmp_path, traced, {"only": chosen}, 4)
+
+
 @pytest.mark.parametrize("zero", [1, 3])
 def test_training_on_tensor_ranks_over_gloo(tmp_path: Path, traced: Segments, zero: int) -> None:
     specs = {"only": spec(1, 1, 2, 2, STEPS, zero, "split", "1f1b", tensor=2)}
     check(tmp_path, traced, specs, 4, transport="gloo")
 
 
-def test_a_pipeline_rank_without_layers(tmp_path: Path, traced: Segments) -> None:
-    """Under zbv the first rank of two may have the embedding and the head alone: it exchanges no rows."""
-    chosen = spec(2, 1, 1, 4, STEPS, 1, "llama", "zbv", tensor=2)
+@pytest.mark.parametrize("vocab", [60, 61])
+def test_a_pipeline_rank_without_layers(tmp_path: Path, traced: Segments, vocab: int) -> None:
+    """Under zbv the first rank of two may have the embedding and the head alone. It exchanges no rows where both are
+    whole: tensor ranks do not divide a vocabulary of 61 words."""
+    chosen = spec(2, 1, 1, 4, STEPS, 1, "llama", "zbv", tensor=2, vocab=vocab)
     chosen = chosen.model_copy(update={"parallel": chosen.parallel.model_copy(update={"layout": "E|tt|tt|L"})})
     check(tmp_path, traced, {"only": chosen}, 4)

@@ -1,10 +1,11 @@
 # Launches are chosen for sm_90: NVIDIA H100 and H200. Other GPUs run it, not as fast as they could.
 """Rows of a table by token, and the gradient of the table.
 
-T tokens · V rows of the table · D columns. The gradient first sorts the tokens, stably: a program finds the places of
-SORTED tokens by comparing them with all others, T² comparisons in all. That is a launch of microseconds up to 16,384
-tokens and as long as moving the rows at 65,536. Then the rows of equal tokens lie side by side in `order_T`, and
-the program at the first of them adds all, a tile of rows at a time: no atomics, and equal bits from run to run.
+T tokens · V rows of the table · D columns. A token below 0 is in another part of the table: its row is zeros, and it
+has no gradient. The gradient first sorts the tokens, stably: a program finds the places of SORTED tokens by comparing
+them with all others, T² comparisons in all. That is a launch of microseconds up to 16,384 tokens and as long as moving
+the rows at 65,536. Then the rows of equal tokens lie side by side in `order_T`, and the program at the first of them
+adds all, a tile of rows at a time: no atomics, and equal bits from run to run.
 """
 
 import torch
@@ -45,13 +46,14 @@ def _gather(tokens_T, w_VD, h_TD, num_tokens, D: tl.constexpr, ROWS: tl.constexp
     d = tl.program_id(0) % parts * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = (t < num_tokens)[:, None] & (d < D)[None, :]
     token = tl.load(tokens_T + t, mask=t < num_tokens, other=0)
-    row = tl.load(w_VD + token[:, None] * D + d[None, :], mask=inside, cache_modifier=".cg")
+    here = inside & (token >= 0)[:, None]
+    row = tl.load(w_VD + token[:, None] * D + d[None, :], mask=here, other=0.0, cache_modifier=".cg")
     tl.store(h_TD + t[:, None] * D + d[None, :], row, mask=inside)
 
 
 @triton.jit
 def _sort(tokens_T, order_T, equal_T, num_tokens, SORTED: tl.constexpr, OTHERS: tl.constexpr):
-    """order_T: tokens by number and then by place; equal_T: how many equal ones begin at each place of it, else 0."""
+    """order_T: tokens by number and then by place; equal_T: how many equal ones ≥ 0 begin at each place of it, else 0."""
     t = tl.program_id(0) * SORTED + tl.arange(0, SORTED)
     mine = tl.load(tokens_T + t, mask=t < num_tokens, other=0).to(tl.int32)
     place = tl.zeros((SORTED,), tl.int32)
@@ -67,7 +69,7 @@ def _sort(tokens_T, order_T, equal_T, num_tokens, SORTED: tl.constexpr, OTHERS: 
         earlier += tl.sum((is_equal & (i[None, :] < t[:, None])).to(tl.int32), 1)
     place += earlier
     tl.store(order_T + place, t, mask=t < num_tokens)
-    tl.store(equal_T + place, tl.where(earlier == 0, equal, 0), mask=t < num_tokens)
+    tl.store(equal_T + place, tl.where((earlier == 0) & (mine >= 0), equal, 0), mask=t < num_tokens)
 
 
 @triton.jit
